@@ -1,0 +1,15 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace parplan {
+
+// The whole file. ConfigError names the path and the system's reason when it cannot be read.
+std::string read_file(const std::filesystem::path& path);
+
+// Writes to a temporary name in the same folder, then renames: readers see the old file or the new one,
+// never half of it. RunError names the path and the system's reason.
+void write_file_atomically(const std::filesystem::path& path, std::string_view text);
+
+}  // namespace parplan

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+
+namespace parplan {
+
+// Real-valued quantities as (bytes^B * seconds^T * flops^F). Sums need equal units; products and
+// quotients give the unit that they give on paper; nothing else compiles.
+template <int B, int T, int F>
+struct Quantity {
+  double value = 0.0;
+
+  constexpr Quantity() = default;
+  constexpr explicit Quantity(double v) : value(v) {}
+  constexpr auto operator<=>(const Quantity&) const = default;
+
+  constexpr Quantity& operator+=(Quantity o) { value += o.value; return *this; }
+  constexpr Quantity& operator-=(Quantity o) { value -= o.value; return *this; }
+  constexpr Quantity& operator*=(double f) { value *= f; return *this; }
+  friend constexpr Quantity operator+(Quantity a, Quantity b) { return Quantity(a.value + b.value); }
+  friend constexpr Quantity operator-(Quantity a, Quantity b) { return Quantity(a.value - b.value); }
+  friend constexpr Quantity operator*(Quantity a, double f) { return Quantity(a.value * f); }
+  friend constexpr Quantity operator*(double f, Quantity a) { return Quantity(a.value * f); }
+  friend constexpr Quantity operator/(Quantity a, double f) { return Quantity(a.value / f); }
+  // A ratio of like quantities is a plain number.
+  friend constexpr double operator/(Quantity a, Quantity b) { return a.value / b.value; }
+};
+
+using Seconds = Quantity<0, 1, 0>;
+using Flops = Quantity<0, 0, 1>;  // a count of floating-point operations (multiply and add are two)
+using FlopsPerSecond = Quantity<0, -1, 1>;
+using BytesPerSecond = Quantity<1, -1, 0>;
+
+// A count of bytes: whole, because memory is promised to the byte.
+struct Bytes {
+  std::int64_t count = 0;
+
+  constexpr Bytes() = default;
+  constexpr explicit Bytes(std::int64_t n) : count(n) {}
+  constexpr auto operator<=>(const Bytes&) const = default;
+
+  constexpr Bytes& operator+=(Bytes o) { count += o.count; return *this; }
+  constexpr Bytes& operator-=(Bytes o) { count -= o.count; return *this; }
+  friend constexpr Bytes operator+(Bytes a, Bytes b) { return Bytes(a.count + b.count); }
+  friend constexpr Bytes operator-(Bytes a, Bytes b) { return Bytes(a.count - b.count); }
+  friend constexpr Bytes operator*(Bytes a, std::int64_t n) { return Bytes(a.count * n); }
+  friend constexpr Bytes operator*(std::int64_t n, Bytes a) { return Bytes(a.count * n); }
+};
+
+constexpr Seconds operator/(Bytes b, BytesPerSecond r) { return Seconds(static_cast<double>(b.count) / r.value); }
+constexpr Seconds operator/(Flops f, FlopsPerSecond r) { return Seconds(f.value / r.value); }
+constexpr BytesPerSecond operator/(Bytes b, Seconds t) { return BytesPerSecond(static_cast<double>(b.count) / t.value); }
+constexpr FlopsPerSecond operator/(Flops f, Seconds t) { return FlopsPerSecond(f.value / t.value); }
+
+// Rounds `bytes` up to a whole multiple of `alignment` (> 0).
+constexpr Bytes align_up(Bytes bytes, std::int64_t alignment) {
+  return Bytes((bytes.count + alignment - 1) / alignment * alignment);
+}
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Units as text, as they stand in files: a number, a space (optional) and a unit.
+//   bytes      B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024)
+//   bandwidth  B/s .. TB/s, KiB/s .. TiB/s, bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s (and Gb/s = Gbit/s)
+//   duration   ns, us, ms, s, min, h
+//   rate       FLOP/s, kFLOP/s, MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s
+// Throws ConfigError (without a location; readers of files add theirs) that says what was found and
+// which units are allowed. A number without its unit is an error; so are negative and non-finite ones.
+Bytes parse_bytes(std::string_view text);
+BytesPerSecond parse_bandwidth(std::string_view text);
+Seconds parse_duration(std::string_view text);
+FlopsPerSecond parse_flop_rate(std::string_view text);
+
+// For people: three significant digits and the fitting unit ("1.50 GiB", "450 GB/s", "12.3 ms", "989 TFLOP/s").
+std::string format_bytes(Bytes bytes);
+std::string format_bandwidth(BytesPerSecond rate);
+std::string format_duration(Seconds seconds);
+std::string format_flop_rate(FlopsPerSecond rate);
+
+// For files: the shortest text that the parse function above reads back to the same value to the last bit.
+std::string write_bytes(Bytes bytes);
+std::string write_bandwidth(BytesPerSecond rate);
+std::string write_duration(Seconds seconds);
+std::string write_flop_rate(FlopsPerSecond rate);
+
+}  // namespace parplan

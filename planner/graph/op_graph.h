@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/graph/op.h"
+#include "planner/graph/tensor.h"
+
+namespace parplan {
+
+using TensorId = int;
+
+// One operation of the forward graph. Sizes that do not depend on placement stand in `attributes`
+// (heads, kv_heads, head_dim, activation, epsilon, theta); lowering fills in the local ones.
+struct Op {
+  OpKind kind{};
+  std::string name;
+  std::vector<TensorId> inputs;      // activations, statistics and tokens, in the order of the op's row
+  std::vector<TensorId> parameters;  // weight, bias
+  std::vector<TensorId> outputs;
+  OpShape attributes;
+  bool operator==(const Op&) const = default;
+};
+
+// A run of ops between two points that a single activation crosses: where pipeline stages may be cut, what
+// recompute repeats, and what one FlatShard bucket holds. Blocks of equal `kind` are the same work.
+struct Block {
+  std::string name;  // "embedding", "layers.0", "head"
+  int kind = 0;
+  int first_op = 0;
+  int last_op = 0;       // one past
+  TensorId input = -1;   // crossing activation; -1 for the first block
+  TensorId output = -1;  // crossing activation; -1 for the last block (it ends in the loss)
+  bool operator==(const Block&) const = default;
+};
+
+// The forward graph of one sample. Tensors and ops are in topological order; the last op writes the loss.
+struct OpGraph {
+  std::string name;
+  std::int64_t sequence = 0;    // tokens of a sample
+  std::int64_t vocabulary = 0;  // unpadded
+  std::vector<Tensor> tensors;
+  std::vector<Op> ops;
+  std::vector<Block> blocks;
+};
+
+// Parameters in order of first use, each once.
+std::vector<TensorId> parameters(const OpGraph& graph);
+std::int64_t parameter_count(const OpGraph& graph);
+// Parameters that several blocks use (tied embeddings), in order of first use.
+std::vector<TensorId> tied_parameters(const OpGraph& graph);
+
+// Model FLOPs of forward and backward of one sample by the convention of PaLM and Megatron-LM: matrix
+// products only, backward twice the forward, attention scores as if they were not causal, nothing recomputed.
+Flops model_flops_per_sample(const OpGraph& graph);
+
+// Fills in `kind` of every block (equal work gets an equal kind) and checks what the declarations above
+// promise: topological order (Boost.Graph), one activation across each block boundary, operands that fit their
+// op's row. Throws InternalError with the op's name. Families call it last.
+void finish(OpGraph& graph);
+
+}  // namespace parplan

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/base/units.h"
+
+namespace parplan {
+
+// The named dims of tensors. `kv_groups` is the dim of attention heads, counted in groups of one key/value
+// head with the query heads that share it; `feature` is the inner width of a feed-forward layer.
+enum class Dim { sequence, batch, hidden, kv_groups, feature, vocabulary, position };
+const char* name(Dim dim);
+
+enum class DataType { fp32, bf16, fp16, int32 };
+const char* name(DataType type);
+constexpr std::int64_t size_of(DataType type) {
+  return type == DataType::fp32 || type == DataType::int32 ? 4 : 2;
+}
+
+// One dim of a tensor in logical coordinates. Shards are whole multiples of `granule` (the width of one
+// kv group in a fused query/key/value tensor, else 1).
+struct TensorDim {
+  Dim dim{};
+  std::int64_t size = 0;
+  std::int64_t granule = 1;
+  bool operator==(const TensorDim&) const = default;
+};
+
+enum class TensorRole {
+  tokens,      // int32 ids from the data loader
+  activation,  // in the compute precision
+  statistic,   // fp32 whatever the precision: means, row maxima, log-sum-exp
+  parameter,   // in the compute precision (fp32 master copies belong to the optimizer)
+  loss,        // one fp32 number, summed over tokens and micro-batches
+};
+
+enum class Initializer { zeros, ones, normal };
+
+// Activations, statistics and tokens are written for ONE sample: their batch dim has size 1 and is scaled by
+// the micro-batch at lowering. Memory order is that of `dims`, the last one contiguous; activations are
+// [sequence, batch, features], so that a shard of the sequence is contiguous.
+struct Tensor {
+  std::string name;  // parameters: "layers.3.attention.qkv.weight"
+  TensorRole role = TensorRole::activation;
+  std::vector<TensorDim> dims;
+  // Parameters only.
+  Initializer initializer = Initializer::normal;
+  double standard_deviation = 0.02;
+  bool decays = false;  // weight decay applies (matrices, not biases and norms)
+  bool operator==(const Tensor&) const = default;
+};
+
+std::int64_t element_count(const Tensor& tensor);
+
+}  // namespace parplan

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "planner/graph/tensor.h"
+
+namespace parplan {
+
+enum class Optimizer { adamw, adam, sgd };
+const char* name(Optimizer optimizer);
+
+enum class LearningRateSchedule { constant, cosine, linear };
+const char* name(LearningRateSchedule schedule);
+
+// How a model is trained, apart from how the work is spread.
+struct TrainingSpec {
+  std::int64_t global_batch = 0;     // sequences of one optimizer step
+  std::int64_t sequence_length = 0;  // tokens of one sequence
+  DataType precision = DataType::fp32;
+  Optimizer optimizer = Optimizer::adamw;
+  double learning_rate = 6e-4;
+  LearningRateSchedule schedule = LearningRateSchedule::constant;
+  std::int64_t warmup_steps = 0;
+  std::int64_t decay_steps = 0;       // cosine, linear: steps until `final_learning_rate`
+  double final_learning_rate = 0.0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;
+  double momentum = 0.0;              // sgd
+  double clip_norm = 0.0;             // global gradient norm; 0: no clipping
+  std::uint64_t seed = 1234;
+  bool operator==(const TrainingSpec&) const = default;
+};
+
+// The learning rate of step `step` (from 0): linear warm-up from 1/warmup, then the schedule.
+double learning_rate_at(const TrainingSpec& training, std::int64_t step);
+
+}  // namespace parplan
