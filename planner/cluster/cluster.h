@@ -1,0 +1,79 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/base/units.h"
+#include "planner/base/yaml.h"
+#include "planner/cluster/device.h"
+
+namespace parplan {
+
+enum class VertexKind { device, nvswitch, pcie_switch, host_bridge, nic, memory, network };
+const char* name(VertexKind kind);
+
+struct Vertex {
+  std::string name;  // "GPU0", "NIC3", "nvswitch"
+  VertexKind kind{};
+};
+
+// A full-duplex link (or a shared medium): `bandwidth` is what can be reached one way; two flows in one direction
+// share it.
+struct Link {
+  int a = 0;  // vertices
+  int b = 0;
+  BytesPerSecond bandwidth;
+  Seconds latency;
+  std::string kind;  // "NV18", "PIX", "PHB", "SYS", "IB", "memory"
+};
+
+// One kind of node: devices (in rank order), switches and NICs joined by links. Every NIC has a link to the one
+// `network` vertex. Routes run over a Boost.Graph built from this in the .cpp.
+struct NodeKind {
+  std::string name;
+  std::vector<Vertex> vertices;
+  std::vector<Link> links;
+  std::vector<int> devices;  // vertices of kind device, local device 0 first
+};
+
+// The fabric between nodes, beyond the NICs.
+struct Network {
+  Seconds latency;               // one way, NIC to NIC
+  double oversubscription = 1.0; // >= 1: how far the fabric's bisection falls short of the sum of NICs
+};
+
+// Nodes of one or several kinds with a network between them. Global device i is local device (i - first of its
+// node) of its node, nodes in order.
+struct Cluster {
+  std::string name;
+  DeviceKind device;              // one kind of device per cluster
+  NodeKind node;                  // homogeneous nodes
+  int nodes = 1;
+  Network network;
+  std::optional<std::string> measured_on;  // date and host of a probe, where the numbers are one
+  std::vector<std::string> notes;          // what the importer assumed or left out
+  std::vector<std::string> sources;
+
+  int devices_per_node() const { return static_cast<int>(node.devices.size()); }
+  int devices() const { return nodes * devices_per_node(); }
+};
+
+// The route between two local devices of a node, or from a device to the network (destination -1):
+// the widest of the best-class shortest paths, as link indices. Infinite within a device.
+struct Route {
+  std::vector<int> links;
+  BytesPerSecond bandwidth;  // least over links
+  Seconds latency;           // summed
+};
+Route route(const NodeKind& node, int from_device, int to_device);
+
+// Strict YAML; `write_cluster` gives what `read_cluster` reads back to an equal cluster.
+Cluster read_cluster(const YamlNode& document);
+std::string write_cluster(const Cluster& cluster);
+
+// A device kind file (configs/devices/NAME.yaml).
+DeviceKind read_device(const YamlNode& document);
+std::string write_device(const DeviceKind& device);
+
+}  // namespace parplan

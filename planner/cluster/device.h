@@ -1,0 +1,44 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "planner/base/units.h"
+#include "planner/graph/tensor.h"
+
+namespace parplan {
+
+enum class Backend { cpu, cuda };
+const char* name(Backend backend);
+
+// What a kernel rate is worth when `active` devices of one node work at once (cores share caches, memory
+// and clock; GPUs do not: one row with active = 1).
+struct DeviceRates {
+  int active = 1;
+  FlopsPerSecond matrix_fp32;     // reachable, large GEMM, per device
+  FlopsPerSecond matrix_half;     // bf16/fp16 with fp32 accumulation; 0 where absent
+  FlopsPerSecond vector;          // arithmetic outside matrix units, fp32
+  BytesPerSecond memory;          // reachable, per device
+};
+
+// A kind of device. Peaks are the datasheet's; `rates` are what kernels reach, each with its origin in the
+// file it came from (configs/devices/*.yaml, or this machine's probe).
+struct DeviceKind {
+  std::string name;               // "h100-sxm-80gb"
+  std::string title;              // "NVIDIA H100 SXM5 80 GB"
+  Backend backend = Backend::cuda;
+  Bytes memory_capacity;
+  Bytes memory_overhead;          // what context, NCCL and BLAS libraries take; not in the arena
+  FlopsPerSecond peak_fp32;       // datasheet, dense (TF32 not counted as fp32)
+  FlopsPerSecond peak_half;       // datasheet, dense bf16/fp16
+  Seconds kernel_launch;          // floor of one kernel
+  bool overlaps_communication = true;  // false: a rank's core carries out its own communication (CPU ranks)
+  std::vector<DeviceRates> rates; // ascending in `active`, at least one
+  std::vector<std::string> sources;
+};
+
+// The row for `active` devices at work on a node: linear interpolation between rows, ends held.
+DeviceRates rates_at(const DeviceKind& device, int active);
+FlopsPerSecond peak(const DeviceKind& device, DataType type);
+
+}  // namespace parplan

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/cluster/cluster.h"
+
+namespace parplan {
+
+enum class Axis { pp, dp, tp };
+inline constexpr std::array<Axis, 3> all_axes = {Axis::pp, Axis::dp, Axis::tp};
+const char* name(Axis axis);
+
+// The devices of a job arranged along axes. `order` runs from the outermost axis (largest stride over device
+// indices) to the innermost (neighbouring devices): "pp-dp-tp" keeps tensor groups inside a node.
+struct DeviceMesh {
+  std::array<int, 3> degree = {1, 1, 1};  // indexed by Axis
+  std::array<Axis, 3> order = {Axis::pp, Axis::dp, Axis::tp};
+
+  int size() const { return degree[0] * degree[1] * degree[2]; }
+  int degree_of(Axis axis) const { return degree[static_cast<std::size_t>(axis)]; }
+  int stride_of(Axis axis) const;
+  bool operator==(const DeviceMesh&) const = default;
+};
+
+using Coordinates = std::array<int, 3>;  // indexed by Axis
+Coordinates coordinates_of(const DeviceMesh& mesh, int rank);
+int rank_at(const DeviceMesh& mesh, Coordinates coordinates);
+// The ranks that share every coordinate but `axis` with `rank`, ascending along it.
+std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis);
+
+// "pp-dp-tp"; ConfigError lists the six orders.
+std::string write_order(const std::array<Axis, 3>& order);
+std::array<Axis, 3> parse_order(const std::string& text);
+
+// What one group of devices sees when all its sibling groups (same axis, all other coordinates) communicate at once.
+struct GroupNetwork {
+  int ranks = 1;
+  int nodes = 1;                  // nodes that the group spans
+  BytesPerSecond ring_bandwidth;  // each rank's rate to its ring neighbour, links shared with sibling groups
+  BytesPerSecond tree_bandwidth;  // per rank, double binary tree over nodes, chains inside nodes
+  Seconds intra_latency;          // one hop inside a node
+  Seconds inter_latency;          // one hop between nodes; 0 with one node
+  bool operator==(const GroupNetwork&) const = default;
+};
+// Computed from the links: rings of all sibling groups are laid over their routes, every link divides its bandwidth
+// among the rings that cross it in one direction, and the slowest link decides. The result is the worst over the
+// sibling groups. Rank r of the mesh is device r of the cluster.
+GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis axis);
+
+// Point-to-point between two groups of neighbours along the pipeline axis: rank `from` to rank `to`, with all ranks
+// of the two stages sending at once. `ranks` = 2.
+GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int from_stage, int to_stage);
+
+}  // namespace parplan
