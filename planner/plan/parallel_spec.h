@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/cluster/mesh.h"
+#include "planner/graph/training.h"
+
+namespace parplan {
+
+enum class ScheduleKind { gpipe, one_f_one_b };
+const char* name(ScheduleKind kind);  // "gpipe", "1f1b"
+
+enum class Recompute { none, full };
+const char* name(Recompute recompute);
+
+// One point of the search space: how the work is spread.
+struct ParallelSpec {
+  DeviceMesh mesh;
+  bool sequence_parallel = false;
+  int zero_stage = 0;
+  std::int64_t micro_batch = 1;  // sequences
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  Recompute recompute = Recompute::none;
+  std::vector<int> stage_blocks;  // blocks of the graph per stage; sums to all of them
+
+  int dp() const { return mesh.degree_of(Axis::dp); }
+  int tp() const { return mesh.degree_of(Axis::tp); }
+  int pp() const { return mesh.degree_of(Axis::pp); }
+  bool operator==(const ParallelSpec&) const = default;
+};
+
+// Micro-batches that each data-parallel rank runs in a step (gradient accumulation). `global_batch` is a multiple.
+inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& training) {
+  return training.global_batch / (spec.dp() * spec.micro_batch);
+}
+
+}  // namespace parplan

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/cluster/cluster.h"
+#include "planner/graph/training.h"
+#include "planner/plan/parallel_spec.h"
+#include "planner/plan/placement.h"
+#include "planner/plan/schedule.h"
+#include "planner/plan/step.h"
+
+namespace parplan {
+
+// What is known of the model without its graph.
+struct ModelSummary {
+  std::string name;
+  std::int64_t parameters = 0;
+  Flops flops_per_sample;  // model_flops_per_sample
+  bool operator==(const ModelSummary&) const = default;
+};
+
+// A candidate with its result: a row of the table of plans.
+struct RankedPlan {
+  ParallelSpec spec;
+  StepResult result;
+  bool operator==(const RankedPlan&) const = default;
+};
+
+// What the search did. `gap`: best found over the smallest bound that was not simulated, minus one; absent when certified.
+struct SearchCounts {
+  std::int64_t candidates = 0;
+  std::int64_t infeasible_memory = 0;
+  std::int64_t pruned_by_bound = 0;
+  std::int64_t simulated = 0;
+  double seconds = 0.0;
+  bool certified = false;
+  std::optional<double> gap;
+  bool operator==(const SearchCounts&) const = default;
+};
+
+// A complete plan: it runs from another folder and on another machine. Only the model's graph is rebuilt from
+// `model_text` (a model.yaml), by the caller.
+struct Plan {
+  std::string model_text;
+  ModelSummary model;
+  Cluster cluster;
+  TrainingSpec training;
+  ParallelSpec spec;
+  Placements placements;
+  Schedule schedule;
+  StepResult prediction;
+  std::vector<RankedPlan> alternatives;  // best first, without the plan itself
+  SearchCounts search;
+  std::vector<std::string> notes;
+};
+
+// Eight hexadecimal digits that depend on everything which decides how the plan runs.
+std::string plan_id(const ModelSummary& model, const TrainingSpec& training, const ParallelSpec& spec);
+
+// plan.yaml (docs/plan.md). `read_plan` checks every key, and that the parts agree with one another
+// (degrees, stage counts, schedule); errors have file:line:column. read(write(p)) equals p.
+std::string write_plan(const Plan& plan);
+Plan read_plan(const std::string& text, const std::string& file_name);
+
+}  // namespace parplan

@@ -1,0 +1,163 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/base/units.h"
+#include "planner/graph/op_graph.h"
+#include "planner/plan/schedule.h"
+#include "planner/plan/step.h"
+
+namespace parplan {
+
+// In-order queues of a device. Work on different streams is ordered by events only.
+enum class Stream { compute, tensor, data, send_next, receive_previous, send_previous, receive_next, count_ };
+const char* name(Stream stream);
+
+// The ranks that an instruction communicates with.
+enum class GroupKind {
+  tensor,    // the rank's tensor-parallel group
+  data,      // its data-parallel group
+  pipeline,  // its pipeline group: one rank of each stage
+  tied,      // first and last stage's holders of a tied parameter
+  next,      // the one rank of the following stage
+  previous,  // the one rank of the preceding stage
+  count_
+};
+const char* name(GroupKind group);
+
+enum class InstructionKind { kernel, all_reduce_sum, all_reduce_max, all_gather, reduce_scatter, send, receive };
+const char* name(InstructionKind kind);
+
+// A byte range of a buffer that the call binds.
+struct Operand {
+  int binding = 0;  // index into Call::buffers
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+  Access access{};
+  bool operator==(const Operand&) const = default;
+};
+
+// One unit of work on one stream.
+//   kernel           operands in the order of the op's row
+//   all_reduce_*     {buffer (update)}
+//   all_gather       {shard (read), whole (write)}
+//   reduce_scatter   {whole (update)}: afterwards this rank's chunk of it holds the sum, the rest is undefined
+//   send, receive    {buffer}
+// Chunk i of n elements over r ranks is [n*i/r, n*(i+1)/r).
+struct Instruction {
+  InstructionKind kind{};
+  OpKind op{};
+  OpShape shape;
+  DataType type = DataType::fp32;  // elements of the operands (kernels: compute precision)
+  GroupKind group{};
+  Stream stream{};
+  Label label{};
+  std::vector<Operand> operands;
+  std::vector<int> waits;        // events of this segment
+  std::optional<int> records;
+  std::string name;              // the forward op's name within its block, for reports
+  bool operator==(const Instruction&) const = default;
+};
+
+// A straight-line piece of work, repeated for every layer and micro-batch of its kind. Its first instruction runs on
+// `stream`, and whatever runs beside it is joined there at the end.
+struct Segment {
+  std::string name;  // "layers.forward"
+  Stream stream{};
+  std::vector<std::string> bindings;  // names of what a call binds
+  std::vector<Instruction> instructions;
+  int events = 0;
+  std::int64_t scratch_bytes = 0;     // what it needs of the binding "scratch"
+  bool operator==(const Segment&) const = default;
+};
+
+// A named piece of the arena.
+struct Buffer {
+  std::string name;
+  MemoryCategory category{};
+  std::int64_t bytes = 0;
+  std::int64_t offset = 0;
+  bool persistent = false;  // keeps its value between steps
+  bool operator==(const Buffer&) const = default;
+};
+
+// One run of a Segment on bound buffers.
+struct Call {
+  int segment = 0;
+  std::vector<int> buffers;
+  int micro_batch = -1;        // which one the data loader serves; -1 outside tasks
+  std::vector<int> waits;      // events of the Program
+  std::optional<int> records;
+  std::vector<int> frees;      // buffers whose content is undefined afterwards
+  bool operator==(const Call&) const = default;
+};
+
+// A span of calls that carries out one action of the schedule; the last task of a step, without an action, is the
+// gradient reduction that is left and the optimizer.
+struct Task {
+  std::optional<Action> action;
+  int first_call = 0;
+  int last_call = 0;  // one past
+  bool operator==(const Task&) const = default;
+};
+
+// Where a parameter (or this rank's part of it) lies.
+struct ParameterPart {
+  TensorId tensor = -1;
+  // Local shape over the tensor axis: rows x columns (vectors: 1 column) taken from the logical tensor at
+  // [row_begin, ...) x [column_begin, ...); rows at or past the logical end are padding.
+  std::int64_t rows = 0, columns = 0;
+  std::int64_t row_begin = 0, column_begin = 0;
+  std::int64_t bucket_offset = 0;  // elements from the start of the bucket
+  int bucket = 0;
+  bool tensor_replicated = false;  // every rank of the tensor group holds the same values
+  bool operator==(const ParameterPart&) const = default;
+};
+
+// Parameters that are gathered, reduced and updated together: one a block, and one a tied parameter.
+struct Bucket {
+  std::string name;
+  std::int64_t elements = 0;        // unsharded, padded to a multiple of the data-parallel degree
+  std::int64_t shard_begin = 0;     // this rank's elements of the optimizer state
+  std::int64_t shard_elements = 0;
+  int parameters = -1;              // buffers: whole bucket or this rank's shard (ZeRO-3)
+  int gradients = -1;               // whole bucket or shard (ZeRO-2, 3)
+  int second_gradients = -1;        // of a tied parameter used twice on this rank; -1 otherwise
+  int first_moment = -1, second_moment = -1, master = -1;  // shard_elements each, fp32; -1 where absent
+  bool operator==(const Bucket&) const = default;
+};
+
+// Everything one rank does in one training step. The runtime executes it, the simulator plays it.
+struct Program {
+  int rank = 0;
+  int stage = 0;
+  std::array<std::vector<int>, static_cast<std::size_t>(GroupKind::count_)> groups;  // ranks ascending
+  std::vector<Segment> segments;
+  std::vector<Buffer> buffers;
+  std::vector<Call> calls;
+  std::vector<Task> tasks;
+  int events = 0;
+  std::vector<Bucket> buckets;
+  std::vector<ParameterPart> parameters;
+  int loss_buffer = -1;     // fp32: the mean loss of the step, valid on the last stage
+  int norm_buffer = -1;     // fp32: global sum of squared gradients; -1 without clipping
+  std::int64_t arena_bytes = 0;  // to allocate: the last byte of the last buffer
+  MemoryUse memory;
+  CommunicationVolume communication;
+
+  const std::vector<int>& group(GroupKind kind) const { return groups[static_cast<std::size_t>(kind)]; }
+};
+
+// Bytes that one rank of a group of `ranks` sends for an instruction over `bytes` bytes of `type`.
+std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t element_size, int ranks, int index);
+// The element range of chunk `index`.
+constexpr std::int64_t chunk_begin(std::int64_t elements, int ranks, int index) { return elements * index / ranks; }
+
+// For people and tests: a line an instruction, buffers with offsets.
+std::string write_program(const Program& program);
+
+}  // namespace parplan
