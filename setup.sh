@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Installs what parplan needs and is missing (Debian 12, Ubuntu 24.04), configures a Release build in build/ and builds
+# it. Run again it takes seconds. Everything comes from the distribution's own packages; nothing else is downloaded.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+# package, what it is for
+packages=(
+  "g++                 a C++20 compiler (g++ 12 or later, or clang 16 or later)"
+  "cmake               the build (3.25 or later)"
+  "ninja-build         the build"
+  "libboost-dev        Boost.Graph (1.74 or later): routes through a cluster, order of a model's operations"
+  "libeigen3-dev       Eigen (3.4): matrix products on the CPU, fits of measurements"
+  "libyaml-cpp-dev     yaml-cpp (0.7 or later): models, clusters and plans"
+  "nlohmann-json3-dev  nlohmann/json: Hugging Face configurations, JSON output"
+  "libfmt-dev          fmt: text"
+  "libcli11-dev        CLI11: the command line"
+  "doctest-dev         doctest: the tests"
+)
+
+system=unknown
+if [ -r /etc/os-release ]; then
+  system=$(. /etc/os-release && echo "${ID:-unknown} ${VERSION_ID:-}")
+fi
+case "$system" in
+  "debian 12" | "ubuntu 24.04") ;;
+  *)
+    {
+      echo "setup.sh installs packages on Debian 12 and Ubuntu 24.04 only; this system is '$system'."
+      echo "parplan needs, by the names of Debian's packages:"
+      printf '  %s\n' "${packages[@]}"
+      echo "With these in place, build with:"
+      echo "  cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release && cmake --build build"
+    } >&2
+    exit 2
+    ;;
+esac
+
+missing=()
+for line in "${packages[@]}"; do
+  package=${line%% *}
+  if [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then
+    missing+=("$package")
+  fi
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "Installing ${missing[*]}"
+  as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null; then
+      echo "setup.sh: neither root nor sudo; have an administrator run: apt-get install ${missing[*]}" >&2
+      exit 2
+    fi
+    as_root=(sudo)
+  fi
+  # A list that cannot be refreshed (an unreachable third-party source) does not matter as long as the packages install.
+  "${as_root[@]}" apt-get update -q || echo "setup.sh: apt-get update failed; trying to install all the same" >&2
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
+fi
+
+# A compiler of Eigen's kernels takes up to 1.5 GB: no more of them than processors and memory allow.
+processors=$(nproc)
+by_memory=$(awk '/^MemAvailable:/ {print int($2 / 1500000)}' /proc/meminfo)
+jobs=$((by_memory < processors ? by_memory : processors))
+jobs=$((jobs < 1 ? 1 : jobs))
+
+generator=(-G Ninja)
+if [ -f build/CMakeCache.txt ]; then
+  generator=()  # an existing build keeps its own
+fi
+cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release
+cmake --build build --parallel "$jobs"
