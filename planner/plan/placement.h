@@ -38,6 +38,10 @@ const char* name(Redistribution redistribution);
 // Throws InternalError for pairs without meaning (into Partial, out of FlatShard into Shard).
 Redistribution redistribute(Placement from, Placement to);
 
+// How the gradient of a tensor lies before any communication: Replicate and Partial(sum) are each other's, shards are
+// their own. Throws InternalError for Partial(max), through which no gradient passes.
+Placement gradient_placement(Placement placement);
+
 // Where the tensors of a plan lie. Parameters are named without their block ("attention.qkv.weight",
 // "embedding.weight"); every layer has the same placements. Absent means Replicate.
 struct Placements {

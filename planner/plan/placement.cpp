@@ -1,0 +1,106 @@
+#include "planner/plan/placement.h"
+
+#include <array>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/base/text.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::array all_dims = {Dim::sequence, Dim::batch,      Dim::hidden,  Dim::kv_groups,
+                                 Dim::feature,  Dim::vocabulary, Dim::position};
+
+// Every placement as text; Shard once per dim.
+struct Spelling {
+  std::string text;
+  Placement placement;
+};
+std::vector<Spelling> spellings() {
+  std::vector<Spelling> all = {{"Replicate", replicate()}};
+  for (Dim dim : all_dims) all.push_back({fmt::format("Shard({})", name(dim)), shard(dim)});
+  all.push_back({"FlatShard", flat_shard()});
+  all.push_back({"Partial(sum)", partial_sum()});
+  all.push_back({"Partial(max)", partial_max()});
+  return all;
+}
+
+// What takes a tensor from the row's kind to the column's, both over the same axis, as PyTorch's DTensor
+// redistributes; `no` marks pairs without meaning. Shard to another Shard is decided by the dims. A maximum has
+// no reduce-scatter because nothing asks for one: maxima are per token and small.
+using enum Redistribution;
+struct Pair {
+  bool allowed = false;
+  Redistribution redistribution = none;
+};
+constexpr Pair no{};
+constexpr Pair with(Redistribution redistribution) { return {true, redistribution}; }
+constexpr std::array<std::array<Pair, 5>, 5> pairs = {{
+    //                 Replicate             Shard                 FlatShard             Partial(sum)  Partial(max)
+    /* Replicate    */ {{with(none),           with(slice),          with(slice),          no,         no}},
+    /* Shard        */ {{with(all_gather),     with(all_to_all),     no,                   no,         no}},
+    /* FlatShard    */ {{with(all_gather),     no,                   with(none),           no,         no}},
+    /* Partial(sum) */ {{with(all_reduce_sum), with(reduce_scatter), with(reduce_scatter), with(none), no}},
+    /* Partial(max) */ {{with(all_reduce_max), no,                   no,                   no,         with(none)}},
+}};
+
+}  // namespace
+
+std::string write_placement(Placement placement) {
+  for (const Spelling& s : spellings())
+    if (s.placement == placement) return s.text;
+  assertion_failed("placement has a spelling", __FILE__, __LINE__,
+                   fmt::format("kind {}, dim {}", static_cast<int>(placement.kind), static_cast<int>(placement.dim)));
+}
+
+Placement parse_placement(const std::string& text) {
+  std::vector<std::string> allowed;
+  for (const Spelling& s : spellings()) {
+    if (s.text == text) return s.placement;
+    allowed.push_back(s.text);
+  }
+  throw ConfigError(fmt::format("expected a placement, one of {}, found '{}'{}", join(allowed), text,
+                                did_you_mean(text, allowed)));
+}
+
+const char* name(Redistribution redistribution) {
+  constexpr std::array<const char*, 7> names = {"none",       "all-reduce (sum)", "all-reduce (max)", "reduce-scatter",
+                                                "all-gather", "slice",            "all-to-all"};
+  const auto i = static_cast<std::size_t>(redistribution);
+  PARPLAN_ASSERT(i < names.size(), fmt::format("redistribution {}", i));
+  return names[i];
+}
+
+Redistribution redistribute(Placement from, Placement to) {
+  if (from == to) return Redistribution::none;
+  const Pair pair = pairs[static_cast<std::size_t>(from.kind)][static_cast<std::size_t>(to.kind)];
+  if (!pair.allowed)
+    throw InternalError(fmt::format("no redistribution takes {} to {}", write_placement(from), write_placement(to)));
+  return pair.redistribution;
+}
+
+Placement gradient_placement(Placement placement) {
+  switch (placement.kind) {
+    case PlacementKind::replicate: return partial_sum();
+    case PlacementKind::partial_sum: return replicate();
+    case PlacementKind::shard:
+    case PlacementKind::flat_shard: return placement;
+    case PlacementKind::partial_max: break;
+  }
+  throw InternalError("a Partial(max) tensor has no gradient");
+}
+
+std::string name_in_block(const std::string& parameter) {
+  // "layers.3.mlp.up.weight": a word, a number, the rest.
+  const std::size_t first = parameter.find('.');
+  if (first == std::string::npos) return parameter;
+  const std::size_t second = parameter.find('.', first + 1);
+  if (second == std::string::npos || second == first + 1) return parameter;
+  const bool numbered = parameter.find_first_not_of("0123456789", first + 1) == second;
+  return numbered ? parameter.substr(second + 1) : parameter;
+}
+
+}  // namespace parplan

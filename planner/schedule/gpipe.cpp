@@ -1,0 +1,37 @@
+#include "planner/schedule/gpipe.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+
+Schedule gpipe_actions(int stages, int micro_batches) {
+  PARPLAN_ASSERT(stages >= 1 && micro_batches >= 1, fmt::format("{} stages, {} micro-batches", stages, micro_batches));
+  Schedule schedule(static_cast<std::size_t>(stages));
+  for (int s = 0; s < stages; ++s)
+    for (Phase phase : {Phase::forward, Phase::backward})
+      for (int m = 0; m < micro_batches; ++m) schedule[static_cast<std::size_t>(s)].push_back({s, phase, m});
+  return schedule;
+}
+
+// Letters: p stages, M micro-batches, f_s and b_s the times of stage s.
+//   T = sum f + sum b + (M - 1) (max f + max b)
+// The forwards are M equal jobs through p machines in a row with room to wait between them: the first job takes
+// sum f, each later one leaves max f after the one before. Backwards start on the last stage when its last forward
+// is done, which is the last of all forwards; so they are the same row run backwards, with every machine
+// free. Exact for any stages. Equal stages: (M + p - 1)(f + b), a bubble of (p - 1)(f + b).
+Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward, int micro_batches) {
+  PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && micro_batches >= 1,
+                 fmt::format("{} forwards, {} backwards, {} micro-batches", forward.size(), backward.size(), micro_batches));
+  Seconds sum;
+  for (std::size_t s = 0; s < forward.size(); ++s) sum += forward[s] + backward[s];
+  const Seconds slowest = *std::ranges::max_element(forward) + *std::ranges::max_element(backward);
+  return sum + (micro_batches - 1) * slowest;
+}
+
+int gpipe_in_flight(int /*stage*/, int /*stages*/, int micro_batches) { return micro_batches; }
+
+}  // namespace parplan

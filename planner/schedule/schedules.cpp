@@ -1,0 +1,29 @@
+#include "planner/schedule/schedules.h"
+
+#include <array>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/schedule/gpipe.h"
+#include "planner/schedule/one_f_one_b.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::array rows = {
+    ScheduleRow{ScheduleKind::gpipe, "gpipe", gpipe_actions, gpipe_time, gpipe_in_flight},
+    ScheduleRow{ScheduleKind::one_f_one_b, "1f1b", one_f_one_b_actions, one_f_one_b_time, one_f_one_b_in_flight},
+};
+
+}  // namespace
+
+std::span<const ScheduleRow> schedule_rows() { return rows; }
+
+const ScheduleRow& row_of(ScheduleKind kind) {
+  for (const ScheduleRow& row : rows)
+    if (row.kind == kind) return row;
+  assertion_failed("every schedule has a row", __FILE__, __LINE__, fmt::format("schedule {}", static_cast<int>(kind)));
+}
+
+}  // namespace parplan

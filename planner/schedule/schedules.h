@@ -1,0 +1,27 @@
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "planner/plan/parallel_spec.h"
+#include "planner/plan/schedule.h"
+
+namespace parplan {
+
+// One pipeline schedule. A new one is a file and a row here; a test loops over the rows.
+struct ScheduleRow {
+  ScheduleKind kind{};
+  std::string_view name;
+  // What every stage does in one step, expanded.
+  Schedule (*actions)(int stages, int micro_batches) = nullptr;
+  // Time of a step's pipeline without communication, from the time of one micro-batch's forward and backward on each
+  // stage: never above what the schedule takes, and equal to it for equal stages.
+  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward, int micro_batches) = nullptr;
+  // Micro-batches whose activations `stage` holds at its worst.
+  int (*in_flight)(int stage, int stages, int micro_batches) = nullptr;
+};
+
+std::span<const ScheduleRow> schedule_rows();
+const ScheduleRow& row_of(ScheduleKind kind);
+
+}  // namespace parplan
