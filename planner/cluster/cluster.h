@@ -16,6 +16,7 @@ const char* name(VertexKind kind);
 struct Vertex {
   std::string name;  // "GPU0", "NIC3", "nvswitch"
   VertexKind kind{};
+  bool operator==(const Vertex&) const = default;
 };
 
 // A full-duplex link (or a shared medium): `bandwidth` is what can be reached one way; two flows in one direction
@@ -25,7 +26,8 @@ struct Link {
   int b = 0;
   BytesPerSecond bandwidth;
   Seconds latency;
-  std::string kind;  // "NV18", "PIX", "PHB", "SYS", "IB", "memory"
+  std::string kind;  // "NV18", "PCIe", "NODE", "SYS", "network", "memory"
+  bool operator==(const Link&) const = default;
 };
 
 // One kind of node: devices (in rank order), switches and NICs joined by links. Every NIC has a link to the one
@@ -35,12 +37,14 @@ struct NodeKind {
   std::vector<Vertex> vertices;
   std::vector<Link> links;
   std::vector<int> devices;  // vertices of kind device, local device 0 first
+  bool operator==(const NodeKind&) const = default;
 };
 
 // The fabric between nodes, beyond the NICs.
 struct Network {
   Seconds latency;               // one way, NIC to NIC
   double oversubscription = 1.0; // >= 1: how far the fabric's bisection falls short of the sum of NICs
+  bool operator==(const Network&) const = default;
 };
 
 // Nodes of one or several kinds with a network between them. Global device i is local device (i - first of its
@@ -57,14 +61,17 @@ struct Cluster {
 
   int devices_per_node() const { return static_cast<int>(node.devices.size()); }
   int devices() const { return nodes * devices_per_node(); }
+  bool operator==(const Cluster&) const = default;
 };
 
 // The route between two local devices of a node, or from a device to the network (destination -1):
-// the widest of the best-class shortest paths, as link indices. Infinite within a device.
+// of the paths of the best class the widest, of those the shortest, as link indices (routes.h says more). Infinite
+// within a device. A device with several NICs has all their links and their rates together.
 struct Route {
   std::vector<int> links;
   BytesPerSecond bandwidth;  // least over links
   Seconds latency;           // summed
+  bool operator==(const Route&) const = default;
 };
 Route route(const NodeKind& node, int from_device, int to_device);
 

@@ -8,8 +8,8 @@
 
 namespace parplan {
 
-enum class Backend { cpu, cuda };
-const char* name(Backend backend);
+enum class BackendKind { cpu, cuda };
+const char* name(BackendKind backend);
 
 // What a kernel rate is worth when `active` devices of one node work at once (cores share caches, memory
 // and clock; GPUs do not: one row with active = 1).
@@ -19,6 +19,7 @@ struct DeviceRates {
   FlopsPerSecond matrix_half;     // bf16/fp16 with fp32 accumulation; 0 where absent
   FlopsPerSecond vector;          // arithmetic outside matrix units, fp32
   BytesPerSecond memory;          // reachable, per device
+  bool operator==(const DeviceRates&) const = default;
 };
 
 // A kind of device. Peaks are the datasheet's; `rates` are what kernels reach, each with its origin in the
@@ -26,7 +27,7 @@ struct DeviceRates {
 struct DeviceKind {
   std::string name;               // "h100-sxm-80gb"
   std::string title;              // "NVIDIA H100 SXM5 80 GB"
-  Backend backend = Backend::cuda;
+  BackendKind backend = BackendKind::cuda;
   Bytes memory_capacity;
   Bytes memory_overhead;          // what context, NCCL and BLAS libraries take; not in the arena
   FlopsPerSecond peak_fp32;       // datasheet, dense (TF32 not counted as fp32)
@@ -34,7 +35,13 @@ struct DeviceKind {
   Seconds kernel_launch;          // floor of one kernel
   bool overlaps_communication = true;  // false: a rank's core carries out its own communication (CPU ranks)
   std::vector<DeviceRates> rates; // ascending in `active`, at least one
+  // What the links of such a device reach one way, for clusters that say only which links there are.
+  int nvlinks = 0;                          // NVLinks per device; 0 where absent
+  BytesPerSecond nvlink_per_link;           // as `nvidia-smi nvlink -s` prints it
+  BytesPerSecond nvlink_per_link_reached;   // what NCCL counts on
+  int pcie_generation = 0;                  // 0 where absent
   std::vector<std::string> sources;
+  bool operator==(const DeviceKind&) const = default;
 };
 
 // The row for `active` devices at work on a node: linear interpolation between rows, ends held.

@@ -1,0 +1,344 @@
+#include "planner/cluster/mesh.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "planner/base/error.h"
+#include "planner/base/text.h"
+#include "planner/cluster/routes.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::array<const char*, 3> axis_names = {"pp", "dp", "tp"};
+
+constexpr double infinite = std::numeric_limits<double>::infinity();
+
+// What crosses the links of one node, in units of the rate of one rank, and the slowest hops seen.
+struct NodeLoad {
+  std::vector<double> arcs;  // per link and direction
+  double out = 0.0;          // leaves for other nodes
+  Seconds intra_latency;
+  Seconds uplink_latency;    // device to network
+
+  explicit NodeLoad(const NodeRoutes& routes) : arcs(2 * routes.node.links.size(), 0.0) {}
+};
+
+void add_hop(const NodeRoutes& routes, int from, int to, double share, NodeLoad& load) {
+  const Path& path = routes.between[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)];
+  PARPLAN_ASSERT(path.distance != PathClass::unreachable,
+                 "device " + std::to_string(from) + " to " + std::to_string(to) + " of " + routes.node.name);
+  for (const Arc arc : path.arcs) load.arcs[static_cast<std::size_t>(arc)] += share;
+  load.intra_latency = std::max(load.intra_latency, path.latency);
+}
+
+// To the network and, as much, from it.
+void add_exchange(const NodeRoutes& routes, int device, double share, NodeLoad& load) {
+  const auto& uplinks = routes.uplinks[static_cast<std::size_t>(device)];
+  PARPLAN_ASSERT(!uplinks.empty(), "device " + std::to_string(device) + " of " + routes.node.name + " reaches no network");
+  for (const Uplink& uplink : uplinks) {
+    for (const Arc arc : uplink.path.arcs) {
+      load.arcs[static_cast<std::size_t>(arc)] += share * uplink.share;
+      load.arcs[static_cast<std::size_t>(reversed(arc))] += share * uplink.share;
+    }
+    load.uplink_latency = std::max(load.uplink_latency, uplink.path.latency);
+  }
+  load.out += share;
+}
+
+// The rate of one rank at which the first link is full. The fabric carries the NICs' sum divided by its
+// oversubscription for each node.
+BytesPerSecond rate(const NodeRoutes& routes, const Network& network, const NodeLoad& load) {
+  double least = infinite;
+  for (std::size_t arc = 0; arc < load.arcs.size(); ++arc)
+    if (load.arcs[arc] > 0.0) least = std::min(least, routes.node.links[arc / 2].bandwidth.value / load.arcs[arc]);
+  if (load.out > 0.0) least = std::min(least, routes.network_bandwidth.value / (network.oversubscription * load.out));
+  return BytesPerSecond(least);
+}
+
+// How the hops inside a node are laid out. NCCL searches for the best channels (src/graph/search.cc); here the best
+// of three layouts is taken, which between them are exact for switches (any), direct full meshes (all pairs) and
+// PCIe trees or NVLink pairs (nearest next).
+enum class Layout { rank_order, nearest_next, all_pairs };
+constexpr std::array<Layout, 3> all_layouts = {Layout::rank_order, Layout::nearest_next, Layout::all_pairs};
+
+// From the first member on, always to the nearest member left, ties to the lowest rank.
+std::vector<int> nearest_next(const NodeRoutes& routes, std::vector<int> members) {
+  for (std::size_t i = 1; i + 1 < members.size(); ++i) {
+    const auto& row = routes.between[static_cast<std::size_t>(members[i - 1])];
+    const auto nearer = [&](int a, int b) {
+      const Path& to_a = row[static_cast<std::size_t>(a)];
+      const Path& to_b = row[static_cast<std::size_t>(b)];
+      if (to_a.distance != to_b.distance) return to_a.distance < to_b.distance;
+      if (to_a.bandwidth != to_b.bandwidth) return to_a.bandwidth > to_b.bandwidth;
+      return a < b;
+    };
+    const auto best = std::min_element(members.begin() + static_cast<std::ptrdiff_t>(i), members.end(), nearer);
+    std::rotate(members.begin() + static_cast<std::ptrdiff_t>(i), best, best + 1);
+  }
+  return members;
+}
+
+// The members of one group inside one node. `closed`: the whole group is here. A ring that leaves the node does so
+// in as many channels as it has members here, each leaving by another member's NIC, so every hop between neighbours
+// (the first and the last are neighbours too) is used by all channels but one.
+// An all-reduce by trees is a reduction and then a broadcast at `tree_bandwidth` each: 2 * bytes / tree_bandwidth and
+// latencies. A tree that leaves the node hangs on all members in turn; inside, members form a chain through which a
+// pass takes the whole message once (NCCL's `bus * 0.5`, src/graph/tuning.cc). Between nodes a double binary tree takes,
+// in each pass, the whole message into and out of a node that is inner in one of its trees, but with two nodes only
+// half of it, which is why NCCL's two-node trees exceed the NICs' speed.
+struct Segment {
+  std::vector<int> members;  // local devices, ascending
+  bool closed = false;
+};
+
+void add_ring(const NodeRoutes& routes, Segment segment, Layout layout, NodeLoad& load) {
+  const auto count = segment.members.size();
+  const auto n = static_cast<double>(count);
+  if (layout == Layout::nearest_next) segment.members = nearest_next(routes, std::move(segment.members));
+  if (layout == Layout::all_pairs) {
+    const double share = segment.closed ? 1.0 / (n - 1.0) : 1.0 / n;
+    for (const int a : segment.members)
+      for (const int b : segment.members)
+        if (a != b) add_hop(routes, a, b, share, load);
+  } else if (count > 1) {
+    const double share = segment.closed ? 1.0 : (n - 1.0) / n;
+    for (std::size_t i = 0; i < count; ++i) add_hop(routes, segment.members[i], segment.members[(i + 1) % count], share, load);
+  }
+  if (!segment.closed)
+    for (const int member : segment.members) add_exchange(routes, member, 1.0 / n, load);
+}
+
+void add_tree(const NodeRoutes& routes, Segment segment, Layout layout, double exchanged, NodeLoad& load) {
+  const auto count = segment.members.size();
+  const auto n = static_cast<double>(count);
+  if (layout == Layout::nearest_next) segment.members = nearest_next(routes, std::move(segment.members));
+  if (layout == Layout::all_pairs) {
+    for (const int a : segment.members)
+      for (const int b : segment.members)
+        if (a != b) add_hop(routes, a, b, 1.0 / (n - 1.0), load);
+  } else {
+    for (std::size_t i = 0; i + 1 < count; ++i) add_hop(routes, segment.members[i], segment.members[i + 1], 1.0, load);
+  }
+  if (!segment.closed)
+    for (const int member : segment.members) add_exchange(routes, member, exchanged / n, load);
+}
+
+// The groups of an axis as they fall on the node whose first rank is `first`: ranks of one block of stride * degree
+// ranks with equal remainder by the stride.
+std::vector<Segment> segments_of(int first, int count, int stride, int degree) {
+  std::vector<Segment> segments;
+  const int block = stride * degree;
+  for (int device = 0; device < count; ++device) {
+    const int rank = first + device;
+    const int start = rank / block * block;
+    if (rank - stride >= std::max(start, first)) continue;  // not the first of its group here
+    Segment segment;
+    for (int other = rank; other < std::min(start + block, first + count); other += stride) segment.members.push_back(other - first);
+    segment.closed = static_cast<int>(segment.members.size()) == degree;
+    segments.push_back(std::move(segment));
+  }
+  return segments;
+}
+
+// Nodes that show every pattern in which the groups fall on a node. Groups of a stride of at least a node leave it
+// with each member, whichever node. Otherwise the pattern depends only on where the first block border falls inside
+// the node, and the last node may be partly used.
+std::vector<int> distinct_nodes(int ranks, int per_node, int stride, int degree) {
+  if (stride >= per_node || ranks <= per_node) return {0};
+  const int block = stride * degree;
+  const int nodes = static_cast<int>(ceil_div(ranks, per_node));
+  std::vector<bool> seen(static_cast<std::size_t>(per_node), false);
+  std::vector<int> distinct;
+  const int period = block / std::gcd(block, per_node);
+  for (int node = 0; node < std::min(period, nodes); ++node) {
+    const int border = (block - node * per_node % block) % block;
+    // A border at the very start and none inside look alike: one stretch of one block.
+    const auto key = static_cast<std::size_t>(border < per_node ? border : 0);
+    if (seen[key]) continue;
+    seen[key] = true;
+    distinct.push_back(node);
+  }
+  if (ranks % per_node != 0 && distinct.back() != nodes - 1) distinct.push_back(nodes - 1);
+  return distinct;
+}
+
+// The most nodes that one group of the axis touches.
+int nodes_spanned(int ranks, int per_node, int stride, int degree) {
+  if (ranks <= per_node) return 1;
+  if (stride >= per_node) return degree;
+  const int block = stride * degree;
+  int most = 1;
+  const int blocks = std::min(ranks / block, per_node / std::gcd(block, per_node));
+  for (int b = 0; b < blocks; ++b)
+    for (int i = 0; i < stride; ++i) {
+      const int base = b * block + i;
+      most = std::max(most, (base + stride * (degree - 1)) / per_node - base / per_node + 1);
+    }
+  return most;
+}
+
+void check_fits(const Cluster& cluster, const DeviceMesh& mesh) {
+  PARPLAN_ASSERT(mesh.size() <= cluster.devices(),
+                 std::to_string(mesh.size()) + " ranks on " + std::to_string(cluster.devices()) + " devices");
+}
+
+}  // namespace
+
+const char* name(Axis axis) { return axis_names[static_cast<std::size_t>(axis)]; }
+
+int DeviceMesh::stride_of(Axis axis) const {
+  int stride = 1;
+  for (auto inner = order.rbegin(); *inner != axis; ++inner) stride *= degree_of(*inner);
+  return stride;
+}
+
+Coordinates coordinates_of(const DeviceMesh& mesh, int rank) {
+  PARPLAN_ASSERT(rank >= 0 && rank < mesh.size(), std::to_string(rank) + " of " + std::to_string(mesh.size()));
+  Coordinates coordinates{};
+  for (auto inner = mesh.order.rbegin(); inner != mesh.order.rend(); ++inner) {
+    coordinates[static_cast<std::size_t>(*inner)] = rank % mesh.degree_of(*inner);
+    rank /= mesh.degree_of(*inner);
+  }
+  return coordinates;
+}
+
+int rank_at(const DeviceMesh& mesh, Coordinates coordinates) {
+  int rank = 0;
+  for (const Axis axis : mesh.order) {
+    const int at = coordinates[static_cast<std::size_t>(axis)];
+    PARPLAN_ASSERT(at >= 0 && at < mesh.degree_of(axis),
+                   std::string(name(axis)) + " " + std::to_string(at) + " of " + std::to_string(mesh.degree_of(axis)));
+    rank = rank * mesh.degree_of(axis) + at;
+  }
+  return rank;
+}
+
+std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis) {
+  Coordinates coordinates = coordinates_of(mesh, rank);
+  std::vector<int> group;
+  for (int at = 0; at < mesh.degree_of(axis); ++at) {
+    coordinates[static_cast<std::size_t>(axis)] = at;
+    group.push_back(rank_at(mesh, coordinates));
+  }
+  return group;
+}
+
+std::string write_order(const std::array<Axis, 3>& order) {
+  return std::string(name(order[0])) + "-" + name(order[1]) + "-" + name(order[2]);
+}
+
+std::array<Axis, 3> parse_order(const std::string& text) {
+  std::array<Axis, 3> order = all_axes;
+  std::vector<std::string> allowed;
+  do {
+    if (text == write_order(order)) return order;
+    allowed.push_back(write_order(order));
+  } while (std::next_permutation(order.begin(), order.end()));
+  throw ConfigError("expected an order of the mesh axes, one of " + join(allowed) + ", found '" + text + "'" +
+                    did_you_mean(text, allowed));
+}
+
+GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis axis) {
+  check_fits(cluster, mesh);
+  const auto routes = routes_of(cluster.node);
+  const int degree = mesh.degree_of(axis);
+  const int stride = mesh.stride_of(axis);
+  const int ranks = mesh.size();
+  const int per_node = cluster.devices_per_node();
+  GroupNetwork result{.ranks = degree,
+                      .nodes = nodes_spanned(ranks, per_node, stride, degree),
+                      .ring_bandwidth = BytesPerSecond(infinite),
+                      .tree_bandwidth = BytesPerSecond(infinite),
+                      .intra_latency = {},
+                      .inter_latency = {}};
+  if (degree == 1) return result;
+  const double exchanged = result.nodes == 2 ? 0.5 : 1.0;
+
+  std::array<BytesPerSecond, all_layouts.size()> ring;
+  std::array<BytesPerSecond, all_layouts.size()> tree;
+  std::array<Seconds, all_layouts.size()> intra_latency;
+  ring.fill(BytesPerSecond(infinite));
+  tree.fill(BytesPerSecond(infinite));
+  for (const int node : distinct_nodes(ranks, per_node, stride, degree)) {
+    const int first = node * per_node;
+    const std::vector<Segment> segments = segments_of(first, std::min(per_node, ranks - first), stride, degree);
+    for (std::size_t i = 0; i < all_layouts.size(); ++i) {
+      NodeLoad ring_load(*routes);
+      NodeLoad tree_load(*routes);
+      for (const Segment& segment : segments) {
+        add_ring(*routes, segment, all_layouts[i], ring_load);
+        add_tree(*routes, segment, all_layouts[i], exchanged, tree_load);
+      }
+      ring[i] = std::min(ring[i], rate(*routes, cluster.network, ring_load));
+      tree[i] = std::min(tree[i], rate(*routes, cluster.network, tree_load));
+      intra_latency[i] = std::max(intra_latency[i], ring_load.intra_latency);
+      if (ring_load.out > 0.0)
+        result.inter_latency = std::max(result.inter_latency, 2.0 * ring_load.uplink_latency + cluster.network.latency);
+    }
+  }
+  const auto best = static_cast<std::size_t>(std::max_element(ring.begin(), ring.end()) - ring.begin());
+  result.ring_bandwidth = ring[best];
+  result.intra_latency = intra_latency[best];
+  result.tree_bandwidth = *std::max_element(tree.begin(), tree.end());
+  return result;
+}
+
+GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int from_stage, int to_stage) {
+  check_fits(cluster, mesh);
+  const int stages = mesh.degree_of(Axis::pp);
+  PARPLAN_ASSERT(from_stage >= 0 && from_stage < stages && to_stage >= 0 && to_stage < stages && from_stage != to_stage,
+                 std::to_string(from_stage) + " to " + std::to_string(to_stage) + " of " + std::to_string(stages));
+  const auto routes = routes_of(cluster.node);
+  const int stride = mesh.stride_of(Axis::pp);
+  const int block = stride * stages;
+  const int ranks = mesh.size();
+  const int per_node = cluster.devices_per_node();
+  const int distance = (to_stage - from_stage) * stride;
+
+  // Nodes that show every pattern: with whole nodes in a stage, one of each stage; with whole blocks in a node, any;
+  // else all.
+  std::vector<int> nodes;
+  const int used = static_cast<int>(ceil_div(ranks, per_node));
+  if (stride % per_node == 0) {
+    nodes = {from_stage * stride / per_node, to_stage * stride / per_node};
+  } else if (per_node % block == 0 || ranks <= per_node) {
+    nodes = {0};
+  } else {
+    for (int node = 0; node < std::min(used, block / std::gcd(block, per_node)); ++node) nodes.push_back(node);
+    if (ranks % per_node != 0 && nodes.back() != used - 1) nodes.push_back(used - 1);
+  }
+
+  GroupNetwork result{.ranks = 2,
+                      .nodes = 1,
+                      .ring_bandwidth = BytesPerSecond(infinite),
+                      .tree_bandwidth = BytesPerSecond(infinite),
+                      .intra_latency = {},
+                      .inter_latency = {}};
+  for (const int node : nodes) {
+    NodeLoad load(*routes);
+    const int first = node * per_node;
+    const int last = std::min(first + per_node, ranks);
+    for (int rank = first; rank < last; ++rank) {
+      const int stage = rank / stride % stages;
+      if (stage != from_stage && stage != to_stage) continue;
+      const int partner = stage == from_stage ? rank + distance : rank - distance;
+      // Activations go one way while gradients come back: each rank sends to its partner and receives from it.
+      if (partner >= first && partner < last)
+        add_hop(*routes, rank - first, partner - first, 1.0, load);
+      else
+        add_exchange(*routes, rank - first, 1.0, load);
+    }
+    result.ring_bandwidth = std::min(result.ring_bandwidth, rate(*routes, cluster.network, load));
+    result.intra_latency = std::max(result.intra_latency, load.intra_latency);
+    if (load.out > 0.0) {
+      result.nodes = 2;
+      result.inter_latency = std::max(result.inter_latency, 2.0 * load.uplink_latency + cluster.network.latency);
+    }
+  }
+  result.tree_bandwidth = result.ring_bandwidth;
+  return result;
+}
+
+}  // namespace parplan

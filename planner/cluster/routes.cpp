@@ -1,0 +1,244 @@
+#include "planner/cluster/routes.h"
+
+#include <algorithm>
+#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/dijkstra_shortest_paths.hpp>
+#include <boost/graph/filtered_graph.hpp>
+#include <boost/property_map/function_property_map.hpp>
+#include <boost/range/iterator_range.hpp>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+namespace {
+
+// One arc per link and direction, with the arc as the edge's property.
+using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property, Arc>;
+using Edge = boost::graph_traits<Graph>::edge_descriptor;
+
+// What is least along a path whose class and width are settled: links first, then latency.
+struct Length {
+  int links = 0;
+  double latency = 0.0;
+  auto operator<=>(const Length&) const = default;
+  friend Length operator+(Length a, Length b) { return {a.links + b.links, a.latency + b.latency}; }
+};
+
+const Length unreachable_length = {std::numeric_limits<int>::max() / 2, 0.0};
+
+bool is_transit(VertexKind kind) {
+  return kind == VertexKind::nvswitch || kind == VertexKind::pcie_switch || kind == VertexKind::host_bridge ||
+         kind == VertexKind::memory;
+}
+
+PathClass class_of(const NodeKind& node, const Link& link) {
+  const VertexKind a = node.vertices[static_cast<std::size_t>(link.a)].kind;
+  const VertexKind b = node.vertices[static_cast<std::size_t>(link.b)].kind;
+  const auto either = [&](VertexKind kind) { return a == kind || b == kind; };
+  if (either(VertexKind::memory) || either(VertexKind::nvswitch) || link.kind.starts_with("NV")) return PathClass::nvlink;
+  if (a == VertexKind::host_bridge && b == VertexKind::host_bridge)
+    return link.kind == "NODE" ? PathClass::node : PathClass::socket;
+  if (either(VertexKind::host_bridge)) return PathClass::host_bridge;
+  return PathClass::pcie_switch;
+}
+
+// Which arcs a search may use: at most `farthest`, at least `narrowest`, and out of no end but the source.
+struct Allowed {
+  const Graph* graph = nullptr;
+  const NodeKind* node = nullptr;
+  const std::vector<PathClass>* classes = nullptr;
+  PathClass farthest{};
+  double narrowest = 0.0;
+  int source = 0;
+
+  bool operator()(const Edge& edge) const {
+    const auto link = static_cast<std::size_t>(link_of((*graph)[edge]));
+    const auto from = boost::source(edge, *graph);
+    return (*classes)[link] <= farthest && node->links[link].bandwidth.value >= narrowest &&
+           (static_cast<int>(from) == source || is_transit(node->vertices[from].kind));
+  }
+};
+
+// Paths from one vertex to all others. Classes and widths are tried from the best on; a vertex keeps the first path
+// found, which therefore has the best class, then the greatest width, then the least length.
+std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std::vector<PathClass>& classes, int source) {
+  const std::size_t count = node.vertices.size();
+  std::vector<Path> paths(count);
+  paths[static_cast<std::size_t>(source)] = {
+      .distance = PathClass::local, .arcs = {}, .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()), .latency = {}};
+  const std::set<PathClass> distinct_classes(classes.begin(), classes.end());
+  for (const PathClass farthest : distinct_classes) {
+    std::set<double, std::greater<>> widths;
+    for (std::size_t link = 0; link < classes.size(); ++link)
+      if (classes[link] <= farthest) widths.insert(node.links[link].bandwidth.value);
+    for (const double narrowest : widths) {
+      const Allowed allowed{&graph, &node, &classes, farthest, narrowest, source};
+      const boost::filtered_graph<Graph, Allowed> filtered(graph, allowed);
+      std::vector<Length> length(count);
+      std::vector<std::size_t> previous(count);
+      const std::function<Length(const Edge&)> weight = [&](const Edge& edge) {
+        return Length{1, node.links[static_cast<std::size_t>(link_of(graph[edge]))].latency.value};
+      };
+      boost::dijkstra_shortest_paths(
+          filtered, static_cast<std::size_t>(source),
+          boost::predecessor_map(previous.data())
+              .distance_map(length.data())
+              .weight_map(boost::make_function_property_map<Edge>(weight))
+              .distance_compare(std::less<Length>())
+              .distance_combine(std::plus<Length>())
+              .distance_inf(unreachable_length)
+              .distance_zero(Length{}));
+      for (std::size_t v = 0; v < count; ++v) {
+        if (paths[v].distance != PathClass::unreachable || length[v] == unreachable_length) continue;
+        Path path{.distance = farthest, .arcs = {}, .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()), .latency = {}};
+        for (std::size_t at = v; at != static_cast<std::size_t>(source); at = previous[at]) {
+          // Of parallel links the least that is allowed, so that the choice does not depend on anything else.
+          Arc best = -1;
+          for (const auto& edge : boost::make_iterator_range(boost::out_edges(previous[at], graph))) {
+            if (boost::target(edge, graph) != at || !allowed(edge)) continue;
+            const Arc arc = graph[edge];
+            const auto latency_of = [&](Arc a) { return node.links[static_cast<std::size_t>(link_of(a))].latency; };
+            if (best < 0 || std::tuple(latency_of(arc), arc) < std::tuple(latency_of(best), best)) best = arc;
+          }
+          path.arcs.push_back(best);
+        }
+        std::reverse(path.arcs.begin(), path.arcs.end());
+        for (const Arc arc : path.arcs) {
+          const Link& link = node.links[static_cast<std::size_t>(link_of(arc))];
+          path.bandwidth = std::min(path.bandwidth, link.bandwidth);
+          path.latency += link.latency;
+        }
+        paths[v] = std::move(path);
+      }
+    }
+  }
+  return paths;
+}
+
+// Appends the link from a NIC to the network.
+void extend_to_network(const NodeKind& node, int nic, Path& path) {
+  for (std::size_t i = 0; i < node.links.size(); ++i) {
+    const Link& link = node.links[i];
+    const int other = link.a == nic ? link.b : link.b == nic ? link.a : -1;
+    if (other < 0 || node.vertices[static_cast<std::size_t>(other)].kind != VertexKind::network) continue;
+    path.arcs.push_back(static_cast<Arc>(2 * i + (link.a == nic ? 0 : 1)));
+    path.bandwidth = std::min(path.bandwidth, link.bandwidth);
+    path.latency += link.latency;
+    return;
+  }
+  PARPLAN_ASSERT(false, "no link from " + node.vertices[static_cast<std::size_t>(nic)].name + " to the network");
+}
+
+std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
+  auto routes = std::make_shared<NodeRoutes>();
+  routes->node = node;
+  Graph graph(node.vertices.size());
+  std::vector<PathClass> classes;
+  std::vector<int> nics;
+  for (std::size_t i = 0; i < node.links.size(); ++i) {
+    const Link& link = node.links[i];
+    boost::add_edge(static_cast<std::size_t>(link.a), static_cast<std::size_t>(link.b), static_cast<Arc>(2 * i), graph);
+    boost::add_edge(static_cast<std::size_t>(link.b), static_cast<std::size_t>(link.a), static_cast<Arc>(2 * i + 1), graph);
+    classes.push_back(class_of(node, link));
+  }
+  for (std::size_t v = 0; v < node.vertices.size(); ++v)
+    if (node.vertices[v].kind == VertexKind::nic) nics.push_back(static_cast<int>(v));
+
+  // Devices by the set of NICs nearest to them.
+  std::map<std::vector<int>, std::vector<std::size_t>> devices_near;
+  std::vector<std::vector<Path>> to_nic(node.devices.size());  // [device][nic]
+  for (std::size_t device = 0; device < node.devices.size(); ++device) {
+    const std::vector<Path> paths = paths_from(node, graph, classes, node.devices[device]);
+    auto& row = routes->between.emplace_back();
+    for (const int other : node.devices) row.push_back(paths[static_cast<std::size_t>(other)]);
+    using Nearness = std::tuple<PathClass, double, std::size_t, double>;
+    const auto nearness = [](const Path& path) {
+      return Nearness(path.distance, -path.bandwidth.value, path.arcs.size(), path.latency.value);
+    };
+    std::vector<int> nearest;
+    for (std::size_t n = 0; n < nics.size(); ++n) {
+      to_nic[device].push_back(paths[static_cast<std::size_t>(nics[n])]);
+      if (to_nic[device][n].distance == PathClass::unreachable) continue;
+      if (!nearest.empty() && nearness(to_nic[device][n]) > nearness(to_nic[device][static_cast<std::size_t>(nearest[0])])) continue;
+      if (!nearest.empty() && nearness(to_nic[device][n]) < nearness(to_nic[device][static_cast<std::size_t>(nearest[0])])) nearest.clear();
+      nearest.push_back(static_cast<int>(n));
+    }
+    if (!nearest.empty()) devices_near[nearest].push_back(device);
+  }
+  routes->uplinks.resize(node.devices.size());
+  std::set<int> used;
+  for (const auto& [near, devices] : devices_near) {
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      std::vector<Uplink>& uplinks = routes->uplinks[devices[i]];
+      BytesPerSecond sum;
+      for (std::size_t n = i % near.size(); n < near.size(); n += devices.size()) {
+        const auto nic = static_cast<std::size_t>(near[n]);
+        Uplink uplink{.nic = nics[nic], .path = to_nic[devices[i]][nic]};
+        extend_to_network(node, uplink.nic, uplink.path);
+        sum += uplink.path.bandwidth;
+        used.insert(uplink.nic);
+        uplinks.push_back(std::move(uplink));
+      }
+      for (Uplink& uplink : uplinks) uplink.share = uplink.path.bandwidth / sum;
+    }
+  }
+  for (const int nic : used) {
+    Path path{.distance = PathClass::local, .arcs = {}, .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()), .latency = {}};
+    extend_to_network(node, nic, path);
+    routes->network_bandwidth += path.bandwidth;
+  }
+  return routes;
+}
+
+}  // namespace
+
+std::shared_ptr<const NodeRoutes> routes_of(const NodeKind& node) {
+  constexpr std::size_t remembered = 8;
+  thread_local std::deque<std::shared_ptr<const NodeRoutes>> recent;
+  for (const auto& routes : recent)
+    if (routes->node == node) return routes;
+  recent.push_front(find_routes(node));
+  if (recent.size() > remembered) recent.pop_back();
+  return recent.front();
+}
+
+Route route(const NodeKind& node, int from_device, int to_device) {
+  const auto routes = routes_of(node);
+  const auto count = static_cast<int>(node.devices.size());
+  PARPLAN_ASSERT(from_device >= 0 && from_device < count && to_device >= -1 && to_device < count,
+                 std::to_string(from_device) + " to " + std::to_string(to_device) + " of " + std::to_string(count));
+  Route result;
+  const auto append = [&](const Path& path) {
+    for (const Arc arc : path.arcs)
+      if (std::find(result.links.begin(), result.links.end(), link_of(arc)) == result.links.end())
+        result.links.push_back(link_of(arc));
+  };
+  const auto from = static_cast<std::size_t>(from_device);
+  if (to_device >= 0) {
+    const Path& path = routes->between[from][static_cast<std::size_t>(to_device)];
+    append(path);
+    result.bandwidth = path.bandwidth;
+    result.latency = path.latency;
+    return result;
+  }
+  // Several NICs: all their links; the rate at which the first of them is full.
+  std::map<int, double> load;
+  for (const Uplink& uplink : routes->uplinks[from]) {
+    append(uplink.path);
+    result.latency = std::max(result.latency, uplink.path.latency);
+    for (const Arc arc : uplink.path.arcs) load[link_of(arc)] += uplink.share;
+  }
+  if (!load.empty()) result.bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity());
+  for (const auto& [link, share] : load)
+    result.bandwidth = std::min(result.bandwidth, node.links[static_cast<std::size_t>(link)].bandwidth / share);
+  return result;
+}
+
+}  // namespace parplan

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "planner/cluster/cluster.h"
+
+namespace parplan {
+
+// A link used in one direction: 2 * link when it runs from Link::a to Link::b, 2 * link + 1 back.
+using Arc = int;
+inline int link_of(Arc arc) { return arc / 2; }
+inline Arc reversed(Arc arc) { return arc ^ 1; }
+
+// How far apart two ends are, best first, as NCCL orders them (src/graph/topo.h): NVLink or shared memory, PCIe
+// switches, one host bridge, several host bridges of a socket, the link between sockets.
+enum class PathClass { local, nvlink, pcie_switch, host_bridge, node, socket, unreachable };
+
+struct Path {
+  PathClass distance = PathClass::unreachable;
+  std::vector<Arc> arcs;     // from the source to the destination
+  BytesPerSecond bandwidth;  // least over links; infinite within a device
+  Seconds latency;           // summed
+};
+
+// A device's way to the network: the NICs that it uses, with the share of its traffic that each carries.
+struct Uplink {
+  int nic = 0;         // vertex
+  double share = 1.0;  // of the device's traffic
+  Path path;           // device to NIC to network
+};
+
+// All routes of a node, found once.
+//
+// Between two ends the path of the best class is taken, of those the widest, of those the one with fewest links, of
+// those the one with least latency: the order of NCCL's search (src/graph/paths.cc, ncclTopoSetPaths). Paths cross
+// switches, host bridges and memory, never a third device or a NIC.
+//
+// A device uses the NICs nearest to it in that order. Where several devices are nearest to the same NICs, they take
+// turns: device i of them uses NIC i modulo the number of NICs; where there are more NICs than devices, each device
+// takes every so-manieth NIC and divides its traffic by their bandwidths. So the totals of a node are right.
+struct NodeRoutes {
+  NodeKind node;
+  std::vector<std::vector<Path>> between;    // [from local device][to local device]
+  std::vector<std::vector<Uplink>> uplinks;  // [local device]; empty without a network
+  BytesPerSecond network_bandwidth;          // sum of the NICs that some device uses
+};
+
+// Remembers the last few nodes asked for (in each thread), since planning asks for the same node again and again.
+std::shared_ptr<const NodeRoutes> routes_of(const NodeKind& node);
+
+}  // namespace parplan
