@@ -63,8 +63,8 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
-// A straight-line piece of work, repeated for every layer and micro-batch of its kind. Its first instruction runs on
-// `stream`, and whatever runs beside it is joined there at the end.
+// A straight-line piece of work, repeated for every layer and micro-batch of its kind. Its side streams (those of
+// instructions that are not on `stream`) fork from `stream` where the call starts and are joined there at its end.
 struct Segment {
   std::string name;  // "layers.forward"
   Stream stream{};
@@ -143,7 +143,7 @@ struct Program {
   int events = 0;
   std::vector<Bucket> buckets;
   std::vector<ParameterPart> parameters;
-  int loss_buffer = -1;     // fp32: the mean loss of the step, valid on the last stage
+  int loss_buffer = -1;     // fp32: the loss summed over the tokens of the global batch; -1 but on the last stage
   int norm_buffer = -1;     // fp32: global sum of squared gradients; -1 without clipping
   std::int64_t arena_bytes = 0;  // to allocate: the last byte of the last buffer
   MemoryUse memory;

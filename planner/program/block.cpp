@@ -1,0 +1,595 @@
+#include "planner/program/block.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/graph/backward.h"
+#include "planner/program/events.h"
+#include "planner/program/scratch.h"
+#include "planner/program/workspace.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::int64_t bucket_alignment = 16;  // elements: 64 bytes in fp32
+constexpr std::int64_t byte_alignment = 64;
+
+void extend(std::vector<BucketLayout::Range>& ranges, std::int64_t begin, std::int64_t end) {
+  if (!ranges.empty() && ranges.back().end == begin) {
+    ranges.back().end = end;
+  } else {
+    ranges.push_back({begin, end});
+  }
+}
+
+// A run of bytes that instructions of the segment under construction read and write.
+struct Storage {
+  std::string binding;   // one of `binding::`
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+  int first = -1;        // scratch only: live range in instructions
+  int last = -1;
+};
+
+// A value: a storage, or the chunk of it that a reduce-scatter left to this rank.
+struct Value {
+  int storage = -1;
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+};
+
+using Key = std::pair<TensorId, Placement>;
+
+// Builds one segment of a block: places values, inserts redistributions, packs scratch, orders streams.
+class SegmentBuilder {
+ public:
+  SegmentBuilder(const OpGraph& graph, const Block& block, const BlockChoice& choice, const BlockPlacements& placements,
+                 const TrainingBlock& training, const BucketLayout& own, const BucketLayout& tied,
+                 const std::vector<SavedTensor>& saved)
+      : graph_(graph), block_(block), choice_(choice), placements_(placements), training_(training), saved_(saved) {
+    for (const ParameterPart& part : own.parts) parts_[part.tensor] = {part, false};
+    for (const ParameterPart& part : tied.parts) parts_[part.tensor] = {part, true};
+    if (choice.tensor_ranks > 1) residual_ = choice.placements.residual;
+  }
+
+  // Emits the forward ops that `needed` marks. `keeps`: saved tensors and the block's output go to their bindings;
+  // otherwise all but the block's input is scratch.
+  void forward(const std::vector<bool>& needed, bool keeps, Label label) {
+    keeps_ = keeps;
+    declare_inputs();
+    for (std::size_t i = 0; i < training_.forward.size(); ++i)
+      if (needed[i]) forward_op(training_.forward[i], needed, label);
+    if (keeps && block_.output >= 0) deliver(Key{block_.output, residual_}, forward_values_, binding::output, label);
+  }
+
+  // Emits the whole backward. Saved tensors are where the forward put them.
+  void backward(bool recomputed) {
+    if (!recomputed) declare_saved();
+    last_read_.assign(graph_.tensors.size(), -1);
+    last_gradient_use_.assign(graph_.tensors.size(), -1);
+    for (std::size_t i = 0; i < training_.backward.size(); ++i)
+      for (const TrainingOperand& operand : training_.backward[i].operands) {
+        if (operand.source == OperandSource::input || operand.source == OperandSource::output)
+          last_read_[index(operand.tensor)] = static_cast<int>(i);
+        if (operand.source == OperandSource::output_gradient || operand.source == OperandSource::input_gradient)
+          last_gradient_use_[index(root(operand.tensor))] = static_cast<int>(i);
+      }
+    if (block_.output >= 0) {
+      const std::int64_t bytes = crossing_bytes(block_.output);
+      gradient_values_[{root(block_.output), residual_}] = whole(add_storage({binding::gradient, 0, bytes}), bytes);
+    }
+    for (std::size_t i = 0; i < training_.backward.size(); ++i) backward_op(training_.backward[i], static_cast<int>(i));
+    if (block_.input >= 0) deliver(Key{root(block_.input), residual_}, gradient_values_, binding::gradient, Label::compute);
+  }
+
+  Segment finish(std::string name) {
+    std::vector<Temporary> temporaries;
+    std::vector<std::size_t> owners;
+    for (std::size_t s = 0; s < storages_.size(); ++s) {
+      const Storage& storage = storages_[s];
+      if (storage.binding != binding::scratch || storage.first < 0) continue;
+      temporaries.push_back({storage.bytes, storage.first, storage.last, 0});
+      owners.push_back(s);
+    }
+    segment_.scratch_bytes = pack(temporaries, byte_alignment);
+    for (std::size_t t = 0; t < owners.size(); ++t) storages_[owners[t]].offset = temporaries[t].offset;
+
+    std::map<std::string, int> number;
+    for (std::size_t i = 0; i < segment_.instructions.size(); ++i)
+      for (const Use& use : uses_[i]) {
+        const Storage& storage = storages_[static_cast<std::size_t>(use.value.storage)];
+        const auto [found, inserted] = number.try_emplace(storage.binding, static_cast<int>(segment_.bindings.size()));
+        if (inserted) segment_.bindings.push_back(storage.binding);
+        segment_.instructions[i].operands.push_back(
+            {found->second, storage.offset + use.value.offset, use.value.bytes, use.access});
+      }
+    segment_.name = std::move(name);
+    segment_.stream = Stream::compute;
+    order_instructions(segment_);
+    return std::move(segment_);
+  }
+
+ private:
+  struct Use {
+    Value value;
+    Access access{};
+  };
+  struct PlacedParameter {
+    ParameterPart part;
+    bool tied = false;
+  };
+
+  static std::size_t index(TensorId tensor) { return static_cast<std::size_t>(tensor); }
+  const Tensor& tensor(TensorId id) const { return graph_.tensors[index(id)]; }
+  std::int64_t crossing_bytes(TensorId id) const { return local_bytes(tensor(id), residual_, choice_); }
+
+  TensorId root(TensorId id) const {
+    while (training_.alias[index(id)] != id) id = training_.alias[index(id)];
+    return id;
+  }
+
+  int add_storage(Storage storage) {
+    storages_.push_back(std::move(storage));
+    return static_cast<int>(storages_.size()) - 1;
+  }
+  Value whole(int storage, std::int64_t bytes) const { return {storage, 0, bytes}; }
+  Value scratch(std::int64_t bytes) { return whole(add_storage({binding::scratch, 0, bytes}), bytes); }
+
+  void emit(Instruction instruction, std::vector<Use> uses) {
+    const int position = static_cast<int>(segment_.instructions.size());
+    for (const Use& use : uses) {
+      Storage& storage = storages_[static_cast<std::size_t>(use.value.storage)];
+      if (storage.first < 0) storage.first = position;
+      storage.last = position;
+    }
+    segment_.instructions.push_back(std::move(instruction));
+    uses_.push_back(std::move(uses));
+  }
+
+  void emit_kernel(OpKind op, OpShape shape, Label label, std::string name, std::vector<Use> uses) {
+    Instruction instruction;
+    instruction.kind = InstructionKind::kernel;
+    instruction.op = op;
+    instruction.shape = shape;
+    instruction.type = choice_.precision;
+    instruction.stream = Stream::compute;
+    instruction.label = label;
+    instruction.name = std::move(name);
+    emit(std::move(instruction), std::move(uses));
+  }
+
+  void emit_collective(InstructionKind kind, DataType type, std::string name, std::vector<Use> uses) {
+    Instruction instruction;
+    instruction.kind = kind;
+    instruction.type = type;
+    instruction.group = GroupKind::tensor;
+    instruction.stream = Stream::tensor;
+    instruction.label = Label::tensor;
+    instruction.name = std::move(name);
+    emit(std::move(instruction), std::move(uses));
+  }
+
+  std::optional<Value> saved_value(TensorId id) {
+    for (const SavedTensor& saved : saved_)
+      if (saved.tensor == id) return whole(add_storage({binding::saved, saved.offset, saved.bytes}), saved.bytes);
+    return std::nullopt;
+  }
+
+  void declare_inputs() {
+    if (block_.input >= 0) forward_values_[{block_.input, residual_}] = *saved_value(block_.input);
+  }
+  void declare_saved() {
+    for (const SavedTensor& saved : saved_)
+      forward_values_[{saved.tensor, placements_.canonical[index(saved.tensor)]}] =
+          whole(add_storage({binding::saved, saved.offset, saved.bytes}), saved.bytes);
+  }
+
+  // The value of `tensor` in `placement`, redistributed if it exists in another one only. `is_gradient`: of its gradient.
+  Value materialise(std::map<Key, Value>& values, TensorId id, Placement wanted) {
+    const auto found = values.find({id, wanted});
+    if (found != values.end()) return found->second;
+    auto source = std::find_if(values.begin(), values.end(), [&](const auto& entry) { return entry.first.first == id; });
+    PARPLAN_ASSERT(source != values.end(), fmt::format("{} is not defined in block {}", tensor(id).name, block_.name));
+    const Placement from = source->first.second;
+    const Value value = source->second;
+    const DataType type = type_of(tensor(id), choice_.precision);
+    const Redistribution step = redistribute(from, wanted);
+    const std::string what = fmt::format("{}.{}", tensor(id).name, parplan::name(step));
+    Value result;
+    switch (step) {
+      case Redistribution::all_reduce_sum:
+      case Redistribution::all_reduce_max:
+        emit_collective(step == Redistribution::all_reduce_sum ? InstructionKind::all_reduce_sum : InstructionKind::all_reduce_max,
+                        type, what, {{value, Access::update}});
+        result = value;
+        values.erase(source);
+        break;
+      case Redistribution::reduce_scatter: {
+        emit_collective(InstructionKind::reduce_scatter, type, what, {{value, Access::update}});
+        const std::int64_t elements = value.bytes / size_of(type);
+        const std::int64_t begin = chunk_begin(elements, choice_.tensor_ranks, choice_.tensor_rank);
+        const std::int64_t end = chunk_begin(elements, choice_.tensor_ranks, choice_.tensor_rank + 1);
+        result = {value.storage, value.offset + begin * size_of(type), (end - begin) * size_of(type)};
+        values.erase(source);
+        break;
+      }
+      case Redistribution::all_gather:
+        result = scratch(local_bytes(tensor(id), wanted, choice_));
+        emit_collective(InstructionKind::all_gather, type, what, {{value, Access::read}, {result, Access::write}});
+        break;
+      default:
+        PARPLAN_ASSERT(false, fmt::format("{} from {} to {}: {} inside a block", tensor(id).name, write_placement(from),
+                                          write_placement(wanted), parplan::name(step)));
+    }
+    values[{id, wanted}] = result;
+    return result;
+  }
+
+  // Brings a value to offset 0 of a binding, copying where it lies elsewhere.
+  void deliver(Key key, std::map<Key, Value>& values, const char* to, Label label) {
+    const Value value = materialise(values, key.first, key.second);
+    if (storages_[static_cast<std::size_t>(value.storage)].binding == to) return;
+    const Value home = whole(add_storage({to, 0, value.bytes}), value.bytes);
+    OpShape shape;
+    shape.rows = value.bytes / size_of(choice_.precision);
+    emit_kernel(OpKind::copy, shape, label, tensor(key.first).name, {{value, Access::read}, {home, Access::write}});
+  }
+
+  // Parameters --------------------------------------------------------------------------------------------------
+
+  Value parameter(TensorId id) {
+    const PlacedParameter& placed = parts_.at(id);
+    return flat(placed, placed.tied ? binding::tied_parameters : binding::parameters, size_of(choice_.precision));
+  }
+  Value parameter_gradient(TensorId id) {
+    const PlacedParameter& placed = parts_.at(id);
+    return flat(placed, placed.tied ? binding::tied_gradients : binding::gradients, size_of(DataType::fp32));
+  }
+  Value flat(const PlacedParameter& placed, const char* to, std::int64_t element) {
+    const std::int64_t bytes = placed.part.rows * placed.part.columns * element;
+    return whole(add_storage({to, placed.part.bucket_offset * element, bytes}), bytes);
+  }
+
+  // Forward -----------------------------------------------------------------------------------------------------
+
+  // The later op that may write its output over `id`, when `id` is needed by nothing else.
+  const TrainingOp* in_place_consumer(TensorId id, const std::vector<bool>& needed) const {
+    if (is_saved(id) || id == block_.output || id == block_.input) return nullptr;
+    const TrainingOp* consumer = nullptr;
+    for (std::size_t i = 0; i < training_.forward.size(); ++i) {
+      if (!needed[i]) continue;
+      for (const TrainingOperand& operand : training_.forward[i].operands) {
+        if (operand.source != OperandSource::input || operand.tensor != id) continue;
+        if (consumer) return nullptr;
+        consumer = &training_.forward[i];
+      }
+    }
+    if (!consumer || !writes_over(*consumer, id)) return nullptr;
+    return consumer;
+  }
+  // Whether the op's row lets its output take the storage of the input `id`. Rows count all operands, absent ones too.
+  bool writes_over(const TrainingOp& op, TensorId id) const {
+    const OpRow& row = row_of(op.kind);
+    if (row.in_place_read < 0) return false;
+    const OperandRow& read = row.operands[static_cast<std::size_t>(row.in_place_read)];
+    const Op& forward = graph_.ops[static_cast<std::size_t>(op.forward_op)];
+    return read.source == OperandSource::input && read.index < static_cast<int>(forward.inputs.size()) &&
+           forward.inputs[static_cast<std::size_t>(read.index)] == id;
+  }
+  bool is_saved(TensorId id) const {
+    return std::find(training_.saved.begin(), training_.saved.end(), id) != training_.saved.end();
+  }
+
+  // Whether the tensor, once whole, fills the storage that its op writes (a reduce-scatter leaves only a chunk).
+  bool keeps_its_size(TensorId id) const {
+    return !is_partial(placements_.produced[index(id)]) ||
+           placements_.canonical[index(id)].kind != PlacementKind::shard;
+  }
+
+  // Where a tensor produced by a forward op goes.
+  Value home(TensorId id, const std::vector<bool>& needed) {
+    const std::int64_t bytes = local_bytes(tensor(id), placements_.produced[index(id)], choice_);
+    if (tensor(id).role == TensorRole::loss) return whole(add_storage({binding::loss, 0, bytes}), bytes);
+    if (!keeps_its_size(id)) return scratch(bytes);
+    if (keeps_) {
+      if (const std::optional<Value> saved = saved_value(id)) return *saved;
+      if (id == block_.output) return whole(add_storage({binding::output, 0, bytes}), bytes);
+      if (const TrainingOp* consumer = in_place_consumer(id, needed)) {
+        const TensorId next = graph_.ops[static_cast<std::size_t>(consumer->forward_op)].outputs[0];
+        if (keeps_its_size(next) && local_bytes(tensor(next), placements_.produced[index(next)], choice_) == bytes)
+          return home(next, needed);
+      }
+    }
+    return scratch(bytes);
+  }
+
+  void forward_op(const TrainingOp& op, const std::vector<bool>& needed, Label label) {
+    const Op& forward = graph_.ops[static_cast<std::size_t>(op.forward_op)];
+    const std::vector<Placement>& wanted = placements_.inputs[static_cast<std::size_t>(op.forward_op - block_.first_op)];
+    for (std::size_t i = 0; i < forward.inputs.size(); ++i) {
+      if (tensor(forward.inputs[i]).role == TensorRole::tokens) load(forward, forward.inputs[i], label);
+    }
+    std::map<TensorId, Value> inputs;
+    for (std::size_t i = 0; i < forward.inputs.size(); ++i)
+      inputs[forward.inputs[i]] = materialise(forward_values_, forward.inputs[i], wanted[i]);
+
+    std::map<TensorId, Value> outputs;
+    for (TensorId id : forward.outputs) {
+      const TrainingOp* self = nullptr;
+      TensorId over = -1;
+      for (TensorId input : forward.inputs)
+        if (writes_over(op, input) && in_place_consumer(input, needed) == &op) self = &op, over = input;
+      if (self && id == forward.outputs[0] &&
+          inputs[over].bytes == local_bytes(tensor(id), placements_.produced[index(id)], choice_)) {
+        const Value candidate = inputs[over];
+        const Storage& storage = storages_[static_cast<std::size_t>(candidate.storage)];
+        const bool settled = keeps_ && (is_saved(id) || id == block_.output);
+        if (!settled || storage.binding != binding::scratch) {
+          outputs[id] = candidate;
+          continue;
+        }
+      }
+      outputs[id] = home(id, needed);
+    }
+
+    Placement rows = wanted.empty() ? replicate() : wanted[0];
+    OpShape shape = local_shape(graph_, forward, rows, choice_);
+    emit_op(op, shape, label, forward.name, [&](const TrainingOperand& operand) {
+      return operand.source == OperandSource::input ? inputs.at(operand.tensor)
+             : operand.source == OperandSource::output ? outputs.at(operand.tensor)
+                                                       : parameter(operand.tensor);
+    });
+    for (TensorId id : forward.outputs) {
+      if (tensor(id).role == TensorRole::loss) continue;
+      forward_values_[{id, placements_.produced[index(id)]}] = outputs.at(id);
+      // A partial sum is made whole at once: its readers all want it so, and saved tensors are kept so.
+      if (is_partial(placements_.produced[index(id)])) materialise(forward_values_, id, placements_.canonical[index(id)]);
+      settle(id, label);
+    }
+  }
+
+  // A saved tensor that a reduce-scatter left in scratch moves to its place.
+  void settle(TensorId id, Label label) {
+    if (!keeps_ || keeps_its_size(id) || !is_saved(id)) return;
+    const Value value = forward_values_.at({id, placements_.canonical[index(id)]});
+    const Value kept = *saved_value(id);
+    OpShape shape;
+    shape.rows = value.bytes / size_of(type_of(tensor(id), choice_.precision));
+    emit_kernel(OpKind::copy, shape, label, tensor(id).name, {{value, Access::read}, {kept, Access::write}});
+    forward_values_[{id, placements_.canonical[index(id)]}] = kept;
+  }
+
+  void load(const Op& reader, TensorId id, Label label) {
+    if (forward_values_.contains({id, replicate()})) return;
+    const std::int64_t bytes = local_bytes(tensor(id), replicate(), choice_);
+    std::optional<Value> kept = keeps_ ? saved_value(id) : std::nullopt;
+    const Value value = kept ? *kept : scratch(bytes);
+    OpShape shape;
+    shape.rows = bytes / size_of(DataType::int32);
+    shape.sequence = graph_.sequence;
+    shape.batch = choice_.micro_batch;
+    const OpKind kind = reader.kind == OpKind::embedding ? OpKind::load_tokens : OpKind::load_targets;
+    emit_kernel(kind, shape, label, tensor(id).name, {{value, Access::write}});
+    forward_values_[{id, replicate()}] = value;
+  }
+
+  template <class Resolve>
+  void emit_op(const TrainingOp& op, const OpShape& shape, Label label, const std::string& name, Resolve resolve) {
+    std::vector<Use> uses;
+    for (const TrainingOperand& operand : op.operands) {
+      if (operand.source == OperandSource::workspace) {
+        const std::int64_t bytes = workspace_bytes(op.kind, shape, choice_.backend).count;
+        if (bytes > 0) uses.push_back({scratch(bytes), Access::update});
+      } else {
+        uses.push_back({resolve(operand), operand.access});
+      }
+    }
+    emit_kernel(op.kind, shape, label, name, std::move(uses));
+  }
+
+  // Backward ----------------------------------------------------------------------------------------------------
+
+  void backward_op(const TrainingOp& op, int position) {
+    const Op& forward = graph_.ops[static_cast<std::size_t>(op.forward_op)];
+    const std::vector<Placement>& wanted = placements_.inputs[static_cast<std::size_t>(op.forward_op - block_.first_op)];
+    Placement rows = wanted.empty() ? replicate() : wanted[0];
+    // The gradient of an output is needed as the op itself sees its output; where the op makes a partial sum
+    // (a weight sharded over its inputs), the gradient of the sum is needed whole.
+    const auto gradient_placement = [&](TensorId output) {
+      return is_partial(placements_.produced[index(output)]) ? replicate() : placements_.canonical[index(output)];
+    };
+    OpShape shape = local_shape(graph_, forward, rows, choice_);
+    shape.accumulate = op.accumulate;
+
+    std::map<std::pair<OperandSource, TensorId>, Value> values;
+    for (const TrainingOperand& operand : op.operands) {
+      const std::pair<OperandSource, TensorId> key{operand.source, operand.tensor};
+      switch (operand.source) {
+        case OperandSource::input: {
+          const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), operand.tensor) - forward.inputs.begin();
+          values[key] = materialise(forward_values_, operand.tensor, wanted[static_cast<std::size_t>(at)]);
+          break;
+        }
+        case OperandSource::output:
+          values[key] = materialise(forward_values_, operand.tensor, placements_.canonical[index(operand.tensor)]);
+          break;
+        case OperandSource::output_gradient:
+          values[key] = materialise(gradient_values_, root(operand.tensor), gradient_placement(operand.tensor));
+          break;
+        case OperandSource::parameter: values[key] = parameter(operand.tensor); break;
+        case OperandSource::parameter_gradient: values[key] = parameter_gradient(operand.tensor); break;
+        case OperandSource::input_gradient:
+        case OperandSource::workspace: break;
+      }
+    }
+    for (const TrainingOperand& operand : op.operands) {
+      if (operand.source != OperandSource::input_gradient) continue;
+      values[{operand.source, operand.tensor}] = input_gradient(op, position, operand.tensor, forward, wanted, values);
+    }
+    emit_op(op, shape, Label::compute, forward.name, [&](const TrainingOperand& operand) {
+      return values.at({operand.source, operand.tensor});
+    });
+  }
+
+  // Where a kernel writes (or adds) the gradient of input `id`, and in which placement it then is.
+  template <class Values>
+  Value input_gradient(const TrainingOp& op, int position, TensorId id, const Op& forward,
+                       const std::vector<Placement>& wanted, const Values& values) {
+    const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin();
+    Placement placement = wanted[static_cast<std::size_t>(at)];
+    // A weight sharded over its outputs gives each rank a part of the sum over them.
+    if (op.kind == OpKind::linear_input_gradient && placements_.produced[index(forward.outputs[0])].kind == PlacementKind::shard &&
+        placements_.produced[index(forward.outputs[0])].dim != Dim::sequence)
+      placement = partial_sum();
+    const TensorId owner = root(id);
+    if (op.accumulate) {
+      const Value sum = materialise(gradient_values_, owner, placement);
+      // Copies in other placements do not see what is added now.
+      std::erase_if(gradient_values_, [&](const auto& entry) { return entry.first.first == owner && entry.first.second != placement; });
+      return sum;
+    }
+
+    const std::int64_t bytes = local_bytes(tensor(id), placement, choice_);
+    Value value = scratch(bytes);
+    const OpRow& row = row_of(op.kind);
+    if (row.in_place_read >= 0 && row.operands[static_cast<std::size_t>(row.in_place_write)].index == at) {
+      const OperandRow& read = row.operands[static_cast<std::size_t>(row.in_place_read)];
+      for (const TrainingOperand& operand : op.operands) {
+        if (operand.source != read.source) continue;
+        const bool is_gradient = read.source == OperandSource::output_gradient;
+        const TensorId source = is_gradient                              ? operand.tensor
+                                : read.source == OperandSource::output ? forward.outputs[static_cast<std::size_t>(read.index)]
+                                                                        : forward.inputs[static_cast<std::size_t>(read.index)];
+        if (operand.tensor != source) continue;
+        const Value candidate = values.at({operand.source, operand.tensor});
+        const std::string& where = storages_[static_cast<std::size_t>(candidate.storage)].binding;
+        const bool last = is_gradient ? last_gradient_use_[index(root(source))] == position : last_read_[index(source)] == position;
+        if (last && candidate.bytes == bytes && (where == binding::scratch || where == binding::saved)) value = candidate;
+      }
+    }
+    const bool stays = placement == residual_ || (is_partial(placement) && residual_.kind != PlacementKind::shard);
+    if (id == block_.input && stays && gradient_binding_is_free(position))
+      value = whole(add_storage({binding::gradient, 0, bytes}), bytes);
+    gradient_values_[{owner, placement}] = value;
+    return value;
+  }
+
+  // The gradient of the block's output has been read for the last time before instruction `position`.
+  bool gradient_binding_is_free(int position) const {
+    return block_.output < 0 || last_gradient_use_[index(root(block_.output))] < position;
+  }
+
+  const OpGraph& graph_;
+  const Block& block_;
+  const BlockChoice& choice_;
+  const BlockPlacements& placements_;
+  const TrainingBlock& training_;
+  const std::vector<SavedTensor>& saved_;
+  Placement residual_ = replicate();
+  bool keeps_ = true;
+  std::map<TensorId, PlacedParameter> parts_;
+  std::map<Key, Value> forward_values_;
+  std::map<Key, Value> gradient_values_;  // by the root of the alias chain
+  std::vector<int> last_read_;
+  std::vector<int> last_gradient_use_;
+  std::vector<Storage> storages_;
+  std::vector<std::vector<Use>> uses_;  // per instruction
+  Segment segment_;
+};
+
+// Marks the forward ops whose outputs the backward reads, and what those need.
+std::vector<bool> needed_for_backward(const OpGraph& graph, const TrainingBlock& training) {
+  std::vector<bool> wanted(graph.tensors.size(), false);
+  for (TensorId id : training.saved) wanted[static_cast<std::size_t>(id)] = true;
+  std::vector<bool> needed(training.forward.size(), false);
+  for (std::size_t i = training.forward.size(); i-- > 0;) {
+    const Op& op = graph.ops[static_cast<std::size_t>(training.forward[i].forward_op)];
+    for (TensorId output : op.outputs) needed[i] = needed[i] || wanted[static_cast<std::size_t>(output)];
+    if (needed[i])
+      for (TensorId input : op.inputs) wanted[static_cast<std::size_t>(input)] = true;
+  }
+  return needed;
+}
+
+}  // namespace
+
+BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
+  const std::vector<TensorId> tied = tied_parameters(graph);
+  BlockParameters result;
+  for (int i = block.first_op; i < block.last_op; ++i)
+    for (TensorId id : graph.ops[static_cast<std::size_t>(i)].parameters) {
+      if (std::find(tied.begin(), tied.end(), id) != tied.end()) {
+        PARPLAN_ASSERT(result.tied < 0 || result.tied == id, block.name);
+        result.tied = id;
+      } else if (std::find(result.own.begin(), result.own.end(), id) == result.own.end()) {
+        result.own.push_back(id);
+      }
+    }
+  return result;
+}
+
+BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& parameters, const BlockChoice& choice) {
+  BucketLayout layout;
+  const bool sequence_sharded = choice.tensor_ranks > 1 && choice.placements.residual == shard(Dim::sequence);
+  for (TensorId id : parameters) layout.parts.push_back(local_part(graph, id, choice));
+  const auto decays = [&](const ParameterPart& part) { return graph.tensors[static_cast<std::size_t>(part.tensor)].decays; };
+  std::stable_sort(layout.parts.begin(), layout.parts.end(), [&](const ParameterPart& a, const ParameterPart& b) {
+    return std::pair(a.tensor_replicated, !decays(a)) < std::pair(b.tensor_replicated, !decays(b));
+  });
+  for (ParameterPart& part : layout.parts) {
+    part.bucket_offset = layout.elements;
+    layout.elements += align_up(Bytes(part.rows * part.columns), bucket_alignment).count;
+    if (decays(part)) extend(layout.decaying, part.bucket_offset, layout.elements);
+    if (part.tensor_replicated) extend(layout.replicated, part.bucket_offset, layout.elements);
+    if (part.tensor_replicated && sequence_sharded) extend(layout.tensor_partial, part.bucket_offset, layout.elements);
+  }
+  return layout;
+}
+
+LoweredBlock lower_block(const OpGraph& graph, int block_index, const BlockChoice& choice) {
+  const Block& block = graph.blocks[static_cast<std::size_t>(block_index)];
+  const TrainingBlock training = training_block(graph, block_index);
+  const BlockPlacements placements = propagate(graph, block, choice);
+  const BlockParameters parameters = block_parameters(graph, block);
+  const BucketLayout own = bucket_layout(graph, parameters.own, choice);
+  const BucketLayout tied = parameters.tied < 0 ? BucketLayout{} : bucket_layout(graph, {parameters.tied}, choice);
+  const bool recompute = choice.recompute && block.input >= 0 && block.output >= 0;
+
+  LoweredBlock result;
+  const auto save = [&](TensorId id) {
+    const std::int64_t bytes = local_bytes(graph.tensors[static_cast<std::size_t>(id)],
+                                           placements.canonical[static_cast<std::size_t>(id)], choice);
+    result.saved.push_back({id, result.saved_bytes, bytes});
+    result.saved_bytes = align_up(Bytes(result.saved_bytes + bytes), byte_alignment).count;
+  };
+  if (block.input >= 0) save(block.input);
+  if (!recompute)
+    for (TensorId id : training.saved)
+      if (id != block.input) save(id);
+  const TensorId crossing = block.input >= 0 ? block.input : block.output;
+  result.crossing_bytes = local_bytes(graph.tensors[static_cast<std::size_t>(crossing)],
+                                      choice.tensor_ranks > 1 ? choice.placements.residual : replicate(), choice);
+
+  const std::string name = block.input < 0 || block.output < 0 ? block.name : "layers";
+  const std::vector<bool> all(training.forward.size(), true);
+  {
+    // Under recompute only the input is kept: the forward leaves everything else in scratch, but for its output.
+    TrainingBlock kept = training;
+    if (recompute) kept.saved.clear();
+    SegmentBuilder builder(graph, block, choice, placements, kept, own, tied, result.saved);
+    builder.forward(all, true, Label::compute);
+    result.forward = builder.finish(name + ".forward");
+  }
+  SegmentBuilder builder(graph, block, choice, placements, training, own, tied, result.saved);
+  if (recompute) builder.forward(needed_for_backward(graph, training), false, Label::recompute);
+  builder.backward(recompute);
+  result.backward = builder.finish(name + ".backward");
+  return result;
+}
+
+}  // namespace parplan

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "planner/program/local.h"
+#include "planner/program/program.h"
+
+namespace parplan {
+
+// What the Segments of a block may bind, by name; a Segment lists those that it uses.
+namespace binding {
+inline constexpr const char* parameters = "parameters";            // whole bucket of the block
+inline constexpr const char* gradients = "gradients";              // whole bucket, fp32
+inline constexpr const char* tied_parameters = "tied parameters";  // whole bucket of the tied parameter
+inline constexpr const char* tied_gradients = "tied gradients";
+inline constexpr const char* saved = "saved";                      // this micro-batch's, this block's
+inline constexpr const char* output = "output";                    // starts with the block's output
+inline constexpr const char* gradient = "gradient";                // of the block's output; afterwards of its input
+inline constexpr const char* loss = "loss";
+inline constexpr const char* scratch = "scratch";
+}  // namespace binding
+
+// The flat bucket of a set of parameters. Each starts at a multiple of 16 elements; those whose gradient is
+// Partial over the tensor axis stand together at the end, and within each part those that decay come first.
+struct BucketLayout {
+  std::vector<ParameterPart> parts;
+  std::int64_t elements = 0;  // without the padding to the data-parallel degree
+
+  struct Range {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    bool operator==(const Range&) const = default;
+  };
+  std::vector<Range> decaying;        // weight decay applies
+  std::vector<Range> tensor_partial;  // gradients are still to be summed over the tensor axis
+  std::vector<Range> replicated;      // equal on every rank of the tensor axis: counted once in a global norm
+};
+BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& parameters, const BlockChoice& choice);
+
+// The block's own parameters and the tied one that it uses, if any (-1).
+struct BlockParameters {
+  std::vector<TensorId> own;
+  TensorId tied = -1;
+};
+BlockParameters block_parameters(const OpGraph& graph, const Block& block);
+
+// A tensor kept from forward to backward, at an offset of the binding "saved".
+struct SavedTensor {
+  TensorId tensor = -1;
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+};
+
+// One block as two Segments. Blocks of equal kind lower to equal Segments.
+struct LoweredBlock {
+  Segment forward;
+  Segment backward;
+  std::vector<SavedTensor> saved;  // the block's input first
+  std::int64_t saved_bytes = 0;
+  std::int64_t crossing_bytes = 0;  // a residual activation on this rank: block output, and its gradient
+};
+LoweredBlock lower_block(const OpGraph& graph, int block, const BlockChoice& choice);
+
+}  // namespace parplan

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <vector>
+
+#include "planner/program/block.h"
+#include "planner/program/lower.h"
+
+namespace parplan {
+
+// A bucket of one stage before it has buffers. `blocks` are those (of the whole graph) that use it: one, or for a tied
+// parameter every user on this stage.
+struct StageBucket {
+  std::string name;
+  BucketLayout layout;
+  std::vector<int> blocks;
+  TensorId tied = -1;
+  std::int64_t elements = 0;       // padded to the data-parallel degree
+  std::int64_t shard_begin = 0;    // of this rank; the whole bucket without ZeRO
+  std::int64_t shard_elements = 0;
+};
+
+// The stage's buckets: one per block in order, then one per tied parameter in order of first use.
+std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int tensor_rank, int data_rank);
+
+// `ranges` within [begin, end).
+std::vector<BucketLayout::Range> intersect(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin, std::int64_t end);
+// What of [begin, end) `ranges` leaves out.
+std::vector<BucketLayout::Range> complement(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin, std::int64_t end);
+
+}  // namespace parplan

@@ -1,0 +1,124 @@
+#include "planner/program/events.h"
+
+#include <algorithm>
+#include <array>
+
+namespace parplan {
+namespace {
+
+constexpr std::size_t stream_count = static_cast<std::size_t>(Stream::count_);
+std::size_t number(Stream stream) { return static_cast<std::size_t>(stream); }
+
+// Per stream, the last item (instruction or call) known to be complete; -1 none.
+using Clock = std::array<int, stream_count>;
+
+constexpr Clock start = [] {
+  Clock clock{};
+  for (int& item : clock) item = -1;
+  return clock;
+}();
+
+void merge(Clock& into, const Clock& other) {
+  for (std::size_t s = 0; s < stream_count; ++s) into[s] = std::max(into[s], other[s]);
+}
+
+bool conflict(const Operand& a, const Operand& b) {
+  return a.binding == b.binding && (a.access != Access::read || b.access != Access::read) &&
+         a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
+bool conflict(const Instruction& a, const Instruction& b) {
+  for (const Operand& x : a.operands)
+    for (const Operand& y : b.operands)
+      if (conflict(x, y)) return true;
+  return false;
+}
+
+}  // namespace
+
+void order_instructions(Segment& segment) {
+  std::array<Clock, stream_count> streams;
+  streams.fill(start);
+  std::vector<Clock> completed(segment.instructions.size());
+  for (int i = 0; i < static_cast<int>(segment.instructions.size()); ++i) {
+    Instruction& current = segment.instructions[static_cast<std::size_t>(i)];
+    Clock& clock = streams[number(current.stream)];
+    for (int j = i - 1; j >= 0; --j) {
+      Instruction& earlier = segment.instructions[static_cast<std::size_t>(j)];
+      if (earlier.stream == current.stream || clock[number(earlier.stream)] >= j || !conflict(earlier, current)) continue;
+      if (!earlier.records) earlier.records = segment.events++;
+      current.waits.push_back(*earlier.records);
+      merge(clock, completed[static_cast<std::size_t>(j)]);
+    }
+    clock[number(current.stream)] = i;
+    completed[static_cast<std::size_t>(i)] = clock;
+  }
+}
+
+void order_calls(Program& program) {
+  // What a Segment does with each of its bindings.
+  struct Use {
+    bool reads = false;
+    bool writes = false;
+  };
+  std::vector<std::vector<Use>> uses;
+  for (const Segment& segment : program.segments) {
+    std::vector<Use> of_segment(segment.bindings.size());
+    for (const Instruction& instruction : segment.instructions)
+      for (const Operand& operand : instruction.operands) {
+        Use& use = of_segment[static_cast<std::size_t>(operand.binding)];
+        use.reads |= operand.access != Access::write;
+        use.writes |= operand.access != Access::read;
+      }
+    uses.push_back(std::move(of_segment));
+  }
+
+  struct History {
+    int writer = -1;
+    std::array<int, stream_count> readers = start;  // last reader since the last write, per stream
+  };
+  std::vector<History> histories(program.buffers.size());
+  std::array<Clock, stream_count> streams;
+  streams.fill(start);
+  std::vector<Clock> completed(program.calls.size());
+  const auto stream_of = [&](int call) {
+    return program.segments[static_cast<std::size_t>(program.calls[static_cast<std::size_t>(call)].segment)].stream;
+  };
+
+  for (int i = 0; i < static_cast<int>(program.calls.size()); ++i) {
+    Call& call = program.calls[static_cast<std::size_t>(i)];
+    const Stream stream = stream_of(i);
+    Clock& clock = streams[number(stream)];
+    const auto wait_for = [&](int earlier) {
+      if (earlier < 0 || stream_of(earlier) == stream || clock[number(stream_of(earlier))] >= earlier) return;
+      Call& other = program.calls[static_cast<std::size_t>(earlier)];
+      if (!other.records) other.records = program.events++;
+      call.waits.push_back(*other.records);
+      merge(clock, completed[static_cast<std::size_t>(earlier)]);
+    };
+    const std::vector<Use>& of_segment = uses[static_cast<std::size_t>(call.segment)];
+    // Later items first: their clocks may cover earlier ones.
+    for (std::size_t b = 0; b < of_segment.size(); ++b) {
+      const History& history = histories[static_cast<std::size_t>(call.buffers[b])];
+      if (of_segment[b].writes) {
+        std::array<int, stream_count> readers = history.readers;
+        std::sort(readers.rbegin(), readers.rend());
+        for (int reader : readers) wait_for(reader);
+      }
+      wait_for(history.writer);
+    }
+    clock[number(stream)] = i;
+    completed[static_cast<std::size_t>(i)] = clock;
+    for (std::size_t b = 0; b < of_segment.size(); ++b) {
+      History& history = histories[static_cast<std::size_t>(call.buffers[b])];
+      if (of_segment[b].writes) {
+        history.writer = i;
+        history.readers = start;
+      } else if (of_segment[b].reads) {
+        history.readers[number(stream)] = i;
+      }
+    }
+  }
+}
+
+}  // namespace parplan

@@ -1,0 +1,215 @@
+#include "planner/program/local.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+
+DataType type_of(const Tensor& tensor, DataType precision) {
+  switch (tensor.role) {
+    case TensorRole::tokens: return DataType::int32;
+    case TensorRole::statistic:
+    case TensorRole::loss: return DataType::fp32;
+    case TensorRole::activation:
+    case TensorRole::parameter: return precision;
+  }
+  return precision;
+}
+
+std::int64_t local_size(const TensorDim& dim, Placement placement, const BlockChoice& choice) {
+  if (dim.dim == Dim::batch) return choice.micro_batch;
+  if (placement.kind != PlacementKind::shard || placement.dim != dim.dim) return dim.size;
+  if (dim.dim == Dim::vocabulary) return ceil_div(dim.size, choice.tensor_ranks);
+  const std::int64_t granules = dim.size / dim.granule;
+  PARPLAN_ASSERT(granules % choice.tensor_ranks == 0,
+                 fmt::format("{} {}s of {} over {} ranks", granules, name(dim.dim), dim.granule, choice.tensor_ranks));
+  return granules / choice.tensor_ranks * dim.granule;
+}
+
+std::int64_t local_elements(const Tensor& tensor, Placement placement, const BlockChoice& choice) {
+  std::int64_t elements = 1;
+  for (const TensorDim& dim : tensor.dims) elements *= local_size(dim, placement, choice);
+  return elements;
+}
+
+std::int64_t local_bytes(const Tensor& tensor, Placement placement, const BlockChoice& choice) {
+  return local_elements(tensor, placement, choice) * size_of(type_of(tensor, choice.precision));
+}
+
+Placement placement_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements) {
+  const auto found = placements.tensor_axis.find(name_in_block(graph.tensors[static_cast<std::size_t>(parameter)].name));
+  return found == placements.tensor_axis.end() ? replicate() : found->second;
+}
+
+ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockChoice& choice) {
+  const Tensor& tensor = graph.tensors[static_cast<std::size_t>(parameter)];
+  const Placement placement = choice.tensor_ranks > 1 ? placement_of_parameter(graph, parameter, choice.placements)
+                                                      : replicate();
+  PARPLAN_ASSERT(!tensor.dims.empty() && tensor.dims.size() <= 2, tensor.name);
+  ParameterPart part;
+  part.tensor = parameter;
+  part.rows = local_size(tensor.dims[0], placement, choice);
+  part.columns = tensor.dims.size() == 2 ? local_size(tensor.dims[1], placement, choice) : 1;
+  const bool shards_rows = placement.kind == PlacementKind::shard && placement.dim == tensor.dims[0].dim;
+  const bool shards_columns = placement.kind == PlacementKind::shard && tensor.dims.size() == 2 && placement.dim == tensor.dims[1].dim;
+  if (shards_rows) part.row_begin = part.rows * choice.tensor_rank;
+  if (shards_columns) part.column_begin = part.columns * choice.tensor_rank;
+  part.tensor_replicated = choice.tensor_ranks > 1 && !shards_rows && !shards_columns;
+  return part;
+}
+
+namespace {
+
+Placement resolved(Placement placement, TensorRole role, Placement residual) {
+  if (!is_partial(placement)) return placement;
+  return role == TensorRole::activation ? residual : replicate();
+}
+
+}  // namespace
+
+BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockChoice& choice) {
+  BlockPlacements result;
+  result.produced.assign(graph.tensors.size(), replicate());
+  result.canonical.assign(graph.tensors.size(), replicate());
+  const Placement residual = choice.tensor_ranks > 1 ? choice.placements.residual : replicate();
+  if (block.input >= 0) {
+    result.produced[static_cast<std::size_t>(block.input)] = residual;
+    result.canonical[static_cast<std::size_t>(block.input)] = residual;
+  }
+  for (int index = block.first_op; index < block.last_op; ++index) {
+    const Op& op = graph.ops[static_cast<std::size_t>(index)];
+    std::vector<Placement> needed;
+    for (TensorId input : op.inputs) needed.push_back(result.canonical[static_cast<std::size_t>(input)]);
+    Placement output = needed.empty() ? replicate() : needed[0];
+    switch (row_of(op.kind).sharding) {
+      case ShardingRule::tokenwise:
+        for (Placement& input : needed) input = needed[0];
+        break;
+      case ShardingRule::contraction: {
+        const Placement weight = choice.tensor_ranks > 1 ? placement_of_parameter(graph, op.parameters[0], choice.placements)
+                                                         : replicate();
+        const Tensor& tensor = graph.tensors[static_cast<std::size_t>(op.parameters[0])];
+        if (weight.kind == PlacementKind::shard && weight.dim == tensor.dims[0].dim) {
+          needed[0] = replicate();
+          output = weight;
+        } else if (weight.kind == PlacementKind::shard) {
+          needed[0] = weight;
+          output = partial_sum();
+        }
+        break;
+      }
+      case ShardingRule::lookup: {
+        const Placement table = choice.tensor_ranks > 1 ? placement_of_parameter(graph, op.parameters[0], choice.placements)
+                                                        : replicate();
+        needed[0] = replicate();
+        output = table.kind == PlacementKind::shard ? partial_sum() : replicate();
+        break;
+      }
+      case ShardingRule::heads:
+        if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups) needed[0] = replicate();
+        output = needed[0];
+        break;
+      case ShardingRule::vocabulary_max:
+        output = needed[0].kind == PlacementKind::shard ? partial_max() : replicate();
+        break;
+      case ShardingRule::vocabulary_sum:
+        output = needed[0].kind == PlacementKind::shard ? partial_sum() : replicate();
+        break;
+      case ShardingRule::vocabulary_loss:
+        output = replicate();
+        break;
+      case ShardingRule::none:
+        PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));
+    }
+    for (TensorId id : op.outputs) {
+      const TensorRole role = graph.tensors[static_cast<std::size_t>(id)].role;
+      result.produced[static_cast<std::size_t>(id)] = role == TensorRole::loss ? replicate() : output;
+      result.canonical[static_cast<std::size_t>(id)] =
+          resolved(result.produced[static_cast<std::size_t>(id)], role, residual);
+    }
+    result.inputs.push_back(std::move(needed));
+  }
+  return result;
+}
+
+OpShape local_shape(const OpGraph& graph, const Op& op, Placement tokens, const BlockChoice& choice) {
+  const auto tensor = [&](TensorId id) -> const Tensor& { return graph.tensors[static_cast<std::size_t>(id)]; };
+  const bool sequence_sharded = tokens == shard(Dim::sequence);
+  const std::int64_t sequence = sequence_sharded ? graph.sequence / choice.tensor_ranks : graph.sequence;
+  OpShape shape = op.attributes;
+  shape.rows = sequence * choice.micro_batch;
+  shape.bias = false;
+  const auto width = [&](TensorId id, Placement placement) { return local_size(tensor(id).dims.back(), placement, choice); };
+  const auto vocabulary_shard = [&](std::int64_t local) {
+    shape.begin = local * choice.tensor_rank;
+    shape.valid = std::clamp<std::int64_t>(graph.vocabulary - shape.begin, 0, local);
+  };
+  switch (op.kind) {
+    case OpKind::embedding: {
+      const ParameterPart table = local_part(graph, op.parameters[0], choice);
+      shape.columns = table.columns;
+      shape.begin = table.row_begin;
+      shape.valid = std::clamp<std::int64_t>(tensor(op.parameters[0]).dims[0].size - table.row_begin, 0, table.rows);
+      break;
+    }
+    case OpKind::linear: {
+      const ParameterPart weight = local_part(graph, op.parameters[0], choice);
+      shape.columns = weight.rows;
+      shape.inner = weight.columns;
+      shape.bias = op.parameters.size() > 1;
+      break;
+    }
+    case OpKind::add_position:
+      shape.columns = tensor(op.outputs[0]).dims.back().size;
+      shape.sequence = sequence;
+      shape.batch = choice.micro_batch;
+      shape.begin = sequence_sharded ? sequence * choice.tensor_rank : 0;
+      break;
+    case OpKind::layer_norm:
+    case OpKind::rms_norm:
+      shape.columns = tensor(op.outputs[0]).dims.back().size;
+      break;
+    case OpKind::rotary:
+    case OpKind::attention: {
+      const TensorDim& fused = tensor(op.inputs[0]).dims.back();
+      const Placement heads = choice.tensor_ranks > 1 ? shard(Dim::kv_groups) : replicate();
+      const std::int64_t groups = fused.size / fused.granule;
+      const std::int64_t local_groups = local_size(fused, heads, choice) / fused.granule;
+      shape.columns = width(op.outputs[0], heads);
+      shape.sequence = sequence;
+      shape.batch = choice.micro_batch;
+      shape.heads = op.attributes.heads / groups * local_groups;
+      shape.kv_heads = op.attributes.kv_heads / groups * local_groups;
+      break;
+    }
+    case OpKind::activation:
+    case OpKind::silu_gate: {
+      const Placement features = choice.tensor_ranks > 1 && tensor(op.outputs[0]).dims.back().dim == Dim::feature
+                                     ? shard(Dim::feature) : replicate();
+      shape.columns = width(op.outputs[0], features);
+      break;
+    }
+    case OpKind::add:
+      shape.columns = tensor(op.outputs[0]).dims.back().size;
+      shape.second = op.inputs.size() > 1;
+      shape.bias = !op.parameters.empty();
+      break;
+    case OpKind::cross_entropy_max:
+    case OpKind::cross_entropy_sums:
+    case OpKind::cross_entropy_loss: {
+      const Placement vocabulary = choice.tensor_ranks > 1 ? shard(Dim::vocabulary) : replicate();
+      shape.columns = width(op.inputs[0], vocabulary);
+      vocabulary_shard(shape.columns);
+      shape.scale = choice.loss_scale;
+      break;
+    }
+    default:
+      PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));
+  }
+  return shape;
+}
+
+}  // namespace parplan
