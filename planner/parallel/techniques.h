@@ -1,0 +1,38 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/graph/op_graph.h"
+#include "planner/plan/parallel_spec.h"
+#include "planner/plan/placement.h"
+
+namespace parplan {
+
+// One way of spreading work. A new one is a file and a row here; a test loops over the rows.
+struct TechniqueRow {
+  std::string_view name;
+  // Degrees (ZeRO: stages) of 1 .. `most` (ZeRO: 0 .. `most`) that the technique can have when everything else is as
+  // in `spec`, ascending.
+  std::vector<int> (*legal_degrees)(const OpGraph&, const TrainingSpec&, const ParallelSpec&, int most) = nullptr;
+  // Why `spec` cannot be, in words with what could be instead; nothing when it can.
+  std::optional<std::string> (*illegal)(const OpGraph&, const TrainingSpec&, const ParallelSpec&) = nullptr;
+  // Sets the placements that the technique decides.
+  void (*place)(const OpGraph&, const ParallelSpec&, Placements&) = nullptr;
+};
+
+std::span<const TechniqueRow> technique_rows();
+
+// Where the tensors lie under `spec`: every technique in turn. `spec` is legal.
+Placements place(const OpGraph& graph, const ParallelSpec& spec);
+
+// The first technique's reason against `spec`.
+std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
+
+// "1, 5, 25"; "1 to 64" for a long ascending run of neighbours; "none" for no degree.
+std::string list_degrees(const std::vector<int>& degrees);
+
+}  // namespace parplan

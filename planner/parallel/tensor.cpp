@@ -1,0 +1,107 @@
+#include "planner/parallel/tensor.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/parallel/techniques.h"
+
+namespace parplan {
+namespace {
+
+// The dim along which a parameter is cut, decided by its dims alone: a bias follows the dim of its weight's output,
+// what has only hidden and position dims stays whole.
+std::optional<TensorDim> cut_dim(const Tensor& tensor) {
+  for (const TensorDim& dim : tensor.dims)
+    if (dim.dim == Dim::kv_groups || dim.dim == Dim::feature || dim.dim == Dim::vocabulary) return dim;
+  return std::nullopt;
+}
+
+// One thing that a degree must divide (or, for the padded vocabulary, not exceed).
+struct Limit {
+  Dim dim{};
+  std::int64_t pieces = 0;
+  bool padded = false;
+  bool operator==(const Limit&) const = default;
+  bool allows(int degree) const { return padded ? degree <= pieces : pieces % degree == 0; }
+};
+
+std::vector<Limit> limits(const OpGraph& graph, bool sequence_parallel) {
+  std::vector<Limit> all;
+  for (TensorId id : parameters(graph))
+    if (const auto dim = cut_dim(graph.tensors[static_cast<std::size_t>(id)])) {
+      const Limit limit{dim->dim, dim->size / dim->granule, dim->dim == Dim::vocabulary};
+      if (std::ranges::find(all, limit) == all.end()) all.push_back(limit);
+    }
+  // Heads first, then the feed-forward width: the order in which people think of them.
+  std::ranges::stable_sort(all, {}, [](const Limit& limit) { return limit.dim; });
+  if (sequence_parallel) all.push_back({Dim::sequence, graph.sequence, false});
+  return all;
+}
+
+// Whether there is any parameter to cut.
+bool splits(const std::vector<Limit>& all) {
+  return std::ranges::any_of(all, [](const Limit& limit) { return limit.dim != Dim::sequence; });
+}
+
+bool allowed(const std::vector<Limit>& all, int degree) {
+  if (degree == 1) return true;
+  return splits(all) && std::ranges::all_of(all, [&](const Limit& limit) { return limit.allows(degree); });
+}
+
+std::string describe(const OpGraph& graph, const Limit& limit) {
+  if (limit.dim == Dim::kv_groups) {
+    for (const Op& op : graph.ops)
+      if (op.kind == OpKind::attention && op.attributes.kv_heads == limit.pieces)
+        return fmt::format("{} attention heads ({} key/value groups)", op.attributes.heads, limit.pieces);
+    return fmt::format("{} key/value groups", limit.pieces);
+  }
+  if (limit.dim == Dim::feature) return fmt::format("a feed-forward width of {}", limit.pieces);
+  if (limit.dim == Dim::vocabulary) return fmt::format("a vocabulary of {}", limit.pieces);
+  return fmt::format("a sequence of {} tokens (sequence parallelism is on)", limit.pieces);
+}
+
+}  // namespace
+
+std::vector<int> legal_tensor_degrees(const OpGraph& graph, const TrainingSpec& /*training*/, const ParallelSpec& spec,
+                                      int most) {
+  const std::vector<Limit> all = limits(graph, spec.sequence_parallel);
+  std::int64_t last = splits(all) ? most : std::min(most, 1);
+  for (const Limit& limit : all) last = std::min(last, limit.pieces);
+  std::vector<int> degrees;
+  for (int degree = spec.sequence_parallel ? 2 : 1; degree <= last; ++degree)
+    if (allowed(all, degree)) degrees.push_back(degree);
+  return degrees;
+}
+
+std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+  const int tp = spec.tp();
+  if (tp < 1) return fmt::format("the tensor-parallel degree is {}; it must be at least 1", tp);
+  if (spec.sequence_parallel && tp == 1)
+    return "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)";
+  const std::vector<Limit> all = limits(graph, spec.sequence_parallel);
+  if (allowed(all, tp)) return std::nullopt;
+  const std::string degrees = list_degrees(legal_tensor_degrees(graph, training, spec, std::numeric_limits<int>::max()));
+  for (const Limit& limit : all)
+    if (!limit.allows(tp))
+      return fmt::format("tensor parallelism over {} cannot split {}; legal degrees: {}", tp, describe(graph, limit),
+                         degrees);
+  return fmt::format("tensor parallelism over {} finds nothing to split in this model; legal degrees: {}", tp, degrees);
+}
+
+void place_tensor(const OpGraph& graph, const ParallelSpec& spec, Placements& placements) {
+  for (TensorId id : parameters(graph)) {
+    const Tensor& tensor = graph.tensors[static_cast<std::size_t>(id)];
+    const auto dim = spec.tp() > 1 ? cut_dim(tensor) : std::nullopt;
+    const Placement placement = dim ? shard(dim->dim) : replicate();
+    const auto [entry, added] = placements.tensor_axis.try_emplace(name_in_block(tensor.name), placement);
+    PARPLAN_ASSERT(added || entry->second == placement,
+                   fmt::format("{} is {}, and in an earlier layer it was {}", tensor.name, write_placement(placement),
+                               write_placement(entry->second)));
+  }
+  placements.residual = spec.sequence_parallel && spec.tp() > 1 ? shard(Dim::sequence) : replicate();
+}
+
+}  // namespace parplan

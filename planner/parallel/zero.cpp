@@ -1,0 +1,30 @@
+#include "planner/parallel/zero.h"
+
+#include <fmt/format.h>
+
+namespace parplan {
+
+std::vector<int> legal_zero_stages(const OpGraph& /*graph*/, const TrainingSpec& /*training*/, const ParallelSpec& spec,
+                                   int most) {
+  std::vector<int> stages = {0};
+  for (int stage = 1; stage <= 3 && stage <= most && spec.dp() > 1; ++stage) stages.push_back(stage);
+  return stages;
+}
+
+std::optional<std::string> illegal_zero(const OpGraph& /*graph*/, const TrainingSpec& /*training*/,
+                                        const ParallelSpec& spec) {
+  if (spec.zero_stage < 0 || spec.zero_stage > 3)
+    return fmt::format("there is no ZeRO stage {}; legal stages: 0, 1, 2, 3", spec.zero_stage);
+  if (spec.zero_stage > 0 && spec.dp() == 1)
+    return fmt::format("ZeRO stage {} shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0",
+                       spec.zero_stage);
+  return std::nullopt;
+}
+
+void place_zero(const OpGraph& /*graph*/, const ParallelSpec& spec, Placements& placements) {
+  if (spec.zero_stage >= 1) placements.optimizer_data_axis = flat_shard();
+  if (spec.zero_stage >= 2) placements.gradients_data_axis = flat_shard();
+  if (spec.zero_stage >= 3) placements.parameters_data_axis = flat_shard();
+}
+
+}  // namespace parplan
