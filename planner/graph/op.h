@@ -68,7 +68,7 @@ struct OpShape {
   std::int64_t valid = 0;      // vocabulary rows of this shard that are not padding
   ActivationKind activation = ActivationKind::gelu_tanh;
   bool bias = false;           // the optional bias operand is present
-  bool second = false;         // `add`: operand b is present
+  bool second = false;         // `add`: operand b is present; sgd: momentum is
   bool accumulate = false;     // dx += instead of dx =
   bool weight_decay = false;   // adamw, sgd
   double epsilon = 0.0;        // norms
@@ -88,7 +88,8 @@ struct OperandRow {
   bool optional = false;  // present when the forward op has that input or parameter
 };
 
-// Arithmetic and memory traffic of one op on one rank, each byte of each operand counted once.
+// Arithmetic and memory traffic of one op on one rank: each operand is read once, written once, or both when it is
+// updated. Of an embedding table only the rows that are looked up count.
 struct OpWork {
   Flops flops;
   Bytes bytes;
@@ -118,6 +119,8 @@ struct OpRow {
   std::span<const OpKind> gradients;
   // `input_gradient(i)` is `output_gradient(0)` itself (add, add_position).
   bool passes_gradient = false;
+  // Backward ops: `input_gradient(0)` can be added to (OpShape::accumulate) instead of written.
+  bool accumulates = false;
   // Operand positions {read, written} that may share storage when the read one is not needed again; -1 none.
   int in_place_read = -1;
   int in_place_write = -1;

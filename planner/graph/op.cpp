@@ -1,0 +1,343 @@
+#include "planner/graph/op.h"
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/graph/gemm_blocking.h"
+
+namespace parplan {
+namespace {
+
+using enum OperandSource;
+using enum Access;
+
+constexpr bool optional = true;
+
+// Operands, in the order in which kernels receive them ----------------------------------------------------------
+
+constexpr OperandRow embedding_operands[] = {{input, 0, read}, {parameter, 0, read}, {output, 0, write}};
+constexpr OperandRow add_position_operands[] = {{input, 0, read}, {parameter, 0, read}, {output, 0, write}};
+constexpr OperandRow layer_norm_operands[] = {{input, 0, read},   {parameter, 0, read}, {parameter, 1, read},
+                                              {output, 0, write}, {output, 1, write},   {output, 2, write}};
+constexpr OperandRow rms_norm_operands[] = {
+    {input, 0, read}, {parameter, 0, read}, {output, 0, write}, {output, 1, write}};
+constexpr OperandRow linear_operands[] = {{input, 0, read},
+                                          {parameter, 0, read},
+                                          {parameter, 1, read, optional},
+                                          {output, 0, write},
+                                          {workspace, 0, update}};
+constexpr OperandRow rotary_operands[] = {{input, 0, read}, {output, 0, write}};
+constexpr OperandRow attention_operands[] = {
+    {input, 0, read}, {output, 0, write}, {output, 1, write}, {workspace, 0, update}};
+constexpr OperandRow activation_operands[] = {{input, 0, read}, {output, 0, write}};
+constexpr OperandRow silu_gate_operands[] = {{input, 0, read}, {input, 1, read}, {output, 0, write}};
+constexpr OperandRow add_operands[] = {
+    {input, 0, read}, {input, 1, read, optional}, {parameter, 0, read, optional}, {output, 0, write}};
+constexpr OperandRow cross_entropy_max_operands[] = {{input, 0, read}, {output, 0, write}};
+constexpr OperandRow cross_entropy_sums_operands[] = {
+    {input, 0, read}, {input, 1, read}, {input, 2, read}, {output, 0, write}};
+constexpr OperandRow cross_entropy_loss_operands[] = {
+    {input, 0, read}, {input, 1, read}, {input, 2, read}, {input, 3, read}, {output, 0, update}};
+
+constexpr OperandRow embedding_gradient_operands[] = {
+    {output_gradient, 0, read}, {input, 0, read}, {parameter_gradient, 0, update}};
+constexpr OperandRow add_position_gradient_operands[] = {{output_gradient, 0, read}, {parameter_gradient, 0, update}};
+constexpr OperandRow layer_norm_gradient_operands[] = {
+    {output_gradient, 0, read}, {input, 0, read},           {parameter, 0, read},
+    {output, 1, read},          {output, 2, read},          {input_gradient, 0, write},
+    {parameter_gradient, 0, update}, {parameter_gradient, 1, update}};
+constexpr OperandRow rms_norm_gradient_operands[] = {{output_gradient, 0, read}, {input, 0, read},
+                                                     {parameter, 0, read},       {output, 1, read},
+                                                     {input_gradient, 0, write}, {parameter_gradient, 0, update}};
+constexpr OperandRow linear_input_gradient_operands[] = {
+    {output_gradient, 0, read}, {parameter, 0, read}, {input_gradient, 0, write}, {workspace, 0, update}};
+constexpr OperandRow linear_weight_gradient_operands[] = {{output_gradient, 0, read},
+                                                          {input, 0, read},
+                                                          {parameter_gradient, 0, update},
+                                                          {parameter_gradient, 1, update, optional},
+                                                          {workspace, 0, update}};
+constexpr OperandRow rotary_gradient_operands[] = {{output_gradient, 0, read}, {input_gradient, 0, write}};
+constexpr OperandRow attention_gradient_operands[] = {{output_gradient, 0, read}, {input, 0, read},
+                                                      {output, 0, read},          {output, 1, read},
+                                                      {input_gradient, 0, write}, {workspace, 0, update}};
+constexpr OperandRow activation_gradient_operands[] = {
+    {output_gradient, 0, read}, {input, 0, read}, {input_gradient, 0, write}};
+constexpr OperandRow silu_gate_gradient_operands[] = {{output_gradient, 0, read},
+                                                      {input, 0, read},
+                                                      {input, 1, read},
+                                                      {input_gradient, 0, write},
+                                                      {input_gradient, 1, write}};
+constexpr OperandRow bias_gradient_operands[] = {{output_gradient, 0, read}, {parameter_gradient, 0, update, optional}};
+constexpr OperandRow cross_entropy_gradient_operands[] = {
+    {input, 0, read}, {input, 1, read}, {input, 2, read}, {input, 3, read}, {input_gradient, 0, write}};
+
+// Around the step no forward op stands behind: sources only tell the operands apart.
+constexpr OperandRow accumulate_operands[] = {{input, 0, read}, {output, 0, update}};
+constexpr OperandRow fill_zero_operands[] = {{output, 0, write}};
+constexpr OperandRow copy_operands[] = {{input, 0, read}, {output, 0, write}};
+constexpr OperandRow load_operands[] = {{output, 0, write}};
+constexpr OperandRow sum_squares_operands[] = {{input, 0, read}, {output, 0, update}};
+// gradient, parameter, m, v, (norm), (master)
+constexpr OperandRow adamw_operands[] = {{input, 0, read},    {parameter, 0, update},    {output, 0, update},
+                                         {output, 1, update}, {input, 1, read, optional}, {output, 2, update, optional}};
+// gradient, parameter, (momentum), (norm), (master)
+constexpr OperandRow sgd_operands[] = {{input, 0, read},
+                                       {parameter, 0, update},
+                                       {output, 0, update, optional},
+                                       {input, 1, read, optional},
+                                       {output, 1, update, optional}};
+
+// Backward ops, in running order. The input gradient of `linear` comes first: its all-reduce over the tensor axis and
+// the blocks before wait for it, nothing waits for the weight's.
+constexpr OpKind embedding_gradients[] = {OpKind::embedding_gradient};
+constexpr OpKind add_position_gradients[] = {OpKind::add_position_gradient};
+constexpr OpKind layer_norm_gradients[] = {OpKind::layer_norm_gradient};
+constexpr OpKind rms_norm_gradients[] = {OpKind::rms_norm_gradient};
+constexpr OpKind linear_gradients[] = {OpKind::linear_input_gradient, OpKind::linear_weight_gradient};
+constexpr OpKind rotary_gradients[] = {OpKind::rotary_gradient};
+constexpr OpKind attention_gradients[] = {OpKind::attention_gradient};
+constexpr OpKind activation_gradients[] = {OpKind::activation_gradient};
+constexpr OpKind silu_gate_gradients[] = {OpKind::silu_gate_gradient};
+constexpr OpKind add_gradients[] = {OpKind::bias_gradient};
+constexpr OpKind cross_entropy_loss_gradients[] = {OpKind::cross_entropy_gradient};
+
+// Work -----------------------------------------------------------------------------------------------------------
+// Letters: r rows, c columns, k inner, e bytes of an element of `type`. Statistics, tokens, the loss, gradients of
+// parameters and optimizer state have 4 bytes. An operand that is updated is read and written. Operations per
+// element of what is not a matrix product are counted from the formula, exp, tanh, erf and sqrt as one each: these
+// kernels are bound by memory, so only the order of magnitude matters.
+
+constexpr std::int64_t e(DataType type) { return size_of(type); }
+Flops flops(std::int64_t count) { return Flops(static_cast<double>(count)); }
+// Products of sizes are taken in floating point: a whole model's exceed 63 bits sooner than one expects.
+Flops product(double factor, std::int64_t a, std::int64_t b, std::int64_t c) {
+  return Flops(factor * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c));
+}
+
+OpWork embedding_work(const OpShape& s, DataType type) {  // of the table only the rows that are looked up
+  return {Flops(0), Bytes(4 * s.rows + 2 * s.rows * s.columns * e(type))};
+}
+OpWork add_position_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes((2 * s.rows + s.sequence) * s.columns * e(type))};
+}
+// Mean 1, variance 3, normalise 2, scale and shift 2.
+OpWork layer_norm_work(const OpShape& s, DataType type) {
+  return {flops(8 * s.rows * s.columns), Bytes(2 * (s.rows + 1) * s.columns * e(type) + 8 * s.rows)};
+}
+OpWork rms_norm_work(const OpShape& s, DataType type) {  // mean square 2, normalise 1, scale 1
+  return {flops(4 * s.rows * s.columns), Bytes((2 * s.rows + 1) * s.columns * e(type) + 4 * s.rows)};
+}
+OpWork linear_work(const OpShape& s, DataType type) {
+  return {product(2, s.rows, s.columns, s.inner) + flops(s.bias ? s.rows * s.columns : 0),
+          Bytes((s.rows * s.inner + s.columns * s.inner + s.rows * s.columns + (s.bias ? s.columns : 0)) * e(type)), true};
+}
+std::int64_t fused_elements(const OpShape& s) {
+  return s.sequence * s.batch * (s.heads + 2 * s.kv_heads) * s.head_dim;
+}
+std::int64_t head_elements(const OpShape& s) { return s.sequence * s.batch * s.heads * s.head_dim; }
+// Three operations an element of query and key. Values pass untouched, but belong to the operand.
+OpWork rotary_work(const OpShape& s, DataType type) {
+  return {flops(3 * s.sequence * s.batch * (s.heads + s.kv_heads) * s.head_dim), Bytes(2 * fused_elements(s) * e(type))};
+}
+// Causal: query i meets i + 1 keys, so sequence (sequence + 1) / 2 pairs a head; scores and the weighted sum take
+// 2 head_dim each. FlashAttention (Dao 2023, section 4.1) counts the same products, causal as one half.
+double causal_pairs(const OpShape& s) {
+  return static_cast<double>(s.sequence) * static_cast<double>(s.sequence + 1) / 2 * static_cast<double>(s.batch * s.heads);
+}
+OpWork attention_work(const OpShape& s, DataType type) {
+  return {Flops(4 * static_cast<double>(s.head_dim) * causal_pairs(s)),
+          Bytes((fused_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
+}
+// Five products instead of two: scores again, dP, dV, dQ, dK.
+OpWork attention_gradient_work(const OpShape& s, DataType type) {
+  return {Flops(10 * static_cast<double>(s.head_dim) * causal_pairs(s)),
+          Bytes(2 * (fused_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
+}
+OpWork activation_work(const OpShape& s, DataType type) {
+  const std::int64_t operations = s.activation == ActivationKind::gelu_tanh ? 9
+                                  : s.activation == ActivationKind::gelu_erf ? 5
+                                                                            : 1;
+  return {flops(operations * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type))};
+}
+OpWork activation_gradient_work(const OpShape& s, DataType type) {
+  const std::int64_t operations = s.activation == ActivationKind::gelu_tanh ? 17
+                                  : s.activation == ActivationKind::gelu_erf ? 11
+                                                                            : 2;
+  return {flops(operations * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
+}
+OpWork silu_gate_work(const OpShape& s, DataType type) {  // exp, add, divide, two products
+  return {flops(5 * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
+}
+OpWork silu_gate_gradient_work(const OpShape& s, DataType type) {
+  return {flops(11 * s.rows * s.columns), Bytes(5 * s.rows * s.columns * e(type))};
+}
+OpWork add_work(const OpShape& s, DataType type) {
+  const std::int64_t terms = (s.second ? 1 : 0) + (s.bias ? 1 : 0);
+  return {flops(terms * s.rows * s.columns),
+          Bytes((s.rows * s.columns * (s.second ? 3 : 2) + (s.bias ? s.columns : 0)) * e(type))};
+}
+OpWork cross_entropy_max_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 4 * s.rows)};
+}
+OpWork cross_entropy_sums_work(const OpShape& s, DataType type) {  // subtract, exp, add; target, maximum, two sums
+  return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 16 * s.rows)};
+}
+// The two sums of a token hold all that its loss needs; the other operands are there for the gradient.
+OpWork cross_entropy_loss_work(const OpShape& s, DataType) { return {flops(3 * s.rows), Bytes(8 * s.rows + 8)}; }
+OpWork cross_entropy_gradient_work(const OpShape& s, DataType type) {  // subtract, exp, divide, scale
+  return {flops(4 * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type) + 16 * s.rows)};
+}
+
+OpWork embedding_gradient_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes(4 * s.rows + s.rows * s.columns * (e(type) + 8))};
+}
+OpWork add_position_gradient_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 8 * s.sequence * s.columns)};
+}
+OpWork bias_gradient_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 8 * s.columns)};
+}
+// What dx costs: written, or read as well.
+std::int64_t input_gradient_passes(const OpShape& s) { return s.accumulate ? 2 : 1; }
+// Normalise again 2, dgamma 2, dbeta 1, dy gamma 1, its two sums 3, dx 4, and 1 to add to what is there.
+OpWork layer_norm_gradient_work(const OpShape& s, DataType type) {
+  return {flops((s.accumulate ? 14 : 13) * s.rows * s.columns),
+          Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 8 * s.rows + 16 * s.columns)};
+}
+OpWork rms_norm_gradient_work(const OpShape& s, DataType type) {
+  return {flops((s.accumulate ? 10 : 9) * s.rows * s.columns),
+          Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 4 * s.rows + 8 * s.columns)};
+}
+OpWork linear_input_gradient_work(const OpShape& s, DataType type) {
+  return {product(2, s.rows, s.columns, s.inner),
+          Bytes((s.rows * s.columns + s.columns * s.inner + input_gradient_passes(s) * s.rows * s.inner) * e(type)), true};
+}
+OpWork linear_weight_gradient_work(const OpShape& s, DataType type) {
+  return {product(2, s.rows, s.columns, s.inner) + flops(s.bias ? s.rows * s.columns : 0),
+          Bytes((s.rows * s.columns + s.rows * s.inner) * e(type) + 8 * (s.columns * s.inner + (s.bias ? s.columns : 0))),
+          true};
+}
+
+OpWork accumulate_work(const OpShape& s, DataType type) { return {flops(s.rows), Bytes(3 * s.rows * e(type))}; }
+OpWork fill_zero_work(const OpShape& s, DataType type) { return {Flops(0), Bytes(s.rows * e(type))}; }
+OpWork copy_work(const OpShape& s, DataType type) { return {Flops(0), Bytes(2 * s.rows * e(type))}; }
+OpWork load_work(const OpShape& s, DataType) { return {Flops(0), Bytes(4 * s.rows)}; }
+OpWork sum_squares_work(const OpShape& s, DataType) { return {flops(2 * s.rows), Bytes(4 * s.rows + 8)}; }
+// A parameter in fp32 is updated itself; one in less is rewritten from the fp32 master copy, which is updated.
+std::int64_t parameter_bytes(DataType type) { return type == DataType::fp32 ? 8 : 8 + e(type); }
+OpWork adamw_work(const OpShape& s, DataType type) {  // m 3, v 4, two corrections, sqrt, epsilon, divide, step 2; decay 2
+  return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes((4 + 16 + parameter_bytes(type)) * s.rows)};
+}
+OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum
+  return {flops((2 + (s.weight_decay ? 2 : 0) + (s.second ? 2 : 0)) * s.rows),
+          Bytes((4 + (s.second ? 8 : 0) + parameter_bytes(type)) * s.rows)};
+}
+
+// Workspaces on CPU (gemm_blocking.h) ------------------------------------------------------------------------------
+
+Bytes linear_cpu_workspace(const OpShape& s) { return linear_workspace(s.rows, s.columns, s.inner); }
+Bytes linear_input_gradient_cpu_workspace(const OpShape& s) {
+  return linear_input_gradient_workspace(s.rows, s.columns, s.inner);
+}
+Bytes linear_weight_gradient_cpu_workspace(const OpShape& s) {
+  return linear_weight_gradient_workspace(s.rows, s.columns, s.inner);
+}
+Bytes attention_cpu_workspace(const OpShape& s) { return attention_workspace(s.sequence, s.head_dim); }
+Bytes attention_gradient_cpu_workspace(const OpShape& s) { return attention_gradient_workspace(s.sequence, s.head_dim); }
+
+// The table, in the order of OpKind ---------------------------------------------------------------------------------
+// In place: elementwise kernels read an element before they write it, and each element of the read operand is needed
+// for the same element of the written one only.
+
+constexpr OpRow rows[] = {
+    {.kind = OpKind::embedding, .name = "embedding", .sharding = ShardingRule::lookup,
+     .operands = embedding_operands, .gradients = embedding_gradients, .work = embedding_work},
+    {.kind = OpKind::add_position, .name = "add_position", .sharding = ShardingRule::tokenwise,
+     .operands = add_position_operands, .gradients = add_position_gradients, .passes_gradient = true,
+     .in_place_read = 0, .in_place_write = 2, .work = add_position_work},
+    {.kind = OpKind::layer_norm, .name = "layer_norm", .sharding = ShardingRule::tokenwise,
+     .operands = layer_norm_operands, .gradients = layer_norm_gradients, .work = layer_norm_work},
+    {.kind = OpKind::rms_norm, .name = "rms_norm", .sharding = ShardingRule::tokenwise,
+     .operands = rms_norm_operands, .gradients = rms_norm_gradients, .work = rms_norm_work},
+    {.kind = OpKind::linear, .name = "linear", .sharding = ShardingRule::contraction,
+     .operands = linear_operands, .gradients = linear_gradients, .work = linear_work,
+     .cpu_workspace = linear_cpu_workspace},
+    {.kind = OpKind::rotary, .name = "rotary", .sharding = ShardingRule::heads,
+     .operands = rotary_operands, .gradients = rotary_gradients,
+     .in_place_read = 0, .in_place_write = 1, .work = rotary_work},
+    {.kind = OpKind::attention, .name = "attention", .sharding = ShardingRule::heads,
+     .operands = attention_operands, .gradients = attention_gradients, .work = attention_work,
+     .cpu_workspace = attention_cpu_workspace},
+    {.kind = OpKind::activation, .name = "activation", .sharding = ShardingRule::tokenwise,
+     .operands = activation_operands, .gradients = activation_gradients,
+     .in_place_read = 0, .in_place_write = 1, .work = activation_work},
+    {.kind = OpKind::silu_gate, .name = "silu_gate", .sharding = ShardingRule::tokenwise,
+     .operands = silu_gate_operands, .gradients = silu_gate_gradients,
+     .in_place_read = 0, .in_place_write = 2, .work = silu_gate_work},
+    {.kind = OpKind::add, .name = "add", .sharding = ShardingRule::tokenwise,
+     .operands = add_operands, .gradients = add_gradients, .passes_gradient = true,
+     .in_place_read = 1, .in_place_write = 3, .work = add_work},
+    {.kind = OpKind::cross_entropy_max, .name = "cross_entropy_max", .sharding = ShardingRule::vocabulary_max,
+     .operands = cross_entropy_max_operands, .work = cross_entropy_max_work},
+    {.kind = OpKind::cross_entropy_sums, .name = "cross_entropy_sums", .sharding = ShardingRule::vocabulary_sum,
+     .operands = cross_entropy_sums_operands, .work = cross_entropy_sums_work},
+    {.kind = OpKind::cross_entropy_loss, .name = "cross_entropy_loss", .sharding = ShardingRule::vocabulary_loss,
+     .operands = cross_entropy_loss_operands, .gradients = cross_entropy_loss_gradients,
+     .work = cross_entropy_loss_work},
+
+    {.kind = OpKind::embedding_gradient, .name = "embedding_gradient",
+     .operands = embedding_gradient_operands, .work = embedding_gradient_work},
+    {.kind = OpKind::add_position_gradient, .name = "add_position_gradient",
+     .operands = add_position_gradient_operands, .work = add_position_gradient_work},
+    {.kind = OpKind::layer_norm_gradient, .name = "layer_norm_gradient",
+     .operands = layer_norm_gradient_operands, .accumulates = true, .work = layer_norm_gradient_work},
+    {.kind = OpKind::rms_norm_gradient, .name = "rms_norm_gradient",
+     .operands = rms_norm_gradient_operands, .accumulates = true, .work = rms_norm_gradient_work},
+    {.kind = OpKind::linear_input_gradient, .name = "linear_input_gradient",
+     .operands = linear_input_gradient_operands, .accumulates = true, .work = linear_input_gradient_work,
+     .cpu_workspace = linear_input_gradient_cpu_workspace},
+    {.kind = OpKind::linear_weight_gradient, .name = "linear_weight_gradient",
+     .operands = linear_weight_gradient_operands, .work = linear_weight_gradient_work,
+     .cpu_workspace = linear_weight_gradient_cpu_workspace},
+    {.kind = OpKind::rotary_gradient, .name = "rotary_gradient", .operands = rotary_gradient_operands,
+     .in_place_read = 0, .in_place_write = 1, .work = rotary_work},
+    {.kind = OpKind::attention_gradient, .name = "attention_gradient",
+     .operands = attention_gradient_operands, .work = attention_gradient_work,
+     .cpu_workspace = attention_gradient_cpu_workspace},
+    {.kind = OpKind::activation_gradient, .name = "activation_gradient", .operands = activation_gradient_operands,
+     .in_place_read = 0, .in_place_write = 2, .work = activation_gradient_work},
+    {.kind = OpKind::silu_gate_gradient, .name = "silu_gate_gradient", .operands = silu_gate_gradient_operands,
+     .in_place_read = 0, .in_place_write = 3, .work = silu_gate_gradient_work},
+    {.kind = OpKind::bias_gradient, .name = "bias_gradient",
+     .operands = bias_gradient_operands, .work = bias_gradient_work},
+    {.kind = OpKind::cross_entropy_gradient, .name = "cross_entropy_gradient",
+     .operands = cross_entropy_gradient_operands,
+     .in_place_read = 0, .in_place_write = 4, .work = cross_entropy_gradient_work},
+
+    {.kind = OpKind::accumulate, .name = "accumulate", .operands = accumulate_operands, .work = accumulate_work},
+    {.kind = OpKind::fill_zero, .name = "fill_zero", .operands = fill_zero_operands, .work = fill_zero_work},
+    {.kind = OpKind::copy, .name = "copy", .operands = copy_operands, .work = copy_work},
+    {.kind = OpKind::load_tokens, .name = "load_tokens", .operands = load_operands, .work = load_work},
+    {.kind = OpKind::load_targets, .name = "load_targets", .operands = load_operands, .work = load_work},
+    {.kind = OpKind::sum_squares, .name = "sum_squares", .operands = sum_squares_operands, .work = sum_squares_work},
+    {.kind = OpKind::adamw, .name = "adamw", .operands = adamw_operands, .work = adamw_work},
+    {.kind = OpKind::sgd, .name = "sgd", .operands = sgd_operands, .work = sgd_work},
+};
+
+constexpr bool in_order() {
+  for (std::size_t i = 0; i < std::size(rows); ++i)
+    if (static_cast<std::size_t>(rows[i].kind) != i) return false;
+  return std::size(rows) == static_cast<std::size_t>(OpKind::count_);
+}
+static_assert(in_order(), "rows stand in the order of OpKind, one for each");
+
+}  // namespace
+
+std::span<const OpRow> op_rows() { return rows; }
+
+const OpRow& row_of(OpKind kind) {
+  PARPLAN_ASSERT(kind >= OpKind{} && kind < OpKind::count_, fmt::format("op kind {}", static_cast<int>(kind)));
+  return rows[static_cast<std::size_t>(kind)];
+}
+
+}  // namespace parplan
