@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "planner/program/program.h"
+#include "runtime/device/backend.h"
+
+namespace parplan {
+
+// The one block of memory that a rank's Program works in, filled with a pattern before use and followed by a guard
+// of the same pattern, so that what was touched can be told afterwards.
+class Arena {
+ public:
+  Arena(Backend& backend, const Program& program);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  std::byte* at(int buffer) const { return memory_ + program_.buffers[static_cast<std::size_t>(buffer)].offset; }
+  // One past the highest byte that no longer holds the pattern; beyond `arena_bytes` when the guard was hit.
+  std::int64_t highest_touched() const;
+  // The same for one buffer, counted from its start.
+  std::int64_t highest_touched(int buffer) const;
+
+ private:
+  std::int64_t highest_touched(std::int64_t begin, std::int64_t end) const;
+
+  Backend& backend_;
+  const Program& program_;
+  std::byte* memory_ = nullptr;
+};
+
+}  // namespace parplan

@@ -1,0 +1,167 @@
+#include "runtime/device/cpu/kernels/gemm.h"
+#include "runtime/device/cpu/kernels/kernels.h"
+#include "runtime/device/cpu/kernels/wide.h"
+
+namespace parplan::PARPLAN_CPU_NAMESPACE {
+
+namespace {
+
+// Where one (sample, query head) finds its rows. Activations are [sequence, batch, width]; in the fused width stand,
+// per key/value head: its query heads, the key, the value, each head_dim wide. The output has the query heads in the
+// same order; log-sum-exp is [batch, heads, sequence].
+struct Head {
+  std::int64_t qkv_stride = 0;
+  std::int64_t y_stride = 0;
+  std::int64_t query = 0;  // offsets into qkv
+  std::int64_t key = 0;
+  std::int64_t value = 0;
+  std::int64_t y = 0;      // offset into the output
+  std::int64_t lse = 0;    // offset into log-sum-exp
+};
+
+Head head_of(const OpShape& s, std::int64_t sample, std::int64_t head) {
+  const std::int64_t per_group = s.heads / s.kv_heads;
+  const std::int64_t group = head / per_group;
+  const std::int64_t qkv_width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  const std::int64_t y_width = s.heads * s.head_dim;
+  const std::int64_t base = sample * qkv_width + group * (per_group + 2) * s.head_dim;
+  return {.qkv_stride = s.batch * qkv_width,
+          .y_stride = s.batch * y_width,
+          .query = base + head % per_group * s.head_dim,
+          .key = base + per_group * s.head_dim,
+          .value = base + (per_group + 1) * s.head_dim,
+          .y = sample * y_width + head * s.head_dim,
+          .lse = (sample * s.heads + head) * s.sequence};
+}
+
+float score_scale(const OpShape& s) { return 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim)); }
+
+void zero(float* p, std::int64_t n) { __builtin_memset(p, 0, n * sizeof(float)); }
+
+// scores[rows, keys] = scale * a[rows, head_dim] b[keys, head_dim]
+void dot_products(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride, std::int64_t rows,
+                  std::int64_t keys, std::int64_t head_dim, float scale, float* scores, float* packing) {
+  zero(scores, rows * keys);
+  gemm_rows({.m = keys, .n = rows, .k = head_dim, .x = a, .x_stride = a_stride, .w = b, .w_stride = b_stride,
+             .y = scores, .y_stride = keys, .scale = scale, .blocking = forward_blocking, .workspace = packing});
+}
+
+}  // namespace
+
+// fused qkv -> y, log-sum-exp, workspace. For a block of queries: scores against all keys that it may see, softmax in
+// place, product with the values.
+void attention(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const float* qkv = a.floats(0);
+  float* y = a.floats(1);
+  float* lse = a.floats(2);
+  float* scores = a.floats(3);
+  const std::int64_t block = attention_block(s.sequence);
+  float* packing = scores + align_elements(block * s.sequence);
+  const float scale = score_scale(s);
+  for (std::int64_t sample = 0; sample < s.batch; ++sample) {
+    for (std::int64_t head = 0; head < s.heads; ++head) {
+      const Head h = head_of(s, sample, head);
+      for (std::int64_t begin = 0; begin < s.sequence; begin += block) {
+        const std::int64_t keys = begin + block < s.sequence ? begin + block : s.sequence;
+        const std::int64_t rows = keys - begin;
+        dot_products(qkv + h.query + begin * h.qkv_stride, h.qkv_stride, qkv + h.key, h.qkv_stride, rows, keys,
+                     s.head_dim, scale, scores, packing);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          float* p = scores + row * keys;
+          const std::int64_t visible = begin + row + 1;
+          Wide largest = splat(p[0]);
+          for_each_wide(visible, [&](std::int64_t i, auto lanes) {
+            largest = maximum(largest, load(p + i, lanes, p[0]));
+          });
+          const float max = max_lanes(largest);
+          Wide sum{};
+          for_each_wide(visible, [&](std::int64_t i, auto lanes) {
+            const Wide e = exponential(load(p + i, lanes, -__builtin_inff()) - max);
+            store(p + i, e, lanes);
+            sum += load(p + i, lanes);  // the rest's padding counts as nothing
+          });
+          const float total = sum_lanes(sum);
+          const float inverse = 1.0f / total;
+          for_each_wide(visible, [&](std::int64_t i, auto lanes) {
+            store(p + i, load(p + i, lanes) * inverse, lanes);
+          });
+          zero(p + visible, keys - visible);
+          lse[h.lse + begin + row] = max + __builtin_logf(total);
+        }
+        float* out = y + h.y + begin * h.y_stride;
+        for (std::int64_t row = 0; row < rows; ++row) zero(out + row * h.y_stride, s.head_dim);
+        gemm_rows_transposed({.m = s.head_dim, .n = rows, .k = keys, .x = scores, .x_stride = keys,
+                              .w = qkv + h.value, .w_stride = h.qkv_stride, .y = out, .y_stride = h.y_stride,
+                              .blocking = backward_blocking, .workspace = packing});
+      }
+    }
+  }
+}
+
+// dy, qkv, y, log-sum-exp -> dqkv, workspace. As FlashAttention (Dao et al. 2022, algorithm 4): with
+// P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y) and dS = P (dP - D) scale:
+// dQ = dS K, dK = dS^T Q, dV = P^T dY.
+void attention_gradient(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const float* dy = a.floats(0);
+  const float* qkv = a.floats(1);
+  const float* y = a.floats(2);
+  const float* lse = a.floats(3);
+  float* dqkv = a.floats(4);
+  const std::int64_t block = attention_block(s.sequence);
+  float* probabilities = a.floats(5);
+  float* gradients = probabilities + align_elements(block * s.sequence);
+  float* sums = gradients + align_elements(block * s.sequence);
+  float* packing = sums + align_elements(block);
+  const float scale = score_scale(s);
+  zero(dqkv, s.sequence * s.batch * (s.heads + 2 * s.kv_heads) * s.head_dim);
+  for (std::int64_t sample = 0; sample < s.batch; ++sample) {
+    for (std::int64_t head = 0; head < s.heads; ++head) {
+      const Head h = head_of(s, sample, head);
+      for (std::int64_t begin = 0; begin < s.sequence; begin += block) {
+        const std::int64_t keys = begin + block < s.sequence ? begin + block : s.sequence;
+        const std::int64_t rows = keys - begin;
+        const float* query = qkv + h.query + begin * h.qkv_stride;
+        const float* dout = dy + h.y + begin * h.y_stride;
+        const float* out = y + h.y + begin * h.y_stride;
+        dot_products(query, h.qkv_stride, qkv + h.key, h.qkv_stride, rows, keys, s.head_dim, scale, probabilities,
+                     packing);
+        dot_products(dout, h.y_stride, qkv + h.value, h.qkv_stride, rows, keys, s.head_dim, 1.0f, gradients, packing);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          Wide sum{};
+          for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) {
+            sum += load(dout + row * h.y_stride + i, lanes) * load(out + row * h.y_stride + i, lanes);
+          });
+          sums[row] = sum_lanes(sum);
+        }
+        for (std::int64_t row = 0; row < rows; ++row) {
+          float* p = probabilities + row * keys;
+          float* d = gradients + row * keys;
+          const std::int64_t visible = begin + row + 1;
+          const float row_lse = lse[h.lse + begin + row];
+          const float row_sum = sums[row];
+          for_each_wide(visible, [&](std::int64_t i, auto lanes) {
+            const Wide probability = exponential(load(p + i, lanes) - row_lse);
+            store(p + i, probability, lanes);
+            store(d + i, probability * (load(d + i, lanes) - row_sum) * scale, lanes);
+          });
+          zero(p + visible, keys - visible);
+          zero(d + visible, keys - visible);
+        }
+        gemm_rows_transposed({.m = s.head_dim, .n = rows, .k = keys, .x = gradients, .x_stride = keys,
+                              .w = qkv + h.key, .w_stride = h.qkv_stride,
+                              .y = dqkv + h.query + begin * h.qkv_stride, .y_stride = h.qkv_stride,
+                              .blocking = backward_blocking, .workspace = packing});
+        gemm_outer({.m = s.head_dim, .n = keys, .k = rows, .x = gradients, .x_stride = keys,
+                    .w = query, .w_stride = h.qkv_stride, .y = dqkv + h.key, .y_stride = h.qkv_stride,
+                    .blocking = backward_blocking, .workspace = packing});
+        gemm_outer({.m = s.head_dim, .n = keys, .k = rows, .x = probabilities, .x_stride = keys,
+                    .w = dout, .w_stride = h.y_stride, .y = dqkv + h.value, .y_stride = h.qkv_stride,
+                    .blocking = backward_blocking, .workspace = packing});
+      }
+    }
+  }
+}
+
+}  // namespace parplan::PARPLAN_CPU_NAMESPACE

@@ -1,0 +1,63 @@
+#include "runtime/device/cpu/kernels/kernel_table.h"
+
+#include "runtime/device/cpu/kernels/kernels.h"
+
+namespace parplan::PARPLAN_CPU_NAMESPACE {
+
+namespace {
+
+struct Row {
+  OpKind kind;
+  CpuKernel kernel;
+};
+
+// load_tokens and load_targets belong to the data loader.
+constexpr Row rows[] = {
+    {OpKind::embedding, embedding},
+    {OpKind::add_position, add_position},
+    {OpKind::layer_norm, layer_norm},
+    {OpKind::rms_norm, rms_norm},
+    {OpKind::linear, linear},
+    {OpKind::rotary, rotary},
+    {OpKind::attention, attention},
+    {OpKind::activation, activation},
+    {OpKind::silu_gate, silu_gate},
+    {OpKind::add, add},
+    {OpKind::cross_entropy_max, cross_entropy_max},
+    {OpKind::cross_entropy_sums, cross_entropy_sums},
+    {OpKind::cross_entropy_loss, cross_entropy_loss},
+    {OpKind::embedding_gradient, embedding_gradient},
+    {OpKind::add_position_gradient, add_position_gradient},
+    {OpKind::layer_norm_gradient, layer_norm_gradient},
+    {OpKind::rms_norm_gradient, rms_norm_gradient},
+    {OpKind::linear_input_gradient, linear_input_gradient},
+    {OpKind::linear_weight_gradient, linear_weight_gradient},
+    {OpKind::rotary_gradient, rotary_gradient},
+    {OpKind::attention_gradient, attention_gradient},
+    {OpKind::activation_gradient, activation_gradient},
+    {OpKind::silu_gate_gradient, silu_gate_gradient},
+    {OpKind::bias_gradient, bias_gradient},
+    {OpKind::cross_entropy_gradient, cross_entropy_gradient},
+    {OpKind::accumulate, accumulate},
+    {OpKind::fill_zero, fill_zero},
+    {OpKind::copy, copy},
+    {OpKind::sum_squares, sum_squares},
+    {OpKind::adamw, adamw},
+    {OpKind::sgd, sgd},
+};
+
+constexpr CpuKernelTable make_table() {
+  CpuKernelTable table;
+  for (const Row& row : rows) table.kernels[static_cast<int>(row.kind)] = row.kernel;
+  table.sum_in_order = sum_in_order;
+  table.max_in_order = max_in_order;
+  return table;
+}
+
+constexpr CpuKernelTable table = make_table();
+
+}  // namespace
+
+const CpuKernelTable& kernel_table() { return table; }
+
+}  // namespace parplan::PARPLAN_CPU_NAMESPACE

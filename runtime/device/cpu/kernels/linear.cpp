@@ -1,0 +1,53 @@
+#include "runtime/device/cpu/kernels/gemm.h"
+#include "runtime/device/cpu/kernels/kernels.h"
+#include "runtime/device/cpu/kernels/wide.h"
+
+namespace parplan::PARPLAN_CPU_NAMESPACE {
+
+// x, weight [columns, inner], (bias), -> y, workspace
+void linear(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const int bias = s.bias ? 2 : -1;
+  float* y = a.floats(s.bias ? 3 : 2);
+  for (std::int64_t row = 0; row < s.rows; ++row) {
+    if (s.bias) {
+      __builtin_memcpy(y + row * s.columns, a.floats(bias), s.columns * sizeof(float));
+    } else {
+      __builtin_memset(y + row * s.columns, 0, s.columns * sizeof(float));
+    }
+  }
+  gemm_rows({.m = s.columns, .n = s.rows, .k = s.inner,
+             .x = a.floats(0), .x_stride = s.inner,
+             .w = a.floats(1), .w_stride = s.inner,
+             .y = y, .y_stride = s.columns,
+             .blocking = forward_blocking, .workspace = a.floats(s.bias ? 4 : 3)});
+}
+
+// dy, weight -> dx (+=), workspace
+void linear_input_gradient(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  float* dx = a.floats(2);
+  if (!s.accumulate) __builtin_memset(dx, 0, s.rows * s.inner * sizeof(float));
+  gemm_rows_transposed({.m = s.inner, .n = s.rows, .k = s.columns,
+                        .x = a.floats(0), .x_stride = s.columns,
+                        .w = a.floats(1), .w_stride = s.inner,
+                        .y = dx, .y_stride = s.inner,
+                        .blocking = backward_blocking, .workspace = a.floats(3)});
+}
+
+// dy, x -> dweight +=, (dbias +=), workspace
+void linear_weight_gradient(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const float* dy = a.floats(0);
+  gemm_outer({.m = s.inner, .n = s.columns, .k = s.rows,
+              .x = dy, .x_stride = s.columns,
+              .w = a.floats(1), .w_stride = s.inner,
+              .y = a.floats(2), .y_stride = s.inner,
+              .blocking = backward_blocking, .workspace = a.floats(s.bias ? 4 : 3)});
+  if (!s.bias) return;
+  float* dbias = a.floats(3);
+  for (std::int64_t row = 0; row < s.rows; ++row, dy += s.columns)
+    for (std::int64_t i = 0; i < s.columns; ++i) dbias[i] += dy[i];
+}
+
+}  // namespace parplan::PARPLAN_CPU_NAMESPACE

@@ -1,0 +1,136 @@
+#include "runtime/device/cpu/kernels/kernels.h"
+#include "runtime/device/cpu/kernels/wide.h"
+
+namespace parplan::PARPLAN_CPU_NAMESPACE {
+
+namespace {
+
+// What clipping multiplies gradients by: min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_.
+float clip_factor(const StepScalars& scalars, const float* sum_of_squares) {
+  if (sum_of_squares == nullptr || scalars.clip_norm <= 0.0) return 1.0f;
+  const double factor = scalars.clip_norm / (__builtin_sqrt(static_cast<double>(*sum_of_squares)) + 1e-6);
+  return factor < 1.0 ? static_cast<float>(factor) : 1.0f;
+}
+
+double power(double base, std::int64_t exponent) { return __builtin_pow(base, static_cast<double>(exponent)); }
+
+// Runs steps(arrays, n) on the elements, n always a multiple of 16: what is left over goes through a padded copy. The
+// steps are never inlined, so each element meets the same instructions wherever a ZeRO shard begins or ends.
+template <int Arrays, class Steps>
+void in_sixteens(float* const (&arrays)[Arrays], std::int64_t n, const Steps& steps) {
+  const std::int64_t whole = n / 16 * 16;
+  const std::int64_t rest = n - whole;
+  if (whole > 0) steps(arrays, whole);
+  if (rest == 0) return;
+  alignas(64) float copies[Arrays][16] = {};
+  float* pointers[Arrays];
+  for (int i = 0; i < Arrays; ++i) {
+    __builtin_memcpy(copies[i], arrays[i] + whole, rest * sizeof(float));
+    pointers[i] = copies[i];
+  }
+  steps(pointers, 16);
+  for (int i = 1; i < Arrays; ++i) __builtin_memcpy(arrays[i] + whole, copies[i], rest * sizeof(float));
+}
+
+struct AdamConstants {
+  float clip, keep, coupled_decay, beta1, rest1, beta2, rest2, step_size, root, epsilon;
+};
+
+[[gnu::noinline]] void adam_steps(const AdamConstants& constants, const float* __restrict gradient,
+                                  float* __restrict parameter, float* __restrict first, float* __restrict second,
+                                  std::int64_t n) {
+  const AdamConstants c = constants;
+  for (std::int64_t i = 0; i < n / 16 * 16; ++i) {
+    const float g = gradient[i] * c.clip + c.coupled_decay * parameter[i];
+    const float m = c.beta1 * first[i] + c.rest1 * g;
+    const float v = c.beta2 * second[i] + c.rest2 * (g * g);
+    first[i] = m;
+    second[i] = v;
+    parameter[i] = parameter[i] * c.keep - c.step_size * (m / (__builtin_sqrtf(v) / c.root + c.epsilon));
+  }
+}
+
+struct SgdConstants {
+  float clip, decay, momentum, rate;
+};
+
+[[gnu::noinline]] void sgd_steps(const SgdConstants& constants, const float* __restrict gradient,
+                                 float* __restrict parameter, std::int64_t n) {
+  const SgdConstants c = constants;
+  for (std::int64_t i = 0; i < n / 16 * 16; ++i)
+    parameter[i] -= c.rate * (gradient[i] * c.clip + c.decay * parameter[i]);
+}
+
+[[gnu::noinline]] void sgd_steps_with_momentum(const SgdConstants& constants, const float* __restrict gradient,
+                                               float* __restrict parameter, float* __restrict buffer, std::int64_t n) {
+  const SgdConstants c = constants;
+  for (std::int64_t i = 0; i < n / 16 * 16; ++i) {
+    const float b = c.momentum * buffer[i] + (gradient[i] * c.clip + c.decay * parameter[i]);
+    buffer[i] = b;
+    parameter[i] -= c.rate * b;
+  }
+}
+
+}  // namespace
+
+// x -> y += sum of x^2, added up in double precision
+void sum_squares(const CpuKernelArguments& a) {
+  const std::int64_t n = elements(a.shape);
+  const float* x = a.floats(0);
+  WideDouble sum{};
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const WideDouble v = __builtin_convertvector(load(x + i, Whole{}), WideDouble);
+    sum += v * v;
+  }
+  if (i < n) {
+    const WideDouble v = __builtin_convertvector(load(x + i, Rest{n - i}), WideDouble);
+    sum += v * v;
+  }
+  double total = 0.0;
+  for (int lane = 0; lane < 16; ++lane) total += sum[lane];
+  *a.floats(1) += static_cast<float>(total);
+}
+
+// gradient, parameter, m, v, (norm). Loshchilov and Hutter 2019, in the order of torch.optim.AdamW; without decoupled
+// decay, Kingma and Ba 2015 in the order of torch.optim.Adam.
+void adamw(const CpuKernelArguments& a) {
+  const StepScalars& t = *a.scalars;
+  const double decay = a.shape.weight_decay ? t.weight_decay : 0.0;
+  const AdamConstants constants{
+      .clip = clip_factor(t, t.has_norm ? a.floats(4) : nullptr),
+      .keep = t.decoupled_decay ? static_cast<float>(1.0 - t.learning_rate * decay) : 1.0f,
+      .coupled_decay = t.decoupled_decay ? 0.0f : static_cast<float>(decay),
+      .beta1 = static_cast<float>(t.beta1),
+      .rest1 = static_cast<float>(1.0 - t.beta1),
+      .beta2 = static_cast<float>(t.beta2),
+      .rest2 = static_cast<float>(1.0 - t.beta2),
+      .step_size = static_cast<float>(t.learning_rate / (1.0 - power(t.beta1, t.step))),
+      .root = static_cast<float>(__builtin_sqrt(1.0 - power(t.beta2, t.step))),
+      .epsilon = static_cast<float>(t.epsilon),
+  };
+  in_sixteens<4>({a.floats(0), a.floats(1), a.floats(2), a.floats(3)}, elements(a.shape),
+                 [&](float* const* p, std::int64_t n) { adam_steps(constants, p[0], p[1], p[2], p[3], n); });
+}
+
+// gradient, parameter, (momentum), (norm). In the order of torch.optim.SGD.
+void sgd(const CpuKernelArguments& a) {
+  const StepScalars& t = *a.scalars;
+  const bool has_momentum = t.momentum != 0.0;
+  const SgdConstants constants{
+      .clip = clip_factor(t, t.has_norm ? a.floats(has_momentum ? 3 : 2) : nullptr),
+      .decay = a.shape.weight_decay ? static_cast<float>(t.weight_decay) : 0.0f,
+      .momentum = static_cast<float>(t.momentum),
+      .rate = static_cast<float>(t.learning_rate),
+  };
+  if (has_momentum) {
+    in_sixteens<3>({a.floats(0), a.floats(1), a.floats(2)}, elements(a.shape), [&](float* const* p, std::int64_t n) {
+      sgd_steps_with_momentum(constants, p[0], p[1], p[2], n);
+    });
+  } else {
+    in_sixteens<2>({a.floats(0), a.floats(1)}, elements(a.shape),
+                   [&](float* const* p, std::int64_t n) { sgd_steps(constants, p[0], p[1], n); });
+  }
+}
+
+}  // namespace parplan::PARPLAN_CPU_NAMESPACE

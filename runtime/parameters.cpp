@@ -1,0 +1,93 @@
+#include "runtime/parameters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace parplan {
+namespace {
+
+std::uint64_t splitmix64(std::uint64_t x) {
+  x += 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// FNV-1a.
+std::uint64_t hash(const std::string& text) {
+  std::uint64_t h = 0xCBF29CE484222325u;
+  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
+  return h;
+}
+
+double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1.0p-53; }
+
+// Calls visit(offset in this rank's shard of the bucket, logical index or -1 for padding) for every element of `part`
+// that lies in the shard.
+template <class Visit>
+void for_each_element(const OpGraph& graph, const ParameterPart& part, const Bucket& bucket, bool whole, Visit visit) {
+  const Tensor& tensor = graph.tensors[static_cast<std::size_t>(part.tensor)];
+  const std::int64_t logical_rows = tensor.dims[0].size;
+  const std::int64_t logical_columns = tensor.dims.size() == 2 ? tensor.dims[1].size : 1;
+  const std::int64_t begin = whole ? 0 : bucket.shard_begin;
+  const std::int64_t end = whole ? bucket.elements : bucket.shard_begin + bucket.shard_elements;
+  for (std::int64_t row = 0; row < part.rows; ++row)
+    for (std::int64_t column = 0; column < part.columns; ++column) {
+      const std::int64_t element = part.bucket_offset + row * part.columns + column;
+      if (element < begin || element >= end) continue;
+      const std::int64_t logical_row = part.row_begin + row;
+      const bool padding = logical_row >= logical_rows;
+      visit(element - begin, padding ? -1 : logical_row * logical_columns + part.column_begin + column);
+    }
+}
+
+}  // namespace
+
+InitialValue initializer(std::uint64_t seed) {
+  return [seed](const Tensor& tensor, std::int64_t index) -> float {
+    if (tensor.initializer == Initializer::zeros) return 0.0f;
+    if (tensor.initializer == Initializer::ones) return 1.0f;
+    const std::uint64_t counter = splitmix64(seed ^ hash(tensor.name)) + 2 * static_cast<std::uint64_t>(index);
+    const double radius = std::sqrt(-2.0 * std::log(uniform(splitmix64(counter))));
+    return static_cast<float>(tensor.standard_deviation * radius *
+                              std::cos(2.0 * std::numbers::pi * uniform(splitmix64(counter + 1))));
+  };
+}
+
+void initialise(const OpGraph& graph, const Program& program, const Arena& arena, const InitialValue& value) {
+  const auto floats = [&](int buffer) { return reinterpret_cast<float*>(arena.at(buffer)); };
+  const auto count = [&](int buffer) { return program.buffers[static_cast<std::size_t>(buffer)].bytes / 4; };
+  for (const Bucket& bucket : program.buckets)
+    for (int buffer : {bucket.parameters, bucket.first_moment, bucket.second_moment, bucket.master})
+      if (buffer >= 0) std::fill_n(floats(buffer), count(buffer), 0.0f);
+  for (const ParameterPart& part : program.parameters) {
+    const Bucket& bucket = program.buckets[static_cast<std::size_t>(part.bucket)];
+    const Tensor& tensor = graph.tensors[static_cast<std::size_t>(part.tensor)];
+    const bool whole = count(bucket.parameters) == bucket.elements;
+    float* values = floats(bucket.parameters);
+    for_each_element(graph, part, bucket, whole, [&](std::int64_t at, std::int64_t logical) {
+      values[at] = logical < 0 ? 0.0f : value(tensor, logical);
+    });
+  }
+}
+
+void collect(const OpGraph& graph, const Program& program, const Arena& arena, ParameterContent content, LogicalTensors& into) {
+  for (const ParameterPart& part : program.parameters) {
+    const Bucket& bucket = program.buckets[static_cast<std::size_t>(part.bucket)];
+    const Tensor& tensor = graph.tensors[static_cast<std::size_t>(part.tensor)];
+    const int buffer = content == ParameterContent::values ? bucket.parameters : bucket.gradients;
+    const bool whole = program.buffers[static_cast<std::size_t>(buffer)].bytes / 4 == bucket.elements;
+    const float* values = reinterpret_cast<const float*>(arena.at(buffer));
+    std::vector<float>& logical_values = into[tensor.name];
+    logical_values.resize(static_cast<std::size_t>(element_count(tensor)));
+    // Under ZeRO-1 the gradient buffer is whole, but only this rank's shard of it is reduced.
+    const bool shard_only = !whole || content == ParameterContent::gradients;
+    const std::int64_t skip = whole && shard_only ? bucket.shard_begin : 0;
+    for_each_element(graph, part, bucket, !shard_only, [&](std::int64_t at, std::int64_t logical) {
+      if (logical >= 0) logical_values[static_cast<std::size_t>(logical)] = values[at + skip];
+    });
+  }
+}
+
+}  // namespace parplan

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "planner/graph/op_graph.h"
+#include "planner/program/program.h"
+#include "runtime/arena.h"
+
+namespace parplan {
+
+// The initial value of an element of a parameter, by its index in the logical (unsharded, unpadded) tensor: the same
+// under every plan.
+using InitialValue = std::function<float(const Tensor&, std::int64_t)>;
+
+// As the tensor's initializer says; normal values from a counter-based generator (splitmix64 and Box-Muller).
+InitialValue initializer(std::uint64_t seed);
+
+// Fills this rank's parameters (padding with zeros), master copies, and optimizer state with zeros.
+void initialise(const OpGraph& graph, const Program& program, const Arena& arena, const InitialValue& value);
+
+enum class ParameterContent { values, gradients };
+
+// Copies what this rank holds into logical tensors, keyed by parameter name and sized on first use. Gradients are those
+// of the last step, as the optimizer read them (before clipping). Call for every rank to have all of it.
+using LogicalTensors = std::map<std::string, std::vector<float>>;
+void collect(const OpGraph& graph, const Program& program, const Arena& arena, ParameterContent content, LogicalTensors& into);
+
+}  // namespace parplan
