@@ -1,0 +1,254 @@
+#include "tests/numerics/reference.h"
+
+#include <algorithm>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "runtime/device/cpu/cpu_backend.h"
+#include "runtime/device/kernel.h"
+
+namespace parplan {
+namespace {
+
+std::size_t at(TensorId tensor) { return static_cast<std::size_t>(tensor); }
+
+std::int64_t elements(const Tensor& tensor, std::int64_t micro_batch) {
+  std::int64_t count = 1;
+  for (const TensorDim& dim : tensor.dims) count *= dim.dim == Dim::batch ? micro_batch : dim.size;
+  return count;
+}
+
+// The tensor whose gradient storage `tensor` shares.
+TensorId owner(const TrainingBlock& block, TensorId tensor) {
+  while (block.alias[at(tensor)] != tensor) tensor = block.alias[at(tensor)];
+  return tensor;
+}
+
+// The whole size of an op, nothing sharded.
+OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, double loss_scale) {
+  const auto width = [&](TensorId tensor) { return graph.tensors[at(tensor)].dims.back().size; };
+  OpShape shape = op.attributes;
+  shape.rows = graph.sequence * micro_batch;
+  shape.columns = width(op.outputs[0]);
+  switch (op.kind) {
+    case OpKind::embedding:
+      shape.valid = graph.tensors[at(op.parameters[0])].dims[0].size;
+      break;
+    case OpKind::linear:
+      shape.inner = width(op.inputs[0]);
+      shape.bias = op.parameters.size() == 2;
+      break;
+    case OpKind::add_position:
+    case OpKind::rotary:
+    case OpKind::attention:
+      shape.sequence = graph.sequence;
+      shape.batch = micro_batch;
+      break;
+    case OpKind::add:
+      shape.second = op.inputs.size() == 2;
+      shape.bias = op.parameters.size() == 1;
+      break;
+    case OpKind::cross_entropy_max:
+    case OpKind::cross_entropy_sums:
+    case OpKind::cross_entropy_loss:
+      shape.columns = width(op.inputs[0]);
+      shape.valid = graph.vocabulary;
+      shape.scale = loss_scale;
+      break;
+    default:
+      break;
+  }
+  return shape;
+}
+
+// Kernels want their workspace at multiples of 64 bytes.
+float* aligned(std::vector<float>& storage, Bytes bytes) {
+  const std::size_t wanted = static_cast<std::size_t>(bytes.count) / sizeof(float) + 16;
+  if (storage.size() < wanted) storage.resize(wanted);
+  void* start = storage.data();
+  std::size_t space = storage.size() * sizeof(float);
+  return static_cast<float*>(std::align(64, static_cast<std::size_t>(bytes.count), start, space));
+}
+
+}  // namespace
+
+Reference::Reference(const OpGraph& graph, const TrainingSpec& training)
+    : graph_(graph), training_(training), backend_(make_cpu_backend()) {
+  PARPLAN_ASSERT(training.precision == DataType::fp32, name(training.precision));
+  for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
+    blocks_.push_back(training_block(graph_, static_cast<int>(b)));
+    std::map<TensorId, std::vector<float>>& sums = accumulators_.emplace_back();
+    for (const TrainingOp& op : blocks_.back().backward)
+      for (const TrainingOperand& operand : op.operands)
+        if (operand.source == OperandSource::parameter_gradient)
+          sums[operand.tensor].resize(static_cast<std::size_t>(element_count(graph_.tensors[at(operand.tensor)])));
+  }
+  for (const TensorId id : parplan::parameters(graph_)) {
+    const Tensor& tensor = graph_.tensors[at(id)];
+    const std::vector<float> zeros(static_cast<std::size_t>(element_count(tensor)), 0.0f);
+    parameters_[tensor.name] = zeros;
+    first_moments_[tensor.name] = zeros;
+    second_moments_[tensor.name] = zeros;
+  }
+  values_.resize(graph_.tensors.size());
+  gradients_.resize(graph_.tensors.size());
+}
+
+void* Reference::operand(const TrainingOperand& operand, std::size_t block, std::int64_t micro_batch) {
+  const Tensor& tensor = graph_.tensors[at(operand.tensor)];
+  const auto sized = [&](std::vector<float>& storage) -> void* {
+    storage.resize(static_cast<std::size_t>(elements(tensor, micro_batch)));
+    return storage.data();
+  };
+  switch (operand.source) {
+    case OperandSource::input:
+    case OperandSource::output:
+      if (tensor.role == TensorRole::tokens) return tokens_.at(operand.tensor).data();
+      return sized(values_[at(operand.tensor)]);
+    case OperandSource::output_gradient:
+    case OperandSource::input_gradient:
+      return sized(gradients_[at(owner(blocks_[block], operand.tensor))]);
+    case OperandSource::parameter:
+      return parameters_.at(tensor.name).data();
+    case OperandSource::parameter_gradient:
+      return accumulators_[block].at(operand.tensor).data();
+    case OperandSource::workspace:
+      break;
+  }
+  PARPLAN_ASSERT(false, "a workspace has no tensor");
+  return nullptr;
+}
+
+void Reference::run(const TrainingOp& op, std::size_t block, std::int64_t micro_batch, double loss_scale) {
+  OpShape shape = shape_of(graph_, graph_.ops[static_cast<std::size_t>(op.forward_op)], micro_batch, loss_scale);
+  shape.accumulate = op.accumulate;
+  std::vector<void*> operands;
+  for (const TrainingOperand& each : op.operands) {
+    operands.push_back(each.source == OperandSource::workspace ? aligned(workspace_, row_of(op.kind).cpu_workspace(shape))
+                                                               : operand(each, block, micro_batch));
+  }
+  backend_->run(0, {.kind = op.kind, .shape = shape, .operands = operands});
+}
+
+void Reference::forward(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
+                        std::int64_t micro_batch) {
+  // Samples lie one after the other; activations are [sequence, batch, features].
+  for (const Op& op : graph_.ops) {
+    for (const TensorId id : op.inputs) {
+      if (graph_.tensors[at(id)].role != TensorRole::tokens) continue;
+      const std::span<const std::int32_t> source = op.kind == OpKind::embedding ? tokens : targets;
+      std::vector<std::int32_t>& loaded = tokens_[id];
+      loaded.clear();
+      for (std::int64_t position = 0; position < graph_.sequence; ++position)
+        for (std::int64_t sample = 0; sample < micro_batch; ++sample)
+          loaded.push_back(source[static_cast<std::size_t>(sample * graph_.sequence + position)]);
+    }
+  }
+  for (std::size_t b = 0; b < blocks_.size(); ++b)
+    for (const TrainingOp& op : blocks_[b].forward) run(op, b, micro_batch, 0.0);
+}
+
+void Reference::backward(std::int64_t micro_batch, double loss_scale) {
+  for (std::size_t b = blocks_.size(); b-- > 0;) {
+    for (const TrainingOp& op : blocks_[b].backward) run(op, b, micro_batch, loss_scale);
+    if (b == 0) break;
+    // The gradient of the activation between two blocks lies where the later block's alias chain ends.
+    const TensorId crossing = graph_.blocks[b].input;
+    const TensorId from = owner(blocks_[b], crossing), to = owner(blocks_[b - 1], crossing);
+    if (from != to) gradients_[at(to)] = gradients_[at(from)];
+  }
+}
+
+ReferenceStep Reference::step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
+                              std::int64_t micro_batch) {
+  const std::int64_t count = training_.global_batch * graph_.sequence;
+  PARPLAN_ASSERT(training_.global_batch % micro_batch == 0, fmt::format("{} over {}", training_.global_batch, micro_batch));
+  PARPLAN_ASSERT(static_cast<std::int64_t>(tokens.size()) == count && tokens.size() == targets.size(),
+                 fmt::format("{} tokens and {} targets for {}", tokens.size(), targets.size(), count));
+  const TensorId loss = graph_.ops.back().outputs[0];
+  values_[at(loss)].assign(1, 0.0f);
+  for (auto& sums : accumulators_)
+    for (auto& [id, sum] : sums) std::fill(sum.begin(), sum.end(), 0.0f);
+
+  const std::int64_t slice = micro_batch * graph_.sequence;
+  for (std::int64_t first = 0; first < count; first += slice) {
+    forward(tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(slice)),
+            targets.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(slice)), micro_batch);
+    backward(micro_batch, 1.0 / static_cast<double>(count));
+  }
+
+  ReferenceStep result;
+  result.loss = static_cast<double>(values_[at(loss)][0]) / static_cast<double>(count);
+  for (const auto& sums : accumulators_) {
+    for (const auto& [id, sum] : sums) {
+      const auto [found, first_use] = result.gradients.try_emplace(graph_.tensors[at(id)].name, sum);
+      if (first_use) continue;
+      for (std::size_t i = 0; i < sum.size(); ++i) found->second[i] += sum[i];
+    }
+  }
+  update(result.gradients);
+  return result;
+}
+
+std::vector<float> Reference::logits(std::span<const std::int32_t> tokens) {
+  TensorId logits = -1;
+  for (const Op& op : graph_.ops)
+    if (op.kind == OpKind::cross_entropy_max) logits = op.inputs[0];
+  PARPLAN_ASSERT(logits >= 0, graph_.name);
+  const TensorId loss = graph_.ops.back().outputs[0];
+  values_[at(loss)].assign(1, 0.0f);
+  std::vector<float> all;
+  for (std::size_t first = 0; first < tokens.size(); first += static_cast<std::size_t>(graph_.sequence)) {
+    const auto sample = tokens.subspan(first, static_cast<std::size_t>(graph_.sequence));
+    forward(sample, sample, 1);  // the loss of these targets is of no interest
+    all.insert(all.end(), values_[at(logits)].begin(), values_[at(logits)].end());
+  }
+  return all;
+}
+
+void Reference::update(ByParameter& gradients) {
+  StepScalars scalars;
+  scalars.step = steps_ + 1;
+  scalars.learning_rate = learning_rate_at(training_, steps_);
+  scalars.beta1 = training_.beta1;
+  scalars.beta2 = training_.beta2;
+  scalars.epsilon = training_.epsilon;
+  scalars.weight_decay = training_.weight_decay;
+  scalars.decoupled_decay = training_.optimizer == Optimizer::adamw;
+  scalars.momentum = training_.optimizer == Optimizer::sgd ? training_.momentum : 0.0;
+  scalars.clip_norm = training_.clip_norm;
+  scalars.has_norm = training_.clip_norm > 0.0;
+  ++steps_;
+
+  const auto flat = [](const std::vector<float>& values) {
+    OpShape shape;
+    shape.rows = static_cast<std::int64_t>(values.size());
+    return shape;
+  };
+
+  float norm = 0.0f;  // the sum of squares
+  const std::vector<TensorId> order = parplan::parameters(graph_);
+  if (scalars.has_norm) {
+    for (const TensorId id : order) {
+      std::vector<float>& gradient = gradients.at(graph_.tensors[at(id)].name);
+      const std::vector<void*> operands = {gradient.data(), &norm};
+      backend_->run(0, {.kind = OpKind::sum_squares, .shape = flat(gradient), .operands = operands});
+    }
+  }
+  for (const TensorId id : order) {
+    const Tensor& tensor = graph_.tensors[at(id)];
+    std::vector<float>& gradient = gradients.at(tensor.name);
+    OpShape shape = flat(gradient);
+    shape.weight_decay = tensor.decays;
+    std::vector<void*> operands = {gradient.data(), parameters_.at(tensor.name).data()};
+    const bool sgd = training_.optimizer == Optimizer::sgd;
+    if (!sgd || scalars.momentum != 0.0) operands.push_back(first_moments_.at(tensor.name).data());
+    if (!sgd) operands.push_back(second_moments_.at(tensor.name).data());
+    if (scalars.has_norm) operands.push_back(&norm);
+    backend_->run(0, {.kind = sgd ? OpKind::sgd : OpKind::adamw, .shape = shape, .operands = operands, .scalars = &scalars});
+  }
+}
+
+}  // namespace parplan
