@@ -113,10 +113,10 @@ struct OpRow {
   std::string_view name;
   ShardingRule sharding = ShardingRule::none;
   // In the order in which the kernel receives them.
-  std::span<const OperandRow> operands;
+  std::span<const OperandRow> operands = {};
   // Backward ops in the order in which they run. What they read of the forward op's inputs and outputs is what
   // the op saves.
-  std::span<const OpKind> gradients;
+  std::span<const OpKind> gradients = {};
   // `input_gradient(i)` is `output_gradient(0)` itself (add, add_position).
   bool passes_gradient = false;
   // Backward ops: `input_gradient(0)` can be added to (OpShape::accumulate) instead of written.
