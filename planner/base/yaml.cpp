@@ -1,0 +1,272 @@
+#include "planner/base/yaml.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <sstream>
+#include <utility>
+
+#include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include "planner/base/file.h"
+#include "planner/base/text.h"
+
+namespace parplan {
+
+struct YamlNode::Document {
+  std::string file;
+};
+
+namespace {
+
+// What `node_` points to. `path` says which part of the file a node is: "training.optimizer", "links[2]"; empty at the
+// top.
+struct Entry {
+  YAML::Node node;
+  std::string path;
+};
+
+const Entry& entry(const std::shared_ptr<const void>& node) { return *static_cast<const Entry*>(node.get()); }
+
+Location place(const std::string& file, const YAML::Mark& mark) {
+  // yaml-cpp counts from 0, and marks what is not there with -1.
+  if (mark.line < 0) return {.file = file, .line = 0, .column = 0};
+  return {.file = file, .line = mark.line + 1, .column = mark.column + 1};
+}
+
+// Walks the events of a document, each once, for what yaml-cpp accepts silently: a key given twice (the first
+// would win), and aliases (which would let a small file unfold into a huge one).
+class StrictEvents : public YAML::EventHandler {
+ public:
+  explicit StrictEvents(const std::string& file) : file_(file) {}
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++documents_ > 1) throw ConfigError(place(file_, mark), "expected one document, found a second one");
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override { value(mark, std::nullopt); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    throw ConfigError(place(file_, mark), "aliases ('*name') are not supported; write the value out");
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string&, YAML::anchor_t, const std::string& text) override {
+    value(mark, text);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    value(mark, std::nullopt);
+    open_.push_back({.map = false});
+  }
+  void OnSequenceEnd() override { open_.pop_back(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    value(mark, std::nullopt);
+    open_.push_back({.map = true});
+  }
+  void OnMapEnd() override { open_.pop_back(); }
+
+ private:
+  struct Open {
+    bool map = false;
+    bool key_next = true;
+    std::vector<std::pair<std::string, int>> keys = {};  // with their lines
+  };
+
+  // A node begins; in a map it is by turns a key and a value.
+  void value(const YAML::Mark& mark, const std::optional<std::string>& text) {
+    if (open_.empty() || !open_.back().map) return;
+    Open& map = open_.back();
+    if (map.key_next) {
+      if (!text) throw ConfigError(place(file_, mark), "expected a key of plain text");
+      for (const auto& [key, line] : map.keys) {
+        if (key == *text) {
+          throw ConfigError(place(file_, mark), fmt::format("duplicate key '{}', first given on line {}", key, line));
+        }
+      }
+      map.keys.emplace_back(*text, mark.line + 1);
+    }
+    map.key_next = !map.key_next;
+  }
+
+  const std::string& file_;
+  int documents_ = 0;
+  std::vector<Open> open_;
+};
+
+std::string found(const YAML::Node& node) {
+  if (node.IsMap()) return "a map";
+  if (node.IsSequence()) return "a list";
+  if (node.IsScalar()) return fmt::format("'{}'", node.Scalar());
+  return "nothing";
+}
+
+std::shared_ptr<const Entry> child(YAML::Node node, std::string path) {
+  return std::make_shared<const Entry>(Entry{.node = std::move(node), .path = std::move(path)});
+}
+
+std::string path_of_key(const std::string& path, std::string_view key) {
+  return path.empty() ? std::string(key) : fmt::format("{}.{}", path, key);
+}
+
+// A ConfigError's message without the "error: " that it begins with when it has no place.
+std::string message_of(const ConfigError& error) {
+  const std::string_view prefix = "error: ";
+  const std::string_view what = error.what();
+  return std::string(what.substr(what.starts_with(prefix) ? prefix.size() : 0));
+}
+
+template <typename Result>
+Result parse_quantity(const YamlNode& node, Result (*parse)(std::string_view)) {
+  try {
+    return parse(node.as_string());
+  } catch (const ConfigError& error) {
+    if (std::string_view(error.what()).starts_with("error: ")) node.fail(message_of(error));
+    throw;
+  }
+}
+
+}  // namespace
+
+YamlNode::YamlNode(std::shared_ptr<const Document> document, std::shared_ptr<const void> node)
+    : document_(std::move(document)), node_(std::move(node)) {}
+
+YamlNode YamlNode::parse(const std::string& text, const std::string& file_name) {
+  const auto document = std::make_shared<const Document>(Document{.file = file_name});
+  try {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    StrictEvents events(document->file);
+    while (parser.HandleNextDocument(events)) {
+    }
+    return YamlNode(document, child(YAML::Load(text), ""));
+  } catch (const YAML::Exception& error) {
+    throw ConfigError(place(file_name, error.mark), "invalid YAML: " + error.msg);
+  }
+}
+
+YamlNode YamlNode::load(const std::string& path) { return parse(read_file(path), path); }
+
+bool YamlNode::is_map() const { return entry(node_).node.IsMap(); }
+bool YamlNode::is_list() const { return entry(node_).node.IsSequence(); }
+bool YamlNode::is_scalar() const { return entry(node_).node.IsScalar(); }
+bool YamlNode::is_null() const { return entry(node_).node.IsNull(); }
+Location YamlNode::location() const { return place(document_->file, entry(node_).node.Mark()); }
+
+YamlNode YamlNode::at(std::string_view key) const {
+  const Entry& map = entry(node_);
+  if (!map.node.IsMap()) fail(fmt::format("expected a map with key '{}', found {}", key, found(map.node)));
+  YAML::Node value = map.node[std::string(key)];
+  if (!value.IsDefined()) {
+    fail(map.path.empty() ? fmt::format("missing key '{}' at the top level", key)
+                          : fmt::format("missing key '{}' in '{}'", key, map.path));
+  }
+  return YamlNode(document_, child(std::move(value), path_of_key(map.path, key)));
+}
+
+std::optional<YamlNode> YamlNode::find(std::string_view key) const {
+  const Entry& map = entry(node_);
+  if (!map.node.IsMap()) fail(fmt::format("expected a map, found {}", found(map.node)));
+  YAML::Node value = map.node[std::string(key)];
+  if (!value.IsDefined() || value.IsNull()) return std::nullopt;
+  return YamlNode(document_, child(std::move(value), path_of_key(map.path, key)));
+}
+
+std::vector<std::string> YamlNode::keys() const {
+  const Entry& map = entry(node_);
+  if (!map.node.IsMap()) fail(fmt::format("expected a map, found {}", found(map.node)));
+  std::vector<std::string> names;
+  for (const auto& pair : map.node) names.push_back(pair.first.Scalar());
+  return names;
+}
+
+void YamlNode::allow_keys(const std::vector<std::string>& allowed) const {
+  const Entry& map = entry(node_);
+  if (!map.node.IsMap()) fail(fmt::format("expected a map, found {}", found(map.node)));
+  for (const auto& pair : map.node) {
+    const std::string& key = pair.first.Scalar();
+    if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) continue;
+    throw ConfigError(place(document_->file, pair.first.Mark()),
+                      fmt::format("unknown key '{}'; allowed: {}{}", key, join(allowed), did_you_mean(key, allowed)));
+  }
+}
+
+std::size_t YamlNode::size() const {
+  const YAML::Node& list = entry(node_).node;
+  if (!list.IsSequence()) fail(fmt::format("expected a list, found {}", found(list)));
+  return list.size();
+}
+
+YamlNode YamlNode::operator[](std::size_t i) const {
+  PARPLAN_ASSERT(i < size(), fmt::format("item {} of {}", i, size()));
+  const Entry& list = entry(node_);
+  return YamlNode(document_, child(list.node[i], fmt::format("{}[{}]", list.path, i)));
+}
+
+std::vector<YamlNode> YamlNode::items() const {
+  std::vector<YamlNode> all;
+  for (std::size_t i = 0; i < size(); ++i) all.push_back((*this)[i]);
+  return all;
+}
+
+std::string YamlNode::as_string() const {
+  const YAML::Node& node = entry(node_).node;
+  if (!node.IsScalar()) fail(fmt::format("expected text, found {}", found(node)));
+  return node.Scalar();
+}
+
+bool YamlNode::as_bool() const {
+  const YAML::Node& node = entry(node_).node;
+  if (node.IsScalar() && node.Scalar() == "true") return true;
+  if (node.IsScalar() && node.Scalar() == "false") return false;
+  fail(fmt::format("expected true or false, found {}", found(node)));
+}
+
+std::int64_t YamlNode::as_integer(std::int64_t minimum, std::int64_t maximum) const {
+  const YAML::Node& node = entry(node_).node;
+  if (node.IsScalar()) {
+    const std::string& text = node.Scalar();
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool whole = error == std::errc{} && end == text.data() + text.size();
+    if (whole && number >= minimum && number <= maximum) return number;
+  }
+  std::string wanted = "a whole number";
+  if (minimum != INT64_MIN && maximum != INT64_MAX) {
+    wanted += fmt::format(" from {} to {}", minimum, maximum);
+  } else if (minimum != INT64_MIN) {
+    wanted += fmt::format(" of at least {}", minimum);
+  } else if (maximum != INT64_MAX) {
+    wanted += fmt::format(" of at most {}", maximum);
+  }
+  fail(fmt::format("expected {}, found {}", wanted, found(node)));
+}
+
+double YamlNode::as_number() const {
+  const YAML::Node& node = entry(node_).node;
+  if (node.IsScalar()) {
+    const std::string& text = node.Scalar();
+    double number = 0.0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error == std::errc{} && end == text.data() + text.size() && std::isfinite(number)) return number;
+  }
+  fail(fmt::format("expected a number, found {}", found(node)));
+}
+
+Bytes YamlNode::as_bytes() const { return parse_quantity(*this, parse_bytes); }
+BytesPerSecond YamlNode::as_bandwidth() const { return parse_quantity(*this, parse_bandwidth); }
+Seconds YamlNode::as_duration() const { return parse_quantity(*this, parse_duration); }
+FlopsPerSecond YamlNode::as_flop_rate() const { return parse_quantity(*this, parse_flop_rate); }
+
+std::size_t YamlNode::as_choice(const std::vector<std::string>& allowed) const {
+  const YAML::Node& node = entry(node_).node;
+  if (!node.IsScalar()) fail(fmt::format("expected one of {}, found {}", join(allowed), found(node)));
+  const std::string& text = node.Scalar();
+  const auto at = std::find(allowed.begin(), allowed.end(), text);
+  if (at == allowed.end()) {
+    fail(fmt::format("expected one of {}, found '{}'{}", join(allowed), text, did_you_mean(text, allowed)));
+  }
+  return static_cast<std::size_t>(at - allowed.begin());
+}
+
+void YamlNode::fail(const std::string& message) const { throw ConfigError(location(), message); }
+
+}  // namespace parplan
