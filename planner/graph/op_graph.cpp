@@ -1,0 +1,313 @@
+#include "planner/graph/op_graph.h"
+
+#include <algorithm>
+#include <map>
+
+#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/topological_sort.hpp>
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+namespace {
+
+std::size_t index(TensorId id) { return static_cast<std::size_t>(id); }
+const Tensor& tensor(const OpGraph& graph, TensorId id) { return graph.tensors[index(id)]; }
+bool contains(const std::vector<TensorId>& ids, TensorId id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
+
+[[noreturn]] void wrong(const OpGraph& graph, const std::string& what) {
+  throw InternalError(fmt::format("graph '{}': {}", graph.name, what));
+}
+[[noreturn]] void wrong(const OpGraph& graph, const Op& op, const std::string& what) {
+  wrong(graph, fmt::format("op '{}' ({}): {}", op.name, name(op.kind), what));
+}
+
+// Operands against the op's row --------------------------------------------------------------------------------
+
+// How many operands of one source a row wants at least and at most.
+struct Count {
+  std::size_t least = 0;
+  std::size_t most = 0;
+};
+Count count(const OpRow& row, OperandSource source) {
+  Count result;
+  for (const OperandRow& operand : row.operands) {
+    if (operand.source != source) continue;
+    ++result.most;
+    if (!operand.optional) ++result.least;
+  }
+  return result;
+}
+
+void check_operands(const OpGraph& graph, const Op& op) {
+  const OpRow& row = row_of(op.kind);
+  if (row.sharding == ShardingRule::none) wrong(graph, op, "not an op of a forward graph");
+  const auto check = [&](const std::vector<TensorId>& ids, OperandSource source, const char* what) {
+    for (const TensorId id : ids) {
+      if (id < 0 || index(id) >= graph.tensors.size())
+        wrong(graph, op, fmt::format("{} {} of {} tensors", what, id, graph.tensors.size()));
+      if ((tensor(graph, id).role == TensorRole::parameter) != (source == OperandSource::parameter))
+        wrong(graph, op, fmt::format("'{}' cannot be its {}", tensor(graph, id).name, what));
+    }
+    const Count wanted = count(row, source);
+    if (ids.size() >= wanted.least && ids.size() <= wanted.most) return;
+    const std::string range = wanted.least == wanted.most ? fmt::format("{}", wanted.least)
+                                                          : fmt::format("{} to {}", wanted.least, wanted.most);
+    wrong(graph, op, fmt::format("{} {}s, its row has {}", ids.size(), what, range));
+  };
+  check(op.inputs, OperandSource::input, "input");
+  check(op.parameters, OperandSource::parameter, "parameter");
+  check(op.outputs, OperandSource::output, "output");
+}
+
+void check_size(const OpGraph& graph, const Op& op, const std::string& what, std::int64_t found, std::int64_t wanted) {
+  if (found != wanted) wrong(graph, op, fmt::format("{} is {}, not {}", what, found, wanted));
+}
+
+// The widths that the op's sharding rule ties together; `check_operands` has passed.
+void check_sizes(const OpGraph& graph, const Op& op) {
+  const auto width = [&](TensorId id) {
+    const Tensor& of = tensor(graph, id);
+    if (of.dims.empty()) wrong(graph, op, fmt::format("'{}' has no dims", of.name));
+    return of.dims.back().size;
+  };
+  const auto called = [&](TensorId id) { return fmt::format("the width of '{}'", tensor(graph, id).name); };
+  switch (row_of(op.kind).sharding) {
+    case ShardingRule::tokenwise:
+      for (const TensorId id : op.inputs) check_size(graph, op, called(id), width(id), width(op.outputs[0]));
+      for (const TensorId id : op.parameters) check_size(graph, op, called(id), width(id), width(op.outputs[0]));
+      break;
+    case ShardingRule::contraction: {
+      const Tensor& weight = tensor(graph, op.parameters[0]);
+      if (weight.dims.size() != 2) wrong(graph, op, fmt::format("'{}' has {} dims, not 2", weight.name, weight.dims.size()));
+      check_size(graph, op, called(op.parameters[0]), width(op.parameters[0]), width(op.inputs[0]));
+      check_size(graph, op, called(op.outputs[0]), width(op.outputs[0]), weight.dims[0].size);
+      if (op.parameters.size() > 1)
+        check_size(graph, op, called(op.parameters[1]), width(op.parameters[1]), width(op.outputs[0]));
+      break;
+    }
+    case ShardingRule::lookup:
+      check_size(graph, op, called(op.parameters[0]), width(op.parameters[0]), width(op.outputs[0]));
+      break;
+    case ShardingRule::heads: {
+      const OpShape& of = op.attributes;
+      check_size(graph, op, called(op.inputs[0]), width(op.inputs[0]), (of.heads + 2 * of.kv_heads) * of.head_dim);
+      if (op.kind == OpKind::attention)
+        check_size(graph, op, called(op.outputs[0]), width(op.outputs[0]), of.heads * of.head_dim);
+      break;
+    }
+    case ShardingRule::vocabulary_max:
+    case ShardingRule::vocabulary_sum:
+    case ShardingRule::vocabulary_loss:
+      check_size(graph, op, called(op.inputs[0]), width(op.inputs[0]), graph.vocabulary);
+      break;
+    case ShardingRule::none: break;
+  }
+}
+
+// Topological order -----------------------------------------------------------------------------------------------
+
+// Ops and tensors as vertices: tensor t is vertex t, op i is vertex (tensors + i).
+using Dag = boost::adjacency_list<boost::vecS, boost::vecS, boost::bidirectionalS>;
+
+void check_order(const OpGraph& graph) {
+  Dag dag(graph.tensors.size() + graph.ops.size());
+  std::vector<int> producer(graph.tensors.size(), -1);
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    const Op& op = graph.ops[i];
+    const std::size_t vertex = graph.tensors.size() + i;
+    for (const TensorId id : op.inputs) boost::add_edge(index(id), vertex, dag);
+    for (const TensorId id : op.parameters) boost::add_edge(index(id), vertex, dag);
+    for (const TensorId id : op.outputs) {
+      const TensorRole role = tensor(graph, id).role;
+      if (role == TensorRole::tokens) wrong(graph, op, fmt::format("'{}' comes from the data loader", tensor(graph, id).name));
+      if (producer[index(id)] >= 0)
+        wrong(graph, op, fmt::format("'{}' is written by '{}' already", tensor(graph, id).name,
+                                     graph.ops[index(producer[index(id)])].name));
+      producer[index(id)] = static_cast<int>(i);
+      boost::add_edge(vertex, index(id), dag);
+    }
+  }
+  std::vector<Dag::vertex_descriptor> sorted;  // reversed
+  try {
+    boost::topological_sort(dag, std::back_inserter(sorted));
+  } catch (const boost::not_a_dag&) {
+    wrong(graph, "its ops depend on each other in a circle");
+  }
+  // An order exists; the graph's own has to be one.
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    const Op& op = graph.ops[i];
+    for (const TensorId id : op.inputs) {
+      if (tensor(graph, id).role == TensorRole::tokens) continue;
+      if (producer[index(id)] < 0) wrong(graph, op, fmt::format("nothing writes '{}'", tensor(graph, id).name));
+      if (producer[index(id)] > static_cast<int>(i))
+        wrong(graph, op, fmt::format("stands before '{}', which writes '{}'", graph.ops[index(producer[index(id)])].name,
+                                     tensor(graph, id).name));
+      for (const TensorId output : op.outputs)
+        if (output < id)
+          wrong(graph, op, fmt::format("tensor '{}' stands before '{}', which it is made of", tensor(graph, output).name,
+                                       tensor(graph, id).name));
+    }
+  }
+  const Op& last = graph.ops.back();
+  if (tensor(graph, last.outputs[0]).role != TensorRole::loss) wrong(graph, last, "the last op does not write the loss");
+}
+
+// Blocks ----------------------------------------------------------------------------------------------------------
+
+void check_blocks(const OpGraph& graph) {
+  if (graph.blocks.empty()) wrong(graph, "no blocks");
+  std::vector<std::size_t> block_of(graph.ops.size(), 0);
+  int next = 0;
+  for (std::size_t b = 0; b < graph.blocks.size(); ++b) {
+    const Block& block = graph.blocks[b];
+    if (block.first_op != next || block.last_op <= block.first_op || index(block.last_op) > graph.ops.size())
+      wrong(graph, fmt::format("block '{}' holds ops {} to {}, expected to begin at {} of {}", block.name, block.first_op,
+                               block.last_op, next, graph.ops.size()));
+    for (int i = block.first_op; i < block.last_op; ++i) block_of[index(i)] = b;
+    next = block.last_op;
+  }
+  if (index(next) != graph.ops.size())
+    wrong(graph, fmt::format("ops from {} of {} stand in no block", next, graph.ops.size()));
+
+  // crossing[b]: what is written before the boundary after block b and read behind it.
+  std::vector<std::vector<TensorId>> crossing(graph.blocks.size());
+  std::vector<int> producer(graph.tensors.size(), -1);
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    for (const TensorId id : graph.ops[i].inputs) {
+      if (producer[index(id)] < 0) continue;
+      for (std::size_t b = block_of[index(producer[index(id)])]; b < block_of[i]; ++b)
+        if (!contains(crossing[b], id)) crossing[b].push_back(id);
+    }
+    for (const TensorId id : graph.ops[i].outputs) producer[index(id)] = static_cast<int>(i);
+  }
+  const auto described = [&](TensorId id) {
+    return id >= 0 && index(id) < graph.tensors.size() ? "'" + tensor(graph, id).name + "'" : std::string("none");
+  };
+  for (std::size_t b = 0; b < graph.blocks.size(); ++b) {
+    const Block& block = graph.blocks[b];
+    const bool last = b + 1 == graph.blocks.size();
+    if (!last && (crossing[b].size() != 1 || tensor(graph, crossing[b][0]).role != TensorRole::activation)) {
+      std::vector<std::string> names;
+      for (const TensorId id : crossing[b]) names.push_back(described(id));
+      wrong(graph, fmt::format("between blocks '{}' and '{}' cross {}; expected one activation", block.name,
+                               graph.blocks[b + 1].name, names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
+    }
+    const TensorId input = b == 0 ? -1 : crossing[b - 1][0];
+    const TensorId output = last ? -1 : crossing[b][0];
+    if (block.input != input || block.output != output)
+      wrong(graph, fmt::format("block '{}' declares input {} and output {}, but {} and {} cross", block.name,
+                               described(block.input), described(block.output), described(input), described(output)));
+    if (!last && block_of[index(producer[index(output)])] != b)
+      wrong(graph, fmt::format("block '{}' does not write its output {}", block.name, described(output)));
+  }
+}
+
+// Blocks of equal work -----------------------------------------------------------------------------------------
+
+// A block without what tells it from its like: tensors are numbered by first use, names lose the block's prefix.
+// A tied parameter stays itself.
+struct BlockPattern {
+  std::vector<Op> ops;
+  std::vector<Tensor> tensors;
+  std::vector<TensorId> tied;
+  TensorId input = -1;
+  TensorId output = -1;
+  bool operator==(const BlockPattern&) const = default;
+};
+
+BlockPattern pattern(const OpGraph& graph, const Block& block, const std::vector<TensorId>& tied) {
+  BlockPattern result;
+  std::map<TensorId, TensorId> number;
+  const std::string prefix = block.name + ".";
+  const auto renumber = [&](TensorId id) {
+    const auto [found, inserted] = number.try_emplace(id, static_cast<TensorId>(number.size()));
+    if (inserted) {
+      Tensor local = tensor(graph, id);
+      if (local.role != TensorRole::parameter) local.name.clear();
+      if (local.name.starts_with(prefix)) local.name.erase(0, prefix.size());
+      result.tensors.push_back(std::move(local));
+      if (contains(tied, id)) result.tied.push_back(id);
+    }
+    return found->second;
+  };
+  for (int i = block.first_op; i < block.last_op; ++i) {
+    Op op = graph.ops[index(i)];
+    op.name.clear();
+    for (std::vector<TensorId>* ids : {&op.inputs, &op.parameters, &op.outputs})
+      for (TensorId& id : *ids) id = renumber(id);
+    result.ops.push_back(std::move(op));
+  }
+  if (block.input >= 0) result.input = number.at(block.input);
+  if (block.output >= 0) result.output = number.at(block.output);
+  return result;
+}
+
+}  // namespace
+
+std::vector<TensorId> parameters(const OpGraph& graph) {
+  std::vector<TensorId> result;
+  std::vector<bool> seen(graph.tensors.size(), false);
+  for (const Op& op : graph.ops)
+    for (const TensorId id : op.parameters) {
+      if (seen[index(id)]) continue;
+      seen[index(id)] = true;
+      result.push_back(id);
+    }
+  return result;
+}
+
+std::int64_t parameter_count(const OpGraph& graph) {
+  std::int64_t result = 0;
+  for (const TensorId id : parameters(graph)) result += element_count(tensor(graph, id));
+  return result;
+}
+
+std::vector<TensorId> tied_parameters(const OpGraph& graph) {
+  std::vector<int> first_block(graph.tensors.size(), -1);
+  std::vector<bool> tied(graph.tensors.size(), false);
+  for (std::size_t b = 0; b < graph.blocks.size(); ++b)
+    for (int i = graph.blocks[b].first_op; i < graph.blocks[b].last_op; ++i)
+      for (const TensorId id : graph.ops[index(i)].parameters) {
+        if (first_block[index(id)] < 0) first_block[index(id)] = static_cast<int>(b);
+        if (first_block[index(id)] != static_cast<int>(b)) tied[index(id)] = true;
+      }
+  std::vector<TensorId> result = parameters(graph);
+  std::erase_if(result, [&](TensorId id) { return !tied[index(id)]; });
+  return result;
+}
+
+Flops model_flops_per_sample(const OpGraph& graph) {
+  // Chowdhery et al. 2022 (PaLM), appendix B, and Narayanan et al. 2021 (Megatron-LM), section 5.1.
+  double forward = 0.0;
+  for (const Op& op : graph.ops) {
+    if (op.kind == OpKind::linear) {
+      const double inner = static_cast<double>(tensor(graph, op.inputs[0]).dims.back().size);
+      forward += 2 * inner * static_cast<double>(element_count(tensor(graph, op.outputs[0])));
+    } else if (op.kind == OpKind::attention) {
+      const double sequence = static_cast<double>(graph.sequence);
+      forward += 4 * sequence * sequence * static_cast<double>(op.attributes.heads * op.attributes.head_dim);
+    }
+  }
+  return Flops(3 * forward);
+}
+
+void finish(OpGraph& graph) {
+  if (graph.ops.empty()) wrong(graph, "no ops");
+  for (const Op& op : graph.ops) check_operands(graph, op);
+  for (const Op& op : graph.ops) check_sizes(graph, op);
+  check_order(graph);
+  check_blocks(graph);
+
+  const std::vector<TensorId> tied = tied_parameters(graph);
+  std::vector<BlockPattern> kinds;
+  for (Block& block : graph.blocks) {
+    BlockPattern mine = pattern(graph, block, tied);
+    const auto found = std::find(kinds.begin(), kinds.end(), mine);
+    block.kind = static_cast<int>(found - kinds.begin());
+    if (found == kinds.end()) kinds.push_back(std::move(mine));
+  }
+}
+
+}  // namespace parplan
