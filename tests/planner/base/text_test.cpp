@@ -1,0 +1,27 @@
+#include "planner/base/text.h"
+
+#include <doctest/doctest.h>
+
+using namespace parplan;
+
+TEST_CASE("The nearest word is offered when it is near enough to have been meant") {
+  const std::vector<std::string> keys = {"hidden", "heads", "layers"};
+  CHECK(nearest("hiden", keys) == "hidden");
+  CHECK(nearest("hidden", keys) == "hidden");
+  CHECK(nearest("hdn", keys) == "");     // three edits of three letters
+  CHECK(nearest("widths", keys) == "");
+  CHECK(nearest("x", {"a", "b"}) == "");  // every letter is one edit from every other
+  CHECK(nearest("ab", {"ac", "ad"}) == "ac");
+  CHECK(nearest("", keys) == "");
+}
+
+TEST_CASE("did_you_mean ends a message or adds nothing") {
+  CHECK(did_you_mean("layer", {"hidden", "layers"}) == "; did you mean 'layers'?");
+  CHECK(did_you_mean("depth", {"hidden", "layers"}) == "");
+}
+
+TEST_CASE("Words are joined by commas") {
+  CHECK(join({"a", "b", "c"}) == "a, b, c");
+  CHECK(join({"a", "b"}, "|") == "a|b");
+  CHECK(join({}) == "");
+}
