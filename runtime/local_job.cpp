@@ -1,5 +1,6 @@
 #include "runtime/local_job.h"
 
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <exception>
@@ -16,12 +17,12 @@ struct LocalJob::World {
 };
 
 struct LocalJob::Rank {
-  std::unique_ptr<CpuBackend> backend;
+  std::unique_ptr<Backend> backend;
   Arena arena;
   Executor executor;
 
   Rank(const Program& program, const GroupTable& groups, Communicator& communicator, int data_rank, int data_ranks)
-      : backend(std::make_unique<CpuBackend>()),
+      : backend(make_cpu_backend()),
         arena(*backend, program),
         executor(program, groups, *backend, communicator, arena, data_rank, data_ranks) {}
 };
@@ -77,7 +78,12 @@ void LocalJob::run(std::int64_t first_step, std::int64_t steps, const std::funct
   std::vector<std::exception_ptr> failures(programs_.size());
   std::exception_ptr between;  // from `batch_of` or `on_step`
   bool stop = false;
+  std::atomic<bool> failed = false;  // a rank has left; the step is not whole
   const auto finish_step = [&]() noexcept {
+    if (failed) {
+      stop = true;
+      return;
+    }
     try {
       step_.step_time_s = std::chrono::duration<double>(clock::now() - begin).count();
       step_.loss = 0.0;
@@ -114,6 +120,7 @@ void LocalJob::run(std::int64_t first_step, std::int64_t steps, const std::funct
           }
         } catch (const std::exception& failure) {
           failures[r] = std::current_exception();
+          failed = true;
           world_->world.communicator(static_cast<int>(r)).abort(failure.what());
           barrier.arrive_and_drop();
         }

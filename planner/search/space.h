@@ -1,0 +1,31 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "planner/graph/op_graph.h"
+#include "planner/graph/training.h"
+#include "planner/plan/parallel_spec.h"
+
+namespace parplan {
+
+// What the user has fixed of a layout; absent fields are searched.
+struct LayoutRequest {
+  std::optional<int> dp, tp, pp;
+  std::optional<int> zero_stage;
+  std::optional<std::int64_t> micro_batch;
+  std::optional<ScheduleKind> schedule;
+  std::optional<bool> sequence_parallel;
+  std::optional<Recompute> recompute;
+  std::optional<std::array<Axis, 3>> order;
+  std::optional<std::vector<int>> stage_blocks;
+  bool operator==(const LayoutRequest&) const = default;
+};
+
+// Every legal combination on `devices` devices, in a fixed order, stage cuts still empty: dp x tp x pp = devices,
+// micro-batch sizes that are divisors of the batch per data rank, gradient accumulation what follows from them, ZeRO
+// 0 to 3 where dp > 1, both schedules where pp > 1, sequence parallelism where tp > 1, recompute none and full,
+// and every order of those axes whose degree is above 1.
+std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request);
+
+}  // namespace parplan
