@@ -1,0 +1,28 @@
+#include "planner/program/program.h"
+
+namespace parplan {
+namespace {
+
+template <class Enum, std::size_t size>
+constexpr const char* in_table(const char* const (&names)[size], Enum value) {
+  return names[static_cast<std::size_t>(value)];
+}
+
+constexpr const char* stream_names[] = {"compute",          "tensor",        "data",        "send_next",
+                                        "receive_previous", "send_previous", "receive_next"};
+static_assert(std::size(stream_names) == static_cast<std::size_t>(Stream::count_));
+
+constexpr const char* group_names[] = {"tensor", "data", "pipeline", "tied", "next", "previous"};
+static_assert(std::size(group_names) == static_cast<std::size_t>(GroupKind::count_));
+
+constexpr const char* instruction_names[] = {"kernel",     "all_reduce_sum", "all_reduce_max", "all_gather",
+                                             "reduce_scatter", "send",           "receive"};
+static_assert(std::size(instruction_names) == static_cast<std::size_t>(InstructionKind::receive) + 1);
+
+}  // namespace
+
+const char* name(Stream stream) { return in_table(stream_names, stream); }
+const char* name(GroupKind group) { return in_table(group_names, group); }
+const char* name(InstructionKind kind) { return in_table(instruction_names, kind); }
+
+}  // namespace parplan
