@@ -1,0 +1,463 @@
+#include "planner/plan/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <sstream>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "planner/base/error.h"
+#include "planner/base/text.h"
+#include "planner/base/yaml.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::string_view plan_schema = "parplan.plan/1";
+
+// Plain numbers with the unit in the key, by the names of the JSON rows (contract.md), so that they come back to the last bit.
+struct TimeKey {
+  const char* key;
+  Seconds StepTime::* part;
+};
+constexpr std::array<TimeKey, 7> time_keys = {{
+    {"time_compute_s", &StepTime::compute},
+    {"time_recompute_s", &StepTime::recompute},
+    {"time_tp_exposed_s", &StepTime::tensor_exposed},
+    {"time_dp_exposed_s", &StepTime::data_exposed},
+    {"time_pp_exposed_s", &StepTime::pipeline_exposed},
+    {"time_bubble_s", &StepTime::bubble},
+    {"time_optimizer_s", &StepTime::optimizer},
+}};
+
+struct MemoryKey {
+  const char* key;
+  Bytes MemoryUse::* part;
+};
+constexpr std::array<MemoryKey, 6> memory_keys = {{
+    {"memory_parameters_bytes", &MemoryUse::parameters},
+    {"memory_gradients_bytes", &MemoryUse::gradients},
+    {"memory_optimizer_bytes", &MemoryUse::optimizer},
+    {"memory_activations_bytes", &MemoryUse::activations},
+    {"memory_buffers_bytes", &MemoryUse::buffers},
+    {"memory_overhead_bytes", &MemoryUse::overhead},
+}};
+
+struct CommunicationKey {
+  const char* key;
+  Bytes CommunicationVolume::* part;
+};
+constexpr std::array<CommunicationKey, 3> communication_keys = {{
+    {"communication_tp_bytes", &CommunicationVolume::tensor},
+    {"communication_dp_bytes", &CommunicationVolume::data},
+    {"communication_pp_bytes", &CommunicationVolume::pipeline},
+}};
+
+struct DataAxisKey {
+  const char* key;
+  Placement Placements::* placement;
+  int from_zero_stage;  // FlatShard from this ZeRO stage on
+};
+constexpr std::array<DataAxisKey, 3> data_axis_keys = {{
+    {"parameters_over_dp", &Placements::parameters_data_axis, 3},
+    {"gradients_over_dp", &Placements::gradients_data_axis, 2},
+    {"optimizer_over_dp", &Placements::optimizer_data_axis, 1},
+}};
+
+constexpr std::array backends = {BackendKind::cpu, BackendKind::cuda};
+constexpr std::array precisions = {DataType::fp32, DataType::bf16, DataType::fp16};
+constexpr std::array optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
+constexpr std::array learning_rate_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
+                                                LearningRateSchedule::linear};
+constexpr std::array schedule_kinds = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b};
+constexpr std::array recomputes = {Recompute::none, Recompute::full};
+
+// ---- writing ----
+
+std::string number(double value) {
+  PARPLAN_ASSERT(std::isfinite(value), fmt::format("value {}", value));
+  return fmt::format("{}", value);  // the shortest text that reads back to the same bits
+}
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += fmt::format("\\{}", c);
+    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    else out += c;
+  }
+  return out + '"';
+}
+
+std::string indented(const std::string& text, int spaces) {
+  std::string out;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    out += line.empty() ? "\n" : std::string(static_cast<std::size_t>(spaces), ' ') + line + '\n';
+  return out;
+}
+
+// `key:` with the text as it is, readable and editable; quoted where a literal block would not give it back exactly.
+std::string literal_block(const std::string& key, const std::string& text) {
+  const bool indents = !text.empty() && (text[0] == ' ' || text[0] == '\t' || text[0] == '\n');
+  const bool ends_line = !text.empty() && text.back() == '\n';
+  const bool ends_empty_line = text.size() > 1 && text.ends_with("\n\n");
+  const std::string block = fmt::format("{}: |{}{}\n{}", key, indents ? "2" : "",
+                                        ends_empty_line ? "+" : ends_line ? "" : "-", indented(text, 2));
+  const auto gives_back = [&] {
+    try {
+      return YamlNode::parse(block, "").at(key).as_string() == text;
+    } catch (const ConfigError&) {
+      return false;
+    }
+  };
+  return gives_back() ? block : fmt::format("{}: {}\n", key, quoted(text));
+}
+
+std::string write_model_summary(const ModelSummary& model) {
+  return fmt::format("name: {}\nparameters: {}\nflops_per_sample: {}\n", quoted(model.name), model.parameters,
+                     number(model.flops_per_sample.value));
+}
+
+std::string write_training(const TrainingSpec& t) {
+  std::string out;
+  const auto line = [&](const char* key, const std::string& value) { out += fmt::format("{}: {}\n", key, value); };
+  line("global_batch", fmt::format("{}", t.global_batch));
+  line("sequence_length", fmt::format("{}", t.sequence_length));
+  line("precision", name(t.precision));
+  line("optimizer", name(t.optimizer));
+  line("learning_rate", number(t.learning_rate));
+  line("learning_rate_schedule", name(t.schedule));
+  line("warmup_steps", fmt::format("{}", t.warmup_steps));
+  line("decay_steps", fmt::format("{}", t.decay_steps));
+  line("final_learning_rate", number(t.final_learning_rate));
+  line("beta1", number(t.beta1));
+  line("beta2", number(t.beta2));
+  line("epsilon", number(t.epsilon));
+  line("weight_decay", number(t.weight_decay));
+  line("momentum", number(t.momentum));
+  line("clip_norm", number(t.clip_norm));
+  line("seed", fmt::format("{}", t.seed));
+  return out;
+}
+
+std::string write_layout(const ParallelSpec& spec, const TrainingSpec& training) {
+  std::string out;
+  const auto line = [&](const char* key, const auto& value) { out += fmt::format("{}: {}\n", key, value); };
+  line("devices", spec.mesh.size());
+  line("dp", spec.dp());
+  line("tp", spec.tp());
+  line("pp", spec.pp());
+  line("mesh_order", write_order(spec.mesh.order));
+  line("sequence_parallel", spec.sequence_parallel);
+  line("zero_stage", spec.zero_stage);
+  line("micro_batch", spec.micro_batch);
+  line("micro_batches", micro_batches(spec, training));
+  line("schedule", name(spec.schedule));
+  line("recompute", name(spec.recompute));
+  line("stage_blocks", spec.stage_blocks);
+  return out;
+}
+
+std::string write_placements(const Placements& placements) {
+  std::string out = fmt::format("residual_over_tp: {}\n", write_placement(placements.residual));
+  for (const DataAxisKey& row : data_axis_keys)
+    out += fmt::format("{}: {}\n", row.key, write_placement(placements.*row.placement));
+  if (placements.tensor_axis.empty()) return out + "parameters_over_tp: {}\n";
+  out += "parameters_over_tp:\n";
+  for (const auto& [parameter, placement] : placements.tensor_axis)
+    out += fmt::format("  {}: {}\n", quoted(parameter), write_placement(placement));
+  return out;
+}
+
+std::string write_schedule(const Schedule& schedule) {
+  std::string out;
+  for (const std::vector<Action>& stage : schedule) {
+    std::vector<std::string> words;
+    for (const Action& action : stage) words.push_back(write_action(action));
+    out += fmt::format("- \"{}\"\n", join(words, " "));
+  }
+  return out;
+}
+
+std::string write_result(const StepResult& result) {
+  std::string out = fmt::format("# step {}, peak {}\n", format_duration(result.time.total()),
+                                format_bytes(result.memory.peak()));
+  for (const TimeKey& row : time_keys) out += fmt::format("{}: {}\n", row.key, number((result.time.*row.part).value));
+  for (const MemoryKey& row : memory_keys) out += fmt::format("{}: {}\n", row.key, (result.memory.*row.part).count);
+  for (const CommunicationKey& row : communication_keys)
+    out += fmt::format("{}: {}\n", row.key, (result.communication.*row.part).count);
+  return out;
+}
+
+std::string write_search(const SearchCounts& search) {
+  return fmt::format(
+      "candidates: {}\ninfeasible_memory: {}\npruned_by_bound: {}\nsimulated: {}\nseconds: {}\ncertified: {}\ngap: {}\n",
+      search.candidates, search.infeasible_memory, search.pruned_by_bound, search.simulated, number(search.seconds),
+      search.certified, search.gap ? number(*search.gap) : "null");
+}
+
+// ---- reading ----
+
+template <typename Enum, std::size_t n>
+Enum read_choice(const YamlNode& node, const std::array<Enum, n>& values) {
+  std::vector<std::string> names;
+  for (Enum value : values) names.push_back(name(value));
+  return values[node.as_choice(names)];
+}
+
+// A parser that knows no place gets the node's.
+template <typename Parse>
+auto at_place(const YamlNode& node, Parse parse) {
+  try {
+    return parse(node.as_string());
+  } catch (const ConfigError& error) {
+    std::string_view message = error.what();
+    constexpr std::string_view prefix = "error: ";
+    if (message.starts_with(prefix)) message.remove_prefix(prefix.size());
+    else if (message.find(": error: ") != std::string_view::npos) throw;  // of the node itself, with its place
+    node.fail(std::string(message));
+  }
+}
+
+Placement read_placement(const YamlNode& node) { return at_place(node, parse_placement); }
+
+double read_number(const YamlNode& node) {
+  const double value = node.as_number();
+  if (value < 0) node.fail(fmt::format("expected a number of at least 0, found {}", value));
+  return value;
+}
+
+int read_int(const YamlNode& node, int minimum, int maximum = std::numeric_limits<int>::max()) {
+  return static_cast<int>(node.as_integer(minimum, maximum));
+}
+
+std::vector<YamlNode> read_list(const YamlNode& node, std::string_view what) {
+  if (!node.is_list()) node.fail(fmt::format("expected a list of {}", what));
+  return node.items();
+}
+
+ModelSummary read_model_summary(const YamlNode& node) {
+  node.allow_keys({"name", "parameters", "flops_per_sample"});
+  return {.name = node.at("name").as_string(),
+          .parameters = node.at("parameters").as_integer(1),
+          .flops_per_sample = Flops(read_number(node.at("flops_per_sample")))};
+}
+
+double read_beta(const YamlNode& node) {
+  const double value = read_number(node);
+  if (value >= 1) node.fail(fmt::format("expected a number of at least 0 and below 1, found {}", value));
+  return value;
+}
+
+TrainingSpec read_training(const YamlNode& node) {
+  node.allow_keys({"global_batch", "sequence_length", "precision", "optimizer", "learning_rate",
+                   "learning_rate_schedule", "warmup_steps", "decay_steps", "final_learning_rate", "beta1", "beta2",
+                   "epsilon", "weight_decay", "momentum", "clip_norm", "seed"});
+  return {.global_batch = node.at("global_batch").as_integer(1),
+          .sequence_length = node.at("sequence_length").as_integer(1),
+          .precision = read_choice(node.at("precision"), precisions),
+          .optimizer = read_choice(node.at("optimizer"), optimizers),
+          .learning_rate = read_number(node.at("learning_rate")),
+          .schedule = read_choice(node.at("learning_rate_schedule"), learning_rate_schedules),
+          .warmup_steps = node.at("warmup_steps").as_integer(0),
+          .decay_steps = node.at("decay_steps").as_integer(0),
+          .final_learning_rate = read_number(node.at("final_learning_rate")),
+          .beta1 = read_beta(node.at("beta1")),
+          .beta2 = read_beta(node.at("beta2")),
+          .epsilon = read_number(node.at("epsilon")),
+          .weight_decay = read_number(node.at("weight_decay")),
+          .momentum = read_number(node.at("momentum")),
+          .clip_norm = read_number(node.at("clip_norm")),
+          .seed = static_cast<std::uint64_t>(node.at("seed").as_integer(0))};
+}
+
+ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int cluster_devices) {
+  node.allow_keys({"devices", "dp", "tp", "pp", "mesh_order", "sequence_parallel", "zero_stage", "micro_batch",
+                   "micro_batches", "schedule", "recompute", "stage_blocks"});
+  ParallelSpec spec;
+  const int devices = read_int(node.at("devices"), 1);
+  const auto degree = [&](Axis axis) { return read_int(node.at(name(axis)), 1, devices); };
+  for (Axis axis : all_axes) spec.mesh.degree[static_cast<std::size_t>(axis)] = degree(axis);
+  const std::int64_t product = std::int64_t{spec.dp()} * spec.tp() * spec.pp();
+  if (product != devices)
+    node.at("devices").fail(fmt::format("dp {} x tp {} x pp {} is {} devices, and devices is {}", spec.dp(), spec.tp(),
+                                        spec.pp(), product, devices));
+  if (devices > cluster_devices)
+    node.at("devices").fail(fmt::format("the layout takes {} devices, and the cluster has {}", devices, cluster_devices));
+  spec.mesh.order = at_place(node.at("mesh_order"), parse_order);
+  spec.sequence_parallel = node.at("sequence_parallel").as_bool();
+  if (spec.sequence_parallel && spec.tp() == 1)
+    node.at("sequence_parallel").fail("sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)");
+  spec.zero_stage = read_int(node.at("zero_stage"), 0, 3);
+  spec.micro_batch = node.at("micro_batch").as_integer(1, training.global_batch);
+  if (training.global_batch % (spec.dp() * spec.micro_batch) != 0)
+    node.at("micro_batch").fail(fmt::format("a global batch of {} is no multiple of dp {} x micro_batch {}",
+                                            training.global_batch, spec.dp(), spec.micro_batch));
+  if (const std::int64_t found = node.at("micro_batches").as_integer(1); found != micro_batches(spec, training))
+    node.at("micro_batches")
+        .fail(fmt::format("a global batch of {} over dp {} x micro_batch {} makes {} micro-batches, and micro_batches is {}",
+                          training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
+  spec.schedule = read_choice(node.at("schedule"), schedule_kinds);
+  spec.recompute = read_choice(node.at("recompute"), recomputes);
+  const YamlNode stage_blocks = node.at("stage_blocks");
+  for (const YamlNode& item : read_list(stage_blocks, "whole numbers, the blocks of each stage"))
+    spec.stage_blocks.push_back(read_int(item, 1));
+  if (static_cast<int>(spec.stage_blocks.size()) != spec.pp())
+    stage_blocks.fail(fmt::format("stage_blocks has {} stages, and pp is {}", spec.stage_blocks.size(), spec.pp()));
+  return spec;
+}
+
+Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
+  std::vector<std::string> keys = {"residual_over_tp", "parameters_over_tp"};
+  for (const DataAxisKey& row : data_axis_keys) keys.push_back(row.key);
+  node.allow_keys(keys);
+  Placements placements;
+  placements.residual = read_placement(node.at("residual_over_tp"));
+  const Placement residual = spec.sequence_parallel ? shard(Dim::sequence) : replicate();
+  if (placements.residual != residual)
+    node.at("residual_over_tp")
+        .fail(fmt::format("with sequence_parallel {} it is {}, found {}", spec.sequence_parallel,
+                          write_placement(residual), write_placement(placements.residual)));
+  for (const DataAxisKey& row : data_axis_keys) {
+    const Placement found = placements.*row.placement = read_placement(node.at(row.key));
+    const Placement wanted = spec.zero_stage >= row.from_zero_stage ? flat_shard() : replicate();
+    if (found != wanted)
+      node.at(row.key).fail(fmt::format("with zero_stage {} it is {}, found {}", spec.zero_stage, write_placement(wanted),
+                                        write_placement(found)));
+  }
+  const YamlNode parameters = node.at("parameters_over_tp");
+  for (const std::string& parameter : parameters.keys()) {
+    const YamlNode value = parameters.at(parameter);
+    const Placement placement = read_placement(value);
+    if (placement.kind != PlacementKind::replicate && placement.kind != PlacementKind::shard)
+      value.fail(fmt::format("a parameter over tp is Replicate or Shard(dim), found {}", write_placement(placement)));
+    placements.tensor_axis[parameter] = placement;
+  }
+  return placements;
+}
+
+Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int64_t count) {
+  Schedule schedule;
+  for (const YamlNode& stage : read_list(node, "stages, each a text such as \"0F0 0B0\"")) {
+    std::istringstream words(stage.as_string());
+    std::vector<Action>& actions = schedule.emplace_back();
+    for (std::string word; words >> word;)
+      actions.push_back(at_place(stage, [&](const std::string&) { return parse_action(word); }));
+  }
+  if (static_cast<int>(schedule.size()) != spec.pp())
+    node.fail(fmt::format("the schedule has {} stages, and pp is {}", schedule.size(), spec.pp()));
+  if (const auto fault = find_fault(schedule, static_cast<int>(count))) node.fail(*fault);
+  return schedule;
+}
+
+StepResult read_result(const YamlNode& node) {
+  std::vector<std::string> keys;
+  for (const TimeKey& row : time_keys) keys.push_back(row.key);
+  for (const MemoryKey& row : memory_keys) keys.push_back(row.key);
+  for (const CommunicationKey& row : communication_keys) keys.push_back(row.key);
+  node.allow_keys(keys);
+  StepResult result;
+  for (const TimeKey& row : time_keys) result.time.*row.part = Seconds(read_number(node.at(row.key)));
+  for (const MemoryKey& row : memory_keys) result.memory.*row.part = Bytes(node.at(row.key).as_integer(0));
+  for (const CommunicationKey& row : communication_keys)
+    result.communication.*row.part = Bytes(node.at(row.key).as_integer(0));
+  return result;
+}
+
+SearchCounts read_search(const YamlNode& node) {
+  node.allow_keys({"candidates", "infeasible_memory", "pruned_by_bound", "simulated", "seconds", "certified", "gap"});
+  SearchCounts search{.candidates = node.at("candidates").as_integer(0),
+                      .infeasible_memory = node.at("infeasible_memory").as_integer(0),
+                      .pruned_by_bound = node.at("pruned_by_bound").as_integer(0),
+                      .simulated = node.at("simulated").as_integer(0),
+                      .seconds = read_number(node.at("seconds")),
+                      .certified = node.at("certified").as_bool(),
+                      .gap = std::nullopt};
+  if (const auto gap = node.find("gap")) search.gap = read_number(*gap);
+  return search;
+}
+
+int sum(const std::vector<int>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), 0); }
+
+}  // namespace
+
+std::string plan_id(const ModelSummary& model, const TrainingSpec& training, const ParallelSpec& spec) {
+  // FNV-1a, 64 bits folded to 32 (Fowler, Noll, Vo; draft-eastlake-fnv).
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : write_model_summary(model) + write_training(training) + write_layout(spec, training)) {
+    hash ^= static_cast<unsigned char>(c);
+    hash *= 0x100000001b3u;
+  }
+  return fmt::format("{:08x}", static_cast<std::uint32_t>(hash ^ (hash >> 32)));
+}
+
+std::string write_plan(const Plan& plan) {
+  std::string out = "# Written by parplan; docs/plan.md says what everything means.\n";
+  const auto section = [&](const char* key, const std::string& body) { out += fmt::format("{}:\n{}", key, indented(body, 2)); };
+  out += fmt::format("schema: {}\n", plan_schema);
+  out += fmt::format("plan_id: \"{}\"\n", plan_id(plan.model, plan.training, plan.spec));
+  out += fmt::format("backend: {}\n", name(plan.cluster.device.backend));
+  section("layout", write_layout(plan.spec, plan.training));
+  section("prediction", write_result(plan.prediction));
+  section("training", write_training(plan.training));
+  section("placements", write_placements(plan.placements));
+  section("schedule", write_schedule(plan.schedule));
+  section("search", write_search(plan.search));
+  if (plan.notes.empty()) out += "notes: []\n";
+  else out += "notes:\n";
+  for (const std::string& note : plan.notes) out += fmt::format("  - {}\n", quoted(note));
+  if (plan.alternatives.empty()) out += "alternatives: []\n";
+  else out += "alternatives:\n";
+  for (const RankedPlan& alternative : plan.alternatives) {
+    out += "  - layout:\n" + indented(write_layout(alternative.spec, plan.training), 6);
+    out += "    prediction:\n" + indented(write_result(alternative.result), 6);
+  }
+  section("model_summary", write_model_summary(plan.model));
+  out += literal_block("model", plan.model_text);
+  section("cluster", write_cluster(plan.cluster));
+  return out;
+}
+
+Plan read_plan(const std::string& text, const std::string& file_name) {
+  const YamlNode root = YamlNode::parse(text, file_name);
+  if (!root.is_map()) root.fail(fmt::format("expected a plan: a mapping whose first key is 'schema: {}'", plan_schema));
+  // First of all, so that a file of another kind or version is called what it is.
+  if (const YamlNode schema = root.at("schema"); schema.as_string() != plan_schema)
+    schema.fail(fmt::format("expected schema '{}', found '{}'", plan_schema, schema.as_string()));
+  root.allow_keys({"schema", "plan_id", "backend", "layout", "prediction", "training", "placements", "schedule", "search",
+                   "notes", "alternatives", "model_summary", "model", "cluster"});
+  Plan plan;
+  plan.model = read_model_summary(root.at("model_summary"));
+  plan.model_text = root.at("model").as_string();
+  plan.cluster = read_cluster(root.at("cluster"));
+  if (const BackendKind found = read_choice(root.at("backend"), backends); found != plan.cluster.device.backend)
+    root.at("backend").fail(fmt::format("backend is {}, and the cluster's {} has backend {}", name(found),
+                                        plan.cluster.device.name, name(plan.cluster.device.backend)));
+  plan.training = read_training(root.at("training"));
+  plan.spec = read_layout(root.at("layout"), plan.training, plan.cluster.devices());
+  plan.placements = read_placements(root.at("placements"), plan.spec);
+  plan.schedule = read_schedule(root.at("schedule"), plan.spec, micro_batches(plan.spec, plan.training));
+  plan.prediction = read_result(root.at("prediction"));
+  plan.search = read_search(root.at("search"));
+  for (const YamlNode& note : read_list(root.at("notes"), "texts")) plan.notes.push_back(note.as_string());
+  for (const YamlNode& item : read_list(root.at("alternatives"), "mappings of layout and prediction")) {
+    item.allow_keys({"layout", "prediction"});
+    const YamlNode layout = item.at("layout");
+    RankedPlan& alternative = plan.alternatives.emplace_back();
+    alternative.spec = read_layout(layout, plan.training, plan.cluster.devices());
+    alternative.result = read_result(item.at("prediction"));
+    if (sum(alternative.spec.stage_blocks) != sum(plan.spec.stage_blocks))
+      layout.at("stage_blocks")
+          .fail(fmt::format("the stages hold {} blocks, and the plan's own hold {}", sum(alternative.spec.stage_blocks),
+                            sum(plan.spec.stage_blocks)));
+  }
+  return plan;
+}
+
+}  // namespace parplan
