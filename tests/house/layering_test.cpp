@@ -165,7 +165,7 @@ std::vector<std::string> sources(const fs::path& root) {
     if (!fs::exists(root / top)) continue;
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root / top)) {
       if (entry.is_regular_file() && kinds.contains(entry.path().extension().string())) {
-        found.push_back(fs::relative(entry.path(), root).generic_string());
+        found.push_back(entry.path().lexically_relative(root).generic_string());
       }
     }
   }
