@@ -1,0 +1,5 @@
+#include <cstdio>
+
+#include "cli/version.h"
+
+int main() { std::printf("parplan %s\n", parplan::version()); }
