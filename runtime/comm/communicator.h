@@ -44,7 +44,8 @@ Bytes all_gather_bytes(std::int64_t count, int members, int member);
 struct SendTicket {
   int destination = 0;
   int channel = 0;
-  std::int64_t number = 0;
+  std::int64_t number = 0;  // among the sends of this rank to that destination on that channel
+  Bytes bytes;
 };
 
 // One rank's end of the job's communication, fp32. Collectives are called by all members of a group, in one order.

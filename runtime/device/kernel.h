@@ -16,7 +16,7 @@ struct StepScalars {
   double epsilon = 1e-8;
   double weight_decay = 0.0;  // applied where shape.weight_decay says so
   bool decoupled_decay = true;  // adamw; false: adam and sgd, the decay is added to the gradient
-  double momentum = 0.0;      // sgd: the momentum operand is present when this is not 0
+  double momentum = 0.0;      // sgd where shape.second says that the momentum operand is present
   double clip_norm = 0.0;     // gradients are scaled by min(1, clip_norm / (norm + 1e-6)), as PyTorch's clip_grad_norm_
   bool has_norm = false;      // the norm operand is present: one fp32 number, the global sum of squares
 };

@@ -19,8 +19,9 @@ class LocalWorld {
   // The end that rank `rank`'s thread uses; lives as long as the world.
   Communicator& communicator(int rank);
 
- private:
   struct State;
+
+ private:
   std::unique_ptr<State> state_;
 };
 

@@ -25,8 +25,9 @@ std::size_t operand_count(const OpRow& row, const KernelCall& call) {
     case OpKind::linear:
     case OpKind::linear_weight_gradient: return count + call.shape.bias;
     case OpKind::add: return count + call.shape.bias + call.shape.second;
-    case OpKind::adamw: return count + call.scalars->has_norm;
-    case OpKind::sgd: return count + call.scalars->has_norm + (call.scalars->momentum != 0.0);
+    case OpKind::bias_gradient: return count + 1;
+    case OpKind::adamw: return count + call.scalars->has_norm;  // no master copy: parameters are fp32
+    case OpKind::sgd: return count + call.scalars->has_norm + call.shape.second;
     default: return count;
   }
 }

@@ -116,7 +116,7 @@ void adamw(const CpuKernelArguments& a) {
 // gradient, parameter, (momentum), (norm). In the order of torch.optim.SGD.
 void sgd(const CpuKernelArguments& a) {
   const StepScalars& t = *a.scalars;
-  const bool has_momentum = t.momentum != 0.0;
+  const bool has_momentum = a.shape.second;
   const SgdConstants constants{
       .clip = clip_factor(t, t.has_norm ? a.floats(has_momentum ? 3 : 2) : nullptr),
       .decay = a.shape.weight_decay ? static_cast<float>(t.weight_decay) : 0.0f,
