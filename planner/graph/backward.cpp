@@ -123,21 +123,24 @@ class Derivation {
     return id;
   }
 
-  // A gradient is added to where it lies; nobody may still want what another tensor's gradient was there before.
+  // A gradient is added to where it lies: from then on, the adding op included, nobody may want what another tensor's
+  // gradient was there before.
   void check_accumulations() const {
     for (std::size_t i = 0; i < result_.backward.size(); ++i) {
-      if (!result_.backward[i].accumulate) continue;
-      for (const TrainingOperand& changed : result_.backward[i].operands) {
-        if (changed.source != OperandSource::input_gradient) continue;
-        for (std::size_t later = i + 1; later < result_.backward.size(); ++later)
-          for (const TrainingOperand& operand : result_.backward[later].operands)
-            PARPLAN_ASSERT(!is_gradient(operand.source) || root(operand.tensor) != root(changed.tensor) ||
-                               descends(operand.tensor, changed.tensor),
-                           fmt::format("{} reads the gradient of {} after {} added that of {} to it",
-                                       forward_name(result_.backward[later]), tensor_name(operand.tensor),
-                                       forward_name(result_.backward[i]), tensor_name(changed.tensor)));
-      }
+      const TrainingOp& adding = result_.backward[i];
+      if (!adding.accumulate) continue;
+      for (const TrainingOperand& changed : adding.operands)
+        if (changed.source == OperandSource::input_gradient)
+          for (std::size_t later = i; later < result_.backward.size(); ++later) check_readers(adding, changed, result_.backward[later]);
     }
+  }
+  void check_readers(const TrainingOp& adding, const TrainingOperand& changed, const TrainingOp& reading) const {
+    for (const TrainingOperand& operand : reading.operands)
+      PARPLAN_ASSERT(!is_gradient(operand.source) || root(operand.tensor) != root(changed.tensor) ||
+                         descends(operand.tensor, changed.tensor),
+                     fmt::format("{} adds to the gradient of {}, in whose storage {} still needs that of {}",
+                                 forward_name(adding), tensor_name(changed.tensor), forward_name(reading),
+                                 tensor_name(operand.tensor)));
   }
   const std::string& forward_name(const TrainingOp& op) const { return graph_.ops[index(op.forward_op)].name; }
 

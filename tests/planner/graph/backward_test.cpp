@@ -1,0 +1,218 @@
+#include "planner/graph/backward.h"
+
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "planner/base/error.h"
+#include "tests/planner/base/error_of.h"
+#include "tests/planner/graph/small_graphs.h"
+
+namespace parplan {
+namespace {
+
+// One line an op: "kind operand, operand": gradients as d(tensor), written operands with =, updated ones with +=, the
+// block's prefix left out.
+std::vector<std::string> lines(const OpGraph& graph, const std::vector<TrainingOp>& ops, const std::string& prefix) {
+  std::vector<std::string> result;
+  for (const TrainingOp& op : ops) {
+    std::string line = std::string(name(op.kind)) + (op.accumulate ? " (accumulates)" : "");
+    for (const TrainingOperand& operand : op.operands) {
+      line += &operand == op.operands.data() ? " " : ", ";
+      if (operand.access == Access::write) line += "=";
+      if (operand.access == Access::update) line += "+=";
+      if (operand.source == OperandSource::workspace) {
+        line += "workspace";
+        continue;
+      }
+      std::string tensor = graph.tensors[static_cast<std::size_t>(operand.tensor)].name;
+      if (tensor.starts_with(prefix)) tensor.erase(0, prefix.size());
+      const bool value = operand.source == OperandSource::input || operand.source == OperandSource::output ||
+                         operand.source == OperandSource::parameter;
+      line += value ? tensor : "d(" + tensor + ")";
+    }
+    result.push_back(line);
+  }
+  return result;
+}
+
+// Tensors that share the gradient storage of another one, "tensor -> other".
+std::vector<std::string> aliases(const OpGraph& graph, const TrainingBlock& block) {
+  std::vector<std::string> result;
+  for (std::size_t t = 0; t < block.alias.size(); ++t)
+    if (block.alias[t] != static_cast<TensorId>(t))
+      result.push_back(graph.tensors[t].name + " -> " + graph.tensors[static_cast<std::size_t>(block.alias[t])].name);
+  return result;
+}
+
+TEST_CASE("the forward of a GPT-2 layer, operand by operand") {
+  const OpGraph graph = small_gpt2(2);
+  CHECK(lines(graph, training_block(graph, 1).forward, "layers.0.") ==
+        std::vector<std::string>{
+            "layer_norm embedding.position, norm1.weight, norm1.bias, =norm1, =norm1.mean, =norm1.rstd",
+            "linear norm1, qkv.weight, qkv.bias, =qkv, +=workspace",
+            "attention qkv, =attention, =lse, +=workspace",
+            "linear attention, projection.weight, =projection, +=workspace",
+            "add embedding.position, projection, residual1.bias, =residual1",
+            "layer_norm residual1, norm2.weight, norm2.bias, =norm2, =norm2.mean, =norm2.rstd",
+            "linear norm2, up.weight, up.bias, =up, +=workspace",
+            "activation up, =gelu",
+            "linear gelu, down.weight, =down, +=workspace",
+            "add residual1, down, residual2.bias, =residual2",
+        });
+}
+
+TEST_CASE("the backward of a GPT-2 layer: the residual's gradient is passed on and added to by the norms") {
+  const OpGraph graph = small_gpt2(2);
+  const TrainingBlock block = training_block(graph, 2);
+  CHECK(lines(graph, block.backward, "layers.1.") ==
+        std::vector<std::string>{
+            "bias_gradient d(residual2), +=d(residual2.bias)",
+            "linear_input_gradient d(down), down.weight, =d(gelu), +=workspace",
+            "linear_weight_gradient d(down), gelu, +=d(down.weight), +=workspace",
+            "activation_gradient d(gelu), up, =d(up)",
+            "linear_input_gradient d(up), up.weight, =d(norm2), +=workspace",
+            "linear_weight_gradient d(up), norm2, +=d(up.weight), +=d(up.bias), +=workspace",
+            "layer_norm_gradient (accumulates) d(norm2), residual1, norm2.weight, norm2.mean, norm2.rstd, "
+            "+=d(residual1), +=d(norm2.weight), +=d(norm2.bias)",
+            "bias_gradient d(residual1), +=d(residual1.bias)",
+            "linear_input_gradient d(projection), projection.weight, =d(attention), +=workspace",
+            "linear_weight_gradient d(projection), attention, +=d(projection.weight), +=workspace",
+            "attention_gradient d(attention), qkv, attention, lse, =d(qkv), +=workspace",
+            "linear_input_gradient d(qkv), qkv.weight, =d(norm1), +=workspace",
+            "linear_weight_gradient d(qkv), norm1, +=d(qkv.weight), +=d(qkv.bias), +=workspace",
+            "layer_norm_gradient (accumulates) d(norm1), layers.0.residual2, norm1.weight, norm1.mean, norm1.rstd, "
+            "+=d(layers.0.residual2), +=d(norm1.weight), +=d(norm1.bias)",
+        });
+  CHECK(aliases(graph, block) == std::vector<std::string>{"layers.0.residual2 -> layers.1.residual1",
+                                                          "layers.1.projection -> layers.1.residual1",
+                                                          "layers.1.residual1 -> layers.1.residual2",
+                                                          "layers.1.down -> layers.1.residual2"});
+  CHECK(names_of(graph, block.saved) ==
+        std::vector<std::string>{"layers.0.residual2", "layers.1.norm1", "layers.1.norm1.mean", "layers.1.norm1.rstd",
+                                 "layers.1.qkv", "layers.1.attention", "layers.1.lse", "layers.1.residual1",
+                                 "layers.1.norm2", "layers.1.norm2.mean", "layers.1.norm2.rstd", "layers.1.up",
+                                 "layers.1.gelu"});
+}
+
+TEST_CASE("the backward of a Llama layer: gate and up add to one gradient, no bias gradients") {
+  const OpGraph graph = small_llama(1);
+  const TrainingBlock block = training_block(graph, 1);
+  CHECK(lines(graph, block.backward, "layers.0.") ==
+        std::vector<std::string>{
+            "linear_input_gradient d(down), down.weight, =d(silu), +=workspace",
+            "linear_weight_gradient d(down), silu, +=d(down.weight), +=workspace",
+            "silu_gate_gradient d(silu), gate, up, =d(gate), =d(up)",
+            "linear_input_gradient d(up), up.weight, =d(norm2), +=workspace",
+            "linear_weight_gradient d(up), norm2, +=d(up.weight), +=workspace",
+            "linear_input_gradient (accumulates) d(gate), gate.weight, +=d(norm2), +=workspace",
+            "linear_weight_gradient d(gate), norm2, +=d(gate.weight), +=workspace",
+            "rms_norm_gradient (accumulates) d(norm2), residual1, norm2.weight, norm2.rstd, +=d(residual1), "
+            "+=d(norm2.weight)",
+            "linear_input_gradient d(projection), projection.weight, =d(attention), +=workspace",
+            "linear_weight_gradient d(projection), attention, +=d(projection.weight), +=workspace",
+            "attention_gradient d(attention), rotary, attention, lse, =d(rotary), +=workspace",
+            "rotary_gradient d(rotary), =d(qkv)",
+            "linear_input_gradient d(qkv), qkv.weight, =d(norm1), +=workspace",
+            "linear_weight_gradient d(qkv), norm1, +=d(qkv.weight), +=workspace",
+            "rms_norm_gradient (accumulates) d(norm1), embedding, norm1.weight, norm1.rstd, +=d(embedding), "
+            "+=d(norm1.weight)",
+        });
+  CHECK(names_of(graph, block.saved) ==
+        std::vector<std::string>{"embedding", "layers.0.norm1", "layers.0.norm1.rstd", "layers.0.rotary",
+                                 "layers.0.attention", "layers.0.lse", "layers.0.residual1", "layers.0.norm2",
+                                 "layers.0.norm2.rstd", "layers.0.gate", "layers.0.up", "layers.0.silu"});
+}
+
+TEST_CASE("embedding and head: tokens and targets are saved, the loss starts the gradient, a tied table gets two") {
+  const OpGraph graph = small_gpt2(1);
+  const TrainingBlock embedding = training_block(graph, 0);
+  CHECK(lines(graph, embedding.backward, "embedding.") ==
+        std::vector<std::string>{"add_position_gradient d(position), +=d(position.weight)",
+                                 "embedding_gradient d(embedding), tokens, +=d(weight)"});
+  CHECK(aliases(graph, embedding) == std::vector<std::string>{"embedding -> embedding.position"});
+  CHECK(names_of(graph, embedding.saved) == std::vector<std::string>{"tokens"});
+
+  const TrainingBlock head = training_block(graph, 2);
+  CHECK(lines(graph, head.backward, "head.") ==
+        std::vector<std::string>{
+            "cross_entropy_gradient logits, targets, maximum, sums, =d(logits)",
+            "linear_input_gradient d(logits), embedding.weight, =d(norm), +=workspace",
+            "linear_weight_gradient d(logits), norm, +=d(embedding.weight), +=workspace",
+            "layer_norm_gradient d(norm), layers.0.residual2, norm.weight, norm.mean, norm.rstd, "
+            "=d(layers.0.residual2), +=d(norm.weight), +=d(norm.bias)",
+        });
+  CHECK(aliases(graph, head).empty());
+  CHECK(names_of(graph, head.saved) ==
+        std::vector<std::string>{"layers.0.residual2", "head.norm", "head.norm.mean", "head.norm.rstd", "head.logits",
+                                 "head.maximum", "targets", "head.sums"});
+}
+
+TEST_CASE("layers of equal kind have the same backward but for the tensors' names") {
+  const OpGraph graph = small_llama(3);
+  const auto backward = [&](int layer) {
+    std::vector<std::string> result = lines(graph, training_block(graph, layer + 1).backward,
+                                            "layers." + std::to_string(layer) + ".");
+    const std::string input = graph.tensors[static_cast<std::size_t>(graph.blocks[static_cast<std::size_t>(layer) + 1].input)].name;
+    for (std::string& line : result)
+      for (std::size_t at = line.find(input); at != std::string::npos; at = line.find(input)) line.replace(at, input.size(), "input");
+    return result;
+  };
+  CHECK(backward(0) == backward(1));
+  CHECK(backward(1) == backward(2));
+}
+
+// A block "embedding -> (what `build` makes of x) -> sum", then a head.
+OpGraph with_block(TensorId (*build)(GraphBuilder&, TensorId)) {
+  GraphBuilder b;
+  const TensorId x = b.embedding(false);
+  const TensorId y = build(b, x);
+  b.end_block("middle", x, y);
+  b.head(y, true, -1);
+  finish(b.graph);
+  return b.graph;
+}
+
+std::string ending(const std::string& message) { return message.substr(message.find("failed: ") + 8); }
+
+TEST_CASE("a contribution that cannot be added is refused with the names") {
+  // The activation reads x before the add passes its gradient to it: the activation's would have to be added.
+  const OpGraph activation = with_block([](GraphBuilder& b, TensorId x) {
+    const TensorId y = b.activation("active", {Dim::hidden, 8});
+    b.op(OpKind::activation, "active", {x}, {}, {y});
+    return b.add("sum", x, y, false);
+  });
+  CHECK(ending(error_of<InternalError>([&] { training_block(activation, 1); })) ==
+        "active: activation_gradient cannot add to the gradient of embedding");
+  // x is used again after the add, so that its gradient exists already when the add passes one.
+  const OpGraph reused = with_block([](GraphBuilder& b, TensorId x) {
+    const TensorId sum = b.add("sum", x, b.linear("first", x, {Dim::hidden, 8}), false);
+    return b.add("again", sum, b.linear("second", x, {Dim::hidden, 8}), false);
+  });
+  CHECK(ending(error_of<InternalError>([&] { training_block(reused, 1); })) ==
+        "sum: add cannot add to the gradient of embedding");
+}
+
+TEST_CASE("a gradient that is still wanted as it was is not added to") {
+  // Both sides of the adds share one gradient. The norm adds its part of x's gradient to it before the backward of "early"
+  // has read its own there.
+  const OpGraph crossed = with_block([](GraphBuilder& b, TensorId x) {
+    const TensorId early = b.linear("early", x, {Dim::hidden, 8});
+    const TensorId late = b.linear("late", b.norm("norm", x, true), {Dim::hidden, 8});
+    return b.add("outer", b.add("inner", x, early, false), late, false);
+  });
+  CHECK(ending(error_of<InternalError>([&] { training_block(crossed, 1); })) ==
+        "norm adds to the gradient of embedding, in whose storage early still needs that of early");
+  // Without the norm, "late" itself would read and add to the same storage.
+  const OpGraph same = with_block([](GraphBuilder& b, TensorId x) {
+    const TensorId early = b.linear("early", x, {Dim::hidden, 8});
+    const TensorId late = b.linear("late", x, {Dim::hidden, 8});
+    return b.add("outer", b.add("inner", x, early, false), late, false);
+  });
+  CHECK(ending(error_of<InternalError>([&] { training_block(same, 1); })) ==
+        "late adds to the gradient of embedding, in whose storage late still needs that of late");
+}
+
+}  // namespace
+}  // namespace parplan

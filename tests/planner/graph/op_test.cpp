@@ -1,0 +1,177 @@
+#include "planner/graph/op.h"
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "planner/base/error.h"
+#include "planner/graph/gemm_blocking.h"
+
+namespace parplan {
+namespace {
+
+// Some plausible size in every field.
+OpShape plausible() {
+  return {.rows = 64, .columns = 96, .inner = 32, .sequence = 16, .batch = 4, .heads = 4, .kv_heads = 2, .head_dim = 8,
+          .begin = 0, .valid = 90, .bias = true, .second = true};
+}
+
+bool has(const OpRow& row, OperandSource source) {
+  for (const OperandRow& operand : row.operands)
+    if (operand.source == source) return true;
+  return false;
+}
+
+TEST_CASE("every op kind has its row at its place, under a name of its own") {
+  std::set<std::string_view> names;
+  REQUIRE(op_rows().size() == static_cast<std::size_t>(OpKind::count_));
+  for (std::size_t i = 0; i < op_rows().size(); ++i) {
+    const OpRow& row = op_rows()[i];
+    CHECK(static_cast<std::size_t>(row.kind) == i);
+    CHECK(&row_of(row.kind) == &row);
+    CHECK(std::string_view(name(row.kind)) == row.name);
+    CHECK(names.insert(row.name).second);
+  }
+  CHECK_THROWS_AS(row_of(OpKind::count_), InternalError);
+}
+
+TEST_CASE("every row has operands, does work, and has a workspace operand exactly where a workspace is promised") {
+  for (const OpRow& row : op_rows()) {
+    CAPTURE(row.name);
+    CHECK(!row.operands.empty());
+    REQUIRE(static_cast<bool>(row.work));
+    for (DataType type : {DataType::fp32, DataType::bf16}) {
+      const OpWork work = row.work(plausible(), type);
+      CHECK(work.bytes > Bytes(0));
+      CHECK(work.flops.value >= 0.0);
+      CHECK((!work.matrix || work.flops.value > 0.0));
+    }
+    CHECK(has(row, OperandSource::workspace) == static_cast<bool>(row.cpu_workspace));
+    if (row.cpu_workspace) CHECK(row.cpu_workspace(plausible()) > Bytes(0));
+  }
+}
+
+TEST_CASE("forward rows have a sharding rule and read no gradients, other rows have none") {
+  for (const OpRow& row : op_rows()) {
+    CAPTURE(row.name);
+    const bool forward = row.kind <= OpKind::cross_entropy_loss;
+    CHECK((row.sharding != ShardingRule::none) == forward);
+    if (!forward) CHECK(row.gradients.empty());
+    if (forward) CHECK(!has(row, OperandSource::output_gradient));
+  }
+}
+
+TEST_CASE("the gradients of a row write a gradient for each parameter and each input that has one") {
+  for (const OpRow& row : op_rows()) {
+    CAPTURE(row.name);
+    const bool differentiable = row.kind <= OpKind::cross_entropy_loss && row.kind != OpKind::cross_entropy_max &&
+                                row.kind != OpKind::cross_entropy_sums;
+    CHECK(row.gradients.empty() == !differentiable);
+    for (const OperandRow& operand : row.operands) {
+      const bool wants = operand.source == OperandSource::parameter && differentiable;
+      bool written = false;
+      for (const OpKind gradient : row.gradients)
+        for (const OperandRow& candidate : row_of(gradient).operands)
+          written = written || (candidate.source == OperandSource::parameter_gradient && candidate.index == operand.index &&
+                                candidate.access == Access::update && candidate.optional == operand.optional);
+      if (wants) CHECK(written);
+    }
+    bool input_gradient = row.passes_gradient;
+    for (const OpKind gradient : row.gradients) input_gradient = input_gradient || has(row_of(gradient), OperandSource::input_gradient);
+    CHECK(input_gradient == (differentiable && row.kind != OpKind::embedding));
+  }
+}
+
+TEST_CASE("what may share storage is a read operand and a written one") {
+  std::vector<std::string_view> in_place;
+  for (const OpRow& row : op_rows()) {
+    CAPTURE(row.name);
+    CHECK((row.in_place_read < 0) == (row.in_place_write < 0));
+    if (row.in_place_read < 0) continue;
+    in_place.push_back(row.name);
+    CHECK(row.operands[static_cast<std::size_t>(row.in_place_read)].access == Access::read);
+    CHECK(row.operands[static_cast<std::size_t>(row.in_place_write)].access == Access::write);
+  }
+  CHECK(in_place == std::vector<std::string_view>{"add_position", "rotary", "activation", "silu_gate", "add",
+                                                  "rotary_gradient", "activation_gradient", "silu_gate_gradient",
+                                                  "cross_entropy_gradient"});
+}
+
+TEST_CASE("the gradients that can be added to are those of norms and of linear") {
+  std::vector<std::string_view> accumulating;
+  for (const OpRow& row : op_rows())
+    if (row.accumulates) accumulating.push_back(row.name);
+  CHECK(accumulating ==
+        std::vector<std::string_view>{"layer_norm_gradient", "rms_norm_gradient", "linear_input_gradient"});
+}
+
+TEST_CASE("a linear layer multiplies rows x columns x inner and moves its three matrices and the bias once") {
+  const OpShape shape{.rows = 10, .columns = 6, .inner = 4, .bias = true};
+  const OpWork forward = row_of(OpKind::linear).work(shape, DataType::bf16);
+  CHECK(forward.flops == Flops(2 * 10 * 6 * 4 + 10 * 6));
+  CHECK(forward.bytes == Bytes(2 * (10 * 4 + 6 * 4 + 10 * 6 + 6)));
+  CHECK(forward.matrix);
+  // Gradients of parameters are fp32, read and written.
+  const OpWork weight = row_of(OpKind::linear_weight_gradient).work(shape, DataType::bf16);
+  CHECK(weight.flops == forward.flops);
+  CHECK(weight.bytes == Bytes(2 * (10 * 6 + 10 * 4) + 8 * (6 * 4 + 6)));
+  OpShape input = shape;
+  CHECK(row_of(OpKind::linear_input_gradient).work(input, DataType::fp32).bytes == Bytes(4 * (60 + 24 + 40)));
+  input.accumulate = true;
+  CHECK(row_of(OpKind::linear_input_gradient).work(input, DataType::fp32).bytes == Bytes(4 * (60 + 24 + 2 * 40)));
+  CHECK(row_of(OpKind::linear_input_gradient).work(input, DataType::fp32).flops == Flops(2 * 10 * 6 * 4));
+}
+
+TEST_CASE("causal attention multiplies each pair of a query and a key not behind it, two and a half times in the gradient") {
+  const OpShape shape{.rows = 6, .columns = 8, .sequence = 3, .batch = 2, .heads = 4, .kv_heads = 1, .head_dim = 2};
+  const double pairs = (1 + 2 + 3) * 2 * 4;
+  CHECK(row_of(OpKind::attention).work(shape, DataType::fp32).flops == Flops(4 * pairs * 2));
+  CHECK(row_of(OpKind::attention_gradient).work(shape, DataType::fp32).flops == Flops(10 * pairs * 2));
+  const std::int64_t fused = 6 * (4 + 2) * 2, heads = 6 * 8, statistics = 6 * 4;
+  CHECK(row_of(OpKind::attention).work(shape, DataType::bf16).bytes == Bytes(2 * (fused + heads) + 4 * statistics));
+  CHECK(row_of(OpKind::attention_gradient).work(shape, DataType::bf16).bytes ==
+        Bytes(4 * (fused + heads) + 4 * statistics));
+}
+
+TEST_CASE("an embedding moves the rows that it looks up, not the table") {
+  const OpShape shape{.rows = 5, .columns = 8, .begin = 0, .valid = 50257};
+  CHECK(row_of(OpKind::embedding).work(shape, DataType::fp32).bytes == Bytes(5 * 4 + 2 * 5 * 8 * 4));
+  CHECK(row_of(OpKind::embedding_gradient).work(shape, DataType::bf16).bytes == Bytes(5 * 4 + 5 * 8 * (2 + 8)));
+}
+
+TEST_CASE("AdamW moves 28 bytes a parameter in fp32 and 30 in bf16 with a master copy") {
+  const OpShape shape{.rows = 1000};
+  CHECK(row_of(OpKind::adamw).work(shape, DataType::fp32).bytes == Bytes(28000));
+  CHECK(row_of(OpKind::adamw).work(shape, DataType::bf16).bytes == Bytes(30000));
+  CHECK(row_of(OpKind::sgd).work(shape, DataType::fp32).bytes == Bytes(12000));
+  CHECK(row_of(OpKind::sgd).work({.rows = 1000, .second = true}, DataType::fp32).bytes == Bytes(20000));
+}
+
+TEST_CASE("the memory kernels move what they read and what they write") {
+  const OpShape shape{.rows = 10};
+  CHECK(row_of(OpKind::fill_zero).work(shape, DataType::fp32).bytes == Bytes(40));
+  CHECK(row_of(OpKind::copy).work(shape, DataType::bf16).bytes == Bytes(40));
+  CHECK(row_of(OpKind::accumulate).work(shape, DataType::fp32).bytes == Bytes(120));
+  CHECK(row_of(OpKind::accumulate).work(shape, DataType::fp32).flops == Flops(10));
+}
+
+TEST_CASE("FLOPs of the largest layers do not overflow") {
+  // One sample of 2^20 tokens through a layer of 2^18 x 2^20: 2^59 products are still far from a double's range.
+  const OpShape shape{.rows = 1LL << 24, .columns = 1LL << 20, .inner = 1LL << 20};
+  CHECK(row_of(OpKind::linear).work(shape, DataType::bf16).flops == Flops(0x1p65));
+}
+
+TEST_CASE("workspaces on CPU are those of the blocking that the kernels use") {
+  const OpShape shape = plausible();
+  CHECK(row_of(OpKind::linear).cpu_workspace(shape) == linear_workspace(64, 96, 32));
+  CHECK(row_of(OpKind::linear_input_gradient).cpu_workspace(shape) == linear_input_gradient_workspace(64, 96, 32));
+  CHECK(row_of(OpKind::linear_weight_gradient).cpu_workspace(shape) == linear_weight_gradient_workspace(64, 96, 32));
+  CHECK(row_of(OpKind::attention).cpu_workspace(shape) == attention_workspace(16, 8));
+  CHECK(row_of(OpKind::attention_gradient).cpu_workspace(shape) == attention_gradient_workspace(16, 8));
+}
+
+}  // namespace
+}  // namespace parplan
