@@ -1,15 +1,215 @@
 #include "planner/cluster/cluster.h"
 
+#include <fmt/format.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
 #include <array>
+#include <sstream>
+
+#include "planner/base/error.h"
+#include "planner/base/text.h"
+#include "planner/cluster/catalog.h"
+#include "planner/cluster/node_layout.h"
+#include "planner/cluster/routes.h"
 
 namespace parplan {
 namespace {
 
 constexpr std::array<const char*, 7> vertex_kind_names = {"device", "nvswitch", "pcie_switch", "host_bridge",
                                                           "nic",    "memory",   "network"};
+constexpr std::array<const char*, 4> intra_names = {"nvswitch", "nvlink_mesh", "pcie", "memory"};
+constexpr int most_devices = 1 << 20;
+
+BytesPerSecond read_positive_bandwidth(const YamlNode& value) {
+  const BytesPerSecond bandwidth = value.as_bandwidth();
+  if (bandwidth.value <= 0.0) value.fail("a bandwidth must be more than 0");
+  return bandwidth;
+}
+
+NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, const DeviceKind& device) {
+  value.allow_keys({"name", "devices", "intra", "bandwidth", "latency", "nics"});
+  NodeLayout layout;
+  layout.name = cluster_name;
+  if (const auto given = value.find("name")) layout.name = given->as_string();
+  layout.devices = static_cast<int>(value.at("devices").as_integer(1, 4096));
+  layout.intra = static_cast<Intra>(value.at("intra").as_choice({intra_names.begin(), intra_names.end()}));
+  if (const auto bandwidth = value.find("bandwidth")) layout.bandwidth = read_positive_bandwidth(*bandwidth);
+  if (const auto latency = value.find("latency")) layout.latency = latency->as_duration();
+  if (const auto nics = value.find("nics")) {
+    nics->allow_keys({"count", "line_rate"});
+    layout.nics = NicLayout{.count = static_cast<int>(nics->at("count").as_integer(1, 4096)),
+                            .line_rate = read_positive_bandwidth(nics->at("line_rate"))};
+  }
+  if (const auto problem = problem_with(layout, device)) value.fail(*problem);
+  return build_node(layout, device);
+}
+
+NodeKind read_vertices_and_links(const YamlNode& value, const std::string& cluster_name) {
+  value.allow_keys({"name", "vertices", "links", "devices"});
+  NodeKind node;
+  node.name = cluster_name;
+  if (const auto given = value.find("name")) node.name = given->as_string();
+  std::vector<std::string> names;
+  const auto vertex_of = [&](const YamlNode& word) {
+    const std::string text = word.as_string();
+    const auto found = std::find(names.begin(), names.end(), text);
+    if (found == names.end()) word.fail(fmt::format("unknown vertex '{}'; the node has {}{}", text, join(names), did_you_mean(text, names)));
+    return static_cast<int>(found - names.begin());
+  };
+  int networks = 0;
+  for (const YamlNode& item : value.at("vertices").items()) {
+    item.allow_keys({"name", "kind"});
+    const std::string text = item.at("name").as_string();
+    if (std::find(names.begin(), names.end(), text) != names.end()) item.at("name").fail(fmt::format("a second vertex is named '{}'", text));
+    names.push_back(text);
+    const auto kind = static_cast<VertexKind>(item.at("kind").as_choice({vertex_kind_names.begin(), vertex_kind_names.end()}));
+    if (kind == VertexKind::network && ++networks > 1) item.fail("a node has one network vertex, found a second");
+    add_vertex(node, text, kind);
+  }
+  if (node.devices.empty()) value.at("vertices").fail("a node needs at least one vertex of kind device");
+  for (const YamlNode& item : value.at("links").items()) {
+    item.allow_keys({"between", "bandwidth", "latency", "kind"});
+    const YamlNode between = item.at("between");
+    if (!between.is_list() || between.size() != 2) between.fail("a link is 'between' a list of two vertices");
+    const int a = vertex_of(between[0]);
+    const int b = vertex_of(between[1]);
+    if (a == b) between.fail(fmt::format("a link from '{}' to itself", names[static_cast<std::size_t>(a)]));
+    const auto kind = [&](int v) { return node.vertices[static_cast<std::size_t>(v)].kind; };
+    if ((kind(a) == VertexKind::network && kind(b) != VertexKind::nic) || (kind(b) == VertexKind::network && kind(a) != VertexKind::nic))
+      between.fail("only NICs have links to the network");
+    add_link(node, a, b, read_positive_bandwidth(item.at("bandwidth")), item.at("latency").as_duration(), item.at("kind").as_string());
+  }
+  if (const auto order = value.find("devices")) {
+    std::vector<int> devices;
+    for (const YamlNode& item : order->items()) {
+      const int vertex = vertex_of(item);
+      if (node.vertices[static_cast<std::size_t>(vertex)].kind != VertexKind::device) item.fail(fmt::format("'{}' is no device", item.as_string()));
+      if (std::find(devices.begin(), devices.end(), vertex) != devices.end()) item.fail(fmt::format("device '{}' is listed twice", item.as_string()));
+      devices.push_back(vertex);
+    }
+    if (devices.size() != node.devices.size())
+      order->fail(fmt::format("lists {} of the node's {} devices", devices.size(), node.devices.size()));
+    node.devices = devices;
+  }
+  return node;
+}
 
 }  // namespace
 
 const char* name(VertexKind kind) { return vertex_kind_names[static_cast<std::size_t>(kind)]; }
+
+std::optional<std::string> problem_with(const Cluster& cluster) {
+  const NodeKind& node = cluster.node;
+  for (std::size_t v = 0; v < node.vertices.size(); ++v) {
+    if (node.vertices[v].kind != VertexKind::nic) continue;
+    int ways = 0;
+    for (const Link& link : node.links) {
+      const int other = link.a == static_cast<int>(v) ? link.b : link.b == static_cast<int>(v) ? link.a : -1;
+      if (other >= 0 && node.vertices[static_cast<std::size_t>(other)].kind == VertexKind::network) ++ways;
+    }
+    if (ways != 1) return fmt::format("NIC '{}' has {} links to the network; it needs one", node.vertices[v].name, ways);
+  }
+  const auto routes = routes_of(node);
+  const auto name_of = [&](std::size_t i) { return node.vertices[static_cast<std::size_t>(node.devices[i])].name; };
+  for (std::size_t i = 0; i < node.devices.size(); ++i) {
+    for (std::size_t j = 0; j < node.devices.size(); ++j)
+      if (routes->between[i][j].distance == PathClass::unreachable)
+        return fmt::format("device '{}' does not reach device '{}' over links and switches", name_of(i), name_of(j));
+    if (cluster.nodes > 1 && routes->uplinks[i].empty())
+      return fmt::format("{} nodes, but device '{}' reaches no NIC", cluster.nodes, name_of(i));
+  }
+  return std::nullopt;
+}
+
+Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
+  document.allow_keys({"name", "device", "node", "nodes", "network", "measured_on", "notes", "sources"});
+  Cluster cluster;
+  cluster.name = document.at("name").as_string();
+  const YamlNode device = document.at("device");
+  if (device.is_map()) {
+    cluster.device = read_device(device);
+  } else {
+    const std::string text = device.as_string();
+    const std::vector<std::string> names = device_names(catalog);
+    if (names.empty()) device.fail(fmt::format("expected the device written out, found the name '{}'", text));
+    if (std::find(names.begin(), names.end(), text) == names.end())
+      device.fail(fmt::format("unknown device '{}'; known are {}{}", text, join(names), did_you_mean(text, names)));
+    cluster.device = find_device(text, catalog);
+  }
+  if (const auto network = document.find("network")) {
+    network->allow_keys({"latency", "oversubscription"});
+    cluster.network.latency = network->at("latency").as_duration();
+    if (const auto over = network->find("oversubscription")) {
+      cluster.network.oversubscription = over->as_number();
+      if (cluster.network.oversubscription < 1.0) over->fail(fmt::format("expected an oversubscription of at least 1, found {}", over->as_string()));
+    }
+  }
+  const YamlNode node = document.at("node");
+  if (!node.is_map() || node.find("intra").has_value() == node.find("vertices").has_value())
+    node.fail("expected a node with either 'devices' and 'intra' or 'vertices' and 'links'");
+  cluster.node = node.find("intra") ? read_layout(node, cluster.name, cluster.device) : read_vertices_and_links(node, cluster.name);
+  const bool any_nic = std::any_of(cluster.node.vertices.begin(), cluster.node.vertices.end(),
+                                   [](const Vertex& vertex) { return vertex.kind == VertexKind::nic; });
+  if (any_nic && !document.find("network")) document.fail("a node with NICs needs 'network' with its 'latency'");
+  if (const auto nodes = document.find("nodes")) cluster.nodes = static_cast<int>(nodes->as_integer(1, most_devices));
+  if (const auto measured = document.find("measured_on")) cluster.measured_on = measured->as_string();
+  if (const auto notes = document.find("notes"))
+    for (const YamlNode& note : notes->items()) cluster.notes.push_back(note.as_string());
+  if (const auto sources = document.find("sources"))
+    for (const YamlNode& source : sources->items()) cluster.sources.push_back(source.as_string());
+  if (const auto problem = problem_with(cluster)) node.fail(*problem);
+  return cluster;
+}
+
+Cluster read_cluster(const YamlNode& document) { return read_cluster(document, ClusterCatalog{}); }
+
+std::string write_cluster(const Cluster& cluster) {
+  YAML::Emitter out;
+  const NodeKind& node = cluster.node;
+  const auto name_of = [&](int vertex) { return node.vertices[static_cast<std::size_t>(vertex)].name; };
+  out << YAML::BeginMap;
+  out << YAML::Key << "node" << YAML::Value << YAML::BeginMap;
+  out << YAML::Key << "name" << YAML::Value << node.name;
+  out << YAML::Key << "vertices" << YAML::Value << YAML::BeginSeq;
+  for (const Vertex& vertex : node.vertices) {
+    out << YAML::Flow << YAML::BeginMap << YAML::Key << "name" << YAML::Value << vertex.name;
+    out << YAML::Key << "kind" << YAML::Value << name(vertex.kind) << YAML::EndMap;
+  }
+  out << YAML::EndSeq;
+  out << YAML::Key << "links" << YAML::Value << YAML::BeginSeq;
+  for (const Link& link : node.links) {
+    out << YAML::Flow << YAML::BeginMap;
+    out << YAML::Key << "between" << YAML::Value << YAML::Flow << YAML::BeginSeq << name_of(link.a) << name_of(link.b) << YAML::EndSeq;
+    out << YAML::Key << "bandwidth" << YAML::Value << write_bandwidth(link.bandwidth);
+    out << YAML::Key << "latency" << YAML::Value << write_duration(link.latency);
+    out << YAML::Key << "kind" << YAML::Value << link.kind << YAML::EndMap;
+  }
+  out << YAML::EndSeq;
+  out << YAML::Key << "devices" << YAML::Value << YAML::Flow << YAML::BeginSeq;
+  for (const int device : node.devices) out << name_of(device);
+  out << YAML::EndSeq << YAML::EndMap;
+  out << YAML::Key << "nodes" << YAML::Value << cluster.nodes;
+  out << YAML::Key << "network" << YAML::Value << YAML::Flow << YAML::BeginMap;
+  out << YAML::Key << "latency" << YAML::Value << write_duration(cluster.network.latency);
+  out << YAML::Key << "oversubscription" << YAML::Value << fmt::format("{}", cluster.network.oversubscription) << YAML::EndMap;
+  if (cluster.measured_on) out << YAML::Key << "measured_on" << YAML::Value << *cluster.measured_on;
+  const auto write_list = [&](const char* key, const std::vector<std::string>& items) {
+    if (items.empty()) return;
+    out << YAML::Key << key << YAML::Value << YAML::BeginSeq;
+    for (const std::string& item : items) out << item;
+    out << YAML::EndSeq;
+  };
+  write_list("notes", cluster.notes);
+  write_list("sources", cluster.sources);
+  out << YAML::EndMap;
+
+  YAML::Emitter title;
+  title << YAML::BeginMap << YAML::Key << "name" << YAML::Value << cluster.name << YAML::EndMap;
+  std::string device;
+  std::istringstream lines(write_device(cluster.device));
+  for (std::string line; std::getline(lines, line);) device += "  " + line + "\n";
+  return std::string(title.c_str()) + "\ndevice:\n" + device + out.c_str() + "\n";
+}
 
 }  // namespace parplan

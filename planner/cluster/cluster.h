@@ -75,7 +75,13 @@ struct Route {
 };
 Route route(const NodeKind& node, int from_device, int to_device);
 
-// Strict YAML; `write_cluster` gives what `read_cluster` reads back to an equal cluster.
+// The first that makes the cluster unusable, or nothing: a device that does not reach another, a NIC without the
+// network, several nodes without a network between them.
+std::optional<std::string> problem_with(const Cluster& cluster);
+
+// Strict YAML (docs/cluster.md); `write_cluster` gives what `read_cluster` reads back to an equal cluster, with the
+// device written out, so that the text needs no other file. Where a file names its device, `find_cluster` of
+// catalog.h looks it up.
 Cluster read_cluster(const YamlNode& document);
 std::string write_cluster(const Cluster& cluster);
 

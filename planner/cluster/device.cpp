@@ -1,9 +1,13 @@
 #include "planner/cluster/device.h"
 
+#include <fmt/format.h>
+#include <yaml-cpp/yaml.h>
+
 #include <algorithm>
 #include <array>
 
 #include "planner/base/error.h"
+#include "planner/cluster/cluster.h"
 
 namespace parplan {
 namespace {
@@ -40,6 +44,114 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
 
 FlopsPerSecond peak(const DeviceKind& device, DataType type) {
   return type == DataType::bf16 || type == DataType::fp16 ? device.peak_half : device.peak_fp32;
+}
+
+DeviceKind read_device(const YamlNode& document) {
+  document.allow_keys({"name", "title", "backend", "memory", "peak", "kernel_launch", "overlaps_communication", "rates", "nvlink",
+                       "pcie", "sources"});
+  DeviceKind device;
+  device.name = document.at("name").as_string();
+  device.title = document.at("title").as_string();
+  device.backend = static_cast<BackendKind>(document.at("backend").as_choice({backend_names.begin(), backend_names.end()}));
+  const YamlNode memory = document.at("memory");
+  memory.allow_keys({"capacity", "overhead"});
+  device.memory_capacity = memory.at("capacity").as_bytes();
+  device.memory_overhead = memory.at("overhead").as_bytes();
+  if (device.memory_overhead >= device.memory_capacity)
+    memory.at("overhead").fail(fmt::format("the overhead of {} leaves nothing of the capacity of {}", write_bytes(device.memory_overhead),
+                                           write_bytes(device.memory_capacity)));
+  const YamlNode peak_rates = document.at("peak");
+  peak_rates.allow_keys({"fp32", "half"});
+  device.peak_fp32 = peak_rates.at("fp32").as_flop_rate();
+  if (const auto half = peak_rates.find("half")) device.peak_half = half->as_flop_rate();
+  device.kernel_launch = document.at("kernel_launch").as_duration();
+  if (const auto overlaps = document.find("overlaps_communication")) device.overlaps_communication = overlaps->as_bool();
+
+  const YamlNode rates = document.at("rates");
+  for (const YamlNode& item : rates.items()) {
+    item.allow_keys({"active", "matrix_fp32", "matrix_half", "vector", "memory"});
+    DeviceRates row;
+    const auto positive_rate = [&](const char* key) {
+      const YamlNode value = item.at(key);
+      const FlopsPerSecond rate = value.as_flop_rate();
+      if (rate.value <= 0.0) value.fail(fmt::format("'{}' must be more than 0", key));
+      return rate;
+    };
+    row.active = static_cast<int>(item.at("active").as_integer(1, 1 << 20));
+    row.matrix_fp32 = positive_rate("matrix_fp32");
+    if (const auto half = item.find("matrix_half")) row.matrix_half = half->as_flop_rate();
+    row.vector = positive_rate("vector");
+    row.memory = item.at("memory").as_bandwidth();
+    if (row.memory.value <= 0.0) item.at("memory").fail("'memory' must be more than 0");
+    if (!device.rates.empty() && row.active <= device.rates.back().active)
+      item.at("active").fail(fmt::format("rows must ascend in 'active', found {} after {}", row.active, device.rates.back().active));
+    // A processor may run above its rated clock; a card's matrix units do not exceed their datasheet.
+    if (device.backend == BackendKind::cuda && row.matrix_fp32 > device.peak_fp32)
+      item.at("matrix_fp32").fail(fmt::format("reached rate {} is above the peak of {}", write_flop_rate(row.matrix_fp32), write_flop_rate(device.peak_fp32)));
+    if (device.backend == BackendKind::cuda && row.matrix_half > device.peak_half)
+      item.at("matrix_half").fail(fmt::format("reached rate {} is above the peak of {}", write_flop_rate(row.matrix_half), write_flop_rate(device.peak_half)));
+    device.rates.push_back(row);
+  }
+  if (device.rates.empty()) rates.fail("'rates' needs at least one row");
+
+  if (const auto nvlink = document.find("nvlink")) {
+    nvlink->allow_keys({"links", "per_link", "per_link_reached"});
+    device.nvlinks = static_cast<int>(nvlink->at("links").as_integer(1, 72));
+    device.nvlink_per_link = nvlink->at("per_link").as_bandwidth();
+    device.nvlink_per_link_reached = nvlink->at("per_link_reached").as_bandwidth();
+    if (device.nvlink_per_link_reached > device.nvlink_per_link || device.nvlink_per_link_reached.value <= 0.0)
+      nvlink->at("per_link_reached").fail(fmt::format("expected more than 0 and at most the link's {}, found {}", write_bandwidth(device.nvlink_per_link),
+                                                      write_bandwidth(device.nvlink_per_link_reached)));
+  }
+  if (const auto pcie = document.find("pcie")) {
+    pcie->allow_keys({"generation", "lanes"});
+    device.pcie_generation = static_cast<int>(pcie->at("generation").as_integer(1, 6));
+    device.pcie_lanes = static_cast<int>(pcie->at("lanes").as_integer(1, 16));
+  }
+  if (const auto sources = document.find("sources"))
+    for (const YamlNode& source : sources->items()) device.sources.push_back(source.as_string());
+  return device;
+}
+
+std::string write_device(const DeviceKind& device) {
+  YAML::Emitter out;
+  out << YAML::BeginMap;
+  out << YAML::Key << "name" << YAML::Value << device.name;
+  out << YAML::Key << "title" << YAML::Value << device.title;
+  out << YAML::Key << "backend" << YAML::Value << name(device.backend);
+  out << YAML::Key << "memory" << YAML::Value << YAML::Flow << YAML::BeginMap;
+  out << YAML::Key << "capacity" << YAML::Value << write_bytes(device.memory_capacity);
+  out << YAML::Key << "overhead" << YAML::Value << write_bytes(device.memory_overhead) << YAML::EndMap;
+  out << YAML::Key << "peak" << YAML::Value << YAML::Flow << YAML::BeginMap;
+  out << YAML::Key << "fp32" << YAML::Value << write_flop_rate(device.peak_fp32);
+  out << YAML::Key << "half" << YAML::Value << write_flop_rate(device.peak_half) << YAML::EndMap;
+  out << YAML::Key << "kernel_launch" << YAML::Value << write_duration(device.kernel_launch);
+  out << YAML::Key << "overlaps_communication" << YAML::Value << device.overlaps_communication;
+  out << YAML::Key << "rates" << YAML::Value << YAML::BeginSeq;
+  for (const DeviceRates& row : device.rates) {
+    out << YAML::Flow << YAML::BeginMap;
+    out << YAML::Key << "active" << YAML::Value << row.active;
+    out << YAML::Key << "matrix_fp32" << YAML::Value << write_flop_rate(row.matrix_fp32);
+    out << YAML::Key << "matrix_half" << YAML::Value << write_flop_rate(row.matrix_half);
+    out << YAML::Key << "vector" << YAML::Value << write_flop_rate(row.vector);
+    out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.memory) << YAML::EndMap;
+  }
+  out << YAML::EndSeq;
+  if (device.nvlinks > 0) {
+    out << YAML::Key << "nvlink" << YAML::Value << YAML::Flow << YAML::BeginMap;
+    out << YAML::Key << "links" << YAML::Value << device.nvlinks;
+    out << YAML::Key << "per_link" << YAML::Value << write_bandwidth(device.nvlink_per_link);
+    out << YAML::Key << "per_link_reached" << YAML::Value << write_bandwidth(device.nvlink_per_link_reached) << YAML::EndMap;
+  }
+  if (device.pcie_generation > 0) {
+    out << YAML::Key << "pcie" << YAML::Value << YAML::Flow << YAML::BeginMap;
+    out << YAML::Key << "generation" << YAML::Value << device.pcie_generation;
+    out << YAML::Key << "lanes" << YAML::Value << device.pcie_lanes << YAML::EndMap;
+  }
+  out << YAML::Key << "sources" << YAML::Value << YAML::BeginSeq;
+  for (const std::string& source : device.sources) out << source;
+  out << YAML::EndSeq << YAML::EndMap;
+  return std::string(out.c_str()) + "\n";
 }
 
 }  // namespace parplan

@@ -40,6 +40,7 @@ struct DeviceKind {
   BytesPerSecond nvlink_per_link;           // as `nvidia-smi nvlink -s` prints it
   BytesPerSecond nvlink_per_link_reached;   // what NCCL counts on
   int pcie_generation = 0;                  // 0 where absent
+  int pcie_lanes = 16;
   std::vector<std::string> sources;
   bool operator==(const DeviceKind&) const = default;
 };
