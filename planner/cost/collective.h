@@ -1,0 +1,34 @@
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "planner/cluster/device.h"
+#include "planner/cluster/mesh.h"
+#include "planner/program/program.h"
+
+namespace parplan {
+
+// How a group can carry out a communication: one file an algorithm, one row a variant. Letters used in all of them:
+//
+//   S       bytes of the whole buffer (all-gather: what is gathered; reduce-scatter: what goes in)
+//   n       ranks of the group; N the nodes that it spans
+//   B       ring_bandwidth of the GroupNetwork, T its tree_bandwidth
+//   l, L    one hop inside a node, one hop between nodes
+struct CommunicationAlgorithm {
+  std::string_view name;
+  bool (*applies)(InstructionKind kind, BackendKind backend) = nullptr;
+  // For groups of at least two ranks.
+  Seconds (*time)(InstructionKind kind, Bytes bytes, const GroupNetwork& network) = nullptr;
+};
+std::span<const CommunicationAlgorithm> communication_algorithms();
+
+// The fastest algorithm that applies, as NCCL chooses (src/graph/tuning.cc); ties go to the first row. Null where the
+// group has one rank: nothing is communicated.
+const CommunicationAlgorithm* fastest_algorithm(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
+                                                BackendKind backend);
+// Its time, from when all ranks have arrived; 0 for a group of one rank. `bytes` is S above. Links that sibling groups
+// share are shared in `network` already.
+Seconds collective_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, BackendKind backend);
+
+}  // namespace parplan

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "planner/cluster/cluster.h"
+#include "planner/cluster/mesh.h"
+#include "planner/program/program.h"
+
+namespace parplan {
+
+// What an instruction costs a rank of one pipeline stage.
+struct CostModel {
+  DeviceKind device;
+  DeviceRates rates;  // with as many devices of a node at work as the job uses
+  std::array<GroupNetwork, static_cast<std::size_t>(GroupKind::count_)> networks;
+
+  const GroupNetwork& network(GroupKind group) const { return networks[static_cast<std::size_t>(group)]; }
+  bool operator==(const CostModel&) const = default;
+};
+
+// What groups see of one cluster's links, computed once per mesh: a search asks for the same again and again. Owned by
+// the caller, used by one thread at a time; the cluster must outlive it.
+class NetworkCache {
+ public:
+  explicit NetworkCache(const Cluster& cluster) : cluster_(&cluster) {}
+  NetworkCache(Cluster&&) = delete;
+  const Cluster& cluster() const { return *cluster_; }
+  const GroupNetwork& group(const DeviceMesh& mesh, Axis axis);                        // group_network
+  const GroupNetwork& stages(const DeviceMesh& mesh, int from_stage, int to_stage);    // stage_network
+
+ private:
+  using MeshKey = std::tuple<std::array<int, 3>, std::array<Axis, 3>>;
+  const Cluster* cluster_;
+  std::map<std::tuple<MeshKey, Axis>, GroupNetwork> groups_;
+  std::map<std::tuple<MeshKey, int, int>, GroupNetwork> stages_;
+};
+
+// tensor, data and pipeline groups see the network of their axis; next and previous what the two stages see from this
+// one to the other; tied what the first and the last stage see.
+CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int stage);
+CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int stage);
+
+// Bytes of the whole buffer that a communication is about (collective.h, letter S).
+Bytes communicated_bytes(const Instruction& instruction);
+
+// Of a kernel: kernel_time. Of a communication: collective_time, from when all ranks concerned have arrived.
+Seconds duration(const Instruction& instruction, const CostModel& model);
+
+}  // namespace parplan

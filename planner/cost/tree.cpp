@@ -1,0 +1,56 @@
+#include "planner/cost/tree.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "planner/cost/nccl_protocol.h"
+
+namespace parplan {
+namespace {
+
+// Entry i is for buffers of at least 64 * 2^i bytes: 64 B to 512 MiB. NVIDIA/nccl src/graph/tuning.cc,
+// treeCorrectionFactor.
+using Correction = std::array<double, 24>;
+constexpr Correction low_latency_correction = {1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5,
+                                               0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0};
+constexpr Correction simple_correction = {0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5,
+                                          0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9};
+
+// tuning.cc corrects by log2 of the size in 64 bytes, rounded down, and not outside the table.
+double corrected(const Correction& correction, Bytes bytes) {
+  int entry = -1;
+  for (std::int64_t units = bytes.count >> 6; units > 0; units >>= 1) ++entry;
+  return entry >= 0 && entry < static_cast<int>(correction.size()) ? correction[static_cast<std::size_t>(entry)] : 1.0;
+}
+
+Seconds hops(const GroupNetwork& network, Seconds intra, Seconds inter) {
+  const double per_node = static_cast<double>(network.ranks) / network.nodes;
+  return 2.0 * ((per_node - 1.0) * intra + std::log2(network.nodes) * inter);
+}
+
+}  // namespace
+
+bool tree_applies(InstructionKind kind, BackendKind backend) {
+  return backend == BackendKind::cuda &&
+         (kind == InstructionKind::all_reduce_sum || kind == InstructionKind::all_reduce_max);
+}
+
+Seconds tree_simple_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
+  const BytesPerSecond bandwidth = network.tree_bandwidth * 0.92;
+  return simple.tree_base +
+         hops(network, network.intra_latency + simple.tree_intra_excess, network.inter_latency + simple.tree_inter_excess) +
+         2.0 * (bytes / (bandwidth * corrected(simple_correction, bytes)));
+}
+
+Seconds tree_low_latency_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
+  BytesPerSecond bandwidth = network.tree_bandwidth * (0.92 / 3.8);
+  if (network.nodes == 2) bandwidth = std::min(bandwidth, BytesPerSecond(39e9));
+  if (network.nodes > 2) bandwidth = std::min(bandwidth, BytesPerSecond(20.4e9));
+  return low_latency.tree_base +
+         hops(network, network.intra_latency + low_latency.tree_intra_excess,
+              network.inter_latency + low_latency.tree_inter_excess) +
+         2.0 * (bytes / (bandwidth * corrected(low_latency_correction, bytes)));
+}
+
+}  // namespace parplan

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "planner/plan/step.h"
+
+namespace parplan {
+
+// What one piece of played work counts as.
+struct Work {
+  bool computes = false;
+  Label label{};                   // of a single instruction
+  const StepTime* parts = nullptr; // of several played as one, summing to their time; null for a single instruction
+};
+
+// A piece of work as it ran on one rank.
+struct Played {
+  double start = 0.0;  // seconds
+  double end = unset;
+  int cause = -1;      // the piece whose end made it ready (it may have started later, when its partners were); -1 none
+  bool begun = false;  // a posted send has begun and has no end until it is taken
+  Work work;
+
+  static constexpr double unset = -1.0;
+  bool done() const { return end != unset; }
+};
+
+// Where the time of one rank went, by the contract's rule, from 0 to the end of `last`: each instant belongs to the
+// running compute (of two at once, to the one that started first), else to the communication that the next compute
+// awaits while that is in progress, else to the bubble. What the next compute awaits is found backwards along causes:
+// the piece that made it ready, then the piece that made that one ready, and so on. The end of the step
+// awaits `last`.
+StepTime attribute(std::span<const Played> pieces, int last);
+
+}  // namespace parplan

@@ -1,0 +1,69 @@
+#include "planner/simulator/segment_cost.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+namespace {
+
+// Event -> the instruction that records it, -1 none so far.
+std::vector<int> recorders(const Segment& segment) {
+  std::vector<int> recorder(static_cast<std::size_t>(segment.events), -1);
+  for (std::size_t i = 0; i < segment.instructions.size(); ++i)
+    if (const auto event = segment.instructions[i].records) recorder[static_cast<std::size_t>(*event)] = static_cast<int>(i);
+  return recorder;
+}
+
+}  // namespace
+
+CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
+  const Execution execution = execution_of(model);
+  const auto stream_of = [&](Stream stream) { return execution == Execution::sequential ? 0 : index_of(stream); };
+  const std::vector<int> recorder = recorders(segment);
+  CostedSegment costed;
+  costed.stream = stream_of(segment.stream);
+  costed.streams = 1u << costed.stream;
+
+  std::array<double, stream_count> free{};
+  std::array<int, stream_count> last_on;
+  last_on.fill(-1);
+  costed.instructions.reserve(segment.instructions.size());
+  for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
+    const Instruction& instruction = segment.instructions[i];
+    const bool posted = execution == Execution::sequential && instruction.kind == InstructionKind::send;
+    CostedInstruction one{.seconds = duration(instruction, model).value,
+                          .stream = stream_of(instruction.stream),
+                          .waits = {},
+                          .work = {.computes = instruction.kind == InstructionKind::kernel, .label = instruction.label}};
+    costed.streams |= 1u << one.stream;
+    costed.computes |= one.work.computes;
+    Played piece{.start = free[one.stream], .end = 0.0, .cause = last_on[one.stream], .begun = true, .work = one.work};
+    for (const int event : instruction.waits) {
+      const int wait = recorder[static_cast<std::size_t>(event)];
+      PARPLAN_ASSERT(wait >= 0 && wait < static_cast<int>(i),
+                     fmt::format("segment '{}': instruction {} waits for event {}, recorded by {}", segment.name, i, event, wait));
+      one.waits.push_back(wait);
+      const Played& awaited = costed.alone[static_cast<std::size_t>(wait)];
+      if (awaited.end > piece.start) {
+        piece.start = awaited.end;
+        piece.cause = wait;
+      }
+    }
+    piece.end = piece.start + (posted ? 0.0 : one.seconds);
+    free[one.stream] = piece.end;
+    last_on[one.stream] = static_cast<int>(i);
+    if (costed.last < 0 || piece.end > costed.seconds) {
+      costed.last = static_cast<int>(i);
+      costed.seconds = piece.end;
+    }
+    costed.alone.push_back(piece);
+    costed.instructions.push_back(std::move(one));
+  }
+  costed.parts = attribute(costed.alone, costed.last);
+  return costed;
+}
+
+}  // namespace parplan

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "planner/cost/cost_model.h"
+#include "planner/program/program.h"
+#include "planner/simulator/attribution.h"
+
+namespace parplan {
+
+inline constexpr std::size_t stream_count = static_cast<std::size_t>(Stream::count_);
+inline std::size_t index_of(Stream stream) { return static_cast<std::size_t>(stream); }
+
+// How a rank carries out its streams.
+enum class Execution {
+  concurrent,  // streams run beside one another; both ends of a transfer block their stream until it is done
+  sequential,  // one core does everything in launch order; sends are posted, the receiver copies (CPU ranks)
+};
+inline Execution execution_of(const CostModel& model) {
+  return model.device.overlaps_communication ? Execution::concurrent : Execution::sequential;
+}
+
+// An instruction with its cost, ready to be played many times.
+struct CostedInstruction {
+  double seconds = 0.0;
+  std::size_t stream = 0;   // 0 for all when sequential
+  std::vector<int> waits;   // instructions of the segment
+  Work work;
+};
+
+// A Segment costed once. Pieces of it count from 0 at the call's start and have causes within the Segment.
+struct CostedSegment {
+  std::size_t stream = 0;
+  unsigned streams = 0;     // all that it uses, as bits
+  bool computes = false;    // holds a kernel
+  std::vector<CostedInstruction> instructions;
+  // Played by itself, with no wait for partners:
+  std::vector<Played> alone;
+  int last = -1;            // the instruction that ends last
+  double seconds = 0.0;
+  StepTime parts;           // sums to `seconds`; a communication at the end counts, since the stream joins it
+};
+CostedSegment cost_segment(const Segment& segment, const CostModel& model);
+
+}  // namespace parplan

@@ -1,0 +1,590 @@
+#include "planner/simulator/simulate.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/base/text.h"
+#include "planner/simulator/segment_cost.h"
+
+namespace parplan {
+namespace {
+
+// An instant with the piece of work that brought it about.
+struct Moment {
+  double time = 0.0;
+  int piece = -1;
+};
+Moment later(Moment a, Moment b) { return b.time > a.time ? b : a; }
+
+enum class Arrival { absent, arrived, served };
+
+// One stage's end of a meeting.
+struct Seat {
+  int stage = 0;
+  Arrival arrival = Arrival::absent;
+  double ready = 0.0;
+  double seconds = 0.0;
+  double start = 0.0;  // once served
+};
+
+// Where stages come together: a direction between two neighbours (seat 0 sends, seat 1 receives), the tied parameter's
+// two stages, or all stages. A stage has at most one instruction there at a time, except that posted sends queue up.
+struct Meeting {
+  std::string name;
+  std::vector<Seat> seats;
+  int arrived = 0;
+  struct Posted {
+    double ready = 0.0;
+    double seconds = 0.0;
+    int piece = -1;  // of the sender
+  };
+  std::vector<Posted> posted;
+  std::size_t taken = 0;
+};
+
+struct SeatAt {
+  int meeting = -1;  // -1: the instruction concerns this stage only
+  int seat = -1;
+};
+
+// A segment of one stage, and how it is played.
+struct Playable {
+  CostedSegment costed;
+  std::vector<SeatAt> seats;  // per instruction
+  bool whole = false;         // played in one piece
+  bool posts = false;         // posts sends on its own stream: the call does not wait until they are taken
+  Work work;                  // of the whole
+};
+
+// The call at the head of a stream, while it waits for partners.
+struct Running {
+  bool active = false;
+  Moment fork;
+  std::size_t first_open = 0;
+};
+
+struct Stage {
+  const Program* program = nullptr;
+  Execution execution{};
+  std::vector<Playable> segments;
+  std::vector<Played> pieces;
+  std::vector<int> first_piece;     // per call; one more at the end
+  std::vector<int> event_recorder;  // call
+  std::vector<int> event_piece;     // the piece whose end completed the event
+  std::array<std::vector<int>, stream_count> queue;  // calls in launch order, per stream that they use
+  std::array<std::size_t, stream_count> head{};
+  std::array<Moment, stream_count> free;
+  std::array<Running, stream_count> running;
+  std::vector<std::size_t> streams;  // with calls
+
+  const Playable& segment_of(int call) const {
+    return segments[static_cast<std::size_t>(program->calls[static_cast<std::size_t>(call)].segment)];
+  }
+};
+
+constexpr int unknown = -2;  // an event that is not complete yet
+
+class Simulation {
+ public:
+  Simulation(std::span<const Program> programs, std::span<const CostModel> models);
+  void play();
+  StepResult result() const;
+  void write(Timeline& timeline) const;
+
+ private:
+  void make_meetings();
+  void prepare(Stage& stage, int number, const CostModel& model);
+  SeatAt seat_of(const Stage& stage, int number, const Instruction& instruction) const;
+  bool advance(Stage& stage);
+  bool step(Stage& stage, std::size_t stream);
+  std::optional<Moment> ready(Stage& stage, const Call& call, Moment from);
+  bool complete(Stage& stage, int event);
+  bool play_instructions(Stage& stage, int call, const Playable& playable, Running& running);
+  // True once the instruction is done or posted, so that its stream may go on.
+  bool meet(Stage& stage, const Playable& playable, std::size_t instruction, int piece, Moment at);
+  void finish_call(Stage& stage, int call, const Playable& playable, Moment end);
+  Moment last_of(const Stage& stage) const;
+  [[noreturn]] void report_deadlock() const;
+
+  std::vector<Stage> stages_;
+  std::vector<Meeting> meetings_;
+  std::vector<char> runnable_;
+};
+
+// Meetings in the order: forward and backward of each pair of neighbours, tied, pipeline.
+void Simulation::make_meetings() {
+  const int stages = static_cast<int>(stages_.size());
+  for (int s = 0; s + 1 < stages; ++s) {
+    meetings_.push_back({.name = fmt::format("{} to {}", s, s + 1), .seats = {{.stage = s}, {.stage = s + 1}}, .posted = {}});
+    meetings_.push_back({.name = fmt::format("{} to {}", s + 1, s), .seats = {{.stage = s + 1}, {.stage = s}}, .posted = {}});
+  }
+  meetings_.push_back({.name = "tied", .seats = {{.stage = 0}, {.stage = stages - 1}}, .posted = {}});
+  Meeting all{.name = "pipeline", .seats = {}, .posted = {}};
+  for (int s = 0; s < stages; ++s) all.seats.push_back({.stage = s});
+  meetings_.push_back(std::move(all));
+}
+
+SeatAt Simulation::seat_of(const Stage& stage, int number, const Instruction& instruction) const {
+  const int stages = static_cast<int>(stages_.size());
+  const int tied = 2 * (stages - 1);
+  const bool sends = instruction.kind == InstructionKind::send;
+  const bool receives = instruction.kind == InstructionKind::receive;
+  if (sends || receives) {
+    const bool with_next = instruction.group == GroupKind::next;
+    PARPLAN_ASSERT(with_next ? number + 1 < stages : instruction.group == GroupKind::previous && number > 0,
+                   fmt::format("stage {} of {}: {} with group {}", number, stages, name(instruction.kind), name(instruction.group)));
+    const int pair = with_next ? number : number - 1;
+    const bool forward = with_next == sends;
+    return {.meeting = 2 * pair + (forward ? 0 : 1), .seat = sends ? 0 : 1};
+  }
+  if (instruction.kind == InstructionKind::kernel || stages == 1) return {};
+  if (instruction.group == GroupKind::pipeline) return {.meeting = tied + 1, .seat = number};
+  if (instruction.group != GroupKind::tied || stage.program->group(GroupKind::tied).size() < 2) return {};
+  PARPLAN_ASSERT(number == 0 || number == stages - 1, fmt::format("stage {} of {} in the tied group", number, stages));
+  return {.meeting = tied, .seat = number == 0 ? 0 : 1};
+}
+
+void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
+  const Program& program = *stage.program;
+  stage.execution = execution_of(model);
+
+  // Instructions that meet at one place come from one stream, or their order would depend on timing.
+  std::vector<int> meeting_stream(meetings_.size(), -1);
+  std::array<unsigned, stream_count> users{};  // streams whose segments use this stream
+  std::vector<char> meets(program.segments.size(), false);
+  stage.segments.resize(program.segments.size());
+  for (std::size_t i = 0; i < program.segments.size(); ++i) {
+    const Segment& segment = program.segments[i];
+    Playable& playable = stage.segments[i];
+    playable.costed = cost_segment(segment, model);
+    for (const Instruction& instruction : segment.instructions) {
+      const SeatAt seat = seat_of(stage, number, instruction);
+      playable.seats.push_back(seat);
+      if (seat.meeting < 0) continue;
+      meets[i] = true;
+      int& stream = meeting_stream[static_cast<std::size_t>(seat.meeting)];
+      PARPLAN_ASSERT(stream < 0 || stream == static_cast<int>(instruction.stream),
+                     fmt::format("stage {} meets at '{}' on two streams", number, meetings_[static_cast<std::size_t>(seat.meeting)].name));
+      stream = static_cast<int>(instruction.stream);
+      playable.posts |= stage.execution == Execution::sequential && instruction.kind == InstructionKind::send &&
+                        instruction.stream == segment.stream;
+    }
+    for (std::size_t s = 0; s < stream_count; ++s)
+      if (playable.costed.streams >> s & 1u) users[s] |= 1u << playable.costed.stream;
+  }
+  // Whole where nothing outside can come between: no partner, and no side stream that other streams' segments use.
+  for (std::size_t i = 0; i < stage.segments.size(); ++i) {
+    Playable& playable = stage.segments[i];
+    playable.whole = !meets[i] && playable.costed.computes;
+    for (std::size_t s = 0; s < stream_count; ++s)
+      if (playable.costed.streams >> s & 1u && users[s] != 1u << playable.costed.stream) playable.whole = false;
+    playable.work = {.computes = true, .label = Label::compute, .parts = &playable.costed.parts};
+  }
+
+  std::array<std::size_t, stream_count> calls_on{};
+  std::vector<std::size_t> posts_at(meetings_.size(), 0);
+  stage.first_piece.reserve(program.calls.size() + 1);
+  stage.event_recorder.assign(static_cast<std::size_t>(program.events), -1);
+  stage.event_piece.assign(static_cast<std::size_t>(program.events), unknown);
+  int pieces = 0;
+  for (std::size_t c = 0; c < program.calls.size(); ++c) {
+    const Call& call = program.calls[c];
+    const Playable& playable = stage.segment_of(static_cast<int>(c));
+    stage.first_piece.push_back(pieces);
+    pieces += playable.whole ? 1 : static_cast<int>(playable.costed.instructions.size());
+    for (std::size_t s = 0; s < stream_count; ++s)
+      if ((playable.whole ? 1u << playable.costed.stream : playable.costed.streams) >> s & 1u) ++calls_on[s];
+    for (const int event : call.waits)
+      PARPLAN_ASSERT(stage.event_recorder[static_cast<std::size_t>(event)] >= 0,
+                     fmt::format("stage {}: call {} waits for event {}, which no earlier call records", number, c, event));
+    if (call.records) stage.event_recorder[static_cast<std::size_t>(*call.records)] = static_cast<int>(c);
+    if (stage.execution == Execution::sequential)
+      for (std::size_t i = 0; i < playable.seats.size(); ++i)
+        if (playable.seats[i].meeting >= 0 && playable.seats[i].seat == 0)
+          ++posts_at[static_cast<std::size_t>(playable.seats[i].meeting)];
+  }
+  stage.first_piece.push_back(pieces);
+  stage.pieces.resize(static_cast<std::size_t>(pieces));
+  for (std::size_t s = 0; s < stream_count; ++s) {
+    stage.queue[s].reserve(calls_on[s]);
+    if (calls_on[s] > 0) stage.streams.push_back(s);
+  }
+  for (std::size_t c = 0; c < program.calls.size(); ++c) {
+    const Playable& playable = stage.segment_of(static_cast<int>(c));
+    const unsigned streams = playable.whole ? 1u << playable.costed.stream : playable.costed.streams;
+    for (const std::size_t s : stage.streams)
+      if (streams >> s & 1u) stage.queue[s].push_back(static_cast<int>(c));
+  }
+  for (std::size_t m = 0; m < meetings_.size(); ++m)
+    if (posts_at[m] > 0) meetings_[m].posted.reserve(std::max(meetings_[m].posted.capacity(), posts_at[m]));
+}
+
+Simulation::Simulation(std::span<const Program> programs, std::span<const CostModel> models) {
+  PARPLAN_ASSERT(!programs.empty() && programs.size() == models.size(),
+                 fmt::format("{} programs, {} cost models", programs.size(), models.size()));
+  stages_.resize(programs.size());
+  runnable_.assign(programs.size(), true);
+  make_meetings();
+  for (std::size_t s = 0; s < programs.size(); ++s) {
+    PARPLAN_ASSERT(programs[s].stage == static_cast<int>(s), fmt::format("program {} is of stage {}", s, programs[s].stage));
+    PARPLAN_ASSERT(execution_of(models[s]) == execution_of(models[0]), fmt::format("stage {} runs unlike stage 0", s));
+    stages_[s].program = &programs[s];
+    prepare(stages_[s], static_cast<int>(s), models[s]);
+  }
+}
+
+void Simulation::play() {
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      if (!runnable_[s]) continue;
+      runnable_[s] = false;
+      progress |= advance(stages_[s]);
+    }
+    for (const char runnable : runnable_) progress |= runnable != 0;
+  }
+  for (const Stage& stage : stages_)
+    for (const std::size_t s : stage.streams)
+      if (stage.head[s] < stage.queue[s].size()) report_deadlock();
+  for (const Meeting& meeting : meetings_)
+    PARPLAN_ASSERT(meeting.taken == meeting.posted.size(),
+                   fmt::format("stage {}: {} sends, {} receives", meeting.name, meeting.posted.size(), meeting.taken));
+}
+
+// Plays as far as it goes without other stages.
+bool Simulation::advance(Stage& stage) {
+  bool any = false;
+  for (bool progress = true; progress; any |= progress) {
+    progress = false;
+    for (const std::size_t s : stage.streams)
+      while (stage.head[s] < stage.queue[s].size() && step(stage, s)) progress = true;
+  }
+  return any;
+}
+
+bool Simulation::complete(Stage& stage, int event) {
+  int& piece = stage.event_piece[static_cast<std::size_t>(event)];
+  if (piece != unknown) return true;
+  // Left open by a call with posted sends: complete once all are taken.
+  const int call = stage.event_recorder[static_cast<std::size_t>(event)];
+  const Playable& playable = stage.segment_of(call);
+  if (!playable.posts || stage.head[0] >= stage.queue[0].size() || call >= stage.queue[0][stage.head[0]]) return false;
+  int last = -1;
+  for (int i = stage.first_piece[static_cast<std::size_t>(call)]; i < stage.first_piece[static_cast<std::size_t>(call) + 1]; ++i) {
+    const Played& one = stage.pieces[static_cast<std::size_t>(i)];
+    if (!one.done()) return false;
+    if (last < 0 || one.end > stage.pieces[static_cast<std::size_t>(last)].end) last = i;
+  }
+  piece = last;
+  return true;
+}
+
+std::optional<Moment> Simulation::ready(Stage& stage, const Call& call, Moment from) {
+  for (const int event : call.waits) {
+    if (!complete(stage, event)) return std::nullopt;
+    const int piece = stage.event_piece[static_cast<std::size_t>(event)];
+    if (piece >= 0) from = later(from, {.time = stage.pieces[static_cast<std::size_t>(piece)].end, .piece = piece});
+  }
+  return from;
+}
+
+// The call at the head of a stream, if it is the call's own stream: true once it is over.
+bool Simulation::step(Stage& stage, std::size_t stream) {
+  const int number = stage.queue[stream][stage.head[stream]];
+  const Call& call = stage.program->calls[static_cast<std::size_t>(number)];
+  const Playable& playable = stage.segments[static_cast<std::size_t>(call.segment)];
+  if (playable.costed.stream != stream) return false;
+  Running& running = stage.running[stream];
+  if (!running.active) {
+    if (!playable.whole)
+      for (const std::size_t side : stage.streams)
+        if (playable.costed.streams >> side & 1u && stage.queue[side][stage.head[side]] != number) return false;
+    const std::optional<Moment> start = ready(stage, call, stage.free[stream]);
+    if (!start) return false;
+    if (playable.whole) {
+      const int piece = stage.first_piece[static_cast<std::size_t>(number)];
+      const double end = start->time + playable.costed.seconds;
+      stage.pieces[static_cast<std::size_t>(piece)] = {.start = start->time, .end = end, .cause = start->piece, .begun = true, .work = playable.work};
+      finish_call(stage, number, playable, {.time = end, .piece = piece});
+      return true;
+    }
+    running = {.active = true, .fork = *start, .first_open = 0};
+  }
+  return play_instructions(stage, number, playable, running);
+}
+
+bool Simulation::play_instructions(Stage& stage, int call, const Playable& playable, Running& running) {
+  const int first = stage.first_piece[static_cast<std::size_t>(call)];
+  const std::vector<CostedInstruction>& instructions = playable.costed.instructions;
+  const auto piece_of = [&](std::size_t i) -> Played& { return stage.pieces[static_cast<std::size_t>(first) + i]; };
+  unsigned blocked = 0;
+  bool all = true;
+  for (std::size_t i = running.first_open; i < instructions.size(); ++i) {
+    if (piece_of(i).begun) continue;
+    const CostedInstruction& instruction = instructions[i];
+    if (!(blocked >> instruction.stream & 1u)) {
+      Moment at = later(running.fork, stage.free[instruction.stream]);
+      bool met = true;
+      for (const int wait : instruction.waits) {
+        const Played& awaited = piece_of(static_cast<std::size_t>(wait));
+        met &= awaited.done();
+        if (met) at = later(at, {.time = awaited.end, .piece = first + wait});
+      }
+      const int piece = first + static_cast<int>(i);
+      if (met && playable.seats[i].meeting < 0) {
+        piece_of(i) = {.start = at.time, .end = at.time + instruction.seconds, .cause = at.piece, .begun = true, .work = instruction.work};
+        stage.free[instruction.stream] = {.time = piece_of(i).end, .piece = piece};
+        continue;
+      }
+      if (met && meet(stage, playable, i, piece, at)) continue;
+      blocked |= 1u << instruction.stream;
+    }
+    if (all) running.first_open = i;
+    all = false;
+  }
+  if (!all) return false;
+  // The streams join, posted sends on side streams too.
+  Moment end = later(running.fork, stage.free[playable.costed.stream]);
+  for (std::size_t i = 0; i < instructions.size(); ++i) {
+    if (piece_of(i).done())
+      end = later(end, {.time = piece_of(i).end, .piece = first + static_cast<int>(i)});
+    else if (!playable.posts)
+      return false;
+  }
+  running.active = false;
+  finish_call(stage, call, playable, end);
+  return true;
+}
+
+bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index, int piece, Moment at) {
+  const CostedInstruction& instruction = playable.costed.instructions[index];
+  const SeatAt where = playable.seats[index];
+  Meeting& meeting = meetings_[static_cast<std::size_t>(where.meeting)];
+  Seat& seat = meeting.seats[static_cast<std::size_t>(where.seat)];
+  Played& played = stage.pieces[static_cast<std::size_t>(piece)];
+  const auto settle = [&](double start, double seconds) {
+    played = {.start = start, .end = start + seconds, .cause = at.piece, .begun = true, .work = instruction.work};
+    stage.free[instruction.stream] = {.time = played.end, .piece = piece};
+  };
+
+  const bool pair = where.meeting < 2 * (static_cast<int>(stages_.size()) - 1);
+  if (pair && stage.execution == Execution::sequential) {
+    const int partner = meeting.seats[static_cast<std::size_t>(1 - where.seat)].stage;
+    if (where.seat == 0) {
+      meeting.posted.push_back({.ready = at.time, .seconds = instruction.seconds, .piece = piece});
+      played = {.start = at.time, .end = Played::unset, .cause = at.piece, .begun = true, .work = instruction.work};
+      stage.free[instruction.stream] = later(stage.free[instruction.stream], at);
+      runnable_[static_cast<std::size_t>(partner)] = true;
+      return true;
+    }
+    if (meeting.taken == meeting.posted.size()) return false;
+    const Meeting::Posted& posted = meeting.posted[meeting.taken++];
+    settle(std::max(at.time, posted.ready), posted.seconds);
+    Played& sent = stages_[static_cast<std::size_t>(partner)].pieces[static_cast<std::size_t>(posted.piece)];
+    sent.start = played.start;
+    sent.end = played.end;
+    runnable_[static_cast<std::size_t>(partner)] = true;
+    return true;
+  }
+
+  if (seat.arrival == Arrival::absent) {
+    seat.arrival = Arrival::arrived;
+    seat.ready = at.time;
+    seat.seconds = instruction.seconds;
+    if (++meeting.arrived == static_cast<int>(meeting.seats.size())) {
+      // A transfer takes the time that the sender's links give it; a collective that of its slowest member.
+      double start = 0.0;
+      double seconds = meeting.seats[0].seconds;
+      for (const Seat& other : meeting.seats) {
+        start = std::max(start, other.ready);
+        if (!pair) seconds = std::max(seconds, other.seconds);
+      }
+      for (Seat& other : meeting.seats) {
+        other.arrival = Arrival::served;
+        other.start = start;
+        other.seconds = seconds;
+        runnable_[static_cast<std::size_t>(other.stage)] = true;
+      }
+      meeting.arrived = 0;
+    }
+  }
+  if (seat.arrival != Arrival::served) return false;
+  seat.arrival = Arrival::absent;
+  settle(seat.start, seat.seconds);
+  return true;
+}
+
+void Simulation::finish_call(Stage& stage, int number, const Playable& playable, Moment end) {
+  const Call& call = stage.program->calls[static_cast<std::size_t>(number)];
+  stage.free[playable.costed.stream] = later(stage.free[playable.costed.stream], end);
+  if (playable.whole)
+    ++stage.head[playable.costed.stream];
+  else
+    for (const std::size_t s : stage.streams)
+      if (playable.costed.streams >> s & 1u) ++stage.head[s];
+  if (call.records && !playable.posts) stage.event_piece[static_cast<std::size_t>(*call.records)] = end.piece;
+}
+
+Moment Simulation::last_of(const Stage& stage) const {
+  Moment last;
+  for (const Moment& free : stage.free)
+    if (last.piece < 0 || free.time > last.time) last = free;
+  return last;
+}
+
+// Pieces of one stage with those played whole taken apart again.
+std::vector<Played> taken_apart(const Stage& stage) {
+  std::vector<Played> apart;
+  std::vector<int> last_part(stage.pieces.size());  // piece -> its part that ended last
+  for (std::size_t c = 0; c + 1 < stage.first_piece.size(); ++c) {
+    const Playable& playable = stage.segment_of(static_cast<int>(c));
+    for (int i = stage.first_piece[c]; i < stage.first_piece[c + 1]; ++i) {
+      const Played& piece = stage.pieces[static_cast<std::size_t>(i)];
+      const int first = static_cast<int>(apart.size());
+      last_part[static_cast<std::size_t>(i)] = first + (playable.whole ? playable.costed.last : 0);
+      if (!playable.whole) {
+        apart.push_back(piece);
+        continue;
+      }
+      for (const Played& part : playable.costed.alone)
+        apart.push_back({.start = piece.start + part.start,
+                         .end = piece.start + part.end,
+                         // Inside a whole: -2 - part; else a piece.
+                         .cause = part.cause >= 0 ? -2 - (first + part.cause) : piece.cause,
+                         .begun = true,
+                         .work = part.work});
+    }
+  }
+  for (Played& part : apart) {
+    if (part.cause >= 0)
+      part.cause = last_part[static_cast<std::size_t>(part.cause)];
+    else if (part.cause <= -2)
+      part.cause = -2 - part.cause;
+  }
+  return apart;
+}
+
+// Whether something else computed while a piece played whole did: then its inner gaps may have been used.
+bool overlaps(const std::vector<Played>& pieces) {
+  double covered = 0.0;
+  for (const Played& piece : pieces) {
+    if (!piece.work.computes) continue;
+    if (piece.start < covered) return true;
+    covered = piece.end;
+  }
+  return false;
+}
+
+StepResult Simulation::result() const {
+  StepResult result;
+  const Stage* slowest = nullptr;
+  Moment finish;
+  std::int64_t most_sent = -1;
+  std::int64_t highest_peak = -1;
+  for (const Stage& stage : stages_) {
+    const Moment last = last_of(stage);
+    if (slowest == nullptr || last.time > finish.time) {
+      slowest = &stage;
+      finish = last;
+    }
+    const CommunicationVolume& volume = stage.program->communication;
+    const std::int64_t sent = (volume.tensor + volume.data + volume.pipeline).count;
+    if (sent > most_sent) {
+      most_sent = sent;
+      result.communication = volume;
+    }
+    if (stage.program->memory.peak().count > highest_peak) {
+      highest_peak = stage.program->memory.peak().count;
+      result.memory = stage.program->memory;
+    }
+  }
+  if (finish.piece < 0) return result;
+  if (!overlaps(slowest->pieces)) {
+    // Pieces played whole have parts of their own; a gap never reaches into one.
+    result.time = attribute(slowest->pieces, finish.piece);
+    return result;
+  }
+  const std::vector<Played> apart = taken_apart(*slowest);
+  int last = 0;
+  for (int i = 0; i < static_cast<int>(apart.size()); ++i)
+    if (apart[static_cast<std::size_t>(i)].end > apart[static_cast<std::size_t>(last)].end) last = i;
+  result.time = attribute(apart, last);
+  return result;
+}
+
+void Simulation::write(Timeline& timeline) const {
+  for (const Stage& stage : stages_) {
+    for (std::size_t c = 0; c < stage.program->calls.size(); ++c) {
+      const Call& call = stage.program->calls[c];
+      const Segment& segment = stage.program->segments[static_cast<std::size_t>(call.segment)];
+      const Playable& playable = stage.segment_of(static_cast<int>(c));
+      for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
+        const auto first = static_cast<std::size_t>(stage.first_piece[c]);
+        const Played& own = stage.pieces[playable.whole ? first : first + i];
+        const Played& part = playable.costed.alone[i];
+        const Instruction& instruction = segment.instructions[i];
+        timeline.events.push_back({.stage = stage.program->stage,
+                                   .stream = instruction.stream,
+                                   .name = instruction_title(segment, instruction),
+                                   .label = instruction.label,
+                                   .micro_batch = call.micro_batch,
+                                   .start = Seconds(playable.whole ? own.start + part.start : own.start),
+                                   .end = Seconds(playable.whole ? own.start + part.end : own.end)});
+      }
+    }
+  }
+}
+
+void Simulation::report_deadlock() const {
+  std::vector<std::string> waits;
+  for (const Stage& stage : stages_) {
+    for (const std::size_t s : stage.streams) {
+      if (stage.head[s] >= stage.queue[s].size()) continue;
+      const int number = stage.queue[s][stage.head[s]];
+      const Playable& playable = stage.segment_of(number);
+      if (playable.costed.stream != s) continue;
+      const Call& call = stage.program->calls[static_cast<std::size_t>(number)];
+      const Segment& segment = stage.program->segments[static_cast<std::size_t>(call.segment)];
+      std::string reason;
+      if (!stage.running[s].active) {
+        for (const int event : call.waits)
+          if (stage.event_piece[static_cast<std::size_t>(event)] == unknown) {
+            const int recorder = stage.event_recorder[static_cast<std::size_t>(event)];
+            reason = fmt::format("waits for call {} '{}'", recorder,
+                                 stage.program->segments[static_cast<std::size_t>(stage.program->calls[static_cast<std::size_t>(recorder)].segment)].name);
+            break;
+          }
+        if (reason.empty()) reason = "waits for a side stream";
+      } else {
+        std::size_t open = 0;
+        while (stage.pieces[static_cast<std::size_t>(stage.first_piece[static_cast<std::size_t>(number)]) + open].done()) ++open;
+        const Instruction& instruction = segment.instructions[open];
+        const SeatAt where = playable.seats[open];
+        reason = where.meeting < 0 ? fmt::format("waits for events of instruction {}", open)
+                                   : fmt::format("waits in '{}' for {}", meetings_[static_cast<std::size_t>(where.meeting)].name,
+                                                 instruction.kind == InstructionKind::send      ? "a receive"
+                                                 : instruction.kind == InstructionKind::receive ? "a send"
+                                                                                                : "the others");
+      }
+      waits.push_back(fmt::format("stage {} call {} '{}' {}", stage.program->stage, number, segment.name, reason));
+    }
+  }
+  throw InternalError("the programs block one another: " + join(waits, "; "));
+}
+
+}  // namespace
+
+StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline) {
+  Simulation simulation(programs, models);
+  simulation.play();
+  if (timeline != nullptr) simulation.write(*timeline);
+  return simulation.result();
+}
+
+}  // namespace parplan

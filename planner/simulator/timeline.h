@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "planner/base/units.h"
+#include "planner/plan/step.h"
+#include "planner/program/program.h"
+
+namespace parplan {
+
+// One instruction as it ran, in virtual or in real time.
+struct TimelineEvent {
+  int stage = 0;
+  Stream stream{};
+  std::string name;       // "layers.forward: attention.qkv linear"
+  Label label{};
+  int micro_batch = -1;   // -1 outside tasks
+  Seconds start;
+  Seconds end;
+  bool operator==(const TimelineEvent&) const = default;
+};
+
+struct Timeline {
+  std::vector<TimelineEvent> events;  // by stage, then in launch order
+  bool operator==(const Timeline&) const = default;
+};
+
+// "layers.forward: attention.qkv linear".
+std::string instruction_title(const Segment& segment, const Instruction& instruction);
+
+// Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process a stage, a thread a stream.
+std::string write_trace(const Timeline& timeline);
+
+}  // namespace parplan

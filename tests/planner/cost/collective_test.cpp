@@ -1,0 +1,181 @@
+#include "planner/cost/collective.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+#include <string>
+
+#include "planner/cost/direct.h"
+#include "planner/cost/point_to_point.h"
+#include "planner/cost/ring.h"
+#include "planner/cost/tree.h"
+#include "tests/planner/cost/unit_model.h"
+
+namespace parplan {
+namespace {
+
+using doctest::Approx;
+
+constexpr InstructionKind communications[] = {InstructionKind::all_reduce_sum, InstructionKind::all_reduce_max,
+                                              InstructionKind::all_gather,     InstructionKind::reduce_scatter,
+                                              InstructionKind::send,           InstructionKind::receive};
+constexpr BackendKind backends[] = {BackendKind::cpu, BackendKind::cuda};
+
+TEST_CASE("algorithms have distinct names, and each communication one that applies on each backend") {
+  std::set<std::string> names;
+  for (const CommunicationAlgorithm& row : communication_algorithms()) {
+    CHECK(names.insert(std::string(row.name)).second);
+    CHECK_FALSE(row.applies(InstructionKind::kernel, BackendKind::cpu));
+    CHECK_FALSE(row.applies(InstructionKind::kernel, BackendKind::cuda));
+  }
+  for (const InstructionKind kind : communications)
+    for (const BackendKind backend : backends) CHECK(fastest_algorithm(kind, Bytes(1), unit_network(2), backend) != nullptr);
+}
+
+TEST_CASE("every algorithm takes longer for more bytes, slower links and slower hops") {
+  for (const CommunicationAlgorithm& row : communication_algorithms())
+    for (const InstructionKind kind : communications)
+      for (const BackendKind backend : backends)
+        for (const int nodes : {1, 2, 4}) {
+          if (!row.applies(kind, backend)) continue;
+          CAPTURE(row.name);
+          const GroupNetwork network = unit_network(4, nodes);
+          const Seconds time = row.time(kind, Bytes(1 << 20), network);
+          CHECK(time > Seconds(0.0));
+          CHECK(row.time(kind, Bytes(1 << 22), network) > time);
+          GroupNetwork slower = network;
+          slower.ring_bandwidth *= 0.5;
+          slower.tree_bandwidth *= 0.5;
+          CHECK(row.time(kind, Bytes(1 << 20), slower) > time);
+          GroupNetwork farther = network;
+          farther.intra_latency = farther.inter_latency = Seconds(1.0);
+          CHECK(row.time(kind, Bytes(1 << 20), farther) > time);
+        }
+}
+
+TEST_CASE("a group of one rank communicates nothing") {
+  for (const InstructionKind kind : communications)
+    for (const BackendKind backend : backends) {
+      CHECK(collective_time(kind, Bytes(1000), unit_network(1), backend) == Seconds(0.0));
+      CHECK(fastest_algorithm(kind, Bytes(1000), unit_network(1), backend) == nullptr);
+    }
+}
+
+TEST_CASE("a ring all-reduce takes 2(n-1) steps and moves 2(n-1)/n of the buffer") {
+  GroupNetwork network = unit_network(4);
+  // 2 * 3 / 4 * 800 B at 1 B/s = 1200 s; 6 hops of 2.8 us more than LL's; base 8.4 us.
+  CHECK(ring_simple_time(InstructionKind::all_reduce_sum, Bytes(800), network).value == Approx(1200.0 + 6 * 2.8e-6 + 8.4e-6).epsilon(1e-14));
+  network.intra_latency = Seconds(10.0);  // 6 hops: 60 s
+  CHECK(ring_simple_time(InstructionKind::all_reduce_max, Bytes(800), network).value == Approx(1260.0 + 6 * 2.8e-6 + 8.4e-6).epsilon(1e-14));
+}
+
+TEST_CASE("a ring all-gather or reduce-scatter takes n-1 steps and moves (n-1)/n of the buffer") {
+  GroupNetwork network = unit_network(4);
+  network.intra_latency = Seconds(10.0);
+  // 3 / 4 * 800 B = 600 s, 3 hops = 30 s.
+  for (const InstructionKind kind : {InstructionKind::all_gather, InstructionKind::reduce_scatter})
+    CHECK(ring_simple_time(kind, Bytes(800), network).value == Approx(630.0 + 3 * 2.8e-6 + 8.4e-6).epsilon(1e-14));
+}
+
+TEST_CASE("a ring over several nodes leaves a node once a node and pass") {
+  GroupNetwork network = unit_network(8, 2);
+  network.intra_latency = Seconds(1.0);
+  network.inter_latency = Seconds(100.0);
+  // All-gather of 8 ranks: 7 steps, 1 between nodes: 6 * 1 + 100 s; 7/8 * 8 B = 7 s.
+  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(8), network).value == Approx(113.0).epsilon(1e-6));
+  // All-reduce: 12 * 1 + 2 * 100 = 212 s of hops, 1.4 times; 14 s.
+  CHECK(ring_simple_time(InstructionKind::all_reduce_sum, Bytes(8), network).value == Approx(1.4 * 212.0 + 14.0).epsilon(1e-6));
+}
+
+TEST_CASE("the low-latency protocol halves the bandwidth, with NCCL's caps between nodes") {
+  GroupNetwork network = unit_network(2);
+  // 2 * 1/2 * 100 B at 0.5 B/s = 200 s; base 6.6 us, hops as given (0).
+  CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(100), network).value == Approx(200.0 + 6.6e-6).epsilon(1e-14));
+  network.ring_bandwidth = BytesPerSecond(200e9);
+  network.nodes = 2;
+  // 39e9 B at 39 GB/s for two nodes.
+  CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(39'000'000'000), network).value == Approx(1.0 + 6.6e-6).epsilon(1e-12));
+  network.ranks = network.nodes = 4;
+  // 2 * 3/4 * 20.4e9 B at 20.4 GB/s.
+  CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(20'400'000'000), network).value == Approx(1.5 + 6.6e-6).epsilon(1e-12));
+}
+
+TEST_CASE("a tree all-reduce climbs the chain of a node and log2 of the nodes, twice") {
+  GroupNetwork network = unit_network(32, 4);
+  network.intra_latency = Seconds(1.0);
+  network.inter_latency = Seconds(10.0);
+  network.tree_bandwidth = BytesPerSecond(100.0);
+  // 2 * ((32/4 - 1) * 1 + log2(4) * 10) = 54 s; 2 * 46 B / (92 B/s) = 1 s (below 64 B nothing is corrected).
+  // Excesses: Simple 7 * 2 * 3.4 us + 2 * 2 * 11.3 us.
+  CHECK(tree_simple_time(InstructionKind::all_reduce_sum, Bytes(46), network).value ==
+        Approx(55.0 + 8.4e-6 + 14 * 3.4e-6 + 4 * 11.3e-6).epsilon(1e-14));
+  // LL: 2 * 46 / (92 / 3.8) = 3.8 s.
+  CHECK(tree_low_latency_time(InstructionKind::all_reduce_sum, Bytes(46), network).value ==
+        Approx(57.8 + 6.8e-6 + 4 * 2.3e-6).epsilon(1e-14));
+}
+
+TEST_CASE("a tree's bandwidth is corrected by size") {
+  GroupNetwork network = unit_network(2);
+  network.tree_bandwidth = BytesPerSecond(1.0 / 0.92);
+  // Simple: 64 B * 2^11 = 131072 B reaches 0.5; 2 * 131072 / 0.5 = 524288 s.
+  CHECK(tree_simple_time(InstructionKind::all_reduce_sum, Bytes(131072), network).value == Approx(524288.0).epsilon(1e-9));
+  // LL: one byte less is in the entry before, 0.6: 2 * 131071 * 3.8 / 0.6.
+  CHECK(tree_low_latency_time(InstructionKind::all_reduce_sum, Bytes(131071), network).value ==
+        Approx(2 * 131071 * 3.8 / 0.6).epsilon(1e-9));
+  // Beyond the table: not at all.
+  CHECK(tree_simple_time(InstructionKind::all_reduce_sum, Bytes(std::int64_t{64} << 24), network).value ==
+        Approx(2.0 * 1073741824.0).epsilon(1e-9));
+}
+
+TEST_CASE("a transfer takes one hop and all of the bytes") {
+  GroupNetwork network = unit_network(2);
+  network.intra_latency = Seconds(3.0);
+  network.inter_latency = Seconds(30.0);
+  CHECK(point_to_point_time(InstructionKind::send, Bytes(100), network).value == Approx(103.0 + 8.4e-6 + 2.8e-6).epsilon(1e-14));
+  network.nodes = 2;
+  CHECK(point_to_point_time(InstructionKind::receive, Bytes(100), network).value == Approx(130.0 + 8.4e-6 + 11.3e-6).epsilon(1e-14));
+}
+
+TEST_CASE("ranks in shared memory wait once a pass and read the others' chunks") {
+  GroupNetwork network = unit_network(4);
+  network.intra_latency = Seconds(3.0);
+  // All-reduce of 800 B: 2 * (3 + 3/4 * 800); half of it for the others; a transfer reads it all.
+  CHECK(collective_time(InstructionKind::all_reduce_sum, Bytes(800), network, BackendKind::cpu) == Seconds(1206.0));
+  CHECK(collective_time(InstructionKind::all_gather, Bytes(800), network, BackendKind::cpu) == Seconds(603.0));
+  CHECK(collective_time(InstructionKind::reduce_scatter, Bytes(800), network, BackendKind::cpu) == Seconds(603.0));
+  CHECK(collective_time(InstructionKind::receive, Bytes(800), network, BackendKind::cpu) == Seconds(803.0));
+}
+
+TEST_CASE("small buffers over many nodes go through the tree, large ones inside a node through the ring") {
+  GroupNetwork cluster{.ranks = 512,
+                       .nodes = 64,
+                       .ring_bandwidth = BytesPerSecond(50e9),
+                       .tree_bandwidth = BytesPerSecond(50e9),
+                       .intra_latency = Seconds(0.6e-6),
+                       .inter_latency = Seconds(3e-6)};
+  CHECK(fastest_algorithm(InstructionKind::all_reduce_sum, Bytes(1024), cluster, BackendKind::cuda)->name == "tree, low latency");
+  GroupNetwork node{.ranks = 8,
+                    .nodes = 1,
+                    .ring_bandwidth = BytesPerSecond(360e9),
+                    .tree_bandwidth = BytesPerSecond(360e9),
+                    .intra_latency = Seconds(0.6e-6),
+                    .inter_latency = Seconds(0.0)};
+  CHECK(fastest_algorithm(InstructionKind::all_reduce_sum, Bytes(1 << 28), node, BackendKind::cuda)->name == "ring");
+  CHECK(fastest_algorithm(InstructionKind::all_gather, Bytes(1 << 10), node, BackendKind::cuda)->name == "ring, low latency");
+}
+
+TEST_CASE("four H100 behind NVSwitch reduce 256 MiB within a tenth of the measured 340 GB/s") {
+  // shared/facts/nccl.md: nccl-tests, NCCL 2.18.3, 12 channels of 30 GB/s; bus bandwidth is 2(n-1)/n S / t.
+  const GroupNetwork node{.ranks = 4,
+                          .nodes = 1,
+                          .ring_bandwidth = BytesPerSecond(360e9),
+                          .tree_bandwidth = BytesPerSecond(360e9),
+                          .intra_latency = Seconds(0.6e-6),
+                          .inter_latency = Seconds(0.0)};
+  const Bytes bytes(256 << 20);
+  const Seconds time = collective_time(InstructionKind::all_reduce_sum, bytes, node, BackendKind::cuda);
+  CHECK((bytes / time).value * 1.5 == Approx(340e9).epsilon(0.1));
+}
+
+}  // namespace
+}  // namespace parplan

@@ -1,0 +1,102 @@
+#include "planner/cost/cost_model.h"
+
+#include <doctest/doctest.h>
+
+#include "planner/cost/collective.h"
+#include "planner/cost/kernel.h"
+#include "tests/planner/cost/unit_model.h"
+
+namespace parplan {
+namespace {
+
+// Nodes of four devices on one switch (100 B/s a device), with a NIC of 10 B/s each.
+Cluster small_cluster(int nodes) {
+  Cluster cluster;
+  cluster.name = "small";
+  cluster.device = unit_device(BackendKind::cuda);
+  cluster.nodes = nodes;
+  cluster.device.rates.push_back(cluster.device.rates[0]);
+  cluster.device.rates[1].active = 3;
+  cluster.device.rates[1].matrix_fp32 = FlopsPerSecond(0.5);
+  NodeKind& node = cluster.node;
+  node.name = "node";
+  node.vertices = {{"switch", VertexKind::nvswitch}, {"network", VertexKind::network}};
+  for (int i = 0; i < 4; ++i) {
+    const int device = static_cast<int>(node.vertices.size());
+    node.devices.push_back(device);
+    node.vertices.push_back({"GPU" + std::to_string(i), VertexKind::device});
+    node.vertices.push_back({"NIC" + std::to_string(i), VertexKind::nic});
+    node.links.push_back({.a = device, .b = 0, .bandwidth = BytesPerSecond(100.0), .latency = Seconds(1.0), .kind = "NV"});
+    node.links.push_back({.a = device, .b = device + 1, .bandwidth = BytesPerSecond(50.0), .latency = Seconds(1.0), .kind = "PCIe"});
+    node.links.push_back({.a = device + 1, .b = 1, .bandwidth = BytesPerSecond(10.0), .latency = Seconds(1.0), .kind = "network"});
+  }
+  return cluster;
+}
+
+Instruction communication(InstructionKind kind, GroupKind group, std::vector<Operand> operands) {
+  Instruction instruction;
+  instruction.kind = kind;
+  instruction.group = group;
+  instruction.operands = std::move(operands);
+  return instruction;
+}
+
+TEST_CASE("groups see the network of their axis, neighbours that of their two stages") {
+  const Cluster cluster = small_cluster(2);
+  const DeviceMesh mesh{.degree = {2, 2, 2}, .order = {Axis::pp, Axis::dp, Axis::tp}};
+  const CostModel first = cost_model(cluster, mesh, 0);
+  const CostModel last = cost_model(cluster, mesh, 1);
+  CHECK(first.device == cluster.device);
+  CHECK(first.network(GroupKind::tensor) == group_network(cluster, mesh, Axis::tp));
+  CHECK(first.network(GroupKind::data) == group_network(cluster, mesh, Axis::dp));
+  CHECK(first.network(GroupKind::pipeline) == group_network(cluster, mesh, Axis::pp));
+  CHECK(first.network(GroupKind::next) == stage_network(cluster, mesh, 0, 1));
+  CHECK(first.network(GroupKind::tied) == stage_network(cluster, mesh, 0, 1));
+  CHECK(first.network(GroupKind::previous) == GroupNetwork{});
+  CHECK(last.network(GroupKind::next) == GroupNetwork{});
+  CHECK(last.network(GroupKind::previous) == stage_network(cluster, mesh, 1, 0));
+}
+
+TEST_CASE("rates are those of as many devices of a node as the job uses") {
+  const Cluster cluster = small_cluster(2);
+  CHECK(cost_model(cluster, {.degree = {1, 1, 1}}, 0).rates.matrix_fp32 == FlopsPerSecond(1.0));
+  CHECK(cost_model(cluster, {.degree = {1, 2, 1}}, 0).rates.matrix_fp32 == FlopsPerSecond(0.75));  // between 1 and 3
+  const DeviceRates rates = cost_model(cluster, {.degree = {1, 8, 1}}, 0).rates;
+  CHECK(rates.active == 4);  // a node has no more
+  CHECK(rates.matrix_fp32 == FlopsPerSecond(0.5));
+}
+
+TEST_CASE("a cache of networks gives what is computed afresh, for every mesh that shares it") {
+  const Cluster cluster = small_cluster(2);
+  NetworkCache networks(cluster);
+  for (const std::array<Axis, 3>& order : {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::tp, Axis::dp, Axis::pp}})
+    for (const std::array<int, 3>& degree : {std::array{2, 2, 2}, std::array{4, 1, 2}, std::array{2, 4, 1}})
+      for (int round = 0; round < 2; ++round)
+        for (int stage = 0; stage < degree[0]; ++stage) {
+          const DeviceMesh mesh{.degree = degree, .order = order};
+          CHECK(cost_model(networks, mesh, stage) == cost_model(cluster, mesh, stage));
+        }
+}
+
+TEST_CASE("communication is priced by the bytes of the whole buffer") {
+  const Operand shard{.binding = 0, .bytes = 25, .access = Access::read};
+  const Operand whole{.binding = 1, .bytes = 100, .access = Access::write};
+  CHECK(communicated_bytes(communication(InstructionKind::all_gather, GroupKind::data, {shard, whole})) == Bytes(100));
+  CHECK(communicated_bytes(communication(InstructionKind::send, GroupKind::next, {shard})) == Bytes(25));
+}
+
+TEST_CASE("an instruction costs its kernel, or its collective on the network of its group") {
+  CostModel model{.device = unit_device(BackendKind::cpu), .rates = unit_device(BackendKind::cpu).rates[0], .networks = {}};
+  model.networks[static_cast<std::size_t>(GroupKind::data)] = unit_network(4);
+  Instruction kernel;
+  kernel.op = OpKind::linear;
+  kernel.shape = {.rows = 2, .columns = 3, .inner = 5};
+  CHECK(duration(kernel, model) == Seconds(60.0));
+  Instruction reduction = communication(InstructionKind::all_reduce_sum, GroupKind::data, {{.bytes = 800, .access = Access::update}});
+  CHECK(duration(reduction, model) == Seconds(1200.0));
+  reduction.group = GroupKind::tensor;  // one rank
+  CHECK(duration(reduction, model) == Seconds(0.0));
+}
+
+}  // namespace
+}  // namespace parplan
