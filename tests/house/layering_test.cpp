@@ -383,8 +383,7 @@ TEST_CASE("a heavy library in a header or in the wrong room is found") {
         Faults{"planner/cost/fit.h:2: Eigen belongs in .cpp and .cu files, not in headers",
                "planner/graph/order.h:2: Boost belongs in .cpp and .cu files, not in headers",
                "planner/plan/plan.cpp:1: yaml-cpp is used in planner/base only",
-               "planner/simulator/play.cpp:1: CUDA is used in runtime/device/cuda, runtime/comm/nccl, "
-               "runtime/comm/cuda_local only",
+               "planner/simulator/play.cpp:1: CUDA is used in runtime/device/cuda, runtime/comm/nccl, runtime/comm/cuda_local only",
                "runtime/comm/mpi/mpi.h:2: MPI belongs in .cpp and .cu files, not in headers"});
 }
 
