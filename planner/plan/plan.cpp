@@ -219,8 +219,8 @@ auto at_place(const YamlNode& node, Parse parse) {
   } catch (const ConfigError& error) {
     std::string_view message = error.what();
     constexpr std::string_view prefix = "error: ";
-    if (message.starts_with(prefix)) message.remove_prefix(prefix.size());
-    else if (message.find(": error: ") != std::string_view::npos) throw;  // of the node itself, with its place
+    if (!message.starts_with(prefix)) throw;  // the node is no text, and the error says where
+    message.remove_prefix(prefix.size());
     node.fail(std::string(message));
   }
 }
@@ -235,11 +235,6 @@ double read_number(const YamlNode& node) {
 
 int read_int(const YamlNode& node, int minimum, int maximum = std::numeric_limits<int>::max()) {
   return static_cast<int>(node.as_integer(minimum, maximum));
-}
-
-std::vector<YamlNode> read_list(const YamlNode& node, std::string_view what) {
-  if (!node.is_list()) node.fail(fmt::format("expected a list of {}", what));
-  return node.items();
 }
 
 ModelSummary read_model_summary(const YamlNode& node) {
@@ -306,7 +301,7 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
   spec.schedule = read_choice(node.at("schedule"), schedule_kinds);
   spec.recompute = read_choice(node.at("recompute"), recomputes);
   const YamlNode stage_blocks = node.at("stage_blocks");
-  for (const YamlNode& item : read_list(stage_blocks, "whole numbers, the blocks of each stage"))
+  for (const YamlNode& item : stage_blocks.items())
     spec.stage_blocks.push_back(read_int(item, 1));
   if (static_cast<int>(spec.stage_blocks.size()) != spec.pp())
     stage_blocks.fail(fmt::format("stage_blocks has {} stages, and pp is {}", spec.stage_blocks.size(), spec.pp()));
@@ -344,7 +339,7 @@ Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
 
 Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int64_t count) {
   Schedule schedule;
-  for (const YamlNode& stage : read_list(node, "stages, each a text such as \"0F0 0B0\"")) {
+  for (const YamlNode& stage : node.items()) {
     std::istringstream words(stage.as_string());
     std::vector<Action>& actions = schedule.emplace_back();
     for (std::string word; words >> word;)
@@ -426,7 +421,6 @@ std::string write_plan(const Plan& plan) {
 
 Plan read_plan(const std::string& text, const std::string& file_name) {
   const YamlNode root = YamlNode::parse(text, file_name);
-  if (!root.is_map()) root.fail(fmt::format("expected a plan: a mapping whose first key is 'schema: {}'", plan_schema));
   // First of all, so that a file of another kind or version is called what it is.
   if (const YamlNode schema = root.at("schema"); schema.as_string() != plan_schema)
     schema.fail(fmt::format("expected schema '{}', found '{}'", plan_schema, schema.as_string()));
@@ -445,8 +439,8 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
   plan.schedule = read_schedule(root.at("schedule"), plan.spec, micro_batches(plan.spec, plan.training));
   plan.prediction = read_result(root.at("prediction"));
   plan.search = read_search(root.at("search"));
-  for (const YamlNode& note : read_list(root.at("notes"), "texts")) plan.notes.push_back(note.as_string());
-  for (const YamlNode& item : read_list(root.at("alternatives"), "mappings of layout and prediction")) {
+  for (const YamlNode& note : root.at("notes").items()) plan.notes.push_back(note.as_string());
+  for (const YamlNode& item : root.at("alternatives").items()) {
     item.allow_keys({"layout", "prediction"});
     const YamlNode layout = item.at("layout");
     RankedPlan& alternative = plan.alternatives.emplace_back();

@@ -1,0 +1,65 @@
+#include "planner/plan/step.h"
+
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "planner/plan/parallel_spec.h"
+
+using namespace parplan;
+
+TEST_CASE("Every label has its name and its own part of the step, which sum to the total") {
+  StepTime time;
+  std::vector<std::string> names;
+  double value = 1;
+  for (int i = 0; i < static_cast<int>(Label::count_); ++i, value *= 2) {
+    names.push_back(name(static_cast<Label>(i)));
+    time.part(static_cast<Label>(i)) += Seconds(value);
+  }
+  CHECK(names == std::vector<std::string>{"compute", "recompute", "tensor", "data", "pipeline", "optimizer"});
+  CHECK(time == StepTime{.compute = Seconds(1),
+                         .recompute = Seconds(2),
+                         .tensor_exposed = Seconds(4),
+                         .data_exposed = Seconds(8),
+                         .pipeline_exposed = Seconds(16),
+                         .bubble = Seconds(0),
+                         .optimizer = Seconds(32)});
+  time.bubble = Seconds(64);
+  CHECK(time.total() == Seconds(127));
+}
+
+TEST_CASE("Every memory category has its name and its own part of the arena") {
+  MemoryUse memory;
+  memory.overhead = Bytes(1000);
+  std::vector<std::string> names;
+  for (int i = 0; i < static_cast<int>(MemoryCategory::count_); ++i) {
+    names.push_back(name(static_cast<MemoryCategory>(i)));
+    memory.part(static_cast<MemoryCategory>(i)) += Bytes(1 << i);
+  }
+  CHECK(names == std::vector<std::string>{"parameters", "gradients", "optimizer", "activations", "buffers"});
+  CHECK(memory == MemoryUse{.parameters = Bytes(1),
+                            .gradients = Bytes(2),
+                            .optimizer = Bytes(4),
+                            .activations = Bytes(8),
+                            .buffers = Bytes(16),
+                            .overhead = Bytes(1000)});
+  CHECK(memory.arena() == Bytes(31));
+  CHECK(memory.peak() == Bytes(1031));
+}
+
+TEST_CASE("Schedules and recompute have the names of the command line") {
+  CHECK(std::string(name(ScheduleKind::gpipe)) == "gpipe");
+  CHECK(std::string(name(ScheduleKind::one_f_one_b)) == "1f1b");
+  CHECK(std::string(name(Recompute::none)) == "none");
+  CHECK(std::string(name(Recompute::full)) == "full");
+}
+
+TEST_CASE("Micro-batches are the global batch over data-parallel ranks and micro-batch size") {
+  ParallelSpec spec;
+  spec.mesh.degree = {4, 2, 8};  // pp, dp, tp
+  spec.micro_batch = 3;
+  TrainingSpec training;
+  training.global_batch = 48;
+  CHECK(micro_batches(spec, training) == 8);
+}

@@ -1,0 +1,164 @@
+#include "planner/schedule/schedules.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+using namespace parplan;
+
+namespace {
+
+std::string text_of(const std::vector<Action>& stage) {
+  std::string text;
+  for (const Action& action : stage) {
+    if (!text.empty()) text += ' ';
+    text += write_action(action);
+  }
+  return text;
+}
+
+// When the last action ends, if every action starts as soon as its stage is free and its input is there. Plain
+// dynamic programming over the actions; the closed forms are held against it.
+double played_time(const Schedule& schedule, const std::vector<Seconds>& forward, const std::vector<Seconds>& backward,
+                   int micro_batches) {
+  const std::size_t stages = schedule.size();
+  std::vector<std::vector<double>> done[2];
+  for (auto& phase : done) phase.assign(stages, std::vector<double>(static_cast<std::size_t>(micro_batches), -1.0));
+  std::vector<std::size_t> next(stages);
+  std::vector<double> free(stages);
+  for (bool advanced = true; advanced;) {
+    advanced = false;
+    for (std::size_t s = 0; s < stages; ++s)
+      for (; next[s] < schedule[s].size(); ++next[s], advanced = true) {
+        const Action& action = schedule[s][next[s]];
+        const bool is_forward = action.phase == Phase::forward;
+        const auto m = static_cast<std::size_t>(action.micro_batch);
+        double ready = 0;
+        if (is_forward && s > 0) ready = done[0][s - 1][m];
+        if (!is_forward && s + 1 < stages) ready = done[1][s + 1][m];
+        if (ready < 0) break;
+        free[s] = std::max(free[s], ready) + (is_forward ? forward : backward)[s].value;
+        done[is_forward ? 0 : 1][s][m] = free[s];
+      }
+  }
+  return *std::ranges::max_element(free);
+}
+
+struct Size {
+  int stages;
+  int micro_batches;
+};
+const std::vector<Size> sizes = [] {
+  std::vector<Size> all;
+  for (int p : {1, 2, 3, 4, 7, 8, 16})
+    for (int m : {1, 2, 3, 4, 5, 8, 16, 33}) all.push_back({p, m});
+  return all;
+}();
+
+std::vector<Seconds> repeat(int stages, double value) {
+  return std::vector<Seconds>(static_cast<std::size_t>(stages), Seconds(value));
+}
+
+}  // namespace
+
+TEST_CASE("Every schedule has one row, under its name") {
+  CHECK(schedule_rows().size() == 2);
+  for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b}) {
+    CHECK(row_of(kind).kind == kind);
+    CHECK(row_of(kind).name == name(kind));
+  }
+}
+
+TEST_CASE("Every schedule verifies itself at every size") {
+  for (const ScheduleRow& row : schedule_rows())
+    for (const auto [p, m] : sizes) {
+      INFO(row.name << ", " << p << " stages, " << m << " micro-batches");
+      CHECK(find_fault(row.actions(p, m), m).value_or("none") == "none");
+    }
+}
+
+TEST_CASE("Activations in flight are as the row says") {
+  for (const ScheduleRow& row : schedule_rows())
+    for (const auto [p, m] : sizes) {
+      const Schedule schedule = row.actions(p, m);
+      for (int s = 0; s < p; ++s) {
+        INFO(row.name << ", stage " << s << " of " << p << ", " << m << " micro-batches");
+        CHECK(row.in_flight(s, p, m) == most_in_flight(schedule[static_cast<std::size_t>(s)]));
+      }
+    }
+  CHECK(row_of(ScheduleKind::gpipe).in_flight(3, 4, 8) == 8);
+  CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(0, 4, 8) == 4);
+  CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(3, 4, 8) == 1);
+  CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(0, 4, 2) == 2);
+}
+
+TEST_CASE("GPipe runs all forwards, then all backwards, both ascending") {
+  const Schedule schedule = row_of(ScheduleKind::gpipe).actions(2, 3);
+  CHECK(text_of(schedule[0]) == "0F0 0F1 0F2 0B0 0B1 0B2");
+  CHECK(text_of(schedule[1]) == "1F0 1F1 1F2 1B0 1B1 1B2");
+}
+
+TEST_CASE("1F1B warms up, alternates, drains") {
+  const Schedule schedule = row_of(ScheduleKind::one_f_one_b).actions(4, 5);
+  CHECK(text_of(schedule[0]) == "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0B2 0B3 0B4");
+  CHECK(text_of(schedule[1]) == "1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1B3 1B4");
+  CHECK(text_of(schedule[2]) == "2F0 2F1 2B0 2F2 2B1 2F3 2B2 2F4 2B3 2B4");
+  CHECK(text_of(schedule[3]) == "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4");
+  CHECK(text_of(row_of(ScheduleKind::one_f_one_b).actions(4, 2)[0]) == "0F0 0F1 0B0 0B1");
+}
+
+TEST_CASE("On equal stages both schedules have a bubble of (p - 1)(f + b), the fraction (p - 1) / (M + p - 1)") {
+  for (const ScheduleRow& row : schedule_rows())
+    for (const auto [p, m] : sizes) {
+      INFO(row.name << ", " << p << " stages, " << m << " micro-batches");
+      const Seconds time = row.closed_form(repeat(p, 1), repeat(p, 2), m);
+      CHECK(time == Seconds(3.0 * (m + p - 1)));
+      CHECK(time.value == played_time(row.actions(p, m), repeat(p, 1), repeat(p, 2), m));
+      CHECK((time.value - 3.0 * m) / time.value == doctest::Approx((p - 1.0) / (m + p - 1.0)));
+    }
+}
+
+TEST_CASE("On unequal stages GPipe's closed form is exact, 1F1B's is exact or a tight lower bound") {
+  std::mt19937 random(20240607);
+  for (double spread : {0.5, 1.0}) {
+    std::uniform_real_distribution<double> factor(1.0, 1.0 + spread);
+    double worst = 0, sum = 0;
+    int count = 0;
+    for (int round = 0; round < 50; ++round)
+      for (const auto [p, m] : sizes) {
+        std::vector<Seconds> forward, backward;
+        for (int s = 0; s < p; ++s) {
+          forward.emplace_back(factor(random));
+          backward.emplace_back(2 * factor(random));
+        }
+        INFO(p << " stages, " << m << " micro-batches, round " << round);
+        const ScheduleRow& gpipe = row_of(ScheduleKind::gpipe);
+        CHECK(gpipe.closed_form(forward, backward, m).value ==
+              doctest::Approx(played_time(gpipe.actions(p, m), forward, backward, m)).epsilon(1e-12));
+        const ScheduleRow& row = row_of(ScheduleKind::one_f_one_b);
+        const double form = row.closed_form(forward, backward, m).value;
+        const double played = played_time(row.actions(p, m), forward, backward, m);
+        CHECK(form <= played * (1 + 1e-12));
+        worst = std::max(worst, played / form - 1);
+        sum += played / form - 1;
+        ++count;
+      }
+    INFO("spread " << spread);
+    CHECK(worst < (spread < 1 ? 1e-12 : 0.04));
+    CHECK(sum / count < (spread < 1 ? 1e-12 : 0.001));
+  }
+}
+
+TEST_CASE("One slow stage sets 1F1B's pace, wherever it is") {
+  for (int slow = 0; slow < 4; ++slow) {
+    std::vector<Seconds> forward = repeat(4, 1), backward = repeat(4, 2);
+    forward[static_cast<std::size_t>(slow)] = Seconds(2);
+    backward[static_cast<std::size_t>(slow)] = Seconds(4);
+    const auto time = row_of(ScheduleKind::one_f_one_b).closed_form;
+    INFO("stage " << slow);
+    CHECK(time(forward, backward, 101) - time(forward, backward, 100) == Seconds(6));
+  }
+}
