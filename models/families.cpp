@@ -1,0 +1,44 @@
+#include "models/families.h"
+
+#include <fmt/format.h>
+
+#include "models/decoder.h"
+#include "models/mlp.h"
+#include "planner/base/error.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::string_view decoder_required[] = {"heads", "position", "norm"};
+constexpr std::string_view decoder_optional[] = {"kv_heads",     "head_dim", "rope_theta",
+                                                 "norm_epsilon", "qkv_bias", "attention_output_bias",
+                                                 "mlp_bias"};
+
+// In the order of Family.
+constexpr FamilyRow rows[] = {
+    {Family::decoder, "decoder", build_decoder, decoder_required, decoder_optional},
+    {Family::mlp, "mlp", build_mlp, {}, {}},
+};
+
+}  // namespace
+
+std::span<const FamilyRow> family_rows() { return rows; }
+const FamilyRow& row_of(Family family) { return rows[static_cast<std::size_t>(family)]; }
+
+OpGraph build_graph(const ModelSpec& spec, std::int64_t sequence_length) {
+  if (const auto problem = find_problem(spec)) {
+    throw ConfigError(fmt::format("model '{}': {}: {}", spec.name, problem->key, problem->message));
+  }
+  if (sequence_length < 1 || sequence_length > largest_vocabulary) {
+    throw ConfigError(
+        fmt::format("expected a sequence length from 1 to {}, found {}", largest_vocabulary, sequence_length));
+  }
+  const bool learned = spec.family == Family::decoder && spec.position == PositionKind::learned;
+  if (learned && sequence_length > spec.context) {
+    throw ConfigError(fmt::format("sequence length {} is longer than the {} learned positions of model '{}'; allowed: 1 to {}",
+                                  sequence_length, spec.context, spec.name, spec.context));
+  }
+  return row_of(spec.family).build(spec, sequence_length);
+}
+
+}  // namespace parplan

@@ -1,0 +1,131 @@
+#include "models/graph_builder.h"
+
+#include <cmath>
+#include <utility>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+
+GraphBuilder::GraphBuilder(const ModelSpec& spec, std::int64_t sequence_length) : spec_(spec) {
+  graph_.name = spec.name;
+  graph_.sequence = sequence_length;
+  graph_.vocabulary = spec.vocabulary;
+}
+
+void GraphBuilder::begin_block(const std::string& name, TensorId input) {
+  graph_.blocks.push_back({.name = name, .first_op = static_cast<int>(graph_.ops.size()), .input = input});
+}
+
+void GraphBuilder::end_block(TensorId output) {
+  graph_.blocks.back().last_op = static_cast<int>(graph_.ops.size());
+  graph_.blocks.back().output = output;
+}
+
+TensorId GraphBuilder::tensor(const std::string& name, TensorRole role, std::vector<TensorDim> dims) {
+  graph_.tensors.push_back({.name = name, .role = role, .dims = std::move(dims)});
+  return static_cast<TensorId>(graph_.tensors.size()) - 1;
+}
+
+TensorId GraphBuilder::tokens(const std::string& name) { return tensor(name, TensorRole::tokens, {sequence(), batch()}); }
+
+TensorId GraphBuilder::activation(const std::string& name, TensorDim width) {
+  return tensor(name, TensorRole::activation, {sequence(), batch(), width});
+}
+
+TensorId GraphBuilder::statistic(const std::string& name, std::vector<TensorDim> further) {
+  std::vector<TensorDim> dims = {sequence(), batch()};
+  dims.insert(dims.end(), further.begin(), further.end());
+  return tensor(name, TensorRole::statistic, std::move(dims));
+}
+
+TensorId GraphBuilder::weight(const std::string& name, TensorDim out, TensorDim in, double standard_deviation) {
+  const TensorId id = tensor(name, TensorRole::parameter, {out, in});
+  graph_.tensors.back().standard_deviation = standard_deviation;
+  graph_.tensors.back().decays = true;
+  return id;
+}
+
+TensorId GraphBuilder::zeros(const std::string& name, TensorDim width) {
+  const TensorId id = tensor(name, TensorRole::parameter, {width});
+  graph_.tensors.back().initializer = Initializer::zeros;
+  return id;
+}
+
+TensorId GraphBuilder::ones(const std::string& name, TensorDim width) {
+  const TensorId id = tensor(name, TensorRole::parameter, {width});
+  graph_.tensors.back().initializer = Initializer::ones;
+  return id;
+}
+
+void GraphBuilder::op(OpKind kind, const std::string& name, std::vector<TensorId> inputs,
+                      std::vector<TensorId> parameters, std::vector<TensorId> outputs, OpShape attributes) {
+  graph_.ops.push_back({.kind = kind,
+                        .name = name,
+                        .inputs = std::move(inputs),
+                        .parameters = std::move(parameters),
+                        .outputs = std::move(outputs),
+                        .attributes = attributes});
+}
+
+TensorId GraphBuilder::embed() {
+  const TensorId ids = tokens("tokens");
+  embedding_weight_ = weight("embedding.weight", vocabulary(), hidden(), spec_.initializer_range);
+  const TensorId x = activation("embedding", hidden());
+  op(OpKind::embedding, "embedding", {ids}, {embedding_weight_}, {x});
+  return x;
+}
+
+TensorId GraphBuilder::linear(const std::string& name, TensorId x, TensorDim out, TensorDim in,
+                              double standard_deviation, bool bias) {
+  std::vector<TensorId> parameters = {weight(name + ".weight", out, in, standard_deviation)};
+  if (bias) parameters.push_back(zeros(name + ".bias", out));
+  const TensorId y = activation(name, out);
+  op(OpKind::linear, name, {x}, std::move(parameters), {y});
+  return y;
+}
+
+TensorId GraphBuilder::add(const std::string& name, TensorId residual, TensorId branch, const std::string& bias_name,
+                           bool bias) {
+  std::vector<TensorId> parameters;
+  if (bias) parameters.push_back(zeros(bias_name, hidden()));
+  const TensorId y = activation(name, hidden());
+  op(OpKind::add, name, residual < 0 ? std::vector{branch} : std::vector{residual, branch}, std::move(parameters), {y});
+  return y;
+}
+
+void GraphBuilder::head_and_loss(TensorId x) {
+  const TensorId head_weight = spec_.tied_embeddings
+                                   ? embedding_weight_
+                                   : weight("head.weight", vocabulary(), hidden(), spec_.initializer_range);
+  const TensorId logits = activation("head.logits", vocabulary());
+  op(OpKind::linear, "head", {x}, {head_weight}, {logits});
+  const TensorId targets = tokens("targets");
+  const TensorId maximum = statistic("head.maximum");
+  op(OpKind::cross_entropy_max, "head.maximum", {logits}, {}, {maximum});
+  const TensorId sums = statistic("head.sums", {{Dim::hidden, 2, 1}});
+  op(OpKind::cross_entropy_sums, "head.sums", {logits, targets, maximum}, {}, {sums});
+  const TensorId loss = tensor("loss", TensorRole::loss, {});
+  op(OpKind::cross_entropy_loss, "head.loss", {logits, targets, maximum, sums}, {}, {loss});
+}
+
+double GraphBuilder::residual_deviation() const {
+  return spec_.scaled_residual ? spec_.initializer_range / std::sqrt(2.0 * static_cast<double>(spec_.layers))
+                               : spec_.initializer_range;
+}
+
+OpGraph GraphBuilder::finish_graph() {
+  finish(graph_);
+  return std::move(graph_);
+}
+
+ActivationKind activation_kind(FeedForwardKind activation) {
+  PARPLAN_ASSERT(activation != FeedForwardKind::gated_silu, "gated_silu is an op of its own");
+  switch (activation) {
+    case FeedForwardKind::gelu_erf: return ActivationKind::gelu_erf;
+    case FeedForwardKind::relu: return ActivationKind::relu;
+    default: return ActivationKind::gelu_tanh;
+  }
+}
+
+}  // namespace parplan

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/model_spec.h"
+#include "planner/graph/op_graph.h"
+
+namespace parplan {
+
+// What families share when they write down a graph: tensors and ops are appended in the order of the calls.
+class GraphBuilder {
+ public:
+  GraphBuilder(const ModelSpec& spec, std::int64_t sequence_length);
+
+  // Ops from here on belong to the block `name`, which reads `input` (-1: the first block) of the block before.
+  void begin_block(const std::string& name, TensorId input);
+  // `output`: what the next block reads; -1 for the last one.
+  void end_block(TensorId output);
+
+  TensorId tokens(const std::string& name);
+  // [sequence, batch, width]
+  TensorId activation(const std::string& name, TensorDim width);
+  // fp32 [sequence, batch, further...]
+  TensorId statistic(const std::string& name, std::vector<TensorDim> further = {});
+  TensorId tensor(const std::string& name, TensorRole role, std::vector<TensorDim> dims);
+
+  // [out, in], normal, with weight decay.
+  TensorId weight(const std::string& name, TensorDim out, TensorDim in, double standard_deviation);
+  TensorId zeros(const std::string& name, TensorDim width);  // a bias
+  TensorId ones(const std::string& name, TensorDim width);   // a norm's gamma
+
+  void op(OpKind kind, const std::string& name, std::vector<TensorId> inputs, std::vector<TensorId> parameters,
+          std::vector<TensorId> outputs, OpShape attributes = {});
+
+  // tokens -> rows of the table "embedding.weight", which is kept for a tied head.
+  TensorId embed();
+  // x -> x weight^T (+ bias); the parameters are `name`.weight and, where `bias`, `name`.bias.
+  TensorId linear(const std::string& name, TensorId x, TensorDim out, TensorDim in, double standard_deviation, bool bias);
+  // residual + branch + bias; without a residual where that is -1. The bias of a row-parallel product stands here, so
+  // that it is added once, after the reduction.
+  TensorId add(const std::string& name, TensorId residual, TensorId branch, const std::string& bias_name, bool bias);
+  // x -> logits -> loss. The weight is "head.weight", or the embedding's where the spec ties them.
+  void head_and_loss(TensorId x);
+
+  // Standard deviation of what writes into the residual stream.
+  double residual_deviation() const;
+
+  // Checks and hands over the graph.
+  OpGraph finish_graph();
+
+  TensorDim hidden() const { return {Dim::hidden, spec_.hidden, 1}; }
+  TensorDim feature() const { return {Dim::feature, spec_.feature, 1}; }
+  TensorDim vocabulary() const { return {Dim::vocabulary, spec_.vocabulary, 1}; }
+
+ private:
+  TensorDim sequence() const { return {Dim::sequence, graph_.sequence, 1}; }
+  TensorDim batch() const { return {Dim::batch, 1, 1}; }
+
+  ModelSpec spec_;
+  OpGraph graph_;
+  TensorId embedding_weight_ = -1;
+};
+
+ActivationKind activation_kind(FeedForwardKind activation);
+
+}  // namespace parplan
