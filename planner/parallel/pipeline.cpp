@@ -43,6 +43,7 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
     return fmt::format("pipeline parallelism over {} cannot give every stage a block: the model has {} ({} to {}); "
                        "legal degrees: 1 to {}",
                        spec.pp(), blocks, graph.blocks.front().name, graph.blocks.back().name, blocks);
+  if (spec.stage_blocks.empty()) return std::nullopt;  // still to be cut
   if (static_cast<int>(spec.stage_blocks.size()) != spec.pp())
     return fmt::format("the stage cut [{}] has {} stages, and pp is {}", fmt::join(spec.stage_blocks, ", "),
                        spec.stage_blocks.size(), spec.pp());

@@ -11,12 +11,10 @@
 #include "planner/base/error.h"
 #include "planner/program/buckets.h"
 #include "planner/program/events.h"
+#include "planner/program/memory.h"
 
 namespace parplan {
 namespace {
-
-// Buffers start where a GPU's vector loads and the CPU's cache lines like it.
-constexpr std::int64_t buffer_alignment = 256;
 
 using Bound = std::pair<const char*, int>;  // a binding's name and the buffer for it
 

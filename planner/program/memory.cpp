@@ -1,0 +1,52 @@
+#include "planner/program/memory.h"
+
+#include <algorithm>
+
+namespace parplan {
+
+MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const Placements& placements, const TrainingSpec& training) {
+  const bool several = spec.dp() > 1;
+  const auto sharded = [&](Placement placement) { return several && placement == flat_shard(); };
+  const bool shards_optimizer = sharded(placements.optimizer_data_axis);
+  const bool shards_gradients = sharded(placements.gradients_data_axis);
+  const bool shards_parameters = sharded(placements.parameters_data_axis);
+  const std::int64_t element = size_of(training.precision);
+  const bool adaptive = training.optimizer != Optimizer::sgd;
+  const int moments = (adaptive || training.momentum != 0.0 ? 1 : 0) + (adaptive ? 1 : 0) + (training.precision != DataType::fp32 ? 1 : 0);
+
+  MemoryUse use;
+  const auto add = [&](Bytes& part, std::int64_t bytes, std::int64_t times = 1) { part += align_up(Bytes(bytes), buffer_alignment) * times; };
+  std::int64_t largest_own = 0;
+  std::int64_t largest_tied = 0;
+  for (const BucketSizes& bucket : sizes.buckets) {
+    const auto local = [&](bool is_sharded) { return is_sharded ? bucket.elements / spec.dp() : bucket.elements; };
+    add(use.parameters, local(shards_parameters) * element);
+    add(use.gradients, local(shards_gradients) * 4, bucket.used_twice ? 2 : 1);
+    add(use.optimizer, local(shards_optimizer) * 4, moments);
+    std::int64_t& largest = bucket.tied ? largest_tied : largest_own;
+    largest = std::max(largest, bucket.elements);
+  }
+  if (shards_parameters) {
+    add(use.buffers, largest_own * element, 2);
+    add(use.buffers, largest_tied * element);
+  }
+  if (shards_gradients) {
+    add(use.buffers, largest_own * 4, 2);
+    add(use.buffers, largest_tied * 4);
+  }
+  for (const std::int64_t saved : sizes.saved_bytes) add(use.activations, saved, sizes.in_flight);
+  add(use.activations, sizes.crossing_bytes, spec.pp() > 1 ? 2 : 1);
+  if (!sizes.last_stage) add(use.buffers, sizes.crossing_bytes, 2);
+  // The last buffer ends where its bytes do.
+  const bool clips = training.clip_norm > 0.0;
+  if (sizes.last_stage || clips) {
+    add(use.activations, sizes.scratch_bytes);
+    if (sizes.last_stage && clips) add(use.buffers, 4);
+    use.buffers += Bytes(4);
+  } else {
+    use.activations += Bytes(sizes.scratch_bytes);
+  }
+  return use;
+}
+
+}  // namespace parplan

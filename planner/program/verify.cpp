@@ -1,0 +1,310 @@
+#include "planner/program/verify.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "planner/base/error.h"
+#include "planner/program/verify_passes.h"
+
+namespace parplan {
+namespace {
+
+using Accesses = std::vector<Access>;
+
+const Accesses& accesses_of(InstructionKind kind) {
+  static const Accesses update{Access::update}, gather{Access::read, Access::write}, send{Access::read}, receive{Access::write};
+  switch (kind) {
+    case InstructionKind::all_gather: return gather;
+    case InstructionKind::send: return send;
+    case InstructionKind::receive: return receive;
+    default: return update;
+  }
+}
+
+// Checks one rank. Nothing that an index leads to is touched before the index is known to be good.
+class StructureCheck {
+ public:
+  StructureCheck(const Program& program, int ranks, std::vector<Fault>& faults)
+      : program_(program), ranks_(ranks), faults_(faults), most_(faults.size() + most_faults) {}
+
+  void run() {
+    groups();
+    buffers();
+    segments();
+    const std::size_t before = faults_.size();
+    tasks();
+    for (std::size_t c = 0; c < program_.calls.size(); ++c) call(static_cast<int>(c));
+    if (faults_.size() == before) events();
+  }
+
+ private:
+  template <class... Arguments>
+  void fault(int call, int instruction, fmt::format_string<Arguments...> text, Arguments&&... arguments) {
+    if (faults_.size() < most_)
+      faults_.push_back({program_.rank, call, instruction, fmt::format(text, std::forward<Arguments>(arguments)...)});
+  }
+  static bool within(int index, std::size_t size) { return index >= 0 && static_cast<std::size_t>(index) < size; }
+
+  void groups() {
+    for (std::size_t g = 0; g < program_.groups.size(); ++g) {
+      const std::vector<int>& ranks = program_.groups[g];
+      const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
+      const bool in_job = ranks.empty() || (ranks.front() >= 0 && ranks.back() < ranks_);
+      if (!ascending || !in_job)
+        fault(-1, -1, "the {} group ({}) is not an ascending list of ranks of a job of {}", name(static_cast<GroupKind>(g)),
+              list_ranks(ranks), ranks_);
+    }
+  }
+
+  void buffers() {
+    std::vector<std::size_t> order(program_.buffers.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return program_.buffers[a].offset < program_.buffers[b].offset;
+    });
+    const Buffer* before = nullptr;  // of those so far, the one that reaches furthest
+    for (std::size_t i : order) {
+      const Buffer& buffer = program_.buffers[i];
+      const std::int64_t end = buffer.offset + buffer.bytes;
+      if (buffer.offset < 0 || buffer.bytes < 0 || end > program_.arena_bytes)
+        fault(-1, -1, "buffer '{}' at [{}, {}) is outside the arena of {} B", buffer.name, buffer.offset, end, program_.arena_bytes);
+      if (buffer.bytes <= 0) continue;
+      if (before && before->offset + before->bytes > buffer.offset)
+        fault(-1, -1, "buffers overlap: '{}' at [{}, {}) and '{}' at [{}, {})", before->name, before->offset,
+              before->offset + before->bytes, buffer.name, buffer.offset, end);
+      if (!before || before->offset + before->bytes < end) before = &buffer;
+    }
+    const auto known = [&](const char* what, int id) {
+      if (id != -1 && !within(id, program_.buffers.size())) fault(-1, -1, "the {} is buffer {} of {}", what, id, program_.buffers.size());
+    };
+    known("loss", program_.loss_buffer);
+    known("gradient norm", program_.norm_buffer);
+    for (const Bucket& bucket : program_.buckets)
+      for (int id : {bucket.parameters, bucket.gradients, bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.master})
+        known(fmt::format("storage of bucket '{}'", bucket.name).c_str(), id);
+  }
+
+  // What does not depend on the call. Operand ranges do.
+  void segments() {
+    for (const Segment& segment : program_.segments) {
+      std::vector<std::string>& wrong = wrong_.emplace_back();
+      std::vector<bool> recorded(static_cast<std::size_t>(std::max(segment.events, 0)), false);
+      for (const Instruction& instruction : segment.instructions) {
+        wrong.push_back(wrong_with(segment, instruction));
+        for (int event : instruction.waits)
+          if (wrong.back().empty() && (!within(event, recorded.size()) || !recorded[static_cast<std::size_t>(event)]))
+            wrong.back() = fmt::format("missing event: {} waits for event {} of its segment, which nothing before it records",
+                                       describe(instruction), event);
+        if (!instruction.records) continue;
+        const int event = *instruction.records;
+        if (wrong.back().empty() && !within(event, recorded.size()))
+          wrong.back() = fmt::format("{} records event {} of a segment of {}", describe(instruction), event, segment.events);
+        if (!wrong.back().empty()) continue;
+        if (recorded[static_cast<std::size_t>(event)])
+          wrong.back() = fmt::format("{} records event {} of its segment a second time", describe(instruction), event);
+        recorded[static_cast<std::size_t>(event)] = true;
+      }
+    }
+  }
+
+  std::string wrong_with(const Segment& segment, const Instruction& instruction) const {
+    for (const Operand& operand : instruction.operands)
+      if (!within(operand.binding, segment.bindings.size()))
+        return fmt::format("{} uses binding {} of {}", describe(instruction), operand.binding, segment.bindings.size());
+    if (instruction.kind == InstructionKind::kernel)
+      return operand_sources(instruction) ? "" : fmt::format("the operands of {} do not fit its row", describe(instruction));
+
+    const Accesses& accesses = accesses_of(instruction.kind);
+    const bool fits = std::equal(accesses.begin(), accesses.end(), instruction.operands.begin(), instruction.operands.end(),
+                                 [](Access access, const Operand& operand) { return access == operand.access; });
+    if (!fits) return fmt::format("the operands of {} do not fit its kind", describe(instruction));
+    const std::vector<int>& ranks = program_.group(instruction.group);
+    const bool to_neighbour = instruction.group == GroupKind::next || instruction.group == GroupKind::previous;
+    if (instruction.kind == InstructionKind::send || instruction.kind == InstructionKind::receive) {
+      if (!to_neighbour || ranks.size() != 1 || ranks.front() == program_.rank)
+        return fmt::format("{} with the {} group ({}): not one neighbouring rank", describe(instruction), name(instruction.group),
+                           list_ranks(ranks));
+      return "";
+    }
+    const auto self = std::find(ranks.begin(), ranks.end(), program_.rank);
+    if (to_neighbour || self == ranks.end())
+      return fmt::format("{} over the {} group ({}), which this rank is not in", describe(instruction), name(instruction.group),
+                         list_ranks(ranks));
+    const std::int64_t element = size_of(instruction.type);
+    const Operand& whole = instruction.operands.back();
+    if (whole.bytes % element != 0)
+      return fmt::format("{} of {} B is not a whole number of {} elements", describe(instruction), whole.bytes, name(instruction.type));
+    if (instruction.kind != InstructionKind::all_gather) return "";
+    const int members = static_cast<int>(ranks.size());
+    const int member = static_cast<int>(self - ranks.begin());
+    const std::int64_t begin = chunk_begin(whole.bytes / element, members, member) * element;
+    const std::int64_t bytes = chunk_begin(whole.bytes / element, members, member + 1) * element - begin;
+    const Operand& shard = instruction.operands.front();
+    if (shard.bytes != bytes)
+      return fmt::format("{} of {} B gathers a shard of {} B where member {} of {} holds {} B", describe(instruction), whole.bytes,
+                         shard.bytes, member, members, bytes);
+    const bool overlaps = shard.binding == whole.binding && shard.offset < whole.offset + whole.bytes &&
+                          whole.offset < shard.offset + shard.bytes;
+    if (overlaps && shard.offset != whole.offset + begin)
+      return fmt::format("{} gathers in place from byte {} of the whole where member {} of {} holds bytes from {}",
+                         describe(instruction), shard.offset - whole.offset, member, members, begin);
+    return "";
+  }
+
+  void tasks() {
+    int next = 0;
+    for (const Task& task : program_.tasks) {
+      if (task.first_call != next || task.last_call < task.first_call)
+        return fault(-1, -1, "a task has calls [{}, {}) where call {} is next", task.first_call, task.last_call, next);
+      next = task.last_call;
+    }
+    if (next != static_cast<int>(program_.calls.size()))
+      fault(-1, -1, "the tasks hold {} calls of {}", next, program_.calls.size());
+  }
+
+  void call(int c) {
+    const Call& call = program_.calls[static_cast<std::size_t>(c)];
+    if (!within(call.segment, program_.segments.size()))
+      return fault(c, -1, "calls segment {} of {}", call.segment, program_.segments.size());
+    const Segment& segment = program_.segments[static_cast<std::size_t>(call.segment)];
+    if (call.buffers.size() != segment.bindings.size())
+      return fault(c, -1, "binds {} buffers to the {} bindings of '{}'", call.buffers.size(), segment.bindings.size(), segment.name);
+    for (const std::vector<int>* ids : {&call.buffers, &call.frees})
+      for (int id : *ids)
+        if (!within(id, program_.buffers.size()))
+          return fault(c, -1, "{} buffer {} of {}", ids == &call.buffers ? "binds" : "frees", id, program_.buffers.size());
+    const std::vector<std::string>& wrong = wrong_[static_cast<std::size_t>(call.segment)];
+    for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
+      const Instruction& instruction = segment.instructions[i];
+      if (!wrong[i].empty()) {
+        fault(c, static_cast<int>(i), "{}", wrong[i]);
+        continue;
+      }
+      for (const Operand& operand : instruction.operands) {
+        const Buffer& buffer = program_.buffers[static_cast<std::size_t>(call.buffers[static_cast<std::size_t>(operand.binding)])];
+        const std::int64_t end = operand.offset + operand.bytes;
+        if (operand.offset < 0 || operand.bytes < 0 || end > buffer.bytes)
+          fault(c, static_cast<int>(i), "operand out of range: {} uses bytes [{}, {}) of '{}', which has {} B", describe(instruction),
+                operand.offset, end, buffer.name, buffer.bytes);
+      }
+    }
+  }
+
+  void events() {
+    std::vector<bool> recorded(static_cast<std::size_t>(std::max(program_.events, 0)), false);
+    for (std::size_t c = 0; c < program_.calls.size(); ++c) {
+      const Call& call = program_.calls[c];
+      const std::string& segment = program_.segments[static_cast<std::size_t>(call.segment)].name;
+      for (int event : call.waits)
+        if (!within(event, recorded.size()) || !recorded[static_cast<std::size_t>(event)])
+          fault(static_cast<int>(c), -1, "missing event: '{}' waits for event {}, which no call before it records", segment, event);
+      if (!call.records) continue;
+      if (!within(*call.records, recorded.size())) {
+        fault(static_cast<int>(c), -1, "'{}' records event {} of {}", segment, *call.records, program_.events);
+        continue;
+      }
+      if (recorded[static_cast<std::size_t>(*call.records)])
+        fault(static_cast<int>(c), -1, "'{}' records event {} a second time", segment, *call.records);
+      recorded[static_cast<std::size_t>(*call.records)] = true;
+    }
+  }
+
+  const Program& program_;
+  int ranks_;
+  std::vector<Fault>& faults_;
+  std::size_t most_;
+  std::vector<std::vector<std::string>> wrong_;  // per segment and instruction: its fault, empty when there is none
+};
+
+// Whether an operand can stand for a row's operand. A gradient that is added to is updated where the row writes it.
+bool fits(const OperandRow& row, const Operand& operand) {
+  if (row.access == operand.access) return true;
+  return row.source == OperandSource::input_gradient && row.access == Access::write && operand.access == Access::update;
+}
+
+bool may_be_absent(const OperandRow& row) { return row.optional || row.source == OperandSource::workspace; }
+
+// Whether the shape says that an optional operand is there. Others are told by their number alone.
+bool expected(const OperandRow& row, const OpShape& shape) {
+  if (row.source == OperandSource::parameter || row.source == OperandSource::parameter_gradient) return shape.bias;
+  if (row.source == OperandSource::workspace) return true;
+  return shape.second;
+}
+
+}  // namespace
+
+std::optional<std::vector<OperandSource>> operand_sources(const Instruction& instruction) {
+  const std::span<const OperandRow> rows = row_of(instruction.op).operands;
+  std::vector<std::size_t> absentable;
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    if (may_be_absent(rows[i])) absentable.push_back(i);
+  // Every choice of absent operands; of those that fit, the one that departs least from what the shape says.
+  std::optional<std::vector<OperandSource>> best;
+  int least = 0;
+  for (std::size_t choice = 0; choice < (std::size_t{1} << absentable.size()); ++choice) {
+    std::vector<bool> present(rows.size(), true);
+    int departures = 0;
+    for (std::size_t a = 0; a < absentable.size(); ++a) {
+      present[absentable[a]] = (choice >> a & 1) == 0;
+      if (present[absentable[a]] != expected(rows[absentable[a]], instruction.shape)) ++departures;
+    }
+    std::vector<OperandSource> sources;
+    bool all_fit = true;
+    for (std::size_t i = 0; i < rows.size() && all_fit; ++i) {
+      if (!present[i]) continue;
+      all_fit = sources.size() < instruction.operands.size() && fits(rows[i], instruction.operands[sources.size()]);
+      sources.push_back(rows[i].source);
+    }
+    if (!all_fit || sources.size() != instruction.operands.size() || (best && departures >= least)) continue;
+    best = std::move(sources);
+    least = departures;
+  }
+  return best;
+}
+
+std::string describe(const Instruction& instruction) {
+  const bool kernel = instruction.kind == InstructionKind::kernel;
+  return fmt::format("{} '{}'", kernel ? name(instruction.op) : name(instruction.kind), instruction.name);
+}
+
+std::string list_ranks(const std::vector<int>& ranks) { return fmt::format("{}", fmt::join(ranks, ", ")); }
+
+void find_structure_faults(std::span<const Program> programs, std::vector<Fault>& faults) {
+  for (std::size_t r = 0; r < programs.size(); ++r) {
+    if (programs[r].rank != static_cast<int>(r))
+      faults.push_back({static_cast<int>(r), -1, -1, fmt::format("the Program in place {} is of rank {}", r, programs[r].rank)});
+    StructureCheck(programs[r], static_cast<int>(programs.size()), faults).run();
+  }
+}
+
+std::string write_fault(const Fault& fault) {
+  std::string text = fmt::format("rank {}", fault.rank);
+  if (fault.call >= 0) text += fmt::format(", call {}", fault.call);
+  if (fault.instruction >= 0) text += fmt::format(", instruction {}", fault.instruction);
+  return text + ": " + fault.what;
+}
+
+std::vector<Fault> find_faults(std::span<const Program> programs) {
+  std::vector<Fault> faults;
+  find_structure_faults(programs, faults);
+  if (!faults.empty()) return faults;
+  for (const Program& program : programs) find_data_faults(program, faults);
+  find_communication_faults(programs, faults);
+  return faults;
+}
+
+void verify(std::span<const Program> programs) {
+  constexpr std::size_t shown = 5;
+  const std::vector<Fault> faults = find_faults(programs);
+  if (faults.empty()) return;
+  std::string text = fmt::format("the Programs of {} ranks do not verify, {} found:", programs.size(),
+                                 faults.size() == 1 ? "1 fault" : fmt::format("{} faults", faults.size()));
+  for (std::size_t i = 0; i < std::min(shown, faults.size()); ++i) text += "\n  " + write_fault(faults[i]);
+  if (faults.size() > shown) text += fmt::format("\n  and {} more", faults.size() - shown);
+  throw InternalError(text);
+}
+
+}  // namespace parplan

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "planner/program/program.h"
+#include "planner/program/verify.h"
+
+namespace parplan {
+
+// The parts of `find_faults`, in order; each appends what it finds, at most `most_faults` a rank.
+inline constexpr std::size_t most_faults = 20;
+
+void find_structure_faults(std::span<const Program> programs, std::vector<Fault>& faults);
+void find_data_faults(const Program& program, std::vector<Fault>& faults);           // order, definition, reductions
+void find_communication_faults(std::span<const Program> programs, std::vector<Fault>& faults);
+
+// The source of each operand of a kernel by its op's row, absent optional operands left out; nothing when the
+// operands do not fit the row.
+std::optional<std::vector<OperandSource>> operand_sources(const Instruction& instruction);
+
+// "linear 'attention.qkv'", "all_reduce_sum 'loss'".
+std::string describe(const Instruction& instruction);
+// "0, 1, 3".
+std::string list_ranks(const std::vector<int>& ranks);
+
+}  // namespace parplan

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "planner/cost/cost_model.h"
+#include "planner/graph/op_graph.h"
+#include "planner/graph/training.h"
+#include "planner/plan/parallel_spec.h"
+#include "planner/plan/placement.h"
+#include "planner/plan/schedule.h"
+#include "planner/plan/step.h"
+#include "planner/simulator/timeline.h"
+
+namespace parplan {
+
+// Lowers one candidate, its stage cut set, and simulates the Programs. `timeline` may be null.
+StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec,
+                         const Placements& placements, const Schedule& schedule, Timeline* timeline);
+
+}  // namespace parplan
