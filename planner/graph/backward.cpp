@@ -10,7 +10,9 @@
 namespace parplan {
 namespace {
 
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
+std::size_t index(int i) {
+  return static_cast<std::size_t>(i);
+}
 
 // The forward tensor that an operand of a row means; nothing for an optional one that is absent.
 std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) {
@@ -18,12 +20,18 @@ std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) 
   const std::vector<TensorId>* tensors = nullptr;
   switch (operand.source) {
     case OperandSource::input:
-    case OperandSource::input_gradient: tensors = &op.inputs; break;
+    case OperandSource::input_gradient:
+      tensors = &op.inputs;
+      break;
     case OperandSource::output:
-    case OperandSource::output_gradient: tensors = &op.outputs; break;
+    case OperandSource::output_gradient:
+      tensors = &op.outputs;
+      break;
     case OperandSource::parameter:
     case OperandSource::parameter_gradient:
-    case OperandSource::workspace: tensors = &op.parameters; break;
+    case OperandSource::workspace:
+      tensors = &op.parameters;
+      break;
   }
   if (operand.optional && index(operand.index) >= tensors->size()) return std::nullopt;
   PARPLAN_ASSERT(index(operand.index) < tensors->size(),
@@ -90,8 +98,8 @@ class Derivation {
                        fmt::format("{}: no gradient for {}", op.name, tensor_name(operand.tensor)));
       if (operand.source != OperandSource::input_gradient) continue;
       if (defined_[index(operand.tensor)]) {
-        PARPLAN_ASSERT(row.accumulates,
-                       fmt::format("{}: {} cannot add to the gradient of {}", op.name, row.name, tensor_name(operand.tensor)));
+        PARPLAN_ASSERT(row.accumulates, fmt::format("{}: {} cannot add to the gradient of {}", op.name, row.name,
+                                                    tensor_name(operand.tensor)));
         gradient.accumulate = true;
         operand.access = Access::update;
       }
@@ -106,8 +114,8 @@ class Derivation {
     const TensorId output = op.outputs[0];
     PARPLAN_ASSERT(defined_[index(output)], fmt::format("{}: no gradient for {}", op.name, tensor_name(output)));
     for (const TensorId input : op.inputs) {
-      PARPLAN_ASSERT(!defined_[index(input)],
-                     fmt::format("{}: {} cannot add to the gradient of {}", op.name, name(op.kind), tensor_name(input)));
+      PARPLAN_ASSERT(!defined_[index(input)], fmt::format("{}: {} cannot add to the gradient of {}", op.name,
+                                                          name(op.kind), tensor_name(input)));
       defined_[index(input)] = true;
       result_.alias[index(input)] = output;
     }
@@ -131,16 +139,17 @@ class Derivation {
       if (!adding.accumulate) continue;
       for (const TrainingOperand& changed : adding.operands)
         if (changed.source == OperandSource::input_gradient)
-          for (std::size_t later = i; later < result_.backward.size(); ++later) check_readers(adding, changed, result_.backward[later]);
+          for (std::size_t later = i; later < result_.backward.size(); ++later)
+            check_readers(adding, changed, result_.backward[later]);
     }
   }
   void check_readers(const TrainingOp& adding, const TrainingOperand& changed, const TrainingOp& reading) const {
     for (const TrainingOperand& operand : reading.operands)
-      PARPLAN_ASSERT(!is_gradient(operand.source) || root(operand.tensor) != root(changed.tensor) ||
-                         descends(operand.tensor, changed.tensor),
-                     fmt::format("{} adds to the gradient of {}, in whose storage {} still needs that of {}",
-                                 forward_name(adding), tensor_name(changed.tensor), forward_name(reading),
-                                 tensor_name(operand.tensor)));
+      PARPLAN_ASSERT(
+          !is_gradient(operand.source) || root(operand.tensor) != root(changed.tensor) ||
+              descends(operand.tensor, changed.tensor),
+          fmt::format("{} adds to the gradient of {}, in whose storage {} still needs that of {}", forward_name(adding),
+                      tensor_name(changed.tensor), forward_name(reading), tensor_name(operand.tensor)));
   }
   const std::string& forward_name(const TrainingOp& op) const { return graph_.ops[index(op.forward_op)].name; }
 

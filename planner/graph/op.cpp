@@ -21,11 +21,8 @@ constexpr OperandRow layer_norm_operands[] = {{input, 0, read},   {parameter, 0,
                                               {output, 0, write}, {output, 1, write},   {output, 2, write}};
 constexpr OperandRow rms_norm_operands[] = {
     {input, 0, read}, {parameter, 0, read}, {output, 0, write}, {output, 1, write}};
-constexpr OperandRow linear_operands[] = {{input, 0, read},
-                                          {parameter, 0, read},
-                                          {parameter, 1, read, optional},
-                                          {output, 0, write},
-                                          {workspace, 0, update}};
+constexpr OperandRow linear_operands[] = {
+    {input, 0, read}, {parameter, 0, read}, {parameter, 1, read, optional}, {output, 0, write}, {workspace, 0, update}};
 constexpr OperandRow rotary_operands[] = {{input, 0, read}, {output, 0, write}};
 constexpr OperandRow attention_operands[] = {
     {input, 0, read}, {output, 0, write}, {output, 1, write}, {workspace, 0, update}};
@@ -42,10 +39,14 @@ constexpr OperandRow cross_entropy_loss_operands[] = {
 constexpr OperandRow embedding_gradient_operands[] = {
     {output_gradient, 0, read}, {input, 0, read}, {parameter_gradient, 0, update}};
 constexpr OperandRow add_position_gradient_operands[] = {{output_gradient, 0, read}, {parameter_gradient, 0, update}};
-constexpr OperandRow layer_norm_gradient_operands[] = {
-    {output_gradient, 0, read}, {input, 0, read},           {parameter, 0, read},
-    {output, 1, read},          {output, 2, read},          {input_gradient, 0, write},
-    {parameter_gradient, 0, update}, {parameter_gradient, 1, update}};
+constexpr OperandRow layer_norm_gradient_operands[] = {{output_gradient, 0, read},
+                                                       {input, 0, read},
+                                                       {parameter, 0, read},
+                                                       {output, 1, read},
+                                                       {output, 2, read},
+                                                       {input_gradient, 0, write},
+                                                       {parameter_gradient, 0, update},
+                                                       {parameter_gradient, 1, update}};
 constexpr OperandRow rms_norm_gradient_operands[] = {{output_gradient, 0, read}, {input, 0, read},
                                                      {parameter, 0, read},       {output, 1, read},
                                                      {input_gradient, 0, write}, {parameter_gradient, 0, update}};
@@ -78,8 +79,9 @@ constexpr OperandRow copy_operands[] = {{input, 0, read}, {output, 0, write}};
 constexpr OperandRow load_operands[] = {{output, 0, write}};
 constexpr OperandRow sum_squares_operands[] = {{input, 0, read}, {output, 0, update}};
 // gradient, parameter, m, v, (norm), (master)
-constexpr OperandRow adamw_operands[] = {{input, 0, read},    {parameter, 0, update},    {output, 0, update},
-                                         {output, 1, update}, {input, 1, read, optional}, {output, 2, update, optional}};
+constexpr OperandRow adamw_operands[] = {{input, 0, read},           {parameter, 0, update},
+                                         {output, 0, update},        {output, 1, update},
+                                         {input, 1, read, optional}, {output, 2, update, optional}};
 // gradient, parameter, (momentum), (norm), (master)
 constexpr OperandRow sgd_operands[] = {{input, 0, read},
                                        {parameter, 0, update},
@@ -107,8 +109,12 @@ constexpr OpKind cross_entropy_loss_gradients[] = {OpKind::cross_entropy_gradien
 // element of what is not a matrix product are counted from the formula, exp, tanh, erf and sqrt as one each: these
 // kernels are bound by memory, so only the order of magnitude matters.
 
-constexpr std::int64_t e(DataType type) { return size_of(type); }
-Flops flops(std::int64_t count) { return Flops(static_cast<double>(count)); }
+constexpr std::int64_t e(DataType type) {
+  return size_of(type);
+}
+Flops flops(std::int64_t count) {
+  return Flops(static_cast<double>(count));
+}
 // Products of sizes are taken in floating point: a whole model's exceed 63 bits sooner than one expects.
 Flops product(double factor, std::int64_t a, std::int64_t b, std::int64_t c) {
   return Flops(factor * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c));
@@ -129,20 +135,25 @@ OpWork rms_norm_work(const OpShape& s, DataType type) {  // mean square 2, norma
 }
 OpWork linear_work(const OpShape& s, DataType type) {
   return {product(2, s.rows, s.columns, s.inner) + flops(s.bias ? s.rows * s.columns : 0),
-          Bytes((s.rows * s.inner + s.columns * s.inner + s.rows * s.columns + (s.bias ? s.columns : 0)) * e(type)), true};
+          Bytes((s.rows * s.inner + s.columns * s.inner + s.rows * s.columns + (s.bias ? s.columns : 0)) * e(type)),
+          true};
 }
 std::int64_t fused_elements(const OpShape& s) {
   return s.sequence * s.batch * (s.heads + 2 * s.kv_heads) * s.head_dim;
 }
-std::int64_t head_elements(const OpShape& s) { return s.sequence * s.batch * s.heads * s.head_dim; }
+std::int64_t head_elements(const OpShape& s) {
+  return s.sequence * s.batch * s.heads * s.head_dim;
+}
 // Three operations an element of query and key. Values pass untouched, but belong to the operand.
 OpWork rotary_work(const OpShape& s, DataType type) {
-  return {flops(3 * s.sequence * s.batch * (s.heads + s.kv_heads) * s.head_dim), Bytes(2 * fused_elements(s) * e(type))};
+  return {flops(3 * s.sequence * s.batch * (s.heads + s.kv_heads) * s.head_dim),
+          Bytes(2 * fused_elements(s) * e(type))};
 }
 // Causal: query i meets i + 1 keys, so sequence (sequence + 1) / 2 pairs a head; scores and the weighted sum take
 // 2 head_dim each. FlashAttention (Dao 2023, section 4.1) counts the same products, causal as one half.
 double causal_pairs(const OpShape& s) {
-  return static_cast<double>(s.sequence) * static_cast<double>(s.sequence + 1) / 2 * static_cast<double>(s.batch * s.heads);
+  return static_cast<double>(s.sequence) * static_cast<double>(s.sequence + 1) / 2 *
+         static_cast<double>(s.batch * s.heads);
 }
 OpWork attention_work(const OpShape& s, DataType type) {
   return {Flops(4 * static_cast<double>(s.head_dim) * causal_pairs(s)),
@@ -154,15 +165,15 @@ OpWork attention_gradient_work(const OpShape& s, DataType type) {
           Bytes(2 * (fused_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
 }
 OpWork activation_work(const OpShape& s, DataType type) {
-  const std::int64_t operations = s.activation == ActivationKind::gelu_tanh ? 9
+  const std::int64_t operations = s.activation == ActivationKind::gelu_tanh  ? 9
                                   : s.activation == ActivationKind::gelu_erf ? 5
-                                                                            : 1;
+                                                                             : 1;
   return {flops(operations * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type))};
 }
 OpWork activation_gradient_work(const OpShape& s, DataType type) {
-  const std::int64_t operations = s.activation == ActivationKind::gelu_tanh ? 17
+  const std::int64_t operations = s.activation == ActivationKind::gelu_tanh  ? 17
                                   : s.activation == ActivationKind::gelu_erf ? 11
-                                                                            : 2;
+                                                                             : 2;
   return {flops(operations * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
 }
 OpWork silu_gate_work(const OpShape& s, DataType type) {  // exp, add, divide, two products
@@ -183,7 +194,9 @@ OpWork cross_entropy_sums_work(const OpShape& s, DataType type) {  // subtract, 
   return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 16 * s.rows)};
 }
 // The two sums of a token hold all that its loss needs; the other operands are there for the gradient.
-OpWork cross_entropy_loss_work(const OpShape& s, DataType) { return {flops(3 * s.rows), Bytes(8 * s.rows + 8)}; }
+OpWork cross_entropy_loss_work(const OpShape& s, DataType) {
+  return {flops(3 * s.rows), Bytes(8 * s.rows + 8)};
+}
 OpWork cross_entropy_gradient_work(const OpShape& s, DataType type) {  // subtract, exp, divide, scale
   return {flops(4 * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type) + 16 * s.rows)};
 }
@@ -198,7 +211,9 @@ OpWork bias_gradient_work(const OpShape& s, DataType type) {
   return {flops(s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 8 * s.columns)};
 }
 // What dx costs: written, or read as well.
-std::int64_t input_gradient_passes(const OpShape& s) { return s.accumulate ? 2 : 1; }
+std::int64_t input_gradient_passes(const OpShape& s) {
+  return s.accumulate ? 2 : 1;
+}
 // Normalise again 2, dgamma 2, dbeta 1, dy gamma 1, its two sums 3, dx 4, and 1 to add to what is there.
 OpWork layer_norm_gradient_work(const OpShape& s, DataType type) {
   return {flops((s.accumulate ? 14 : 13) * s.rows * s.columns),
@@ -210,22 +225,37 @@ OpWork rms_norm_gradient_work(const OpShape& s, DataType type) {
 }
 OpWork linear_input_gradient_work(const OpShape& s, DataType type) {
   return {product(2, s.rows, s.columns, s.inner),
-          Bytes((s.rows * s.columns + s.columns * s.inner + input_gradient_passes(s) * s.rows * s.inner) * e(type)), true};
-}
-OpWork linear_weight_gradient_work(const OpShape& s, DataType type) {
-  return {product(2, s.rows, s.columns, s.inner) + flops(s.bias ? s.rows * s.columns : 0),
-          Bytes((s.rows * s.columns + s.rows * s.inner) * e(type) + 8 * (s.columns * s.inner + (s.bias ? s.columns : 0))),
+          Bytes((s.rows * s.columns + s.columns * s.inner + input_gradient_passes(s) * s.rows * s.inner) * e(type)),
           true};
 }
+OpWork linear_weight_gradient_work(const OpShape& s, DataType type) {
+  return {
+      product(2, s.rows, s.columns, s.inner) + flops(s.bias ? s.rows * s.columns : 0),
+      Bytes((s.rows * s.columns + s.rows * s.inner) * e(type) + 8 * (s.columns * s.inner + (s.bias ? s.columns : 0))),
+      true};
+}
 
-OpWork accumulate_work(const OpShape& s, DataType type) { return {flops(s.rows), Bytes(3 * s.rows * e(type))}; }
-OpWork fill_zero_work(const OpShape& s, DataType type) { return {Flops(0), Bytes(s.rows * e(type))}; }
-OpWork copy_work(const OpShape& s, DataType type) { return {Flops(0), Bytes(2 * s.rows * e(type))}; }
-OpWork load_work(const OpShape& s, DataType) { return {Flops(0), Bytes(4 * s.rows)}; }
-OpWork sum_squares_work(const OpShape& s, DataType) { return {flops(2 * s.rows), Bytes(4 * s.rows + 8)}; }
+OpWork accumulate_work(const OpShape& s, DataType type) {
+  return {flops(s.rows), Bytes(3 * s.rows * e(type))};
+}
+OpWork fill_zero_work(const OpShape& s, DataType type) {
+  return {Flops(0), Bytes(s.rows * e(type))};
+}
+OpWork copy_work(const OpShape& s, DataType type) {
+  return {Flops(0), Bytes(2 * s.rows * e(type))};
+}
+OpWork load_work(const OpShape& s, DataType) {
+  return {Flops(0), Bytes(4 * s.rows)};
+}
+OpWork sum_squares_work(const OpShape& s, DataType) {
+  return {flops(2 * s.rows), Bytes(4 * s.rows + 8)};
+}
 // A parameter in fp32 is updated itself; one in less is rewritten from the fp32 master copy, which is updated.
-std::int64_t parameter_bytes(DataType type) { return type == DataType::fp32 ? 8 : 8 + e(type); }
-OpWork adamw_work(const OpShape& s, DataType type) {  // m 3, v 4, two corrections, sqrt, epsilon, divide, step 2; decay 2
+std::int64_t parameter_bytes(DataType type) {
+  return type == DataType::fp32 ? 8 : 8 + e(type);
+}
+OpWork adamw_work(const OpShape& s,
+                  DataType type) {  // m 3, v 4, two corrections, sqrt, epsilon, divide, step 2; decay 2
   return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes((4 + 16 + parameter_bytes(type)) * s.rows)};
 }
 OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum
@@ -235,84 +265,180 @@ OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum
 
 // Workspaces on CPU (gemm_blocking.h) ------------------------------------------------------------------------------
 
-Bytes linear_cpu_workspace(const OpShape& s) { return linear_workspace(s.rows, s.columns, s.inner); }
+Bytes linear_cpu_workspace(const OpShape& s) {
+  return linear_workspace(s.rows, s.columns, s.inner);
+}
 Bytes linear_input_gradient_cpu_workspace(const OpShape& s) {
   return linear_input_gradient_workspace(s.rows, s.columns, s.inner);
 }
 Bytes linear_weight_gradient_cpu_workspace(const OpShape& s) {
   return linear_weight_gradient_workspace(s.rows, s.columns, s.inner);
 }
-Bytes attention_cpu_workspace(const OpShape& s) { return attention_workspace(s.sequence, s.head_dim); }
-Bytes attention_gradient_cpu_workspace(const OpShape& s) { return attention_gradient_workspace(s.sequence, s.head_dim); }
+Bytes attention_cpu_workspace(const OpShape& s) {
+  return attention_workspace(s.sequence, s.head_dim);
+}
+Bytes attention_gradient_cpu_workspace(const OpShape& s) {
+  return attention_gradient_workspace(s.sequence, s.head_dim);
+}
 
 // The table, in the order of OpKind ---------------------------------------------------------------------------------
 // In place: elementwise kernels read an element before they write it, and each element of the read operand is needed
 // for the same element of the written one only.
 
 constexpr OpRow rows[] = {
-    {.kind = OpKind::embedding, .name = "embedding", .sharding = ShardingRule::lookup,
-     .operands = embedding_operands, .gradients = embedding_gradients, .work = embedding_work},
-    {.kind = OpKind::add_position, .name = "add_position", .sharding = ShardingRule::tokenwise,
-     .operands = add_position_operands, .gradients = add_position_gradients, .passes_gradient = true,
-     .in_place_read = 0, .in_place_write = 2, .work = add_position_work},
-    {.kind = OpKind::layer_norm, .name = "layer_norm", .sharding = ShardingRule::tokenwise,
-     .operands = layer_norm_operands, .gradients = layer_norm_gradients, .work = layer_norm_work},
-    {.kind = OpKind::rms_norm, .name = "rms_norm", .sharding = ShardingRule::tokenwise,
-     .operands = rms_norm_operands, .gradients = rms_norm_gradients, .work = rms_norm_work},
-    {.kind = OpKind::linear, .name = "linear", .sharding = ShardingRule::contraction,
-     .operands = linear_operands, .gradients = linear_gradients, .work = linear_work,
+    {.kind = OpKind::embedding,
+     .name = "embedding",
+     .sharding = ShardingRule::lookup,
+     .operands = embedding_operands,
+     .gradients = embedding_gradients,
+     .work = embedding_work},
+    {.kind = OpKind::add_position,
+     .name = "add_position",
+     .sharding = ShardingRule::tokenwise,
+     .operands = add_position_operands,
+     .gradients = add_position_gradients,
+     .passes_gradient = true,
+     .in_place_read = 0,
+     .in_place_write = 2,
+     .work = add_position_work},
+    {.kind = OpKind::layer_norm,
+     .name = "layer_norm",
+     .sharding = ShardingRule::tokenwise,
+     .operands = layer_norm_operands,
+     .gradients = layer_norm_gradients,
+     .work = layer_norm_work},
+    {.kind = OpKind::rms_norm,
+     .name = "rms_norm",
+     .sharding = ShardingRule::tokenwise,
+     .operands = rms_norm_operands,
+     .gradients = rms_norm_gradients,
+     .work = rms_norm_work},
+    {.kind = OpKind::linear,
+     .name = "linear",
+     .sharding = ShardingRule::contraction,
+     .operands = linear_operands,
+     .gradients = linear_gradients,
+     .work = linear_work,
      .cpu_workspace = linear_cpu_workspace},
-    {.kind = OpKind::rotary, .name = "rotary", .sharding = ShardingRule::heads,
-     .operands = rotary_operands, .gradients = rotary_gradients,
-     .in_place_read = 0, .in_place_write = 1, .work = rotary_work},
-    {.kind = OpKind::attention, .name = "attention", .sharding = ShardingRule::heads,
-     .operands = attention_operands, .gradients = attention_gradients, .work = attention_work,
+    {.kind = OpKind::rotary,
+     .name = "rotary",
+     .sharding = ShardingRule::heads,
+     .operands = rotary_operands,
+     .gradients = rotary_gradients,
+     .in_place_read = 0,
+     .in_place_write = 1,
+     .work = rotary_work},
+    {.kind = OpKind::attention,
+     .name = "attention",
+     .sharding = ShardingRule::heads,
+     .operands = attention_operands,
+     .gradients = attention_gradients,
+     .work = attention_work,
      .cpu_workspace = attention_cpu_workspace},
-    {.kind = OpKind::activation, .name = "activation", .sharding = ShardingRule::tokenwise,
-     .operands = activation_operands, .gradients = activation_gradients,
-     .in_place_read = 0, .in_place_write = 1, .work = activation_work},
-    {.kind = OpKind::silu_gate, .name = "silu_gate", .sharding = ShardingRule::tokenwise,
-     .operands = silu_gate_operands, .gradients = silu_gate_gradients,
-     .in_place_read = 0, .in_place_write = 2, .work = silu_gate_work},
-    {.kind = OpKind::add, .name = "add", .sharding = ShardingRule::tokenwise,
-     .operands = add_operands, .gradients = add_gradients, .passes_gradient = true,
-     .in_place_read = 1, .in_place_write = 3, .work = add_work},
-    {.kind = OpKind::cross_entropy_max, .name = "cross_entropy_max", .sharding = ShardingRule::vocabulary_max,
-     .operands = cross_entropy_max_operands, .work = cross_entropy_max_work},
-    {.kind = OpKind::cross_entropy_sums, .name = "cross_entropy_sums", .sharding = ShardingRule::vocabulary_sum,
-     .operands = cross_entropy_sums_operands, .work = cross_entropy_sums_work},
-    {.kind = OpKind::cross_entropy_loss, .name = "cross_entropy_loss", .sharding = ShardingRule::vocabulary_loss,
-     .operands = cross_entropy_loss_operands, .gradients = cross_entropy_loss_gradients,
+    {.kind = OpKind::activation,
+     .name = "activation",
+     .sharding = ShardingRule::tokenwise,
+     .operands = activation_operands,
+     .gradients = activation_gradients,
+     .in_place_read = 0,
+     .in_place_write = 1,
+     .work = activation_work},
+    {.kind = OpKind::silu_gate,
+     .name = "silu_gate",
+     .sharding = ShardingRule::tokenwise,
+     .operands = silu_gate_operands,
+     .gradients = silu_gate_gradients,
+     .in_place_read = 0,
+     .in_place_write = 2,
+     .work = silu_gate_work},
+    {.kind = OpKind::add,
+     .name = "add",
+     .sharding = ShardingRule::tokenwise,
+     .operands = add_operands,
+     .gradients = add_gradients,
+     .passes_gradient = true,
+     .in_place_read = 1,
+     .in_place_write = 3,
+     .work = add_work},
+    {.kind = OpKind::cross_entropy_max,
+     .name = "cross_entropy_max",
+     .sharding = ShardingRule::vocabulary_max,
+     .operands = cross_entropy_max_operands,
+     .work = cross_entropy_max_work},
+    {.kind = OpKind::cross_entropy_sums,
+     .name = "cross_entropy_sums",
+     .sharding = ShardingRule::vocabulary_sum,
+     .operands = cross_entropy_sums_operands,
+     .work = cross_entropy_sums_work},
+    {.kind = OpKind::cross_entropy_loss,
+     .name = "cross_entropy_loss",
+     .sharding = ShardingRule::vocabulary_loss,
+     .operands = cross_entropy_loss_operands,
+     .gradients = cross_entropy_loss_gradients,
      .work = cross_entropy_loss_work},
 
-    {.kind = OpKind::embedding_gradient, .name = "embedding_gradient",
-     .operands = embedding_gradient_operands, .work = embedding_gradient_work},
-    {.kind = OpKind::add_position_gradient, .name = "add_position_gradient",
-     .operands = add_position_gradient_operands, .work = add_position_gradient_work},
-    {.kind = OpKind::layer_norm_gradient, .name = "layer_norm_gradient",
-     .operands = layer_norm_gradient_operands, .accumulates = true, .work = layer_norm_gradient_work},
-    {.kind = OpKind::rms_norm_gradient, .name = "rms_norm_gradient",
-     .operands = rms_norm_gradient_operands, .accumulates = true, .work = rms_norm_gradient_work},
-    {.kind = OpKind::linear_input_gradient, .name = "linear_input_gradient",
-     .operands = linear_input_gradient_operands, .accumulates = true, .work = linear_input_gradient_work,
+    {.kind = OpKind::embedding_gradient,
+     .name = "embedding_gradient",
+     .operands = embedding_gradient_operands,
+     .work = embedding_gradient_work},
+    {.kind = OpKind::add_position_gradient,
+     .name = "add_position_gradient",
+     .operands = add_position_gradient_operands,
+     .work = add_position_gradient_work},
+    {.kind = OpKind::layer_norm_gradient,
+     .name = "layer_norm_gradient",
+     .operands = layer_norm_gradient_operands,
+     .accumulates = true,
+     .work = layer_norm_gradient_work},
+    {.kind = OpKind::rms_norm_gradient,
+     .name = "rms_norm_gradient",
+     .operands = rms_norm_gradient_operands,
+     .accumulates = true,
+     .work = rms_norm_gradient_work},
+    {.kind = OpKind::linear_input_gradient,
+     .name = "linear_input_gradient",
+     .operands = linear_input_gradient_operands,
+     .accumulates = true,
+     .work = linear_input_gradient_work,
      .cpu_workspace = linear_input_gradient_cpu_workspace},
-    {.kind = OpKind::linear_weight_gradient, .name = "linear_weight_gradient",
-     .operands = linear_weight_gradient_operands, .work = linear_weight_gradient_work,
+    {.kind = OpKind::linear_weight_gradient,
+     .name = "linear_weight_gradient",
+     .operands = linear_weight_gradient_operands,
+     .work = linear_weight_gradient_work,
      .cpu_workspace = linear_weight_gradient_cpu_workspace},
-    {.kind = OpKind::rotary_gradient, .name = "rotary_gradient", .operands = rotary_gradient_operands,
-     .in_place_read = 0, .in_place_write = 1, .work = rotary_work},
-    {.kind = OpKind::attention_gradient, .name = "attention_gradient",
-     .operands = attention_gradient_operands, .work = attention_gradient_work,
+    {.kind = OpKind::rotary_gradient,
+     .name = "rotary_gradient",
+     .operands = rotary_gradient_operands,
+     .in_place_read = 0,
+     .in_place_write = 1,
+     .work = rotary_work},
+    {.kind = OpKind::attention_gradient,
+     .name = "attention_gradient",
+     .operands = attention_gradient_operands,
+     .work = attention_gradient_work,
      .cpu_workspace = attention_gradient_cpu_workspace},
-    {.kind = OpKind::activation_gradient, .name = "activation_gradient", .operands = activation_gradient_operands,
-     .in_place_read = 0, .in_place_write = 2, .work = activation_gradient_work},
-    {.kind = OpKind::silu_gate_gradient, .name = "silu_gate_gradient", .operands = silu_gate_gradient_operands,
-     .in_place_read = 0, .in_place_write = 3, .work = silu_gate_gradient_work},
-    {.kind = OpKind::bias_gradient, .name = "bias_gradient",
-     .operands = bias_gradient_operands, .work = bias_gradient_work},
-    {.kind = OpKind::cross_entropy_gradient, .name = "cross_entropy_gradient",
+    {.kind = OpKind::activation_gradient,
+     .name = "activation_gradient",
+     .operands = activation_gradient_operands,
+     .in_place_read = 0,
+     .in_place_write = 2,
+     .work = activation_gradient_work},
+    {.kind = OpKind::silu_gate_gradient,
+     .name = "silu_gate_gradient",
+     .operands = silu_gate_gradient_operands,
+     .in_place_read = 0,
+     .in_place_write = 3,
+     .work = silu_gate_gradient_work},
+    {.kind = OpKind::bias_gradient,
+     .name = "bias_gradient",
+     .operands = bias_gradient_operands,
+     .work = bias_gradient_work},
+    {.kind = OpKind::cross_entropy_gradient,
+     .name = "cross_entropy_gradient",
      .operands = cross_entropy_gradient_operands,
-     .in_place_read = 0, .in_place_write = 4, .work = cross_entropy_gradient_work},
+     .in_place_read = 0,
+     .in_place_write = 4,
+     .work = cross_entropy_gradient_work},
 
     {.kind = OpKind::accumulate, .name = "accumulate", .operands = accumulate_operands, .work = accumulate_work},
     {.kind = OpKind::fill_zero, .name = "fill_zero", .operands = fill_zero_operands, .work = fill_zero_work},
@@ -333,7 +459,9 @@ static_assert(in_order(), "rows stand in the order of OpKind, one for each");
 
 }  // namespace
 
-std::span<const OpRow> op_rows() { return rows; }
+std::span<const OpRow> op_rows() {
+  return rows;
+}
 
 const OpRow& row_of(OpKind kind) {
   PARPLAN_ASSERT(kind >= OpKind{} && kind < OpKind::count_, fmt::format("op kind {}", static_cast<int>(kind)));

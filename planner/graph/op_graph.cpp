@@ -3,18 +3,24 @@
 #include <algorithm>
 #include <map>
 
+#include <fmt/format.h>
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/topological_sort.hpp>
-#include <fmt/format.h>
 
 #include "planner/base/error.h"
 
 namespace parplan {
 namespace {
 
-std::size_t index(TensorId id) { return static_cast<std::size_t>(id); }
-const Tensor& tensor(const OpGraph& graph, TensorId id) { return graph.tensors[index(id)]; }
-bool contains(const std::vector<TensorId>& ids, TensorId id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
+std::size_t index(TensorId id) {
+  return static_cast<std::size_t>(id);
+}
+const Tensor& tensor(const OpGraph& graph, TensorId id) {
+  return graph.tensors[index(id)];
+}
+bool contains(const std::vector<TensorId>& ids, TensorId id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
 
 [[noreturn]] void wrong(const OpGraph& graph, const std::string& what) {
   throw InternalError(fmt::format("graph '{}': {}", graph.name, what));
@@ -80,7 +86,8 @@ void check_sizes(const OpGraph& graph, const Op& op) {
       break;
     case ShardingRule::contraction: {
       const Tensor& weight = tensor(graph, op.parameters[0]);
-      if (weight.dims.size() != 2) wrong(graph, op, fmt::format("'{}' has {} dims, not 2", weight.name, weight.dims.size()));
+      if (weight.dims.size() != 2)
+        wrong(graph, op, fmt::format("'{}' has {} dims, not 2", weight.name, weight.dims.size()));
       check_size(graph, op, called(op.parameters[0]), width(op.parameters[0]), width(op.inputs[0]));
       check_size(graph, op, called(op.outputs[0]), width(op.outputs[0]), weight.dims[0].size);
       if (op.parameters.size() > 1)
@@ -102,7 +109,8 @@ void check_sizes(const OpGraph& graph, const Op& op) {
     case ShardingRule::vocabulary_loss:
       check_size(graph, op, called(op.inputs[0]), width(op.inputs[0]), graph.vocabulary);
       break;
-    case ShardingRule::none: break;
+    case ShardingRule::none:
+      break;
   }
 }
 
@@ -121,10 +129,12 @@ void check_order(const OpGraph& graph) {
     for (const TensorId id : op.parameters) boost::add_edge(index(id), vertex, dag);
     for (const TensorId id : op.outputs) {
       const TensorRole role = tensor(graph, id).role;
-      if (role == TensorRole::tokens) wrong(graph, op, fmt::format("'{}' comes from the data loader", tensor(graph, id).name));
+      if (role == TensorRole::tokens)
+        wrong(graph, op, fmt::format("'{}' comes from the data loader", tensor(graph, id).name));
       if (producer[index(id)] >= 0)
-        wrong(graph, op, fmt::format("'{}' is written by '{}' already", tensor(graph, id).name,
-                                     graph.ops[index(producer[index(id)])].name));
+        wrong(graph, op,
+              fmt::format("'{}' is written by '{}' already", tensor(graph, id).name,
+                          graph.ops[index(producer[index(id)])].name));
       producer[index(id)] = static_cast<int>(i);
       boost::add_edge(vertex, index(id), dag);
     }
@@ -142,16 +152,19 @@ void check_order(const OpGraph& graph) {
       if (tensor(graph, id).role == TensorRole::tokens) continue;
       if (producer[index(id)] < 0) wrong(graph, op, fmt::format("nothing writes '{}'", tensor(graph, id).name));
       if (producer[index(id)] > static_cast<int>(i))
-        wrong(graph, op, fmt::format("stands before '{}', which writes '{}'", graph.ops[index(producer[index(id)])].name,
-                                     tensor(graph, id).name));
+        wrong(graph, op,
+              fmt::format("stands before '{}', which writes '{}'", graph.ops[index(producer[index(id)])].name,
+                          tensor(graph, id).name));
       for (const TensorId output : op.outputs)
         if (output < id)
-          wrong(graph, op, fmt::format("tensor '{}' stands before '{}', which it is made of", tensor(graph, output).name,
-                                       tensor(graph, id).name));
+          wrong(graph, op,
+                fmt::format("tensor '{}' stands before '{}', which it is made of", tensor(graph, output).name,
+                            tensor(graph, id).name));
     }
   }
   const Op& last = graph.ops.back();
-  if (tensor(graph, last.outputs[0]).role != TensorRole::loss) wrong(graph, last, "the last op does not write the loss");
+  if (tensor(graph, last.outputs[0]).role != TensorRole::loss)
+    wrong(graph, last, "the last op does not write the loss");
 }
 
 // Blocks ----------------------------------------------------------------------------------------------------------
@@ -163,8 +176,8 @@ void check_blocks(const OpGraph& graph) {
   for (std::size_t b = 0; b < graph.blocks.size(); ++b) {
     const Block& block = graph.blocks[b];
     if (block.first_op != next || block.last_op <= block.first_op || index(block.last_op) > graph.ops.size())
-      wrong(graph, fmt::format("block '{}' holds ops {} to {}, expected to begin at {} of {}", block.name, block.first_op,
-                               block.last_op, next, graph.ops.size()));
+      wrong(graph, fmt::format("block '{}' holds ops {} to {}, expected to begin at {} of {}", block.name,
+                               block.first_op, block.last_op, next, graph.ops.size()));
     for (int i = block.first_op; i < block.last_op; ++i) block_of[index(i)] = b;
     next = block.last_op;
   }
@@ -191,8 +204,9 @@ void check_blocks(const OpGraph& graph) {
     if (!last && (crossing[b].size() != 1 || tensor(graph, crossing[b][0]).role != TensorRole::activation)) {
       std::vector<std::string> names;
       for (const TensorId id : crossing[b]) names.push_back(described(id));
-      wrong(graph, fmt::format("between blocks '{}' and '{}' cross {}; expected one activation", block.name,
-                               graph.blocks[b + 1].name, names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
+      wrong(graph,
+            fmt::format("between blocks '{}' and '{}' cross {}; expected one activation", block.name,
+                        graph.blocks[b + 1].name, names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
     }
     const TensorId input = b == 0 ? -1 : crossing[b - 1][0];
     const TensorId output = last ? -1 : crossing[b][0];

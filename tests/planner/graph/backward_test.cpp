@@ -1,10 +1,13 @@
 #include "planner/graph/backward.h"
 
+#include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "models/families.h"
 #include "planner/base/error.h"
 #include "tests/planner/base/error_of.h"
 #include "tests/planner/graph/small_graphs.h"
@@ -144,28 +147,96 @@ TEST_CASE("embedding and head: tokens and targets are saved, the loss starts the
             "=d(layers.0.residual2), +=d(norm.weight), +=d(norm.bias)",
         });
   CHECK(aliases(graph, head).empty());
-  CHECK(names_of(graph, head.saved) ==
-        std::vector<std::string>{"layers.0.residual2", "head.norm", "head.norm.mean", "head.norm.rstd", "head.logits",
-                                 "head.maximum", "targets", "head.sums"});
+  CHECK(names_of(graph, head.saved) == std::vector<std::string>{"layers.0.residual2", "head.norm", "head.norm.mean",
+                                                                "head.norm.rstd", "head.logits", "head.maximum",
+                                                                "targets", "head.sums"});
 }
 
 TEST_CASE("layers of equal kind have the same backward but for the tensors' names") {
   const OpGraph graph = small_llama(3);
   const auto backward = [&](int layer) {
-    std::vector<std::string> result = lines(graph, training_block(graph, layer + 1).backward,
-                                            "layers." + std::to_string(layer) + ".");
-    const std::string input = graph.tensors[static_cast<std::size_t>(graph.blocks[static_cast<std::size_t>(layer) + 1].input)].name;
+    std::vector<std::string> result =
+        lines(graph, training_block(graph, layer + 1).backward, "layers." + std::to_string(layer) + ".");
+    const std::string input =
+        graph.tensors[static_cast<std::size_t>(graph.blocks[static_cast<std::size_t>(layer) + 1].input)].name;
     for (std::string& line : result)
-      for (std::size_t at = line.find(input); at != std::string::npos; at = line.find(input)) line.replace(at, input.size(), "input");
+      for (std::size_t at = line.find(input); at != std::string::npos; at = line.find(input))
+        line.replace(at, input.size(), "input");
     return result;
   };
   CHECK(backward(0) == backward(1));
   CHECK(backward(1) == backward(2));
 }
 
+// What holds for the backward of any block: a gradient is written before it is added to or read, the first time without
+// adding; each parameter's gradient is added to once a use; the block's input ends up with one.
+void check_backward(const OpGraph& graph, int index) {
+  const Block& block = graph.blocks[static_cast<std::size_t>(index)];
+  CAPTURE(graph.name);
+  CAPTURE(block.name);
+  const TrainingBlock training = training_block(graph, index);
+  const auto name_of = [&](TensorId id) { return graph.tensors[static_cast<std::size_t>(id)].name; };
+  const auto root = [&](TensorId id) {
+    while (training.alias[static_cast<std::size_t>(id)] != id) id = training.alias[static_cast<std::size_t>(id)];
+    return id;
+  };
+  std::set<TensorId> written;
+  if (block.output >= 0) written.insert(root(block.output));
+  std::vector<std::string> parameter_gradients;
+  for (const TrainingOp& op : training.backward)
+    for (const TrainingOperand& operand : op.operands) {
+      if (operand.source == OperandSource::parameter_gradient) parameter_gradients.push_back(name_of(operand.tensor));
+      if (operand.source == OperandSource::output_gradient) CHECK(written.contains(root(operand.tensor)));
+      if (operand.source != OperandSource::input_gradient) continue;
+      CHECK(op.accumulate == written.contains(root(operand.tensor)));
+      CHECK((operand.access == Access::update) == op.accumulate);
+      written.insert(root(operand.tensor));
+    }
+  if (block.input >= 0) CHECK(written.contains(root(block.input)));
+
+  std::vector<std::string> uses;
+  for (int i = block.first_op; i < block.last_op; ++i)
+    for (const TensorId id : graph.ops[static_cast<std::size_t>(i)].parameters) uses.push_back(name_of(id));
+  std::sort(uses.begin(), uses.end());
+  std::sort(parameter_gradients.begin(), parameter_gradients.end());
+  CHECK(parameter_gradients == uses);
+
+  if (block.input >= 0) CHECK(training.saved.front() == block.input);
+  for (const TensorId id : training.saved)
+    CHECK(graph.tensors[static_cast<std::size_t>(id)].role != TensorRole::parameter);
+}
+
+TEST_CASE("the backward of every block of every model family reads only what was written") {
+  for (const FamilyRow& family : family_rows())
+    for (const bool modern : {false, true}) {
+      ModelSpec spec{.name = std::string(family.name),
+                     .family = family.family,
+                     .layers = 3,
+                     .hidden = 16,
+                     .feature = 40,
+                     .vocabulary = 61,
+                     .context = 32,
+                     .activation = family.family == Family::decoder && modern ? FeedForwardKind::gated_silu
+                                                                              : FeedForwardKind::gelu_tanh,
+                     .tied_embeddings = !modern,
+                     .heads = 4,
+                     .kv_heads = modern ? 2 : 4,
+                     .head_dim = 4,
+                     .position = modern ? PositionKind::rotary : PositionKind::learned,
+                     .norm = modern ? NormKind::rms_norm : NormKind::layer_norm,
+                     .qkv_bias = !modern,
+                     .attention_output_bias = !modern,
+                     .mlp_bias = !modern};
+      const OpGraph graph = build_graph(spec, 8);
+      REQUIRE(graph.blocks.size() == 5);
+      CHECK(graph.blocks[1].kind == graph.blocks[3].kind);
+      for (int block = 0; block < 5; ++block) check_backward(graph, block);
+    }
+}
+
 // A block "embedding -> (what `build` makes of x) -> sum", then a head.
-OpGraph with_block(TensorId (*build)(GraphBuilder&, TensorId)) {
-  GraphBuilder b;
+OpGraph with_block(TensorId (*build)(SmallGraph&, TensorId)) {
+  SmallGraph b;
   const TensorId x = b.embedding(false);
   const TensorId y = build(b, x);
   b.end_block("middle", x, y);
@@ -174,11 +245,13 @@ OpGraph with_block(TensorId (*build)(GraphBuilder&, TensorId)) {
   return b.graph;
 }
 
-std::string ending(const std::string& message) { return message.substr(message.find("failed: ") + 8); }
+std::string ending(const std::string& message) {
+  return message.substr(message.find("failed: ") + 8);
+}
 
 TEST_CASE("a contribution that cannot be added is refused with the names") {
   // The activation reads x before the add passes its gradient to it: the activation's would have to be added.
-  const OpGraph activation = with_block([](GraphBuilder& b, TensorId x) {
+  const OpGraph activation = with_block([](SmallGraph& b, TensorId x) {
     const TensorId y = b.activation("active", {Dim::hidden, 8});
     b.op(OpKind::activation, "active", {x}, {}, {y});
     return b.add("sum", x, y, false);
@@ -186,7 +259,7 @@ TEST_CASE("a contribution that cannot be added is refused with the names") {
   CHECK(ending(error_of<InternalError>([&] { training_block(activation, 1); })) ==
         "active: activation_gradient cannot add to the gradient of embedding");
   // x is used again after the add, so that its gradient exists already when the add passes one.
-  const OpGraph reused = with_block([](GraphBuilder& b, TensorId x) {
+  const OpGraph reused = with_block([](SmallGraph& b, TensorId x) {
     const TensorId sum = b.add("sum", x, b.linear("first", x, {Dim::hidden, 8}), false);
     return b.add("again", sum, b.linear("second", x, {Dim::hidden, 8}), false);
   });
@@ -195,9 +268,9 @@ TEST_CASE("a contribution that cannot be added is refused with the names") {
 }
 
 TEST_CASE("a gradient that is still wanted as it was is not added to") {
-  // Both sides of the adds share one gradient. The norm adds its part of x's gradient to it before the backward of "early"
-  // has read its own there.
-  const OpGraph crossed = with_block([](GraphBuilder& b, TensorId x) {
+  // Both sides of the adds share one gradient. The norm adds its part of x's gradient to it before the backward of
+  // "early" has read its own there.
+  const OpGraph crossed = with_block([](SmallGraph& b, TensorId x) {
     const TensorId early = b.linear("early", x, {Dim::hidden, 8});
     const TensorId late = b.linear("late", b.norm("norm", x, true), {Dim::hidden, 8});
     return b.add("outer", b.add("inner", x, early, false), late, false);
@@ -205,7 +278,7 @@ TEST_CASE("a gradient that is still wanted as it was is not added to") {
   CHECK(ending(error_of<InternalError>([&] { training_block(crossed, 1); })) ==
         "norm adds to the gradient of embedding, in whose storage early still needs that of early");
   // Without the norm, "late" itself would read and add to the same storage.
-  const OpGraph same = with_block([](GraphBuilder& b, TensorId x) {
+  const OpGraph same = with_block([](SmallGraph& b, TensorId x) {
     const TensorId early = b.linear("early", x, {Dim::hidden, 8});
     const TensorId late = b.linear("late", x, {Dim::hidden, 8});
     return b.add("outer", b.add("inner", x, early, false), late, false);

@@ -26,11 +26,11 @@ Op& op_named(OpGraph& graph, const std::string& name) {
 TEST_CASE("parameters stand in order of first use, each once") {
   const OpGraph graph = small_gpt2(1);
   CHECK(names_of(graph, parameters(graph)) ==
-        std::vector<std::string>{"embedding.weight", "embedding.position.weight", "layers.0.norm1.weight",
-                                 "layers.0.norm1.bias", "layers.0.qkv.weight", "layers.0.qkv.bias",
-                                 "layers.0.projection.weight", "layers.0.residual1.bias", "layers.0.norm2.weight",
-                                 "layers.0.norm2.bias", "layers.0.up.weight", "layers.0.up.bias",
-                                 "layers.0.down.weight", "layers.0.residual2.bias", "head.norm.weight", "head.norm.bias"});
+        std::vector<std::string>{
+            "embedding.weight", "embedding.position.weight", "layers.0.norm1.weight", "layers.0.norm1.bias",
+            "layers.0.qkv.weight", "layers.0.qkv.bias", "layers.0.projection.weight", "layers.0.residual1.bias",
+            "layers.0.norm2.weight", "layers.0.norm2.bias", "layers.0.up.weight", "layers.0.up.bias",
+            "layers.0.down.weight", "layers.0.residual2.bias", "head.norm.weight", "head.norm.bias"});
 }
 
 TEST_CASE("a tied table counts once and is the only tied parameter") {
@@ -63,7 +63,8 @@ TEST_CASE("layers are of one kind, embedding and head of their own") {
   finish(epsilon);
   CHECK(kinds(epsilon) == std::vector<int>{0, 1, 2, 1, 3});
   OpGraph initialised = small_gpt2(3);
-  initialised.tensors[static_cast<std::size_t>(tensor_named(initialised, "layers.2.down.weight"))].standard_deviation = 0.1;
+  initialised.tensors[static_cast<std::size_t>(tensor_named(initialised, "layers.2.down.weight"))].standard_deviation =
+      0.1;
   finish(initialised);
   CHECK(kinds(initialised) == std::vector<int>{0, 1, 1, 2, 3});
   OpGraph renamed = small_gpt2(2);
@@ -110,15 +111,16 @@ TEST_CASE("the sizes of an op's operands must fit each other") {
 }
 
 TEST_CASE("ops must stand in topological order and end in the loss") {
-  CHECK(error_of_changed([](OpGraph& graph) {
-          std::swap(op_named(graph, "layers.0.up"), op_named(graph, "layers.0.gelu"));
-        }) == "graph 'small': op 'layers.0.gelu' (activation): stands before 'layers.0.up', which writes 'layers.0.up'");
+  CHECK(error_of_changed(
+            [](OpGraph& graph) { std::swap(op_named(graph, "layers.0.up"), op_named(graph, "layers.0.gelu")); }) ==
+        "graph 'small': op 'layers.0.gelu' (activation): stands before 'layers.0.up', which writes 'layers.0.up'");
   CHECK(error_of_changed([](OpGraph& graph) {
           op_named(graph, "layers.0.residual1").inputs[0] = tensor_named(graph, "layers.1.residual1");
         }) == "graph 'small': its ops depend on each other in a circle");
   CHECK(error_of_changed([](OpGraph& graph) {
           op_named(graph, "layers.0.norm2").outputs[0] = tensor_named(graph, "layers.0.norm1");
-        }) == "graph 'small': op 'layers.0.norm2' (layer_norm): 'layers.0.norm1' is written by 'layers.0.norm1' already");
+        }) ==
+        "graph 'small': op 'layers.0.norm2' (layer_norm): 'layers.0.norm1' is written by 'layers.0.norm1' already");
   CHECK(error_of_changed([](OpGraph& graph) {
           graph.tensors.push_back(graph.tensors[static_cast<std::size_t>(tensor_named(graph, "embedding"))]);
           graph.tensors.back().name = "orphan";
@@ -149,8 +151,9 @@ TEST_CASE("blocks must tile the ops with one activation between them") {
   // The second layer reads around the first one.
   CHECK(error_of_changed([](OpGraph& graph) {
           op_named(graph, "layers.1.residual1").inputs[0] = tensor_named(graph, "embedding.position");
-        }) == "graph 'small': between blocks 'layers.0' and 'layers.1' cross 'layers.0.residual2', 'embedding.position'; "
-              "expected one activation");
+        }) ==
+        "graph 'small': between blocks 'layers.0' and 'layers.1' cross 'layers.0.residual2', 'embedding.position'; "
+        "expected one activation");
 }
 
 }  // namespace

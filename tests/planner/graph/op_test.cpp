@@ -15,8 +15,18 @@ namespace {
 
 // Some plausible size in every field.
 OpShape plausible() {
-  return {.rows = 64, .columns = 96, .inner = 32, .sequence = 16, .batch = 4, .heads = 4, .kv_heads = 2, .head_dim = 8,
-          .begin = 0, .valid = 90, .bias = true, .second = true};
+  return {.rows = 64,
+          .columns = 96,
+          .inner = 32,
+          .sequence = 16,
+          .batch = 4,
+          .heads = 4,
+          .kv_heads = 2,
+          .head_dim = 8,
+          .begin = 0,
+          .valid = 90,
+          .bias = true,
+          .second = true};
 }
 
 bool has(const OpRow& row, OperandSource source) {
@@ -75,12 +85,14 @@ TEST_CASE("the gradients of a row write a gradient for each parameter and each i
       bool written = false;
       for (const OpKind gradient : row.gradients)
         for (const OperandRow& candidate : row_of(gradient).operands)
-          written = written || (candidate.source == OperandSource::parameter_gradient && candidate.index == operand.index &&
-                                candidate.access == Access::update && candidate.optional == operand.optional);
+          written =
+              written || (candidate.source == OperandSource::parameter_gradient && candidate.index == operand.index &&
+                          candidate.access == Access::update && candidate.optional == operand.optional);
       if (wants) CHECK(written);
     }
     bool input_gradient = row.passes_gradient;
-    for (const OpKind gradient : row.gradients) input_gradient = input_gradient || has(row_of(gradient), OperandSource::input_gradient);
+    for (const OpKind gradient : row.gradients)
+      input_gradient = input_gradient || has(row_of(gradient), OperandSource::input_gradient);
     CHECK(input_gradient == (differentiable && row.kind != OpKind::embedding));
   }
 }
@@ -125,7 +137,8 @@ TEST_CASE("a linear layer multiplies rows x columns x inner and moves its three 
   CHECK(row_of(OpKind::linear_input_gradient).work(input, DataType::fp32).flops == Flops(2 * 10 * 6 * 4));
 }
 
-TEST_CASE("causal attention multiplies each pair of a query and a key not behind it, two and a half times in the gradient") {
+TEST_CASE(
+    "causal attention multiplies each pair of a query and a key not behind it, two and a half times in the gradient") {
   const OpShape shape{.rows = 6, .columns = 8, .sequence = 3, .batch = 2, .heads = 4, .kv_heads = 1, .head_dim = 2};
   const double pairs = (1 + 2 + 3) * 2 * 4;
   CHECK(row_of(OpKind::attention).work(shape, DataType::fp32).flops == Flops(4 * pairs * 2));

@@ -11,10 +11,10 @@
 // Graphs small enough to check by hand, built without models/: sequence 4, hidden 8, two heads of 4, vocabulary 11.
 namespace parplan {
 
-struct GraphBuilder {
+struct SmallGraph {
   OpGraph graph;
 
-  GraphBuilder() {
+  SmallGraph() {
     graph.name = "small";
     graph.sequence = 4;
     graph.vocabulary = 11;
@@ -35,14 +35,16 @@ struct GraphBuilder {
     return tensor(std::move(name), TensorRole::activation, {{Dim::sequence, 4}, {Dim::batch, 1}, width});
   }
   TensorId statistic(std::string name, std::int64_t per_token = 1) {
-    return tensor(std::move(name), TensorRole::statistic, {{Dim::sequence, 4}, {Dim::batch, 1}, {Dim::hidden, per_token}});
+    return tensor(std::move(name), TensorRole::statistic,
+                  {{Dim::sequence, 4}, {Dim::batch, 1}, {Dim::hidden, per_token}});
   }
   TensorId parameter(std::string name, std::vector<TensorDim> dims) {
     return tensor(std::move(name), TensorRole::parameter, std::move(dims));
   }
   void op(OpKind kind, std::string name, std::vector<TensorId> inputs, std::vector<TensorId> parameters,
           std::vector<TensorId> outputs, OpShape attributes = {}) {
-    graph.ops.push_back({kind, std::move(name), std::move(inputs), std::move(parameters), std::move(outputs), attributes});
+    graph.ops.push_back(
+        {kind, std::move(name), std::move(inputs), std::move(parameters), std::move(outputs), attributes});
   }
   // Ends a block at the last op added.
   void end_block(std::string name, TensorId input, TensorId output) {
@@ -117,7 +119,7 @@ struct GraphBuilder {
 // As GPT-2: learned positions, LayerNorm, GELU, biases, tied embeddings. The two projections that a tensor-parallel
 // plan sums have their bias in the residual add.
 inline OpGraph small_gpt2(int layers) {
-  GraphBuilder b;
+  SmallGraph b;
   TensorId x = b.embedding(true);
   const TensorId table = b.graph.ops[0].parameters[0];
   for (int n = 0; n < layers; ++n) {
@@ -143,7 +145,7 @@ inline OpGraph small_gpt2(int layers) {
 
 // As Llama: rotary positions, RMSNorm, gated SiLU, no biases, one key/value head for two query heads, untied.
 inline OpGraph small_llama(int layers) {
-  GraphBuilder b;
+  SmallGraph b;
   TensorId x = b.embedding(false);
   for (int n = 0; n < layers; ++n) {
     const std::string at = "layers." + std::to_string(n);
