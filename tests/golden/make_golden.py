@@ -100,13 +100,13 @@ class TinyGpt2:
                 ("attention_norm.weight", (HIDDEN,)), ("attention_norm.bias", (HIDDEN,)),
                 ("attention.qkv.weight", (3 * HIDDEN, HIDDEN)), ("attention.qkv.bias", (3 * HIDDEN,)),
                 ("attention.output.weight", (HIDDEN, HIDDEN)), ("attention.output.bias", (HIDDEN,)),
-                ("mlp_norm.weight", (HIDDEN,)), ("mlp_norm.bias", (HIDDEN,)),
-                ("mlp.up.weight", (4 * HIDDEN, HIDDEN)), ("mlp.up.bias", (4 * HIDDEN,)),
-                ("mlp.down.weight", (HIDDEN, 4 * HIDDEN)), ("mlp.down.bias", (HIDDEN,)),
+                ("feed_forward_norm.weight", (HIDDEN,)), ("feed_forward_norm.bias", (HIDDEN,)),
+                ("feed_forward.up.weight", (4 * HIDDEN, HIDDEN)), ("feed_forward.up.bias", (4 * HIDDEN,)),
+                ("feed_forward.down.weight", (HIDDEN, 4 * HIDDEN)), ("feed_forward.down.bias", (HIDDEN,)),
             ):
                 yield f"layers.{n}.{part}", shape
-        yield "norm.weight", (HIDDEN,)
-        yield "norm.bias", (HIDDEN,)
+        yield "head.norm.weight", (HIDDEN,)
+        yield "head.norm.bias", (HIDDEN,)
 
     def logits(self, p, tokens):
         x = F.embedding(tokens, p["embedding.weight"]) + p["position.weight"][: tokens.shape[1]]
@@ -121,9 +121,9 @@ class TinyGpt2:
             at = f"layers.{n}."
             query, key, value = attention(linear(norm(x, at + "attention_norm"), at + "attention.qkv"), HEADS)
             x = x + linear(scores(query, key, value), at + "attention.output")
-            y = F.gelu(linear(norm(x, at + "mlp_norm"), at + "mlp.up"), approximate="tanh")
-            x = x + linear(y, at + "mlp.down")
-        return F.linear(norm(x, "norm"), p["embedding.weight"])
+            y = F.gelu(linear(norm(x, at + "feed_forward_norm"), at + "feed_forward.up"), approximate="tanh")
+            x = x + linear(y, at + "feed_forward.down")
+        return F.linear(norm(x, "head.norm"), p["embedding.weight"])
 
 
 class TinyLlama:
@@ -138,13 +138,13 @@ class TinyLlama:
                 ("attention_norm.weight", (HIDDEN,)),
                 ("attention.qkv.weight", ((HEADS + 2 * 2) * HEAD_DIM, HIDDEN)),
                 ("attention.output.weight", (HIDDEN, HIDDEN)),
-                ("mlp_norm.weight", (HIDDEN,)),
-                ("mlp.gate.weight", (48, HIDDEN)),
-                ("mlp.up.weight", (48, HIDDEN)),
-                ("mlp.down.weight", (HIDDEN, 48)),
+                ("feed_forward_norm.weight", (HIDDEN,)),
+                ("feed_forward.gate.weight", (48, HIDDEN)),
+                ("feed_forward.up.weight", (48, HIDDEN)),
+                ("feed_forward.down.weight", (HIDDEN, 48)),
             ):
                 yield f"layers.{n}.{part}", shape
-        yield "norm.weight", (HIDDEN,)
+        yield "head.norm.weight", (HIDDEN,)
         yield "head.weight", (64, HIDDEN)
 
     def logits(self, p, tokens):
@@ -158,10 +158,10 @@ class TinyLlama:
             qkv = F.linear(norm(x, at + "attention_norm"), p[at + "attention.qkv.weight"])
             query, key, value = attention(qkv, 2)
             x = x + F.linear(scores(rotated(query), rotated(key), value), p[at + "attention.output.weight"])
-            y = norm(x, at + "mlp_norm")
-            y = F.silu(F.linear(y, p[at + "mlp.gate.weight"])) * F.linear(y, p[at + "mlp.up.weight"])
-            x = x + F.linear(y, p[at + "mlp.down.weight"])
-        return F.linear(norm(x, "norm"), p["head.weight"])
+            y = norm(x, at + "feed_forward_norm")
+            y = F.silu(F.linear(y, p[at + "feed_forward.gate.weight"])) * F.linear(y, p[at + "feed_forward.up.weight"])
+            x = x + F.linear(y, p[at + "feed_forward.down.weight"])
+        return F.linear(norm(x, "head.norm"), p["head.weight"])
 
 
 def golden(model):

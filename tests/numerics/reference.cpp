@@ -29,9 +29,16 @@ TensorId owner(const TrainingBlock& block, TensorId tensor) {
 // The whole size of an op, nothing sharded.
 OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, double loss_scale) {
   const auto width = [&](TensorId tensor) { return graph.tensors[at(tensor)].dims.back().size; };
+  // Losses and their statistics are as wide as the logits.
+  const bool is_loss = op.kind == OpKind::cross_entropy_max || op.kind == OpKind::cross_entropy_sums ||
+                       op.kind == OpKind::cross_entropy_loss;
   OpShape shape = op.attributes;
   shape.rows = graph.sequence * micro_batch;
-  shape.columns = width(op.outputs[0]);
+  shape.columns = width(is_loss ? op.inputs[0] : op.outputs[0]);
+  if (is_loss) {
+    shape.valid = graph.vocabulary;
+    shape.scale = loss_scale;
+  }
   switch (op.kind) {
     case OpKind::embedding:
       shape.valid = graph.tensors[at(op.parameters[0])].dims[0].size;
@@ -49,13 +56,6 @@ OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, d
     case OpKind::add:
       shape.second = op.inputs.size() == 2;
       shape.bias = op.parameters.size() == 1;
-      break;
-    case OpKind::cross_entropy_max:
-    case OpKind::cross_entropy_sums:
-    case OpKind::cross_entropy_loss:
-      shape.columns = width(op.inputs[0]);
-      shape.valid = graph.vocabulary;
-      shape.scale = loss_scale;
       break;
     default:
       break;
