@@ -10,13 +10,15 @@ PARPLAN_INLINE Wide sigmoid(const Wide& x) { return 1.0f / (1.0f + exponential(-
 // GELU by tanh (Hugging Face "gelu_new"): x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), which is
 // x sigmoid(2 u), without the cancellation.
 struct GeluTanh {
+  static constexpr float linear = 1.5957691216057308f;  // 2 sqrt(2/pi)
+  static constexpr float cubic = static_cast<float>(1.5957691216057308 * 0.044715);
   PARPLAN_INLINE static Wide value(const Wide& x) { return x * sigmoid(twice_u(x)); }
   PARPLAN_INLINE static Wide slope(const Wide& x) {
     const Wide s = sigmoid(twice_u(x));
-    return s + x * s * (1.0f - s) * (1.5957691216057308f + 0.21406822f * (x * x));
+    return s + x * s * (1.0f - s) * (linear + 3.0f * cubic * (x * x));
   }
   PARPLAN_INLINE static Wide twice_u(const Wide& x) {
-    return x * (1.5957691216057308f + 0.07135609333333333f * (x * x));
+    return x * (linear + cubic * (x * x));
   }
 };
 

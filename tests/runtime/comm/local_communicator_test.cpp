@@ -1,0 +1,306 @@
+#include "runtime/comm/local/local_communicator.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <thread>
+
+#include "planner/base/error.h"
+#include "tests/runtime/device/counting_allocator.h"
+
+using namespace parplan;
+
+namespace {
+
+// Runs `body` in a thread per rank. What a rank throws is thrown here, after all have ended; the lowest rank's first.
+void on_all_ranks(LocalWorld& world, int ranks, const std::function<void(Communicator&)>& body) {
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        body(world.communicator(rank));
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(rank)] = std::current_exception();
+        world.communicator(rank).abort(error.what());
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+std::vector<int> first_ranks(int count) {
+  std::vector<int> ranks;
+  for (int i = 0; i < count; ++i) ranks.push_back(i);
+  return ranks;
+}
+
+// What rank `rank` brings: numbers whose sums round, and differently in another order.
+std::vector<float> contribution(std::int64_t count, int rank) {
+  std::vector<float> values;
+  for (std::int64_t i = 0; i < count; ++i)
+    values.push_back(static_cast<float>(std::sin(static_cast<double>(i * 31 + rank * 17 + 1)) * std::pow(10.0, i % 5)));
+  return values;
+}
+
+std::vector<float> reduced(std::int64_t count, const std::vector<int>& ranks, Reduction reduction) {
+  std::vector<float> result = contribution(count, ranks.front());
+  for (std::size_t r = 1; r < ranks.size(); ++r) {
+    const std::vector<float> next = contribution(count, ranks[r]);
+    for (std::size_t i = 0; i < result.size(); ++i)
+      result[i] = reduction == Reduction::sum ? result[i] + next[i] : std::max(result[i], next[i]);
+  }
+  return result;
+}
+
+bool same_bits(const float* a, const float* b, std::int64_t count) {
+  return std::memcmp(a, b, static_cast<std::size_t>(count) * sizeof(float)) == 0;
+}
+
+// Below, at and above the size from which members share the work; not multiples of anything.
+constexpr std::int64_t counts[] = {0, 1, 3, 7, 16, 1000, 1024, 1025, 10007};
+constexpr int rank_counts[] = {1, 2, 3, 4, 8};
+
+}  // namespace
+
+TEST_CASE("chunks are contiguous, cover everything and are as even as can be") {
+  CHECK(chunk_of(10, 4, 0) == Chunk{0, 2});
+  CHECK(chunk_of(10, 4, 1) == Chunk{2, 5});
+  CHECK(chunk_of(10, 4, 2) == Chunk{5, 7});
+  CHECK(chunk_of(10, 4, 3) == Chunk{7, 10});
+  CHECK(chunk_of(2, 4, 0) == Chunk{0, 0});
+}
+
+TEST_CASE("logical bytes: every chunk but one's own, one's own to all others, or both") {
+  // 10 elements over 4: chunks of 2, 3, 2, 3.
+  CHECK(reduce_scatter_bytes(10, 4, 0) == Bytes(4 * 8));
+  CHECK(reduce_scatter_bytes(10, 4, 1) == Bytes(4 * 7));
+  CHECK(all_gather_bytes(10, 4, 0) == Bytes(4 * 3 * 2));
+  CHECK(all_gather_bytes(10, 4, 1) == Bytes(4 * 3 * 3));
+  CHECK(all_reduce_bytes(10, 4, 1) == Bytes(4 * (7 + 9)));
+  CHECK(all_reduce_bytes(10, 1, 0) == Bytes(0));
+}
+
+TEST_CASE("all_reduce adds in ascending order of rank, or takes the maximum, to the bit") {
+  for (const int ranks : rank_counts) {
+    LocalWorld world(ranks, {{.id = 5, .ranks = first_ranks(ranks)}});
+    for (const std::int64_t count : counts)
+      for (const Reduction reduction : {Reduction::sum, Reduction::max}) {
+        const std::vector<float> wanted = reduced(count, first_ranks(ranks), reduction);
+        std::atomic<int> wrong{0};
+        on_all_ranks(world, ranks, [&](Communicator& communicator) {
+          std::vector<float> data = contribution(count, communicator.rank());
+          const Transfer transfer = communicator.all_reduce(5, reduction, data.data(), count);
+          wrong += !same_bits(data.data(), wanted.data(), count);
+          wrong += transfer.sent != all_reduce_bytes(count, ranks, communicator.rank());
+        });
+        INFO(ranks, " ranks, ", count, " elements");
+        CHECK(wrong == 0);
+      }
+  }
+}
+
+TEST_CASE("reduce_scatter leaves each member its chunk of the sum, all_gather collects the chunks") {
+  for (const int ranks : rank_counts) {
+    LocalWorld world(ranks, {{.id = 0, .ranks = first_ranks(ranks)}});
+    for (const std::int64_t count : counts) {
+      const std::vector<float> wanted = reduced(count, first_ranks(ranks), Reduction::sum);
+      std::atomic<int> wrong{0};
+      on_all_ranks(world, ranks, [&](Communicator& communicator) {
+        const int rank = communicator.rank();
+        std::vector<float> data = contribution(count, rank);
+        Transfer transfer = communicator.reduce_scatter(0, data.data(), count);
+        wrong += transfer.sent != reduce_scatter_bytes(count, ranks, rank);
+        const Chunk own = chunk_of(count, ranks, rank);
+        wrong += !same_bits(data.data() + own.begin, wanted.data() + own.begin, own.end - own.begin);
+        for (std::int64_t i = 0; i < count; ++i)
+          if (i < own.begin || i >= own.end) data[static_cast<std::size_t>(i)] = std::nanf("");
+        transfer = communicator.all_gather(0, data.data(), count);
+        wrong += transfer.sent != all_gather_bytes(count, ranks, rank);
+        wrong += !same_bits(data.data(), wanted.data(), count);
+      });
+      INFO(ranks, " ranks, ", count, " elements");
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("a NaN of any member reaches all through the maximum") {
+  LocalWorld world(3, {{.id = 0, .ranks = {0, 1, 2}}});
+  for (int source = 0; source < 3; ++source) {
+    std::atomic<int> seen{0};
+    on_all_ranks(world, 3, [&](Communicator& communicator) {
+      float value = communicator.rank() == source ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
+      communicator.all_reduce(0, Reduction::max, &value, 1);
+      seen += std::isnan(value);
+    });
+    CHECK(seen == 3);
+  }
+}
+
+TEST_CASE("groups of a grid work side by side, many times over") {
+  // Rows {0,1} {2,3} and columns {0,2} {1,3} of a 2 x 2 grid.
+  LocalWorld world(4, {{.id = 10, .ranks = {0, 1}}, {.id = 11, .ranks = {2, 3}},
+                       {.id = 20, .ranks = {0, 2}}, {.id = 21, .ranks = {1, 3}}});
+  std::atomic<int> wrong{0};
+  on_all_ranks(world, 4, [&](Communicator& communicator) {
+    const int rank = communicator.rank();
+    for (int round = 0; round < 300; ++round) {
+      std::vector<float> data(2000, static_cast<float>(rank + round));
+      communicator.all_reduce(10 + rank / 2, Reduction::sum, data.data(), 2000);
+      communicator.all_reduce(20 + rank % 2, Reduction::sum, data.data(), 1 + round % 5);
+      wrong += data[0] != static_cast<float>(6 + 4 * round);
+      wrong += data[1999] != static_cast<float>(rank / 2 * 4 + 1 + 2 * round);
+    }
+  });
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("crossed sends and receives pass, in order per channel") {
+  LocalWorld world(2, {}, 2);
+  std::atomic<int> wrong{0};
+  on_all_ranks(world, 2, [&](Communicator& communicator) {
+    const int rank = communicator.rank(), other = 1 - rank;
+    for (int round = 0; round < 200; ++round) {
+      const std::vector<float> first = contribution(1000, rank + round), second = contribution(10, rank + round + 7);
+      std::vector<float> found_first(1000), found_second(10);
+      const SendTicket a = communicator.send(other, 0, first.data(), 1000);
+      const SendTicket b = communicator.send(other, 1, second.data(), 10);
+      wrong += communicator.receive(other, 1, found_second.data(), 10).sent != Bytes(0);
+      communicator.receive(other, 0, found_first.data(), 1000);
+      wrong += communicator.wait_sent(b).sent != Bytes(40);
+      wrong += communicator.wait_sent(a).sent != Bytes(4000);
+      wrong += found_first != contribution(1000, other + round);
+      wrong += found_second != contribution(10, other + round + 7);
+    }
+  });
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("many posted sends arrive in order; posting waits when 64 are outstanding") {
+  LocalWorld world(2, {});
+  std::vector<float> values(500), found(500);
+  for (std::size_t i = 0; i < 500; ++i) values[i] = static_cast<float>(i);
+  std::atomic<int> posted{0};
+  int posted_before_receiving = 0;
+  on_all_ranks(world, 2, [&](Communicator& communicator) {
+    if (communicator.rank() == 0) {
+      SendTicket last;
+      for (const float& value : values) {
+        last = communicator.send(1, 0, &value, 1);
+        ++posted;
+      }
+      communicator.wait_sent(last);
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      posted_before_receiving = posted;
+      for (float& value : found) communicator.receive(0, 0, &value, 1);
+    }
+  });
+  CHECK(posted_before_receiving == 64);
+  CHECK(found == values);
+}
+
+TEST_CASE("waiting for a late member is reported as such, not as moving data") {
+  LocalWorld world(2, {{.id = 0, .ranks = {0, 1}}});
+  Transfer transfers[2];
+  on_all_ranks(world, 2, [&](Communicator& communicator) {
+    if (communicator.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    float value = 1.0f;
+    transfers[communicator.rank()] = communicator.all_reduce(0, Reduction::sum, &value, 1);
+  });
+  CHECK(transfers[0].waited > Seconds(0.08));
+  CHECK(transfers[1].waited < Seconds(0.08));
+  CHECK(transfers[0].moving < Seconds(0.08));
+}
+
+TEST_CASE("a rank that fails wakes the others, wherever they wait, with its reason") {
+  using Wait = std::function<void(Communicator&)>;
+  float value = 0.0f;
+  const Wait waits[] = {
+      [&](Communicator& c) { c.all_reduce(0, Reduction::sum, &value, 1); },
+      [&](Communicator& c) { c.reduce_scatter(0, &value, 1); },
+      [&](Communicator& c) { c.all_gather(0, &value, 1); },
+      [&](Communicator& c) { c.receive(1, 0, &value, 1); },
+      [&](Communicator& c) { c.wait_sent(c.send(1, 0, &value, 1)); },
+      [&](Communicator& c) {
+        for (;;) c.send(1, 0, &value, 1);
+      },
+  };
+  for (const Wait& wait : waits) {
+    LocalWorld world(2, {{.id = 0, .ranks = {0, 1}}});
+    const auto run = [&] {
+      on_all_ranks(world, 2, [&](Communicator& communicator) {
+        if (communicator.rank() == 0) return wait(communicator);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        throw RunError("out of disk");
+      });
+    };
+    CHECK_THROWS_WITH_AS(run(), "rank 1 stopped: out of disk", RunError);
+    // Later calls too; and the first reason stays.
+    world.communicator(0).abort("something else");
+    CHECK_THROWS_WITH_AS(world.communicator(0).send(1, 0, &value, 1), "rank 1 stopped: out of disk", RunError);
+  }
+}
+
+TEST_CASE("calls that do not match are a bug that names both sides") {
+  float values[8] = {};
+  {
+    LocalWorld world(2, {{.id = 3, .ranks = {0, 1}}});
+    std::string message;
+    try {
+      on_all_ranks(world, 2, [&](Communicator& communicator) {
+        if (communicator.rank() == 0) {
+          communicator.all_reduce(3, Reduction::sum, values, 8);
+        } else {
+          communicator.all_gather(3, values, 4);
+        }
+      });
+    } catch (const InternalError& error) {
+      message = error.what();
+    }
+    CHECK(message.find("group 3: rank 0 calls all_reduce (sum) of 8 elements, rank 1 all_gather of 4") !=
+          std::string::npos);
+  }
+  LocalWorld world(2, {{.id = 3, .ranks = {0}}});
+  world.communicator(0).send(1, 0, values, 8);
+  std::string message;
+  try {
+    world.communicator(1).receive(0, 0, values, 4);
+  } catch (const InternalError& error) {
+    message = error.what();
+  }
+  CHECK(message.find("rank 0 sends 8 elements on channel 0, rank 1 receives 4") != std::string::npos);
+  CHECK_THROWS_WITH_AS(world.communicator(1).all_gather(3, values, 1), "rank 1 is no member of group 3", InternalError);
+}
+
+TEST_CASE("communication allocates nothing" * doctest::skip(!allocations_are_counted)) {
+  LocalWorld world(3, {{.id = 0, .ranks = {0, 1, 2}}});
+  std::atomic<std::int64_t> allocated{0};
+  std::atomic<int> ready{0}, finished{0};
+  on_all_ranks(world, 3, [&](Communicator& communicator) {
+    const int next = (communicator.rank() + 1) % 3, previous = (communicator.rank() + 2) % 3;
+    std::vector<float> data(5000, 1.0f), received(5000);
+    // All vectors and threads exist before the first counts, and until the last has counted.
+    for (++ready; ready < 3;) std::this_thread::yield();
+    const std::int64_t before = allocation_count;
+    for (const std::int64_t count : {std::int64_t{10}, std::int64_t{5000}}) {
+      communicator.all_reduce(0, Reduction::sum, data.data(), count);
+      communicator.all_reduce(0, Reduction::max, data.data(), count);
+      communicator.reduce_scatter(0, data.data(), count);
+      communicator.all_gather(0, data.data(), count);
+      const SendTicket ticket = communicator.send(next, 0, data.data(), count);
+      communicator.receive(previous, 0, received.data(), count);
+      communicator.wait_sent(ticket);
+    }
+    allocated += allocation_count - before;
+    for (++finished; finished < 3;) std::this_thread::yield();
+  });
+  CHECK(allocated == 0);
+}

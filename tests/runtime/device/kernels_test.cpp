@@ -1,0 +1,634 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "tests/runtime/device/kernel_call.h"
+
+using namespace parplan;
+using namespace parplan::testing;
+
+using Vector = std::vector<double>;
+
+namespace {
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+Vector plus(Vector a, const Vector& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+
+struct LinearSize {
+  std::int64_t rows, columns, inner;
+};
+// Odd ones; rests after groups of 4 tokens; widths that end within and between registers; several blocks of each kind.
+constexpr LinearSize linear_sizes[] = {{1, 1, 1},   {3, 5, 7},    {4, 16, 8},    {6, 50, 37},
+                                       {17, 33, 65}, {70, 401, 771}, {259, 70, 90}, {5, 970, 300}};
+
+Vector naive_linear(const LinearSize& s, const Vector& x, const Vector& w, const Vector& bias) {
+  Vector y(at(s.rows * s.columns));
+  for (std::int64_t r = 0; r < s.rows; ++r)
+    for (std::int64_t c = 0; c < s.columns; ++c) {
+      double sum = bias.empty() ? 0.0 : bias[at(c)];
+      for (std::int64_t k = 0; k < s.inner; ++k) sum += x[at(r * s.inner + k)] * w[at(c * s.inner + k)];
+      y[at(r * s.columns + c)] = sum;
+    }
+  return y;
+}
+
+}  // namespace
+
+TEST_CASE("every op kind but the data loader's has a kernel in every instruction set") {
+  for (const std::string& name : cpu_instruction_sets())
+    for (const OpRow& row : op_rows()) {
+      INFO(name, " ", row.name);
+      const bool loader = row.kind == OpKind::load_tokens || row.kind == OpKind::load_targets;
+      CHECK((cpu_kernels(name).kernels[static_cast<int>(row.kind)] == nullptr) == loader);
+    }
+}
+
+TEST_CASE("linear multiplies by the transposed weight and adds the bias") {
+  on_every_instruction_set([](Backend& backend) {
+    for (const LinearSize& s : linear_sizes)
+      for (const bool bias : {false, true}) {
+        INFO(s.rows, " x ", s.columns, " x ", s.inner);
+        const Vector x = numbers(s.rows * s.inner, 1), w = numbers(s.columns * s.inner, 2);
+        const Vector b = bias ? numbers(s.columns, 3) : Vector{};
+        const OpShape shape{.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = bias};
+        Array y(s.rows * s.columns);
+        if (bias) {
+          run(backend, OpKind::linear, shape, nullptr, Array(x), Array(w), Array(b), y);
+        } else {
+          run(backend, OpKind::linear, shape, nullptr, Array(x), Array(w), y);
+        }
+        check_near(y, naive_linear(s, x, w, b), 2e-6);
+      }
+  });
+}
+
+TEST_CASE("linear_input_gradient writes dy W, or adds it where the shape says so") {
+  on_every_instruction_set([](Backend& backend) {
+    for (const LinearSize& s : linear_sizes)
+      for (const bool accumulate : {false, true}) {
+        INFO(s.rows, " x ", s.columns, " x ", s.inner);
+        const Vector dy = numbers(s.rows * s.columns, 1), w = numbers(s.columns * s.inner, 2);
+        const Vector before = numbers(s.rows * s.inner, 3);
+        Vector wanted = accumulate ? before : Vector(before.size());
+        for (std::int64_t r = 0; r < s.rows; ++r)
+          for (std::int64_t k = 0; k < s.inner; ++k)
+            for (std::int64_t c = 0; c < s.columns; ++c)
+              wanted[at(r * s.inner + k)] += dy[at(r * s.columns + c)] * w[at(c * s.inner + k)];
+        const Array dx = accumulate ? Array(before) : Array(s.rows * s.inner);
+        run(backend, OpKind::linear_input_gradient,
+            {.rows = s.rows, .columns = s.columns, .inner = s.inner, .accumulate = accumulate}, nullptr, Array(dy),
+            Array(w), dx);
+        check_near(dx, wanted, 2e-6);
+      }
+  });
+}
+
+TEST_CASE("linear_weight_gradient adds dy^T x to the weight's gradient and dy to the bias's") {
+  on_every_instruction_set([](Backend& backend) {
+    for (const LinearSize& s : linear_sizes)
+      for (const bool bias : {false, true}) {
+        INFO(s.rows, " x ", s.columns, " x ", s.inner);
+        const Vector dy = numbers(s.rows * s.columns, 1), x = numbers(s.rows * s.inner, 2);
+        const Vector before = numbers(s.columns * s.inner, 3), bias_before = numbers(s.columns, 4);
+        Vector wanted = before, wanted_bias = bias_before;
+        for (std::int64_t r = 0; r < s.rows; ++r)
+          for (std::int64_t c = 0; c < s.columns; ++c) {
+            wanted_bias[at(c)] += dy[at(r * s.columns + c)];
+            for (std::int64_t k = 0; k < s.inner; ++k)
+              wanted[at(c * s.inner + k)] += dy[at(r * s.columns + c)] * x[at(r * s.inner + k)];
+          }
+        const OpShape shape{.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = bias};
+        Array dw(before), dbias(bias_before);
+        if (bias) {
+          run(backend, OpKind::linear_weight_gradient, shape, nullptr, Array(dy), Array(x), dw, dbias);
+          check_near(dbias, wanted_bias, 2e-6);
+        } else {
+          run(backend, OpKind::linear_weight_gradient, shape, nullptr, Array(dy), Array(x), dw);
+        }
+        check_near(dw, wanted, 2e-6);
+      }
+  });
+}
+
+TEST_CASE("embedding looks up its shard's rows and gives zeros for the others; its gradient adds to those rows") {
+  // Shard: tokens 4..6 of a table with rows 4..7, the last one padding. Token 7 is padding, 3 and 9 are elsewhere.
+  const std::vector<std::int32_t> tokens = {4, 3, 6, 6, 9, 7, 5};
+  const std::int64_t columns = 19;
+  const OpShape shape{.rows = 7, .columns = columns, .begin = 4, .valid = 3};
+  const Vector table = numbers(4 * columns, 1), dy = numbers(7 * columns, 2), before = numbers(4 * columns, 3);
+  Vector wanted(at(7 * columns)), wanted_gradient = before;
+  for (std::int64_t r = 0; r < 7; ++r)
+    for (std::int64_t i = 0; i < columns; ++i) {
+      const std::int64_t row = tokens[at(r)] - 4;
+      if (row < 0 || row >= 3) continue;
+      wanted[at(r * columns + i)] = table[at(row * columns + i)];
+      wanted_gradient[at(row * columns + i)] += dy[at(r * columns + i)];
+    }
+  on_every_instruction_set([&](Backend& backend) {
+    Array y(7 * columns), gradient(before);
+    run(backend, OpKind::embedding, shape, nullptr, tokens, Array(table), y);
+    check_near(y, wanted, 0.0);
+    run(backend, OpKind::embedding_gradient, shape, nullptr, Array(dy), tokens, gradient);
+    check_near(gradient, wanted_gradient, 1e-7);
+  });
+}
+
+TEST_CASE("add_position adds the row of the position to every sample; its gradient sums over samples") {
+  const std::int64_t sequence = 3, batch = 2, columns = 21, begin = 4;
+  const OpShape shape{.rows = sequence * batch, .columns = columns, .sequence = sequence, .batch = batch, .begin = begin};
+  const Vector x = numbers(6 * columns, 1), table = numbers(9 * columns, 2), before = numbers(9 * columns, 3);
+  Vector wanted = x, wanted_gradient = before;
+  for (std::int64_t r = 0; r < 6; ++r)
+    for (std::int64_t i = 0; i < columns; ++i) {
+      wanted[at(r * columns + i)] += table[at((begin + r / batch) * columns + i)];
+      wanted_gradient[at((begin + r / batch) * columns + i)] += x[at(r * columns + i)];
+    }
+  on_every_instruction_set([&](Backend& backend) {
+    Array y(6 * columns), in_place(x), gradient(before);
+    run(backend, OpKind::add_position, shape, nullptr, Array(x), Array(table), y);
+    check_near(y, wanted, 1e-7);
+    run(backend, OpKind::add_position, shape, nullptr, in_place, Array(table), in_place);
+    check_near(in_place, wanted, 1e-7);
+    run(backend, OpKind::add_position_gradient, shape, nullptr, Array(x), gradient);
+    check_near(gradient, wanted_gradient, 1e-7);
+  });
+}
+
+TEST_CASE("layer_norm and its gradient") {
+  constexpr double epsilon = 1e-5;
+  for (const std::int64_t columns : {1, 7, 16, 50}) {
+    const std::int64_t rows = 3;
+    Vector x = numbers(rows * columns, 1, 2.0);
+    for (double& value : x) value = static_cast<float>(value + 3.0);
+    const Vector gamma = numbers(columns, 2), beta = numbers(columns, 3), dy = numbers(rows * columns, 4);
+    Vector means, rstds;
+    const auto forward = [&](const Vector& input, const Vector& g, const Vector& b) {
+      Vector y;
+      means.clear();
+      rstds.clear();
+      for (std::int64_t r = 0; r < rows; ++r) {
+        double mean = 0.0, variance = 0.0;
+        for (std::int64_t i = 0; i < columns; ++i) mean += input[at(r * columns + i)] / static_cast<double>(columns);
+        for (std::int64_t i = 0; i < columns; ++i)
+          variance += std::pow(input[at(r * columns + i)] - mean, 2) / static_cast<double>(columns);
+        means.push_back(mean);
+        rstds.push_back(1 / std::sqrt(variance + epsilon));
+        for (std::int64_t i = 0; i < columns; ++i)
+          y.push_back((input[at(r * columns + i)] - mean) * rstds.back() * g[at(i)] + b[at(i)]);
+      }
+      return y;
+    };
+    const Vector dx = slopes([&](const Vector& v) { return dot(forward(v, gamma, beta), dy); }, x);
+    const Vector dgamma = slopes([&](const Vector& v) { return dot(forward(x, v, beta), dy); }, gamma);
+    const Vector dbeta = slopes([&](const Vector& v) { return dot(forward(x, gamma, v), dy); }, beta);
+    const Vector wanted = forward(x, gamma, beta);
+    on_every_instruction_set([&](Backend& backend) {
+      INFO("columns ", columns);
+      OpShape shape{.rows = rows, .columns = columns, .epsilon = epsilon};
+      Array y(rows * columns), mean(rows), rstd(rows);
+      run(backend, OpKind::layer_norm, shape, nullptr, Array(x), Array(gamma), Array(beta), y, mean, rstd);
+      check_near(y, wanted, 2e-6);
+      check_near(mean, means, 1e-6);
+      check_near(rstd, rstds, 2e-6);
+      const Vector before = numbers(rows * columns, 5), gamma_before = numbers(columns, 6);
+      for (const bool accumulate : {false, true}) {
+        shape.accumulate = accumulate;
+        const Array found = accumulate ? Array(before) : Array(rows * columns);
+        Array found_gamma(gamma_before), found_beta(gamma_before);
+        run(backend, OpKind::layer_norm_gradient, shape, nullptr, Array(dy), Array(x), Array(gamma), mean, rstd, found,
+            found_gamma, found_beta);
+        check_near(found, accumulate ? plus(before, dx) : dx, 1e-5);
+        check_near(found_gamma, plus(gamma_before, dgamma), 1e-5);
+        check_near(found_beta, plus(gamma_before, dbeta), 1e-5);
+      }
+    });
+  }
+}
+
+TEST_CASE("rms_norm and its gradient") {
+  constexpr double epsilon = 1e-6;
+  for (const std::int64_t columns : {1, 7, 16, 50}) {
+    const std::int64_t rows = 3;
+    const Vector x = numbers(rows * columns, 1, 2.0), gamma = numbers(columns, 2), dy = numbers(rows * columns, 4);
+    Vector rstds;
+    const auto forward = [&](const Vector& input, const Vector& g) {
+      Vector y;
+      rstds.clear();
+      for (std::int64_t r = 0; r < rows; ++r) {
+        double square = 0.0;
+        for (std::int64_t i = 0; i < columns; ++i)
+          square += std::pow(input[at(r * columns + i)], 2) / static_cast<double>(columns);
+        rstds.push_back(1 / std::sqrt(square + epsilon));
+        for (std::int64_t i = 0; i < columns; ++i) y.push_back(input[at(r * columns + i)] * rstds.back() * g[at(i)]);
+      }
+      return y;
+    };
+    const Vector dx = slopes([&](const Vector& v) { return dot(forward(v, gamma), dy); }, x);
+    const Vector dgamma = slopes([&](const Vector& v) { return dot(forward(x, v), dy); }, gamma);
+    const Vector wanted = forward(x, gamma);
+    on_every_instruction_set([&](Backend& backend) {
+      INFO("columns ", columns);
+      OpShape shape{.rows = rows, .columns = columns, .epsilon = epsilon};
+      Array y(rows * columns), rstd(rows);
+      run(backend, OpKind::rms_norm, shape, nullptr, Array(x), Array(gamma), y, rstd);
+      check_near(y, wanted, 2e-6);
+      check_near(rstd, rstds, 2e-6);
+      const Vector before = numbers(rows * columns, 5), gamma_before = numbers(columns, 6);
+      for (const bool accumulate : {false, true}) {
+        shape.accumulate = accumulate;
+        const Array found = accumulate ? Array(before) : Array(rows * columns);
+        Array found_gamma(gamma_before);
+        run(backend, OpKind::rms_norm_gradient, shape, nullptr, Array(dy), Array(x), Array(gamma), rstd, found,
+            found_gamma);
+        check_near(found, accumulate ? plus(before, dx) : dx, 1e-5);
+        check_near(found_gamma, plus(gamma_before, dgamma), 1e-5);
+      }
+    });
+  }
+}
+
+TEST_CASE("rotary turns query and key heads by position, leaves values, and its gradient turns back") {
+  // Per key/value head: 2 query heads, the key, the value.
+  for (const std::int64_t head_dim : {2, 6, 32, 200}) {
+    const std::int64_t sequence = 3, batch = 2, begin = 5, half = head_dim / 2;
+    const std::int64_t width = 8 * head_dim;
+    const OpShape shape{.rows = 6, .sequence = sequence, .batch = batch, .heads = 4, .kv_heads = 2,
+                        .head_dim = head_dim, .begin = begin, .theta = 10000.0};
+    const Vector x = numbers(6 * width, 1);
+    Vector wanted = x;
+    for (std::int64_t row = 0; row < 6; ++row)
+      for (std::int64_t head = 0; head < 8; ++head) {
+        if (head % 4 == 3) continue;
+        for (std::int64_t i = 0; i < half; ++i) {
+          const double angle = static_cast<double>(begin + row / batch) *
+                               std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+          const std::size_t low = at(row * width + head * head_dim + i), high = low + at(half);
+          wanted[low] = x[low] * std::cos(angle) - x[high] * std::sin(angle);
+          wanted[high] = x[high] * std::cos(angle) + x[low] * std::sin(angle);
+        }
+      }
+    on_every_instruction_set([&](Backend& backend) {
+      INFO("head_dim ", head_dim);
+      Array y(6 * width), in_place(x), back(6 * width);
+      run(backend, OpKind::rotary, shape, nullptr, Array(x), y);
+      check_near(y, wanted, 1e-6);
+      run(backend, OpKind::rotary, shape, nullptr, in_place, in_place);
+      CHECK(same_bits(in_place.data(), y.data(), y.size()));
+      run(backend, OpKind::rotary_gradient, shape, nullptr, y, back);  // the inverse of a rotation is its transpose
+      check_near(back, x, 1e-6);
+    });
+  }
+}
+
+namespace {
+
+struct AttentionSize {
+  std::int64_t sequence, batch, heads, kv_heads, head_dim;
+  OpShape shape() const {
+    return {.rows = sequence * batch, .sequence = sequence, .batch = batch, .heads = heads, .kv_heads = kv_heads,
+            .head_dim = head_dim};
+  }
+  std::int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }
+  std::int64_t fused() const { return sequence * batch * width(); }
+  std::int64_t output() const { return sequence * batch * heads * head_dim; }
+};
+
+// Row by row, straight from the definition. Writes log-sum-exp [batch, heads, sequence] if asked for.
+Vector naive_attention(const AttentionSize& s, const Vector& qkv, Vector* lse = nullptr) {
+  const std::int64_t per_group = s.heads / s.kv_heads;
+  Vector y(at(s.output()));
+  if (lse != nullptr) lse->assign(at(s.batch * s.heads * s.sequence), 0.0);
+  for (std::int64_t b = 0; b < s.batch; ++b)
+    for (std::int64_t h = 0; h < s.heads; ++h) {
+      const std::int64_t group = (h / per_group) * (per_group + 2);
+      const auto element = [&](std::int64_t position, std::int64_t slot, std::int64_t i) {
+        return qkv[at((position * s.batch + b) * s.width() + (group + slot) * s.head_dim + i)];
+      };
+      for (std::int64_t q = 0; q < s.sequence; ++q) {
+        Vector weights;
+        double sum = 0.0;
+        for (std::int64_t k = 0; k <= q; ++k) {
+          double score = 0.0;
+          for (std::int64_t i = 0; i < s.head_dim; ++i)
+            score += element(q, h % per_group, i) * element(k, per_group, i);
+          weights.push_back(std::exp(score / std::sqrt(static_cast<double>(s.head_dim))));
+          sum += weights.back();
+        }
+        if (lse != nullptr) (*lse)[at((b * s.heads + h) * s.sequence + q)] = std::log(sum);
+        for (std::int64_t i = 0; i < s.head_dim; ++i) {
+          double value = 0.0;
+          for (std::int64_t k = 0; k <= q; ++k) value += weights[at(k)] / sum * element(k, per_group + 1, i);
+          y[at((q * s.batch + b) * s.heads * s.head_dim + h * s.head_dim + i)] = value;
+        }
+      }
+    }
+  return y;
+}
+
+}  // namespace
+
+TEST_CASE("attention is causal, shares key/value heads within groups and saves log-sum-exp") {
+  // The last two have several blocks of queries.
+  constexpr AttentionSize sizes[] = {{1, 1, 1, 1, 1}, {5, 2, 4, 2, 6}, {17, 3, 2, 2, 16}, {130, 1, 3, 1, 20},
+                                     {259, 2, 2, 1, 8}};
+  on_every_instruction_set([&](Backend& backend) {
+    for (const AttentionSize& s : sizes) {
+      INFO("sequence ", s.sequence);
+      const Vector qkv = numbers(s.fused(), 1, 2.0);
+      Vector wanted_lse;
+      const Vector wanted = naive_attention(s, qkv, &wanted_lse);
+      Array y(s.output()), lse(s.batch * s.heads * s.sequence);
+      run(backend, OpKind::attention, s.shape(), nullptr, Array(qkv), y, lse);
+      check_near(y, wanted, 3e-6);
+      check_near(lse, wanted_lse, 1e-6);
+    }
+  });
+}
+
+TEST_CASE("attention_gradient is the slope of attention") {
+  constexpr AttentionSize sizes[] = {{1, 1, 1, 1, 1}, {5, 2, 4, 2, 6}, {9, 1, 2, 2, 17}};
+  for (const AttentionSize& s : sizes) {
+    const Vector qkv = numbers(s.fused(), 1, 2.0), dy = numbers(s.output(), 2);
+    const Vector wanted = slopes([&](const Vector& v) { return dot(naive_attention(s, v), dy); }, qkv);
+    on_every_instruction_set([&](Backend& backend) {
+      INFO("sequence ", s.sequence);
+      Array y(s.output()), lse(s.batch * s.heads * s.sequence), dqkv(s.fused());
+      run(backend, OpKind::attention, s.shape(), nullptr, Array(qkv), y, lse);
+      run(backend, OpKind::attention_gradient, s.shape(), nullptr, Array(dy), Array(qkv), y, lse, dqkv);
+      check_near(dqkv, wanted, 1e-5);
+    });
+  }
+}
+
+TEST_CASE("attention_gradient over several blocks of queries: slopes along random directions") {
+  const AttentionSize s{.sequence = 261, .batch = 2, .heads = 2, .kv_heads = 1, .head_dim = 6};
+  const Vector qkv = numbers(s.fused(), 1, 2.0), dy = numbers(s.output(), 2);
+  on_every_instruction_set([&](Backend& backend) {
+    Array y(s.output()), lse(s.batch * s.heads * s.sequence), dqkv(s.fused());
+    run(backend, OpKind::attention, s.shape(), nullptr, Array(qkv), y, lse);
+    run(backend, OpKind::attention_gradient, s.shape(), nullptr, Array(dy), Array(qkv), y, lse, dqkv);
+    for (int seed = 10; seed < 16; ++seed) {
+      const Vector direction = numbers(s.fused(), seed);
+      const auto loss_at = [&](double step) {
+        Vector moved = qkv;
+        for (std::size_t i = 0; i < moved.size(); ++i) moved[i] += step * direction[i];
+        return dot(naive_attention(s, moved), dy);
+      };
+      const double wanted = (loss_at(1e-5) - loss_at(-1e-5)) / 2e-5;
+      const Vector found = dqkv.values();
+      double scale = 0.0;
+      for (const double v : found) scale += v * v;
+      CHECK(std::abs(dot(found, direction) - wanted) <= 1e-5 * std::sqrt(scale));
+    }
+  });
+}
+
+TEST_CASE("activations and their gradients, also in place") {
+  struct Case {
+    ActivationKind kind;
+    double (*value)(double);
+  };
+  const Case cases[] = {
+      {ActivationKind::gelu_tanh,
+       [](double x) {
+         return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+       }},
+      {ActivationKind::gelu_erf, [](double x) { return 0.5 * x * (1 + std::erf(x / std::numbers::sqrt2)); }},
+      {ActivationKind::relu, [](double x) { return x > 0 ? x : 0.0; }},
+  };
+  const std::int64_t rows = 5, columns = 43;
+  Vector x = numbers(rows * columns, 1, 6.0);
+  x[0] = 60.0;  // far out, where the tails must not overflow
+  x[1] = -60.0;
+  x[2] = 0.0;
+  const Vector dy = numbers(rows * columns, 2);
+  for (const Case& c : cases) {
+    Vector wanted, wanted_gradient;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      wanted.push_back(c.value(x[i]));
+      const double slope = c.kind == ActivationKind::relu ? (x[i] > 0 ? 1.0 : 0.0)
+                                                          : (c.value(x[i] + 1e-5) - c.value(x[i] - 1e-5)) / 2e-5;
+      wanted_gradient.push_back(dy[i] * slope);
+    }
+    on_every_instruction_set([&](Backend& backend) {
+      INFO("activation ", static_cast<int>(c.kind));
+      const OpShape shape{.rows = rows, .columns = columns, .activation = c.kind};
+      Array y(rows * columns), in_place(x), dx(rows * columns), gradient_in_place(dy);
+      run(backend, OpKind::activation, shape, nullptr, Array(x), y);
+      for (std::int64_t i = 0; i < y.size(); ++i)
+        // tanh and exp are good relatively; erf is good to 1.2e-7, of which x times remains where the rest cancels.
+        CHECK(std::abs(y[i] - wanted[at(i)]) <= 2e-6 * std::abs(wanted[at(i)]) + (c.kind == ActivationKind::gelu_erf ? 1.5e-7 * std::abs(x[at(i)]) : 1e-9));
+      run(backend, OpKind::activation, shape, nullptr, in_place, in_place);
+      CHECK(same_bits(in_place.data(), y.data(), y.size()));
+      run(backend, OpKind::activation_gradient, shape, nullptr, Array(dy), Array(x), dx);
+      check_near(dx, wanted_gradient, 2e-6);
+      run(backend, OpKind::activation_gradient, shape, nullptr, gradient_in_place, Array(x), gradient_in_place);
+      CHECK(same_bits(gradient_in_place.data(), dx.data(), dx.size()));
+    });
+  }
+}
+
+TEST_CASE("silu_gate and its gradient, also in place") {
+  const std::int64_t rows = 3, columns = 29, count = rows * columns;
+  const OpShape shape{.rows = rows, .columns = columns};
+  Vector gate = numbers(count, 1, 8.0);
+  gate[0] = 100.0;
+  gate[1] = -100.0;
+  const Vector up = numbers(count, 2), dy = numbers(count, 3);
+  const auto forward = [](const Vector& g, const Vector& u) {
+    Vector y;
+    for (std::size_t i = 0; i < g.size(); ++i) y.push_back(g[i] / (1 + std::exp(-g[i])) * u[i]);
+    return y;
+  };
+  const Vector dgate = slopes([&](const Vector& v) { return dot(forward(v, up), dy); }, gate);
+  const Vector dup = slopes([&](const Vector& v) { return dot(forward(gate, v), dy); }, up);
+  on_every_instruction_set([&](Backend& backend) {
+    Array y(count), in_place(gate), found_gate(count), found_up(count), gradient_in_place(dy);
+    run(backend, OpKind::silu_gate, shape, nullptr, Array(gate), Array(up), y);
+    check_near(y, forward(gate, up), 1e-6);
+    run(backend, OpKind::silu_gate, shape, nullptr, in_place, Array(up), in_place);
+    CHECK(same_bits(in_place.data(), y.data(), count));
+    run(backend, OpKind::silu_gate_gradient, shape, nullptr, Array(dy), Array(gate), Array(up), found_gate, found_up);
+    check_near(found_gate, dgate, 2e-6);
+    check_near(found_up, dup, 2e-6);
+    run(backend, OpKind::silu_gate_gradient, shape, nullptr, gradient_in_place, Array(gate), Array(up),
+        gradient_in_place, found_up);
+    CHECK(same_bits(gradient_in_place.data(), found_gate.data(), count));
+  });
+}
+
+TEST_CASE("add adds what is present; bias_gradient sums over rows") {
+  const std::int64_t rows = 3, columns = 21;
+  const Vector a = numbers(rows * columns, 1), b = numbers(rows * columns, 2), bias = numbers(columns, 3);
+  on_every_instruction_set([&](Backend& backend) {
+    for (const bool second : {false, true})
+      for (const bool has_bias : {false, true}) {
+        const OpShape shape{.rows = rows, .columns = columns, .bias = has_bias, .second = second};
+        Vector wanted = a;
+        for (std::int64_t i = 0; i < rows * columns; ++i)
+          wanted[at(i)] += (second ? b[at(i)] : 0.0) + (has_bias ? bias[at(i % columns)] : 0.0);
+        Array y(rows * columns);
+        if (second && has_bias) run(backend, OpKind::add, shape, nullptr, Array(a), Array(b), Array(bias), y);
+        if (second && !has_bias) run(backend, OpKind::add, shape, nullptr, Array(a), Array(b), y);
+        if (!second && has_bias) run(backend, OpKind::add, shape, nullptr, Array(a), Array(bias), y);
+        if (!second && !has_bias) run(backend, OpKind::add, shape, nullptr, Array(a), y);
+        check_near(y, wanted, 1e-6);
+      }
+    Array in_place(b);
+    run(backend, OpKind::add, {.rows = rows, .columns = columns, .second = true}, nullptr, Array(a), in_place, in_place);
+    check_near(in_place, plus(a, b), 1e-6);
+    Vector wanted = bias;
+    for (std::int64_t i = 0; i < rows * columns; ++i) wanted[at(i % columns)] += a[at(i)];
+    Array dbias(bias);
+    run(backend, OpKind::bias_gradient, {.rows = rows, .columns = columns, .bias = true}, nullptr, Array(a), dbias);
+    check_near(dbias, wanted, 1e-6);
+  });
+}
+
+TEST_CASE("cross entropy over shards of a padded vocabulary equals that over the whole") {
+  // 41 tokens over shards of 22 columns: the second holds 19 and 3 padding, a third (all padding) none.
+  const std::int64_t rows = 5, vocabulary = 41, columns = 22;
+  const Vector logits = numbers(rows * vocabulary, 1, 30.0);
+  const std::vector<std::int32_t> targets = {0, 21, 22, 40, 7};
+  const double scale = 0.125;
+  double wanted_loss = 2.5;
+  Vector wanted_gradient;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < vocabulary; ++i) sum += std::exp(logits[at(r * vocabulary + i)]);
+    wanted_loss += std::log(sum) - logits[at(r * vocabulary + targets[at(r)])];
+    for (std::int64_t i = 0; i < vocabulary; ++i)
+      wanted_gradient.push_back((std::exp(logits[at(r * vocabulary + i)]) / sum - (i == targets[at(r)] ? 1 : 0)) * scale);
+  }
+  on_every_instruction_set([&](Backend& backend) {
+    const std::int64_t shards = 3;
+    std::vector<Array> shard_logits, maxima, sums, gradients;
+    std::vector<OpShape> shapes;
+    Array maximum(rows, -INFINITY), sum(2 * rows, 0.0f), loss(1, 2.5f);
+    for (std::int64_t shard = 0; shard < shards; ++shard) {
+      const std::int64_t begin = shard * columns;
+      const std::int64_t valid = std::max<std::int64_t>(0, std::min(columns, vocabulary - begin));
+      shapes.push_back({.rows = rows, .columns = columns, .begin = begin, .valid = valid, .scale = scale});
+      shard_logits.emplace_back(rows * columns, 1000.0f);  // padding holds anything
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t i = 0; i < valid; ++i)
+          shard_logits.back()[r * columns + i] = static_cast<float>(logits[at(r * vocabulary + begin + i)]);
+      maxima.emplace_back(rows);
+      sums.emplace_back(2 * rows);
+      gradients.emplace_back(rows * columns);
+      run(backend, OpKind::cross_entropy_max, shapes.back(), nullptr, shard_logits.back(), maxima.back());
+      for (std::int64_t r = 0; r < rows; ++r) maximum[r] = std::max(maximum[r], maxima.back()[r]);
+    }
+    CHECK(maxima[2][0] == -INFINITY);
+    for (std::size_t shard = 0; shard < 3; ++shard) {
+      run(backend, OpKind::cross_entropy_sums, shapes[shard], nullptr, shard_logits[shard], targets, maximum,
+          sums[shard]);
+      for (std::int64_t i = 0; i < 2 * rows; ++i) sum[i] += sums[shard][i];
+    }
+    run(backend, OpKind::cross_entropy_loss, shapes[0], nullptr, shard_logits[0], targets, maximum, sum, loss);
+    CHECK(std::abs(loss[0] - wanted_loss) <= 2e-6 * wanted_loss);
+    for (std::size_t shard = 0; shard < 3; ++shard) {
+      run(backend, OpKind::cross_entropy_gradient, shapes[shard], nullptr, shard_logits[shard], targets, maximum, sum,
+          gradients[shard]);
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t i = 0; i < columns; ++i) {
+          const double wanted =
+              i < shapes[shard].valid ? wanted_gradient[at(r * vocabulary + shapes[shard].begin + i)] : 0.0;
+          CHECK(std::abs(gradients[shard][r * columns + i] - wanted) <= 1e-6 * scale);
+        }
+      run(backend, OpKind::cross_entropy_gradient, shapes[shard], nullptr, shard_logits[shard], targets, maximum, sum,
+          shard_logits[shard]);
+      CHECK(same_bits(shard_logits[shard].data(), gradients[shard].data(), rows * columns));
+    }
+  });
+}
+
+TEST_CASE("accumulate, fill_zero, copy and sum_squares") {
+  on_every_instruction_set([](Backend& backend) {
+    for (const std::int64_t count : {1, 16, 100}) {
+      const OpShape shape{.rows = count};
+      const Vector x = numbers(count, 1), y = numbers(count, 2);
+      Array sum(y), zero(count), same(count), squares(1, 3.0f);
+      run(backend, OpKind::accumulate, shape, nullptr, Array(x), sum);
+      check_near(sum, plus(x, y), 1e-7);
+      run(backend, OpKind::fill_zero, shape, nullptr, zero);
+      check_near(zero, Vector(at(count)), 0.0);
+      run(backend, OpKind::copy, shape, nullptr, Array(x), same);
+      check_near(same, x, 0.0);
+      run(backend, OpKind::sum_squares, shape, nullptr, Array(x), squares);
+      check_near(squares, {3.0 + dot(x, x)}, 1e-7);
+    }
+  });
+}
+
+TEST_CASE("adamw follows torch.optim.AdamW, adam torch.optim.Adam, with and without clipping") {
+  const std::int64_t count = 37;
+  const Vector gradient = numbers(count, 1), parameter = numbers(count, 2), first = numbers(count, 3);
+  Vector second = numbers(count, 4);
+  for (double& v : second) v = std::abs(v);
+  on_every_instruction_set([&](Backend& backend) {
+    for (const bool decoupled : {true, false})
+      for (const bool decays : {true, false})
+        for (const double norm_squared : {0.0, 0.01, 400.0}) {  // none, below and above the clip norm of 2
+          const StepScalars t{.step = 3, .learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-3,
+                              .weight_decay = 0.1, .decoupled_decay = decoupled, .clip_norm = 2.0,
+                              .has_norm = norm_squared > 0};
+          const double clip = norm_squared > 0 ? std::min(1.0, 2.0 / (std::sqrt(norm_squared) + 1e-6)) : 1.0;
+          const double decay = decays ? 0.1 : 0.0;
+          Vector wanted_parameter, wanted_first, wanted_second;
+          for (std::size_t i = 0; i < at(count); ++i) {
+            const double g = gradient[i] * clip + (decoupled ? 0.0 : decay * parameter[i]);
+            wanted_first.push_back(0.9 * first[i] + 0.1 * g);
+            wanted_second.push_back(0.95 * second[i] + 0.05 * g * g);
+            const double denominator = std::sqrt(wanted_second[i]) / std::sqrt(1 - std::pow(0.95, 3)) + 1e-3;
+            wanted_parameter.push_back(parameter[i] * (decoupled ? 1 - 0.01 * decay : 1.0) -
+                                       0.01 / (1 - std::pow(0.9, 3)) * wanted_first[i] / denominator);
+          }
+          const OpShape shape{.rows = count, .weight_decay = decays};
+          Array p(parameter), m(first), v(second);
+          const Array norm(1, static_cast<float>(norm_squared));
+          if (t.has_norm) {
+            run(backend, OpKind::adamw, shape, &t, Array(gradient), p, m, v, norm);
+          } else {
+            run(backend, OpKind::adamw, shape, &t, Array(gradient), p, m, v);
+          }
+          check_near(p, wanted_parameter, 1e-6);
+          check_near(m, wanted_first, 1e-6);
+          check_near(v, wanted_second, 1e-6);
+        }
+  });
+}
+
+TEST_CASE("sgd follows torch.optim.SGD, with and without momentum and clipping") {
+  const std::int64_t count = 37;
+  const Vector gradient = numbers(count, 1), parameter = numbers(count, 2), buffer = numbers(count, 3);
+  on_every_instruction_set([&](Backend& backend) {
+    for (const bool momentum : {true, false})
+      for (const bool clipped : {true, false}) {
+        const StepScalars t{.learning_rate = 0.1, .weight_decay = 0.2, .momentum = momentum ? 0.9 : 0.0,
+                            .clip_norm = 1.0, .has_norm = clipped};
+        const double clip = clipped ? 1.0 / (4.0 + 1e-6) : 1.0;
+        Vector wanted, wanted_buffer;
+        for (std::size_t i = 0; i < at(count); ++i) {
+          const double g = gradient[i] * clip + 0.2 * parameter[i];
+          wanted_buffer.push_back(momentum ? 0.9 * buffer[i] + g : g);
+          wanted.push_back(parameter[i] - 0.1 * wanted_buffer[i]);
+        }
+        const OpShape shape{.rows = count, .second = momentum, .weight_decay = true};
+        Array p(parameter), b(buffer);
+        const Array norm(1, 16.0f), g(gradient);
+        if (momentum && clipped) run(backend, OpKind::sgd, shape, &t, g, p, b, norm);
+        if (momentum && !clipped) run(backend, OpKind::sgd, shape, &t, g, p, b);
+        if (!momentum && clipped) run(backend, OpKind::sgd, shape, &t, g, p, norm);
+        if (!momentum && !clipped) run(backend, OpKind::sgd, shape, &t, g, p);
+        check_near(p, wanted, 1e-6);
+        if (momentum) check_near(b, wanted_buffer, 1e-6);
+      }
+  });
+}
