@@ -154,7 +154,7 @@ std::string describe(const Cluster& cluster) {
                       format_bytes(device.memory_overhead), format_bandwidth(rates.memory));
   text += fmt::format("  fp32      {} reached of {}\n", format_flop_rate(rates.matrix_fp32), format_flop_rate(device.peak_fp32));
   if (rates.matrix_half.value > 0.0)
-    text += fmt::format("  bf16      {} reached of {}\n", format_flop_rate(rates.matrix_half), format_flop_rate(device.peak_half));
+    text += fmt::format("  half      {} reached of {}\n", format_flop_rate(rates.matrix_half), format_flop_rate(device.peak_half));
 
   // Pairs by what lies between them, nearest first.
   const auto name_of = [&](std::size_t i) { return cluster.node.vertices[static_cast<std::size_t>(cluster.node.devices[i])].name; };
@@ -178,7 +178,7 @@ std::string describe(const Cluster& cluster) {
     std::vector<std::string> first(members.begin(), members.begin() + static_cast<std::ptrdiff_t>(std::min(shown, members.size())));
     if (members.size() > shown) first.push_back("...");
     text += fmt::format("  {:<9} {}, {}: {}\n", kinds, format_bandwidth(BytesPerSecond(-bandwidth)), format_duration(Seconds(latency)),
-                        pairs.size() == 1 ? fmt::format("all {} pairs", members.size()) : join(first));
+                        pairs.size() == 1 && members.size() > 1 ? fmt::format("all {} pairs", members.size()) : join(first));
   }
   if (routes->uplinks.empty() || routes->uplinks.front().empty()) {
     text += "  network   none\n";

@@ -25,7 +25,7 @@ std::string cleaned(std::string line) {
   static const std::regex escapes("(\x1B|\\^\\[)?\\[[0-9;]*m|\x1B\\[[0-9;?]*[A-Za-z]|\x1B\\([A-Z]");
   line = std::regex_replace(line, escapes, "");
   for (const std::string_view space : {"\xC2\xA0", "\xEF\xBB\xBF", "\r"})
-    for (auto at = line.find(space); at != std::string::npos; at = line.find(space)) line.replace(at, space.size(), " ");
+    for (auto at = line.find(space); at != std::string::npos; at = line.find(space)) line.replace(at, space.size(), 1, ' ');
   return line;
 }
 
@@ -127,7 +127,7 @@ struct Groups {
   explicit Groups(std::size_t count) : parent(count) { std::iota(parent.begin(), parent.end(), std::size_t{0}); }
   std::size_t of(std::size_t i) const { return parent[i] == i ? i : of(parent[i]); }
   void join(std::size_t a, std::size_t b) {
-    const auto [low, high] = std::minmax(of(a), of(b));
+    const auto [low, high] = std::minmax({of(a), of(b)});
     parent[high] = low;
   }
 };
