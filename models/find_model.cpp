@@ -1,0 +1,44 @@
+#include "models/find_model.h"
+
+#include <algorithm>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "models/huggingface.h"
+#include "planner/base/error.h"
+#include "planner/base/file.h"
+#include "planner/base/text.h"
+
+namespace parplan {
+
+std::vector<std::string> zoo_names(const std::filesystem::path& zoo_folder) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (const auto& file : std::filesystem::directory_iterator(zoo_folder, error)) {
+    if (file.path().extension() == ".yaml") names.push_back(file.path().stem().string());
+  }
+  if (error) throw ConfigError(fmt::format("cannot read the zoo '{}': {}", zoo_folder.string(), error.message()));
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+ModelFile load_model(const std::string& name_or_path, const std::filesystem::path& zoo_folder) {
+  const std::filesystem::path path(name_or_path);
+  const std::string ending = path.extension().string();
+  if (ending == ".yaml" || ending == ".yml") return read_model(read_file(path), name_or_path);
+  if (ending == ".json") return read_huggingface(read_file(path), name_or_path);
+  if (std::filesystem::is_regular_file(path / "config.json")) {
+    const std::filesystem::path config = path / "config.json";
+    return read_huggingface(read_file(config), config.string());
+  }
+  const std::vector<std::string> names = zoo_names(zoo_folder);
+  if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
+    throw ConfigError(fmt::format("unknown model '{}'; allowed: a path to a .yaml or .json file, or one of {}{}",
+                                  name_or_path, join(names), did_you_mean(name_or_path, names)));
+  }
+  const std::filesystem::path file = zoo_folder / (name_or_path + ".yaml");
+  return read_model(read_file(file), file.string());
+}
+
+}  // namespace parplan

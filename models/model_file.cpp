@@ -1,0 +1,245 @@
+#include "models/model_file.h"
+
+#include <array>
+#include <limits>
+#include <span>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "models/families.h"
+#include "planner/base/json.h"
+#include "planner/base/yaml.h"
+
+namespace parplan {
+namespace {
+
+// The values of an enumeration by name ---------------------------------------------------------------------------
+
+constexpr std::array all_positions = {PositionKind::learned, PositionKind::rotary};
+constexpr std::array all_norms = {NormKind::layer_norm, NormKind::rms_norm};
+constexpr std::array all_activations = {FeedForwardKind::gelu_tanh, FeedForwardKind::gelu_erf, FeedForwardKind::relu,
+                                        FeedForwardKind::gated_silu};
+constexpr std::array all_precisions = {DataType::fp32, DataType::bf16, DataType::fp16};
+constexpr std::array all_optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
+constexpr std::array all_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
+                                      LearningRateSchedule::linear};
+
+template <typename Value, std::size_t count>
+Value read_choice(const YamlNode& node, const std::array<Value, count>& values) {
+  std::vector<std::string> names;
+  for (const Value value : values) names.emplace_back(name(value));
+  return values[node.as_choice(names)];
+}
+
+// Numbers ------------------------------------------------------------------------------------------------------------
+
+struct Range {
+  double minimum = 0.0;
+  bool minimum_allowed = true;
+  double limit = std::numeric_limits<double>::infinity();  // itself not allowed
+};
+constexpr Range at_least_zero = {};
+constexpr Range above_zero = {.minimum_allowed = false};
+constexpr Range share = {.limit = 1.0};
+
+double read_number(const YamlNode& node, Range range) {
+  const double number = node.as_number();
+  const bool large_enough = range.minimum_allowed ? number >= range.minimum : number > range.minimum;
+  if (large_enough && number < range.limit) return number;
+  std::string wanted = fmt::format("{} {}", range.minimum_allowed ? "of at least" : "above", range.minimum);
+  if (range.limit < std::numeric_limits<double>::infinity()) wanted += fmt::format(" and below {}", range.limit);
+  node.fail(fmt::format("expected a number {}, found '{}'", wanted, node.as_string()));
+}
+
+struct OptimizerNumber {
+  const char* key;
+  std::optional<double> TrainingOverrides::*member;
+  Range range;
+};
+constexpr OptimizerNumber optimizer_numbers[] = {
+    {"learning_rate", &TrainingOverrides::learning_rate, above_zero},
+    {"final_learning_rate", &TrainingOverrides::final_learning_rate, at_least_zero},
+    {"beta1", &TrainingOverrides::beta1, share},
+    {"beta2", &TrainingOverrides::beta2, share},
+    {"epsilon", &TrainingOverrides::epsilon, above_zero},
+    {"weight_decay", &TrainingOverrides::weight_decay, at_least_zero},
+    {"momentum", &TrainingOverrides::momentum, share},
+    {"clip_norm", &TrainingOverrides::clip_norm, at_least_zero},
+};
+
+// Sections ------------------------------------------------------------------------------------------------------------
+
+void read_optimizer(const YamlNode& node, TrainingOverrides& training) {
+  std::vector<std::string> allowed = {"name", "schedule", "warmup_steps", "decay_steps"};
+  for (const OptimizerNumber& number : optimizer_numbers) allowed.emplace_back(number.key);
+  node.allow_keys(allowed);
+  if (const auto value = node.find("name")) training.optimizer = read_choice(*value, all_optimizers);
+  if (const auto value = node.find("schedule")) training.schedule = read_choice(*value, all_schedules);
+  if (const auto value = node.find("warmup_steps")) training.warmup_steps = value->as_integer(0);
+  if (const auto value = node.find("decay_steps")) training.decay_steps = value->as_integer(1);
+  for (const OptimizerNumber& number : optimizer_numbers) {
+    if (const auto value = node.find(number.key)) training.*number.member = read_number(*value, number.range);
+  }
+  const auto momentum = node.find("momentum");
+  if (momentum && training.optimizer && *training.optimizer != Optimizer::sgd) {
+    momentum->fail(fmt::format("momentum belongs to sgd, and the optimizer is {}", name(*training.optimizer)));
+  }
+  const bool decays = training.schedule && *training.schedule != LearningRateSchedule::constant;
+  if (decays && training.decay_steps.value_or(0) <= training.warmup_steps.value_or(0)) {
+    node.at("schedule").fail(fmt::format("a {} schedule needs decay_steps above the {} warmup_steps, found {}",
+                                         name(*training.schedule), training.warmup_steps.value_or(0),
+                                         training.decay_steps.value_or(0)));
+  }
+}
+
+void read_training(const YamlNode& node, ModelFile& file) {
+  node.allow_keys({"global_batch", "sequence_length", "precision", "optimizer", "initialization", "seed"});
+  TrainingOverrides& training = file.training;
+  if (const auto value = node.find("global_batch")) training.global_batch = value->as_integer(1);
+  if (const auto value = node.find("sequence_length")) {
+    training.sequence_length = value->as_integer(1, largest_vocabulary);
+    const bool learned = file.spec.family == Family::decoder && file.spec.position == PositionKind::learned;
+    if (learned && *training.sequence_length > file.spec.context) {
+      value->fail(fmt::format("sequence length {} is longer than the {} learned positions (context); allowed: 1 to {}",
+                              *training.sequence_length, file.spec.context, file.spec.context));
+    }
+  }
+  if (const auto value = node.find("precision")) training.precision = read_choice(*value, all_precisions);
+  if (const auto value = node.find("seed")) training.seed = static_cast<std::uint64_t>(value->as_integer(0));
+  if (const auto value = node.find("optimizer")) read_optimizer(*value, training);
+  if (const auto initialization = node.find("initialization")) {
+    initialization->allow_keys({"standard_deviation", "scaled_residual"});
+    if (const auto value = initialization->find("standard_deviation")) {
+      file.spec.initializer_range = read_number(*value, at_least_zero);
+    }
+    if (const auto value = initialization->find("scaled_residual")) file.spec.scaled_residual = value->as_bool();
+  }
+}
+
+void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
+  spec.heads = root.at("heads").as_integer(1, largest_width);
+  const auto kv_heads = root.find("kv_heads");
+  spec.kv_heads = kv_heads ? kv_heads->as_integer(1, largest_width) : spec.heads;
+  if (const auto head_dim = root.find("head_dim")) {
+    spec.head_dim = head_dim->as_integer(1, largest_width);
+  } else if (spec.hidden % spec.heads == 0) {
+    spec.head_dim = spec.hidden / spec.heads;
+  } else {
+    root.at("heads").fail(fmt::format(
+        "hidden {} is not a multiple of {} heads; choose a divisor of {}, or give head_dim", spec.hidden, spec.heads,
+        spec.hidden));
+  }
+  spec.position = read_choice(root.at("position"), all_positions);
+  if (const auto theta = root.find("rope_theta")) {
+    if (spec.position != PositionKind::rotary) theta->fail("rope_theta belongs to rotary positions, and position is learned");
+    spec.rope_theta = read_number(*theta, above_zero);
+  }
+  spec.norm = read_choice(root.at("norm"), all_norms);
+  if (const auto epsilon = root.find("norm_epsilon")) spec.norm_epsilon = read_number(*epsilon, above_zero);
+  const auto flag = [&](const char* key) {
+    const auto node = root.find(key);
+    return node && node->as_bool();
+  };
+  spec.qkv_bias = flag("qkv_bias");
+  spec.attention_output_bias = flag("attention_output_bias");
+  spec.mlp_bias = flag("mlp_bias");
+}
+
+// PyYAML and other readers of YAML 1.1 take "1e-05" for text: they want a point before the exponent.
+std::string written(double number) {
+  std::string text = fmt::format("{}", number);
+  const std::size_t exponent = text.find('e');
+  if (exponent != std::string::npos && text.find('.') == std::string::npos) text.insert(exponent, ".0");
+  return text;
+}
+
+}  // namespace
+
+TrainingSpec with_overrides(TrainingSpec training, const TrainingOverrides& overrides) {
+  const auto take = [](auto& field, const auto& override_value) {
+    if (override_value) field = *override_value;
+  };
+  take(training.global_batch, overrides.global_batch);
+  take(training.sequence_length, overrides.sequence_length);
+  take(training.precision, overrides.precision);
+  take(training.optimizer, overrides.optimizer);
+  take(training.learning_rate, overrides.learning_rate);
+  take(training.schedule, overrides.schedule);
+  take(training.warmup_steps, overrides.warmup_steps);
+  take(training.decay_steps, overrides.decay_steps);
+  take(training.final_learning_rate, overrides.final_learning_rate);
+  take(training.beta1, overrides.beta1);
+  take(training.beta2, overrides.beta2);
+  take(training.epsilon, overrides.epsilon);
+  take(training.weight_decay, overrides.weight_decay);
+  take(training.momentum, overrides.momentum);
+  take(training.clip_norm, overrides.clip_norm);
+  take(training.seed, overrides.seed);
+  return training;
+}
+
+ModelFile read_model(const std::string& text, const std::string& file_name) {
+  const YamlNode root = YamlNode::parse(text, file_name);
+  ModelFile file;
+  ModelSpec& spec = file.spec;
+
+  std::vector<std::string> families;
+  for (const FamilyRow& row : family_rows()) families.emplace_back(row.name);
+  const FamilyRow& family = family_rows()[root.at("family").as_choice(families)];
+  spec.family = family.family;
+
+  std::vector<std::string> allowed = {"name",    "source",     "family",          "layers",  "hidden", "feature",
+                                      "context", "vocabulary", "tied_embeddings", "activation", "training"};
+  for (const auto& keys : {family.required, family.optional}) allowed.insert(allowed.end(), keys.begin(), keys.end());
+  root.allow_keys(allowed);
+
+  spec.name = root.at("name").as_string();
+  if (spec.name.empty()) root.at("name").fail("expected a name, found ''");
+  if (const auto source = root.find("source")) file.source = source->as_string();
+  spec.layers = root.at("layers").as_integer(1, largest_layers);
+  spec.hidden = root.at("hidden").as_integer(1, largest_width);
+  spec.feature = root.at("feature").as_integer(1, largest_width);
+  spec.vocabulary = root.at("vocabulary").as_integer(1, largest_vocabulary);
+  spec.context = root.at("context").as_integer(1, largest_vocabulary);
+  spec.activation = read_choice(root.at("activation"), all_activations);
+  if (const auto tied = root.find("tied_embeddings")) spec.tied_embeddings = tied->as_bool();
+  if (spec.family == Family::decoder) read_attention_and_norm(root, spec);
+  if (const auto problem = find_problem(spec)) {
+    const auto blamed = root.find(problem->key);
+    (blamed ? *blamed : root.at("heads")).fail(problem->message);
+  }
+  if (const auto training = root.find("training")) read_training(*training, file);
+  return file;
+}
+
+std::string write_model(const ModelSpec& spec) {
+  std::string out;
+  const auto line = [&](const char* key, const auto& value) { out += fmt::format("{}: {}\n", key, value); };
+  line("name", Json(spec.name).dump(-1, ' ', false, Json::error_handler_t::replace));
+  line("family", name(spec.family));
+  line("layers", spec.layers);
+  line("hidden", spec.hidden);
+  line("feature", spec.feature);
+  line("vocabulary", spec.vocabulary);
+  line("context", spec.context);
+  line("activation", name(spec.activation));
+  line("tied_embeddings", spec.tied_embeddings);
+  if (spec.family == Family::decoder) {
+    line("heads", spec.heads);
+    line("kv_heads", spec.kv_heads);
+    line("head_dim", spec.head_dim);
+    line("position", name(spec.position));
+    if (spec.position == PositionKind::rotary) line("rope_theta", written(spec.rope_theta));
+    line("norm", name(spec.norm));
+    line("norm_epsilon", written(spec.norm_epsilon));
+    line("qkv_bias", spec.qkv_bias);
+    line("attention_output_bias", spec.attention_output_bias);
+    line("mlp_bias", spec.mlp_bias);
+  }
+  out += fmt::format("training:\n  initialization:\n    standard_deviation: {}\n    scaled_residual: {}\n",
+                     written(spec.initializer_range), spec.scaled_residual);
+  return out;
+}
+
+}  // namespace parplan
