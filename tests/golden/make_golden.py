@@ -94,7 +94,7 @@ class TinyGpt2:
 
     def shapes(self):
         yield "embedding.weight", (61, HIDDEN)
-        yield "position.weight", (64, HIDDEN)
+        yield "position.weight", (32, HIDDEN)
         for n in range(LAYERS):
             for part, shape in (
                 ("attention_norm.weight", (HIDDEN,)), ("attention_norm.bias", (HIDDEN,)),

@@ -63,7 +63,8 @@ const std::vector<HeavyLibrary>& heavy_libraries() {
   static const std::vector<HeavyLibrary> table = {
       {"Boost", "boost/.*", {"planner/graph", "planner/cluster"}},
       {"Eigen", "(unsupported/)?Eigen/.*", {"planner/cost", "runtime/device/cpu"}},
-      {"yaml-cpp", "yaml-cpp/.*", {"planner/base"}},
+      // Reading is base's alone; a writer of files may use the emitter.
+      {"yaml-cpp", "yaml-cpp/.*", {"planner/base", "planner/cluster"}},
       {"CLI11", "CLI/.*", {"cli"}},
       {"MPI", "mpi\\.h", {"runtime/comm/mpi"}},
       {"CUDA", "(cuda|cublas|cudnn|cub/|thrust/|nvml|nvtx3/).*",
@@ -382,7 +383,7 @@ TEST_CASE("a heavy library in a header or in the wrong room is found") {
   CHECK(house_faults(tree.root()) ==
         Faults{"planner/cost/fit.h:2: Eigen belongs in .cpp and .cu files, not in headers",
                "planner/graph/order.h:2: Boost belongs in .cpp and .cu files, not in headers",
-               "planner/plan/plan.cpp:1: yaml-cpp is used in planner/base only",
+               "planner/plan/plan.cpp:1: yaml-cpp is used in planner/base, planner/cluster only",
                "planner/simulator/play.cpp:1: CUDA is used in runtime/device/cuda, runtime/comm/nccl, runtime/comm/cuda_local only",
                "runtime/comm/mpi/mpi.h:2: MPI belongs in .cpp and .cu files, not in headers"});
 }

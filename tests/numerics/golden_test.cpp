@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "models/families.h"
-#include "models/model_spec.h"
+#include "models/find_model.h"
 #include "tests/numerics/golden.h"
 #include "tests/numerics/reference.h"
 
@@ -52,19 +52,6 @@ double relative_error(std::span<const float> a, std::span<const float> b) {
   return distance(a, b) / std::sqrt(squared_norm(b));
 }
 
-ModelSpec tiny_gpt2() {
-  return {.name = "tiny-gpt2", .layers = 4, .hidden = 32, .feature = 128, .vocabulary = 61, .context = 64,
-          .activation = FeedForwardKind::gelu_tanh, .tied_embeddings = true, .heads = 4, .kv_heads = 4, .head_dim = 8,
-          .position = PositionKind::learned, .norm = NormKind::layer_norm, .norm_epsilon = 1e-5, .qkv_bias = true,
-          .attention_output_bias = true, .mlp_bias = true};
-}
-
-ModelSpec tiny_llama() {
-  return {.name = "tiny-llama", .layers = 4, .hidden = 32, .feature = 48, .vocabulary = 64, .context = 64,
-          .activation = FeedForwardKind::gated_silu, .tied_embeddings = false, .heads = 4, .kv_heads = 2, .head_dim = 8,
-          .position = PositionKind::rotary, .rope_theta = 10000.0, .norm = NormKind::rms_norm, .norm_epsilon = 1e-5};
-}
-
 // What make_golden.py trains with.
 TrainingSpec golden_training() {
   return {.global_batch = batch, .sequence_length = sequence, .optimizer = Optimizer::adamw, .learning_rate = 1e-2,
@@ -77,9 +64,9 @@ struct Case {
   Reference reference;
   std::vector<std::int32_t> tokens, targets;
 
-  explicit Case(const ModelSpec& spec)
-      : graph(build_graph(spec, sequence)),
-        golden(read_golden(fmt::format("{}/tests/data/golden/{}.golden", PARPLAN_SOURCE_DIR, spec.name))),
+  explicit Case(const std::string& model)
+      : graph(build_graph(load_model(fmt::format("{}/tests/data/models/{}.yaml", PARPLAN_SOURCE_DIR, model), "").spec, sequence)),
+        golden(read_golden(fmt::format("{}/tests/data/golden/{}.golden", PARPLAN_SOURCE_DIR, model))),
         reference(graph, golden_training()) {
     for (const TensorId id : parameters(graph)) {
       const Tensor& tensor = graph.tensors[static_cast<std::size_t>(id)];
@@ -94,14 +81,14 @@ struct Case {
   }
 };
 
-std::vector<ModelSpec> tiny_models() { return {tiny_gpt2(), tiny_llama()}; }
+const std::vector<std::string> tiny_models = {"tiny-gpt2", "tiny-llama"};
 
 }  // namespace
 
 TEST_CASE("logits loss and gradients equal those of PyTorch") {
-  for (const ModelSpec& spec : tiny_models()) {
-    CAPTURE(spec.name);
-    Case test(spec);
+  for (const std::string& model : tiny_models) {
+    CAPTURE(model);
+    Case test(model);
     const double logits_error = relative_error(test.reference.logits(test.tokens), test.golden.at("logits").values);
     CHECK(logits_error < tolerance);
 
@@ -119,28 +106,28 @@ TEST_CASE("logits loss and gradients equal those of PyTorch") {
       worst = std::max(worst, error);
       compared.insert("gradient/" + name);
     }
-    MESSAGE(fmt::format("{}: relative error {:.1e} of logits, {:.1e} of the worst gradient", spec.name, logits_error, worst));
+    MESSAGE(fmt::format("{}: relative error {:.1e} of logits, {:.1e} of the worst gradient", model, logits_error, worst));
     for (const auto& [name, tensor] : test.golden) CHECK(name.starts_with("gradient/") == compared.contains(name));
   }
 }
 
 TEST_CASE("losses over five steps of AdamW with clipping equal those of PyTorch") {
-  for (const ModelSpec& spec : tiny_models()) {
-    CAPTURE(spec.name);
-    Case test(spec);
+  for (const std::string& model : tiny_models) {
+    CAPTURE(model);
+    Case test(model);
     double worst = 0.0;
     for (const float expected : test.golden.at("losses").values) {
       const ReferenceStep step = test.reference.step(test.tokens, test.targets, 1);
       CHECK(squared_norm(step.gradients) > 1.0);  // so that clipping to 1 takes part
       worst = std::max(worst, std::abs(step.loss - static_cast<double>(expected)) / static_cast<double>(expected));
     }
-    MESSAGE(fmt::format("{}: worst relative error of a loss {:.1e}", spec.name, worst));
+    MESSAGE(fmt::format("{}: worst relative error of a loss {:.1e}", model, worst));
     CHECK(worst < tolerance);
   }
 }
 
 TEST_CASE("the comparison with PyTorch sees a weight that is one part in a thousand off") {
-  Case test(tiny_gpt2());
+  Case test("tiny-gpt2");
   for (float& weight : test.reference.parameter("layers.2.attention.qkv.weight")) weight *= 1.001f;
   CHECK(relative_error(test.reference.logits(test.tokens), test.golden.at("logits").values) > 10 * tolerance);
   const ReferenceStep step = test.reference.step(test.tokens, test.targets, batch);
@@ -149,8 +136,8 @@ TEST_CASE("the comparison with PyTorch sees a weight that is one part in a thous
 }
 
 TEST_CASE("accumulation over micro-batches gives the gradients of one large batch") {
-  for (const ModelSpec& spec : tiny_models()) {
-    Case whole(spec), accumulated(spec);
+  for (const std::string& model : tiny_models) {
+    Case whole(model), accumulated(model);
     const ReferenceStep a = whole.reference.step(whole.tokens, whole.targets, 2);
     const ReferenceStep b = accumulated.reference.step(whole.tokens, whole.targets, 1);
     CHECK(std::abs(a.loss - b.loss) < 1e-6 * a.loss);
