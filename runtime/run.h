@@ -17,7 +17,7 @@ struct RunOptions {
   std::function<void(std::int64_t step, double loss, double step_time_s)> on_step;  // may be empty
 };
 
-// One instruction of one Segment, predicted beside measured, summed over a step of rank `rank`.
+// What one instruction of one Segment took, summed over a step (mean over all steps).
 struct InstructionComparison {
   std::string segment;
   std::string instruction;

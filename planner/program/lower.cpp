@@ -553,6 +553,7 @@ class Lowering {
       Instruction instruction = flat_kernel(sgd ? OpKind::sgd : OpKind::adamw, range.end - range.begin, Stream::compute,
                                             Label::optimizer, job_.training.precision);
       instruction.shape.weight_decay = decays;
+      instruction.shape.second = sgd && job_.training.momentum != 0.0;
       std::vector<Piece> operands{gradient_piece(bucket, bucket.gradients, range, Access::read),
                                   parameter_piece(bucket, range, Access::update)};
       for (int buffer : {bucket.first_moment, bucket.second_moment})
