@@ -1,0 +1,398 @@
+#include <algorithm>
+#include <array>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "planner/program/verify_passes.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::size_t stream_count = static_cast<std::size_t>(Stream::count_);
+std::size_t number(Stream stream) { return static_cast<std::size_t>(stream); }
+
+// Per stream, how many of its instructions are known to be complete: a vector clock.
+using Clock = std::array<int, stream_count>;
+
+void merge(Clock& into, const Clock& other) {
+  for (std::size_t s = 0; s < stream_count; ++s) into[s] = std::max(into[s], other[s]);
+}
+
+// An instruction that touched some bytes: the `sequence`-th of its stream, from 1; 0 where there is none.
+struct Touch {
+  int sequence = 0;
+  int call = -1;
+  int instruction = -1;
+};
+
+enum class Content { undefined, freed, scattered, defined };
+
+// What is known of some bytes of a buffer.
+struct State {
+  Content content = Content::undefined;
+  bool partial = false;   // a gradient, or what it was added to, that is still to be summed over the data axis
+  bool reduced = false;   // holds a gradient that was summed over it
+  bool stale = false;     // parameters that another rank has updated since
+  int freed_by = -1;      // call
+  Stream writer_stream{};
+  Touch writer;
+  std::array<Touch, stream_count> readers;  // last since the last write, per stream
+};
+
+struct Interval {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  State state;
+};
+
+// The bytes of one buffer, cut where uses of it begin and end.
+class Intervals {
+ public:
+  explicit Intervals(std::int64_t bytes) {
+    if (bytes > 0) all_.push_back({0, bytes, {}});
+  }
+  // Whole intervals that make up [begin, end). Valid until the next call.
+  std::span<Interval> within(std::int64_t begin, std::int64_t end) {
+    if (begin >= end) return {};
+    const std::size_t first = cut(begin);
+    const std::size_t last = cut(end);
+    return {all_.data() + first, last - first};
+  }
+  std::span<Interval> all() { return all_; }
+
+ private:
+  // The position of the interval that begins at `at`, which is cut if none does.
+  std::size_t cut(std::int64_t at) {
+    const auto found = std::lower_bound(all_.begin(), all_.end(), at, [](const Interval& i, std::int64_t b) { return i.begin < b; });
+    const std::size_t position = static_cast<std::size_t>(found - all_.begin());
+    if ((found != all_.end() && found->begin == at) || at >= all_.back().end) return position;
+    Interval tail = all_[position - 1];
+    all_[position - 1].end = tail.begin = at;
+    all_.insert(found, std::move(tail));
+    return position;
+  }
+
+  std::vector<Interval> all_;
+};
+
+// What of [begin, end) a mark covers, relative to begin.
+struct Mark {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  bool partial = false;
+  bool reduced = false;
+};
+
+// Plays one rank's calls in launch order, two steps long: what a step leaves in persistent buffers is what the next
+// one finds.
+class DataCheck {
+ public:
+  DataCheck(const Program& program, std::vector<Fault>& faults)
+      : program_(program), faults_(faults), most_(faults.size() + most_faults) {
+    for (const Buffer& buffer : program.buffers) contents_.emplace_back(buffer.bytes);
+    for (const Segment& segment : program.segments) {
+      std::vector<std::vector<OperandSource>>& of_segment = sources_.emplace_back();
+      for (const Instruction& instruction : segment.instructions)
+        of_segment.push_back(instruction.kind == InstructionKind::kernel ? *operand_sources(instruction) : std::vector<OperandSource>{});
+    }
+    for (std::size_t b = 0; b < program.buffers.size(); ++b)
+      if (program.buffers[b].persistent)
+        for (Interval& interval : contents_[b].all()) interval.state.content = Content::defined;
+  }
+
+  void run() {
+    const std::size_t before = faults_.size();
+    for (int step = 0; step < 2 && faults_.size() == before; ++step) {
+      begin_step();
+      for (std::size_t c = 0; c < program_.calls.size(); ++c) run_call(static_cast<int>(c));
+    }
+  }
+
+ private:
+  enum class Rule { order, definition, reduction };
+
+  // One fault a rule for each instruction of each segment: the other calls of it would repeat it.
+  void fault(Rule rule, int call, int instruction, const std::string& what) {
+    const int segment = program_.calls[static_cast<std::size_t>(call)].segment;
+    if (faults_.size() < most_ && known_.insert({rule, {segment, instruction}}).second)
+      faults_.push_back({program_.rank, call, instruction, what});
+  }
+
+  bool several_data_ranks() const { return program_.group(GroupKind::data).size() > 1; }
+  bool over_data(const Instruction& instruction) const {
+    return several_data_ranks() && program_.group(instruction.group) == program_.group(GroupKind::data);
+  }
+  const Buffer& buffer(int id) const { return program_.buffers[static_cast<std::size_t>(id)]; }
+  std::string bytes_of(int id, std::int64_t begin, std::int64_t end) const {
+    return fmt::format("bytes [{}, {}) of '{}'", begin, end, buffer(id).name);
+  }
+
+  void begin_step() {
+    for (std::size_t b = 0; b < contents_.size(); ++b)
+      for (Interval& interval : contents_[b].all()) {
+        State fresh;
+        if (program_.buffers[b].persistent) {
+          fresh.content = interval.state.content;
+          fresh.partial = interval.state.partial;
+          fresh.reduced = interval.state.reduced;
+          fresh.stale = interval.state.stale;
+        }
+        interval.state = fresh;
+      }
+    for (Clock& clock : clocks_) clock.fill(0);
+    recorded_.assign(static_cast<std::size_t>(program_.events), {});
+  }
+
+  void run_call(int c) {
+    const Call& call = program_.calls[static_cast<std::size_t>(c)];
+    const Segment& segment = program_.segments[static_cast<std::size_t>(call.segment)];
+    Clock& main = clocks_[number(segment.stream)];
+    for (int event : call.waits) merge(main, recorded_[static_cast<std::size_t>(event)]);
+    std::array<bool, stream_count> side{};
+    for (const Instruction& instruction : segment.instructions) side[number(instruction.stream)] = true;
+    side[number(segment.stream)] = false;
+    for (std::size_t s = 0; s < stream_count; ++s)
+      if (side[s]) merge(clocks_[s], main);
+
+    std::vector<Clock> events(static_cast<std::size_t>(segment.events));
+    for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
+      const Instruction& instruction = segment.instructions[i];
+      Clock& clock = clocks_[number(instruction.stream)];
+      for (int event : instruction.waits) merge(clock, events[static_cast<std::size_t>(event)]);
+      run_instruction(call, c, static_cast<int>(i), instruction, clock);
+      if (instruction.records) events[static_cast<std::size_t>(*instruction.records)] = clock;
+    }
+
+    for (std::size_t s = 0; s < stream_count; ++s)
+      if (side[s]) merge(main, clocks_[s]);
+    if (call.records) recorded_[static_cast<std::size_t>(*call.records)] = main;
+    for (int id : call.frees) {
+      if (buffer(id).persistent) {
+        fault(Rule::definition, c, -1, fmt::format("frees '{}', which keeps its value between steps", buffer(id).name));
+        continue;
+      }
+      for (Interval& interval : contents_[static_cast<std::size_t>(id)].all()) {
+        interval.state.content = Content::freed;
+        interval.state.freed_by = c;
+        interval.state.partial = interval.state.reduced = interval.state.stale = false;
+      }
+    }
+  }
+
+  int bound(const Call& call, const Operand& operand) const { return call.buffers[static_cast<std::size_t>(operand.binding)]; }
+  std::span<Interval> bytes(const Call& call, const Operand& operand) {
+    return contents_[static_cast<std::size_t>(bound(call, operand))].within(operand.offset, operand.offset + operand.bytes);
+  }
+
+  void run_instruction(const Call& call, int c, int i, const Instruction& instruction, Clock& clock) {
+    const std::vector<OperandSource>& sources = sources_[static_cast<std::size_t>(call.segment)][static_cast<std::size_t>(i)];
+    const bool optimizer = is_optimizer(instruction);
+    for (std::size_t o = 0; o < instruction.operands.size(); ++o) {
+      const Operand& operand = instruction.operands[o];
+      const bool workspace = !sources.empty() && sources[o] == OperandSource::workspace;
+      for (const Interval& interval : bytes(call, operand)) {
+        check_order(call, c, i, instruction, operand, interval, clock);
+        if (operand.access != Access::write && !workspace) check_content(call, c, i, instruction, operand, interval);
+      }
+    }
+    check_reductions(call, c, i, instruction);
+
+    const std::vector<std::vector<Mark>> before = marks(call, instruction);
+    const Touch touch{++clock[number(instruction.stream)], c, i};
+    for (const Operand& operand : instruction.operands)
+      if (operand.access == Access::read)
+        for (Interval& interval : bytes(call, operand)) interval.state.readers[number(instruction.stream)] = touch;
+    for (std::size_t o = 0; o < instruction.operands.size(); ++o) {
+      const Operand& operand = instruction.operands[o];
+      if (operand.access == Access::read) continue;
+      const bool gradient = !sources.empty() && sources[o] == OperandSource::parameter_gradient && several_data_ranks();
+      for (Interval& interval : bytes(call, operand)) {
+        State& state = interval.state;
+        state.content = Content::defined;
+        state.writer = touch;
+        state.writer_stream = instruction.stream;
+        state.readers.fill({});
+        if (operand.access == Access::write) state.partial = state.reduced = state.stale = false;
+        if (gradient) state.partial = true;
+      }
+    }
+    pass_marks(call, instruction, before);
+    if (optimizer) update_parameters(call, instruction);
+  }
+
+  static bool is_optimizer(const Instruction& instruction) {
+    return instruction.kind == InstructionKind::kernel && (instruction.op == OpKind::adamw || instruction.op == OpKind::sgd);
+  }
+
+  // Order ---------------------------------------------------------------------------------------------------------
+
+  void check_order(const Call& call, int c, int i, const Instruction& instruction, const Operand& operand,
+                   const Interval& interval, const Clock& clock) {
+    const auto check = [&](const Touch& touch, std::size_t stream, const char* did) {
+      if (touch.sequence == 0 || stream == number(instruction.stream) || clock[stream] >= touch.sequence) return;
+      const Call& earlier = program_.calls[static_cast<std::size_t>(touch.call)];
+      const Instruction& other = program_.segments[static_cast<std::size_t>(earlier.segment)].instructions[static_cast<std::size_t>(touch.instruction)];
+      const char* does = operand.access == Access::read ? "reads" : operand.access == Access::write ? "writes" : "updates";
+      fault(Rule::order, c, i,
+            fmt::format("missing event: {} on stream {} {} {} without waiting for {} of call {} on stream {}, which {} them",
+                        describe(instruction), name(instruction.stream), does, bytes_of(bound(call, operand), interval.begin, interval.end),
+                        describe(other), touch.call, name(other.stream), did));
+    };
+    check(interval.state.writer, number(interval.state.writer_stream), "writes");
+    if (operand.access == Access::read) return;
+    for (std::size_t s = 0; s < stream_count; ++s) check(interval.state.readers[s], s, "reads");
+  }
+
+  // Definition ----------------------------------------------------------------------------------------------------
+
+  void check_content(const Call& call, int c, int i, const Instruction& instruction, const Operand& operand, const Interval& interval) {
+    const State& state = interval.state;
+    if (state.content == Content::defined) return;
+    const std::string range = bytes_of(bound(call, operand), interval.begin, interval.end);
+    if (state.content == Content::undefined) {
+      fault(Rule::definition, c, i, fmt::format("use before definition: {} reads {}, which nothing has written", describe(instruction), range));
+    } else if (state.content == Content::freed) {
+      fault(Rule::definition, c, i,
+            fmt::format("use after free: {} reads {}, which call {} freed", describe(instruction), range, state.freed_by));
+    } else {
+      fault(Rule::definition, c, i,
+            fmt::format("use before definition: {} reads {}, which reduce_scatter of call {} left to other ranks",
+                        describe(instruction), range, state.writer.call));
+    }
+  }
+
+  // Reductions ----------------------------------------------------------------------------------------------------
+
+  void check_reductions(const Call& call, int c, int i, const Instruction& instruction) {
+    const bool kernel = instruction.kind == InstructionKind::kernel;
+    for (const Operand& operand : instruction.operands) {
+      if (operand.access == Access::write) continue;
+      for (const Interval& interval : bytes(call, operand)) {
+        if (!interval.state.stale) continue;
+        fault(Rule::reduction, c, i,
+              fmt::format("dropped gather: {} reads {}, which other ranks of the data group ({}) have updated", describe(instruction),
+                          bytes_of(bound(call, operand), interval.begin, interval.end), list_ranks(program_.group(GroupKind::data))));
+        break;
+      }
+    }
+    if (is_optimizer(instruction) || (kernel && instruction.op == OpKind::sum_squares)) {
+      const Operand& gradient = instruction.operands.front();
+      for (const Interval& interval : bytes(call, gradient))
+        if (interval.state.partial)
+          return fault(Rule::reduction, c, i,
+                       fmt::format("dropped reduction: {} reads gradients in {}, which are not yet summed over the data group ({})",
+                                   describe(instruction), bytes_of(bound(call, gradient), interval.begin, interval.end),
+                                   list_ranks(program_.group(GroupKind::data))));
+    }
+    const bool sums = instruction.kind == InstructionKind::all_reduce_sum || instruction.kind == InstructionKind::reduce_scatter;
+    if (!sums || !over_data(instruction)) return;
+    for (const Interval& interval : bytes(call, instruction.operands.front()))
+      if (interval.state.reduced)
+        return fault(Rule::reduction, c, i,
+                     fmt::format("reduced twice: {} sums {} over the data group ({}), where they were summed before", describe(instruction),
+                                 bytes_of(bound(call, instruction.operands.front()), interval.begin, interval.end),
+                                 list_ranks(program_.group(GroupKind::data))));
+  }
+
+  // The marks of what an instruction reads, before it writes.
+  std::vector<std::vector<Mark>> marks(const Call& call, const Instruction& instruction) {
+    std::vector<std::vector<Mark>> result;
+    const bool moves = instruction.kind == InstructionKind::all_gather ||
+                       (instruction.kind == InstructionKind::kernel && (instruction.op == OpKind::accumulate || instruction.op == OpKind::copy));
+    if (!moves) return result;
+    const Operand& source = instruction.operands.front();
+    std::vector<Mark>& of_source = result.emplace_back();
+    for (const Interval& interval : bytes(call, source))
+      of_source.push_back({interval.begin - source.offset, interval.end - source.offset, interval.state.partial, interval.state.reduced});
+    return result;
+  }
+
+  void pass_marks(const Call& call, const Instruction& instruction, const std::vector<std::vector<Mark>>& before) {
+    const Operand& target = instruction.operands.back();
+    Intervals& contents = contents_[static_cast<std::size_t>(bound(call, target))];
+    const std::vector<int>& ranks = program_.group(instruction.group);
+    switch (instruction.kind) {
+      case InstructionKind::all_reduce_sum:
+        if (over_data(instruction)) reduce(contents, target.offset, target.offset + target.bytes);
+        return;
+      case InstructionKind::reduce_scatter: {
+        if (ranks.size() < 2) return;
+        const int members = static_cast<int>(ranks.size());
+        const int member = static_cast<int>(std::find(ranks.begin(), ranks.end(), program_.rank) - ranks.begin());
+        const std::int64_t element = size_of(instruction.type);
+        const std::int64_t begin = target.offset + chunk_begin(target.bytes / element, members, member) * element;
+        const std::int64_t end = target.offset + chunk_begin(target.bytes / element, members, member + 1) * element;
+        scatter(contents, target.offset, begin);
+        scatter(contents, end, target.offset + target.bytes);
+        if (over_data(instruction)) reduce(contents, begin, end);
+        return;
+      }
+      case InstructionKind::all_gather: {
+        Mark any;
+        for (const Mark& mark : before.front()) any.partial |= mark.partial, any.reduced |= mark.reduced;
+        for (Interval& interval : contents.within(target.offset, target.offset + target.bytes)) {
+          interval.state.partial = any.partial;
+          interval.state.reduced = any.reduced;
+        }
+        return;
+      }
+      case InstructionKind::kernel: break;
+      default: return;
+    }
+    if (before.empty()) return;
+    // accumulate, copy: element i of the source goes to element i of the target, of its own width.
+    const Operand& source = instruction.operands.front();
+    for (const Mark& mark : before.front()) {
+      if (!mark.partial && !mark.reduced) continue;
+      const auto at = [&](std::int64_t offset) { return source.bytes == 0 ? 0 : target.offset + offset * target.bytes / source.bytes; };
+      for (Interval& interval : contents.within(at(mark.begin), at(mark.end))) {
+        interval.state.partial |= mark.partial;
+        interval.state.reduced |= mark.reduced;
+      }
+    }
+  }
+
+  static void reduce(Intervals& contents, std::int64_t begin, std::int64_t end) {
+    for (Interval& interval : contents.within(begin, end)) {
+      interval.state.reduced |= interval.state.partial;
+      interval.state.partial = false;
+    }
+  }
+  static void scatter(Intervals& contents, std::int64_t begin, std::int64_t end) {
+    for (Interval& interval : contents.within(begin, end)) {
+      interval.state.content = Content::scattered;
+      interval.state.partial = interval.state.reduced = false;
+    }
+  }
+
+  // The optimizer has updated this rank's shard; what else the buffer holds of the bucket is now old.
+  void update_parameters(const Call& call, const Instruction& instruction) {
+    const int id = bound(call, instruction.operands[1]);
+    const std::int64_t element = size_of(instruction.type);
+    for (const Bucket& bucket : program_.buckets) {
+      if (bucket.parameters != id || !several_data_ranks() || buffer(id).bytes < bucket.elements * element) continue;
+      const std::int64_t begin = bucket.shard_begin * element;
+      const std::int64_t end = begin + bucket.shard_elements * element;
+      Intervals& contents = contents_[static_cast<std::size_t>(id)];
+      for (Interval& interval : contents.within(0, begin)) interval.state.stale = true;
+      for (Interval& interval : contents.within(end, bucket.elements * element)) interval.state.stale = true;
+    }
+  }
+
+  const Program& program_;
+  std::vector<Fault>& faults_;
+  std::size_t most_;
+  std::set<std::pair<Rule, std::pair<int, int>>> known_;
+  std::vector<Intervals> contents_;                             // per buffer
+  std::vector<std::vector<std::vector<OperandSource>>> sources_;  // per segment, instruction (kernels), operand
+  std::array<Clock, stream_count> clocks_{};                    // what is complete when a stream's next instruction begins
+  std::vector<Clock> recorded_;                                 // per event of the Program
+};
+
+}  // namespace
+
+void find_data_faults(const Program& program, std::vector<Fault>& faults) { DataCheck(program, faults).run(); }
+
+}  // namespace parplan
