@@ -1,6 +1,7 @@
 #include "planner/cost/cost_model.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "planner/cost/collective.h"
 #include "planner/cost/kernel.h"
@@ -24,8 +25,8 @@ Cluster small_cluster(int nodes) {
   for (int i = 0; i < 4; ++i) {
     const int device = static_cast<int>(node.vertices.size());
     node.devices.push_back(device);
-    node.vertices.push_back({"GPU" + std::to_string(i), VertexKind::device});
-    node.vertices.push_back({"NIC" + std::to_string(i), VertexKind::nic});
+    node.vertices.push_back({fmt::format("GPU{}", i), VertexKind::device});
+    node.vertices.push_back({fmt::format("NIC{}", i), VertexKind::nic});
     node.links.push_back({.a = device, .b = 0, .bandwidth = BytesPerSecond(100.0), .latency = Seconds(1.0), .kind = "NV"});
     node.links.push_back({.a = device, .b = device + 1, .bandwidth = BytesPerSecond(50.0), .latency = Seconds(1.0), .kind = "PCIe"});
     node.links.push_back({.a = device + 1, .b = 1, .bandwidth = BytesPerSecond(10.0), .latency = Seconds(1.0), .kind = "network"});

@@ -1,0 +1,53 @@
+#include "planner/simulator/segment_cost.h"
+
+#include <doctest/doctest.h>
+
+#include "planner/base/error.h"
+#include "tests/planner/simulator/hand_built.h"
+
+namespace parplan {
+namespace {
+
+Segment layer() {
+  HandBuilt built;
+  built.segment("layer", Stream::compute,
+                {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1), kernel(3),
+                 after(kernel(2, Label::recompute), {1})});
+  return built.program.segments[0];
+}
+
+TEST_CASE("a segment is costed once, with its time and parts when nothing else runs") {
+  const CostedSegment costed = cost_segment(layer(), concurrent());
+  CHECK(costed.seconds == 9.0);  // 3, then 4 beside 3, then 2
+  CHECK(costed.parts.compute == Seconds(6));
+  CHECK(costed.parts.tensor_exposed == Seconds(1));
+  CHECK(costed.parts.recompute == Seconds(2));
+  CHECK(costed.parts.total() == Seconds(9));
+  CHECK(costed.computes);
+  CHECK(costed.streams == (1u << index_of(Stream::compute) | 1u << index_of(Stream::tensor)));
+}
+
+TEST_CASE("on a device that communicates itself a segment takes the sum of its instructions") {
+  const CostedSegment costed = cost_segment(layer(), sequential());
+  CHECK(costed.seconds == 12.0);
+  CHECK(costed.parts.tensor_exposed == Seconds(4));
+}
+
+TEST_CASE("a copy of a costed segment stands on its own") {
+  CostedSegment copy;
+  {
+    const CostedSegment costed = cost_segment(layer(), concurrent());
+    copy = costed;
+  }
+  CHECK(attribute(copy.alone, copy.last) == copy.parts);
+}
+
+TEST_CASE("an instruction that waits for an event of the future is an error of ours") {
+  Segment segment = layer();
+  segment.instructions[0].waits = {1};
+  CHECK_THROWS_WITH_AS(cost_segment(segment, concurrent()),
+                       doctest::Contains("segment 'layer': instruction 0 waits for event 1, recorded by 1"), InternalError);
+}
+
+}  // namespace
+}  // namespace parplan

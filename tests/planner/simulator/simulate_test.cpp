@@ -1,0 +1,393 @@
+#include "planner/simulator/simulate.h"
+
+#include <doctest/doctest.h>
+
+#include <random>
+
+#include "planner/base/error.h"
+#include "planner/plan/parallel_spec.h"
+#include "tests/planner/simulator/hand_built.h"
+
+namespace parplan {
+namespace {
+
+using doctest::Approx;
+
+StepResult simulate_one(const HandBuilt& built, const CostModel& model) {
+  return simulate({&built.program, 1}, {&model, 1});
+}
+
+StepTime parts(double compute, double tensor, double data, double pipeline, double bubble, double optimizer = 0.0) {
+  StepTime time;
+  time.compute = Seconds(compute);
+  time.tensor_exposed = Seconds(tensor);
+  time.data_exposed = Seconds(data);
+  time.pipeline_exposed = Seconds(pipeline);
+  time.bubble = Seconds(bubble);
+  time.optimizer = Seconds(optimizer);
+  return time;
+}
+
+StepTime simulate_stages(const std::vector<Program>& programs, const CostModel& model, Timeline* timeline = nullptr) {
+  const std::vector<CostModel> models(programs.size(), model);
+  return simulate(programs, models, timeline).time;
+}
+
+std::vector<Action> gpipe(int stage, int micro_batches) {
+  std::vector<Action> actions;
+  for (const Phase phase : {Phase::forward, Phase::backward})
+    for (int i = 0; i < micro_batches; ++i) actions.push_back({.stage = stage, .phase = phase, .micro_batch = i});
+  return actions;
+}
+
+std::vector<Action> one_f_one_b(int stage, int stages, int micro_batches) {
+  std::vector<Action> actions;
+  const int warm_up = std::min(stages - 1 - stage, micro_batches);
+  for (int i = 0; i < warm_up; ++i) actions.push_back({.stage = stage, .phase = Phase::forward, .micro_batch = i});
+  for (int i = 0; i < micro_batches; ++i) {
+    if (i + warm_up < micro_batches) actions.push_back({.stage = stage, .phase = Phase::forward, .micro_batch = i + warm_up});
+    actions.push_back({.stage = stage, .phase = Phase::backward, .micro_batch = i});
+  }
+  return actions;
+}
+
+std::vector<Program> pipeline(int stages, int micro_batches, ScheduleKind kind, std::int64_t forward,
+                              std::int64_t backward, std::int64_t transfer) {
+  std::vector<Program> programs;
+  for (int s = 0; s < stages; ++s)
+    programs.push_back(pipeline_stage(s, stages, kind == ScheduleKind::gpipe ? gpipe(s, micro_batches) : one_f_one_b(s, stages, micro_batches),
+                                      forward, backward, transfer));
+  return programs;
+}
+
+
+
+TEST_CASE("kernels of one stream add up under their labels") {
+  HandBuilt built;
+  const int segment = built.segment("step", Stream::compute, {kernel(3), kernel(2, Label::recompute), kernel(1, Label::optimizer)});
+  built.call(segment);
+  built.call(segment);
+  StepTime expected = parts(6, 0, 0, 0, 0, 2);
+  expected.recompute = Seconds(4);
+  for (const CostModel& model : {concurrent(), sequential()}) {
+    CHECK(simulate_one(built, model).time == expected);
+    CHECK(simulate_one(built, model).time.total() == Seconds(12));
+  }
+}
+
+TEST_CASE("a tensor reduction that the next kernel awaits is exposed") {
+  HandBuilt built;
+  // 3, then 4 on the wire, then 2.
+  built.call(built.segment("layer", Stream::compute,
+                           {after(kernel(3), {}, 0),
+                            after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+                            after(kernel(2), {1})}));
+  for (const CostModel& model : {concurrent(), sequential()}) CHECK(simulate_one(built, model).time == parts(5, 4, 0, 0, 0));
+}
+
+TEST_CASE("a tensor reduction hides behind a kernel that does not await it") {
+  HandBuilt built;
+  built.call(built.segment("layer", Stream::compute,
+                           {after(kernel(3), {}, 0),
+                            after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+                            kernel(3),               // 3 to 6, while the reduction goes on until 7
+                            after(kernel(2), {1})}));
+  CHECK(simulate_one(built, concurrent()).time == parts(8, 1, 0, 0, 0));
+  CHECK(simulate_one(built, sequential()).time == parts(8, 4, 0, 0, 0));
+}
+
+TEST_CASE("a segment joins its side streams at its end, so what they do last is exposed") {
+  HandBuilt built;
+  const int layer = built.segment("layer", Stream::compute,
+                                  {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0})});
+  built.call(layer);
+  built.call(layer);
+  CHECK(simulate_one(built, concurrent()).time == parts(6, 8, 0, 0, 0));
+}
+
+TEST_CASE("the data-parallel reduction overlaps the backward pass") {
+  HandBuilt built;
+  const int backward = built.segment("backward", Stream::compute, {kernel(3)});
+  const int reduce = built.segment("reduce", Stream::data, {all_reduce(4, GroupKind::data, Stream::data, Label::data)});
+  const int update = built.segment("update", Stream::compute, {kernel(1, Label::optimizer)});
+  int reduced = -1;
+  for (int layer = 0; layer < 3; ++layer) reduced = built.call(reduce, {built.call(backward)});
+  built.call(update, {reduced});
+  // Backward 0-3, 3-6, 6-9; reductions 3-7, 7-11, 11-15; update 15-16: 6 s of reductions are not hidden.
+  CHECK(simulate_one(built, concurrent()).time == parts(9, 0, 6, 0, 0, 1));
+  // One core does both: 9 + 12 + 1.
+  CHECK(simulate_one(built, sequential()).time == parts(9, 0, 12, 0, 0, 1));
+}
+
+TEST_CASE("communication at the end of the step is exposed though nothing computes after it") {
+  HandBuilt built;
+  const int compute = built.segment("compute", Stream::compute, {kernel(3)});
+  const int gather = built.segment("gather", Stream::data, {all_reduce(4, GroupKind::data, Stream::data, Label::data)});
+  built.call(gather, {built.call(compute)});
+  CHECK(simulate_one(built, concurrent()).time == parts(3, 0, 4, 0, 0));
+}
+
+TEST_CASE("a kernel beside another segment's exposed communication counts as compute") {
+  HandBuilt built;
+  built.call(built.segment("layer", Stream::compute,
+                           {after(kernel(3), {}, 0),
+                            after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+                            after(kernel(2), {1})}));
+  built.call(built.segment("update", Stream::data, {kernel(5, Label::optimizer)}));
+  // compute 0-3, update goes on until 5, the reduction until 7, compute 7-9.
+  built.program.segments[1].instructions[0].stream = Stream::data;
+  CHECK(simulate_one(built, concurrent()).time == parts(5, 2, 0, 0, 0, 2));
+}
+
+TEST_CASE("GPipe and 1F1B take (m + p - 1)(f + b), of which p - 1 are the bubble") {
+  for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b})
+    for (const int p : {1, 2, 4})
+      for (const int m : {1, 4, 9}) {
+        CAPTURE(p);
+        CAPTURE(m);
+        for (const CostModel& model : {concurrent(), sequential()})
+          // f = 1, b = 2, transfers for nothing. Stage 0 finishes last: 3 m computing, 3 (p - 1) idle.
+          CHECK(simulate_stages(pipeline(p, m, kind, 1, 2, 0), model) == parts(3.0 * m, 0, 0, 0, 3.0 * (p - 1)));
+      }
+}
+
+TEST_CASE("a transfer counts as pipeline while it is awaited, the wait for the partner as bubble") {
+  // Stage 0: forward 0-1, sent 1-6, then it waits. Stage 1: forward 6-7, backward 7-9, sent 9-14. Stage 0: backward 14-16.
+  const std::vector<Program> programs = pipeline(2, 1, ScheduleKind::gpipe, 1, 2, 5);
+  for (const CostModel& model : {concurrent(), sequential()}) CHECK(simulate_stages(programs, model) == parts(3, 0, 0, 5, 8));
+}
+
+TEST_CASE("transfers overlap compute on devices with streams, and cost the receiver on others") {
+  // Two stages, three micro-batches forward only: f = 4, transfer 2.
+  std::vector<Program> programs;
+  for (int s = 0; s < 2; ++s) {
+    std::vector<Action> actions = gpipe(s, 3);
+    actions.resize(3);
+    programs.push_back(pipeline_stage(s, 2, actions, 4, 0, 2));
+  }
+  // Stage 1: received 4-6, 8-10, 12-14; computed 6-10, 10-14, 14-18.
+  // Before the first: 4 of bubble, 2 of transfer.
+  CHECK(simulate_stages(programs, concurrent()) == parts(12, 0, 0, 2, 4));
+  // Stage 0 posts at 4, 8, 12. Stage 1: copies 4-6, computes 6-10, copies 10-12, computes 12-16, copies 16-18, computes 18-22.
+  CHECK(simulate_stages(programs, sequential()) == parts(12, 0, 0, 6, 4));
+}
+
+TEST_CASE("a sender in its own thread goes on at once, and waits where it waits for the event") {
+  HandBuilt first(0);
+  const int work = first.segment("work", Stream::compute, {kernel(1)});
+  const int send = first.segment("send", Stream::send_next,
+                                 {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline)});
+  const int sent = first.call(send, {first.call(work)});
+  first.call(work);           // 1 to 2, while the send is outstanding
+  const int again = first.segment("reuse", Stream::compute, {kernel(20)});
+  first.call(again, {sent});  // taken at 3 + 5
+  HandBuilt second(1);
+  second.call(second.segment("work", Stream::compute, {kernel(3)}));
+  second.call(second.segment("receive", Stream::receive_previous,
+                             {communication(InstructionKind::receive, 5, GroupKind::previous, Stream::receive_previous, Label::pipeline)}));
+  // 0-2 compute, 2-3 bubble (the receiver computes), 3-8 the copy, 8-28 compute.
+  CHECK(simulate_stages({first.program, second.program}, sequential()) == parts(22, 0, 0, 5, 1));
+  // With streams the receive is ready at 0, the send at 1: 1-6, compute 1-2; then 4 s of transfer are left.
+  CHECK(simulate_stages({first.program, second.program}, concurrent()) == parts(22, 0, 0, 4, 0));
+}
+
+TEST_CASE("a posted send on a side stream is joined at its segment's end") {
+  HandBuilt first(0);
+  first.call(first.segment("work", Stream::compute,
+                           {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline), kernel(1)}));
+  first.call(first.segment("more", Stream::compute, {kernel(20)}));
+  HandBuilt second(1);
+  second.call(second.segment("receive", Stream::receive_previous,
+                             {communication(InstructionKind::receive, 5, GroupKind::previous, Stream::receive_previous, Label::pipeline)}));
+  // The copy 0-5 beside the kernel 0-1, then 20.
+  for (const CostModel& model : {concurrent(), sequential()})
+    CHECK(simulate_stages({first.program, second.program}, model) == parts(21, 0, 0, 4, 0));
+}
+
+TEST_CASE("tied gradients meet between the first and the last stage, norms between all") {
+  std::vector<Program> programs;
+  for (int s = 0; s < 3; ++s) {
+    HandBuilt built(s);
+    built.program.groups[static_cast<std::size_t>(GroupKind::pipeline)] = {0, 1, 2};
+    if (s != 1) built.program.groups[static_cast<std::size_t>(GroupKind::tied)] = {0, 2};
+    int event = built.call(built.segment("work", Stream::compute, {kernel(1 + 2 * s)}));  // until 1, 3, 5
+    if (s != 1)
+      event = built.call(built.segment("tied", Stream::data, {all_reduce(4, GroupKind::tied, Stream::data, Label::data)}), {event});
+    // The tied sum goes from 5 to 9; the norm from 9 to 11, with a kernel before it and one after it.
+    built.call(built.segment("norm", Stream::compute,
+                             {kernel(0, Label::optimizer), all_reduce(2, GroupKind::pipeline, Stream::compute, Label::pipeline),
+                              kernel(3 - s, Label::optimizer)}), {event});
+    programs.push_back(built.program);
+  }
+  // Stage 0 updates until 14, longest. It computes 0-1, idles until 5, reduces until 9 and 11.
+  for (const CostModel& model : {concurrent(), sequential()})
+    CHECK(simulate_stages(programs, model) == parts(1, 0, 4, 2, 4, 3));
+}
+
+TEST_CASE("a stage without the tied parameter's group takes its own time only") {
+  HandBuilt built;
+  built.call(built.segment("tied", Stream::data, {all_reduce(4, GroupKind::tied, Stream::data, Label::data)}));
+  CHECK(simulate_one(built, concurrent()).time.total() == Seconds(4));
+}
+
+TEST_CASE("of stages that finish together the lowest is reported") {
+  HandBuilt first(0), second(1);
+  first.call(first.segment("work", Stream::compute, {kernel(5)}));
+  second.call(second.segment("work", Stream::compute, {kernel(5, Label::recompute)}));
+  CHECK(simulate_stages({first.program, second.program}, concurrent()) == parts(5, 0, 0, 0, 0));
+}
+
+TEST_CASE("memory is of the stage with the highest peak, communication of the one that sends most") {
+  HandBuilt first(0), second(1);
+  first.program.memory.activations = Bytes(100);
+  second.program.memory.parameters = Bytes(90);
+  second.program.memory.overhead = Bytes(20);
+  first.program.communication = {.tensor = Bytes(7), .data = Bytes(5), .pipeline = Bytes(0)};
+  second.program.communication = {.tensor = Bytes(1), .data = Bytes(1), .pipeline = Bytes(9)};
+  const std::vector<Program> programs = {first.program, second.program};
+  const std::vector<CostModel> models(2, concurrent());
+  const StepResult result = simulate(programs, models);
+  CHECK(result.memory == second.program.memory);
+  CHECK(result.communication == first.program.communication);
+  CHECK(result.time == StepTime{});
+}
+
+TEST_CASE("calls whose segments share a side stream use it in launch order") {
+  HandBuilt built;
+  const int a = built.segment("a", Stream::compute, {all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor)});
+  const int b = built.segment("b", Stream::data, {all_reduce(3, GroupKind::tensor, Stream::tensor, Label::data)});
+  built.call(a);
+  built.call(b);
+  const std::vector<CostModel> models = {concurrent()};
+  Timeline timeline;
+  CHECK(simulate({&built.program, 1}, models, &timeline).time.total() == Seconds(7));
+  REQUIRE(timeline.events.size() == 2);
+  CHECK(timeline.events[1].start == Seconds(4));
+}
+
+TEST_CASE("programs that block one another are named with what they wait for") {
+  std::vector<Program> programs = pipeline(2, 1, ScheduleKind::gpipe, 1, 2, 5);
+  programs[1].calls.erase(programs[1].calls.begin(), programs[1].calls.begin() + 3);  // left: nothing of the forward
+  programs[1].calls[0].waits.clear();
+  const std::vector<CostModel> models(2, concurrent());
+  CHECK_THROWS_WITH_AS(simulate(programs, models),
+                       "the programs block one another: stage 0 call 1 'send forward' waits in '0 to 1' for a receive",
+                       InternalError);
+}
+
+TEST_CASE("crossed receives are a deadlock on every kind of device") {
+  // Both stages want to hear from the other first.
+  std::vector<Program> programs;
+  for (int s = 0; s < 2; ++s) {
+    HandBuilt built(s);
+    const GroupKind other = s == 0 ? GroupKind::next : GroupKind::previous;
+    const Stream in = s == 0 ? Stream::receive_next : Stream::receive_previous;
+    const Stream out = s == 0 ? Stream::send_next : Stream::send_previous;
+    const int heard = built.call(built.segment("hear", in, {communication(InstructionKind::receive, 1, other, in, Label::pipeline)}));
+    built.call(built.segment("tell", out, {communication(InstructionKind::send, 1, other, out, Label::pipeline)}), {heard});
+    programs.push_back(built.program);
+  }
+  CHECK_THROWS_WITH_AS(simulate_stages(programs, sequential()),
+                       "the programs block one another: stage 0 call 0 'hear' waits in '1 to 0' for a send; "
+                       "stage 1 call 0 'hear' waits in '0 to 1' for a send",
+                       InternalError);
+  CHECK_THROWS_WITH_AS(simulate_stages(programs, concurrent()),
+                       "the programs block one another: stage 0 call 1 'tell' waits for call 0 'hear'; "
+                       "stage 0 call 0 'hear' waits in '1 to 0' for a send; "
+                       "stage 1 call 0 'hear' waits in '0 to 1' for a send; "
+                       "stage 1 call 1 'tell' waits for call 0 'hear'",
+                       InternalError);
+}
+
+TEST_CASE("a posted send that nobody takes is an error") {
+  HandBuilt first(0), second(1);
+  first.call(first.segment("send", Stream::send_next,
+                           {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline)}));
+  second.call(second.segment("work", Stream::compute, {kernel(1)}));
+  CHECK_THROWS_WITH_AS(simulate_stages({first.program, second.program}, sequential()),
+                       doctest::Contains("stage 0 to 1: 1 sends, 0 receives"), InternalError);
+}
+
+// Start and end of every forward and backward by the recurrence of the schedule, transfers as rendezvous on a stream
+// for each direction: written down a second time, without streams, events or queues.
+double pipeline_recurrence(const std::vector<std::vector<Action>>& order, const std::vector<std::pair<int, int>>& work, int transfer) {
+  const int stages = static_cast<int>(order.size());
+  const int micro_batches = static_cast<int>(order[0].size()) / 2;
+  const auto n = static_cast<std::size_t>(micro_batches);
+  std::vector<std::array<std::vector<double>, 2>> arrived(order.size(), {std::vector<double>(n, -1.0), std::vector<double>(n, -1.0)});
+  for (double& t : arrived.front()[0]) t = 0.0;
+  for (double& t : arrived.back()[1]) t = 0.0;
+  std::vector<double> clock(order.size(), 0.0);
+  std::vector<std::array<double, 2>> link(order.size(), {0.0, 0.0});  // when the direction out of a stage is free
+  std::vector<std::size_t> next(order.size(), 0);
+  double end = 0.0;
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (std::size_t s = 0; s < order.size(); ++s) {
+      if (next[s] == order[s].size()) continue;
+      const Action action = order[s][next[s]];
+      const std::size_t phase = action.phase == Phase::forward ? 0 : 1;
+      const auto micro_batch = static_cast<std::size_t>(action.micro_batch);
+      const double input = arrived[s][phase][micro_batch];
+      if (input < 0.0) continue;
+      clock[s] = std::max(clock[s], input) + (phase == 0 ? work[s].first : work[s].second);
+      end = std::max(end, clock[s]);
+      const int to = static_cast<int>(s) + (phase == 0 ? 1 : -1);
+      if (to >= 0 && to < stages) {
+        link[s][phase] = std::max(link[s][phase], clock[s]) + transfer;
+        arrived[static_cast<std::size_t>(to)][phase][micro_batch] = link[s][phase];
+      }
+      ++next[s];
+      progress = true;
+    }
+  }
+  return end;
+}
+
+TEST_CASE("random pipelines take what the recurrence of their schedule says, their parts sum to it, and a timeline changes nothing") {
+  std::mt19937 random(7);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int round = 0; round < 200; ++round) {
+    CAPTURE(round);
+    const int stages = draw(1, 5);
+    const int micro_batches = draw(1, 8);
+    const int transfer = draw(0, 3);
+    const bool fill_first = draw(0, 1) == 1;
+    std::vector<Program> programs;
+    std::vector<std::vector<Action>> order;
+    std::vector<std::pair<int, int>> work;
+    for (int s = 0; s < stages; ++s) {
+      order.push_back(fill_first ? gpipe(s, micro_batches) : one_f_one_b(s, stages, micro_batches));
+      work.push_back({draw(1, 9), draw(1, 9)});
+      programs.push_back(pipeline_stage(s, stages, order.back(), work.back().first, work.back().second, transfer));
+    }
+    Timeline timeline;
+    const StepTime time = simulate_stages(programs, concurrent(), &timeline);
+    CHECK(time.total() == Seconds(pipeline_recurrence(order, work, transfer)));
+    CHECK(simulate_stages(programs, concurrent()) == time);
+    double last = 0.0;
+    for (const TimelineEvent& event : timeline.events) last = std::max(last, event.end.value);
+    CHECK(time.total() == Seconds(last));
+
+    Timeline in_order;
+    const StepTime slower = simulate_stages(programs, sequential(), &in_order);
+    last = 0.0;
+    for (const TimelineEvent& event : in_order.events) last = std::max(last, event.end.value);
+    CHECK(slower.total() == Seconds(last));
+    CHECK(slower.total() >= time.total());
+  }
+}
+
+TEST_CASE("fractional times sum to the end of the step up to rounding") {
+  CostModel model = concurrent();
+  model.rates.matrix_fp32 = FlopsPerSecond(2.0 / 0.1);  // a unit of work takes 0.1 s
+  model.networks.fill(unit_network(2));
+  Timeline timeline;
+  const StepTime time = simulate_stages(pipeline(4, 50, ScheduleKind::one_f_one_b, 1, 2, 1), model, &timeline);
+  double last = 0.0;
+  for (const TimelineEvent& event : timeline.events) last = std::max(last, event.end.value);
+  CHECK(time.total().value == Approx(last).epsilon(1e-12));
+}
+
+}  // namespace
+}  // namespace parplan
