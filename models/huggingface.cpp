@@ -1,8 +1,8 @@
 #include "models/huggingface.h"
 
 #include <filesystem>
+#include <initializer_list>
 #include <map>
-#include <span>
 
 #include <fmt/format.h>
 
@@ -27,12 +27,13 @@ struct Config {
   // GPT-2 has two names for a size: its own and the one all others use.
   std::int64_t size(const std::string& field, const char* key, const char* other, std::int64_t maximum,
                     std::int64_t absent) {
+    if (!root.find(other)) return size(field, key, maximum, absent);
     const std::int64_t found = size(field, other, maximum, absent);
-    if (!root.find(key)) return found;
-    const bool both = root.find(other).has_value();
-    const std::int64_t own = size(field, key, maximum, absent);
-    if (both && own != found) root.at(key).fail(fmt::format("{} is {}, but {} is {}", key, own, other, found));
-    return own;
+    const auto own = root.find(key);
+    if (own && own->as_integer(1, maximum) != found) {
+      own->fail(fmt::format("{} is {}, but {} is {}", key, own->as_string(), other, found));
+    }
+    return found;
   }
   double number(const char* key, double absent) const {
     const auto node = root.find(key);

@@ -2,8 +2,6 @@
 
 #include <array>
 #include <limits>
-#include <span>
-#include <string_view>
 
 #include <fmt/format.h>
 

@@ -27,6 +27,10 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  if (std::find(candidates.begin(), candidates.end(), word) != candidates.end()) return std::string(word);
+  for (const std::string& candidate : candidates) {
+    if (word.size() >= 3 && candidate.starts_with(word)) return candidate;
+  }
   std::size_t allowed = std::max<std::size_t>(1, word.size() / 3);
   std::string found;
   for (const std::string& candidate : candidates) {

@@ -6,8 +6,9 @@
 
 namespace parplan {
 
-// The candidate nearest to `word` by edit distance, where it is near enough to have been meant (at most
-// a third of the word's length, at least 1); empty otherwise. Ties go to the first.
+// The candidate that was meant by `word`: itself; else the first that it begins (from three letters on: "gelu" means
+// "gelu_tanh" rather than "relu"); else the nearest by edit distance, where that is at most a third of the word's
+// length, at least 1. Ties go to the first; empty where none is near.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 // "; did you mean 'x'?" or "" — to append to an error's message.

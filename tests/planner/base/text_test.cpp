@@ -13,6 +13,9 @@ TEST_CASE("The nearest word is offered when it is near enough to have been meant
   CHECK(nearest("x", {"a", "b"}) == "");  // every letter is one edit from every other
   CHECK(nearest("ab", {"ac", "ad"}) == "ac");
   CHECK(nearest("", keys) == "");
+  CHECK(nearest("gelu", {"relu", "gelu_tanh"}) == "gelu_tanh");
+  CHECK(nearest("relu", {"relu_squared", "relu"}) == "relu");
+  CHECK(nearest("ge", {"relu", "gelu_tanh"}) == "");
 }
 
 TEST_CASE("did_you_mean ends a message or adds nothing") {

@@ -1,0 +1,239 @@
+#include "models/families.h"
+
+
+#include <doctest/doctest.h>
+
+#include "planner/base/error.h"
+#include "tests/planner/base/error_of.h"
+
+using namespace parplan;
+
+namespace {
+
+ModelSpec decoder() {
+  return {.name = "small",
+          .family = Family::decoder,
+          .layers = 2,
+          .hidden = 32,
+          .feature = 48,
+          .vocabulary = 61,
+          .context = 16,
+          .heads = 4,
+          .kv_heads = 2,
+          .head_dim = 8};
+}
+
+const Tensor* find_tensor(const OpGraph& graph, const std::string& name) {
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+const Tensor& tensor(const OpGraph& graph, const std::string& name) {
+  const Tensor* found = find_tensor(graph, name);
+  REQUIRE_MESSAGE(found != nullptr, name);
+  return *found;
+}
+
+const Op& op(const OpGraph& graph, const std::string& name) {
+  for (const Op& found : graph.ops) {
+    if (found.name == name) return found;
+  }
+  FAIL(name);
+  return graph.ops.front();
+}
+
+// "linear layers.0.up" ... of one block
+std::vector<std::string> ops_of(const OpGraph& graph, std::size_t block) {
+  std::vector<std::string> found;
+  for (int i = graph.blocks[block].first_op; i < graph.blocks[block].last_op; ++i) {
+    const Op& each = graph.ops[static_cast<std::size_t>(i)];
+    found.push_back(std::string(name(each.kind)) + " " + each.name);
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("The rows of the families stand in the order of the enumeration under its names") {
+  for (const FamilyRow& row : family_rows()) {
+    CHECK(&row_of(row.family) == &row);
+    CHECK(row.name == name(row.family));
+  }
+}
+
+TEST_CASE("A GPT-2 is an embedding with positions, its layers and a head") {
+  ModelSpec spec = decoder();
+  spec.qkv_bias = spec.attention_output_bias = spec.mlp_bias = true;
+  const OpGraph graph = build_graph(spec, 16);
+  CHECK(graph.blocks.size() == 4);
+  CHECK(ops_of(graph, 0) == std::vector<std::string>{"embedding embedding", "add_position position"});
+  CHECK(ops_of(graph, 2) == std::vector<std::string>{
+                                "layer_norm layers.1.attention_norm",
+                                "linear layers.1.attention.qkv",
+                                "attention layers.1.attention",
+                                "linear layers.1.attention.output",
+                                "add layers.1.attention_add",
+                                "layer_norm layers.1.feed_forward_norm",
+                                "linear layers.1.feed_forward.up",
+                                "activation layers.1.feed_forward.activation",
+                                "linear layers.1.feed_forward.down",
+                                "add layers.1.feed_forward_add",
+                            });
+  CHECK(ops_of(graph, 3) == std::vector<std::string>{"layer_norm head.norm", "linear head",
+                                                     "cross_entropy_max head.maximum", "cross_entropy_sums head.sums",
+                                                     "cross_entropy_loss head.loss"});
+  CHECK(graph.blocks[1].kind == graph.blocks[2].kind);
+  CHECK(graph.blocks[0].kind != graph.blocks[1].kind);
+}
+
+TEST_CASE("A Llama turns queries and keys and gates its feed-forward layers") {
+  ModelSpec spec = decoder();
+  spec.position = PositionKind::rotary;
+  spec.rope_theta = 500.0;
+  spec.norm = NormKind::rms_norm;
+  spec.norm_epsilon = 1e-6;
+  spec.activation = FeedForwardKind::gated_silu;
+  const OpGraph graph = build_graph(spec, 100);  // longer than the context: rotary positions have no table
+  CHECK(ops_of(graph, 0) == std::vector<std::string>{"embedding embedding"});
+  CHECK(ops_of(graph, 1) == std::vector<std::string>{
+                                "rms_norm layers.0.attention_norm",
+                                "linear layers.0.attention.qkv",
+                                "rotary layers.0.attention.rotary",
+                                "attention layers.0.attention",
+                                "linear layers.0.attention.output",
+                                "add layers.0.attention_add",
+                                "rms_norm layers.0.feed_forward_norm",
+                                "linear layers.0.feed_forward.gate",
+                                "linear layers.0.feed_forward.up",
+                                "silu_gate layers.0.feed_forward.gated",
+                                "linear layers.0.feed_forward.down",
+                                "add layers.0.feed_forward_add",
+                            });
+  CHECK(op(graph, "layers.0.attention.rotary").attributes.theta == 500.0);
+  CHECK(op(graph, "layers.0.attention_norm").attributes.epsilon == 1e-6);
+  CHECK(op(graph, "layers.0.attention").attributes == OpShape{.heads = 4, .kv_heads = 2, .head_dim = 8});
+}
+
+TEST_CASE("Query, key and value are one product, cut by key/value group") {
+  ModelSpec spec = decoder();
+  spec.qkv_bias = true;
+  const OpGraph graph = build_graph(spec, 16);
+  // 2 groups of 2 query heads, a key and a value, 8 wide each.
+  const TensorDim fused = {Dim::kv_groups, 64, 32};
+  const TensorDim hidden = {Dim::hidden, 32, 1};
+  CHECK(tensor(graph, "layers.0.attention.qkv.weight").dims == std::vector<TensorDim>{fused, hidden});
+  CHECK(tensor(graph, "layers.0.attention.qkv.bias").dims == std::vector<TensorDim>{fused});
+  CHECK(tensor(graph, "layers.0.attention.mixed").dims ==
+        std::vector<TensorDim>{{Dim::sequence, 16, 1}, {Dim::batch, 1, 1}, {Dim::kv_groups, 32, 16}});
+  CHECK(tensor(graph, "layers.0.attention.log_sum_exp").dims ==
+        std::vector<TensorDim>{{Dim::batch, 1, 1}, {Dim::kv_groups, 4, 2}, {Dim::sequence, 16, 1}});
+  CHECK(tensor(graph, "layers.0.attention.output.weight").dims ==
+        std::vector<TensorDim>{hidden, {Dim::kv_groups, 32, 16}});
+  CHECK(tensor(graph, "head.sums").dims ==
+        std::vector<TensorDim>{{Dim::sequence, 16, 1}, {Dim::batch, 1, 1}, {Dim::hidden, 2, 1}});
+  CHECK(tensor(graph, "loss").dims.empty());
+}
+
+TEST_CASE("Biases behind row-parallel products belong to the add") {
+  ModelSpec spec = decoder();
+  spec.attention_output_bias = true;
+  const OpGraph graph = build_graph(spec, 16);
+  CHECK(op(graph, "layers.0.attention.output").parameters.size() == 1);
+  CHECK(op(graph, "layers.0.attention_add").parameters.size() == 1);
+  CHECK(op(graph, "layers.0.feed_forward_add").parameters.empty());
+  CHECK(op(graph, "layers.0.attention.qkv").parameters.size() == 1);
+}
+
+TEST_CASE("A tied head has the embedding's weight, an untied one its own") {
+  ModelSpec spec = decoder();
+  spec.tied_embeddings = true;
+  const OpGraph tied = build_graph(spec, 16);
+  CHECK(find_tensor(tied, "head.weight") == nullptr);
+  CHECK(op(tied, "head").parameters == op(tied, "embedding").parameters);
+  CHECK(tied_parameters(tied) == op(tied, "embedding").parameters);
+  spec.tied_embeddings = false;
+  const OpGraph untied = build_graph(spec, 16);
+  CHECK(tensor(untied, "head.weight").dims == tensor(untied, "embedding.weight").dims);
+  CHECK(tied_parameters(untied).empty());
+  CHECK(parameter_count(untied) - parameter_count(tied) == 61 * 32);
+}
+
+TEST_CASE("Weights are normal and decay, biases and norms do not; what writes into the residual stream may start smaller") {
+  ModelSpec spec = decoder();
+  spec.qkv_bias = spec.mlp_bias = true;
+  spec.initializer_range = 0.5;
+  spec.scaled_residual = true;
+  const OpGraph graph = build_graph(spec, 16);
+  for (const TensorId id : parameters(graph)) {
+    const Tensor& parameter = graph.tensors[static_cast<std::size_t>(id)];
+    CAPTURE(parameter.name);
+    const bool matrix = parameter.dims.size() == 2;
+    const bool gamma = parameter.name.ends_with("norm.weight");
+    const bool residual = parameter.name.ends_with("output.weight") || parameter.name.ends_with("down.weight");
+    CHECK(parameter.decays == matrix);
+    CHECK(parameter.initializer == (matrix ? Initializer::normal : gamma ? Initializer::ones : Initializer::zeros));
+    // 0.5 / sqrt(2 * 2 layers)
+    if (matrix) CHECK(parameter.standard_deviation == (residual ? 0.25 : 0.5));
+  }
+  spec.scaled_residual = false;
+  CHECK(tensor(build_graph(spec, 16), "layers.0.attention.output.weight").standard_deviation == 0.5);
+}
+
+TEST_CASE("An MLP has neither norms nor residuals") {
+  const ModelSpec spec = {.name = "mlp",
+                          .family = Family::mlp,
+                          .layers = 2,
+                          .hidden = 8,
+                          .feature = 16,
+                          .vocabulary = 10,
+                          .context = 4,
+                          .activation = FeedForwardKind::relu};
+  const OpGraph graph = build_graph(spec, 4);
+  CHECK(ops_of(graph, 1) == std::vector<std::string>{"linear layers.0.up", "activation layers.0.activation",
+                                                     "linear layers.0.down", "add layers.0.add"});
+  CHECK(op(graph, "layers.0.add").inputs.size() == 1);
+  CHECK(op(graph, "layers.0.activation").attributes.activation == ActivationKind::relu);
+  // 2 * 10 * 8 + 2 (8 * 16 + 16 + 16 * 8 + 8)
+  CHECK(parameter_count(graph) == 720);
+}
+
+TEST_CASE("Every combination of parts gives a graph that holds together") {
+  for (const FeedForwardKind activation : {FeedForwardKind::gelu_tanh, FeedForwardKind::gelu_erf, FeedForwardKind::relu,
+                                           FeedForwardKind::gated_silu}) {
+    for (int bits = 0; bits < 64; ++bits) {
+      const auto bit = [&](int which) { return (bits >> which & 1) == 1; };
+      ModelSpec spec = decoder();
+      spec.activation = activation;
+      spec.position = bit(0) ? PositionKind::rotary : PositionKind::learned;
+      spec.norm = bit(1) ? NormKind::rms_norm : NormKind::layer_norm;
+      spec.qkv_bias = bit(2);
+      spec.attention_output_bias = bit(3);
+      spec.mlp_bias = bit(4);
+      spec.tied_embeddings = bit(5);
+      for (const std::int64_t kv_heads : {1, 2, 4}) {  // MQA, GQA, MHA
+        spec.kv_heads = kv_heads;
+        // hidden 32, feature 48, head_dim 8, vocabulary 61, context 16
+        const std::int64_t fused = (4 + 2 * kv_heads) * 8;
+        const std::int64_t wide = activation == FeedForwardKind::gated_silu ? 2 : 1;
+        const std::int64_t norm = bit(1) ? 32 : 64;
+        const std::int64_t layer = fused * 32 + (bit(2) ? fused : 0) + 32 * 32 + (bit(3) ? 32 : 0) +
+                                   (wide + 1) * 32 * 48 + (bit(4) ? wide * 48 + 32 : 0) + 2 * norm;
+        CHECK(parameter_count(build_graph(spec, 16)) ==
+              61 * 32 * (bit(5) ? 1 : 2) + (bit(0) ? 0 : 16 * 32) + 2 * layer + norm);
+      }
+    }
+  }
+}
+
+TEST_CASE("A sequence that the model has no positions for is the user's mistake") {
+  CHECK(error_of<ConfigError>([] { build_graph(decoder(), 17); }) ==
+        "error: sequence length 17 is longer than the 16 learned positions of model 'small'; allowed: 1 to 16");
+  CHECK(error_of<ConfigError>([] { build_graph(decoder(), 0); }) ==
+        "error: expected a sequence length from 1 to 16777216, found 0");
+  ModelSpec spec = decoder();
+  spec.kv_heads = 3;
+  CHECK(error_of<ConfigError>([&] { build_graph(spec, 16); }) ==
+        "error: model 'small': kv_heads: 4 query heads cannot share 3 key/value heads evenly; allowed: 1, 2, 4");
+}
