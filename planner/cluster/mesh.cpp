@@ -278,10 +278,17 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
         result.inter_latency = std::max(result.inter_latency, 2.0 * ring_load.uplink_latency + cluster.network.latency);
     }
   }
-  const auto best = static_cast<std::size_t>(std::max_element(ring.begin(), ring.end()) - ring.begin());
+  // Layouts that differ by rounding only are one: the first is taken.
+  const auto best_of = [](const std::array<BytesPerSecond, all_layouts.size()>& rates) {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < rates.size(); ++i)
+      if (rates[i] > rates[best] * (1.0 + 1e-9)) best = i;
+    return best;
+  };
+  const std::size_t best = best_of(ring);
   result.ring_bandwidth = ring[best];
   result.intra_latency = intra_latency[best];
-  result.tree_bandwidth = *std::max_element(tree.begin(), tree.end());
+  result.tree_bandwidth = tree[best_of(tree)];
   return result;
 }
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -66,6 +67,24 @@ struct Allowed {
   }
 };
 
+// The NIC's link to the network, away from it; nothing where it has none.
+std::optional<Arc> network_arc(const NodeKind& node, int nic) {
+  for (std::size_t i = 0; i < node.links.size(); ++i) {
+    const Link& link = node.links[i];
+    const int other = link.a == nic ? link.b : link.b == nic ? link.a : -1;
+    if (other >= 0 && node.vertices[static_cast<std::size_t>(other)].kind == VertexKind::network)
+      return static_cast<Arc>(2 * i + (link.a == nic ? 0 : 1));
+  }
+  return std::nullopt;
+}
+
+void append(const NodeKind& node, Arc arc, Path& path) {
+  const Link& link = node.links[static_cast<std::size_t>(link_of(arc))];
+  path.arcs.push_back(arc);
+  path.bandwidth = std::min(path.bandwidth, link.bandwidth);
+  path.latency += link.latency;
+}
+
 // Paths from one vertex to all others. Classes and widths are tried from the best on; a vertex keeps the first path
 // found, which therefore has the best class, then the greatest width, then the least length.
 std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std::vector<PathClass>& classes, int source) {
@@ -109,31 +128,13 @@ std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std
           }
           path.arcs.push_back(best);
         }
-        std::reverse(path.arcs.begin(), path.arcs.end());
-        for (const Arc arc : path.arcs) {
-          const Link& link = node.links[static_cast<std::size_t>(link_of(arc))];
-          path.bandwidth = std::min(path.bandwidth, link.bandwidth);
-          path.latency += link.latency;
-        }
+        const std::vector<Arc> backwards = std::exchange(path.arcs, {});
+        for (auto arc = backwards.rbegin(); arc != backwards.rend(); ++arc) append(node, *arc, path);
         paths[v] = std::move(path);
       }
     }
   }
   return paths;
-}
-
-// Appends the link from a NIC to the network.
-void extend_to_network(const NodeKind& node, int nic, Path& path) {
-  for (std::size_t i = 0; i < node.links.size(); ++i) {
-    const Link& link = node.links[i];
-    const int other = link.a == nic ? link.b : link.b == nic ? link.a : -1;
-    if (other < 0 || node.vertices[static_cast<std::size_t>(other)].kind != VertexKind::network) continue;
-    path.arcs.push_back(static_cast<Arc>(2 * i + (link.a == nic ? 0 : 1)));
-    path.bandwidth = std::min(path.bandwidth, link.bandwidth);
-    path.latency += link.latency;
-    return;
-  }
-  PARPLAN_ASSERT(false, "no link from " + node.vertices[static_cast<std::size_t>(nic)].name + " to the network");
 }
 
 std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
@@ -149,7 +150,7 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
     classes.push_back(class_of(node, link));
   }
   for (std::size_t v = 0; v < node.vertices.size(); ++v)
-    if (node.vertices[v].kind == VertexKind::nic) nics.push_back(static_cast<int>(v));
+    if (node.vertices[v].kind == VertexKind::nic && network_arc(node, static_cast<int>(v))) nics.push_back(static_cast<int>(v));
 
   // Devices by the set of NICs nearest to them.
   std::map<std::vector<int>, std::vector<std::size_t>> devices_near;
@@ -181,7 +182,7 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
       for (std::size_t n = i % near.size(); n < near.size(); n += devices.size()) {
         const auto nic = static_cast<std::size_t>(near[n]);
         Uplink uplink{.nic = nics[nic], .path = to_nic[devices[i]][nic]};
-        extend_to_network(node, uplink.nic, uplink.path);
+        append(node, *network_arc(node, uplink.nic), uplink.path);
         sum += uplink.path.bandwidth;
         used.insert(uplink.nic);
         uplinks.push_back(std::move(uplink));
@@ -189,11 +190,8 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
       for (Uplink& uplink : uplinks) uplink.share = uplink.path.bandwidth / sum;
     }
   }
-  for (const int nic : used) {
-    Path path{.distance = PathClass::local, .arcs = {}, .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()), .latency = {}};
-    extend_to_network(node, nic, path);
-    routes->network_bandwidth += path.bandwidth;
-  }
+  for (const int nic : used)
+    routes->network_bandwidth += node.links[static_cast<std::size_t>(link_of(*network_arc(node, nic)))].bandwidth;
   return routes;
 }
 
@@ -215,7 +213,7 @@ Route route(const NodeKind& node, int from_device, int to_device) {
   PARPLAN_ASSERT(from_device >= 0 && from_device < count && to_device >= -1 && to_device < count,
                  std::to_string(from_device) + " to " + std::to_string(to_device) + " of " + std::to_string(count));
   Route result;
-  const auto append = [&](const Path& path) {
+  const auto add_links = [&](const Path& path) {
     for (const Arc arc : path.arcs)
       if (std::find(result.links.begin(), result.links.end(), link_of(arc)) == result.links.end())
         result.links.push_back(link_of(arc));
@@ -223,7 +221,7 @@ Route route(const NodeKind& node, int from_device, int to_device) {
   const auto from = static_cast<std::size_t>(from_device);
   if (to_device >= 0) {
     const Path& path = routes->between[from][static_cast<std::size_t>(to_device)];
-    append(path);
+    add_links(path);
     result.bandwidth = path.bandwidth;
     result.latency = path.latency;
     return result;
@@ -231,7 +229,7 @@ Route route(const NodeKind& node, int from_device, int to_device) {
   // Several NICs: all their links; the rate at which the first of them is full.
   std::map<int, double> load;
   for (const Uplink& uplink : routes->uplinks[from]) {
-    append(uplink.path);
+    add_links(uplink.path);
     result.latency = std::max(result.latency, uplink.path.latency);
     for (const Arc arc : uplink.path.arcs) load[link_of(arc)] += uplink.share;
   }
