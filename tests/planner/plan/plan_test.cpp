@@ -1,0 +1,446 @@
+#include "planner/plan/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "planner/base/yaml.h"
+#include "tests/planner/base/error_of.h"
+
+using namespace parplan;
+
+namespace {
+
+// Four cores under one memory.
+const std::string cluster_text = R"(name: four cores
+device:
+  name: core
+  title: 'One core: "fast"'
+  backend: cpu
+  memory: {capacity: 4 GiB, overhead: 16 MiB}
+  peak: {fp32: 256 GFLOP/s}
+  kernel_launch: 0.2 us
+  overlaps_communication: false
+  rates:
+    - {active: 1, matrix_fp32: 200 GFLOP/s, vector: 20 GFLOP/s, memory: 20 GB/s}
+node: {devices: 4, intra: memory, bandwidth: 25 GB/s, latency: 0.3 us}
+nodes: 1
+)";
+
+ParallelSpec two_by_two() {
+  ParallelSpec spec;
+  spec.mesh.degree = {2, 2, 1};  // pp, dp, tp
+  spec.mesh.order = {Axis::dp, Axis::pp, Axis::tp};
+  spec.zero_stage = 2;
+  spec.micro_batch = 2;
+  spec.recompute = Recompute::full;
+  spec.stage_blocks = {2, 3};
+  return spec;
+}
+
+StepResult some_result(double scale) {
+  return {.time = {.compute = Seconds(0.1 * scale),
+                   .recompute = Seconds(1.0 / 3.0 * scale),
+                   .tensor_exposed = Seconds(0),
+                   .data_exposed = Seconds(1e-8 * scale),
+                   .pipeline_exposed = Seconds(2.5e-5 * scale),
+                   .bubble = Seconds(0.30000000000000004 * scale),
+                   .optimizer = Seconds(5e-324)},
+          .memory = {.parameters = Bytes(1000),
+                     .gradients = Bytes(2000),
+                     .optimizer = Bytes(4000),
+                     .activations = Bytes(9007199254740993),
+                     .buffers = Bytes(16000),
+                     .overhead = Bytes(16777216)},
+          .communication = {.tensor = Bytes(0), .data = Bytes(123456789), .pipeline = Bytes(77)}};
+}
+
+Plan some_plan() {
+  Plan plan;
+  plan.model_text = "# a tiny model\nname: tiny\n\nlayers: 3\n";
+  plan.model = {.name = "tiny", .parameters = 12345, .flops_per_sample = Flops(6.02e11)};
+  plan.cluster = read_cluster(YamlNode::parse(cluster_text, "cluster.yaml"));
+  plan.training.global_batch = 16;
+  plan.training.sequence_length = 64;
+  plan.spec = two_by_two();
+  plan.placements.tensor_axis = {{"attention.qkv.weight", replicate()}, {"embedding.weight", replicate()}};
+  plan.placements.gradients_data_axis = flat_shard();
+  plan.placements.optimizer_data_axis = flat_shard();
+  for (const std::string stage : {"0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"}) {
+    auto& actions = plan.schedule.emplace_back();
+    for (std::size_t i = 0; i < stage.size(); i += 4) actions.push_back(parse_action(stage.substr(i, 3)));
+  }
+  plan.prediction = some_result(1.0);
+  ParallelSpec other;
+  other.mesh.degree = {1, 1, 2};
+  other.sequence_parallel = true;
+  other.stage_blocks = {5};
+  other.schedule = ScheduleKind::gpipe;
+  plan.alternatives = {{other, some_result(1.25)}, {two_by_two(), some_result(3.0)}};
+  plan.search = {.candidates = 120, .infeasible_memory = 3, .pruned_by_bound = 80, .simulated = 37, .seconds = 0.125,
+                 .certified = false, .gap = 0.0625};
+  plan.notes = {"uses 4 of 4 devices: \"all\"", "two\nlines, a tab\t and a back\\slash", "", "ü"};
+  return plan;
+}
+
+void check_equal(const Plan& a, const Plan& b) {
+  CHECK(a.model_text == b.model_text);
+  CHECK(a.model == b.model);
+  CHECK(write_cluster(a.cluster) == write_cluster(b.cluster));
+  CHECK(a.training == b.training);
+  CHECK(a.spec == b.spec);
+  CHECK(a.placements == b.placements);
+  CHECK(a.schedule == b.schedule);
+  CHECK(a.prediction == b.prediction);
+  CHECK(a.alternatives == b.alternatives);
+  CHECK(a.search == b.search);
+  CHECK(a.notes == b.notes);
+}
+
+// The plan's text with its first `from` replaced.
+std::string edited(const std::string& from, const std::string& to) {
+  std::string text = write_plan(some_plan());
+  const std::size_t at = text.find(from);
+  REQUIRE_MESSAGE(at != std::string::npos, "the plan has no " << from);
+  return text.replace(at, from.size(), to);
+}
+
+// Where the first `what` of the unedited plan is, as a place in errors.
+std::string place_of(const std::string& what) {
+  const std::string text = write_plan(some_plan());
+  const std::size_t at = text.find(what);
+  REQUIRE_MESSAGE(at != std::string::npos, "the plan has no " << what);
+  const auto line = std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n') + 1;
+  const std::size_t start = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;
+  return "plan.yaml:" + std::to_string(line) + ":" + std::to_string(at - start + 1) + ": error: ";
+}
+
+// The error of reading the plan with its first `from` replaced.
+std::string error_with(const std::string& from, const std::string& to) {
+  const std::string text = edited(from, to);
+  return error_of<ConfigError>([&] { read_plan(text, "plan.yaml"); });
+}
+
+// The value of `key` in the plan, at its place: "devices: 4" has it at the 4.
+std::string value_place(const std::string& line) {
+  const std::string text = place_of(line);
+  const std::size_t column_end = text.find(": error: ");
+  const std::size_t column_start = text.rfind(':', column_end - 1) + 1;
+  const int column = std::stoi(text.substr(column_start, column_end - column_start)) + static_cast<int>(line.find(": ")) + 2;
+  return text.substr(0, column_start) + std::to_string(column) + ": error: ";
+}
+
+}  // namespace
+
+TEST_CASE("A plan is read back as it was written, to the last bit") {
+  const Plan plan = some_plan();
+  const std::string text = write_plan(plan);
+  const Plan again = read_plan(text, "plan.yaml");
+  check_equal(plan, again);
+  CHECK(write_plan(again) == text);
+}
+
+TEST_CASE("A plan's first part is what people look at, in this form") {
+  const std::string text = write_plan(some_plan());
+  const std::string expected = R"(# Written by parplan; docs/plan.md says what everything means.
+schema: parplan.plan/1
+plan_id: "PLAN_ID"
+backend: cpu
+layout:
+  devices: 4
+  dp: 2
+  tp: 1
+  pp: 2
+  mesh_order: dp-pp-tp
+  sequence_parallel: false
+  zero_stage: 2
+  micro_batch: 2
+  micro_batches: 4
+  schedule: 1f1b
+  recompute: full
+  stage_blocks: [2, 3]
+prediction:
+  # step 733 ms, peak 8192 TiB
+  time_compute_s: 0.1
+  time_recompute_s: 0.3333333333333333
+  time_tp_exposed_s: 0
+  time_dp_exposed_s: 1e-08
+  time_pp_exposed_s: 2.5e-05
+  time_bubble_s: 0.30000000000000004
+  time_optimizer_s: 5e-324
+  memory_parameters_bytes: 1000
+  memory_gradients_bytes: 2000
+  memory_optimizer_bytes: 4000
+  memory_activations_bytes: 9007199254740993
+  memory_buffers_bytes: 16000
+  memory_overhead_bytes: 16777216
+  communication_tp_bytes: 0
+  communication_dp_bytes: 123456789
+  communication_pp_bytes: 77
+training:
+  global_batch: 16
+  sequence_length: 64
+  precision: fp32
+  optimizer: adamw
+  learning_rate: 0.0006
+  learning_rate_schedule: constant
+  warmup_steps: 0
+  decay_steps: 0
+  final_learning_rate: 0
+  beta1: 0.9
+  beta2: 0.95
+  epsilon: 1e-08
+  weight_decay: 0.1
+  momentum: 0
+  clip_norm: 0
+  seed: 1234
+placements:
+  residual_over_tp: Replicate
+  parameters_over_dp: Replicate
+  gradients_over_dp: FlatShard
+  optimizer_over_dp: FlatShard
+  parameters_over_tp:
+    "attention.qkv.weight": Replicate
+    "embedding.weight": Replicate
+schedule:
+  - "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3"
+  - "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"
+search:
+  candidates: 120
+  infeasible_memory: 3
+  pruned_by_bound: 80
+  simulated: 37
+  seconds: 0.125
+  certified: false
+  gap: 0.0625
+notes:
+  - "uses 4 of 4 devices: \"all\""
+  - "two\x0alines, a tab\x09 and a back\\slash"
+  - ""
+  - "ü"
+alternatives:
+  - layout:
+      devices: 2
+      dp: 1
+      tp: 2
+)";
+  std::string wanted = expected;
+  const Plan plan = some_plan();
+  wanted.replace(wanted.find("PLAN_ID"), 7, plan_id(plan.model, plan.training, plan.spec));
+  CHECK(text.substr(0, wanted.size()) == wanted);
+  CHECK(text.find("model: |\n  # a tiny model\n  name: tiny\n\n  layers: 3\ncluster:\n  name: four cores\n") !=
+        std::string::npos);
+}
+
+TEST_CASE("Any model text comes back exactly") {
+  for (const std::string& text : std::vector<std::string>{
+           "name: a\n", "name: a", "", "\n", "  indented: first\n", "\n\nname: a\n\n\n", "a: |\n  b\n   c\n", "tab:\there\n",
+           "trailing: blank   \n   \n", "a\r\nb\r\n", "# --- \n---\nx: \"y\"\n...\n", "bell\a\n", "a\n  ", "\tx\n", "ü: ∑\n"}) {
+    Plan plan = some_plan();
+    plan.model_text = text;
+    CHECK(read_plan(write_plan(plan), "plan.yaml").model_text == text);
+  }
+}
+
+TEST_CASE("A plan without alternatives, notes, placements or gap is read back too") {
+  Plan plan = some_plan();
+  plan.alternatives.clear();
+  plan.notes.clear();
+  plan.placements.tensor_axis.clear();
+  plan.search.gap.reset();
+  plan.search.certified = true;
+  check_equal(plan, read_plan(write_plan(plan), "plan.yaml"));
+}
+
+TEST_CASE("Every axis order, schedule, ZeRO stage, optimizer and precision is read back") {
+  Plan plan = some_plan();
+  plan.alternatives.clear();
+  for (const std::array<Axis, 3>& order : {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::tp, Axis::dp, Axis::pp},
+                                           std::array{Axis::dp, Axis::tp, Axis::pp}}) {
+    plan.spec.mesh.order = order;
+    CHECK(read_plan(write_plan(plan), "plan.yaml").spec == plan.spec);
+  }
+  for (int stage : {0, 1, 2, 3}) {
+    plan.spec.zero_stage = stage;
+    plan.placements.optimizer_data_axis = stage >= 1 ? flat_shard() : replicate();
+    plan.placements.gradients_data_axis = stage >= 2 ? flat_shard() : replicate();
+    plan.placements.parameters_data_axis = stage >= 3 ? flat_shard() : replicate();
+    CHECK(read_plan(write_plan(plan), "plan.yaml").placements == plan.placements);
+  }
+  for (DataType precision : {DataType::fp32, DataType::bf16, DataType::fp16}) {
+    plan.training.precision = precision;
+    for (Optimizer optimizer : {Optimizer::adamw, Optimizer::adam, Optimizer::sgd}) {
+      plan.training.optimizer = optimizer;
+      for (LearningRateSchedule schedule :
+           {LearningRateSchedule::constant, LearningRateSchedule::cosine, LearningRateSchedule::linear}) {
+        plan.training.schedule = schedule;
+        CHECK(read_plan(write_plan(plan), "plan.yaml").training == plan.training);
+      }
+    }
+  }
+}
+
+TEST_CASE("A long schedule is read back") {
+  Plan plan = some_plan();
+  plan.training.global_batch = 4 * 1024;
+  plan.alternatives.clear();
+  plan.schedule.assign(2, {});
+  for (int s = 0; s < 2; ++s)
+    for (Phase phase : {Phase::forward, Phase::backward})
+      for (int m = 0; m < 1024; ++m) plan.schedule[static_cast<std::size_t>(s)].push_back({s, phase, m});
+  CHECK(read_plan(write_plan(plan), "plan.yaml").schedule == plan.schedule);
+}
+
+TEST_CASE("The plan's id depends on what decides how it runs") {
+  const Plan plan = some_plan();
+  const std::string id = plan_id(plan.model, plan.training, plan.spec);
+  CHECK(id.size() == 8);
+  CHECK(id.find_first_not_of("0123456789abcdef") == std::string::npos);
+  CHECK(id == plan_id(plan.model, plan.training, plan.spec));
+  std::vector<std::string> ids = {id};
+  const auto differs = [&](const ModelSummary& model, const TrainingSpec& training, const ParallelSpec& spec) {
+    const std::string other = plan_id(model, training, spec);
+    CHECK(std::find(ids.begin(), ids.end(), other) == ids.end());
+    ids.push_back(other);
+  };
+  ModelSummary model = plan.model;
+  model.parameters += 1;
+  differs(model, plan.training, plan.spec);
+  TrainingSpec training = plan.training;
+  training.seed += 1;
+  differs(plan.model, training, plan.spec);
+  ParallelSpec spec = plan.spec;
+  spec.mesh.order = {Axis::pp, Axis::dp, Axis::tp};
+  differs(plan.model, plan.training, spec);
+  spec = plan.spec;
+  spec.stage_blocks = {3, 2};
+  differs(plan.model, plan.training, spec);
+  spec = plan.spec;
+  spec.recompute = Recompute::none;
+  differs(plan.model, plan.training, spec);
+}
+
+TEST_CASE("An id that no longer fits, or none, is no error") {
+  const Plan plan = some_plan();
+  const std::string line = "plan_id: \"" + plan_id(plan.model, plan.training, plan.spec) + "\"\n";
+  check_equal(plan, read_plan(edited(line, "plan_id: \"00000000\"\n"), "plan.yaml"));
+  check_equal(plan, read_plan(edited(line, ""), "plan.yaml"));
+}
+
+TEST_CASE("What is no plan is called what it is") {
+  const auto error = [](const std::string& text) {
+    return error_of<ConfigError>([&] { read_plan(text, "plan.yaml"); });
+  };
+  CHECK(error("name: gpt2\n") == "plan.yaml:1:1: error: missing key 'schema' at the top level");
+  CHECK(error("just text\n") == "plan.yaml:1:1: error: expected a map with key 'schema', found 'just text'");
+  CHECK(error_with("parplan.plan/1", "parplan.plan/2") ==
+        value_place("schema: parplan.plan/1") + "expected schema 'parplan.plan/1', found 'parplan.plan/2'");
+}
+
+TEST_CASE("Unknown and missing keys are errors in every part") {
+  CHECK(error_with("backend: cpu", "backend: cpu\nnode: 3") ==
+        "plan.yaml:5:1: error: unknown key 'node'; allowed: schema, plan_id, backend, layout, prediction, training, "
+        "placements, schedule, search, notes, alternatives, model_summary, model, cluster");
+  CHECK(error_with("zero_stage: 2", "zero_stagee: 2") ==
+        place_of("zero_stage: 2") +
+            "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, mesh_order, sequence_parallel, zero_stage, "
+            "micro_batch, micro_batches, schedule, recompute, stage_blocks; did you mean 'zero_stage'?");
+  CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
+        std::string::npos);
+  CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=
+        std::string::npos);
+  CHECK(error_with("residual_over_tp", "residual") ==
+        place_of("residual_over_tp") + "unknown key 'residual'; allowed: residual_over_tp, parameters_over_tp, "
+                                       "parameters_over_dp, gradients_over_dp, optimizer_over_dp; did you mean 'residual_over_tp'?");
+  CHECK(error_with("  candidates: 120\n", "") == 
+        place_of("candidates: 120") + "missing key 'candidates' in 'search'");
+  CHECK(error_with("  tp: 1\n", "") == place_of("devices: 4") + "missing key 'tp' in 'layout'");
+  CHECK(error_with("  - layout:", "  - layouts:").find("unknown key 'layouts'; allowed: layout, prediction; did you mean 'layout'?") !=
+        std::string::npos);
+  CHECK(error_with("flops_per_sample", "flops").find("unknown key 'flops'; allowed: name, parameters, flops_per_sample") !=
+        std::string::npos);
+}
+
+TEST_CASE("A layout that does not add up says how") {
+  CHECK(error_with("devices: 4", "devices: 3") ==
+        value_place("devices: 4") + "dp 2 x tp 1 x pp 2 is 4 devices, and devices is 3");
+  CHECK(error_with("devices: 4\n  dp: 2", "devices: 8\n  dp: 4") ==
+        value_place("devices: 4") + "the layout takes 8 devices, and the cluster has 4");
+  CHECK(error_with("micro_batch: 2", "micro_batch: 3") ==
+        value_place("micro_batch: 2") + "a global batch of 16 is no multiple of dp 2 x micro_batch 3");
+  CHECK(error_with("micro_batches: 4", "micro_batches: 5") ==
+        value_place("micro_batches: 4") +
+            "a global batch of 16 over dp 2 x micro_batch 2 makes 4 micro-batches, and micro_batches is 5");
+  CHECK(error_with("stage_blocks: [2, 3]", "stage_blocks: [5]") ==
+        value_place("stage_blocks: [2, 3]") + "stage_blocks has 1 stages, and pp is 2");
+  CHECK(error_with("stage_blocks: [2, 3]", "stage_blocks: [0, 5]").find("expected a whole number from 1 to 2147483647, found '0'") !=
+        std::string::npos);
+  CHECK(error_with("sequence_parallel: false", "sequence_parallel: true") ==
+        value_place("sequence_parallel: false") +
+            "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)");
+  CHECK(error_with("zero_stage: 2", "zero_stage: 4") ==
+        value_place("zero_stage: 2") + "expected a whole number from 0 to 3, found '4'");
+  CHECK(error_with("mesh_order: dp-pp-tp", "mesh_order: dp-tp").find(value_place("mesh_order: dp-pp-tp")) == 0);
+  CHECK(error_with("schedule: 1f1b", "schedule: 1b1f") ==
+        value_place("schedule: 1f1b") + "expected one of gpipe, 1f1b, found '1b1f'");
+  CHECK(error_with("recompute: full", "recompute: fully") ==
+        value_place("recompute: full") + "expected one of none, full, found 'fully'; did you mean 'full'?");
+  // The stage cut of an alternative must be of the same model.
+  CHECK(error_with("stage_blocks: [5]", "stage_blocks: [6]") ==
+        value_place("stage_blocks: [5]") + "the stages hold 6 blocks, and the plan's own hold 5");
+}
+
+TEST_CASE("Placements that contradict the layout are errors") {
+  CHECK(error_with("gradients_over_dp: FlatShard", "gradients_over_dp: Replicate") ==
+        value_place("gradients_over_dp: FlatShard") + "with zero_stage 2 it is FlatShard, found Replicate");
+  CHECK(error_with("parameters_over_dp: Replicate", "parameters_over_dp: FlatShard") ==
+        value_place("parameters_over_dp: Replicate") + "with zero_stage 2 it is Replicate, found FlatShard");
+  CHECK(error_with("residual_over_tp: Replicate", "residual_over_tp: Shard(sequence)") ==
+        value_place("residual_over_tp: Replicate") + "with sequence_parallel false it is Replicate, found Shard(sequence)");
+  CHECK(error_with("\"embedding.weight\": Replicate", "\"embedding.weight\": FlatShard") ==
+        value_place("\"embedding.weight\": Replicate") + "a parameter over tp is Replicate or Shard(dim), found FlatShard");
+  CHECK(error_with("\"embedding.weight\": Replicate", "\"embedding.weight\": Shard(vocabularies)") ==
+        value_place("\"embedding.weight\": Replicate") +
+            "expected a placement, one of Replicate, Shard(sequence), Shard(batch), Shard(hidden), Shard(kv_groups), "
+            "Shard(feature), Shard(vocabulary), Shard(position), FlatShard, Partial(sum), Partial(max), found "
+            "'Shard(vocabularies)'; did you mean 'Shard(vocabulary)'?");
+}
+
+TEST_CASE("A faulty schedule is an error at its place") {
+  const std::string schedule = place_of("- \"0F0 ");
+  CHECK(error_with(" 1B3\"", "\"") == schedule + "stage 1 never runs 1B3");
+  CHECK(error_with("\"1F0 1B0 1F1 1B1", "\"1F0 1F1 1B1 1B0") ==
+        schedule + "stage 1 runs 1B0 after 1B1; backwards must run in ascending order of micro-batches");
+  CHECK(error_with("\"0F0 0F1 0B0 0F2", "\"0F0 0B0 0F1 0F2") == "no error");
+  CHECK(error_with("\"1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3\"", "\"1F0 1F1 1F2 1B0 1F3 1B1 1B2 1B3\"") ==
+        schedule + "the schedule cannot run to its end: 0B0 waits for 1B0, 1F2 waits for 0F2");
+  CHECK(error_with("  - \"1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3\"\n", "") ==
+        schedule + "the schedule has 1 stages, and pp is 2");
+  CHECK(error_with("\"1F0 1B0", "\"1F0 1X0") ==
+        place_of("\"1F0 1B0") +
+            "expected an action: a stage, F (forward) or B (backward), and a micro-batch, such as 2F0; found '1X0'");
+}
+
+TEST_CASE("Numbers out of range and a backend that is not the cluster's are errors") {
+  CHECK(error_with("time_bubble_s: 0.30000000000000004", "time_bubble_s: -1") ==
+        value_place("time_bubble_s: 0.30000000000000004") + "expected a number of at least 0, found -1");
+  CHECK(error_with("time_bubble_s: 0.30000000000000004", "time_bubble_s: nan") ==
+        value_place("time_bubble_s: 0.30000000000000004") + "expected a number, found 'nan'");
+  CHECK(error_with("beta2: 0.95", "beta2: 1") ==
+        value_place("beta2: 0.95") + "expected a number of at least 0 and below 1, found 1");
+  CHECK(error_with("memory_buffers_bytes: 16000", "memory_buffers_bytes: 16 KiB") ==
+        value_place("memory_buffers_bytes: 16000") + "expected a whole number of at least 0, found '16 KiB'");
+  CHECK(error_with("global_batch: 16", "global_batch: 0") ==
+        value_place("global_batch: 16") + "expected a whole number of at least 1, found '0'");
+  CHECK(error_with("precision: fp32", "precision: int32") ==
+        value_place("precision: fp32") + "expected one of fp32, bf16, fp16, found 'int32'");
+  CHECK(error_with("backend: cpu", "backend: cuda") ==
+        value_place("backend: cpu") + "backend is cuda, and the cluster's core has backend cpu");
+}
+
+TEST_CASE("Errors inside the cluster have their place in the plan") {
+  CHECK(error_with("overhead: 16 MiB", "overhead: 16 Mib").find("plan.yaml:") == 0);
+}
