@@ -49,6 +49,6 @@ TEST_CASE("Optimizers, schedules, dims and types have the names that files use")
   CHECK(std::string(name(LearningRateSchedule::linear)) == "linear");
   CHECK(std::string(name(Dim::kv_groups)) == "kv_groups");
   CHECK(std::string(name(DataType::bf16)) == "bf16");
-  CHECK(element_count({.dims = {{Dim::hidden, 3, 1}, {Dim::feature, 5, 1}}}) == 15);
-  CHECK(element_count({.dims = {}}) == 1);
+  CHECK(element_count({.name = "weight", .dims = {{Dim::hidden, 3, 1}, {Dim::feature, 5, 1}}}) == 15);
+  CHECK(element_count({.name = "loss", .dims = {}}) == 1);
 }
