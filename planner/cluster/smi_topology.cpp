@@ -354,7 +354,7 @@ SmiTopology read_smi_topology(const std::string& text, const std::string& file_n
   for (std::size_t i = 0; i < count; ++i)
     if (row_of[i] == nullptr) missing.push_back(order[i]);
   if (!missing.empty())
-    topology.notes.push_back(fmt::format("row{} {} missing in the text; read from the other half of the matrix", missing.size() == 1 ? "" : "s", join(missing)));
+    topology.notes.push_back(fmt::format("row{} {} missing in the text; read from the other half of the matrix, where it has them", missing.size() == 1 ? "" : "s", join(missing)));
   else if (mended > 0)
     topology.notes.push_back(fmt::format("{} empty cells read from the other half of the matrix", mended));
   return topology;
