@@ -150,3 +150,15 @@ TEST_CASE("a cluster is described in a few lines") {
         "  NV12      240 GB/s, 600 ns: GPU0-GPU1\n"
         "  network   48.0 GB/s a node, 700 ns, oversubscription 1: GPU0 by NIC0, GPU1 by NIC1\n");
 }
+
+TEST_CASE("the examples of docs/cluster.md are clusters") {
+  const std::string page = read_file(source + "/docs/cluster.md");
+  int examples = 0;
+  for (auto at = page.find("```yaml\n"); at != std::string::npos; at = page.find("```yaml\n", at)) {
+    at += 8;
+    const Cluster cluster = read_cluster(YamlNode::parse(page.substr(at, page.find("```", at) - at), "docs/cluster.md"), catalog);
+    CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
+    ++examples;
+  }
+  CHECK(examples == 2);
+}

@@ -92,7 +92,7 @@ TEST_CASE("what is wrong in a device file is named with its place") {
   CHECK(device_error("rates:", "nvlink: {links: 2, per_link: 2 GB/s, per_link_reached: 3 GB/s}\nrates:") ==
         "d.yaml:7:56: error: expected more than 0 and at most the link's 2 GB/s, found 3 GB/s");
   CHECK(device_error("kernel_launch: 2 us", "kernel_launch: 2") == "d.yaml:6:16: error: expected a duration with its unit such as '2 us', found '2'; allowed units: ns, us, ms, s, min, h");
-  CHECK(device_error("title: D", "name: e") == "d.yaml:2:1: error: duplicate key 'name'; the first is on line 1");
+  CHECK(device_error("title: D", "name: e") == "d.yaml:2:1: error: duplicate key 'name', first given on line 1");
 }
 
 TEST_CASE("what is wrong in a cluster file is named with its place") {

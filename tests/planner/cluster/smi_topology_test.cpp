@@ -305,3 +305,24 @@ TEST_CASE("what makes a matrix unreadable is named with its line") {
   CHECK(error_of("# cut\n\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\t X \tPIX\tPHB\tPHB\nGPU1\tPIX\t X \n") ==
         "t:2: error: no connection between GPU1 and GPU2: row GPU1 (line 4) has 2 of 4 cells and row GPU2 is missing; 3 pairs are lacking in all");
 }
+
+TEST_CASE("a topology cut off anywhere is read or refused, never worse") {
+  int read = 0;
+  int refused = 0;
+  for (const Case& row : cases()) {
+    const std::string text = read_file(topologies + row.file + ".txt");
+    const DeviceKind device = find_device(row.device, catalog);
+    for (std::size_t end = 0; end < text.size(); end += 7) {
+      try {
+        const SmiTopology topology = read_smi_topology(text.substr(0, end), "cut");
+        const Cluster cluster = cluster_of(topology, "cut", device, topology.nics.empty() ? std::nullopt : std::optional(BytesPerSecond(1e9)));
+        CHECK(!problem_with(cluster));
+        ++read;
+      } catch (const ConfigError&) {
+        ++refused;
+      }
+    }
+  }
+  CHECK(read > 100);
+  CHECK(refused > 100);
+}
