@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/plan/plan.h"
+
+namespace parplan {
+
+// One instruction of a Segment, all its runs of a step together.
+struct InstructionTimes {
+  std::string segment;
+  std::string instruction;
+  std::int64_t runs_per_step = 0;
+  std::optional<Seconds> predicted;  // absent where the prediction has no such instruction
+  Seconds measured;
+};
+
+// What a run gave, to be put beside its plan's prediction.
+struct RunComparison {
+  StepResult measured;
+  std::vector<double> loss;          // mean per token, per step
+  std::vector<double> step_times_s;
+  std::vector<Bytes> promised;       // arena, per rank
+  std::vector<Bytes> touched;        // highest byte touched, per rank
+  Bytes process_growth;              // resident memory, end against start
+  std::vector<InstructionTimes> instructions;
+};
+
+// For people: step time and its parts, bytes communicated, peak bytes of each rank, memory growth of the process.
+std::string write_comparison(const Plan& plan, const RunComparison& comparison);
+
+// The instructions that take most time, at most `most` of them, and their sum.
+std::string write_instructions(const RunComparison& comparison, int most);
+
+}  // namespace parplan

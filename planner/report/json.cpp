@@ -1,0 +1,94 @@
+#include "planner/report/json.h"
+
+#include "planner/report/row.h"
+
+namespace parplan {
+namespace {
+
+Json optional_number(const std::optional<double>& value) { return value ? json_number(*value) : Json(nullptr); }
+
+Json head(const char* schema, const ReportInputs& inputs) {
+  const Cluster& cluster = inputs.cluster;
+  Json json;
+  json["schema"] = schema;
+  json["tool"] = {{"name", "parplan"}, {"version", inputs.version}};
+  json["inputs"]["model"] = {{"name", inputs.model.name},
+                             {"parameters", inputs.model.parameters},
+                             {"flops_per_sample", json_number(inputs.model.flops_per_sample.value)}};
+  json["inputs"]["cluster"] = {{"name", cluster.name},
+                               {"devices", cluster.devices()},
+                               {"device", cluster.device.name},
+                               {"devices_per_node", cluster.devices_per_node()},
+                               {"nodes", cluster.nodes},
+                               {"backend", name(cluster.device.backend)},
+                               {"memory_capacity_bytes", cluster.device.memory_capacity.count},
+                               {"measured_on", cluster.measured_on ? Json(*cluster.measured_on) : Json(nullptr)}};
+  json["inputs"]["training"] = {{"global_batch", inputs.training.global_batch},
+                                {"sequence_length", inputs.training.sequence_length},
+                                {"precision", name(inputs.training.precision)},
+                                {"optimizer", name(inputs.training.optimizer)},
+                                {"engine", "parplan"},
+                                {"defaults", inputs.defaults}};
+  return json;
+}
+
+Json search_json(const SearchCounts& search) {
+  return {{"candidates", search.candidates},
+          {"infeasible_memory", search.infeasible_memory},
+          {"pruned_by_bound", search.pruned_by_bound},
+          {"simulated", search.simulated},
+          {"seconds", json_number(search.seconds)},
+          {"certified", search.certified},
+          {"gap", optional_number(search.gap)}};
+}
+
+Json columns_json() {
+  Json json = Json::array();
+  for (const Column& column : columns())
+    json.push_back({{"key", column.key}, {"unit", column.unit.empty() ? Json(nullptr) : Json(column.unit)}, {"description", column.description}});
+  return json;
+}
+
+Json bytes_json(const std::vector<Bytes>& values) {
+  Json json = Json::array();
+  for (const Bytes value : values) json.push_back(value.count);
+  return json;
+}
+
+}  // namespace
+
+Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, const std::vector<std::string>& changes) {
+  Json json = head("parplan.suggest/1", inputs);
+  json["search"] = search_json(search);
+  json["columns"] = columns_json();
+  json["plans"] = Json::array();
+  if (plan != nullptr)
+    for (int rank = 1; rank <= static_cast<int>(plan->alternatives.size()) + 1; ++rank) json["plans"].push_back(row(subject_of(*plan, rank)));
+  json["changes"] = changes;
+  json["notes"] = plan != nullptr ? Json(plan->notes) : Json::array();
+  return json;
+}
+
+Json run_json(const ReportInputs& inputs, const Plan& plan, const RunComparison& comparison) {
+  Json json = head("parplan.run/1", inputs);
+  json["columns"] = columns_json();
+  json["predicted"] = row(subject_of(plan));
+  json["measured"] = row(subject_of(plan, comparison.measured));
+  json["loss"] = Json::array();
+  for (const double loss : comparison.loss) json["loss"].push_back(json_number(loss));
+  json["step_times_s"] = Json::array();
+  for (const double seconds : comparison.step_times_s) json["step_times_s"].push_back(json_number(seconds));
+  json["promised_arena_bytes"] = bytes_json(comparison.promised);
+  json["touched_arena_bytes"] = bytes_json(comparison.touched);
+  json["process_growth_bytes"] = comparison.process_growth.count;
+  json["instructions"] = Json::array();
+  for (const InstructionTimes& times : comparison.instructions)
+    json["instructions"].push_back({{"segment", times.segment},
+                                    {"instruction", times.instruction},
+                                    {"runs_per_step", times.runs_per_step},
+                                    {"predicted_s", times.predicted ? json_number(times.predicted->value) : Json(nullptr)},
+                                    {"measured_s", json_number(times.measured.value)}});
+  return json;
+}
+
+}  // namespace parplan

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "planner/base/json.h"
+#include "planner/plan/plan.h"
+#include "planner/report/comparison.h"
+
+namespace parplan {
+
+// What stands in the JSON of every command beside its rows.
+struct ReportInputs {
+  std::string version;  // of parplan
+  ModelSummary model;
+  Cluster cluster;
+  TrainingSpec training;
+  std::vector<std::string> defaults;  // fields of `training` that nobody gave: "global_batch", ...
+};
+
+// parplan.suggest/1. Without a plan, "plans" is empty and "changes" says what would make one fit.
+Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, const std::vector<std::string>& changes);
+
+// parplan.run/1.
+Json run_json(const ReportInputs& inputs, const Plan& plan, const RunComparison& comparison);
+
+}  // namespace parplan

@@ -1,0 +1,164 @@
+#include "planner/report/row.h"
+
+#include <array>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "planner/base/error.h"
+#include "planner/base/text.h"
+
+namespace parplan {
+namespace {
+
+using Subject = RowSubject;
+
+Json seconds(Seconds value) { return json_number(value.value); }
+Json bytes(Bytes value) { return Json(value.count); }
+
+constexpr std::array column_rows = {
+    Column{"rank", "", "place among the ranked plans, from 1", [](const Subject& s) { return Json(s.rank); }},
+    Column{"plan_id", "", "eight hexadecimal digits that depend on model, training and layout",
+           [](const Subject& s) { return Json(plan_id(s.model, s.training, s.spec)); }},
+    Column{"devices", "", "devices that the plan uses", [](const Subject& s) { return Json(s.spec.mesh.size()); }},
+    Column{"engine", "", "whose behaviour is predicted", [](const Subject&) { return Json("parplan"); }},
+    Column{"precision", "", "number format of computation", [](const Subject& s) { return Json(name(s.training.precision)); }},
+    Column{"global_batch", "sequences", "sequences of one optimizer step", [](const Subject& s) { return Json(s.training.global_batch); }},
+    Column{"dp", "", "data-parallel degree", [](const Subject& s) { return Json(s.spec.dp()); }},
+    Column{"tp", "", "tensor-parallel degree", [](const Subject& s) { return Json(s.spec.tp()); }},
+    Column{"pp", "", "pipeline stages", [](const Subject& s) { return Json(s.spec.pp()); }},
+    Column{"cp", "", "context-parallel degree", [](const Subject&) { return Json(1); }},
+    Column{"ep", "", "expert-parallel degree", [](const Subject&) { return Json(1); }},
+    Column{"mesh_order", "", "mesh axes from the outermost to the one of neighbouring devices",
+           [](const Subject& s) { return Json(write_order(s.spec.mesh.order)); }},
+    Column{"zero_stage", "", "0: nothing, 1: optimizer state, 2: and gradients, 3: and parameters are sharded over dp",
+           [](const Subject& s) { return Json(s.spec.zero_stage); }},
+    Column{"micro_batch", "sequences", "sequences of one micro-batch", [](const Subject& s) { return Json(s.spec.micro_batch); }},
+    Column{"micro_batches", "", "micro-batches that each data-parallel rank runs in a step",
+           [](const Subject& s) { return Json(micro_batches(s.spec, s.training)); }},
+    Column{"schedule", "", "order of the pipeline's tasks", [](const Subject& s) { return Json(name(s.spec.schedule)); }},
+    Column{"virtual_stages", "", "model chunks per pipeline stage", [](const Subject&) { return Json(1); }},
+    Column{"stage_layers", "", "layers of each stage, first stage first; embedding and head are not counted",
+           [](const Subject& s) { return Json(stage_layers(s.spec)); }},
+    Column{"sequence_parallel", "", "activations between tensor-parallel regions are sharded along the sequence",
+           [](const Subject& s) { return Json(s.spec.sequence_parallel); }},
+    Column{"cp_method", "", "how context parallelism exchanges keys and values", [](const Subject&) { return Json(nullptr); }},
+    Column{"recompute", "", "activations that the backward pass computes again",
+           [](const Subject& s) { return Json(name(s.spec.recompute)); }},
+    Column{"offload", "", "what is kept in host memory", [](const Subject&) { return Json("none"); }},
+    Column{"step_time_s", "s", "one optimizer step, on the rank that finishes last",
+           [](const Subject& s) { return seconds(s.result.time.total()); }},
+    Column{"tokens_per_s", "1/s", "tokens trained on, all devices", [](const Subject& s) { return json_number(tokens_per_second(s)); }},
+    Column{"tokens_per_s_per_device", "1/s", "tokens trained on, per device that the plan uses",
+           [](const Subject& s) { return json_number(tokens_per_second(s) / s.spec.mesh.size()); }},
+    Column{"model_tflops_per_device", "TFLOP/s", "model FLOPs (matrix products, backward twice forward, nothing recomputed) per device",
+           [](const Subject& s) { return json_number(model_rate_per_device(s).value * 1e-12); }},
+    Column{"mfu", "", "model_tflops_per_device over the device's peak at the precision; null where no peak is known",
+           [](const Subject& s) { return model_flops_utilization(s); }},
+    Column{"time_compute_s", "s", "forward and backward computation", [](const Subject& s) { return seconds(s.result.time.compute); }},
+    Column{"time_recompute_s", "s", "computation repeated in the backward pass", [](const Subject& s) { return seconds(s.result.time.recompute); }},
+    Column{"time_tp_exposed_s", "s", "tensor-parallel communication that computation waits for",
+           [](const Subject& s) { return seconds(s.result.time.tensor_exposed); }},
+    Column{"time_cp_exposed_s", "s", "context-parallel communication that computation waits for", [](const Subject&) { return Json(0.0); }},
+    Column{"time_ep_exposed_s", "s", "expert-parallel communication that computation waits for", [](const Subject&) { return Json(0.0); }},
+    Column{"time_dp_exposed_s", "s", "data-parallel communication that computation waits for",
+           [](const Subject& s) { return seconds(s.result.time.data_exposed); }},
+    Column{"time_pp_exposed_s", "s", "transfers between stages that computation waits for",
+           [](const Subject& s) { return seconds(s.result.time.pipeline_exposed); }},
+    Column{"time_bubble_s", "s", "nothing runs: waiting for other ranks", [](const Subject& s) { return seconds(s.result.time.bubble); }},
+    Column{"time_optimizer_s", "s", "gradient norm and parameter update", [](const Subject& s) { return seconds(s.result.time.optimizer); }},
+    Column{"time_offload_s", "s", "copies to and from host memory that computation waits for", [](const Subject&) { return Json(0.0); }},
+    Column{"memory_capacity_bytes", "B", "memory of one device that may be used",
+           [](const Subject& s) { return bytes(s.cluster.device.memory_capacity); }},
+    Column{"memory_peak_bytes", "B", "most memory in use at once, on the worst rank",
+           [](const Subject& s) { return bytes(s.result.memory.peak()); }},
+    Column{"memory_parameters_bytes", "B", "of the peak: parameters", [](const Subject& s) { return bytes(s.result.memory.parameters); }},
+    Column{"memory_gradients_bytes", "B", "of the peak: gradients", [](const Subject& s) { return bytes(s.result.memory.gradients); }},
+    Column{"memory_optimizer_bytes", "B", "of the peak: optimizer state and master copies",
+           [](const Subject& s) { return bytes(s.result.memory.optimizer); }},
+    Column{"memory_activations_bytes", "B", "of the peak: what the backward pass needs of the forward pass",
+           [](const Subject& s) { return bytes(s.result.memory.activations); }},
+    Column{"memory_buffers_bytes", "B", "of the peak: workspaces, gathered parameters, communication",
+           [](const Subject& s) { return bytes(s.result.memory.buffers); }},
+    Column{"memory_overhead_bytes", "B", "of the peak: what libraries take outside the arena",
+           [](const Subject& s) { return bytes(s.result.memory.overhead); }},
+    Column{"communication_tp_bytes", "B", "logical bytes that a device sends in a step for tensor parallelism",
+           [](const Subject& s) { return bytes(s.result.communication.tensor); }},
+    Column{"communication_dp_bytes", "B", "logical bytes that a device sends in a step for data parallelism",
+           [](const Subject& s) { return bytes(s.result.communication.data); }},
+    Column{"communication_pp_bytes", "B", "logical bytes that a device sends in a step between stages",
+           [](const Subject& s) { return bytes(s.result.communication.pipeline); }},
+    Column{"communication_cp_bytes", "B", "logical bytes that a device sends in a step for context parallelism",
+           [](const Subject&) { return Json(0); }},
+    Column{"communication_ep_bytes", "B", "logical bytes that a device sends in a step for expert parallelism",
+           [](const Subject&) { return Json(0); }},
+    Column{"cost_per_step", "currency", "price of one step; null without prices", [](const Subject&) { return Json(nullptr); }},
+    Column{"currency", "", "currency of cost_per_step", [](const Subject&) { return Json(nullptr); }},
+};
+
+}  // namespace
+
+RowSubject subject_of(const Plan& plan) { return subject_of(plan, 1); }
+
+RowSubject subject_of(const Plan& plan, int rank) {
+  PARPLAN_ASSERT(rank >= 1 && rank <= static_cast<int>(plan.alternatives.size()) + 1,
+                 fmt::format("rank {} of {} plans", rank, plan.alternatives.size() + 1));
+  if (rank == 1)
+    return {.rank = 1, .model = plan.model, .cluster = plan.cluster, .training = plan.training, .spec = plan.spec, .result = plan.prediction};
+  const RankedPlan& alternative = plan.alternatives[static_cast<std::size_t>(rank - 2)];
+  return {.rank = rank, .model = plan.model, .cluster = plan.cluster, .training = plan.training, .spec = alternative.spec, .result = alternative.result};
+}
+
+RowSubject subject_of(const Plan& plan, const StepResult& measured) {
+  return {.rank = 1, .model = plan.model, .cluster = plan.cluster, .training = plan.training, .spec = plan.spec, .result = measured};
+}
+
+std::span<const Column> columns() { return column_rows; }
+
+Json row(const RowSubject& subject) {
+  Json object = Json::object();
+  for (const Column& column : columns()) object[std::string(column.key)] = column.value(subject);
+  return object;
+}
+
+std::string layout_text(const ParallelSpec& spec) {
+  std::vector<std::string> words{fmt::format("dp{}", spec.dp()), fmt::format("tp{}{}", spec.tp(), spec.sequence_parallel ? "+sp" : ""),
+                                 fmt::format("pp{}", spec.pp())};
+  if (spec.dp() > 1) words.push_back(fmt::format("zero{}", spec.zero_stage));
+  words.push_back(fmt::format("mb{}", spec.micro_batch));
+  if (spec.pp() > 1) words.push_back(name(spec.schedule));
+  if (spec.recompute != Recompute::none) words.push_back(fmt::format("recompute={}", name(spec.recompute)));
+  std::vector<std::string> axes;  // of several ranks, outermost first
+  for (const Axis axis : spec.mesh.order)
+    if (spec.mesh.degree_of(axis) > 1) axes.push_back(name(axis));
+  if (axes.size() > 1) words.push_back(join(axes, ">"));
+  return join(words, " ");
+}
+
+std::string stage_layers(const ParallelSpec& spec) {
+  std::vector<int> layers = spec.stage_blocks;
+  // The first block is the embedding and the last one the head (models/decoder.h, models/mlp.h).
+  if (!layers.empty()) {
+    layers.front() -= 1;
+    layers.back() -= 1;
+  }
+  return fmt::format("{}", fmt::join(layers, ","));
+}
+
+double tokens_per_second(const RowSubject& subject) {
+  return static_cast<double>(subject.training.global_batch) * static_cast<double>(subject.training.sequence_length) /
+         subject.result.time.total().value;
+}
+
+FlopsPerSecond model_rate_per_device(const RowSubject& subject) {
+  return subject.model.flops_per_sample * static_cast<double>(subject.training.global_batch) / subject.result.time.total() /
+         static_cast<double>(subject.spec.mesh.size());
+}
+
+Json model_flops_utilization(const RowSubject& subject) {
+  const FlopsPerSecond most = peak(subject.cluster.device, subject.training.precision);
+  return most.value > 0.0 ? json_number(model_rate_per_device(subject) / most) : Json(nullptr);
+}
+
+}  // namespace parplan

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "planner/base/json.h"
+#include "planner/plan/plan.h"
+
+namespace parplan {
+
+// What a row describes: one layout of a model on a cluster with its result, predicted or measured. Refers to what
+// the caller owns.
+struct RowSubject {
+  int rank = 1;  // place among the ranked plans, from 1
+  const ModelSummary& model;
+  const Cluster& cluster;
+  const TrainingSpec& training;
+  const ParallelSpec& spec;
+  const StepResult& result;
+};
+RowSubject subject_of(const Plan& plan);
+// The plan itself (rank 1) or one of its alternatives (rank 2 and up).
+RowSubject subject_of(const Plan& plan, int rank);
+// The plan with what was measured in place of what was predicted.
+RowSubject subject_of(const Plan& plan, const StepResult& measured);
+
+// A column of the flat row (contract.md): every row has every column, in this order; null where there is no value.
+struct Column {
+  std::string_view key;
+  std::string_view unit;  // "" where the value has none
+  std::string_view description;
+  Json (*value)(const RowSubject& subject) = nullptr;
+};
+std::span<const Column> columns();
+
+// An object with a key a column.
+Json row(const RowSubject& subject);
+
+// "dp2 tp4+sp pp2 zero1 mb1 1f1b recompute tp-dp-pp": degrees above 1 and what differs from the plainest choice.
+std::string layout_text(const ParallelSpec& spec);
+// Layers per stage, embedding and head not counted: "6,6".
+std::string stage_layers(const ParallelSpec& spec);
+
+double tokens_per_second(const RowSubject& subject);
+// Model FLOP/s per device; over the device's peak at the precision, null where no peak is known.
+FlopsPerSecond model_rate_per_device(const RowSubject& subject);
+Json model_flops_utilization(const RowSubject& subject);
+
+}  // namespace parplan

@@ -1,0 +1,52 @@
+#include "planner/report/table.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "planner/report/row.h"
+
+namespace parplan {
+
+std::string align_columns(const std::vector<std::vector<std::string>>& rows, int left) {
+  std::vector<std::size_t> widths;
+  for (const std::vector<std::string>& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  std::string text;
+  for (const std::vector<std::string>& row : rows) {
+    std::string line;
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      if (c > 0) line += "  ";
+      line += static_cast<int>(c) < left ? fmt::format("{:<{}}", row[c], widths[c]) : fmt::format("{:>{}}", row[c], widths[c]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + '\n';
+  }
+  return text;
+}
+
+std::string format_share(double part, double whole) {
+  return whole > 0.0 ? fmt::format("{:.1f} %", 100.0 * part / whole) : "-";
+}
+
+std::string write_table(const Plan& plan) {
+  std::vector<std::vector<std::string>> rows{
+      {"rank", "layout", "devices", "step", "tokens/s", "MFU", "memory peak", "of capacity", "bubble", "exposed comm"}};
+  for (int rank = 1; rank <= static_cast<int>(plan.alternatives.size()) + 1; ++rank) {
+    const RowSubject subject = subject_of(plan, rank);
+    const StepTime& time = subject.result.time;
+    const Json utilization = model_flops_utilization(subject);
+    rows.push_back({fmt::format("{}", rank), layout_text(subject.spec), fmt::format("{}", subject.spec.mesh.size()),
+                    format_duration(time.total()), fmt::format("{:.0f}", tokens_per_second(subject)),
+                    utilization.is_null() ? "-" : format_share(utilization.get<double>(), 1.0), format_bytes(subject.result.memory.peak()),
+                    format_share(static_cast<double>(subject.result.memory.peak().count),
+                                 static_cast<double>(subject.cluster.device.memory_capacity.count)),
+                    format_share(time.bubble.value, time.total().value),
+                    format_share((time.tensor_exposed + time.data_exposed + time.pipeline_exposed).value, time.total().value)});
+  }
+  return align_columns(rows, 2);
+}
+
+}  // namespace parplan
