@@ -26,6 +26,10 @@ void attribute_gap(std::span<const Played> pieces, int cause, double from, doubl
       t = ready;
       if (t <= from) return;
     }
+    if (piece.work.split != nullptr) {  // `from` is where it computed last
+      add(time, piece.work.split->tail);
+      return;
+    }
     const double start = std::max(piece.start, from);
     time.part(piece.work.label) += Seconds(t - start);
     t = start;
@@ -36,9 +40,16 @@ void attribute_gap(std::span<const Played> pieces, int cause, double from, doubl
 
 }  // namespace
 
-StepTime attribute(std::span<const Played> pieces, int last) {
-  StepTime time;
-  if (last < 0) return time;
+StepTime sum(const SplitTime& split) {
+  StepTime time = split.parts;
+  add(time, split.tail);
+  return time;
+}
+
+SplitTime attribute(std::span<const Played> pieces, int last) {
+  SplitTime split;
+  if (last < 0) return split;
+  StepTime& time = split.parts;
   std::vector<int> computing;
   computing.reserve(pieces.size());
   for (int i = 0; i < static_cast<int>(pieces.size()); ++i)
@@ -57,15 +68,18 @@ StepTime attribute(std::span<const Played> pieces, int last) {
       covered = piece.start;
     }
     if (piece.end <= covered) continue;
-    if (piece.work.parts != nullptr)
-      add(time, *piece.work.parts);
-    else
+    if (piece.work.split != nullptr) {
+      add(time, piece.work.split->parts);
+      covered = piece.start + piece.work.split->computed;
+    } else {
       time.part(piece.work.label) += Seconds(piece.end - covered);
-    covered = piece.end;
+      covered = piece.end;
+    }
   }
+  split.computed = covered;
   const double end = pieces[static_cast<std::size_t>(last)].end;
-  if (end > covered) attribute_gap(pieces, last, covered, end, time);
-  return time;
+  if (end > covered) attribute_gap(pieces, last, covered, end, split.tail);
+  return split;
 }
 
 }  // namespace parplan

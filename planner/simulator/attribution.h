@@ -7,11 +7,18 @@
 
 namespace parplan {
 
+// A time split at the end of its last compute, since only what comes after decides whether the rest was awaited.
+struct SplitTime {
+  double computed = 0.0;  // seconds from the start to the end of the last compute
+  StepTime parts;         // of these
+  StepTime tail;          // of the rest
+};
+
 // What one piece of played work counts as.
 struct Work {
   bool computes = false;
-  Label label{};                   // of a single instruction
-  const StepTime* parts = nullptr; // of several played as one, summing to their time; null for a single instruction
+  Label label{};                    // of a single instruction
+  const SplitTime* split = nullptr; // of several played as one; null for a single instruction
 };
 
 // A piece of work as it ran on one rank.
@@ -31,6 +38,7 @@ struct Played {
 // awaits while that is in progress, else to the bubble. What the next compute awaits is found backwards along causes:
 // the piece that made it ready, then the piece that made that one ready, and so on. The end of the step
 // awaits `last`.
-StepTime attribute(std::span<const Played> pieces, int last);
+SplitTime attribute(std::span<const Played> pieces, int last);
+StepTime sum(const SplitTime& split);
 
 }  // namespace parplan

@@ -62,7 +62,8 @@ CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
     costed.alone.push_back(piece);
     costed.instructions.push_back(std::move(one));
   }
-  costed.parts = attribute(costed.alone, costed.last);
+  costed.split = attribute(costed.alone, costed.last);
+  costed.parts = sum(costed.split);
   return costed;
 }
 

@@ -40,6 +40,7 @@ struct CostedSegment {
   int last = -1;            // the instruction that ends last
   double seconds = 0.0;
   StepTime parts;           // sums to `seconds`; a communication at the end counts, since the stream joins it
+  SplitTime split;          // the same, apart at the end of the last kernel
 };
 CostedSegment cost_segment(const Segment& segment, const CostModel& model);
 

@@ -57,9 +57,11 @@ struct SeatAt {
 struct Playable {
   CostedSegment costed;
   std::vector<SeatAt> seats;  // per instruction
-  bool whole = false;         // played in one piece
+  bool alone = false;         // computes and meets nobody: played in one piece where its side streams are idle
+  unsigned shared = 0;        // its side streams that segments of other streams use too
+  unsigned queues = 0;        // its own stream, and the side streams whose order it has to keep
   bool posts = false;         // posts sends on its own stream: the call does not wait until they are taken
-  Work work;                  // of the whole
+  Work work;                  // of the one piece
 };
 
 // The call at the head of a stream, while it waits for partners.
@@ -73,8 +75,12 @@ struct Stage {
   const Program* program = nullptr;
   Execution execution{};
   std::vector<Playable> segments;
-  std::vector<Played> pieces;
-  std::vector<int> first_piece;     // per call; one more at the end
+  std::vector<Played> pieces;       // in the order in which calls began
+  struct Place {
+    int first = 0;                  // piece
+    bool whole = false;             // one piece for all instructions
+  };
+  std::vector<Place> places;        // per call
   std::vector<int> event_recorder;  // call
   std::vector<int> event_piece;     // the piece whose end completed the event
   std::array<std::vector<int>, stream_count> queue;  // calls in launch order, per stream that they use
@@ -178,28 +184,28 @@ void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
     for (std::size_t s = 0; s < stream_count; ++s)
       if (playable.costed.streams >> s & 1u) users[s] |= 1u << playable.costed.stream;
   }
-  // Whole where nothing outside can come between: no partner, and no side stream that other streams' segments use.
   for (std::size_t i = 0; i < stage.segments.size(); ++i) {
     Playable& playable = stage.segments[i];
-    playable.whole = !meets[i] && playable.costed.computes;
+    const unsigned own = 1u << playable.costed.stream;
+    playable.alone = !meets[i] && playable.costed.computes;
     for (std::size_t s = 0; s < stream_count; ++s)
-      if (playable.costed.streams >> s & 1u && users[s] != 1u << playable.costed.stream) playable.whole = false;
-    playable.work = {.computes = true, .label = Label::compute, .parts = &playable.costed.parts};
+      if (playable.costed.streams >> s & 1u && s != playable.costed.stream && users[s] != own) playable.shared |= 1u << s;
+    playable.queues = playable.alone ? own | playable.shared : playable.costed.streams;
+    playable.work = {.computes = true, .label = Label::compute, .split = &playable.costed.split};
   }
 
   std::array<std::size_t, stream_count> calls_on{};
   std::vector<std::size_t> posts_at(meetings_.size(), 0);
-  stage.first_piece.reserve(program.calls.size() + 1);
+  stage.places.resize(program.calls.size());
   stage.event_recorder.assign(static_cast<std::size_t>(program.events), -1);
   stage.event_piece.assign(static_cast<std::size_t>(program.events), unknown);
-  int pieces = 0;
+  std::size_t pieces = 0;
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
     const Call& call = program.calls[c];
     const Playable& playable = stage.segment_of(static_cast<int>(c));
-    stage.first_piece.push_back(pieces);
-    pieces += playable.whole ? 1 : static_cast<int>(playable.costed.instructions.size());
+    pieces += playable.alone ? 1 : playable.costed.instructions.size();
     for (std::size_t s = 0; s < stream_count; ++s)
-      if ((playable.whole ? 1u << playable.costed.stream : playable.costed.streams) >> s & 1u) ++calls_on[s];
+      if (playable.queues >> s & 1u) ++calls_on[s];
     for (const int event : call.waits)
       PARPLAN_ASSERT(stage.event_recorder[static_cast<std::size_t>(event)] >= 0,
                      fmt::format("stage {}: call {} waits for event {}, which no earlier call records", number, c, event));
@@ -209,17 +215,15 @@ void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
         if (playable.seats[i].meeting >= 0 && playable.seats[i].seat == 0)
           ++posts_at[static_cast<std::size_t>(playable.seats[i].meeting)];
   }
-  stage.first_piece.push_back(pieces);
-  stage.pieces.resize(static_cast<std::size_t>(pieces));
+  stage.pieces.reserve(pieces);
   for (std::size_t s = 0; s < stream_count; ++s) {
     stage.queue[s].reserve(calls_on[s]);
     if (calls_on[s] > 0) stage.streams.push_back(s);
   }
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
     const Playable& playable = stage.segment_of(static_cast<int>(c));
-    const unsigned streams = playable.whole ? 1u << playable.costed.stream : playable.costed.streams;
     for (const std::size_t s : stage.streams)
-      if (streams >> s & 1u) stage.queue[s].push_back(static_cast<int>(c));
+      if (playable.queues >> s & 1u) stage.queue[s].push_back(static_cast<int>(c));
   }
   for (std::size_t m = 0; m < meetings_.size(); ++m)
     if (posts_at[m] > 0) meetings_[m].posted.reserve(std::max(meetings_[m].posted.capacity(), posts_at[m]));
@@ -276,7 +280,8 @@ bool Simulation::complete(Stage& stage, int event) {
   const Playable& playable = stage.segment_of(call);
   if (!playable.posts || stage.head[0] >= stage.queue[0].size() || call >= stage.queue[0][stage.head[0]]) return false;
   int last = -1;
-  for (int i = stage.first_piece[static_cast<std::size_t>(call)]; i < stage.first_piece[static_cast<std::size_t>(call) + 1]; ++i) {
+  const int first = stage.places[static_cast<std::size_t>(call)].first;
+  for (int i = first; i < first + static_cast<int>(playable.costed.instructions.size()); ++i) {
     const Played& one = stage.pieces[static_cast<std::size_t>(i)];
     if (!one.done()) return false;
     if (last < 0 || one.end > stage.pieces[static_cast<std::size_t>(last)].end) last = i;
@@ -294,6 +299,12 @@ std::optional<Moment> Simulation::ready(Stage& stage, const Call& call, Moment f
   return from;
 }
 
+bool idle(const Stage& stage, unsigned streams, double time) {
+  for (const std::size_t s : stage.streams)
+    if (streams >> s & 1u && stage.free[s].time > time) return false;
+  return true;
+}
+
 // The call at the head of a stream, if it is the call's own stream: true once it is over.
 bool Simulation::step(Stage& stage, std::size_t stream) {
   const int number = stage.queue[stream][stage.head[stream]];
@@ -302,25 +313,29 @@ bool Simulation::step(Stage& stage, std::size_t stream) {
   if (playable.costed.stream != stream) return false;
   Running& running = stage.running[stream];
   if (!running.active) {
-    if (!playable.whole)
-      for (const std::size_t side : stage.streams)
-        if (playable.costed.streams >> side & 1u && stage.queue[side][stage.head[side]] != number) return false;
+    for (const std::size_t other : stage.streams)
+      if (playable.queues >> other & 1u && stage.queue[other][stage.head[other]] != number) return false;
     const std::optional<Moment> start = ready(stage, call, stage.free[stream]);
     if (!start) return false;
-    if (playable.whole) {
-      const int piece = stage.first_piece[static_cast<std::size_t>(number)];
+    const int piece = static_cast<int>(stage.pieces.size());
+    stage.places[static_cast<std::size_t>(number)] = {.first = piece, .whole = playable.alone && idle(stage, playable.shared, start->time)};
+    if (stage.places[static_cast<std::size_t>(number)].whole) {
       const double end = start->time + playable.costed.seconds;
-      stage.pieces[static_cast<std::size_t>(piece)] = {.start = start->time, .end = end, .cause = start->piece, .begun = true, .work = playable.work};
+      stage.pieces.push_back({.start = start->time, .end = end, .cause = start->piece, .begun = true, .work = playable.work});
+      for (std::size_t i = 0; i < playable.costed.alone.size() && playable.shared != 0; ++i)
+        if (const std::size_t side = playable.costed.instructions[i].stream; playable.shared >> side & 1u)
+          stage.free[side] = {.time = start->time + playable.costed.alone[i].end, .piece = piece};
       finish_call(stage, number, playable, {.time = end, .piece = piece});
       return true;
     }
+    stage.pieces.resize(stage.pieces.size() + playable.costed.instructions.size());
     running = {.active = true, .fork = *start, .first_open = 0};
   }
   return play_instructions(stage, number, playable, running);
 }
 
 bool Simulation::play_instructions(Stage& stage, int call, const Playable& playable, Running& running) {
-  const int first = stage.first_piece[static_cast<std::size_t>(call)];
+  const int first = stage.places[static_cast<std::size_t>(call)].first;
   const std::vector<CostedInstruction>& instructions = playable.costed.instructions;
   const auto piece_of = [&](std::size_t i) -> Played& { return stage.pieces[static_cast<std::size_t>(first) + i]; };
   unsigned blocked = 0;
@@ -423,11 +438,8 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
 void Simulation::finish_call(Stage& stage, int number, const Playable& playable, Moment end) {
   const Call& call = stage.program->calls[static_cast<std::size_t>(number)];
   stage.free[playable.costed.stream] = later(stage.free[playable.costed.stream], end);
-  if (playable.whole)
-    ++stage.head[playable.costed.stream];
-  else
-    for (const std::size_t s : stage.streams)
-      if (playable.costed.streams >> s & 1u) ++stage.head[s];
+  for (const std::size_t s : stage.streams)
+    if (playable.queues >> s & 1u) ++stage.head[s];
   if (call.records && !playable.posts) stage.event_piece[static_cast<std::size_t>(*call.records)] = end.piece;
 }
 
@@ -440,32 +452,47 @@ Moment Simulation::last_of(const Stage& stage) const {
 
 // Pieces of one stage with those played whole taken apart again.
 std::vector<Played> taken_apart(const Stage& stage) {
+  constexpr int within = -2;  // cause inside the same whole: within - part
   std::vector<Played> apart;
-  std::vector<int> last_part(stage.pieces.size());  // piece -> its part that ended last
-  for (std::size_t c = 0; c + 1 < stage.first_piece.size(); ++c) {
-    const Playable& playable = stage.segment_of(static_cast<int>(c));
-    for (int i = stage.first_piece[c]; i < stage.first_piece[c + 1]; ++i) {
-      const Played& piece = stage.pieces[static_cast<std::size_t>(i)];
-      const int first = static_cast<int>(apart.size());
-      last_part[static_cast<std::size_t>(i)] = first + (playable.whole ? playable.costed.last : 0);
-      if (!playable.whole) {
-        apart.push_back(piece);
+  std::vector<int> first_part(stage.pieces.size());
+  std::vector<const CostedSegment*> whole(stage.pieces.size(), nullptr);
+  for (std::size_t c = 0; c < stage.places.size(); ++c) {
+    const CostedSegment& costed = stage.segment_of(static_cast<int>(c)).costed;
+    const Stage::Place place = stage.places[c];
+    const auto piece = static_cast<std::size_t>(place.first);
+    const int first = static_cast<int>(apart.size());
+    if (place.whole) {
+      whole[piece] = &costed;
+      first_part[piece] = first;
+    }
+    for (std::size_t i = 0; i < costed.instructions.size(); ++i) {
+      if (!place.whole) {
+        first_part[piece + i] = static_cast<int>(apart.size());
+        apart.push_back(stage.pieces[piece + i]);
         continue;
       }
-      for (const Played& part : playable.costed.alone)
-        apart.push_back({.start = piece.start + part.start,
-                         .end = piece.start + part.end,
-                         // Inside a whole: -2 - part; else a piece.
-                         .cause = part.cause >= 0 ? -2 - (first + part.cause) : piece.cause,
-                         .begun = true,
-                         .work = part.work});
+      Played part = costed.alone[i];
+      part.start += stage.pieces[piece].start;
+      part.end += stage.pieces[piece].start;
+      part.cause = part.cause >= 0 ? within - (first + part.cause) : stage.pieces[piece].cause;
+      apart.push_back(part);
     }
   }
   for (Played& part : apart) {
-    if (part.cause >= 0)
-      part.cause = last_part[static_cast<std::size_t>(part.cause)];
-    else if (part.cause <= -2)
-      part.cause = -2 - part.cause;
+    if (part.cause <= within) {
+      part.cause = within - part.cause;
+    } else if (part.cause >= 0) {
+      const auto cause = static_cast<std::size_t>(part.cause);
+      part.cause = first_part[cause];
+      if (whole[cause] == nullptr) continue;
+      // The part that ended last; of one that goes on beside this piece, the last that had ended.
+      const Played* begin = &apart[static_cast<std::size_t>(first_part[cause])];
+      int best = whole[cause]->last;
+      if (begin[best].end > part.start)
+        for (int i = best = 0; i < static_cast<int>(whole[cause]->alone.size()); ++i)
+          if (begin[i].end <= part.start && (begin[best].end > part.start || begin[i].end > begin[best].end)) best = i;
+      part.cause += best;
+    }
   }
   return apart;
 }
@@ -506,15 +533,14 @@ StepResult Simulation::result() const {
   }
   if (finish.piece < 0) return result;
   if (!overlaps(slowest->pieces)) {
-    // Pieces played whole have parts of their own; a gap never reaches into one.
-    result.time = attribute(slowest->pieces, finish.piece);
+    result.time = sum(attribute(slowest->pieces, finish.piece));
     return result;
   }
   const std::vector<Played> apart = taken_apart(*slowest);
   int last = 0;
   for (int i = 0; i < static_cast<int>(apart.size()); ++i)
     if (apart[static_cast<std::size_t>(i)].end > apart[static_cast<std::size_t>(last)].end) last = i;
-  result.time = attribute(apart, last);
+  result.time = sum(attribute(apart, last));
   return result;
 }
 
@@ -525,8 +551,9 @@ void Simulation::write(Timeline& timeline) const {
       const Segment& segment = stage.program->segments[static_cast<std::size_t>(call.segment)];
       const Playable& playable = stage.segment_of(static_cast<int>(c));
       for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
-        const auto first = static_cast<std::size_t>(stage.first_piece[c]);
-        const Played& own = stage.pieces[playable.whole ? first : first + i];
+        const auto first = static_cast<std::size_t>(stage.places[c].first);
+        const bool whole = stage.places[c].whole;
+        const Played& own = stage.pieces[whole ? first : first + i];
         const Played& part = playable.costed.alone[i];
         const Instruction& instruction = segment.instructions[i];
         timeline.events.push_back({.stage = stage.program->stage,
@@ -534,8 +561,8 @@ void Simulation::write(Timeline& timeline) const {
                                    .name = instruction_title(segment, instruction),
                                    .label = instruction.label,
                                    .micro_batch = call.micro_batch,
-                                   .start = Seconds(playable.whole ? own.start + part.start : own.start),
-                                   .end = Seconds(playable.whole ? own.start + part.end : own.end)});
+                                   .start = Seconds(whole ? own.start + part.start : own.start),
+                                   .end = Seconds(whole ? own.start + part.end : own.end)});
       }
     }
   }
@@ -563,7 +590,7 @@ void Simulation::report_deadlock() const {
         if (reason.empty()) reason = "waits for a side stream";
       } else {
         std::size_t open = 0;
-        while (stage.pieces[static_cast<std::size_t>(stage.first_piece[static_cast<std::size_t>(number)]) + open].done()) ++open;
+        while (stage.pieces[static_cast<std::size_t>(stage.places[static_cast<std::size_t>(number)].first) + open].done()) ++open;
         const Instruction& instruction = segment.instructions[open];
         const SeatAt where = playable.seats[open];
         reason = where.meeting < 0 ? fmt::format("waits for events of instruction {}", open)

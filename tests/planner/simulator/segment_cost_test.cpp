@@ -19,9 +19,11 @@ Segment layer() {
 TEST_CASE("a segment is costed once, with its time and parts when nothing else runs") {
   const CostedSegment costed = cost_segment(layer(), concurrent());
   CHECK(costed.seconds == 9.0);  // 3, then 4 beside 3, then 2
-  CHECK(costed.parts.compute == Seconds(6));
+  CHECK(costed.split.parts.compute == Seconds(6));
   CHECK(costed.parts.tensor_exposed == Seconds(1));
-  CHECK(costed.parts.recompute == Seconds(2));
+  CHECK(costed.split.parts.recompute == Seconds(2));
+  CHECK(costed.split.computed == 9.0);
+  CHECK(costed.split.tail == StepTime{});
   CHECK(costed.parts.total() == Seconds(9));
   CHECK(costed.computes);
   CHECK(costed.streams == (1u << index_of(Stream::compute) | 1u << index_of(Stream::tensor)));
@@ -33,13 +35,24 @@ TEST_CASE("on a device that communicates itself a segment takes the sum of its i
   CHECK(costed.parts.tensor_exposed == Seconds(4));
 }
 
+TEST_CASE("communication after the last kernel stands apart, since what follows decides whether it was awaited") {
+  Segment segment = layer();
+  segment.instructions.resize(2);
+  const CostedSegment costed = cost_segment(segment, concurrent());
+  CHECK(costed.split.computed == 3.0);
+  CHECK(costed.split.parts.compute == Seconds(3));
+  CHECK(costed.split.parts.total() == Seconds(3));
+  CHECK(costed.split.tail.tensor_exposed == Seconds(4));
+  CHECK(costed.seconds == 7.0);
+}
+
 TEST_CASE("a copy of a costed segment stands on its own") {
   CostedSegment copy;
   {
     const CostedSegment costed = cost_segment(layer(), concurrent());
     copy = costed;
   }
-  CHECK(attribute(copy.alone, copy.last) == copy.parts);
+  CHECK(sum(attribute(copy.alone, copy.last)) == copy.parts);
 }
 
 TEST_CASE("an instruction that waits for an event of the future is an error of ours") {

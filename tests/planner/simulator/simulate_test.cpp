@@ -139,6 +139,28 @@ TEST_CASE("a kernel beside another segment's exposed communication counts as com
   CHECK(simulate_one(built, concurrent()).time == parts(5, 2, 0, 0, 0, 2));
 }
 
+TEST_CASE("calls played in one piece give the same parts as their instructions one by one") {
+  HandBuilt built;
+  const int layer = built.segment("layer", Stream::compute,
+                                  {after(kernel(3), {}, 0),
+                                   after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+                                   kernel(1, Label::recompute),
+                                   after(kernel(2), {1}, 2),
+                                   after(all_reduce(5, GroupKind::tensor, Stream::tensor, Label::tensor), {2})});
+  const int reduce = built.segment("reduce", Stream::data, {all_reduce(20, GroupKind::data, Stream::data, Label::data)});
+  const int done = built.call(layer);  // kernels 0-3, 3-4, 7-9; reductions 3-7, 9-14
+  built.call(layer);                   // kernels until 23, the last reduction until 28
+  built.call(layer, {built.call(reduce, {done})});  // reduced 14-34; 34-48
+  // A layer: 5 of compute, 1 of recompute, 3 + 5 of tensor; but from 23 on the third layer awaits the reduction of data.
+  StepTime expected = parts(15, 19, 11, 0, 0);
+  expected.recompute = Seconds(3);
+  CHECK(simulate_one(built, concurrent()).time == expected);
+  // A kernel of no length on another stream, launched beside the first call, makes every call be taken apart.
+  built.call(built.segment("nothing", Stream::receive_next, {kernel(0)}));
+  built.program.segments.back().instructions[0].stream = Stream::receive_next;
+  CHECK(simulate_one(built, concurrent()).time == expected);
+}
+
 TEST_CASE("GPipe and 1F1B take (m + p - 1)(f + b), of which p - 1 are the bubble") {
   for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b})
     for (const int p : {1, 2, 4})
@@ -263,6 +285,27 @@ TEST_CASE("calls whose segments share a side stream use it in launch order") {
   CHECK(simulate({&built.program, 1}, models, &timeline).time.total() == Seconds(7));
   REQUIRE(timeline.events.size() == 2);
   CHECK(timeline.events[1].start == Seconds(4));
+}
+
+TEST_CASE("a call that finds its side stream busy waits there, instruction by instruction") {
+  HandBuilt built;
+  const int layer = built.segment("layer", Stream::compute,
+                                  {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+                                   after(kernel(2), {1})});
+  const int sum = built.segment("sum", Stream::tensor, {all_reduce(10, GroupKind::tensor, Stream::tensor, Label::tensor)});
+  built.call(sum);    // 0-10
+  built.call(layer);  // 0-3, 10-14, 14-16
+  built.call(layer);  // 16-19, 19-23, 23-25: in one piece
+  built.call(sum);    // 23-33, beside the last kernel
+  Timeline timeline;
+  CHECK(simulate_stages({built.program}, concurrent(), &timeline) == parts(10, 23, 0, 0, 0));  // 3-14, 19-23, 25-33
+  std::vector<double> starts;
+  for (const TimelineEvent& event : timeline.events) starts.push_back(event.start.value);
+  CHECK(starts == std::vector<double>{0, 0, 10, 14, 16, 19, 23, 23});
+  // With a kernel of no length in the way, the pieces are taken apart: the last sum's cause is the reduction before it.
+  built.call(built.segment("nothing", Stream::data, {kernel(0)}));
+  built.program.segments.back().instructions[0].stream = Stream::data;
+  CHECK(simulate_stages({built.program}, concurrent()) == parts(10, 23, 0, 0, 0));
 }
 
 TEST_CASE("programs that block one another are named with what they wait for") {
