@@ -319,6 +319,29 @@ TEST_CASE("the reference trainer shares kernels but no lowering with the Program
   }
 }
 
+// doctest's CMake script makes a list of the names, one CTest entry each: a name with one of these characters falls into
+// pieces that are no test case, and an entry that runs no test case passes.
+std::vector<std::string> names_that_ctest_splits(const std::string& text) {
+  static const std::regex pattern(R"re(TEST_CASE\(\s*"(([^"\\]|\\.)*)")re");
+  std::vector<std::string> names;
+  for (auto match = std::sregex_iterator(text.begin(), text.end(), pattern); match != std::sregex_iterator(); ++match) {
+    if ((*match)[1].str().find_first_of(";[]\\*?") != std::string::npos) names.push_back((*match)[1]);
+  }
+  return names;
+}
+
+TEST_CASE("every test case has a name that CTest runs as one") {
+  for (const std::string& path : sources(PARPLAN_SOURCE_DIR)) {
+    if (!is_inside(path, "tests") || is_inside(path, "tests/house")) continue;
+    CAPTURE(path);
+    for (const std::string& name : names_that_ctest_splits(text_of(fs::path(PARPLAN_SOURCE_DIR) / path))) {
+      FAIL_CHECK("a test case's name holds one of ; [ ] \\ * ?: " << name);
+    }
+  }
+  CHECK(names_that_ctest_splits("TEST_CASE(\"a\") {}\nTEST_CASE(\n    \"b; c\" * skip()) {}\nTEST_CASE(\"[d]\") {}") ==
+        Faults{"b; c", "[d]"});
+}
+
 TEST_CASE("a tree that keeps to the table has no faults") {
   const FakeTree tree({
       {"planner/base/units.h", "#pragma once\n#include <string>\n"},
