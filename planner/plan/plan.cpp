@@ -81,7 +81,11 @@ constexpr std::array recomputes = {Recompute::none, Recompute::full};
 
 std::string number(double value) {
   PARPLAN_ASSERT(std::isfinite(value), fmt::format("value {}", value));
-  return fmt::format("{}", value);  // the shortest text that reads back to the same bits
+  std::string text = fmt::format("{}", value);  // the shortest text that reads back to the same bits
+  // "1e-08" is text to readers of YAML 1.1 such as PyYAML; "1.0e-08" is a number to all.
+  if (const std::size_t exponent = text.find('e'); exponent != std::string::npos && text.find('.') == std::string::npos)
+    text.insert(exponent, ".0");
+  return text;
 }
 
 std::string quoted(const std::string& text) {

@@ -167,10 +167,10 @@ prediction:
   time_compute_s: 0.1
   time_recompute_s: 0.3333333333333333
   time_tp_exposed_s: 0
-  time_dp_exposed_s: 1e-08
+  time_dp_exposed_s: 1.0e-08
   time_pp_exposed_s: 2.5e-05
   time_bubble_s: 0.30000000000000004
-  time_optimizer_s: 5e-324
+  time_optimizer_s: 5.0e-324
   memory_parameters_bytes: 1000
   memory_gradients_bytes: 2000
   memory_optimizer_bytes: 4000
@@ -192,7 +192,7 @@ training:
   final_learning_rate: 0
   beta1: 0.9
   beta2: 0.95
-  epsilon: 1e-08
+  epsilon: 1.0e-08
   weight_decay: 0.1
   momentum: 0
   clip_norm: 0
