@@ -227,11 +227,11 @@ bool fits(const OperandRow& row, const Operand& operand) {
 
 bool may_be_absent(const OperandRow& row) { return row.optional || row.source == OperandSource::workspace; }
 
-// Whether the shape says that an optional operand is there. Others are told by their number alone.
-bool expected(const OperandRow& row, const OpShape& shape) {
-  if (row.source == OperandSource::parameter || row.source == OperandSource::parameter_gradient) return shape.bias;
+// Whether the shape says that an optional operand is there. It says nothing of workspaces.
+bool says(const OperandRow& row, const OpShape& shape, bool present) {
   if (row.source == OperandSource::workspace) return true;
-  return shape.second;
+  const bool parameter = row.source == OperandSource::parameter || row.source == OperandSource::parameter_gradient;
+  return present == (parameter ? shape.bias : shape.second);
 }
 
 }  // namespace
@@ -249,7 +249,7 @@ std::optional<std::vector<OperandSource>> operand_sources(const Instruction& ins
     int departures = 0;
     for (std::size_t a = 0; a < absentable.size(); ++a) {
       present[absentable[a]] = (choice >> a & 1) == 0;
-      if (present[absentable[a]] != expected(rows[absentable[a]], instruction.shape)) ++departures;
+      if (!says(rows[absentable[a]], instruction.shape, present[absentable[a]])) ++departures;
     }
     std::vector<OperandSource> sources;
     bool all_fit = true;

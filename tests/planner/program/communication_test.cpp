@@ -1,0 +1,32 @@
+#include <doctest/doctest.h>
+
+#include "planner/base/error.h"
+#include "planner/program/program.h"
+
+using namespace parplan;
+
+TEST_CASE("bytes sent follow from the chunks") {
+  // 10 elements of 4 B over 4 ranks: chunks [0, 2), [2, 5), [5, 7), [7, 10).
+  const auto sent = [](InstructionKind kind, int index) { return sent_bytes(kind, 40, 4, 4, index); };
+  const std::int64_t own[] = {8, 12, 8, 12};
+  for (int index = 0; index < 4; ++index) {
+    CHECK(sent(InstructionKind::reduce_scatter, index) == 40 - own[index]);
+    CHECK(sent(InstructionKind::all_gather, index) == 3 * own[index]);
+    CHECK(sent(InstructionKind::all_reduce_sum, index) == 40 + 2 * own[index]);
+    CHECK(sent(InstructionKind::all_reduce_max, index) == 40 + 2 * own[index]);
+  }
+}
+
+TEST_CASE("a group of one rank sends nothing, and neither do kernels and receives") {
+  for (InstructionKind kind : {InstructionKind::all_reduce_sum, InstructionKind::all_reduce_max, InstructionKind::all_gather,
+                               InstructionKind::reduce_scatter})
+    CHECK(sent_bytes(kind, 40, 4, 1, 0) == 0);
+  CHECK(sent_bytes(InstructionKind::kernel, 40, 4, 4, 0) == 0);
+  CHECK(sent_bytes(InstructionKind::receive, 40, 4, 1, 0) == 0);
+  CHECK(sent_bytes(InstructionKind::send, 40, 4, 1, 0) == 40);
+}
+
+TEST_CASE("bytes that are no whole number of elements are our mistake") {
+  CHECK_THROWS_AS(sent_bytes(InstructionKind::all_reduce_sum, 41, 4, 2, 0), InternalError);
+  CHECK_THROWS_AS(sent_bytes(InstructionKind::all_reduce_sum, 40, 4, 2, 2), InternalError);
+}

@@ -1,0 +1,206 @@
+// Lowered Programs against the verifier: seeded random plans in every combination of techniques.
+#include "planner/program/verify.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <random>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/parallel/techniques.h"
+#include "planner/program/lower.h"
+#include "planner/schedule/schedules.h"
+
+using namespace parplan;
+
+namespace {
+
+OpGraph graph_of(const std::string& model) {
+  const std::string folder = PARPLAN_SOURCE_DIR "/tests/data/models";
+  return build_graph(load_model(folder + "/" + model + ".yaml", folder).spec, 16);
+}
+
+Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+  return {.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
+          .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
+          .backend = BackendKind::cpu, .overhead = {}};
+}
+
+std::string describe(const ParallelSpec& spec) {
+  return fmt::format("dp {} tp {} pp {} order {} sequence parallel {} zero {} micro-batch {} {} recompute {} stages [{}]", spec.dp(),
+                     spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
+                     name(spec.schedule), name(spec.recompute), fmt::join(spec.stage_blocks, ", "));
+}
+
+// A legal layout of `ranks` ranks; drawn again until the techniques allow it.
+ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int ranks, std::mt19937& random) {
+  const auto pick = [&](auto... values) {
+    const std::array<std::common_type_t<decltype(values)...>, sizeof...(values)> all{values...};
+    return all[random() % all.size()];
+  };
+  for (;;) {
+    ParallelSpec spec;
+    const int dp = pick(1, 2, 4, 8), tp = pick(1, 2, 4), pp = pick(1, 2, 3, 4);
+    if (dp * tp * pp != ranks) continue;
+    spec.mesh.degree = {pp, dp, tp};
+    std::shuffle(spec.mesh.order.begin(), spec.mesh.order.end(), random);
+    spec.sequence_parallel = pick(false, true) && tp > 1;
+    spec.zero_stage = dp > 1 ? pick(0, 1, 2, 3) : 0;
+    spec.micro_batch = pick(1, 2);
+    spec.schedule = pick(ScheduleKind::gpipe, ScheduleKind::one_f_one_b);
+    spec.recompute = pick(Recompute::none, Recompute::full);
+    spec.stage_blocks.assign(static_cast<std::size_t>(pp), 1);
+    for (int left = static_cast<int>(graph.blocks.size()) - pp; left > 0; --left) ++spec.stage_blocks[random() % spec.stage_blocks.size()];
+    if (!illegal(graph, training, spec)) return spec;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("lowered Programs of random legal plans verify") {
+  std::mt19937 random(20261122);
+  for (const char* model : {"tiny-gpt2", "tiny-llama", "tiny-mlp"}) {
+    const OpGraph graph = graph_of(model);
+    for (int trial = 0; trial < 60; ++trial) {
+      TrainingSpec training;
+      training.global_batch = 16;
+      training.sequence_length = 16;
+      training.precision = trial % 3 == 2 ? DataType::bf16 : DataType::fp32;
+      if (trial % 4 == 3) training.clip_norm = 0.5;
+      if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
+      if (trial % 10 == 4) training.momentum = 0.9;
+      constexpr int ranks[] = {1, 2, 3, 4, 6, 8};
+      const ParallelSpec spec = random_spec(graph, training, ranks[trial % 6], random);
+      INFO(model << ": " << describe(spec) << ", " << name(training.precision) << ", clip " << training.clip_norm);
+      std::string found;
+      for (const Fault& fault : find_faults(lower_all(job_of(graph, training, spec)))) found += write_fault(fault) + "\n";
+      CHECK(found == "");
+    }
+  }
+}
+
+namespace {
+
+constexpr TrainingSpec plain_training() {
+  TrainingSpec training;
+  training.global_batch = 16;
+  training.sequence_length = 16;
+  return training;
+}
+
+// Where `wanted` says yes: call and instruction.
+struct Spot {
+  int call = 0;
+  int instruction = 0;
+};
+std::vector<Spot> spots(const Program& program, const std::function<bool(const Instruction&)>& wanted) {
+  std::vector<Spot> found;
+  for (std::size_t c = 0; c < program.calls.size(); ++c) {
+    const std::vector<Instruction>& instructions = program.segments[static_cast<std::size_t>(program.calls[c].segment)].instructions;
+    for (std::size_t i = 0; i < instructions.size(); ++i)
+      if (wanted(instructions[i])) found.push_back({static_cast<int>(c), static_cast<int>(i)});
+  }
+  return found;
+}
+
+// The call gets a segment of its own, so that what is planted there stays there.
+Segment& own_segment(Program& program, int call) {
+  int& segment = program.calls[static_cast<std::size_t>(call)].segment;
+  program.segments.push_back(program.segments[static_cast<std::size_t>(segment)]);
+  segment = static_cast<int>(program.segments.size()) - 1;
+  return program.segments.back();
+}
+
+// Makes the instruction do nothing to its operands and meet nobody, while its events stay.
+void silence(Program& program, Spot spot) {
+  Instruction& instruction = own_segment(program, spot.call).instructions[static_cast<std::size_t>(spot.instruction)];
+  instruction.kind = InstructionKind::kernel;
+  instruction.op = OpKind::fill_zero;
+  instruction.operands = {{instruction.operands.front().binding, 0, 0, Access::write}};
+}
+
+bool communicates(const Program& program, const Instruction& instruction) {
+  if (instruction.kind == InstructionKind::kernel) return false;
+  const bool transfer = instruction.kind == InstructionKind::send || instruction.kind == InstructionKind::receive;
+  return transfer || program.group(instruction.group).size() > 1;
+}
+
+}  // namespace
+
+TEST_CASE("in lowered Programs every communication that one rank drops is missed") {
+  std::mt19937 random(3);
+  for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    for (int trial = 0; trial < 12; ++trial) {
+      const TrainingSpec training = plain_training();
+      const ParallelSpec spec = random_spec(graph, training, trial % 2 == 0 ? 4 : 8, random);
+      const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+      for (int drop = 0; drop < 5; ++drop) {
+        std::vector<Program> planted = programs;
+        Program& program = planted[random() % planted.size()];
+        const std::vector<Spot> all = spots(program, [&](const Instruction& i) { return communicates(program, i); });
+        REQUIRE(!all.empty());
+        const Spot spot = all[random() % all.size()];
+        INFO(model << ": " << describe(spec) << ", rank " << program.rank << ", call " << spot.call << ", instruction " << spot.instruction);
+        silence(program, spot);
+        CHECK(!find_faults(planted).empty());
+      }
+    }
+  }
+}
+
+TEST_CASE("in lowered Programs every gradient reduction that all ranks drop is missed") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  const TrainingSpec training = plain_training();
+  for (int stage = 0; stage <= 3; ++stage) {
+    ParallelSpec spec;
+    spec.mesh.degree = {1, 2, 1};
+    spec.zero_stage = stage;
+    spec.micro_batch = 4;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+    const std::vector<Spot> reductions = spots(programs[0], [&](const Instruction& i) {
+      return (i.kind == InstructionKind::all_reduce_sum || i.kind == InstructionKind::reduce_scatter) && i.operands[0].bytes > 4;
+    });
+    REQUIRE(reductions.size() >= graph.blocks.size());
+    for (const Spot& spot : reductions) {
+      std::vector<Program> planted = programs;
+      for (Program& program : planted) silence(program, spot);
+      const std::vector<Fault> faults = find_faults(planted);
+      INFO("zero " << stage << ", call " << spot.call);
+      REQUIRE(faults.size() >= 2);
+      CHECK(faults[0].what.starts_with("dropped reduction: "));
+    }
+  }
+}
+
+TEST_CASE("in lowered Programs waits order what streams would race for") {
+  // Waits order whole buffers, so that some guard bytes that no two calls share; most are needed.
+  std::mt19937 random(4);
+  int waits = 0;
+  int missed = 0;
+  const OpGraph graph = graph_of("tiny-llama");
+  for (int trial = 0; trial < 8; ++trial) {
+    const TrainingSpec training = plain_training();
+    const ParallelSpec spec = random_spec(graph, training, 4, random);
+    const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+    for (std::size_t c = 0; c < programs[0].calls.size(); ++c)
+      for (std::size_t w = 0; w < programs[0].calls[c].waits.size(); ++w) {
+        std::vector<Program> planted = programs;
+        std::vector<int>& of_call = planted[0].calls[c].waits;
+        of_call.erase(of_call.begin() + static_cast<std::ptrdiff_t>(w));
+        ++waits;
+        const std::vector<Fault> faults = find_faults(planted);
+        if (faults.empty()) continue;
+        ++missed;
+        CHECK(faults[0].what.starts_with("missing event: "));
+      }
+  }
+  MESSAGE(missed << " of " << waits << " waits are missed when dropped");
+  CHECK(missed * 10 >= waits * 9);
+}
