@@ -1,0 +1,114 @@
+// Lowered Programs of seeded random plans, simulated on both kinds of device.
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <random>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/parallel/techniques.h"
+#include "planner/program/lower.h"
+#include "planner/schedule/schedules.h"
+#include "planner/simulator/simulate.h"
+#include "tests/planner/simulator/hand_built.h"
+
+namespace parplan {
+namespace {
+
+// Rates at which kernels and communication of a tiny model take about as long.
+CostModel model_of(const Program& program, bool overlaps_communication) {
+  CostModel model = unit_model(overlaps_communication);
+  model.device.kernel_launch = Seconds(1e-6);
+  model.rates.matrix_fp32 = model.rates.matrix_half = FlopsPerSecond(1e9);
+  model.rates.vector = FlopsPerSecond(1e9);
+  model.rates.memory = BytesPerSecond(1e9);
+  for (std::size_t g = 0; g < model.networks.size(); ++g) {
+    const auto group = static_cast<GroupKind>(g);
+    const bool neighbour = group == GroupKind::next || group == GroupKind::previous;
+    model.networks[g] = {.ranks = neighbour ? 2 : std::max(1, static_cast<int>(program.group(group).size())),
+                         .nodes = 1,
+                         .ring_bandwidth = BytesPerSecond(1e9),
+                         .tree_bandwidth = BytesPerSecond(1e9),
+                         .intra_latency = Seconds(1e-6),
+                         .inter_latency = Seconds(0.0)};
+  }
+  return model;
+}
+
+TEST_CASE("lowered Programs of random plans play to their end, with parts that sum to it") {
+  std::mt19937 random(20261121);
+  const std::string folder = PARPLAN_SOURCE_DIR "/tests/data/models";
+  int played = 0;
+  for (const char* model_name : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = build_graph(load_model(folder + "/" + model_name + ".yaml", folder).spec, 16);
+    TrainingSpec training;
+    training.global_batch = 16;
+    training.sequence_length = 16;
+    for (int trial = 0; trial < 120; ++trial) {
+      const auto draw = [&](std::initializer_list<int> of) { return *(of.begin() + static_cast<long>(random() % of.size())); };
+      ParallelSpec spec;
+      spec.mesh.degree = {draw({1, 2, 3, 4}), draw({1, 2, 4}), draw({1, 2})};
+      spec.sequence_parallel = spec.tp() > 1 && draw({0, 1}) == 1;
+      spec.zero_stage = spec.dp() > 1 ? draw({0, 1, 2, 3}) : 0;
+      spec.micro_batch = draw({1, 2});
+      spec.schedule = draw({0, 1}) == 0 ? ScheduleKind::gpipe : ScheduleKind::one_f_one_b;
+      spec.recompute = draw({0, 1}) == 0 ? Recompute::none : Recompute::full;
+      spec.stage_blocks.assign(static_cast<std::size_t>(spec.pp()), 1);
+      for (int left = static_cast<int>(graph.blocks.size()) - spec.pp(); left > 0; --left)
+        ++spec.stage_blocks[random() % spec.stage_blocks.size()];
+      training.clip_norm = draw({0, 1});
+      if (illegal(graph, training, spec)) continue;
+      const Job job{.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
+                    .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
+                    .backend = BackendKind::cpu, .overhead = {}};
+      const std::vector<Program> programs = lower_representatives(job);
+      const std::string what = fmt::format("{}: pp {} dp {} tp {} sequence parallel {} zero {} micro-batch {} {} recompute {} clip {}",
+                                           model_name, spec.pp(), spec.dp(), spec.tp(), spec.sequence_parallel, spec.zero_stage,
+                                           spec.micro_batch, name(spec.schedule), name(spec.recompute), training.clip_norm);
+      CAPTURE(what);
+      std::array<double, 2> totals{};
+      for (const bool overlaps : {true, false}) {
+        CAPTURE(overlaps);
+        std::vector<CostModel> models;
+        for (const Program& program : programs) models.push_back(model_of(program, overlaps));
+        Timeline timeline;
+        const StepResult result = simulate(programs, models, &timeline);
+        CHECK(simulate(programs, models) == result);
+        const double total = totals[overlaps ? 1 : 0] = result.time.total().value;
+
+        // The timeline ends with the step; one stream (on a CPU, one rank but for its posted sends) does one thing at a time.
+        double last = 0.0;
+        double most_compute = 0.0;
+        std::map<int, double> compute;
+        std::map<std::pair<int, int>, double> free;
+        for (const TimelineEvent& event : timeline.events) {
+          last = std::max(last, event.end.value);
+          if (event.stream == Stream::compute && event.label == Label::compute)
+            most_compute = std::max(most_compute, compute[event.stage] += (event.end - event.start).value);
+          const bool sends = event.stream == Stream::send_next || event.stream == Stream::send_previous;
+          if (!overlaps && sends) continue;
+          double& until = free[{event.stage, overlaps ? static_cast<int>(event.stream) : 0}];
+          CHECK(event.start.value >= until - 1e-12);
+          until = event.end.value;
+        }
+        CHECK(total == doctest::Approx(last).epsilon(1e-9));
+        CHECK(total >= most_compute * (1 - 1e-9));
+        for (const Seconds part : {result.time.compute, result.time.recompute, result.time.tensor_exposed, result.time.data_exposed,
+                                   result.time.pipeline_exposed, result.time.bubble, result.time.optimizer})
+          CHECK(part >= Seconds(0.0));
+        if (spec.pp() == 1) CHECK(result.time.bubble.value <= 1e-12);
+        if (spec.tp() == 1) CHECK(result.time.tensor_exposed == Seconds(0.0));
+        if (spec.recompute == Recompute::none) CHECK(result.time.recompute == Seconds(0.0));
+      }
+      CHECK(totals[1] <= totals[0] * (1 + 1e-9));  // overlap never costs
+      ++played;
+    }
+  }
+  CHECK(played > 100);
+}
+
+}  // namespace
+}  // namespace parplan
