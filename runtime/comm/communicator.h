@@ -34,11 +34,21 @@ struct Transfer {
   Seconds moving;   // from then until the call returned
 };
 
-// Logical bytes that a member sends (fp32): the reduce-scatter sends every chunk but its own, the all-gather sends
+inline constexpr std::int64_t communicated_element_bytes = 4;  // fp32
+
+// Logical bytes that a member sends: the reduce-scatter sends every chunk but its own, the all-gather sends
 // its own chunk to every other member, the all-reduce does both.
-Bytes all_reduce_bytes(std::int64_t count, int members, int member);
-Bytes reduce_scatter_bytes(std::int64_t count, int members, int member);
-Bytes all_gather_bytes(std::int64_t count, int members, int member);
+constexpr Bytes reduce_scatter_bytes(std::int64_t count, int members, int member) {
+  const Chunk own = chunk_of(count, members, member);
+  return Bytes(communicated_element_bytes * (count - (own.end - own.begin)));
+}
+constexpr Bytes all_gather_bytes(std::int64_t count, int members, int member) {
+  const Chunk own = chunk_of(count, members, member);
+  return Bytes(communicated_element_bytes * (members - 1) * (own.end - own.begin));
+}
+constexpr Bytes all_reduce_bytes(std::int64_t count, int members, int member) {
+  return reduce_scatter_bytes(count, members, member) + all_gather_bytes(count, members, member);
+}
 
 // A posted send, to be waited for once.
 struct SendTicket {

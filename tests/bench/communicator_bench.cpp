@@ -1,4 +1,4 @@
-// Time of all-reduces between ranks that are threads of this process. A bandwidth is the bus bandwidth of nccl-tests:
+// Time of all-reduces between ranks that are threads of this process, the median as rank 0 sees it. A bandwidth is the bus bandwidth of nccl-tests:
 // 2 (n - 1) / n times the buffer, over the time.
 #include <algorithm>
 #include <chrono>
@@ -19,21 +19,25 @@ int main() {
     for (const std::int64_t bytes : {1 << 10, 1 << 18, 1 << 22, 1 << 26}) {
       const std::int64_t count = bytes / 4;
       const int repeats = static_cast<int>(std::clamp<std::int64_t>((std::int64_t{1} << 28) / bytes, 10, 2000));
-      double seconds = 0.0;
+      std::vector<double> seconds;
       std::vector<std::thread> threads;
       for (int rank = 0; rank < ranks; ++rank)
         threads.emplace_back([&, rank] {
           std::vector<float> data(static_cast<std::size_t>(count), 0.0f);
           Communicator& communicator = world.communicator(rank);
           for (int i = 0; i < 3; ++i) communicator.all_reduce(0, Reduction::sum, data.data(), count);
-          const auto begin = std::chrono::steady_clock::now();
-          for (int i = 0; i < repeats; ++i) communicator.all_reduce(0, Reduction::sum, data.data(), count);
-          if (rank == 0)
-            seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / repeats;
+          for (int i = 0; i < repeats; ++i) {
+            const auto begin = std::chrono::steady_clock::now();
+            communicator.all_reduce(0, Reduction::sum, data.data(), count);
+            if (rank == 0)
+              seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+          }
         });
       for (std::thread& thread : threads) thread.join();
-      std::printf("%6d %12lld %12.2f %10.2f\n", ranks, static_cast<long long>(bytes), seconds * 1e6,
-                  2.0 * (ranks - 1) / ranks * static_cast<double>(bytes) / seconds * 1e-9);
+      std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
+      const double median = seconds[static_cast<std::size_t>(repeats) / 2];
+      std::printf("%6d %12lld %12.2f %10.2f\n", ranks, static_cast<long long>(bytes), median * 1e6,
+                  2.0 * (ranks - 1) / ranks * static_cast<double>(bytes) / median * 1e-9);
     }
   }
 }

@@ -274,7 +274,7 @@ SendTicket LocalCommunicator::send(int destination, int channel, const float* da
   return {.destination = destination,
           .channel = channel,
           .number = number,
-          .bytes = Bytes(count * static_cast<std::int64_t>(sizeof(float)))};
+          .bytes = Bytes(count * communicated_element_bytes)};
 }
 
 Transfer LocalCommunicator::wait_sent(SendTicket ticket) {

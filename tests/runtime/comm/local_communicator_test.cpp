@@ -60,7 +60,7 @@ std::vector<float> reduced(std::int64_t count, const std::vector<int>& ranks, Re
 }
 
 bool same_bits(const float* a, const float* b, std::int64_t count) {
-  return std::memcmp(a, b, static_cast<std::size_t>(count) * sizeof(float)) == 0;
+  return count == 0 || std::memcmp(a, b, static_cast<std::size_t>(count) * sizeof(float)) == 0;
 }
 
 // Below, at and above the size from which members share the work; not multiples of anything.
