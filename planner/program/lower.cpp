@@ -124,15 +124,16 @@ class Lowering {
         saved_[static_cast<std::size_t>(slot)].push_back(add_buffer(
             fmt::format("saved of {}, slot {}", graph_.blocks[static_cast<std::size_t>(b)].name, slot),
             MemoryCategory::activations, kind_of(b).saved_bytes));
-    const bool transfers = job_.spec.pp() > 1;
-    for (int i = 0; i < (transfers ? 2 : 1); ++i)
-      gradient_.push_back(add_buffer(fmt::format("activation gradient {}", i), MemoryCategory::activations, crossing_bytes_));
+    // Neighbours' transfers and this stage's work take turns on two buffers.
+    const int turns = job_.spec.pp() > 1 ? std::min(2, static_cast<int>(parplan::micro_batches(job_.spec, job_.training))) : 1;
     if (!is_last())
-      for (int i = 0; i < 2; ++i)
+      for (int i = 0; i < turns; ++i)
         output_.push_back(add_buffer(fmt::format("activation to send {}", i), MemoryCategory::buffers, crossing_bytes_));
     std::int64_t scratch = 0;
     for (const Segment& segment : program_.segments) scratch = std::max(scratch, segment.scratch_bytes);
     scratch_ = add_buffer("scratch", MemoryCategory::activations, scratch);
+    for (int i = 0; i < turns; ++i)
+      gradient_.push_back(add_buffer(fmt::format("activation gradient {}", i), MemoryCategory::activations, crossing_bytes_));
     if (job_.training.clip_norm > 0.0) program_.norm_buffer = add_buffer("gradient norm", MemoryCategory::buffers, 4);
     if (is_last()) program_.loss_buffer = add_buffer("loss", MemoryCategory::buffers, 4);
   }

@@ -35,16 +35,18 @@ MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const 
     add(use.buffers, largest_tied * 4);
   }
   for (const std::int64_t saved : sizes.saved_bytes) add(use.activations, saved, sizes.in_flight);
-  add(use.activations, sizes.crossing_bytes, spec.pp() > 1 ? 2 : 1);
-  if (!sizes.last_stage) add(use.buffers, sizes.crossing_bytes, 2);
+  const std::int64_t turns = spec.pp() > 1 ? std::min<std::int64_t>(2, micro_batches(spec, training)) : 1;
+  if (!sizes.last_stage) add(use.buffers, sizes.crossing_bytes, turns);
+  add(use.activations, sizes.scratch_bytes);
+  add(use.activations, sizes.crossing_bytes, turns - 1);
   // The last buffer ends where its bytes do.
   const bool clips = training.clip_norm > 0.0;
   if (sizes.last_stage || clips) {
-    add(use.activations, sizes.scratch_bytes);
+    add(use.activations, sizes.crossing_bytes);
     if (sizes.last_stage && clips) add(use.buffers, 4);
     use.buffers += Bytes(4);
   } else {
-    use.activations += Bytes(sizes.scratch_bytes);
+    use.activations += Bytes(sizes.crossing_bytes);
   }
   return use;
 }
