@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "planner/base/error.h"
@@ -105,7 +106,7 @@ TEST_CASE("numbers of devices that there are not are refused with those that the
 }
 
 TEST_CASE("a file that says how many nodes it has gives no more") {
-  const std::string path = "catalog_test_two_nodes.yaml";
+  const std::string path = (std::filesystem::temp_directory_path() / "parplan_catalog_test_two_nodes.yaml").string();
   std::ofstream(path) << "name: mine\ndevice: a100-sxm4-80gb\nnode: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}\n"
                          "network: {latency: 1 us}\nnodes: 2\n";
   CHECK(find_cluster(path, catalog).devices() == 16);
