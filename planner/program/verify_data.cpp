@@ -233,7 +233,8 @@ class DataCheck {
     const auto check = [&](const Touch& touch, std::size_t stream, const char* did) {
       if (touch.sequence == 0 || stream == number(instruction.stream) || clock[stream] >= touch.sequence) return;
       const Call& earlier = program_.calls[static_cast<std::size_t>(touch.call)];
-      const Instruction& other = program_.segments[static_cast<std::size_t>(earlier.segment)].instructions[static_cast<std::size_t>(touch.instruction)];
+      const Segment& segment = program_.segments[static_cast<std::size_t>(earlier.segment)];
+      const Instruction& other = segment.instructions[static_cast<std::size_t>(touch.instruction)];
       const char* does = operand.access == Access::read ? "reads" : operand.access == Access::write ? "writes" : "updates";
       fault(Rule::order, c, i,
             fmt::format("missing event: {} on stream {} {} {} without waiting for {} of call {} on stream {}, which {} them",

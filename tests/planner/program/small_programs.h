@@ -213,7 +213,8 @@ inline Program second_stage_program() {
   p.communicate(InstructionKind::receive, GroupKind::previous, Stream::receive_previous, "receive", {writes(input, 0, 64)});
   p.compute(OpKind::activation, "activation", {reads(input, 0, 64), writes(result, 0, 64)});
   p.task(Action{1, Phase::forward, 0});
-  p.compute(OpKind::activation_gradient, "activation", {reads(result, 0, 64), reads(input, 0, 64), writes(gradient, 0, 64)}).frees = {input, result};
+  p.compute(OpKind::activation_gradient, "activation",
+            {reads(result, 0, 64), reads(input, 0, 64), writes(gradient, 0, 64)}).frees = {input, result};
   p.communicate(InstructionKind::send, GroupKind::previous, Stream::send_previous, "send", {reads(gradient, 0, 64)}).frees = {gradient};
   p.task(Action{1, Phase::backward, 0});
   p.program.events = 2;
