@@ -22,11 +22,14 @@ YamlNode parse_json(const std::string& text, const std::string& file_name) {
     const std::size_t line_start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
     // "[json.exception.parse_error.101] parse error at line 3, column 5: syntax error while ... - unexpected ..."
     const std::string_view what = error.what();
-    const std::size_t reason = what.find(": ");
+    const std::size_t colon = what.find(": ");
+    std::string_view reason = what.substr(colon == std::string_view::npos ? 0 : colon + 2);
+    // "last read" repeats the file from where the value began, which may be long before.
+    if (reason.size() > 160) reason = reason.substr(0, reason.find("; last read"));
     throw ConfigError({.file = file_name,
                        .line = static_cast<int>(line),
                        .column = static_cast<int>(before.size() - line_start) + 1},
-                      fmt::format("invalid JSON: {}", reason == std::string_view::npos ? what : what.substr(reason + 2)));
+                      fmt::format("invalid JSON: {}", reason));
   }
   return YamlNode::parse(text, file_name);
 }

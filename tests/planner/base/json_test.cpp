@@ -35,5 +35,7 @@ TEST_CASE("Broken JSON and duplicate keys have their place") {
   CHECK(error("{\"a\": 1") ==
         "config.json:1:8: error: invalid JSON: syntax error while parsing object - unexpected end of input; expected "
         "'}'");
+  CHECK(error(std::string(200, '[') + "x") ==
+        "config.json:1:201: error: invalid JSON: syntax error while parsing value - invalid literal");
   CHECK(error("{\"a\": 1, \"a\": 2}") == "config.json:1:10: error: duplicate key 'a', first given on line 1");
 }

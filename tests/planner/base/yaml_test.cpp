@@ -56,6 +56,13 @@ TEST_CASE("What YAML allows and nobody means is refused") {
 TEST_CASE("A syntax error has its place") {
   CHECK(parse_error("a: [1, 2\nb: 3\n") == "a.yaml:2:2: error: invalid YAML: end of sequence flow not found");
   CHECK(parse_error("a: 1\n b: 2\n") == "a.yaml:2:3: error: invalid YAML: illegal map value");
+  CHECK(parse_error("a: 1\nb: \xff\n") == "a.yaml:2:4: error: expected text in UTF-8, found the byte 0xff");
+  CHECK(parse_error("a: \xc3") == "a.yaml:1:4: error: expected text in UTF-8, found the byte 0xc3");
+  CHECK(parse_error("a: \xc3\xa9") == "no error");
+  std::string deep = "a: 1";
+  for (int i = 0; i < 600; ++i) deep = "- " + deep;
+  // The column is that of yaml-cpp's own limit.
+  CHECK(parse_error(deep).ends_with(": error: invalid YAML: nested too deeply"));
 }
 
 TEST_CASE("A missing key names the part of the file that it is missing from") {
