@@ -160,7 +160,7 @@ TEST_CASE("A tied head has the embedding's weight, an untied one its own") {
   CHECK(parameter_count(untied) - parameter_count(tied) == 61 * 32);
 }
 
-TEST_CASE("Weights are normal and decay, biases and norms do not; what writes into the residual stream may start smaller") {
+TEST_CASE("Weights are normal and decay, biases and norms do not and what writes into the residual stream may start smaller") {
   ModelSpec spec = decoder();
   spec.qkv_bias = spec.mlp_bias = true;
   spec.initializer_range = 0.5;
