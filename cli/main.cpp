@@ -1,5 +1,9 @@
-#include <cstdio>
+#include <iostream>
+#include <string>
+#include <vector>
 
-#include "cli/version.h"
+#include "cli/command_line.h"
 
-int main() { std::printf("parplan %s\n", parplan::version()); }
+int main(int count, char** words) {
+  return parplan::run_command_line(std::vector<std::string>(words + (count > 0 ? 1 : 0), words + count), std::cout, std::cerr);
+}

@@ -1,0 +1,181 @@
+#include "cli/arguments.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "planner/base/text.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::int64_t most_devices = std::int64_t{1} << 20;
+constexpr std::int64_t most = std::int64_t{1} << 40;
+
+CLI::Option* add(CLI::App& app, const std::string& group, const std::string& name, const std::string& type, const std::string& description,
+                 std::function<void(const std::string&)> read) {
+  return app.add_option_function<std::string>(name, std::move(read), description)->type_name(type)->group(group);
+}
+
+void add_flag(CLI::App& app, const std::string& group, const std::string& name, const std::string& description, std::function<void()> read) {
+  app.add_flag_callback(name, std::move(read), description)->group(group);
+}
+
+template <class T>
+void add_whole(CLI::App& app, const std::string& group, const std::string& name, const std::string& description, std::optional<T>& value,
+               std::int64_t maximum) {
+  add(app, group, name, "N", description, [name, &value, maximum](const std::string& text) { value = static_cast<T>(parse_whole(name, text, 1, maximum)); });
+}
+
+// A choice among `rows`, each of which has a name.
+template <class T, std::size_t n>
+void add_choice(CLI::App& app, const std::string& group, const std::string& name_of_option, const std::string& description, std::optional<T>& value,
+                const std::array<T, n>& rows) {
+  std::vector<std::string> names;
+  for (const T row : rows) names.push_back(name(row));
+  add(app, group, name_of_option, join(names, "|"), description,
+      [name_of_option, names, &value, rows](const std::string& text) { value = rows[parse_choice(name_of_option, text, names)]; });
+}
+
+template <class Read>
+auto parse_quantity(const std::string& option, const std::string& text, Read read) {
+  try {
+    return read(text);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", option, message_of(error)));
+  }
+}
+
+std::vector<int> parse_ids(const std::string& option, const std::string& text) {
+  std::vector<int> ids;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const int id = static_cast<int>(parse_whole(option, text.substr(begin, end - begin), 0, most_devices));
+    if (std::ranges::find(ids, id) != ids.end()) throw ConfigError(fmt::format("{}: device {} is listed twice", option, id));
+    ids.push_back(id);
+    begin = end + 1;
+  }
+  return ids;
+}
+
+MemoryLimit parse_memory_limit(const std::string& option, const std::string& text) {
+  if (!text.ends_with('%')) return {.bytes = parse_quantity(option, text, [](const std::string& t) { return parse_bytes(t); })};
+  double percent = 0.0;
+  const char* end = text.data() + text.size() - 1;
+  const auto [stopped, error] = std::from_chars(text.data(), end, percent);
+  if (error != std::errc() || stopped != end || !(percent > 0.0 && percent <= 100.0))
+    throw ConfigError(fmt::format("{}: expected bytes, such as '40 GiB', or a percentage above 0 % and up to 100%, found '{}'", option, text));
+  return {.bytes = std::nullopt, .share = percent / 100.0};
+}
+
+}  // namespace
+
+std::string message_of(const ConfigError& error) {
+  const std::string_view text = error.what();
+  constexpr std::string_view prefix = "error: ";
+  return std::string(text.starts_with(prefix) ? text.substr(prefix.size()) : text);
+}
+
+std::int64_t parse_whole(const std::string& option, const std::string& text, std::int64_t minimum, std::int64_t maximum) {
+  std::int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc() && stopped == end && value >= minimum && value <= maximum) return value;
+  throw ConfigError(fmt::format("{}: expected a whole number from {} to {}, found '{}'", option, minimum, maximum, text));
+}
+
+std::size_t parse_choice(const std::string& option, const std::string& text, const std::vector<std::string>& allowed) {
+  const auto found = std::ranges::find(allowed, text);
+  if (found == allowed.end())
+    throw ConfigError(fmt::format("{}: expected one of {}, found '{}'{}", option, join(allowed), text, did_you_mean(text, allowed)));
+  return static_cast<std::size_t>(found - allowed.begin());
+}
+
+void add_subject(CLI::App& app, std::string& subject, const std::string& name, const std::string& description) {
+  app.add_option(name, subject, description)->type_name("")->required();
+}
+
+bool is_given(const WhereArguments& where) {
+  const ClusterOptions& options = where.options;
+  return where.cluster || options.device || options.network || options.devices || options.nodes || !where.device_ids.empty() || where.measure_again;
+}
+
+void add_where(CLI::App& app, WhereArguments& where) {
+  const std::string group = "Where";
+  add(app, group, "--cluster", "FILE|NAME", "cluster.yaml, text of nvidia-smi topo -m, or a named cluster (default: this machine, measured once and cached)",
+      [&](const std::string& text) { where.cluster = text; });
+  add_whole(app, group, "--devices", "how many devices (default: all of the cluster)", where.options.devices, most_devices);
+  add_whole(app, group, "--nodes", "how many nodes", where.options.nodes, most_devices);
+  add(app, group, "--device-ids", "N,N,...", "which devices of the one node, in this order",
+      [&](const std::string& text) { where.device_ids = parse_ids("--device-ids", text); });
+  add(app, group, "--device", "KIND", "kind of device, for a text of nvidia-smi, which names none", [&](const std::string& text) { where.options.device = text; });
+  add(app, group, "--network", "RATE", "line rate of each NIC, such as '400 Gbit/s'", [&](const std::string& text) {
+    where.options.network = parse_quantity("--network", text, [](const std::string& t) { return parse_bandwidth(t); });
+  });
+  add_flag(app, group, "--measure-again", "measure this machine again instead of taking the cached numbers", [&] { where.measure_again = true; });
+}
+
+void add_what(CLI::App& app, WhatArguments& what) {
+  const std::string group = "What";
+  add_whole(app, group, "--global-batch", "sequences of one optimizer step (default: 512 on GPUs, 4 a device on CPUs)", what.global_batch, most);
+  add_whole(app, group, "--seq-len", "tokens of a sequence (default: the model's context; on CPUs at most 256)", what.sequence_length, most);
+  add_choice(app, group, "--precision", "number format of computation (default: bf16 on GPUs, fp32 on CPUs)", what.precision,
+             std::array{DataType::bf16, DataType::fp16, DataType::fp32});
+  add_choice(app, group, "--optimizer", "optimizer (default: adamw)", what.optimizer, std::array{Optimizer::adamw, Optimizer::adam, Optimizer::sgd});
+}
+
+void add_layout(CLI::App& app, LayoutRequest& layout) {
+  const std::string group = "Layout";
+  add_whole(app, group, "--dp", "data-parallel degree", layout.dp, most_devices);
+  add_whole(app, group, "--tp", "tensor-parallel degree", layout.tp, most_devices);
+  add_whole(app, group, "--pp", "pipeline stages", layout.pp, most_devices);
+  add(app, group, "--zero", "0..3", "ZeRO stage", [&](const std::string& text) { layout.zero_stage = static_cast<int>(parse_whole("--zero", text, 0, 3)); });
+  add_whole(app, group, "--micro-batch", "sequences of a micro-batch", layout.micro_batch, most);
+  add_choice(app, group, "--schedule", "order of the pipeline's tasks", layout.schedule, std::array{ScheduleKind::gpipe, ScheduleKind::one_f_one_b});
+  app.add_flag_callback("--sequence-parallel", [&] { layout.sequence_parallel = true; }, "shard activations between tensor-parallel regions along the sequence")
+      ->group(group);
+  add_choice(app, group, "--recompute", "activations that the backward pass computes again", layout.recompute, std::array{Recompute::none, Recompute::full});
+  add(app, group, "--mesh-order", "AXES", "mesh axes from the outermost to the one of neighbouring devices: pp-dp-tp", [&](const std::string& text) {
+    layout.order = parse_quantity("--mesh-order", text, [](const std::string& t) { return parse_order(t); });
+  });
+  add(app, group, "--stage-blocks", "N,N,...", "blocks of the model per stage; the embedding and the head are one each", [&](const std::string& text) {
+    std::vector<int> blocks;
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find(',', begin), text.size());
+      blocks.push_back(static_cast<int>(parse_whole("--stage-blocks", text.substr(begin, end - begin), 1, most_devices)));
+      begin = end + 1;
+    }
+    layout.stage_blocks = blocks;
+  });
+}
+
+void add_limits(CLI::App& app, LimitArguments& limits) {
+  const std::string group = "Limits";
+  add(app, group, "--memory-limit", "BYTES|PERCENT", "memory of a device that may be used, such as '40 GiB' or 80%",
+      [&](const std::string& text) { limits.memory = parse_memory_limit("--memory-limit", text); });
+  add(app, group, "--max-candidates", "N", "simulate at most so many candidates (default: 64)",
+      [&](const std::string& text) { limits.most_candidates = parse_whole("--max-candidates", text, 1, most); });
+}
+
+void add_output(CLI::App& app, OutputArguments& output, CsvOutput csv) {
+  const std::string group = "Output";
+  add(app, group, "--json", "[FILE|-]", "JSON to a file, or to standard output instead of the table", [&](const std::string& text) { output.json = text; })
+      ->expected(0, 1);
+  if (csv == CsvOutput::offered)
+    add(app, group, "--csv", "[FILE|-]", "CSV to a file, or to standard output instead of the table", [&](const std::string& text) { output.csv = text; })
+        ->expected(0, 1);
+  add_flag(app, group, "--quiet", "no talk on standard error but errors", [&] { output.quiet = true; });
+  add_flag(app, group, "--verbose", "say more", [&] { output.verbose = true; });
+}
+
+void check_output(const OutputArguments& output) {
+  if (output.quiet && output.verbose) throw ConfigError("--quiet and --verbose exclude one another");
+  if (output.json == "-" && output.csv == "-")
+    throw ConfigError("--json and --csv cannot both go to standard output; give one of them a file");
+}
+
+}  // namespace parplan

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/base/error.h"
+#include "planner/cluster/catalog.h"
+#include "planner/graph/training.h"
+#include "planner/search/space.h"
+
+namespace CLI {
+class App;
+}
+
+namespace parplan {
+
+// The groups of options that commands share (contract.md): each struct is what one group says, each function declares
+// the group on a command. Values are checked while they are read; ConfigError names the option.
+
+// [where]
+struct WhereArguments {
+  std::optional<std::string> cluster;  // this machine where absent
+  ClusterOptions options;
+  std::vector<int> device_ids;  // of the cluster's one node, in this order; empty: as they are
+  bool measure_again = false;
+};
+// Whether anything of it was given.
+bool is_given(const WhereArguments& where);
+void add_where(CLI::App& app, WhereArguments& where);
+
+// [what]
+struct WhatArguments {
+  std::optional<std::int64_t> global_batch;
+  std::optional<std::int64_t> sequence_length;
+  std::optional<DataType> precision;
+  std::optional<Optimizer> optimizer;
+  bool operator==(const WhatArguments&) const = default;
+};
+void add_what(CLI::App& app, WhatArguments& what);
+
+// [layout]
+void add_layout(CLI::App& app, LayoutRequest& layout);
+
+// [limits]
+struct MemoryLimit {
+  std::optional<Bytes> bytes;
+  double share = 1.0;  // of the device's capacity, where no bytes are given
+};
+struct LimitArguments {
+  std::optional<MemoryLimit> memory;
+  std::int64_t most_candidates = 64;
+};
+void add_limits(CLI::App& app, LimitArguments& limits);
+
+// [output]
+struct OutputArguments {
+  std::optional<std::string> json;  // a path, "-" for standard output
+  std::optional<std::string> csv;
+  bool quiet = false;
+  bool verbose = false;
+  // Whether standard output carries a table for people.
+  bool shows_table() const { return json != "-" && csv != "-"; }
+};
+enum class CsvOutput { absent, offered };
+void add_output(CLI::App& app, OutputArguments& output, CsvOutput csv);
+// Where two things would share standard output, or talk is both asked for and forbidden.
+void check_output(const OutputArguments& output);
+
+// The command's one argument.
+void add_subject(CLI::App& app, std::string& subject, const std::string& name, const std::string& description);
+
+// Reading of single values; `option` is how the message names it.
+std::int64_t parse_whole(const std::string& option, const std::string& text, std::int64_t minimum, std::int64_t maximum);
+std::size_t parse_choice(const std::string& option, const std::string& text, const std::vector<std::string>& allowed);
+
+// The message of a ConfigError without its "error: ".
+std::string message_of(const ConfigError& error);
+
+}  // namespace parplan

@@ -1,0 +1,167 @@
+#include "cli/command_line.h"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <iostream>
+#include <set>
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include "cli/commands.h"
+#include "cli/version.h"
+#include "planner/base/error.h"
+#include "planner/base/text.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::array command_rows = {
+    Command{"suggest", "The best plans for a model on a cluster, ranked", declare_suggest},
+    Command{"simulate", "One given layout, or a plan, simulated", declare_simulate},
+    Command{"run", "Execute a plan and put what it took beside what was promised", declare_run},
+    Command{"explain", "Why this plan: where time and memory go, what it beats, what binds", declare_explain},
+    Command{"topology", "Show a cluster as parplan sees it", declare_topology},
+};
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
+
+// "-" and "-3" are values, "--dp", "--dp=2" and "-o" are options.
+bool looks_like_option(const std::string& word) {
+  return word.size() > 1 && word[0] == '-' && !(word[1] >= '0' && word[1] <= '9') && word[1] != '.';
+}
+std::string option_of(const std::string& word) {
+  return word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
+}
+
+// Says what is wrong with the words of a command before CLI11 reads them, in our words; and gives options whose value
+// may be left out their value "-", so that nothing is guessed.
+std::vector<std::string> checked(const CLI::App& app, const std::vector<std::string>& words) {
+  const std::vector<std::string> names = option_names(app);
+  std::vector<const CLI::Option*> positionals;
+  for (const CLI::Option* option : app.get_options())
+    if (option->get_positional()) positionals.push_back(option);
+  std::vector<std::string> result;
+  std::set<const CLI::Option*> seen;
+  std::size_t found_positionals = 0;
+  const auto is_value = [&](std::size_t i) { return i < words.size() && !looks_like_option(words[i]); };
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (!looks_like_option(word)) {
+      if (found_positionals == positionals.size())
+        throw ConfigError(fmt::format("unexpected argument '{}'; {} takes {}", word, app.get_name(),
+                                      positionals.empty() ? "options only" : fmt::format("one {}", positionals.front()->get_name(true))));
+      ++found_positionals;
+      result.push_back(word);
+      continue;
+    }
+    const std::string name = option_of(word);
+    const CLI::Option* option = app.get_option_no_throw(name);
+    if (option == nullptr)
+      throw ConfigError(fmt::format("unknown option '{}'{}; see parplan {} --help", name, did_you_mean(name, names), app.get_name()));
+    if (!seen.insert(option).second) throw ConfigError(fmt::format("{} is given twice", name));
+    if (option->get_items_expected_max() == 0) {  // a flag
+      if (word != name) throw ConfigError(fmt::format("{} takes no value, found '{}'", name, word));
+      result.push_back(word);
+      continue;
+    }
+    const bool has_value = word != name;
+    if (has_value) {
+      result.push_back(word);
+    } else if (is_value(i + 1)) {
+      result.push_back(word);
+      result.push_back(words[++i]);
+    } else if (option->get_items_expected_min() == 0) {
+      result.push_back(name + "=-");
+    } else {
+      throw ConfigError(fmt::format("{} needs a value ({})", name, option->get_type_name()));
+    }
+  }
+  const bool asks_for_help = std::ranges::any_of(result, [](const std::string& word) { return word == "--help" || word == "-h"; });
+  if (asks_for_help) return {"--help"};
+  for (std::size_t p = found_positionals; p < positionals.size(); ++p)
+    if (positionals[p]->get_required())
+      throw ConfigError(fmt::format("{} needs a {}: {}", app.get_name(), positionals[p]->get_name(true), positionals[p]->get_description()));
+  return result;
+}
+
+int carry_out(const std::vector<std::string>& arguments, Terminal& terminal) {
+  CLI::App app{"parplan: the query planner of distributed training", "parplan"};
+  app.set_version_flag("--version", fmt::format("parplan {}", version()), "Print the version");
+  app.get_formatter()->column_width(34);
+  std::vector<CommandBody> bodies;
+  std::vector<std::string> names;
+  for (const Command& command : commands()) {
+    CLI::App* sub = app.add_subcommand(std::string(command.name), std::string(command.description));
+    bodies.push_back(command.declare(*sub));
+    names.push_back(std::string(command.name));
+  }
+
+  if (arguments.empty()) {
+    terminal.err << app.help();
+    return exit_bad_input;
+  }
+  const std::string& first = arguments.front();
+  if (first == "--version") {
+    fmt::print(terminal.out, "parplan {}\n", version());
+    return exit_done;
+  }
+  if (first == "--help" || first == "-h") {
+    terminal.out << app.help();
+    return exit_done;
+  }
+  const auto found = std::ranges::find(names, first);
+  if (found == names.end()) {
+    if (looks_like_option(first))
+      throw ConfigError(fmt::format("unknown option '{}'; expected a command: {}", first, join(names)));
+    throw ConfigError(fmt::format("unknown command '{}'; allowed: {}{}", first, join(names), did_you_mean(first, names)));
+  }
+  CLI::App* sub = app.get_subcommand(*found);
+  std::vector<std::string> words = checked(*sub, {arguments.begin() + 1, arguments.end()});
+  words.insert(words.begin(), first);
+  std::ranges::reverse(words);  // as CLI11 wants them
+  try {
+    app.parse(words);
+  } catch (const CLI::CallForHelp&) {
+    terminal.out << sub->help("parplan");
+    return exit_done;
+  } catch (const CLI::ParseError& error) {
+    throw ConfigError(error.what());
+  }
+  return bodies[static_cast<std::size_t>(found - names.begin())](terminal);
+}
+
+}  // namespace
+
+std::span<const Command> commands() { return command_rows; }
+
+int run_command_line(std::vector<std::string> arguments, std::ostream& out, std::ostream& err) {
+  Terminal terminal{.out = out, .err = err, .watched = &err == &std::cerr && isatty(STDERR_FILENO) != 0};
+  try {
+    const int code = carry_out(arguments, terminal);
+    out.flush();
+    return code;
+  } catch (const ConfigError& error) {
+    err << error.what() << '\n';
+    return exit_bad_input;
+  } catch (const RunError& error) {
+    err << "error: " << error.what() << '\n';
+    return exit_failed;
+  } catch (const std::exception& error) {
+    err << "internal error (a bug of parplan): " << error.what() << '\n';
+    return exit_bug;
+  }
+}
+
+}  // namespace parplan

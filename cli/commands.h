@@ -1,0 +1,44 @@
+#pragma once
+
+#include <functional>
+#include <ostream>
+#include <span>
+#include <string_view>
+
+namespace CLI {
+class App;
+}
+
+namespace parplan {
+
+inline constexpr int exit_done = 0;
+inline constexpr int exit_failed = 1;
+inline constexpr int exit_bad_input = 2;
+inline constexpr int exit_bug = 70;
+
+// Where a command writes: data, talk, and whether a person watches the talk as it comes.
+struct Terminal {
+  std::ostream& out;
+  std::ostream& err;
+  bool watched = false;
+};
+
+// Carries a command out, with the arguments that were parsed, and gives the exit code.
+using CommandBody = std::function<int(Terminal&)>;
+
+// One command: its name, one line for people, and the function that declares its options on an App and gives the body
+// that reads them.
+struct Command {
+  std::string_view name;
+  std::string_view description;
+  CommandBody (*declare)(CLI::App& app) = nullptr;
+};
+std::span<const Command> commands();
+
+CommandBody declare_suggest(CLI::App& app);
+CommandBody declare_simulate(CLI::App& app);
+CommandBody declare_run(CLI::App& app);
+CommandBody declare_explain(CLI::App& app);
+CommandBody declare_topology(CLI::App& app);
+
+}  // namespace parplan

@@ -1,0 +1,200 @@
+#include "cli/inputs.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include "cli/data_folder.h"
+#include "cli/local_machine.h"
+#include "cli/version.h"
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/base/file.h"
+#include "planner/base/text.h"
+#include "planner/base/yaml.h"
+#include "planner/cluster/node_layout.h"
+#include "planner/parallel/techniques.h"
+#include "planner/report/csv.h"
+#include "planner/report/row.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::int64_t gpu_global_batch = 512;
+constexpr std::int64_t cpu_sequence = 256;
+constexpr std::int64_t cpu_sequences_per_device = 4;
+
+void choose_device_ids(Cluster& cluster, const WhereArguments& where) {
+  if (where.device_ids.empty()) return;
+  if (cluster.nodes > 1)
+    throw ConfigError(fmt::format("--device-ids chooses devices of one node, and cluster '{}' has {} nodes; give --nodes 1", cluster.name, cluster.nodes));
+  if (where.options.devices) throw ConfigError("--device-ids says how many devices already; leave --devices out");
+  std::vector<int> chosen;
+  for (const int id : where.device_ids) {
+    if (id >= cluster.devices_per_node())
+      throw ConfigError(fmt::format("--device-ids: cluster '{}' has devices 0 to {}, found {}", cluster.name, cluster.devices_per_node() - 1, id));
+    chosen.push_back(cluster.node.devices[static_cast<std::size_t>(id)]);
+  }
+  cluster.node.devices = chosen;
+  cluster.node = first_devices(cluster.node, static_cast<int>(chosen.size()));
+}
+
+TrainingSpec default_training(const Cluster& cluster, const ModelSpec& model) {
+  TrainingSpec training;
+  const bool cpu = cluster.device.backend == BackendKind::cpu;
+  training.precision = cpu ? DataType::fp32 : DataType::bf16;
+  training.sequence_length = cpu ? std::min(cpu_sequence, model.context) : model.context;
+  training.global_batch = cpu ? cpu_sequences_per_device * cluster.devices() : gpu_global_batch;
+  return training;
+}
+
+}  // namespace
+
+Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const OutputArguments& output) {
+  Cluster cluster;
+  if (where.cluster) {
+    if (where.measure_again) throw ConfigError(fmt::format("--measure-again measures this machine, and --cluster {} is given", *where.cluster));
+    cluster = find_cluster(*where.cluster, cluster_catalog(), where.options);
+  } else {
+    if (where.options.device || where.options.network)
+      throw ConfigError(fmt::format("{} describes a cluster's text of nvidia-smi topo -m; give that with --cluster", where.options.device ? "--device" : "--network"));
+    if (where.options.nodes.value_or(1) > 1)
+      throw ConfigError(fmt::format("--nodes {}: this machine is one node; give --cluster for others", *where.options.nodes));
+    const auto say = [&](const std::string& text) {
+      if (!output.quiet) terminal.err << text << '\n';
+    };
+    cluster = local_machine(where.measure_again ? LocalNumbers::measure : LocalNumbers::cached, say);
+    if (const int devices = where.options.devices.value_or(cluster.devices()); devices > cluster.devices())
+      throw ConfigError(fmt::format("--devices {}: this machine has {} usable core{}; give --cluster for others", devices, cluster.devices(),
+                                    cluster.devices() == 1 ? "" : "s"));
+    else
+      cluster.node = first_devices(cluster.node, devices);
+  }
+  choose_device_ids(cluster, where);
+  return cluster;
+}
+
+Inputs resolve_inputs(const std::string& model, const WhereArguments& where, const WhatArguments& what, Terminal& terminal,
+                      const OutputArguments& output) {
+  Inputs inputs;
+  inputs.model = load_model(model, zoo_folder());
+  if (!output.quiet)
+    for (const std::string& note : inputs.model.notes) fmt::print(terminal.err, "note: {}: {}\n", model, note);
+  inputs.cluster = resolve_cluster(where, terminal, output);
+  inputs.training = with_overrides(default_training(inputs.cluster, inputs.model.spec), inputs.model.training);
+  const auto choose = [&](const char* field, auto& value, const auto& given, bool from_file) {
+    if (given) value = *given;
+    else if (!from_file) inputs.defaults.push_back(field);
+  };
+  const TrainingOverrides& file = inputs.model.training;
+  choose("global_batch", inputs.training.global_batch, what.global_batch, file.global_batch.has_value());
+  choose("sequence_length", inputs.training.sequence_length, what.sequence_length, file.sequence_length.has_value());
+  choose("precision", inputs.training.precision, what.precision, file.precision.has_value());
+  choose("optimizer", inputs.training.optimizer, what.optimizer, file.optimizer.has_value());
+  inputs.graph = build_graph(inputs.model.spec, inputs.training.sequence_length);
+  return inputs;
+}
+
+SuggestRequest request_of(const Inputs& inputs, const LayoutRequest& layout) {
+  SuggestRequest request;
+  request.graph = &inputs.graph;
+  request.model_text = write_model(inputs.model.spec);
+  request.model_name = inputs.model.spec.name;
+  request.cluster = inputs.cluster;
+  request.training = inputs.training;
+  request.layout = layout;
+  return request;
+}
+
+void check_layout(const Inputs& inputs, const LayoutRequest& layout, const WhereArguments& where) {
+  const int devices = inputs.cluster.devices();
+  std::vector<std::string> given;
+  std::int64_t product = 1;
+  for (const auto& [option, degree] : {std::pair{"dp", layout.dp}, std::pair{"tp", layout.tp}, std::pair{"pp", layout.pp}})
+    if (degree) {
+      given.push_back(fmt::format("{} {}", option, *degree));
+      product *= *degree;
+    }
+  if (product > devices)
+    throw ConfigError(fmt::format("the layout needs {} devices ({}); the cluster has {}", product, join(given, " x "), devices));
+  if (given.size() == 3 && where.options.devices && product != devices)
+    throw ConfigError(fmt::format("the layout takes {} devices ({}), and --devices asks for {}", product, join(given, " x "), devices));
+  ParallelSpec spec;
+  spec.mesh.degree = {layout.pp.value_or(1), layout.dp.value_or(1), layout.tp.value_or(1)};
+  spec.micro_batch = layout.micro_batch.value_or(1);
+  // What is not given may still be chosen so that these are legal.
+  spec.sequence_parallel = layout.tp && layout.sequence_parallel.value_or(false);
+  spec.zero_stage = layout.dp ? layout.zero_stage.value_or(0) : 0;
+  if (layout.pp && layout.stage_blocks) spec.stage_blocks = *layout.stage_blocks;
+  if (const auto reason = illegal(inputs.graph, inputs.training, spec)) throw ConfigError(*reason);
+}
+
+ReportInputs report_inputs(const Inputs& inputs) {
+  return {.version = version(),
+          .model = {.name = inputs.model.spec.name, .parameters = parameter_count(inputs.graph), .flops_per_sample = model_flops_per_sample(inputs.graph)},
+          .cluster = inputs.cluster,
+          .training = inputs.training,
+          .defaults = inputs.defaults};
+}
+
+ReportInputs report_inputs(const Plan& plan) {
+  return {.version = version(), .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}};
+}
+
+std::string describe_inputs(const ReportInputs& inputs) {
+  const Cluster& cluster = inputs.cluster;
+  const TrainingSpec& training = inputs.training;
+  const auto marked = [&](const std::string& value, const char* field) {
+    return value + (std::ranges::find(inputs.defaults, field) != inputs.defaults.end() ? " (default)" : "");
+  };
+  std::string text = fmt::format("model     {}: {} parameters\n", inputs.model.name, inputs.model.parameters);
+  text += fmt::format("cluster   {}: {} x {}, {} node{} of {}{}\n", cluster.name, cluster.devices(), cluster.device.name, cluster.nodes,
+                      cluster.nodes == 1 ? "" : "s", cluster.devices_per_node(), cluster.measured_on ? ", measured " + *cluster.measured_on : "");
+  text += fmt::format("training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
+                      marked(fmt::format("{}", training.global_batch), "global_batch"),
+                      marked(fmt::format("{}", training.sequence_length), "sequence_length"), marked(name(training.precision), "precision"),
+                      marked(name(training.optimizer), "optimizer"));
+  if (const std::string note = plan_only_note(cluster); !note.empty()) text += note + '\n';
+  return text;
+}
+
+std::string plan_only_note(const Cluster& cluster) {
+  if (cluster.device.backend == BackendKind::cpu) return "";
+  return "plan only: this build has no GPU backend to run it with";
+}
+
+bool is_plan_file(const std::string& path) {
+  if (!path.ends_with(".yaml") && !path.ends_with(".yml")) return false;
+  const YamlNode root = YamlNode::parse(read_file(path), path);
+  if (!root.is_map()) return false;
+  const auto schema = root.find("schema");
+  return schema && schema->is_scalar() && schema->as_string().starts_with("parplan.plan/");
+}
+
+LoadedPlan load_plan(const std::string& path) {
+  LoadedPlan loaded{.plan = read_plan(read_file(path), path), .graph = {}};
+  const Plan& plan = loaded.plan;
+  loaded.graph = build_graph(read_model(plan.model_text, path + " (model)").spec, plan.training.sequence_length);
+  if (parameter_count(loaded.graph) != plan.model.parameters)
+    throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}", parameter_count(loaded.graph), plan.model.parameters));
+  if (const auto reason = illegal(loaded.graph, plan.training, plan.spec)) throw ConfigError({path}, *reason);
+  return loaded;
+}
+
+void write_outputs(const OutputArguments& output, Terminal& terminal, const Json& json, std::span<const Json> rows) {
+  const auto write = [&](const std::optional<std::string>& where, const auto& text) {
+    if (!where) return;
+    if (*where == "-") {
+      terminal.out << text();
+      return;
+    }
+    write_file_atomically(*where, text());
+    if (!output.quiet) fmt::print(terminal.err, "wrote {}\n", *where);
+  };
+  write(output.json, [&] { return write_json(json); });
+  write(output.csv, [&] { return write_csv(rows); });
+}
+
+}  // namespace parplan

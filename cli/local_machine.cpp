@@ -1,0 +1,198 @@
+#include "cli/local_machine.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "cli/version.h"
+#include "planner/base/error.h"
+#include "planner/base/file.h"
+#include "planner/base/yaml.h"
+#include "planner/cluster/node_layout.h"
+#include "runtime/device/cpu/instruction_sets.h"
+#include "runtime/measure.h"
+
+namespace parplan {
+namespace {
+
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) {
+      const std::size_t begin = line.find_first_not_of(" \t", line.find(':') + 1);
+      if (begin != std::string::npos) return line.substr(begin);
+    }
+  return "unknown processor";
+}
+
+std::string host() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
+}
+
+// Physical memory, or less where the control group allows less.
+Bytes machine_memory() {
+  std::int64_t bytes = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  std::istringstream limit(first_line("/sys/fs/cgroup/memory.max"));
+  if (std::int64_t allowed = 0; limit >> allowed && allowed > 0) bytes = std::min(bytes, allowed);
+  return Bytes(bytes);
+}
+
+// FNV-1a (Fowler, Noll, Vo), for a file name.
+std::uint32_t hash_of(const std::string& text) {
+  std::uint32_t hash = 0x811c9dc5u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x01000193u;
+  return hash;
+}
+
+// How a group of threads moves data, in the terms of planner/cost/direct.cpp: an all-reduce of S bytes over n ranks takes
+// 2 (hop + (n - 1) / n * S / bandwidth). The hop is read off the smallest buffer; the bandwidth is the geometric mean over
+// buffers of the sizes that training moves.
+struct LinkFit {
+  Seconds hop;
+  BytesPerSecond bandwidth;
+};
+LinkFit fit_link(const std::vector<MeasuredTransfer>& transfers, int ranks) {
+  constexpr Bytes smallest_of_training{64 * 1024};
+  const Seconds hop = transfers.front().time / 2.0;
+  double logarithms = 0.0;
+  int count = 0;
+  for (const MeasuredTransfer& transfer : transfers) {
+    if (transfer.bytes < smallest_of_training) continue;
+    const Seconds moving = std::max(transfer.time / 2.0 - hop, transfer.time / 20.0);
+    logarithms += std::log(static_cast<double>(transfer.bytes.count) * (ranks - 1) / ranks / moving.value);
+    ++count;
+  }
+  return {.hop = hop, .bandwidth = BytesPerSecond(std::exp(logarithms / count))};
+}
+
+// 1, 2, 4 ... and all of them.
+std::vector<int> counts_to_measure(int cores) {
+  std::vector<int> counts;
+  for (int count = 1; count < cores; count *= 2) counts.push_back(count);
+  counts.push_back(cores);
+  return counts;
+}
+
+// Three significant digits: measurements have no more, and files stay readable.
+double rounded(double value) {
+  if (value <= 0.0) return value;
+  const double step = std::pow(10.0, std::floor(std::log10(value)) - 2.0);
+  return std::round(value / step) * step;
+}
+template <class Unit>
+Unit rounded(Unit value) {
+  return Unit(rounded(value.value));
+}
+
+}  // namespace
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  std::istringstream limit(first_line("/sys/fs/cgroup/cpu.max"));  // "200000 100000" or "max 100000"
+  double quota = 0.0;
+  double period = 0.0;
+  if (limit >> quota >> period && quota > 0.0 && period > 0.0) cores = std::min(cores, static_cast<int>(std::ceil(quota / period)));
+  return std::max(cores, 1);
+}
+
+std::filesystem::path local_machine_file() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::filesystem::path(value == nullptr ? "" : value);
+  };
+  std::filesystem::path folder = variable("XDG_CACHE_HOME");
+  if (folder.empty()) {
+    folder = variable("HOME");
+    if (folder.empty()) return {};
+    folder /= ".cache";
+  }
+  return folder / "parplan" / fmt::format("machine-{:08x}.yaml", hash_of(fmt::format("{}|{}|{}", processor(), usable_cores(), version())));
+}
+
+Cluster probe_local_machine() {
+  const int cores = usable_cores();
+  Cluster cluster;
+  cluster.name = "this-machine";
+  cluster.nodes = 1;
+  cluster.measured_on = fmt::format("{} on {}", today(), host());
+  cluster.sources.push_back(fmt::format("parplan {}: probe of {} threads, kernels for {}", version(), cores, chosen_cpu_instruction_set()));
+
+  DeviceKind& device = cluster.device;
+  device.name = "cpu-core";
+  device.title = fmt::format("One core of {}", processor());
+  device.backend = BackendKind::cpu;
+  device.memory_capacity = Bytes(machine_memory().count / cores);
+  device.overlaps_communication = false;
+  device.kernel_launch = rounded(measure_kernel_launch());
+  for (const int active : counts_to_measure(cores)) {
+    const MeasuredRates rates = measure_rates(active);
+    device.rates.push_back({.active = active, .matrix_fp32 = rounded(rates.matrix), .matrix_half = {}, .vector = rounded(rates.vector), .memory = rounded(rates.memory)});
+  }
+  NodeLayout layout{.name = "this-machine", .devices = cores, .intra = Intra::memory, .bandwidth = device.rates.front().memory, .latency = Seconds(0.0), .nics = {}};
+  if (cores > 1) {
+    const LinkFit fit = fit_link(measure_all_reduce(cores), cores);
+    layout.bandwidth = rounded(fit.bandwidth);
+    layout.latency = rounded(fit.hop);
+  }
+  cluster.node = build_node(layout, device);
+  return cluster;
+}
+
+Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::string&)>& say) {
+  const std::filesystem::path file = local_machine_file();
+  std::error_code ignored;
+  if (numbers == LocalNumbers::cached && !file.empty() && std::filesystem::exists(file, ignored)) {
+    try {
+      Cluster cluster = read_cluster(YamlNode::load(file.string()));
+      if (const auto problem = problem_with(cluster)) throw ConfigError({.file = file.string()}, *problem);
+      return cluster;
+    } catch (const ConfigError& error) {
+      say(fmt::format("the cached numbers of this machine cannot be used ({})", error.what()));
+    }
+  }
+  say(fmt::format("measuring this machine ({} cores), a few seconds ...", usable_cores()));
+  Cluster cluster = probe_local_machine();
+  // Cached or not, the next command sees these very numbers.
+  cluster = read_cluster(YamlNode::parse(write_cluster(cluster), "this machine"));
+  if (file.empty()) {
+    say("not cached: neither XDG_CACHE_HOME nor HOME is set");
+    return cluster;
+  }
+  try {
+    std::filesystem::create_directories(file.parent_path());
+    write_file_atomically(file, write_cluster(cluster));
+    say(fmt::format("cached in {}", file.string()));
+  } catch (const std::exception& error) {
+    say(fmt::format("not cached: {}", error.what()));
+  }
+  return cluster;
+}
+
+}  // namespace parplan

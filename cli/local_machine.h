@@ -1,0 +1,28 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "planner/cluster/cluster.h"
+
+namespace parplan {
+
+// Cores that this process may use: its affinity, and the quota of its control group.
+int usable_cores();
+
+// Whether numbers of an earlier measurement will do.
+enum class LocalNumbers { cached, measure };
+
+// This machine as a cluster of one node whose devices are its usable cores: measured once, in a few seconds, then kept with
+// its date under $XDG_CACHE_HOME/parplan (or ~/.cache/parplan), apart for each processor, number of cores and version of parplan. A
+// cached file that cannot be read is measured again. `say` gets a line when something takes time or is written.
+Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::string&)>& say);
+
+// Where this machine's numbers are kept; empty where no folder for caches is known.
+std::filesystem::path local_machine_file();
+
+// Measures now.
+Cluster probe_local_machine();
+
+}  // namespace parplan

@@ -1,0 +1,100 @@
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include "cli/commands.h"
+#include "cli/inputs.h"
+#include "planner/base/file.h"
+#include "planner/report/explain.h"
+#include "planner/report/json.h"
+#include "planner/report/row.h"
+#include "planner/report/table.h"
+#include "planner/suggest.h"
+
+namespace parplan {
+namespace {
+
+struct SimulateArguments {
+  std::string subject;
+  WhereArguments where;
+  WhatArguments what;
+  LayoutRequest layout;
+  OutputArguments output;
+  std::string plan_file;
+  std::string trace;
+};
+
+// A plan is simulated as it stands; only the cluster may be another one.
+Plan simulate_file(const SimulateArguments& arguments, Terminal& terminal, std::string* trace) {
+  if (!(arguments.layout == LayoutRequest{}) || !(arguments.what == WhatArguments{}))
+    throw ConfigError(fmt::format("{} is a plan: it fixes layout and training; give the model instead to choose them", arguments.subject));
+  LoadedPlan loaded = load_plan(arguments.subject);
+  if (is_given(arguments.where)) {
+    loaded.plan.cluster = resolve_cluster(arguments.where, terminal, arguments.output);
+    if (loaded.plan.spec.mesh.size() > loaded.plan.cluster.devices())
+      throw ConfigError(fmt::format("the plan takes {} devices; cluster '{}' has {}", loaded.plan.spec.mesh.size(), loaded.plan.cluster.name,
+                                    loaded.plan.cluster.devices()));
+  }
+  loaded.plan.alternatives.clear();
+  loaded.plan.search = {};
+  loaded.plan.prediction = simulate_plan(loaded.graph, loaded.plan, trace);
+  return loaded.plan;
+}
+
+int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
+  check_output(arguments.output);
+  std::string trace;
+  std::string* wanted_trace = arguments.trace.empty() ? nullptr : &trace;
+  Plan plan;
+  ReportInputs reported;
+  if (is_plan_file(arguments.subject)) {
+    plan = simulate_file(arguments, terminal, wanted_trace);
+    reported = report_inputs(plan);
+  } else {
+    const Inputs inputs = resolve_inputs(arguments.subject, arguments.where, arguments.what, terminal, arguments.output);
+    check_layout(inputs, arguments.layout, arguments.where);
+    plan = simulate_layout(request_of(inputs, arguments.layout), wanted_trace);
+    // Whether fewer devices are the better choice was not asked.
+    std::erase_if(plan.notes, [](const std::string& note) { return note.starts_with("uses "); });
+    if (const std::string note = plan_only_note(inputs.cluster); !note.empty()) plan.notes.push_back(note);
+    reported = report_inputs(inputs);
+  }
+
+  const std::vector<Json> rows{row(subject_of(plan))};
+  if (arguments.output.shows_table()) {
+    fmt::print(terminal.out, "{}\n{}", describe_inputs(reported), write_table(plan));
+    if (arguments.output.verbose) fmt::print(terminal.out, "\n{}", explain(plan));
+  } else if (!arguments.output.quiet) {
+    fmt::print(terminal.err, "{}", describe_inputs(reported));
+  }
+  write_outputs(arguments.output, terminal, suggest_json(reported, plan.search, &plan, {}), rows);
+  const auto write = [&](const std::string& path, const std::string& text) {
+    if (path.empty()) return;
+    write_file_atomically(path, text);
+    if (!arguments.output.quiet) fmt::print(terminal.err, "wrote {}\n", path);
+  };
+  write(arguments.trace, trace);
+  write(arguments.plan_file, write_plan(plan));
+  if (plan.prediction.memory.peak() > plan.cluster.device.memory_capacity)
+    fmt::print(terminal.err, "warning: the plan does not fit: it needs {} of memory on its worst rank, and a device has {}\n",
+               format_bytes(plan.prediction.memory.peak()), format_bytes(plan.cluster.device.memory_capacity));
+  return exit_done;
+}
+
+}  // namespace
+
+CommandBody declare_simulate(CLI::App& app) {
+  const auto arguments = std::make_shared<SimulateArguments>();
+  add_subject(app, arguments->subject, "MODEL|PLAN", "a model.yaml, a Hugging Face config.json, a name of the zoo, or a plan.yaml");
+  add_where(app, arguments->where);
+  add_what(app, arguments->what);
+  add_layout(app, arguments->layout);
+  app.add_option("-o,--output", arguments->plan_file, "write the plan to this file")->type_name("PLAN.yaml")->group("Output");
+  app.add_option("--trace", arguments->trace, "write a Chrome trace, which ui.perfetto.dev opens")->type_name("FILE")->group("Output");
+  add_output(app, arguments->output, CsvOutput::offered);
+  return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
+}
+
+}  // namespace parplan

@@ -1,0 +1,122 @@
+#include "planner/suggest.h"
+
+#include <algorithm>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include "cli/commands.h"
+#include "cli/inputs.h"
+#include "planner/base/file.h"
+#include "planner/report/explain.h"
+#include "planner/report/json.h"
+#include "planner/report/row.h"
+#include "planner/report/table.h"
+
+namespace parplan {
+namespace {
+
+struct SuggestArguments {
+  std::string model;
+  WhereArguments where;
+  WhatArguments what;
+  LayoutRequest layout;
+  LimitArguments limits;
+  OutputArguments output;
+  std::string plan_file;
+  int top = 10;
+};
+
+// The limit becomes what the device has, so that the plan carries it.
+void limit_memory(Cluster& cluster, const MemoryLimit& limit) {
+  Bytes& capacity = cluster.device.memory_capacity;
+  const Bytes allowed = limit.bytes.value_or(Bytes(static_cast<std::int64_t>(static_cast<double>(capacity.count) * limit.share)));
+  if (allowed > capacity)
+    throw ConfigError(fmt::format("--memory-limit: a device of cluster '{}' has {}, found {}", cluster.name, format_bytes(capacity), format_bytes(allowed)));
+  cluster.notes.push_back(fmt::format("memory limited to {} of a device's {}", format_bytes(allowed), format_bytes(capacity)));
+  capacity = allowed;
+}
+
+std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
+  if (result.counts.candidates == 0) return "no feasible plan: the batch, the model and the devices allow no layout\n";
+  std::string text = fmt::format("no feasible plan: of {} candidates none fits in {} of memory a device\n", result.counts.candidates,
+                                 format_bytes(cluster.device.memory_capacity));
+  for (const std::string& change : result.changes) text += fmt::format("what would make it fit: {}\n", change);
+  return text;
+}
+
+int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
+  check_output(arguments.output);
+  const bool talks = !arguments.output.quiet;
+  Inputs inputs = resolve_inputs(arguments.model, arguments.where, arguments.what, terminal, arguments.output);
+  if (arguments.limits.memory) limit_memory(inputs.cluster, *arguments.limits.memory);
+  check_layout(inputs, arguments.layout, arguments.where);
+
+  SuggestRequest request = request_of(inputs, arguments.layout);
+  request.options.top = arguments.top;
+  request.options.most_simulated = arguments.limits.most_candidates;
+  const bool shows_progress = talks && terminal.watched;
+  if (shows_progress)
+    request.options.progress = [&](std::int64_t done, std::int64_t of) {
+      fmt::print(terminal.err, "\rsimulated {} of at most {} candidates ", done, of);
+      terminal.err.flush();
+    };
+  SuggestResult result = suggest(request);
+  if (shows_progress) fmt::print(terminal.err, "\r{:60}\r", "");
+
+  if (result.counts.candidates == 0 && !(arguments.layout == LayoutRequest{}))
+    throw ConfigError(fmt::format("no layout of {} devices has the parts that are given; leave some of them to the search", inputs.cluster.devices()));
+  if (result.plan)
+    if (const std::string note = plan_only_note(inputs.cluster); !note.empty()) result.plan->notes.push_back(note);
+
+  const ReportInputs reported = report_inputs(inputs);
+  std::vector<Json> rows;
+  if (result.plan)
+    for (int rank = 1; rank <= static_cast<int>(result.plan->alternatives.size()) + 1; ++rank) rows.push_back(row(subject_of(*result.plan, rank)));
+  const Json json = suggest_json(reported, result.counts, result.plan ? &*result.plan : nullptr, result.changes);
+
+  if (arguments.output.shows_table()) {
+    fmt::print(terminal.out, "{}", describe_inputs(reported));
+    if (result.plan) {
+      fmt::print(terminal.out, "\n{}\n{}\n", write_table(*result.plan), explain_search(result.counts));
+      for (const std::string& note : result.plan->notes)
+        if (note != plan_only_note(inputs.cluster)) fmt::print(terminal.out, "note: {}\n", note);
+      if (arguments.output.verbose) fmt::print(terminal.out, "\n{}", explain(*result.plan));
+    }
+  } else if (talks) {
+    fmt::print(terminal.err, "{}", describe_inputs(reported));
+  }
+  write_outputs(arguments.output, terminal, json, rows);
+  if (!result.plan) {
+    fmt::print(terminal.err, "{}", why_nothing_fits(result, inputs.cluster));
+    return exit_failed;
+  }
+  if (!arguments.plan_file.empty()) {
+    write_file_atomically(arguments.plan_file, write_plan(*result.plan));
+    if (talks) fmt::print(terminal.err, "wrote {}\n", arguments.plan_file);
+  }
+  return exit_done;
+}
+
+}  // namespace
+
+CommandBody declare_suggest(CLI::App& app) {
+  const auto arguments = std::make_shared<SuggestArguments>();
+  add_subject(app, arguments->model, "MODEL", "a model.yaml, a Hugging Face config.json or a name of the zoo");
+  add_where(app, arguments->where);
+  add_what(app, arguments->what);
+  add_limits(app, arguments->limits);
+  add_layout(app, arguments->layout);
+  app.add_option("-o,--output", arguments->plan_file, "write the best plan to this file")->type_name("PLAN.yaml")->group("Output");
+  app.add_option_function<std::string>(
+         "--top", [arguments](const std::string& text) { arguments->top = static_cast<int>(parse_whole("--top", text, 1, 1000)); },
+         "how many plans to rank (default: 10)")
+      ->type_name("N")
+      ->group("Output");
+  add_output(app, arguments->output, CsvOutput::offered);
+  return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
+}
+
+}  // namespace parplan

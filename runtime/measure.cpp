@@ -1,0 +1,163 @@
+#include "runtime/measure.h"
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "runtime/comm/local/local_communicator.h"
+#include "runtime/device/cpu/cpu_backend.h"
+
+namespace parplan {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Long enough to see past the clock's ramp and other programs' slices.
+constexpr double seconds_per_kernel = 0.15;
+// Twice a large last-level cache's share of a core.
+constexpr std::int64_t large_elements = std::int64_t{16} << 20;
+
+// A kernel on operands of its own: elements for each operand in the order of the op's row, the workspace added by itself.
+class Probe {
+ public:
+  Probe(Backend& backend, OpKind kind, const OpShape& shape, const std::vector<std::int64_t>& elements)
+      : backend_(backend), kind_(kind), shape_(shape) {
+    for (const std::int64_t count : elements) add(Bytes(4 * count));
+    if (const auto workspace = row_of(kind).cpu_workspace) add(workspace(shape));
+  }
+  ~Probe() {
+    for (void* memory : operands_) backend_.release(memory);
+  }
+  Probe(const Probe&) = delete;
+  Probe& operator=(const Probe&) = delete;
+
+  void run() { backend_.run(0, {.kind = kind_, .shape = shape_, .operands = operands_, .scalars = nullptr}); }
+  OpWork work() const { return row_of(kind_).work(shape_, DataType::fp32); }
+
+ private:
+  void add(Bytes bytes) {
+    void* memory = backend_.allocate(bytes);
+    operands_.push_back(memory);
+    // Numbers of ordinary size: denormals and NaN would be slow.
+    std::fill_n(static_cast<float*>(memory), bytes.count / 4, 0.01f);
+  }
+
+  Backend& backend_;
+  OpKind kind_;
+  OpShape shape_;
+  std::vector<void*> operands_;
+};
+
+// Seconds of a run of all of `probes`, one after the other, repeated.
+double seconds_of(const std::vector<Probe*>& probes) {
+  for (Probe* probe : probes) probe->run();
+  const double begin = now();
+  double end = begin;
+  int runs = 0;
+  while (end - begin < seconds_per_kernel) {
+    for (Probe* probe : probes) probe->run();
+    ++runs;
+    end = now();
+  }
+  return (end - begin) / runs;
+}
+
+// `body(thread)` in `threads` threads at once; what one of them throws is thrown here.
+void in_threads(int threads, const std::function<void(int)>& body) {
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(threads));
+  {
+    std::vector<std::jthread> running;
+    for (int t = 0; t < threads; ++t)
+      running.emplace_back([&, t] {
+        try {
+          body(t);
+        } catch (...) {
+          failures[static_cast<std::size_t>(t)] = std::current_exception();
+        }
+      });
+  }
+  for (const std::exception_ptr& failure : failures)
+    if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+MeasuredRates measure_rates(int threads) {
+  constexpr std::int64_t tokens = 256;
+  constexpr std::int64_t in = 768;
+  constexpr std::int64_t out = 3072;
+  std::vector<MeasuredRates> measured(static_cast<std::size_t>(threads));
+  std::barrier together(threads);
+  in_threads(threads, [&](int thread) {
+    // A thread that fails leaves the others waiting for nobody.
+    struct Leave {
+      std::barrier<>& barrier;
+      ~Leave() { barrier.arrive_and_drop(); }
+    } leave{together};
+    const std::unique_ptr<Backend> backend = make_cpu_backend();
+    const OpShape linear{.rows = tokens, .columns = out, .inner = in};
+    Probe forward(*backend, OpKind::linear, linear, {tokens * in, out * in, tokens * out});
+    Probe input_gradient(*backend, OpKind::linear_input_gradient, linear, {tokens * out, out * in, tokens * in});
+    Probe weight_gradient(*backend, OpKind::linear_weight_gradient, linear, {tokens * out, tokens * in, out * in});
+    const OpShape activation{.rows = 32, .columns = out};
+    Probe gelu(*backend, OpKind::activation, activation, {32 * out, 32 * out});
+    const OpShape flat{.rows = large_elements};
+    Probe accumulate(*backend, OpKind::accumulate, flat, {large_elements, large_elements});
+
+    MeasuredRates& rates = measured[static_cast<std::size_t>(thread)];
+    together.arrive_and_wait();
+    const Flops products = forward.work().flops + input_gradient.work().flops + weight_gradient.work().flops;
+    rates.matrix = products / Seconds(seconds_of({&forward, &input_gradient, &weight_gradient}));
+    together.arrive_and_wait();
+    rates.vector = gelu.work().flops / Seconds(seconds_of({&gelu}));
+    together.arrive_and_wait();
+    rates.memory = accumulate.work().bytes / Seconds(seconds_of({&accumulate}));
+  });
+  MeasuredRates mean;
+  for (const MeasuredRates& rates : measured) {
+    mean.matrix += rates.matrix;
+    mean.vector += rates.vector;
+    mean.memory += rates.memory;
+  }
+  return {.matrix = mean.matrix / threads, .vector = mean.vector / threads, .memory = mean.memory / threads};
+}
+
+Seconds measure_kernel_launch() {
+  const std::unique_ptr<Backend> backend = make_cpu_backend();
+  Probe tiny(*backend, OpKind::accumulate, {.rows = 16}, {16, 16});
+  // So many that the clock between them does not count.
+  constexpr std::size_t runs = 100;
+  return Seconds(seconds_of(std::vector<Probe*>(runs, &tiny)) / static_cast<double>(runs));
+}
+
+std::vector<MeasuredTransfer> measure_all_reduce(int ranks) {
+  CommunicationGroup group;
+  for (int rank = 0; rank < ranks; ++rank) group.ranks.push_back(rank);
+  LocalWorld world(ranks, {group});
+  std::vector<MeasuredTransfer> transfers;
+  for (std::int64_t bytes = 1024; bytes <= std::int64_t{64} << 20; bytes *= 8) {
+    const std::int64_t count = bytes / 4;
+    const int repeats = static_cast<int>(std::clamp<std::int64_t>((std::int64_t{1} << 27) / bytes, 7, 500));
+    std::vector<double> seconds;
+    in_threads(ranks, [&](int rank) {
+      std::vector<float> data(static_cast<std::size_t>(count), 0.0f);
+      Communicator& communicator = world.communicator(rank);
+      for (int i = 0; i < 3; ++i) communicator.all_reduce(0, Reduction::sum, data.data(), count);
+      for (int i = 0; i < repeats; ++i) {
+        const double begin = now();
+        communicator.all_reduce(0, Reduction::sum, data.data(), count);
+        if (rank == 0) seconds.push_back(now() - begin);
+      }
+    });
+    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+    std::nth_element(seconds.begin(), middle, seconds.end());
+    transfers.push_back({.bytes = Bytes(bytes), .time = Seconds(*middle)});
+  }
+  return transfers;
+}
+
+}  // namespace parplan
