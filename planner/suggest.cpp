@@ -1,5 +1,7 @@
 #include "planner/suggest.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
@@ -49,7 +51,8 @@ std::vector<std::string> changes_that_fit(const SuggestRequest& request, const S
     changes.push_back(fmt::format("{} of memory a device instead of {} ({})", format_bytes(failed.smallest->result.memory.peak()),
                                   format_bytes(request.options.memory_limit.value_or(request.cluster.device.memory_capacity)),
                                   layout(failed.smallest->spec)));
-  for (int factor = 2; factor <= 64; factor *= 2) {
+  const bool has_network = std::ranges::any_of(request.cluster.node.vertices, [](const Vertex& v) { return v.kind == VertexKind::network; });
+  for (int factor = 2; has_network && factor <= 64; factor *= 2) {
     SuggestRequest larger = request;
     larger.cluster.nodes *= factor;
     larger.options.top = 1;
