@@ -279,7 +279,7 @@ TEST_CASE("order is passed on through events of other streams") {
   CHECK(faults_of(alone(p)) == "");
 }
 
-TEST_CASE("a missing event within a segment is found; its side streams fork where the call starts and are joined at its end") {
+TEST_CASE("a missing event within a segment is found and its side streams fork where the call starts and are joined at its end") {
   SmallProgram p = scratch_pad();
   p.compute(OpKind::fill_zero, "zero", {writes(0, 0, 64)});
   p.call("work", Stream::compute);

@@ -183,7 +183,7 @@ TEST_CASE("crossed sends and receives pass, in order per channel") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("many posted sends arrive in order; posting waits when 64 are outstanding") {
+TEST_CASE("many posted sends arrive in order and posting waits when 64 are outstanding") {
   LocalWorld world(2, {});
   std::vector<float> values(500), found(500);
   for (std::size_t i = 0; i < 500; ++i) values[i] = static_cast<float>(i);

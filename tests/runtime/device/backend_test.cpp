@@ -33,7 +33,7 @@ class ChosenByEnvironment {
 
 }  // namespace
 
-TEST_CASE("PARPLAN_CPU_ISA chooses the instruction set; empty means the best there is") {
+TEST_CASE("PARPLAN_CPU_ISA chooses the instruction set and empty means the best there is") {
   CHECK(cpu_instruction_sets().front() == "baseline");
   for (const std::string& name : cpu_instruction_sets()) {
     const ChosenByEnvironment chosen(name.c_str());

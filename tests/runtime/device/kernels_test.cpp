@@ -116,7 +116,7 @@ TEST_CASE("linear_weight_gradient adds dy^T x to the weight's gradient and dy to
   });
 }
 
-TEST_CASE("embedding looks up its shard's rows and gives zeros for the others; its gradient adds to those rows") {
+TEST_CASE("embedding looks up its shard's rows and gives zeros for the others and its gradient adds to those rows") {
   // Shard: tokens 4..6 of a table with rows 4..7, the last one padding. Token 7 is padding, 3 and 9 are elsewhere.
   const std::vector<std::int32_t> tokens = {4, 3, 6, 6, 9, 7, 5};
   const std::int64_t columns = 19;
@@ -139,7 +139,7 @@ TEST_CASE("embedding looks up its shard's rows and gives zeros for the others; i
   });
 }
 
-TEST_CASE("add_position adds the row of the position to every sample; its gradient sums over samples") {
+TEST_CASE("add_position adds the row of the position to every sample and its gradient sums over samples") {
   const std::int64_t sequence = 3, batch = 2, columns = 21, begin = 4;
   const OpShape shape{.rows = sequence * batch, .columns = columns, .sequence = sequence, .batch = batch, .begin = begin};
   const Vector x = numbers(6 * columns, 1), table = numbers(9 * columns, 2), before = numbers(9 * columns, 3);
@@ -463,7 +463,7 @@ TEST_CASE("silu_gate and its gradient, also in place") {
   });
 }
 
-TEST_CASE("add adds what is present; bias_gradient sums over rows") {
+TEST_CASE("add adds what is present and bias_gradient sums over rows") {
   const std::int64_t rows = 3, columns = 21;
   const Vector a = numbers(rows * columns, 1), b = numbers(rows * columns, 2), bias = numbers(columns, 3);
   on_every_instruction_set([&](Backend& backend) {

@@ -1,0 +1,75 @@
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <fstream>
+
+#include "planner/base/error.h"
+#include "runtime/data.h"
+
+namespace parplan {
+namespace {
+
+void write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
+std::string integers(std::initializer_list<std::int32_t> values) {
+  std::string bytes;
+  for (const std::int32_t value : values) bytes.append(reinterpret_cast<const char*>(&value), 4);
+  return bytes;
+}
+
+// llm.c's layout: a header of 256 int32, then uint16 tokens.
+std::string llmc(std::int32_t version, std::int32_t promised, std::initializer_list<std::uint16_t> tokens) {
+  std::string bytes = integers({20240520, version, promised});
+  bytes.resize(1024);
+  for (const std::uint16_t token : tokens) bytes.append(reinterpret_cast<const char*>(&token), 2);
+  return bytes;
+}
+
+std::string message_of(const std::string& bytes, std::int64_t sequence, std::int64_t vocabulary) {
+  write("data_test.bin", bytes);
+  try {
+    TokenData::load("data_test.bin", sequence, vocabulary);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a text is read as bytes and starts over at its end") {
+  write("data_test.txt", "abcdefghi");
+  const TokenData data = TokenData::load("data_test.txt", 4, 256);
+  CHECK(data.size() == 9);
+  std::vector<std::int32_t> sample(5);
+  data.sample(0, 4, sample.data());
+  CHECK(sample == std::vector<std::int32_t>{'a', 'b', 'c', 'd', 'e'});
+  data.sample(1, 4, sample.data());
+  CHECK(sample == std::vector<std::int32_t>{'e', 'f', 'g', 'h', 'i'});
+  data.sample(2, 4, sample.data());
+  CHECK(sample == std::vector<std::int32_t>{'a', 'b', 'c', 'd', 'e'});
+}
+
+TEST_CASE("tokens in llm.c's layout are read as tokens") {
+  write("data_test.bin", llmc(1, 4, {7, 50256, 0, 9}));
+  const TokenData data = TokenData::load("data_test.bin", 3, 50257);
+  std::vector<std::int32_t> sample(4);
+  data.sample(0, 3, sample.data());
+  CHECK(sample == std::vector<std::int32_t>{7, 50256, 0, 9});
+}
+
+TEST_CASE("data that cannot be trained on is refused with its reason") {
+  CHECK(message_of("abc", 3, 256) == "data_test.bin: error: 3 tokens; one sequence takes 3 and the token after it");
+  CHECK(message_of("abcd", 3, 99) == "data_test.bin: error: token 100 at position 3; the model's vocabulary ends at 98");
+  CHECK(message_of(llmc(2, 4, {1, 2, 3, 4}), 3, 256) == "data_test.bin: error: token file of version 2; version 1 (uint16 tokens) can be read");
+  CHECK(message_of(llmc(1, 5, {1, 2, 3, 4}), 3, 256) ==
+        "data_test.bin: error: the header promises 5 tokens, 1034 bytes; the file has 1032");
+  try {
+    TokenData::load("no-such-file.txt", 3, 256);
+    CHECK(false);
+  } catch (const ConfigError& error) {
+    CHECK(std::string(error.what()) == "error: cannot read 'no-such-file.txt': No such file or directory");
+  }
+}
+
+}  // namespace parplan

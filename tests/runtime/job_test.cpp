@@ -1,0 +1,163 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+
+#include <fmt/format.h>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/parallel/techniques.h"
+#include "planner/schedule/schedules.h"
+#include "runtime/local_job.h"
+#include "runtime/run.h"
+#include "tests/runtime/device/counting_allocator.h"
+
+namespace parplan {
+namespace {
+
+const std::string source = PARPLAN_SOURCE_DIR;
+
+OpGraph tiny(const std::string& model) { return build_graph(load_model(source + "/tests/data/models/" + model + ".yaml", "").spec, 16); }
+
+TrainingSpec training_of() {
+  TrainingSpec training;
+  training.global_batch = 8;
+  training.sequence_length = 16;
+  training.learning_rate = 1e-2;
+  return training;
+}
+
+ParallelSpec spec_of(const OpGraph& graph, int dp, int tp, int pp, int zero) {
+  ParallelSpec spec;
+  spec.mesh.degree = {pp, dp, tp};
+  spec.zero_stage = zero;
+  spec.sequence_parallel = tp > 1;
+  spec.recompute = pp > 1 ? Recompute::full : Recompute::none;
+  spec.stage_blocks.assign(static_cast<std::size_t>(pp), 1);
+  spec.stage_blocks.back() += static_cast<int>(graph.blocks.size()) - pp;
+  return spec;
+}
+
+Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+  return {.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
+          .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
+          .backend = BackendKind::cpu, .overhead = {}};
+}
+
+TokenData some_tokens() {
+  std::vector<std::int32_t> tokens;
+  for (int i = 0; i < 500; ++i) tokens.push_back(i * 7 % 31);
+  return TokenData(std::move(tokens));
+}
+
+// A plan for two CPU cores, as a search would have made it.
+Plan plan_of(const OpGraph& graph, int dp, int pp) {
+  Plan plan;
+  plan.training = training_of();
+  plan.spec = spec_of(graph, dp, 1, pp, 0);
+  plan.placements = place(graph, plan.spec);
+  plan.schedule = row_of(plan.spec.schedule).actions(pp, static_cast<int>(micro_batches(plan.spec, plan.training)));
+  plan.cluster.device.name = "core";
+  plan.cluster.device.backend = BackendKind::cpu;
+  plan.cluster.node.devices = {0, 1};
+  const std::vector<Program> programs = lower_all(job_of(graph, plan.training, plan.spec));
+  for (const Program& program : programs)
+    if (program.memory.peak() > plan.prediction.memory.peak()) plan.prediction.memory = program.memory;
+  return plan;
+}
+
+std::string message_of(const auto& call) {
+  try {
+    call();
+  } catch (const std::exception& failure) {
+    return failure.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("after the first step, steps allocate nothing") {
+  if (!allocations_are_counted) return;
+  for (const std::string& model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = tiny(model);
+    for (const ParallelSpec& spec : {spec_of(graph, 1, 1, 1, 0), spec_of(graph, 2, 1, 2, 3), spec_of(graph, 2, 2, 2, 1)}) {
+      const TrainingSpec training = training_of();
+      LocalJob job(job_of(graph, training, spec), initializer(1));
+      const TokenData data = some_tokens();
+      std::vector<std::int64_t> counts;
+      counts.reserve(8);
+      job.run(0, 6, [&](std::int64_t step, Batch& batch) { fill(batch, data, step, training.global_batch); },
+              [&](std::int64_t, const JobStep&) { counts.push_back(allocation_count.load()); });
+      REQUIRE(counts.size() == 6);
+      for (std::size_t i = 2; i < counts.size(); ++i) CHECK(counts[i] == counts[i - 1]);
+    }
+  }
+}
+
+TEST_CASE("a run reports losses, promises and what each instruction took") {
+  const OpGraph graph = tiny("tiny-gpt2");
+  const std::string path = "job_test_tokens.txt";
+  {
+    std::FILE* file = std::fopen(path.c_str(), "wb");
+    for (int i = 0; i < 400; ++i) std::fputc(i * 5 % 32, file);
+    std::fclose(file);
+  }
+  for (const Plan& plan : {plan_of(graph, 2, 1), plan_of(graph, 1, 2)}) {
+    std::int64_t calls = 0;
+    const RunReport report = run_plan(graph, plan, {.steps = 4, .data = path, .on_step = [&](std::int64_t step, double, double) { CHECK(step == calls++); }});
+    CHECK(calls == 4);
+    CHECK(report.loss.size() == 4);
+    CHECK(report.loss.back() < report.loss.front());
+    CHECK(report.arena_bytes == report.touched_bytes);
+    CHECK(report.arena_bytes.size() == 2);
+    CHECK(report.measured.time.total().value > 0.0);
+    CHECK(report.measured.memory == plan.prediction.memory);
+    CHECK(!report.instructions.empty());
+  }
+  Plan broken = plan_of(graph, 2, 1);
+  broken.prediction.memory.activations -= Bytes(64);
+  CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}), InternalError);
+  std::remove(path.c_str());
+}
+
+TEST_CASE("a plan that cannot run here says what is missing") {
+  const OpGraph graph = tiny("tiny-mlp");
+  Plan plan = plan_of(graph, 2, 1);
+  plan.training.precision = DataType::bf16;
+  CHECK(message_of([&] { run_plan(graph, plan, {.steps = 1, .data = "", .on_step = {}}); }) ==
+        "error: the plan computes in bf16; the CPU backend computes in fp32: plan again with --precision fp32");
+  plan = plan_of(graph, 2, 1);
+  plan.cluster.device.backend = BackendKind::cuda;
+  plan.cluster.device.title = "NVIDIA H100 SXM5 80 GB";
+  CHECK(message_of([&] { run_plan(graph, plan, {.steps = 1, .data = "", .on_step = {}}); }) ==
+        "error: the plan is for NVIDIA H100 SXM5 80 GB: plan only. Missing: a GPU backend (this build runs plans for CPU devices); "
+        "make a plan for this machine with `parplan suggest MODEL`");
+}
+
+TEST_CASE("what fails between steps stops every rank and reaches the caller") {
+  const OpGraph graph = tiny("tiny-gpt2");
+  const TrainingSpec training = training_of();
+  LocalJob job(job_of(graph, training, spec_of(graph, 2, 1, 2, 0)), initializer(1));
+  const TokenData data = some_tokens();
+  const std::string message = message_of([&] {
+    job.run(0, 5,
+            [&](std::int64_t step, Batch& batch) {
+              if (step == 2) throw RunError("no more data");
+              fill(batch, data, step, training.global_batch);
+            },
+            [](std::int64_t, const JobStep&) {});
+  });
+  CHECK(message == "no more data");
+}
+
+TEST_CASE("parameters start the same under every plan") {
+  const OpGraph graph = tiny("tiny-gpt2");
+  const TrainingSpec training = training_of();
+  const LogicalTensors one = LocalJob(job_of(graph, training, spec_of(graph, 1, 1, 1, 0)), initializer(3)).collect(ParameterContent::values);
+  const LogicalTensors many = LocalJob(job_of(graph, training, spec_of(graph, 2, 2, 2, 3)), initializer(3)).collect(ParameterContent::values);
+  CHECK(one == many);
+  CHECK(static_cast<std::int64_t>(one.size()) == static_cast<std::int64_t>(parameters(graph).size()));
+}
+
+}  // namespace parplan
