@@ -99,14 +99,9 @@ std::vector<int> counts_to_measure(int cores) {
 }
 
 // Three significant digits: measurements have no more, and files stay readable.
-double rounded(double value) {
-  if (value <= 0.0) return value;
-  const double step = std::pow(10.0, std::floor(std::log10(value)) - 2.0);
-  return std::round(value / step) * step;
-}
 template <class Unit>
 Unit rounded(Unit value) {
-  return Unit(rounded(value.value));
+  return Unit(std::stod(fmt::format("{:.3g}", value.value)));
 }
 
 }  // namespace

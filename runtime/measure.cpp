@@ -17,7 +17,7 @@ namespace {
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Long enough to see past the clock's ramp and other programs' slices.
-constexpr double seconds_per_kernel = 0.15;
+constexpr double seconds_per_kernel = 0.3;
 // Twice a large last-level cache's share of a core.
 constexpr std::int64_t large_elements = std::int64_t{16} << 20;
 
@@ -52,18 +52,25 @@ class Probe {
   std::vector<void*> operands_;
 };
 
+// What most of `seconds` reach: the lower quartile, since other programs only make runs longer.
+double typical(std::vector<double>& seconds) {
+  const auto quartile = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 4);
+  std::nth_element(seconds.begin(), quartile, seconds.end());
+  return *quartile;
+}
+
 // Seconds of a run of all of `probes`, one after the other, repeated.
 double seconds_of(const std::vector<Probe*>& probes) {
   for (Probe* probe : probes) probe->run();
+  std::vector<double> runs;
   const double begin = now();
-  double end = begin;
-  int runs = 0;
-  while (end - begin < seconds_per_kernel) {
+  for (double last = begin; last - begin < seconds_per_kernel;) {
     for (Probe* probe : probes) probe->run();
-    ++runs;
-    end = now();
+    const double end = now();
+    runs.push_back(end - last);
+    last = end;
   }
-  return (end - begin) / runs;
+  return typical(runs);
 }
 
 // `body(thread)` in `threads` threads at once; what one of them throws is thrown here.
@@ -153,9 +160,7 @@ std::vector<MeasuredTransfer> measure_all_reduce(int ranks) {
         if (rank == 0) seconds.push_back(now() - begin);
       }
     });
-    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-    std::nth_element(seconds.begin(), middle, seconds.end());
-    transfers.push_back({.bytes = Bytes(bytes), .time = Seconds(*middle)});
+    transfers.push_back({.bytes = Bytes(bytes), .time = Seconds(typical(seconds))});
   }
   return transfers;
 }

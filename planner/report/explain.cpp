@@ -135,9 +135,10 @@ std::string explain(const Plan& plan) {
   const RowSubject subject = subject_of(plan);
   const StepTime& time = plan.prediction.time;
   const MemoryUse& memory = plan.prediction.memory;
+  const std::int64_t count = micro_batches(plan.spec, plan.training);
   std::string text = fmt::format("plan {}: {} on {} of {} x {} ({})\n", plan_id(plan.model, plan.training, plan.spec), plan.model.name,
                                  plan.spec.mesh.size(), plan.cluster.devices(), plan.cluster.device.name, plan.cluster.name);
-  text += fmt::format("layout: {}; {} micro-batches a step; layers per stage {}\n\n", layout_text(plan.spec), micro_batches(plan.spec, plan.training),
+  text += fmt::format("layout: {}; {} micro-batch{} a step; layers per stage {}\n\n", layout_text(plan.spec), count, count == 1 ? "" : "es",
                       stage_layers(plan.spec));
   text += fmt::format("a step takes {} ({:.0f} tokens/s, {} a device):\n", format_duration(time.total()), tokens_per_second(subject),
                       format_flop_rate(model_rate_per_device(subject)));
