@@ -70,12 +70,16 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
 
   RunReport report;
   std::vector<std::vector<StepMeasurement>> steps;
+  // What the first step took, to be left out where there are others: it touches memory for the first time.
+  std::vector<std::vector<std::vector<InstructionMeasurement>>> warm_up(job.programs().size());
   job.run(0, options.steps, [&](std::int64_t step, Batch& batch) { fill(batch, data, step, plan.training.global_batch); },
           [&](std::int64_t step, const JobStep& result) {
             report.loss.push_back(result.loss);
             report.step_times_s.push_back(result.step_time_s);
             steps.push_back(result.ranks);
             for (std::size_t r = 0; r < result.ranks.size(); ++r) check_promises(job, plan, result.ranks[r], static_cast<int>(r));
+            if (step == 0 && options.steps > 1)
+              for (std::size_t r = 0; r < warm_up.size(); ++r) warm_up[r] = job.executor(static_cast<int>(r)).instructions();
             if (options.on_step) options.on_step(step, result.loss, result.step_time_s);
           });
   report.process_growth = resident_memory() - memory_before;
@@ -85,7 +89,7 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   }
   if (steps.empty()) return report;
 
-  // The median step; the first one touches memory for the first time and is left out where there are others.
+  // The median step, without the first where there are others.
   std::vector<std::size_t> order(steps.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   if (order.size() > 1) order.erase(order.begin());
@@ -108,16 +112,21 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
 
   const Program& program = job.programs()[static_cast<std::size_t>(last_rank)];
   const auto& measured = job.executor(last_rank).instructions();
-  const double count = static_cast<double>(steps.size());
+  const auto& before = warm_up[static_cast<std::size_t>(last_rank)];
+  const std::int64_t counted = static_cast<std::int64_t>(order.size());
   for (std::size_t s = 0; s < program.segments.size(); ++s)
     for (std::size_t i = 0; i < program.segments[s].instructions.size(); ++i) {
       const Instruction& instruction = program.segments[s].instructions[i];
-      const InstructionMeasurement& measurement = measured[s][i];
+      InstructionMeasurement measurement = measured[s][i];
+      if (!before.empty()) {
+        measurement.runs -= before[s][i].runs;
+        measurement.busy_s -= before[s][i].busy_s;
+      }
       const char* what = instruction.kind == InstructionKind::kernel ? name(instruction.op) : name(instruction.kind);
       report.instructions.push_back({.segment = program.segments[s].name,
                                      .instruction = instruction.name == what ? what : fmt::format("{} {}", instruction.name, what),
-                                     .runs_per_step = measurement.runs / static_cast<std::int64_t>(steps.size()),
-                                     .measured_s = measurement.busy_s / count});
+                                     .runs_per_step = measurement.runs / counted,
+                                     .measured_s = measurement.busy_s / static_cast<double>(counted)});
     }
   return report;
 }

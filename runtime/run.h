@@ -17,7 +17,7 @@ struct RunOptions {
   std::function<void(std::int64_t step, double loss, double step_time_s)> on_step;  // may be empty
 };
 
-// What one instruction of one Segment took, summed over a step (mean over all steps).
+// What one instruction of one Segment took, summed over a step (mean over the steps after the first).
 struct InstructionComparison {
   std::string segment;
   std::string instruction;

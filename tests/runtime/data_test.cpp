@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 
 #include "planner/base/error.h"
@@ -8,6 +9,10 @@
 
 namespace parplan {
 namespace {
+
+const std::string folder = std::filesystem::temp_directory_path().string() + "/";
+const std::string binary = folder + "parplan_data_test.bin";
+const std::string text = folder + "parplan_data_test.txt";
 
 void write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
@@ -26,9 +31,9 @@ std::string llmc(std::int32_t version, std::int32_t promised, std::initializer_l
 }
 
 std::string message_of(const std::string& bytes, std::int64_t sequence, std::int64_t vocabulary) {
-  write("data_test.bin", bytes);
+  write(binary, bytes);
   try {
-    TokenData::load("data_test.bin", sequence, vocabulary);
+    TokenData::load(binary, sequence, vocabulary);
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -38,8 +43,8 @@ std::string message_of(const std::string& bytes, std::int64_t sequence, std::int
 }  // namespace
 
 TEST_CASE("a text is read as bytes and starts over at its end") {
-  write("data_test.txt", "abcdefghi");
-  const TokenData data = TokenData::load("data_test.txt", 4, 256);
+  write(text, "abcdefghi");
+  const TokenData data = TokenData::load(text, 4, 256);
   CHECK(data.size() == 9);
   std::vector<std::int32_t> sample(5);
   data.sample(0, 4, sample.data());
@@ -51,17 +56,17 @@ TEST_CASE("a text is read as bytes and starts over at its end") {
 }
 
 TEST_CASE("tokens in llm.c's layout are read as tokens") {
-  write("data_test.bin", llmc(1, 4, {7, 50256, 0, 9}));
-  const TokenData data = TokenData::load("data_test.bin", 3, 50257);
+  write(binary, llmc(1, 4, {7, 50256, 0, 9}));
+  const TokenData data = TokenData::load(binary, 3, 50257);
   std::vector<std::int32_t> sample(4);
   data.sample(0, 3, sample.data());
   CHECK(sample == std::vector<std::int32_t>{7, 50256, 0, 9});
 }
 
 TEST_CASE("data that cannot be trained on is refused with its reason") {
-  CHECK(message_of("abc", 3, 256) == "data_test.bin: error: 3 tokens; one sequence takes 3 and the token after it");
-  CHECK(message_of("abcd", 3, 99) == "data_test.bin: error: token 100 at position 3; the model's vocabulary ends at 98");
-  CHECK(message_of(llmc(2, 4, {1, 2, 3, 4}), 3, 256) == "data_test.bin: error: token file of version 2; version 1 (uint16 tokens) can be read");
+  CHECK(message_of("abc", 3, 256) == binary + ": error: 3 tokens; one sequence takes 3 and the token after it");
+  CHECK(message_of("abcd", 3, 99) == binary + ": error: token 100 at position 3; the model's vocabulary ends at 98");
+  CHECK(message_of(llmc(2, 4, {1, 2, 3, 4}), 3, 256) == binary + ": error: token file of version 2; version 1 (uint16 tokens) can be read");
   CHECK(message_of(llmc(1, 5, {1, 2, 3, 4}), 3, 256) ==
         "data_test.bin: error: the header promises 5 tokens, 1034 bytes; the file has 1032");
   try {

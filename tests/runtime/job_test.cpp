@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <cstdio>
+#include <filesystem>
 
 #include <fmt/format.h>
 
@@ -97,7 +99,7 @@ TEST_CASE("after the first step, steps allocate nothing") {
 
 TEST_CASE("a run reports losses, promises and what each instruction took") {
   const OpGraph graph = tiny("tiny-gpt2");
-  const std::string path = "job_test_tokens.txt";
+  const std::string path = (std::filesystem::temp_directory_path() / "parplan_job_test.txt").string();
   {
     std::FILE* file = std::fopen(path.c_str(), "wb");
     for (int i = 0; i < 400; ++i) std::fputc(i * 5 % 32, file);

@@ -8,6 +8,7 @@ TEST_CASE("The nearest word is offered when it is near enough to have been meant
   const std::vector<std::string> keys = {"hidden", "heads", "layers"};
   CHECK(nearest("hiden", keys) == "hidden");
   CHECK(nearest("hidden", keys) == "hidden");
+  CHECK(nearest("gtp2", {"gpt2", "gemma"}) == "gpt2");  // a swap of neighbours is one edit
   CHECK(nearest("hdn", keys) == "");     // three edits of three letters
   CHECK(nearest("widths", keys) == "");
   CHECK(nearest("x", {"a", "b"}) == "");  // every letter is one edit from every other
