@@ -68,7 +68,7 @@ MemoryLimit parse_memory_limit(const std::string& option, const std::string& tex
   const char* end = text.data() + text.size() - 1;
   const auto [stopped, error] = std::from_chars(text.data(), end, percent);
   if (error != std::errc() || stopped != end || !(percent > 0.0 && percent <= 100.0))
-    throw ConfigError(fmt::format("{}: expected bytes, such as '40 GiB', or a percentage above 0 % and up to 100%, found '{}'", option, text));
+    throw ConfigError(fmt::format("{}: expected bytes, such as '40 GiB', or a percentage above 0% and up to 100%, found '{}'", option, text));
   return {.bytes = std::nullopt, .share = percent / 100.0};
 }
 

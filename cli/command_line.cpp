@@ -69,7 +69,7 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
     const std::string name = option_of(word);
     const CLI::Option* option = app.get_option_no_throw(name);
     if (option == nullptr)
-      throw ConfigError(fmt::format("unknown option '{}'{}; see parplan {} --help", name, did_you_mean(name, names), app.get_name()));
+      throw ConfigError(fmt::format("unknown option '{}'; see parplan {} --help{}", name, app.get_name(), name.starts_with("--") ? did_you_mean(name, names) : ""));
     if (!seen.insert(option).second) throw ConfigError(fmt::format("{} is given twice", name));
     if (option->get_items_expected_max() == 0) {  // a flag
       if (word != name) throw ConfigError(fmt::format("{} takes no value, found '{}'", name, word));

@@ -83,6 +83,8 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
   if (!output.quiet)
     for (const std::string& note : inputs.model.notes) fmt::print(terminal.err, "note: {}: {}\n", model, note);
   inputs.cluster = resolve_cluster(where, terminal, output);
+  if (!output.quiet)
+    for (const std::string& note : inputs.cluster.notes) fmt::print(terminal.err, "note: {}: {}\n", inputs.cluster.name, note);
   inputs.training = with_overrides(default_training(inputs.cluster, inputs.model.spec), inputs.model.training);
   const auto choose = [&](const char* field, auto& value, const auto& given, bool from_file) {
     if (given) value = *given;

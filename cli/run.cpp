@@ -64,15 +64,14 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   RunOptions options;
   options.steps = arguments.steps;
   options.data = arguments.data.empty() ? default_text().string() : arguments.data;
-  if (reports) {
-    fmt::print(report, "{}", describe_inputs(report_inputs(plan)));
-    fmt::print(report, "layout    {} on {} rank{}\ndata      {}{}\n\n", layout_text(plan.spec), plan.spec.mesh.size(), plan.spec.mesh.size() == 1 ? "" : "s",
-               options.data, arguments.data.empty() ? " (default)" : "");
+  if (talks && plan_only_note(plan.cluster).empty())
+    fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)), layout_text(plan.spec), plan.spec.mesh.size(),
+               plan.spec.mesh.size() == 1 ? "" : "s", options.data, arguments.data.empty() ? " (default)" : "");
+  if (reports)
     options.on_step = [&](std::int64_t step, double loss, double step_time_s) {
       fmt::print(report, "step {:>4}  loss {:.6f}  {:>9}\n", step, loss, format_duration(Seconds(step_time_s)));
       report.flush();
     };
-  }
   if (talks && plan.cluster.device.backend == BackendKind::cpu && plan.spec.mesh.size() > usable_cores())
     fmt::print(terminal.err, "note: {} ranks share the {} usable cores of this machine; the prediction gives each a core\n", plan.spec.mesh.size(), usable_cores());
 

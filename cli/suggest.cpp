@@ -30,13 +30,14 @@ struct SuggestArguments {
 };
 
 // The limit becomes what the device has, so that the plan carries it.
-void limit_memory(Cluster& cluster, const MemoryLimit& limit) {
+void limit_memory(Cluster& cluster, const MemoryLimit& limit, Terminal& terminal, const OutputArguments& output) {
   Bytes& capacity = cluster.device.memory_capacity;
   const Bytes allowed = limit.bytes.value_or(Bytes(static_cast<std::int64_t>(static_cast<double>(capacity.count) * limit.share)));
   if (allowed > capacity)
     throw ConfigError(fmt::format("--memory-limit: a device of cluster '{}' has {}, found {}", cluster.name, format_bytes(capacity), format_bytes(allowed)));
   cluster.notes.push_back(fmt::format("memory limited to {} of a device's {}", format_bytes(allowed), format_bytes(capacity)));
   capacity = allowed;
+  if (!output.quiet) fmt::print(terminal.err, "note: {}: {}\n", cluster.name, cluster.notes.back());
 }
 
 std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
@@ -51,7 +52,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   check_output(arguments.output);
   const bool talks = !arguments.output.quiet;
   Inputs inputs = resolve_inputs(arguments.model, arguments.where, arguments.what, terminal, arguments.output);
-  if (arguments.limits.memory) limit_memory(inputs.cluster, *arguments.limits.memory);
+  if (arguments.limits.memory) limit_memory(inputs.cluster, *arguments.limits.memory, terminal, arguments.output);
   check_layout(inputs, arguments.layout, arguments.where);
 
   SuggestRequest request = request_of(inputs, arguments.layout);

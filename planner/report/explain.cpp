@@ -140,7 +140,7 @@ std::string explain(const Plan& plan) {
                                  plan.spec.mesh.size(), plan.cluster.devices(), plan.cluster.device.name, plan.cluster.name);
   text += fmt::format("layout: {}; {} micro-batch{} a step; layers per stage {}\n\n", layout_text(plan.spec), count, count == 1 ? "" : "es",
                       stage_layers(plan.spec));
-  text += fmt::format("a step takes {} ({:.0f} tokens/s, {} a device):\n", format_duration(time.total()), tokens_per_second(subject),
+  text += fmt::format("a step takes {} ({} tokens/s, {} a device):\n", format_duration(time.total()), format_count(tokens_per_second(subject)),
                       format_flop_rate(model_rate_per_device(subject)));
   text += where_time_goes(time);
   text += fmt::format("\nthe worst rank's memory peaks at {}, {:.1f} % of {}:\n", format_bytes(memory.peak()), 100.0 * memory_share(plan),

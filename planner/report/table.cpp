@@ -27,6 +27,8 @@ std::string align_columns(const std::vector<std::vector<std::string>>& rows, int
   return text;
 }
 
+std::string format_count(double value) { return value >= 999.5 ? fmt::format("{:.0f}", value) : fmt::format("{:.3g}", value); }
+
 std::string format_share(double part, double whole) {
   return whole > 0.0 ? fmt::format("{:.1f} %", 100.0 * part / whole) : "-";
 }
@@ -39,7 +41,7 @@ std::string write_table(const Plan& plan) {
     const StepTime& time = subject.result.time;
     const Json utilization = model_flops_utilization(subject);
     rows.push_back({fmt::format("{}", rank), layout_text(subject.spec), fmt::format("{}", subject.spec.mesh.size()),
-                    format_duration(time.total()), fmt::format("{:.0f}", tokens_per_second(subject)),
+                    format_duration(time.total()), format_count(tokens_per_second(subject)),
                     utilization.is_null() ? "-" : format_share(utilization.get<double>(), 1.0), format_bytes(subject.result.memory.peak()),
                     format_share(static_cast<double>(subject.result.memory.peak().count),
                                  static_cast<double>(subject.cluster.device.memory_capacity.count)),

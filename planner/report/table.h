@@ -13,6 +13,9 @@ std::string align_columns(const std::vector<std::vector<std::string>>& rows, int
 // The ranked plans, best first, for people.
 std::string write_table(const Plan& plan);
 
+// Three significant digits, or all before the point: "13732", "1.74".
+std::string format_count(double value);
+
 // "87.5 %"; "-" where there is no whole to take a part of.
 std::string format_share(double part, double whole);
 

@@ -1,0 +1,272 @@
+// Commands carried out in this process, on the tiny models of tests/data.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cli/local_machine.h"
+#include "cli/version.h"
+#include "planner/base/json.h"
+#include "planner/base/yaml.h"
+#include "planner/plan/plan.h"
+#include "planner/report/row.h"
+#include "tests/cli/call.h"
+
+namespace parplan {
+namespace {
+
+using namespace testing;
+
+Json json_of(const std::vector<std::string>& arguments, int code = 0) {
+  const Called called = call(arguments);
+  INFO(called.err);
+  REQUIRE(called.code == code);
+  return Json::parse(called.out);
+}
+
+void check_row(const Json& row) {
+  std::vector<std::string> keys;
+  for (const auto& item : row.items()) keys.push_back(item.key());
+  std::vector<std::string> wanted;
+  for (const Column& column : columns()) wanted.push_back(std::string(column.key));
+  CHECK(keys == wanted);
+
+  double time = 0.0;
+  std::int64_t memory = 0;
+  for (const auto& [key, value] : row.items()) {
+    if (key.starts_with("time_")) time += value.get<double>();
+    if (key.starts_with("memory_") && key != "memory_capacity_bytes" && key != "memory_peak_bytes") memory += value.get<std::int64_t>();
+  }
+  const double step = row.at("step_time_s").get<double>();
+  CHECK(std::abs(time - step) <= 1e-12 * step);
+  CHECK(memory == row.at("memory_peak_bytes").get<std::int64_t>());
+  CHECK(row.at("dp").get<int>() * row.at("tp").get<int>() * row.at("pp").get<int>() == row.at("devices").get<int>());
+}
+
+// Equal searches take unequal time.
+Json without_seconds(Json json) {
+  json["search"]["seconds"] = nullptr;
+  return json;
+}
+
+TEST_CASE("suggest writes every key of the contract, parts that sum, and no NaN") {
+  const Called called = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--json", "-", "--quiet"});
+  REQUIRE(called.code == 0);
+  CHECK(called.err == "");
+  CHECK(called.out.find("nan") == std::string::npos);
+  CHECK(called.out.find("inf\"") == std::string::npos);
+  const Json json = Json::parse(called.out);
+  CHECK(json.at("schema") == "parplan.suggest/1");
+  CHECK(json.at("tool").dump() == std::string(R"({"name":"parplan","version":")") + version() + "\"}");
+  CHECK(json.at("inputs").at("model").at("name") == "tiny-gpt2");
+  CHECK(json.at("inputs").at("cluster").at("devices") == 8);
+  CHECK(json.at("inputs").at("training").at("global_batch") == 32);    // 4 a device
+  CHECK(json.at("inputs").at("training").at("sequence_length") == 32); // the model's context is less than 256
+  CHECK(json.at("inputs").at("training").at("precision") == "fp32");
+  CHECK(json.at("inputs").at("training").at("defaults").dump() == R"(["global_batch","sequence_length","precision","optimizer"])");
+  const Json& search = json.at("search");
+  std::int64_t counted = 0;
+  for (const char* key : {"infeasible_memory", "pruned_by_bound", "simulated"}) counted += search.at(key).get<std::int64_t>();
+  CHECK(counted <= search.at("candidates").get<std::int64_t>());
+  CHECK(json.at("columns").size() == columns().size());
+  CHECK(json.at("plans").size() == 10);
+  CHECK(json.at("changes").dump() == "[]");
+  int rank = 0;
+  double last = 0.0;
+  for (const Json& row : json.at("plans")) {
+    check_row(row);
+    CHECK(row.at("rank") == ++rank);
+    CHECK(row.at("step_time_s").get<double>() >= last);
+    last = row.at("step_time_s").get<double>();
+  }
+}
+
+TEST_CASE("the same input gives the same bytes") {
+  const std::vector<std::string> arguments{"suggest", tiny_llama, "--cluster", cpu_8, "--json", "--quiet"};
+  CHECK(without_seconds(json_of(arguments)).dump() == without_seconds(json_of(arguments)).dump());
+}
+
+TEST_CASE("CSV has the header of the columns and a line a plan") {
+  const Called called = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--top", "3", "--csv", "-", "--quiet"});
+  REQUIRE(called.code == 0);
+  std::string header;
+  for (const Column& column : columns()) header += (header.empty() ? "" : ",") + std::string(column.key);
+  CHECK(called.out.starts_with(header + "\n1,"));
+  CHECK(std::ranges::count(called.out, '\n') == 4);
+}
+
+TEST_CASE("defaults are printed and marked, given values are not") {
+  const Called called = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--global-batch", "16", "--top", "1"});
+  REQUIRE(called.code == 0);
+  CHECK(called.out.starts_with("model     tiny-gpt2: 53856 parameters\n"
+                               "cluster   cpu-8: 8 x cpu-core, 1 node of 8\n"
+                               "training  global batch 16, sequence length 32 (default), precision fp32 (default), optimizer adamw (default)\n"
+                               "\nrank  layout"));
+}
+
+TEST_CASE("GPU clusters have their own defaults and their plans are plan only") {
+  const Folder folder;
+  const Called called = call({"suggest", "gpt2", "--cluster", "dgx-a100", "--top", "1", "-o", folder.path("plan.yaml")});
+  REQUIRE(called.code == 0);
+  CHECK(called.out.find("training  global batch 512 (default), sequence length 1024 (default), precision bf16 (default), optimizer adamw (default)\n"
+                        "plan only: this build has no GPU backend to run it with\n") != std::string::npos);
+  CHECK(folder.read("plan.yaml").find("plan only: this build has no GPU backend to run it with") != std::string::npos);
+}
+
+TEST_CASE("a given layout fixes that part of the search") {
+  const Json json = json_of({"suggest", tiny_gpt2, "--cluster", cpu_8, "--tp", "2", "--zero", "1", "--recompute", "full", "--json", "--quiet"});
+  REQUIRE_FALSE(json.at("plans").empty());
+  for (const Json& row : json.at("plans")) {
+    CHECK(row.at("tp") == 2);
+    CHECK(row.at("zero_stage") == 1);
+    CHECK(row.at("recompute") == "full");
+  }
+}
+
+TEST_CASE("exit code 1, no plans and what would make it fit where memory is short") {
+  // The libraries take 16 MiB, 16,777,216 bytes of it.
+  const std::vector<std::string> arguments{"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "16780 kB", "--json", "-"};
+  const Called called = call(arguments);
+  CHECK(called.code == 1);
+  const Json json = Json::parse(called.out);
+  CHECK(json.at("plans").dump() == "[]");
+  REQUIRE_FALSE(json.at("changes").empty());
+  CHECK(json.at("search").at("infeasible_memory") == json.at("search").at("candidates"));
+  CHECK(called.err.find("no feasible plan: of ") != std::string::npos);
+  CHECK(called.err.find("what would make it fit: ") != std::string::npos);
+}
+
+TEST_CASE("a memory limit is what plans are held to, and the plan carries it") {
+  const Folder folder;
+  const Json json = json_of({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "50%", "--json", "--quiet", "-o", folder.path("plan.yaml")});
+  const std::int64_t limit = std::int64_t{2} << 30;  // of 4 GiB
+  for (const Json& row : json.at("plans")) {
+    CHECK(row.at("memory_capacity_bytes") == limit);
+    CHECK(row.at("memory_peak_bytes").get<std::int64_t>() <= limit);
+  }
+  CHECK(read_plan(folder.read("plan.yaml"), "plan.yaml").cluster.device.memory_capacity == Bytes(limit));
+}
+
+TEST_CASE("device ids choose devices in their order") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", "gpt2", "--cluster", "dgx-a100", "--device-ids", "5,2", "--top", "1", "--quiet", "-o", plan}).code == 0);
+  const Cluster cluster = read_plan(folder.read("plan.yaml"), "plan.yaml").cluster;
+  REQUIRE(cluster.devices() == 2);
+  CHECK(cluster.node.vertices[static_cast<std::size_t>(cluster.node.devices[0])].name == "GPU5");
+  CHECK(cluster.node.vertices[static_cast<std::size_t>(cluster.node.devices[1])].name == "GPU2");
+}
+
+TEST_CASE("simulate of a layout and of its plan agree, and a trace is written") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  const Json layout = json_of({"simulate", tiny_llama, "--cluster", cpu_8, "--dp", "2", "--tp", "2", "--pp", "2", "--zero", "1", "--json", "--quiet", "-o",
+                               plan, "--trace", folder.path("trace.json")});
+  REQUIRE(layout.at("plans").size() == 1);
+  check_row(layout.at("plans").at(0));
+  CHECK(layout.at("schema") == "parplan.suggest/1");
+  CHECK(json_of({"simulate", plan, "--json", "--quiet"}).at("plans") == layout.at("plans"));
+  CHECK(Json::parse(folder.read("trace.json")).at("traceEvents").size() > 100);
+}
+
+TEST_CASE("simulate reports a layout that does not fit instead of refusing it") {
+  const Called called = call({"simulate", "gpt3-175b", "--cluster", "dgx-a100", "--tp", "8", "--quiet", "--csv"});
+  CHECK(called.code == 0);
+  CHECK(called.err.starts_with("warning: the plan does not fit: it needs "));
+}
+
+TEST_CASE("run prints the loss of each step and predicted beside measured") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  const std::string text = folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "2", "--seq-len", "8", "--quiet", "-o", plan}).code == 0);
+  const Called called = call({"run", plan, "--steps", "3", "--data", text, "--verbose"});
+  INFO(called.err);
+  REQUIRE(called.code == 0);
+  CHECK(called.out.starts_with("step    0  loss "));
+  for (const char* wanted : {"step    2  loss ", "predicted", "step time", "sent a step, data parallelism", "peak of rank 0", "process memory growth",
+                             "segment", "optimizer"}) {
+    INFO(wanted);
+    CHECK(called.out.find(wanted) != std::string::npos);
+  }
+  CHECK(called.out.find("peak of rank 0") < called.out.find(" equal\n", called.out.find("peak of rank 0")));
+}
+
+TEST_CASE("the JSON of a run holds prediction and measurement with equal bytes") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  const std::string text = folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
+  REQUIRE(call({"suggest", tiny_llama, "--cluster", cpu_8, "--devices", "4", "--tp", "2", "--pp", "2", "--seq-len", "8", "--quiet", "-o", plan}).code == 0);
+  const Json json = json_of({"run", plan, "--steps", "4", "--data", text, "--json", "--quiet"});
+  CHECK(json.at("schema") == "parplan.run/1");
+  check_row(json.at("predicted"));
+  check_row(json.at("measured"));
+  CHECK(json.at("loss").size() == 4);
+  CHECK(json.at("loss").at(3).get<double>() < json.at("loss").at(0).get<double>());
+  for (const auto& [key, value] : json.at("predicted").items())
+    if (key.ends_with("_bytes")) {
+      INFO(key);
+      CHECK(value == json.at("measured").at(key));
+    }
+  CHECK(json.at("promised_arena_bytes") == json.at("touched_arena_bytes"));
+  CHECK(json.at("promised_arena_bytes").size() == 4);
+  REQUIRE_FALSE(json.at("instructions").empty());
+  for (const Json& row : json.at("instructions")) CHECK(row.at("predicted_s").is_number());
+}
+
+TEST_CASE("explain needs the plan alone") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet", "-o", plan}).code == 0);
+  const Called called = call({"explain", plan});
+  CHECK(called.code == 0);
+  for (const char* wanted : {"a step takes ", "memory peaks at ", "runner-up: ", "binding constraint: ", "search: "}) {
+    INFO(wanted);
+    CHECK(called.out.find(wanted) != std::string::npos);
+  }
+}
+
+TEST_CASE("topology shows named clusters and files") {
+  CHECK(call({"topology", "dgx-h100", "--nodes", "2"}).out.starts_with("dgx-h100: 2 nodes of 8 x "));
+  CHECK(call({"topology", cpu_8}).out.starts_with("cpu-8: 1 node of 8 x "));
+}
+
+TEST_CASE("this machine is measured once, cached with its date, and measured again on request or when the file is broken") {
+  const Folder folder;
+  Called called = call({"topology"});
+  REQUIRE(called.code == 0);
+  CHECK(called.err.starts_with("measuring this machine ("));
+  const std::filesystem::path file = local_machine_file();
+  REQUIRE(std::filesystem::exists(file));
+  CHECK(file.string().starts_with(folder.path("cache/parplan/machine-")));
+  const Cluster machine = read_cluster(YamlNode::load(file.string()));
+  CHECK(machine.devices() == usable_cores());
+  CHECK(machine.measured_on->starts_with("20"));
+  CHECK(machine.device.backend == BackendKind::cpu);
+  for (const DeviceRates& rates : machine.device.rates) {
+    CHECK(rates.matrix_fp32.value > 1e8);
+    CHECK(rates.vector.value > 1e7);
+    CHECK(rates.memory.value > 1e8);
+  }
+  const std::string first = called.out;
+  called = call({"topology"});
+  CHECK(called.err == "");
+  CHECK(called.out == first);
+  std::ofstream(file) << "name: broken\n";
+  called = call({"topology"});
+  CHECK(called.code == 0);
+  CHECK(called.err.starts_with("the cached numbers of this machine cannot be used (" + file.string() + ":1:1: error: missing key 'device'"));
+  CHECK(call({"topology", "--measure-again"}).err.starts_with("measuring this machine ("));
+}
+
+TEST_CASE("the version is printed") {
+  const Called called = call({"--version"});
+  CHECK(called.code == 0);
+  CHECK(called.out == std::string("parplan ") + version() + "\n");
+}
+
+}  // namespace
+}  // namespace parplan

@@ -1,0 +1,230 @@
+// What a user may do wrong on the command line: exit code and the whole message.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/cli/call.h"
+
+namespace parplan {
+namespace {
+
+using namespace testing;
+
+struct Mistake {
+  std::vector<std::string> arguments;
+  std::string message;  // after "error: "
+};
+
+void check(const std::vector<Mistake>& mistakes) {
+  for (const Mistake& mistake : mistakes) {
+    const Called called = call(mistake.arguments);
+    CHECK(called.code == 2);
+    CHECK(called.out == "");
+    CHECK(called.err == "error: " + mistake.message + "\n");
+  }
+}
+
+const std::string models =
+    "gpt2, gpt2-large, gpt2-medium, gpt2-xl, gpt3-175b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, mistral-7b, mlp, qwen2.5-7b";
+const std::string clusters = "dgx-a100, dgx-h100, hgx-h200, titan-rtx-2, titan-rtx-2-nvlink";
+
+TEST_CASE("commands that do not exist are refused with those that do") {
+  check({{{"sugest"}, "unknown command 'sugest'; allowed: suggest, simulate, run, explain, topology; did you mean 'suggest'?"},
+         {{"frobnicate"}, "unknown command 'frobnicate'; allowed: suggest, simulate, run, explain, topology"},
+         {{"--cluster", "dgx-a100"}, "unknown option '--cluster'; expected a command: suggest, simulate, run, explain, topology"}});
+}
+
+TEST_CASE("without a command the help goes to standard error") {
+  const Called called = call({});
+  CHECK(called.code == 2);
+  CHECK(called.out == "");
+  CHECK(called.err == call({"--help"}).out);
+}
+
+TEST_CASE("options and arguments that a command does not take are refused") {
+  check({{{"suggest", "gpt2", "--dpp", "3"}, "unknown option '--dpp'; see parplan suggest --help; did you mean '--dp'?"},
+         {{"suggest", "gpt2", "--globl-batch=8"}, "unknown option '--globl-batch'; see parplan suggest --help; did you mean '--global-batch'?"},
+         {{"suggest", "gpt2", "-x"}, "unknown option '-x'; see parplan suggest --help"},
+         {{"explain", "plan.yaml", "--dp", "2"}, "unknown option '--dp'; see parplan explain --help"},
+         {{"suggest"}, "suggest needs a MODEL: a model.yaml, a Hugging Face config.json or a name of the zoo"},
+         {{"run"}, "run needs a PLAN: a plan.yaml that suggest or simulate wrote"},
+         {{"suggest", "gpt2", "llama3-8b"}, "unexpected argument 'llama3-8b'; suggest takes one MODEL"},
+         {{"suggest", "gpt2", "--dp", "2", "--dp", "4"}, "--dp is given twice"},
+         {{"suggest", "gpt2", "-o", "a.yaml", "--output", "b.yaml"}, "--output is given twice"},
+         {{"suggest", "gpt2", "--dp"}, "--dp needs a value (N)"},
+         {{"suggest", "gpt2", "--cluster", "--dp", "2"}, "--cluster needs a value (FILE|NAME)"},
+         {{"suggest", "gpt2", "--quiet=yes"}, "--quiet takes no value, found '--quiet=yes'"}});
+}
+
+TEST_CASE("values that cannot be read are refused") {
+  check({{{"suggest", "gpt2", "--dp", "two"}, "--dp: expected a whole number from 1 to 1048576, found 'two'"},
+         {{"suggest", "gpt2", "--tp", "0"}, "--tp: expected a whole number from 1 to 1048576, found '0'"},
+         {{"suggest", "gpt2", "--pp", "-2"}, "--pp: expected a whole number from 1 to 1048576, found '-2'"},
+         {{"suggest", "gpt2", "--devices", "1.5"}, "--devices: expected a whole number from 1 to 1048576, found '1.5'"},
+         {{"suggest", "gpt2", "--devices", "99999999999999999999"},
+          "--devices: expected a whole number from 1 to 1048576, found '99999999999999999999'"},
+         {{"suggest", "gpt2", "--zero", "4"}, "--zero: expected a whole number from 0 to 3, found '4'"},
+         {{"suggest", "gpt2", "--global-batch", ""}, "--global-batch: expected a whole number from 1 to 1099511627776, found ''"},
+         {{"suggest", "gpt2", "--seq-len", "1k"}, "--seq-len: expected a whole number from 1 to 1099511627776, found '1k'"},
+         {{"suggest", "gpt2", "--top", "0"}, "--top: expected a whole number from 1 to 1000, found '0'"},
+         {{"suggest", "gpt2", "--max-candidates", "0"}, "--max-candidates: expected a whole number from 1 to 1099511627776, found '0'"},
+         {{"run", "plan.yaml", "--steps", "0"}, "--steps: expected a whole number from 1 to 1000000000, found '0'"},
+         {{"suggest", "gpt2", "--precision", "fp8"}, "--precision: expected one of bf16, fp16, fp32, found 'fp8'"},
+         {{"suggest", "gpt2", "--optimizer", "adamww"}, "--optimizer: expected one of adamw, adam, sgd, found 'adamww'; did you mean 'adamw'?"},
+         {{"simulate", "gpt2", "--schedule", "gpip"}, "--schedule: expected one of gpipe, 1f1b, found 'gpip'; did you mean 'gpipe'?"},
+         {{"simulate", "gpt2", "--recompute", "selective"}, "--recompute: expected one of none, full, found 'selective'"},
+         {{"simulate", "gpt2", "--stage-blocks", "7,x"}, "--stage-blocks: expected a whole number from 1 to 1048576, found 'x'"},
+         {{"suggest", "gpt2", "--device-ids", "0,,1"}, "--device-ids: expected a whole number from 0 to 1048576, found ''"},
+         {{"suggest", "gpt2", "--device-ids", "1,0,1"}, "--device-ids: device 1 is listed twice"},
+         {{"suggest", "gpt2", "--memory-limit", "3"},
+          "--memory-limit: expected a size with its unit such as '80 GiB', found '3'; allowed units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB"},
+         {{"suggest", "gpt2", "--memory-limit", "120%"},
+          "--memory-limit: expected bytes, such as '40 GiB', or a percentage above 0% and up to 100%, found '120%'"},
+         {{"run", "plan.yaml", "--backend", "cuda"}, "--backend cuda: this build has no GPU backend; allowed: auto, cpu"},
+         {{"run", "plan.yaml", "--backend", "gpu"}, "--backend: expected one of auto, cpu, found 'gpu'; did you mean 'cpu'?"}});
+  CHECK(call({"suggest", "gpt2", "--network", "fast"}).err.starts_with("error: --network: expected a bandwidth"));
+  CHECK(call({"suggest", "gpt2", "--mesh-order", "dp-tp"}).err.starts_with("error: --mesh-order: "));
+}
+
+TEST_CASE("names and files that are not there are refused with those that are") {
+  check({{{"suggest", "gpt4", "--cluster", cpu_8},
+          "unknown model 'gpt4'; allowed: a path to a .yaml or .json file, or one of " + models + "; did you mean 'gpt2'?"},
+         {{"suggest", "gpt2", "--cluster", "dgxa100"},
+          "unknown cluster 'dgxa100'; expected a file or one of " + clusters + "; did you mean 'dgx-a100'?"},
+         {{"topology", "nowhere"}, "unknown cluster 'nowhere'; expected a file or one of " + clusters},
+         {{"suggest", "nothing.yaml"}, "cannot read 'nothing.yaml': No such file or directory"},
+         {{"simulate", "nothing.yaml"}, "cannot read 'nothing.yaml': No such file or directory"},
+         {{"suggest", "gpt2", "--cluster", "nothing.txt"}, "cannot read 'nothing.txt': No such file or directory"},
+         {{"run", "nothing.yaml"}, "cannot read 'nothing.yaml': No such file or directory"},
+         {{"explain", "nothing.yaml"}, "cannot read 'nothing.yaml': No such file or directory"}});
+  const Called called = call({"suggest", "gpt2", "--cluster", data + "/topologies/smi-hgx-h200-8gpu-8nic.txt", "--device", "h200-sxm-141g"});
+  CHECK(called.code == 2);
+  CHECK(called.err.starts_with("error: unknown device 'h200-sxm-141g'; known are a100-"));
+  CHECK(called.err.ends_with("; did you mean 'h200-sxm-141gb'?\n"));
+}
+
+TEST_CASE("a layout that contradicts devices, model or batch is refused") {
+  const std::vector<std::string> on_8{"suggest", "gpt2", "--cluster", "dgx-a100"};
+  const auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = on_8;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  check({{with({"--dp", "3", "--tp", "2", "--pp", "1", "--devices", "8"}), "the layout takes 6 devices (dp 3 x tp 2 x pp 1), and --devices asks for 8"},
+         {with({"--dp", "4", "--tp", "4"}), "the layout needs 16 devices (dp 4 x tp 4); the cluster has 8"},
+         {with({"--tp", "5"}), "tensor parallelism over 5 cannot split 12 attention heads (12 key/value groups); legal degrees: 1, 2, 3, 4, 6, 12"},
+         {with({"--dp", "2", "--global-batch", "7"}),
+          "data parallelism over 2 cannot split a global batch of 7 sequences in micro-batches of 1; legal degrees: 1, 7"},
+         {with({"--micro-batch", "3"}),
+          "micro-batches of 3 cannot split a global batch of 512 sequences; legal micro-batches: 1, 2, 4, 8, 16, 32, 64, 128, 256, 512"},
+         {with({"--dp", "1", "--zero", "1"}), "ZeRO stage 1 shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0"},
+         {with({"--tp", "1", "--sequence-parallel"}), "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)"},
+         {with({"--pp", "2", "--stage-blocks", "7,8"}), "the stage cut [7, 8] holds 15 blocks, and the model has 14 (embedding to head)"},
+         {with({"--pp", "15", "--devices", "16"}),
+          "pipeline parallelism over 15 cannot give every stage a block: the model has 14 (embedding to head); legal degrees: 1 to 14"},
+         {with({"--dp", "1", "--tp", "1", "--pp", "1", "--zero", "1"}),
+          "ZeRO stage 1 shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0"},
+         {with({"--tp", "2", "--dp", "1", "--pp", "1", "--stage-blocks", "7,7"}), "the stage cut [7, 7] has 2 stages, and pp is 1"},
+         {with({"--seq-len", "2048"}), "sequence length 2048 is longer than the 1024 learned positions of model 'gpt2'; allowed: 1 to 1024"},
+         {{"simulate", "gpt2", "--cluster", "dgx-a100", "--tp", "16"}, "the layout needs 16 devices (tp 16); the cluster has 8"}});
+}
+
+TEST_CASE("a layout that leaves the search nothing is refused") {
+  const Called called = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--zero", "2", "--quiet"});
+  CHECK(called.code == 2);
+  CHECK(called.err == "error: no layout of 1 devices has the parts that are given; leave some of them to the search\n");
+}
+
+TEST_CASE("devices that the cluster does not have are refused") {
+  check({{{"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "12"},
+          "--devices 12: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed are 1 to 8 devices and multiples of 8"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--device-ids", "0,8"}, "--device-ids: cluster 'dgx-a100' has devices 0 to 7, found 8"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--nodes", "2", "--device-ids", "0"},
+          "--device-ids chooses devices of one node, and cluster 'dgx-a100' has 2 nodes; give --nodes 1"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "4", "--device-ids", "0,1"},
+          "--device-ids says how many devices already; leave --devices out"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--device", "h100-sxm-80gb"},
+          "--device h100-sxm-80gb: cluster 'dgx-a100' already says its device, a100-sxm4-80gb; --device is for texts of nvidia-smi topo -m"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--measure-again"}, "--measure-again measures this machine, and --cluster dgx-a100 is given"},
+         {{"suggest", "gpt2", "--nodes", "2"}, "--nodes 2: this machine is one node; give --cluster for others"},
+         {{"suggest", "gpt2", "--device", "h100-sxm-80gb"}, "--device describes a cluster's text of nvidia-smi topo -m; give that with --cluster"},
+         {{"topology", "dgx-a100", "--cluster", "dgx-h100"}, "a cluster is given twice: as argument and with --cluster"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--memory-limit", "100 GiB"},
+          "--memory-limit: a device of cluster 'dgx-a100' has 79.1 GiB, found 100 GiB"}});
+}
+
+TEST_CASE("outputs that exclude one another are refused") {
+  check({{{"suggest", "gpt2", "--cluster", cpu_8, "--json", "--csv"}, "--json and --csv cannot both go to standard output; give one of them a file"},
+         {{"suggest", "gpt2", "--cluster", cpu_8, "--quiet", "--verbose"}, "--quiet and --verbose exclude one another"}});
+}
+
+TEST_CASE("files that cannot be written are a failed run") {
+  const Called called = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet", "--json", "/nonexistent/folder/plans.json"});
+  CHECK(called.code == 1);
+  CHECK(called.err.starts_with("error: "));
+  CHECK(called.err.find("/nonexistent/folder/plans.json") != std::string::npos);
+}
+
+TEST_CASE("a folder of data that holds none is refused") {
+  const Folder folder;
+  setenv("PARPLAN_DATA", folder.path("").c_str(), 1);
+  const Called called = call({"suggest", "gpt2"});
+  unsetenv("PARPLAN_DATA");
+  CHECK(called.code == 2);
+  CHECK(called.err == "error: PARPLAN_DATA is '" + folder.path("") + "', and that folder does not hold models/ and configs/\n");
+}
+
+TEST_CASE("a plan for GPUs does not run and says what is missing") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", "gpt2", "--cluster", "dgx-a100", "--top", "1", "--quiet", "-o", plan}).code == 0);
+  check({{{"run", plan},
+          "the plan is for NVIDIA A100 SXM4 80 GB: plan only. Missing: a GPU backend (this build runs plans for CPU devices); make a plan for this machine "
+          "with `parplan suggest MODEL`"}});
+}
+
+TEST_CASE("plans that cannot be used as asked are refused") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--dp", "8", "--tp", "1", "--pp", "1", "--quiet", "-o", plan}).code == 0);
+  const std::string fixed = plan + " is a plan: it fixes layout and training; give the model instead to choose them";
+  check({{{"simulate", plan, "--tp", "2"}, fixed},
+         {{"simulate", plan, "--global-batch", "8"}, fixed},
+         {{"simulate", plan, "--cluster", cpu_8, "--devices", "4"}, "the plan takes 8 devices; cluster 'cpu-8' has 4"}});
+  // A model is no plan.
+  const Called called = call({"explain", tiny_gpt2});
+  CHECK(called.code == 2);
+  CHECK(called.err == tiny_gpt2 + ":1:1: error: missing key 'schema' at the top level\n");
+}
+
+TEST_CASE("a text that the model cannot read is refused") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--seq-len", "8", "--quiet", "-o", plan}).code == 0);
+  const std::string letters = folder.write("letters.txt", "01234567890 a");
+  Called called = call({"run", plan, "--quiet", "--data", letters});
+  CHECK(called.code == 2);
+  CHECK(called.err == letters + ": error: token 97 at position 12; the model's vocabulary ends at 60\n");
+  const std::string few = folder.write("few.txt", "0123");
+  called = call({"run", plan, "--quiet", "--data", few});
+  CHECK(called.code == 2);
+  CHECK(called.err == few + ": error: 4 tokens; one sequence takes 8 and the token after it\n");
+}
+
+TEST_CASE("a plan whose parts contradict one another is refused") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--quiet", "-o", plan}).code == 0);
+  std::string text = folder.read("plan.yaml");
+  const std::size_t at = text.find("layers: 4");
+  REQUIRE(at != std::string::npos);
+  text.replace(at, 9, "layers: 3");
+  const std::string changed = folder.write("changed.yaml", text);
+  const Called called = call({"run", changed});
+  CHECK(called.code == 2);
+  CHECK(called.err.starts_with(changed + ": error: the plan's model has "));
+}
+
+}  // namespace
+}  // namespace parplan

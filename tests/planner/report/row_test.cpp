@@ -1,0 +1,132 @@
+#include "planner/report/row.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "planner/report/csv.h"
+#include "planner/report/parts.h"
+#include "tests/planner/report/small_plan.h"
+
+namespace parplan {
+namespace {
+
+using testing::small_plan;
+
+// contract.md, "At least".
+const std::vector<std::string> contract_keys = {
+    "rank", "plan_id", "devices", "engine", "precision", "global_batch", "dp", "tp", "pp", "cp", "ep", "mesh_order", "zero_stage",
+    "micro_batch", "micro_batches", "schedule", "virtual_stages", "stage_layers", "sequence_parallel", "cp_method", "recompute", "offload",
+    "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "model_tflops_per_device", "mfu", "time_compute_s", "time_recompute_s",
+    "time_tp_exposed_s", "time_cp_exposed_s", "time_ep_exposed_s", "time_dp_exposed_s", "time_pp_exposed_s", "time_bubble_s",
+    "time_optimizer_s", "time_offload_s", "memory_capacity_bytes", "memory_peak_bytes", "memory_parameters_bytes", "memory_gradients_bytes",
+    "memory_optimizer_bytes", "memory_activations_bytes", "memory_buffers_bytes", "memory_overhead_bytes", "communication_tp_bytes",
+    "communication_dp_bytes", "communication_pp_bytes", "communication_cp_bytes", "communication_ep_bytes", "cost_per_step", "currency"};
+
+TEST_CASE("columns are the contract's keys in the contract's order") {
+  std::vector<std::string> keys;
+  for (const Column& column : columns()) {
+    keys.push_back(std::string(column.key));
+    CHECK_FALSE(column.description.empty());
+  }
+  CHECK(keys == contract_keys);
+}
+
+TEST_CASE("units agree with what keys say") {
+  for (const Column& column : columns()) {
+    INFO(column.key);
+    if (column.key.ends_with("_bytes")) CHECK(column.unit == "B");
+    if (column.key.starts_with("time_") || column.key == "step_time_s") CHECK(column.unit == "s");
+  }
+}
+
+TEST_CASE("a row holds every value of a small plan") {
+  const Plan plan = small_plan();
+  // 4 sequences of 5 tokens in 10 s on 4 devices; 4 x 500 FLOPs over 10 s and 4 devices is 50 FLOP/s, half of the peak.
+  const Json expected = Json::parse(R"({
+    "rank": 1, "plan_id": "", "devices": 4, "engine": "parplan", "precision": "fp32", "global_batch": 4, "dp": 2, "tp": 1, "pp": 2,
+    "cp": 1, "ep": 1, "mesh_order": "pp-dp-tp", "zero_stage": 1, "micro_batch": 1, "micro_batches": 2, "schedule": "1f1b",
+    "virtual_stages": 1, "stage_layers": "2,1", "sequence_parallel": false, "cp_method": null, "recompute": "none", "offload": "none",
+    "step_time_s": 10.0, "tokens_per_s": 2.0, "tokens_per_s_per_device": 0.5, "model_tflops_per_device": 5e-11, "mfu": 0.5,
+    "time_compute_s": 6.0, "time_recompute_s": 0.0, "time_tp_exposed_s": 0.0, "time_cp_exposed_s": 0.0, "time_ep_exposed_s": 0.0,
+    "time_dp_exposed_s": 1.0, "time_pp_exposed_s": 0.5, "time_bubble_s": 2.0, "time_optimizer_s": 0.5, "time_offload_s": 0.0,
+    "memory_capacity_bytes": 1000, "memory_peak_bytes": 640, "memory_parameters_bytes": 200, "memory_gradients_bytes": 200,
+    "memory_optimizer_bytes": 100, "memory_activations_bytes": 80, "memory_buffers_bytes": 40, "memory_overhead_bytes": 20,
+    "communication_tp_bytes": 0, "communication_dp_bytes": 300, "communication_pp_bytes": 60, "communication_cp_bytes": 0,
+    "communication_ep_bytes": 0, "cost_per_step": null, "currency": null})");
+  Json found = row(subject_of(plan));
+  CHECK(found.at("plan_id") == plan_id(plan.model, plan.training, plan.spec));
+  found["plan_id"] = "";
+  CHECK(found.dump(1) == expected.dump(1));
+}
+
+TEST_CASE("an alternative's row has its place and its own result") {
+  const Plan plan = small_plan();
+  const Json second = row(subject_of(plan, 2));
+  CHECK(second.at("rank") == 2);
+  CHECK(second.at("micro_batch") == 2);
+  CHECK(second.at("step_time_s") == 11.5);  // 6 + 0.5 + 0.5 + 4 + 0.5
+}
+
+TEST_CASE("utilization is null where no peak is known") {
+  Plan plan = small_plan();
+  plan.cluster.device.peak_fp32 = FlopsPerSecond(0.0);
+  CHECK(row(subject_of(plan)).at("mfu").is_null());
+}
+
+TEST_CASE("no number of a row is NaN where a step takes no time") {
+  Plan plan = small_plan();
+  plan.prediction.time = {};
+  const Json found = row(subject_of(plan));
+  for (const auto& [key, value] : found.items()) {
+    INFO(key);
+    CHECK(value.dump() != "nan");
+    if (value.is_number()) CHECK(value.get<double>() == value.get<double>());
+  }
+  CHECK(found.at("tokens_per_s").is_null());
+}
+
+TEST_CASE("parts of time, memory and communication sum to their wholes") {
+  StepTime time;
+  double next = 1.0;
+  for (const TimePart& part : time_parts()) time.*part.part = Seconds(next *= 2.0);
+  CHECK(time.total() == Seconds(254.0));  // 2 + 4 + ... + 128: each part is there once
+  MemoryUse memory;
+  std::int64_t bytes = 1;
+  for (const MemoryPart& part : memory_parts()) memory.*part.part = Bytes(bytes *= 2);
+  CHECK(memory.peak() == Bytes(126));
+  CommunicationVolume volume;
+  for (const CommunicationPart& part : communication_parts()) volume.*part.part = Bytes(1);
+  CHECK(volume == CommunicationVolume{Bytes(1), Bytes(1), Bytes(1)});
+}
+
+TEST_CASE("a layout is told in one line") {
+  ParallelSpec spec;
+  CHECK(layout_text(spec) == "dp1 tp1 pp1 mb1");
+  spec.mesh.degree = {2, 4, 8};
+  spec.sequence_parallel = true;
+  spec.zero_stage = 3;
+  spec.micro_batch = 16;
+  spec.schedule = ScheduleKind::gpipe;
+  spec.recompute = Recompute::full;
+  CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full pp>dp>tp");
+}
+
+TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
+  const Plan plan = small_plan();
+  const std::vector<Json> rows{row(subject_of(plan)), row(subject_of(plan, 2))};
+  const std::string text = write_csv(rows);
+  const std::string id = plan_id(plan.model, plan.training, plan.spec);
+  std::string header;
+  for (const std::string& key : contract_keys) header += (header.empty() ? "" : ",") + key;
+  CHECK(text.substr(0, text.find('\n')) == header);
+  CHECK(text.find("\n1," + id +
+                  ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6.0,0.0,0.0,0.0,0.0,1.0,"
+                  "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,\n") != std::string::npos);
+  CHECK(std::count(text.begin(), text.end(), '\n') == 3);
+}
+
+}  // namespace
+}  // namespace parplan

@@ -1,0 +1,140 @@
+// What people read of a plan, to the letter.
+#include <doctest/doctest.h>
+
+#include "planner/report/comparison.h"
+#include "planner/report/explain.h"
+#include "planner/report/json.h"
+#include "planner/report/table.h"
+#include "tests/planner/report/small_plan.h"
+
+namespace parplan {
+namespace {
+
+using testing::small_plan;
+
+TEST_CASE("the table ranks the plan and its alternatives") {
+  CHECK(write_table(small_plan()) ==
+        "rank  layout                            devices    step  tokens/s     MFU  memory peak  of capacity  bubble  exposed comm\n"
+        "1     dp2 tp1 pp2 zero1 mb1 1f1b pp>dp        4  10.0 s         2  50.0 %        640 B       64.0 %  20.0 %        15.0 %\n"
+        "2     dp2 tp1 pp2 zero1 mb2 1f1b pp>dp        4  11.5 s      1.74  43.5 %        720 B       72.0 %  34.8 %         8.7 %\n");
+}
+
+TEST_CASE("explain says where time and memory go, what the runner-up loses on and what binds") {
+  const Plan plan = small_plan();
+  CHECK(explain(plan) == "plan " + plan_id(plan.model, plan.training, plan.spec) + ": small on 4 of 4 x box (four)\n" +
+                             R"(layout: dp2 tp1 pp2 zero1 mb1 1f1b pp>dp; 2 micro-batches a step; layers per stage 2,1
+
+a step takes 10.0 s (2 tokens/s, 50.0 FLOP/s a device):
+  compute                      6.00 s  60.0 %
+  data-parallel communication  1.00 s  10.0 %
+  transfers between stages     500 ms   5.0 %
+  bubble                       2.00 s  20.0 %
+  optimizer                    500 ms   5.0 %
+
+the worst rank's memory peaks at 640 B, 64.0 % of 1000 B:
+  parameters                     200 B  31.2 %
+  gradients                      200 B  31.2 %
+  optimizer state                100 B  15.6 %
+  activations                     80 B  12.5 %
+  buffers                         40 B   6.2 %
+  libraries (outside the arena)   20 B   3.1 %
+
+runner-up: dp2 tp1 pp2 zero1 mb2 1f1b pp>dp, 11.5 s (15.00 % slower)
+  against the plan: bubble +2.00 s, data-parallel communication -500 ms
+  it needs 720 B of memory, the plan 640 B
+
+binding constraint: compute: 65.0 % of the step computes; faster or more devices would help, more memory or bandwidth would not
+search: 12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower bound, 4 simulated; certified: the fastest of this space under this cost model
+)");
+}
+
+TEST_CASE("the binding constraint is memory, communication or bubble where that is so") {
+  Plan plan = small_plan();
+  CHECK(binding_constraint(plan) == Constraint::compute);
+  plan.prediction.time.bubble = Seconds(7.0);
+  CHECK(binding_constraint(plan) == Constraint::bubble);
+  plan.prediction.time.tensor_exposed = Seconds(8.0);
+  CHECK(binding_constraint(plan) == Constraint::communication);
+  CHECK(explain(plan).find("binding constraint: communication: 41.3 % of the step waits for it, most for tensor-parallel communication; "
+                           "faster links or a larger batch would help\n") != std::string::npos);  // 9.5 of 23
+  plan.prediction.time.recompute = Seconds(10.0);
+  CHECK(binding_constraint(plan) == Constraint::memory);
+  CHECK(explain(plan).find("binding constraint: memory: 30.3 % of the step recomputes activations that there is no room to keep\n") !=
+        std::string::npos);  // 10 of 33
+  plan.prediction.time.recompute = Seconds(0.0);
+  plan.prediction.memory.activations = Bytes(340);  // 900 of 1000
+  CHECK(binding_constraint(plan) == Constraint::memory);
+  CHECK(explain(plan).find("binding constraint: memory: the peak is 90.0 % of a device's 1000 B;") != std::string::npos);
+}
+
+TEST_CASE("a search says how sure it is") {
+  SearchCounts counts = small_plan().search;
+  CHECK(explain_search(counts).ends_with("certified: the fastest of this space under this cost model"));
+  counts.certified = false;
+  counts.gap = 0.125;
+  CHECK(explain_search(counts).ends_with("gap: at most 12.5 % faster may be left"));
+  CHECK(explain_search({}) == "no search was made: the layout was given");
+}
+
+TEST_CASE("predicted stands beside measured") {
+  const Plan plan = small_plan();
+  RunComparison comparison{.measured = plan.prediction, .loss = {2.5}, .step_times_s = {11.0}, .promised = {Bytes(620), Bytes(600)},
+                           .touched = {Bytes(620), Bytes(600)}, .process_growth = Bytes(1830), .instructions = {}};
+  comparison.measured.time.compute = Seconds(7.0);
+  CHECK(write_comparison(plan, comparison) ==
+        "                                 predicted  measured  difference\n"
+        "step time                           10.0 s    11.0 s     +10.0 %\n"
+        "  compute                           6.00 s    7.00 s     +16.7 %\n"
+        "  data-parallel communication       1.00 s    1.00 s       equal\n"
+        "  transfers between stages          500 ms    500 ms       equal\n"
+        "  bubble                            2.00 s    2.00 s       equal\n"
+        "  optimizer                         500 ms    500 ms       equal\n"
+        "sent a step, tensor parallelism        0 B       0 B       equal\n"
+        "sent a step, data parallelism        300 B     300 B       equal\n"
+        "sent a step, between stages           60 B      60 B       equal\n"
+        "peak of rank 0                       620 B     620 B       equal\n"
+        "peak of rank 1                       600 B     600 B       equal\n"
+        "process memory growth             1.19 KiB  1.79 KiB     +50.0 %\n");
+}
+
+TEST_CASE("instructions are shown longest first, the rest in the sum") {
+  RunComparison comparison;
+  comparison.instructions = {{.segment = "a", .instruction = "add", .runs_per_step = 2, .predicted = Seconds(1.0), .measured = Seconds(2.0)},
+                             {.segment = "b", .instruction = "linear", .runs_per_step = 1, .predicted = Seconds(4.0), .measured = Seconds(3.0)},
+                             {.segment = "b", .instruction = "copy", .runs_per_step = 1, .predicted = {}, .measured = Seconds(1.0)}};
+  CHECK(write_instructions(comparison, 2) ==
+        "segment  instruction     runs a step  predicted  measured  difference\n"
+        "b        linear                    1     4.00 s    3.00 s     -25.0 %\n"
+        "a        add                       2     1.00 s    2.00 s    +100.0 %\n"
+        "all      3 instructions            4     5.00 s    6.00 s     +20.0 %\n");
+}
+
+TEST_CASE("the JSON of a run has both rows with the same keys") {
+  const Plan plan = small_plan();
+  const RunComparison comparison{.measured = plan.prediction, .loss = {2.5, 2.25}, .step_times_s = {11.0, 10.0}, .promised = {Bytes(620)},
+                                 .touched = {Bytes(620)}, .process_growth = Bytes(5), .instructions = {}};
+  const Json json = run_json({.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}}, plan, comparison);
+  CHECK(json.at("schema") == "parplan.run/1");
+  CHECK(json.at("tool").dump() == R"({"name":"parplan","version":"1.2.3"})");
+  CHECK(json.at("loss").dump() == "[2.5,2.25]");
+  CHECK(json.at("predicted") == json.at("measured"));
+}
+
+TEST_CASE("the JSON of a failed search has no plans and says what to change") {
+  const Plan plan = small_plan();
+  const ReportInputs inputs{.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {"global_batch"}};
+  const Json json = suggest_json(inputs, {.candidates = 7, .infeasible_memory = 7, .pruned_by_bound = 0, .simulated = 0, .seconds = 0.5, .certified = false, .gap = {}},
+                                 nullptr, {"2 GiB instead of 1 GiB"});
+  std::vector<std::string> keys;
+  for (const auto& item : json.items()) keys.push_back(item.key());
+  CHECK(keys == std::vector<std::string>{"schema", "tool", "inputs", "search", "columns", "plans", "changes", "notes"});
+  CHECK(json.at("plans").dump() == "[]");
+  CHECK(json.at("changes").dump() == R"(["2 GiB instead of 1 GiB"])");
+  CHECK(json.at("search").dump() ==
+        R"({"candidates":7,"infeasible_memory":7,"pruned_by_bound":0,"simulated":0,"seconds":0.5,"certified":false,"gap":null})");
+  CHECK(json.at("inputs").at("training").dump() ==
+        R"({"global_batch":4,"sequence_length":5,"precision":"fp32","optimizer":"adamw","engine":"parplan","defaults":["global_batch"]})");
+}
+
+}  // namespace
+}  // namespace parplan
