@@ -18,8 +18,8 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 // Long enough to see past the clock's ramp and other programs' slices.
 constexpr double seconds_per_kernel = 0.3;
-// Twice a large last-level cache's share of a core.
-constexpr std::int64_t large_elements = std::int64_t{16} << 20;
+// Elements of a tensor that stays in no cache: 64 MiB for one thread, divided among several down to 16 MiB.
+std::int64_t large_elements(int threads) { return (std::int64_t{16} << 20) / std::min(threads, 4); }
 
 // A kernel on operands of its own: elements for each operand in the order of the op's row, the workspace added by itself.
 class Probe {
@@ -112,8 +112,8 @@ MeasuredRates measure_rates(int threads) {
     Probe weight_gradient(*backend, OpKind::linear_weight_gradient, linear, {tokens * out, tokens * in, out * in});
     const OpShape activation{.rows = 32, .columns = out};
     Probe gelu(*backend, OpKind::activation, activation, {32 * out, 32 * out});
-    const OpShape flat{.rows = large_elements};
-    Probe accumulate(*backend, OpKind::accumulate, flat, {large_elements, large_elements});
+    const std::int64_t elements = large_elements(threads);
+    Probe accumulate(*backend, OpKind::accumulate, {.rows = elements}, {elements, elements});
 
     MeasuredRates& rates = measured[static_cast<std::size_t>(thread)];
     together.arrive_and_wait();
