@@ -173,7 +173,10 @@ Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::
     }
   }
   say(fmt::format("measuring this machine ({} cores), a few seconds ...", usable_cores()));
+  double load = 0.0;
+  const bool busy = getloadavg(&load, 1) == 1 && load > 0.5 * usable_cores();
   Cluster cluster = probe_local_machine();
+  if (busy) say(fmt::format("note: other programs were at work (load {:.1f}), so the numbers are low; measure again when it is quiet: --measure-again", load));
   // Cached or not, the next command sees these very numbers.
   cluster = read_cluster(YamlNode::parse(write_cluster(cluster), "this machine"));
   if (file.empty()) {

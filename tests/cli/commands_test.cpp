@@ -217,6 +217,21 @@ TEST_CASE("the JSON of a run holds prediction and measurement with equal bytes")
   for (const Json& row : json.at("instructions")) CHECK(row.at("predicted_s").is_number());
 }
 
+TEST_CASE("a run that breaks a promise of its plan is a bug of ours") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  const std::string text = folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--seq-len", "8", "--quiet", "-o", plan}).code == 0);
+  // The first activations are those of the plan's own prediction.
+  std::string promised = folder.read("plan.yaml");
+  const std::string key = "memory_activations_bytes: ";
+  const std::size_t begin = promised.find(key) + key.size();
+  promised.replace(begin, promised.find('\n', begin) - begin, "0");
+  const Called called = call({"run", folder.write("less.yaml", promised), "--data", text, "--quiet"});
+  CHECK(called.code == 70);
+  CHECK(called.err.starts_with("internal error (a bug of parplan): rank 0 takes an arena of "));
+}
+
 TEST_CASE("explain needs the plan alone") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
