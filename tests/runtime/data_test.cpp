@@ -68,7 +68,7 @@ TEST_CASE("data that cannot be trained on is refused with its reason") {
   CHECK(message_of("abcd", 3, 99) == binary + ": error: token 100 at position 3; the model's vocabulary ends at 98");
   CHECK(message_of(llmc(2, 4, {1, 2, 3, 4}), 3, 256) == binary + ": error: token file of version 2; version 1 (uint16 tokens) can be read");
   CHECK(message_of(llmc(1, 5, {1, 2, 3, 4}), 3, 256) ==
-        "data_test.bin: error: the header promises 5 tokens, 1034 bytes; the file has 1032");
+        binary + ": error: the header promises 5 tokens, 1034 bytes; the file has 1032");
   try {
     TokenData::load("no-such-file.txt", 3, 256);
     CHECK(false);

@@ -81,7 +81,7 @@ std::string message_of(const auto& call) {
 
 TEST_CASE("after the first step, steps allocate nothing") {
   if (!allocations_are_counted) return;
-  for (const std::string& model : {"tiny-gpt2", "tiny-llama"}) {
+  for (const std::string model : {"tiny-gpt2", "tiny-llama"}) {
     const OpGraph graph = tiny(model);
     for (const ParallelSpec& spec : {spec_of(graph, 1, 1, 1, 0), spec_of(graph, 2, 1, 2, 3), spec_of(graph, 2, 2, 2, 1)}) {
       const TrainingSpec training = training_of();

@@ -54,7 +54,7 @@ std::string describe(const ParallelSpec& spec) {
 
 TEST_CASE("an estimate has the memory that lowering plans and a bound below the simulated step") {
   std::mt19937 random(3);
-  for (const std::string& model : {"tiny-gpt2", "tiny-llama", "tiny-mlp"}) {
+  for (const std::string model : {"tiny-gpt2", "tiny-llama", "tiny-mlp"}) {
     const OpGraph graph = graph_of(model, 16);
     for (const Cluster& cluster : {eight_cores(), cluster_of("dgx-a100", 16)}) {
       const bool gpu = cluster.device.backend == BackendKind::cuda;
