@@ -27,28 +27,23 @@ struct RunArguments {
   OutputArguments output;
 };
 
-// What each instruction of the measured rank was predicted to take: its stage's Program, found by its Segments, priced
-// by the cost model of that stage.
-std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const std::vector<InstructionComparison>& measured) {
-  std::vector<InstructionTimes> joined;
-  for (const InstructionComparison& row : measured)
-    joined.push_back({.segment = row.segment, .instruction = row.instruction, .runs_per_step = row.runs_per_step, .predicted = {}, .measured = Seconds(row.measured_s)});
+// What each instruction of the measured rank took, beside what the cost model of its stage says of the same Program.
+std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const RunReport& report) {
   const Plan& plan = loaded.plan;
   const Job job{.graph = &loaded.graph, .training = plan.training, .spec = plan.spec, .placements = plan.placements, .schedule = plan.schedule,
                 .backend = plan.cluster.device.backend, .overhead = plan.cluster.device.memory_overhead};
-  for (const Program& program : lower_representatives(job)) {
-    std::vector<std::pair<const Segment*, const Instruction*>> instructions;
-    for (const Segment& segment : program.segments)
-      for (const Instruction& instruction : segment.instructions) instructions.push_back({&segment, &instruction});
-    const bool same = instructions.size() == joined.size() &&
-                      std::equal(joined.begin(), joined.end(), instructions.begin(),
-                                 [](const InstructionTimes& times, const auto& pair) { return times.segment == pair.first->name; });
-    if (!same) continue;
-    const CostModel model = cost_model(plan.cluster, plan.spec.mesh, program.stage);
-    for (std::size_t i = 0; i < joined.size(); ++i)
-      joined[i].predicted = duration(*instructions[i].second, model) * static_cast<double>(joined[i].runs_per_step);
-    break;
-  }
+  const Program program = lower(job, report.measured_rank);
+  const CostModel model = cost_model(plan.cluster, plan.spec.mesh, program.stage);
+  std::vector<InstructionTimes> joined;
+  auto measured = report.instructions.begin();
+  for (const Segment& segment : program.segments)
+    for (const Instruction& instruction : segment.instructions) {
+      if (measured == report.instructions.end()) return joined;  // no step was run
+      joined.push_back({.segment = measured->segment, .instruction = measured->instruction, .runs_per_step = measured->runs_per_step,
+                        .predicted = duration(instruction, model) * static_cast<double>(measured->runs_per_step),
+                        .measured = Seconds(measured->measured_s)});
+      ++measured;
+    }
   return joined;
 }
 
@@ -82,7 +77,7 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
                                  .promised = result.arena_bytes,
                                  .touched = result.touched_bytes,
                                  .process_growth = result.process_growth,
-                                 .instructions = join_instructions(loaded, result.instructions)};
+                                 .instructions = join_instructions(loaded, result)};
   if (reports) {
     fmt::print(report, "\n{}", write_comparison(plan, comparison));
     if (arguments.output.verbose) fmt::print(report, "\n{}", write_instructions(comparison, 40));

@@ -101,6 +101,7 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   });
   report.measured.time = last->time;
   const int last_rank = static_cast<int>(last - median.begin());
+  report.measured_rank = last_rank;
   const auto worst = std::max_element(job.programs().begin(), job.programs().end(), [](const Program& a, const Program& b) {
     return a.memory.peak() < b.memory.peak();
   });

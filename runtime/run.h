@@ -17,7 +17,8 @@ struct RunOptions {
   std::function<void(std::int64_t step, double loss, double step_time_s)> on_step;  // may be empty
 };
 
-// What one instruction of one Segment took, summed over a step (mean over the steps after the first).
+// What one instruction of one Segment took, summed over a step (mean over the steps after the first). In the order of the
+// rank's Program: Segments, then their instructions.
 struct InstructionComparison {
   std::string segment;
   std::string instruction;
@@ -29,10 +30,11 @@ struct RunReport {
   std::vector<double> loss;           // mean per token, per step
   std::vector<double> step_times_s;   // all steps; the first is warm-up
   StepResult measured;                // time: the median step after the first, on the rank that finished last
+  int measured_rank = 0;              // that rank
   std::vector<Bytes> arena_bytes;     // promised, per rank
   std::vector<Bytes> touched_bytes;   // highest arena byte touched, per rank
   Bytes process_growth;               // resident memory of the process, end against start
-  std::vector<InstructionComparison> instructions;  // of the rank that `measured` describes
+  std::vector<InstructionComparison> instructions;  // of `measured_rank`
 };
 
 // The flow of `parplan run`: lowers the plan for every rank, executes `options.steps` steps and compares. ConfigError when

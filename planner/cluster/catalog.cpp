@@ -152,9 +152,12 @@ std::string describe(const Cluster& cluster) {
                                  cluster.devices_per_node(), device.title, device.name);
   text += fmt::format("  memory    {}, {} of it for libraries; {} reached\n", format_bytes(device.memory_capacity),
                       format_bytes(device.memory_overhead), format_bandwidth(rates.memory));
-  text += fmt::format("  fp32      {} reached of {}\n", format_flop_rate(rates.matrix_fp32), format_flop_rate(device.peak_fp32));
-  if (rates.matrix_half.value > 0.0)
-    text += fmt::format("  half      {} reached of {}\n", format_flop_rate(rates.matrix_half), format_flop_rate(device.peak_half));
+  // A probe measures what is reached and knows no peak.
+  const auto reached = [](FlopsPerSecond rate, FlopsPerSecond of) {
+    return format_flop_rate(rate) + " reached" + (of.value > 0.0 ? " of " + format_flop_rate(of) : "");
+  };
+  text += fmt::format("  fp32      {}\n", reached(rates.matrix_fp32, device.peak_fp32));
+  if (rates.matrix_half.value > 0.0) text += fmt::format("  half      {}\n", reached(rates.matrix_half, device.peak_half));
 
   // Pairs by what lies between them, nearest first.
   const auto name_of = [&](std::size_t i) { return cluster.node.vertices[static_cast<std::size_t>(cluster.node.devices[i])].name; };
