@@ -9,6 +9,7 @@
 
 #include "planner/base/error.h"
 #include "planner/program/lower.h"
+#include "planner/program/verify.h"
 #include "runtime/local_job.h"
 
 namespace parplan {
@@ -67,6 +68,7 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   const Job description{.graph = &graph, .training = plan.training, .spec = plan.spec, .placements = plan.placements,
                         .schedule = plan.schedule, .backend = plan.cluster.device.backend, .overhead = plan.cluster.device.memory_overhead};
   LocalJob job(description, initializer(plan.training.seed));
+  verify(job.programs());
 
   RunReport report;
   std::vector<std::vector<StepMeasurement>> steps;
