@@ -27,7 +27,7 @@ struct LocalJob::Rank {
         executor(program, groups, *backend, communicator, arena, data_rank, data_ranks) {}
 };
 
-LocalJob::LocalJob(const Job& job, const InitialValue& initial)
+LocalJob::LocalJob(const Job& job, const InitialValues& initial)
     : job_(job),
       programs_(lower_all(job)),
       groups_(programs_),

@@ -20,7 +20,7 @@ struct JobStep {
 // A job whose ranks are threads of this process, each with a CPU backend and an arena of its own.
 class LocalJob {
  public:
-  LocalJob(const Job& job, const InitialValue& initial);
+  LocalJob(const Job& job, const InitialValues& initial);
   ~LocalJob();
   LocalJob(const LocalJob&) = delete;
   LocalJob& operator=(const LocalJob&) = delete;

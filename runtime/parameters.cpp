@@ -44,18 +44,19 @@ void for_each_element(const OpGraph& graph, const ParameterPart& part, const Buc
 
 }  // namespace
 
-InitialValue initializer(std::uint64_t seed) {
-  return [seed](const Tensor& tensor, std::int64_t index) -> float {
-    if (tensor.initializer == Initializer::zeros) return 0.0f;
-    if (tensor.initializer == Initializer::ones) return 1.0f;
-    const std::uint64_t counter = splitmix64(seed ^ hash(tensor.name)) + 2 * static_cast<std::uint64_t>(index);
-    const double radius = std::sqrt(-2.0 * std::log(uniform(splitmix64(counter))));
-    return static_cast<float>(tensor.standard_deviation * radius *
-                              std::cos(2.0 * std::numbers::pi * uniform(splitmix64(counter + 1))));
+InitialValues initializer(std::uint64_t seed) {
+  return [seed](const Tensor& tensor) -> std::function<float(std::int64_t)> {
+    if (tensor.initializer == Initializer::zeros) return [](std::int64_t) { return 0.0f; };
+    if (tensor.initializer == Initializer::ones) return [](std::int64_t) { return 1.0f; };
+    return [stream = splitmix64(seed ^ hash(tensor.name)), deviation = tensor.standard_deviation](std::int64_t index) {
+      const std::uint64_t counter = stream + 2 * static_cast<std::uint64_t>(index);
+      const double radius = std::sqrt(-2.0 * std::log(uniform(splitmix64(counter))));
+      return static_cast<float>(deviation * radius * std::cos(2.0 * std::numbers::pi * uniform(splitmix64(counter + 1))));
+    };
   };
 }
 
-void initialise(const OpGraph& graph, const Program& program, const Arena& arena, const InitialValue& value) {
+void initialise(const OpGraph& graph, const Program& program, const Arena& arena, const InitialValues& initial) {
   const auto floats = [&](int buffer) { return reinterpret_cast<float*>(arena.at(buffer)); };
   const auto count = [&](int buffer) { return program.buffers[static_cast<std::size_t>(buffer)].bytes / 4; };
   for (const Bucket& bucket : program.buckets)
@@ -66,8 +67,9 @@ void initialise(const OpGraph& graph, const Program& program, const Arena& arena
     const Tensor& tensor = graph.tensors[static_cast<std::size_t>(part.tensor)];
     const bool whole = count(bucket.parameters) == bucket.elements;
     float* values = floats(bucket.parameters);
+    const std::function<float(std::int64_t)> value = initial(tensor);
     for_each_element(graph, part, bucket, whole, [&](std::int64_t at, std::int64_t logical) {
-      values[at] = logical < 0 ? 0.0f : value(tensor, logical);
+      values[at] = logical < 0 ? 0.0f : value(logical);
     });
   }
 }

@@ -13,15 +13,15 @@
 
 namespace parplan {
 
-// The initial value of an element of a parameter, by its index in the logical (unsharded, unpadded) tensor: the same
-// under every plan.
-using InitialValue = std::function<float(const Tensor&, std::int64_t)>;
+// The initial values of a parameter, each by its index in the logical (unsharded, unpadded) tensor: the same under every
+// plan. Called by several threads at once.
+using InitialValues = std::function<std::function<float(std::int64_t)>(const Tensor&)>;
 
 // As the tensor's initializer says; normal values from a counter-based generator (splitmix64 and Box-Muller).
-InitialValue initializer(std::uint64_t seed);
+InitialValues initializer(std::uint64_t seed);
 
 // Fills this rank's parameters (padding with zeros), master copies, and optimizer state with zeros.
-void initialise(const OpGraph& graph, const Program& program, const Arena& arena, const InitialValue& value);
+void initialise(const OpGraph& graph, const Program& program, const Arena& arena, const InitialValues& values);
 
 enum class ParameterContent { values, gradients };
 

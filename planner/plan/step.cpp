@@ -51,6 +51,19 @@ const MemoryRow& row(MemoryCategory category) {
 }  // namespace
 
 const char* name(Label label) { return row(label).name; }
+
+StepTime& StepTime::operator+=(const StepTime& other) {
+  for (const LabelRow& row : label_rows) this->*row.part += other.*row.part;
+  bubble += other.bubble;
+  return *this;
+}
+
+StepTime& StepTime::operator*=(double times) {
+  for (const LabelRow& row : label_rows) this->*row.part *= times;
+  bubble *= times;
+  return *this;
+}
+
 Seconds& StepTime::part(Label label) { return this->*row(label).part; }
 
 const char* name(MemoryCategory category) { return row(category).name; }

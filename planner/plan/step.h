@@ -26,6 +26,8 @@ struct StepTime {
     return compute + recompute + tensor_exposed + data_exposed + pipeline_exposed + bubble + optimizer;
   }
   Seconds& part(Label label);
+  StepTime& operator+=(const StepTime& other);   // part by part
+  StepTime& operator*=(double times);
   bool operator==(const StepTime&) const = default;
 };
 

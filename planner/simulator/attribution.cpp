@@ -5,16 +5,6 @@
 namespace parplan {
 namespace {
 
-void add(StepTime& to, const StepTime& parts) {
-  to.compute += parts.compute;
-  to.recompute += parts.recompute;
-  to.tensor_exposed += parts.tensor_exposed;
-  to.data_exposed += parts.data_exposed;
-  to.pipeline_exposed += parts.pipeline_exposed;
-  to.bubble += parts.bubble;
-  to.optimizer += parts.optimizer;
-}
-
 // Nothing computed from `from` until `until`, when something started that piece `cause` had made ready.
 void attribute_gap(std::span<const Played> pieces, int cause, double from, double until, StepTime& time) {
   double t = until;
@@ -27,7 +17,7 @@ void attribute_gap(std::span<const Played> pieces, int cause, double from, doubl
       if (t <= from) return;
     }
     if (piece.work.split != nullptr) {  // `from` is where it computed last
-      add(time, piece.work.split->tail);
+      time += piece.work.split->tail;
       return;
     }
     const double start = std::max(piece.start, from);
@@ -42,7 +32,7 @@ void attribute_gap(std::span<const Played> pieces, int cause, double from, doubl
 
 StepTime sum(const SplitTime& split) {
   StepTime time = split.parts;
-  add(time, split.tail);
+  time += split.tail;
   return time;
 }
 
@@ -69,7 +59,7 @@ SplitTime attribute(std::span<const Played> pieces, int last) {
     }
     if (piece.end <= covered) continue;
     if (piece.work.split != nullptr) {
-      add(time, piece.work.split->parts);
+      time += piece.work.split->parts;
       covered = piece.start + piece.work.split->computed;
     } else {
       time.part(piece.work.label) += Seconds(piece.end - covered);

@@ -9,27 +9,6 @@
 #include "planner/simulator/segment_cost.h"
 
 namespace parplan {
-namespace {
-
-StepTime sum(StepTime a, const StepTime& b) {
-  a.compute += b.compute;
-  a.recompute += b.recompute;
-  a.tensor_exposed += b.tensor_exposed;
-  a.data_exposed += b.data_exposed;
-  a.pipeline_exposed += b.pipeline_exposed;
-  a.bubble += b.bubble;
-  a.optimizer += b.optimizer;
-  return a;
-}
-
-StepTime times(const StepTime& a, double n) {
-  return {.compute = a.compute * n, .recompute = a.recompute * n, .tensor_exposed = a.tensor_exposed * n,
-          .data_exposed = a.data_exposed * n, .pipeline_exposed = a.pipeline_exposed * n, .bubble = a.bubble * n,
-          .optimizer = a.optimizer * n};
-}
-
-}  // namespace
-
 Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
     : graph_(graph), cluster_(cluster), training_(training), networks_(cluster) {
   for (std::size_t b = 0; b < graph.blocks.size(); ++b)
@@ -103,7 +82,6 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
 
   Estimate estimate;
   std::vector<Seconds> forward, backward, forward_bound, backward_bound;
-  std::vector<StepTime> parts;   // per stage and micro-batch
   Seconds end_exposed;           // worst stage: what data parallelism adds behind the last backward
   Seconds optimizer_worst;
   Seconds optimizer_least{1e300};
@@ -121,8 +99,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     int tied_uses = 0;
     for (int i = range.first; i < range.last; ++i) {
       const std::size_t kind = static_cast<std::size_t>(graph_.blocks[static_cast<std::size_t>(i)].kind);
-      f = sum(f, costs.forward[kind]);
-      b = sum(b, costs.backward[kind]);
+      f += costs.forward[kind];
+      b += costs.backward[kind];
       const LoweredBlock& block = shapes.kinds[kind];
       saved.push_back(block.saved_bytes);
       scratch = std::max({scratch, block.forward.scratch_bytes, block.backward.scratch_bytes});
@@ -169,12 +147,15 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     optimizer_least = std::min(optimizer_least, optimizer);
     forward.push_back(f.total());
     backward.push_back(b.total());
-    parts.push_back(sum(f, b));
-    if (s == 0) estimate.time = times(parts[0], micro);
+    if (s == 0) {
+      estimate.time = f;
+      estimate.time += b;
+      estimate.time *= micro;
+    }
   }
 
   const Seconds pipeline = schedule.closed_form(forward, backward, micro);
-  estimate.time.bubble += std::max(pipeline - times(parts[0], micro).total(), Seconds(0.0));
+  estimate.time.bubble += std::max(pipeline - estimate.time.total(), Seconds(0.0));
   if (stages > 1) {
     const Bytes crossing(shapes.kinds.front().crossing_bytes);
     estimate.time.pipeline_exposed +=

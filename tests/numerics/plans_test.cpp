@@ -38,13 +38,16 @@ TrainingSpec training_of() {
 }
 
 // Weights of a size at which gradients are far from rounding error.
-InitialValue initial_values() {
-  return [standard = initializer(7)](const Tensor& tensor, std::int64_t index) {
-    if (tensor.initializer == Initializer::normal) return 3.0f * standard(tensor, index);
+InitialValues initial_values() {
+  return [standard = initializer(7)](const Tensor& tensor) -> std::function<float(std::int64_t)> {
+    if (tensor.initializer == Initializer::normal)
+      return [values = standard(tensor)](std::int64_t index) { return 3.0f * values(index); };
     Tensor noise = tensor;
     noise.initializer = Initializer::normal;
     noise.standard_deviation = 0.1;
-    return (tensor.initializer == Initializer::ones ? 1.0f : 0.0f) + standard(noise, index);
+    return [values = standard(noise), base = tensor.initializer == Initializer::ones ? 1.0f : 0.0f](std::int64_t index) {
+      return base + values(index);
+    };
   };
 }
 
@@ -105,11 +108,12 @@ Outcome run_plan(const OpGraph& graph, const TrainingSpec& training, const Paral
 
 Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch, std::int64_t count = steps) {
   Reference reference(graph, training);
-  const InitialValue initial = initial_values();
+  const InitialValues initial = initial_values();
   for (const TensorId id : parameters(graph)) {
     const Tensor& tensor = graph.tensors[static_cast<std::size_t>(id)];
     std::vector<float>& values = reference.parameter(tensor.name);
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = initial(tensor, static_cast<std::int64_t>(i));
+    const std::function<float(std::int64_t)> value = initial(tensor);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(static_cast<std::int64_t>(i));
   }
   const TokenData data = data_of(graph);
   Outcome outcome;
