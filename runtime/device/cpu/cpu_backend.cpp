@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include <sys/mman.h>
+
 #include <fmt/core.h>
 
 #include "planner/base/error.h"
@@ -42,6 +44,14 @@ class CpuBackend final : public Backend {
     void* memory = ::operator new(static_cast<std::size_t>(bytes.count), std::align_val_t{arena_alignment}, std::nothrow);
     if (memory == nullptr)
       throw RunError(fmt::format("this machine has no {} of memory left for a rank", format_bytes(bytes)));
+#ifdef MADV_HUGEPAGE
+    // An arena is touched as a whole: large pages cost fewer faults and fewer misses of the translation buffer. A wish:
+    // where the system grants none, nothing is lost.
+    constexpr std::uintptr_t page = 2 << 20;
+    const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
+    const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(memory) + static_cast<std::uintptr_t>(bytes.count)) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
     return memory;
   }
 
