@@ -175,6 +175,24 @@ bool is_plan_file(const std::string& path) {
   return schema && schema->is_scalar() && schema->as_string().starts_with("parplan.plan/");
 }
 
+namespace {
+
+// Lowering carries out what the techniques place, and nothing else yet.
+void refuse_unknown_placements(const Placements& placed, const Placements& found, const std::string& path) {
+  for (const auto& [parameter, placement] : placed.tensor_axis) {
+    const auto entry = found.tensor_axis.find(parameter);
+    const Placement given = entry == found.tensor_axis.end() ? replicate() : entry->second;
+    if (given != placement)
+      throw ConfigError({path}, fmt::format("placements: '{}' is {} over tp; the plan's techniques place it as {}, and only that can be carried out",
+                                            parameter, write_placement(given), write_placement(placement)));
+  }
+  for (const auto& [parameter, placement] : found.tensor_axis)
+    if (!placed.tensor_axis.contains(parameter))
+      throw ConfigError({path}, fmt::format("placements: the model has no parameter '{}'", parameter));
+}
+
+}  // namespace
+
 LoadedPlan load_plan(const std::string& path) {
   LoadedPlan loaded{.plan = read_plan(read_file(path), path), .graph = {}};
   const Plan& plan = loaded.plan;
@@ -182,6 +200,7 @@ LoadedPlan load_plan(const std::string& path) {
   if (parameter_count(loaded.graph) != plan.model.parameters)
     throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}", parameter_count(loaded.graph), plan.model.parameters));
   if (const auto reason = illegal(loaded.graph, plan.training, plan.spec)) throw ConfigError({path}, *reason);
+  refuse_unknown_placements(place(loaded.graph, plan.spec), plan.placements, path);
   return loaded;
 }
 

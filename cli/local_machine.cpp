@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <system_error>
+#include <thread>
 
 #include <sched.h>
 #include <unistd.h>
@@ -160,6 +163,25 @@ Cluster probe_local_machine() {
   return cluster;
 }
 
+namespace {
+
+// Threads of other programs that run or wait for a core, as long as they are looked at (a tenth of a second); the load
+// average would still count a build that is over. 0 where the system does not say.
+int others_at_work() {
+  int least = std::numeric_limits<int>::max();
+  for (int sample = 0; sample < 5; ++sample) {
+    if (sample > 0) std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    std::istringstream words(first_line("/proc/loadavg"));  // "0.50 0.40 0.30 2/345 6789": running/all
+    double average = 0.0;
+    int running = 1;
+    words >> average >> average >> average >> running;
+    least = std::min(least, running - 1);  // this thread
+  }
+  return std::max(least, 0);
+}
+
+}  // namespace
+
 Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::string&)>& say) {
   const std::filesystem::path file = local_machine_file();
   std::error_code ignored;
@@ -173,10 +195,10 @@ Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::
     }
   }
   say(fmt::format("measuring this machine ({} cores), a few seconds ...", usable_cores()));
-  double load = 0.0;
-  const bool busy = getloadavg(&load, 1) == 1 && load > 0.5 * usable_cores();
+  const int busy = others_at_work();
   Cluster cluster = probe_local_machine();
-  if (busy) say(fmt::format("note: other programs were at work (load {:.1f}), so the numbers are low; measure again when it is quiet: --measure-again", load));
+  if (busy > 0)
+    say(fmt::format("note: other programs were at work ({} running), so the numbers are low; measure again when it is quiet: --measure-again", busy));
   // Cached or not, the next command sees these very numbers.
   cluster = read_cluster(YamlNode::parse(write_cluster(cluster), "this machine"));
   if (file.empty()) {

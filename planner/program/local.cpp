@@ -135,18 +135,14 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
   return result;
 }
 
-OpShape local_shape(const OpGraph& graph, const Op& op, Placement tokens, const BlockChoice& choice) {
+OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const BlockChoice& choice) {
   const auto tensor = [&](TensorId id) -> const Tensor& { return graph.tensors[static_cast<std::size_t>(id)]; };
-  const bool sequence_sharded = tokens == shard(Dim::sequence);
+  const bool sequence_sharded = input == shard(Dim::sequence);
   const std::int64_t sequence = sequence_sharded ? graph.sequence / choice.tensor_ranks : graph.sequence;
   OpShape shape = op.attributes;
   shape.rows = sequence * choice.micro_batch;
   shape.bias = false;
   const auto width = [&](TensorId id, Placement placement) { return local_size(tensor(id).dims.back(), placement, choice); };
-  const auto vocabulary_shard = [&](std::int64_t local) {
-    shape.begin = local * choice.tensor_rank;
-    shape.valid = std::clamp<std::int64_t>(graph.vocabulary - shape.begin, 0, local);
-  };
   switch (op.kind) {
     case OpKind::embedding: {
       const ParameterPart table = local_part(graph, op.parameters[0], choice);
@@ -175,10 +171,9 @@ OpShape local_shape(const OpGraph& graph, const Op& op, Placement tokens, const 
     case OpKind::rotary:
     case OpKind::attention: {
       const TensorDim& fused = tensor(op.inputs[0]).dims.back();
-      const Placement heads = choice.tensor_ranks > 1 ? shard(Dim::kv_groups) : replicate();
       const std::int64_t groups = fused.size / fused.granule;
-      const std::int64_t local_groups = local_size(fused, heads, choice) / fused.granule;
-      shape.columns = width(op.outputs[0], heads);
+      const std::int64_t local_groups = local_size(fused, input, choice) / fused.granule;
+      shape.columns = width(op.outputs[0], input);
       shape.sequence = sequence;
       shape.batch = choice.micro_batch;
       shape.heads = op.attributes.heads / groups * local_groups;
@@ -186,12 +181,9 @@ OpShape local_shape(const OpGraph& graph, const Op& op, Placement tokens, const 
       break;
     }
     case OpKind::activation:
-    case OpKind::silu_gate: {
-      const Placement features = choice.tensor_ranks > 1 && tensor(op.outputs[0]).dims.back().dim == Dim::feature
-                                     ? shard(Dim::feature) : replicate();
-      shape.columns = width(op.outputs[0], features);
+    case OpKind::silu_gate:
+      shape.columns = width(op.outputs[0], input);
       break;
-    }
     case OpKind::add:
       shape.columns = tensor(op.outputs[0]).dims.back().size;
       shape.second = op.inputs.size() > 1;
@@ -199,13 +191,12 @@ OpShape local_shape(const OpGraph& graph, const Op& op, Placement tokens, const 
       break;
     case OpKind::cross_entropy_max:
     case OpKind::cross_entropy_sums:
-    case OpKind::cross_entropy_loss: {
-      const Placement vocabulary = choice.tensor_ranks > 1 ? shard(Dim::vocabulary) : replicate();
-      shape.columns = width(op.inputs[0], vocabulary);
-      vocabulary_shard(shape.columns);
+    case OpKind::cross_entropy_loss:
+      shape.columns = width(op.inputs[0], input);
+      shape.begin = input == shard(Dim::vocabulary) ? shape.columns * choice.tensor_rank : 0;
+      shape.valid = std::clamp<std::int64_t>(graph.vocabulary - shape.begin, 0, shape.columns);
       shape.scale = choice.loss_scale;
       break;
-    }
     default:
       PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));
   }

@@ -44,7 +44,7 @@ struct BlockPlacements {
 };
 BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockChoice& choice);
 
-// The op's local size. `tokens` is the placement of the op's rows (Replicate or Shard(sequence)).
-OpShape local_shape(const OpGraph& graph, const Op& op, Placement tokens, const BlockChoice& choice);
+// The op's local size, when its first input lies as `input` says (what `propagate` found that the op needs).
+OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const BlockChoice& choice);
 
 }  // namespace parplan

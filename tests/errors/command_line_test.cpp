@@ -226,5 +226,27 @@ TEST_CASE("a plan whose parts contradict one another is refused") {
   CHECK(called.err.starts_with(changed + ": error: the plan's model has "));
 }
 
+TEST_CASE("a plan with placements that no technique sets is refused") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "2", "--tp", "2", "--quiet", "-o", plan}).code == 0);
+  const auto change = [&](const std::string& from, const std::string& to) {
+    std::string text = folder.read("plan.yaml");
+    const std::size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    text.replace(at, from.size(), to);
+    return folder.write("changed.yaml", text);
+  };
+  std::string changed = change("\"attention.qkv.weight\": Shard(kv_groups)", "\"attention.qkv.weight\": Replicate");
+  Called called = call({"run", changed});
+  CHECK(called.code == 2);
+  CHECK(called.err == changed + ": error: placements: 'attention.qkv.weight' is Replicate over tp; the plan's techniques place it as "
+                                "Shard(kv_groups), and only that can be carried out\n");
+  changed = change("\"attention.qkv.weight\": ", "\"attention.kqv.weight\": Replicate\n    \"attention.qkv.weight\": ");
+  called = call({"simulate", changed});
+  CHECK(called.code == 2);
+  CHECK(called.err == changed + ": error: placements: the model has no parameter 'attention.kqv.weight'\n");
+}
+
 }  // namespace
 }  // namespace parplan
