@@ -61,7 +61,9 @@ struct CommunicationVolume {
 struct StepResult {
   StepTime time;               // of the rank that finishes last (ties: lowest)
   MemoryUse memory;            // of the worst rank
-  CommunicationVolume communication;  // of the rank that sends most
+  // Of the stage that sends most, its rank at data and tensor coordinate 0: where a buffer does not divide evenly, its
+  // neighbours send a few bytes more or less.
+  CommunicationVolume communication;
   bool operator==(const StepResult&) const = default;
 };
 

@@ -65,6 +65,7 @@ Plan plan_of(const OpGraph& graph, int dp, int pp) {
   const std::vector<Program> programs = lower_all(job_of(graph, plan.training, plan.spec));
   for (const Program& program : programs)
     if (program.memory.peak() > plan.prediction.memory.peak()) plan.prediction.memory = program.memory;
+  plan.prediction.communication = programs.front().communication;  // two equal stages, or one stage's first rank
   return plan;
 }
 
@@ -119,6 +120,9 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
   }
   Plan broken = plan_of(graph, 2, 1);
   broken.prediction.memory.activations -= Bytes(64);
+  CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}), InternalError);
+  broken = plan_of(graph, 2, 1);
+  broken.prediction.communication.data += Bytes(4);
   CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}), InternalError);
   std::remove(path.c_str());
 }
