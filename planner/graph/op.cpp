@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/graph/cuda_workspace.h"
 #include "planner/graph/gemm_blocking.h"
 
 namespace parplan {
@@ -36,6 +37,15 @@ constexpr OperandRow cross_entropy_sums_operands[] = {
 constexpr OperandRow cross_entropy_loss_operands[] = {
     {input, 0, read}, {input, 1, read}, {input, 2, read}, {input, 3, read}, {output, 0, update}};
 
+constexpr OperandRow add_layer_norm_operands[] = {{input, 0, read},     {input, 1, read, optional}, {parameter, 0, read, optional},
+                                                  {parameter, 1, read}, {parameter, 2, read},       {output, 0, write},
+                                                  {output, 1, write},   {output, 2, write},         {output, 3, write}};
+constexpr OperandRow add_rms_norm_operands[] = {{input, 0, read},     {input, 1, read, optional}, {parameter, 0, read, optional},
+                                                {parameter, 1, read}, {output, 0, write},         {output, 1, write},
+                                                {output, 2, write}};
+constexpr OperandRow linear_gelu_operands[] = {{input, 0, read},   {parameter, 0, read}, {parameter, 1, read, optional},
+                                               {output, 0, write}, {output, 1, write},   {workspace, 0, update}};
+
 constexpr OperandRow embedding_gradient_operands[] = {
     {output_gradient, 0, read}, {input, 0, read}, {parameter_gradient, 0, update}};
 constexpr OperandRow add_position_gradient_operands[] = {{output_gradient, 0, read}, {parameter_gradient, 0, update}};
@@ -46,10 +56,12 @@ constexpr OperandRow layer_norm_gradient_operands[] = {{output_gradient, 0, read
                                                        {output, 2, read},
                                                        {input_gradient, 0, write},
                                                        {parameter_gradient, 0, update},
-                                                       {parameter_gradient, 1, update}};
+                                                       {parameter_gradient, 1, update},
+                                                       {workspace, 0, update}};
 constexpr OperandRow rms_norm_gradient_operands[] = {{output_gradient, 0, read}, {input, 0, read},
                                                      {parameter, 0, read},       {output, 1, read},
-                                                     {input_gradient, 0, write}, {parameter_gradient, 0, update}};
+                                                     {input_gradient, 0, write}, {parameter_gradient, 0, update},
+                                                     {workspace, 0, update}};
 constexpr OperandRow linear_input_gradient_operands[] = {
     {output_gradient, 0, read}, {parameter, 0, read}, {input_gradient, 0, write}, {workspace, 0, update}};
 constexpr OperandRow linear_weight_gradient_operands[] = {{output_gradient, 0, read},
@@ -68,26 +80,33 @@ constexpr OperandRow silu_gate_gradient_operands[] = {{output_gradient, 0, read}
                                                       {input, 1, read},
                                                       {input_gradient, 0, write},
                                                       {input_gradient, 1, write}};
-constexpr OperandRow bias_gradient_operands[] = {{output_gradient, 0, read}, {parameter_gradient, 0, update, optional}};
+constexpr OperandRow bias_gradient_operands[] = {
+    {output_gradient, 0, read}, {parameter_gradient, 0, update, optional}, {workspace, 0, update}};
 constexpr OperandRow cross_entropy_gradient_operands[] = {
-    {input, 0, read}, {input, 1, read}, {input, 2, read}, {input, 3, read}, {input_gradient, 0, write}};
+    {input, 0, read}, {input, 1, read},           {input, 2, read},
+    {input, 3, read}, {input_gradient, 0, write}, {loss_scale, 0, read, optional}};
+constexpr OperandRow linear_input_gradient_gelu_operands[] = {
+    {output_gradient, 0, read}, {parameter, 0, read}, {input, 0, read}, {input_gradient, 0, write}, {workspace, 0, update}};
 
 // Around the step no forward op stands behind: sources only tell the operands apart.
 constexpr OperandRow accumulate_operands[] = {{input, 0, read}, {output, 0, update}};
 constexpr OperandRow fill_zero_operands[] = {{output, 0, write}};
 constexpr OperandRow copy_operands[] = {{input, 0, read}, {output, 0, write}};
 constexpr OperandRow load_operands[] = {{output, 0, write}};
-constexpr OperandRow sum_squares_operands[] = {{input, 0, read}, {output, 0, update}};
-// gradient, parameter, m, v, (norm), (master)
+constexpr OperandRow sum_squares_operands[] = {{input, 0, read}, {output, 0, update}, {workspace, 0, update}};
+constexpr OperandRow update_loss_scale_operands[] = {{input, 0, read}, {loss_scale, 0, update}};
+// gradient, parameter, m, v, (norm), (master), (loss scale)
 constexpr OperandRow adamw_operands[] = {{input, 0, read},           {parameter, 0, update},
                                          {output, 0, update},        {output, 1, update},
-                                         {input, 1, read, optional}, {output, 2, update, optional}};
-// gradient, parameter, (momentum), (norm), (master)
+                                         {input, 1, read, optional}, {output, 2, update, optional},
+                                         {loss_scale, 0, read, optional}};
+// gradient, parameter, (momentum), (norm), (master), (loss scale)
 constexpr OperandRow sgd_operands[] = {{input, 0, read},
                                        {parameter, 0, update},
                                        {output, 0, update, optional},
                                        {input, 1, read, optional},
-                                       {output, 1, update, optional}};
+                                       {output, 1, update, optional},
+                                       {loss_scale, 0, read, optional}};
 
 // Backward ops, in running order. The input gradient of `linear` comes first: its all-reduce over the tensor axis and
 // the blocks before wait for it, nothing waits for the weight's.
@@ -252,7 +271,7 @@ OpWork sum_squares_work(const OpShape& s, DataType) {
 }
 // A parameter in fp32 is updated itself; one in less is rewritten from the fp32 master copy, which is updated.
 std::int64_t parameter_bytes(DataType type) {
-  return type == DataType::fp32 ? 8 : 8 + e(type);
+  return e(type) == 4 ? 8 : 8 + e(type);
 }
 OpWork adamw_work(const OpShape& s,
                   DataType type) {  // m 3, v 4, two corrections, sqrt, epsilon, divide, step 2; decay 2
@@ -261,6 +280,31 @@ OpWork adamw_work(const OpShape& s,
 OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum
   return {flops((2 + (s.weight_decay ? 2 : 0) + (s.second ? 2 : 0)) * s.rows),
           Bytes((4 + (s.second ? 8 : 0) + parameter_bytes(type)) * s.rows)};
+}
+
+OpWork update_loss_scale_work(const OpShape&, DataType) {
+  return {flops(4), Bytes(4 + 2 * static_cast<std::int64_t>(sizeof(LossScale)))};
+}
+
+// Two in one: what the first writes is not read again.
+OpWork add_layer_norm_work(const OpShape& s, DataType type) {
+  const OpWork add = add_work(s, type);
+  const OpWork norm = layer_norm_work(s, type);
+  return {add.flops + norm.flops, add.bytes + norm.bytes - Bytes(s.rows * s.columns * e(type))};
+}
+OpWork add_rms_norm_work(const OpShape& s, DataType type) {
+  const OpWork add = add_work(s, type);
+  const OpWork norm = rms_norm_work(s, type);
+  return {add.flops + norm.flops, add.bytes + norm.bytes - Bytes(s.rows * s.columns * e(type))};
+}
+OpWork linear_gelu_work(const OpShape& s, DataType type) {
+  const OpWork linear = linear_work(s, type);
+  return {linear.flops + flops(9 * s.rows * s.columns), linear.bytes + Bytes(s.rows * s.columns * e(type)), true};
+}
+// `columns` and `inner` are linear's: dbefore has `inner` columns.
+OpWork linear_input_gradient_gelu_work(const OpShape& s, DataType type) {
+  const OpWork linear = linear_input_gradient_work(s, type);
+  return {linear.flops + flops(17 * s.rows * s.inner), linear.bytes + Bytes(s.rows * s.inner * e(type)), true};
 }
 
 // Workspaces on CPU (gemm_blocking.h) ------------------------------------------------------------------------------
@@ -279,6 +323,27 @@ Bytes attention_cpu_workspace(const OpShape& s) {
 }
 Bytes attention_gradient_cpu_workspace(const OpShape& s) {
   return attention_gradient_workspace(s.sequence, s.head_dim);
+}
+
+// Workspaces on CUDA (cuda_workspace.h) ----------------------------------------------------------------------------
+
+Bytes matrix_cuda_workspace(const OpShape&) {
+  return Bytes(matrix_workspace_bytes);
+}
+Bytes layer_norm_gradient_cuda_workspace(const OpShape& s) {
+  return column_sums_workspace(s.rows, s.columns, 2);
+}
+Bytes rms_norm_gradient_cuda_workspace(const OpShape& s) {
+  return column_sums_workspace(s.rows, s.columns, 1);
+}
+Bytes bias_gradient_cuda_workspace(const OpShape& s) {
+  return column_sums_workspace(s.rows, s.columns, 1);
+}
+Bytes attention_gradient_cuda_workspace(const OpShape& s) {
+  return cuda_attention_gradient_workspace(s.sequence, s.batch, s.heads);
+}
+Bytes sum_squares_cuda_workspace(const OpShape&) {
+  return Bytes(sum_squares_workspace_bytes);
 }
 
 // The table, in the order of OpKind ---------------------------------------------------------------------------------
@@ -319,7 +384,8 @@ constexpr OpRow rows[] = {
      .operands = linear_operands,
      .gradients = linear_gradients,
      .work = linear_work,
-     .cpu_workspace = linear_cpu_workspace},
+     .cpu_workspace = linear_cpu_workspace,
+     .cuda_workspace = matrix_cuda_workspace},
     {.kind = OpKind::rotary,
      .name = "rotary",
      .sharding = ShardingRule::heads,
@@ -377,6 +443,21 @@ constexpr OpRow rows[] = {
      .gradients = cross_entropy_loss_gradients,
      .work = cross_entropy_loss_work},
 
+    {.kind = OpKind::add_layer_norm,
+     .name = "add_layer_norm",
+     .operands = add_layer_norm_operands,
+     .work = add_layer_norm_work},
+    {.kind = OpKind::add_rms_norm,
+     .name = "add_rms_norm",
+     .operands = add_rms_norm_operands,
+     .work = add_rms_norm_work},
+    {.kind = OpKind::linear_gelu,
+     .name = "linear_gelu",
+     .operands = linear_gelu_operands,
+     .work = linear_gelu_work,
+     .cpu_workspace = linear_cpu_workspace,
+     .cuda_workspace = matrix_cuda_workspace},
+
     {.kind = OpKind::embedding_gradient,
      .name = "embedding_gradient",
      .operands = embedding_gradient_operands,
@@ -389,23 +470,27 @@ constexpr OpRow rows[] = {
      .name = "layer_norm_gradient",
      .operands = layer_norm_gradient_operands,
      .accumulates = true,
-     .work = layer_norm_gradient_work},
+     .work = layer_norm_gradient_work,
+     .cuda_workspace = layer_norm_gradient_cuda_workspace},
     {.kind = OpKind::rms_norm_gradient,
      .name = "rms_norm_gradient",
      .operands = rms_norm_gradient_operands,
      .accumulates = true,
-     .work = rms_norm_gradient_work},
+     .work = rms_norm_gradient_work,
+     .cuda_workspace = rms_norm_gradient_cuda_workspace},
     {.kind = OpKind::linear_input_gradient,
      .name = "linear_input_gradient",
      .operands = linear_input_gradient_operands,
      .accumulates = true,
      .work = linear_input_gradient_work,
-     .cpu_workspace = linear_input_gradient_cpu_workspace},
+     .cpu_workspace = linear_input_gradient_cpu_workspace,
+     .cuda_workspace = matrix_cuda_workspace},
     {.kind = OpKind::linear_weight_gradient,
      .name = "linear_weight_gradient",
      .operands = linear_weight_gradient_operands,
      .work = linear_weight_gradient_work,
-     .cpu_workspace = linear_weight_gradient_cpu_workspace},
+     .cpu_workspace = linear_weight_gradient_cpu_workspace,
+     .cuda_workspace = matrix_cuda_workspace},
     {.kind = OpKind::rotary_gradient,
      .name = "rotary_gradient",
      .operands = rotary_gradient_operands,
@@ -416,7 +501,8 @@ constexpr OpRow rows[] = {
      .name = "attention_gradient",
      .operands = attention_gradient_operands,
      .work = attention_gradient_work,
-     .cpu_workspace = attention_gradient_cpu_workspace},
+     .cpu_workspace = attention_gradient_cpu_workspace,
+     .cuda_workspace = attention_gradient_cuda_workspace},
     {.kind = OpKind::activation_gradient,
      .name = "activation_gradient",
      .operands = activation_gradient_operands,
@@ -432,22 +518,33 @@ constexpr OpRow rows[] = {
     {.kind = OpKind::bias_gradient,
      .name = "bias_gradient",
      .operands = bias_gradient_operands,
-     .work = bias_gradient_work},
+     .work = bias_gradient_work,
+     .cuda_workspace = bias_gradient_cuda_workspace},
     {.kind = OpKind::cross_entropy_gradient,
      .name = "cross_entropy_gradient",
      .operands = cross_entropy_gradient_operands,
      .in_place_read = 0,
      .in_place_write = 4,
      .work = cross_entropy_gradient_work},
+    {.kind = OpKind::linear_input_gradient_gelu,
+     .name = "linear_input_gradient_gelu",
+     .operands = linear_input_gradient_gelu_operands,
+     .work = linear_input_gradient_gelu_work,
+     .cpu_workspace = linear_input_gradient_cpu_workspace,
+     .cuda_workspace = matrix_cuda_workspace},
 
     {.kind = OpKind::accumulate, .name = "accumulate", .operands = accumulate_operands, .work = accumulate_work},
     {.kind = OpKind::fill_zero, .name = "fill_zero", .operands = fill_zero_operands, .work = fill_zero_work},
     {.kind = OpKind::copy, .name = "copy", .operands = copy_operands, .work = copy_work},
     {.kind = OpKind::load_tokens, .name = "load_tokens", .operands = load_operands, .work = load_work},
     {.kind = OpKind::load_targets, .name = "load_targets", .operands = load_operands, .work = load_work},
-    {.kind = OpKind::sum_squares, .name = "sum_squares", .operands = sum_squares_operands, .work = sum_squares_work},
+    {.kind = OpKind::sum_squares, .name = "sum_squares", .operands = sum_squares_operands, .work = sum_squares_work, .cuda_workspace = sum_squares_cuda_workspace},
     {.kind = OpKind::adamw, .name = "adamw", .operands = adamw_operands, .work = adamw_work},
     {.kind = OpKind::sgd, .name = "sgd", .operands = sgd_operands, .work = sgd_work},
+    {.kind = OpKind::update_loss_scale,
+     .name = "update_loss_scale",
+     .operands = update_loss_scale_operands,
+     .work = update_loss_scale_work},
 };
 
 constexpr bool in_order() {

@@ -26,6 +26,10 @@ enum class OpKind {
   cross_entropy_max,    // logits -> maximum per token (of this shard of the vocabulary)
   cross_entropy_sums,   // logits, targets, maximum -> per token: sum of exp(x - max), target's x - max
   cross_entropy_loss,   // logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target
+  // forward, two ops in one kernel (planner/graph/fusion.cpp); no family writes them
+  add_layer_norm,       // a, (b), (bias), gamma, beta -> sum, y, mean, rstd
+  add_rms_norm,         // a, (b), (bias), gamma -> sum, y, rstd
+  linear_gelu,          // x, weight, (bias) -> before, y = gelu_tanh(before)
   // backward
   embedding_gradient,        // dy, tokens -> dtable +=
   add_position_gradient,     // dy -> dtable +=
@@ -38,7 +42,8 @@ enum class OpKind {
   activation_gradient,       // dy, x -> dx
   silu_gate_gradient,        // dy, gate, up -> dgate, dup
   bias_gradient,             // dy -> dbias +=   (of `add`)
-  cross_entropy_gradient,    // logits, targets, maximum, sums -> dlogits (in place), times `scale`
+  cross_entropy_gradient,    // logits, targets, maximum, sums, (loss scale) -> dlogits (in place), times `scale`
+  linear_input_gradient_gelu,  // dy, weight, before -> dbefore: both linear's input gradient and gelu_tanh's
   // around the step
   accumulate,           // x -> y +=
   fill_zero,            // -> y = 0
@@ -46,8 +51,9 @@ enum class OpKind {
   load_tokens,          // the data loader's tokens of this micro-batch
   load_targets,         // the data loader's targets of this micro-batch
   sum_squares,          // x -> y += sum of x^2   (gradient norm)
-  adamw,                // gradient, norm -> parameter, m, v, (master)
-  sgd,                  // gradient, norm -> parameter, (momentum), (master)
+  adamw,                // gradient, (norm), (loss scale) -> parameter, m, v, (master)
+  sgd,                  // gradient, (norm), (loss scale) -> parameter, (momentum), (master)
+  update_loss_scale,    // norm -> loss scale: halved after an overflow, doubled after many steps without one
   count_
 };
 
@@ -71,6 +77,9 @@ struct OpShape {
   bool second = false;         // `add`: operand b is present; sgd: momentum is
   bool accumulate = false;     // dx += instead of dx =
   bool weight_decay = false;   // adamw, sgd
+  bool norm = false;           // adamw, sgd: the norm operand is present (one fp32: the global sum of squares)
+  bool master = false;         // adamw, sgd: the fp32 master copy is present
+  bool scaled = false;         // cross_entropy_gradient, adamw, sgd: the loss scale is present (LossScale)
   double epsilon = 0.0;        // norms
   double theta = 0.0;          // rotary base
   double scale = 0.0;          // cross_entropy_gradient: 1 / tokens of the global batch
@@ -78,8 +87,20 @@ struct OpShape {
 };
 
 // What an operand of a kernel stands for. Indices count among the forward op's inputs, parameters, outputs.
-enum class OperandSource { input, parameter, output, output_gradient, input_gradient, parameter_gradient, workspace };
+enum class OperandSource { input, parameter, output, output_gradient, input_gradient, parameter_gradient, loss_scale, workspace };
 enum class Access { read, write, update };
+
+// What the loss-scale operand holds in device memory: gradients of fp16 activations are computed times `scale`, so that
+// small ones do not vanish (Micikevicius et al., Mixed Precision Training, ICLR 2018); the optimizer divides by it and
+// skips a step whose sum of squares is not finite.
+struct LossScale {
+  float scale = 65536.0f;
+  float good_steps = 0.0f;     // since the scale last changed
+  float skipped_steps = 0.0f;  // they do not count for bias correction
+  float unused = 0.0f;
+};
+// As PyTorch's GradScaler: times 2 after 2000 good steps, times 1/2 after an overflow.
+inline constexpr float loss_scale_growth_interval = 2000.0f;
 
 struct OperandRow {
   OperandSource source{};
@@ -125,8 +146,10 @@ struct OpRow {
   int in_place_read = -1;
   int in_place_write = -1;
   OpWork (*work)(const OpShape&, DataType) = nullptr;
-  // Bytes of the workspace operand on each backend (0: none). CPU: packing and attention scratch, fp32.
+  // Bytes of the workspace operand on each backend (null or 0: none). CPU: packing and attention scratch, fp32. CUDA: cuBLASLt's cap
+  // and partial sums (planner/graph/cuda_workspace.h).
   Bytes (*cpu_workspace)(const OpShape&) = nullptr;
+  Bytes (*cuda_workspace)(const OpShape&) = nullptr;
 };
 
 std::span<const OpRow> op_rows();

@@ -13,10 +13,11 @@ namespace parplan {
 enum class Dim { sequence, batch, hidden, kv_groups, feature, vocabulary, position };
 const char* name(Dim dim);
 
-enum class DataType { fp32, bf16, fp16, int32 };
+// tf32 is fp32 in memory; matrix products read 10 bits of its fraction (NVIDIA A100 whitepaper, 2020).
+enum class DataType { fp32, bf16, fp16, int32, tf32 };
 const char* name(DataType type);
 constexpr std::int64_t size_of(DataType type) {
-  return type == DataType::fp32 || type == DataType::int32 ? 4 : 2;
+  return type == DataType::bf16 || type == DataType::fp16 ? 2 : 4;
 }
 
 // One dim of a tensor in logical coordinates. Shards are whole multiples of `granule` (the width of one

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "planner/base/units.h"
+#include "planner/graph/tensor.h"
+#include "runtime/device/backend.h"
 
 namespace parplan {
 
@@ -27,27 +29,25 @@ constexpr Chunk chunk_of(std::int64_t count, int members, int member) {
   return {.begin = count * member / members, .end = count * (member + 1) / members};
 }
 
-// What one call cost one rank.
+// What one call cost one rank. The times are of calls that return when they are done; others leave them 0.
 struct Transfer {
   Bytes sent;       // logical bytes that this rank sent to others
   Seconds waited;   // until every other rank concerned had arrived
   Seconds moving;   // from then until the call returned
 };
 
-inline constexpr std::int64_t communicated_element_bytes = 4;  // fp32
-
-// Logical bytes that a member sends: the reduce-scatter sends every chunk but its own, the all-gather sends
-// its own chunk to every other member, the all-reduce does both.
-constexpr Bytes reduce_scatter_bytes(std::int64_t count, int members, int member) {
+// Logical bytes that a member sends of a buffer of `count` elements of `element` bytes: the reduce-scatter sends every chunk
+// but its own, the all-gather sends its own chunk to every other member, the all-reduce does both.
+constexpr Bytes reduce_scatter_bytes(std::int64_t count, std::int64_t element, int members, int member) {
   const Chunk own = chunk_of(count, members, member);
-  return Bytes(communicated_element_bytes * (count - (own.end - own.begin)));
+  return Bytes(element * (count - (own.end - own.begin)));
 }
-constexpr Bytes all_gather_bytes(std::int64_t count, int members, int member) {
+constexpr Bytes all_gather_bytes(std::int64_t count, std::int64_t element, int members, int member) {
   const Chunk own = chunk_of(count, members, member);
-  return Bytes(communicated_element_bytes * (members - 1) * (own.end - own.begin));
+  return Bytes(element * (members - 1) * (own.end - own.begin));
 }
-constexpr Bytes all_reduce_bytes(std::int64_t count, int members, int member) {
-  return reduce_scatter_bytes(count, members, member) + all_gather_bytes(count, members, member);
+constexpr Bytes all_reduce_bytes(std::int64_t count, std::int64_t element, int members, int member) {
+  return reduce_scatter_bytes(count, element, members, member) + all_gather_bytes(count, element, members, member);
 }
 
 // A posted send, to be waited for once.
@@ -58,29 +58,41 @@ struct SendTicket {
   Bytes bytes;
 };
 
-// One rank's end of the job's communication, fp32. Collectives are called by all members of a group, in one order.
-// Reductions add in ascending order of rank: ((r0 + r1) + r2) + ..., so results are equal to the bit on every member,
-// in every run and for every way of cutting the buffer. Calls throw RunError, naming the rank and its reason, once
-// any rank has aborted.
+// A run of elements in the memory of the rank's backend.
+struct Elements {
+  void* data = nullptr;
+  std::int64_t count = 0;
+  DataType type = DataType::fp32;
+};
+
+// One rank's end of the job's communication. Collectives are called by all members of a group, in one order, with equal
+// counts and types. A call belongs to a stream of the rank's backend: it runs after what was submitted there before. It may
+// return before it has run (GPUs) or when it is done (CPUs). Where the implementation says so (`in_order`), reductions
+// add in ascending order of rank: ((r0 + r1) + r2) + ..., in fp32 whatever the type, so results are equal to the bit on every member, in every run and
+// for every way of cutting the buffer. Calls throw RunError, naming the rank and its reason, once any rank has aborted.
 class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
+  virtual bool in_order() const = 0;
 
-  // All in place on `count` elements. all_reduce: all of data holds the result.
-  virtual Transfer all_reduce(int group, Reduction reduction, float* data, std::int64_t count) = 0;
+  // All in place. all_reduce: all of the data holds the result.
+  virtual Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) = 0;
   // Member i's chunk_of(count, members, i) holds the sum; the other chunks are undefined.
-  virtual Transfer reduce_scatter(int group, float* data, std::int64_t count) = 0;
-  // Member i's chunk_of(count, members, i) is its input; all of data holds the result.
-  virtual Transfer all_gather(int group, float* data, std::int64_t count) = 0;
+  virtual Transfer reduce_scatter(StreamId stream, int group, Elements data) = 0;
+  // Member i's chunk_of(count, members, i) is its input; all of the data holds the result.
+  virtual Transfer all_gather(StreamId stream, int group, Elements data) = 0;
 
-  // Posts and returns; `data` must stay as it is until wait_sent has returned. Sends and receives of one (source,
+  // Posts and returns; the data must stay as it is until what follows wait_sent. Sends and receives of one (source,
   // destination, channel) match in order and have equal counts. Posting waits while 64 earlier ones are outstanding.
-  virtual SendTicket send(int destination, int channel, const float* data, std::int64_t count) = 0;
-  virtual Transfer wait_sent(SendTicket ticket) = 0;  // `sent` counts the bytes of the send
-  virtual Transfer receive(int source, int channel, float* data, std::int64_t count) = 0;
+  virtual SendTicket send(StreamId stream, int destination, int channel, Elements data) = 0;
+  // Later work of `stream` runs after the send is done. `sent` counts the bytes of the send.
+  virtual Transfer wait_sent(StreamId stream, SendTicket ticket) = 0;
+  virtual Transfer receive(StreamId stream, int source, int channel, Elements data) = 0;
 
+  // Throws RunError when a rank has aborted or the network has failed; for callers that waited for a stream.
+  virtual void check() = 0;
   // Wakes every rank that waits, now or later, with a RunError that holds `reason`. The first reason wins.
   virtual void abort(const std::string& reason) = 0;
 };

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
+
 #include "planner/base/units.h"
 #include "runtime/device/kernel.h"
 
@@ -9,24 +12,54 @@ namespace parplan {
 using StreamId = int;
 using EventId = int;
 
+// What the driver says of a device's memory.
+struct DeviceMemory {
+  Bytes total;
+  Bytes used;  // by all programs together
+};
+
 // One rank's device. Work is submitted to streams in order; streams run side by side and meet at events, as in CUDA.
-// A backend belongs to the thread of its rank. Failures of the device throw RunError.
+// A call may return before its work is done (a GPU) or do it at once (the CPU): callers wait by `synchronize`. Used by one
+// thread at a time. Failures of the device throw RunError, at the latest from `synchronize`.
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;
+  // Every thread calls it before it uses the backend (CUDA: the current device belongs to the thread).
+  virtual void attach_thread() {}
 
   // Device memory aligned to 256 bytes, contents undefined. RunError says how much was asked for.
   virtual void* allocate(Bytes bytes) = 0;
   virtual void release(void* memory) = 0;
+  // Host memory that copies to and from the device run from without a detour (CUDA: page-locked).
+  virtual void* allocate_host(Bytes bytes) = 0;
+  virtual void release_host(void* memory) = 0;
+  virtual DeviceMemory memory() const = 0;
 
+  // What the optimizer's kernels read from here on, also those of recorded work.
+  virtual void set_scalars(const StepScalars& scalars) = 0;
   virtual void run(StreamId stream, const KernelCall& call) = 0;
   // Between any of host and device memory; the ranges do not overlap.
   virtual void copy(StreamId stream, void* to, const void* from, Bytes bytes) = 0;
+  // `words` words of 4 bytes.
+  virtual void fill(StreamId stream, void* memory, std::uint32_t pattern, std::int64_t words) = 0;
+  // One past the index of the last of `words` words that is not `pattern`; 0 when all are. Waits for all streams.
+  virtual std::int64_t end_of_unlike(const void* memory, std::uint32_t pattern, std::int64_t words) = 0;
 
   virtual void record(StreamId stream, EventId event) = 0;
   virtual void wait(StreamId stream, EventId event) = 0;  // later work of `stream` runs after `event`
-  virtual void synchronize(StreamId stream) = 0;          // the caller waits for all work of `stream`
+  virtual void synchronize() = 0;                         // the caller waits for all work of all streams
+
+  // Calls `work`, which submits kernels and copies to `stream` alone, the same whenever `key` is the same. A backend may record what it
+  // submits and replay that the next time instead of calling it.
+  virtual void repeat(StreamId stream, std::int64_t key, const std::function<void()>& work) = 0;
+
+  // Notes the time at which `stream` gets here as number `mark` (from 0).
+  virtual void mark(StreamId stream, int mark) = 0;
+  // Seconds from mark 0 to `mark`; after `synchronize`.
+  virtual double seconds_at(int mark) = 0;
+  // Whether marks cost next to nothing, so that every step can be taken apart.
+  virtual bool marks_are_free() const = 0;
 };
 
 }  // namespace parplan

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/communicator.h"
+#include "runtime/device/backend.h"
+
+namespace parplan {
+
+// One GPU as its driver describes it.
+struct GpuProperties {
+  std::string name;            // "NVIDIA H200"
+  std::string bus_id;          // "0000:1B:00.0"
+  int compute_major = 0;       // 9
+  int compute_minor = 0;       // 0
+  int multiprocessors = 0;
+  Bytes memory;
+  int clock_mhz = 0;           // highest of the multiprocessors; 0 where the driver does not say
+  int memory_clock_mhz = 0;
+  bool operator==(const GpuProperties&) const = default;
+};
+
+struct GpuBackendOptions {
+  // Fixed order of every sum: one algorithm per shape, none that splits sums over blocks in the order of arrival.
+  bool deterministic = true;
+  // Replay repeated work as CUDA graphs.
+  bool graphs = true;
+  // Wait after every kernel, so that an error is reported where it happened (parplan run --verbose says which).
+  bool synchronous = false;
+};
+
+// The ends of ranks that are threads of one process and share one GPU. Reductions add in order.
+class GpuLocalWorld {
+ public:
+  virtual ~GpuLocalWorld() = default;
+  // Called once for each rank, in its thread; lives as long as the world and the backend.
+  virtual std::unique_ptr<Communicator> communicator(int rank, Backend& backend) = 0;
+};
+
+// The CUDA plugin as the main program sees it: everything that needs a CUDA library is behind it. Backends given back
+// to it must be its own.
+class Gpu {
+ public:
+  virtual ~Gpu() = default;
+  virtual std::string versions() = 0;                 // "CUDA 13.0, driver 13.0, cuBLASLt 13.1.0, NCCL 2.28.9"
+  virtual std::vector<GpuProperties> devices() = 0;   // in CUDA's order; RunError without a driver
+  virtual std::unique_ptr<Backend> make_backend(int device, const GpuBackendOptions& options) = 0;
+
+  virtual std::unique_ptr<GpuLocalWorld> make_local_world(int ranks, const std::vector<CommunicationGroup>& groups, int channels) = 0;
+
+  // NCCL: one rank of the job makes an id, every rank, each in its own thread, gives the same one.
+  virtual std::vector<std::byte> make_nccl_id() = 0;
+  virtual std::unique_ptr<Communicator> make_nccl_communicator(const std::vector<std::byte>& id, int rank, int ranks,
+                                                               const std::vector<CommunicationGroup>& groups, int channels,
+                                                               Backend& backend) = 0;
+};
+
+// The plugin, or why there is none.
+struct OpenedGpu {
+  std::shared_ptr<Gpu> gpu;  // null when `missing` says why
+  std::string missing;       // "no libparplan_cuda.so beside the program or in PARPLAN_PLUGINS ..."
+};
+// Looks for libparplan_cuda.so in the folder PARPLAN_PLUGINS if that is set, else beside the program (and in ../lib/parplan), and
+// opens it, once. That it opens does not mean that there is a driver or a GPU: `devices` says.
+OpenedGpu open_gpu();
+
+// What the plugin exports. `version` is the main program's; null when the plugin's own is another.
+using MakeGpu = Gpu* (*)(const char* version);
+inline constexpr const char* make_gpu_symbol = "parplan_make_gpu";
+
+}  // namespace parplan

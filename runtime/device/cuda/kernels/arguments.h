@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "runtime/device/kernel.h"
+
+namespace parplan {
+
+// What a kernel's host function receives. Operands are in device memory, in the order of the op's row, without the optional
+// ones that the shape leaves out; the workspace, where the row has one, is the last.
+struct CudaKernelArguments {
+  const OpShape& shape;
+  DataType type;               // of parameters and activations
+  void* const* operands;
+  const StepScalars* scalars;  // in device memory
+  cudaStream_t stream;
+
+  template <class T>
+  T* at(int i) const {
+    return static_cast<T*>(operands[i]);
+  }
+};
+
+// Submits the kernels of one op to the stream. Allocates nothing, waits for nothing.
+using CudaKernel = void (*)(const CudaKernelArguments&);
+
+}  // namespace parplan

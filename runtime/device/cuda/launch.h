@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "runtime/device/cuda/check.h"
+
+namespace parplan {
+
+// How many blocks of how many threads, and the bytes of dynamic shared memory of a block (above 48 KiB the kernel must
+// have been allowed to: allow_shared_memory).
+struct Grid {
+  dim3 blocks;
+  dim3 threads;
+  std::size_t shared = 0;
+};
+
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Kernels are started by the runtime's function, not by <<<>>>, so that the files are C++ to any compiler.
+template <class... Parameters, class... Arguments>
+void launch(const char* what, void (*kernel)(Parameters...), const Grid& grid, cudaStream_t stream, Arguments&&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid.blocks;
+  config.blockDim = grid.threads;
+  config.dynamicSmemBytes = grid.shared;
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), what);
+}
+
+template <class... Parameters>
+void allow_shared_memory(void (*kernel)(Parameters...), std::size_t bytes) {
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "allow shared memory");
+}
+
+}  // namespace parplan
