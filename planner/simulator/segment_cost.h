@@ -5,7 +5,7 @@
 
 #include "planner/cost/cost_model.h"
 #include "planner/program/program.h"
-#include "planner/simulator/attribution.h"
+#include "planner/plan/attribution.h"
 
 namespace parplan {
 

@@ -1,4 +1,4 @@
-#include "planner/simulator/attribution.h"
+#include "planner/plan/attribution.h"
 
 #include <algorithm>
 
