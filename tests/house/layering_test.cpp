@@ -43,8 +43,11 @@ const std::vector<Room>& rooms() {
       {"planner/export", {"planner/plan", "planner/program"}},
       {"planner", {"planner/search"}, Subfolders::must_have_their_own_row},
       {"runtime/device", {"planner/graph"}},
-      {"runtime/comm", {"runtime/device"}},
-      {"runtime", {"runtime/comm", "planner/program"}, Subfolders::must_have_their_own_row},
+      {"runtime/plugin", {"planner/base"}},
+      {"runtime/comm", {"runtime/device", "runtime/plugin"}},
+      {"runtime/launch", {"runtime/comm"}},
+      {"runtime/comm/mpi", {"runtime/launch"}},
+      {"runtime", {"runtime/launch", "planner/program"}, Subfolders::must_have_their_own_row},
       {"cli", {"planner", "runtime", "models", "planner/report", "planner/export"}},
       {"tests", {"cli"}},
   };

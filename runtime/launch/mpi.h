@@ -1,0 +1,23 @@
+#pragma once
+
+#include <memory>
+
+#include "runtime/device/cpu/host_reduction.h"
+#include "runtime/launch/rendezvous.h"
+
+namespace parplan {
+
+// What the main program lends the MPI plugin, which holds no kernels.
+struct MpiHost {
+  const char* version = nullptr;  // the main program's; the plugin's own must be the same
+  InOrder sum = nullptr;
+  InOrder max = nullptr;
+};
+
+// What libparplan_mpi.so exports: initialises MPI and gives the job that the process belongs to, null when the plugin's version is
+// another. Once per process: MPI cannot be initialised again after its rendezvous is gone (RunError).
+using MakeMpiRendezvous = Rendezvous* (*)(const MpiHost& host);
+inline constexpr const char* make_mpi_rendezvous_symbol = "parplan_make_mpi_rendezvous";
+inline constexpr const char* mpi_library = "libparplan_mpi.so";
+
+}  // namespace parplan
