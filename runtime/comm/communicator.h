@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -50,6 +51,14 @@ constexpr Bytes all_reduce_bytes(std::int64_t count, std::int64_t element, int m
   return reduce_scatter_bytes(count, element, members, member) + all_gather_bytes(count, element, members, member);
 }
 
+// `source` sends to `destination` on `channel`. A job that knows its routes can connect them before it starts.
+struct SendRoute {
+  int source = 0;
+  int destination = 0;
+  int channel = 0;
+  auto operator<=>(const SendRoute&) const = default;
+};
+
 // A posted send, to be waited for once.
 struct SendTicket {
   int destination = 0;
@@ -90,6 +99,12 @@ class Communicator {
   // Later work of `stream` runs after the send is done. `sent` counts the bytes of the send.
   virtual Transfer wait_sent(StreamId stream, SendTicket ticket) = 0;
   virtual Transfer receive(StreamId stream, int source, int channel, Elements data) = 0;
+
+  // The memory that most calls will point into; it may be pinned for the network. It outlives the communicator.
+  virtual void register_memory(void* memory, Bytes bytes) {
+    static_cast<void>(memory);
+    static_cast<void>(bytes);
+  }
 
   // Throws RunError when a rank has aborted or the network has failed; for callers that waited for a stream.
   virtual void check() = 0;

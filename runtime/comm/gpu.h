@@ -51,11 +51,12 @@ class Gpu {
 
   virtual std::unique_ptr<GpuLocalWorld> make_local_world(int ranks, const std::vector<CommunicationGroup>& groups, int channels) = 0;
 
-  // NCCL: one rank of the job makes an id, every rank, each in its own thread, gives the same one.
+  // NCCL: one rank of the job makes an id, every rank, each in its own thread, gives the same one, with equal groups and
+  // routes. Sends take these routes only. Reductions add in NCCL's order.
   virtual std::vector<std::byte> make_nccl_id() = 0;
   virtual std::unique_ptr<Communicator> make_nccl_communicator(const std::vector<std::byte>& id, int rank, int ranks,
-                                                               const std::vector<CommunicationGroup>& groups, int channels,
-                                                               Backend& backend) = 0;
+                                                               const std::vector<CommunicationGroup>& groups,
+                                                               const std::vector<SendRoute>& routes, Backend& backend) = 0;
 };
 
 // The plugin, or why there is none.
