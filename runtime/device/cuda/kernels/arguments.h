@@ -8,6 +8,8 @@
 
 namespace parplan {
 
+class MatrixProducts;
+
 // What a kernel's host function receives. Operands are in device memory, in the order of the op's row, without the optional
 // ones that the shape leaves out; the workspace, where the row has one, is the last.
 struct CudaKernelArguments {
@@ -16,6 +18,7 @@ struct CudaKernelArguments {
   void* const* operands;
   const StepScalars* scalars;  // in device memory
   cudaStream_t stream;
+  MatrixProducts* matrices = nullptr;  // the backend's, for ops that are matrix products (matrix_products.h)
 
   template <class T>
   T* at(int i) const {

@@ -1,0 +1,15 @@
+#include "runtime/device/cuda/check.h"
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+
+void throw_cuda_error(cudaError_t error, const std::string& what) {
+  // An error that does not stick would be reported once more by an unrelated call.
+  static_cast<void>(cudaGetLastError());
+  throw RunError(fmt::format("{}: {} ({})", what, cudaGetErrorName(error), cudaGetErrorString(error)));
+}
+
+}  // namespace parplan
