@@ -1,35 +1,53 @@
 #include "runtime/arena.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace parplan {
 namespace {
 
 // A signalling NaN with a payload that arithmetic does not produce.
 constexpr std::uint32_t pattern = 0xFFBADBADu;
+constexpr std::int64_t word = 4;
 constexpr std::int64_t guard_bytes = 4096;
+constexpr StreamId stream = static_cast<StreamId>(Stream::compute);
 
 }  // namespace
 
 Arena::Arena(Backend& backend, const Program& program) : backend_(backend), program_(program) {
-  const std::int64_t bytes = program.arena_bytes + guard_bytes;
+  const std::int64_t bytes = guard_begin() + guard_bytes;
   memory_ = static_cast<std::byte*>(backend.allocate(Bytes(bytes)));
-  for (std::int64_t i = 0; i + 4 <= bytes; i += 4) std::memcpy(memory_ + i, &pattern, 4);
+  backend.fill(stream, memory_, pattern, bytes / word);
+  backend.synchronize();
 }
 
 Arena::~Arena() { backend_.release(memory_); }
 
+void Arena::read(int buffer, void* to, Bytes bytes) const {
+  backend_.copy(stream, to, at(buffer), bytes);
+  backend_.synchronize();
+}
+
+void Arena::write(int buffer, const void* from, Bytes bytes) const {
+  backend_.copy(stream, at(buffer), from, bytes);
+  backend_.synchronize();
+}
+
+void Arena::zero(int buffer) const {
+  const std::int64_t bytes = program_.buffers[static_cast<std::size_t>(buffer)].bytes;
+  backend_.fill(stream, at(buffer), 0, ceil_div(bytes, word));
+  backend_.synchronize();
+}
+
+std::int64_t Arena::guard_begin() const { return align_up(Bytes(program_.arena_bytes), word).count; }
+
+// Buffers begin at whole words; one that ends within a word shares it with padding.
 std::int64_t Arena::highest_touched(std::int64_t begin, std::int64_t end) const {
-  std::int64_t word = (end - 1) / 4 * 4;
-  for (; word >= begin; word -= 4)
-    if (std::memcmp(memory_ + word, &pattern, 4) != 0) break;
-  return std::clamp<std::int64_t>(word + 4, begin, end);
+  return std::min(begin + word * backend_.end_of_unlike(memory_ + begin, pattern, ceil_div(end - begin, word)), end);
 }
 
 std::int64_t Arena::highest_touched() const {
-  const std::int64_t guard = highest_touched(program_.arena_bytes, program_.arena_bytes + guard_bytes);
-  return guard > program_.arena_bytes ? guard : highest_touched(0, program_.arena_bytes);
+  const std::int64_t guard = highest_touched(guard_begin(), guard_begin() + guard_bytes);
+  return guard > guard_begin() ? guard : highest_touched(0, program_.arena_bytes);
 }
 
 std::int64_t Arena::highest_touched(int buffer) const {

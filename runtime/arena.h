@@ -8,7 +8,7 @@
 
 namespace parplan {
 
-// The one block of memory that a rank's Program works in, filled with a pattern before use and followed by a guard
+// The one block of device memory that a rank's Program works in, filled with a pattern before use and followed by a guard
 // of the same pattern, so that what was touched can be told afterwards.
 class Arena {
  public:
@@ -17,13 +17,24 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
+  // Device memory.
   std::byte* at(int buffer) const { return memory_ + program_.buffers[static_cast<std::size_t>(buffer)].offset; }
-  // One past the highest byte that no longer holds the pattern; beyond `arena_bytes` when the guard was hit.
+  std::byte* begin() const { return memory_; }
+  Bytes size() const { return Bytes(program_.arena_bytes); }
+
+  // Between host memory and a buffer, from its start; returns when it is done.
+  void read(int buffer, void* to, Bytes bytes) const;
+  void write(int buffer, const void* from, Bytes bytes) const;
+  // Makes all of a buffer 0; it begins at a whole word, and what is left of its last word is padding.
+  void zero(int buffer) const;
+
+  // One past the highest byte that no longer holds the pattern; beyond `size` when the guard was hit.
   std::int64_t highest_touched() const;
   // The same for one buffer, counted from its start.
   std::int64_t highest_touched(int buffer) const;
 
  private:
+  std::int64_t guard_begin() const;
   std::int64_t highest_touched(std::int64_t begin, std::int64_t end) const;
 
   Backend& backend_;

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "planner/plan/attribution.h"
 #include "planner/program/program.h"
 #include "runtime/arena.h"
 #include "runtime/comm/communicator.h"
@@ -11,54 +14,81 @@
 
 namespace parplan {
 
-// What one instruction of one Segment cost over the steps measured so far; the join of prediction and measurement.
+// What one instruction of one Segment cost over the steps taken apart so far; the join of prediction and measurement.
 struct InstructionMeasurement {
   std::int64_t runs = 0;
   double busy_s = 0.0;    // computing, or moving data
-  double waited_s = 0.0;  // for other ranks to arrive
+  double waited_s = 0.0;  // for other ranks to arrive (GPUs: part of busy_s, their collectives wait as they run)
 };
 
 // One step of one rank as it was measured.
 struct StepMeasurement {
-  StepTime time;
+  Seconds total;       // from the step's start to the end of its work
+  bool taken_apart = false;
+  StepTime time;       // where it went, when it was taken apart
   CommunicationVolume communication;
 };
+
+// Whether each instruction of a step is timed. On a GPU the marks between instructions cost time, and no work is replayed.
+enum class StepTiming { whole, each_instruction };
 
 // Numbers for the communicator's groups and channels, equal on all ranks of a job.
 class GroupTable {
  public:
   explicit GroupTable(const std::vector<Program>& programs);
   const std::vector<CommunicationGroup>& groups() const { return groups_; }
+  const std::vector<SendRoute>& routes() const { return routes_; }
   int id_of(const std::vector<int>& ranks) const;
 
-  static constexpr int channels = 2;  // towards the next stage, towards the previous one
+  static constexpr int to_next = 0;  // channels of sends
+  static constexpr int to_previous = 1;
+  static constexpr int channels = 2;
 
  private:
   std::vector<CommunicationGroup> groups_;
+  std::vector<SendRoute> routes_;
 };
 
-// Carries out a Program, call by call in launch order. After the first step it allocates nothing.
+// Carries out a Program: submits its calls in launch order to the backend's streams, which meet at the Program's events.
+// After the first steps (two, where work is recorded for replay) it allocates nothing.
 class Executor {
  public:
   // `data_rank` of `data_ranks` decides which samples of a batch are this rank's.
   Executor(const Program& program, const GroupTable& groups, Backend& backend, Communicator& communicator, const Arena& arena,
            int data_rank, int data_ranks);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
 
-  StepMeasurement run_step(const Batch& batch, const StepScalars& scalars);
+  // Returns when the step's work is done. Backends that work at once are always taken apart.
+  StepMeasurement run_step(const Batch& batch, const StepScalars& scalars, StepTiming timing);
 
-  // The loss summed over the batch's tokens; 0 where the Program has none.
-  double loss() const;
+  // Of the last step: the loss summed over the batch's tokens; 0 where the Program has none.
+  double loss() const { return loss_ == nullptr ? 0.0 : static_cast<double>(*loss_); }
   // Indexed by segment, then instruction.
   const std::vector<std::vector<InstructionMeasurement>>& instructions() const { return measurements_; }
 
  private:
-  void run_call(const Call& call);
-  void run_kernel(const Instruction& instruction, const Call& call);
-  void load(const Instruction& instruction, const Call& call, int shift);
+  // How the calls of one Segment are submitted, found once.
+  struct Submission {
+    std::vector<Stream> side_streams;  // those of its instructions besides its own
+    bool repeats = false;              // kernels on one stream: what a backend may record and replay
+  };
+  // What was submitted last to a stream, or stood before an event: what the next piece of work there waits for.
+  using Heads = std::vector<int>;
+
+  void run_call(std::size_t index);
+  void submit(const Segment& segment, const Call& call, std::size_t index);
+  void submit(const Instruction& instruction, const Call& call, std::size_t call_index);
   Transfer communicate(const Instruction& instruction, const Call& call);
-  void wait_for(int event);
+  void stage_tokens(const Batch& batch);
+  void wait(Stream stream, int event);
+  void record(Stream stream, int event);
+  void wait_sent(Stream stream, int event);
   std::byte* address(const Operand& operand, const Call& call) const;
-  void account(Label label, double busy, double waited);
+  void begin_piece(const Segment& segment, std::size_t instruction);
+  void end_piece(Seconds waited);
+  void take_apart(StepMeasurement& step);
 
   const Program& program_;
   Backend& backend_;
@@ -66,16 +96,36 @@ class Executor {
   const Arena& arena_;
   int data_rank_;
   int data_ranks_;
-  std::vector<int> group_ids_;                 // by GroupKind
-  std::vector<SendTicket> tickets_;            // by event of the Program
-  std::vector<bool> awaited_;                  // by event: a ticket that was not waited for yet
-  std::vector<SendTicket> unrecorded_;         // sends that no call waits for
-  SendTicket last_ticket_;
-  bool posted_ = false;
-  const Batch* batch_ = nullptr;
-  StepScalars scalars_;
-  StepMeasurement step_;
-  double clock_ = 0.0;
+  std::vector<int> group_ids_;           // by GroupKind
+  std::vector<Submission> submissions_;  // by segment
+  std::vector<std::int64_t> keys_;       // by call: equal for equal work
+  int first_segment_event_ = 0;          // events: the Program's, a Segment's, the fork, one join a stream
+  int fork_event_ = 0;
+
+  // Sends: by event of the Program, the ticket that was not waited for yet; and those that no call waits for.
+  std::vector<std::optional<SendTicket>> tickets_;
+  std::vector<std::pair<Stream, SendTicket>> unrecorded_;
+  std::optional<SendTicket> posted_;
+
+  // Host memory that the device copies from and to.
+  std::int32_t* tokens_ = nullptr;
+  std::vector<std::int64_t> staged_at_;  // by call: where its tokens begin; -1 where it loads none
+  float* loss_ = nullptr;
+
+  // A step that is taken apart: pieces in launch order, each with two marks; what each waits for.
+  bool timing_ = false;
+  struct PieceOf {
+    int segment = 0;
+    int instruction = 0;
+    double waited_s = 0.0;
+  };
+  std::vector<Played> pieces_;
+  std::vector<PieceOf> piece_of_;
+  std::vector<Heads> dependencies_;  // by piece; kept between steps for their memory
+  std::vector<Heads> stream_heads_;
+  std::vector<Heads> event_heads_;
+
+  CommunicationVolume sent_;
   std::vector<std::vector<InstructionMeasurement>> measurements_;
 };
 

@@ -1,49 +1,84 @@
 #include "runtime/local_job.h"
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <cstring>
 #include <exception>
+#include <span>
 #include <thread>
+#include <type_traits>
 
-#include "runtime/comm/local/local_communicator.h"
-#include "runtime/device/cpu/cpu_backend.h"
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
 
 namespace parplan {
+namespace {
 
-struct LocalJob::World {
-  LocalWorld world;
-  explicit World(int ranks, const GroupTable& groups) : world(ranks, groups.groups(), GroupTable::channels) {}
+using Clock = std::chrono::steady_clock;
+
+// What processes tell each other after a step.
+struct SharedStep {
+  double loss = 0.0;
+  bool holds_loss = false;
+  double step_time_s = 0.0;
 };
+static_assert(std::is_trivially_copyable_v<SharedStep> && std::is_trivially_copyable_v<StepMeasurement>);
 
+template <class T>
+void append(std::vector<std::byte>& bytes, const T& value) {
+  const auto* begin = reinterpret_cast<const std::byte*>(&value);
+  bytes.insert(bytes.end(), begin, begin + sizeof(T));
+}
+template <class T>
+T take(std::span<const std::byte>& bytes) {
+  PARPLAN_ASSERT(bytes.size() >= sizeof(T), fmt::format("{} bytes of a step are left", bytes.size()));
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  bytes = bytes.subspan(sizeof(T));
+  return value;
+}
+
+}  // namespace
+
+// In the order of destruction, last first: a communicator goes before the memory that it may have registered.
 struct LocalJob::Rank {
   std::unique_ptr<Backend> backend;
   Arena arena;
+  std::unique_ptr<Communicator> communicator;
   Executor executor;
 
-  Rank(const Program& program, const GroupTable& groups, Communicator& communicator, int data_rank, int data_ranks)
-      : backend(make_cpu_backend()),
-        arena(*backend, program),
-        executor(program, groups, *backend, communicator, arena, data_rank, data_ranks) {}
+  Rank(int number, const Program& program, const GroupTable& groups, World& world, int data_rank, int data_ranks)
+      : backend(world.make_backend(number)),
+        arena((backend->attach_thread(), *backend), program),
+        communicator(world.make_communicator(number, *backend)),
+        executor(program, groups, *backend, *communicator, arena, data_rank, data_ranks) {
+    communicator->register_memory(arena.begin(), arena.size());
+  }
 };
 
-LocalJob::LocalJob(const Job& job, const InitialValues& initial)
+LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld& make_world, Rendezvous& rendezvous)
     : job_(job),
+      rendezvous_(rendezvous),
       programs_(lower_all(job)),
       groups_(programs_),
-      world_(std::make_unique<World>(static_cast<int>(programs_.size()), groups_)) {
-  ranks_.resize(programs_.size());
+      world_(make_world(groups_, static_cast<int>(programs_.size()))) {
+  ranks_.resize(hosted().size());
   batch_.sequence = job.training.sequence_length;
-  // Each rank's thread makes and fills its own arena, so that its pages lie near its core.
-  std::vector<std::exception_ptr> failures(programs_.size());
+  // Each rank's thread makes and fills its own arena, so that a CPU's pages lie near its core.
+  std::vector<std::exception_ptr> failures(ranks_.size());
   {
     std::vector<std::jthread> threads;
-    for (std::size_t r = 0; r < programs_.size(); ++r)
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
       threads.emplace_back([&, r] {
         try {
-          const int data_rank = coordinates_of(job_.spec.mesh, static_cast<int>(r))[static_cast<std::size_t>(Axis::dp)];
-          ranks_[r] = std::make_unique<Rank>(programs_[r], groups_, world_->world.communicator(static_cast<int>(r)), data_rank, job_.spec.dp());
-          initialise(*job_.graph, programs_[r], ranks_[r]->arena, initial);
+          const int number = hosted()[r];
+          const Program& program = programs_[static_cast<std::size_t>(number)];
+          const int data_rank = coordinates_of(job_.spec.mesh, number)[static_cast<std::size_t>(Axis::dp)];
+          ranks_[r] = std::make_unique<Rank>(number, program, groups_, *world_, data_rank, job_.spec.dp());
+          initialise(*job_.graph, program, ranks_[r]->arena, job_.training.precision, initial);
         } catch (...) {
           failures[r] = std::current_exception();
         }
@@ -56,27 +91,70 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial)
 
 LocalJob::~LocalJob() = default;
 
-const Arena& LocalJob::arena(int rank) const { return ranks_[static_cast<std::size_t>(rank)]->arena; }
-const Executor& LocalJob::executor(int rank) const { return ranks_[static_cast<std::size_t>(rank)]->executor; }
+const LocalJob::Rank& LocalJob::rank(int number) const {
+  const auto found = std::ranges::find(hosted(), number);
+  PARPLAN_ASSERT(found != hosted().end(), fmt::format("rank {} is another process's", number));
+  return *ranks_[static_cast<std::size_t>(found - hosted().begin())];
+}
+const Arena& LocalJob::arena(int number) const { return rank(number).arena; }
+const Executor& LocalJob::executor(int number) const { return rank(number).executor; }
+DeviceMemory LocalJob::device_memory(int number) const {
+  rank(number).backend->attach_thread();
+  return rank(number).backend->memory();
+}
 
 LogicalTensors LocalJob::collect(ParameterContent content) const {
   LogicalTensors tensors;
-  for (std::size_t r = 0; r < programs_.size(); ++r) parplan::collect(*job_.graph, programs_[r], ranks_[r]->arena, content, tensors);
+  for (const int number : hosted()) {
+    rank(number).backend->attach_thread();
+    parplan::collect(*job_.graph, programs_[static_cast<std::size_t>(number)], arena(number), job_.training.precision, content, tensors);
+  }
   return tensors;
 }
 
-void LocalJob::run(std::int64_t first_step, std::int64_t steps, const std::function<void(std::int64_t, Batch&)>& batch_of,
-                   const std::function<void(std::int64_t, const JobStep&)>& on_step) {
-  if (steps == 0) return;
-  using clock = std::chrono::steady_clock;
-  clock::time_point begin;
-  std::int64_t step = first_step;
-  StepScalars scalars = step_scalars(job_.training, step);
+void LocalJob::share_step() {
+  SharedStep own{.step_time_s = step_.step_time_s};
+  // Every last-stage rank of data coordinate 0 holds the same reduced loss; the first is read.
+  for (const int number : hosted())
+    if (!own.holds_loss && programs_[static_cast<std::size_t>(number)].loss_buffer >= 0)
+      own = {.loss = executor(number).loss(), .holds_loss = true, .step_time_s = own.step_time_s};
+  std::vector<std::byte> bytes;
+  append(bytes, own);
+  for (const int number : hosted()) {
+    append(bytes, number);
+    append(bytes, step_.ranks[static_cast<std::size_t>(number)]);
+  }
   const double tokens = static_cast<double>(job_.training.global_batch) * static_cast<double>(job_.training.sequence_length);
-  batch_of(step, batch_);
+  bool found = false;
+  for (const std::vector<std::byte>& contribution : rendezvous_.all_gather(bytes)) {
+    std::span<const std::byte> rest = contribution;
+    const SharedStep shared = take<SharedStep>(rest);
+    step_.step_time_s = std::max(step_.step_time_s, shared.step_time_s);
+    if (shared.holds_loss && !found) step_.loss = shared.loss / tokens;
+    found |= shared.holds_loss;
+    while (!rest.empty()) {
+      const int number = take<int>(rest);
+      step_.ranks.at(static_cast<std::size_t>(number)) = take<StepMeasurement>(rest);
+    }
+  }
+}
 
-  std::vector<std::exception_ptr> failures(programs_.size());
-  std::exception_ptr between;  // from `batch_of` or `on_step`
+void LocalJob::run(const Steps& steps) {
+  if (steps.count == 0) return;
+  Clock::time_point begin;
+  std::int64_t step = steps.first;
+  StepScalars scalars;
+  StepTiming timing = StepTiming::whole;
+  const auto prepare_step = [&] {
+    steps.batch_of(step, batch_);
+    scalars = step_scalars(job_.training, step);
+    timing = steps.timing_of ? steps.timing_of(step) : StepTiming::whole;
+    barrier(rendezvous_);
+  };
+  prepare_step();
+
+  std::vector<std::exception_ptr> failures(ranks_.size());
+  std::exception_ptr between;  // from what is called between steps
   bool stop = false;
   std::atomic<bool> failed = false;  // a rank has left; the step is not whole
   const auto finish_step = [&]() noexcept {
@@ -85,44 +163,37 @@ void LocalJob::run(std::int64_t first_step, std::int64_t steps, const std::funct
       return;
     }
     try {
-      step_.step_time_s = std::chrono::duration<double>(clock::now() - begin).count();
-      step_.loss = 0.0;
-      // Every last-stage rank of data coordinate 0 holds the same reduced loss; one of them is read.
-      for (std::size_t r = 0; r < programs_.size(); ++r)
-        if (programs_[r].loss_buffer >= 0) {
-          step_.loss = ranks_[r]->executor.loss() / tokens;
-          break;
-        }
-      on_step(step, step_);
+      step_.step_time_s = std::chrono::duration<double>(Clock::now() - begin).count();
+      share_step();
+      steps.on_step(step, step_);
       ++step;
-      stop = step == first_step + steps;
-      if (!stop) {
-        batch_of(step, batch_);
-        scalars = step_scalars(job_.training, step);
-      }
+      stop = step == steps.first + steps.count;
+      if (!stop) prepare_step();
     } catch (...) {
       between = std::current_exception();
       stop = true;
     }
-    begin = clock::now();
+    begin = Clock::now();
   };
-  std::barrier barrier(static_cast<std::ptrdiff_t>(programs_.size()), finish_step);
+  std::barrier step_end(static_cast<std::ptrdiff_t>(ranks_.size()), finish_step);
 
-  begin = clock::now();
+  begin = Clock::now();
   {
     std::vector<std::jthread> threads;
-    for (std::size_t r = 0; r < programs_.size(); ++r)
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
       threads.emplace_back([&, r] {
         try {
+          ranks_[r]->backend->attach_thread();
           while (!stop) {
-            step_.ranks[r] = ranks_[r]->executor.run_step(batch_, scalars);
-            barrier.arrive_and_wait();
+            step_.ranks[static_cast<std::size_t>(hosted()[r])] = ranks_[r]->executor.run_step(batch_, scalars, timing);
+            step_end.arrive_and_wait();
           }
         } catch (const std::exception& failure) {
           failures[r] = std::current_exception();
           failed = true;
-          world_->world.communicator(static_cast<int>(r)).abort(failure.what());
-          barrier.arrive_and_drop();
+          ranks_[r]->communicator->abort(failure.what());
+          rendezvous_.abort(failure.what());
+          step_end.arrive_and_drop();
         }
       });
   }

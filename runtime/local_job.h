@@ -6,43 +6,59 @@
 
 #include "planner/program/lower.h"
 #include "runtime/executor.h"
+#include "runtime/launch/rendezvous.h"
 #include "runtime/parameters.h"
+#include "runtime/world.h"
 
 namespace parplan {
 
 // What one step of all ranks gave.
 struct JobStep {
   double loss = 0.0;         // mean over the tokens of the global batch
-  double step_time_s = 0.0;  // from the first rank's start to the last one's end
-  std::vector<StepMeasurement> ranks;
+  double step_time_s = 0.0;  // from the first rank's start to the last one's end, of the process that took longest
+  std::vector<StepMeasurement> ranks;  // all of the job
 };
 
-// A job whose ranks are threads of this process, each with a CPU backend and an arena of its own.
+// The ranks of a job that this process hosts, each a thread with a backend, an arena and a communicator. With several
+// processes each of them makes one, and all calls are made by all of them.
 class LocalJob {
  public:
-  LocalJob(const Job& job, const InitialValues& initial);
+  LocalJob(const Job& job, const InitialValues& initial, const MakeWorld& make_world, Rendezvous& rendezvous);
   ~LocalJob();
   LocalJob(const LocalJob&) = delete;
   LocalJob& operator=(const LocalJob&) = delete;
 
-  // Runs `steps` steps, of which the first is number `first_step` (from 0). `batch_of` gives each step's sequences;
-  // it and `on_step` are called by one thread, between steps. What a rank throws is thrown here, once all have stopped.
-  void run(std::int64_t first_step, std::int64_t steps, const std::function<void(std::int64_t, Batch&)>& batch_of,
-           const std::function<void(std::int64_t, const JobStep&)>& on_step);
+  // Runs `steps` steps, of which the first is number `first_step` (from 0). `batch_of` gives each step's sequences, `timing_of` says
+  // how it is timed; they and `on_step` are called by one thread, between steps. What a rank throws is thrown here, once all have stopped.
+  struct Steps {
+    std::int64_t first = 0;
+    std::int64_t count = 1;
+    std::function<void(std::int64_t, Batch&)> batch_of;
+    std::function<StepTiming(std::int64_t)> timing_of;  // may be empty: whole
+    std::function<void(std::int64_t, const JobStep&)> on_step;
+  };
+  void run(const Steps& steps);
 
-  const std::vector<Program>& programs() const { return programs_; }
+  const std::vector<Program>& programs() const { return programs_; }  // of all ranks
+  const std::vector<int>& hosted() const { return world_->hosted(); }
+  // Of hosted ranks.
   const Arena& arena(int rank) const;
   const Executor& executor(int rank) const;
+  DeviceMemory device_memory(int rank) const;
+  // What the hosted ranks hold.
   LogicalTensors collect(ParameterContent content) const;
 
  private:
   struct Rank;
+  const Rank& rank(int number) const;
+  void share_step();  // fills in the other processes' ranks
+
   const Job job_;
+  Rendezvous& rendezvous_;
   std::vector<Program> programs_;
   GroupTable groups_;
-  struct World;
   std::unique_ptr<World> world_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<Rank>> ranks_;  // hosted, in their order
   Batch batch_;
   JobStep step_;
 };

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <numbers>
+
+#include "runtime/device/cpu/host_numbers.h"
 
 namespace parplan {
 namespace {
@@ -42,6 +45,26 @@ void for_each_element(const OpGraph& graph, const ParameterPart& part, const Buc
     }
 }
 
+std::int64_t elements_of(const Program& program, int buffer, DataType type) {
+  return program.buffers[static_cast<std::size_t>(buffer)].bytes / size_of(type);
+}
+
+void write_numbers(const Arena& arena, int buffer, DataType type, const float* values, std::int64_t count) {
+  const Bytes bytes(count * size_of(type));
+  if (size_of(type) == sizeof(float)) return arena.write(buffer, values, bytes);
+  std::vector<std::byte> narrowed(static_cast<std::size_t>(bytes.count));
+  narrow(type, values, count, narrowed.data());
+  arena.write(buffer, narrowed.data(), bytes);
+}
+
+void read_numbers(const Arena& arena, int buffer, DataType type, float* values, std::int64_t count) {
+  const Bytes bytes(count * size_of(type));
+  if (size_of(type) == sizeof(float)) return arena.read(buffer, values, bytes);
+  std::vector<std::byte> narrowed(static_cast<std::size_t>(bytes.count));
+  arena.read(buffer, narrowed.data(), bytes);
+  widen(type, narrowed.data(), count, values);
+}
+
 }  // namespace
 
 InitialValues initializer(std::uint64_t seed) {
@@ -56,39 +79,56 @@ InitialValues initializer(std::uint64_t seed) {
   };
 }
 
-void initialise(const OpGraph& graph, const Program& program, const Arena& arena, const InitialValues& initial) {
-  const auto floats = [&](int buffer) { return reinterpret_cast<float*>(arena.at(buffer)); };
-  const auto count = [&](int buffer) { return program.buffers[static_cast<std::size_t>(buffer)].bytes / 4; };
+void initialise(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision, const InitialValues& initial) {
   for (const Bucket& bucket : program.buckets)
-    for (int buffer : {bucket.parameters, bucket.first_moment, bucket.second_moment, bucket.master})
-      if (buffer >= 0) std::fill_n(floats(buffer), count(buffer), 0.0f);
-  for (const ParameterPart& part : program.parameters) {
-    const Bucket& bucket = program.buckets[static_cast<std::size_t>(part.bucket)];
-    const Tensor& tensor = graph.tensors[static_cast<std::size_t>(part.tensor)];
-    const bool whole = count(bucket.parameters) == bucket.elements;
-    float* values = floats(bucket.parameters);
-    const std::function<float(std::int64_t)> value = initial(tensor);
-    for_each_element(graph, part, bucket, whole, [&](std::int64_t at, std::int64_t logical) {
-      values[at] = logical < 0 ? 0.0f : value(logical);
-    });
+    for (const int buffer : {bucket.first_moment, bucket.second_moment})
+      if (buffer >= 0) arena.zero(buffer);
+  if (program.loss_scale_buffer >= 0) {
+    const LossScale initial_scale;
+    arena.write(program.loss_scale_buffer, &initial_scale, Bytes(sizeof(initial_scale)));
+  }
+  for (std::size_t b = 0; b < program.buckets.size(); ++b) {
+    const Bucket& bucket = program.buckets[b];
+    const std::int64_t held = elements_of(program, bucket.parameters, precision);
+    const bool whole = held == bucket.elements;
+    std::vector<float> values(static_cast<std::size_t>(held), 0.0f);
+    for (const ParameterPart& part : program.parameters) {
+      if (part.bucket != static_cast<int>(b)) continue;
+      const std::function<float(std::int64_t)> value = initial(graph.tensors[static_cast<std::size_t>(part.tensor)]);
+      for_each_element(graph, part, bucket, whole, [&](std::int64_t at, std::int64_t logical) {
+        if (logical >= 0) values[static_cast<std::size_t>(at)] = value(logical);
+      });
+    }
+    write_numbers(arena, bucket.parameters, precision, values.data(), held);
+    if (bucket.master >= 0)
+      write_numbers(arena, bucket.master, DataType::fp32, values.data() + (whole ? bucket.shard_begin : 0), bucket.shard_elements);
   }
 }
 
-void collect(const OpGraph& graph, const Program& program, const Arena& arena, ParameterContent content, LogicalTensors& into) {
-  for (const ParameterPart& part : program.parameters) {
-    const Bucket& bucket = program.buckets[static_cast<std::size_t>(part.bucket)];
-    const Tensor& tensor = graph.tensors[static_cast<std::size_t>(part.tensor)];
-    const int buffer = content == ParameterContent::values ? bucket.parameters : bucket.gradients;
-    const bool whole = program.buffers[static_cast<std::size_t>(buffer)].bytes / 4 == bucket.elements;
-    const float* values = reinterpret_cast<const float*>(arena.at(buffer));
-    std::vector<float>& logical_values = into[tensor.name];
-    logical_values.resize(static_cast<std::size_t>(element_count(tensor)));
+void collect(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision, ParameterContent content,
+             LogicalTensors& into) {
+  for (std::size_t b = 0; b < program.buckets.size(); ++b) {
+    const Bucket& bucket = program.buckets[b];
+    const bool gradients = content == ParameterContent::gradients;
+    const bool from_master = !gradients && bucket.master >= 0;
+    const int buffer = gradients ? bucket.gradients : from_master ? bucket.master : bucket.parameters;
+    const DataType type = gradients || from_master ? DataType::fp32 : precision;
+    const std::int64_t held = elements_of(program, buffer, type);
+    const bool whole = held == bucket.elements;
+    std::vector<float> values(static_cast<std::size_t>(held));
+    read_numbers(arena, buffer, type, values.data(), held);
     // Under ZeRO-1 the gradient buffer is whole, but only this rank's shard of it is reduced.
-    const bool shard_only = !whole || content == ParameterContent::gradients;
+    const bool shard_only = !whole || gradients;
     const std::int64_t skip = whole && shard_only ? bucket.shard_begin : 0;
-    for_each_element(graph, part, bucket, !shard_only, [&](std::int64_t at, std::int64_t logical) {
-      if (logical >= 0) logical_values[static_cast<std::size_t>(logical)] = values[at + skip];
-    });
+    for (const ParameterPart& part : program.parameters) {
+      if (part.bucket != static_cast<int>(b)) continue;
+      const Tensor& tensor = graph.tensors[static_cast<std::size_t>(part.tensor)];
+      std::vector<float>& logical_values = into[tensor.name];
+      logical_values.resize(static_cast<std::size_t>(element_count(tensor)));
+      for_each_element(graph, part, bucket, !shard_only, [&](std::int64_t at, std::int64_t logical) {
+        if (logical >= 0) logical_values[static_cast<std::size_t>(logical)] = values[static_cast<std::size_t>(at + skip)];
+      });
+    }
   }
 }
 

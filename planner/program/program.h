@@ -145,6 +145,7 @@ struct Program {
   std::vector<ParameterPart> parameters;
   int loss_buffer = -1;     // fp32: the loss summed over the tokens of the global batch; -1 but on the last stage
   int norm_buffer = -1;     // fp32: global sum of squared gradients; -1 without clipping
+  int loss_scale_buffer = -1;  // LossScale: fp16 only
   std::int64_t arena_bytes = 0;  // to allocate: the last byte of the last buffer
   MemoryUse memory;
   CommunicationVolume communication;

@@ -25,10 +25,10 @@ int main() {
         threads.emplace_back([&, rank] {
           std::vector<float> data(static_cast<std::size_t>(count), 0.0f);
           Communicator& communicator = world.communicator(rank);
-          for (int i = 0; i < 3; ++i) communicator.all_reduce(0, Reduction::sum, data.data(), count);
+          for (int i = 0; i < 3; ++i) communicator.all_reduce(0, 0, Reduction::sum, {data.data(), count});
           for (int i = 0; i < repeats; ++i) {
             const auto begin = std::chrono::steady_clock::now();
-            communicator.all_reduce(0, Reduction::sum, data.data(), count);
+            communicator.all_reduce(0, 0, Reduction::sum, {data.data(), count});
             if (rank == 0)
               seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
           }

@@ -111,6 +111,15 @@ struct LocalWorld::State {
 
 namespace {
 
+struct Floats {
+  float* data = nullptr;
+  std::int64_t count = 0;
+};
+Floats floats(Elements elements) {
+  PARPLAN_ASSERT(size_of(elements.type) == sizeof(float), fmt::format("{} between ranks that are threads", name(elements.type)));
+  return {static_cast<float*>(elements.data), elements.count};
+}
+
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(LocalWorld::State& state, int rank);
@@ -118,12 +127,14 @@ class LocalCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int ranks() const override { return state_.ranks; }
 
-  Transfer all_reduce(int group, Reduction reduction, float* data, std::int64_t count) override;
-  Transfer reduce_scatter(int group, float* data, std::int64_t count) override;
-  Transfer all_gather(int group, float* data, std::int64_t count) override;
-  SendTicket send(int destination, int channel, const float* data, std::int64_t count) override;
-  Transfer wait_sent(SendTicket ticket) override;
-  Transfer receive(int source, int channel, float* data, std::int64_t count) override;
+  bool in_order() const override { return true; }
+  Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements elements) override;
+  Transfer reduce_scatter(StreamId stream, int group, Elements elements) override;
+  Transfer all_gather(StreamId stream, int group, Elements elements) override;
+  SendTicket send(StreamId stream, int destination, int channel, Elements elements) override;
+  Transfer wait_sent(StreamId stream, SendTicket ticket) override;
+  Transfer receive(StreamId stream, int source, int channel, Elements elements) override;
+  void check() override { check_not_aborted(); }
   void abort(const std::string& reason) override;
 
  private:
@@ -212,33 +223,35 @@ void LocalCommunicator::gather(Membership& m, float* data, std::int64_t count) {
 
 // In three acts between meetings: every member adds up its own chunk, which nobody else reads before the second
 // meeting; then all copy the sums; then the buffers are free again.
-Transfer LocalCommunicator::all_reduce(int group, Reduction reduction, float* data, std::int64_t count) {
+Transfer LocalCommunicator::all_reduce(StreamId, int group, Reduction reduction, Elements elements) {
+  const auto [data, count] = floats(elements);
   Membership& m = membership(group);
   if (m.members() == 1) return {};
   const bool sum = reduction == Reduction::sum;
-  const InOrder in_order = sum ? state_.sum : state_.max;
+  const InOrder reduce = sum ? state_.sum : state_.max;
   const auto begin = Clock::now();
   const auto met = arrive(m, sum ? Collective::all_reduce_sum : Collective::all_reduce_max, data, count);
   if (count <= small_count) {
     alignas(64) std::array<float, small_count> result;
     point_inputs_at(m, 0);
-    in_order(result.data(), m.inputs.data(), m.members(), count);
+    reduce(result.data(), m.inputs.data(), m.members(), count);
     meet(m);
     std::copy_n(result.data(), count, data);
   } else {
     const Chunk own = chunk_of(count, m.members(), m.member);
     point_inputs_at(m, own.begin);
-    in_order(data + own.begin, m.inputs.data(), m.members(), own.end - own.begin);
+    reduce(data + own.begin, m.inputs.data(), m.members(), own.end - own.begin);
     meet(m);
     gather(m, data, count);
     meet(m);
   }
-  return {.sent = all_reduce_bytes(count, m.members(), m.member),
+  return {.sent = all_reduce_bytes(count, sizeof(float), m.members(), m.member),
           .waited = between(begin, met),
           .moving = between(met, Clock::now())};
 }
 
-Transfer LocalCommunicator::reduce_scatter(int group, float* data, std::int64_t count) {
+Transfer LocalCommunicator::reduce_scatter(StreamId, int group, Elements elements) {
+  const auto [data, count] = floats(elements);
   Membership& m = membership(group);
   if (m.members() == 1) return {};
   const auto begin = Clock::now();
@@ -247,24 +260,26 @@ Transfer LocalCommunicator::reduce_scatter(int group, float* data, std::int64_t 
   point_inputs_at(m, own.begin);
   state_.sum(data + own.begin, m.inputs.data(), m.members(), own.end - own.begin);
   meet(m);
-  return {.sent = reduce_scatter_bytes(count, m.members(), m.member),
+  return {.sent = reduce_scatter_bytes(count, sizeof(float), m.members(), m.member),
           .waited = between(begin, met),
           .moving = between(met, Clock::now())};
 }
 
-Transfer LocalCommunicator::all_gather(int group, float* data, std::int64_t count) {
+Transfer LocalCommunicator::all_gather(StreamId, int group, Elements elements) {
+  const auto [data, count] = floats(elements);
   Membership& m = membership(group);
   if (m.members() == 1) return {};
   const auto begin = Clock::now();
   const auto met = arrive(m, Collective::all_gather, data, count);
   gather(m, data, count);
   meet(m);
-  return {.sent = all_gather_bytes(count, m.members(), m.member),
+  return {.sent = all_gather_bytes(count, sizeof(float), m.members(), m.member),
           .waited = between(begin, met),
           .moving = between(met, Clock::now())};
 }
 
-SendTicket LocalCommunicator::send(int destination, int channel, const float* data, std::int64_t count) {
+SendTicket LocalCommunicator::send(StreamId, int destination, int channel, Elements elements) {
+  const auto [data, count] = floats(elements);
   check_not_aborted();
   Ring& ring = state_.ring(rank_, destination, channel);
   const std::int64_t number = ring.posted.load(std::memory_order_relaxed);
@@ -274,17 +289,18 @@ SendTicket LocalCommunicator::send(int destination, int channel, const float* da
   return {.destination = destination,
           .channel = channel,
           .number = number,
-          .bytes = Bytes(count * communicated_element_bytes)};
+          .bytes = Bytes(count * static_cast<std::int64_t>(sizeof(float)))};
 }
 
-Transfer LocalCommunicator::wait_sent(SendTicket ticket) {
+Transfer LocalCommunicator::wait_sent(StreamId, SendTicket ticket) {
   const auto begin = Clock::now();
   const Ring& ring = state_.ring(rank_, ticket.destination, ticket.channel);
   state_.wait_until([&] { return ring.received.load(std::memory_order_acquire) > ticket.number; });
   return {.sent = ticket.bytes, .waited = between(begin, Clock::now()), .moving = Seconds(0)};
 }
 
-Transfer LocalCommunicator::receive(int source, int channel, float* data, std::int64_t count) {
+Transfer LocalCommunicator::receive(StreamId, int source, int channel, Elements elements) {
+  const auto [data, count] = floats(elements);
   check_not_aborted();
   const auto begin = Clock::now();
   Ring& ring = state_.ring(source, rank_, channel);

@@ -79,12 +79,12 @@ TEST_CASE("chunks are contiguous, cover everything and are as even as can be") {
 
 TEST_CASE("logical bytes: every chunk but one's own, one's own to all others, or both") {
   // 10 elements over 4: chunks of 2, 3, 2, 3.
-  CHECK(reduce_scatter_bytes(10, 4, 0) == Bytes(4 * 8));
-  CHECK(reduce_scatter_bytes(10, 4, 1) == Bytes(4 * 7));
-  CHECK(all_gather_bytes(10, 4, 0) == Bytes(4 * 3 * 2));
-  CHECK(all_gather_bytes(10, 4, 1) == Bytes(4 * 3 * 3));
-  CHECK(all_reduce_bytes(10, 4, 1) == Bytes(4 * (7 + 9)));
-  CHECK(all_reduce_bytes(10, 1, 0) == Bytes(0));
+  CHECK(reduce_scatter_bytes(10, 4, 4, 0) == Bytes(4 * 8));
+  CHECK(reduce_scatter_bytes(10, 4, 4, 1) == Bytes(4 * 7));
+  CHECK(all_gather_bytes(10, 4, 4, 0) == Bytes(4 * 3 * 2));
+  CHECK(all_gather_bytes(10, 4, 4, 1) == Bytes(4 * 3 * 3));
+  CHECK(all_reduce_bytes(10, 4, 4, 1) == Bytes(4 * (7 + 9)));
+  CHECK(all_reduce_bytes(10, 4, 1, 0) == Bytes(0));
 }
 
 TEST_CASE("all_reduce adds in ascending order of rank, or takes the maximum, to the bit") {
@@ -96,9 +96,9 @@ TEST_CASE("all_reduce adds in ascending order of rank, or takes the maximum, to 
         std::atomic<int> wrong{0};
         on_all_ranks(world, ranks, [&](Communicator& communicator) {
           std::vector<float> data = contribution(count, communicator.rank());
-          const Transfer transfer = communicator.all_reduce(5, reduction, data.data(), count);
+          const Transfer transfer = communicator.all_reduce(0, 5, reduction, {data.data(), count});
           wrong += !same_bits(data.data(), wanted.data(), count);
-          wrong += transfer.sent != all_reduce_bytes(count, ranks, communicator.rank());
+          wrong += transfer.sent != all_reduce_bytes(count, 4, ranks, communicator.rank());
         });
         INFO(ranks, " ranks, ", count, " elements");
         CHECK(wrong == 0);
@@ -115,14 +115,14 @@ TEST_CASE("reduce_scatter leaves each member its chunk of the sum, all_gather co
       on_all_ranks(world, ranks, [&](Communicator& communicator) {
         const int rank = communicator.rank();
         std::vector<float> data = contribution(count, rank);
-        Transfer transfer = communicator.reduce_scatter(0, data.data(), count);
-        wrong += transfer.sent != reduce_scatter_bytes(count, ranks, rank);
+        Transfer transfer = communicator.reduce_scatter(0, 0, {data.data(), count});
+        wrong += transfer.sent != reduce_scatter_bytes(count, 4, ranks, rank);
         const Chunk own = chunk_of(count, ranks, rank);
         wrong += !same_bits(data.data() + own.begin, wanted.data() + own.begin, own.end - own.begin);
         for (std::int64_t i = 0; i < count; ++i)
           if (i < own.begin || i >= own.end) data[static_cast<std::size_t>(i)] = std::nanf("");
-        transfer = communicator.all_gather(0, data.data(), count);
-        wrong += transfer.sent != all_gather_bytes(count, ranks, rank);
+        transfer = communicator.all_gather(0, 0, {data.data(), count});
+        wrong += transfer.sent != all_gather_bytes(count, 4, ranks, rank);
         wrong += !same_bits(data.data(), wanted.data(), count);
       });
       INFO(ranks, " ranks, ", count, " elements");
@@ -137,7 +137,7 @@ TEST_CASE("a NaN of any member reaches all through the maximum") {
     std::atomic<int> seen{0};
     on_all_ranks(world, 3, [&](Communicator& communicator) {
       float value = communicator.rank() == source ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
-      communicator.all_reduce(0, Reduction::max, &value, 1);
+      communicator.all_reduce(0, 0, Reduction::max, {&value, 1});
       seen += std::isnan(value);
     });
     CHECK(seen == 3);
@@ -153,8 +153,8 @@ TEST_CASE("groups of a grid work side by side, many times over") {
     const int rank = communicator.rank();
     for (int round = 0; round < 300; ++round) {
       std::vector<float> data(2000, static_cast<float>(rank + round));
-      communicator.all_reduce(10 + rank / 2, Reduction::sum, data.data(), 2000);
-      communicator.all_reduce(20 + rank % 2, Reduction::sum, data.data(), 1 + round % 5);
+      communicator.all_reduce(0, 10 + rank / 2, Reduction::sum, {data.data(), 2000});
+      communicator.all_reduce(0, 20 + rank % 2, Reduction::sum, {data.data(), 1 + round % 5});
       wrong += data[0] != static_cast<float>(6 + 4 * round);
       wrong += data[1999] != static_cast<float>(rank / 2 * 4 + 1 + 2 * round);
     }
@@ -168,14 +168,14 @@ TEST_CASE("crossed sends and receives pass, in order per channel") {
   on_all_ranks(world, 2, [&](Communicator& communicator) {
     const int rank = communicator.rank(), other = 1 - rank;
     for (int round = 0; round < 200; ++round) {
-      const std::vector<float> first = contribution(1000, rank + round), second = contribution(10, rank + round + 7);
+      std::vector<float> first = contribution(1000, rank + round), second = contribution(10, rank + round + 7);
       std::vector<float> found_first(1000), found_second(10);
-      const SendTicket a = communicator.send(other, 0, first.data(), 1000);
-      const SendTicket b = communicator.send(other, 1, second.data(), 10);
-      wrong += communicator.receive(other, 1, found_second.data(), 10).sent != Bytes(0);
-      communicator.receive(other, 0, found_first.data(), 1000);
-      wrong += communicator.wait_sent(b).sent != Bytes(40);
-      wrong += communicator.wait_sent(a).sent != Bytes(4000);
+      const SendTicket a = communicator.send(0, other, 0, {first.data(), 1000});
+      const SendTicket b = communicator.send(0, other, 1, {second.data(), 10});
+      wrong += communicator.receive(0, other, 1, {found_second.data(), 10}).sent != Bytes(0);
+      communicator.receive(0, other, 0, {found_first.data(), 1000});
+      wrong += communicator.wait_sent(0, b).sent != Bytes(40);
+      wrong += communicator.wait_sent(0, a).sent != Bytes(4000);
       wrong += found_first != contribution(1000, other + round);
       wrong += found_second != contribution(10, other + round + 7);
     }
@@ -192,15 +192,15 @@ TEST_CASE("many posted sends arrive in order and posting waits when 64 are outst
   on_all_ranks(world, 2, [&](Communicator& communicator) {
     if (communicator.rank() == 0) {
       SendTicket last;
-      for (const float& value : values) {
-        last = communicator.send(1, 0, &value, 1);
+      for (float& value : values) {
+        last = communicator.send(0, 1, 0, {&value, 1});
         ++posted;
       }
-      communicator.wait_sent(last);
+      communicator.wait_sent(0, last);
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       posted_before_receiving = posted;
-      for (float& value : found) communicator.receive(0, 0, &value, 1);
+      for (float& value : found) communicator.receive(0, 0, 0, {&value, 1});
     }
   });
   CHECK(posted_before_receiving == 64);
@@ -213,7 +213,7 @@ TEST_CASE("waiting for a late member is reported as such, not as moving data") {
   on_all_ranks(world, 2, [&](Communicator& communicator) {
     if (communicator.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     float value = 1.0f;
-    transfers[communicator.rank()] = communicator.all_reduce(0, Reduction::sum, &value, 1);
+    transfers[communicator.rank()] = communicator.all_reduce(0, 0, Reduction::sum, {&value, 1});
   });
   CHECK(transfers[0].waited > Seconds(0.08));
   CHECK(transfers[1].waited < Seconds(0.08));
@@ -224,13 +224,13 @@ TEST_CASE("a rank that fails wakes the others, wherever they wait, with its reas
   using Wait = std::function<void(Communicator&)>;
   float value = 0.0f;
   const Wait waits[] = {
-      [&](Communicator& c) { c.all_reduce(0, Reduction::sum, &value, 1); },
-      [&](Communicator& c) { c.reduce_scatter(0, &value, 1); },
-      [&](Communicator& c) { c.all_gather(0, &value, 1); },
-      [&](Communicator& c) { c.receive(1, 0, &value, 1); },
-      [&](Communicator& c) { c.wait_sent(c.send(1, 0, &value, 1)); },
+      [&](Communicator& c) { c.all_reduce(0, 0, Reduction::sum, {&value, 1}); },
+      [&](Communicator& c) { c.reduce_scatter(0, 0, {&value, 1}); },
+      [&](Communicator& c) { c.all_gather(0, 0, {&value, 1}); },
+      [&](Communicator& c) { c.receive(0, 1, 0, {&value, 1}); },
+      [&](Communicator& c) { c.wait_sent(0, c.send(0, 1, 0, {&value, 1})); },
       [&](Communicator& c) {
-        for (;;) c.send(1, 0, &value, 1);
+        for (;;) c.send(0, 1, 0, {&value, 1});
       },
   };
   for (const Wait& wait : waits) {
@@ -245,7 +245,7 @@ TEST_CASE("a rank that fails wakes the others, wherever they wait, with its reas
     CHECK_THROWS_WITH_AS(run(), "rank 1 stopped: out of disk", RunError);
     // Later calls too; and the first reason stays.
     world.communicator(0).abort("something else");
-    CHECK_THROWS_WITH_AS(world.communicator(0).send(1, 0, &value, 1), "rank 1 stopped: out of disk", RunError);
+    CHECK_THROWS_WITH_AS(world.communicator(0).send(0, 1, 0, {&value, 1}), "rank 1 stopped: out of disk", RunError);
   }
 }
 
@@ -257,9 +257,9 @@ TEST_CASE("calls that do not match are a bug that names both sides") {
     try {
       on_all_ranks(world, 2, [&](Communicator& communicator) {
         if (communicator.rank() == 0) {
-          communicator.all_reduce(3, Reduction::sum, values, 8);
+          communicator.all_reduce(0, 3, Reduction::sum, {values, 8});
         } else {
-          communicator.all_gather(3, values, 4);
+          communicator.all_gather(0, 3, {values, 4});
         }
       });
     } catch (const InternalError& error) {
@@ -269,15 +269,15 @@ TEST_CASE("calls that do not match are a bug that names both sides") {
           std::string::npos);
   }
   LocalWorld world(2, {{.id = 3, .ranks = {0}}});
-  world.communicator(0).send(1, 0, values, 8);
+  world.communicator(0).send(0, 1, 0, {values, 8});
   std::string message;
   try {
-    world.communicator(1).receive(0, 0, values, 4);
+    world.communicator(1).receive(0, 0, 0, {values, 4});
   } catch (const InternalError& error) {
     message = error.what();
   }
   CHECK(message.find("rank 0 sends 8 elements on channel 0, rank 1 receives 4") != std::string::npos);
-  CHECK_THROWS_WITH_AS(world.communicator(1).all_gather(3, values, 1), "rank 1 is no member of group 3", InternalError);
+  CHECK_THROWS_WITH_AS(world.communicator(1).all_gather(0, 3, {values, 1}), "rank 1 is no member of group 3", InternalError);
 }
 
 TEST_CASE("communication allocates nothing" * doctest::skip(!allocations_are_counted)) {
@@ -291,13 +291,13 @@ TEST_CASE("communication allocates nothing" * doctest::skip(!allocations_are_cou
     for (++ready; ready < 3;) std::this_thread::yield();
     const std::int64_t before = allocation_count;
     for (const std::int64_t count : {std::int64_t{10}, std::int64_t{5000}}) {
-      communicator.all_reduce(0, Reduction::sum, data.data(), count);
-      communicator.all_reduce(0, Reduction::max, data.data(), count);
-      communicator.reduce_scatter(0, data.data(), count);
-      communicator.all_gather(0, data.data(), count);
-      const SendTicket ticket = communicator.send(next, 0, data.data(), count);
-      communicator.receive(previous, 0, received.data(), count);
-      communicator.wait_sent(ticket);
+      communicator.all_reduce(0, 0, Reduction::sum, {data.data(), count});
+      communicator.all_reduce(0, 0, Reduction::max, {data.data(), count});
+      communicator.reduce_scatter(0, 0, {data.data(), count});
+      communicator.all_gather(0, 0, {data.data(), count});
+      const SendTicket ticket = communicator.send(0, next, 0, {data.data(), count});
+      communicator.receive(0, previous, 0, {received.data(), count});
+      communicator.wait_sent(0, ticket);
     }
     allocated += allocation_count - before;
     for (++finished; finished < 3;) std::this_thread::yield();

@@ -1,0 +1,152 @@
+#include "runtime/world.h"
+
+#include <cstddef>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "runtime/comm/local/local_communicator.h"
+#include "runtime/device/cpu/cpu_backend.h"
+
+namespace parplan {
+namespace {
+
+std::vector<int> all_ranks(int ranks) {
+  std::vector<int> numbers(static_cast<std::size_t>(ranks));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+std::vector<int> hosted_ranks(const Rendezvous& rendezvous, int ranks) {
+  if (rendezvous.processes() == 1) return all_ranks(ranks);
+  PARPLAN_ASSERT(rendezvous.processes() == ranks, fmt::format("{} processes for {} ranks", rendezvous.processes(), ranks));
+  return {rendezvous.process()};
+}
+
+// Passes on to a communicator that somebody else keeps.
+class BorrowedCommunicator final : public Communicator {
+ public:
+  explicit BorrowedCommunicator(Communicator& kept) : kept_(kept) {}
+  int rank() const override { return kept_.rank(); }
+  int ranks() const override { return kept_.ranks(); }
+  bool in_order() const override { return kept_.in_order(); }
+  Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) override {
+    return kept_.all_reduce(stream, group, reduction, data);
+  }
+  Transfer reduce_scatter(StreamId stream, int group, Elements data) override { return kept_.reduce_scatter(stream, group, data); }
+  Transfer all_gather(StreamId stream, int group, Elements data) override { return kept_.all_gather(stream, group, data); }
+  SendTicket send(StreamId stream, int destination, int channel, Elements data) override {
+    return kept_.send(stream, destination, channel, data);
+  }
+  Transfer wait_sent(StreamId stream, SendTicket ticket) override { return kept_.wait_sent(stream, ticket); }
+  Transfer receive(StreamId stream, int source, int channel, Elements data) override {
+    return kept_.receive(stream, source, channel, data);
+  }
+  void register_memory(void* memory, Bytes bytes) override { kept_.register_memory(memory, bytes); }
+  void check() override { kept_.check(); }
+  void abort(const std::string& reason) override { kept_.abort(reason); }
+
+ private:
+  Communicator& kept_;
+};
+
+class CpuThreads final : public World {
+ public:
+  CpuThreads(const GroupTable& groups, int ranks) : hosted_(all_ranks(ranks)), world_(ranks, groups.groups(), GroupTable::channels) {}
+  const std::vector<int>& hosted() const override { return hosted_; }
+  std::unique_ptr<Backend> make_backend(int) override { return make_cpu_backend(); }
+  std::unique_ptr<Communicator> make_communicator(int rank, Backend&) override {
+    return std::make_unique<BorrowedCommunicator>(world_.communicator(rank));
+  }
+
+ private:
+  std::vector<int> hosted_;
+  LocalWorld world_;
+};
+
+class CpuProcesses final : public World {
+ public:
+  CpuProcesses(const GroupTable& groups, int ranks, Rendezvous& rendezvous)
+      : hosted_(hosted_ranks(rendezvous, ranks)), communicator_(rendezvous.make_communicator(groups.groups(), GroupTable::channels)) {
+    PARPLAN_ASSERT(communicator_ != nullptr, "this way of starting carries nothing between CPU ranks");
+  }
+  const std::vector<int>& hosted() const override { return hosted_; }
+  std::unique_ptr<Backend> make_backend(int) override { return make_cpu_backend(); }
+  std::unique_ptr<Communicator> make_communicator(int, Backend&) override { return std::move(communicator_); }
+
+ private:
+  std::vector<int> hosted_;
+  std::unique_ptr<Communicator> communicator_;
+};
+
+class OneGpu final : public World {
+ public:
+  OneGpu(const GroupTable& groups, int ranks, std::shared_ptr<Gpu> gpu, int device, GpuBackendOptions options)
+      : hosted_(all_ranks(ranks)), gpu_(std::move(gpu)), device_(device), options_(options),
+        world_(gpu_->make_local_world(ranks, groups.groups(), GroupTable::channels)) {}
+  const std::vector<int>& hosted() const override { return hosted_; }
+  std::unique_ptr<Backend> make_backend(int) override { return gpu_->make_backend(device_, options_); }
+  std::unique_ptr<Communicator> make_communicator(int rank, Backend& backend) override { return world_->communicator(rank, backend); }
+
+ private:
+  std::vector<int> hosted_;
+  std::shared_ptr<Gpu> gpu_;
+  int device_;
+  GpuBackendOptions options_;
+  std::unique_ptr<GpuLocalWorld> world_;
+};
+
+class GpuPerRank final : public World {
+ public:
+  GpuPerRank(const GroupTable& groups, int ranks, std::shared_ptr<Gpu> gpu, std::vector<int> devices, Rendezvous& rendezvous,
+             GpuBackendOptions options)
+      : groups_(groups), ranks_(ranks), hosted_(hosted_ranks(rendezvous, ranks)), gpu_(std::move(gpu)), devices_(std::move(devices)),
+        first_device_(rendezvous.processes() == 1 ? 0 : rendezvous.local_process()), options_(options) {
+    const bool makes_id = rendezvous.process() == 0;
+    id_ = broadcast(rendezvous, makes_id ? gpu_->make_nccl_id() : std::vector<std::byte>{}, 0);
+  }
+  const std::vector<int>& hosted() const override { return hosted_; }
+  std::unique_ptr<Backend> make_backend(int rank) override {
+    const std::size_t at = static_cast<std::size_t>(first_device_ + rank - hosted_.front());
+    PARPLAN_ASSERT(at < devices_.size(), fmt::format("rank {} and {} devices", rank, devices_.size()));
+    return gpu_->make_backend(devices_[at], options_);
+  }
+  std::unique_ptr<Communicator> make_communicator(int rank, Backend& backend) override {
+    return gpu_->make_nccl_communicator(id_, rank, ranks_, groups_.groups(), groups_.routes(), backend);
+  }
+
+ private:
+  const GroupTable& groups_;
+  int ranks_;
+  std::vector<int> hosted_;
+  std::shared_ptr<Gpu> gpu_;
+  std::vector<int> devices_;
+  int first_device_;
+  GpuBackendOptions options_;
+  std::vector<std::byte> id_;
+};
+
+}  // namespace
+
+MakeWorld cpu_threads() {
+  return [](const GroupTable& groups, int ranks) { return std::make_unique<CpuThreads>(groups, ranks); };
+}
+
+MakeWorld cpu_processes(Rendezvous& rendezvous) {
+  return [&rendezvous](const GroupTable& groups, int ranks) { return std::make_unique<CpuProcesses>(groups, ranks, rendezvous); };
+}
+
+MakeWorld one_gpu(std::shared_ptr<Gpu> gpu, int device, GpuBackendOptions options) {
+  return [gpu = std::move(gpu), device, options](const GroupTable& groups, int ranks) {
+    return std::make_unique<OneGpu>(groups, ranks, gpu, device, options);
+  };
+}
+
+MakeWorld gpu_per_rank(std::shared_ptr<Gpu> gpu, std::vector<int> devices, Rendezvous& rendezvous, GpuBackendOptions options) {
+  return [gpu = std::move(gpu), devices = std::move(devices), &rendezvous, options](const GroupTable& groups, int ranks) {
+    return std::make_unique<GpuPerRank>(groups, ranks, gpu, devices, rendezvous, options);
+  };
+}
+
+}  // namespace parplan
