@@ -88,5 +88,7 @@ std::string write_cluster(const Cluster& cluster);
 // A device kind file (configs/devices/NAME.yaml).
 DeviceKind read_device(const YamlNode& document);
 std::string write_device(const DeviceKind& device);
+// With the rows that its fits were made from, which reading checks and leaves in the file.
+std::string write_device(const DeviceKind& device, const Measurements& measurements);
 
 }  // namespace parplan

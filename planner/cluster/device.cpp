@@ -47,8 +47,8 @@ FlopsPerSecond peak(const DeviceKind& device, DataType type) {
 }
 
 DeviceKind read_device(const YamlNode& document) {
-  document.allow_keys({"name", "title", "backend", "memory", "peak", "kernel_launch", "overlaps_communication", "rates", "nvlink",
-                       "pcie", "sources"});
+  document.allow_keys({"name", "title", "backend", "memory", "peak", "kernel_launch", "multiprocessors", "overlaps_communication",
+                       "rates", "nvlink", "pcie", "driver_names", "measured", "sources"});
   DeviceKind device;
   device.name = document.at("name").as_string();
   device.title = document.at("title").as_string();
@@ -65,6 +65,7 @@ DeviceKind read_device(const YamlNode& document) {
   device.peak_fp32 = peak_rates.at("fp32").as_flop_rate();
   if (const auto half = peak_rates.find("half")) device.peak_half = half->as_flop_rate();
   device.kernel_launch = document.at("kernel_launch").as_duration();
+  if (const auto count = document.find("multiprocessors")) device.multiprocessors = static_cast<int>(count->as_integer(1, 4096));
   if (const auto overlaps = document.find("overlaps_communication")) device.overlaps_communication = overlaps->as_bool();
 
   const YamlNode rates = document.at("rates");
@@ -108,12 +109,18 @@ DeviceKind read_device(const YamlNode& document) {
     device.pcie_generation = static_cast<int>(pcie->at("generation").as_integer(1, 6));
     device.pcie_lanes = static_cast<int>(pcie->at("lanes").as_integer(1, 16));
   }
+  if (const auto names = document.find("driver_names"))
+    for (const YamlNode& one : names->items()) device.driver_names.push_back(one.as_string());
+  if (const auto measured = document.find("measured")) device.measured = read_measured_kernels(*measured);
   if (const auto sources = document.find("sources"))
     for (const YamlNode& source : sources->items()) device.sources.push_back(source.as_string());
   return device;
 }
 
-std::string write_device(const DeviceKind& device) {
+namespace {
+
+// `measurements`: the rows that the fits were made from, where they are to stand in the file.
+std::string write_device(const DeviceKind& device, const Measurements* measurements) {
   YAML::Emitter out;
   out << YAML::BeginMap;
   out << YAML::Key << "name" << YAML::Value << device.name;
@@ -126,6 +133,7 @@ std::string write_device(const DeviceKind& device) {
   out << YAML::Key << "fp32" << YAML::Value << write_flop_rate(device.peak_fp32);
   out << YAML::Key << "half" << YAML::Value << write_flop_rate(device.peak_half) << YAML::EndMap;
   out << YAML::Key << "kernel_launch" << YAML::Value << write_duration(device.kernel_launch);
+  if (device.multiprocessors > 0) out << YAML::Key << "multiprocessors" << YAML::Value << device.multiprocessors;
   out << YAML::Key << "overlaps_communication" << YAML::Value << device.overlaps_communication;
   out << YAML::Key << "rates" << YAML::Value << YAML::BeginSeq;
   for (const DeviceRates& row : device.rates) {
@@ -148,10 +156,20 @@ std::string write_device(const DeviceKind& device) {
     out << YAML::Key << "generation" << YAML::Value << device.pcie_generation;
     out << YAML::Key << "lanes" << YAML::Value << device.pcie_lanes << YAML::EndMap;
   }
+  if (!device.driver_names.empty()) out << YAML::Key << "driver_names" << YAML::Value << YAML::Flow << device.driver_names;
+  if (device.measured) {
+    out << YAML::Key << "measured" << YAML::Value;
+    write_measured_kernels(out, *device.measured, measurements);
+  }
   out << YAML::Key << "sources" << YAML::Value << YAML::BeginSeq;
   for (const std::string& source : device.sources) out << source;
   out << YAML::EndSeq << YAML::EndMap;
   return std::string(out.c_str()) + "\n";
 }
+
+}  // namespace
+
+std::string write_device(const DeviceKind& device) { return write_device(device, nullptr); }
+std::string write_device(const DeviceKind& device, const Measurements& measurements) { return write_device(device, &measurements); }
 
 }  // namespace parplan

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "planner/base/units.h"
+#include "planner/cluster/measured.h"
 #include "planner/graph/tensor.h"
 
 namespace parplan {
@@ -33,6 +35,7 @@ struct DeviceKind {
   FlopsPerSecond peak_fp32;       // datasheet, dense (TF32 not counted as fp32)
   FlopsPerSecond peak_half;       // datasheet, dense bf16/fp16
   Seconds kernel_launch;          // floor of one kernel
+  int multiprocessors = 0;        // that tiles of a matrix product are dealt to; 0: not known, or not of interest (CPU)
   bool overlaps_communication = true;  // false: a rank's core carries out its own communication (CPU ranks)
   std::vector<DeviceRates> rates; // ascending in `active`, at least one
   // What the links of such a device reach one way, for clusters that say only which links there are.
@@ -41,6 +44,8 @@ struct DeviceKind {
   BytesPerSecond nvlink_per_link_reached;   // what NCCL counts on
   int pcie_generation = 0;                  // 0 where absent
   int pcie_lanes = 16;
+  std::vector<std::string> driver_names;    // what CUDA calls such a card: "NVIDIA H200"
+  std::optional<MeasuredKernels> measured;  // by `parplan measure`
   std::vector<std::string> sources;
   bool operator==(const DeviceKind&) const = default;
 };

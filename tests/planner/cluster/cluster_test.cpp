@@ -79,8 +79,8 @@ TEST_CASE("peaks are by data type") {
 }
 
 TEST_CASE("what is wrong in a device file is named with its place") {
-  CHECK(device_error("name: d", "nam: d") == "d.yaml:1:1: error: unknown key 'nam'; allowed: name, title, backend, memory, peak, kernel_launch, overlaps_communication, "
-                                             "rates, nvlink, pcie, sources; did you mean 'name'?");
+  CHECK(device_error("name: d", "nam: d") == "d.yaml:1:1: error: unknown key 'nam'; allowed: name, title, backend, memory, peak, kernel_launch, multiprocessors, overlaps_communication, "
+                                             "rates, nvlink, pcie, driver_names, measured, sources; did you mean 'name'?");
   CHECK(device_error("backend: cuda", "backend: cude") == "d.yaml:3:10: error: expected one of cpu, cuda, found 'cude'; did you mean 'cuda'?");
   CHECK(device_error("overhead: 1 GB", "overhead: 10 GB") == "d.yaml:4:37: error: the overhead of 10 GB leaves nothing of the capacity of 10 GB");
   CHECK(device_error("matrix_half: 3", "matrix_half: 5") == "d.yaml:8:54: error: reached rate 5 TFLOP/s is above the peak of 4 TFLOP/s");

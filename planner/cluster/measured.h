@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/base/units.h"
+#include "planner/base/yaml.h"
+#include "planner/graph/op.h"
+
+namespace YAML {
+class Emitter;
+}
+
+namespace parplan {
+
+// One kernel that was timed: the median of repeated runs.
+struct KernelMeasurement {
+  OpKind kind{};
+  DataType type = DataType::fp32;
+  OpShape shape;  // sizes only: what a row of a file can say (measured_sizes)
+  Seconds time;
+  bool operator==(const KernelMeasurement&) const = default;
+};
+
+enum class CopyRoute { on_device, to_device, to_host };
+const char* name(CopyRoute route);
+
+struct CopyMeasurement {
+  CopyRoute route{};
+  Bytes bytes;
+  Seconds time;
+  bool operator==(const CopyMeasurement&) const = default;
+};
+
+// All that `parplan measure` found out about one device.
+struct Measurements {
+  Seconds launch;                // a kernel with next to nothing to do, submitted by itself after others
+  Seconds replayed_launch;       // as part of recorded work
+  Bytes library_memory;          // what the driver counts beyond what was asked for: context, modules, libraries
+  std::vector<KernelMeasurement> kernels;
+  std::vector<CopyMeasurement> copies;
+  bool operator==(const Measurements&) const = default;
+};
+
+// What kernels of one kind, type and (attention) head size take on the measured device; kernel_model.h says how.
+struct KernelFit {
+  OpKind kind{};
+  DataType type = DataType::fp32;
+  std::int64_t head_dim = 0;     // attention; 0 for all others
+  Seconds floor;                 // of one kernel, launch included
+  FlopsPerSecond rate;           // matrix products and attention: of ever larger ones; 0 for all others
+  double half_length = 0.0;      // of the summed dim (attention: the sequence) at which half of `rate` is reached
+  BytesPerSecond memory;         // rate of reading and writing operands
+  int rows = 0;                  // that it was made from
+  double error = 0.0;            // mean of |fit / measured - 1| over them
+  bool operator==(const KernelFit&) const = default;
+};
+
+// Where a device's numbers were measured, and what kernels take there.
+struct MeasuredKernels {
+  std::string origin;            // program, device and host
+  std::string date;              // "2026-11-21"
+  std::string versions;          // driver and libraries
+  std::string clocks;
+  std::vector<KernelFit> fits;   // one for each kind, type and head size
+  bool operator==(const MeasuredKernels&) const = default;
+};
+
+// The sizes that a row names for a kind: "rows", "columns", "inner", "sequence" ...
+std::vector<std::string> measured_sizes(OpKind kind);
+
+// The `measured` section of a device's file. Its rows are checked and left there: prices come from the fits.
+MeasuredKernels read_measured_kernels(const YamlNode& section);
+Measurements read_measurements(const YamlNode& section);
+void write_measured_kernels(YAML::Emitter& out, const MeasuredKernels& measured, const Measurements* measurements);
+
+}  // namespace parplan
