@@ -158,13 +158,7 @@ std::string describe_inputs(const ReportInputs& inputs) {
                       marked(fmt::format("{}", training.global_batch), "global_batch"),
                       marked(fmt::format("{}", training.sequence_length), "sequence_length"), marked(name(training.precision), "precision"),
                       marked(name(training.optimizer), "optimizer"));
-  if (const std::string note = plan_only_note(cluster); !note.empty()) text += note + '\n';
   return text;
-}
-
-std::string plan_only_note(const Cluster& cluster) {
-  if (cluster.device.backend == BackendKind::cpu) return "";
-  return "plan only: this build has no GPU backend to run it with";
 }
 
 bool is_plan_file(const std::string& path) {

@@ -48,9 +48,6 @@ struct LoadedPlan {
 LoadedPlan load_plan(const std::string& path);
 bool is_plan_file(const std::string& path);
 
-// What is missing to run plans for these devices, as a note in the plan; empty where nothing is.
-std::string plan_only_note(const Cluster& cluster);
-
 // JSON and CSV where they were asked for.
 void write_outputs(const OutputArguments& output, Terminal& terminal, const Json& json, std::span<const Json> rows);
 

@@ -15,6 +15,8 @@
 #include "planner/report/comparison.h"
 #include "planner/report/json.h"
 #include "planner/report/row.h"
+#include "runtime/launch/launch.h"
+#include "runtime/launch/local_parent.h"
 
 namespace parplan {
 namespace {
@@ -24,8 +26,33 @@ struct RunArguments {
   std::int64_t steps = 20;
   std::string data;
   std::string backend = "auto";
+  bool share_gpu = false;
+  bool deterministic = false;
+  std::int64_t processes = 1;
   OutputArguments output;
 };
+
+// What a child process is told: the same, but for what only the parent does.
+std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
+  std::vector<std::string> list{"run", arguments.plan, "--steps", fmt::format("{}", arguments.steps), "--backend", arguments.backend};
+  const auto add = [&](const char* option, const std::string& value) {
+    if (!value.empty()) list.insert(list.end(), {option, value});
+  };
+  add("--data", arguments.data);
+  add("--json", arguments.output.json.value_or(""));
+  if (arguments.deterministic) list.push_back("--deterministic");
+  if (arguments.output.quiet) list.push_back("--quiet");
+  if (arguments.output.verbose) list.push_back("--verbose");
+  return list;
+}
+
+void check_backend(const std::string& wanted, const Plan& plan) {
+  const BackendKind backend = plan.cluster.device.backend;
+  if (wanted == "auto" || wanted == name(backend)) return;
+  throw ConfigError(fmt::format("--backend {}: the plan is for {} ({}); its memory and its kernels are that backend's: plan again with a cluster of {} devices", wanted,
+                                plan.cluster.device.title.empty() ? plan.cluster.device.name : plan.cluster.device.title, name(backend),
+                                backend == BackendKind::cpu ? "GPU" : "CPU"));
+}
 
 // What each instruction of the measured rank took, beside what the cost model of its stage says of the same Program.
 std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const RunReport& report) {
@@ -51,15 +78,20 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   check_output(arguments.output);
   const LoadedPlan loaded = load_plan(arguments.plan);
   const Plan& plan = loaded.plan;
-  const bool talks = !arguments.output.quiet;
-  const bool table = arguments.output.shows_table();
+  check_backend(arguments.backend, plan);
+  if (arguments.processes > 1) return run_children(arguments_of_child(arguments), {.processes = static_cast<int>(arguments.processes)});
+  const std::unique_ptr<Rendezvous> rendezvous = find_rendezvous();
+  const bool speaks = rendezvous->process() == 0;  // for all processes
+  const bool talks = speaks && !arguments.output.quiet;
+  const bool table = speaks && arguments.output.shows_table();
   std::ostream& report = table ? terminal.out : terminal.err;
   const bool reports = table || talks;
 
   RunOptions options;
   options.steps = arguments.steps;
   options.data = arguments.data.empty() ? default_text().string() : arguments.data;
-  if (talks && plan_only_note(plan.cluster).empty())
+  options.world = {.share_gpu = arguments.share_gpu, .gpu = {.deterministic = arguments.deterministic}};
+  if (talks)
     fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)), layout_text(plan.spec), plan.spec.mesh.size(),
                plan.spec.mesh.size() == 1 ? "" : "s", options.data, arguments.data.empty() ? " (default)" : "");
   if (reports)
@@ -70,13 +102,15 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   if (talks && plan.cluster.device.backend == BackendKind::cpu && plan.spec.mesh.size() > usable_cores())
     fmt::print(terminal.err, "note: {} ranks share the {} usable cores of this machine; the prediction gives each a core\n", plan.spec.mesh.size(), usable_cores());
 
-  RunReport result = run_plan(loaded.graph, plan, options);
+  RunReport result = run_plan(loaded.graph, plan, options, *rendezvous);
+  if (!speaks) return exit_done;
   const RunComparison comparison{.measured = result.measured,
                                  .loss = result.loss,
                                  .step_times_s = result.step_times_s,
                                  .promised = result.arena_bytes,
                                  .touched = result.touched_bytes,
                                  .process_growth = result.process_growth,
+                                 .device_used = result.device_used,
                                  .instructions = join_instructions(loaded, result)};
   if (reports) {
     fmt::print(report, "\n{}", write_comparison(plan, comparison));
@@ -99,12 +133,16 @@ CommandBody declare_run(CLI::App& app) {
   app.add_option("--data", arguments->data, "a text file, read as bytes, or tokens in llm.c's layout (default: a text that comes with parplan)")->type_name("FILE");
   app.add_option_function<std::string>(
          "--backend",
-         [arguments](const std::string& text) {
-           if (text == "cuda") throw ConfigError("--backend cuda: this build has no GPU backend; allowed: auto, cpu");
-           parse_choice("--backend", text, {"auto", "cpu"});
-         },
+         [arguments](const std::string& text) { parse_choice("--backend", text, {"auto", "cpu", "cuda"});
+           arguments->backend = text; },
          "what carries out the kernels (default: auto, the plan's)")
-      ->type_name("auto|cpu");
+      ->type_name("auto|cpu|cuda");
+  app.add_flag("--share-gpu", arguments->share_gpu, "all ranks as threads on one GPU, to try a plan out where there are fewer GPUs than ranks");
+  app.add_flag("--deterministic", arguments->deterministic, "the same bits in every run on the same GPU (CPUs always give them)");
+  app.add_option_function<std::string>(
+         "--processes", [arguments](const std::string& text) { arguments->processes = parse_whole("--processes", text, 1, 100'000); },
+         "start this many processes of this machine, one a rank (default: 1, whose threads are the ranks)")
+      ->type_name("N");
   add_output(app, arguments->output, CsvOutput::absent);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

@@ -58,7 +58,6 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     plan = simulate_layout(request_of(inputs, arguments.layout), wanted_trace);
     // Whether fewer devices are the better choice was not asked.
     std::erase_if(plan.notes, [](const std::string& note) { return note.starts_with("uses "); });
-    if (const std::string note = plan_only_note(inputs.cluster); !note.empty()) plan.notes.push_back(note);
     reported = report_inputs(inputs);
   }
 

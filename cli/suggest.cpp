@@ -69,8 +69,6 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
 
   if (result.counts.candidates == 0 && !(arguments.layout == LayoutRequest{}))
     throw ConfigError(fmt::format("no layout of {} devices has the parts that are given; leave some of them to the search", inputs.cluster.devices()));
-  if (result.plan)
-    if (const std::string note = plan_only_note(inputs.cluster); !note.empty()) result.plan->notes.push_back(note);
 
   const ReportInputs reported = report_inputs(inputs);
   std::vector<Json> rows;
@@ -82,8 +80,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
     fmt::print(terminal.out, "{}", describe_inputs(reported));
     if (result.plan) {
       fmt::print(terminal.out, "\n{}\n{}\n", write_table(*result.plan), explain_search(result.counts));
-      for (const std::string& note : result.plan->notes)
-        if (note != plan_only_note(inputs.cluster)) fmt::print(terminal.out, "note: {}\n", note);
+      for (const std::string& note : result.plan->notes) fmt::print(terminal.out, "note: {}\n", note);
       if (arguments.output.verbose) fmt::print(terminal.out, "\n{}", explain(*result.plan));
     }
   } else if (talks) {

@@ -112,25 +112,29 @@ LogicalTensors LocalJob::collect(ParameterContent content) const {
   return tensors;
 }
 
+// Every last-stage rank of data coordinate 0 holds the same reduced loss; the first is read.
 void LocalJob::share_step() {
+  const double tokens = static_cast<double>(job_.training.global_batch) * static_cast<double>(job_.training.sequence_length);
   SharedStep own{.step_time_s = step_.step_time_s};
-  // Every last-stage rank of data coordinate 0 holds the same reduced loss; the first is read.
   for (const int number : hosted())
     if (!own.holds_loss && programs_[static_cast<std::size_t>(number)].loss_buffer >= 0)
-      own = {.loss = executor(number).loss(), .holds_loss = true, .step_time_s = own.step_time_s};
+      own = {.loss = executor(number).loss() / tokens, .holds_loss = true, .step_time_s = own.step_time_s};
+  if (rendezvous_.processes() == 1) {
+    step_.loss = own.loss;
+    return;
+  }
   std::vector<std::byte> bytes;
   append(bytes, own);
   for (const int number : hosted()) {
     append(bytes, number);
     append(bytes, step_.ranks[static_cast<std::size_t>(number)]);
   }
-  const double tokens = static_cast<double>(job_.training.global_batch) * static_cast<double>(job_.training.sequence_length);
   bool found = false;
   for (const std::vector<std::byte>& contribution : rendezvous_.all_gather(bytes)) {
     std::span<const std::byte> rest = contribution;
     const SharedStep shared = take<SharedStep>(rest);
     step_.step_time_s = std::max(step_.step_time_s, shared.step_time_s);
-    if (shared.holds_loss && !found) step_.loss = shared.loss / tokens;
+    if (shared.holds_loss && !found) step_.loss = shared.loss;
     found |= shared.holds_loss;
     while (!rest.empty()) {
       const int number = take<int>(rest);
@@ -149,7 +153,7 @@ void LocalJob::run(const Steps& steps) {
     steps.batch_of(step, batch_);
     scalars = step_scalars(job_.training, step);
     timing = steps.timing_of ? steps.timing_of(step) : StepTiming::whole;
-    barrier(rendezvous_);
+    if (rendezvous_.processes() > 1) barrier(rendezvous_);
   };
   prepare_step();
 

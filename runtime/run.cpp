@@ -1,9 +1,13 @@
 #include "runtime/run.h"
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
+#include <map>
 #include <numeric>
+#include <span>
 #include <sstream>
+#include <type_traits>
 
 #include <fmt/format.h>
 
@@ -24,19 +28,6 @@ Bytes resident_memory() {
     if (words >> key >> kibibytes && key == "VmRSS:") return Bytes(kibibytes * 1024);
   }
   return Bytes(0);
-}
-
-void refuse_what_cannot_run(const Plan& plan) {
-  if (plan.cluster.device.backend == BackendKind::cuda)
-    throw ConfigError(fmt::format("the plan is for {}: plan only. Missing: a GPU backend (this build runs plans for CPU devices); "
-                                  "make a plan for this machine with `parplan suggest MODEL`",
-                                  plan.cluster.device.title.empty() ? plan.cluster.device.name : plan.cluster.device.title));
-  if (plan.training.precision != DataType::fp32)
-    throw ConfigError(fmt::format("the plan computes in {}; the CPU backend computes in fp32: plan again with --precision fp32",
-                                  name(plan.training.precision)));
-  if (plan.cluster.nodes > 1 && plan.spec.mesh.size() > plan.cluster.devices_per_node())
-    throw ConfigError(fmt::format("the plan spreads over {} nodes; ranks of one process are on one machine: plan again with --nodes 1",
-                                  plan.cluster.nodes));
 }
 
 // A promise that the run broke is a bug of ours.
@@ -76,80 +67,150 @@ void check_prediction(const Plan& plan, const StepResult& measured) {
                                     promised.data.count, promised.pipeline.count));
 }
 
+// Steps until what is recorded is replayed and caches are warm: CUDA work runs directly, is recorded, is replayed.
+std::int64_t warm_up_steps(BackendKind backend) { return backend == BackendKind::cuda ? 3 : 1; }
+
+// The numbers of the steps behind the warm-up, if there are any, else of the last.
+std::vector<std::size_t> behind_warm_up(std::size_t steps, std::int64_t warm_up) {
+  const std::size_t first = std::min(static_cast<std::size_t>(warm_up), steps - 1);
+  std::vector<std::size_t> numbers(steps - first);
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
+// What the processes tell each other of one rank at the end.
+struct RankEnd {
+  std::int64_t rank = 0;
+  std::int64_t touched = 0;
+  std::int64_t device_used = 0;
+};
+
+struct JobEnd {
+  std::vector<RankEnd> ranks;
+  std::vector<InstructionMeasurement> instructions;  // of the measured rank, Segment by Segment
+};
+static_assert(std::is_trivially_copyable_v<RankEnd> && std::is_trivially_copyable_v<InstructionMeasurement>);
+
+template <class T>
+std::span<const std::byte> bytes_of(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+template <class T>
+void append(std::vector<T>& to, const std::vector<std::byte>& bytes) {
+  const std::size_t count = bytes.size() / sizeof(T);
+  const std::size_t old = to.size();
+  to.resize(old + count);
+  if (count > 0) std::memcpy(to.data() + old, bytes.data(), count * sizeof(T));
+}
+
+JobEnd share_end(const LocalJob& job, Rendezvous& rendezvous, int measured_rank, const std::vector<InstructionMeasurement>& warm_up) {
+  std::vector<RankEnd> own;
+  std::vector<InstructionMeasurement> instructions;
+  for (const int rank : job.hosted()) {
+    own.push_back({.rank = rank, .touched = job.arena(rank).highest_touched(), .device_used = job.device_memory(rank).used.count});
+    if (rank != measured_rank) continue;
+    for (const std::vector<InstructionMeasurement>& segment : job.executor(rank).instructions())
+      instructions.insert(instructions.end(), segment.begin(), segment.end());
+    for (std::size_t i = 0; i < warm_up.size(); ++i) {
+      instructions[i].runs -= warm_up[i].runs;
+      instructions[i].busy_s -= warm_up[i].busy_s;
+    }
+  }
+  JobEnd end;
+  for (const std::vector<std::byte>& bytes : rendezvous.all_gather(bytes_of(own))) append(end.ranks, bytes);
+  for (const std::vector<std::byte>& bytes : rendezvous.all_gather(bytes_of(instructions))) append(end.instructions, bytes);
+  std::ranges::sort(end.ranks, {}, &RankEnd::rank);
+  return end;
+}
+
+std::vector<InstructionMeasurement> flat(const std::vector<std::vector<InstructionMeasurement>>& segments) {
+  std::vector<InstructionMeasurement> all;
+  for (const std::vector<InstructionMeasurement>& segment : segments) all.insert(all.end(), segment.begin(), segment.end());
+  return all;
+}
+
 }  // namespace
 
-RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& options) {
-  refuse_what_cannot_run(plan);
+RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& options, Rendezvous& rendezvous) {
+  const MakeWorld make_world = choose_world(plan, options.world, rendezvous);
   const TokenData data = TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary);
   const Bytes memory_before = resident_memory();
+  const BackendKind backend = plan.cluster.device.backend;
+  const std::int64_t warm_up = warm_up_steps(backend);
 
   const Job description{.graph = &graph, .training = plan.training, .spec = plan.spec, .placements = plan.placements,
-                        .schedule = plan.schedule, .backend = plan.cluster.device.backend, .overhead = plan.cluster.device.memory_overhead};
-  LocalJob job(description, initializer(plan.training.seed));
+                        .schedule = plan.schedule, .backend = backend, .overhead = plan.cluster.device.memory_overhead};
+  LocalJob job(description, initializer(plan.training.seed), make_world, rendezvous);
   verify(job.programs());
 
   RunReport report;
   std::vector<std::vector<StepMeasurement>> steps;
-  // What the first step took, to be left out where there are others: it touches memory for the first time.
-  std::vector<std::vector<std::vector<InstructionMeasurement>>> warm_up(job.programs().size());
-  job.run(0, options.steps, [&](std::int64_t step, Batch& batch) { fill(batch, data, step, plan.training.global_batch); },
-          [&](std::int64_t step, const JobStep& result) {
-            report.loss.push_back(result.loss);
-            report.step_times_s.push_back(result.step_time_s);
-            steps.push_back(result.ranks);
-            for (std::size_t r = 0; r < result.ranks.size(); ++r) check_promises(job, result.ranks[r], static_cast<int>(r));
-            if (step == 0 && options.steps > 1)
-              for (std::size_t r = 0; r < warm_up.size(); ++r) warm_up[r] = job.executor(static_cast<int>(r)).instructions();
-            if (options.on_step) options.on_step(step, result.loss, result.step_time_s);
-          });
+  std::map<int, std::vector<InstructionMeasurement>> warmed_up;  // by hosted rank: what the first step took, to be left out
+  job.run({.first = 0,
+           .count = options.steps,
+           .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, plan.training.global_batch); },
+           .timing_of = [&](std::int64_t step) {
+             return step + 1 == options.steps ? StepTiming::each_instruction : StepTiming::whole;
+           },
+           .on_step = [&](std::int64_t step, const JobStep& result) {
+             report.loss.push_back(result.loss);
+             report.step_times_s.push_back(result.step_time_s);
+             steps.push_back(result.ranks);
+             for (const int rank : job.hosted()) check_promises(job, result.ranks[static_cast<std::size_t>(rank)], rank);
+             if (step == 0 && options.steps > 1)
+               for (const int rank : job.hosted()) warmed_up[rank] = flat(job.executor(rank).instructions());
+             if (options.on_step) options.on_step(step, result.loss, result.step_time_s);
+           }});
   report.process_growth = resident_memory() - memory_before;
-  for (const Program& program : job.programs()) {
-    report.arena_bytes.push_back(Bytes(program.arena_bytes));
-    report.touched_bytes.push_back(Bytes(job.arena(program.rank).highest_touched()));
-  }
+  for (const Program& program : job.programs()) report.arena_bytes.push_back(Bytes(program.arena_bytes));
   if (steps.empty()) return report;
 
-  // The median step, without the first where there are others.
-  std::vector<std::size_t> order(steps.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  if (order.size() > 1) order.erase(order.begin());
-  std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2), order.end(),
+  // The median of the steps that nothing slowed down: those behind the warm-up, and of these those that were not taken apart where
+  // that costs time.
+  std::vector<std::size_t> counted = behind_warm_up(steps.size(), warm_up);
+  if (backend == BackendKind::cuda && counted.size() > 1) counted.pop_back();
+  std::nth_element(counted.begin(), counted.begin() + static_cast<std::ptrdiff_t>(counted.size() / 2), counted.end(),
                    [&](std::size_t a, std::size_t b) { return report.step_times_s[a] < report.step_times_s[b]; });
-  const std::vector<StepMeasurement>& median = steps[order[order.size() / 2]];
-  const auto last = std::max_element(median.begin(), median.end(), [](const StepMeasurement& a, const StepMeasurement& b) {
-    return a.time.total() < b.time.total();
-  });
-  report.measured.time = last->time;
-  const int last_rank = static_cast<int>(last - median.begin());
-  report.measured_rank = last_rank;
-  const auto worst = std::max_element(job.programs().begin(), job.programs().end(), [](const Program& a, const Program& b) {
-    return a.memory.peak() < b.memory.peak();
-  });
+  const std::vector<StepMeasurement>& median = steps[counted[counted.size() / 2]];
+  const auto last = std::ranges::max_element(median, {}, [](const StepMeasurement& step) { return step.total.value; });
+  report.measured_rank = static_cast<int>(last - median.begin());
+  const StepMeasurement& apart = last->taken_apart ? *last : steps.back()[static_cast<std::size_t>(report.measured_rank)];
+  report.measured.time = apart.time;
+  if (!last->taken_apart) report.measured.time *= last->total / apart.time.total();
+
+  const JobEnd end = share_end(job, rendezvous, report.measured_rank, warmed_up[report.measured_rank]);
+  for (const RankEnd& rank : end.ranks) report.touched_bytes.push_back(Bytes(rank.touched));
+
+  const auto worst = std::ranges::max_element(job.programs(), {}, [](const Program& program) { return program.memory.peak(); });
   // Parts as planned: every rank touched its arena to the promised byte, or check_promises had thrown.
   report.measured.memory = worst->memory;
+  if (backend == BackendKind::cuda) {
+    Bytes used;
+    for (const RankEnd& rank : end.ranks) used = std::max(used, Bytes(rank.device_used));
+    report.device_used = used;
+    // Ranks that share a GPU share what the libraries take.
+    const bool shares = options.world.share_gpu && rendezvous.processes() == 1;
+    Bytes arenas = worst->memory.arena();
+    if (shares) arenas = std::accumulate(report.arena_bytes.begin(), report.arena_bytes.end(), Bytes(0));
+    report.measured.memory.overhead = Bytes((used - arenas).count / (shares ? static_cast<std::int64_t>(job.programs().size()) : 1));
+  }
   for (const int rank : representatives(plan)) {
     const CommunicationVolume& sent = median[static_cast<std::size_t>(rank)].communication;
     if (sum(sent) > sum(report.measured.communication)) report.measured.communication = sent;
   }
   check_prediction(plan, report.measured);
 
-  const Program& program = job.programs()[static_cast<std::size_t>(last_rank)];
-  const auto& measured = job.executor(last_rank).instructions();
-  const auto& before = warm_up[static_cast<std::size_t>(last_rank)];
-  const std::int64_t counted = static_cast<std::int64_t>(order.size());
-  for (std::size_t s = 0; s < program.segments.size(); ++s)
-    for (std::size_t i = 0; i < program.segments[s].instructions.size(); ++i) {
-      const Instruction& instruction = program.segments[s].instructions[i];
-      InstructionMeasurement measurement = measured[s][i];
-      if (!before.empty()) {
-        measurement.runs -= before[s][i].runs;
-        measurement.busy_s -= before[s][i].busy_s;
-      }
+  const Program& program = job.programs()[static_cast<std::size_t>(report.measured_rank)];
+  const std::int64_t taken_apart = backend == BackendKind::cuda ? 1 : std::max<std::int64_t>(options.steps - 1, 1);
+  std::size_t next = 0;
+  for (const Segment& segment : program.segments)
+    for (const Instruction& instruction : segment.instructions) {
+      const InstructionMeasurement& measurement = end.instructions[next++];
       const char* what = instruction.kind == InstructionKind::kernel ? name(instruction.op) : name(instruction.kind);
-      report.instructions.push_back({.segment = program.segments[s].name,
+      report.instructions.push_back({.segment = segment.name,
                                      .instruction = instruction.name == what ? what : fmt::format("{} {}", instruction.name, what),
-                                     .runs_per_step = measurement.runs / counted,
-                                     .measured_s = measurement.busy_s / static_cast<double>(counted)});
+                                     .runs_per_step = measurement.runs / taken_apart,
+                                     .measured_s = measurement.busy_s / static_cast<double>(taken_apart)});
     }
   return report;
 }

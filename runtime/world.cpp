@@ -69,7 +69,8 @@ class CpuProcesses final : public World {
  public:
   CpuProcesses(const GroupTable& groups, int ranks, Rendezvous& rendezvous)
       : hosted_(hosted_ranks(rendezvous, ranks)), communicator_(rendezvous.make_communicator(groups.groups(), GroupTable::channels)) {
-    PARPLAN_ASSERT(communicator_ != nullptr, "this way of starting carries nothing between CPU ranks");
+    if (communicator_ == nullptr)
+      throw ConfigError("CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan in one process");
   }
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return make_cpu_backend(); }

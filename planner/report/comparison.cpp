@@ -40,6 +40,11 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
     bytes(fmt::format("sent a step, {}", part.name), predicted.communication.*part.part, measured.communication.*part.part);
   for (std::size_t rank = 0; rank < comparison.promised.size(); ++rank)
     bytes(fmt::format("peak of rank {}", rank), comparison.promised[rank], comparison.touched[rank]);
+  if (comparison.device_used) {
+    rows.push_back({"device memory in use", format_bytes(predicted.memory.peak()), format_bytes(*comparison.device_used),
+                    difference(static_cast<double>(predicted.memory.peak().count), static_cast<double>(comparison.device_used->count))});
+    return align_columns(rows, 1);
+  }
   // A process holds all ranks' arenas; what it grew beyond them are threads, the text and libraries.
   const Bytes arenas = std::accumulate(comparison.promised.begin(), comparison.promised.end(), Bytes(0));
   rows.push_back({"process memory growth", format_bytes(arenas), format_bytes(comparison.process_growth),

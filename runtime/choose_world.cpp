@@ -1,0 +1,79 @@
+#include "runtime/choose_world.h"
+
+#include <numeric>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+namespace {
+
+const std::string& title(const DeviceKind& device) { return device.title.empty() ? device.name : device.title; }
+
+// The CUDA architecture that a precision needs: bf16 and tf32 units came with Ampere, and no kernels are built for less.
+constexpr int least_compute_major = 8;
+
+void check_processes(const Plan& plan, const Rendezvous& rendezvous) {
+  const int ranks = plan.spec.mesh.size();
+  if (rendezvous.processes() > 1 && rendezvous.processes() != ranks)
+    throw ConfigError(fmt::format("{} processes were started for a plan of {} ranks: start one process a rank, or one that hosts all ranks",
+                                  rendezvous.processes(), ranks));
+  if (rendezvous.processes() == 1 && plan.cluster.nodes > 1 && ranks > plan.cluster.devices_per_node())
+    throw ConfigError(fmt::format("the plan spreads over {} nodes and ranks of one process are on one machine: start a process for each of the {} ranks "
+                                  "(mpirun, srun or torchrun's variables), or plan again with --nodes 1",
+                                  plan.cluster.nodes, ranks));
+}
+
+MakeWorld choose_cpu_world(const Plan& plan, Rendezvous& rendezvous) {
+  if (plan.training.precision != DataType::fp32 && plan.training.precision != DataType::tf32)
+    throw ConfigError(fmt::format("the plan computes in {}; the CPU backend computes in fp32: plan again with --precision fp32",
+                                  name(plan.training.precision)));
+  if (rendezvous.processes() == 1) return cpu_threads();
+  return cpu_processes(rendezvous);
+}
+
+std::vector<GpuProperties> gpus_for(const Plan& plan, const OpenedGpu& opened) {
+  const auto refuse = [&](const std::string& missing) {
+    throw ConfigError(fmt::format("the plan is for {} and cannot run here. Missing: {}; make a plan for this machine with `parplan suggest MODEL`",
+                                  title(plan.cluster.device), missing));
+  };
+  if (opened.gpu == nullptr) refuse(opened.missing);
+  std::vector<GpuProperties> found;
+  try {
+    found = opened.gpu->devices();
+  } catch (const RunError& error) {
+    refuse(error.what());
+  }
+  if (found.empty()) refuse("a GPU that CUDA sees");
+  for (const GpuProperties& gpu : found)
+    if (gpu.compute_major < least_compute_major)
+      refuse(fmt::format("a GPU of compute capability 8.0 or later ({} has {}.{})", gpu.name, gpu.compute_major, gpu.compute_minor));
+  return found;
+}
+
+MakeWorld choose_gpu_world(const Plan& plan, const WorldOptions& options, Rendezvous& rendezvous) {
+  const OpenedGpu opened = open_gpu();
+  const int devices = static_cast<int>(gpus_for(plan, opened).size());
+  const int ranks = plan.spec.mesh.size();
+  if (rendezvous.processes() == 1 && (ranks == 1 || options.share_gpu)) return one_gpu(opened.gpu, 0, options.gpu);
+  const int wanted = rendezvous.processes() == 1 ? ranks : rendezvous.local_processes();
+  if (devices < wanted)
+    throw ConfigError(fmt::format("the plan has {} ranks{} and this machine {} GPU{}: plan again with --devices {}, or try the plan out on one GPU with "
+                                  "--share-gpu (one process, no timing that means anything)",
+                                  ranks, wanted == ranks ? "" : fmt::format(", {} of them on this machine,", wanted), devices,
+                                  devices == 1 ? "" : "s", devices));
+  std::vector<int> numbers(static_cast<std::size_t>(wanted));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return gpu_per_rank(opened.gpu, std::move(numbers), rendezvous, options.gpu);
+}
+
+}  // namespace
+
+MakeWorld choose_world(const Plan& plan, const WorldOptions& options, Rendezvous& rendezvous) {
+  check_processes(plan, rendezvous);
+  return plan.cluster.device.backend == BackendKind::cuda ? choose_gpu_world(plan, options, rendezvous) : choose_cpu_world(plan, rendezvous);
+}
+
+}  // namespace parplan
