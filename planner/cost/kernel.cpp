@@ -5,32 +5,139 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/cost/tiling.h"
 
 namespace parplan {
 namespace {
 
+// Blocks of queries and keys of fused attention on GPUs (FlashAttention-2, Dao 2023, section 3.3: 64 or 128).
+constexpr std::int64_t attention_block = 128;
+// Of a product's rate, where attention was not measured. FlashAttention-2 reaches 50 to 73% of the A100's peak, backward up to 63% (Dao 2023,
+// abstract and section 4.1), causal and with heads of 64 the lower end; products reach 86% there.
+constexpr double attention_share = 0.6;
+constexpr double attention_gradient_share = 0.5;
+
+bool is_attention(OpKind kind) { return kind == OpKind::attention || kind == OpKind::attention_gradient; }
+
 FlopsPerSecond rate(bool matrix, DataType type, const DeviceRates& rates) {
   if (!matrix) return rates.vector;
-  const bool half = type == DataType::bf16 || type == DataType::fp16;
   // Without units for half precision, numbers are widened and multiplied as fp32.
-  return half && rates.matrix_half.value > 0.0 ? rates.matrix_half : rates.matrix_fp32;
+  return is_half(type) && rates.matrix_half.value > 0.0 ? rates.matrix_half : rates.matrix_fp32;
+}
+
+// The kind that a fused or rarer one is made of; itself where there is none.
+OpKind made_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::linear_gelu: return OpKind::linear;
+    case OpKind::linear_input_gradient_gelu: return OpKind::linear_input_gradient;
+    case OpKind::add_layer_norm: return OpKind::layer_norm;
+    case OpKind::add_rms_norm: return OpKind::rms_norm;
+    case OpKind::rotary_gradient: return OpKind::rotary;
+    default: return kind;
+  }
+}
+
+// What one device lost to the others that work beside it: 1 where it works alone.
+double slowdown(FlopsPerSecond alone, FlopsPerSecond now) { return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0; }
+
+Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork& work, const DeviceKind& device, const DeviceRates& rates) {
+  if (work.flops.value <= 0.0) return Seconds(0.0);
+  FlopsPerSecond reached = rate(work.matrix, type, rates);
+  PARPLAN_ASSERT(reached.value > 0.0, fmt::format("{} on {}", name(op), device.name));
+  if (device.multiprocessors == 0 || !work.matrix) return work.flops / reached;
+  if (is_attention(op)) {
+    reached *= op == OpKind::attention ? attention_share : attention_gradient_share;
+    return Seconds(attention_work(op, shape, type, device.backend).flops / reached.value);
+  }
+  const ProductRates product_rates{.rate = reached, .memory = rates.memory, .multiprocessors = device.multiprocessors};
+  return time_of(best_tiling(product_of(op, shape, type), product_rates), product_rates);
+}
+
+// With a fit. `several`: how much slower a device is for the others at work.
+Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataType type, const OpWork& work, const DeviceKind& device,
+                    const DeviceRates& rates) {
+  const DeviceRates& alone = device.rates.front();
+  const double several_memory = alone.memory / rates.memory;
+  const Seconds moving = work.bytes / fit.memory * several_memory;
+  if (!work.matrix) {
+    // A kernel whose time is arithmetic (GELU on a CPU) shares no memory with others.
+    const bool computes = work.flops / alone.vector > work.bytes / alone.memory;
+    return fit.floor + (computes ? work.bytes / fit.memory * slowdown(alone.vector, rates.vector) : moving);
+  }
+  const double several = slowdown(rate(true, type, alone), rate(true, type, rates));
+  if (is_attention(op)) {
+    const AttentionWork attention = attention_work(op, shape, type, device.backend);
+    return fit.floor + std::max(Seconds((attention.flops + attention.starts * fit.half_length) / fit.rate.value) * several, moving);
+  }
+  const ProductRates product{.rate = fit.rate, .half_length = fit.half_length, .memory = fit.memory, .multiprocessors = device.multiprocessors};
+  return fit.floor + std::max(time_of(best_tiling(product_of(op, shape, type), product), product) * several, moving);
+}
+
+// Attention with heads of a size that was not measured: on the straight line between the two measured sizes around it, in
+// proportion beyond them. A larger head never takes less: the times of smaller measured sizes count too.
+Seconds attention_time(const KernelFits& fits, OpKind op, const OpShape& shape, DataType type, const DeviceKind& device, const DeviceRates& rates) {
+  const auto at = [&](const KernelFit& largest) {
+    Seconds time;
+    for (const KernelFit& fit : device.measured->fits) {
+      if (fit.kind != largest.kind || fit.type != largest.type || fit.head_dim > largest.head_dim) continue;
+      OpShape measured = shape;
+      measured.head_dim = fit.head_dim;
+      time = std::max(time, fitted_time(fit, op, measured, type, row_of(op).work(measured, type), device, rates));
+    }
+    return time;
+  };
+  const double wanted = static_cast<double>(shape.head_dim);
+  const Seconds low = at(*fits.lower);
+  if (fits.lower == fits.upper) return low * (wanted / static_cast<double>(fits.lower->head_dim));
+  const double t = (wanted - static_cast<double>(fits.lower->head_dim)) / static_cast<double>(fits.upper->head_dim - fits.lower->head_dim);
+  return low + (at(*fits.upper) - low) * t;
 }
 
 }  // namespace
+
+AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, BackendKind backend) {
+  const double flops = row_of(kind).work(shape, type).flops.value;
+  const double sequence = static_cast<double>(std::max<std::int64_t>(shape.sequence, 1));
+  // sequence (sequence + 1) / 2 pairs become blocks (blocks + 1) / 2 squares.
+  const double blocks = static_cast<double>(ceil_div(std::max<std::int64_t>(shape.sequence, 1), attention_block));
+  const double pairs = blocks * (blocks + 1.0) * attention_block * attention_block;
+  const double whole = backend == BackendKind::cuda ? flops * pairs / (sequence * (sequence + 1.0)) : flops;
+  return {.flops = whole, .starts = flops / sequence};
+}
+
+KernelFits find_fits(const MeasuredKernels& measured, OpKind kind, DataType type, std::int64_t head_dim) {
+  const DataType other_half = type == DataType::bf16 ? DataType::fp16 : type == DataType::fp16 ? DataType::bf16 : type;
+  for (const OpKind wanted : {kind, made_of(kind)})
+    for (const DataType precision : {type, other_half}) {
+      KernelFits found;
+      for (const KernelFit& fit : measured.fits) {
+        if (fit.kind != wanted || fit.type != precision) continue;
+        if (fit.head_dim <= head_dim && (found.lower == nullptr || fit.head_dim > found.lower->head_dim)) found.lower = &fit;
+        if (fit.head_dim >= head_dim && (found.upper == nullptr || fit.head_dim < found.upper->head_dim)) found.upper = &fit;
+      }
+      if (found.lower == nullptr) found.lower = found.upper;
+      if (found.upper == nullptr) found.upper = found.lower;
+      if (found.lower != nullptr) return found;
+    }
+  return {};
+}
 
 Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device, const DeviceRates& rates) {
   if (op == OpKind::load_tokens || op == OpKind::load_targets)
     return device.backend == BackendKind::cpu ? Seconds(0.0) : device.kernel_launch;
   const OpRow& row = row_of(op);
   const OpWork work = row.work(shape, type);
-  Seconds arithmetic;
-  if (work.flops.value > 0.0) {
-    const FlopsPerSecond reached = rate(work.matrix, type, rates);
-    PARPLAN_ASSERT(reached.value > 0.0, fmt::format("{} on {}", row.name, device.name));
-    arithmetic = work.flops / reached;
-  }
   PARPLAN_ASSERT(rates.memory.value > 0.0, fmt::format("{} on {}", row.name, device.name));
-  return device.kernel_launch + std::max(arithmetic, work.bytes / rates.memory);
+  Seconds time;
+  const KernelFits fits = device.measured ? find_fits(*device.measured, op, type, is_attention(op) ? shape.head_dim : 0) : KernelFits{};
+  if (fits.lower == nullptr)
+    time = device.kernel_launch + std::max(arithmetic(op, shape, type, work, device, rates), work.bytes / rates.memory);
+  else if (is_attention(op))
+    time = attention_time(fits, op, shape, type, device, rates);
+  else
+    time = fitted_time(*fits.lower, op, shape, type, work, device, rates);
+  const FlopsPerSecond most = work.matrix && device.backend == BackendKind::cuda ? peak(device, type) : FlopsPerSecond(0.0);
+  return most.value > 0.0 ? std::max(time, work.flops / most) : time;
 }
 
 }  // namespace parplan
