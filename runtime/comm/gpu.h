@@ -65,7 +65,7 @@ struct OpenedGpu {
   std::string missing;       // "no libparplan_cuda.so beside the program or in PARPLAN_PLUGINS ..."
 };
 // Looks for libparplan_cuda.so in the folder PARPLAN_PLUGINS if that is set, else beside the program (and in ../lib/parplan), and
-// opens it, once. That it opens does not mean that there is a driver or a GPU: `devices` says.
+// opens it, once (once for each such folder). That it opens does not mean that there is a driver or a GPU: `devices` says.
 OpenedGpu open_gpu();
 
 // What the plugin exports. `version` is the main program's; null when the plugin's own is another.

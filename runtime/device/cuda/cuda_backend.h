@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/device/backend.h"
+#include "runtime/device/cuda/matrix_products.h"
+
+namespace parplan {
+
+struct CudaBackendOptions {
+  bool deterministic = true;  // fixed order of every sum
+  bool graphs = true;         // replay repeated work as CUDA graphs
+  bool synchronous = false;   // wait after every kernel and copy; nothing is recorded then
+};
+
+// One GPU. Streams do not wait for the legacy default stream. Nothing is allocated on the device after the first step but
+// the graphs that its second one records: scalars, the result of `end_of_unlike` and cuBLASLt's handle are made by the constructor, workspaces are
+// operands.
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(int device, const CudaBackendOptions& options);
+  ~CudaBackend() override;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  const char* name() const override { return "cuda"; }
+  void attach_thread() override;
+
+  void* allocate(Bytes bytes) override;
+  void release(void* memory) override;
+  void* allocate_host(Bytes bytes) override;
+  void release_host(void* memory) override;
+  DeviceMemory memory() const override;
+
+  void set_scalars(const StepScalars& scalars) override;
+  void run(StreamId stream, const KernelCall& call) override;
+  void copy(StreamId stream, void* to, const void* from, Bytes bytes) override;
+  void fill(StreamId stream, void* memory, std::uint32_t pattern, std::int64_t words) override;
+  std::int64_t end_of_unlike(const void* memory, std::uint32_t pattern, std::int64_t words) override;
+
+  // An event that was never recorded counts as passed.
+  void record(StreamId stream, EventId event) override;
+  void wait(StreamId stream, EventId event) override;
+  void synchronize() override;
+
+  // The first call with a key runs `work`, so that libraries choose their algorithms; the second records it as a CUDA graph. What
+  // cannot be recorded runs directly ever after; `not_recorded` says why.
+  void repeat(StreamId stream, std::int64_t key, const std::function<void()>& work) override;
+
+  void mark(StreamId stream, int mark) override;
+  double seconds_at(int mark) override;
+  bool works_at_once() const override { return false; }
+
+  // For communicators.
+  int device() const { return device_; }
+  cudaStream_t stream(StreamId stream);
+  // The reason for which work runs directly though graphs were asked for; empty while there is none.
+  const std::string& not_recorded() const { return not_recorded_; }
+
+ private:
+  struct Repeated {
+    int runs = 0;
+    cudaGraphExec_t graph = nullptr;  // null: runs directly
+  };
+
+  void finish(StreamId stream, const char* what);  // what `synchronous` asks for
+  void record_graph(StreamId stream, const std::function<void()>& work, Repeated& repeated);
+  void release_all();
+
+  int device_ = 0;
+  CudaBackendOptions options_;
+  int least_priority_ = 0, greatest_priority_ = 0;
+  std::unique_ptr<MatrixProducts> matrices_;
+  std::vector<cudaStream_t> streams_;  // null until named
+  std::vector<cudaEvent_t> events_;    // null until named
+  std::vector<cudaEvent_t> marks_;     // null until named; they hold the time
+  std::map<std::int64_t, Repeated> repeated_;
+  std::string not_recorded_;
+  bool recording_ = false;
+
+  StepScalars* scalars_ = nullptr;           // on the device
+  StepScalars* scalars_from_ = nullptr;      // page-locked
+  cudaEvent_t scalars_written_ = nullptr;
+  cudaEvent_t streams_joined_ = nullptr;
+  bool has_scalars_ = false;
+  std::int64_t* end_of_unlike_ = nullptr;       // on the device
+  std::int64_t* end_of_unlike_to_ = nullptr;    // page-locked
+};
+
+}  // namespace parplan

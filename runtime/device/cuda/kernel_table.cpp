@@ -1,0 +1,78 @@
+#include "runtime/device/cuda/kernel_table.h"
+
+#include <array>
+
+#include "runtime/device/cuda/kernels/kernels.h"
+#include "runtime/device/cuda/linear.h"
+
+namespace parplan {
+namespace {
+
+struct Row {
+  OpKind kind;
+  CudaKernel kernel;
+};
+
+constexpr Row rows[] = {
+    {OpKind::embedding, embedding},
+    {OpKind::add_position, add_position},
+    {OpKind::layer_norm, layer_norm},
+    {OpKind::rms_norm, rms_norm},
+    {OpKind::linear, linear},
+    {OpKind::rotary, rotary},
+    {OpKind::attention, attention},
+    {OpKind::activation, activation},
+    {OpKind::silu_gate, silu_gate},
+    {OpKind::add, add},
+    {OpKind::cross_entropy_max, cross_entropy_max},
+    {OpKind::cross_entropy_sums, cross_entropy_sums},
+    {OpKind::cross_entropy_loss, cross_entropy_loss},
+    {OpKind::add_layer_norm, add_layer_norm},
+    {OpKind::add_rms_norm, add_rms_norm},
+    {OpKind::linear_gelu, linear_gelu},
+    {OpKind::embedding_gradient, embedding_gradient},
+    {OpKind::add_position_gradient, add_position_gradient},
+    {OpKind::layer_norm_gradient, layer_norm_gradient},
+    {OpKind::rms_norm_gradient, rms_norm_gradient},
+    {OpKind::linear_input_gradient, linear_input_gradient},
+    {OpKind::linear_weight_gradient, linear_weight_gradient},
+    {OpKind::rotary_gradient, rotary_gradient},
+    {OpKind::attention_gradient, attention_gradient},
+    {OpKind::activation_gradient, activation_gradient},
+    {OpKind::silu_gate_gradient, silu_gate_gradient},
+    {OpKind::bias_gradient, bias_gradient},
+    {OpKind::cross_entropy_gradient, cross_entropy_gradient},
+    {OpKind::linear_input_gradient_gelu, linear_input_gradient_gelu},
+    {OpKind::accumulate, accumulate},
+    {OpKind::fill_zero, fill_zero},
+    {OpKind::copy, copy},
+    {OpKind::sum_squares, sum_squares},
+    {OpKind::adamw, adamw},
+    {OpKind::sgd, sgd},
+    {OpKind::update_loss_scale, update_loss_scale},
+};
+
+constexpr std::size_t kinds = static_cast<std::size_t>(OpKind::count_);
+
+constexpr std::array<CudaKernel, kinds> make_table() {
+  std::array<CudaKernel, kinds> table{};
+  for (const Row& row : rows) table[static_cast<std::size_t>(row.kind)] = row.kernel;
+  return table;
+}
+
+constexpr std::array<CudaKernel, kinds> table = make_table();
+
+constexpr bool is_complete() {
+  for (std::size_t kind = 0; kind < kinds; ++kind) {
+    const bool is_loaders = OpKind(kind) == OpKind::load_tokens || OpKind(kind) == OpKind::load_targets;
+    if ((table[kind] == nullptr) != is_loaders) return false;
+  }
+  return std::size(rows) == kinds - 2;
+}
+static_assert(is_complete(), "one row for each op but the data loader's");
+
+}  // namespace
+
+CudaKernel cuda_kernel(OpKind kind) { return table[static_cast<std::size_t>(kind)]; }
+
+}  // namespace parplan

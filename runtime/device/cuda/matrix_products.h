@@ -1,0 +1,63 @@
+#pragma once
+
+#include <memory>
+
+#include "runtime/device/cuda/kernels/arguments.h"
+
+namespace parplan {
+
+// What a matrix product does with its result before it is written.
+enum class Epilogue {
+  none,
+  bias,           // + bias, one number a column of the row-major result
+  gelu,           // the result (with bias where there is one) is kept in `before`; written is gelu_tanh of it
+  gelu_gradient,  // times the derivative of gelu_tanh at `before`
+};
+
+// One product of row-major matrices: d [rows, columns] = left [rows, depth] * right [depth, columns] (+ d).
+struct MatrixProduct {
+  OpKind op{};                     // for messages
+  DataType type = DataType::fp32;  // of left and right
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t depth = 0;
+  const void* left = nullptr;
+  const void* right = nullptr;
+  bool left_transposed = false;   // lies in memory as [depth, rows]
+  bool right_transposed = false;  // lies in memory as [columns, depth]
+  void* result = nullptr;
+  DataType result_type = DataType::fp32;
+  bool accumulate = false;        // add to what the result holds
+  Epilogue epilogue = Epilogue::none;
+  const void* bias = nullptr;  // [columns], in the type of the result
+  void* before = nullptr;      // [rows, columns], in the type of the result
+  void* workspace = nullptr;   // matrix_workspace_bytes
+};
+
+// Products by cuBLASLt. Sums are in fp32 whatever the type (tf32 rounds what it multiplies). The algorithm for a product
+// is the first of cuBLASLt's suggestions, asked for once for each kind, size, type and alignment; suggestions that want more
+// workspace than there is are refused.
+//
+// Where the depth is split over blocks, the parts are kept in fp32 in the workspace and added by a kernel of their own,
+// in one order (CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE). Without `deterministic`, blocks may also take turns in adding to an fp32 result
+// (..._INPLACE). Parts in a half type (..._OUTPUT_TYPE, or ..._INPLACE on such a result) are always refused: sums are in fp32.
+class MatrixProducts {
+ public:
+  explicit MatrixProducts(bool deterministic);
+  ~MatrixProducts();
+  MatrixProducts(const MatrixProducts&) = delete;
+  MatrixProducts& operator=(const MatrixProducts&) = delete;
+
+  // Submits the product. False, with nothing submitted: cuBLASLt has no algorithm with this epilogue for these sizes and
+  // addresses. A product without epilogue that it has none for is a RunError.
+  bool submit(const MatrixProduct& product, cudaStream_t stream);
+
+ private:
+  struct Library;
+  std::unique_ptr<Library> library_;
+};
+
+// "13.1.0"; needs no driver.
+std::string cublaslt_version();
+
+}  // namespace parplan
