@@ -43,18 +43,22 @@ Measured train(const OpGraph& graph, int ranks) {
   spec.mesh.degree = {1, ranks, 1};
   spec.micro_batch = sequences_a_rank;
   spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  const std::unique_ptr<Rendezvous> rendezvous = alone();
   LocalJob job({.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
                 .schedule = row_of(spec.schedule).actions(1, static_cast<int>(micro_batches(spec, training))),
                 .backend = BackendKind::cpu, .overhead = {}},
-               initializer(training.seed));
+               initializer(training.seed), cpu_threads(), *rendezvous);
   const TokenData data = TokenData::load(std::string(PARPLAN_SOURCE_DIR) + "/configs/data/public-domain.txt", sequence, graph.vocabulary);
   Measured measured;
   measured.seconds = 1e30;
-  job.run(0, steps, [&](std::int64_t step, Batch& batch) { fill(batch, data, step, training.global_batch); },
-          [&](std::int64_t step, const JobStep& result) {
-            if (step > 0) measured.seconds = std::min(measured.seconds, result.step_time_s);
-            measured.loss = result.loss;
-          });
+  job.run({.first = 0,
+           .count = steps,
+           .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, training.global_batch); },
+           .timing_of = {},
+           .on_step = [&](std::int64_t step, const JobStep& result) {
+             if (step > 0) measured.seconds = std::min(measured.seconds, result.step_time_s);
+             measured.loss = result.loss;
+           }});
   const Program& program = job.programs().front();
   const auto& instructions = job.executor(0).instructions();
   for (std::size_t s = 0; s < program.segments.size(); ++s)

@@ -114,10 +114,11 @@ void* Reference::operand(const TrainingOperand& operand, std::size_t block, std:
       return parameters_.at(tensor.name).data();
     case OperandSource::parameter_gradient:
       return accumulators_[block].at(operand.tensor).data();
+    case OperandSource::loss_scale:  // fp32 needs none
     case OperandSource::workspace:
       break;
   }
-  PARPLAN_ASSERT(false, "a workspace has no tensor");
+  PARPLAN_ASSERT(false, "a workspace or a loss scale has no tensor");
   return nullptr;
 }
 
@@ -126,8 +127,11 @@ void Reference::run(const TrainingOp& op, std::size_t block, std::int64_t micro_
   shape.accumulate = op.accumulate;
   std::vector<void*> operands;
   for (const TrainingOperand& each : op.operands) {
-    operands.push_back(each.source == OperandSource::workspace ? aligned(workspace_, row_of(op.kind).cpu_workspace(shape))
-                                                               : operand(each, block, micro_batch));
+    if (each.source != OperandSource::workspace) {
+      operands.push_back(operand(each, block, micro_batch));
+    } else if (const auto workspace = row_of(op.kind).cpu_workspace) {
+      operands.push_back(aligned(workspace_, workspace(shape)));
+    }
   }
   backend_->run(0, {.kind = op.kind, .shape = shape, .operands = operands});
 }
@@ -219,7 +223,8 @@ void Reference::update(ByParameter& gradients) {
   scalars.decoupled_decay = training_.optimizer == Optimizer::adamw;
   scalars.momentum = training_.optimizer == Optimizer::sgd ? training_.momentum : 0.0;
   scalars.clip_norm = training_.clip_norm;
-  scalars.has_norm = training_.clip_norm > 0.0;
+  const bool clips = training_.clip_norm > 0.0;
+  backend_->set_scalars(scalars);
   ++steps_;
 
   const auto flat = [](const std::vector<float>& values) {
@@ -230,7 +235,7 @@ void Reference::update(ByParameter& gradients) {
 
   float norm = 0.0f;  // the sum of squares
   const std::vector<TensorId> order = parplan::parameters(graph_);
-  if (scalars.has_norm) {
+  if (clips) {
     for (const TensorId id : order) {
       std::vector<float>& gradient = gradients.at(graph_.tensors[at(id)].name);
       const std::vector<void*> operands = {gradient.data(), &norm};
@@ -242,12 +247,14 @@ void Reference::update(ByParameter& gradients) {
     std::vector<float>& gradient = gradients.at(tensor.name);
     OpShape shape = flat(gradient);
     shape.weight_decay = tensor.decays;
+    shape.norm = clips;
     std::vector<void*> operands = {gradient.data(), parameters_.at(tensor.name).data()};
     const bool sgd = training_.optimizer == Optimizer::sgd;
+    shape.second = sgd && scalars.momentum != 0.0;
     if (!sgd || scalars.momentum != 0.0) operands.push_back(first_moments_.at(tensor.name).data());
     if (!sgd) operands.push_back(second_moments_.at(tensor.name).data());
-    if (scalars.has_norm) operands.push_back(&norm);
-    backend_->run(0, {.kind = sgd ? OpKind::sgd : OpKind::adamw, .shape = shape, .operands = operands, .scalars = &scalars});
+    if (clips) operands.push_back(&norm);
+    backend_->run(0, {.kind = sgd ? OpKind::sgd : OpKind::adamw, .shape = shape, .operands = operands});
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -86,12 +87,16 @@ TEST_CASE("after the first step, steps allocate nothing") {
     const OpGraph graph = tiny(model);
     for (const ParallelSpec& spec : {spec_of(graph, 1, 1, 1, 0), spec_of(graph, 2, 1, 2, 3), spec_of(graph, 2, 2, 2, 1)}) {
       const TrainingSpec training = training_of();
-      LocalJob job(job_of(graph, training, spec), initializer(1));
+      const std::unique_ptr<Rendezvous> rendezvous = alone();
+      LocalJob job(job_of(graph, training, spec), initializer(1), cpu_threads(), *rendezvous);
       const TokenData data = some_tokens();
       std::vector<std::int64_t> counts;
       counts.reserve(8);
-      job.run(0, 6, [&](std::int64_t step, Batch& batch) { fill(batch, data, step, training.global_batch); },
-              [&](std::int64_t, const JobStep&) { counts.push_back(allocation_count.load()); });
+      job.run({.first = 0,
+               .count = 6,
+               .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, training.global_batch); },
+               .timing_of = {},
+               .on_step = [&](std::int64_t, const JobStep&) { counts.push_back(allocation_count.load()); }});
       REQUIRE(counts.size() == 6);
       for (std::size_t i = 2; i < counts.size(); ++i) CHECK(counts[i] == counts[i - 1]);
     }
@@ -106,9 +111,11 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
     for (int i = 0; i < 400; ++i) std::fputc(i * 5 % 32, file);
     std::fclose(file);
   }
+  const std::unique_ptr<Rendezvous> rendezvous = alone();
   for (const Plan& plan : {plan_of(graph, 2, 1), plan_of(graph, 1, 2)}) {
     std::int64_t calls = 0;
-    const RunReport report = run_plan(graph, plan, {.steps = 4, .data = path, .on_step = [&](std::int64_t step, double, double) { CHECK(step == calls++); }});
+    const RunOptions options{.steps = 4, .data = path, .on_step = [&](std::int64_t step, double, double) { CHECK(step == calls++); }};
+    const RunReport report = run_plan(graph, plan, options, *rendezvous);
     CHECK(calls == 4);
     CHECK(report.loss.size() == 4);
     CHECK(report.loss.back() < report.loss.front());
@@ -120,39 +127,50 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
   }
   Plan broken = plan_of(graph, 2, 1);
   broken.prediction.memory.activations -= Bytes(64);
-  CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}), InternalError);
+  CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}, *rendezvous), InternalError);
   broken = plan_of(graph, 2, 1);
   broken.prediction.communication.data += Bytes(4);
-  CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}), InternalError);
+  CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}, *rendezvous), InternalError);
   std::remove(path.c_str());
 }
 
 TEST_CASE("a plan that cannot run here says what is missing") {
   const OpGraph graph = tiny("tiny-mlp");
+  const std::unique_ptr<Rendezvous> rendezvous = alone();
+  const auto refusal = [&](const Plan& plan) {
+    return message_of([&] { run_plan(graph, plan, {.steps = 1, .data = "", .on_step = {}}, *rendezvous); });
+  };
   Plan plan = plan_of(graph, 2, 1);
   plan.training.precision = DataType::bf16;
-  CHECK(message_of([&] { run_plan(graph, plan, {.steps = 1, .data = "", .on_step = {}}); }) ==
-        "error: the plan computes in bf16; the CPU backend computes in fp32: plan again with --precision fp32");
+  CHECK(refusal(plan) == "error: the plan computes in bf16; the CPU backend computes in fp32: plan again with --precision fp32");
   plan = plan_of(graph, 2, 1);
   plan.cluster.device.backend = BackendKind::cuda;
   plan.cluster.device.title = "NVIDIA H100 SXM5 80 GB";
-  CHECK(message_of([&] { run_plan(graph, plan, {.steps = 1, .data = "", .on_step = {}}); }) ==
-        "error: the plan is for NVIDIA H100 SXM5 80 GB: plan only. Missing: a GPU backend (this build runs plans for CPU devices); "
-        "make a plan for this machine with `parplan suggest MODEL`");
+  const std::string nowhere = (std::filesystem::temp_directory_path() / "parplan_no_plugins").string();
+  REQUIRE(setenv("PARPLAN_PLUGINS", nowhere.c_str(), 1) == 0);
+  CHECK(refusal(plan) ==
+        fmt::format("error: the plan is for NVIDIA H100 SXM5 80 GB and cannot run here. Missing: {}; make a plan for this machine with "
+                    "`parplan suggest MODEL`",
+                    open_gpu().missing));
+  CHECK(open_gpu().missing.find(nowhere) != std::string::npos);
+  unsetenv("PARPLAN_PLUGINS");
 }
 
 TEST_CASE("what fails between steps stops every rank and reaches the caller") {
   const OpGraph graph = tiny("tiny-gpt2");
   const TrainingSpec training = training_of();
-  LocalJob job(job_of(graph, training, spec_of(graph, 2, 1, 2, 0)), initializer(1));
+  const std::unique_ptr<Rendezvous> rendezvous = alone();
+  LocalJob job(job_of(graph, training, spec_of(graph, 2, 1, 2, 0)), initializer(1), cpu_threads(), *rendezvous);
   const TokenData data = some_tokens();
   const std::string message = message_of([&] {
-    job.run(0, 5,
-            [&](std::int64_t step, Batch& batch) {
-              if (step == 2) throw RunError("no more data");
-              fill(batch, data, step, training.global_batch);
-            },
-            [](std::int64_t, const JobStep&) {});
+    job.run({.first = 0,
+             .count = 5,
+             .batch_of = [&](std::int64_t step, Batch& batch) {
+               if (step == 2) throw RunError("no more data");
+               fill(batch, data, step, training.global_batch);
+             },
+             .timing_of = {},
+             .on_step = [](std::int64_t, const JobStep&) {}});
   });
   CHECK(message == "no more data");
 }
@@ -160,8 +178,12 @@ TEST_CASE("what fails between steps stops every rank and reaches the caller") {
 TEST_CASE("parameters start the same under every plan") {
   const OpGraph graph = tiny("tiny-gpt2");
   const TrainingSpec training = training_of();
-  const LogicalTensors one = LocalJob(job_of(graph, training, spec_of(graph, 1, 1, 1, 0)), initializer(3)).collect(ParameterContent::values);
-  const LogicalTensors many = LocalJob(job_of(graph, training, spec_of(graph, 2, 2, 2, 3)), initializer(3)).collect(ParameterContent::values);
+  const std::unique_ptr<Rendezvous> rendezvous = alone();
+  const auto start_of = [&](const ParallelSpec& spec) {
+    return LocalJob(job_of(graph, training, spec), initializer(3), cpu_threads(), *rendezvous).collect(ParameterContent::values);
+  };
+  const LogicalTensors one = start_of(spec_of(graph, 1, 1, 1, 0));
+  const LogicalTensors many = start_of(spec_of(graph, 2, 2, 2, 3));
   CHECK(one == many);
   CHECK(static_cast<std::int64_t>(one.size()) == static_cast<std::int64_t>(parameters(graph).size()));
 }

@@ -1,0 +1,196 @@
+#include "tests/numerics/plan_runs.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/parallel/techniques.h"
+#include "planner/program/verify.h"
+#include "planner/schedule/schedules.h"
+#include "tests/numerics/reference.h"
+
+namespace parplan::testing {
+
+OpGraph graph_of(const std::string& model) {
+  return build_graph(load_model(fmt::format("{}/tests/data/models/{}.yaml", PARPLAN_SOURCE_DIR, model), "").spec, sequence);
+}
+
+TrainingSpec training_of() {
+  TrainingSpec training;
+  training.global_batch = global_batch;
+  training.sequence_length = sequence;
+  training.learning_rate = 1e-3;
+  return training;
+}
+
+namespace {
+
+// Weights of a size at which gradients are far from rounding error.
+InitialValues initial_values() {
+  return [standard = initializer(7)](const Tensor& tensor) -> std::function<float(std::int64_t)> {
+    if (tensor.initializer == Initializer::normal)
+      return [values = standard(tensor)](std::int64_t index) { return 3.0f * values(index); };
+    Tensor noise = tensor;
+    noise.initializer = Initializer::normal;
+    noise.standard_deviation = 0.1;
+    return [values = standard(noise), base = tensor.initializer == Initializer::ones ? 1.0f : 0.0f](std::int64_t index) {
+      return base + values(index);
+    };
+  };
+}
+
+TokenData data_of(const OpGraph& graph) {
+  std::mt19937 random(11);
+  std::vector<std::int32_t> tokens(1000);
+  for (std::int32_t& token : tokens) token = static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(graph.vocabulary));
+  return TokenData(std::move(tokens));
+}
+
+}  // namespace
+
+Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, BackendKind backend) {
+  return {.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
+          .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
+          .backend = backend, .overhead = {}};
+}
+
+std::string describe(const ParallelSpec& spec) {
+  return fmt::format("dp {} tp {} pp {} order {} sp {} zero {} mb {} {} recompute {} stages [{}]", spec.dp(), spec.tp(), spec.pp(),
+                     write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
+                     name(spec.schedule), name(spec.recompute), fmt::join(spec.stage_blocks, ", "));
+}
+
+Outcome run_plan(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, std::int64_t count) {
+  return run_plan(job_of(graph, training, spec), cpu_threads(), count);
+}
+
+Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64_t count) {
+  const std::unique_ptr<Rendezvous> rendezvous = alone();
+  LocalJob job(description, initial_values(), make_world, *rendezvous);
+  CHECK_NOTHROW(verify(job.programs()));
+  const TokenData data = data_of(*description.graph);
+  Outcome outcome;
+  job.run({.first = 0,
+           .count = count,
+           .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, description.training.global_batch); },
+           .timing_of = [](std::int64_t step) { return step == 1 ? StepTiming::each_instruction : StepTiming::whole; },
+           .on_step = [&](std::int64_t step, const JobStep& result) {
+             outcome.losses.push_back(result.loss);
+             if (step == 0) outcome.first_gradients = job.collect(ParameterContent::gradients);
+             for (std::size_t r = 0; r < result.ranks.size(); ++r)
+               CHECK(result.ranks[r].communication == job.programs()[r].communication);
+           }});
+  outcome.parameters = job.collect(ParameterContent::values);
+  for (const Program& program : job.programs()) {
+    CHECK(job.arena(program.rank).highest_touched() == program.arena_bytes);
+    CHECK(program.memory.arena().count == program.arena_bytes);
+    for (std::size_t b = 0; b < program.buffers.size(); ++b) {
+      const Buffer& buffer = program.buffers[b];
+      INFO(buffer.name);
+      // Saved tensors end in alignment, scratch may end in a workspace that the kernel does not fill, and one of the two
+      // buffers that blocks take turns on may never meet the largest bucket.
+      if (buffer.name == "scratch" || buffer.name.starts_with("saved") || buffer.name.starts_with("gathered") ||
+          buffer.name.starts_with("unreduced"))
+        continue;
+      CHECK(job.arena(program.rank).highest_touched(static_cast<int>(b)) == buffer.bytes);
+    }
+  }
+  return outcome;
+}
+
+Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch, std::int64_t count) {
+  Reference reference(graph, training);
+  const InitialValues initial = initial_values();
+  for (const TensorId id : parameters(graph)) {
+    const Tensor& tensor = graph.tensors[static_cast<std::size_t>(id)];
+    std::vector<float>& values = reference.parameter(tensor.name);
+    const std::function<float(std::int64_t)> value = initial(tensor);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(static_cast<std::int64_t>(i));
+  }
+  const TokenData data = data_of(graph);
+  Outcome outcome;
+  Batch batch{.sequence = sequence, .ids = {}};
+  for (std::int64_t step = 0; step < count; ++step) {
+    fill(batch, data, step, training.global_batch);
+    std::vector<std::int32_t> tokens, targets;
+    for (std::int64_t i = 0; i < training.global_batch; ++i)
+      for (std::int64_t s = 0; s < sequence; ++s) {
+        tokens.push_back(batch.ids[static_cast<std::size_t>(i * (sequence + 1) + s)]);
+        targets.push_back(batch.ids[static_cast<std::size_t>(i * (sequence + 1) + s + 1)]);
+      }
+    ReferenceStep result = reference.step(tokens, targets, micro_batch);
+    outcome.losses.push_back(result.loss);
+    if (step == 0) outcome.first_gradients = std::move(result.gradients);
+  }
+  outcome.parameters = reference.parameters();
+  return outcome;
+}
+
+namespace {
+
+double norm(const std::vector<float>& values) {
+  double sum = 0.0;
+  for (const float v : values) sum += static_cast<double>(v) * v;
+  return std::sqrt(sum);
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+  return std::sqrt(sum);
+}
+
+}  // namespace
+
+void check_close(const Outcome& plan, const Outcome& reference, const Closeness& closeness) {
+  REQUIRE(plan.losses.size() == reference.losses.size());
+  for (std::size_t i = 0; i < plan.losses.size(); ++i) CHECK(std::abs(plan.losses[i] - reference.losses[i]) <= closeness.loss);
+  double global = 0.0;
+  for (const auto& [tensor, values] : reference.first_gradients) global += norm(values) * norm(values);
+  REQUIRE(plan.first_gradients.size() == reference.first_gradients.size());
+  for (const auto& [tensor, values] : reference.first_gradients) {
+    INFO(tensor);
+    REQUIRE(plan.first_gradients.at(tensor).size() == values.size());
+    CHECK(distance(plan.first_gradients.at(tensor), values) <=
+          closeness.gradient * norm(values) + closeness.all_gradients * std::sqrt(global));
+  }
+}
+
+void check_equal(const Outcome& a, const Outcome& b) {
+  for (const auto& [tensor, values] : b.first_gradients) {
+    INFO(tensor);
+    CHECK(a.first_gradients.at(tensor) == values);
+  }
+  for (const auto& [tensor, values] : b.parameters) {
+    INFO(tensor);
+    CHECK(a.parameters.at(tensor) == values);
+  }
+  CHECK(a.losses.size() == b.losses.size());
+}
+
+namespace {
+
+std::vector<int> random_cut(int blocks, int stages, std::mt19937& random) {
+  std::vector<int> cut(static_cast<std::size_t>(stages), 1);
+  for (int left = blocks - stages; left > 0; --left) ++cut[random() % cut.size()];
+  return cut;
+}
+
+}  // namespace
+
+ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int ranks, const LayoutRequest& request, std::mt19937& random) {
+  const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, ranks, request);
+  REQUIRE(!specs.empty());
+  ParallelSpec spec = specs[random() % specs.size()];
+  spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
+  return spec;
+}
+
+}  // namespace parplan::testing
