@@ -16,7 +16,8 @@ std::size_t index(int i) {
 
 // The forward tensor that an operand of a row means; nothing for an optional one that is absent.
 std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) {
-  if (operand.source == OperandSource::workspace) return TrainingOperand{operand.source, -1, operand.access};
+  if (operand.source == OperandSource::workspace || operand.source == OperandSource::loss_scale)
+    return TrainingOperand{operand.source, -1, operand.access};
   const std::vector<TensorId>* tensors = nullptr;
   switch (operand.source) {
     case OperandSource::input:
@@ -29,6 +30,7 @@ std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) 
       break;
     case OperandSource::parameter:
     case OperandSource::parameter_gradient:
+    case OperandSource::loss_scale:
     case OperandSource::workspace:
       tensors = &op.parameters;
       break;

@@ -6,10 +6,10 @@
 
 namespace parplan {
 
-// One operand of a training op, resolved: a forward tensor, the gradient of one, or workspace.
+// One operand of a training op, resolved: a forward tensor, the gradient of one, workspace or the loss scale.
 struct TrainingOperand {
   OperandSource source{};
-  TensorId tensor = -1;     // the forward tensor meant (its value, or its gradient); -1 for workspace
+  TensorId tensor = -1;     // the forward tensor meant (its value, or its gradient); -1 for workspace and loss scale
   Access access{};
   bool operator==(const TrainingOperand&) const = default;
 };
@@ -17,7 +17,7 @@ struct TrainingOperand {
 struct TrainingOp {
   OpKind kind{};
   int forward_op = -1;  // index into OpGraph::ops
-  std::vector<TrainingOperand> operands;  // absent optional operands are left out
+  std::vector<TrainingOperand> operands;  // without inputs and parameters that the op lacks; lowering leaves out more
   bool accumulate = false;  // the input gradient is added to, not written
   bool operator==(const TrainingOp&) const = default;
 };

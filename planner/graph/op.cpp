@@ -12,7 +12,12 @@ namespace {
 using enum OperandSource;
 using enum Access;
 
-constexpr bool optional = true;
+// Optional operands: the flag of the shape that says whether they are there.
+constexpr bool OpShape::*if_bias = &OpShape::bias;
+constexpr bool OpShape::*if_second = &OpShape::second;
+constexpr bool OpShape::*if_norm = &OpShape::norm;
+constexpr bool OpShape::*if_master = &OpShape::master;
+constexpr bool OpShape::*if_scaled = &OpShape::scaled;
 
 // Operands, in the order in which kernels receive them ----------------------------------------------------------
 
@@ -23,27 +28,28 @@ constexpr OperandRow layer_norm_operands[] = {{input, 0, read},   {parameter, 0,
 constexpr OperandRow rms_norm_operands[] = {
     {input, 0, read}, {parameter, 0, read}, {output, 0, write}, {output, 1, write}};
 constexpr OperandRow linear_operands[] = {
-    {input, 0, read}, {parameter, 0, read}, {parameter, 1, read, optional}, {output, 0, write}, {workspace, 0, update}};
+    {input, 0, read}, {parameter, 0, read}, {parameter, 1, read, if_bias}, {output, 0, write}, {workspace, 0, update}};
 constexpr OperandRow rotary_operands[] = {{input, 0, read}, {output, 0, write}};
 constexpr OperandRow attention_operands[] = {
     {input, 0, read}, {output, 0, write}, {output, 1, write}, {workspace, 0, update}};
 constexpr OperandRow activation_operands[] = {{input, 0, read}, {output, 0, write}};
 constexpr OperandRow silu_gate_operands[] = {{input, 0, read}, {input, 1, read}, {output, 0, write}};
 constexpr OperandRow add_operands[] = {
-    {input, 0, read}, {input, 1, read, optional}, {parameter, 0, read, optional}, {output, 0, write}};
+    {input, 0, read}, {input, 1, read, if_second}, {parameter, 0, read, if_bias}, {output, 0, write}};
 constexpr OperandRow cross_entropy_max_operands[] = {{input, 0, read}, {output, 0, write}};
 constexpr OperandRow cross_entropy_sums_operands[] = {
     {input, 0, read}, {input, 1, read}, {input, 2, read}, {output, 0, write}};
 constexpr OperandRow cross_entropy_loss_operands[] = {
     {input, 0, read}, {input, 1, read}, {input, 2, read}, {input, 3, read}, {output, 0, update}};
 
-constexpr OperandRow add_layer_norm_operands[] = {{input, 0, read},     {input, 1, read, optional}, {parameter, 0, read, optional},
-                                                  {parameter, 1, read}, {parameter, 2, read},       {output, 0, write},
-                                                  {output, 1, write},   {output, 2, write},         {output, 3, write}};
-constexpr OperandRow add_rms_norm_operands[] = {{input, 0, read},     {input, 1, read, optional}, {parameter, 0, read, optional},
-                                                {parameter, 1, read}, {output, 0, write},         {output, 1, write},
+constexpr OperandRow add_layer_norm_operands[] = {{input, 0, read},     {input, 1, read, if_second}, {parameter, 0, read, if_bias},
+                                                  {parameter, 1, read}, {parameter, 2, read},        {output, 0, write},
+                                                  {output, 1, write},   {output, 2, write},          {output, 3, write}};
+constexpr OperandRow add_rms_norm_operands[] = {{input, 0, read},     {input, 1, read, if_second}, {parameter, 0, read, if_bias},
+                                                {parameter, 1, read}, {output, 0, write},          {output, 1, write},
                                                 {output, 2, write}};
-constexpr OperandRow linear_gelu_operands[] = {{input, 0, read},   {parameter, 0, read}, {parameter, 1, read, optional},
+// The two outputs may be one storage: then `before` is needed by nobody, and y alone is written.
+constexpr OperandRow linear_gelu_operands[] = {{input, 0, read},   {parameter, 0, read}, {parameter, 1, read, if_bias},
                                                {output, 0, write}, {output, 1, write},   {workspace, 0, update}};
 
 constexpr OperandRow embedding_gradient_operands[] = {
@@ -67,7 +73,7 @@ constexpr OperandRow linear_input_gradient_operands[] = {
 constexpr OperandRow linear_weight_gradient_operands[] = {{output_gradient, 0, read},
                                                           {input, 0, read},
                                                           {parameter_gradient, 0, update},
-                                                          {parameter_gradient, 1, update, optional},
+                                                          {parameter_gradient, 1, update, if_bias},
                                                           {workspace, 0, update}};
 constexpr OperandRow rotary_gradient_operands[] = {{output_gradient, 0, read}, {input_gradient, 0, write}};
 constexpr OperandRow attention_gradient_operands[] = {{output_gradient, 0, read}, {input, 0, read},
@@ -81,10 +87,10 @@ constexpr OperandRow silu_gate_gradient_operands[] = {{output_gradient, 0, read}
                                                       {input_gradient, 0, write},
                                                       {input_gradient, 1, write}};
 constexpr OperandRow bias_gradient_operands[] = {
-    {output_gradient, 0, read}, {parameter_gradient, 0, update, optional}, {workspace, 0, update}};
+    {output_gradient, 0, read}, {parameter_gradient, 0, update, if_bias}, {workspace, 0, update}};
 constexpr OperandRow cross_entropy_gradient_operands[] = {
     {input, 0, read}, {input, 1, read},           {input, 2, read},
-    {input, 3, read}, {input_gradient, 0, write}, {loss_scale, 0, read, optional}};
+    {input, 3, read}, {input_gradient, 0, write}, {loss_scale, 0, read, if_scaled}};
 constexpr OperandRow linear_input_gradient_gelu_operands[] = {
     {output_gradient, 0, read}, {parameter, 0, read}, {input, 0, read}, {input_gradient, 0, write}, {workspace, 0, update}};
 
@@ -96,17 +102,17 @@ constexpr OperandRow load_operands[] = {{output, 0, write}};
 constexpr OperandRow sum_squares_operands[] = {{input, 0, read}, {output, 0, update}, {workspace, 0, update}};
 constexpr OperandRow update_loss_scale_operands[] = {{input, 0, read}, {loss_scale, 0, update}};
 // gradient, parameter, m, v, (norm), (master), (loss scale)
-constexpr OperandRow adamw_operands[] = {{input, 0, read},           {parameter, 0, update},
-                                         {output, 0, update},        {output, 1, update},
-                                         {input, 1, read, optional}, {output, 2, update, optional},
-                                         {loss_scale, 0, read, optional}};
+constexpr OperandRow adamw_operands[] = {{input, 0, read},          {parameter, 0, update},
+                                         {output, 0, update},       {output, 1, update},
+                                         {input, 1, read, if_norm}, {output, 2, update, if_master},
+                                         {loss_scale, 0, read, if_scaled}};
 // gradient, parameter, (momentum), (norm), (master), (loss scale)
 constexpr OperandRow sgd_operands[] = {{input, 0, read},
                                        {parameter, 0, update},
-                                       {output, 0, update, optional},
-                                       {input, 1, read, optional},
-                                       {output, 1, update, optional},
-                                       {loss_scale, 0, read, optional}};
+                                       {output, 0, update, if_second},
+                                       {input, 1, read, if_norm},
+                                       {output, 1, update, if_master},
+                                       {loss_scale, 0, read, if_scaled}};
 
 // Backward ops, in running order. The input gradient of `linear` comes first: its all-reduce over the tensor axis and
 // the blocks before wait for it, nothing waits for the weight's.
@@ -269,17 +275,17 @@ OpWork load_work(const OpShape& s, DataType) {
 OpWork sum_squares_work(const OpShape& s, DataType) {
   return {flops(2 * s.rows), Bytes(4 * s.rows + 8)};
 }
-// A parameter in fp32 is updated itself; one in less is rewritten from the fp32 master copy, which is updated.
-std::int64_t parameter_bytes(DataType type) {
-  return e(type) == 4 ? 8 : 8 + e(type);
+// A parameter is updated itself, or rewritten from the fp32 master copy, which is updated.
+std::int64_t parameter_bytes(const OpShape& s, DataType type) {
+  return s.master ? 8 + e(type) : 2 * e(type);
 }
 OpWork adamw_work(const OpShape& s,
                   DataType type) {  // m 3, v 4, two corrections, sqrt, epsilon, divide, step 2; decay 2
-  return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes((4 + 16 + parameter_bytes(type)) * s.rows)};
+  return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes((4 + 16 + parameter_bytes(s, type)) * s.rows)};
 }
 OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum
   return {flops((2 + (s.weight_decay ? 2 : 0) + (s.second ? 2 : 0)) * s.rows),
-          Bytes((4 + (s.second ? 8 : 0) + parameter_bytes(type)) * s.rows)};
+          Bytes((4 + (s.second ? 8 : 0) + parameter_bytes(s, type)) * s.rows)};
 }
 
 OpWork update_loss_scale_work(const OpShape&, DataType) {
@@ -446,10 +452,14 @@ constexpr OpRow rows[] = {
     {.kind = OpKind::add_layer_norm,
      .name = "add_layer_norm",
      .operands = add_layer_norm_operands,
+     .in_place_read = 1,
+     .in_place_write = 5,
      .work = add_layer_norm_work},
     {.kind = OpKind::add_rms_norm,
      .name = "add_rms_norm",
      .operands = add_rms_norm_operands,
+     .in_place_read = 1,
+     .in_place_write = 4,
      .work = add_rms_norm_work},
     {.kind = OpKind::linear_gelu,
      .name = "linear_gelu",
@@ -538,7 +548,11 @@ constexpr OpRow rows[] = {
     {.kind = OpKind::copy, .name = "copy", .operands = copy_operands, .work = copy_work},
     {.kind = OpKind::load_tokens, .name = "load_tokens", .operands = load_operands, .work = load_work},
     {.kind = OpKind::load_targets, .name = "load_targets", .operands = load_operands, .work = load_work},
-    {.kind = OpKind::sum_squares, .name = "sum_squares", .operands = sum_squares_operands, .work = sum_squares_work, .cuda_workspace = sum_squares_cuda_workspace},
+    {.kind = OpKind::sum_squares,
+     .name = "sum_squares",
+     .operands = sum_squares_operands,
+     .work = sum_squares_work,
+     .cuda_workspace = sum_squares_cuda_workspace},
     {.kind = OpKind::adamw, .name = "adamw", .operands = adamw_operands, .work = adamw_work},
     {.kind = OpKind::sgd, .name = "sgd", .operands = sgd_operands, .work = sgd_work},
     {.kind = OpKind::update_loss_scale,
@@ -555,6 +569,17 @@ constexpr bool in_order() {
 static_assert(in_order(), "rows stand in the order of OpKind, one for each");
 
 }  // namespace
+
+bool is_present(const OperandRow& operand, const OpShape& shape, bool workspace) {
+  if (operand.source == OperandSource::workspace) return workspace;
+  return operand.optional == nullptr || shape.*operand.optional;
+}
+
+int operand_count(const OpRow& row, const OpShape& shape, bool workspace) {
+  int count = 0;
+  for (const OperandRow& operand : row.operands) count += is_present(operand, shape, workspace) ? 1 : 0;
+  return count;
+}
 
 std::span<const OpRow> op_rows() {
   return rows;

@@ -29,7 +29,7 @@ enum class OpKind {
   // forward, two ops in one kernel (planner/graph/fusion.cpp); no family writes them
   add_layer_norm,       // a, (b), (bias), gamma, beta -> sum, y, mean, rstd
   add_rms_norm,         // a, (b), (bias), gamma -> sum, y, rstd
-  linear_gelu,          // x, weight, (bias) -> before, y = gelu_tanh(before)
+  linear_gelu,          // x, weight, (bias) -> before, y = gelu_tanh(before); one storage for both: y alone
   // backward
   embedding_gradient,        // dy, tokens -> dtable +=
   add_position_gradient,     // dy -> dtable +=
@@ -106,8 +106,10 @@ struct OperandRow {
   OperandSource source{};
   int index = 0;
   Access access{};
-  bool optional = false;  // present when the forward op has that input or parameter
+  bool OpShape::*optional = nullptr;  // present only where this flag of the shape is set
 };
+// Whether a kernel of this shape has the operand; `workspace`: whether the backend's row has one.
+bool is_present(const OperandRow& operand, const OpShape& shape, bool workspace);
 
 // Arithmetic and memory traffic of one op on one rank: each operand is read once, written once, or both when it is
 // updated. Of an embedding table only the rows that are looked up count.
@@ -151,6 +153,9 @@ struct OpRow {
   Bytes (*cpu_workspace)(const OpShape&) = nullptr;
   Bytes (*cuda_workspace)(const OpShape&) = nullptr;
 };
+
+// How many operands a kernel of this shape receives.
+int operand_count(const OpRow& row, const OpShape& shape, bool workspace);
 
 std::span<const OpRow> op_rows();
 const OpRow& row_of(OpKind kind);

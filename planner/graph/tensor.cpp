@@ -21,6 +21,7 @@ const char* name(DataType type) {
     case DataType::bf16: return "bf16";
     case DataType::fp16: return "fp16";
     case DataType::int32: return "int32";
+    case DataType::tf32: return "tf32";
   }
   return "unknown";
 }

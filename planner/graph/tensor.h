@@ -16,9 +16,11 @@ const char* name(Dim dim);
 // tf32 is fp32 in memory; matrix products read 10 bits of its fraction (NVIDIA A100 whitepaper, 2020).
 enum class DataType { fp32, bf16, fp16, int32, tf32 };
 const char* name(DataType type);
-constexpr std::int64_t size_of(DataType type) {
-  return type == DataType::bf16 || type == DataType::fp16 ? 2 : 4;
-}
+// bf16 and fp16: training in them keeps a master copy of the parameters in fp32.
+constexpr bool is_half(DataType type) { return type == DataType::bf16 || type == DataType::fp16; }
+constexpr std::int64_t size_of(DataType type) { return is_half(type) ? 2 : 4; }
+// As what numbers of a precision lie in memory.
+constexpr DataType in_memory(DataType precision) { return precision == DataType::tf32 ? DataType::fp32 : precision; }
 
 // One dim of a tensor in logical coordinates. Shards are whole multiples of `granule` (the width of one
 // kv group in a fused query/key/value tensor, else 1).

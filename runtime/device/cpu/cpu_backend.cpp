@@ -1,8 +1,14 @@
 #include "runtime/device/cpu/cpu_backend.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
+#include <optional>
+#include <string_view>
+#include <vector>
 
 #include <sys/mman.h>
 
@@ -19,19 +25,20 @@ namespace {
 constexpr std::size_t arena_alignment = 256;
 constexpr std::uintptr_t workspace_alignment = 64;  // packed panels are loaded into AVX-512 registers
 
-// How many operands a call has: those of the row, without the optional ones that the shape or the scalars leave out.
-std::size_t operand_count(const OpRow& row, const KernelCall& call) {
-  std::size_t count = 0;
-  for (const OperandRow& operand : row.operands) count += operand.optional ? 0 : 1;
-  switch (call.kind) {
-    case OpKind::linear:
-    case OpKind::linear_weight_gradient: return count + call.shape.bias;
-    case OpKind::add: return count + call.shape.bias + call.shape.second;
-    case OpKind::bias_gradient: return count + 1;
-    case OpKind::adamw: return count + call.scalars->has_norm;  // no master copy: parameters are fp32
-    case OpKind::sgd: return count + call.scalars->has_norm + call.shape.second;
-    default: return count;
-  }
+// A whole number from a file of one; nothing where there is none ("max" of an unlimited control group).
+std::optional<std::int64_t> number_in(const char* path) {
+  std::ifstream file(path);
+  std::int64_t number = 0;
+  if (file >> number) return number;
+  return std::nullopt;
+}
+
+// Bytes that /proc/meminfo tells of `what`; 0 where it does not.
+std::int64_t memory_information(std::string_view what) {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(what)) return std::strtoll(line.c_str() + what.size(), nullptr, 10) * 1024;
+  return 0;
 }
 
 class CpuBackend final : public Backend {
@@ -56,31 +63,66 @@ class CpuBackend final : public Backend {
   }
 
   void release(void* memory) override { ::operator delete(memory, std::align_val_t{arena_alignment}); }
+  void* allocate_host(Bytes bytes) override { return allocate(bytes); }
+  void release_host(void* memory) override { release(memory); }
+
+  // Of the machine, or of the control group where that allows less.
+  DeviceMemory memory() const override {
+    const std::int64_t total = memory_information("MemTotal:");
+    const auto allowed = number_in("/sys/fs/cgroup/memory.max");
+    const auto used = number_in("/sys/fs/cgroup/memory.current");
+    if (allowed && used && *allowed < total) return {Bytes(*allowed), Bytes(*used)};
+    return {Bytes(total), Bytes(total - memory_information("MemAvailable:"))};
+  }
+
+  void set_scalars(const StepScalars& scalars) override { scalars_ = scalars; }
 
   void run(StreamId, const KernelCall& call) override {
     const OpRow& row = row_of(call.kind);
     const CpuKernel kernel = table_.kernels[static_cast<int>(call.kind)];
     PARPLAN_ASSERT(kernel != nullptr, fmt::format("{} is no kernel", row.name));
-    PARPLAN_ASSERT(call.scalars != nullptr || (call.kind != OpKind::adamw && call.kind != OpKind::sgd),
-                   fmt::format("{} without its scalars", row.name));
-    PARPLAN_ASSERT(call.operands.size() == operand_count(row, call),
+    PARPLAN_ASSERT(call.type == DataType::fp32 || call.type == DataType::tf32,
+                   fmt::format("{} in {}: the CPU computes in fp32", row.name, parplan::name(call.type)));
+    const bool workspace = row.cpu_workspace != nullptr;
+    PARPLAN_ASSERT(static_cast<int>(call.operands.size()) == operand_count(row, call.shape, workspace),
                    fmt::format("{} with {} operands", row.name, call.operands.size()));
-    if (!row.operands.empty() && row.operands.back().source == OperandSource::workspace)
+    if (workspace)
       PARPLAN_ASSERT(reinterpret_cast<std::uintptr_t>(call.operands.back()) % workspace_alignment == 0,
                      fmt::format("workspace of {} at {}", row.name, call.operands.back()));
-    kernel({.shape = call.shape, .operands = call.operands.data(), .scalars = call.scalars});
+    kernel({.shape = call.shape, .operands = call.operands.data(), .scalars = &scalars_});
   }
 
   void copy(StreamId, void* to, const void* from, Bytes bytes) override {
     std::memcpy(to, from, static_cast<std::size_t>(bytes.count));
   }
+  void fill(StreamId, void* memory, std::uint32_t pattern, std::int64_t words) override {
+    std::fill_n(static_cast<std::uint32_t*>(memory), words, pattern);
+  }
+  std::int64_t end_of_unlike(const void* memory, std::uint32_t pattern, std::int64_t words) override {
+    const auto* begin = static_cast<const std::uint32_t*>(memory);
+    while (words > 0 && begin[words - 1] == pattern) --words;
+    return words;
+  }
 
   void record(StreamId, EventId) override {}
   void wait(StreamId, EventId) override {}
-  void synchronize(StreamId) override {}
+  void synchronize() override {}
+  void repeat(StreamId, std::int64_t, const std::function<void()>& work) override { work(); }
+
+  void mark(StreamId, int mark) override {
+    const std::size_t number = static_cast<std::size_t>(mark);
+    if (number >= marks_.size()) marks_.resize(number + 1);
+    marks_[number] = std::chrono::steady_clock::now();
+  }
+  double seconds_at(int mark) override {
+    return std::chrono::duration<double>(marks_.at(static_cast<std::size_t>(mark)) - marks_.at(0)).count();
+  }
+  bool works_at_once() const override { return true; }
 
  private:
   const CpuKernelTable& table_;
+  StepScalars scalars_;
+  std::vector<std::chrono::steady_clock::time_point> marks_;
 };
 
 }  // namespace

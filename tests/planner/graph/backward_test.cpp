@@ -25,8 +25,8 @@ std::vector<std::string> lines(const OpGraph& graph, const std::vector<TrainingO
       line += &operand == op.operands.data() ? " " : ", ";
       if (operand.access == Access::write) line += "=";
       if (operand.access == Access::update) line += "+=";
-      if (operand.source == OperandSource::workspace) {
-        line += "workspace";
+      if (operand.tensor < 0) {
+        line += operand.source == OperandSource::workspace ? "workspace" : "loss scale";
         continue;
       }
       std::string tensor = graph.tensors[static_cast<std::size_t>(operand.tensor)].name;
@@ -71,22 +71,22 @@ TEST_CASE("the backward of a GPT-2 layer: the residual's gradient is passed on a
   const TrainingBlock block = training_block(graph, 2);
   CHECK(lines(graph, block.backward, "layers.1.") ==
         std::vector<std::string>{
-            "bias_gradient d(residual2), +=d(residual2.bias)",
+            "bias_gradient d(residual2), +=d(residual2.bias), +=workspace",
             "linear_input_gradient d(down), down.weight, =d(gelu), +=workspace",
             "linear_weight_gradient d(down), gelu, +=d(down.weight), +=workspace",
             "activation_gradient d(gelu), up, =d(up)",
             "linear_input_gradient d(up), up.weight, =d(norm2), +=workspace",
             "linear_weight_gradient d(up), norm2, +=d(up.weight), +=d(up.bias), +=workspace",
             "layer_norm_gradient (accumulates) d(norm2), residual1, norm2.weight, norm2.mean, norm2.rstd, "
-            "+=d(residual1), +=d(norm2.weight), +=d(norm2.bias)",
-            "bias_gradient d(residual1), +=d(residual1.bias)",
+            "+=d(residual1), +=d(norm2.weight), +=d(norm2.bias), +=workspace",
+            "bias_gradient d(residual1), +=d(residual1.bias), +=workspace",
             "linear_input_gradient d(projection), projection.weight, =d(attention), +=workspace",
             "linear_weight_gradient d(projection), attention, +=d(projection.weight), +=workspace",
             "attention_gradient d(attention), qkv, attention, lse, =d(qkv), +=workspace",
             "linear_input_gradient d(qkv), qkv.weight, =d(norm1), +=workspace",
             "linear_weight_gradient d(qkv), norm1, +=d(qkv.weight), +=d(qkv.bias), +=workspace",
             "layer_norm_gradient (accumulates) d(norm1), layers.0.residual2, norm1.weight, norm1.mean, norm1.rstd, "
-            "+=d(layers.0.residual2), +=d(norm1.weight), +=d(norm1.bias)",
+            "+=d(layers.0.residual2), +=d(norm1.weight), +=d(norm1.bias), +=workspace",
         });
   CHECK(aliases(graph, block) == std::vector<std::string>{"layers.0.residual2 -> layers.1.residual1",
                                                           "layers.1.projection -> layers.1.residual1",
@@ -112,7 +112,7 @@ TEST_CASE("the backward of a Llama layer: gate and up add to one gradient, no bi
             "linear_input_gradient (accumulates) d(gate), gate.weight, +=d(norm2), +=workspace",
             "linear_weight_gradient d(gate), norm2, +=d(gate.weight), +=workspace",
             "rms_norm_gradient (accumulates) d(norm2), residual1, norm2.weight, norm2.rstd, +=d(residual1), "
-            "+=d(norm2.weight)",
+            "+=d(norm2.weight), +=workspace",
             "linear_input_gradient d(projection), projection.weight, =d(attention), +=workspace",
             "linear_weight_gradient d(projection), attention, +=d(projection.weight), +=workspace",
             "attention_gradient d(attention), rotary, attention, lse, =d(rotary), +=workspace",
@@ -120,7 +120,7 @@ TEST_CASE("the backward of a Llama layer: gate and up add to one gradient, no bi
             "linear_input_gradient d(qkv), qkv.weight, =d(norm1), +=workspace",
             "linear_weight_gradient d(qkv), norm1, +=d(qkv.weight), +=workspace",
             "rms_norm_gradient (accumulates) d(norm1), embedding, norm1.weight, norm1.rstd, +=d(embedding), "
-            "+=d(norm1.weight)",
+            "+=d(norm1.weight), +=workspace",
         });
   CHECK(names_of(graph, block.saved) ==
         std::vector<std::string>{"embedding", "layers.0.norm1", "layers.0.norm1.rstd", "layers.0.rotary",
@@ -140,11 +140,11 @@ TEST_CASE("embedding and head: tokens and targets are saved, the loss starts the
   const TrainingBlock head = training_block(graph, 2);
   CHECK(lines(graph, head.backward, "head.") ==
         std::vector<std::string>{
-            "cross_entropy_gradient logits, targets, maximum, sums, =d(logits)",
+            "cross_entropy_gradient logits, targets, maximum, sums, =d(logits), loss scale",
             "linear_input_gradient d(logits), embedding.weight, =d(norm), +=workspace",
             "linear_weight_gradient d(logits), norm, +=d(embedding.weight), +=workspace",
             "layer_norm_gradient d(norm), layers.0.residual2, norm.weight, norm.mean, norm.rstd, "
-            "=d(layers.0.residual2), +=d(norm.weight), +=d(norm.bias)",
+            "=d(layers.0.residual2), +=d(norm.weight), +=d(norm.bias), +=workspace",
         });
   CHECK(aliases(graph, head).empty());
   CHECK(names_of(graph, head.saved) == std::vector<std::string>{"layers.0.residual2", "head.norm", "head.norm.mean",

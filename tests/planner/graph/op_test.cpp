@@ -59,9 +59,60 @@ TEST_CASE("every row has operands, does work, and has a workspace operand exactl
       CHECK(work.flops.value >= 0.0);
       CHECK((!work.matrix || work.flops.value > 0.0));
     }
-    CHECK(has(row, OperandSource::workspace) == static_cast<bool>(row.cpu_workspace));
+    CHECK(has(row, OperandSource::workspace) == (row.cpu_workspace != nullptr || row.cuda_workspace != nullptr));
+    if (has(row, OperandSource::workspace)) CHECK(row.operands.back().source == OperandSource::workspace);
     if (row.cpu_workspace) CHECK(row.cpu_workspace(plausible()) > Bytes(0));
+    if (row.cuda_workspace) CHECK(row.cuda_workspace(plausible()) > Bytes(0));
   }
+}
+
+TEST_CASE("a kernel receives the operands of its row that its shape and its backend's workspace say") {
+  const auto count = [](OpKind kind, const OpShape& shape, bool workspace) { return operand_count(row_of(kind), shape, workspace); };
+  CHECK(count(OpKind::linear, {}, false) == 3);                 // x, weight, y
+  CHECK(count(OpKind::linear, {.bias = true}, true) == 5);
+  CHECK(count(OpKind::add, {.second = true}, false) == 3);      // a, b, sum
+  CHECK(count(OpKind::add, {.bias = true, .second = true}, false) == 4);
+  CHECK(count(OpKind::bias_gradient, {.bias = true}, true) == 3);
+  CHECK(count(OpKind::adamw, {}, false) == 4);                  // gradient, parameter, m, v
+  CHECK(count(OpKind::adamw, {.second = true, .norm = true, .master = true, .scaled = true}, false) == 7);
+  CHECK(count(OpKind::sgd, {}, false) == 2);
+  CHECK(count(OpKind::sgd, {.second = true, .norm = true, .master = true, .scaled = true}, false) == 6);
+  CHECK(count(OpKind::cross_entropy_gradient, {}, false) == 5);
+  CHECK(count(OpKind::cross_entropy_gradient, {.scaled = true}, false) == 6);
+  CHECK(count(OpKind::update_loss_scale, {}, false) == 2);
+}
+
+TEST_CASE("two ops in one kernel do the work of both and move less by what the second does not read again") {
+  const OpShape shape{.rows = 64, .columns = 96, .inner = 32, .bias = true, .second = true};
+  struct Pair {
+    OpKind first, second, fused;
+    OpShape of_second;
+    std::int64_t saved;  // elements: the sum once; `before` once; the gradient between them written and read
+  };
+  const Pair pairs[] = {
+      {OpKind::add, OpKind::layer_norm, OpKind::add_layer_norm, shape, 64 * 96},
+      {OpKind::add, OpKind::rms_norm, OpKind::add_rms_norm, shape, 64 * 96},
+      {OpKind::linear, OpKind::activation, OpKind::linear_gelu, shape, 64 * 96},
+      {OpKind::linear_input_gradient, OpKind::activation_gradient, OpKind::linear_input_gradient_gelu,
+       {.rows = 64, .columns = 32}, 2 * 64 * 32},
+  };
+  for (const Pair& pair : pairs)
+    for (DataType type : {DataType::fp32, DataType::bf16}) {
+      CAPTURE(name(pair.fused));
+      const OpWork first = row_of(pair.first).work(shape, type), second = row_of(pair.second).work(pair.of_second, type);
+      const OpWork fused = row_of(pair.fused).work(shape, type);
+      CHECK(fused.flops == first.flops + second.flops);
+      CHECK(fused.bytes == first.bytes + second.bytes - Bytes(pair.saved * size_of(type)));
+      CHECK(fused.matrix == first.matrix);
+    }
+}
+
+TEST_CASE("tf32 lies in memory as fp32") {
+  CHECK(size_of(DataType::tf32) == 4);
+  CHECK(in_memory(DataType::tf32) == DataType::fp32);
+  CHECK(in_memory(DataType::bf16) == DataType::bf16);
+  CHECK(!is_half(DataType::tf32));
+  CHECK(std::string_view(name(DataType::tf32)) == "tf32");
 }
 
 TEST_CASE("forward rows have a sharding rule and read no gradients, other rows have none") {
@@ -108,7 +159,7 @@ TEST_CASE("what may share storage is a read operand and a written one") {
     CHECK(row.operands[static_cast<std::size_t>(row.in_place_write)].access == Access::write);
   }
   CHECK(in_place == std::vector<std::string_view>{"add_position", "rotary", "activation", "silu_gate", "add",
-                                                  "rotary_gradient", "activation_gradient", "silu_gate_gradient",
+                                                  "add_layer_norm", "add_rms_norm", "rotary_gradient", "activation_gradient", "silu_gate_gradient",
                                                   "cross_entropy_gradient"});
 }
 
@@ -158,7 +209,7 @@ TEST_CASE("an embedding moves the rows that it looks up, not the table") {
 TEST_CASE("AdamW moves 28 bytes a parameter in fp32 and 30 in bf16 with a master copy") {
   const OpShape shape{.rows = 1000};
   CHECK(row_of(OpKind::adamw).work(shape, DataType::fp32).bytes == Bytes(28000));
-  CHECK(row_of(OpKind::adamw).work(shape, DataType::bf16).bytes == Bytes(30000));
+  CHECK(row_of(OpKind::adamw).work({.rows = 1000, .master = true}, DataType::bf16).bytes == Bytes(30000));
   CHECK(row_of(OpKind::sgd).work(shape, DataType::fp32).bytes == Bytes(12000));
   CHECK(row_of(OpKind::sgd).work({.rows = 1000, .second = true}, DataType::fp32).bytes == Bytes(20000));
 }

@@ -23,16 +23,16 @@ TEST_CASE("linear and its input gradient give a token the same bits in every spl
       const Array dy(numbers(s.rows * s.columns, 4));
       OpShape shape{.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = true};
       Array y(s.rows * s.columns), dx(s.rows * s.inner);
-      run(backend, OpKind::linear, shape, nullptr, x, w, bias, y);
-      run(backend, OpKind::linear_input_gradient, shape, nullptr, dy, w, dx);
+      run(backend, OpKind::linear, shape, x, w, bias, y);
+      run(backend, OpKind::linear_input_gradient, shape, dy, w, dx);
       for (std::int64_t split = 1; split < s.rows; split += s.rows > 100 ? 37 : 1) {
         INFO(s.rows, " x ", s.columns, " x ", s.inner, " split at ", split);
         Array y_split(s.rows * s.columns, poison, 3), dx_split(s.rows * s.inner, poison, 5);
         for (const auto& [begin, end] : {std::pair{std::int64_t{0}, split}, std::pair{split, s.rows}}) {
           shape.rows = end - begin;
-          run(backend, OpKind::linear, shape, nullptr, x.data() + begin * s.inner, w, bias,
+          run(backend, OpKind::linear, shape, x.data() + begin * s.inner, w, bias,
               y_split.data() + begin * s.columns);
-          run(backend, OpKind::linear_input_gradient, shape, nullptr, dy.data() + begin * s.columns, w,
+          run(backend, OpKind::linear_input_gradient, shape, dy.data() + begin * s.columns, w,
               dx_split.data() + begin * s.inner);
         }
         CHECK(same_bits(y.data(), y_split.data(), y.size()));
@@ -85,18 +85,19 @@ TEST_CASE("elementwise kernels give an element the same bits wherever the call b
 TEST_CASE("the optimizer gives a parameter the same bits in every shard") {
   const std::int64_t count = 101;
   const StepScalars scalars{.step = 2, .learning_rate = 0.013, .weight_decay = 0.17, .momentum = 0.93,
-                            .clip_norm = 1.0, .has_norm = true};
+                            .clip_norm = 1.0};
   const Array norm(1, 7.0f), gradient(numbers(count, 1));
   on_every_instruction_set([&](Backend& backend) {
+    backend.set_scalars(scalars);
     for (const OpKind kind : {OpKind::adamw, OpKind::sgd}) {
       const auto update = [&](std::int64_t split, Array& p, Array& m, Array& v) {
         for (const auto& [begin, end] : {std::pair{std::int64_t{0}, split}, std::pair{split, count}}) {
-          const OpShape shape{.rows = end - begin, .second = true, .weight_decay = true};
+          const OpShape shape{.rows = end - begin, .second = true, .weight_decay = true, .norm = true};
           if (kind == OpKind::adamw) {
-            run(backend, kind, shape, &scalars, gradient.data() + begin, p.data() + begin, m.data() + begin,
+            run(backend, kind, shape, gradient.data() + begin, p.data() + begin, m.data() + begin,
                 v.data() + begin, norm);
           } else {
-            run(backend, kind, shape, &scalars, gradient.data() + begin, p.data() + begin, m.data() + begin, norm);
+            run(backend, kind, shape, gradient.data() + begin, p.data() + begin, m.data() + begin, norm);
           }
         }
       };
@@ -132,18 +133,18 @@ TEST_CASE("norms and cross entropy give a token the same bits at every address a
       const OpShape shape{.rows = end - begin, .columns = columns, .valid = columns, .epsilon = 1e-5, .scale = 0.3};
       const std::int64_t first = begin * columns;
       const std::vector<std::int32_t> own(targets.begin() + begin, targets.begin() + end);
-      run(backend, OpKind::layer_norm, shape, nullptr, x.data() + first, gamma, beta, r.y.data() + first,
+      run(backend, OpKind::layer_norm, shape, x.data() + first, gamma, beta, r.y.data() + first,
           r.mean.data() + begin, r.rstd.data() + begin);
-      run(backend, OpKind::layer_norm_gradient, shape, nullptr, dy.data() + first, x.data() + first, gamma,
+      run(backend, OpKind::layer_norm_gradient, shape, dy.data() + first, x.data() + first, gamma,
           r.mean.data() + begin, r.rstd.data() + begin, r.dx.data() + first, r.dgamma, r.dbeta);
-      run(backend, OpKind::rms_norm, shape, nullptr, x.data() + first, gamma, r.rms.data() + first,
+      run(backend, OpKind::rms_norm, shape, x.data() + first, gamma, r.rms.data() + first,
           r.rms_rstd.data() + begin);
-      run(backend, OpKind::rms_norm_gradient, shape, nullptr, dy.data() + first, x.data() + first, gamma,
+      run(backend, OpKind::rms_norm_gradient, shape, dy.data() + first, x.data() + first, gamma,
           r.rms_rstd.data() + begin, r.rms_dx.data() + first, r.dgamma);
-      run(backend, OpKind::cross_entropy_max, shape, nullptr, x.data() + first, r.maximum.data() + begin);
-      run(backend, OpKind::cross_entropy_sums, shape, nullptr, x.data() + first, own, r.maximum.data() + begin,
+      run(backend, OpKind::cross_entropy_max, shape, x.data() + first, r.maximum.data() + begin);
+      run(backend, OpKind::cross_entropy_sums, shape, x.data() + first, own, r.maximum.data() + begin,
           r.sums.data() + 2 * begin);
-      run(backend, OpKind::cross_entropy_gradient, shape, nullptr, x.data() + first, own, r.maximum.data() + begin,
+      run(backend, OpKind::cross_entropy_gradient, shape, x.data() + first, own, r.maximum.data() + begin,
           r.sums.data() + 2 * begin, r.dlogits.data() + first);
     };
     const Results whole(0);
@@ -170,8 +171,8 @@ TEST_CASE("attention gives a sample the same bits alone as in a batch") {
                   .kv_heads = kv_heads, .head_dim = head_dim};
     const Array qkv(numbers(sequence * batch * width, 1)), dy(numbers(sequence * batch * out, 2));
     Array y(sequence * batch * out), lse(batch * heads * sequence), dqkv(sequence * batch * width);
-    run(backend, OpKind::attention, shape, nullptr, qkv, y, lse);
-    run(backend, OpKind::attention_gradient, shape, nullptr, dy, qkv, y, lse, dqkv);
+    run(backend, OpKind::attention, shape, qkv, y, lse);
+    run(backend, OpKind::attention_gradient, shape, dy, qkv, y, lse, dqkv);
     shape.batch = 1;
     shape.rows = sequence;
     for (std::int64_t sample = 0; sample < batch; ++sample) {
@@ -181,8 +182,8 @@ TEST_CASE("attention gives a sample the same bits alone as in a batch") {
         for (std::int64_t i = 0; i < out; ++i) one_dy[s * out + i] = dy[(s * batch + sample) * out + i];
       }
       Array one_y(sequence * out), one_lse(heads * sequence), one_dqkv(sequence * width);
-      run(backend, OpKind::attention, shape, nullptr, one_qkv, one_y, one_lse);
-      run(backend, OpKind::attention_gradient, shape, nullptr, one_dy, one_qkv, one_y, one_lse, one_dqkv);
+      run(backend, OpKind::attention, shape, one_qkv, one_y, one_lse);
+      run(backend, OpKind::attention_gradient, shape, one_dy, one_qkv, one_y, one_lse, one_dqkv);
       CHECK(same_bits(one_lse.data(), lse.data() + sample * heads * sequence, heads * sequence));
       for (std::int64_t s = 0; s < sequence; ++s) {
         CHECK(same_bits(one_y.data() + s * out, y.data() + (s * batch + sample) * out, out));

@@ -83,7 +83,7 @@ inline void* pointer(float* data) { return data; }
 
 // Runs one kernel; a workspace of exactly the size that the op's row promises is appended where the row has one.
 template <class... Operands>
-void run(Backend& backend, OpKind kind, const OpShape& shape, const StepScalars* scalars, const Operands&... operands) {
+void run(Backend& backend, OpKind kind, const OpShape& shape, const Operands&... operands) {
   std::vector<void*> pointers = {pointer(operands)...};
   const OpRow& row = row_of(kind);
   std::unique_ptr<Array> workspace;
@@ -91,7 +91,7 @@ void run(Backend& backend, OpKind kind, const OpShape& shape, const StepScalars*
     workspace = std::make_unique<Array>(row.cpu_workspace(shape).count / 4);
     pointers.push_back(workspace->data());
   }
-  backend.run(0, {.kind = kind, .shape = shape, .operands = pointers, .scalars = scalars});
+  backend.run(0, {.kind = kind, .shape = shape, .operands = pointers});
 }
 
 inline void check_near(const Array& found, const std::vector<double>& wanted, double tolerance) {

@@ -59,9 +59,9 @@ TEST_CASE("linear multiplies by the transposed weight and adds the bias") {
         const OpShape shape{.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = bias};
         Array y(s.rows * s.columns);
         if (bias) {
-          run(backend, OpKind::linear, shape, nullptr, Array(x), Array(w), Array(b), y);
+          run(backend, OpKind::linear, shape, Array(x), Array(w), Array(b), y);
         } else {
-          run(backend, OpKind::linear, shape, nullptr, Array(x), Array(w), y);
+          run(backend, OpKind::linear, shape, Array(x), Array(w), y);
         }
         check_near(y, naive_linear(s, x, w, b), 2e-6);
       }
@@ -82,7 +82,7 @@ TEST_CASE("linear_input_gradient writes dy W, or adds it where the shape says so
               wanted[at(r * s.inner + k)] += dy[at(r * s.columns + c)] * w[at(c * s.inner + k)];
         const Array dx = accumulate ? Array(before) : Array(s.rows * s.inner);
         run(backend, OpKind::linear_input_gradient,
-            {.rows = s.rows, .columns = s.columns, .inner = s.inner, .accumulate = accumulate}, nullptr, Array(dy),
+            {.rows = s.rows, .columns = s.columns, .inner = s.inner, .accumulate = accumulate}, Array(dy),
             Array(w), dx);
         check_near(dx, wanted, 2e-6);
       }
@@ -106,10 +106,10 @@ TEST_CASE("linear_weight_gradient adds dy^T x to the weight's gradient and dy to
         const OpShape shape{.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = bias};
         Array dw(before), dbias(bias_before);
         if (bias) {
-          run(backend, OpKind::linear_weight_gradient, shape, nullptr, Array(dy), Array(x), dw, dbias);
+          run(backend, OpKind::linear_weight_gradient, shape, Array(dy), Array(x), dw, dbias);
           check_near(dbias, wanted_bias, 2e-6);
         } else {
-          run(backend, OpKind::linear_weight_gradient, shape, nullptr, Array(dy), Array(x), dw);
+          run(backend, OpKind::linear_weight_gradient, shape, Array(dy), Array(x), dw);
         }
         check_near(dw, wanted, 2e-6);
       }
@@ -132,9 +132,9 @@ TEST_CASE("embedding looks up its shard's rows and gives zeros for the others an
     }
   on_every_instruction_set([&](Backend& backend) {
     Array y(7 * columns), gradient(before);
-    run(backend, OpKind::embedding, shape, nullptr, tokens, Array(table), y);
+    run(backend, OpKind::embedding, shape, tokens, Array(table), y);
     check_near(y, wanted, 0.0);
-    run(backend, OpKind::embedding_gradient, shape, nullptr, Array(dy), tokens, gradient);
+    run(backend, OpKind::embedding_gradient, shape, Array(dy), tokens, gradient);
     check_near(gradient, wanted_gradient, 1e-7);
   });
 }
@@ -151,11 +151,11 @@ TEST_CASE("add_position adds the row of the position to every sample and its gra
     }
   on_every_instruction_set([&](Backend& backend) {
     Array y(6 * columns), in_place(x), gradient(before);
-    run(backend, OpKind::add_position, shape, nullptr, Array(x), Array(table), y);
+    run(backend, OpKind::add_position, shape, Array(x), Array(table), y);
     check_near(y, wanted, 1e-7);
-    run(backend, OpKind::add_position, shape, nullptr, in_place, Array(table), in_place);
+    run(backend, OpKind::add_position, shape, in_place, Array(table), in_place);
     check_near(in_place, wanted, 1e-7);
-    run(backend, OpKind::add_position_gradient, shape, nullptr, Array(x), gradient);
+    run(backend, OpKind::add_position_gradient, shape, Array(x), gradient);
     check_near(gradient, wanted_gradient, 1e-7);
   });
 }
@@ -192,7 +192,7 @@ TEST_CASE("layer_norm and its gradient") {
       INFO("columns ", columns);
       OpShape shape{.rows = rows, .columns = columns, .epsilon = epsilon};
       Array y(rows * columns), mean(rows), rstd(rows);
-      run(backend, OpKind::layer_norm, shape, nullptr, Array(x), Array(gamma), Array(beta), y, mean, rstd);
+      run(backend, OpKind::layer_norm, shape, Array(x), Array(gamma), Array(beta), y, mean, rstd);
       check_near(y, wanted, 2e-6);
       check_near(mean, means, 1e-6);
       check_near(rstd, rstds, 2e-6);
@@ -201,7 +201,7 @@ TEST_CASE("layer_norm and its gradient") {
         shape.accumulate = accumulate;
         const Array found = accumulate ? Array(before) : Array(rows * columns);
         Array found_gamma(gamma_before), found_beta(gamma_before);
-        run(backend, OpKind::layer_norm_gradient, shape, nullptr, Array(dy), Array(x), Array(gamma), mean, rstd, found,
+        run(backend, OpKind::layer_norm_gradient, shape, Array(dy), Array(x), Array(gamma), mean, rstd, found,
             found_gamma, found_beta);
         check_near(found, accumulate ? plus(before, dx) : dx, 1e-5);
         check_near(found_gamma, plus(gamma_before, dgamma), 1e-5);
@@ -236,7 +236,7 @@ TEST_CASE("rms_norm and its gradient") {
       INFO("columns ", columns);
       OpShape shape{.rows = rows, .columns = columns, .epsilon = epsilon};
       Array y(rows * columns), rstd(rows);
-      run(backend, OpKind::rms_norm, shape, nullptr, Array(x), Array(gamma), y, rstd);
+      run(backend, OpKind::rms_norm, shape, Array(x), Array(gamma), y, rstd);
       check_near(y, wanted, 2e-6);
       check_near(rstd, rstds, 2e-6);
       const Vector before = numbers(rows * columns, 5), gamma_before = numbers(columns, 6);
@@ -244,7 +244,7 @@ TEST_CASE("rms_norm and its gradient") {
         shape.accumulate = accumulate;
         const Array found = accumulate ? Array(before) : Array(rows * columns);
         Array found_gamma(gamma_before);
-        run(backend, OpKind::rms_norm_gradient, shape, nullptr, Array(dy), Array(x), Array(gamma), rstd, found,
+        run(backend, OpKind::rms_norm_gradient, shape, Array(dy), Array(x), Array(gamma), rstd, found,
             found_gamma);
         check_near(found, accumulate ? plus(before, dx) : dx, 1e-5);
         check_near(found_gamma, plus(gamma_before, dgamma), 1e-5);
@@ -276,11 +276,11 @@ TEST_CASE("rotary turns query and key heads by position, leaves values, and its 
     on_every_instruction_set([&](Backend& backend) {
       INFO("head_dim ", head_dim);
       Array y(6 * width), in_place(x), back(6 * width);
-      run(backend, OpKind::rotary, shape, nullptr, Array(x), y);
+      run(backend, OpKind::rotary, shape, Array(x), y);
       check_near(y, wanted, 1e-6);
-      run(backend, OpKind::rotary, shape, nullptr, in_place, in_place);
+      run(backend, OpKind::rotary, shape, in_place, in_place);
       CHECK(same_bits(in_place.data(), y.data(), y.size()));
-      run(backend, OpKind::rotary_gradient, shape, nullptr, y, back);  // the inverse of a rotation is its transpose
+      run(backend, OpKind::rotary_gradient, shape, y, back);  // the inverse of a rotation is its transpose
       check_near(back, x, 1e-6);
     });
   }
@@ -344,7 +344,7 @@ TEST_CASE("attention is causal, shares key/value heads within groups and saves l
       Vector wanted_lse;
       const Vector wanted = naive_attention(s, qkv, &wanted_lse);
       Array y(s.output()), lse(s.batch * s.heads * s.sequence);
-      run(backend, OpKind::attention, s.shape(), nullptr, Array(qkv), y, lse);
+      run(backend, OpKind::attention, s.shape(), Array(qkv), y, lse);
       check_near(y, wanted, 3e-6);
       check_near(lse, wanted_lse, 1e-6);
     }
@@ -359,8 +359,8 @@ TEST_CASE("attention_gradient is the slope of attention") {
     on_every_instruction_set([&](Backend& backend) {
       INFO("sequence ", s.sequence);
       Array y(s.output()), lse(s.batch * s.heads * s.sequence), dqkv(s.fused());
-      run(backend, OpKind::attention, s.shape(), nullptr, Array(qkv), y, lse);
-      run(backend, OpKind::attention_gradient, s.shape(), nullptr, Array(dy), Array(qkv), y, lse, dqkv);
+      run(backend, OpKind::attention, s.shape(), Array(qkv), y, lse);
+      run(backend, OpKind::attention_gradient, s.shape(), Array(dy), Array(qkv), y, lse, dqkv);
       check_near(dqkv, wanted, 1e-5);
     });
   }
@@ -371,8 +371,8 @@ TEST_CASE("attention_gradient over several blocks of queries: slopes along rando
   const Vector qkv = numbers(s.fused(), 1, 2.0), dy = numbers(s.output(), 2);
   on_every_instruction_set([&](Backend& backend) {
     Array y(s.output()), lse(s.batch * s.heads * s.sequence), dqkv(s.fused());
-    run(backend, OpKind::attention, s.shape(), nullptr, Array(qkv), y, lse);
-    run(backend, OpKind::attention_gradient, s.shape(), nullptr, Array(dy), Array(qkv), y, lse, dqkv);
+    run(backend, OpKind::attention, s.shape(), Array(qkv), y, lse);
+    run(backend, OpKind::attention_gradient, s.shape(), Array(dy), Array(qkv), y, lse, dqkv);
     for (int seed = 10; seed < 16; ++seed) {
       const Vector direction = numbers(s.fused(), seed);
       const auto loss_at = [&](double step) {
@@ -420,15 +420,15 @@ TEST_CASE("activations and their gradients, also in place") {
       INFO("activation ", static_cast<int>(c.kind));
       const OpShape shape{.rows = rows, .columns = columns, .activation = c.kind};
       Array y(rows * columns), in_place(x), dx(rows * columns), gradient_in_place(dy);
-      run(backend, OpKind::activation, shape, nullptr, Array(x), y);
+      run(backend, OpKind::activation, shape, Array(x), y);
       for (std::int64_t i = 0; i < y.size(); ++i)
         // tanh and exp are good relatively; erf is good to 1.2e-7, of which x times remains where the rest cancels.
         CHECK(std::abs(y[i] - wanted[at(i)]) <= 2e-6 * std::abs(wanted[at(i)]) + (c.kind == ActivationKind::gelu_erf ? 1.5e-7 * std::abs(x[at(i)]) : 1e-9));
-      run(backend, OpKind::activation, shape, nullptr, in_place, in_place);
+      run(backend, OpKind::activation, shape, in_place, in_place);
       CHECK(same_bits(in_place.data(), y.data(), y.size()));
-      run(backend, OpKind::activation_gradient, shape, nullptr, Array(dy), Array(x), dx);
+      run(backend, OpKind::activation_gradient, shape, Array(dy), Array(x), dx);
       check_near(dx, wanted_gradient, 2e-6);
-      run(backend, OpKind::activation_gradient, shape, nullptr, gradient_in_place, Array(x), gradient_in_place);
+      run(backend, OpKind::activation_gradient, shape, gradient_in_place, Array(x), gradient_in_place);
       CHECK(same_bits(gradient_in_place.data(), dx.data(), dx.size()));
     });
   }
@@ -450,14 +450,14 @@ TEST_CASE("silu_gate and its gradient, also in place") {
   const Vector dup = slopes([&](const Vector& v) { return dot(forward(gate, v), dy); }, up);
   on_every_instruction_set([&](Backend& backend) {
     Array y(count), in_place(gate), found_gate(count), found_up(count), gradient_in_place(dy);
-    run(backend, OpKind::silu_gate, shape, nullptr, Array(gate), Array(up), y);
+    run(backend, OpKind::silu_gate, shape, Array(gate), Array(up), y);
     check_near(y, forward(gate, up), 1e-6);
-    run(backend, OpKind::silu_gate, shape, nullptr, in_place, Array(up), in_place);
+    run(backend, OpKind::silu_gate, shape, in_place, Array(up), in_place);
     CHECK(same_bits(in_place.data(), y.data(), count));
-    run(backend, OpKind::silu_gate_gradient, shape, nullptr, Array(dy), Array(gate), Array(up), found_gate, found_up);
+    run(backend, OpKind::silu_gate_gradient, shape, Array(dy), Array(gate), Array(up), found_gate, found_up);
     check_near(found_gate, dgate, 2e-6);
     check_near(found_up, dup, 2e-6);
-    run(backend, OpKind::silu_gate_gradient, shape, nullptr, gradient_in_place, Array(gate), Array(up),
+    run(backend, OpKind::silu_gate_gradient, shape, gradient_in_place, Array(gate), Array(up),
         gradient_in_place, found_up);
     CHECK(same_bits(gradient_in_place.data(), found_gate.data(), count));
   });
@@ -474,19 +474,19 @@ TEST_CASE("add adds what is present and bias_gradient sums over rows") {
         for (std::int64_t i = 0; i < rows * columns; ++i)
           wanted[at(i)] += (second ? b[at(i)] : 0.0) + (has_bias ? bias[at(i % columns)] : 0.0);
         Array y(rows * columns);
-        if (second && has_bias) run(backend, OpKind::add, shape, nullptr, Array(a), Array(b), Array(bias), y);
-        if (second && !has_bias) run(backend, OpKind::add, shape, nullptr, Array(a), Array(b), y);
-        if (!second && has_bias) run(backend, OpKind::add, shape, nullptr, Array(a), Array(bias), y);
-        if (!second && !has_bias) run(backend, OpKind::add, shape, nullptr, Array(a), y);
+        if (second && has_bias) run(backend, OpKind::add, shape, Array(a), Array(b), Array(bias), y);
+        if (second && !has_bias) run(backend, OpKind::add, shape, Array(a), Array(b), y);
+        if (!second && has_bias) run(backend, OpKind::add, shape, Array(a), Array(bias), y);
+        if (!second && !has_bias) run(backend, OpKind::add, shape, Array(a), y);
         check_near(y, wanted, 1e-6);
       }
     Array in_place(b);
-    run(backend, OpKind::add, {.rows = rows, .columns = columns, .second = true}, nullptr, Array(a), in_place, in_place);
+    run(backend, OpKind::add, {.rows = rows, .columns = columns, .second = true}, Array(a), in_place, in_place);
     check_near(in_place, plus(a, b), 1e-6);
     Vector wanted = bias;
     for (std::int64_t i = 0; i < rows * columns; ++i) wanted[at(i % columns)] += a[at(i)];
     Array dbias(bias);
-    run(backend, OpKind::bias_gradient, {.rows = rows, .columns = columns, .bias = true}, nullptr, Array(a), dbias);
+    run(backend, OpKind::bias_gradient, {.rows = rows, .columns = columns, .bias = true}, Array(a), dbias);
     check_near(dbias, wanted, 1e-6);
   });
 }
@@ -522,19 +522,19 @@ TEST_CASE("cross entropy over shards of a padded vocabulary equals that over the
       maxima.emplace_back(rows);
       sums.emplace_back(2 * rows);
       gradients.emplace_back(rows * columns);
-      run(backend, OpKind::cross_entropy_max, shapes.back(), nullptr, shard_logits.back(), maxima.back());
+      run(backend, OpKind::cross_entropy_max, shapes.back(), shard_logits.back(), maxima.back());
       for (std::int64_t r = 0; r < rows; ++r) maximum[r] = std::max(maximum[r], maxima.back()[r]);
     }
     CHECK(maxima[2][0] == -INFINITY);
     for (std::size_t shard = 0; shard < 3; ++shard) {
-      run(backend, OpKind::cross_entropy_sums, shapes[shard], nullptr, shard_logits[shard], targets, maximum,
+      run(backend, OpKind::cross_entropy_sums, shapes[shard], shard_logits[shard], targets, maximum,
           sums[shard]);
       for (std::int64_t i = 0; i < 2 * rows; ++i) sum[i] += sums[shard][i];
     }
-    run(backend, OpKind::cross_entropy_loss, shapes[0], nullptr, shard_logits[0], targets, maximum, sum, loss);
+    run(backend, OpKind::cross_entropy_loss, shapes[0], shard_logits[0], targets, maximum, sum, loss);
     CHECK(std::abs(loss[0] - wanted_loss) <= 2e-6 * wanted_loss);
     for (std::size_t shard = 0; shard < 3; ++shard) {
-      run(backend, OpKind::cross_entropy_gradient, shapes[shard], nullptr, shard_logits[shard], targets, maximum, sum,
+      run(backend, OpKind::cross_entropy_gradient, shapes[shard], shard_logits[shard], targets, maximum, sum,
           gradients[shard]);
       for (std::int64_t r = 0; r < rows; ++r)
         for (std::int64_t i = 0; i < columns; ++i) {
@@ -542,7 +542,7 @@ TEST_CASE("cross entropy over shards of a padded vocabulary equals that over the
               i < shapes[shard].valid ? wanted_gradient[at(r * vocabulary + shapes[shard].begin + i)] : 0.0;
           CHECK(std::abs(gradients[shard][r * columns + i] - wanted) <= 1e-6 * scale);
         }
-      run(backend, OpKind::cross_entropy_gradient, shapes[shard], nullptr, shard_logits[shard], targets, maximum, sum,
+      run(backend, OpKind::cross_entropy_gradient, shapes[shard], shard_logits[shard], targets, maximum, sum,
           shard_logits[shard]);
       CHECK(same_bits(shard_logits[shard].data(), gradients[shard].data(), rows * columns));
     }
@@ -555,13 +555,13 @@ TEST_CASE("accumulate, fill_zero, copy and sum_squares") {
       const OpShape shape{.rows = count};
       const Vector x = numbers(count, 1), y = numbers(count, 2);
       Array sum(y), zero(count), same(count), squares(1, 3.0f);
-      run(backend, OpKind::accumulate, shape, nullptr, Array(x), sum);
+      run(backend, OpKind::accumulate, shape, Array(x), sum);
       check_near(sum, plus(x, y), 1e-7);
-      run(backend, OpKind::fill_zero, shape, nullptr, zero);
+      run(backend, OpKind::fill_zero, shape, zero);
       check_near(zero, Vector(at(count)), 0.0);
-      run(backend, OpKind::copy, shape, nullptr, Array(x), same);
+      run(backend, OpKind::copy, shape, Array(x), same);
       check_near(same, x, 0.0);
-      run(backend, OpKind::sum_squares, shape, nullptr, Array(x), squares);
+      run(backend, OpKind::sum_squares, shape, Array(x), squares);
       check_near(squares, {3.0 + dot(x, x)}, 1e-7);
     }
   });
@@ -577,8 +577,8 @@ TEST_CASE("adamw follows torch.optim.AdamW, adam torch.optim.Adam, with and with
       for (const bool decays : {true, false})
         for (const double norm_squared : {0.0, 0.01, 400.0}) {  // none, below and above the clip norm of 2
           const StepScalars t{.step = 3, .learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-3,
-                              .weight_decay = 0.1, .decoupled_decay = decoupled, .clip_norm = 2.0,
-                              .has_norm = norm_squared > 0};
+                              .weight_decay = 0.1, .decoupled_decay = decoupled, .clip_norm = 2.0};
+          backend.set_scalars(t);
           const double clip = norm_squared > 0 ? std::min(1.0, 2.0 / (std::sqrt(norm_squared) + 1e-6)) : 1.0;
           const double decay = decays ? 0.1 : 0.0;
           Vector wanted_parameter, wanted_first, wanted_second;
@@ -590,13 +590,13 @@ TEST_CASE("adamw follows torch.optim.AdamW, adam torch.optim.Adam, with and with
             wanted_parameter.push_back(parameter[i] * (decoupled ? 1 - 0.01 * decay : 1.0) -
                                        0.01 / (1 - std::pow(0.9, 3)) * wanted_first[i] / denominator);
           }
-          const OpShape shape{.rows = count, .weight_decay = decays};
+          const OpShape shape{.rows = count, .weight_decay = decays, .norm = norm_squared > 0};
           Array p(parameter), m(first), v(second);
           const Array norm(1, static_cast<float>(norm_squared));
-          if (t.has_norm) {
-            run(backend, OpKind::adamw, shape, &t, Array(gradient), p, m, v, norm);
+          if (shape.norm) {
+            run(backend, OpKind::adamw, shape, Array(gradient), p, m, v, norm);
           } else {
-            run(backend, OpKind::adamw, shape, &t, Array(gradient), p, m, v);
+            run(backend, OpKind::adamw, shape, Array(gradient), p, m, v);
           }
           check_near(p, wanted_parameter, 1e-6);
           check_near(m, wanted_first, 1e-6);
@@ -612,7 +612,8 @@ TEST_CASE("sgd follows torch.optim.SGD, with and without momentum and clipping")
     for (const bool momentum : {true, false})
       for (const bool clipped : {true, false}) {
         const StepScalars t{.learning_rate = 0.1, .weight_decay = 0.2, .momentum = momentum ? 0.9 : 0.0,
-                            .clip_norm = 1.0, .has_norm = clipped};
+                            .clip_norm = 1.0};
+        backend.set_scalars(t);
         const double clip = clipped ? 1.0 / (4.0 + 1e-6) : 1.0;
         Vector wanted, wanted_buffer;
         for (std::size_t i = 0; i < at(count); ++i) {
@@ -620,15 +621,188 @@ TEST_CASE("sgd follows torch.optim.SGD, with and without momentum and clipping")
           wanted_buffer.push_back(momentum ? 0.9 * buffer[i] + g : g);
           wanted.push_back(parameter[i] - 0.1 * wanted_buffer[i]);
         }
-        const OpShape shape{.rows = count, .second = momentum, .weight_decay = true};
+        const OpShape shape{.rows = count, .second = momentum, .weight_decay = true, .norm = clipped};
         Array p(parameter), b(buffer);
         const Array norm(1, 16.0f), g(gradient);
-        if (momentum && clipped) run(backend, OpKind::sgd, shape, &t, g, p, b, norm);
-        if (momentum && !clipped) run(backend, OpKind::sgd, shape, &t, g, p, b);
-        if (!momentum && clipped) run(backend, OpKind::sgd, shape, &t, g, p, norm);
-        if (!momentum && !clipped) run(backend, OpKind::sgd, shape, &t, g, p);
+        if (momentum && clipped) run(backend, OpKind::sgd, shape, g, p, b, norm);
+        if (momentum && !clipped) run(backend, OpKind::sgd, shape, g, p, b);
+        if (!momentum && clipped) run(backend, OpKind::sgd, shape, g, p, norm);
+        if (!momentum && !clipped) run(backend, OpKind::sgd, shape, g, p);
         check_near(p, wanted, 1e-6);
         if (momentum) check_near(b, wanted_buffer, 1e-6);
       }
+  });
+}
+
+TEST_CASE("add_layer_norm and add_rms_norm equal the sum and the norm, one after the other, to the bit") {
+  const std::int64_t rows = 5;
+  for (const std::int64_t columns : {1, 16, 53})
+    for (const bool second : {false, true})
+      for (const bool bias : {false, true}) {
+        const OpShape shape{.rows = rows, .columns = columns, .bias = bias, .second = second, .epsilon = 1e-5};
+        const Array a(numbers(rows * columns, 1, 3.0)), b(numbers(rows * columns, 2)), offset(numbers(columns, 3));
+        const Array gamma(numbers(columns, 4)), beta(numbers(columns, 5));
+        on_every_instruction_set([&](Backend& backend) {
+          INFO("columns ", columns, " second ", second, " bias ", bias);
+          const auto with_terms = [&](OpKind kind, auto&... rest) {
+            if (second && bias) run(backend, kind, shape, a, b, offset, rest...);
+            if (second && !bias) run(backend, kind, shape, a, b, rest...);
+            if (!second && bias) run(backend, kind, shape, a, offset, rest...);
+            if (!second && !bias) run(backend, kind, shape, a, rest...);
+          };
+          Array sum(rows * columns), y(rows * columns), mean(rows), rstd(rows);
+          Array fused_sum(rows * columns), fused_y(rows * columns), fused_mean(rows), fused_rstd(rows);
+          with_terms(OpKind::add, sum);
+          run(backend, OpKind::layer_norm, shape, sum, gamma, beta, y, mean, rstd);
+          with_terms(OpKind::add_layer_norm, gamma, beta, fused_sum, fused_y, fused_mean, fused_rstd);
+          CHECK(same_bits(sum.data(), fused_sum.data(), sum.size()));
+          CHECK(same_bits(y.data(), fused_y.data(), y.size()));
+          CHECK(same_bits(mean.data(), fused_mean.data(), rows));
+          CHECK(same_bits(rstd.data(), fused_rstd.data(), rows));
+
+          Array other_sum(rows * columns), other_y(rows * columns), other_rstd(rows);
+          run(backend, OpKind::rms_norm, shape, sum, gamma, y, rstd);
+          with_terms(OpKind::add_rms_norm, gamma, other_sum, other_y, other_rstd);
+          CHECK(same_bits(sum.data(), other_sum.data(), sum.size()));
+          CHECK(same_bits(y.data(), other_y.data(), y.size()));
+          CHECK(same_bits(rstd.data(), other_rstd.data(), rows));
+
+          if (!second || bias) return;  // b may be where the sum goes
+          Array in_place(b.values());
+          run(backend, OpKind::add_rms_norm, shape, a, in_place, gamma, in_place, other_y, other_rstd);
+          CHECK(same_bits(sum.data(), in_place.data(), sum.size()));
+          CHECK(same_bits(y.data(), other_y.data(), y.size()));
+        });
+      }
+}
+
+TEST_CASE("linear_gelu and its gradient equal the two kernels that they stand for, to the bit") {
+  on_every_instruction_set([](Backend& backend) {
+    for (const LinearSize& s : linear_sizes)
+      for (const bool bias : {false, true}) {
+        INFO(s.rows, " x ", s.columns, " x ", s.inner, " bias ", bias);
+        const OpShape shape{.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = bias};
+        const OpShape flat{.rows = s.rows, .columns = s.columns};
+        const Array x(numbers(s.rows * s.inner, 1)), w(numbers(s.columns * s.inner, 2)), b(numbers(s.columns, 3));
+        const std::int64_t count = s.rows * s.columns;
+        Array before(count), y(count), fused_before(count), fused_y(count), alone(count);
+        if (bias) {
+          run(backend, OpKind::linear, shape, x, w, b, before);
+          run(backend, OpKind::linear_gelu, shape, x, w, b, fused_before, fused_y);
+          run(backend, OpKind::linear_gelu, shape, x, w, b, alone, alone);
+        } else {
+          run(backend, OpKind::linear, shape, x, w, before);
+          run(backend, OpKind::linear_gelu, shape, x, w, fused_before, fused_y);
+          run(backend, OpKind::linear_gelu, shape, x, w, alone, alone);
+        }
+        run(backend, OpKind::activation, flat, before, y);
+        CHECK(same_bits(before.data(), fused_before.data(), count));
+        CHECK(same_bits(y.data(), fused_y.data(), count));
+        CHECK(same_bits(y.data(), alone.data(), count));  // `before` not kept
+
+        const Array dy(numbers(count, 4)), inner_before(numbers(s.rows * s.inner, 5, 3.0));
+        Array dx(s.rows * s.inner), fused_dx(s.rows * s.inner);
+        run(backend, OpKind::linear_input_gradient, shape, dy, w, dx);
+        run(backend, OpKind::activation_gradient, {.rows = s.rows, .columns = s.inner}, dx, inner_before, dx);
+        run(backend, OpKind::linear_input_gradient_gelu, shape, dy, w, inner_before, fused_dx);
+        CHECK(same_bits(dx.data(), fused_dx.data(), dx.size()));
+      }
+  });
+}
+
+TEST_CASE("the loss scale multiplies the gradient of cross entropy, to the bit where it is a power of two") {
+  const std::int64_t rows = 3, columns = 21;
+  OpShape shape{.rows = rows, .columns = columns, .valid = columns, .scale = 0.25};
+  const Array logits(numbers(rows * columns, 1, 5.0));
+  const std::vector<std::int32_t> targets = {0, 20, 7};
+  on_every_instruction_set([&](Backend& backend) {
+    Array maximum(rows), sums(2 * rows), plain(rows * columns), scaled(rows * columns), scale(4, 0.0f);
+    scale[0] = 1024.0f;
+    run(backend, OpKind::cross_entropy_max, shape, logits, maximum);
+    run(backend, OpKind::cross_entropy_sums, shape, logits, targets, maximum, sums);
+    shape.scaled = false;
+    run(backend, OpKind::cross_entropy_gradient, shape, logits, targets, maximum, sums, plain);
+    shape.scaled = true;
+    run(backend, OpKind::cross_entropy_gradient, shape, logits, targets, maximum, sums, scaled, scale);
+    for (std::int64_t i = 0; i < rows * columns; ++i) CHECK(scaled[i] == 1024.0f * plain[i]);
+  });
+}
+
+TEST_CASE("the optimizer divides by the loss scale, updates the master copy, and skips a step that overflowed") {
+  const std::int64_t count = 37;
+  const Vector gradient = numbers(count, 1), parameter = numbers(count, 2), first = numbers(count, 3);
+  Vector second = numbers(count, 4);
+  for (double& v : second) v = std::abs(v);
+  Vector scaled_gradient = gradient;
+  for (double& g : scaled_gradient) g *= 4096.0;
+  const float squares = 9.0f;
+  on_every_instruction_set([&](Backend& backend) {
+    for (const OpKind kind : {OpKind::adamw, OpKind::sgd}) {
+      INFO(name(kind));
+      const bool adam = kind == OpKind::adamw;
+      const StepScalars t{.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9, .clip_norm = 2.0};
+      OpShape shape{.rows = count, .second = !adam, .weight_decay = true, .norm = true};
+      // Without scale or master copy, of step 3: two steps were skipped.
+      Array p(parameter), m(first), v(second), norm(1, squares);
+      StepScalars plain = t;
+      plain.step = adam ? 3 : 5;
+      backend.set_scalars(plain);
+      if (adam) {
+        run(backend, kind, shape, Array(gradient), p, m, v, norm);
+      } else {
+        run(backend, kind, shape, Array(gradient), p, m, norm);
+      }
+      shape.master = shape.scaled = true;
+      backend.set_scalars(t);
+      Array scale(4, 0.0f), scaled_norm(1, squares * 4096.0f * 4096.0f);
+      scale[0] = 4096.0f;
+      scale[2] = 2.0f;
+      Array low(count), master(parameter), m2(first), v2(second);
+      const auto update = [&] {
+        if (adam) {
+          run(backend, kind, shape, Array(scaled_gradient), low, m2, v2, scaled_norm, master, scale);
+        } else {
+          run(backend, kind, shape, Array(scaled_gradient), low, m2, scaled_norm, master, scale);
+        }
+      };
+      update();
+      check_near(master, p.values(), 1e-6);
+      check_near(m2, m.values(), 1e-6);
+      if (adam) check_near(v2, v.values(), 1e-6);
+      CHECK(same_bits(low.data(), master.data(), count));
+      // Not a number and infinity: nothing changes.
+      for (const float overflow : {INFINITY, std::nanf("")}) {
+        const Vector kept = master.values(), kept_moment = m2.values();
+        scaled_norm[0] = overflow;
+        update();
+        check_near(master, kept, 0.0);
+        check_near(m2, kept_moment, 0.0);
+        check_near(low, kept, 0.0);
+      }
+    }
+  });
+}
+
+TEST_CASE("the loss scale is halved by an overflow and doubled after 2000 good steps") {
+  on_every_instruction_set([](Backend& backend) {
+    Array norm(1, 1.0f), scale(std::vector<double>{65536.0, 0.0, 0.0, 0.0});
+    const auto step = [&] { run(backend, OpKind::update_loss_scale, {}, norm, scale); };
+    for (int i = 0; i < 1999; ++i) step();
+    check_near(scale, {65536.0, 1999.0, 0.0, 0.0}, 0.0);
+    step();
+    check_near(scale, {131072.0, 0.0, 0.0, 0.0}, 0.0);
+    step();
+    norm[0] = INFINITY;
+    step();
+    check_near(scale, {65536.0, 0.0, 1.0, 0.0}, 0.0);
+    norm[0] = std::nanf("");
+    step();
+    check_near(scale, {32768.0, 0.0, 2.0, 0.0}, 0.0);
+    // A scale that cannot be doubled stays.
+    norm[0] = 1.0f;
+    scale[0] = 0x1p127f;
+    scale[1] = 1999.0f;
+    step();
+    check_near(scale, {0x1p127, 0.0, 2.0, 0.0}, 0.0);
   });
 }

@@ -51,14 +51,15 @@ void cross_entropy_loss(const CpuKernelArguments& a) {
   *a.floats(4) += static_cast<float>(loss);
 }
 
-// logits, targets, maximum, sums -> dlogits = (exp(x - max) / sum - [target]) scale; padding gets 0. In place or not.
+// logits, targets, maximum, sums, -> dlogits, (loss scale). dlogits = (exp(x - max) / sum - [target]) scale, times the loss
+// scale; padding gets 0. In place or not.
 void cross_entropy_gradient(const CpuKernelArguments& a) {
   const float* logits = a.floats(0);
   const std::int32_t* targets = a.tokens(1);
   const float* maxima = a.floats(2);
   const float* sums = a.floats(3);
   float* gradient = a.floats(4);
-  const float scale = static_cast<float>(a.shape.scale);
+  const float scale = static_cast<float>(a.shape.scale) * (a.shape.scaled ? a.loss_scale(5).scale : 1.0f);
   for (std::int64_t row = 0; row < a.shape.rows; ++row, logits += a.shape.columns, gradient += a.shape.columns) {
     const float max = maxima[row];
     const float factor = scale / sums[2 * row];

@@ -26,6 +26,9 @@ constexpr Row rows[] = {
     {OpKind::cross_entropy_max, cross_entropy_max},
     {OpKind::cross_entropy_sums, cross_entropy_sums},
     {OpKind::cross_entropy_loss, cross_entropy_loss},
+    {OpKind::add_layer_norm, add_layer_norm},
+    {OpKind::add_rms_norm, add_rms_norm},
+    {OpKind::linear_gelu, linear_gelu},
     {OpKind::embedding_gradient, embedding_gradient},
     {OpKind::add_position_gradient, add_position_gradient},
     {OpKind::layer_norm_gradient, layer_norm_gradient},
@@ -38,12 +41,14 @@ constexpr Row rows[] = {
     {OpKind::silu_gate_gradient, silu_gate_gradient},
     {OpKind::bias_gradient, bias_gradient},
     {OpKind::cross_entropy_gradient, cross_entropy_gradient},
+    {OpKind::linear_input_gradient_gelu, linear_input_gradient_gelu},
     {OpKind::accumulate, accumulate},
     {OpKind::fill_zero, fill_zero},
     {OpKind::copy, copy},
     {OpKind::sum_squares, sum_squares},
     {OpKind::adamw, adamw},
     {OpKind::sgd, sgd},
+    {OpKind::update_loss_scale, update_loss_scale},
 };
 
 constexpr CpuKernelTable make_table() {

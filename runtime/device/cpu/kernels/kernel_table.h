@@ -10,9 +10,10 @@ namespace parplan {
 struct CpuKernelArguments {
   const OpShape& shape;
   void* const* operands;
-  const StepScalars* scalars;
+  const StepScalars* scalars;  // the optimizer's; null inside other kernels
 
   float* floats(int i) const { return static_cast<float*>(operands[i]); }
+  LossScale& loss_scale(int i) const { return *static_cast<LossScale*>(operands[i]); }
   const std::int32_t* tokens(int i) const { return static_cast<const std::int32_t*>(operands[i]); }
 };
 

@@ -15,12 +15,16 @@ void add_position_gradient(const CpuKernelArguments& a);
 // normalization.cpp
 void layer_norm(const CpuKernelArguments& a);
 void layer_norm_gradient(const CpuKernelArguments& a);
+void add_layer_norm(const CpuKernelArguments& a);
 void rms_norm(const CpuKernelArguments& a);
 void rms_norm_gradient(const CpuKernelArguments& a);
+void add_rms_norm(const CpuKernelArguments& a);
 
 // linear.cpp
 void linear(const CpuKernelArguments& a);
+void linear_gelu(const CpuKernelArguments& a);
 void linear_input_gradient(const CpuKernelArguments& a);
+void linear_input_gradient_gelu(const CpuKernelArguments& a);
 void linear_weight_gradient(const CpuKernelArguments& a);
 
 // attention.cpp
@@ -52,6 +56,7 @@ void cross_entropy_gradient(const CpuKernelArguments& a);
 void sum_squares(const CpuKernelArguments& a);
 void adamw(const CpuKernelArguments& a);
 void sgd(const CpuKernelArguments& a);
+void update_loss_scale(const CpuKernelArguments& a);
 
 // reduction.cpp, for the communicators
 void sum_in_order(float* out, const float* const* inputs, int count, std::int64_t elements);

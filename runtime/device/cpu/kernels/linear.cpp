@@ -4,11 +4,11 @@
 
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
-// x, weight [columns, inner], (bias), -> y, workspace
-void linear(const CpuKernelArguments& a) {
+namespace {
+
+void multiply(const CpuKernelArguments& a, float* y, float* workspace) {
   const OpShape& s = a.shape;
   const int bias = s.bias ? 2 : -1;
-  float* y = a.floats(s.bias ? 3 : 2);
   for (std::int64_t row = 0; row < s.rows; ++row) {
     if (s.bias) {
       __builtin_memcpy(y + row * s.columns, a.floats(bias), s.columns * sizeof(float));
@@ -20,7 +20,24 @@ void linear(const CpuKernelArguments& a) {
              .x = a.floats(0), .x_stride = s.inner,
              .w = a.floats(1), .w_stride = s.inner,
              .y = y, .y_stride = s.columns,
-             .blocking = forward_blocking, .workspace = a.floats(s.bias ? 4 : 3)});
+             .blocking = forward_blocking, .workspace = workspace});
+}
+
+}  // namespace
+
+// x, weight [columns, inner], (bias), -> y, workspace
+void linear(const CpuKernelArguments& a) {
+  const int next = a.shape.bias ? 3 : 2;
+  multiply(a, a.floats(next), a.floats(next + 1));
+}
+
+// x, weight, (bias) -> before, y = gelu(before), workspace. As linear and activation, one after the other; `before` and y
+// may be one storage.
+void linear_gelu(const CpuKernelArguments& a) {
+  const int next = a.shape.bias ? 3 : 2;
+  multiply(a, a.floats(next), a.floats(next + 2));
+  activation({.shape = {.rows = a.shape.rows, .columns = a.shape.columns, .activation = ActivationKind::gelu_tanh},
+              .operands = a.operands + next, .scalars = nullptr});
 }
 
 // dy, weight -> dx (+=), workspace
@@ -33,6 +50,16 @@ void linear_input_gradient(const CpuKernelArguments& a) {
                         .w = a.floats(1), .w_stride = s.inner,
                         .y = dx, .y_stride = s.inner,
                         .blocking = backward_blocking, .workspace = a.floats(3)});
+}
+
+// dy, weight, before -> dbefore, workspace. As linear_input_gradient and, in place, activation_gradient.
+void linear_input_gradient_gelu(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  void* const product[] = {a.operands[0], a.operands[1], a.operands[3], a.operands[4]};
+  linear_input_gradient({.shape = {.rows = s.rows, .columns = s.columns, .inner = s.inner}, .operands = product, .scalars = nullptr});
+  void* const slope[] = {a.operands[3], a.operands[2], a.operands[3]};
+  activation_gradient({.shape = {.rows = s.rows, .columns = s.inner, .activation = ActivationKind::gelu_tanh},
+                       .operands = slope, .scalars = nullptr});
 }
 
 // dy, x -> dweight +=, (dbias +=), workspace

@@ -7,35 +7,86 @@ namespace {
 
 PARPLAN_INLINE float inverse_square_root(float x) { return 1.0f / __builtin_sqrtf(x); }
 
+// Rows are never inlined: a row meets the same instructions in the fused kernel as in the one that it replaces.
+[[gnu::noinline]] void layer_norm_row(const OpShape& shape, const float* x, const float* gamma, const float* beta, float* y,
+                                      float* mean_out, float* rstd_out) {
+  const std::int64_t columns = shape.columns;
+  const float count = static_cast<float>(columns);
+  Wide sum{};
+  for_each_wide(columns, [&](std::int64_t i, auto lanes) { sum += load(x + i, lanes); });
+  const float mean = sum_lanes(sum) / count;
+  Wide squares{};
+  for_each_wide(columns, [&](std::int64_t i, auto lanes) {
+    const Wide d = load(x + i, lanes, mean) - mean;
+    squares += d * d;
+  });
+  const float rstd = inverse_square_root(sum_lanes(squares) / count + static_cast<float>(shape.epsilon));
+  for_each_wide(columns, [&](std::int64_t i, auto lanes) {
+    const Wide normal = (load(x + i, lanes) - mean) * rstd;
+    store(y + i, normal * load(gamma + i, lanes) + load(beta + i, lanes), lanes);
+  });
+  *mean_out = mean;
+  *rstd_out = rstd;
+}
+
+[[gnu::noinline]] void rms_norm_row(const OpShape& shape, const float* x, const float* gamma, float* y, float* rstd_out) {
+  const std::int64_t columns = shape.columns;
+  Wide squares{};
+  for_each_wide(columns, [&](std::int64_t i, auto lanes) {
+    const Wide v = load(x + i, lanes);
+    squares += v * v;
+  });
+  const float rstd =
+      inverse_square_root(sum_lanes(squares) / static_cast<float>(columns) + static_cast<float>(shape.epsilon));
+  for_each_wide(columns, [&](std::int64_t i, auto lanes) {
+    store(y + i, load(x + i, lanes) * rstd * load(gamma + i, lanes), lanes);
+  });
+  *rstd_out = rstd;
+}
+
+// The sum that a fused kernel begins with, as `add`: a, (b), (bias).
+struct Sum {
+  const float* a = nullptr;
+  const float* b = nullptr;
+  const float* bias = nullptr;
+  std::int64_t columns = 0;
+  int operands = 0;
+
+  explicit Sum(const CpuKernelArguments& arguments) : columns(arguments.shape.columns) {
+    a = arguments.floats(operands++);
+    if (arguments.shape.second) b = arguments.floats(operands++);
+    if (arguments.shape.bias) bias = arguments.floats(operands++);
+  }
+  void write_row(std::int64_t row, float* out) const {
+    for_each_wide(columns, [&](std::int64_t i, auto lanes) {
+      Wide v = load(a + row * columns + i, lanes);
+      if (b != nullptr) v += load(b + row * columns + i, lanes);
+      if (bias != nullptr) v += load(bias + i, lanes);
+      store(out + i, v, lanes);
+    });
+  }
+};
+
 }  // namespace
 
 // x, gamma, beta -> y, mean, rstd
 void layer_norm(const CpuKernelArguments& a) {
   const std::int64_t columns = a.shape.columns;
-  const float* x = a.floats(0);
-  const float* gamma = a.floats(1);
-  const float* beta = a.floats(2);
-  float* y = a.floats(3);
-  float* means = a.floats(4);
-  float* rstds = a.floats(5);
-  const float count = static_cast<float>(columns);
-  const float epsilon = static_cast<float>(a.shape.epsilon);
-  for (std::int64_t row = 0; row < a.shape.rows; ++row, x += columns, y += columns) {
-    Wide sum{};
-    for_each_wide(columns, [&](std::int64_t i, auto lanes) { sum += load(x + i, lanes); });
-    const float mean = sum_lanes(sum) / count;
-    Wide squares{};
-    for_each_wide(columns, [&](std::int64_t i, auto lanes) {
-      const Wide d = load(x + i, lanes, mean) - mean;
-      squares += d * d;
-    });
-    const float rstd = inverse_square_root(sum_lanes(squares) / count + epsilon);
-    for_each_wide(columns, [&](std::int64_t i, auto lanes) {
-      const Wide normal = (load(x + i, lanes) - mean) * rstd;
-      store(y + i, normal * load(gamma + i, lanes) + load(beta + i, lanes), lanes);
-    });
-    means[row] = mean;
-    rstds[row] = rstd;
+  for (std::int64_t row = 0; row < a.shape.rows; ++row)
+    layer_norm_row(a.shape, a.floats(0) + row * columns, a.floats(1), a.floats(2), a.floats(3) + row * columns,
+                   a.floats(4) + row, a.floats(5) + row);
+}
+
+// a, (b), (bias), gamma, beta -> sum, y, mean, rstd
+void add_layer_norm(const CpuKernelArguments& a) {
+  const std::int64_t columns = a.shape.columns;
+  const Sum sum(a);
+  const int next = sum.operands;
+  for (std::int64_t row = 0; row < a.shape.rows; ++row) {
+    float* x = a.floats(next + 2) + row * columns;
+    sum.write_row(row, x);
+    layer_norm_row(a.shape, x, a.floats(next), a.floats(next + 1), a.floats(next + 3) + row * columns,
+                   a.floats(next + 4) + row, a.floats(next + 5) + row);
   }
 }
 
@@ -80,23 +131,19 @@ void layer_norm_gradient(const CpuKernelArguments& a) {
 // x, gamma -> y, rstd
 void rms_norm(const CpuKernelArguments& a) {
   const std::int64_t columns = a.shape.columns;
-  const float* x = a.floats(0);
-  const float* gamma = a.floats(1);
-  float* y = a.floats(2);
-  float* rstds = a.floats(3);
-  const float count = static_cast<float>(columns);
-  const float epsilon = static_cast<float>(a.shape.epsilon);
-  for (std::int64_t row = 0; row < a.shape.rows; ++row, x += columns, y += columns) {
-    Wide squares{};
-    for_each_wide(columns, [&](std::int64_t i, auto lanes) {
-      const Wide v = load(x + i, lanes);
-      squares += v * v;
-    });
-    const float rstd = inverse_square_root(sum_lanes(squares) / count + epsilon);
-    for_each_wide(columns, [&](std::int64_t i, auto lanes) {
-      store(y + i, load(x + i, lanes) * rstd * load(gamma + i, lanes), lanes);
-    });
-    rstds[row] = rstd;
+  for (std::int64_t row = 0; row < a.shape.rows; ++row)
+    rms_norm_row(a.shape, a.floats(0) + row * columns, a.floats(1), a.floats(2) + row * columns, a.floats(3) + row);
+}
+
+// a, (b), (bias), gamma -> sum, y, rstd
+void add_rms_norm(const CpuKernelArguments& a) {
+  const std::int64_t columns = a.shape.columns;
+  const Sum sum(a);
+  const int next = sum.operands;
+  for (std::int64_t row = 0; row < a.shape.rows; ++row) {
+    float* x = a.floats(next + 1) + row * columns;
+    sum.write_row(row, x);
+    rms_norm_row(a.shape, x, a.floats(next), a.floats(next + 2) + row * columns, a.floats(next + 3) + row);
   }
 }
 

@@ -5,12 +5,39 @@ namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 namespace {
 
-// What clipping multiplies gradients by: min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_.
-float clip_factor(const StepScalars& scalars, const float* sum_of_squares) {
-  if (sum_of_squares == nullptr || scalars.clip_norm <= 0.0) return 1.0f;
-  const double factor = scalars.clip_norm / (__builtin_sqrt(static_cast<double>(*sum_of_squares)) + 1e-6);
-  return factor < 1.0 ? static_cast<float>(factor) : 1.0f;
-}
+// The operands of an optimizer kernel behind those that its shape always has, and what they make of the step.
+struct Gradients {
+  float factor = 1.0f;    // of gradients
+  std::int64_t step = 1;  // for bias correction
+  bool overflow = false;  // nothing is to change
+  float* master = nullptr;
+
+  // Gradients are clipped by min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, the norm being that of the
+  // gradients without the loss scale.
+  Gradients(const CpuKernelArguments& a, int next) : step(a.scalars->step) {
+    const float* sum_of_squares = a.shape.norm ? a.floats(next++) : nullptr;
+    if (a.shape.master) master = a.floats(next++);
+    double scale = 1.0;
+    if (a.shape.scaled) {
+      const LossScale& loss_scale = a.loss_scale(next++);
+      scale = loss_scale.scale;
+      step -= static_cast<std::int64_t>(loss_scale.skipped_steps);
+      overflow = sum_of_squares != nullptr && !__builtin_isfinite(*sum_of_squares);
+    }
+    double clip = 1.0;
+    if (sum_of_squares != nullptr && a.scalars->clip_norm > 0.0) {
+      const double norm = __builtin_sqrt(static_cast<double>(*sum_of_squares)) / scale;
+      const double wanted = a.scalars->clip_norm / (norm + 1e-6);
+      clip = wanted < 1.0 ? wanted : 1.0;
+    }
+    factor = static_cast<float>(clip / scale);
+  }
+  // What the update works on, and where the parameter is rewritten from it.
+  float* updated(float* parameter) const { return master != nullptr ? master : parameter; }
+  void deliver(float* parameter, std::int64_t n) const {
+    if (master != nullptr) __builtin_memcpy(parameter, master, n * sizeof(float));
+  }
+};
 
 double power(double base, std::int64_t exponent) { return __builtin_pow(base, static_cast<double>(exponent)); }
 
@@ -92,45 +119,67 @@ void sum_squares(const CpuKernelArguments& a) {
   *a.floats(1) += static_cast<float>(total);
 }
 
-// gradient, parameter, m, v, (norm). Loshchilov and Hutter 2019, in the order of torch.optim.AdamW; without decoupled
-// decay, Kingma and Ba 2015 in the order of torch.optim.Adam.
+// gradient, parameter, m, v, (norm), (master), (loss scale). Loshchilov and Hutter 2019, in the order of
+// torch.optim.AdamW; without decoupled decay, Kingma and Ba 2015 in the order of torch.optim.Adam.
 void adamw(const CpuKernelArguments& a) {
   const StepScalars& t = *a.scalars;
+  const Gradients gradients(a, 4);
+  if (gradients.overflow) return;
   const double decay = a.shape.weight_decay ? t.weight_decay : 0.0;
   const AdamConstants constants{
-      .clip = clip_factor(t, t.has_norm ? a.floats(4) : nullptr),
+      .clip = gradients.factor,
       .keep = t.decoupled_decay ? static_cast<float>(1.0 - t.learning_rate * decay) : 1.0f,
       .coupled_decay = t.decoupled_decay ? 0.0f : static_cast<float>(decay),
       .beta1 = static_cast<float>(t.beta1),
       .rest1 = static_cast<float>(1.0 - t.beta1),
       .beta2 = static_cast<float>(t.beta2),
       .rest2 = static_cast<float>(1.0 - t.beta2),
-      .step_size = static_cast<float>(t.learning_rate / (1.0 - power(t.beta1, t.step))),
-      .root = static_cast<float>(__builtin_sqrt(1.0 - power(t.beta2, t.step))),
+      .step_size = static_cast<float>(t.learning_rate / (1.0 - power(t.beta1, gradients.step))),
+      .root = static_cast<float>(__builtin_sqrt(1.0 - power(t.beta2, gradients.step))),
       .epsilon = static_cast<float>(t.epsilon),
   };
-  in_sixteens<4>({a.floats(0), a.floats(1), a.floats(2), a.floats(3)}, elements(a.shape),
+  in_sixteens<4>({a.floats(0), gradients.updated(a.floats(1)), a.floats(2), a.floats(3)}, elements(a.shape),
                  [&](float* const* p, std::int64_t n) { adam_steps(constants, p[0], p[1], p[2], p[3], n); });
+  gradients.deliver(a.floats(1), elements(a.shape));
 }
 
-// gradient, parameter, (momentum), (norm). In the order of torch.optim.SGD.
+// gradient, parameter, (momentum), (norm), (master), (loss scale). In the order of torch.optim.SGD.
 void sgd(const CpuKernelArguments& a) {
   const StepScalars& t = *a.scalars;
   const bool has_momentum = a.shape.second;
+  const Gradients gradients(a, has_momentum ? 3 : 2);
+  if (gradients.overflow) return;
   const SgdConstants constants{
-      .clip = clip_factor(t, t.has_norm ? a.floats(has_momentum ? 3 : 2) : nullptr),
+      .clip = gradients.factor,
       .decay = a.shape.weight_decay ? static_cast<float>(t.weight_decay) : 0.0f,
       .momentum = static_cast<float>(t.momentum),
       .rate = static_cast<float>(t.learning_rate),
   };
+  float* parameter = gradients.updated(a.floats(1));
   if (has_momentum) {
-    in_sixteens<3>({a.floats(0), a.floats(1), a.floats(2)}, elements(a.shape), [&](float* const* p, std::int64_t n) {
+    in_sixteens<3>({a.floats(0), parameter, a.floats(2)}, elements(a.shape), [&](float* const* p, std::int64_t n) {
       sgd_steps_with_momentum(constants, p[0], p[1], p[2], n);
     });
   } else {
-    in_sixteens<2>({a.floats(0), a.floats(1)}, elements(a.shape),
+    in_sixteens<2>({a.floats(0), parameter}, elements(a.shape),
                    [&](float* const* p, std::int64_t n) { sgd_steps(constants, p[0], p[1], n); });
   }
+  gradients.deliver(a.floats(1), elements(a.shape));
+}
+
+// norm -> loss scale. In the order of torch.amp.GradScaler.update.
+void update_loss_scale(const CpuKernelArguments& a) {
+  LossScale& loss_scale = a.loss_scale(1);
+  if (!__builtin_isfinite(*a.floats(0))) {
+    loss_scale.scale *= 0.5f;
+    loss_scale.good_steps = 0.0f;
+    loss_scale.skipped_steps += 1.0f;
+    return;
+  }
+  loss_scale.good_steps += 1.0f;
+  if (loss_scale.good_steps < loss_scale_growth_interval) return;
+  loss_scale.good_steps = 0.0f;
+  if (__builtin_isfinite(loss_scale.scale * 2.0f)) loss_scale.scale *= 2.0f;
 }
 
 }  // namespace parplan::PARPLAN_CPU_NAMESPACE
