@@ -15,9 +15,9 @@ namespace parplan {
 
 struct RunOptions {
   std::int64_t steps = 20;
-  std::string data;  // path of a text or token file
-  WorldOptions world;
-  std::function<void(std::int64_t step, double loss, double step_time_s)> on_step;  // may be empty
+  std::string data = {};  // path of a text or token file
+  WorldOptions world = {};
+  std::function<void(std::int64_t step, double loss, double step_time_s)> on_step = {};  // may be empty
 };
 
 // What one instruction of one Segment took, summed over a step (mean over the steps that were taken apart, without the

@@ -83,7 +83,12 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
            .timing_of = [](std::int64_t step) { return step == 1 ? StepTiming::each_instruction : StepTiming::whole; },
            .on_step = [&](std::int64_t step, const JobStep& result) {
              outcome.losses.push_back(result.loss);
-             if (step == 0) outcome.first_gradients = job.collect(ParameterContent::gradients);
+             if (step == 0) {
+               outcome.first_gradients = job.collect(ParameterContent::gradients);
+               if (description.training.precision == DataType::fp16)  // they are those of the loss times its scale
+                 for (auto& [tensor, values] : outcome.first_gradients)
+                   for (float& value : values) value /= LossScale{}.scale;
+             }
              for (std::size_t r = 0; r < result.ranks.size(); ++r)
                CHECK(result.ranks[r].communication == job.programs()[r].communication);
            }});
