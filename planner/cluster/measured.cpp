@@ -63,14 +63,18 @@ KernelFit read_fit(const YamlNode& item) {
 }
 
 KernelMeasurement read_row(const YamlNode& item) {
-  KernelMeasurement row{.kind = read_kind(item.at("kernel")), .type = read_type(item.at("type")), .shape = {}, .time = item.at("time").as_duration()};
+  const OpKind kind = read_kind(item.at("kernel"));
+  OpShape sizes;
   std::vector<std::string> keys{"kernel", "type"};
-  for (const std::string& size : measured_sizes(row.kind)) {
-    row.shape.*size_row(size).field = item.at(size).as_integer(1, std::int64_t{1} << 40);
+  for (const std::string& size : measured_sizes(kind)) {
+    sizes.*size_row(size).field = item.at(size).as_integer(1, std::int64_t{1} << 40);
     keys.push_back(size);
   }
   keys.emplace_back("time");
   item.allow_keys(keys);
+  KernelMeasurement row = measured_kernel(kind, read_type(item.at("type")), sizes);
+  row.time = item.at("time").as_duration();
+  if (row.time.value <= 0.0) item.at("time").fail("'time' must be more than 0");
   return row;
 }
 
@@ -101,6 +105,19 @@ std::vector<std::string> measured_sizes(OpKind kind) {
     case OpKind::sgd: return {"rows"};
     default: return {"rows", "columns"};
   }
+}
+
+KernelMeasurement measured_kernel(OpKind kind, DataType type, OpShape sizes) {
+  sizes.second = kind == OpKind::add || kind == OpKind::add_layer_norm || kind == OpKind::add_rms_norm;
+  sizes.bias = kind == OpKind::bias_gradient;
+  sizes.master = kind == OpKind::adamw && is_half(type);
+  sizes.weight_decay = kind == OpKind::adamw;
+  if (kind == OpKind::embedding || kind == OpKind::embedding_gradient) sizes.valid = 50257;  // rows of GPT-2's table
+  if (measured_sizes(kind) == std::vector<std::string>{"rows", "columns"} && sizes.valid == 0) sizes.valid = sizes.columns;
+  sizes.epsilon = 1e-5;
+  sizes.theta = 10000.0;
+  sizes.scale = 1.0;
+  return {.kind = kind, .type = type, .shape = sizes, .time = {}};
 }
 
 MeasuredKernels read_measured_kernels(const YamlNode& section) {

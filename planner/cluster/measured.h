@@ -18,7 +18,7 @@ namespace parplan {
 struct KernelMeasurement {
   OpKind kind{};
   DataType type = DataType::fp32;
-  OpShape shape;  // sizes only: what a row of a file can say (measured_sizes)
+  OpShape shape;  // of measured_kernel
   Seconds time;
   bool operator==(const KernelMeasurement&) const = default;
 };
@@ -69,6 +69,8 @@ struct MeasuredKernels {
 
 // The sizes that a row names for a kind: "rows", "columns", "inner", "sequence" ...
 std::vector<std::string> measured_sizes(OpKind kind);
+// The kernel of these sizes as it is measured: sums have their second operand, optimizers in half precision their master copy, ...
+KernelMeasurement measured_kernel(OpKind kind, DataType type, OpShape sizes);
 
 // The `measured` section of a device's file. Its rows are checked and left there: prices come from the fits.
 MeasuredKernels read_measured_kernels(const YamlNode& section);

@@ -1,0 +1,384 @@
+#include "runtime/measure_kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+namespace {
+
+// What a kernel finds in an operand.
+enum class Content {
+  numbers,   // of either sign, between 1/2 and 1
+  positive,  // fp32 1/100: second moments
+  tokens,    // int32, below `valid`
+  nothing,   // workspaces
+};
+
+struct Piece {
+  std::int64_t elements = 0;
+  DataType type = DataType::fp32;
+  Content content = Content::numbers;
+  Bytes bytes() const { return align_up(Bytes(elements * size_of(type)), 256); }
+};
+
+// The operands of a kernel, in the order of its row in planner/graph/op.cpp, without the workspace.
+std::vector<Piece> operands_of(const KernelMeasurement& kernel) {
+  const OpShape& s = kernel.shape;
+  const DataType t = in_memory(kernel.type);
+  const std::int64_t all = s.rows * s.columns;
+  const auto of = [&](std::int64_t elements) { return Piece{.elements = elements, .type = t}; };
+  const auto fp32 = [](std::int64_t elements) { return Piece{.elements = elements}; };
+  const auto tokens = [&] { return Piece{.elements = s.rows, .type = DataType::int32, .content = Content::tokens}; };
+  const std::int64_t fused = s.sequence * s.batch * (s.heads + 2 * s.kv_heads) * s.head_dim;
+  const std::int64_t heads = s.sequence * s.batch * s.heads;
+  switch (kernel.kind) {
+    case OpKind::linear: return {of(s.rows * s.inner), of(s.columns * s.inner), of(all)};
+    case OpKind::linear_gelu: return {of(s.rows * s.inner), of(s.columns * s.inner), of(all), of(all)};
+    case OpKind::linear_input_gradient: return {of(all), of(s.columns * s.inner), of(s.rows * s.inner)};
+    case OpKind::linear_input_gradient_gelu: return {of(all), of(s.columns * s.inner), of(s.rows * s.inner), of(s.rows * s.inner)};
+    case OpKind::linear_weight_gradient: return {of(all), of(s.rows * s.inner), fp32(s.columns * s.inner)};
+    case OpKind::attention: return {of(fused), of(heads * s.head_dim), fp32(heads)};
+    case OpKind::attention_gradient: return {of(heads * s.head_dim), of(fused), of(heads * s.head_dim), fp32(heads), of(fused)};
+    case OpKind::rotary:
+    case OpKind::rotary_gradient: return {of(fused), of(fused)};
+    case OpKind::layer_norm: return {of(all), of(s.columns), of(s.columns), of(all), fp32(s.rows), fp32(s.rows)};
+    case OpKind::rms_norm: return {of(all), of(s.columns), of(all), fp32(s.rows)};
+    case OpKind::add_layer_norm:
+      return {of(all), of(all), of(s.columns), of(s.columns), of(all), of(all), fp32(s.rows), fp32(s.rows)};
+    case OpKind::add_rms_norm: return {of(all), of(all), of(s.columns), of(all), of(all), fp32(s.rows)};
+    case OpKind::layer_norm_gradient:
+      return {of(all), of(all), of(s.columns), fp32(s.rows), fp32(s.rows), of(all), fp32(s.columns), fp32(s.columns)};
+    case OpKind::rms_norm_gradient: return {of(all), of(all), of(s.columns), fp32(s.rows), of(all), fp32(s.columns)};
+    case OpKind::activation: return {of(all), of(all)};
+    case OpKind::activation_gradient:
+    case OpKind::silu_gate:
+    case OpKind::add: return {of(all), of(all), of(all)};
+    case OpKind::silu_gate_gradient: return {of(all), of(all), of(all), of(all), of(all)};
+    case OpKind::bias_gradient: return {of(all), fp32(s.columns)};
+    case OpKind::embedding: return {tokens(), of(s.valid * s.columns), of(all)};
+    case OpKind::embedding_gradient: return {of(all), tokens(), fp32(s.valid * s.columns)};
+    case OpKind::cross_entropy_max: return {of(all), fp32(s.rows)};
+    case OpKind::cross_entropy_sums: return {of(all), tokens(), fp32(s.rows), fp32(2 * s.rows)};
+    case OpKind::cross_entropy_gradient: return {of(all), tokens(), fp32(s.rows), fp32(2 * s.rows), of(all)};
+    case OpKind::accumulate: return {of(s.rows), of(s.rows)};
+    case OpKind::fill_zero: return {of(s.rows)};
+    case OpKind::copy: return {of(s.rows), of(s.rows)};
+    case OpKind::sum_squares: return {fp32(s.rows), fp32(1)};
+    case OpKind::adamw: {
+      std::vector<Piece> pieces{fp32(s.rows), of(s.rows), fp32(s.rows), {.elements = s.rows, .content = Content::positive}};
+      if (s.master) pieces.push_back(fp32(s.rows));
+      return pieces;
+    }
+    default: break;
+  }
+  throw InternalError(fmt::format("{} is not among the kernels that are measured", name(kernel.kind)));
+}
+
+Bytes workspace_of(const KernelMeasurement& kernel, bool on_cpu) {
+  const OpRow& row = row_of(kernel.kind);
+  const auto workspace = on_cpu ? row.cpu_workspace : row.cuda_workspace;
+  return workspace ? align_up(workspace(kernel.shape), 256) : Bytes(0);
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// splitmix64 (Steele, Lea, Flood 2014).
+std::uint64_t next_random(std::uint64_t& state) {
+  std::uint64_t z = state += 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+// A word of numbers between 1/2 and 1 of either sign: sign and fraction are random, the exponent is that of 1/2.
+std::uint32_t word_of(Content content, DataType type, std::uint64_t random, std::int64_t valid) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(random >> 32);
+  if (content == Content::tokens) return static_cast<std::uint32_t>((random >> 33) % static_cast<std::uint64_t>(std::max<std::int64_t>(valid, 1)));
+  if (content == Content::positive) return 0x3c23d70au;  // 0.01f
+  switch (type) {
+    case DataType::bf16: return (bits & 0x807f807fu) | 0x3f003f00u;
+    case DataType::fp16: return (bits & 0x83ff83ffu) | 0x38003800u;
+    default: return (bits & 0x807fffffu) | 0x3f000000u;
+  }
+}
+
+// All of measuring on one backend: the memory that kernels work in, and numbers to fill it with.
+class Bench {
+ public:
+  Bench(Backend& backend, const MeasureOptions& options)
+      : backend_(backend), options_(options), on_cpu_(std::string_view(backend.name()) == "cpu") {
+    host_ = backend_.allocate_host(pattern_bytes);
+    pool_ = backend_.allocate(options_.memory);
+  }
+  ~Bench() {
+    backend_.release(pool_);
+    backend_.release_host(host_);
+  }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  // Nothing when the pool is too small, or a single run takes longer than `share`.
+  std::optional<Seconds> time(const KernelMeasurement& kernel, Seconds share) {
+    const std::vector<Piece> pieces = operands_of(kernel);
+    const Bytes workspace = workspace_of(kernel, on_cpu_);
+    Bytes set;
+    for (const Piece& piece : pieces) set += piece.bytes();
+    if (set + workspace > options_.memory) return std::nullopt;
+    constexpr std::int64_t most_sets = 16;
+    const std::int64_t sets = std::clamp<std::int64_t>(std::min(ceil_div(options_.footprint.count, set.count), (options_.memory - workspace).count / set.count),
+                                                       1, most_sets);
+    std::vector<std::vector<void*>> operands(static_cast<std::size_t>(sets));
+    std::byte* next = static_cast<std::byte*>(pool_) + workspace.count;
+    for (std::vector<void*>& one : operands) {
+      for (const Piece& piece : pieces) {
+        fill(next, piece, kernel.shape.valid);
+        one.push_back(next);
+        next += piece.bytes().count;
+      }
+      if (workspace.count > 0) one.push_back(pool_);
+    }
+    const auto run = [&](std::int64_t i) {
+      backend_.run(0, {.kind = kernel.kind, .shape = kernel.shape, .type = kernel.type, .operands = operands[static_cast<std::size_t>(i % sets)]});
+    };
+
+    // Once to choose algorithms and to touch memory, once to see how long it takes.
+    run(0);
+    backend_.synchronize();
+    backend_.mark(0, 0);
+    run(0);
+    backend_.mark(0, 1);
+    backend_.synchronize();
+    const double once = std::max(backend_.seconds_at(1), 1e-7);
+    if (once > share.value) return std::nullopt;
+
+    // Many in a row, so that the clock between them does not count.
+    constexpr double long_enough = 200e-6;
+    constexpr std::int64_t most_in_a_row = 64;
+    const std::int64_t in_a_row = std::clamp<std::int64_t>(static_cast<std::int64_t>(long_enough / once), std::min<std::int64_t>(sets, most_in_a_row),
+                                                           std::max<std::int64_t>(sets, most_in_a_row));
+    const double row_seconds = once * static_cast<double>(in_a_row);
+    const std::int64_t key = next_key_++;
+    const auto row = [&] {
+      backend_.repeat(0, key, [&] {
+        for (std::int64_t i = 0; i < in_a_row; ++i) run(i);
+      });
+    };
+    return Seconds(median_of(row, share.value / row_seconds) / static_cast<double>(in_a_row));
+  }
+
+  // Of a kernel with next to nothing to do.
+  Seconds launch(bool replayed) {
+    constexpr int in_a_row = 100;
+    const KernelMeasurement kernel = measured_kernel(OpKind::accumulate, DataType::fp32, {.rows = 16});
+    std::byte* memory = static_cast<std::byte*>(pool_);
+    std::vector<void*> operands;
+    for (const Piece& piece : operands_of(kernel)) {
+      fill(memory, piece, 0);
+      operands.push_back(memory);
+      memory += piece.bytes().count;
+    }
+    const auto work = [&] {
+      for (int i = 0; i < in_a_row; ++i) backend_.run(0, {.kind = kernel.kind, .shape = kernel.shape, .type = kernel.type, .operands = operands});
+    };
+    const std::int64_t key = next_key_++;
+    const auto row = [&] {
+      if (replayed)
+        backend_.repeat(0, key, work);
+      else
+        work();
+    };
+    constexpr double runs = 50.0;
+    return Seconds(median_of(row, runs) / in_a_row);
+  }
+
+  Seconds copy(CopyRoute route, Bytes bytes) {
+    void* outside = route == CopyRoute::on_device ? nullptr : backend_.allocate_host(bytes);
+    std::byte* inside = static_cast<std::byte*>(pool_);
+    void* from = route == CopyRoute::to_device ? outside : inside;
+    void* to = route == CopyRoute::to_host ? outside : route == CopyRoute::to_device ? inside : inside + options_.memory.count / 2;
+    const double seconds = median_of([&] { backend_.copy(0, to, from, bytes); }, 10.0);
+    if (outside != nullptr) backend_.release_host(outside);
+    return Seconds(seconds);
+  }
+
+ private:
+  static constexpr Bytes pattern_bytes{4 << 20};
+
+  // Each run after the last, timed one by one: as many as `runs` says, but at least 5 and at most 50, after 3 that are not counted.
+  template <class Row>
+  double median_of(const Row& row, double runs) {
+    const int count = static_cast<int>(std::clamp(runs, 5.0, 50.0));
+    for (int i = 0; i < 3; ++i) row();
+    backend_.synchronize();
+    backend_.mark(0, 0);
+    for (int i = 0; i < count; ++i) {
+      row();
+      backend_.mark(0, i + 1);
+    }
+    backend_.synchronize();
+    std::vector<double> seconds;
+    double last = 0.0;
+    for (int i = 0; i < count; ++i) {
+      const double end = backend_.seconds_at(i + 1);
+      seconds.push_back(end - last);
+      last = end;
+    }
+    return median(std::move(seconds));
+  }
+
+  void fill(std::byte* memory, const Piece& piece, std::int64_t valid) {
+    if (piece.content == Content::nothing) return;
+    const std::int64_t bytes = piece.bytes().count;
+    const std::tuple pattern{piece.content, piece.type, piece.content == Content::tokens ? valid : 0};
+    if (pattern != pattern_) {
+      backend_.synchronize();  // copies from it may be under way
+      std::uint64_t state = 20260101;
+      for (std::int64_t i = 0; i < pattern_bytes.count / 4; ++i)
+        static_cast<std::uint32_t*>(host_)[i] = word_of(piece.content, piece.type, next_random(state), valid);
+      pattern_ = pattern;
+    }
+    // From the host once, then from what lies there already: twice as much each time.
+    const std::int64_t first = std::min(bytes, pattern_bytes.count);
+    backend_.copy(0, memory, host_, Bytes(first));
+    for (std::int64_t done = first; done < bytes;) {
+      const std::int64_t more = std::min(done, bytes - done);
+      backend_.copy(0, memory + done, memory, Bytes(more));
+      done += more;
+    }
+  }
+
+  Backend& backend_;
+  const MeasureOptions& options_;
+  bool on_cpu_;
+  void* host_ = nullptr;
+  void* pool_ = nullptr;
+  std::int64_t next_key_ = 1;
+  std::optional<std::tuple<Content, DataType, std::int64_t>> pattern_;
+};
+
+struct Features {
+  std::int64_t out = 0;
+  std::int64_t in = 0;
+};
+struct Sizes {
+  std::vector<std::int64_t> tokens;
+  std::vector<Features> features;
+  std::vector<OpShape> products;    // beside tokens times features
+  std::vector<std::int64_t> sequences;
+  std::int64_t attention_tokens = 0;
+  std::vector<std::int64_t> head_dims;
+  std::int64_t heads = 0;
+  std::vector<OpShape> elementwise;
+  std::vector<OpShape> vocabulary;
+  std::vector<std::int64_t> flat;
+};
+
+// Features are those of GPT-2 (768, 1280, 1600) and of Llama 3.2 1B (2048); the products beside them fill no tile, or are deep, or narrow.
+Sizes gpu_sizes() {
+  return {.tokens = {1024, 4096, 16384},
+          .features = {{768, 768}, {2304, 768}, {3072, 768}, {768, 3072}, {3840, 1280}, {1280, 5120}, {6400, 1600}, {1600, 6400}, {3072, 2048}, {8192, 2048}, {2048, 8192}},
+          .products = {{.rows = 4096, .columns = 4096, .inner = 4096},
+                       {.rows = 8192, .columns = 8192, .inner = 8192},
+                       {.rows = 1000, .columns = 1000, .inner = 1000},
+                       {.rows = 333, .columns = 776, .inner = 552},
+                       {.rows = 128, .columns = 128, .inner = 8192},
+                       {.rows = 64, .columns = 4096, .inner = 4096},
+                       {.rows = 8192, .columns = 50304, .inner = 768}},
+          .sequences = {512, 1024, 2048, 4096, 8192},
+          .attention_tokens = 16384,
+          .head_dims = {64, 128},
+          .heads = 16,
+          .elementwise = {{.rows = 256, .columns = 768}, {.rows = 2048, .columns = 768}, {.rows = 8192, .columns = 1600}, {.rows = 16384, .columns = 3072}},
+          .vocabulary = {{.rows = 256, .columns = 50304}, {.rows = 1024, .columns = 50304}, {.rows = 4096, .columns = 50304}},
+          .flat = {1 << 16, 1 << 20, 1 << 23, 1 << 25}};
+}
+Sizes cpu_sizes() {
+  return {.tokens = {32, 128, 512},
+          .features = {{768, 768}, {2304, 768}, {3072, 768}, {768, 3072}},
+          .products = {{.rows = 256, .columns = 256, .inner = 256},
+                       {.rows = 512, .columns = 512, .inner = 512},
+                       {.rows = 1024, .columns = 1024, .inner = 1024},
+                       {.rows = 333, .columns = 776, .inner = 552},
+                       {.rows = 100, .columns = 100, .inner = 1000}},
+          .sequences = {64, 128, 256, 512},
+          .attention_tokens = 512,
+          .head_dims = {32, 64, 128},
+          .heads = 4,
+          .elementwise = {{.rows = 32, .columns = 256}, {.rows = 128, .columns = 768}, {.rows = 512, .columns = 768}, {.rows = 512, .columns = 3072}},
+          .vocabulary = {{.rows = 16, .columns = 8192}, {.rows = 64, .columns = 8192}, {.rows = 128, .columns = 50304}},
+          .flat = {1 << 12, 1 << 16, 1 << 20, 1 << 22}};
+}
+
+}  // namespace
+
+std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std::vector<DataType>& types) {
+  const Sizes sizes = backend == BackendKind::cuda ? gpu_sizes() : cpu_sizes();
+  std::vector<OpShape> products = sizes.products;
+  for (const std::int64_t tokens : sizes.tokens)
+    for (const Features& features : sizes.features) products.push_back({.rows = tokens, .columns = features.out, .inner = features.in});
+  std::vector<KernelMeasurement> kernels;
+  for (const DataType type : types) {
+    for (const OpKind kind : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient, OpKind::linear_gelu, OpKind::linear_input_gradient_gelu})
+      for (const OpShape& shape : products) kernels.push_back(measured_kernel(kind, type, shape));
+    for (const OpKind kind : {OpKind::attention, OpKind::attention_gradient})
+      for (const std::int64_t head_dim : sizes.head_dims)
+        for (const std::int64_t sequence : sizes.sequences)
+          kernels.push_back(measured_kernel(kind, type,
+                                            {.sequence = sequence, .batch = std::max<std::int64_t>(sizes.attention_tokens / sequence, 1),
+                                             .heads = sizes.heads, .kv_heads = sizes.heads, .head_dim = head_dim}));
+    if (type == DataType::tf32) continue;  // the rest is fp32's
+    for (const OpKind kind : {OpKind::layer_norm, OpKind::layer_norm_gradient, OpKind::rms_norm, OpKind::rms_norm_gradient, OpKind::add_layer_norm,
+                              OpKind::add_rms_norm, OpKind::add, OpKind::bias_gradient, OpKind::activation, OpKind::activation_gradient,
+                              OpKind::silu_gate, OpKind::silu_gate_gradient, OpKind::embedding, OpKind::embedding_gradient})
+      for (const OpShape& shape : sizes.elementwise) kernels.push_back(measured_kernel(kind, type, shape));
+    for (const OpKind kind : {OpKind::cross_entropy_max, OpKind::cross_entropy_sums, OpKind::cross_entropy_gradient})
+      for (const OpShape& shape : sizes.vocabulary) kernels.push_back(measured_kernel(kind, type, shape));
+    for (const std::int64_t sequence : sizes.sequences)
+      kernels.push_back(measured_kernel(OpKind::rotary, type,
+                                        {.sequence = sequence, .batch = 2, .heads = sizes.heads, .kv_heads = sizes.heads, .head_dim = 64}));
+    for (const OpKind kind : {OpKind::copy, OpKind::fill_zero, OpKind::accumulate, OpKind::adamw})
+      for (const std::int64_t rows : sizes.flat) kernels.push_back(measured_kernel(kind, type, {.rows = rows}));
+    if (type == DataType::fp32)
+      for (const std::int64_t rows : sizes.flat) kernels.push_back(measured_kernel(OpKind::sum_squares, type, {.rows = rows}));
+  }
+  return kernels;
+}
+
+Measurements measure_kernels(Backend& backend, const std::vector<KernelMeasurement>& kernels, const MeasureOptions& options) {
+  backend.attach_thread();
+  backend.set_scalars({.step = 1000, .learning_rate = 1e-4});
+  Measurements measurements;
+  Bench bench(backend, options);
+  measurements.launch = bench.launch(false);
+  measurements.replayed_launch = bench.launch(true);
+  const int all = static_cast<int>(kernels.size());
+  // Warm-up and what it takes to fill operands come on top of the runs that are counted: half of the budget.
+  const Seconds share = options.budget * 0.5 / std::max(all, 1);
+  for (int i = 0; i < all; ++i) {
+    options.progress(i, all);
+    KernelMeasurement kernel = kernels[static_cast<std::size_t>(i)];
+    if (const auto time = bench.time(kernel, share)) {
+      kernel.time = *time;
+      measurements.kernels.push_back(kernel);
+    }
+  }
+  for (const CopyRoute route : {CopyRoute::on_device, CopyRoute::to_device, CopyRoute::to_host})
+    for (const Bytes bytes : options.copies)
+      if (2 * bytes <= options.memory) measurements.copies.push_back({.route = route, .bytes = bytes, .time = bench.copy(route, bytes)});
+  options.progress(all, all);
+  const Bytes used = backend.memory().used;
+  if (std::string_view(backend.name()) != "cpu") measurements.library_memory = std::max(used - options.memory, Bytes(0));
+  return measurements;
+}
+
+}  // namespace parplan
