@@ -1,0 +1,75 @@
+#include "runtime/device/cuda/kernels/attention.h"
+
+#include <cmath>
+#include <initializer_list>
+#include <string>
+
+#include "planner/base/error.h"
+#include "runtime/device/cuda/kernels/attention_kernels.h"
+
+// Causal attention without the [sequence, sequence] matrix in memory. From the literature:
+// - softmax over blocks of keys with a running maximum and sum: Milakov, Gimelshein, Online normalizer calculation for softmax,
+//   2018; attention by tiles on it, and its backward from the log-sum-exp with D = rowsum(dy * y): Dao, Fu, Ermon, Rudra, Re,
+//   FlashAttention, NeurIPS 2022, algorithms 1 and 4;
+// - one block of threads per tile of queries with the sum divided by once at the end, warps that split queries (and not keys),
+//   tiles above the diagonal skipped and the rest unmasked but for the diagonal: Dao, FlashAttention-2, ICLR 2024.
+// Ours: the fused qkv [sequence, batch, groups x (queries, key, value)] is read in place. The backward has one kernel
+// for query gradients, which also writes D, and one for key and value gradients, which goes over all query heads of the group. Scores
+// and dP are thus computed twice (seven products instead of FlashAttention-2's five), but nothing is added atomically: no fp32
+// accumulator for dq in memory, and the same bits in every run. The second kernel computes S^T = K Q^T, so that P^T and dS^T are
+// already, lane by lane, the left operands of dv += P^T dy and dk += dS^T q and never go through shared memory.
+namespace parplan {
+
+namespace {
+
+AttentionLayout layout_of(const OpShape& s) {
+  if (s.head_dim > most_attention_head_dim) {
+    throw RunError("attention on CUDA: head_dim " + std::to_string(s.head_dim) + " is larger than " +
+                   std::to_string(most_attention_head_dim));
+  }
+  const std::int64_t qkv_width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  const std::int64_t y_width = s.heads * s.head_dim;
+  return {.sequence = static_cast<int>(s.sequence),
+          .heads = static_cast<int>(s.heads),
+          .per_group = static_cast<int>(s.heads / s.kv_heads),
+          .head_dim = static_cast<int>(s.head_dim),
+          .qkv_width = qkv_width,
+          .y_width = y_width,
+          .qkv_stride = s.batch * qkv_width,
+          .y_stride = s.batch * y_width,
+          .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim))};
+}
+
+bool aligned(std::initializer_list<const void*> pointers) {
+  for (const void* pointer : pointers) {
+    if (reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void attention(const CudaKernelArguments& a) {
+  const AttentionForward work{.layout = layout_of(a.shape),
+                              .batch = static_cast<int>(a.shape.batch),
+                              .qkv = a.at<const void>(0),
+                              .y = a.at<void>(1),
+                              .log_sum_exp = a.at<float>(2)};
+  if (aligned({work.qkv, work.y}) && attention_on_matrix_units(work, a.type, a.stream)) return;
+  attention_general(work, a.type, a.stream);
+}
+
+void attention_gradient(const CudaKernelArguments& a) {
+  const AttentionBackward work{.layout = layout_of(a.shape),
+                               .batch = static_cast<int>(a.shape.batch),
+                               .dy = a.at<const void>(0),
+                               .qkv = a.at<const void>(1),
+                               .y = a.at<const void>(2),
+                               .log_sum_exp = a.at<const float>(3),
+                               .dqkv = a.at<void>(4),
+                               .sums = a.at<float>(5)};
+  if (aligned({work.dy, work.qkv, work.y, work.dqkv}) && attention_gradient_on_matrix_units(work, a.type, a.stream)) return;
+  attention_gradient_general(work, a.type, a.stream);
+}
+
+}  // namespace parplan

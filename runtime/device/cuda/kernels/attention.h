@@ -1,0 +1,12 @@
+#pragma once
+
+#include "runtime/device/cuda/kernels/arguments.h"
+
+namespace parplan {
+
+// fused qkv -> y, log-sum-exp. Causal; layout and formulas as in runtime/device/cpu/kernels/attention.cpp. Head dims up to 256.
+void attention(const CudaKernelArguments& arguments);
+// dy, qkv, y, log-sum-exp -> dqkv; workspace: planner/graph/cuda_workspace.h.
+void attention_gradient(const CudaKernelArguments& arguments);
+
+}  // namespace parplan

@@ -1,0 +1,395 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "runtime/device/cuda/kernels/attention_kernels.h"
+#include "runtime/device/cuda/launch.h"
+
+extern __shared__ __align__(16) unsigned char dynamic_shared[];
+
+namespace parplan {
+
+namespace {
+
+// Blocks of 16 x 16 threads work on tiles of `tile` queries and `tile` keys: the thread (ty, tx) on rows ty * per + i and columns
+// tx + 16 j, for i, j < per = tile / 16, and on the head's elements tx + 16 k. Everything is fp32 in shared memory; rows have an
+// odd stride, so that 16 rows at one element lie in 16 banks.
+constexpr int side = 16;
+constexpr int threads = side * side;
+
+__device__ inline int tx() { return static_cast<int>(threadIdx.x) % side; }
+__device__ inline int ty() { return static_cast<int>(threadIdx.x) / side; }
+
+// Tile sizes by head dim, so that two tiles of rows and two of scores stay below 99 KiB, which every device since sm_80 grants
+// a block (CUDA C++ Programming Guide, technical specifications).
+template <int tile_rows>
+struct Tiles {
+  static constexpr int rows = tile_rows;
+  static constexpr int per = rows / side;
+  static constexpr int most_head_dim = rows == 64 ? 128 : most_attention_head_dim;
+  static constexpr int elements = most_head_dim / side;  // of a head, for each thread
+  static constexpr int score_stride = rows + 1;
+  static constexpr int scores = rows * score_stride;
+};
+
+__host__ __device__ constexpr int row_stride(int head_dim) { return head_dim | 1; }
+
+// Positions [first, first + rows) of a head; zeros from `limit` on.
+template <int rows, class T>
+__device__ void load_rows(float* tile, const T* from, std::int64_t stride, int first, int limit, int head_dim) {
+  for (int place = static_cast<int>(threadIdx.x); place < rows * head_dim; place += threads) {
+    const int row = place / head_dim;
+    const int element = place % head_dim;
+    tile[row * row_stride(head_dim) + element] =
+        first + row < limit ? static_cast<float>(from[(first + row) * stride + element]) : 0.0f;
+  }
+}
+
+// d[i][j] = row (ty, i) of `left` times row (tx, j) of `right`.
+template <int per>
+__device__ void dot_products(float (&d)[per][per], const float* left, const float* right, int head_dim) {
+  const int stride = row_stride(head_dim);
+#pragma unroll
+  for (int i = 0; i < per; ++i) {
+#pragma unroll
+    for (int j = 0; j < per; ++j) d[i][j] = 0.0f;
+  }
+  for (int element = 0; element < head_dim; ++element) {
+    float a[per];
+    float b[per];
+#pragma unroll
+    for (int i = 0; i < per; ++i) {
+      a[i] = left[(ty() * per + i) * stride + element];
+      b[i] = right[(tx() + side * i) * stride + element];
+    }
+#pragma unroll
+    for (int i = 0; i < per; ++i) {
+#pragma unroll
+      for (int j = 0; j < per; ++j) d[i][j] += a[i] * b[j];
+    }
+  }
+}
+
+template <class Tiles>
+__device__ void store_scores(float* to, const float (&scores)[Tiles::per][Tiles::per]) {
+#pragma unroll
+  for (int i = 0; i < Tiles::per; ++i) {
+#pragma unroll
+    for (int j = 0; j < Tiles::per; ++j) to[(ty() * Tiles::per + i) * Tiles::score_stride + tx() + side * j] = scores[i][j];
+  }
+}
+
+// d[i][k] += sum over the tile's columns c of scores[row (ty, i)][c] * right[c][tx + 16 k].
+template <class Tiles>
+__device__ void add_product(float (&d)[Tiles::per][Tiles::elements], const float* scores, const float* right, int head_dim) {
+  const int stride = row_stride(head_dim);
+  for (int column = 0; column < Tiles::rows; ++column) {
+    float a[Tiles::per];
+#pragma unroll
+    for (int i = 0; i < Tiles::per; ++i) a[i] = scores[(ty() * Tiles::per + i) * Tiles::score_stride + column];
+#pragma unroll
+    for (int k = 0; k < Tiles::elements; ++k) {
+      if (tx() + side * k < head_dim) {
+        const float b = right[column * stride + tx() + side * k];
+#pragma unroll
+        for (int i = 0; i < Tiles::per; ++i) d[i][k] += a[i] * b;
+      }
+    }
+  }
+}
+
+template <class Tiles, class T>
+__device__ void store_rows(const float (&d)[Tiles::per][Tiles::elements], float factor, T* to, std::int64_t stride, int first, int limit,
+                           int head_dim) {
+#pragma unroll
+  for (int i = 0; i < Tiles::per; ++i) {
+    const int position = first + ty() * Tiles::per + i;
+#pragma unroll
+    for (int k = 0; k < Tiles::elements; ++k) {
+      const int element = tx() + side * k;
+      if (position < limit && element < head_dim) to[position * stride + element] = static_cast<T>(factor * d[i][k]);
+    }
+  }
+}
+
+// Over the 16 threads of a row.
+__device__ inline float row_maximum(float x) {
+  for (int step = side / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+  return x;
+}
+__device__ inline float row_sum(float x) {
+  for (int step = side / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+template <class T, class Tiles>
+__global__ void __launch_bounds__(threads)
+    attention_forward(AttentionLayout layout, const T* qkv, T* y, float* log_sum_exp) {
+  constexpr int per = Tiles::per;
+  const int head_dim = layout.head_dim;
+  float* const query_tile = reinterpret_cast<float*>(dynamic_shared);
+  float* const other_tile = query_tile + Tiles::rows * row_stride(head_dim);  // keys, then values
+  float* const score_tile = other_tile + Tiles::rows * row_stride(head_dim);
+
+  const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::rows;  // the longest first
+  const int head = static_cast<int>(blockIdx.y);
+  const int sample = static_cast<int>(blockIdx.z);
+  const T* const key = qkv + layout.key(sample, head / layout.per_group);
+  const T* const value = qkv + layout.value(sample, head / layout.per_group);
+  load_rows<Tiles::rows>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence, head_dim);
+
+  float out[per][Tiles::elements] = {};
+  float largest[per];
+  float sum[per] = {};  // this thread's part
+  for (float& x : largest) x = -INFINITY;
+  for (int first_key = 0; first_key < first_query + Tiles::rows && first_key < layout.sequence; first_key += Tiles::rows) {
+    load_rows<Tiles::rows>(other_tile, key, layout.qkv_stride, first_key, layout.sequence, head_dim);
+    __syncthreads();
+    float scores[per][per];
+    dot_products<per>(scores, query_tile, other_tile, head_dim);
+    __syncthreads();
+    load_rows<Tiles::rows>(other_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
+#pragma unroll
+    for (int i = 0; i < per; ++i) {
+      // Key 0 is in the first tile and every query sees it: `tile_largest` is finite.
+      float tile_largest = largest[i];
+#pragma unroll
+      for (int j = 0; j < per; ++j) {
+        const bool sees = first_key + tx() + side * j <= first_query + ty() * per + i;
+        scores[i][j] = sees ? scores[i][j] * layout.scale : -INFINITY;
+        tile_largest = fmaxf(tile_largest, scores[i][j]);
+      }
+      tile_largest = row_maximum(tile_largest);
+      const float correction = expf(largest[i] - tile_largest);
+      largest[i] = tile_largest;
+      sum[i] *= correction;
+#pragma unroll
+      for (int j = 0; j < per; ++j) {
+        scores[i][j] = expf(scores[i][j] - tile_largest);
+        sum[i] += scores[i][j];
+      }
+#pragma unroll
+      for (int k = 0; k < Tiles::elements; ++k) out[i][k] *= correction;
+    }
+    store_scores<Tiles>(score_tile, scores);
+    __syncthreads();
+    add_product<Tiles>(out, score_tile, other_tile, head_dim);
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < per; ++i) {
+    const float total = row_sum(sum[i]);
+    const int position = first_query + ty() * per + i;
+    if (tx() == 0 && position < layout.sequence) log_sum_exp[layout.statistics(sample, head) + position] = largest[i] + logf(total);
+#pragma unroll
+    for (int k = 0; k < Tiles::elements; ++k) out[i][k] /= total;
+  }
+  store_rows<Tiles>(out, 1.0f, y + layout.y(sample, head), layout.y_stride, first_query, layout.sequence, head_dim);
+}
+
+// dq of one tile of queries, and its sums of dy * y, which key_value_gradients reads.
+template <class T, class Tiles>
+__global__ void __launch_bounds__(threads)
+    query_gradients(AttentionLayout layout, const T* dy, const T* qkv, const T* y, const float* log_sum_exp, T* dqkv, float* sums) {
+  constexpr int per = Tiles::per;
+  const int head_dim = layout.head_dim;
+  float* const left_tile = reinterpret_cast<float*>(dynamic_shared);         // dy, then queries
+  float* const right_tile = left_tile + Tiles::rows * row_stride(head_dim);  // values, then keys
+  float* const score_tile = right_tile + Tiles::rows * row_stride(head_dim);
+
+  const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::rows;
+  const int head = static_cast<int>(blockIdx.y);
+  const int sample = static_cast<int>(blockIdx.z);
+  const T* const query = qkv + layout.query(sample, head);
+  const T* const head_dy = dy + layout.y(sample, head);
+  const T* const head_y = y + layout.y(sample, head);
+  const T* const key = qkv + layout.key(sample, head / layout.per_group);
+  const T* const value = qkv + layout.value(sample, head / layout.per_group);
+
+  float row_sums[per];
+  float shift[per];  // log-sum-exp
+#pragma unroll
+  for (int i = 0; i < per; ++i) {
+    const int position = first_query + ty() * per + i;
+    float sum = 0.0f;
+    if (position < layout.sequence) {
+      for (int element = tx(); element < head_dim; element += side) {
+        sum += static_cast<float>(head_dy[position * layout.y_stride + element]) * static_cast<float>(head_y[position * layout.y_stride + element]);
+      }
+    }
+    row_sums[i] = row_sum(sum);
+    shift[i] = 0.0f;
+    if (position < layout.sequence) {
+      if (tx() == 0) sums[layout.statistics(sample, head) + position] = row_sums[i];
+      shift[i] = log_sum_exp[layout.statistics(sample, head) + position];
+    }
+  }
+
+  float out[per][Tiles::elements] = {};
+  for (int first_key = 0; first_key < first_query + Tiles::rows && first_key < layout.sequence; first_key += Tiles::rows) {
+    load_rows<Tiles::rows>(left_tile, head_dy, layout.y_stride, first_query, layout.sequence, head_dim);
+    load_rows<Tiles::rows>(right_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
+    __syncthreads();
+    float dp[per][per];
+    dot_products<per>(dp, left_tile, right_tile, head_dim);
+    __syncthreads();
+    load_rows<Tiles::rows>(left_tile, query, layout.qkv_stride, first_query, layout.sequence, head_dim);
+    load_rows<Tiles::rows>(right_tile, key, layout.qkv_stride, first_key, layout.sequence, head_dim);
+    __syncthreads();
+    float scores[per][per];
+    dot_products<per>(scores, left_tile, right_tile, head_dim);
+#pragma unroll
+    for (int i = 0; i < per; ++i) {
+#pragma unroll
+      for (int j = 0; j < per; ++j) {
+        const bool sees = first_key + tx() + side * j <= first_query + ty() * per + i;
+        scores[i][j] = sees ? expf(scores[i][j] * layout.scale - shift[i]) * (dp[i][j] - row_sums[i]) : 0.0f;
+      }
+    }
+    store_scores<Tiles>(score_tile, scores);
+    __syncthreads();
+    add_product<Tiles>(out, score_tile, right_tile, head_dim);
+    __syncthreads();
+  }
+  store_rows<Tiles>(out, layout.scale, dqkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence, head_dim);
+}
+
+// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns queries.
+template <class T, class Tiles>
+__global__ void __launch_bounds__(threads)
+    key_value_gradients(AttentionLayout layout, const T* dy, const T* qkv, const float* log_sum_exp, const float* sums, T* dqkv) {
+  constexpr int per = Tiles::per;
+  const int head_dim = layout.head_dim;
+  float* const left_tile = reinterpret_cast<float*>(dynamic_shared);         // keys, values, queries
+  float* const right_tile = left_tile + Tiles::rows * row_stride(head_dim);  // queries, dy
+  float* const probability_tile = right_tile + Tiles::rows * row_stride(head_dim);
+  float* const ds_tile = probability_tile + Tiles::scores;
+
+  const int first_key = static_cast<int>(blockIdx.x) * Tiles::rows;  // the first tile has the most queries
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const int sample = static_cast<int>(blockIdx.z);
+  const T* const key = qkv + layout.key(sample, kv_head);
+  const T* const value = qkv + layout.value(sample, kv_head);
+
+  float dk[per][Tiles::elements] = {};
+  float dv[per][Tiles::elements] = {};
+  for (int head = kv_head * layout.per_group; head < (kv_head + 1) * layout.per_group; ++head) {
+    const T* const query = qkv + layout.query(sample, head);
+    const T* const head_dy = dy + layout.y(sample, head);
+    const std::int64_t statistics = layout.statistics(sample, head);
+    for (int first_query = first_key; first_query < layout.sequence; first_query += Tiles::rows) {
+      load_rows<Tiles::rows>(left_tile, key, layout.qkv_stride, first_key, layout.sequence, head_dim);
+      load_rows<Tiles::rows>(right_tile, query, layout.qkv_stride, first_query, layout.sequence, head_dim);
+      __syncthreads();
+      float probabilities[per][per];
+      dot_products<per>(probabilities, left_tile, right_tile, head_dim);
+      __syncthreads();
+      load_rows<Tiles::rows>(left_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
+      load_rows<Tiles::rows>(right_tile, head_dy, layout.y_stride, first_query, layout.sequence, head_dim);
+      float row_sums[per];
+#pragma unroll
+      for (int j = 0; j < per; ++j) {
+        const int position = first_query + tx() + side * j;
+        const bool present = position < layout.sequence;
+        const float shift = present ? log_sum_exp[statistics + position] : 0.0f;
+        row_sums[j] = present ? sums[statistics + position] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < per; ++i) {
+          const bool sees = present && first_key + ty() * per + i <= position;
+          probabilities[i][j] = sees ? expf(probabilities[i][j] * layout.scale - shift) : 0.0f;
+        }
+      }
+      store_scores<Tiles>(probability_tile, probabilities);
+      __syncthreads();
+      float ds[per][per];
+      dot_products<per>(ds, left_tile, right_tile, head_dim);
+#pragma unroll
+      for (int i = 0; i < per; ++i) {
+#pragma unroll
+        for (int j = 0; j < per; ++j) ds[i][j] = probabilities[i][j] * (ds[i][j] - row_sums[j]);
+      }
+      store_scores<Tiles>(ds_tile, ds);
+      add_product<Tiles>(dv, probability_tile, right_tile, head_dim);
+      __syncthreads();
+      load_rows<Tiles::rows>(left_tile, query, layout.qkv_stride, first_query, layout.sequence, head_dim);
+      __syncthreads();
+      add_product<Tiles>(dk, ds_tile, left_tile, head_dim);
+      __syncthreads();
+    }
+  }
+  store_rows<Tiles>(dk, layout.scale, dqkv + layout.key(sample, kv_head), layout.qkv_stride, first_key, layout.sequence, head_dim);
+  store_rows<Tiles>(dv, 1.0f, dqkv + layout.value(sample, kv_head), layout.qkv_stride, first_key, layout.sequence, head_dim);
+}
+
+template <class Tiles, class... Parameters>
+Grid grid_of(void (*kernel)(Parameters...), const AttentionLayout& layout, int score_tiles, int heads, int batch) {
+  const std::size_t shared = sizeof(float) * (2 * Tiles::rows * row_stride(layout.head_dim) + score_tiles * Tiles::scores);
+  // Without being asked, a block gets 48 KiB.
+  if (shared > 48 * 1024) allow_shared_memory(kernel, shared);
+  return {.blocks = dim3(static_cast<unsigned>(divide_up(layout.sequence, Tiles::rows)), static_cast<unsigned>(heads), static_cast<unsigned>(batch)),
+          .threads = dim3(threads),
+          .shared = shared};
+}
+
+template <class T, class Tiles>
+void forward(const AttentionForward& work, cudaStream_t stream) {
+  const auto kernel = attention_forward<T, Tiles>;
+  launch("attention", kernel, grid_of<Tiles>(kernel, work.layout, 1, work.layout.heads, work.batch), stream, work.layout,
+         static_cast<const T*>(work.qkv), static_cast<T*>(work.y), work.log_sum_exp);
+}
+
+template <class T, class Tiles>
+void backward(const AttentionBackward& work, cudaStream_t stream) {
+  const auto* const dy = static_cast<const T*>(work.dy);
+  const auto* const qkv = static_cast<const T*>(work.qkv);
+  const auto* const y = static_cast<const T*>(work.y);
+  auto* const dqkv = static_cast<T*>(work.dqkv);
+  const auto queries = query_gradients<T, Tiles>;
+  launch("attention_gradient: queries", queries, grid_of<Tiles>(queries, work.layout, 1, work.layout.heads, work.batch), stream, work.layout,
+         dy, qkv, y, work.log_sum_exp, dqkv, work.sums);
+  const auto keys = key_value_gradients<T, Tiles>;
+  launch("attention_gradient: keys and values", keys,
+         grid_of<Tiles>(keys, work.layout, 2, work.layout.heads / work.layout.per_group, work.batch), stream, work.layout, dy, qkv,
+         work.log_sum_exp, static_cast<const float*>(work.sums), dqkv);
+}
+
+template <class T>
+void forward(const AttentionForward& work, cudaStream_t stream) {
+  if (work.layout.head_dim <= Tiles<64>::most_head_dim) {
+    forward<T, Tiles<64>>(work, stream);
+  } else {
+    forward<T, Tiles<32>>(work, stream);
+  }
+}
+
+template <class T>
+void backward(const AttentionBackward& work, cudaStream_t stream) {
+  if (work.layout.head_dim <= Tiles<64>::most_head_dim) {
+    backward<T, Tiles<64>>(work, stream);
+  } else {
+    backward<T, Tiles<32>>(work, stream);
+  }
+}
+
+}  // namespace
+
+void attention_general(const AttentionForward& work, DataType type, cudaStream_t stream) {
+  if (type == DataType::bf16) {
+    forward<__nv_bfloat16>(work, stream);
+  } else if (type == DataType::fp16) {
+    forward<__half>(work, stream);
+  } else {
+    forward<float>(work, stream);
+  }
+}
+
+void attention_gradient_general(const AttentionBackward& work, DataType type, cudaStream_t stream) {
+  if (type == DataType::bf16) {
+    backward<__nv_bfloat16>(work, stream);
+  } else if (type == DataType::fp16) {
+    backward<__half>(work, stream);
+  } else {
+    backward<float>(work, stream);
+  }
+}
+
+}  // namespace parplan

@@ -1,0 +1,704 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "runtime/device/cuda/kernels/attention_kernels.h"
+#include "runtime/device/cuda/launch.h"
+#include "runtime/device/cuda/ptx.h"
+
+extern __shared__ __align__(16) unsigned char dynamic_shared[];
+
+namespace parplan {
+
+namespace {
+
+// Letters: a warp computes row_tiles x 16 rows of a product (queries; keys in key_value_gradients), a block `warps` times as many.
+// Fragments of mma_m16n8k16 (ptx.h): lane = 4g + t holds, in accumulators [m][n][e], row 16m + g (+ 8 where e > 1) and
+// column 8n + 2t + (e odd).
+constexpr int warps = 4;
+constexpr int threads = 32 * warps;
+constexpr float log2_e = 1.44269504088896340736f;
+constexpr float ln_2 = 0.69314718055994530942f;
+
+__device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ inline int warp() { return static_cast<int>(threadIdx.x) / 32; }
+
+// Rows of head_dim 2-byte elements in shared memory, cut into chunks of 16 bytes. A chunk's place within its row depends
+// on the row, so that the eight rows that ldmatrix reads at once lie in eight different groups of four banks.
+template <int head_dim>
+struct Rows {
+  static_assert(head_dim % 16 == 0);
+  static constexpr int chunks = head_dim / 8;
+  static constexpr int bytes = 2 * head_dim;
+
+  static __device__ int offset(int row, int chunk) {
+    if constexpr (chunks % 8 == 0) {
+      return row * bytes + ((chunk ^ (row & 7)) << 4);
+    } else if constexpr (chunks % 4 == 0) {
+      return row * bytes + ((chunk ^ ((row >> 1) & 3)) << 4);
+    } else {
+      return row * bytes + ((chunk ^ ((row >> 2) & 1)) << 4);
+    }
+  }
+};
+
+// Starts copying positions [first, first + rows) of a head; zeros from `limit` on.
+template <int head_dim, int rows>
+__device__ void load_rows(unsigned char* tile, const std::uint16_t* from, std::int64_t stride, int first, int limit) {
+  constexpr int chunks = Rows<head_dim>::chunks;
+  static_assert(rows * chunks % threads == 0);
+#pragma unroll
+  for (int i = 0; i < rows * chunks / threads; ++i) {
+    const int place = i * threads + static_cast<int>(threadIdx.x);
+    const int row = place / chunks;
+    const int chunk = place % chunks;
+    const bool present = first + row < limit;
+    ptx::cp_async_16(tile + Rows<head_dim>::offset(row, chunk), from + (present ? first + row : 0) * stride + 8 * chunk, present);
+  }
+}
+
+// Statistics of `count` queries; zeros from `limit` on.
+template <int count>
+__device__ void load_statistics(float* to, const float* from, int first, int limit) {
+  static_assert(count <= threads);
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < count) {
+    const bool present = first + i < limit;
+    ptx::cp_async_4(to + i, from + (present ? first + i : 0), present);
+  }
+}
+
+// The left operand of a product: this warp's rows of a tile, kept in registers or read again each time.
+template <int head_dim, int row_tiles, bool keep>
+struct Left {
+  const unsigned char* tile;
+  int first_row;
+  std::uint32_t kept[keep ? head_dim / 16 : 1][row_tiles][4];
+
+  __device__ void read(int depth, std::uint32_t (&fragments)[row_tiles][4]) const {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+      ptx::ldmatrix_x4(fragments[m], tile + Rows<head_dim>::offset(first_row + 16 * m + lane() % 16, 2 * depth + lane() / 16));
+    }
+  }
+  // Once the tile is there.
+  __device__ void start() {
+    if constexpr (keep) {
+#pragma unroll
+      for (int depth = 0; depth < head_dim / 16; ++depth) read(depth, kept[depth]);
+    }
+  }
+};
+
+// d[rows of the warp, columns] += left tile^T, where the tile has `columns` rows.
+template <class T, int head_dim, int row_tiles, int columns, bool keep>
+__device__ void add_product_transposed(float (&d)[row_tiles][columns / 8][4], const Left<head_dim, row_tiles, keep>& left,
+                                       const unsigned char* tile) {
+#pragma unroll
+  for (int depth = 0; depth < head_dim / 16; ++depth) {
+    std::uint32_t a[row_tiles][4];
+    if constexpr (!keep) left.read(depth, a);
+#pragma unroll
+    for (int n = 0; n < columns / 16; ++n) {
+      std::uint32_t b[4];
+      ptx::ldmatrix_x4(b, tile + Rows<head_dim>::offset(16 * n + lane() % 8 + lane() / 16 * 8, 2 * depth + lane() / 8 % 2));
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+        if constexpr (keep) {
+          ptx::mma_m16n8k16<T>(d[m][2 * n], left.kept[depth][m], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(d[m][2 * n + 1], left.kept[depth][m], b[2], b[3]);
+        } else {
+          ptx::mma_m16n8k16<T>(d[m][2 * n], a[m], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(d[m][2 * n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+// d[rows of the warp, head_dim] += left tile, where left [rows of the warp, depth] are accumulators that were packed.
+template <class T, int head_dim, int row_tiles, int depth>
+__device__ void add_product(float (&d)[row_tiles][head_dim / 8][4], const std::uint32_t (&left)[row_tiles][depth / 16][4],
+                            const unsigned char* tile) {
+#pragma unroll
+  for (int k = 0; k < depth / 16; ++k) {
+#pragma unroll
+    for (int n = 0; n < head_dim / 16; ++n) {
+      std::uint32_t b[4];
+      ptx::ldmatrix_x4_transposed(b, tile + Rows<head_dim>::offset(16 * k + lane() % 16, 2 * n + lane() / 16));
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+        ptx::mma_m16n8k16<T>(d[m][2 * n], left[m][k], b[0], b[1]);
+        ptx::mma_m16n8k16<T>(d[m][2 * n + 1], left[m][k], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Two accumulators side by side, rounded to T, are one left operand.
+template <class T, int row_tiles, int columns>
+__device__ void pack(const float (&d)[row_tiles][columns / 8][4], std::uint32_t (&left)[row_tiles][columns / 16][4]) {
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+    for (int k = 0; k < columns / 16; ++k) {
+      left[m][k][0] = ptx::pack<T>(d[m][2 * k][0], d[m][2 * k][1]);
+      left[m][k][1] = ptx::pack<T>(d[m][2 * k][2], d[m][2 * k][3]);
+      left[m][k][2] = ptx::pack<T>(d[m][2 * k + 1][0], d[m][2 * k + 1][1]);
+      left[m][k][3] = ptx::pack<T>(d[m][2 * k + 1][2], d[m][2 * k + 1][3]);
+    }
+  }
+}
+
+template <int row_tiles, int columns>
+__device__ void clear(float (&d)[row_tiles][columns][4]) {
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < columns; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) d[m][n][e] = 0.0f;
+    }
+  }
+}
+
+// Writes the warp's rows, which are positions first_position + row, below `limit`. They go through the warp's own rows of
+// a tile that it no longer needs, so that neighbouring lanes write neighbouring 16 bytes.
+template <class T, int head_dim, int row_tiles>
+__device__ void store_rows(const float (&d)[row_tiles][head_dim / 8][4], float factor, unsigned char* tile, int first_row,
+                           std::uint16_t* to, std::int64_t stride, int first_position, int limit) {
+  __syncwarp();
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+    const int row = first_row + 16 * m + lane() / 4;
+#pragma unroll
+    for (int n = 0; n < head_dim / 8; ++n) {
+      const float(&e)[4] = d[m][n];
+      *reinterpret_cast<std::uint32_t*>(tile + Rows<head_dim>::offset(row, n) + lane() % 4 * 4) = ptx::pack<T>(factor * e[0], factor * e[1]);
+      *reinterpret_cast<std::uint32_t*>(tile + Rows<head_dim>::offset(row + 8, n) + lane() % 4 * 4) =
+          ptx::pack<T>(factor * e[2], factor * e[3]);
+    }
+  }
+  __syncwarp();
+  constexpr int chunks = Rows<head_dim>::chunks;
+#pragma unroll
+  for (int place = lane(); place < 16 * row_tiles * chunks; place += 32) {
+    const int row = place / chunks;
+    const int chunk = place % chunks;
+    if (first_position + row < limit) {
+      *reinterpret_cast<uint4*>(to + (first_position + row) * stride + 8 * chunk) =
+          *reinterpret_cast<const uint4*>(tile + Rows<head_dim>::offset(first_row + row, chunk));
+    }
+  }
+}
+
+// The sum (largest) of four neighbouring lanes, which hold parts of the same row.
+__device__ inline float row_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ inline float row_maximum(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+// What each kernel's tiles are. Shared memory stays below 99 KiB, which every device since sm_80 grants a block (CUDA C++
+// Programming Guide, technical specifications), and registers allow two blocks of four warps on a multiprocessor (65536 / 256).
+template <int head_dim>
+struct ForwardTiles {
+  static constexpr int row_tiles = 2;
+  static constexpr int queries = warps * 16 * row_tiles;
+  static constexpr int keys = 64;
+  static constexpr bool keep = head_dim <= 64;
+  static constexpr int slots = head_dim <= 64 ? 4 : 2;  // tiles of keys or values in flight
+  static constexpr int shared = (queries + slots * keys) * Rows<head_dim>::bytes;
+};
+
+// One block: one tile of queries of one head. The tiles key 0, value 0, key 1, value 1, ... pass through a ring of
+// slots: each is waited for before its product, and the load that takes the slot of the tile before is started then.
+template <class T, int head_dim>
+__global__ void __launch_bounds__(threads, 2)
+    attention_forward(AttentionLayout layout, const std::uint16_t* qkv, std::uint16_t* y, float* log_sum_exp) {
+  using Tiles = ForwardTiles<head_dim>;
+  constexpr int row_tiles = Tiles::row_tiles;
+  constexpr int keys = Tiles::keys;
+  constexpr int slots = Tiles::slots;
+  constexpr int tile_bytes = keys * Rows<head_dim>::bytes;
+  unsigned char* const query_tile = dynamic_shared;
+  unsigned char* const ring = dynamic_shared + Tiles::queries * Rows<head_dim>::bytes;
+
+  // The tile with the most keys first: the last blocks to run are short.
+  const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::queries;
+  const int head = static_cast<int>(blockIdx.y);
+  const int sample = static_cast<int>(blockIdx.z);
+  const int first_row = warp() * 16 * row_tiles;  // of this warp in the tile
+  const int warp_query = first_query + first_row;
+  const std::uint16_t* const key = qkv + layout.key(sample, head / layout.per_group);
+  const int visible = min(first_query + Tiles::queries, layout.sequence);
+  const int key_tiles = (visible + keys - 1) / keys;
+
+  const auto start_load = [&](int step) {
+    if (step < 2 * key_tiles) {
+      load_rows<head_dim, keys>(ring + step % slots * tile_bytes, key + (step % 2 == 0 ? 0 : head_dim), layout.qkv_stride,
+                                step / 2 * keys, layout.sequence);
+    }
+    ptx::cp_async_commit();
+  };
+  load_rows<head_dim, Tiles::queries>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence);
+#pragma unroll
+  for (int step = 0; step < slots - 1; ++step) start_load(step);
+  const auto next = [&](int step) {
+    ptx::cp_async_wait<slots - 2>();
+    __syncthreads();
+    start_load(step + slots - 1);
+    return ring + step % slots * tile_bytes;
+  };
+
+  const float scale = layout.scale * log2_e;  // exp(scale x) = 2^(this x)
+  Left<head_dim, row_tiles, Tiles::keep> query{.tile = query_tile, .first_row = first_row, .kept = {}};
+  float out[row_tiles][head_dim / 8][4];
+  clear(out);
+  float largest[row_tiles][2];
+  float sum[row_tiles][2];  // this lane's part
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+    largest[m][0] = largest[m][1] = -INFINITY;
+    sum[m][0] = sum[m][1] = 0.0f;
+  }
+
+  for (int tile = 0; tile < key_tiles; ++tile) {
+    const int first_key = tile * keys;
+    // Of the last tiles, the first warps' queries may see nothing.
+    const bool sees = first_key < warp_query + 16 * row_tiles;
+    float scores[row_tiles][keys / 8][4];
+    clear(scores);
+    const unsigned char* const key_tile = next(2 * tile);
+    if (tile == 0) query.start();
+    if (sees) add_product_transposed<T, head_dim, row_tiles, keys>(scores, query, key_tile);
+    const unsigned char* const value_tile = next(2 * tile + 1);
+    if (!sees) continue;
+
+    if (first_key + keys - 1 > warp_query) {
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < keys / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            if (first_key + 8 * n + lane() % 4 * 2 + e % 2 > warp_query + 16 * m + lane() / 4 + e / 2 * 8) scores[m][n][e] = -INFINITY;
+          }
+        }
+      }
+    }
+    // Key 0 is in the first tile and every query sees it: `largest` is finite from there on.
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float tile_largest = largest[m][half];
+#pragma unroll
+        for (int n = 0; n < keys / 8; ++n) tile_largest = fmaxf(tile_largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+        tile_largest = row_maximum(tile_largest);
+        const float correction = ptx::exp2_approximate((largest[m][half] - tile_largest) * scale);
+        largest[m][half] = tile_largest;
+        const float shift = tile_largest * scale;
+        float tile_sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < keys / 8; ++n) {
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            scores[m][n][e] = ptx::exp2_approximate(scores[m][n][e] * scale - shift);
+            tile_sum += scores[m][n][e];
+          }
+        }
+        sum[m][half] = sum[m][half] * correction + tile_sum;
+#pragma unroll
+        for (int n = 0; n < head_dim / 8; ++n) {
+          out[m][n][2 * half] *= correction;
+          out[m][n][2 * half + 1] *= correction;
+        }
+      }
+    }
+    std::uint32_t probabilities[row_tiles][keys / 16][4];
+    pack<T, row_tiles, keys>(scores, probabilities);
+    add_product<T, head_dim, row_tiles, keys>(out, probabilities, value_tile);
+  }
+
+  float* const row_log_sum_exp = log_sum_exp + layout.statistics(sample, head);
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float total = row_sum(sum[m][half]);
+      const float inverse = 1.0f / total;
+#pragma unroll
+      for (int n = 0; n < head_dim / 8; ++n) {
+        out[m][n][2 * half] *= inverse;
+        out[m][n][2 * half + 1] *= inverse;
+      }
+      const int position = warp_query + 16 * m + lane() / 4 + 8 * half;
+      if (lane() % 4 == 0 && position < layout.sequence) {
+        row_log_sum_exp[position] = largest[m][half] * layout.scale + log2f(total) * ln_2;
+      }
+    }
+  }
+  store_rows<T, head_dim, row_tiles>(out, 1.0f, query_tile, first_row, y + layout.y(sample, head), layout.y_stride, warp_query,
+                                     layout.sequence);
+}
+
+template <int head_dim>
+struct QueryGradientTiles {
+  static constexpr int row_tiles = 1;
+  static constexpr int queries = warps * 16 * row_tiles;
+  static constexpr int keys = head_dim <= 64 ? 64 : 32;
+  static constexpr bool keep = true;
+  static constexpr int stages = 2;
+  static constexpr int stage_bytes = 2 * keys * Rows<head_dim>::bytes;  // keys and values
+  static constexpr int shared = 2 * queries * Rows<head_dim>::bytes + stages * stage_bytes;
+};
+
+// dq of one tile of queries of one head, and its sums of dy * y, which key_value_gradients reads.
+template <class T, int head_dim>
+__global__ void __launch_bounds__(threads, 2)
+    query_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv, const std::uint16_t* y,
+                    const float* log_sum_exp, std::uint16_t* dqkv, float* sums) {
+  using Tiles = QueryGradientTiles<head_dim>;
+  constexpr int row_tiles = Tiles::row_tiles;
+  constexpr int keys = Tiles::keys;
+  constexpr int stages = Tiles::stages;
+  constexpr int query_bytes = Tiles::queries * Rows<head_dim>::bytes;
+  unsigned char* const query_tile = dynamic_shared;
+  unsigned char* const dy_tile = dynamic_shared + query_bytes;
+  unsigned char* const ring = dynamic_shared + 2 * query_bytes;
+  __shared__ float tile_sums[Tiles::queries];
+
+  const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::queries;
+  const int head = static_cast<int>(blockIdx.y);
+  const int sample = static_cast<int>(blockIdx.z);
+  const int first_row = warp() * 16 * row_tiles;
+  const int warp_query = first_query + first_row;
+  const std::uint16_t* const key = qkv + layout.key(sample, head / layout.per_group);
+  const int visible = min(first_query + Tiles::queries, layout.sequence);
+  const int key_tiles = (visible + keys - 1) / keys;
+
+  const auto start_load = [&](int tile) {
+    if (tile < key_tiles) {
+      unsigned char* const stage = ring + tile % stages * Tiles::stage_bytes;
+      load_rows<head_dim, keys>(stage, key, layout.qkv_stride, tile * keys, layout.sequence);
+      load_rows<head_dim, keys>(stage + Tiles::stage_bytes / 2, key + head_dim, layout.qkv_stride, tile * keys, layout.sequence);
+    }
+    ptx::cp_async_commit();
+  };
+  load_rows<head_dim, Tiles::queries>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence);
+  load_rows<head_dim, Tiles::queries>(dy_tile, dy + layout.y(sample, head), layout.y_stride, first_query, layout.sequence);
+  ptx::cp_async_commit();
+#pragma unroll
+  for (int tile = 0; tile < stages - 1; ++tile) start_load(tile);
+  ptx::cp_async_wait<stages - 1>();
+  __syncthreads();
+
+  Left<head_dim, row_tiles, Tiles::keep> query{.tile = query_tile, .first_row = first_row, .kept = {}};
+  Left<head_dim, row_tiles, Tiles::keep> gradient{.tile = dy_tile, .first_row = first_row, .kept = {}};
+  query.start();
+  gradient.start();
+
+  // D, by neighbouring threads for each query.
+  {
+    constexpr int parts = threads / Tiles::queries;
+    static_assert(parts == 1 || parts == 2);
+    const int row = static_cast<int>(threadIdx.x) / parts;
+    const int part = static_cast<int>(threadIdx.x) % parts;
+    const int position = first_query + row;
+    float d = 0.0f;
+    if (position < layout.sequence) {
+      const std::uint16_t* const y_row = y + layout.y(sample, head) + position * layout.y_stride;
+#pragma unroll
+      for (int chunk = part; chunk < Rows<head_dim>::chunks; chunk += parts) {
+        const uint4 a = *reinterpret_cast<const uint4*>(y_row + 8 * chunk);
+        const uint4 b = *reinterpret_cast<const uint4*>(dy_tile + Rows<head_dim>::offset(row, chunk));
+        const auto add = [&](std::uint32_t left, std::uint32_t right) {
+          const float2 u = ptx::unpack<T>(left);
+          const float2 v = ptx::unpack<T>(right);
+          d += u.x * v.x;
+          d += u.y * v.y;
+        };
+        add(a.x, b.x);
+        add(a.y, b.y);
+        add(a.z, b.z);
+        add(a.w, b.w);
+      }
+    }
+    if constexpr (parts == 2) d += __shfl_xor_sync(0xffffffffu, d, 1);
+    if (part == 0) {
+      tile_sums[row] = d;
+      if (position < layout.sequence) sums[layout.statistics(sample, head) + position] = d;
+    }
+  }
+  __syncthreads();
+
+  const float scale = layout.scale * log2_e;
+  float shift[row_tiles][2];  // log-sum-exp, to the base 2
+  float row_sums[row_tiles][2];
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + 16 * m + lane() / 4 + 8 * half;
+      shift[m][half] = first_query + row < layout.sequence ? log_sum_exp[layout.statistics(sample, head) + first_query + row] * log2_e : 0.0f;
+      row_sums[m][half] = tile_sums[row];
+    }
+  }
+
+  float out[row_tiles][head_dim / 8][4];
+  clear(out);
+  for (int tile = 0; tile < key_tiles; ++tile) {
+    ptx::cp_async_wait<stages - 2>();
+    __syncthreads();
+    start_load(tile + stages - 1);
+    const int first_key = tile * keys;
+    if (first_key >= warp_query + 16 * row_tiles) continue;
+    const unsigned char* const key_tile = ring + tile % stages * Tiles::stage_bytes;
+
+    float scores[row_tiles][keys / 8][4];
+    clear(scores);
+    add_product_transposed<T, head_dim, row_tiles, keys>(scores, query, key_tile);
+    float dp[row_tiles][keys / 8][4];
+    clear(dp);
+    add_product_transposed<T, head_dim, row_tiles, keys>(dp, gradient, key_tile + Tiles::stage_bytes / 2);
+    if (first_key + keys - 1 > warp_query) {
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < keys / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            if (first_key + 8 * n + lane() % 4 * 2 + e % 2 > warp_query + 16 * m + lane() / 4 + e / 2 * 8) scores[m][n][e] = -INFINITY;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < keys / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float probability = ptx::exp2_approximate(scores[m][n][e] * scale - shift[m][e / 2]);
+          scores[m][n][e] = probability * (dp[m][n][e] - row_sums[m][e / 2]);
+        }
+      }
+    }
+    std::uint32_t ds[row_tiles][keys / 16][4];
+    pack<T, row_tiles, keys>(scores, ds);
+    add_product<T, head_dim, row_tiles, keys>(out, ds, key_tile);
+  }
+  store_rows<T, head_dim, row_tiles>(out, layout.scale, query_tile, first_row, dqkv + layout.query(sample, head), layout.qkv_stride,
+                                     warp_query, layout.sequence);
+}
+
+template <int head_dim>
+struct KeyValueGradientTiles {
+  static constexpr int row_tiles = 1;
+  static constexpr int keys = warps * 16 * row_tiles;
+  static constexpr int queries = head_dim <= 64 ? 64 : 32;
+  static constexpr bool keep = head_dim <= 64;
+  static constexpr int stages = 2;
+  static constexpr int tile_bytes = queries * Rows<head_dim>::bytes;
+  static constexpr int stage_bytes = 2 * tile_bytes + 2 * 4 * queries;  // queries, dy, log-sum-exp, sums of dy * y
+  static constexpr int shared = 2 * keys * Rows<head_dim>::bytes + stages * stage_bytes;
+};
+
+// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns queries.
+template <class T, int head_dim>
+__global__ void __launch_bounds__(threads, 2)
+    key_value_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv, const float* log_sum_exp,
+                        const float* sums, std::uint16_t* dqkv) {
+  using Tiles = KeyValueGradientTiles<head_dim>;
+  constexpr int row_tiles = Tiles::row_tiles;
+  constexpr int queries = Tiles::queries;
+  constexpr int stages = Tiles::stages;
+  constexpr int key_bytes = Tiles::keys * Rows<head_dim>::bytes;
+  unsigned char* const key_tile = dynamic_shared;
+  unsigned char* const value_tile = dynamic_shared + key_bytes;
+  unsigned char* const ring = dynamic_shared + 2 * key_bytes;
+
+  const int first_key = static_cast<int>(blockIdx.x) * Tiles::keys;  // the first tile has the most queries
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const int sample = static_cast<int>(blockIdx.z);
+  const int first_row = warp() * 16 * row_tiles;
+  const int warp_key = first_key + first_row;
+  static_assert(Tiles::keys % queries == 0);
+  const int first_tile = first_key / queries;
+  const int tiles = (layout.sequence + queries - 1) / queries - first_tile;  // of each head
+  const int steps = tiles * layout.per_group;
+
+  const auto start_load = [&](int step) {
+    if (step < steps) {
+      unsigned char* const stage = ring + step % stages * Tiles::stage_bytes;
+      float* const statistics = reinterpret_cast<float*>(stage + 2 * Tiles::tile_bytes);
+      const int head = kv_head * layout.per_group + step / tiles;
+      const int first_query = (first_tile + step % tiles) * queries;
+      load_rows<head_dim, queries>(stage, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence);
+      load_rows<head_dim, queries>(stage + Tiles::tile_bytes, dy + layout.y(sample, head), layout.y_stride, first_query, layout.sequence);
+      load_statistics<queries>(statistics, log_sum_exp + layout.statistics(sample, head), first_query, layout.sequence);
+      load_statistics<queries>(statistics + queries, sums + layout.statistics(sample, head), first_query, layout.sequence);
+    }
+    ptx::cp_async_commit();
+  };
+  load_rows<head_dim, Tiles::keys>(key_tile, qkv + layout.key(sample, kv_head), layout.qkv_stride, first_key, layout.sequence);
+  load_rows<head_dim, Tiles::keys>(value_tile, qkv + layout.value(sample, kv_head), layout.qkv_stride, first_key, layout.sequence);
+#pragma unroll
+  for (int step = 0; step < stages - 1; ++step) start_load(step);
+
+  const float scale = layout.scale * log2_e;
+  Left<head_dim, row_tiles, Tiles::keep> key{.tile = key_tile, .first_row = first_row, .kept = {}};
+  Left<head_dim, row_tiles, Tiles::keep> value{.tile = value_tile, .first_row = first_row, .kept = {}};
+  float dk[row_tiles][head_dim / 8][4];
+  float dv[row_tiles][head_dim / 8][4];
+  clear(dk);
+  clear(dv);
+  for (int step = 0; step < steps; ++step) {
+    ptx::cp_async_wait<stages - 2>();
+    __syncthreads();
+    start_load(step + stages - 1);
+    if (step == 0) {
+      key.start();
+      value.start();
+    }
+    const int first_query = (first_tile + step % tiles) * queries;
+    if (first_query + queries <= warp_key) continue;  // they see none of this warp's keys
+    const unsigned char* const query_tile = ring + step % stages * Tiles::stage_bytes;
+    const unsigned char* const dy_tile = query_tile + Tiles::tile_bytes;
+    const float* const statistics = reinterpret_cast<const float*>(query_tile + 2 * Tiles::tile_bytes) + lane() % 4 * 2;
+
+    float probabilities[row_tiles][queries / 8][4];
+    clear(probabilities);
+    add_product_transposed<T, head_dim, row_tiles, queries>(probabilities, key, query_tile);
+    if (first_query < warp_key + 16 * row_tiles - 1) {
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < queries / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            if (warp_key + 16 * m + lane() / 4 + e / 2 * 8 > first_query + 8 * n + lane() % 4 * 2 + e % 2) {
+              probabilities[m][n][e] = -INFINITY;
+            }
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < queries / 8; ++n) {
+      const float2 shift = *reinterpret_cast<const float2*>(statistics + 8 * n);
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          probabilities[m][n][e] = ptx::exp2_approximate(probabilities[m][n][e] * scale - (e % 2 == 0 ? shift.x : shift.y) * log2_e);
+        }
+      }
+    }
+    std::uint32_t left[row_tiles][queries / 16][4];
+    pack<T, row_tiles, queries>(probabilities, left);
+    add_product<T, head_dim, row_tiles, queries>(dv, left, dy_tile);
+
+    float ds[row_tiles][queries / 8][4];
+    clear(ds);
+    add_product_transposed<T, head_dim, row_tiles, queries>(ds, value, dy_tile);
+#pragma unroll
+    for (int n = 0; n < queries / 8; ++n) {
+      const float2 sum = *reinterpret_cast<const float2*>(statistics + queries + 8 * n);
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) ds[m][n][e] = probabilities[m][n][e] * (ds[m][n][e] - (e % 2 == 0 ? sum.x : sum.y));
+      }
+    }
+    pack<T, row_tiles, queries>(ds, left);
+    add_product<T, head_dim, row_tiles, queries>(dk, left, query_tile);
+  }
+  store_rows<T, head_dim, row_tiles>(dk, layout.scale, key_tile, first_row, dqkv + layout.key(sample, kv_head), layout.qkv_stride, warp_key,
+                                     layout.sequence);
+  store_rows<T, head_dim, row_tiles>(dv, 1.0f, value_tile, first_row, dqkv + layout.value(sample, kv_head), layout.qkv_stride, warp_key,
+                                     layout.sequence);
+}
+
+template <class Tiles, class... Parameters>
+Grid grid_of(void (*kernel)(Parameters...), std::int64_t tiles, int heads, int batch) {
+  // Without being asked, a block gets 48 KiB.
+  if constexpr (Tiles::shared > 48 * 1024) allow_shared_memory(kernel, Tiles::shared);
+  return {.blocks = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(heads), static_cast<unsigned>(batch)),
+          .threads = dim3(threads),
+          .shared = Tiles::shared};
+}
+
+template <class T, int head_dim>
+void forward(const AttentionForward& work, cudaStream_t stream) {
+  using Tiles = ForwardTiles<head_dim>;
+  const auto kernel = attention_forward<T, head_dim>;
+  launch("attention", kernel, grid_of<Tiles>(kernel, divide_up(work.layout.sequence, Tiles::queries), work.layout.heads, work.batch), stream,
+         work.layout, static_cast<const std::uint16_t*>(work.qkv), static_cast<std::uint16_t*>(work.y), work.log_sum_exp);
+}
+
+template <class T, int head_dim>
+void backward(const AttentionBackward& work, cudaStream_t stream) {
+  const AttentionLayout& layout = work.layout;
+  const auto* const dy = static_cast<const std::uint16_t*>(work.dy);
+  const auto* const qkv = static_cast<const std::uint16_t*>(work.qkv);
+  const auto* const y = static_cast<const std::uint16_t*>(work.y);
+  auto* const dqkv = static_cast<std::uint16_t*>(work.dqkv);
+  using QueryTiles = QueryGradientTiles<head_dim>;
+  const auto queries = query_gradients<T, head_dim>;
+  launch("attention_gradient: queries", queries,
+         grid_of<QueryTiles>(queries, divide_up(layout.sequence, QueryTiles::queries), layout.heads, work.batch), stream, layout, dy, qkv, y,
+         work.log_sum_exp, dqkv, work.sums);
+  using KeyTiles = KeyValueGradientTiles<head_dim>;
+  const auto keys = key_value_gradients<T, head_dim>;
+  launch("attention_gradient: keys and values", keys,
+         grid_of<KeyTiles>(keys, divide_up(layout.sequence, KeyTiles::keys), layout.heads / layout.per_group, work.batch), stream, layout, dy,
+         qkv, work.log_sum_exp, static_cast<const float*>(work.sums), dqkv);
+}
+
+struct Row {
+  DataType type{};
+  int head_dim = 0;
+  void (*forward)(const AttentionForward&, cudaStream_t) = nullptr;
+  void (*backward)(const AttentionBackward&, cudaStream_t) = nullptr;
+};
+
+template <class T, int head_dim>
+constexpr Row row(DataType type) {
+  return {.type = type, .head_dim = head_dim, .forward = forward<T, head_dim>, .backward = backward<T, head_dim>};
+}
+
+constexpr Row rows[] = {
+    row<__nv_bfloat16, 64>(DataType::bf16),
+    row<__nv_bfloat16, 128>(DataType::bf16),
+    row<__half, 64>(DataType::fp16),
+    row<__half, 128>(DataType::fp16),
+};
+
+const Row* find_row(DataType type, int head_dim) {
+  for (const Row& row : rows) {
+    if (row.type == type && row.head_dim == head_dim) return &row;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool attention_on_matrix_units(const AttentionForward& work, DataType type, cudaStream_t stream) {
+  const Row* const row = find_row(type, work.layout.head_dim);
+  if (row == nullptr) return false;
+  row->forward(work, stream);
+  return true;
+}
+
+bool attention_gradient_on_matrix_units(const AttentionBackward& work, DataType type, cudaStream_t stream) {
+  const Row* const row = find_row(type, work.layout.head_dim);
+  if (row == nullptr) return false;
+  row->backward(work, stream);
+  return true;
+}
+
+}  // namespace parplan
