@@ -143,7 +143,10 @@ void CudaBackend::set_scalars(const StepScalars& scalars) {
 
 void CudaBackend::run(StreamId number, const KernelCall& call) {
   const CudaKernel kernel = cuda_kernel(call.kind);
-  PARPLAN_ASSERT(kernel != nullptr, fmt::format("{} is no kernel", row_of(call.kind).name));
+  const OpRow& row = row_of(call.kind);
+  PARPLAN_ASSERT(kernel != nullptr, fmt::format("{} is no kernel", row.name));
+  PARPLAN_ASSERT(static_cast<int>(call.operands.size()) == operand_count(row, call.shape, row.cuda_workspace != nullptr),
+                 fmt::format("{} with {} operands", row.name, call.operands.size()));
   kernel({.shape = call.shape,
           .type = call.type,
           .operands = call.operands.data(),

@@ -47,16 +47,16 @@ void linear(const CudaKernelArguments& a) {
   submit_with_bias(forward_product(OpKind::linear, a, a.operands[y], a.operands[y + 1]), a, a.shape.bias ? a.operands[2] : nullptr);
 }
 
-// x, weight, (bias), before, y, workspace
+// x, weight, (bias), before, y, workspace; where `before` and y are one storage it is y's.
 void linear_gelu(const CudaKernelArguments& a) {
   const int before = a.shape.bias ? 3 : 2;
   void* bias = a.shape.bias ? a.operands[2] : nullptr;
   MatrixProduct product = forward_product(OpKind::linear_gelu, a, a.operands[before + 1], a.operands[before + 2]);
   product.epilogue = Epilogue::gelu;
   product.bias = bias;
-  product.before = a.operands[before];
+  product.before = a.operands[before] == a.operands[before + 1] ? nullptr : a.operands[before];
   if (a.matrices->submit(product, a.stream)) return;
-  product.result = product.before;
+  product.result = a.operands[before];
   product.before = nullptr;
   submit_with_bias(product, a, bias);
   run_elementwise(activation, a, {.rows = product.rows, .columns = product.columns, .activation = ActivationKind::gelu_tanh},

@@ -69,7 +69,7 @@ struct ProductKey {
   std::int64_t rows = 0, columns = 0, depth = 0;
   bool left_transposed = false, right_transposed = false, accumulate = false;
   Epilogue epilogue{};
-  bool bias = false;
+  bool bias = false, before = false;
   std::array<std::uint32_t, 5> alignments{};  // left, right, result, bias, before
   auto operator<=>(const ProductKey&) const = default;
 };
@@ -77,7 +77,7 @@ struct ProductKey {
 ProductKey key_of(const MatrixProduct& p) {
   return {.type = p.type, .result_type = p.result_type, .rows = p.rows, .columns = p.columns, .depth = p.depth,
           .left_transposed = p.left_transposed, .right_transposed = p.right_transposed, .accumulate = p.accumulate,
-          .epilogue = p.epilogue, .bias = p.bias != nullptr,
+          .epilogue = p.epilogue, .bias = p.bias != nullptr, .before = p.before != nullptr,
           .alignments = {alignment_of(p.left), alignment_of(p.right), alignment_of(p.result), alignment_of(p.bias),
                          alignment_of(p.before)}};
 }
@@ -92,7 +92,9 @@ struct Chosen {
 cublasLtEpilogue_t epilogue_of(const MatrixProduct& p) {
   switch (p.epilogue) {
     case Epilogue::bias: return CUBLASLT_EPILOGUE_BIAS;
-    case Epilogue::gelu: return p.bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    case Epilogue::gelu:
+      if (p.before == nullptr) return p.bias != nullptr ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+      return p.bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     case Epilogue::gelu_gradient: return CUBLASLT_EPILOGUE_DGELU;
     default: return CUBLASLT_EPILOGUE_DEFAULT;
   }
@@ -101,8 +103,7 @@ cublasLtEpilogue_t epilogue_of(const MatrixProduct& p) {
 // The leading dimension of `before` must be a multiple of 8 (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD); its
 // kernels read and write it 16 bytes at a time.
 bool epilogue_fits(const MatrixProduct& p) {
-  if (p.epilogue != Epilogue::gelu && p.epilogue != Epilogue::gelu_gradient) return true;
-  return p.columns % 8 == 0 && alignment_of(p.before) >= 16;
+  return p.before == nullptr || (p.columns % 8 == 0 && alignment_of(p.before) >= 16);
 }
 
 // Row-major matrices are cuBLASLt's column-major ones transposed, so d = left * right is asked for as d' = right' * left': A is

@@ -10,7 +10,7 @@ namespace parplan {
 enum class Epilogue {
   none,
   bias,           // + bias, one number a column of the row-major result
-  gelu,           // the result (with bias where there is one) is kept in `before`; written is gelu_tanh of it
+  gelu,           // gelu_tanh of the result (with bias where there is one), which is kept in `before` where that is given
   gelu_gradient,  // times the derivative of gelu_tanh at `before`
 };
 
