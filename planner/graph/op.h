@@ -102,11 +102,13 @@ struct LossScale {
 // As PyTorch's GradScaler: times 2 after 2000 good steps, times 1/2 after an overflow.
 inline constexpr float loss_scale_growth_interval = 2000.0f;
 
+using ShapeFlag = bool OpShape::*;
+
 struct OperandRow {
   OperandSource source{};
   int index = 0;
   Access access{};
-  bool OpShape::*optional = nullptr;  // present only where this flag of the shape is set
+  ShapeFlag optional = nullptr;  // present only where this flag of the shape is set
 };
 // Whether a kernel of this shape has the operand; `workspace`: whether the backend's row has one.
 bool is_present(const OperandRow& operand, const OpShape& shape, bool workspace);
