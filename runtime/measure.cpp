@@ -35,7 +35,7 @@ class Probe {
   Probe(const Probe&) = delete;
   Probe& operator=(const Probe&) = delete;
 
-  void run() { backend_.run(0, {.kind = kind_, .shape = shape_, .operands = operands_, .scalars = nullptr}); }
+  void run() { backend_.run(0, {.kind = kind_, .shape = shape_, .operands = operands_}); }
   OpWork work() const { return row_of(kind_).work(shape_, DataType::fp32); }
 
  private:
@@ -153,10 +153,10 @@ std::vector<MeasuredTransfer> measure_all_reduce(int ranks) {
     in_threads(ranks, [&](int rank) {
       std::vector<float> data(static_cast<std::size_t>(count), 0.0f);
       Communicator& communicator = world.communicator(rank);
-      for (int i = 0; i < 3; ++i) communicator.all_reduce(0, Reduction::sum, data.data(), count);
+      for (int i = 0; i < 3; ++i) communicator.all_reduce(0, 0, Reduction::sum, {data.data(), count});
       for (int i = 0; i < repeats; ++i) {
         const double begin = now();
-        communicator.all_reduce(0, Reduction::sum, data.data(), count);
+        communicator.all_reduce(0, 0, Reduction::sum, {data.data(), count});
         if (rank == 0) seconds.push_back(now() - begin);
       }
     });
