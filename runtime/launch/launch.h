@@ -20,10 +20,11 @@ enum class StartedBy { itself, mpi, torchrun_variables };
 struct ProcessPlace {
   StartedBy started_by = StartedBy::itself;
   int process = 0;
-  std::optional<int> processes;        // PMIx alone does not say: MPI does
-  int local_process = 0;               // of torchrun's variables; MPI finds its own
-  std::optional<int> local_processes;  // of torchrun's variables, where LOCAL_WORLD_SIZE is set
-  std::string address;                 // of torchrun's variables: where process 0 listens
+  std::optional<int> processes;  // PMIx alone does not say: MPI does
+  // Of torchrun's variables; MPI finds its own.
+  int local_process = 0;
+  int local_processes = 1;
+  std::string address;  // where process 0 listens
   int port = 0;
   bool operator==(const ProcessPlace&) const = default;
 };

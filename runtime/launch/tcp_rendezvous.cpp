@@ -1,0 +1,625 @@
+#include "runtime/launch/tcp_rendezvous.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Bytestring = std::vector<std::byte>;
+
+// "parplan" and the version of what follows; raise the last byte with every change of the messages.
+constexpr std::uint64_t greeting_magic = 0x7061'7270'6c61'6e01;
+constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
+// How long a peer may leave a message in its sockets before it counts as lost. Its reader thread takes messages at once.
+constexpr std::chrono::seconds send_patience(20);
+// Between two attempts to connect.
+constexpr std::chrono::milliseconds retry_pause(50);
+// How long one that leaves waits for the others to have seen it.
+constexpr std::chrono::seconds farewell_patience(1);
+// How much longer than process 0 the others wait for its welcome: it tells them who is missing.
+constexpr std::chrono::seconds welcome_margin(5);
+
+// Integers travel with the lowest byte first.
+void append(Bytestring& bytes, std::uint64_t value) {
+  for (int i = 0; i < 8; ++i) bytes.push_back(static_cast<std::byte>(value >> (8 * i)));
+}
+std::uint64_t number_at(const std::byte* bytes) {
+  std::uint64_t value = 0;
+  for (int i = 0; i < 8; ++i) value |= std::to_integer<std::uint64_t>(bytes[i]) << (8 * i);
+  return value;
+}
+
+// A message: kind, length, then as many bytes.
+enum class MessageKind : std::uint64_t {
+  greeting = 1,  // process, processes; the first that a connecting process sends
+  welcome,       // everyone is there
+  refusal,       // text: why the connection is closed
+  contribution,  // to process 0
+  everyone,      // from process 0: lengths, then bytes, by process
+  failure,       // text: what everybody's calls throw from here on
+  farewell,      // the last one
+};
+constexpr std::size_t head_bytes = 24;  // magic, kind, length
+
+struct Message {
+  MessageKind kind{};
+  Bytestring body;
+};
+
+Bytestring framed(MessageKind kind, std::span<const std::byte> body) {
+  Bytestring frame;
+  frame.reserve(head_bytes + body.size());
+  append(frame, greeting_magic);
+  append(frame, static_cast<std::uint64_t>(kind));
+  append(frame, body.size());
+  frame.insert(frame.end(), body.begin(), body.end());
+  return frame;
+}
+Bytestring framed(MessageKind kind, const std::string& text) {
+  return framed(kind, std::as_bytes(std::span<const char>(text)));
+}
+std::string text_of(const Bytestring& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+// Takes the first whole message off the front of `incoming`, if there is one. Throws RunError for what is no message.
+std::optional<Message> take_message(Bytestring& incoming) {
+  if (incoming.size() >= 8 && number_at(incoming.data()) != greeting_magic) throw RunError("it does not speak this version of parplan's protocol");
+  if (incoming.size() < head_bytes) return std::nullopt;
+  const std::uint64_t kind = number_at(incoming.data() + 8);
+  const std::uint64_t length = number_at(incoming.data() + 16);
+  if (kind < 1 || kind > static_cast<std::uint64_t>(MessageKind::farewell) || length > longest_message)
+    throw RunError("it does not speak this version of parplan's protocol");
+  if (incoming.size() < head_bytes + length) return std::nullopt;
+  const auto body = incoming.begin() + head_bytes;
+  const auto end = body + static_cast<std::ptrdiff_t>(length);
+  Message message{.kind = static_cast<MessageKind>(kind), .body = Bytestring(body, end)};
+  incoming.erase(incoming.begin(), end);
+  return message;
+}
+
+std::string shown(const std::string& address, int port) {
+  return address.find(':') == std::string::npos ? fmt::format("{}:{}", address, port) : fmt::format("[{}]:{}", address, port);
+}
+std::string shown(std::chrono::milliseconds time) { return fmt::format("{:g} s", std::chrono::duration<double>(time).count()); }
+
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int descriptor) : descriptor_(descriptor) {}
+  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  ~Socket() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  int get() const { return descriptor_; }
+  explicit operator bool() const { return descriptor_ >= 0; }
+
+ private:
+  int descriptor_ = -1;
+};
+
+void switch_on(const Socket& socket, int level, int option) {
+  const int on = 1;
+  setsockopt(socket.get(), level, option, &on, sizeof on);
+}
+
+void prepare_connection(const Socket& socket) {
+  switch_on(socket, IPPROTO_TCP, TCP_NODELAY);
+  switch_on(socket, SOL_SOCKET, SO_KEEPALIVE);  // finds machines that vanished
+  const timeval limit{.tv_sec = send_patience.count(), .tv_usec = 0};
+  setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+// 0, or the error number.
+int send_all(const Socket& socket, const Bytestring& bytes) {
+  std::size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t count = ::send(socket.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return errno == EAGAIN ? ETIMEDOUT : errno;
+    sent += static_cast<std::size_t>(count);
+  }
+  return 0;
+}
+
+enum class Received { something, nothing_yet, end };
+
+// Appends what has arrived. RunError with the system's words.
+Received receive_some(const Socket& socket, Bytestring& incoming) {
+  std::array<std::byte, 65536> piece;
+  const ssize_t count = ::recv(socket.get(), piece.data(), piece.size(), MSG_DONTWAIT);
+  if (count > 0) {
+    incoming.insert(incoming.end(), piece.begin(), piece.begin() + count);
+    return Received::something;
+  }
+  if (count == 0) return Received::end;
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return Received::nothing_yet;
+  throw RunError(std::strerror(errno));
+}
+
+int milliseconds_until(Clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<decltype(left)>(left, 0, 60000));
+}
+
+struct AddressList {
+  addrinfo* first = nullptr;
+  std::string failure;  // where `first` is null
+  ~AddressList() {
+    if (first != nullptr) freeaddrinfo(first);
+  }
+  AddressList() = default;
+  AddressList(const AddressList&) = delete;
+  AddressList& operator=(const AddressList&) = delete;
+};
+
+void resolve(const char* address, int port, int flags, AddressList& list) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  const int failure = getaddrinfo(address, std::to_string(port).c_str(), &hints, &list.first);
+  if (failure != 0) {
+    list.first = nullptr;
+    list.failure = failure == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(failure);
+  }
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+Socket listen_at(const std::string& address, int port) {
+  // A machine's own name may stand for 127.0.1.1 in its /etc/hosts, so that only literal loopback addresses are bound as they stand.
+  AddressList list;
+  resolve(is_loopback(address) ? address.c_str() : nullptr, port, AI_PASSIVE, list);
+  std::string failure = list.failure;
+  std::vector<const addrinfo*> candidates;
+  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) candidates.push_back(a);
+  // IPv6 first: a socket for all of its addresses takes IPv4 too.
+  if (!is_loopback(address))
+    std::stable_partition(candidates.begin(), candidates.end(), [](const addrinfo* a) { return a->ai_family == AF_INET6; });
+  for (const addrinfo* a : candidates) {
+    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
+    if (!socket) {
+      failure = std::strerror(errno);
+      continue;
+    }
+    switch_on(socket, SOL_SOCKET, SO_REUSEADDR);
+    const int off = 0;
+    if (a->ai_family == AF_INET6 && !is_loopback(address)) setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (bind(socket.get(), a->ai_addr, a->ai_addrlen) == 0 && listen(socket.get(), 1024) == 0) return socket;
+    failure = std::strerror(errno);
+  }
+  throw RunError(fmt::format("process 0 cannot listen at {}: {} (MASTER_PORT may name another port)", shown(address, port), failure));
+}
+
+// Both ends of a connection are the same: a port of the range that the system gives to connecting sockets was connected to itself.
+bool is_connected_to_itself(const Socket& socket) {
+  sockaddr_storage own{}, other{};
+  socklen_t own_size = sizeof own, other_size = sizeof other;
+  return getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
+         getpeername(socket.get(), reinterpret_cast<sockaddr*>(&other), &other_size) == 0 && own_size == other_size &&
+         std::memcmp(&own, &other, own_size) == 0;
+}
+
+// A connected socket, or none and why.
+Socket connect_once(const std::string& address, int port, Clock::time_point deadline, std::string& failure) {
+  AddressList list;
+  resolve(address.c_str(), port, 0, list);
+  if (list.first == nullptr) failure = list.failure;
+  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
+    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
+    int error = socket ? 0 : errno;
+    if (socket && ::connect(socket.get(), a->ai_addr, a->ai_addrlen) != 0) {
+      error = errno;
+      pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
+      if (error == EINPROGRESS) {
+        error = ETIMEDOUT;
+        if (poll(&ready, 1, milliseconds_until(deadline)) > 0) {
+          socklen_t size = sizeof error;
+          getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+        }
+      }
+    }
+    if (error == 0 && is_connected_to_itself(socket)) error = ECONNREFUSED;
+    if (error != 0) {
+      failure = std::strerror(error);
+      continue;
+    }
+    fcntl(socket.get(), F_SETFL, 0);  // blocking again
+    return socket;
+  }
+  return {};
+}
+
+class TcpRendezvous final : public Rendezvous {
+ public:
+  TcpRendezvous(const TcpPlace& place, std::chrono::milliseconds patience);
+  ~TcpRendezvous() override;
+
+  int process() const override { return place_.process; }
+  int processes() const override { return place_.processes; }
+  int local_process() const override { return place_.local_process; }
+  int local_processes() const override { return place_.local_processes; }
+  std::vector<Bytestring> all_gather(std::span<const std::byte> own) override;
+  void check() override;
+  void abort(const std::string& reason) noexcept override;
+  std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>&, int) override { return nullptr; }
+
+ private:
+  // A connection, and what came through it.
+  struct Peer {
+    int process = 0;
+    Socket socket;
+    std::unique_ptr<std::mutex> sending = std::make_unique<std::mutex>();
+    Bytestring incoming;
+    std::deque<Bytestring> arrived;  // contributions, or everyone's from process 0
+    bool left = false;
+    bool closed = false;
+  };
+
+  void gather_processes(std::chrono::milliseconds patience);
+  void greet_process_0(std::chrono::milliseconds patience);
+  std::string refusal_of(const Message& greeting) const;
+
+  void read_until_stopped();
+  void read_from(Peer& peer);
+  void take(Peer& peer, Message message);
+  void fail(const std::string& text);
+  void send_to(Peer& peer, const Bytestring& frame);
+  void throw_failure();  // with mutex_ held
+
+  TcpPlace place_;
+  std::vector<Peer> peers_;  // all others by process, or process 0 alone
+  Socket wake_reader_;
+  std::thread reader_;
+
+  std::mutex telling_;  // held while a failure is told: one that leaves says farewell after that
+  std::mutex mutex_;    // guards what follows and the peers' state
+  std::condition_variable changed_;
+  std::optional<std::string> failure_;
+  bool waiting_ = false;  // all_gather is called here
+  bool stopped_ = false;
+};
+
+TcpRendezvous::TcpRendezvous(const TcpPlace& place, std::chrono::milliseconds patience) : place_(place), wake_reader_(eventfd(0, EFD_CLOEXEC)) {
+  PARPLAN_ASSERT(place.process >= 0 && place.process < place.processes, fmt::format("process {} of {}", place.process, place.processes));
+  if (!wake_reader_) throw RunError(fmt::format("eventfd: {}", std::strerror(errno)));
+  if (place.process == 0)
+    gather_processes(patience);
+  else
+    greet_process_0(patience);
+  reader_ = std::thread([this] { read_until_stopped(); });
+}
+
+std::string TcpRendezvous::refusal_of(const Message& greeting) const {
+  if (greeting.kind != MessageKind::greeting || greeting.body.size() != 16) return "it does not speak this version of parplan's protocol";
+  const std::uint64_t process = number_at(greeting.body.data());
+  const std::uint64_t processes = number_at(greeting.body.data() + 8);
+  if (processes != static_cast<std::uint64_t>(place_.processes))
+    return fmt::format("it is one of {} processes, this job has {}", processes, place_.processes);
+  if (process < 1 || process >= processes) return fmt::format("it calls itself process {} of {}", process, processes);
+  if (peers_[process - 1].socket) return fmt::format("there is a process {} already", process);
+  return {};
+}
+
+void TcpRendezvous::gather_processes(std::chrono::milliseconds patience) {
+  for (int process = 1; process < place_.processes; ++process) {
+    peers_.emplace_back();
+    peers_.back().process = process;
+  }
+  const auto deadline = Clock::now() + patience;
+  const Socket listener = listen_at(place_.address, place_.port);
+  struct Stranger {
+    Socket socket;
+    Bytestring incoming;
+  };
+  std::vector<Stranger> strangers;
+  std::string refused;
+  const auto is_missing = [](const Peer& peer) { return !peer.socket; };
+
+  while (std::any_of(peers_.begin(), peers_.end(), is_missing)) {
+    if (Clock::now() >= deadline) {
+      std::vector<int> missing;
+      for (const Peer& peer : peers_)
+        if (!peer.socket) missing.push_back(peer.process);
+      const std::string text = fmt::format("waited {} at {} for {} processes; missing: {}{}", shown(patience), shown(place_.address, place_.port),
+                                           place_.processes, fmt::join(missing, ", "), refused);
+      for (const Peer& peer : peers_)
+        if (peer.socket) send_all(peer.socket, framed(MessageKind::failure, text));
+      throw RunError(text);
+    }
+    std::vector<pollfd> ready = {{.fd = listener.get(), .events = POLLIN, .revents = 0}};
+    for (const Stranger& stranger : strangers) ready.push_back({.fd = stranger.socket.get(), .events = POLLIN, .revents = 0});
+    if (poll(ready.data(), ready.size(), milliseconds_until(deadline)) <= 0) continue;
+
+    std::vector<Stranger> remaining;
+    for (std::size_t s = 0; s < strangers.size(); ++s) {
+      Stranger& stranger = strangers[s];
+      if (ready[s + 1].revents == 0) {
+        remaining.push_back(std::move(stranger));
+        continue;
+      }
+      std::string refusal;
+      try {
+        const Received received = receive_some(stranger.socket, stranger.incoming);
+        const std::optional<Message> greeting = take_message(stranger.incoming);
+        if (!greeting && received != Received::end) {
+          remaining.push_back(std::move(stranger));
+          continue;
+        }
+        refusal = greeting ? refusal_of(*greeting) : "it closed the connection";
+        if (refusal.empty()) {
+          Peer& peer = peers_[number_at(greeting->body.data()) - 1];
+          peer.socket = std::move(stranger.socket);
+          peer.incoming = std::move(stranger.incoming);
+        }
+      } catch (const RunError& error) {
+        refusal = error.what();
+      }
+      if (refusal.empty()) continue;
+      refused = fmt::format(" (a connection was refused: {})", refusal);
+      send_all(stranger.socket, framed(MessageKind::refusal, refusal));
+    }
+    strangers = std::move(remaining);
+    if (ready[0].revents != 0) {
+      Socket accepted(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!accepted) continue;
+      prepare_connection(accepted);
+      strangers.push_back({.socket = std::move(accepted), .incoming = {}});
+    }
+  }
+  for (const Peer& peer : peers_) send_all(peer.socket, framed(MessageKind::welcome, Bytestring()));
+}
+
+void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
+  const std::string where = shown(place_.address, place_.port);
+  auto deadline = Clock::now() + patience;
+  std::string failure;
+  Socket socket;
+  while (!(socket = connect_once(place_.address, place_.port, deadline, failure))) {
+    if (Clock::now() >= deadline)
+      throw RunError(fmt::format("process {} did not reach process 0 at {} within {}: {}", place_.process, where, shown(patience), failure));
+    std::this_thread::sleep_for(retry_pause);
+  }
+  prepare_connection(socket);
+  Bytestring greeting;
+  append(greeting, static_cast<std::uint64_t>(place_.process));
+  append(greeting, static_cast<std::uint64_t>(place_.processes));
+  send_all(socket, framed(MessageKind::greeting, greeting));
+
+  deadline = Clock::now() + patience + welcome_margin;
+  Bytestring incoming;
+  const auto refuse = [&](const std::string& why) {
+    throw RunError(fmt::format("process {}: what listens at {} is no process 0 of this job: {} (MASTER_PORT may name another port)",
+                               place_.process, where, why));
+  };
+  while (true) {
+    pollfd ready{.fd = socket.get(), .events = POLLIN, .revents = 0};
+    poll(&ready, 1, milliseconds_until(deadline));
+    if (Clock::now() >= deadline) refuse("it does not answer");
+    std::optional<Message> message;
+    try {
+      const Received received = receive_some(socket, incoming);
+      message = take_message(incoming);
+      if (!message && received == Received::end) throw RunError("it closed the connection");
+    } catch (const RunError& error) {
+      refuse(error.what());
+    }
+    if (!message) continue;
+    if (message->kind == MessageKind::welcome) break;
+    if (message->kind == MessageKind::failure) throw RunError(text_of(message->body));
+    if (message->kind != MessageKind::refusal) refuse("it does not speak this version of parplan's protocol");
+    throw RunError(fmt::format("process 0 at {} refuses process {}: {}", where, place_.process, text_of(message->body)));
+  }
+  peers_.emplace_back();
+  peers_.back().socket = std::move(socket);
+  peers_.back().incoming = std::move(incoming);
+}
+
+// Leaves in order: the others take what was sent before, then see the end. Bytes that arrive at a closed socket would make the system
+// drop what is still on its way, hence the wait.
+TcpRendezvous::~TcpRendezvous() {
+  { const std::lock_guard told(telling_); }
+  for (Peer& peer : peers_) {
+    const std::lock_guard sending(*peer.sending);
+    send_all(peer.socket, framed(MessageKind::farewell, Bytestring()));
+    shutdown(peer.socket.get(), SHUT_WR);
+  }
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, farewell_patience, [&] { return std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.closed; }); });
+    stopped_ = true;
+  }
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_reader_.get(), &one, sizeof one);
+  reader_.join();
+}
+
+void TcpRendezvous::read_until_stopped() {
+  for (Peer& peer : peers_) read_from(peer);  // what came together with the welcome
+  while (true) {
+    std::vector<pollfd> ready = {{.fd = wake_reader_.get(), .events = POLLIN, .revents = 0}};
+    std::vector<Peer*> open;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopped_) return;
+      for (Peer& peer : peers_)
+        if (!peer.closed) open.push_back(&peer);
+    }
+    for (const Peer* peer : open) ready.push_back({.fd = peer->socket.get(), .events = POLLIN, .revents = 0});
+    if (poll(ready.data(), ready.size(), -1) <= 0) continue;
+    for (std::size_t p = 0; p < open.size(); ++p)
+      if (ready[p + 1].revents != 0) read_from(*open[p]);
+  }
+}
+
+void TcpRendezvous::read_from(Peer& peer) {
+  std::string loss = "its connection closed";
+  try {
+    const Received received = receive_some(peer.socket, peer.incoming);
+    while (std::optional<Message> message = take_message(peer.incoming)) take(peer, std::move(*message));
+    if (received != Received::end) return;
+  } catch (const RunError& error) {
+    loss = error.what();
+  }
+  shutdown(peer.socket.get(), SHUT_RDWR);
+  bool left = false;
+  {
+    const std::lock_guard lock(mutex_);
+    peer.closed = true;
+    left = peer.left;
+  }
+  if (!left) fail(fmt::format("process {} was lost: {}", peer.process, loss));
+  changed_.notify_all();
+}
+
+void TcpRendezvous::take(Peer& peer, Message message) {
+  if (message.kind == MessageKind::failure) {
+    fail(text_of(message.body));
+    return;
+  }
+  std::string in_vain;
+  {
+    const std::lock_guard lock(mutex_);
+    if (message.kind == MessageKind::contribution || message.kind == MessageKind::everyone) peer.arrived.push_back(std::move(message.body));
+    if (message.kind == MessageKind::farewell) peer.left = true;
+    // Whoever waits for one that has left without contributing waits in vain, and all others with it.
+    const bool someone_waits = waiting_ || std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return !p.arrived.empty(); });
+    for (const Peer& p : peers_)
+      if (someone_waits && p.left && p.arrived.empty()) in_vain = fmt::format("process {} has ended", p.process);
+  }
+  if (!in_vain.empty()) fail(in_vain);
+  changed_.notify_all();
+}
+
+// Notes why the job is over, once, and tells the others.
+void TcpRendezvous::fail(const std::string& text) {
+  const std::lock_guard telling(telling_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = text;
+  }
+  changed_.notify_all();
+  for (Peer& peer : peers_) {
+    const std::lock_guard sending(*peer.sending);
+    send_all(peer.socket, framed(MessageKind::failure, text));  // those that are gone need not hear it
+  }
+}
+
+void TcpRendezvous::send_to(Peer& peer, const Bytestring& frame) {
+  int error = 0;
+  {
+    const std::lock_guard sending(*peer.sending);
+    error = send_all(peer.socket, frame);
+  }
+  if (error == 0) return;
+  {
+    // The reader may be about to learn why.
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, farewell_patience, [&] { return failure_.has_value() || peer.left; });
+    throw_failure();
+    if (peer.left) error = 0;
+  }
+  fail(error == 0 ? fmt::format("process {} has ended", peer.process) : fmt::format("process {} was lost: {}", peer.process, std::strerror(error)));
+  check();
+}
+
+void TcpRendezvous::throw_failure() {
+  if (failure_) throw RunError(*failure_);
+}
+
+void TcpRendezvous::check() {
+  const std::lock_guard lock(mutex_);
+  throw_failure();
+}
+
+void TcpRendezvous::abort(const std::string& reason) noexcept { fail(fmt::format("process {} stopped: {}", place_.process, reason)); }
+
+std::vector<Bytestring> TcpRendezvous::all_gather(std::span<const std::byte> own) {
+  check();
+  if (place_.process != 0) send_to(peers_.front(), framed(MessageKind::contribution, own));
+  std::vector<Bytestring> all;
+  std::string in_vain;
+  {
+    std::unique_lock lock(mutex_);
+    waiting_ = true;
+    const auto has_arrived = [](const Peer& peer) { return !peer.arrived.empty(); };
+    const auto is_vain = [](const Peer& peer) { return peer.left && peer.arrived.empty(); };
+    changed_.wait(lock, [&] {
+      return failure_ || std::all_of(peers_.begin(), peers_.end(), has_arrived) || std::any_of(peers_.begin(), peers_.end(), is_vain);
+    });
+    waiting_ = false;
+    throw_failure();
+    for (Peer& peer : peers_) {
+      if (is_vain(peer)) {
+        in_vain = fmt::format("process {} has ended", peer.process);
+        break;
+      }
+      all.push_back(std::move(peer.arrived.front()));
+      peer.arrived.pop_front();
+    }
+  }
+  if (!in_vain.empty()) {
+    fail(in_vain);
+    check();
+  }
+  if (place_.process == 0) {
+    all.insert(all.begin(), Bytestring(own.begin(), own.end()));
+    Bytestring body;
+    for (const Bytestring& one : all) append(body, one.size());
+    for (const Bytestring& one : all) body.insert(body.end(), one.begin(), one.end());
+    const Bytestring frame = framed(MessageKind::everyone, body);
+    for (Peer& peer : peers_) send_to(peer, frame);
+    return all;
+  }
+  const Bytestring body = std::move(all.front());
+  all.clear();
+  const std::size_t lengths = static_cast<std::size_t>(place_.processes) * 8;
+  std::size_t at = lengths;
+  for (int process = 0; process < place_.processes && body.size() >= lengths; ++process) {
+    const std::uint64_t length = number_at(body.data() + static_cast<std::size_t>(process) * 8);
+    if (length > body.size() - at) break;
+    all.emplace_back(body.begin() + static_cast<std::ptrdiff_t>(at), body.begin() + static_cast<std::ptrdiff_t>(at + length));
+    at += length;
+  }
+  PARPLAN_ASSERT(all.size() == static_cast<std::size_t>(place_.processes) && at == body.size(),
+                 fmt::format("{} of {} contributions in {} bytes", all.size(), place_.processes, body.size()));
+  return all;
+}
+
+}  // namespace
+
+std::unique_ptr<Rendezvous> tcp_rendezvous(const TcpPlace& place, std::chrono::milliseconds patience) {
+  return std::make_unique<TcpRendezvous>(place, patience);
+}
+
+}  // namespace parplan

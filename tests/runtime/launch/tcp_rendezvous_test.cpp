@@ -1,0 +1,276 @@
+#include "runtime/launch/tcp_rendezvous.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "planner/base/error.h"
+#include "runtime/launch/free_port.h"
+
+using namespace parplan;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto patience = 20s;
+
+TcpPlace place(int process, int processes, int port) {
+  return {.process = process, .processes = processes, .local_process = process, .local_processes = processes, .address = "127.0.0.1", .port = port};
+}
+
+std::vector<std::byte> bytes(const std::string& text) {
+  const auto view = std::as_bytes(std::span<const char>(text));
+  return {view.begin(), view.end()};
+}
+std::string text(const std::vector<std::byte>& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const RunError& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+void in_threads(int count, const std::function<void(int)>& body) {
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
+}
+
+// What each of `processes` threads throws, whose body gets its own end.
+std::vector<std::string> outcomes(int processes, const std::function<void(int, Rendezvous&)>& body) {
+  const int port = free_loopback_port();
+  std::vector<std::string> messages(static_cast<std::size_t>(processes));
+  in_threads(processes, [&](int process) {
+    messages[static_cast<std::size_t>(process)] = message_of([&] {
+      const auto rendezvous = tcp_rendezvous(place(process, processes, port), patience);
+      body(process, *rendezvous);
+    });
+  });
+  return messages;
+}
+
+int connected_to(int port) {
+  const int client = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  for (int attempt = 0; attempt < 400; ++attempt) {
+    if (connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return client;
+    std::this_thread::sleep_for(10ms);
+  }
+  FAIL("nobody listens");
+  return client;
+}
+
+const std::string nothing = "nothing was thrown";
+
+}  // namespace
+
+TEST_CASE("four processes gather contributions of any size, by process, many times over") {
+  const auto contribution = [](int process, int round) { return std::string(static_cast<std::size_t>(process * 70001 * (round % 3)), static_cast<char>('a' + process)); };
+  const auto messages = outcomes(4, [&](int process, Rendezvous& rendezvous) {
+    if (rendezvous.process() != process || rendezvous.processes() != 4 || rendezvous.local_process() != process || rendezvous.local_processes() != 4)
+      throw RunError("another place");
+    for (int round = 0; round < 30; ++round) {
+      const auto all = rendezvous.all_gather(bytes(contribution(process, round)));
+      if (all.size() != 4) throw RunError("another number of contributions");
+      for (int other = 0; other < 4; ++other)
+        if (text(all[static_cast<std::size_t>(other)]) != contribution(other, round)) throw RunError(fmt::format("round {}, process {}", round, other));
+      barrier(rendezvous);
+      if (text(broadcast(rendezvous, bytes(fmt::format("from {}", process)), round % 4)) != fmt::format("from {}", round % 4))
+        throw RunError("another broadcast");
+    }
+    rendezvous.check();
+  });
+  CHECK(messages == std::vector<std::string>(4, nothing));
+}
+
+TEST_CASE("processes that do not come are named, to everyone who came") {
+  const int port = free_loopback_port();
+  std::vector<std::string> messages(5);
+  in_threads(5, [&](int process) {
+    if (process == 2 || process == 4) return;
+    messages[static_cast<std::size_t>(process)] = message_of([&] { tcp_rendezvous(place(process, 5, port), process == 0 ? 500ms : 10s); });
+  });
+  const std::string wanted = fmt::format("waited 0.5 s at 127.0.0.1:{} for 5 processes; missing: 2, 4", port);
+  CHECK(messages == std::vector<std::string>{wanted, wanted, "", wanted, ""});
+}
+
+TEST_CASE("a process 0 that does not come is named with its address and port") {
+  const int port = free_loopback_port();
+  CHECK(message_of([&] { tcp_rendezvous(place(2, 3, port), 300ms); }) ==
+        fmt::format("process 2 did not reach process 0 at 127.0.0.1:{} within 0.3 s: Connection refused", port));
+  TcpPlace nowhere = place(1, 3, port);
+  nowhere.address = "no-such-machine.invalid";
+  const std::string message = message_of([&] { tcp_rendezvous(nowhere, 100ms); });
+  CHECK(message.starts_with(fmt::format("process 1 did not reach process 0 at no-such-machine.invalid:{} within 0.1 s: ", port)));
+}
+
+TEST_CASE("an abort wakes those that wait and those that come later, with the reason, and the first reason wins") {
+  for (const int culprit : {0, 2}) {
+    std::atomic<int> aborted = 0;
+    const auto messages = outcomes(4, [&](int process, Rendezvous& rendezvous) {
+      barrier(rendezvous);
+      if (process == culprit) {
+        std::this_thread::sleep_for(30ms);
+        rendezvous.abort("out of paper");
+        rendezvous.abort("out of ink");
+        ++aborted;
+        barrier(rendezvous);
+      } else if (process == 3) {
+        // Does not wait in the rendezvous: looks at it from time to time.
+        while (true) {
+          rendezvous.check();
+          std::this_thread::sleep_for(1ms);
+        }
+      } else {
+        barrier(rendezvous);
+      }
+    });
+    CHECK(messages == std::vector<std::string>(4, fmt::format("process {} stopped: out of paper", culprit)));
+  }
+}
+
+TEST_CASE("one that leaves without contributing ends the waiting of all others") {
+  for (const int leaver : {0, 1, 3}) {
+    const auto messages = outcomes(4, [&](int process, Rendezvous& rendezvous) {
+      barrier(rendezvous);
+      if (process != leaver) barrier(rendezvous);
+    });
+    for (int process = 0; process < 4; ++process)
+      CHECK(messages[static_cast<std::size_t>(process)] == (process == leaver ? nothing : fmt::format("process {} has ended", leaver)));
+  }
+}
+
+TEST_CASE("leaving after the last meeting disturbs nobody") {
+  const auto messages = outcomes(3, [&](int process, Rendezvous& rendezvous) {
+    barrier(rendezvous);
+    if (process == 2) std::this_thread::sleep_for(100ms);
+    rendezvous.check();
+  });
+  CHECK(messages == std::vector<std::string>(3, nothing));
+}
+
+TEST_CASE("a process of a job of another size is refused and told, and the job goes on") {
+  const int port = free_loopback_port();
+  std::vector<std::string> messages(3);
+  in_threads(3, [&](int i) {
+    messages[static_cast<std::size_t>(i)] = message_of([&] {
+      if (i == 2) {  // of another job, with one process more
+        tcp_rendezvous(place(1, 3, port), patience);
+        return;
+      }
+      if (i == 1) std::this_thread::sleep_for(300ms);
+      const auto rendezvous = tcp_rendezvous(place(i, 2, port), patience);
+      barrier(*rendezvous);
+    });
+  });
+  CHECK(messages[0] == nothing);
+  CHECK(messages[1] == nothing);
+  CHECK(messages[2] == fmt::format("process 0 at 127.0.0.1:{} refuses process 1: it is one of 3 processes, this job has 2", port));
+}
+
+TEST_CASE("a place that is taken is refused") {
+  const int port = free_loopback_port();
+  std::vector<std::string> messages(3);
+  in_threads(3, [&](int i) {
+    if (i == 2) std::this_thread::sleep_for(200ms);
+    messages[static_cast<std::size_t>(i)] = message_of([&] { tcp_rendezvous(place(i == 0 ? 0 : 1, 3, port), 1000ms); });
+  });
+  const std::string wanted = fmt::format("waited 1 s at 127.0.0.1:{} for 3 processes; missing: 2 (a connection was refused: there is a process 1 already)", port);
+  CHECK(messages == std::vector<std::string>{wanted, wanted, fmt::format("process 0 at 127.0.0.1:{} refuses process 1: there is a process 1 already", port)});
+}
+
+TEST_CASE("what does not speak the protocol is refused and does not disturb the job") {
+  const int port = free_loopback_port();
+  std::vector<std::string> messages(2);
+  in_threads(3, [&](int i) {
+    if (i < 2) {
+      if (i == 1) std::this_thread::sleep_for(300ms);
+      messages[static_cast<std::size_t>(i)] = message_of([&] { barrier(*tcp_rendezvous(place(i, 2, port), patience)); });
+      return;
+    }
+    const int silent = connected_to(port);  // says nothing at all
+    const int client = connected_to(port);
+    const std::string request = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    CHECK(write(client, request.data(), request.size()) == static_cast<ssize_t>(request.size()));
+    char answer[512];
+    CHECK(read(client, answer, sizeof answer) > 0);
+    CHECK(read(client, answer, sizeof answer) <= 0);  // and closed
+    close(client);
+    close(silent);
+  });
+  CHECK(messages == std::vector<std::string>(2, nothing));
+}
+
+TEST_CASE("a process 0 that is another program is told apart") {
+  const int port = free_loopback_port();
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  REQUIRE(bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(listen(listener, 1) == 0);
+  std::jthread server([&] {
+    const int accepted = accept(listener, nullptr, nullptr);
+    const std::string answer = "220 mail.example.com ESMTP";
+    CHECK(write(accepted, answer.data(), answer.size()) == static_cast<ssize_t>(answer.size()));
+    char request[512];
+    while (read(accepted, request, sizeof request) > 0) {
+    }
+    close(accepted);
+  });
+  CHECK(message_of([&] { tcp_rendezvous(place(1, 2, port), patience); }) ==
+        fmt::format("process 1: what listens at 127.0.0.1:{} is no process 0 of this job: it does not speak this version of parplan's protocol "
+                    "(MASTER_PORT may name another port)", port));
+  CHECK(message_of([&] { tcp_rendezvous(place(0, 2, port), patience); }) ==
+        fmt::format("process 0 cannot listen at 127.0.0.1:{}: Address already in use (MASTER_PORT may name another port)", port));
+  close(listener);
+}
+
+TEST_CASE("a process that dies is told from one that leaves") {
+  const int port = free_loopback_port();
+  std::vector<std::string> messages(2);
+  in_threads(3, [&](int i) {
+    if (i < 2) {
+      messages[static_cast<std::size_t>(i)] = message_of([&] { barrier(*tcp_rendezvous(place(i, 3, port), patience)); });
+      return;
+    }
+    // Process 2 by hand, which ends without a word: magic, greeting, length 16, process 2 of 3.
+    const std::uint64_t greeting[] = {0x706172706c616e01, 1, 16, 2, 3};
+    const int client = connected_to(port);
+    CHECK(write(client, greeting, sizeof greeting) == sizeof greeting);
+    char welcome[24];
+    CHECK(recv(client, welcome, sizeof welcome, MSG_WAITALL) == sizeof welcome);
+    close(client);
+  });
+  CHECK(messages == std::vector<std::string>(2, "process 2 was lost: its connection closed"));
+}
+
+TEST_CASE("names and IPv6 addresses serve as well as IPv4 ones") {
+  for (const char* address : {"localhost", "::1"}) {
+    const int port = free_loopback_port();
+    std::vector<std::string> messages(2);
+    in_threads(2, [&](int process) {
+      messages[static_cast<std::size_t>(process)] = message_of([&] {
+        TcpPlace own = place(process, 2, port);
+        own.address = address;
+        barrier(*tcp_rendezvous(own, patience));
+      });
+    });
+    if (messages[0].find("Cannot assign requested address") != std::string::npos) continue;  // a machine without IPv6
+    CHECK(messages == std::vector<std::string>(2, nothing));
+  }
+}
