@@ -1,5 +1,7 @@
 #include "planner/graph/op.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
@@ -336,6 +338,10 @@ Bytes attention_gradient_cpu_workspace(const OpShape& s) {
 Bytes matrix_cuda_workspace(const OpShape&) {
   return Bytes(matrix_workspace_bytes);
 }
+// The sums of the bias come first and are then done with; those of many columns take more than the product does.
+Bytes linear_weight_gradient_cuda_workspace(const OpShape& s) {
+  return std::max(Bytes(matrix_workspace_bytes), s.bias ? column_sums_workspace(s.rows, s.columns, 1) : Bytes(0));
+}
 Bytes layer_norm_gradient_cuda_workspace(const OpShape& s) {
   return column_sums_workspace(s.rows, s.columns, 2);
 }
@@ -500,7 +506,7 @@ constexpr OpRow rows[] = {
      .operands = linear_weight_gradient_operands,
      .work = linear_weight_gradient_work,
      .cpu_workspace = linear_weight_gradient_cpu_workspace,
-     .cuda_workspace = matrix_cuda_workspace},
+     .cuda_workspace = linear_weight_gradient_cuda_workspace},
     {.kind = OpKind::rotary_gradient,
      .name = "rotary_gradient",
      .operands = rotary_gradient_operands,
