@@ -54,7 +54,6 @@ cudaDataType_t cuda_type(DataType type) {
     default: return CUDA_R_32F;
   }
 }
-bool is_half(DataType type) { return type == DataType::bf16 || type == DataType::fp16; }
 
 // The largest power of two, at most 256, that divides the address: what cuBLASLt asks to be told.
 std::uint32_t alignment_of(const void* address) {
