@@ -50,7 +50,8 @@ struct KernelFit {
   std::int64_t head_dim = 0;     // attention; 0 for all others
   Seconds floor;                 // of one kernel, launch included
   FlopsPerSecond rate;           // matrix products and attention: of ever larger ones; 0 for all others
-  double half_length = 0.0;      // of the summed dim (attention: the sequence) at which half of `rate` is reached
+  double half_length = 0.0;      // of the summed dim (attention: the sequence) at which half of `rate` is reached; of products on a
+                                 // CPU, the multiply-adds that packing one number of an operand costs
   BytesPerSecond memory;         // rate of reading and writing operands
   int rows = 0;                  // that it was made from
   double error = 0.0;            // mean of |fit / measured - 1| over them

@@ -56,7 +56,7 @@ ProductWork best_tiling(const Product& product, const ProductRates& rates) {
   const double m = static_cast<double>(product.m);
   const double n = static_cast<double>(product.n);
   const double k = static_cast<double>(product.k);
-  if (rates.multiprocessors == 0) return {.flops = 2.0 * m * n * k, .starts = 2.0 * m * n, .bytes = {}};
+  if (rates.multiprocessors == 0) return {.flops = 2.0 * m * n * k, .starts = 2.0 * (m * k + k * n + m * n), .bytes = {}};
   std::optional<ProductWork> best;
   for (const Tile& tile : tiles)
     for (const std::int64_t parts : splits) {

@@ -23,7 +23,9 @@ Product product_of(OpKind kind, const OpShape& shape, DataType type);
 // How matrix products reach less than the rate of ever larger ones.
 struct ProductRates {
   FlopsPerSecond rate;         // of products that fill all multiprocessors for long
-  double half_length = 0.0;    // of the summed dim at which a tile runs at half of `rate` (what it takes to start and end)
+  // Of the summed dim, at which a tile runs at half of `rate` (what it takes to start and end); on a CPU the multiply-adds that packing or
+  // storing one number of an operand costs.
+  double half_length = 0.0;
   BytesPerSecond memory;
   int multiprocessors = 0;     // 0: no tiles (CPU, or not known)
 };
@@ -31,14 +33,14 @@ struct ProductRates {
 // The time of a product's arithmetic is a / rate + b half_length / rate + bytes / memory, linear in 1 / rate and half_length / rate:
 struct ProductWork {
   double flops = 0.0;    // a: arithmetic, that of places of tiles and waves with nothing in them included
-  double starts = 0.0;   // b: arithmetic of one step along the summed dim, for every tile that is started
+  double starts = 0.0;   // b: arithmetic of one step along the summed dim, for every tile that is started (CPU: 2 for every number)
   Bytes bytes;           // results written when arithmetic is over, and partial sums
 };
 inline Seconds time_of(const ProductWork& work, const ProductRates& rates) {
   return Seconds((work.flops + work.starts * rates.half_length) / rates.rate.value) + work.bytes / rates.memory;
 }
 
-// Without multiprocessors: the arithmetic itself, results written meanwhile.
+// Without multiprocessors: the arithmetic itself, and each number of the three matrices handled once.
 //
 // With them, what NVIDIA, "Matrix Multiplication Background User's Guide" (DU-09799-001, 2023), chapter 3 describes: C is cut into tiles,
 // a tile is the work of one multiprocessor, and both the last tiles of a row and the last wave of tiles are paid in full:
