@@ -60,6 +60,8 @@ struct HeavyLibrary {
   std::string_view name;
   std::string_view include;  // a regular expression for what stands between < and > or the quotes
   std::vector<std::string_view> only_in;
+  // The folders are shut: their headers may include the library, and nothing outside includes their headers.
+  bool shut = false;
 };
 
 const std::vector<HeavyLibrary>& heavy_libraries() {
@@ -71,8 +73,9 @@ const std::vector<HeavyLibrary>& heavy_libraries() {
       {"CLI11", "CLI/.*", {"cli"}},
       {"MPI", "mpi\\.h", {"runtime/comm/mpi"}},
       {"CUDA", "(cuda|cublas|cudnn|cub/|thrust/|nvml|nvtx3/).*",
-       {"runtime/device/cuda", "runtime/comm/nccl", "runtime/comm/cuda_local"}},
-      {"NCCL", "nccl.*", {"runtime/comm/nccl"}},
+       {"runtime/device/cuda", "runtime/comm/nccl", "runtime/comm/cuda_local", "runtime/comm/cuda_plugin"},
+       true},
+      {"NCCL", "nccl\\.h", {"runtime/comm/nccl", "runtime/comm/cuda_plugin"}, true},
   };
   return table;
 }
@@ -193,14 +196,19 @@ void check_house_include(const fs::path& root, const std::string& path, const Ro
 }
 
 void check_library_include(const std::string& path, const Include& include, std::vector<std::string>& faults) {
+  const std::string place = fmt::format("{}:{}: ", path, include.line);
   for (const HeavyLibrary& library : heavy_libraries()) {
+    const auto is_its = [&](std::string_view file) {
+      return std::any_of(library.only_in.begin(), library.only_in.end(), [&](auto folder) { return is_inside(file, folder); });
+    };
+    const bool allowed = is_inside(path, "tests") || is_its(path);
+    if (library.shut && include.quoted && is_its(include.target) && !allowed) {
+      faults.push_back(place + fmt::format("\"{}\" is for files of {} only", include.target, fmt::join(library.only_in, ", ")));
+    }
     if (!std::regex_match(include.target, std::regex(std::string(library.include)))) continue;
-    const std::string place = fmt::format("{}:{}: ", path, include.line);
-    if (path.ends_with(".h") || path.ends_with(".cuh")) {
+    if ((path.ends_with(".h") || path.ends_with(".cuh")) && !(library.shut && allowed)) {
       faults.push_back(place + fmt::format("{} belongs in .cpp and .cu files, not in headers", library.name));
     }
-    const bool allowed = is_inside(path, "tests") || std::any_of(library.only_in.begin(), library.only_in.end(),
-                                                                 [&](auto folder) { return is_inside(path, folder); });
     if (!allowed) {
       faults.push_back(place + fmt::format("{} is used in {} only", library.name, fmt::join(library.only_in, ", ")));
     }
@@ -405,12 +413,22 @@ TEST_CASE("a heavy library in a header or in the wrong room is found") {
       {"planner/plan/plan.cpp", "#include <yaml-cpp/yaml.h>\n"},
       {"runtime/comm/mpi/mpi.h", "#pragma once\n#include <mpi.h>\n"},
       {"runtime/device/cuda/kernels.cu", "#include <cublas_v2.h>\n"},
+      {"runtime/device/cuda/launch.h", "#pragma once\n#include <cuda_runtime.h>\n"},
+      {"runtime/comm/nccl/ranks.cpp", "#include <nccl.h>\n#include \"runtime/device/cuda/launch.h\"\n"},
+      {"runtime/comm/a_world.cpp", "#include \"runtime/device/cuda/launch.h\"\n"},
+      {"runtime/comm/gpu.h", "#pragma once\n#include <cuda_runtime.h>\n"},
   });
   CHECK(house_faults(tree.root()) ==
         Faults{"planner/cost/fit.h:2: Eigen belongs in .cpp and .cu files, not in headers",
                "planner/graph/order.h:2: Boost belongs in .cpp and .cu files, not in headers",
                "planner/plan/plan.cpp:1: yaml-cpp is used in planner/base, planner/cluster only",
-               "planner/simulator/play.cpp:1: CUDA is used in runtime/device/cuda, runtime/comm/nccl, runtime/comm/cuda_local only",
+               "planner/simulator/play.cpp:1: CUDA is used in runtime/device/cuda, runtime/comm/nccl, runtime/comm/cuda_local, "
+               "runtime/comm/cuda_plugin only",
+               "runtime/comm/a_world.cpp:1: \"runtime/device/cuda/launch.h\" is for files of runtime/device/cuda, runtime/comm/nccl, "
+               "runtime/comm/cuda_local, runtime/comm/cuda_plugin only",
+               "runtime/comm/gpu.h:2: CUDA belongs in .cpp and .cu files, not in headers",
+               "runtime/comm/gpu.h:2: CUDA is used in runtime/device/cuda, runtime/comm/nccl, runtime/comm/cuda_local, "
+               "runtime/comm/cuda_plugin only",
                "runtime/comm/mpi/mpi.h:2: MPI belongs in .cpp and .cu files, not in headers"});
 }
 
