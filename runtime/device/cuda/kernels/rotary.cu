@@ -1,0 +1,98 @@
+#include <string>
+
+#include "runtime/device/cuda/kernels/kernels.h"
+#include "runtime/device/cuda/kernels/numbers.h"
+
+extern __shared__ __align__(16) unsigned char dynamic_shared[];
+
+namespace parplan {
+namespace {
+
+struct Heads {
+  int heads = 0;      // of all kinds
+  int per_group = 0;  // queries, the key, the value
+  int half = 0;       // of a head's elements
+};
+
+// blockIdx.x is the position; its cosines and sines are computed once for all heads and samples (blockIdx.y shares out
+// those). Element i of a head is paired with i + half (the convention of GPT-NeoX and Hugging Face); the angle
+// position * theta^(-2 i / head_dim) is rounded to fp32 where Hugging Face does. `direction` -1 rotates back, which is the
+// gradient. Values are copied; `to` may be `from`.
+template <class T, int width>
+__global__ void rotate(const T* from, T* to, Heads h, std::int64_t batch, std::int64_t begin, double theta, float direction) {
+  float* cosine = reinterpret_cast<float*>(dynamic_shared);
+  float* sine = cosine + h.half;
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const float position = static_cast<float>(begin + blockIdx.x);
+  for (int i = thread; i < h.half; i += threads) {
+    const float frequency = static_cast<float>(1.0 / pow(theta, static_cast<double>(i) / static_cast<double>(h.half)));
+    const float angle = position * frequency;
+    cosine[i] = cosf(angle);
+    sine[i] = direction * sinf(angle);
+  }
+  __syncthreads();
+  const int vectors_per_head = h.half / width;
+  const int vectors = h.heads * vectors_per_head;
+  const std::int64_t columns = static_cast<std::int64_t>(h.heads) * h.half * 2;
+  for (std::int64_t sample = blockIdx.y; sample < batch; sample += gridDim.y) {
+    const std::int64_t row = (blockIdx.x * batch + sample) * columns;
+    for (int v = thread; v < vectors; v += threads) {
+      const int head = v / vectors_per_head;
+      const int i = (v - head * vectors_per_head) * width;
+      const std::int64_t at = row + static_cast<std::int64_t>(head) * h.half * 2 + i;
+      const bool is_value = head % h.per_group == h.per_group - 1;
+      if (is_value && from == to) continue;
+      float low[width], high[width];
+      load(from + at, low);
+      load(from + at + h.half, high);
+      if (!is_value) {
+#pragma unroll
+        for (int k = 0; k < width; ++k) {
+          const float c = cosine[i + k], s = sine[i + k];
+          const float turned = low[k] * c - high[k] * s;
+          high[k] = high[k] * c + low[k] * s;
+          low[k] = turned;
+        }
+      }
+      store(to + at, low);
+      store(to + at + h.half, high);
+    }
+  }
+}
+
+void submit(const CudaKernelArguments& a, float direction) {
+  const OpShape& s = a.shape;
+  if (s.sequence <= 0 || s.batch <= 0) return;
+  const Heads heads{.heads = static_cast<int>(s.heads + 2 * s.kv_heads),
+                    .per_group = static_cast<int>(s.heads / s.kv_heads + 2),
+                    .half = static_cast<int>(s.head_dim / 2)};
+  const std::size_t shared = 2 * sizeof(float) * static_cast<std::size_t>(heads.half);
+  PARPLAN_ASSERT(shared <= 48 << 10, "head_dim " + std::to_string(s.head_dim));
+  // One sample a block where there are few positions; the angles are computed again in each.
+  const std::int64_t samples = s.sequence >= 1024 ? divide_up(s.batch, 4) : s.batch;
+  const Grid grid{.blocks = dim3(rows_of_grid(s.sequence), static_cast<unsigned>(samples < 65535 ? samples : 65535)),
+                  .threads = dim3(256), .shared = shared};
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    const T* from = a.at<const T>(0);
+    T* to = a.at<T>(1);
+    const auto submit_width = [&](auto width) {
+      launch("rotary", rotate<T, decltype(width)::width>, grid, a.stream, from, to, heads, s.batch, s.begin, s.theta, direction);
+    };
+    if (rows_can_move(vector_width<T>, heads.half, {from, to})) {
+      submit_width(Count<vector_width<T>>{});
+    } else {
+      submit_width(Count<1>{});
+    }
+  });
+}
+
+}  // namespace
+
+// qkv -> qkv, rotated
+void rotary(const CudaKernelArguments& a) { submit(a, 1.0f); }
+
+// dy -> dx
+void rotary_gradient(const CudaKernelArguments& a) { submit(a, -1.0f); }
+
+}  // namespace parplan
