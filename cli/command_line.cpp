@@ -25,6 +25,7 @@ constexpr std::array command_rows = {
     Command{"simulate", "One given layout, or a plan, simulated", declare_simulate},
     Command{"run", "Execute a plan and put what it took beside what was promised", declare_run},
     Command{"explain", "Why this plan: where time and memory go, what it beats, what binds", declare_explain},
+    Command{"measure", "What the kernels of this machine take, as a device and a cluster to plan with", declare_measure},
     Command{"topology", "Show a cluster as parplan sees it", declare_topology},
 };
 

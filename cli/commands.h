@@ -39,6 +39,7 @@ CommandBody declare_suggest(CLI::App& app);
 CommandBody declare_simulate(CLI::App& app);
 CommandBody declare_run(CLI::App& app);
 CommandBody declare_explain(CLI::App& app);
+CommandBody declare_measure(CLI::App& app);
 CommandBody declare_topology(CLI::App& app);
 
 }  // namespace parplan

@@ -35,28 +35,6 @@ std::string first_line(const char* path) {
   return line;
 }
 
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) {
-      const std::size_t begin = line.find_first_not_of(" \t", line.find(':') + 1);
-      if (begin != std::string::npos) return line.substr(begin);
-    }
-  return "unknown processor";
-}
-
-std::string host() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
-}
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
-}
-
 // Physical memory, or less where the control group allows less.
 Bytes machine_memory() {
   std::int64_t bytes = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
@@ -109,6 +87,28 @@ Unit rounded(Unit value) {
 
 }  // namespace
 
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) {
+      const std::size_t begin = line.find_first_not_of(" \t", line.find(':') + 1);
+      if (begin != std::string::npos) return line.substr(begin);
+    }
+  return "unknown processor";
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
+}
+
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -131,7 +131,7 @@ std::filesystem::path local_machine_file() {
     if (folder.empty()) return {};
     folder /= ".cache";
   }
-  return folder / "parplan" / fmt::format("machine-{:08x}.yaml", hash_of(fmt::format("{}|{}|{}", processor(), usable_cores(), version())));
+  return folder / "parplan" / fmt::format("machine-{:08x}.yaml", hash_of(fmt::format("{}|{}|{}", processor_name(), usable_cores(), version())));
 }
 
 Cluster probe_local_machine() {
@@ -139,12 +139,12 @@ Cluster probe_local_machine() {
   Cluster cluster;
   cluster.name = "this-machine";
   cluster.nodes = 1;
-  cluster.measured_on = fmt::format("{} on {}", today(), host());
+  cluster.measured_on = fmt::format("{} on {}", today(), host_name());
   cluster.sources.push_back(fmt::format("parplan {}: probe of {} threads, kernels for {}", version(), cores, chosen_cpu_instruction_set()));
 
   DeviceKind& device = cluster.device;
   device.name = "cpu-core";
-  device.title = fmt::format("One core of {}", processor());
+  device.title = fmt::format("One core of {}", processor_name());
   device.backend = BackendKind::cpu;
   device.memory_capacity = Bytes(machine_memory().count / cores);
   device.overlaps_communication = false;

@@ -19,6 +19,11 @@ enum class LocalNumbers { cached, measure };
 // cached file that cannot be read is measured again. `say` gets a line when something takes time or is written.
 Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::string&)>& say);
 
+// What numbers of this machine are signed with: its name, its processor, and the day (UTC) as "2026-11-21".
+std::string host_name();
+std::string processor_name();
+std::string today();
+
 // Where this machine's numbers are kept; empty where no folder for caches is known.
 std::filesystem::path local_machine_file();
 

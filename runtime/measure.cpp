@@ -152,7 +152,6 @@ std::vector<MeasuredTransfer> measure_all_reduce(int ranks) {
     std::vector<double> seconds;
     in_threads(ranks, [&](int rank) {
       std::vector<float> data(static_cast<std::size_t>(count), 0.0f);
-      const Elements all{.data = data.data(), .count = count};
       Communicator& communicator = world.communicator(rank);
       for (int i = 0; i < 3; ++i) communicator.all_reduce(0, 0, Reduction::sum, {data.data(), count});
       for (int i = 0; i < repeats; ++i) {

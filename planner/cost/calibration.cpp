@@ -196,6 +196,8 @@ std::vector<KernelFit> fit_kernels(std::span<const KernelMeasurement> rows, cons
       std::tie(fit->kind, fit->type, fit->head_dim) = key;
       fit->floor = Seconds(rounded(fit->floor.value));
       fit->rate = FlopsPerSecond(rounded(fit->rate.value));
+      if (matrix && device.backend == BackendKind::cuda && peak(device, fit->type).value > 0.0)
+        fit->rate = std::min(fit->rate, peak(device, fit->type));  // rounded up, it may lie above
       fit->half_length = rounded(fit->half_length);
       fit->memory = BytesPerSecond(rounded(fit->memory.value));
       if (!matrix) moving.push_back(*fit);
@@ -233,7 +235,7 @@ DeviceRates fitted_rates(const MeasuredKernels& measured, DeviceRates rates) {
     ++count;
   }
   rates.memory = streaming_rate(moving, none);
-  const auto mean = [&](bool half) { return FlopsPerSecond(rounded(seconds_per_flop[half].second / seconds_per_flop[half].first)); };
+  const auto mean = [&](bool half) { return FlopsPerSecond(seconds_per_flop[half].second / seconds_per_flop[half].first); };
   if (seconds_per_flop[false].second > 0) rates.matrix_fp32 = mean(false);
   if (seconds_per_flop[true].second > 0) rates.matrix_half = mean(true);
   return rates;
