@@ -180,7 +180,8 @@ void for_each_seed(Gpu& gpu, int seeds, const std::function<void()>& job) {
 void for_each_transport(Gpu& gpu, int ranks, const std::function<void(const Transport&)>& job) {
   for (const Transport& transport : transports) {
     if (!can_run(gpu, transport, ranks)) continue;
-    INFO(transport.name, ", ", ranks, " ranks");
+    const std::string name = fmt::format("{}, {} ranks", transport.name, ranks);
+    CAPTURE(name);
     job(transport);
   }
 }
@@ -342,7 +343,7 @@ TEST_CASE("only threads on one GPU promise sums in ascending order of rank") {
   });
 }
 
-TEST_CASE("a sum over more ranks than one kernel reads is in order and rounded once") {
+TEST_CASE("a sum over many ranks of one GPU is in order and rounded once") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   constexpr int ranks = 19;

@@ -70,7 +70,7 @@ std::shared_ptr<Job> job_of(const std::vector<std::byte>& id) {
 struct Link {
   std::string name;  // for messages: "group 5 of ranks 0, 2"
   ncclComm_t nccl = nullptr;
-  std::timed_mutex calls;  // held during every call
+  std::mutex calls;  // held during every call
   std::vector<void*> registrations;
 };
 
@@ -427,8 +427,12 @@ void NcclCommunicator::watch() {
 
 void NcclCommunicator::abort_links() {
   for (const std::unique_ptr<Link>& link : links_) {
-    std::unique_lock lock(link->calls, std::defer_lock);
-    static_cast<void>(lock.try_lock_for(call_patience));
+    std::unique_lock lock(link->calls, std::try_to_lock);
+    const auto deadline = std::chrono::steady_clock::now() + call_patience;
+    while (!lock.owns_lock() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(1ms);
+      static_cast<void>(lock.try_lock());
+    }
     static_cast<void>(ncclCommAbort(link->nccl));
   }
   aborted_ = true;
