@@ -10,6 +10,7 @@
 #include "planner/base/error.h"
 #include "planner/graph/backward.h"
 #include "planner/program/events.h"
+#include "planner/program/fusion.h"
 #include "planner/program/scratch.h"
 #include "planner/program/workspace.h"
 
@@ -32,8 +33,6 @@ struct Storage {
   std::string binding;   // one of `binding::`
   std::int64_t offset = 0;
   std::int64_t bytes = 0;
-  int first = -1;        // scratch only: live range in instructions
-  int last = -1;
 };
 
 // A value: a storage, or the chunk of it that a reduce-scatter left to this rank.
@@ -88,26 +87,9 @@ class SegmentBuilder {
   }
 
   Segment finish(std::string name) {
-    std::vector<Temporary> temporaries;
-    std::vector<std::size_t> owners;
-    for (std::size_t s = 0; s < storages_.size(); ++s) {
-      const Storage& storage = storages_[s];
-      if (storage.binding != binding::scratch || storage.first < 0) continue;
-      temporaries.push_back({storage.bytes, storage.first, storage.last, 0});
-      owners.push_back(s);
-    }
-    segment_.scratch_bytes = pack(temporaries, byte_alignment);
-    for (std::size_t t = 0; t < owners.size(); ++t) storages_[owners[t]].offset = temporaries[t].offset;
-
-    std::map<std::string, int> number;
-    for (std::size_t i = 0; i < segment_.instructions.size(); ++i)
-      for (const Use& use : uses_[i]) {
-        const Storage& storage = storages_[static_cast<std::size_t>(use.value.storage)];
-        const auto [found, inserted] = number.try_emplace(storage.binding, static_cast<int>(segment_.bindings.size()));
-        if (inserted) segment_.bindings.push_back(storage.binding);
-        segment_.instructions[i].operands.push_back(
-            {found->second, storage.offset + use.value.offset, use.value.bytes, use.access});
-      }
+    if (choice_.fuse) fuse(segment_.instructions, temporary_);
+    pack_scratch();
+    bind();
     segment_.name = std::move(name);
     segment_.stream = Stream::compute;
     order_instructions(segment_);
@@ -115,6 +97,51 @@ class SegmentBuilder {
   }
 
  private:
+  // Until `bind`, operands name places: each binding but scratch is one, and so is each storage of scratch.
+  int place_of(const Value& value) {
+    const Storage& storage = storages_[static_cast<std::size_t>(value.storage)];
+    const bool temporary = storage.binding == binding::scratch;
+    const auto [found, inserted] = place_of_.try_emplace({storage.binding, temporary ? value.storage : -1}, static_cast<int>(places_.size()));
+    if (!inserted) return found->second;
+    places_.push_back({storage.binding, 0, temporary ? storage.bytes : 0});
+    temporary_.push_back(temporary);
+    return found->second;
+  }
+
+  // Offsets of the places in scratch, from the instructions that they are first and last used by.
+  void pack_scratch() {
+    std::vector<Temporary> temporaries(places_.size(), {.bytes = 0, .first = -1, .last = -1, .offset = 0});
+    for (std::size_t i = 0; i < segment_.instructions.size(); ++i)
+      for (const Operand& operand : segment_.instructions[i].operands) {
+        Temporary& temporary = temporaries[static_cast<std::size_t>(operand.binding)];
+        if (temporary.first < 0) temporary.first = static_cast<int>(i);
+        temporary.last = static_cast<int>(i);
+      }
+    std::vector<Temporary> used;
+    std::vector<std::size_t> owners;
+    for (std::size_t p = 0; p < places_.size(); ++p) {
+      if (!temporary_[p] || temporaries[p].first < 0) continue;
+      temporaries[p].bytes = places_[p].bytes;
+      used.push_back(temporaries[p]);
+      owners.push_back(p);
+    }
+    segment_.scratch_bytes = pack(used, byte_alignment);
+    for (std::size_t t = 0; t < owners.size(); ++t) places_[owners[t]].offset = used[t].offset;
+  }
+
+  // Operands get the numbers of bindings, in order of first use.
+  void bind() {
+    std::map<std::string, int> number;
+    for (Instruction& instruction : segment_.instructions)
+      for (Operand& operand : instruction.operands) {
+        const Storage& place = places_[static_cast<std::size_t>(operand.binding)];
+        const auto [found, inserted] = number.try_emplace(place.binding, static_cast<int>(segment_.bindings.size()));
+        if (inserted) segment_.bindings.push_back(place.binding);
+        operand.binding = found->second;
+        operand.offset += place.offset;
+      }
+  }
+
   struct Use {
     Value value;
     Access access{};
@@ -140,15 +167,13 @@ class SegmentBuilder {
   Value whole(int storage, std::int64_t bytes) const { return {storage, 0, bytes}; }
   Value scratch(std::int64_t bytes) { return whole(add_storage({binding::scratch, 0, bytes}), bytes); }
 
-  void emit(Instruction instruction, std::vector<Use> uses) {
-    const int position = static_cast<int>(segment_.instructions.size());
+  void emit(Instruction instruction, const std::vector<Use>& uses) {
     for (const Use& use : uses) {
-      Storage& storage = storages_[static_cast<std::size_t>(use.value.storage)];
-      if (storage.first < 0) storage.first = position;
-      storage.last = position;
+      const Storage& storage = storages_[static_cast<std::size_t>(use.value.storage)];
+      const std::int64_t offset = use.value.offset + (storage.binding == binding::scratch ? 0 : storage.offset);
+      instruction.operands.push_back({place_of(use.value), offset, use.value.bytes, use.access});
     }
     segment_.instructions.push_back(std::move(instruction));
-    uses_.push_back(std::move(uses));
   }
 
   void emit_kernel(OpKind op, OpShape shape, Label label, std::string name, std::vector<Use> uses) {
@@ -385,6 +410,9 @@ class SegmentBuilder {
       if (operand.source == OperandSource::workspace) {
         const std::int64_t bytes = workspace_bytes(op.kind, shape, choice_.backend).count;
         if (bytes > 0) uses.push_back({scratch(bytes), Access::update});
+      } else if (operand.source == OperandSource::loss_scale) {
+        constexpr std::int64_t bytes = sizeof(LossScale);
+        if (shape.scaled) uses.push_back({whole(add_storage({binding::loss_scale, 0, bytes}), bytes), operand.access});
       } else {
         uses.push_back({resolve(operand), operand.access});
       }
@@ -405,6 +433,7 @@ class SegmentBuilder {
     };
     OpShape shape = local_shape(graph_, forward, rows, choice_);
     shape.accumulate = op.accumulate;
+    shape.scaled = op.kind == OpKind::cross_entropy_gradient && choice_.precision == DataType::fp16;
 
     std::map<std::pair<OperandSource, TensorId>, Value> values;
     for (const TrainingOperand& operand : op.operands) {
@@ -424,6 +453,7 @@ class SegmentBuilder {
         case OperandSource::parameter: values[key] = parameter(operand.tensor); break;
         case OperandSource::parameter_gradient: values[key] = parameter_gradient(operand.tensor); break;
         case OperandSource::input_gradient:
+        case OperandSource::loss_scale:
         case OperandSource::workspace: break;
       }
     }
@@ -498,7 +528,9 @@ class SegmentBuilder {
   std::vector<int> last_read_;
   std::vector<int> last_gradient_use_;
   std::vector<Storage> storages_;
-  std::vector<std::vector<Use>> uses_;  // per instruction
+  std::map<std::pair<std::string, int>, int> place_of_;  // by binding, and storage where that is scratch
+  std::vector<Storage> places_;
+  std::vector<bool> temporary_;  // per place: it is scratch
   Segment segment_;
 };
 

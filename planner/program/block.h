@@ -18,6 +18,7 @@ inline constexpr const char* saved = "saved";                      // this micro
 inline constexpr const char* output = "output";                    // starts with the block's output
 inline constexpr const char* gradient = "gradient";                // of the block's output; afterwards of its input
 inline constexpr const char* loss = "loss";
+inline constexpr const char* loss_scale = "loss scale";            // fp16 only
 inline constexpr const char* scratch = "scratch";
 }  // namespace binding
 

@@ -14,9 +14,9 @@ DataType type_of(const Tensor& tensor, DataType precision) {
     case TensorRole::statistic:
     case TensorRole::loss: return DataType::fp32;
     case TensorRole::activation:
-    case TensorRole::parameter: return precision;
+    case TensorRole::parameter: return in_memory(precision);
   }
-  return precision;
+  return in_memory(precision);
 }
 
 std::int64_t local_size(const TensorDim& dim, Placement placement, const BlockChoice& choice) {
@@ -195,7 +195,7 @@ OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const B
       shape.columns = width(op.inputs[0], input);
       shape.begin = input == shard(Dim::vocabulary) ? shape.columns * choice.tensor_rank : 0;
       shape.valid = std::clamp<std::int64_t>(graph.vocabulary - shape.begin, 0, shape.columns);
-      shape.scale = choice.loss_scale;
+      shape.scale = choice.loss_weight;
       break;
     default:
       PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));

@@ -19,7 +19,8 @@ struct BlockChoice {
   bool recompute = false;          // keep the block's input only, run its forward again before the backward
   DataType precision = DataType::fp32;
   BackendKind backend = BackendKind::cpu;
-  double loss_scale = 1.0;         // 1 / tokens of the global batch
+  double loss_weight = 1.0;        // of a token: 1 / tokens of the global batch
+  bool fuse = true;                // put pairs of kernels into one (fusion.h)
   bool operator==(const BlockChoice&) const = default;
 };
 

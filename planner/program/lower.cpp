@@ -12,6 +12,7 @@
 #include "planner/program/buckets.h"
 #include "planner/program/events.h"
 #include "planner/program/memory.h"
+#include "planner/program/workspace.h"
 
 namespace parplan {
 namespace {
@@ -92,8 +93,9 @@ class Lowering {
       if (adaptive || job_.training.momentum != 0.0)
         bucket.first_moment = add("first moment", from, MemoryCategory::optimizer, true, DataType::fp32);
       if (adaptive) bucket.second_moment = add("second moment", from, MemoryCategory::optimizer, true, DataType::fp32);
-      if (precision != DataType::fp32) bucket.master = add("master copy", from, MemoryCategory::optimizer, true, DataType::fp32);
+      if (is_half(precision)) bucket.master = add("master copy", from, MemoryCategory::optimizer, true, DataType::fp32);
     }
+    if (scales_loss(job_.training)) program_.loss_scale_buffer = add_buffer("loss scale", MemoryCategory::optimizer, sizeof(LossScale), true);
   }
 
   // Whatever lives for less than a step.
@@ -129,12 +131,12 @@ class Lowering {
     if (!is_last())
       for (int i = 0; i < turns; ++i)
         output_.push_back(add_buffer(fmt::format("activation to send {}", i), MemoryCategory::buffers, crossing_bytes_));
-    std::int64_t scratch = 0;
+    std::int64_t scratch = step_scratch_bytes(job_.training, job_.backend).count;
     for (const Segment& segment : program_.segments) scratch = std::max(scratch, segment.scratch_bytes);
     scratch_ = add_buffer("scratch", MemoryCategory::activations, scratch);
     for (int i = 0; i < turns; ++i)
       gradient_.push_back(add_buffer(fmt::format("activation gradient {}", i), MemoryCategory::activations, crossing_bytes_));
-    if (job_.training.clip_norm > 0.0) program_.norm_buffer = add_buffer("gradient norm", MemoryCategory::buffers, 4);
+    if (computes_norm(job_.training)) program_.norm_buffer = add_buffer("gradient norm", MemoryCategory::buffers, 4);
     if (is_last()) program_.loss_buffer = add_buffer("loss", MemoryCategory::buffers, 4);
   }
 
@@ -167,6 +169,7 @@ class Lowering {
     for (std::size_t i = 0; i < program_.buckets.size(); ++i) add_tied(i);
     if (program_.norm_buffer >= 0) compute_norm();
     for (std::size_t i = 0; i < program_.buckets.size(); ++i) update(i);
+    if (program_.loss_scale_buffer >= 0) update_loss_scale();
     if (shards_optimizer_ && !shards_parameters_)
       for (const Bucket& bucket : program_.buckets) gather_in_place(bucket);
     if (program_.loss_buffer >= 0 && job_.spec.dp() > 1)
@@ -345,7 +348,7 @@ class Lowering {
     return slot;
   }
   void gather_into(const Bucket& bucket, int whole) {
-    const DataType type = job_.training.precision;
+    const DataType type = in_memory(job_.training.precision);
     const std::int64_t element = size_of(type);
     call_on_pieces("data.all_gather.parameters", Stream::data,
                    {communication(InstructionKind::all_gather, GroupKind::data, Stream::data, Label::data, type)},
@@ -428,7 +431,7 @@ class Lowering {
                {{binding::parameters, parameters}, {binding::tied_parameters, tied_parameters_buffer},
                 {binding::gradients, gradients}, {binding::tied_gradients, tied_gradients},
                 {binding::saved, slot[at]}, {binding::gradient, gradient}, {binding::loss, program_.loss_buffer},
-                {binding::scratch, scratch_}},
+                {binding::loss_scale, program_.loss_scale_buffer}, {binding::scratch, scratch_}},
                micro_batch, std::move(frees));
       const int visit = last_visit_;
       reduce_over_data_axis(bucket, bucket.gradients, gradients, last_micro_batch);
@@ -440,7 +443,7 @@ class Lowering {
   }
 
   Call& transfer(std::string name, InstructionKind kind, GroupKind group, Stream stream, int buffer) {
-    return call_on_pieces(std::move(name), stream, {communication(kind, group, stream, Label::pipeline, job_.training.precision)},
+    return call_on_pieces(std::move(name), stream, {communication(kind, group, stream, Label::pipeline, in_memory(job_.training.precision))},
                           {{{buffer, 0, crossing_bytes_, kind == InstructionKind::send ? Access::read : Access::write}}});
   }
 
@@ -521,6 +524,9 @@ class Lowering {
     std::vector<Instruction> instructions;
     std::vector<std::vector<Piece>> pieces;
     const Piece norm{program_.norm_buffer, 0, 4, Access::update};
+    const std::int64_t workspace = step_scratch_bytes(job_.training, job_.backend).count;
+    std::vector<int> frees;
+    if (workspace > 0) frees.push_back(scratch_);
     for (std::size_t i = 0; i < program_.buckets.size(); ++i) {
       const Bucket& bucket = program_.buckets[i];
       if (stage_buckets_[i].tied >= 0 && !is_first()) continue;
@@ -531,6 +537,7 @@ class Lowering {
         if (range.begin == range.end) continue;
         instructions.push_back(flat_kernel(OpKind::sum_squares, range.end - range.begin, Stream::compute, Label::optimizer));
         pieces.push_back({gradient_piece(bucket, bucket.gradients, range, Access::read), norm});
+        if (workspace > 0) pieces.back().push_back({scratch_, 0, workspace, Access::update});
       }
     }
     const auto reduce = [&](GroupKind group, Label label) {
@@ -540,7 +547,7 @@ class Lowering {
     if (job_.spec.tp() > 1) reduce(GroupKind::tensor, Label::tensor);
     if (shards_optimizer_) reduce(GroupKind::data, Label::data);
     if (job_.spec.pp() > 1) reduce(GroupKind::pipeline, Label::pipeline);
-    call_on_pieces("gradient_norm", Stream::compute, std::move(instructions), pieces);
+    call_on_pieces("gradient_norm", Stream::compute, std::move(instructions), pieces, std::move(frees));
   }
 
   void update(std::size_t index) {
@@ -552,15 +559,19 @@ class Lowering {
     const auto add = [&](BucketLayout::Range range, bool decays) {
       const bool sgd = job_.training.optimizer == Optimizer::sgd;
       Instruction instruction = flat_kernel(sgd ? OpKind::sgd : OpKind::adamw, range.end - range.begin, Stream::compute,
-                                            Label::optimizer, job_.training.precision);
+                                            Label::optimizer, in_memory(job_.training.precision));
       instruction.shape.weight_decay = decays;
       instruction.shape.second = sgd && job_.training.momentum != 0.0;
+      instruction.shape.norm = program_.norm_buffer >= 0;
+      instruction.shape.master = bucket.master >= 0;
+      instruction.shape.scaled = program_.loss_scale_buffer >= 0;
       std::vector<Piece> operands{gradient_piece(bucket, bucket.gradients, range, Access::read),
                                   parameter_piece(bucket, range, Access::update)};
       for (int buffer : {bucket.first_moment, bucket.second_moment})
         if (buffer >= 0) operands.push_back(state_piece(bucket, buffer, range));
       if (program_.norm_buffer >= 0) operands.push_back({program_.norm_buffer, 0, 4, Access::read});
       if (bucket.master >= 0) operands.push_back(state_piece(bucket, bucket.master, range));
+      if (program_.loss_scale_buffer >= 0) operands.push_back(loss_scale_piece(Access::read));
       instructions.push_back(std::move(instruction));
       pieces.push_back(std::move(operands));
     };
@@ -570,12 +581,21 @@ class Lowering {
     call_on_pieces("optimizer", Stream::compute, std::move(instructions), pieces);
   }
 
+  Piece loss_scale_piece(Access access) const { return {program_.loss_scale_buffer, 0, sizeof(LossScale), access}; }
+
+  // Behind every optimizer call of the step, which read the scale that the gradients were computed with. The norm is that of the
+  // whole model on every rank, so that all ranks keep the same scale.
+  void update_loss_scale() {
+    call_on_pieces("update_loss_scale", Stream::compute, {flat_kernel(OpKind::update_loss_scale, 1, Stream::compute, Label::optimizer)},
+                   {{{program_.norm_buffer, 0, 4, Access::read}, loss_scale_piece(Access::update)}});
+  }
+
   // ZeRO-1 and 2: each rank has updated its shard of the whole bucket.
   void gather_in_place(const Bucket& bucket) {
     if (bucket.elements == 0) return;
     const BucketLayout::Range whole{0, bucket.elements};
     call_on_pieces("data.all_gather.parameters", Stream::data,
-                   {communication(InstructionKind::all_gather, GroupKind::data, Stream::data, Label::data, job_.training.precision)},
+                   {communication(InstructionKind::all_gather, GroupKind::data, Stream::data, Label::data, in_memory(job_.training.precision))},
                    {{parameter_piece(bucket, shard_of(bucket), Access::read), parameter_piece(bucket, whole, Access::write)}});
   }
 
@@ -611,7 +631,8 @@ BlockChoice block_choice(const Job& job, int tensor_rank) {
           .recompute = job.spec.recompute == Recompute::full,
           .precision = job.training.precision,
           .backend = job.backend,
-          .loss_scale = 1.0 / (static_cast<double>(job.training.global_batch) * static_cast<double>(job.training.sequence_length))};
+          .loss_weight = 1.0 / (static_cast<double>(job.training.global_batch) * static_cast<double>(job.training.sequence_length)),
+          .fuse = job.fuse};
 }
 
 BlockRange blocks_of_stage(const ParallelSpec& spec, int stage) {

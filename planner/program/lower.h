@@ -22,6 +22,7 @@ struct Job {
   Schedule schedule;
   BackendKind backend = BackendKind::cpu;
   Bytes overhead;  // memory that libraries take outside the arena
+  bool fuse = true;  // put pairs of kernels into one (fusion.h); without, for comparison
 };
 
 BlockChoice block_choice(const Job& job, int tensor_rank);
@@ -33,7 +34,7 @@ struct BlockRange {
 BlockRange blocks_of_stage(const ParallelSpec& spec, int stage);
 
 // Lowers the plan for one rank. Passes, in order: blocks to Segments (placements, redistributions, recompute,
-// scratch), buckets (ZeRO), buffers, calls (schedule, gathers, reductions, pipeline transfers, optimizer), events,
+// fusion, scratch), buckets (ZeRO), buffers, calls (schedule, gathers, reductions, pipeline transfers, optimizer), events,
 // memory plan.
 Program lower(const Job& job, int rank);
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "planner/graph/op.h"
+
 namespace parplan {
 
 MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const Placements& placements, const TrainingSpec& training) {
@@ -12,7 +14,7 @@ MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const 
   const bool shards_parameters = sharded(placements.parameters_data_axis);
   const std::int64_t element = size_of(training.precision);
   const bool adaptive = training.optimizer != Optimizer::sgd;
-  const int moments = (adaptive || training.momentum != 0.0 ? 1 : 0) + (adaptive ? 1 : 0) + (training.precision != DataType::fp32 ? 1 : 0);
+  const int moments = (adaptive || training.momentum != 0.0 ? 1 : 0) + (adaptive ? 1 : 0) + (is_half(training.precision) ? 1 : 0);
 
   MemoryUse use;
   const auto add = [&](Bytes& part, std::int64_t bytes, std::int64_t times = 1) { part += align_up(Bytes(bytes), buffer_alignment) * times; };
@@ -26,6 +28,7 @@ MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const 
     std::int64_t& largest = bucket.tied ? largest_tied : largest_own;
     largest = std::max(largest, bucket.elements);
   }
+  if (scales_loss(training)) add(use.optimizer, sizeof(LossScale));
   if (shards_parameters) {
     add(use.buffers, largest_own * element, 2);
     add(use.buffers, largest_tied * element);
@@ -40,10 +43,10 @@ MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const 
   add(use.activations, sizes.scratch_bytes);
   add(use.activations, sizes.crossing_bytes, turns - 1);
   // The last buffer ends where its bytes do.
-  const bool clips = training.clip_norm > 0.0;
-  if (sizes.last_stage || clips) {
+  const bool norm = computes_norm(training);
+  if (sizes.last_stage || norm) {
     add(use.activations, sizes.crossing_bytes);
-    if (sizes.last_stage && clips) add(use.buffers, 4);
+    if (sizes.last_stage && norm) add(use.buffers, 4);
     use.buffers += Bytes(4);
   } else {
     use.activations += Bytes(sizes.crossing_bytes);

@@ -21,7 +21,7 @@ struct StageSizes {
   std::span<const BucketSizes> buckets;
   std::span<const std::int64_t> saved_bytes;  // per block of the stage
   std::int64_t crossing_bytes = 0;
-  std::int64_t scratch_bytes = 0;             // most of all its Segments
+  std::int64_t scratch_bytes = 0;             // most of all its Segments and of step_scratch_bytes
   int in_flight = 1;
   bool last_stage = true;
 };

@@ -25,4 +25,17 @@ const char* name(Stream stream) { return in_table(stream_names, stream); }
 const char* name(GroupKind group) { return in_table(group_names, group); }
 const char* name(InstructionKind kind) { return in_table(instruction_names, kind); }
 
+std::optional<std::vector<int>> operand_positions(const Instruction& instruction) {
+  const OpRow& row = row_of(instruction.op);
+  const int count = static_cast<int>(instruction.operands.size());
+  for (const bool workspace : {false, true}) {
+    if (operand_count(row, instruction.shape, workspace) != count) continue;
+    std::vector<int> positions;
+    for (std::size_t i = 0; i < row.operands.size(); ++i)
+      if (is_present(row.operands[i], instruction.shape, workspace)) positions.push_back(static_cast<int>(i));
+    return positions;
+  }
+  return std::nullopt;
+}
+
 }  // namespace parplan

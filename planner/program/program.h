@@ -153,6 +153,9 @@ struct Program {
   const std::vector<int>& group(GroupKind kind) const { return groups[static_cast<std::size_t>(kind)]; }
 };
 
+// Positions in the op's row of a kernel's operands, those that its shape leaves out missing; nothing when it has too many or too few.
+std::optional<std::vector<int>> operand_positions(const Instruction& instruction);
+
 // Bytes that one rank of a group of `ranks` sends for an instruction over `bytes` bytes of `type`.
 std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t element_size, int ranks, int index);
 // The element range of chunk `index`.

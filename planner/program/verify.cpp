@@ -82,6 +82,7 @@ class StructureCheck {
     };
     known("loss", program_.loss_buffer);
     known("gradient norm", program_.norm_buffer);
+    known("loss scale", program_.loss_scale_buffer);
     for (const Bucket& bucket : program_.buckets)
       for (int id : {bucket.parameters, bucket.gradients, bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.master})
         known(fmt::format("storage of bucket '{}'", bucket.name).c_str(), id);
@@ -225,44 +226,18 @@ bool fits(const OperandRow& row, const Operand& operand) {
   return row.source == OperandSource::input_gradient && row.access == Access::write && operand.access == Access::update;
 }
 
-bool may_be_absent(const OperandRow& row) { return row.optional || row.source == OperandSource::workspace; }
-
-// Whether the shape says that an optional operand is there. It says nothing of workspaces.
-bool says(const OperandRow& row, const OpShape& shape, bool present) {
-  if (row.source == OperandSource::workspace) return true;
-  const bool parameter = row.source == OperandSource::parameter || row.source == OperandSource::parameter_gradient;
-  return present == (parameter ? shape.bias : shape.second);
-}
-
 }  // namespace
 
 std::optional<std::vector<OperandSource>> operand_sources(const Instruction& instruction) {
-  const std::span<const OperandRow> rows = row_of(instruction.op).operands;
-  std::vector<std::size_t> absentable;
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    if (may_be_absent(rows[i])) absentable.push_back(i);
-  // Every choice of absent operands; of those that fit, the one that departs least from what the shape says.
-  std::optional<std::vector<OperandSource>> best;
-  int least = 0;
-  for (std::size_t choice = 0; choice < (std::size_t{1} << absentable.size()); ++choice) {
-    std::vector<bool> present(rows.size(), true);
-    int departures = 0;
-    for (std::size_t a = 0; a < absentable.size(); ++a) {
-      present[absentable[a]] = (choice >> a & 1) == 0;
-      if (!says(rows[absentable[a]], instruction.shape, present[absentable[a]])) ++departures;
-    }
-    std::vector<OperandSource> sources;
-    bool all_fit = true;
-    for (std::size_t i = 0; i < rows.size() && all_fit; ++i) {
-      if (!present[i]) continue;
-      all_fit = sources.size() < instruction.operands.size() && fits(rows[i], instruction.operands[sources.size()]);
-      sources.push_back(rows[i].source);
-    }
-    if (!all_fit || sources.size() != instruction.operands.size() || (best && departures >= least)) continue;
-    best = std::move(sources);
-    least = departures;
+  const std::optional<std::vector<int>> positions = operand_positions(instruction);
+  if (!positions) return std::nullopt;
+  std::vector<OperandSource> sources;
+  for (std::size_t i = 0; i < positions->size(); ++i) {
+    const OperandRow& row = row_of(instruction.op).operands[static_cast<std::size_t>((*positions)[i])];
+    if (!fits(row, instruction.operands[i])) return std::nullopt;
+    sources.push_back(row.source);
   }
-  return best;
+  return sources;
 }
 
 std::string describe(const Instruction& instruction) {

@@ -8,4 +8,8 @@ Bytes workspace_bytes(OpKind kind, const OpShape& shape, BackendKind backend) {
   return workspace ? workspace(shape) : Bytes(0);
 }
 
+Bytes step_scratch_bytes(const TrainingSpec& training, BackendKind backend) {
+  return computes_norm(training) ? workspace_bytes(OpKind::sum_squares, {}, backend) : Bytes(0);
+}
+
 }  // namespace parplan

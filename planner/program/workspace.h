@@ -3,10 +3,13 @@
 #include "planner/base/units.h"
 #include "planner/cluster/device.h"
 #include "planner/graph/op.h"
+#include "planner/graph/training.h"
 
 namespace parplan {
 
 // Bytes of the workspace operand of a kernel, as the op's row says for the backend; 0: it has none.
 Bytes workspace_bytes(OpKind kind, const OpShape& shape, BackendKind backend);
+// What of scratch the kernels around the step need: the gradient norm's partial sums.
+Bytes step_scratch_bytes(const TrainingSpec& training, BackendKind backend);
 
 }  // namespace parplan

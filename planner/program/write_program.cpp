@@ -22,7 +22,10 @@ struct ShapeFlag {
 constexpr ShapeFlag shape_flags[] = {{"bias", &OpShape::bias},
                                      {"second", &OpShape::second},
                                      {"accumulate", &OpShape::accumulate},
-                                     {"weight_decay", &OpShape::weight_decay}};
+                                     {"weight_decay", &OpShape::weight_decay},
+                                     {"norm", &OpShape::norm},
+                                     {"master", &OpShape::master},
+                                     {"scaled", &OpShape::scaled}};
 
 // Fields that are not at their defaults; the rest says nothing.
 std::string write_shape(const OpShape& shape) {

@@ -6,6 +6,7 @@
 #include "planner/cost/collective.h"
 #include "planner/cost/kernel.h"
 #include "planner/program/lower.h"
+#include "planner/program/workspace.h"
 #include "planner/simulator/segment_cost.h"
 
 namespace parplan {
@@ -94,7 +95,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     StepTime f, b;
     std::vector<BucketSizes> buckets;
     std::vector<std::int64_t> saved;
-    std::int64_t scratch = 0;
+    std::int64_t scratch = step_scratch_bytes(training_, backend).count;
     std::int64_t crossing = 0;
     int tied_uses = 0;
     for (int i = range.first; i < range.last; ++i) {
@@ -130,8 +131,12 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
       gather += collective(InstructionKind::all_gather, bucket.elements * element);
       OpShape shape;
       shape.rows = shards_optimizer ? bucket.elements / spec.dp() : bucket.elements;
-      optimizer += kernel_time(training_.optimizer == Optimizer::sgd ? OpKind::sgd : OpKind::adamw, shape, training_.precision,
-                               first.device, first.rates);
+      const bool sgd = training_.optimizer == Optimizer::sgd;
+      shape.second = sgd && training_.momentum != 0.0;
+      shape.norm = computes_norm(training_);
+      shape.master = is_half(training_.precision);
+      shape.scaled = scales_loss(training_);
+      optimizer += kernel_time(sgd ? OpKind::sgd : OpKind::adamw, shape, in_memory(training_.precision), first.device, first.rates);
     }
     if (shards_parameters) {
       f.data_exposed += overlap(f.total(), gather);

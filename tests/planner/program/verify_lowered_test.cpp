@@ -1,84 +1,36 @@
 // Lowered Programs against the verifier: seeded random plans in every combination of techniques.
 #include "planner/program/verify.h"
 
-#include <algorithm>
-#include <array>
 #include <functional>
-#include <random>
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include "models/families.h"
-#include "models/find_model.h"
-#include "planner/parallel/techniques.h"
-#include "planner/program/lower.h"
-#include "planner/schedule/schedules.h"
+#include "tests/planner/program/random_plans.h"
 
 using namespace parplan;
 
-namespace {
-
-OpGraph graph_of(const std::string& model) {
-  const std::string folder = PARPLAN_SOURCE_DIR "/tests/data/models";
-  return build_graph(load_model(folder + "/" + model + ".yaml", folder).spec, 16);
-}
-
-Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
-  return {.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
-          .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
-          .backend = BackendKind::cpu, .overhead = {}};
-}
-
-std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} order {} sequence parallel {} zero {} micro-batch {} {} recompute {} stages [{}]", spec.dp(),
-                     spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
-                     name(spec.schedule), name(spec.recompute), fmt::join(spec.stage_blocks, ", "));
-}
-
-// A legal layout of `ranks` ranks; drawn again until the techniques allow it.
-ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int ranks, std::mt19937& random) {
-  const auto pick = [&](auto... values) {
-    const std::array<std::common_type_t<decltype(values)...>, sizeof...(values)> all{values...};
-    return all[random() % all.size()];
-  };
-  for (;;) {
-    ParallelSpec spec;
-    const int dp = pick(1, 2, 4, 8), tp = pick(1, 2, 4), pp = pick(1, 2, 3, 4);
-    if (dp * tp * pp != ranks) continue;
-    spec.mesh.degree = {pp, dp, tp};
-    std::shuffle(spec.mesh.order.begin(), spec.mesh.order.end(), random);
-    spec.sequence_parallel = pick(false, true) && tp > 1;
-    spec.zero_stage = dp > 1 ? pick(0, 1, 2, 3) : 0;
-    spec.micro_batch = pick(1, 2);
-    spec.schedule = pick(ScheduleKind::gpipe, ScheduleKind::one_f_one_b);
-    spec.recompute = pick(Recompute::none, Recompute::full);
-    spec.stage_blocks.assign(static_cast<std::size_t>(pp), 1);
-    for (int left = static_cast<int>(graph.blocks.size()) - pp; left > 0; --left) ++spec.stage_blocks[random() % spec.stage_blocks.size()];
-    if (!illegal(graph, training, spec)) return spec;
-  }
-}
-
-}  // namespace
-
-TEST_CASE("lowered Programs of random legal plans verify") {
+TEST_CASE("lowered Programs of random legal plans verify, on both backends, in every precision, fused or not") {
   std::mt19937 random(20261122);
   for (const char* model : {"tiny-gpt2", "tiny-llama", "tiny-mlp"}) {
     const OpGraph graph = graph_of(model);
-    for (int trial = 0; trial < 60; ++trial) {
+    for (int trial = 0; trial < 96; ++trial) {
       TrainingSpec training;
       training.global_batch = 16;
       training.sequence_length = 16;
-      training.precision = trial % 3 == 2 ? DataType::bf16 : DataType::fp32;
+      training.precision = std::array{DataType::fp32, DataType::bf16, DataType::fp16, DataType::tf32}[random() % 4];
+      const BackendKind backend = random() % 2 == 0 ? BackendKind::cpu : BackendKind::cuda;
+      const bool fuse = random() % 4 != 0;
       if (trial % 4 == 3) training.clip_norm = 0.5;
       if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
       if (trial % 10 == 4) training.momentum = 0.9;
       constexpr int ranks[] = {1, 2, 3, 4, 6, 8};
       const ParallelSpec spec = random_spec(graph, training, ranks[trial % 6], random);
-      INFO(model << ": " << describe(spec) << ", " << name(training.precision) << ", clip " << training.clip_norm);
+      INFO(model << ": " << describe(spec) << ", " << name(training.precision) << ", clip " << training.clip_norm << ", " << name(backend)
+                 << (fuse ? ", fused" : ""));
+      Job job = job_of(graph, training, spec, backend);
+      job.fuse = fuse;
       std::string found;
-      for (const Fault& fault : find_faults(lower_all(job_of(graph, training, spec)))) found += write_fault(fault) + "\n";
+      for (const Fault& fault : find_faults(lower_all(job))) found += write_fault(fault) + "\n";
       CHECK(found == "");
     }
   }

@@ -377,6 +377,7 @@ TEST_CASE("a dropped reduction is found through an accumulator, and in the gradi
   p.compute(OpKind::fill_zero, "zero", {writes(1, 0, 128)});
   p.compute(OpKind::fill_zero, "zero", {writes(2, 0, 4)});
   p.compute(OpKind::bias_gradient, "bias", {reads(1, 0, 16), updates(1, 72, 16)});
+  p.program.segments.back().instructions[0].shape.bias = true;
   p.compute(OpKind::accumulate, "accumulate", {reads(1, 64, 64), updates(0, 0, 64)});
   p.compute(OpKind::sum_squares, "norm", {reads(0, 0, 64), updates(2, 0, 4)});
   p.task(std::nullopt);

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <string>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/parallel/techniques.h"
+#include "planner/program/lower.h"
+#include "planner/schedule/schedules.h"
+
+// Jobs of tiny models under seeded random plans.
+namespace parplan {
+
+inline OpGraph graph_of(const std::string& model) {
+  const std::string folder = PARPLAN_SOURCE_DIR "/tests/data/models";
+  return build_graph(load_model(folder + "/" + model + ".yaml", folder).spec, 16);
+}
+
+inline Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, BackendKind backend = BackendKind::cpu) {
+  return {.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
+          .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
+          .backend = backend, .overhead = {}};
+}
+
+inline std::string describe(const ParallelSpec& spec) {
+  return fmt::format("dp {} tp {} pp {} order {} sequence parallel {} zero {} micro-batch {} {} recompute {} stages [{}]", spec.dp(),
+                     spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
+                     name(spec.schedule), name(spec.recompute), fmt::join(spec.stage_blocks, ", "));
+}
+
+// A legal layout of `ranks` ranks; drawn again until the techniques allow it.
+inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int ranks, std::mt19937& random) {
+  const auto pick = [&](auto... values) {
+    const std::array<std::common_type_t<decltype(values)...>, sizeof...(values)> all{values...};
+    return all[random() % all.size()];
+  };
+  for (;;) {
+    ParallelSpec spec;
+    const int dp = pick(1, 2, 4, 8), tp = pick(1, 2, 4), pp = pick(1, 2, 3, 4);
+    if (dp * tp * pp != ranks) continue;
+    spec.mesh.degree = {pp, dp, tp};
+    std::shuffle(spec.mesh.order.begin(), spec.mesh.order.end(), random);
+    spec.sequence_parallel = pick(false, true) && tp > 1;
+    spec.zero_stage = dp > 1 ? pick(0, 1, 2, 3) : 0;
+    spec.micro_batch = pick(1, 2);
+    spec.schedule = pick(ScheduleKind::gpipe, ScheduleKind::one_f_one_b);
+    spec.recompute = pick(Recompute::none, Recompute::full);
+    spec.stage_blocks.assign(static_cast<std::size_t>(pp), 1);
+    for (int left = static_cast<int>(graph.blocks.size()) - pp; left > 0; --left) ++spec.stage_blocks[random() % spec.stage_blocks.size()];
+    if (!illegal(graph, training, spec)) return spec;
+  }
+}
+
+}  // namespace parplan
