@@ -1,0 +1,305 @@
+// Attention and its gradient against the formulas in double precision on the rounded inputs.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "planner/graph/cuda_workspace.h"
+#include "tests/gpu/device.h"
+#include "tests/gpu/device_array.h"
+
+namespace parplan {
+
+using namespace testing;
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+struct Case {
+  DataType type{};
+  std::int64_t sequence = 0, batch = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  double scale = 1.0;  // of queries and keys
+};
+
+std::string text(const Case& c) {
+  return std::string(name(c.type)) + ", sequence " + std::to_string(c.sequence) + ", batch " + std::to_string(c.batch) + ", " +
+         std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) + ", " + std::to_string(c.kv_heads) + " of keys, scale " +
+         std::to_string(c.scale);
+}
+
+OpShape shape_of(const Case& c) {
+  return {.rows = c.sequence * c.batch, .sequence = c.sequence, .batch = c.batch, .heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim};
+}
+
+// Where element `d` of a head at a position stands: [sequence, batch, kv_heads x (queries of the group, key, value) x head_dim].
+struct Places {
+  Case c;
+  std::int64_t per_group() const { return c.heads / c.kv_heads; }
+  std::int64_t qkv_size() const { return c.sequence * c.batch * (c.heads + 2 * c.kv_heads) * c.head_dim; }
+  std::int64_t y_size() const { return c.sequence * c.batch * c.heads * c.head_dim; }
+  std::int64_t statistics() const { return c.sequence * c.batch * c.heads; }
+  std::size_t slot(std::int64_t position, std::int64_t sample, std::int64_t group, std::int64_t slot) const {
+    return static_cast<std::size_t>((((position * c.batch + sample) * c.kv_heads + group) * (per_group() + 2) + slot) * c.head_dim);
+  }
+  std::size_t query(std::int64_t position, std::int64_t sample, std::int64_t head) const {
+    return slot(position, sample, head / per_group(), head % per_group());
+  }
+  std::size_t key(std::int64_t position, std::int64_t sample, std::int64_t head) const {
+    return slot(position, sample, head / per_group(), per_group());
+  }
+  std::size_t value(std::int64_t position, std::int64_t sample, std::int64_t head) const {
+    return slot(position, sample, head / per_group(), per_group() + 1);
+  }
+  std::size_t y(std::int64_t position, std::int64_t sample, std::int64_t head) const {
+    return static_cast<std::size_t>(((position * c.batch + sample) * c.heads + head) * c.head_dim);
+  }
+  std::size_t statistic(std::int64_t position, std::int64_t sample, std::int64_t head) const {
+    return static_cast<std::size_t>((sample * c.heads + head) * c.sequence + position);
+  }
+};
+
+// What should be there and how far from it may be what is.
+struct Expected {
+  Doubles values, allowed;
+  explicit Expected(std::int64_t size) : values(static_cast<std::size_t>(size)), allowed(static_cast<std::size_t>(size)) {}
+};
+
+constexpr double fp32_rounding = 0x1p-24;
+// What may get lost of the smallest numbers: fp16's are 2^-24 apart; in the others, exponentials below the smallest normal number may be 0.
+double smallest_step(DataType type) { return type == DataType::fp16 ? 0x1p-25 : 0x1p-125; }
+
+// A sum of products and the sum of their sizes.
+struct Dot {
+  double value = 0.0, size = 0.0;
+};
+Dot dot(const Doubles& a, std::size_t i, const Doubles& b, std::size_t j, std::int64_t n) {
+  Dot result;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(n); ++d) {
+    const double product = a[i + d] * b[j + d];
+    result.value += product;
+    result.size += std::abs(product);
+  }
+  return result;
+}
+
+// Rounding of the type is allowed once for probabilities (and dS), which matrix units read in the type, and once for the result;
+// what else there is are roundings of fp32: of a score (a sum of head_dim products), of the exponent, and of sums over keys or queries.
+double probability_error(const Case& c, const Dot& score, double scale, double log_sum_exp) {
+  return fp32_rounding * (2.0 * (c.head_dim + 4) * scale * score.size + 8.0 * std::abs(log_sum_exp) + 16.0);
+}
+double to_result(const Case& c, double value) { return rounding(c.type) * std::abs(value) + smallest_step(c.type); }
+
+std::pair<Expected, Expected> forward(const Case& c, const Doubles& qkv) {
+  const Places at{c};
+  const double scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim));
+  const auto n = static_cast<std::size_t>(c.head_dim);
+  Expected y(at.y_size()), log_sum_exp(at.statistics());
+  for (std::int64_t sample = 0; sample < c.batch; ++sample)
+    for (std::int64_t head = 0; head < c.heads; ++head)
+      for (std::int64_t query = 0; query < c.sequence; ++query) {
+        std::vector<Dot> scores;
+        double largest = -INFINITY;
+        for (std::int64_t key = 0; key <= query; ++key) {
+          scores.push_back(dot(qkv, at.query(query, sample, head), qkv, at.key(key, sample, head), c.head_dim));
+          largest = std::max(largest, scale * scores.back().value);
+        }
+        double sum = 0.0;
+        for (const Dot& score : scores) sum += std::exp(scale * score.value - largest);
+        const double total = largest + std::log(sum);
+        double error = 0.0;
+        for (const Dot& score : scores) error = std::max(error, probability_error(c, score, scale, largest));
+        error += static_cast<double>(query + 1) * fp32_rounding;
+        const std::size_t statistic = at.statistic(query, sample, head);
+        log_sum_exp.values[statistic] = total;
+        log_sum_exp.allowed[statistic] = error + 4 * fp32_rounding * (std::abs(total) + std::abs(largest));
+        Doubles value(n), size(n), steps(n);
+        for (std::int64_t key = 0; key <= query; ++key) {
+          const double probability = std::exp(scale * scores[static_cast<std::size_t>(key)].value - total);
+          for (std::size_t d = 0; d < n; ++d) {
+            const double v = qkv[at.value(key, sample, head) + d];
+            value[d] += probability * v;
+            size[d] += probability * std::abs(v);
+            steps[d] += smallest_step(c.type) * std::abs(v);
+          }
+        }
+        for (std::size_t d = 0; d < n; ++d) {
+          const std::size_t place = at.y(query, sample, head) + d;
+          y.values[place] = value[d];
+          y.allowed[place] = (rounding(c.type) + 2 * error) * size[d] + steps[d] + 1.01 * to_result(c, value[d]);
+        }
+      }
+  return {std::move(y), std::move(log_sum_exp)};
+}
+
+Expected backward(const Case& c, const Doubles& dy, const Doubles& qkv, const Doubles& y, const Doubles& log_sum_exp) {
+  const Places at{c};
+  const double scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim));
+  const auto n = static_cast<std::size_t>(c.head_dim);
+  Expected result(at.qkv_size());
+  // A term times a number of the operand, where the term is off by `error`.
+  const auto add = [&](std::size_t to, double term, double error, const Doubles& other, std::size_t from) {
+    for (std::size_t d = 0; d < n; ++d) {
+      result.values[to + d] += term * other[from + d];
+      result.allowed[to + d] += error * std::abs(other[from + d]);
+    }
+  };
+  const double sum_error = static_cast<double>(c.sequence * at.per_group()) * fp32_rounding;
+  for (std::int64_t sample = 0; sample < c.batch; ++sample)
+    for (std::int64_t head = 0; head < c.heads; ++head)
+      for (std::int64_t query = 0; query < c.sequence; ++query) {
+        const Dot row = dot(dy, at.y(query, sample, head), y, at.y(query, sample, head), c.head_dim);
+        const double shift = log_sum_exp[at.statistic(query, sample, head)];
+        for (std::int64_t key = 0; key <= query; ++key) {
+          const Dot score = dot(qkv, at.query(query, sample, head), qkv, at.key(key, sample, head), c.head_dim);
+          const double probability = std::exp(scale * score.value - shift);
+          const double error = probability_error(c, score, scale, shift);
+          add(at.value(key, sample, head), probability,
+              (rounding(c.type) + error + sum_error) * probability + smallest_step(c.type), dy, at.y(query, sample, head));
+          const Dot dp = dot(dy, at.y(query, sample, head), qkv, at.value(key, sample, head), c.head_dim);
+          const double ds = probability * (dp.value - row.value);
+          const double ds_error = (rounding(c.type) + error + sum_error) * std::abs(ds) +
+                                  probability * static_cast<double>(c.head_dim + 4) * fp32_rounding * (dp.size + row.size) + smallest_step(c.type);
+          add(at.query(query, sample, head), scale * ds, scale * ds_error, qkv, at.key(key, sample, head));
+          add(at.key(key, sample, head), scale * ds, scale * ds_error, qkv, at.query(query, sample, head));
+        }
+      }
+  for (std::size_t i = 0; i < result.values.size(); ++i) result.allowed[i] = 1.01 * (result.allowed[i] + to_result(c, result.values[i]));
+  return result;
+}
+
+void check_close(const Doubles& found, const Expected& expected) {
+  REQUIRE(found.size() == expected.values.size());
+  std::size_t worst = 0;
+  double worst_ratio = 0.0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const double ratio = std::abs(found[i] - expected.values[i]) / expected.allowed[i];
+    if (!(ratio <= worst_ratio)) {
+      worst = i;
+      worst_ratio = std::isnan(ratio) ? INFINITY : ratio;
+    }
+  }
+  INFO("element ", worst, ": ", found[worst], " instead of ", expected.values[worst], ", allowed ", expected.allowed[worst]);
+  CHECK(worst_ratio <= 1.0);
+}
+
+Doubles inputs(const Case& c, int seed) {
+  const Places at{c};
+  Doubles qkv = random_numbers(at.qkv_size(), seed);
+  for (std::int64_t position = 0; position < c.sequence; ++position)
+    for (std::int64_t sample = 0; sample < c.batch; ++sample)
+      for (std::int64_t head = 0; head < c.heads; ++head)
+        for (std::size_t d = 0; d < static_cast<std::size_t>(c.head_dim); ++d) {
+          qkv[at.query(position, sample, head) + d] *= c.scale;
+          if (head % at.per_group() == 0) qkv[at.key(position, sample, head) + d] *= c.scale;
+        }
+  return qkv;
+}
+
+// Both ops, each twice, into poison; `shift`: elements by which the arrays miss their alignment.
+void check_attention(Backend& backend, const Case& c, std::int64_t shift = 0) {
+  INFO(text(c), ", shift ", shift);
+  const Places at{c};
+  const DeviceArray qkv(backend, c.type, inputs(c, 1), shift);
+  const auto [y_expected, log_sum_exp_expected] = forward(c, qkv.values());
+  const auto run_forward = [&] {
+    std::pair<DeviceArray, DeviceArray> result{DeviceArray(backend, c.type, at.y_size(), shift),
+                                               DeviceArray(backend, DataType::fp32, at.statistics())};
+    void* const operands[] = {qkv.data(), result.first.data(), result.second.data()};
+    backend.run(0, {.kind = OpKind::attention, .shape = shape_of(c), .type = c.type, .operands = operands});
+    return result;
+  };
+  const auto found = run_forward();
+  {
+    INFO("y");
+    check_close(found.first.values(), y_expected);
+  }
+  {
+    INFO("log-sum-exp");
+    check_close(found.second.values(), log_sum_exp_expected);
+  }
+  const auto again = run_forward();
+  CHECK(found.first.bits() == again.first.bits());
+  CHECK(found.second.bits() == again.second.bits());
+
+  // The gradient is a formula of its own in y and log-sum-exp: it gets the right ones, rounded.
+  const DeviceArray dy(backend, c.type, random_numbers(at.y_size(), 2), shift);
+  const DeviceArray y(backend, c.type, y_expected.values, shift);
+  const DeviceArray log_sum_exp(backend, DataType::fp32, log_sum_exp_expected.values);
+  const auto run_backward = [&] {
+    DeviceArray dqkv(backend, c.type, at.qkv_size(), shift);
+    const DeviceArray workspace(backend, DataType::fp32, cuda_attention_gradient_workspace(c.sequence, c.batch, c.heads).count / 4);
+    void* const operands[] = {dy.data(), qkv.data(), y.data(), log_sum_exp.data(), dqkv.data(), workspace.data()};
+    backend.run(0, {.kind = OpKind::attention_gradient, .shape = shape_of(c), .type = c.type, .operands = operands});
+    return dqkv.bits();  // waits: the workspace is released here
+  };
+  DeviceArray dqkv(backend, c.type, at.qkv_size());
+  const std::vector<std::byte> bits = run_backward();
+  backend.copy(0, dqkv.data(), bits.data(), Bytes(dqkv.bytes()));
+  backend.synchronize();
+  {
+    INFO("dqkv");
+    check_close(dqkv.values(), backward(c, dy.values(), qkv.values(), y.values(), log_sum_exp.values()));
+  }
+  CHECK(bits == run_backward());
+}
+
+constexpr DataType half_types[] = {DataType::bf16, DataType::fp16};
+constexpr DataType all_types[] = {DataType::fp32, DataType::bf16, DataType::fp16};
+
+}  // namespace
+
+TEST_CASE("attention and its gradient equal the formula at the head dims of matrix units, whole and ragged tiles") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const auto backend = gpu->make_backend(0, {});
+  for (const DataType type : half_types) {
+    for (const std::int64_t head_dim : {64, 128}) {
+      for (const std::int64_t sequence : {1, 7, 64, 129, 200}) check_attention(*backend, {type, sequence, 1, 1, 1, head_dim});
+      check_attention(*backend, {type, 129, 3, 4, 2, head_dim});
+      check_attention(*backend, {type, 65, 3, 4, 1, head_dim});
+      check_attention(*backend, {type, 33, 1, 16, 2, head_dim});
+    }
+    check_attention(*backend, {type, 70, 1, 2, 1, 32});
+    check_attention(*backend, {type, 130, 1, 2, 2, 96});
+  }
+}
+
+TEST_CASE("attention and its gradient equal the formula in every type at any head dim") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const auto backend = gpu->make_backend(0, {});
+  for (const DataType type : all_types) {
+    for (const std::int64_t head_dim : {4, 16, 80}) {
+      for (const std::int64_t sequence : {1, 7, 64, 129}) check_attention(*backend, {type, sequence, 1, 2, 1, head_dim});
+    }
+    check_attention(*backend, {type, 200, 3, 4, 1, 16});
+    check_attention(*backend, {type, 65, 3, 8, 1, 5});
+    check_attention(*backend, {type, 70, 1, 1, 1, 256});
+  }
+  check_attention(*backend, {DataType::fp32, 129, 1, 4, 2, 64});
+  check_attention(*backend, {DataType::fp32, 65, 1, 2, 2, 128});
+  check_attention(*backend, {DataType::tf32, 65, 1, 2, 1, 64});
+}
+
+TEST_CASE("attention takes arrays that are aligned to no more than their elements") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const auto backend = gpu->make_backend(0, {});
+  for (const DataType type : all_types) check_attention(*backend, {type, 65, 1, 2, 1, 64}, 1);
+}
+
+TEST_CASE("softmax of large scores neither overflows nor loses its small terms") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const auto backend = gpu->make_backend(0, {});
+  for (const DataType type : all_types) {
+    check_attention(*backend, {type, 130, 1, 2, 1, 64, 12.0});
+    check_attention(*backend, {type, 130, 1, 1, 1, 16, 20.0});
+  }
+}
+
+}  // namespace parplan
