@@ -43,7 +43,7 @@ __global__ void sum_parts(const T* matrix, std::int64_t rows, std::int64_t colum
 constexpr int parts_at_once = 32;
 
 // Line l sums the parts l, l + 32, ..., then the lines are added in order.
-__global__ void add_up_parts(const float* parts, std::int64_t count, std::int64_t columns, float* sums) {
+__global__ void __launch_bounds__(lanes * parts_at_once) add_up_parts(const float* parts, std::int64_t count, std::int64_t columns, float* sums) {
   __shared__ float lines[parts_at_once][lanes];
   const int lane = static_cast<int>(threadIdx.x), line = static_cast<int>(threadIdx.y);
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * lanes + lane;

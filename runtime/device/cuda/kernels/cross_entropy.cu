@@ -22,7 +22,7 @@ __device__ __forceinline__ void for_each_valid(std::int64_t valid, const Body& b
 
 // Minus infinity on a shard that is all padding.
 template <class T, int width>
-__global__ void largest_of_row(const T* logits, float* maxima, std::int64_t columns, std::int64_t valid) {
+__global__ void __launch_bounds__(1024) largest_of_row(const T* logits, float* maxima, std::int64_t columns, std::int64_t valid) {
   __shared__ float shared[1][most_warps];
   const std::int64_t row = blockIdx.x;
   const T* x = logits + row * columns;
@@ -38,7 +38,7 @@ __global__ void largest_of_row(const T* logits, float* maxima, std::int64_t colu
 }
 
 template <class T, int width>
-__global__ void sums_of_row(const T* logits, const std::int32_t* targets, const float* maxima, float* sums, std::int64_t columns,
+__global__ void __launch_bounds__(1024) sums_of_row(const T* logits, const std::int32_t* targets, const float* maxima, float* sums, std::int64_t columns,
                             std::int64_t begin, std::int64_t valid) {
   __shared__ float shared[1][most_warps];
   const std::int64_t row = blockIdx.x;
@@ -61,7 +61,7 @@ __global__ void sums_of_row(const T* logits, const std::int32_t* targets, const 
 constexpr int loss_threads = 1024;
 
 // One block. In double precision: each thread adds every 1024th token, then halves are added to halves.
-__global__ void add_losses(const float* sums, std::int64_t rows, float* loss) {
+__global__ void __launch_bounds__(1024) add_losses(const float* sums, std::int64_t rows, float* loss) {
   __shared__ double shared[loss_threads];
   const int thread = static_cast<int>(threadIdx.x);
   double total = 0.0;
@@ -77,7 +77,7 @@ __global__ void add_losses(const float* sums, std::int64_t rows, float* loss) {
 
 // dlogits = (exp(x - max) / sum - [target]) scale, times the loss scale; padding gets 0. In place or not.
 template <class T, int width>
-__global__ void gradient_of_row(const T* logits, const std::int32_t* targets, const float* maxima, const float* sums, T* gradient,
+__global__ void __launch_bounds__(1024) gradient_of_row(const T* logits, const std::int32_t* targets, const float* maxima, const float* sums, T* gradient,
                                 const LossScale* loss_scale, float scale, std::int64_t columns, std::int64_t begin, std::int64_t valid) {
   const std::int64_t row = blockIdx.x;
   const T* x = logits + row * columns;

@@ -1,0 +1,278 @@
+#include <algorithm>
+
+#include "planner/graph/cuda_workspace.h"
+#include "runtime/device/cuda/kernels/kernels.h"
+#include "runtime/device/cuda/kernels/numbers.h"
+
+// The step's scalars and the loss scale are read from device memory when the kernels run, so that recorded work can be
+// replayed with new ones.
+namespace parplan {
+namespace {
+
+// Sums of squares ---------------------------------------------------------------------------------------------------
+
+constexpr int width = vector_width<float>;
+
+__global__ void sum_squares_of_part(FlatRange range, const float* x, float* parts) {
+  __shared__ float shared[1][most_warps];
+  float sum = 0.0f;
+  for_each_flat<width>(range, [&](std::int64_t i, auto count) {
+    float values[decltype(count)::width];
+    load(x + i, values);
+#pragma unroll
+    for (const float value : values) sum = fmaf(value, value, sum);
+  });
+  sum = over_threads<Sum>(sum, shared);
+  if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+// One block; halves are added to halves.
+__global__ void __launch_bounds__(sum_squares_blocks) add_sums_of_squares(const float* parts, int count, float* y) {
+  __shared__ double shared[sum_squares_blocks];
+  const int thread = static_cast<int>(threadIdx.x);
+  shared[thread] = thread < count ? static_cast<double>(parts[thread]) : 0.0;
+  for (int half = static_cast<int>(sum_squares_blocks) / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (thread < half) shared[thread] += shared[thread + half];
+  }
+  if (thread == 0) *y += static_cast<float>(shared[0]);
+}
+
+// Steps ---------------------------------------------------------------------------------------------------------------
+
+// What both optimizers make of the step. One thread of each block computes it, in double precision, as the CPU's kernels do.
+struct StepOperands {
+  const StepScalars* scalars = nullptr;
+  const float* sum_of_squares = nullptr;   // null: no clipping
+  const LossScale* loss_scale = nullptr;   // null: 1
+  bool weight_decay = false;
+};
+
+struct Gradients {
+  float factor;       // of gradients
+  std::int64_t step;  // for bias correction
+  bool overflow;      // nothing is to change
+};
+
+// Gradients are clipped by min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, the norm being that of the
+// gradients without the loss scale.
+__device__ inline Gradients gradients_of(const StepOperands& o) {
+  Gradients result{1.0f, o.scalars->step, false};
+  double scale = 1.0, clip = 1.0;
+  if (o.loss_scale != nullptr) {
+    scale = static_cast<double>(o.loss_scale->scale);
+    result.step -= static_cast<std::int64_t>(o.loss_scale->skipped_steps);
+    result.overflow = o.sum_of_squares != nullptr && !(fabsf(*o.sum_of_squares) < __builtin_inff());
+  }
+  if (o.sum_of_squares != nullptr && o.scalars->clip_norm > 0.0) {
+    const double norm = sqrt(static_cast<double>(*o.sum_of_squares)) / scale;
+    const double wanted = o.scalars->clip_norm / (norm + 1e-6);
+    clip = wanted < 1.0 ? wanted : 1.0;
+  }
+  result.factor = static_cast<float>(clip / scale);
+  return result;
+}
+
+struct AdamConstants {
+  float factor, keep, coupled_decay, beta1, rest1, beta2, rest2, step_size, inverse_root, epsilon;
+  bool overflow;
+};
+
+__device__ inline AdamConstants adam_constants(const StepOperands& o) {
+  const StepScalars& t = *o.scalars;
+  const Gradients gradients = gradients_of(o);
+  const double decay = o.weight_decay ? t.weight_decay : 0.0;
+  const auto step = static_cast<double>(gradients.step);
+  return {.factor = gradients.factor,
+          .keep = t.decoupled_decay ? static_cast<float>(1.0 - t.learning_rate * decay) : 1.0f,
+          .coupled_decay = t.decoupled_decay ? 0.0f : static_cast<float>(decay),
+          .beta1 = static_cast<float>(t.beta1),
+          .rest1 = static_cast<float>(1.0 - t.beta1),
+          .beta2 = static_cast<float>(t.beta2),
+          .rest2 = static_cast<float>(1.0 - t.beta2),
+          .step_size = static_cast<float>(t.learning_rate / (1.0 - pow(t.beta1, step))),
+          .inverse_root = static_cast<float>(1.0 / sqrt(1.0 - pow(t.beta2, step))),
+          .epsilon = static_cast<float>(t.epsilon),
+          .overflow = gradients.overflow};
+}
+
+// Products that are added are written as fmaf: an element meets the same instructions wherever a shard begins or ends.
+// Loshchilov and Hutter 2019, in the order of torch.optim.AdamW; without decoupled decay, Kingma and Ba 2015 in the order of
+// torch.optim.Adam.
+__device__ __forceinline__ void adam_step(const AdamConstants& c, float gradient, float& parameter, float& first, float& second) {
+  const float g = fmaf(c.coupled_decay, parameter, gradient * c.factor);
+  first = fmaf(c.beta1, first, c.rest1 * g);
+  second = fmaf(c.beta2, second, c.rest2 * (g * g));
+  const float change = first / fmaf(sqrtf(second), c.inverse_root, c.epsilon);
+  parameter = fmaf(-c.step_size, change, parameter * c.keep);
+}
+
+// With a master copy, that is updated and the parameter rewritten from it.
+template <class T, bool has_master, int most>
+__global__ void adam_steps(FlatRange range, StepOperands operands, const float* gradient, T* parameter, float* first, float* second,
+                           float* master) {
+  __shared__ AdamConstants shared;
+  if (threadIdx.x == 0) shared = adam_constants(operands);
+  __syncthreads();
+  const AdamConstants c = shared;
+  if (c.overflow) return;
+  for_each_flat<most>(range, [&](std::int64_t i, auto count) {
+    constexpr int n = decltype(count)::width;
+    float g[n], p[n], m[n], v[n];
+    load(gradient + i, g);
+    load(first + i, m);
+    load(second + i, v);
+    if constexpr (has_master) {
+      load(master + i, p);
+    } else {
+      load(parameter + i, p);
+    }
+#pragma unroll
+    for (int k = 0; k < n; ++k) adam_step(c, g[k], p[k], m[k], v[k]);
+    store(first + i, m);
+    store(second + i, v);
+    if constexpr (has_master) store(master + i, p);
+    store(parameter + i, p);
+  });
+}
+
+struct SgdConstants {
+  float factor, decay, momentum, rate;
+  bool overflow;
+};
+
+__device__ inline SgdConstants sgd_constants(const StepOperands& o) {
+  const Gradients gradients = gradients_of(o);
+  return {.factor = gradients.factor,
+          .decay = o.weight_decay ? static_cast<float>(o.scalars->weight_decay) : 0.0f,
+          .momentum = static_cast<float>(o.scalars->momentum),
+          .rate = static_cast<float>(o.scalars->learning_rate),
+          .overflow = gradients.overflow};
+}
+
+// In the order of torch.optim.SGD; `buffer` may be null: no momentum.
+template <class T, bool has_master, int most>
+__global__ void sgd_steps(FlatRange range, StepOperands operands, const float* gradient, T* parameter, float* buffer, float* master) {
+  __shared__ SgdConstants shared;
+  if (threadIdx.x == 0) shared = sgd_constants(operands);
+  __syncthreads();
+  const SgdConstants c = shared;
+  if (c.overflow) return;
+  for_each_flat<most>(range, [&](std::int64_t i, auto count) {
+    constexpr int n = decltype(count)::width;
+    float g[n], p[n], b[n] = {};
+    load(gradient + i, g);
+    if constexpr (has_master) {
+      load(master + i, p);
+    } else {
+      load(parameter + i, p);
+    }
+    if (buffer != nullptr) load(buffer + i, b);
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const float change = fmaf(c.decay, p[k], g[k] * c.factor);
+      b[k] = buffer != nullptr ? fmaf(c.momentum, b[k], change) : change;
+      p[k] = fmaf(-c.rate, b[k], p[k]);
+    }
+    if (buffer != nullptr) store(buffer + i, b);
+    if constexpr (has_master) store(master + i, p);
+    store(parameter + i, p);
+  });
+}
+
+// Each block computes the step's constants once: enough blocks to fill a GPU several times over, no more.
+constexpr std::int64_t step_blocks = 4096;
+
+// (norm), (master), (loss scale), from operand `next` on.
+struct StepRest {
+  StepOperands operands;
+  float* master = nullptr;
+};
+StepRest read_rest(const CudaKernelArguments& a, int next) {
+  StepRest rest;
+  rest.operands = {.scalars = a.scalars, .weight_decay = a.shape.weight_decay};
+  if (a.shape.norm) rest.operands.sum_of_squares = a.at<const float>(next++);
+  if (a.shape.master) rest.master = a.at<float>(next++);
+  if (a.shape.scaled) rest.operands.loss_scale = a.at<const LossScale>(next++);
+  return rest;
+}
+
+// In the order of torch.amp.GradScaler.update.
+__global__ void change_loss_scale(const float* sum_of_squares, LossScale* loss_scale) {
+  LossScale now = *loss_scale;
+  if (!(fabsf(*sum_of_squares) < __builtin_inff())) {
+    now.scale *= 0.5f;
+    now.good_steps = 0.0f;
+    now.skipped_steps += 1.0f;
+  } else {
+    now.good_steps += 1.0f;
+    if (now.good_steps >= loss_scale_growth_interval) {
+      now.good_steps = 0.0f;
+      if (now.scale * 2.0f < __builtin_inff()) now.scale *= 2.0f;
+    }
+  }
+  *loss_scale = now;
+}
+
+}  // namespace
+
+// x -> y += sum of x^2, workspace
+void sum_squares(const CudaKernelArguments& a) {
+  const float* x = a.at<const float>(0);
+  auto* parts = a.at<float>(2);
+  // (Unaligned arrays have a head of their own: there is always one.)
+  submit_flat<width>(
+      elements(a.shape), {x},
+      [&](auto, FlatRange range, const Grid& grid) {
+        launch("sum_squares", sum_squares_of_part, grid, a.stream, range, x, parts);
+        launch("sum_squares", add_sums_of_squares, Grid{.blocks = dim3(1), .threads = dim3(sum_squares_blocks)}, a.stream,
+               static_cast<const float*>(parts), static_cast<int>(grid.blocks.x), a.at<float>(1));
+      },
+      sum_squares_blocks);
+}
+
+// gradient, parameter, m, v, (norm), (master), (loss scale)
+void adamw(const CudaKernelArguments& a) {
+  const StepRest rest = read_rest(a, 4);
+  const float* gradient = a.at<const float>(0);
+  float *first = a.at<float>(2), *second = a.at<float>(3);
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    T* parameter = a.at<T>(1);
+    submit_flat<width>(
+        elements(a.shape), {gradient, parameter, first, second, rest.master != nullptr ? rest.master : first},
+        [&](auto count, FlatRange range, const Grid& grid) {
+          constexpr int n = decltype(count)::width;
+          launch("adamw", rest.master != nullptr ? adam_steps<T, true, n> : adam_steps<T, false, n>, grid, a.stream, range, rest.operands,
+                 gradient, parameter, first, second, rest.master);
+        },
+        step_blocks);
+  });
+}
+
+// gradient, parameter, (momentum), (norm), (master), (loss scale)
+void sgd(const CudaKernelArguments& a) {
+  const StepRest rest = read_rest(a, a.shape.second ? 3 : 2);
+  const float* gradient = a.at<const float>(0);
+  float* buffer = a.shape.second ? a.at<float>(2) : nullptr;
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    T* parameter = a.at<T>(1);
+    submit_flat<width>(
+        elements(a.shape), {gradient, parameter, buffer != nullptr ? buffer : gradient, rest.master != nullptr ? rest.master : gradient},
+        [&](auto count, FlatRange range, const Grid& grid) {
+          constexpr int n = decltype(count)::width;
+          launch("sgd", rest.master != nullptr ? sgd_steps<T, true, n> : sgd_steps<T, false, n>, grid, a.stream, range, rest.operands,
+                 gradient, parameter, buffer, rest.master);
+        },
+        step_blocks);
+  });
+}
+
+// norm -> loss scale
+void update_loss_scale(const CudaKernelArguments& a) {
+  launch("update_loss_scale", change_loss_scale, Grid{.blocks = dim3(1), .threads = dim3(1)}, a.stream, a.at<const float>(0),
+         a.at<LossScale>(1));
+}
+
+}  // namespace parplan
