@@ -1,6 +1,7 @@
 #include "planner/cost/calibration.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -90,7 +91,9 @@ std::optional<KernelFit> fit_moving(const std::vector<KernelMeasurement>& rows) 
   for (const KernelMeasurement& row : rows)
     equations.push_back({.coefficients = {1.0, static_cast<double>(work_of(row).bytes.count), 0.0}, .seconds = row.time.value, .measured = row.time.value});
   const std::array<double, 3> x = robust_least_squares(equations, 2);
-  if (!(x[1] > 0.0)) return std::nullopt;
+  const Equation& largest = *std::ranges::max_element(equations, {}, [](const Equation& equation) { return equation.coefficients[1]; });
+  constexpr double visible = 0.01;  // of the largest row's time
+  if (x[1] * largest.coefficients[1] < visible * largest.measured) return std::nullopt;
   KernelFit fit;
   fit.floor = Seconds(x[0]);
   fit.memory = BytesPerSecond(1.0 / x[1]);

@@ -21,8 +21,9 @@ bool is_attention(OpKind kind) { return kind == OpKind::attention || kind == OpK
 
 FlopsPerSecond rate(bool matrix, DataType type, const DeviceRates& rates) {
   if (!matrix) return rates.vector;
-  // Without units for half precision, numbers are widened and multiplied as fp32.
-  return is_half(type) && rates.matrix_half.value > 0.0 ? rates.matrix_half : rates.matrix_fp32;
+  // Without units for half precision, numbers are widened and multiplied as fp32; without units for tf32, too.
+  if (is_half(type) && rates.matrix_half.value > 0.0) return rates.matrix_half;
+  return type == DataType::tf32 && rates.matrix_tf32.value > 0.0 ? rates.matrix_tf32 : rates.matrix_fp32;
 }
 
 // The kind that a fused or rarer one is made of; itself where there is none.
@@ -129,7 +130,9 @@ Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const Device
   const OpWork work = row.work(shape, type);
   PARPLAN_ASSERT(rates.memory.value > 0.0, fmt::format("{} on {}", row.name, device.name));
   Seconds time;
-  const KernelFits fits = device.measured ? find_fits(*device.measured, op, type, is_attention(op) ? shape.head_dim : 0) : KernelFits{};
+  // tf32 is fp32 to all but products.
+  const DataType fitted = work.matrix ? type : in_memory(type);
+  const KernelFits fits = device.measured ? find_fits(*device.measured, op, fitted, is_attention(op) ? shape.head_dim : 0) : KernelFits{};
   if (fits.lower == nullptr)
     time = device.kernel_launch + std::max(arithmetic(op, shape, type, work, device, rates), work.bytes / rates.memory);
   else if (is_attention(op))
