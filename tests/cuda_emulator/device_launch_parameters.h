@@ -1,0 +1,2 @@
+#pragma once
+#include "tests/cuda_emulator/cuda_runtime.h"

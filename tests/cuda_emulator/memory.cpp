@@ -1,0 +1,174 @@
+#include "tests/cuda_emulator/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "tests/cuda_emulator/cuda_runtime.h"
+#include "tests/cuda_emulator/device.h"
+
+namespace emulator {
+namespace {
+
+constexpr std::size_t alignment = 256;
+constexpr unsigned char guard = 0xa5;
+constexpr unsigned char poison = 0xff;  // of any type a NaN, or -1
+
+// Pages: one without access, those of the allocation, one without access. What is asked for ends within 255 bytes of the
+// second, so that most accesses out of bounds, also reads, end the program where they happen; the rest is filled with a
+// pattern and looked at when the memory is freed.
+struct Mapping {
+  Allocation allocation;
+  std::byte* pages = nullptr;
+  std::size_t page_bytes = 0;  // all of them
+};
+
+struct Memory {
+  std::mutex mutex;
+  std::map<const std::byte*, Mapping> mappings;  // by begin
+  std::map<int, std::size_t> used;               // of device memory, by device
+};
+Memory& memory() {
+  static auto* made = new Memory;
+  return *made;
+}
+
+std::size_t page() {
+  static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+cudaError_t allocate(void** result, std::size_t bytes, cudaMemoryType type) {
+  if (result == nullptr) return cudaErrorInvalidValue;
+  *result = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  const int device = current_device();
+  const std::lock_guard lock(memory().mutex);
+  if (type == cudaMemoryTypeDevice && memory().used[device] + round_up(bytes, alignment) > total_memory()) return cudaErrorMemoryAllocation;
+  const std::size_t inner = round_up(round_up(bytes, alignment), page());
+  Mapping mapping;
+  mapping.page_bytes = inner + 2 * page();
+  void* mapped = mmap(nullptr, mapping.page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return cudaErrorMemoryAllocation;
+  mapping.pages = static_cast<std::byte*>(mapped);
+  std::byte* first = mapping.pages + page();
+  if (mprotect(first, inner, PROT_READ | PROT_WRITE) != 0) {
+    munmap(mapped, mapping.page_bytes);
+    return cudaErrorMemoryAllocation;
+  }
+  std::byte* begin = first + inner - round_up(bytes, alignment);
+  std::memset(first, guard, static_cast<std::size_t>(begin - first));
+  std::memset(begin, poison, bytes);
+  std::memset(begin + bytes, guard, round_up(bytes, alignment) - bytes);
+  mapping.allocation = {.begin = begin, .bytes = bytes, .type = type, .device = device};
+  if (type == cudaMemoryTypeDevice) memory().used[device] += round_up(bytes, alignment);
+  memory().mappings.emplace(begin, mapping);
+  *result = begin;
+  return cudaSuccess;
+}
+
+// Where the pattern around an allocation was written over; ends the program.
+void check_guards(const Mapping& mapping) {
+  const Allocation& a = mapping.allocation;
+  const std::byte* first = mapping.pages + page();
+  const std::byte* end = mapping.pages + mapping.page_bytes - page();
+  const auto broken = [&](const std::byte* at) {
+    char text[160];
+    const bool before = at < a.begin;
+    std::snprintf(text, sizeof(text), "the byte %td %s an allocation of %zu bytes was written", before ? a.begin - at : at - (a.begin + a.bytes),
+                  before ? "before" : "behind", a.bytes);
+    fail(text);
+  };
+  for (const std::byte* at = first; at < a.begin; ++at)
+    if (*at != std::byte{guard}) broken(at);
+  for (const std::byte* at = a.begin + a.bytes; at < end; ++at)
+    if (*at != std::byte{guard}) broken(at);
+}
+
+cudaError_t release(void* freed, cudaMemoryType type) {
+  if (freed == nullptr) return cudaSuccess;
+  const std::lock_guard lock(memory().mutex);
+  const auto place = memory().mappings.find(static_cast<const std::byte*>(freed));
+  if (place == memory().mappings.end() || place->second.allocation.type != type) return cudaErrorInvalidValue;
+  check_guards(place->second);
+  munmap(place->second.pages, place->second.page_bytes);
+  if (type == cudaMemoryTypeDevice) memory().used[place->second.allocation.device] -= round_up(place->second.allocation.bytes, alignment);
+  memory().mappings.erase(place);
+  return cudaSuccess;
+}
+
+}  // namespace
+
+std::optional<Allocation> allocation_at(const void* address) {
+  const auto* at = static_cast<const std::byte*>(address);
+  const std::lock_guard lock(memory().mutex);
+  auto place = memory().mappings.upper_bound(at);
+  if (place == memory().mappings.begin()) return std::nullopt;
+  const Allocation& found = std::prev(place)->second.allocation;
+  if (at >= found.begin + found.bytes) return std::nullopt;
+  return found;
+}
+
+bool lies_in(const Allocation& allocation, const void* begin, std::size_t bytes) {
+  const auto* at = static_cast<const std::byte*>(begin);
+  return at >= allocation.begin && bytes <= allocation.bytes && at + bytes <= allocation.begin + allocation.bytes;
+}
+
+}  // namespace emulator
+
+using namespace emulator;
+
+cudaError_t cudaMalloc(void** result, std::size_t bytes) {
+  if (const cudaError_t error = forbidden_in_capture(); error != cudaSuccess) return remember(error);
+  return remember(allocate(result, bytes, cudaMemoryTypeDevice));
+}
+
+// Waits for the device, as the real one does.
+cudaError_t cudaFree(void* freed) {
+  if (const cudaError_t error = forbidden_in_capture(); error != cudaSuccess) return remember(error);
+  if (freed == nullptr) return cudaSuccess;
+  finish_device_work();
+  return remember(release(freed, cudaMemoryTypeDevice));
+}
+
+cudaError_t cudaMallocHost(void** result, std::size_t bytes) {
+  if (const cudaError_t error = forbidden_in_capture(); error != cudaSuccess) return remember(error);
+  return remember(allocate(result, bytes, cudaMemoryTypeHost));
+}
+
+cudaError_t cudaHostAlloc(void** result, std::size_t bytes, unsigned) { return cudaMallocHost(result, bytes); }
+
+cudaError_t cudaFreeHost(void* freed) {
+  if (const cudaError_t error = forbidden_in_capture(); error != cudaSuccess) return remember(error);
+  if (freed == nullptr) return cudaSuccess;
+  finish_device_work();
+  return remember(release(freed, cudaMemoryTypeHost));
+}
+
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  if (free == nullptr || total == nullptr) return remember(cudaErrorInvalidValue);
+  const std::lock_guard lock(memory().mutex);
+  *total = total_memory();
+  *free = *total - memory().used[current_device()];
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
+  if (attributes == nullptr) return remember(cudaErrorInvalidValue);
+  const std::optional<Allocation> found = allocation_at(address);
+  void* pointer = const_cast<void*>(address);
+  if (!found.has_value()) {
+    *attributes = {.type = cudaMemoryTypeUnregistered, .device = -2, .devicePointer = nullptr, .hostPointer = pointer};
+  } else {
+    const bool host = found->type == cudaMemoryTypeHost;
+    *attributes = {.type = found->type, .device = found->device, .devicePointer = pointer, .hostPointer = host ? pointer : nullptr};
+  }
+  return cudaSuccess;
+}
