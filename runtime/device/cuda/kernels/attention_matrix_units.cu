@@ -41,18 +41,33 @@ struct Rows {
   }
 };
 
-// Starts copying positions [first, first + rows) of a head; zeros from `limit` on.
+// Starts copying positions [first, first + rows) of a head; zeros from `limit` on, where nothing is read.
 template <int head_dim, int rows>
 __device__ void load_rows(unsigned char* tile, const std::uint16_t* from, std::int64_t stride, int first, int limit) {
   constexpr int chunks = Rows<head_dim>::chunks;
-  static_assert(rows * chunks % threads == 0);
+  if constexpr (threads % chunks == 0) {
+    // Each thread keeps to its column of chunks.
+    constexpr int step = threads / chunks;
+    static_assert(rows % step == 0);
+    const int chunk = static_cast<int>(threadIdx.x) % chunks;
+    int row = static_cast<int>(threadIdx.x) / chunks;
+    const std::uint16_t* place = from + (first + row) * stride + 8 * chunk;
 #pragma unroll
-  for (int i = 0; i < rows * chunks / threads; ++i) {
-    const int place = i * threads + static_cast<int>(threadIdx.x);
-    const int row = place / chunks;
-    const int chunk = place % chunks;
-    const bool present = first + row < limit;
-    ptx::cp_async_16(tile + Rows<head_dim>::offset(row, chunk), from + (present ? first + row : 0) * stride + 8 * chunk, present);
+    for (int i = 0; i < rows / step; ++i) {
+      ptx::cp_async_16(tile + Rows<head_dim>::offset(row, chunk), place, first + row < limit);
+      row += step;
+      place += step * stride;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < (rows * chunks + threads - 1) / threads; ++i) {
+      const int index = i * threads + static_cast<int>(threadIdx.x);
+      const int row = index / chunks;
+      const int chunk = index % chunks;
+      if (rows * chunks % threads == 0 || row < rows) {
+        ptx::cp_async_16(tile + Rows<head_dim>::offset(row, chunk), from + (first + row) * stride + 8 * chunk, first + row < limit);
+      }
+    }
   }
 }
 
@@ -62,8 +77,7 @@ __device__ void load_statistics(float* to, const float* from, int first, int lim
   static_assert(count <= threads);
   const int i = static_cast<int>(threadIdx.x);
   if (i < count) {
-    const bool present = first + i < limit;
-    ptx::cp_async_4(to + i, from + (present ? first + i : 0), present);
+    ptx::cp_async_4(to + i, from + first + i, first + i < limit);
   }
 }
 
@@ -205,6 +219,7 @@ __device__ inline float row_maximum(float x) {
 // Programming Guide, technical specifications), and registers allow two blocks of four warps on a multiprocessor (65536 / 256).
 template <int head_dim>
 struct ForwardTiles {
+  static constexpr int blocks = 2;  // of a multiprocessor
   static constexpr int row_tiles = 2;
   static constexpr int queries = warps * 16 * row_tiles;
   static constexpr int keys = 64;
@@ -216,7 +231,7 @@ struct ForwardTiles {
 // One block: one tile of queries of one head. The tiles key 0, value 0, key 1, value 1, ... pass through a ring of
 // slots: each is waited for before its product, and the load that takes the slot of the tile before is started then.
 template <class T, int head_dim>
-__global__ void __launch_bounds__(threads, 2)
+__global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
     attention_forward(AttentionLayout layout, const std::uint16_t* qkv, std::uint16_t* y, float* log_sum_exp) {
   using Tiles = ForwardTiles<head_dim>;
   constexpr int row_tiles = Tiles::row_tiles;
@@ -347,6 +362,7 @@ __global__ void __launch_bounds__(threads, 2)
 
 template <int head_dim>
 struct QueryGradientTiles {
+  static constexpr int blocks = 2;  // of a multiprocessor
   static constexpr int row_tiles = 1;
   static constexpr int queries = warps * 16 * row_tiles;
   static constexpr int keys = head_dim <= 64 ? 64 : 32;
@@ -358,7 +374,7 @@ struct QueryGradientTiles {
 
 // dq of one tile of queries of one head, and its sums of dy * y, which key_value_gradients reads.
 template <class T, int head_dim>
-__global__ void __launch_bounds__(threads, 2)
+__global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     query_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv, const std::uint16_t* y,
                     const float* log_sum_exp, std::uint16_t* dqkv, float* sums) {
   using Tiles = QueryGradientTiles<head_dim>;
@@ -497,6 +513,7 @@ __global__ void __launch_bounds__(threads, 2)
 
 template <int head_dim>
 struct KeyValueGradientTiles {
+  static constexpr int blocks = 2;  // of a multiprocessor
   static constexpr int row_tiles = 1;
   static constexpr int keys = warps * 16 * row_tiles;
   static constexpr int queries = head_dim <= 64 ? 64 : 32;
@@ -509,7 +526,7 @@ struct KeyValueGradientTiles {
 
 // dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns queries.
 template <class T, int head_dim>
-__global__ void __launch_bounds__(threads, 2)
+__global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::blocks)
     key_value_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv, const float* log_sum_exp,
                         const float* sums, std::uint16_t* dqkv) {
   using Tiles = KeyValueGradientTiles<head_dim>;
