@@ -229,18 +229,25 @@ DeviceRates fitted_rates(const MeasuredKernels& measured, DeviceRates rates) {
   DeviceKind none;
   none.rates = {rates};
   std::vector<KernelFit> moving;
-  std::map<bool, std::pair<double, int>> seconds_per_flop;  // half precision or not: sum of 1 / rate, fits
+  struct Mean {
+    double seconds_per_flop = 0.0;  // summed
+    int fits = 0;
+    void put_into(FlopsPerSecond& rate) const {
+      if (fits > 0) rate = FlopsPerSecond(fits / seconds_per_flop);
+    }
+  };
+  Mean fp32, half, tf32;
   for (const KernelFit& fit : measured.fits) {
     if (fit.rate.value <= 0.0) moving.push_back(fit);
-    if (!is_product(fit.kind) || fit.type == DataType::tf32) continue;
-    auto& [sum, count] = seconds_per_flop[fit.type != DataType::fp32];
-    sum += 1.0 / fit.rate.value;
-    ++count;
+    if (!is_product(fit.kind)) continue;
+    Mean& mean = is_half(fit.type) ? half : fit.type == DataType::tf32 ? tf32 : fp32;
+    mean.seconds_per_flop += 1.0 / fit.rate.value;
+    ++mean.fits;
   }
   rates.memory = streaming_rate(moving, none);
-  const auto mean = [&](bool half) { return FlopsPerSecond(seconds_per_flop[half].second / seconds_per_flop[half].first); };
-  if (seconds_per_flop[false].second > 0) rates.matrix_fp32 = mean(false);
-  if (seconds_per_flop[true].second > 0) rates.matrix_half = mean(true);
+  fp32.put_into(rates.matrix_fp32);
+  half.put_into(rates.matrix_half);
+  tf32.put_into(rates.matrix_tf32);
   return rates;
 }
 

@@ -21,6 +21,7 @@ bool is_attention(OpKind kind) { return kind == OpKind::attention || kind == OpK
 
 FlopsPerSecond rate(bool matrix, DataType type, const DeviceRates& rates) {
   if (!matrix) return rates.vector;
+  if (type == DataType::tf32 && rates.matrix_tf32.value > 0.0) return rates.matrix_tf32;
   // Without units for half precision, numbers are widened and multiplied as fp32; without units for tf32, too.
   if (is_half(type) && rates.matrix_half.value > 0.0) return rates.matrix_half;
   return type == DataType::tf32 && rates.matrix_tf32.value > 0.0 ? rates.matrix_tf32 : rates.matrix_fp32;

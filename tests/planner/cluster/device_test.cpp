@@ -96,11 +96,11 @@ TEST_CASE("what is wrong in a measured device is named with its place") {
   CHECK(error_of("rate: 3 TFLOP/s, ", "") == "d.yaml:17:7: error: a fit of linear needs a 'rate'");
   CHECK(error_of("floor: 2 us, memory", "floor: 2 us, rate: 1 TFLOP/s, memory") == "d.yaml:19:7: error: a fit of add has no use for a 'rate'");
   CHECK(error_of("kernel: attention, type: bf16, head_dim: 64, floor", "kernel: linear, type: bf16, floor") == "d.yaml:18:7: error: a second fit of linear in bf16");
-  CHECK(error_of("type: fp32", "type: int8") == "d.yaml:19:28: error: expected one of fp32, bf16, fp16, tf32, found 'int8'");
-  CHECK(error_of("columns: 768, ", "") == "d.yaml:25:7: error: missing key 'columns' in the item at measured.rows[0]");
+  CHECK(error_of("type: fp32", "type: int8") == "d.yaml:19:27: error: expected one of fp32, bf16, fp16, tf32, found 'int8'");
+  CHECK(error_of("columns: 768, ", "") == "d.yaml:25:7: error: missing key 'columns' in 'measured.rows[0]'");
   CHECK(error_of("columns: 768", "columns: 768, head_dim: 64") ==
-        "d.yaml:25:64: error: unknown key 'head_dim'; allowed: kernel, type, rows, columns, inner, time");
-  CHECK(error_of("time: 9 us", "time: 0 us") == "d.yaml:25:80: error: 'time' must be more than 0");
+        "d.yaml:25:62: error: unknown key 'head_dim'; allowed: kernel, type, rows, columns, inner, time");
+  CHECK(error_of("time: 9 us", "time: 0 us") == "d.yaml:25:81: error: 'time' must be more than 0");
   CHECK(error_of("route: to_host", "route: to_hose") == "d.yaml:23:15: error: expected one of on_device, to_device, to_host, found 'to_hose'; did you mean 'to_host'?");
-  CHECK(error_of("memory: 900 GB/s", "memory: 0 GB/s") == "d.yaml:19:56: error: 'memory' must be more than 0");
+  CHECK(error_of("memory: 900 GB/s", "memory: 0 GB/s") == "d.yaml:19:54: error: 'memory' must be more than 0");
 }
