@@ -15,6 +15,7 @@ packages=(
   "nlohmann-json3-dev  nlohmann/json: Hugging Face configurations, JSON output"
   "libfmt-dev          fmt: text"
   "libcli11-dev        CLI11: the command line"
+  "libopenmpi-dev      Open MPI (4.1): ranks as processes on several machines"
   "doctest-dev         doctest: the tests"
 )
 

@@ -222,7 +222,7 @@ std::vector<std::vector<std::byte>> MpiProcess::all_gather(std::span<const std::
     PARPLAN_MPI(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
     return done != 0;
   };
-  // What MPI writes to must outlive a call that fails: a collective cannot be taken back.
+  // What MPI may still write to stays when this call fails: a collective cannot be taken back.
   struct Exchange {
     int own_length = 0;
     std::vector<int> lengths, begins;
@@ -250,7 +250,6 @@ std::vector<std::vector<std::byte>> MpiProcess::all_gather(std::span<const std::
     }
     wait_until(is_done, everyone);
   } catch (...) {
-    leave_open();
     exchange.release();
     throw;
   }

@@ -1,14 +1,17 @@
-// Run by mpirun with the name of a scenario: how a job over MPI ends when a process fails. Each process prints, in one line, what it
-// caught.
+// How a job over MPI ends when a process fails. Given mpirun and a scenario it starts itself as three processes in that scenario and
+// compares what each of them caught.
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "runtime/launch/launch.h"
 #include "tests/runtime/comm/mpi/numbers.h"
@@ -39,16 +42,28 @@ void one_fails_before_a_collective(Rendezvous& job, std::int64_t count) {
   }
 }
 
-const std::map<std::string, std::function<void(Rendezvous&)>> scenarios = {
-    {"small", [](Rendezvous& job) { one_fails_before_a_collective(job, 10); }},
-    {"large", [](Rendezvous& job) { one_fails_before_a_collective(job, 4000037); }},
+struct Scenario {
+  std::string name;
+  std::function<void(Rendezvous&)> run;
+  std::vector<std::string> wanted;  // how the line of each process ends
+};
+
+std::vector<std::string> by_all(const std::string& text) { return {"process 0: " + text, "process 1: " + text, "process 2: " + text}; }
+
+const std::vector<Scenario> scenarios = {
+    // The messages under way are small: MPI can be ended in order.
+    {"small", [](Rendezvous& job) { one_fails_before_a_collective(job, 10); }, by_all("rank 1 stopped: out of paper")},
+    // Large ones cannot be taken back: MPI stays open.
+    {"large", [](Rendezvous& job) { one_fails_before_a_collective(job, 4000037); }, by_all("rank 1 stopped: out of paper")},
     {"receive",
      [](Rendezvous& job) {
        const auto communicator = job.make_communicator({}, 1);
        std::vector<float> data(100);
        if (communicator->rank() == 1) communicator->abort("out of paper");
        communicator->receive(0, 1, 0, testing::elements(data));
-     }},
+     },
+     by_all("rank 1 stopped: out of paper")},
+    // Process 2 looks at the rendezvous from time to time while it does something else.
     {"rendezvous",
      [](Rendezvous& job) {
        barrier(job);
@@ -61,12 +76,14 @@ const std::map<std::string, std::function<void(Rendezvous&)>> scenarios = {
          std::this_thread::sleep_for(1ms);
        }
        barrier(job);
-     }},
+     },
+     by_all("process 1 stopped: out of paper")},
     {"leave",
      [](Rendezvous& job) {
        barrier(job);
        if (job.process() != 1) barrier(job);
-     }},
+     },
+     {"process 0: process 1 has ended", "process 1: nothing was thrown", "process 2: process 1 has ended"}},
     {"mismatch",
      [](Rendezvous& job) {
        std::vector<int> ranks;
@@ -74,29 +91,59 @@ const std::map<std::string, std::function<void(Rendezvous&)>> scenarios = {
        const auto communicator = job.make_communicator({{.id = 4, .ranks = ranks}}, 1);
        std::vector<float> data(job.process() == 1 ? 11 : 10);
        communicator->all_reduce(0, 4, Reduction::sum, testing::elements(data));
-     }},
+     },
+     {"group 4: rank 0 calls all_reduce (sum) of 10 elements, rank 1 all_reduce (sum) of 11",
+      "group 4: rank 1 calls all_reduce (sum) of 11 elements, rank 0 all_reduce (sum) of 10",
+      "group 4: rank 2 calls all_reduce (sum) of 10 elements, rank 1 all_reduce (sum) of 11"}},
 };
+
+// In mpirun: a line of what this process caught.
+int run_scenario(const Scenario& scenario) {
+  std::unique_ptr<Rendezvous> job = find_rendezvous();
+  std::string line = fmt::format("process {}: ", job->process());
+  try {
+    scenario.run(*job);
+    line += "nothing was thrown";
+  } catch (const std::exception& error) {
+    job->abort(error.what());
+    line += error.what();
+  }
+  // In one piece: several write to one pipe.
+  line += '\n';
+  [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, line.data(), line.size());
+  return 0;
+}
+
+std::vector<std::string> sorted_lines_of(const std::string& command) {
+  std::vector<std::string> lines;
+  FILE* output = popen(command.c_str(), "r");
+  char line[4096];
+  while (output != nullptr && std::fgets(line, sizeof line, output) != nullptr)
+    if (std::string text = line; text.starts_with("process ")) lines.push_back(text.substr(0, text.size() - 1));
+  if (output != nullptr) pclose(output);
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
 
 }  // namespace
 
 int main(int count, char** words) {
-  const auto scenario = scenarios.find(count > 1 ? words[1] : "");
-  if (scenario == scenarios.end()) return 2;
-  try {
-    const std::unique_ptr<Rendezvous> job = find_rendezvous();
-    std::string line = fmt::format("process {}: ", job->process());
+  const bool inside = count == 2;
+  const std::string name = count > 1 ? words[count - 1] : "";
+  for (const Scenario& scenario : scenarios) {
+    if (scenario.name != name) continue;
     try {
-      scenario->second(*job);
-      line += "nothing was thrown";
+      if (inside) return run_scenario(scenario);
     } catch (const std::exception& error) {
-      job->abort(error.what());
-      line += error.what();
+      std::printf("%s\n", error.what());
+      return 1;
     }
-    std::printf("%s\n", line.c_str());
-    std::fflush(stdout);
-  } catch (const std::exception& error) {
-    std::printf("%s\n", error.what());
-    return 1;
+    const std::vector<std::string> lines = sorted_lines_of(fmt::format("'{}' -n 3 --oversubscribe '{}' {}", words[1], words[0], name));
+    std::printf("wanted\n  %s\ngot\n  %s\n", fmt::format("{}", fmt::join(scenario.wanted, "\n  ")).c_str(), fmt::format("{}", fmt::join(lines, "\n  ")).c_str());
+    bool right = lines.size() == scenario.wanted.size();
+    for (std::size_t l = 0; right && l < lines.size(); ++l) right = lines[l].starts_with("process ") && lines[l].ends_with(scenario.wanted[l]);
+    return right ? 0 : 1;
   }
-  return 0;
+  std::printf("%s [MPIRUN] SCENARIO\n", words[0]);
+  return 2;
 }

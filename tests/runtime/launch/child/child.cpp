@@ -1,0 +1,59 @@
+// What local_parent_test.cpp starts. The first argument says what to do; then process 1 does that, the others wait for it to
+// end them.
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "runtime/launch/launch.h"
+
+using namespace std::chrono_literals;
+
+namespace {
+
+int wait_to_be_ended() {
+  std::this_thread::sleep_for(60s);
+  return 99;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const std::string task = count > 1 ? words[1] : "";
+  const std::string file = count > 2 ? words[2] : "";
+  const int rank = std::atoi(std::getenv("RANK"));
+  if (task == "meet") {
+    // All gather their ranks; process 0 writes the number of bytes down.
+    const auto rendezvous = parplan::find_rendezvous();
+    const std::string own(static_cast<std::size_t>(rendezvous->process() + 1), 'x');
+    std::size_t bytes = 0;
+    for (const auto& other : rendezvous->all_gather(std::as_bytes(std::span<const char>(own)))) bytes += other.size();
+    if (rank == 0) std::ofstream(file) << bytes << " bytes, " << rendezvous->local_processes() << " here";
+    return 0;
+  }
+  if (task == "write") {
+    if (rank == 0) return 0;
+    std::printf("out of %d\n", rank);
+    std::fflush(stdout);
+    std::fprintf(stderr, "error of %d\nwithout an end", rank);
+    return 0;
+  }
+  if (task == "stubborn") {
+    if (rank == 1) return 3;
+    std::signal(SIGTERM, SIG_IGN);
+    return wait_to_be_ended();
+  }
+  if (task == "signalled") {
+    if (rank == 1) kill(getppid(), SIGTERM);
+    return wait_to_be_ended();
+  }
+  if (rank != 1) return wait_to_be_ended();
+  if (task == "fail") return 7;
+  if (task == "crash") std::raise(SIGKILL);
+  return 98;
+}
