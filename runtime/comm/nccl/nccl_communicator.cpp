@@ -163,7 +163,7 @@ void NcclCommunicator::issue(Link& link, const char* what, const Operation& oper
   }
   if (result == ncclSuccess) return;
   // Not of the communicator, which may have been aborted while the call was under way.
-  job_->fail(rank_, nccl_error_text(result, nullptr, fmt::format("NCCL, {} in {}", what, link.name)));
+  job_->fail(rank_, nccl_error_text(result, nullptr, fmt::format("NCCL, {}, {}", what, link.name)));
   job_->throw_if_failed();
 }
 
@@ -196,7 +196,7 @@ void NcclCommunicator::connect(const std::vector<std::byte>& id, const std::vect
     config.blocking = 1;
     config.splitShare = 0;
     auto world = std::make_unique<Link>();
-    world->name = "all ranks";
+    world->name = "group of all ranks";
     nccl_check(ncclCommInitRankConfig(&world->nccl, ranks_, unique, rank_, &config), nullptr,
                fmt::format("NCCL, connecting rank {} of {}", rank_, ranks_));
     links_.push_back(std::move(world));
@@ -265,7 +265,7 @@ void NcclCommunicator::make_route_links(const std::vector<SendRoute>& routes) {
     sets.push_back({route.source, route.destination});
   }
   const std::vector<Link*> made = split(sets, [&](std::size_t i) {
-    return fmt::format("sends from rank {} to rank {} on channel {}", routes[i].source, routes[i].destination, routes[i].channel);
+    return fmt::format("rank {} to rank {} on channel {}", routes[i].source, routes[i].destination, routes[i].channel);
   });
   for (std::size_t i = 0; i < made.size(); ++i) {
     if (made[i] == nullptr) continue;
