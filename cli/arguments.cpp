@@ -124,7 +124,7 @@ void add_what(CLI::App& app, WhatArguments& what) {
   add_whole(app, group, "--global-batch", "sequences of one optimizer step (default: 512 on GPUs, 4 a device on CPUs)", what.global_batch, most);
   add_whole(app, group, "--seq-len", "tokens of a sequence (default: the model's context; on CPUs at most 256)", what.sequence_length, most);
   add_choice(app, group, "--precision", "number format of computation (default: bf16 on GPUs, fp32 on CPUs)", what.precision,
-             std::array{DataType::bf16, DataType::fp16, DataType::fp32});
+             std::array{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32});
   add_choice(app, group, "--optimizer", "optimizer (default: adamw)", what.optimizer, std::array{Optimizer::adamw, Optimizer::adam, Optimizer::sgd});
 }
 

@@ -18,7 +18,7 @@ constexpr std::array all_positions = {PositionKind::learned, PositionKind::rotar
 constexpr std::array all_norms = {NormKind::layer_norm, NormKind::rms_norm};
 constexpr std::array all_activations = {FeedForwardKind::gelu_tanh, FeedForwardKind::gelu_erf, FeedForwardKind::relu,
                                         FeedForwardKind::gated_silu};
-constexpr std::array all_precisions = {DataType::fp32, DataType::bf16, DataType::fp16};
+constexpr std::array all_precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
 constexpr std::array all_optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
 constexpr std::array all_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
                                       LearningRateSchedule::linear};

@@ -158,6 +158,7 @@ std::string describe(const Cluster& cluster) {
   };
   text += fmt::format("  fp32      {}\n", reached(rates.matrix_fp32, device.peak_fp32));
   if (rates.matrix_half.value > 0.0) text += fmt::format("  half      {}\n", reached(rates.matrix_half, device.peak_half));
+  if (rates.matrix_tf32.value > 0.0) text += fmt::format("  tf32      {}\n", reached(rates.matrix_tf32, device.peak_tf32));
 
   // Pairs by what lies between them, nearest first.
   const auto name_of = [&](std::size_t i) { return cluster.node.vertices[static_cast<std::size_t>(cluster.node.devices[i])].name; };

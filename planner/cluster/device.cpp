@@ -38,12 +38,14 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
   return {.active = active,
           .matrix_fp32 = between(low.matrix_fp32, high.matrix_fp32, t),
           .matrix_half = between(low.matrix_half, high.matrix_half, t),
+          .matrix_tf32 = between(low.matrix_tf32, high.matrix_tf32, t),
           .vector = between(low.vector, high.vector, t),
           .memory = between(low.memory, high.memory, t)};
 }
 
 FlopsPerSecond peak(const DeviceKind& device, DataType type) {
-  return type == DataType::bf16 || type == DataType::fp16 ? device.peak_half : device.peak_fp32;
+  if (is_half(type)) return device.peak_half;
+  return type == DataType::tf32 && device.peak_tf32.value > 0.0 ? device.peak_tf32 : device.peak_fp32;
 }
 
 DeviceKind read_device(const YamlNode& document) {
@@ -61,16 +63,17 @@ DeviceKind read_device(const YamlNode& document) {
     memory.at("overhead").fail(fmt::format("the overhead of {} leaves nothing of the capacity of {}", write_bytes(device.memory_overhead),
                                            write_bytes(device.memory_capacity)));
   const YamlNode peak_rates = document.at("peak");
-  peak_rates.allow_keys({"fp32", "half"});
+  peak_rates.allow_keys({"fp32", "half", "tf32"});
   device.peak_fp32 = peak_rates.at("fp32").as_flop_rate();
   if (const auto half = peak_rates.find("half")) device.peak_half = half->as_flop_rate();
+  if (const auto tf32 = peak_rates.find("tf32")) device.peak_tf32 = tf32->as_flop_rate();
   device.kernel_launch = document.at("kernel_launch").as_duration();
   if (const auto count = document.find("multiprocessors")) device.multiprocessors = static_cast<int>(count->as_integer(1, 4096));
   if (const auto overlaps = document.find("overlaps_communication")) device.overlaps_communication = overlaps->as_bool();
 
   const YamlNode rates = document.at("rates");
   for (const YamlNode& item : rates.items()) {
-    item.allow_keys({"active", "matrix_fp32", "matrix_half", "vector", "memory"});
+    item.allow_keys({"active", "matrix_fp32", "matrix_half", "matrix_tf32", "vector", "memory"});
     DeviceRates row;
     const auto positive_rate = [&](const char* key) {
       const YamlNode value = item.at(key);
@@ -81,16 +84,20 @@ DeviceKind read_device(const YamlNode& document) {
     row.active = static_cast<int>(item.at("active").as_integer(1, 1 << 20));
     row.matrix_fp32 = positive_rate("matrix_fp32");
     if (const auto half = item.find("matrix_half")) row.matrix_half = half->as_flop_rate();
+    if (const auto tf32 = item.find("matrix_tf32")) row.matrix_tf32 = tf32->as_flop_rate();
     row.vector = positive_rate("vector");
     row.memory = item.at("memory").as_bandwidth();
     if (row.memory.value <= 0.0) item.at("memory").fail("'memory' must be more than 0");
     if (!device.rates.empty() && row.active <= device.rates.back().active)
       item.at("active").fail(fmt::format("rows must ascend in 'active', found {} after {}", row.active, device.rates.back().active));
     // A processor may run above its rated clock; a card's matrix units do not exceed their datasheet.
-    if (device.backend == BackendKind::cuda && row.matrix_fp32 > device.peak_fp32)
-      item.at("matrix_fp32").fail(fmt::format("reached rate {} is above the peak of {}", write_flop_rate(row.matrix_fp32), write_flop_rate(device.peak_fp32)));
-    if (device.backend == BackendKind::cuda && row.matrix_half > device.peak_half)
-      item.at("matrix_half").fail(fmt::format("reached rate {} is above the peak of {}", write_flop_rate(row.matrix_half), write_flop_rate(device.peak_half)));
+    const auto at_most = [&](const char* key, FlopsPerSecond reached, FlopsPerSecond most) {
+      if (device.backend == BackendKind::cuda && reached > most)
+        item.at(key).fail(fmt::format("reached rate {} is above the peak of {}", write_flop_rate(reached), write_flop_rate(most)));
+    };
+    at_most("matrix_fp32", row.matrix_fp32, device.peak_fp32);
+    at_most("matrix_half", row.matrix_half, device.peak_half);
+    at_most("matrix_tf32", row.matrix_tf32, device.peak_tf32);
     device.rates.push_back(row);
   }
   if (device.rates.empty()) rates.fail("'rates' needs at least one row");
@@ -131,7 +138,9 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
   out << YAML::Key << "overhead" << YAML::Value << write_bytes(device.memory_overhead) << YAML::EndMap;
   out << YAML::Key << "peak" << YAML::Value << YAML::Flow << YAML::BeginMap;
   out << YAML::Key << "fp32" << YAML::Value << write_flop_rate(device.peak_fp32);
-  out << YAML::Key << "half" << YAML::Value << write_flop_rate(device.peak_half) << YAML::EndMap;
+  out << YAML::Key << "half" << YAML::Value << write_flop_rate(device.peak_half);
+  if (device.peak_tf32.value > 0.0) out << YAML::Key << "tf32" << YAML::Value << write_flop_rate(device.peak_tf32);
+  out << YAML::EndMap;
   out << YAML::Key << "kernel_launch" << YAML::Value << write_duration(device.kernel_launch);
   if (device.multiprocessors > 0) out << YAML::Key << "multiprocessors" << YAML::Value << device.multiprocessors;
   out << YAML::Key << "overlaps_communication" << YAML::Value << device.overlaps_communication;
@@ -141,6 +150,7 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
     out << YAML::Key << "active" << YAML::Value << row.active;
     out << YAML::Key << "matrix_fp32" << YAML::Value << write_flop_rate(row.matrix_fp32);
     out << YAML::Key << "matrix_half" << YAML::Value << write_flop_rate(row.matrix_half);
+    if (row.matrix_tf32.value > 0.0) out << YAML::Key << "matrix_tf32" << YAML::Value << write_flop_rate(row.matrix_tf32);
     out << YAML::Key << "vector" << YAML::Value << write_flop_rate(row.vector);
     out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.memory) << YAML::EndMap;
   }

@@ -19,6 +19,7 @@ struct DeviceRates {
   int active = 1;
   FlopsPerSecond matrix_fp32;     // reachable, large GEMM, per device
   FlopsPerSecond matrix_half;     // bf16/fp16 with fp32 accumulation; 0 where absent
+  FlopsPerSecond matrix_tf32{};   // 0 where absent: then products in tf32 run as in fp32
   FlopsPerSecond vector;          // arithmetic outside matrix units, fp32
   BytesPerSecond memory;          // reachable, per device
   bool operator==(const DeviceRates&) const = default;
@@ -34,6 +35,7 @@ struct DeviceKind {
   Bytes memory_overhead;          // what context, NCCL and BLAS libraries take; not in the arena
   FlopsPerSecond peak_fp32;       // datasheet, dense (TF32 not counted as fp32)
   FlopsPerSecond peak_half;       // datasheet, dense bf16/fp16
+  FlopsPerSecond peak_tf32{};     // datasheet, dense; 0 where absent
   Seconds kernel_launch;          // floor of one kernel
   int multiprocessors = 0;        // that tiles of a matrix product are dealt to; 0: not known, or not of interest (CPU)
   bool overlaps_communication = true;  // false: a rank's core carries out its own communication (CPU ranks)

@@ -70,7 +70,7 @@ constexpr std::array<DataAxisKey, 3> data_axis_keys = {{
 }};
 
 constexpr std::array backends = {BackendKind::cpu, BackendKind::cuda};
-constexpr std::array precisions = {DataType::fp32, DataType::bf16, DataType::fp16};
+constexpr std::array precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
 constexpr std::array optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
 constexpr std::array learning_rate_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
                                                 LearningRateSchedule::linear};

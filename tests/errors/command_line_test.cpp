@@ -26,7 +26,7 @@ void check(const std::vector<Mistake>& mistakes) {
 }
 
 const std::string models =
-    "gpt2, gpt2-large, gpt2-medium, gpt2-xl, gpt3-175b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, mistral-7b, mlp, qwen2.5-7b";
+    "gpt2, gpt2-large, gpt2-medium, gpt2-xl, gpt3-175b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, mistral-7b, mlp, qwen2.5-7b";
 const std::string clusters = "dgx-a100, dgx-h100, hgx-h200, titan-rtx-2, titan-rtx-2-nvlink";
 
 TEST_CASE("commands that do not exist are refused with those that do") {
@@ -70,7 +70,7 @@ TEST_CASE("values that cannot be read are refused") {
          {{"suggest", "gpt2", "--top", "0"}, "--top: expected a whole number from 1 to 1000, found '0'"},
          {{"suggest", "gpt2", "--max-candidates", "0"}, "--max-candidates: expected a whole number from 1 to 1099511627776, found '0'"},
          {{"run", "plan.yaml", "--steps", "0"}, "--steps: expected a whole number from 1 to 1000000000, found '0'"},
-         {{"suggest", "gpt2", "--precision", "fp8"}, "--precision: expected one of bf16, fp16, fp32, found 'fp8'"},
+         {{"suggest", "gpt2", "--precision", "fp8"}, "--precision: expected one of bf16, fp16, tf32, fp32, found 'fp8'"},
          {{"suggest", "gpt2", "--optimizer", "adamww"}, "--optimizer: expected one of adamw, adam, sgd, found 'adamww'; did you mean 'adamw'?"},
          {{"simulate", "gpt2", "--schedule", "gpip"}, "--schedule: expected one of gpipe, 1f1b, found 'gpip'; did you mean 'gpipe'?"},
          {{"simulate", "gpt2", "--recompute", "selective"}, "--recompute: expected one of none, full, found 'selective'"},

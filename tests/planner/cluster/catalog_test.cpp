@@ -148,6 +148,7 @@ TEST_CASE("a cluster is described in a few lines") {
         "  memory    79.1 GiB, 1.00 GiB of it for libraries; 1.79 TB/s reached\n"
         "  fp32      14.6 TFLOP/s reached of 19.5 TFLOP/s\n"
         "  half      268 TFLOP/s reached of 312 TFLOP/s\n"
+        "  tf32      134 TFLOP/s reached of 156 TFLOP/s\n"
         "  NV12      240 GB/s, 600 ns: GPU0-GPU1\n"
         "  network   48.0 GB/s a node, 700 ns, oversubscription 1: GPU0 by NIC0, GPU1 by NIC1\n");
 }

@@ -76,6 +76,11 @@ TEST_CASE("peaks are by data type") {
   CHECK(peak(device, DataType::fp32) == FlopsPerSecond(2e12));
   CHECK(peak(device, DataType::bf16) == FlopsPerSecond(4e12));
   CHECK(peak(device, DataType::fp16) == FlopsPerSecond(4e12));
+  CHECK(peak(device, DataType::tf32) == FlopsPerSecond(2e12));
+  const DeviceKind with_tf32 = read_device(YamlNode::parse(replaced(device_text, "half: 4 TFLOP/s", "half: 4 TFLOP/s, tf32: 3 TFLOP/s"), "d.yaml"));
+  CHECK(peak(with_tf32, DataType::tf32) == FlopsPerSecond(3e12));
+  CHECK(peak(with_tf32, DataType::fp32) == FlopsPerSecond(2e12));
+  CHECK(read_device(YamlNode::parse(write_device(with_tf32), "written")) == with_tf32);
 }
 
 TEST_CASE("what is wrong in a device file is named with its place") {
@@ -84,6 +89,7 @@ TEST_CASE("what is wrong in a device file is named with its place") {
   CHECK(device_error("backend: cuda", "backend: cude") == "d.yaml:3:10: error: expected one of cpu, cuda, found 'cude'; did you mean 'cuda'?");
   CHECK(device_error("overhead: 1 GB", "overhead: 10 GB") == "d.yaml:4:37: error: the overhead of 10 GB leaves nothing of the capacity of 10 GB");
   CHECK(device_error("matrix_half: 3", "matrix_half: 5") == "d.yaml:8:54: error: reached rate 5 TFLOP/s is above the peak of 4 TFLOP/s");
+  CHECK(device_error("matrix_half: 3", "matrix_tf32: 1") == "d.yaml:8:54: error: reached rate 1 TFLOP/s is above the peak of 0 FLOP/s");
   CHECK(device_error("matrix_fp32: 1", "matrix_fp32: 0") == "d.yaml:8:30: error: 'matrix_fp32' must be more than 0");
   CHECK(device_error("memory: 1 TB/s}", "memory: 1 TB/s}\n  - {active: 1, matrix_fp32: 1 TFLOP/s, vector: 1 TFLOP/s, memory: 1 TB/s}") ==
         "d.yaml:9:14: error: rows must ascend in 'active', found 1 after 1");

@@ -16,7 +16,6 @@ TEST_CASE("a product that computes longer than it reads takes flops over rate") 
 
 TEST_CASE("products in tf32 run at their own rate, at fp32's where a device has none, and all else as in fp32") {
   const DeviceKind device = unit_device(BackendKind::cpu);
-  const OpShape product{.rows = 5, .columns = 3, .inner = 2};
   DeviceRates rates = device.rates[0];
   CHECK(kernel_time(OpKind::linear, product, DataType::tf32, device, rates) == Seconds(60.0));
   rates.matrix_tf32 = FlopsPerSecond(4.0);

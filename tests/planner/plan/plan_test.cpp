@@ -270,7 +270,7 @@ TEST_CASE("Every axis order, schedule, ZeRO stage, optimizer and precision is re
     plan.placements.parameters_data_axis = stage >= 3 ? flat_shard() : replicate();
     CHECK(read_plan(write_plan(plan), "plan.yaml").placements == plan.placements);
   }
-  for (DataType precision : {DataType::fp32, DataType::bf16, DataType::fp16}) {
+  for (DataType precision : {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16}) {
     plan.training.precision = precision;
     for (Optimizer optimizer : {Optimizer::adamw, Optimizer::adam, Optimizer::sgd}) {
       plan.training.optimizer = optimizer;
@@ -436,7 +436,7 @@ TEST_CASE("Numbers out of range and a backend that is not the cluster's are erro
   CHECK(error_with("global_batch: 16", "global_batch: 0") ==
         value_place("global_batch: 16") + "expected a whole number of at least 1, found '0'");
   CHECK(error_with("precision: fp32", "precision: int32") ==
-        value_place("precision: fp32") + "expected one of fp32, bf16, fp16, found 'int32'");
+        value_place("precision: fp32") + "expected one of fp32, tf32, bf16, fp16, found 'int32'");
   CHECK(error_with("backend: cpu", "backend: cuda") ==
         value_place("backend: cpu") + "backend is cuda, and the cluster's core has backend cpu");
 }
