@@ -1,5 +1,6 @@
 #include "tests/cuda_emulator/memory.h"
 
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 
 #include "tests/cuda_emulator/cuda_runtime.h"
 #include "tests/cuda_emulator/device.h"
+#include "tests/cuda_emulator/grid.h"
 
 namespace emulator {
 namespace {
@@ -33,6 +35,7 @@ struct Memory {
   std::mutex mutex;
   std::map<const std::byte*, Mapping> mappings;  // by begin
   std::map<int, std::size_t> used;               // of device memory, by device
+  bool device_can_be_touched = false;
 };
 Memory& memory() {
   static auto* made = new Memory;
@@ -45,11 +48,64 @@ std::size_t page() {
 }
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+bool strict() {
+  static const char* value = std::getenv("PARPLAN_EMULATOR_STRICT");
+  static const bool is_strict = value != nullptr && *value == '1';
+  return is_strict;
+}
+
+void set_protection(const Mapping& mapping, int protection) {
+  if (mprotect(mapping.pages + page(), mapping.page_bytes - 2 * page(), protection) != 0) fail("mprotect");
+}
+
+void let_device_memory_be_touched(bool can_be) {
+  if (!strict()) return;
+  const std::lock_guard lock(memory().mutex);
+  memory().device_can_be_touched = can_be;
+  for (const auto& [begin, mapping] : memory().mappings)
+    if (mapping.allocation.type == cudaMemoryTypeDevice) set_protection(mapping, can_be ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+struct sigaction earlier_handler;
+
+// Says what is at the address of a fault, and lets the earlier handler have it.
+void explain_fault(int, siginfo_t* information, void*) {
+  sigaction(SIGSEGV, &earlier_handler, nullptr);
+  const auto* at = static_cast<const std::byte*>(information->si_addr);
+  if (!memory().mutex.try_lock()) return;
+  for (const auto& [begin, mapping] : memory().mappings) {
+    if (at < mapping.pages || at >= mapping.pages + mapping.page_bytes) continue;
+    const Allocation& a = mapping.allocation;
+    const char* kind = a.type == cudaMemoryTypeDevice ? "device" : "page-locked host";
+    if (at < a.begin || at >= a.begin + a.bytes) {
+      std::fprintf(stderr, "CUDA emulator: access to the byte %td %s an allocation of %zu bytes of %s memory\n",
+                   at < a.begin ? a.begin - at : at - (a.begin + a.bytes), at < a.begin ? "before" : "behind", a.bytes, kind);
+    } else {
+      std::fprintf(stderr, "CUDA emulator: the host touched the byte %td of an allocation of %zu bytes of device memory\n", at - a.begin, a.bytes);
+    }
+    break;
+  }
+  memory().mutex.unlock();
+  if (const char* where = where_in_kernel(); *where != '\0') std::fprintf(stderr, "  in %s\n", where);
+}
+
+void explain_faults() {
+  static const bool installed = [] {
+    struct sigaction action {};
+    action.sa_sigaction = explain_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, &earlier_handler);
+    return true;
+  }();
+  static_cast<void>(installed);
+}
+
 cudaError_t allocate(void** result, std::size_t bytes, cudaMemoryType type) {
   if (result == nullptr) return cudaErrorInvalidValue;
   *result = nullptr;
   if (bytes == 0) return cudaSuccess;
   const int device = current_device();
+  explain_faults();
   const std::lock_guard lock(memory().mutex);
   if (type == cudaMemoryTypeDevice && memory().used[device] + round_up(bytes, alignment) > total_memory()) return cudaErrorMemoryAllocation;
   const std::size_t inner = round_up(round_up(bytes, alignment), page());
@@ -70,6 +126,7 @@ cudaError_t allocate(void** result, std::size_t bytes, cudaMemoryType type) {
   mapping.allocation = {.begin = begin, .bytes = bytes, .type = type, .device = device};
   if (type == cudaMemoryTypeDevice) memory().used[device] += round_up(bytes, alignment);
   memory().mappings.emplace(begin, mapping);
+  if (strict() && type == cudaMemoryTypeDevice && !memory().device_can_be_touched) set_protection(mapping, PROT_NONE);
   *result = begin;
   return cudaSuccess;
 }
@@ -97,6 +154,7 @@ cudaError_t release(void* freed, cudaMemoryType type) {
   const std::lock_guard lock(memory().mutex);
   const auto place = memory().mappings.find(static_cast<const std::byte*>(freed));
   if (place == memory().mappings.end() || place->second.allocation.type != type) return cudaErrorInvalidValue;
+  if (strict()) set_protection(place->second, PROT_READ);
   check_guards(place->second);
   munmap(place->second.pages, place->second.page_bytes);
   if (type == cudaMemoryTypeDevice) memory().used[place->second.allocation.device] -= round_up(place->second.allocation.bytes, alignment);
@@ -120,6 +178,11 @@ bool lies_in(const Allocation& allocation, const void* begin, std::size_t bytes)
   const auto* at = static_cast<const std::byte*>(begin);
   return at >= allocation.begin && bytes <= allocation.bytes && at + bytes <= allocation.begin + allocation.bytes;
 }
+
+DeviceMemoryAccess::DeviceMemoryAccess() { let_device_memory_be_touched(true); }
+DeviceMemoryAccess::~DeviceMemoryAccess() { let_device_memory_be_touched(false); }
+HostMemoryOnly::HostMemoryOnly() { let_device_memory_be_touched(false); }
+HostMemoryOnly::~HostMemoryOnly() { let_device_memory_be_touched(true); }
 
 }  // namespace emulator
 
