@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
 
 template <int head_dim>
 struct QueryGradientTiles {
-  static constexpr int blocks = 2;  // of a multiprocessor
+  static constexpr int blocks = head_dim <= 64 ? 3 : 2;  // of a multiprocessor
   static constexpr int row_tiles = 1;
   static constexpr int queries = warps * 16 * row_tiles;
   static constexpr int keys = head_dim <= 64 ? 64 : 32;
@@ -513,7 +513,7 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
 
 template <int head_dim>
 struct KeyValueGradientTiles {
-  static constexpr int blocks = 2;  // of a multiprocessor
+  static constexpr int blocks = head_dim <= 64 ? 3 : 2;  // of a multiprocessor
   static constexpr int row_tiles = 1;
   static constexpr int keys = warps * 16 * row_tiles;
   static constexpr int queries = head_dim <= 64 ? 64 : 32;
@@ -545,19 +545,32 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
   const int warp_key = first_key + first_row;
   static_assert(Tiles::keys % queries == 0);
   const int first_tile = first_key / queries;
-  const int tiles = (layout.sequence + queries - 1) / queries - first_tile;  // of each head
-  const int steps = tiles * layout.per_group;
+  const int tiles = (layout.sequence + queries - 1) / queries;
+  const int steps = (tiles - first_tile) * layout.per_group;
+  const int first_head = kv_head * layout.per_group;
+  const std::uint16_t* const group_query = qkv + layout.group(sample, kv_head);
+  const std::uint16_t* const group_dy = dy + layout.y(sample, first_head);
+  const float* const group_log_sum_exp = log_sum_exp + layout.statistics(sample, first_head);
+  const float* const group_sums = sums + layout.statistics(sample, first_head);
 
+  // What the next load is of: a query head of the group and a tile of its queries.
+  int load_head = 0;
+  int load_tile = first_tile;
   const auto start_load = [&](int step) {
-    if (step < steps) {
+    if (load_head < layout.per_group) {
       unsigned char* const stage = ring + step % stages * Tiles::stage_bytes;
       float* const statistics = reinterpret_cast<float*>(stage + 2 * Tiles::tile_bytes);
-      const int head = kv_head * layout.per_group + step / tiles;
-      const int first_query = (first_tile + step % tiles) * queries;
-      load_rows<head_dim, queries>(stage, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence);
-      load_rows<head_dim, queries>(stage + Tiles::tile_bytes, dy + layout.y(sample, head), layout.y_stride, first_query, layout.sequence);
-      load_statistics<queries>(statistics, log_sum_exp + layout.statistics(sample, head), first_query, layout.sequence);
-      load_statistics<queries>(statistics + queries, sums + layout.statistics(sample, head), first_query, layout.sequence);
+      const int first_query = load_tile * queries;
+      load_rows<head_dim, queries>(stage, group_query + load_head * head_dim, layout.qkv_stride, first_query, layout.sequence);
+      load_rows<head_dim, queries>(stage + Tiles::tile_bytes, group_dy + load_head * head_dim, layout.y_stride, first_query, layout.sequence);
+      load_statistics<queries>(statistics, group_log_sum_exp + load_head * static_cast<std::int64_t>(layout.sequence), first_query,
+                               layout.sequence);
+      load_statistics<queries>(statistics + queries, group_sums + load_head * static_cast<std::int64_t>(layout.sequence), first_query,
+                               layout.sequence);
+      if (++load_tile == tiles) {
+        load_tile = first_tile;
+        ++load_head;
+      }
     }
     ptx::cp_async_commit();
   };
@@ -573,7 +586,7 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
   float dv[row_tiles][head_dim / 8][4];
   clear(dk);
   clear(dv);
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0, tile = first_tile; step < steps; ++step) {
     ptx::cp_async_wait<stages - 2>();
     __syncthreads();
     start_load(step + stages - 1);
@@ -581,7 +594,8 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
       key.start();
       value.start();
     }
-    const int first_query = (first_tile + step % tiles) * queries;
+    const int first_query = tile * queries;
+    if (++tile == tiles) tile = first_tile;
     if (first_query + queries <= warp_key) continue;  // they see none of this warp's keys
     const unsigned char* const query_tile = ring + step % stages * Tiles::stage_bytes;
     const unsigned char* const dy_tile = query_tile + Tiles::tile_bytes;
@@ -689,10 +703,11 @@ constexpr Row row(DataType type) {
 }
 
 constexpr Row rows[] = {
-    row<__nv_bfloat16, 64>(DataType::bf16),
-    row<__nv_bfloat16, 128>(DataType::bf16),
-    row<__half, 64>(DataType::fp16),
-    row<__half, 128>(DataType::fp16),
+    row<__nv_bfloat16, 32>(DataType::bf16),  row<__half, 32>(DataType::fp16),   //
+    row<__nv_bfloat16, 64>(DataType::bf16),  row<__half, 64>(DataType::fp16),   //
+    row<__nv_bfloat16, 80>(DataType::bf16),  row<__half, 80>(DataType::fp16),   //
+    row<__nv_bfloat16, 96>(DataType::bf16),  row<__half, 96>(DataType::fp16),   //
+    row<__nv_bfloat16, 128>(DataType::bf16), row<__half, 128>(DataType::fp16),  //
 };
 
 const Row* find_row(DataType type, int head_dim) {
