@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what parplan needs and is missing (Debian 12, Ubuntu 24.04), configures a Release build in build/ and builds
 # it. Run again it takes seconds. Everything comes from the distribution's own packages; nothing else is downloaded.
+# Arguments go to cmake: ./setup.sh -DPARPLAN_CUDA=OFF
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -69,5 +70,5 @@ generator=(-G Ninja)
 if [ -f build/CMakeCache.txt ]; then
   generator=()  # an existing build keeps its own
 fi
-cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release
+cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release "$@"
 cmake --build build --parallel "$jobs"
