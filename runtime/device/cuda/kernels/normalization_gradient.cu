@@ -48,7 +48,7 @@ __device__ __forceinline__ void write_dx(const GradientOperands<T>& o, std::int6
 // Block b has the rows [b rows_per_part, (b + 1) rows_per_part); threads of one threadIdx.y have one of them at a time, `vectors`
 // vectors of `width` elements each.
 template <class T, int width, int vectors, Norm norm>
-__global__ void __launch_bounds__(most_threads, width* vectors <= 8 ? 2 : 1)
+__global__ void __launch_bounds__(most_threads, vectors == 1 ? 2 : 1)
     normalize_gradient(std::int64_t rows, std::int64_t columns, std::int64_t rows_per_part, GradientOperands<T> o) {
   constexpr int sums = norm == Norm::layer ? 2 : 1;
   __shared__ float shared[sums][most_warps];

@@ -1,0 +1,904 @@
+// Every op's kernel against its formula, in double precision, on inputs that were rounded to the type first: in fp32, bf16 and
+// fp16, at odd shapes, at addresses that are and are not aligned, in place where the op's row allows it.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/gpu/device.h"
+#include "tests/gpu/device_array.h"
+
+namespace parplan {
+
+using namespace testing;
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+// One operand: what it holds before the kernel runs (poison where nothing is given) and after (unchanged where nothing is given).
+struct Operand {
+  DataType type{};
+  std::int64_t size = 0;
+  std::optional<Doubles> before = std::nullopt;
+  std::optional<Doubles> after = std::nullopt;
+  double tolerance = 0.0;  // of the largest number, beside what rounding to the type costs each
+  double largest = 0.0;    // among the terms of sums, where they cancel
+};
+
+struct Case {
+  OpShape shape;
+  std::vector<Operand> operands;  // in the order of the op's row, without the workspace
+  StepScalars scalars = {};
+};
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+std::int64_t count(const Doubles& numbers) { return static_cast<std::int64_t>(numbers.size()); }
+
+double rounded(DataType type, double number) {
+  const auto single = static_cast<float>(number);
+  float result = 0.0f;
+  std::uint32_t element = 0;
+  narrow(type, &single, 1, &element);
+  widen(type, &element, 1, &result);
+  return static_cast<double>(result);
+}
+Doubles rounded(DataType type, Doubles numbers) {
+  for (double& number : numbers) number = rounded(type, number);
+  return numbers;
+}
+Doubles random_in(DataType type, std::int64_t size, int seed, double scale = 1.0) { return rounded(type, random_numbers(size, seed, scale)); }
+
+Operand reads(DataType type, const Doubles& numbers) { return {.type = type, .size = count(numbers), .before = numbers}; }
+Operand writes(DataType type, const Doubles& after, double tolerance) {
+  return {.type = type, .size = count(after), .after = after, .tolerance = tolerance};
+}
+Operand updates(DataType type, const Doubles& before, const Doubles& after, double tolerance) {
+  return {.type = type, .size = count(after), .before = before, .after = after, .tolerance = tolerance};
+}
+
+constexpr DataType fp32 = DataType::fp32;
+constexpr double close = 2e-6;  // a few fp32 roundings
+
+std::string text(const OpShape& s) {
+  std::string result = std::to_string(s.rows) + " x " + std::to_string(s.columns);
+  if (s.sequence > 0) result += ", sequence " + std::to_string(s.sequence) + ", batch " + std::to_string(s.batch);
+  if (s.heads > 0) result += ", " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " heads of " + std::to_string(s.head_dim);
+  const std::pair<bool, const char*> flags[] = {{s.bias, "bias"},     {s.second, "second"}, {s.accumulate, "accumulate"},
+                                                {s.norm, "norm"},     {s.master, "master"}, {s.scaled, "scaled"},
+                                                {s.weight_decay, "weight decay"}};
+  for (const auto& [is_set, flag] : flags)
+    if (is_set) result += std::string(", ") + flag;
+  return result;
+}
+
+void check_near(const DeviceArray& found_array, const Operand& operand, int position) {
+  const Doubles found = found_array.values();
+  const Doubles& wanted = *operand.after;
+  REQUIRE(found.size() == wanted.size());
+  double largest = operand.largest;
+  for (const double w : wanted)
+    if (std::isfinite(w)) largest = std::max(largest, std::abs(w));
+  // (Numbers of fp16 are never nearer to each other than 2^-24.)
+  const double smallest = operand.type == DataType::fp16 ? 0x1p-25 : 0.0;
+  double worst = 0.0;
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i] == wanted[i]) continue;
+    const double allowed = 1.01 * rounding(operand.type) * std::abs(wanted[i]) + smallest + operand.tolerance * largest;
+    double excess = std::abs(found[i] - wanted[i]) / std::max(allowed, 1e-300);
+    if (std::isnan(excess)) excess = std::numeric_limits<double>::infinity();
+    if (excess > worst) {
+      worst = excess;
+      place = i;
+    }
+  }
+  if (found.empty()) return;
+  INFO("operand ", position, ", element ", place, ": ", found[place], " instead of ", wanted[place]);
+  CHECK(worst <= 1.0);
+}
+
+using Bits = std::vector<std::vector<std::byte>>;
+
+// How the operands lie: operand i begins shifts[i % 3] elements behind an aligned address; two may share storage.
+struct Placing {
+  std::int64_t shifts[3] = {0, 0, 0};
+  int in_place_read = -1, in_place_write = -1;
+};
+
+Bits run_once(Backend& backend, const OpRow& row, DataType type, const Case& c, const Placing& placing) {
+  std::vector<DeviceArray> arrays;
+  std::vector<void*> pointers;
+  arrays.reserve(c.operands.size() + 1);
+  for (std::size_t i = 0; i < c.operands.size(); ++i) {
+    const Operand& operand = c.operands[i];
+    const std::int64_t shift = placing.shifts[i % 3];
+    if (operand.before) {
+      arrays.emplace_back(backend, operand.type, *operand.before, shift);
+    } else {
+      arrays.emplace_back(backend, operand.type, operand.size, shift);
+    }
+    pointers.push_back(arrays.back().data());
+  }
+  if (placing.in_place_write >= 0) pointers[at(placing.in_place_write)] = pointers[at(placing.in_place_read)];
+  if (row.cuda_workspace != nullptr) {
+    arrays.emplace_back(backend, fp32, row.cuda_workspace(c.shape).count / 4);
+    pointers.push_back(arrays.back().data());
+  }
+  Bits before;
+  for (const DeviceArray& array : arrays) before.push_back(array.bits());
+  backend.set_scalars(c.scalars);
+  backend.run(0, {.kind = row.kind, .shape = c.shape, .type = type, .operands = pointers});
+  Bits bits;
+  for (std::size_t i = 0; i < c.operands.size(); ++i) {
+    const bool is_elsewhere = static_cast<int>(i) == placing.in_place_write;
+    const DeviceArray& array = arrays[is_elsewhere ? at(placing.in_place_read) : i];
+    bits.push_back(array.bits());
+    if (static_cast<int>(i) == placing.in_place_read) {
+      bits.back().clear();
+    } else if (c.operands[i].after) {
+      check_near(array, c.operands[i], static_cast<int>(i));
+    } else {
+      INFO("operand ", i, " is only read");
+      CHECK(bits.back() == before[i]);
+    }
+  }
+  return bits;
+}
+
+// Position of an operand of the row among those that are present.
+int position_of(const OpRow& row, const OpShape& shape, int operand) {
+  if (operand < 0 || !is_present(row.operands[at(operand)], shape, false)) return -1;
+  int position = 0;
+  for (int i = 0; i < operand; ++i) position += is_present(row.operands[at(i)], shape, false) ? 1 : 0;
+  return position;
+}
+
+void check_case(Backend& backend, const OpRow& row, DataType type, const Case& c) {
+  INFO(row.name, " in ", std::string(name(type)), ", ", text(c.shape));
+  REQUIRE(static_cast<int>(c.operands.size()) == operand_count(row, c.shape, false));
+  const Bits bits = run_once(backend, row, type, c, {});
+  CHECK(run_once(backend, row, type, c, {}) == bits);
+  run_once(backend, row, type, c, {.shifts = {1, 1, 1}});
+  run_once(backend, row, type, c, {.shifts = {0, 3, 2}});
+  const int read = position_of(row, c.shape, row.in_place_read), write = position_of(row, c.shape, row.in_place_write);
+  if (read < 0 || write < 0) return;
+  INFO("in place");
+  Bits in_place = run_once(backend, row, type, c, {.in_place_read = read, .in_place_write = write});
+  in_place[at(read)] = bits[at(read)];
+  CHECK(in_place == bits);
+}
+
+// The cases, op by op ------------------------------------------------------------------------------------------------
+
+struct Size {
+  std::int64_t rows, columns;
+};
+constexpr Size flat_sizes[] = {{1, 1}, {3, 7}, {5, 24}, {2, 1000}, {3, 2056}, {300, 5}};
+
+// Shard of a vocabulary: rows [40, 43) of a table with 4, the last one padding. 43 is padding; 39, 99, -1 are elsewhere.
+const Doubles shard_tokens = {40, 39, 42, 42, 99, 43, 41, 40, -1, 42};
+constexpr std::int64_t shard_begin = 40, shard_valid = 3, shard_rows = 4;
+
+std::vector<Case> embedding_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const std::int64_t columns : {1, 7, 24, 1000, 2056}) {
+    const Doubles table = random_in(type, shard_rows * columns, 1);
+    Doubles y(shard_tokens.size() * at(columns));
+    for (std::size_t r = 0; r < shard_tokens.size(); ++r)
+      for (std::int64_t i = 0; i < columns; ++i) {
+        const auto row = static_cast<std::int64_t>(shard_tokens[r]) - shard_begin;
+        if (row >= 0 && row < shard_valid) y[r * at(columns) + at(i)] = table[at(row * columns + i)];
+      }
+    cases.push_back({{.rows = count(shard_tokens), .columns = columns, .begin = shard_begin, .valid = shard_valid},
+                     {reads(DataType::int32, shard_tokens), reads(type, table), writes(type, y, 0.0)}});
+  }
+  return cases;
+}
+
+std::vector<Case> embedding_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  Doubles many;  // several looks at the tokens of a block
+  for (int i = 0; i < 700; ++i) many.push_back(shard_begin + i * i % 7 - 2);
+  for (const auto& [tokens, columns] : {std::pair{shard_tokens, std::int64_t{1}}, {shard_tokens, 7}, {shard_tokens, 24}, {shard_tokens, 2056}, {many, 12}}) {
+    const Doubles dy = random_in(type, count(tokens) * columns, 1), before = random_in(fp32, shard_rows * columns, 2);
+    Doubles after = before;
+    for (std::size_t r = 0; r < tokens.size(); ++r) {
+      const auto row = static_cast<std::int64_t>(tokens[r]) - shard_begin;
+      if (row < 0 || row >= shard_valid) continue;
+      for (std::int64_t i = 0; i < columns; ++i) after[at(row * columns + i)] += dy[r * at(columns) + at(i)];
+    }
+    cases.push_back({{.rows = count(tokens), .columns = columns, .begin = shard_begin, .valid = shard_valid},
+                     {reads(type, dy), reads(DataType::int32, tokens), updates(fp32, before, after, close)}});
+  }
+  return cases;
+}
+
+constexpr std::int64_t position_sequence = 5, position_batch = 3, position_begin = 4, position_rows = 10;
+
+std::vector<Case> add_position_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const std::int64_t columns : {1, 7, 24, 1000}) {
+    const std::int64_t rows = position_sequence * position_batch;
+    const Doubles x = random_in(type, rows * columns, 1), table = random_in(type, position_rows * columns, 2);
+    Doubles y = x;
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t i = 0; i < columns; ++i) y[at(r * columns + i)] += table[at((position_begin + r / position_batch) * columns + i)];
+    cases.push_back({{.rows = rows, .columns = columns, .sequence = position_sequence, .batch = position_batch, .begin = position_begin},
+                     {reads(type, x), reads(type, table), writes(type, y, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> add_position_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const std::int64_t columns : {1, 7, 24, 1000}) {
+    const std::int64_t rows = position_sequence * position_batch;
+    const Doubles dy = random_in(type, rows * columns, 1), before = random_in(fp32, position_rows * columns, 2);
+    Doubles after = before;
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t i = 0; i < columns; ++i) after[at((position_begin + r / position_batch) * columns + i)] += dy[at(r * columns + i)];
+    cases.push_back({{.rows = rows, .columns = columns, .sequence = position_sequence, .batch = position_batch, .begin = position_begin},
+                     {reads(type, dy), updates(fp32, before, after, close)}});
+  }
+  return cases;
+}
+
+// One warp for a row, one block, a block of several vectors a thread, rows read again; whole vectors and not.
+constexpr Size norm_sizes[] = {{3, 1}, {9, 7}, {17, 8}, {3, 50}, {10, 256}, {3, 768}, {2, 1600}, {2, 2304}, {2, 4100}, {1, 33000}};
+constexpr double norm_epsilon = 1e-5;
+
+struct Statistics {
+  double mean = 0.0, rstd = 0.0;
+};
+Statistics statistics_of(const Doubles& x, std::int64_t row, std::int64_t columns, bool has_mean) {
+  Statistics s;
+  double squares = 0.0;
+  if (has_mean)
+    for (std::int64_t i = 0; i < columns; ++i) s.mean += x[at(row * columns + i)] / static_cast<double>(columns);
+  for (std::int64_t i = 0; i < columns; ++i) squares += std::pow(x[at(row * columns + i)] - s.mean, 2) / static_cast<double>(columns);
+  s.rstd = 1.0 / std::sqrt(squares + norm_epsilon);
+  return s;
+}
+
+struct Normalized {
+  Doubles y, mean, rstd;
+};
+// `beta` empty: rms_norm.
+Normalized normalized(const Doubles& x, const Doubles& gamma, const Doubles& beta) {
+  const std::int64_t columns = count(gamma), rows = count(x) / columns;
+  Normalized result;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const Statistics s = statistics_of(x, r, columns, !beta.empty());
+    result.mean.push_back(s.mean);
+    result.rstd.push_back(s.rstd);
+    for (std::int64_t i = 0; i < columns; ++i)
+      result.y.push_back((x[at(r * columns + i)] - s.mean) * s.rstd * gamma[at(i)] + (beta.empty() ? 0.0 : beta[at(i)]));
+  }
+  return result;
+}
+
+// Rows that are not around zero: the variance is a small difference.
+Doubles norm_input(DataType type, std::int64_t size) {
+  Doubles x = random_numbers(size, 1, 2.0);
+  for (double& number : x) number += 3.0;
+  return rounded(type, x);
+}
+
+std::vector<Case> norm_cases(DataType type, bool has_mean) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns] : norm_sizes) {
+    const Doubles x = norm_input(type, rows * columns), gamma = random_in(type, columns, 2);
+    const Doubles beta = has_mean ? random_in(type, columns, 3) : Doubles{};
+    const Normalized wanted = normalized(x, gamma, beta);
+    Case c{{.rows = rows, .columns = columns, .epsilon = norm_epsilon}, {reads(type, x), reads(type, gamma)}};
+    if (has_mean) c.operands.push_back(reads(type, beta));
+    c.operands.push_back(writes(type, wanted.y, 5e-6));
+    if (has_mean) c.operands.push_back(writes(fp32, wanted.mean, close));
+    c.operands.push_back(writes(fp32, wanted.rstd, 1e-5));
+    cases.push_back(c);
+  }
+  return cases;
+}
+std::vector<Case> layer_norm_cases(DataType type) { return norm_cases(type, true); }
+std::vector<Case> rms_norm_cases(DataType type) { return norm_cases(type, false); }
+
+std::vector<Case> add_norm_cases(DataType type, bool has_mean) {
+  std::vector<Case> cases;
+  int variant = 0;
+  for (const auto& [rows, columns] : norm_sizes) {
+    for (int more = 0; more < (columns <= 256 ? 3 : 1); ++more) {
+      ++variant;
+      const bool second = variant % 3 != 0, bias = variant % 2 != 0 || !second;
+      const Doubles a = norm_input(type, rows * columns), b = random_in(type, rows * columns, 4), last = random_in(type, columns, 5);
+      const Doubles gamma = random_in(type, columns, 2), beta = has_mean ? random_in(type, columns, 3) : Doubles{};
+      // As the kernel adds, in fp32.
+      Doubles sum = a;
+      for (std::int64_t i = 0; i < count(sum); ++i) {
+        if (second) sum[at(i)] = rounded(fp32, sum[at(i)] + b[at(i)]);
+        if (bias) sum[at(i)] = rounded(fp32, sum[at(i)] + last[at(i % columns)]);
+      }
+      const Doubles x = rounded(type, sum);
+      const Normalized wanted = normalized(x, gamma, beta);
+      Case c{{.rows = rows, .columns = columns, .bias = bias, .second = second, .epsilon = norm_epsilon}, {reads(type, a)}};
+      if (second) c.operands.push_back(reads(type, b));
+      if (bias) c.operands.push_back(reads(type, last));
+      c.operands.push_back(reads(type, gamma));
+      if (has_mean) c.operands.push_back(reads(type, beta));
+      c.operands.push_back(writes(type, x, 0.0));
+      c.operands.push_back(writes(type, wanted.y, 5e-6));
+      if (has_mean) c.operands.push_back(writes(fp32, wanted.mean, close));
+      c.operands.push_back(writes(fp32, wanted.rstd, 1e-5));
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+std::vector<Case> add_layer_norm_cases(DataType type) { return add_norm_cases(type, true); }
+std::vector<Case> add_rms_norm_cases(DataType type) { return add_norm_cases(type, false); }
+
+std::vector<Case> norm_gradient_cases(DataType type, bool has_mean) {
+  std::vector<Case> cases;
+  std::vector<Size> sizes(std::begin(norm_sizes), std::end(norm_sizes));
+  // Several parts of rows; several rows of a part in one thread; parts that are left without rows.
+  sizes.insert(sizes.end(), {{37, 24}, {130, 768}, {300, 41}, {4200, 8}});
+  for (const auto& [rows, columns] : sizes) {
+    const bool accumulate = columns % 2 == 0;
+    const Doubles x = norm_input(type, rows * columns), dy = random_in(type, rows * columns, 4), gamma = random_in(type, columns, 2);
+    const Doubles dx_before = random_in(type, rows * columns, 5), gamma_before = random_in(fp32, columns, 6), beta_before = random_in(fp32, columns, 7);
+    Doubles dx = accumulate ? dx_before : Doubles(x.size()), dgamma = gamma_before, dbeta = beta_before, mean, rstd;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const Statistics s = statistics_of(x, r, columns, has_mean);
+      mean.push_back(rounded(fp32, s.mean));
+      rstd.push_back(rounded(fp32, s.rstd));
+      double sum = 0.0, products = 0.0;
+      const auto normal = [&](std::int64_t i) { return (x[at(r * columns + i)] - mean.back()) * rstd.back(); };
+      for (std::int64_t i = 0; i < columns; ++i) {
+        const double d = dy[at(r * columns + i)];
+        sum += has_mean ? d * gamma[at(i)] : 0.0;
+        products += d * gamma[at(i)] * normal(i);
+        dgamma[at(i)] += d * normal(i);
+        dbeta[at(i)] += d;
+      }
+      const auto width = static_cast<double>(columns);
+      for (std::int64_t i = 0; i < columns; ++i)
+        dx[at(r * columns + i)] += rstd.back() * (dy[at(r * columns + i)] * gamma[at(i)] - sum / width - normal(i) * products / width);
+    }
+    Case c{{.rows = rows, .columns = columns, .accumulate = accumulate, .epsilon = norm_epsilon}, {reads(type, dy), reads(type, x), reads(type, gamma)}};
+    if (has_mean) c.operands.push_back(reads(fp32, mean));
+    c.operands.push_back(reads(fp32, rstd));
+    c.operands.push_back(accumulate ? updates(type, dx_before, dx, 1e-5) : writes(type, dx, 1e-5));
+    if (columns == 1) c.operands.back().largest = *std::max_element(rstd.begin(), rstd.end());
+    c.operands.push_back(updates(fp32, gamma_before, dgamma, 5e-6));
+    if (has_mean) c.operands.push_back(updates(fp32, beta_before, dbeta, 5e-6));
+    cases.push_back(c);
+  }
+  return cases;
+}
+std::vector<Case> layer_norm_gradient_cases(DataType type) { return norm_gradient_cases(type, true); }
+std::vector<Case> rms_norm_gradient_cases(DataType type) { return norm_gradient_cases(type, false); }
+
+std::vector<Case> rotation_cases(DataType type, double direction) {
+  struct Heads {
+    std::int64_t sequence, batch, heads, kv_heads, head_dim, begin;
+  };
+  std::vector<Case> cases;
+  for (const Heads& h : {Heads{3, 2, 4, 2, 2, 0}, {2, 3, 3, 3, 6, 5}, {4, 1, 4, 1, 64, 100000}, {2, 2, 2, 2, 128, 7}, {1, 1, 1, 1, 200, 9}}) {
+    const std::int64_t rows = h.sequence * h.batch, heads = h.heads + 2 * h.kv_heads, half = h.head_dim / 2, per_group = h.heads / h.kv_heads + 2;
+    const Doubles x = random_in(type, rows * heads * h.head_dim, 1);
+    Doubles y = x;
+    for (std::int64_t row = 0; row < rows; ++row)
+      for (std::int64_t head = 0; head < heads; ++head) {
+        if (head % per_group == per_group - 1) continue;  // a value
+        for (std::int64_t i = 0; i < half; ++i) {
+          // In fp32, as Hugging Face has it.
+          const auto frequency = static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(h.head_dim)));
+          const double angle = static_cast<double>(static_cast<float>(h.begin + row / h.batch) * frequency);
+          const std::size_t low = at((row * heads + head) * h.head_dim + i), high = low + at(half);
+          y[low] = x[low] * std::cos(angle) - direction * x[high] * std::sin(angle);
+          y[high] = x[high] * std::cos(angle) + direction * x[low] * std::sin(angle);
+        }
+      }
+    // (A frequency may be rounded the other way than here: a turn of 2^-24 of the angle.)
+    const double tolerance = close + 0x1p-23 * static_cast<double>(h.begin > 1000 ? h.begin : 0);
+    cases.push_back({{.rows = rows, .sequence = h.sequence, .batch = h.batch, .heads = h.heads, .kv_heads = h.kv_heads, .head_dim = h.head_dim,
+                      .begin = h.begin, .theta = 10000.0},
+                     {reads(type, x), writes(type, y, tolerance)}});
+  }
+  return cases;
+}
+std::vector<Case> rotary_cases(DataType type) { return rotation_cases(type, 1.0); }
+std::vector<Case> rotary_gradient_cases(DataType type) { return rotation_cases(type, -1.0); }
+
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+double activated(ActivationKind kind, double x) {
+  switch (kind) {
+    case ActivationKind::gelu_tanh: return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case ActivationKind::gelu_erf: return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+    default: return std::max(x, 0.0);
+  }
+}
+double activation_slope(ActivationKind kind, double x) {
+  switch (kind) {
+    case ActivationKind::gelu_tanh: {
+      const double t = std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+      return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+    }
+    case ActivationKind::gelu_erf: return 0.5 * (1 + std::erf(x / std::sqrt(2.0))) + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
+    default: return x > 0.0 ? 1.0 : 0.0;
+  }
+}
+
+constexpr ActivationKind activation_kinds[] = {ActivationKind::gelu_tanh, ActivationKind::gelu_erf, ActivationKind::relu};
+
+// Far out on both sides too.
+Doubles activation_input(DataType type, std::int64_t size) {
+  Doubles x = random_numbers(size, 1, 5.0);
+  for (std::size_t i = 0; i < x.size(); i += 13) x[i] *= 100.0;
+  if (size > 20) x[17] = 0.0;
+  return rounded(type, x);
+}
+
+std::vector<Case> activation_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const ActivationKind kind : activation_kinds)
+    for (const auto& [rows, columns] : flat_sizes) {
+      const Doubles x = activation_input(type, rows * columns);
+      Doubles y = x;
+      for (double& number : y) number = activated(kind, number);
+      cases.push_back({{.rows = rows, .columns = columns, .activation = kind}, {reads(type, x), writes(type, y, close)}});
+    }
+  return cases;
+}
+
+std::vector<Case> activation_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const ActivationKind kind : activation_kinds)
+    for (const auto& [rows, columns] : flat_sizes) {
+      const Doubles x = activation_input(type, rows * columns), dy = random_in(type, rows * columns, 2);
+      Doubles dx = dy;
+      for (std::size_t i = 0; i < dx.size(); ++i) dx[i] *= activation_slope(kind, x[i]);
+      cases.push_back({{.rows = rows, .columns = columns, .activation = kind}, {reads(type, dy), reads(type, x), writes(type, dx, close)}});
+    }
+  return cases;
+}
+
+std::vector<Case> silu_gate_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns] : flat_sizes) {
+    const Doubles gate = activation_input(type, rows * columns), up = random_in(type, rows * columns, 2);
+    Doubles y = up;
+    for (std::size_t i = 0; i < y.size(); ++i) y[i] *= gate[i] * sigmoid(gate[i]);
+    cases.push_back({{.rows = rows, .columns = columns}, {reads(type, gate), reads(type, up), writes(type, y, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> silu_gate_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns] : flat_sizes) {
+    const Doubles dy = random_in(type, rows * columns, 3), gate = activation_input(type, rows * columns), up = random_in(type, rows * columns, 2);
+    Doubles dgate = dy, dup = dy;
+    for (std::size_t i = 0; i < dy.size(); ++i) {
+      const double s = sigmoid(gate[i]);
+      dgate[i] *= up[i] * (s + gate[i] * s * (1 - s));
+      dup[i] *= gate[i] * s;
+    }
+    cases.push_back({{.rows = rows, .columns = columns},
+                     {reads(type, dy), reads(type, gate), reads(type, up), writes(type, dgate, close), writes(type, dup, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> add_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns] : flat_sizes)
+    for (const auto& [second, bias] : {std::pair{true, false}, {false, true}, {true, true}}) {
+      const Doubles a = random_in(type, rows * columns, 1), b = random_in(type, rows * columns, 2), last = random_in(type, columns, 3);
+      Doubles y = a;
+      for (std::int64_t i = 0; i < count(y); ++i) y[at(i)] += (second ? b[at(i)] : 0.0) + (bias ? last[at(i % columns)] : 0.0);
+      Case c{{.rows = rows, .columns = columns, .bias = bias, .second = second}, {reads(type, a)}};
+      if (second) c.operands.push_back(reads(type, b));
+      if (bias) c.operands.push_back(reads(type, last));
+      c.operands.push_back(writes(type, y, close));
+      cases.push_back(c);
+    }
+  return cases;
+}
+
+std::vector<Case> bias_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns] : {Size{1, 1}, {3, 7}, {16, 24}, {17, 300}, {33, 1000}, {300, 41}, {4200, 8}}) {
+    const Doubles dy = random_in(type, rows * columns, 1), before = random_in(fp32, columns, 2);
+    Doubles after = before;
+    for (std::int64_t i = 0; i < count(dy); ++i) after[at(i % columns)] += dy[at(i)];
+    cases.push_back({{.rows = rows, .columns = columns, .bias = true}, {reads(type, dy), updates(fp32, before, after, close)}});
+  }
+  return cases;
+}
+
+// Vocabulary-parallel cross-entropy --------------------------------------------------------------------------------
+
+struct Shard {
+  std::int64_t rows, columns, begin, valid;
+};
+constexpr Shard shards[] = {{1, 1, 0, 1}, {4, 16, 32, 13}, {3, 1000, 0, 1000}, {2, 37, 5, 30}, {3, 64, 100, 0}, {2, 9000, 50, 8999}};
+
+struct Tokens {
+  Doubles logits, targets, maximum, sums;
+};
+// Targets in the shard, in its padding, and elsewhere; maxima and sums as if other shards had raised them.
+Tokens tokens_of(DataType type, const Shard& s) {
+  Tokens t;
+  t.logits = random_in(type, s.rows * s.columns, 1, 4.0);
+  for (std::int64_t r = 0; r < s.rows; ++r) {
+    t.targets.push_back(static_cast<double>(r == 1 ? s.begin + s.valid : r == 2 ? s.begin - 1 : s.begin + s.valid / 2));
+    double largest = 0.5, sum = 2.0;
+    for (std::int64_t i = 0; i < s.valid; ++i) largest = std::max(largest, t.logits[at(r * s.columns + i)]);
+    t.maximum.push_back(rounded(fp32, largest));
+    for (std::int64_t i = 0; i < s.valid; ++i) sum += std::exp(t.logits[at(r * s.columns + i)] - t.maximum.back());
+    t.sums.push_back(rounded(fp32, sum));
+    t.sums.push_back(rounded(fp32, -1.0 - static_cast<double>(r)));
+  }
+  return t;
+}
+OpShape shape_of(const Shard& s) { return {.rows = s.rows, .columns = s.columns, .begin = s.begin, .valid = s.valid}; }
+
+std::vector<Case> cross_entropy_max_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const Shard& s : shards) {
+    const Tokens t = tokens_of(type, s);
+    Doubles maximum;
+    for (std::int64_t r = 0; r < s.rows; ++r) {
+      maximum.push_back(-std::numeric_limits<double>::infinity());
+      for (std::int64_t i = 0; i < s.valid; ++i) maximum.back() = std::max(maximum.back(), t.logits[at(r * s.columns + i)]);
+    }
+    cases.push_back({shape_of(s), {reads(type, t.logits), writes(fp32, maximum, 0.0)}});
+  }
+  return cases;
+}
+
+std::vector<Case> cross_entropy_sums_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const Shard& s : shards) {
+    const Tokens t = tokens_of(type, s);
+    Doubles sums;
+    for (std::int64_t r = 0; r < s.rows; ++r) {
+      double sum = 0.0;
+      for (std::int64_t i = 0; i < s.valid; ++i) sum += std::exp(t.logits[at(r * s.columns + i)] - t.maximum[at(r)]);
+      const std::int64_t target = static_cast<std::int64_t>(t.targets[at(r)]) - s.begin;
+      sums.push_back(sum);
+      sums.push_back(target >= 0 && target < s.valid ? t.logits[at(r * s.columns + target)] - t.maximum[at(r)] : 0.0);
+    }
+    cases.push_back({shape_of(s), {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), writes(fp32, sums, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> cross_entropy_loss_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const Shard& s : {shards[0], shards[1], Shard{2500, 3, 0, 3}}) {
+    const Tokens t = tokens_of(type, s);
+    double loss = 7.0;
+    for (std::int64_t r = 0; r < s.rows; ++r) loss += std::log(t.sums[at(2 * r)]) - t.sums[at(2 * r + 1)];
+    cases.push_back({shape_of(s), {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), reads(fp32, t.sums),
+                                   updates(fp32, {7.0}, {loss}, 2e-7)}});
+  }
+  return cases;
+}
+
+std::vector<Case> cross_entropy_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const Shard& s : shards)
+    for (const bool scaled : {false, true}) {
+      const Tokens t = tokens_of(type, s);
+      OpShape shape = shape_of(s);
+      shape.scaled = scaled;
+      shape.scale = scaled ? 1.0 / 65536 : 0.25;
+      const double scale = scaled ? shape.scale * 16384.0 : shape.scale;
+      Doubles dx(t.logits.size());
+      for (std::int64_t r = 0; r < s.rows; ++r)
+        for (std::int64_t i = 0; i < s.valid; ++i)
+          dx[at(r * s.columns + i)] = (std::exp(t.logits[at(r * s.columns + i)] - t.maximum[at(r)]) / t.sums[at(2 * r)] -
+                                       (static_cast<double>(s.begin + i) == t.targets[at(r)] ? 1.0 : 0.0)) * scale;
+      Case c{shape, {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), reads(fp32, t.sums), writes(type, dx, close)}};
+      if (scaled) c.operands.push_back(reads(fp32, {16384.0, 3.0, 1.0, 0.0}));
+      cases.push_back(c);
+    }
+  return cases;
+}
+
+// Around the step ------------------------------------------------------------------------------------------------------
+
+std::vector<Case> accumulate_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const std::int64_t size : {1, 7, 64, 2051}) {
+    const Doubles x = random_in(type, size, 1), before = random_in(type, size, 2);
+    Doubles after = before;
+    for (std::size_t i = 0; i < after.size(); ++i) after[i] += x[i];
+    cases.push_back({{.rows = size}, {reads(type, x), updates(type, before, after, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> fill_zero_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const std::int64_t size : {1, 7, 64, 2051}) cases.push_back({{.rows = size}, {writes(type, Doubles(at(size)), 0.0)}});
+  return cases;
+}
+
+std::vector<Case> copy_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns] : {Size{1, 1}, {7, 0}, {64, 3}, {2051, 0}}) {
+    const Doubles x = random_in(type, rows * std::max<std::int64_t>(columns, 1), 1);
+    cases.push_back({{.rows = rows, .columns = columns}, {reads(type, x), writes(type, x, 0.0)}});
+  }
+  return cases;
+}
+
+std::vector<Case> sum_squares_cases(DataType) {
+  std::vector<Case> cases;
+  for (const std::int64_t size : {1, 5, 1000, 300001, 1100003}) {  // the last one: more than one vector a thread
+    const Doubles x = random_in(fp32, size, 1);
+    double sum = 0.5;
+    for (const double number : x) sum += number * number;
+    cases.push_back({{.rows = size}, {reads(fp32, x), updates(fp32, {0.5}, {sum}, 1e-6)}});
+  }
+  return cases;
+}
+
+// The variants of a step: what is present, and what it should do to the gradients.
+struct StepVariant {
+  const char* what;
+  bool norm, master, scaled, weight_decay;
+  double sum_of_squares;  // of the gradients, without loss scale
+  StepScalars scalars;
+};
+constexpr double infinite = std::numeric_limits<double>::infinity();
+const StepVariant step_variants[] = {
+    {"plain", false, false, false, false, 0.0, {.step = 1, .learning_rate = 0.01, .epsilon = 1e-3}},
+    {"decay", false, false, false, true, 0.0, {.step = 3, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9}},
+    {"decay added to the gradient", false, true, false, true, 0.0,
+     {.step = 3, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .decoupled_decay = false, .momentum = 0.9}},
+    {"clipped", true, true, false, true, 9.0,
+     {.step = 1000, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9, .clip_norm = 2.0}},
+    {"not clipped", true, true, false, true, 9.0, {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .momentum = 0.5, .clip_norm = 4.0}},
+    {"scaled", true, true, true, true, 9.0,
+     {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9, .clip_norm = 2.0}},
+    {"overflow", true, true, true, true, infinite,
+     {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9, .clip_norm = 2.0}},
+    {"not a number", true, true, true, true, std::numeric_limits<double>::quiet_NaN(), {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3}},
+};
+constexpr double tested_loss_scale = 4096.0, skipped_steps = 2.0;
+
+// Optimizer cases: `step` changes one element's parameter, first and second moment.
+using Step = std::function<void(const StepVariant&, double gradient, double step, double& parameter, double& first, double& second)>;
+
+std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
+  std::vector<Case> cases;
+  for (const std::int64_t size : {1, 3, 37, 1027})
+    for (const StepVariant& v : step_variants) {
+      // A half type has a master copy. (Without one, its rounding would hide all else.)
+      const bool master = v.master || is_half(type);
+      const double scale = v.scaled ? tested_loss_scale : 1.0;
+      const double clip = v.norm && v.scalars.clip_norm > 0.0 ? std::min(1.0, v.scalars.clip_norm / (std::sqrt(v.sum_of_squares) + 1e-6)) : 1.0;
+      const bool overflow = v.scaled && !std::isfinite(v.sum_of_squares);
+      const Doubles gradient = random_in(fp32, size, 1, scale), parameter = random_in(fp32, size, 2), first = random_in(fp32, size, 3);
+      Doubles second = random_in(fp32, size, 4);
+      for (double& number : second) number = std::abs(number);
+      Doubles new_parameter = parameter, new_first = first, new_second = second;
+      for (std::size_t i = 0; i < parameter.size() && !overflow; ++i)
+        step(v, gradient[i] / scale * clip, static_cast<double>(v.scalars.step) - (v.scaled ? skipped_steps : 0.0), new_parameter[i], new_first[i],
+             new_second[i]);
+      const Doubles low = random_in(type, size, 5);
+      Case c{{.rows = size, .second = moments == 1, .weight_decay = v.weight_decay, .norm = v.norm, .master = master, .scaled = v.scaled},
+             {reads(fp32, gradient)}, v.scalars};
+      // A parameter that has a master copy is only written.
+      c.operands.push_back(updates(type, master ? low : parameter, master && overflow ? low : new_parameter, close));
+      if (moments >= 1) c.operands.push_back(updates(fp32, first, new_first, close));
+      if (moments == 2) c.operands.push_back(updates(fp32, second, new_second, close));
+      if (v.norm) c.operands.push_back(reads(fp32, {v.sum_of_squares * scale * scale}));
+      if (v.norm && std::isnan(v.sum_of_squares)) c.operands.back() = {.type = fp32, .size = 1};  // poison is not a number
+      if (master) c.operands.push_back(updates(fp32, parameter, new_parameter, close));
+      if (v.scaled) c.operands.push_back(reads(fp32, {tested_loss_scale, 7.0, skipped_steps, 0.0}));
+      cases.push_back(c);
+    }
+  return cases;
+}
+
+// torch.optim.AdamW and Adam.
+std::vector<Case> adamw_cases(DataType type) {
+  return step_cases(type, 2, [](const StepVariant& v, double gradient, double step, double& parameter, double& first, double& second) {
+    const StepScalars& t = v.scalars;
+    const double decay = v.weight_decay ? t.weight_decay : 0.0;
+    if (!t.decoupled_decay) gradient += decay * parameter;
+    if (t.decoupled_decay) parameter -= t.learning_rate * decay * parameter;
+    first = t.beta1 * first + (1 - t.beta1) * gradient;
+    second = t.beta2 * second + (1 - t.beta2) * gradient * gradient;
+    parameter -= t.learning_rate / (1 - std::pow(t.beta1, step)) * first / (std::sqrt(second) / std::sqrt(1 - std::pow(t.beta2, step)) + t.epsilon);
+  });
+}
+
+// torch.optim.SGD.
+std::vector<Case> sgd_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const int moments : {0, 1}) {
+    const std::vector<Case> more =
+        step_cases(type, moments, [&](const StepVariant& v, double gradient, double, double& parameter, double& first, double&) {
+          gradient += (v.weight_decay ? v.scalars.weight_decay : 0.0) * parameter;
+          first = v.scalars.momentum * first + gradient;
+          parameter -= v.scalars.learning_rate * (moments == 1 ? first : gradient);
+        });
+    cases.insert(cases.end(), more.begin(), more.end());
+  }
+  return cases;
+}
+
+std::vector<Case> update_loss_scale_cases(DataType) {
+  const auto step = [](double norm, const Doubles& before, const Doubles& after) {
+    return Case{{}, {std::isnan(norm) ? Operand{.type = fp32, .size = 1} : reads(fp32, {norm}), updates(fp32, before, after, 0.0)}};
+  };
+  return {step(1.0, {65536, 0, 0, 0}, {65536, 1, 0, 0}),
+          step(1.0, {65536, 1998, 3, 0}, {65536, 1999, 3, 0}),
+          step(1.0, {65536, 1999, 3, 0}, {131072, 0, 3, 0}),
+          step(infinite, {65536, 1999, 3, 0}, {32768, 0, 4, 0}),
+          step(std::nan(""), {65536, 5, 0, 0}, {32768, 0, 1, 0}),
+          step(1.0, {0x1p127, 1999, 0, 0}, {0x1p127, 0, 0, 0})};
+}
+
+// Every op kind has its row: cases, or where it is tested.
+struct TestRow {
+  OpKind kind;
+  std::vector<Case> (*cases)(DataType) = nullptr;
+  const char* elsewhere = nullptr;
+};
+constexpr TestRow test_rows[] = {
+    {OpKind::embedding, embedding_cases},
+    {OpKind::add_position, add_position_cases},
+    {OpKind::layer_norm, layer_norm_cases},
+    {OpKind::rms_norm, rms_norm_cases},
+    {OpKind::linear, nullptr, "matrix_test.cpp"},
+    {OpKind::rotary, rotary_cases},
+    {OpKind::attention, nullptr, "attention_test.cpp"},
+    {OpKind::activation, activation_cases},
+    {OpKind::silu_gate, silu_gate_cases},
+    {OpKind::add, add_cases},
+    {OpKind::cross_entropy_max, cross_entropy_max_cases},
+    {OpKind::cross_entropy_sums, cross_entropy_sums_cases},
+    {OpKind::cross_entropy_loss, cross_entropy_loss_cases},
+    {OpKind::add_layer_norm, add_layer_norm_cases},
+    {OpKind::add_rms_norm, add_rms_norm_cases},
+    {OpKind::linear_gelu, nullptr, "matrix_test.cpp"},
+    {OpKind::embedding_gradient, embedding_gradient_cases},
+    {OpKind::add_position_gradient, add_position_gradient_cases},
+    {OpKind::layer_norm_gradient, layer_norm_gradient_cases},
+    {OpKind::rms_norm_gradient, rms_norm_gradient_cases},
+    {OpKind::linear_input_gradient, nullptr, "matrix_test.cpp"},
+    {OpKind::linear_weight_gradient, nullptr, "matrix_test.cpp"},
+    {OpKind::rotary_gradient, rotary_gradient_cases},
+    {OpKind::attention_gradient, nullptr, "attention_test.cpp"},
+    {OpKind::activation_gradient, activation_gradient_cases},
+    {OpKind::silu_gate_gradient, silu_gate_gradient_cases},
+    {OpKind::bias_gradient, bias_gradient_cases},
+    {OpKind::cross_entropy_gradient, cross_entropy_gradient_cases},
+    {OpKind::linear_input_gradient_gelu, nullptr, "matrix_test.cpp"},
+    {OpKind::accumulate, accumulate_cases},
+    {OpKind::fill_zero, fill_zero_cases},
+    {OpKind::copy, copy_cases},
+    {OpKind::load_tokens, nullptr, "the data loader's"},
+    {OpKind::load_targets, nullptr, "the data loader's"},
+    {OpKind::sum_squares, sum_squares_cases},
+    {OpKind::adamw, adamw_cases},
+    {OpKind::sgd, sgd_cases},
+    {OpKind::update_loss_scale, update_loss_scale_cases},
+};
+
+void check_kernels(Gpu& gpu, DataType type) {
+  const std::unique_ptr<Backend> backend = gpu.make_backend(0, {});
+  for (const OpRow& row : op_rows()) {
+    const auto* found = std::find_if(std::begin(test_rows), std::end(test_rows), [&](const TestRow& test) { return test.kind == row.kind; });
+    if (found == std::end(test_rows)) {
+      FAIL_CHECK(row.name, " has no test of its CUDA kernel");
+    } else if (found->cases != nullptr) {
+      for (const Case& c : found->cases(type)) check_case(*backend, row, type, c);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every op kind's kernel computes its formula in fp32") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  check_kernels(*gpu, DataType::fp32);
+}
+
+TEST_CASE("every op kind's kernel computes its formula in bf16") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  check_kernels(*gpu, DataType::bf16);
+}
+
+TEST_CASE("every op kind's kernel computes its formula in fp16") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  check_kernels(*gpu, DataType::fp16);
+}
+
+TEST_CASE("a norm fused with the sum before it gives the bits of the two ops on a GPU") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> backend = gpu->make_backend(0, {});
+  for (const DataType type : {DataType::fp32, DataType::bf16, DataType::fp16})
+    for (const bool has_mean : {false, true})
+      for (const auto& [rows, columns] : norm_sizes) {
+        INFO(std::string(name(type)), " ", rows, " x ", columns);
+        const OpShape shape{.rows = rows, .columns = columns, .bias = true, .second = true, .epsilon = norm_epsilon};
+        const DeviceArray a(*backend, type, norm_input(type, rows * columns)), b(*backend, type, random_numbers(rows * columns, 2)),
+            bias(*backend, type, random_numbers(columns, 3)), gamma(*backend, type, random_numbers(columns, 4)),
+            beta(*backend, type, random_numbers(columns, 5));
+        const DeviceArray sums[] = {{*backend, type, rows * columns}, {*backend, type, rows * columns}};
+        const DeviceArray results[] = {{*backend, type, rows * columns}, {*backend, type, rows * columns}};
+        const DeviceArray means[] = {{*backend, fp32, rows}, {*backend, fp32, rows}};
+        const DeviceArray rstds[] = {{*backend, fp32, rows}, {*backend, fp32, rows}};
+        const auto run = [&](OpKind kind, std::vector<void*> operands) {
+          backend->run(0, {.kind = kind, .shape = shape, .type = type, .operands = operands});
+        };
+        run(OpKind::add, {a.data(), b.data(), bias.data(), sums[0].data()});
+        if (has_mean) {
+          run(OpKind::layer_norm, {sums[0].data(), gamma.data(), beta.data(), results[0].data(), means[0].data(), rstds[0].data()});
+          run(OpKind::add_layer_norm, {a.data(), b.data(), bias.data(), gamma.data(), beta.data(), sums[1].data(), results[1].data(),
+                                       means[1].data(), rstds[1].data()});
+        } else {
+          run(OpKind::rms_norm, {sums[0].data(), gamma.data(), results[0].data(), rstds[0].data()});
+          run(OpKind::add_rms_norm, {a.data(), b.data(), bias.data(), gamma.data(), sums[1].data(), results[1].data(), rstds[1].data()});
+        }
+        CHECK(sums[0].bits() == sums[1].bits());
+        CHECK(results[0].bits() == results[1].bits());
+        CHECK(means[0].bits() == means[1].bits());
+        CHECK(rstds[0].bits() == rstds[1].bits());
+      }
+}
+
+// A ZeRO shard may begin anywhere.
+TEST_CASE("an optimizer's element is updated to the same bits wherever it stands on a GPU") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> backend = gpu->make_backend(0, {});
+  const std::int64_t size = 61;
+  backend->set_scalars({.step = 3, .learning_rate = 0.01, .weight_decay = 0.1, .momentum = 0.9});
+  for (const DataType type : {DataType::fp32, DataType::bf16, DataType::fp16})
+    for (const OpKind kind : {OpKind::adamw, OpKind::sgd}) {
+      Bits whole;
+      for (const std::int64_t shift : {0, 1, 2, 3}) {
+        INFO(row_of(kind).name, " in ", std::string(name(type)), ", shifted by ", shift);
+        const DeviceArray gradient(*backend, fp32, random_numbers(size, 1), shift), low(*backend, type, size, 0),
+            first(*backend, fp32, random_numbers(size, 2), shift), second(*backend, fp32, Doubles(at(size), 0.25), shift),
+            master(*backend, fp32, random_numbers(size, 3), shift == 3 ? 1 : shift);
+        // In two calls.
+        for (const auto& [begin, end] : {std::pair{0, static_cast<int>(7 * shift)}, {static_cast<int>(7 * shift), static_cast<int>(size)}}) {
+          const OpShape shape{.rows = end - begin, .second = kind == OpKind::sgd, .weight_decay = true, .master = true};
+          const auto from = [&](const DeviceArray& array) -> void* { return static_cast<std::byte*>(array.data()) + begin * size_of(array.type()); };
+          std::vector<void*> operands = {from(gradient), from(low), from(first)};
+          if (kind == OpKind::adamw) operands.push_back(from(second));
+          operands.push_back(from(master));
+          backend->run(0, {.kind = kind, .shape = shape, .type = type, .operands = operands});
+        }
+        const Bits bits = {low.bits(), first.bits(), second.bits(), master.bits()};
+        if (whole.empty()) whole = bits;
+        CHECK(bits == whole);
+      }
+    }
+}
+
+}  // namespace parplan
