@@ -86,7 +86,7 @@ void refuse_lonely_tasks(const Environment& environment) {
 
 std::unique_ptr<Rendezvous> join_by_mpi() {
   const OpenedPlugin plugin = open_plugin(mpi_library, make_mpi_rendezvous_symbol);
-  if (plugin.function == nullptr) throw ConfigError(fmt::format("MPI started this process, but there is {}", plugin.missing));
+  if (plugin.function == nullptr) throw ConfigError(fmt::format("MPI started this process, whose MPI plugin is missing: {}", plugin.missing));
   const MpiHost host{.version = PARPLAN_VERSION, .sum = host_sum_in_order(), .max = host_max_in_order()};
   Rendezvous* made = reinterpret_cast<MakeMpiRendezvous>(plugin.function)(host);
   if (made == nullptr) throw ConfigError(fmt::format("{} is not of this version of parplan ({})", mpi_library, PARPLAN_VERSION));

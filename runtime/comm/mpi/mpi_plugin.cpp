@@ -31,7 +31,7 @@ class MpiRendezvous final : public Rendezvous {
 }  // namespace parplan
 
 // The one symbol that the plugin shows (exports.map).
-extern "C" parplan::Rendezvous* parplan_make_mpi_rendezvous(const parplan::MpiHost& host) {
+extern "C" [[gnu::visibility("default")]] parplan::Rendezvous* parplan_make_mpi_rendezvous(const parplan::MpiHost& host) {
   if (std::strcmp(host.version, PARPLAN_VERSION) != 0) return nullptr;
   return new parplan::MpiRendezvous(host);
 }

@@ -142,5 +142,5 @@ TEST_CASE("MPI without its plugin says where that was looked for") {
     message = error.what();
   }
   unsetenv("PARPLAN_PLUGINS");
-  CHECK(message == "error: MPI started this process, but there is no libparplan_mpi.so in /no/such/folder (the folder that PARPLAN_PLUGINS names)");
+  CHECK(message == "error: MPI started this process, whose MPI plugin is missing: no libparplan_mpi.so in /no/such/folder (the folder that PARPLAN_PLUGINS names)");
 }
