@@ -29,6 +29,7 @@ TEST_CASE("Every model of the zoo loads, carries its file's name and has exactly
       {"llama3-8b", 8'030'261'248},
       {"llama3-70b", 70'553'706'496},
       {"llama3-405b", 405'853'388'800},
+      {"llama3.2-1b", 1'235'814'400},
       {"mistral-7b", 7'241'732'096},
       {"qwen2.5-7b", 7'615'616'512},
       // 2 * 256 * 256 + 8 (256 * 1024 + 1024 + 1024 * 256 + 256)
@@ -80,7 +81,7 @@ TEST_CASE("A model is found by name, by path and by the folder of its config.jso
 
 TEST_CASE("A model that is not there is told apart from those that are") {
   const std::string names =
-      "gpt2, gpt2-large, gpt2-medium, gpt2-xl, gpt3-175b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, "
+      "gpt2, gpt2-large, gpt2-medium, gpt2-xl, gpt3-175b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, "
       "mistral-7b, mlp, qwen2.5-7b";
   CHECK(error_of<ConfigError>([] { load_model("lama3-8b", zoo); }) ==
         "error: unknown model 'lama3-8b'; allowed: a path to a .yaml or .json file, or one of " + names +
