@@ -317,7 +317,9 @@ void MpiCommunicator::post_gather(Group& group, float* data, std::int64_t count)
 }
 
 float* checked(const Elements& data) {
-  PARPLAN_ASSERT(data.type == DataType::fp32 && data.count >= 0, fmt::format("{} elements of {}", data.count, name(data.type)));
+  // TF32 is a way of multiplying: in memory it is fp32.
+  PARPLAN_ASSERT((data.type == DataType::fp32 || data.type == DataType::tf32) && data.count >= 0,
+                 fmt::format("{} elements of {} between ranks that are processes", data.count, name(data.type)));
   return static_cast<float*>(data.data);
 }
 

@@ -9,7 +9,7 @@
 
 namespace parplan {
 
-// CPU ranks as processes of MPI, rank r being process r; fp32 in host memory, streams mean nothing. Called by all processes with
+// CPU ranks as processes of MPI, rank r being process r; fp32 (or tf32) in host memory, streams mean nothing. Called by all processes with
 // equal arguments. Reductions add in ascending order of rank: every member sends each chunk to the member that owns it, which adds what
 // it got in order (host.sum), and everyone fetches the sums. Bytes sent are those of communicator.h. Messages move while MPI is called: a
 // send to another machine that is posted before long work moves when the next call is made.
