@@ -168,11 +168,10 @@ void on_all_ranks(Gpu& gpu, const Transport& transport, const JobShape& shape, c
     if (error) std::rethrow_exception(error);
 }
 
-// The emulator runs streams in an order drawn from this seed, anew for every job.
-void for_each_seed(Gpu& gpu, int seeds, const std::function<void()>& job) {
-  for (int seed = 1; seed <= (is_emulated(gpu) ? seeds : 1); ++seed) {
-    CAPTURE(seed);
-    setenv("PARPLAN_EMULATOR_SEED", std::to_string(seed).c_str(), 1);
+// The emulator takes streams in another order every time.
+void repeat(Gpu& gpu, int times, const std::function<void()>& job) {
+  for (int time = 0; time < (is_emulated(gpu) ? times : 1); ++time) {
+    CAPTURE(time);
     job();
   }
 }
@@ -283,7 +282,7 @@ TEST_CASE("collectives of GPUs reduce and gather every type and count, in order 
     const std::int64_t counts[] = {0, 1, ranks - 1, ranks, 24 * ranks, 1003, 4099};
     constexpr int cases_of_stream = 3 * 7 * 4;
     for_each_transport(*gpu, ranks, [&](const Transport& transport) {
-      for_each_seed(*gpu, 3, [&] {
+      repeat(*gpu, 3, [&] {
         Findings findings;
         on_all_ranks(*gpu, transport, {.ranks = ranks, .groups = {{.id = 5, .ranks = all}}}, [&](Rank self) {
           const int rank = self.communicator.rank();
@@ -394,7 +393,7 @@ TEST_CASE("groups of a mesh of GPUs work side by side on streams of their own") 
   constexpr std::int64_t count = 1001;
   const Format& format = formats[0];
   for_each_transport(*gpu, 4, [&](const Transport& transport) {
-    for_each_seed(*gpu, 5, [&] {
+    repeat(*gpu, 5, [&] {
       Findings findings;
       on_all_ranks(*gpu, transport, mesh, [&](Rank self) {
         Communicator& c = self.communicator;
@@ -435,7 +434,7 @@ TEST_CASE("sends between GPUs cross on two channels in both directions and may b
       .channels = 2};
   constexpr int messages = 20;
   for_each_transport(*gpu, 3, [&](const Transport& transport) {
-    for_each_seed(*gpu, 5, [&] {
+    repeat(*gpu, 5, [&] {
       Findings findings;
       on_all_ranks(*gpu, transport, ring, [&](Rank self) {
         Communicator& c = self.communicator;
