@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
 
 #include <fmt/format.h>
@@ -59,7 +60,8 @@ TEST_CASE("an estimate has the memory that lowering plans and a bound below the 
     for (const Cluster& cluster : {eight_cores(), cluster_of("dgx-a100", 16)}) {
       const bool gpu = cluster.device.backend == BackendKind::cuda;
       for (const double clip_norm : {0.0, 1.0}) {
-        TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
+        const std::array precisions = gpu ? std::array{DataType::bf16, DataType::fp16} : std::array{DataType::fp32, DataType::tf32};
+        TrainingSpec training = training_of(16, precisions[random() % 2]);
         training.clip_norm = clip_norm;
         Estimator estimator(graph, cluster, training);
         const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, 8, {});
