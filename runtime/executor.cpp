@@ -323,7 +323,7 @@ void Executor::take_apart(StepMeasurement& step) {
     measurement.waited_s += of.waited_s;
   }
   step.taken_apart = true;
-  step.time = sum(attribute(pieces_, last));
+  step.time = sum(attribute(pieces_, last, computing_));
   // What is left of the step is no instruction's: the last sends, the copy of the loss, the way back to the caller.
   step.time.bubble += std::max(step.total - step.time.total(), Seconds(0.0));
 }

@@ -124,6 +124,7 @@ class Executor {
   std::vector<Heads> dependencies_;  // by piece; kept between steps for their memory
   std::vector<Heads> stream_heads_;
   std::vector<Heads> event_heads_;
+  std::vector<int> computing_;
 
   CommunicationVolume sent_;
   std::vector<std::vector<InstructionMeasurement>> measurements_;

@@ -37,11 +37,16 @@ StepTime sum(const SplitTime& split) {
 }
 
 SplitTime attribute(std::span<const Played> pieces, int last) {
-  SplitTime split;
-  if (last < 0) return split;
-  StepTime& time = split.parts;
   std::vector<int> computing;
   computing.reserve(pieces.size());
+  return attribute(pieces, last, computing);
+}
+
+SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& computing) {
+  SplitTime split;
+  computing.clear();
+  if (last < 0) return split;
+  StepTime& time = split.parts;
   for (int i = 0; i < static_cast<int>(pieces.size()); ++i)
     if (pieces[static_cast<std::size_t>(i)].work.computes) computing.push_back(i);
   const auto earlier = [&](int a, int b) {

@@ -39,6 +39,8 @@ struct Played {
 // the piece that made it ready, then the piece that made that one ready, and so on. The end of the step
 // awaits `last`.
 SplitTime attribute(std::span<const Played> pieces, int last);
+// The same without memory of its own: `scratch` holds the indices of what computed.
+SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& scratch);
 StepTime sum(const SplitTime& split);
 
 }  // namespace parplan

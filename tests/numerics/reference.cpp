@@ -114,7 +114,7 @@ void* Reference::operand(const TrainingOperand& operand, std::size_t block, std:
       return parameters_.at(tensor.name).data();
     case OperandSource::parameter_gradient:
       return accumulators_[block].at(operand.tensor).data();
-    case OperandSource::loss_scale:  // fp32 needs none
+    case OperandSource::loss_scale:
     case OperandSource::workspace:
       break;
   }
@@ -127,6 +127,7 @@ void Reference::run(const TrainingOp& op, std::size_t block, std::int64_t micro_
   shape.accumulate = op.accumulate;
   std::vector<void*> operands;
   for (const TrainingOperand& each : op.operands) {
+    if (each.source == OperandSource::loss_scale) continue;  // fp32 has none
     if (each.source != OperandSource::workspace) {
       operands.push_back(operand(each, block, micro_batch));
     } else if (const auto workspace = row_of(op.kind).cpu_workspace) {
