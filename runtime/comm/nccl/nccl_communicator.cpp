@@ -267,14 +267,14 @@ void NcclCommunicator::make_route_links(const std::vector<SendRoute>& routes) {
   const std::vector<Link*> made = split(sets, [&](std::size_t i) {
     return fmt::format("rank {} to rank {} on channel {}", routes[i].source, routes[i].destination, routes[i].channel);
   });
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    if (made[i] == nullptr) continue;
-    routes_.push_back({.route = routes[i], .link = made[i], .sent = {}, .sends = 0});
-    if (routes[i].source != rank_) continue;
-    for (std::int64_t event = 0; event < outstanding_sends; ++event) {
-      cudaEvent_t& made_event = routes_.back().sent.emplace_back();
-      parplan::check(cudaEventCreateWithFlags(&made_event, cudaEventDisableTiming), "create an event");
-    }
+  for (const std::unique_ptr<Link>& link : links_) {  // in the order of the rounds
+    const auto place = std::find(made.begin(), made.end(), link.get());
+    if (place == made.end()) continue;
+    const SendRoute& route = routes[static_cast<std::size_t>(place - made.begin())];
+    routes_.push_back({.route = route, .link = link.get(), .sent = {}, .sends = 0});
+    if (route.source != rank_) continue;
+    for (std::int64_t event = 0; event < outstanding_sends; ++event)
+      parplan::check(cudaEventCreateWithFlags(&routes_.back().sent.emplace_back(), cudaEventDisableTiming), "create an event");
   }
 }
 
