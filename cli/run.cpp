@@ -79,7 +79,12 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   const LoadedPlan loaded = load_plan(arguments.plan);
   const Plan& plan = loaded.plan;
   check_backend(arguments.backend, plan);
-  if (arguments.processes > 1) return run_children(arguments_of_child(arguments), {.processes = static_cast<int>(arguments.processes)});
+  if (arguments.processes > 1) {
+    ChildrenOptions children;
+    children.processes = static_cast<int>(arguments.processes);
+    children.on_line = [&](int process, std::string_view line) { fmt::print(terminal.err, "[rank {}] {}\n", process, line); };
+    return run_children(arguments_of_child(arguments), children);
+  }
   const std::unique_ptr<Rendezvous> rendezvous = find_rendezvous();
   const bool speaks = rendezvous->process() == 0;  // for all processes
   const bool talks = speaks && !arguments.output.quiet;

@@ -58,8 +58,8 @@ class Backend {
   virtual void mark(StreamId stream, int mark) = 0;
   // Seconds from mark 0 to `mark`; after `synchronize`.
   virtual double seconds_at(int mark) = 0;
-  // Whether marks cost next to nothing, so that every step can be taken apart.
-  virtual bool marks_are_free() const = 0;
+  // Whether work is done when the call that submits it returns: streams then take turns, and marks cost next to nothing.
+  virtual bool works_at_once() const = 0;
 };
 
 }  // namespace parplan
