@@ -835,6 +835,14 @@ TEST_CASE("every op kind's kernel computes its formula in fp16") {
   check_kernels(*gpu, DataType::fp16);
 }
 
+TEST_CASE("to every kernel but matrix products tf32 is fp32") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> backend = gpu->make_backend(0, {});
+  for (const TestRow& test : test_rows)
+    if (test.cases != nullptr) check_case(*backend, row_of(test.kind), DataType::tf32, test.cases(DataType::tf32).at(1));
+}
+
 TEST_CASE("a norm fused with the sum before it gives the bits of the two ops on a GPU") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
