@@ -151,7 +151,11 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiH
   if (most_members > 1) scratch_.resize(2 * most_members * static_cast<std::size_t>(piece));
 }
 
+// Sends that nobody has received, after a failure, must not be carried on with: their data is about to be freed.
 MpiCommunicator::~MpiCommunicator() {
+  std::vector<MPI_Request> unsent;
+  for (const Line& line : lines_) unsent.insert(unsent.end(), line.outstanding.begin(), line.outstanding.end());
+  give_up(unsent);
   try {
     process_->check();
     const std::lock_guard lock(process_->calls());
@@ -159,10 +163,7 @@ MpiCommunicator::~MpiCommunicator() {
       if (group.comm != MPI_COMM_NULL) PARPLAN_MPI(MPI_Comm_free(&group.comm));
     PARPLAN_MPI(MPI_Comm_free(&point_to_point_));
   } catch (const RunError&) {
-    // The job has failed. Sends whose data is about to be freed must not be carried on with.
-    std::vector<MPI_Request> unsent;
-    for (const Line& line : lines_) unsent.insert(unsent.end(), line.outstanding.begin(), line.outstanding.end());
-    give_up(unsent);
+    // The job has failed; what remains ends with the process.
   }
 }
 

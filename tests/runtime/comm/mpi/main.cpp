@@ -42,6 +42,7 @@ int main(int count, char** words) {
   doctest::Context context(count, words);
   if (testing::job().process() != 0) context.setOption("minimal", true);
   const int failed = context.run();
+  if (failed != 0) testing::joined->abort("a test failed");
   testing::joined.reset();
   return failed;
 }
