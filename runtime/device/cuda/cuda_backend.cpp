@@ -75,7 +75,9 @@ void CudaBackend::release_all() {
   release_host(end_of_unlike_to_);
 }
 
-void CudaBackend::attach_thread() { check(cudaSetDevice(device_), fmt::format("use GPU {}", device_).c_str()); }
+void CudaBackend::attach_thread() {
+  if (const cudaError_t error = cudaSetDevice(device_); error != cudaSuccess) throw_cuda_error(error, fmt::format("use GPU {}", device_));
+}
 
 void* CudaBackend::allocate(Bytes bytes) {
   void* memory = nullptr;
@@ -191,9 +193,11 @@ void CudaBackend::wait(StreamId number, EventId event) {
 
 // Stream by stream: on one GPU there may be ranks of other threads, which are not waited for.
 void CudaBackend::synchronize() {
-  for (cudaStream_t stream : streams_)
-    if (stream != nullptr)
-      check(cudaStreamSynchronize(stream), fmt::format("the work of GPU {}", device_).c_str());
+  for (cudaStream_t stream : streams_) {
+    if (stream == nullptr) continue;
+    if (const cudaError_t error = cudaStreamSynchronize(stream); error != cudaSuccess)
+      throw_cuda_error(error, fmt::format("the work of GPU {}", device_));
+  }
 }
 
 void CudaBackend::repeat(StreamId number, std::int64_t key, const std::function<void()>& work) {
