@@ -1,7 +1,6 @@
 // Fused kernels: the table, the pass on lists made by hand, and what it does to lowered Programs.
 #include "planner/program/fusion.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -10,7 +9,6 @@
 
 #include <doctest/doctest.h>
 
-#include "planner/program/verify.h"
 #include "runtime/device/cpu/cpu_backend.h"
 #include "tests/planner/program/random_plans.h"
 

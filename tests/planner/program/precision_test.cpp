@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include "planner/program/verify.h"
 #include "planner/program/workspace.h"
 #include "tests/planner/program/random_plans.h"
 
