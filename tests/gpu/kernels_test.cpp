@@ -207,9 +207,9 @@ std::vector<Case> embedding_cases(DataType type) {
 
 std::vector<Case> embedding_gradient_cases(DataType type) {
   std::vector<Case> cases;
-  Doubles many;  // several looks at the tokens of a block
-  for (int i = 0; i < 700; ++i) many.push_back(shard_begin + i * i % 7 - 2);
-  for (const auto& [tokens, columns] : {std::pair{shard_tokens, std::int64_t{1}}, {shard_tokens, 7}, {shard_tokens, 24}, {shard_tokens, 2056}, {many, 12}}) {
+  Doubles many;  // several looks of a block at the tokens, of several warps
+  for (int i = 0; i < 2000; ++i) many.push_back(shard_begin + i * i % 7 - 2);
+  for (const auto& [tokens, columns] : {std::pair{shard_tokens, std::int64_t{1}}, {shard_tokens, 7}, {shard_tokens, 24}, {shard_tokens, 2056}, {many, 65}}) {
     const Doubles dy = random_in(type, count(tokens) * columns, 1), before = random_in(fp32, shard_rows * columns, 2);
     Doubles after = before;
     for (std::size_t r = 0; r < tokens.size(); ++r) {
