@@ -546,12 +546,12 @@ TEST_CASE("a rank that fails wakes the ranks of GPUs that wait, on the host or o
       std::string later, checked;
       const auto run = [&] {
         on_all_ranks(*gpu, transport, pair, [&](Rank self) {
-          const Memory device(self.backend, 1 << 20, true);
-          const Elements data = {.data = device.at(), .count = 1 << 18};
           if (self.communicator.rank() == 1) {
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
             throw RunError("out of disk");
           }
+          const Memory device(self.backend, 1 << 20, true);
+          const Elements data = {.data = device.at(), .count = 1 << 18};
           try {
             wait(self.communicator, data);
             self.backend.synchronize();

@@ -32,7 +32,7 @@ constexpr std::int64_t outstanding_sends = 64;
 // How often communicators are asked for asynchronous errors. No rank waits for this: it delays the message, not the work.
 constexpr auto watch_interval = 100ms;
 // How long an abort waits for a call that is under way in NCCL before it aborts under it, which is what ends a call that hangs.
-constexpr auto call_patience = 2s;
+constexpr auto call_patience = 500ms;
 
 // What ranks of one job that are threads of this process know together.
 struct Job {
@@ -147,6 +147,8 @@ class NcclCommunicator final : public Communicator {
   std::vector<std::unique_ptr<Link>> links_;  // the first is that of all ranks
   std::vector<GroupLink> groups_;
   std::vector<RouteLink> routes_;
+  // What opens routes. It is kept, because releasing memory waits for all work of the GPU, which may be other ranks' where they share one.
+  void* opening_ = nullptr;
   bool stopping_ = false;  // guarded by the job's mutex
   bool aborted_ = false;   // the watcher's, until it was joined
   std::thread watcher_;
@@ -282,14 +284,13 @@ void NcclCommunicator::make_route_links(const std::vector<SendRoute>& routes) {
 // the order of the rounds, in which no rank has two: later sends return at once, in whatever order ranks come to them.
 void NcclCommunicator::open_routes() {
   if (routes_.empty()) return;
-  void* memory = backend_.allocate(Bytes(256));
+  opening_ = backend_.allocate(Bytes(sizeof(std::int32_t)));
   const cudaStream_t stream = backend_.stream(0);
   for (RouteLink& route : routes_)
     issue(*route.link, "open", [&](ncclComm_t nccl) {
-      return route.route.source == rank_ ? ncclSend(memory, 1, ncclInt32, 1, nccl, stream) : ncclRecv(memory, 1, ncclInt32, 0, nccl, stream);
+      return route.route.source == rank_ ? ncclSend(opening_, 1, ncclInt32, 1, nccl, stream) : ncclRecv(opening_, 1, ncclInt32, 0, nccl, stream);
     });
   backend_.synchronize();
-  backend_.release(memory);
 }
 
 GroupLink& NcclCommunicator::group_link(int group) {
@@ -458,6 +459,7 @@ void NcclCommunicator::release() {
   for (RouteLink& route : routes_)
     for (const cudaEvent_t event : route.sent) static_cast<void>(cudaEventDestroy(event));
   routes_.clear();
+  backend_.release(std::exchange(opening_, nullptr));
 }
 
 }  // namespace
