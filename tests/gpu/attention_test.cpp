@@ -26,16 +26,22 @@ struct Case {
 };
 
 std::string text(const Case& c) {
-  return std::string(name(c.type)) + ", sequence " + std::to_string(c.sequence) + ", batch " + std::to_string(c.batch) + ", " +
-         std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) + ", " + std::to_string(c.kv_heads) + " of keys, scale " +
-         std::to_string(c.scale);
+  return std::string(name(c.type)) + ", sequence " + std::to_string(c.sequence) + ", batch " + std::to_string(c.batch) +
+         ", " + std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) + ", " +
+         std::to_string(c.kv_heads) + " of keys, scale " + std::to_string(c.scale);
 }
 
 OpShape shape_of(const Case& c) {
-  return {.rows = c.sequence * c.batch, .sequence = c.sequence, .batch = c.batch, .heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim};
+  return {.rows = c.sequence * c.batch,
+          .sequence = c.sequence,
+          .batch = c.batch,
+          .heads = c.heads,
+          .kv_heads = c.kv_heads,
+          .head_dim = c.head_dim};
 }
 
-// Where element `d` of a head at a position stands: [sequence, batch, kv_heads x (queries of the group, key, value) x head_dim].
+// Where element `d` of a head at a position stands: [sequence, batch, kv_heads x (queries of the group, key, value) x
+// head_dim].
 struct Places {
   Case c;
   std::int64_t per_group() const { return c.heads / c.kv_heads; }
@@ -43,7 +49,8 @@ struct Places {
   std::int64_t y_size() const { return c.sequence * c.batch * c.heads * c.head_dim; }
   std::int64_t statistics() const { return c.sequence * c.batch * c.heads; }
   std::size_t slot(std::int64_t position, std::int64_t sample, std::int64_t group, std::int64_t slot) const {
-    return static_cast<std::size_t>((((position * c.batch + sample) * c.kv_heads + group) * (per_group() + 2) + slot) * c.head_dim);
+    return static_cast<std::size_t>((((position * c.batch + sample) * c.kv_heads + group) * (per_group() + 2) + slot) *
+                                    c.head_dim);
   }
   std::size_t query(std::int64_t position, std::int64_t sample, std::int64_t head) const {
     return slot(position, sample, head / per_group(), head % per_group());
@@ -65,12 +72,16 @@ struct Places {
 // What should be there and how far from it may be what is.
 struct Expected {
   Doubles values, allowed;
-  explicit Expected(std::int64_t size) : values(static_cast<std::size_t>(size)), allowed(static_cast<std::size_t>(size)) {}
+  explicit Expected(std::int64_t size)
+      : values(static_cast<std::size_t>(size)), allowed(static_cast<std::size_t>(size)) {}
 };
 
 constexpr double fp32_rounding = 0x1p-24;
-// What may get lost of the smallest numbers: fp16's are 2^-24 apart; in the others, exponentials below the smallest normal number may be 0.
-double smallest_step(DataType type) { return type == DataType::fp16 ? 0x1p-25 : 0x1p-125; }
+// What may get lost of the smallest numbers: fp16's are 2^-24 apart; in the others, exponentials below the smallest
+// normal number may be 0.
+double smallest_step(DataType type) {
+  return type == DataType::fp16 ? 0x1p-25 : 0x1p-125;
+}
 
 // A sum of products and the sum of their sizes.
 struct Dot {
@@ -86,12 +97,15 @@ Dot dot(const Doubles& a, std::size_t i, const Doubles& b, std::size_t j, std::i
   return result;
 }
 
-// Rounding of the type is allowed once for probabilities (and dS), which matrix units read in the type, and once for the result;
-// what else there is are roundings of fp32: of a score (a sum of head_dim products), of the exponent, and of sums over keys or queries.
+// Rounding of the type is allowed once for probabilities (and dS), which matrix units read in the type, and once for
+// the result; what else there is are roundings of fp32: of a score (a sum of head_dim products), of the exponent, and
+// of sums over keys or queries.
 double probability_error(const Case& c, const Dot& score, double scale, double log_sum_exp) {
   return fp32_rounding * (2.0 * (c.head_dim + 4) * scale * score.size + 8.0 * std::abs(log_sum_exp) + 16.0);
 }
-double to_result(const Case& c, double value) { return rounding(c.type) * std::abs(value) + smallest_step(c.type); }
+double to_result(const Case& c, double value) {
+  return rounding(c.type) * std::abs(value) + smallest_step(c.type);
+}
 
 std::pair<Expected, Expected> forward(const Case& c, const Doubles& qkv) {
   const Places at{c};
@@ -158,16 +172,20 @@ Expected backward(const Case& c, const Doubles& dy, const Doubles& qkv, const Do
           const double probability = std::exp(scale * score.value - shift);
           const double error = probability_error(c, score, scale, shift);
           add(at.value(key, sample, head), probability,
-              (rounding(c.type) + error + sum_error) * probability + smallest_step(c.type), dy, at.y(query, sample, head));
+              (rounding(c.type) + error + sum_error) * probability + smallest_step(c.type), dy,
+              at.y(query, sample, head));
           const Dot dp = dot(dy, at.y(query, sample, head), qkv, at.value(key, sample, head), c.head_dim);
           const double ds = probability * (dp.value - row.value);
-          const double ds_error = (rounding(c.type) + error + sum_error) * std::abs(ds) +
-                                  probability * static_cast<double>(c.head_dim + 4) * fp32_rounding * (dp.size + row.size) + smallest_step(c.type);
+          const double ds_error =
+              (rounding(c.type) + error + sum_error) * std::abs(ds) +
+              probability * static_cast<double>(c.head_dim + 4) * fp32_rounding * (dp.size + row.size) +
+              smallest_step(c.type);
           add(at.query(query, sample, head), scale * ds, scale * ds_error, qkv, at.key(key, sample, head));
           add(at.key(key, sample, head), scale * ds, scale * ds_error, qkv, at.query(query, sample, head));
         }
       }
-  for (std::size_t i = 0; i < result.values.size(); ++i) result.allowed[i] = 1.01 * (result.allowed[i] + to_result(c, result.values[i]));
+  for (std::size_t i = 0; i < result.values.size(); ++i)
+    result.allowed[i] = 1.01 * (result.allowed[i] + to_result(c, result.values[i]));
   return result;
 }
 
@@ -182,7 +200,8 @@ void check_close(const Doubles& found, const Expected& expected) {
       worst_ratio = std::isnan(ratio) ? INFINITY : ratio;
     }
   }
-  INFO("element ", worst, ": ", found[worst], " instead of ", expected.values[worst], ", allowed ", expected.allowed[worst]);
+  INFO("element ", worst, ": ", found[worst], " instead of ", expected.values[worst], ", allowed ",
+       expected.allowed[worst]);
   CHECK(worst_ratio <= 1.0);
 }
 
@@ -231,7 +250,8 @@ void check_attention(Backend& backend, const Case& c, std::int64_t shift = 0) {
   const DeviceArray log_sum_exp(backend, DataType::fp32, log_sum_exp_expected.values);
   const auto run_backward = [&] {
     DeviceArray dqkv(backend, c.type, at.qkv_size(), shift);
-    const DeviceArray workspace(backend, DataType::fp32, cuda_attention_gradient_workspace(c.sequence, c.batch, c.heads).count / 4);
+    const DeviceArray workspace(backend, DataType::fp32,
+                                cuda_attention_gradient_workspace(c.sequence, c.batch, c.heads).count / 4);
     void* const operands[] = {dy.data(), qkv.data(), y.data(), log_sum_exp.data(), dqkv.data(), workspace.data()};
     backend.run(0, {.kind = OpKind::attention_gradient, .shape = shape_of(c), .type = c.type, .operands = operands});
     return dqkv.bits();  // waits: the workspace is released here
@@ -258,7 +278,8 @@ TEST_CASE("attention and its gradient equal the formula at the head dims of matr
   const auto backend = gpu->make_backend(0, {});
   for (const DataType type : half_types) {
     for (const std::int64_t head_dim : {64, 128}) {
-      for (const std::int64_t sequence : {1, 7, 64, 129, 200}) check_attention(*backend, {type, sequence, 1, 1, 1, head_dim});
+      for (const std::int64_t sequence : {1, 7, 64, 129, 200})
+        check_attention(*backend, {type, sequence, 1, 1, 1, head_dim});
       check_attention(*backend, {type, 129, 3, 4, 2, head_dim});
       check_attention(*backend, {type, 65, 3, 4, 1, head_dim});
       check_attention(*backend, {type, 33, 1, 16, 2, head_dim});
@@ -274,7 +295,8 @@ TEST_CASE("attention and its gradient equal the formula in every type at any hea
   const auto backend = gpu->make_backend(0, {});
   for (const DataType type : all_types) {
     for (const std::int64_t head_dim : {4, 16, 80}) {
-      for (const std::int64_t sequence : {1, 7, 64, 129}) check_attention(*backend, {type, sequence, 1, 2, 1, head_dim});
+      for (const std::int64_t sequence : {1, 7, 64, 129})
+        check_attention(*backend, {type, sequence, 1, 2, 1, head_dim});
     }
     check_attention(*backend, {type, 200, 3, 4, 1, 16});
     check_attention(*backend, {type, 65, 3, 8, 1, 5});

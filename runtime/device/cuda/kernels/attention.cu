@@ -8,16 +8,19 @@
 #include "runtime/device/cuda/kernels/attention_kernels.h"
 
 // Causal attention without the [sequence, sequence] matrix in memory. From the literature:
-// - softmax over blocks of keys with a running maximum and sum: Milakov, Gimelshein, Online normalizer calculation for softmax,
-//   2018; attention by tiles on it, and its backward from the log-sum-exp with D = rowsum(dy * y): Dao, Fu, Ermon, Rudra, Re,
-//   FlashAttention, NeurIPS 2022, algorithms 1 and 4;
-// - one block of threads per tile of queries with the sum divided by once at the end, warps that split queries (and not keys),
+// - softmax over blocks of keys with a running maximum and sum: Milakov, Gimelshein, Online normalizer calculation for
+// softmax,
+//   2018; attention by tiles on it, and its backward from the log-sum-exp with D = rowsum(dy * y): Dao, Fu, Ermon,
+//   Rudra, Re, FlashAttention, NeurIPS 2022, algorithms 1 and 4;
+// - one block of threads per tile of queries with the sum divided by once at the end, warps that split queries (and not
+// keys),
 //   tiles above the diagonal skipped and the rest unmasked but for the diagonal: Dao, FlashAttention-2, ICLR 2024.
 // Ours: the fused qkv [sequence, batch, groups x (queries, key, value)] is read in place. The backward has one kernel
-// for query gradients, which also writes D, and one for key and value gradients, which goes over all query heads of the group. Scores
-// and dP are thus computed twice (seven products instead of FlashAttention-2's five), but nothing is added atomically: no fp32
-// accumulator for dq in memory, and the same bits in every run. The second kernel computes S^T = K Q^T, so that P^T and dS^T are
-// already, lane by lane, the left operands of dv += P^T dy and dk += dS^T q and never go through shared memory.
+// for query gradients, which also writes D, and one for key and value gradients, which goes over all query heads of the
+// group. Scores and dP are thus computed twice (seven products instead of FlashAttention-2's five), but nothing is
+// added atomically: no fp32 accumulator for dq in memory, and the same bits in every run. The second kernel computes
+// S^T = K Q^T, so that P^T and dS^T are already, lane by lane, the left operands of dv += P^T dy and dk += dS^T q and
+// never go through shared memory.
 namespace parplan {
 
 namespace {
@@ -68,7 +71,8 @@ void attention_gradient(const CudaKernelArguments& a) {
                                .log_sum_exp = a.at<const float>(3),
                                .dqkv = a.at<void>(4),
                                .sums = a.at<float>(5)};
-  if (aligned({work.dy, work.qkv, work.y, work.dqkv}) && attention_gradient_on_matrix_units(work, a.type, a.stream)) return;
+  if (aligned({work.dy, work.qkv, work.y, work.dqkv}) && attention_gradient_on_matrix_units(work, a.type, a.stream))
+    return;
   attention_gradient_general(work, a.type, a.stream);
 }
 

@@ -10,17 +10,21 @@ namespace parplan {
 
 namespace {
 
-// Blocks of 16 x 16 threads work on tiles of `tile` queries and `tile` keys: the thread (ty, tx) on rows ty * per + i and columns
-// tx + 16 j, for i, j < per = tile / 16, and on the head's elements tx + 16 k. Everything is fp32 in shared memory; rows have an
-// odd stride, so that 16 rows at one element lie in 16 banks.
+// Blocks of 16 x 16 threads work on tiles of `tile` queries and `tile` keys: the thread (ty, tx) on rows ty * per + i
+// and columns tx + 16 j, for i, j < per = tile / 16, and on the head's elements tx + 16 k. Everything is fp32 in shared
+// memory; rows have an odd stride, so that 16 rows at one element lie in 16 banks.
 constexpr int side = 16;
 constexpr int threads = side * side;
 
-__device__ inline int tx() { return static_cast<int>(threadIdx.x) % side; }
-__device__ inline int ty() { return static_cast<int>(threadIdx.x) / side; }
+__device__ inline int tx() {
+  return static_cast<int>(threadIdx.x) % side;
+}
+__device__ inline int ty() {
+  return static_cast<int>(threadIdx.x) / side;
+}
 
-// Tile sizes by head dim, so that two tiles of rows and two of scores stay below 99 KiB, which every device since sm_80 grants
-// a block (CUDA C++ Programming Guide, technical specifications).
+// Tile sizes by head dim, so that two tiles of rows and two of scores stay below 99 KiB, which every device since sm_80
+// grants a block (CUDA C++ Programming Guide, technical specifications).
 template <int tile_rows>
 struct Tiles {
   static constexpr int rows = tile_rows;
@@ -31,7 +35,9 @@ struct Tiles {
   static constexpr int scores = rows * score_stride;
 };
 
-__host__ __device__ constexpr int row_stride(int head_dim) { return head_dim | 1; }
+__host__ __device__ constexpr int row_stride(int head_dim) {
+  return head_dim | 1;
+}
 
 // Positions [first, first + rows) of a head; zeros from `limit` on.
 template <int rows, class T>
@@ -74,13 +80,15 @@ __device__ void store_scores(float* to, const float (&scores)[Tiles::per][Tiles:
 #pragma unroll
   for (int i = 0; i < Tiles::per; ++i) {
 #pragma unroll
-    for (int j = 0; j < Tiles::per; ++j) to[(ty() * Tiles::per + i) * Tiles::score_stride + tx() + side * j] = scores[i][j];
+    for (int j = 0; j < Tiles::per; ++j)
+      to[(ty() * Tiles::per + i) * Tiles::score_stride + tx() + side * j] = scores[i][j];
   }
 }
 
 // d[i][k] += sum over the tile's columns c of scores[row (ty, i)][c] * right[c][tx + 16 k].
 template <class Tiles>
-__device__ void add_product(float (&d)[Tiles::per][Tiles::elements], const float* scores, const float* right, int head_dim) {
+__device__ void add_product(float (&d)[Tiles::per][Tiles::elements], const float* scores, const float* right,
+                            int head_dim) {
   const int stride = row_stride(head_dim);
   for (int column = 0; column < Tiles::rows; ++column) {
     float a[Tiles::per];
@@ -98,8 +106,8 @@ __device__ void add_product(float (&d)[Tiles::per][Tiles::elements], const float
 }
 
 template <class Tiles, class T>
-__device__ void store_rows(const float (&d)[Tiles::per][Tiles::elements], float factor, T* to, std::int64_t stride, int first, int limit,
-                           int head_dim) {
+__device__ void store_rows(const float (&d)[Tiles::per][Tiles::elements], float factor, T* to, std::int64_t stride,
+                           int first, int limit, int head_dim) {
 #pragma unroll
   for (int i = 0; i < Tiles::per; ++i) {
     const int position = first + ty() * Tiles::per + i;
@@ -135,13 +143,15 @@ __global__ void __launch_bounds__(threads)
   const int sample = static_cast<int>(blockIdx.z);
   const T* const key = qkv + layout.key(sample, head / layout.per_group);
   const T* const value = qkv + layout.value(sample, head / layout.per_group);
-  load_rows<Tiles::rows>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence, head_dim);
+  load_rows<Tiles::rows>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence,
+                         head_dim);
 
   float out[per][Tiles::elements] = {};
   float largest[per];
   float sum[per] = {};  // this thread's part
   for (float& x : largest) x = -INFINITY;
-  for (int first_key = 0; first_key < first_query + Tiles::rows && first_key < layout.sequence; first_key += Tiles::rows) {
+  for (int first_key = 0; first_key < first_query + Tiles::rows && first_key < layout.sequence;
+       first_key += Tiles::rows) {
     load_rows<Tiles::rows>(other_tile, key, layout.qkv_stride, first_key, layout.sequence, head_dim);
     __syncthreads();
     float scores[per][per];
@@ -179,7 +189,8 @@ __global__ void __launch_bounds__(threads)
   for (int i = 0; i < per; ++i) {
     const float total = row_sum(sum[i]);
     const int position = first_query + ty() * per + i;
-    if (tx() == 0 && position < layout.sequence) log_sum_exp[layout.statistics(sample, head) + position] = largest[i] + logf(total);
+    if (tx() == 0 && position < layout.sequence)
+      log_sum_exp[layout.statistics(sample, head) + position] = largest[i] + logf(total);
 #pragma unroll
     for (int k = 0; k < Tiles::elements; ++k) out[i][k] /= total;
   }
@@ -188,8 +199,8 @@ __global__ void __launch_bounds__(threads)
 
 // dq of one tile of queries, and its sums of dy * y, which key_value_gradients reads.
 template <class T, class Tiles>
-__global__ void __launch_bounds__(threads)
-    query_gradients(AttentionLayout layout, const T* dy, const T* qkv, const T* y, const float* log_sum_exp, T* dqkv, float* sums) {
+__global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layout, const T* dy, const T* qkv,
+                                                           const T* y, const float* log_sum_exp, T* dqkv, float* sums) {
   constexpr int per = Tiles::per;
   const int head_dim = layout.head_dim;
   float* const left_tile = reinterpret_cast<float*>(dynamic_shared);         // dy, then queries
@@ -213,7 +224,8 @@ __global__ void __launch_bounds__(threads)
     float sum = 0.0f;
     if (position < layout.sequence) {
       for (int element = tx(); element < head_dim; element += side) {
-        sum += static_cast<float>(head_dy[position * layout.y_stride + element]) * static_cast<float>(head_y[position * layout.y_stride + element]);
+        sum += static_cast<float>(head_dy[position * layout.y_stride + element]) *
+               static_cast<float>(head_y[position * layout.y_stride + element]);
       }
     }
     row_sums[i] = row_sum(sum);
@@ -225,7 +237,8 @@ __global__ void __launch_bounds__(threads)
   }
 
   float out[per][Tiles::elements] = {};
-  for (int first_key = 0; first_key < first_query + Tiles::rows && first_key < layout.sequence; first_key += Tiles::rows) {
+  for (int first_key = 0; first_key < first_query + Tiles::rows && first_key < layout.sequence;
+       first_key += Tiles::rows) {
     load_rows<Tiles::rows>(left_tile, head_dy, layout.y_stride, first_query, layout.sequence, head_dim);
     load_rows<Tiles::rows>(right_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
     __syncthreads();
@@ -250,13 +263,15 @@ __global__ void __launch_bounds__(threads)
     add_product<Tiles>(out, score_tile, right_tile, head_dim);
     __syncthreads();
   }
-  store_rows<Tiles>(out, layout.scale, dqkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence, head_dim);
+  store_rows<Tiles>(out, layout.scale, dqkv + layout.query(sample, head), layout.qkv_stride, first_query,
+                    layout.sequence, head_dim);
 }
 
-// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns queries.
+// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns
+// queries.
 template <class T, class Tiles>
-__global__ void __launch_bounds__(threads)
-    key_value_gradients(AttentionLayout layout, const T* dy, const T* qkv, const float* log_sum_exp, const float* sums, T* dqkv) {
+__global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout layout, const T* dy, const T* qkv,
+                                                               const float* log_sum_exp, const float* sums, T* dqkv) {
   constexpr int per = Tiles::per;
   const int head_dim = layout.head_dim;
   float* const left_tile = reinterpret_cast<float*>(dynamic_shared);         // keys, values, queries
@@ -316,16 +331,20 @@ __global__ void __launch_bounds__(threads)
       __syncthreads();
     }
   }
-  store_rows<Tiles>(dk, layout.scale, dqkv + layout.key(sample, kv_head), layout.qkv_stride, first_key, layout.sequence, head_dim);
-  store_rows<Tiles>(dv, 1.0f, dqkv + layout.value(sample, kv_head), layout.qkv_stride, first_key, layout.sequence, head_dim);
+  store_rows<Tiles>(dk, layout.scale, dqkv + layout.key(sample, kv_head), layout.qkv_stride, first_key, layout.sequence,
+                    head_dim);
+  store_rows<Tiles>(dv, 1.0f, dqkv + layout.value(sample, kv_head), layout.qkv_stride, first_key, layout.sequence,
+                    head_dim);
 }
 
 template <class Tiles, class... Parameters>
 Grid grid_of(void (*kernel)(Parameters...), const AttentionLayout& layout, int score_tiles, int heads, int batch) {
-  const std::size_t shared = sizeof(float) * (2 * Tiles::rows * row_stride(layout.head_dim) + score_tiles * Tiles::scores);
+  const std::size_t shared =
+      sizeof(float) * (2 * Tiles::rows * row_stride(layout.head_dim) + score_tiles * Tiles::scores);
   // Without being asked, a block gets 48 KiB.
   if (shared > 48 * 1024) allow_shared_memory(kernel, shared);
-  return {.blocks = dim3(static_cast<unsigned>(divide_up(layout.sequence, Tiles::rows)), static_cast<unsigned>(heads), static_cast<unsigned>(batch)),
+  return {.blocks = dim3(static_cast<unsigned>(divide_up(layout.sequence, Tiles::rows)), static_cast<unsigned>(heads),
+                         static_cast<unsigned>(batch)),
           .threads = dim3(threads),
           .shared = shared};
 }
@@ -333,8 +352,8 @@ Grid grid_of(void (*kernel)(Parameters...), const AttentionLayout& layout, int s
 template <class T, class Tiles>
 void forward(const AttentionForward& work, cudaStream_t stream) {
   const auto kernel = attention_forward<T, Tiles>;
-  launch("attention", kernel, grid_of<Tiles>(kernel, work.layout, 1, work.layout.heads, work.batch), stream, work.layout,
-         static_cast<const T*>(work.qkv), static_cast<T*>(work.y), work.log_sum_exp);
+  launch("attention", kernel, grid_of<Tiles>(kernel, work.layout, 1, work.layout.heads, work.batch), stream,
+         work.layout, static_cast<const T*>(work.qkv), static_cast<T*>(work.y), work.log_sum_exp);
 }
 
 template <class T, class Tiles>
@@ -344,12 +363,12 @@ void backward(const AttentionBackward& work, cudaStream_t stream) {
   const auto* const y = static_cast<const T*>(work.y);
   auto* const dqkv = static_cast<T*>(work.dqkv);
   const auto queries = query_gradients<T, Tiles>;
-  launch("attention_gradient: queries", queries, grid_of<Tiles>(queries, work.layout, 1, work.layout.heads, work.batch), stream, work.layout,
-         dy, qkv, y, work.log_sum_exp, dqkv, work.sums);
+  launch("attention_gradient: queries", queries, grid_of<Tiles>(queries, work.layout, 1, work.layout.heads, work.batch),
+         stream, work.layout, dy, qkv, y, work.log_sum_exp, dqkv, work.sums);
   const auto keys = key_value_gradients<T, Tiles>;
   launch("attention_gradient: keys and values", keys,
-         grid_of<Tiles>(keys, work.layout, 2, work.layout.heads / work.layout.per_group, work.batch), stream, work.layout, dy, qkv,
-         work.log_sum_exp, static_cast<const float*>(work.sums), dqkv);
+         grid_of<Tiles>(keys, work.layout, 2, work.layout.heads / work.layout.per_group, work.batch), stream,
+         work.layout, dy, qkv, work.log_sum_exp, static_cast<const float*>(work.sums), dqkv);
 }
 
 template <class T>

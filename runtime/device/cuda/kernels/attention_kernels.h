@@ -6,9 +6,10 @@
 
 namespace parplan {
 
-// Where one sample's query head, or key/value head, finds its rows. Activations are [sequence, batch, width]; in the fused width
-// stand, per key/value head: its query heads, the key, the value, each head_dim wide. The output has the query heads in
-// the same order; statistics (log-sum-exp, sums of dy * y) are fp32 [batch, heads, sequence]. Offsets and strides count elements.
+// Where one sample's query head, or key/value head, finds its rows. Activations are [sequence, batch, width]; in the
+// fused width stand, per key/value head: its query heads, the key, the value, each head_dim wide. The output has the
+// query heads in the same order; statistics (log-sum-exp, sums of dy * y) are fp32 [batch, heads, sequence]. Offsets
+// and strides count elements.
 struct AttentionLayout {
   int sequence = 0;
   int heads = 0;
@@ -26,7 +27,9 @@ struct AttentionLayout {
   __host__ __device__ std::int64_t query(int sample, int head) const {
     return group(sample, head / per_group) + head % per_group * head_dim;
   }
-  __host__ __device__ std::int64_t key(int sample, int kv_head) const { return group(sample, kv_head) + per_group * head_dim; }
+  __host__ __device__ std::int64_t key(int sample, int kv_head) const {
+    return group(sample, kv_head) + per_group * head_dim;
+  }
   __host__ __device__ std::int64_t value(int sample, int kv_head) const { return key(sample, kv_head) + head_dim; }
   __host__ __device__ std::int64_t y(int sample, int head) const {
     return sample * y_width + static_cast<std::int64_t>(head) * head_dim;
@@ -55,8 +58,8 @@ struct AttentionBackward {
   float* sums = nullptr;  // of dy * y
 };
 
-// On matrix units (attention_matrix_units.cu): bf16 and fp16, some head dims; rows of qkv, y and their gradients must be aligned
-// to 16 bytes. False, with nothing submitted: not for this type or head dim.
+// On matrix units (attention_matrix_units.cu): bf16 and fp16, some head dims; rows of qkv, y and their gradients must
+// be aligned to 16 bytes. False, with nothing submitted: not for this type or head dim.
 bool attention_on_matrix_units(const AttentionForward& work, DataType type, cudaStream_t stream);
 bool attention_gradient_on_matrix_units(const AttentionBackward& work, DataType type, cudaStream_t stream);
 

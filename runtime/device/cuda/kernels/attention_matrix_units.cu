@@ -11,19 +11,23 @@ namespace parplan {
 
 namespace {
 
-// Letters: a warp computes row_tiles x 16 rows of a product (queries; keys in key_value_gradients), a block `warps` times as many.
-// Fragments of mma_m16n8k16 (ptx.h): lane = 4g + t holds, in accumulators [m][n][e], row 16m + g (+ 8 where e > 1) and
-// column 8n + 2t + (e odd).
+// Letters: a warp computes row_tiles x 16 rows of a product (queries; keys in key_value_gradients), a block `warps`
+// times as many. Fragments of mma_m16n8k16 (ptx.h): lane = 4g + t holds, in accumulators [m][n][e], row 16m + g (+ 8
+// where e > 1) and column 8n + 2t + (e odd).
 constexpr int warps = 4;
 constexpr int threads = 32 * warps;
 constexpr float log2_e = 1.44269504088896340736f;
 constexpr float ln_2 = 0.69314718055994530942f;
 
-__device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
-__device__ inline int warp() { return static_cast<int>(threadIdx.x) / 32; }
+__device__ inline int lane() {
+  return static_cast<int>(threadIdx.x) % 32;
+}
+__device__ inline int warp() {
+  return static_cast<int>(threadIdx.x) / 32;
+}
 
-// Rows of head_dim 2-byte elements in shared memory, cut into chunks of 16 bytes. A chunk's place within its row depends
-// on the row, so that the eight rows that ldmatrix reads at once lie in eight different groups of four banks.
+// Rows of head_dim 2-byte elements in shared memory, cut into chunks of 16 bytes. A chunk's place within its row
+// depends on the row, so that the eight rows that ldmatrix reads at once lie in eight different groups of four banks.
 template <int head_dim>
 struct Rows {
   static_assert(head_dim % 16 == 0);
@@ -65,7 +69,8 @@ __device__ void load_rows(unsigned char* tile, const std::uint16_t* from, std::i
       const int row = index / chunks;
       const int chunk = index % chunks;
       if (rows * chunks % threads == 0 || row < rows) {
-        ptx::cp_async_16(tile + Rows<head_dim>::offset(row, chunk), from + (first + row) * stride + 8 * chunk, first + row < limit);
+        ptx::cp_async_16(tile + Rows<head_dim>::offset(row, chunk), from + (first + row) * stride + 8 * chunk,
+                         first + row < limit);
       }
     }
   }
@@ -91,7 +96,8 @@ struct Left {
   __device__ void read(int depth, std::uint32_t (&fragments)[row_tiles][4]) const {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
-      ptx::ldmatrix_x4(fragments[m], tile + Rows<head_dim>::offset(first_row + 16 * m + lane() % 16, 2 * depth + lane() / 16));
+      ptx::ldmatrix_x4(fragments[m],
+                       tile + Rows<head_dim>::offset(first_row + 16 * m + lane() % 16, 2 * depth + lane() / 16));
     }
   }
   // Once the tile is there.
@@ -105,8 +111,8 @@ struct Left {
 
 // d[rows of the warp, columns] += left tile^T, where the tile has `columns` rows.
 template <class T, int head_dim, int row_tiles, int columns, bool keep>
-__device__ void add_product_transposed(float (&d)[row_tiles][columns / 8][4], const Left<head_dim, row_tiles, keep>& left,
-                                       const unsigned char* tile) {
+__device__ void add_product_transposed(float (&d)[row_tiles][columns / 8][4],
+                                       const Left<head_dim, row_tiles, keep>& left, const unsigned char* tile) {
 #pragma unroll
   for (int depth = 0; depth < head_dim / 16; ++depth) {
     std::uint32_t a[row_tiles][4];
@@ -114,7 +120,8 @@ __device__ void add_product_transposed(float (&d)[row_tiles][columns / 8][4], co
 #pragma unroll
     for (int n = 0; n < columns / 16; ++n) {
       std::uint32_t b[4];
-      ptx::ldmatrix_x4(b, tile + Rows<head_dim>::offset(16 * n + lane() % 8 + lane() / 16 * 8, 2 * depth + lane() / 8 % 2));
+      ptx::ldmatrix_x4(
+          b, tile + Rows<head_dim>::offset(16 * n + lane() % 8 + lane() / 16 * 8, 2 * depth + lane() / 8 % 2));
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
         if constexpr (keep) {
@@ -131,8 +138,8 @@ __device__ void add_product_transposed(float (&d)[row_tiles][columns / 8][4], co
 
 // d[rows of the warp, head_dim] += left tile, where left [rows of the warp, depth] are accumulators that were packed.
 template <class T, int head_dim, int row_tiles, int depth>
-__device__ void add_product(float (&d)[row_tiles][head_dim / 8][4], const std::uint32_t (&left)[row_tiles][depth / 16][4],
-                            const unsigned char* tile) {
+__device__ void add_product(float (&d)[row_tiles][head_dim / 8][4],
+                            const std::uint32_t (&left)[row_tiles][depth / 16][4], const unsigned char* tile) {
 #pragma unroll
   for (int k = 0; k < depth / 16; ++k) {
 #pragma unroll
@@ -175,11 +182,11 @@ __device__ void clear(float (&d)[row_tiles][columns][4]) {
   }
 }
 
-// Writes the warp's rows, which are positions first_position + row, below `limit`. They go through the warp's own rows of
-// a tile that it no longer needs, so that neighbouring lanes write neighbouring 16 bytes.
+// Writes the warp's rows, which are positions first_position + row, below `limit`. They go through the warp's own rows
+// of a tile that it no longer needs, so that neighbouring lanes write neighbouring 16 bytes.
 template <class T, int head_dim, int row_tiles>
-__device__ void store_rows(const float (&d)[row_tiles][head_dim / 8][4], float factor, unsigned char* tile, int first_row,
-                           std::uint16_t* to, std::int64_t stride, int first_position, int limit) {
+__device__ void store_rows(const float (&d)[row_tiles][head_dim / 8][4], float factor, unsigned char* tile,
+                           int first_row, std::uint16_t* to, std::int64_t stride, int first_position, int limit) {
   __syncwarp();
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m) {
@@ -187,7 +194,8 @@ __device__ void store_rows(const float (&d)[row_tiles][head_dim / 8][4], float f
 #pragma unroll
     for (int n = 0; n < head_dim / 8; ++n) {
       const float(&e)[4] = d[m][n];
-      *reinterpret_cast<std::uint32_t*>(tile + Rows<head_dim>::offset(row, n) + lane() % 4 * 4) = ptx::pack<T>(factor * e[0], factor * e[1]);
+      *reinterpret_cast<std::uint32_t*>(tile + Rows<head_dim>::offset(row, n) + lane() % 4 * 4) =
+          ptx::pack<T>(factor * e[0], factor * e[1]);
       *reinterpret_cast<std::uint32_t*>(tile + Rows<head_dim>::offset(row + 8, n) + lane() % 4 * 4) =
           ptx::pack<T>(factor * e[2], factor * e[3]);
     }
@@ -215,8 +223,9 @@ __device__ inline float row_maximum(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// What each kernel's tiles are. Shared memory stays below 99 KiB, which every device since sm_80 grants a block (CUDA C++
-// Programming Guide, technical specifications), and registers allow two blocks of four warps on a multiprocessor (65536 / 256).
+// What each kernel's tiles are. Shared memory stays below 99 KiB, which every device since sm_80 grants a block (CUDA
+// C++ Programming Guide, technical specifications), and registers allow two blocks of four warps on a multiprocessor
+// (65536 / 256).
 template <int head_dim>
 struct ForwardTiles {
   static constexpr int blocks = 2;  // of a multiprocessor
@@ -253,12 +262,13 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
 
   const auto start_load = [&](int step) {
     if (step < 2 * key_tiles) {
-      load_rows<head_dim, keys>(ring + step % slots * tile_bytes, key + (step % 2 == 0 ? 0 : head_dim), layout.qkv_stride,
-                                step / 2 * keys, layout.sequence);
+      load_rows<head_dim, keys>(ring + step % slots * tile_bytes, key + (step % 2 == 0 ? 0 : head_dim),
+                                layout.qkv_stride, step / 2 * keys, layout.sequence);
     }
     ptx::cp_async_commit();
   };
-  load_rows<head_dim, Tiles::queries>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence);
+  load_rows<head_dim, Tiles::queries>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query,
+                                      layout.sequence);
 #pragma unroll
   for (int step = 0; step < slots - 1; ++step) start_load(step);
   const auto next = [&](int step) {
@@ -299,7 +309,8 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
         for (int n = 0; n < keys / 8; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            if (first_key + 8 * n + lane() % 4 * 2 + e % 2 > warp_query + 16 * m + lane() / 4 + e / 2 * 8) scores[m][n][e] = -INFINITY;
+            if (first_key + 8 * n + lane() % 4 * 2 + e % 2 > warp_query + 16 * m + lane() / 4 + e / 2 * 8)
+              scores[m][n][e] = -INFINITY;
           }
         }
       }
@@ -311,7 +322,8 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
       for (int half = 0; half < 2; ++half) {
         float tile_largest = largest[m][half];
 #pragma unroll
-        for (int n = 0; n < keys / 8; ++n) tile_largest = fmaxf(tile_largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+        for (int n = 0; n < keys / 8; ++n)
+          tile_largest = fmaxf(tile_largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
         tile_largest = row_maximum(tile_largest);
         const float correction = ptx::exp2_approximate((largest[m][half] - tile_largest) * scale);
         largest[m][half] = tile_largest;
@@ -356,8 +368,8 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
       }
     }
   }
-  store_rows<T, head_dim, row_tiles>(out, 1.0f, query_tile, first_row, y + layout.y(sample, head), layout.y_stride, warp_query,
-                                     layout.sequence);
+  store_rows<T, head_dim, row_tiles>(out, 1.0f, query_tile, first_row, y + layout.y(sample, head), layout.y_stride,
+                                     warp_query, layout.sequence);
 }
 
 template <int head_dim>
@@ -369,7 +381,8 @@ struct QueryGradientTiles {
   static constexpr bool keep = true;
   static constexpr int stages = 2;
   static constexpr int stage_bytes = 2 * keys * Rows<head_dim>::bytes;  // keys and values
-  static constexpr int shared = 2 * queries * Rows<head_dim>::bytes + stages * stage_bytes;
+  static constexpr int shared =
+      2 * queries * Rows<head_dim>::bytes + stages * stage_bytes + 4 * queries;  // + sums of dy * y
 };
 
 // dq of one tile of queries of one head, and its sums of dy * y, which key_value_gradients reads.
@@ -385,7 +398,7 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
   unsigned char* const query_tile = dynamic_shared;
   unsigned char* const dy_tile = dynamic_shared + query_bytes;
   unsigned char* const ring = dynamic_shared + 2 * query_bytes;
-  __shared__ float tile_sums[Tiles::queries];
+  float* const tile_sums = reinterpret_cast<float*>(ring + stages * Tiles::stage_bytes);
 
   const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::queries;
   const int head = static_cast<int>(blockIdx.y);
@@ -400,12 +413,15 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     if (tile < key_tiles) {
       unsigned char* const stage = ring + tile % stages * Tiles::stage_bytes;
       load_rows<head_dim, keys>(stage, key, layout.qkv_stride, tile * keys, layout.sequence);
-      load_rows<head_dim, keys>(stage + Tiles::stage_bytes / 2, key + head_dim, layout.qkv_stride, tile * keys, layout.sequence);
+      load_rows<head_dim, keys>(stage + Tiles::stage_bytes / 2, key + head_dim, layout.qkv_stride, tile * keys,
+                                layout.sequence);
     }
     ptx::cp_async_commit();
   };
-  load_rows<head_dim, Tiles::queries>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence);
-  load_rows<head_dim, Tiles::queries>(dy_tile, dy + layout.y(sample, head), layout.y_stride, first_query, layout.sequence);
+  load_rows<head_dim, Tiles::queries>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query,
+                                      layout.sequence);
+  load_rows<head_dim, Tiles::queries>(dy_tile, dy + layout.y(sample, head), layout.y_stride, first_query,
+                                      layout.sequence);
   ptx::cp_async_commit();
 #pragma unroll
   for (int tile = 0; tile < stages - 1; ++tile) start_load(tile);
@@ -459,7 +475,9 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + 16 * m + lane() / 4 + 8 * half;
-      shift[m][half] = first_query + row < layout.sequence ? log_sum_exp[layout.statistics(sample, head) + first_query + row] * log2_e : 0.0f;
+      shift[m][half] = first_query + row < layout.sequence
+                           ? log_sum_exp[layout.statistics(sample, head) + first_query + row] * log2_e
+                           : 0.0f;
       row_sums[m][half] = tile_sums[row];
     }
   }
@@ -487,7 +505,8 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
         for (int n = 0; n < keys / 8; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            if (first_key + 8 * n + lane() % 4 * 2 + e % 2 > warp_query + 16 * m + lane() / 4 + e / 2 * 8) scores[m][n][e] = -INFINITY;
+            if (first_key + 8 * n + lane() % 4 * 2 + e % 2 > warp_query + 16 * m + lane() / 4 + e / 2 * 8)
+              scores[m][n][e] = -INFINITY;
           }
         }
       }
@@ -507,8 +526,8 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     pack<T, row_tiles, keys>(scores, ds);
     add_product<T, head_dim, row_tiles, keys>(out, ds, key_tile);
   }
-  store_rows<T, head_dim, row_tiles>(out, layout.scale, query_tile, first_row, dqkv + layout.query(sample, head), layout.qkv_stride,
-                                     warp_query, layout.sequence);
+  store_rows<T, head_dim, row_tiles>(out, layout.scale, query_tile, first_row, dqkv + layout.query(sample, head),
+                                     layout.qkv_stride, warp_query, layout.sequence);
 }
 
 template <int head_dim>
@@ -524,11 +543,12 @@ struct KeyValueGradientTiles {
   static constexpr int shared = 2 * keys * Rows<head_dim>::bytes + stages * stage_bytes;
 };
 
-// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns queries.
+// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns
+// queries.
 template <class T, int head_dim>
 __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::blocks)
-    key_value_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv, const float* log_sum_exp,
-                        const float* sums, std::uint16_t* dqkv) {
+    key_value_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv,
+                        const float* log_sum_exp, const float* sums, std::uint16_t* dqkv) {
   using Tiles = KeyValueGradientTiles<head_dim>;
   constexpr int row_tiles = Tiles::row_tiles;
   constexpr int queries = Tiles::queries;
@@ -561,11 +581,14 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
       unsigned char* const stage = ring + step % stages * Tiles::stage_bytes;
       float* const statistics = reinterpret_cast<float*>(stage + 2 * Tiles::tile_bytes);
       const int first_query = load_tile * queries;
-      load_rows<head_dim, queries>(stage, group_query + load_head * head_dim, layout.qkv_stride, first_query, layout.sequence);
-      load_rows<head_dim, queries>(stage + Tiles::tile_bytes, group_dy + load_head * head_dim, layout.y_stride, first_query, layout.sequence);
-      load_statistics<queries>(statistics, group_log_sum_exp + load_head * static_cast<std::int64_t>(layout.sequence), first_query,
-                               layout.sequence);
-      load_statistics<queries>(statistics + queries, group_sums + load_head * static_cast<std::int64_t>(layout.sequence), first_query,
+      load_rows<head_dim, queries>(stage, group_query + load_head * head_dim, layout.qkv_stride, first_query,
+                                   layout.sequence);
+      load_rows<head_dim, queries>(stage + Tiles::tile_bytes, group_dy + load_head * head_dim, layout.y_stride,
+                                   first_query, layout.sequence);
+      load_statistics<queries>(statistics, group_log_sum_exp + load_head * static_cast<std::int64_t>(layout.sequence),
+                               first_query, layout.sequence);
+      load_statistics<queries>(statistics + queries,
+                               group_sums + load_head * static_cast<std::int64_t>(layout.sequence), first_query,
                                layout.sequence);
       if (++load_tile == tiles) {
         load_tile = first_tile;
@@ -574,8 +597,10 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
     }
     ptx::cp_async_commit();
   };
-  load_rows<head_dim, Tiles::keys>(key_tile, qkv + layout.key(sample, kv_head), layout.qkv_stride, first_key, layout.sequence);
-  load_rows<head_dim, Tiles::keys>(value_tile, qkv + layout.value(sample, kv_head), layout.qkv_stride, first_key, layout.sequence);
+  load_rows<head_dim, Tiles::keys>(key_tile, qkv + layout.key(sample, kv_head), layout.qkv_stride, first_key,
+                                   layout.sequence);
+  load_rows<head_dim, Tiles::keys>(value_tile, qkv + layout.value(sample, kv_head), layout.qkv_stride, first_key,
+                                   layout.sequence);
 #pragma unroll
   for (int step = 0; step < stages - 1; ++step) start_load(step);
 
@@ -625,7 +650,8 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
       for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          probabilities[m][n][e] = ptx::exp2_approximate(probabilities[m][n][e] * scale - (e % 2 == 0 ? shift.x : shift.y) * log2_e);
+          probabilities[m][n][e] =
+              ptx::exp2_approximate(probabilities[m][n][e] * scale - (e % 2 == 0 ? shift.x : shift.y) * log2_e);
         }
       }
     }
@@ -648,10 +674,10 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
     pack<T, row_tiles, queries>(ds, left);
     add_product<T, head_dim, row_tiles, queries>(dk, left, query_tile);
   }
-  store_rows<T, head_dim, row_tiles>(dk, layout.scale, key_tile, first_row, dqkv + layout.key(sample, kv_head), layout.qkv_stride, warp_key,
-                                     layout.sequence);
-  store_rows<T, head_dim, row_tiles>(dv, 1.0f, value_tile, first_row, dqkv + layout.value(sample, kv_head), layout.qkv_stride, warp_key,
-                                     layout.sequence);
+  store_rows<T, head_dim, row_tiles>(dk, layout.scale, key_tile, first_row, dqkv + layout.key(sample, kv_head),
+                                     layout.qkv_stride, warp_key, layout.sequence);
+  store_rows<T, head_dim, row_tiles>(dv, 1.0f, value_tile, first_row, dqkv + layout.value(sample, kv_head),
+                                     layout.qkv_stride, warp_key, layout.sequence);
 }
 
 template <class Tiles, class... Parameters>
@@ -667,8 +693,10 @@ template <class T, int head_dim>
 void forward(const AttentionForward& work, cudaStream_t stream) {
   using Tiles = ForwardTiles<head_dim>;
   const auto kernel = attention_forward<T, head_dim>;
-  launch("attention", kernel, grid_of<Tiles>(kernel, divide_up(work.layout.sequence, Tiles::queries), work.layout.heads, work.batch), stream,
-         work.layout, static_cast<const std::uint16_t*>(work.qkv), static_cast<std::uint16_t*>(work.y), work.log_sum_exp);
+  launch("attention", kernel,
+         grid_of<Tiles>(kernel, divide_up(work.layout.sequence, Tiles::queries), work.layout.heads, work.batch), stream,
+         work.layout, static_cast<const std::uint16_t*>(work.qkv), static_cast<std::uint16_t*>(work.y),
+         work.log_sum_exp);
 }
 
 template <class T, int head_dim>
@@ -681,13 +709,14 @@ void backward(const AttentionBackward& work, cudaStream_t stream) {
   using QueryTiles = QueryGradientTiles<head_dim>;
   const auto queries = query_gradients<T, head_dim>;
   launch("attention_gradient: queries", queries,
-         grid_of<QueryTiles>(queries, divide_up(layout.sequence, QueryTiles::queries), layout.heads, work.batch), stream, layout, dy, qkv, y,
-         work.log_sum_exp, dqkv, work.sums);
+         grid_of<QueryTiles>(queries, divide_up(layout.sequence, QueryTiles::queries), layout.heads, work.batch),
+         stream, layout, dy, qkv, y, work.log_sum_exp, dqkv, work.sums);
   using KeyTiles = KeyValueGradientTiles<head_dim>;
   const auto keys = key_value_gradients<T, head_dim>;
-  launch("attention_gradient: keys and values", keys,
-         grid_of<KeyTiles>(keys, divide_up(layout.sequence, KeyTiles::keys), layout.heads / layout.per_group, work.batch), stream, layout, dy,
-         qkv, work.log_sum_exp, static_cast<const float*>(work.sums), dqkv);
+  launch(
+      "attention_gradient: keys and values", keys,
+      grid_of<KeyTiles>(keys, divide_up(layout.sequence, KeyTiles::keys), layout.heads / layout.per_group, work.batch),
+      stream, layout, dy, qkv, work.log_sum_exp, static_cast<const float*>(work.sums), dqkv);
 }
 
 struct Row {
@@ -703,11 +732,11 @@ constexpr Row row(DataType type) {
 }
 
 constexpr Row rows[] = {
-    row<__nv_bfloat16, 32>(DataType::bf16),  row<__half, 32>(DataType::fp16),   //
-    row<__nv_bfloat16, 64>(DataType::bf16),  row<__half, 64>(DataType::fp16),   //
-    row<__nv_bfloat16, 80>(DataType::bf16),  row<__half, 80>(DataType::fp16),   //
-    row<__nv_bfloat16, 96>(DataType::bf16),  row<__half, 96>(DataType::fp16),   //
-    row<__nv_bfloat16, 128>(DataType::bf16), row<__half, 128>(DataType::fp16),  //
+    row<__nv_bfloat16, 32>(DataType::bf16),  row<__nv_bfloat16, 64>(DataType::bf16),
+    row<__nv_bfloat16, 80>(DataType::bf16),  row<__nv_bfloat16, 96>(DataType::bf16),
+    row<__nv_bfloat16, 128>(DataType::bf16), row<__half, 32>(DataType::fp16),
+    row<__half, 64>(DataType::fp16),         row<__half, 80>(DataType::fp16),
+    row<__half, 96>(DataType::fp16),         row<__half, 128>(DataType::fp16),
 };
 
 const Row* find_row(DataType type, int head_dim) {

@@ -13,9 +13,9 @@
 
 #include "tests/cuda_emulator/warp.h"
 
-// Stands in for runtime/device/cuda/ptx.h, function by function; the fragments' layouts are those of the PTX ISA ("Matrix fragments for
-// mma.m16n8k16", "ldmatrix"), written here as they stand there and not as the kernels use them. A copy that cp.async started lands
-// when its group is waited for, as late as the real one may.
+// Stands in for runtime/device/cuda/ptx.h, function by function; the fragments' layouts are those of the PTX ISA
+// ("Matrix fragments for mma.m16n8k16", "ldmatrix"), written here as they stand there and not as the kernels use them.
+// A copy that cp.async started lands when its group is waited for, as late as the real one may.
 namespace parplan::ptx {
 
 namespace emulated {
@@ -44,8 +44,9 @@ struct MatrixRows {
   const unsigned char* row;
 };
 
-// Register i of a lane with groupID = lane >> 2 and threadID_in_group = lane % 4 gets elements threadID_in_group * 2, + 1 of row groupID
-// of matrix i; with .trans, of its column groupID. The rows of matrix i are named by lanes 8i to 8i + 7.
+// Register i of a lane with groupID = lane >> 2 and threadID_in_group = lane % 4 gets elements threadID_in_group * 2, +
+// 1 of row groupID of matrix i; with .trans, of its column groupID. The rows of matrix i are named by lanes 8i to 8i
+// + 7.
 template <bool transposed>
 void load_matrices(unsigned, void* const* lanes) {
   const auto element = [&](int matrix, int row, int column) {
@@ -58,16 +59,19 @@ void load_matrices(unsigned, void* const* lanes) {
     const int pair = lane % 4 * 2;
     for (int i = 0; i < 4; ++i) {
       (*static_cast<const MatrixRows*>(lanes[lane])->registers)[i] =
-          transposed ? element(i, pair, group) | element(i, pair + 1, group) << 16 : element(i, group, pair) | element(i, group, pair + 1) << 16;
+          transposed ? element(i, pair, group) | element(i, pair + 1, group) << 16
+                     : element(i, group, pair) | element(i, group, pair + 1) << 16;
     }
   }
 }
 
 template <bool transposed>
 void ldmatrix(std::uint32_t (&registers)[4], const void* shared_row, const char* file, int line) {
-  if (reinterpret_cast<std::uintptr_t>(shared_row) % 16 != 0) emulator::fail("ldmatrix: a row is not aligned to 16 bytes");
+  if (reinterpret_cast<std::uintptr_t>(shared_row) % 16 != 0)
+    emulator::fail("ldmatrix: a row is not aligned to 16 bytes");
   MatrixRows mine{&registers, static_cast<const unsigned char*>(shared_row)};
-  emulator::whole_warp_meeting(transposed ? "ldmatrix.trans" : "ldmatrix", &mine, load_matrices<transposed>, file, line);
+  emulator::whole_warp_meeting(transposed ? "ldmatrix.trans" : "ldmatrix", &mine, load_matrices<transposed>, file,
+                               line);
 }
 
 // What a lane brings to mma.
@@ -78,8 +82,8 @@ struct Fragments {
 };
 
 // With groupID = lane >> 2 and threadID_in_group = lane % 4, of a lane's
-// eight elements of A, i is in row groupID for i in {0, 1, 4, 5}, else groupID + 8; column threadID_in_group * 2 + (i & 1), + 8 for i >= 4;
-// four elements of B, i is in row threadID_in_group * 2 + (i & 1), + 8 for i >= 2; column groupID;
+// eight elements of A, i is in row groupID for i in {0, 1, 4, 5}, else groupID + 8; column threadID_in_group * 2 + (i &
+// 1), + 8 for i >= 4; four elements of B, i is in row threadID_in_group * 2 + (i & 1), + 8 for i >= 2; column groupID;
 // four elements of C and D, i is in row groupID, + 8 for i >= 2; column threadID_in_group * 2 + (i & 1).
 template <class T>
 void multiply(unsigned, void* const* lanes) {
@@ -88,9 +92,11 @@ void multiply(unsigned, void* const* lanes) {
   for (int lane = 0; lane < 32; ++lane) {
     const auto& fragments = *static_cast<const Fragments*>(lanes[lane]);
     for (int i = 0; i < 8; ++i) {
-      a[(lane >> 2) + (i % 4 < 2 ? 0 : 8)][lane % 4 * 2 + (i & 1) + (i >= 4 ? 8 : 0)] = number<T>(fragments.a[i / 2], i & 1);
+      a[(lane >> 2) + (i % 4 < 2 ? 0 : 8)][lane % 4 * 2 + (i & 1) + (i >= 4 ? 8 : 0)] =
+          number<T>(fragments.a[i / 2], i & 1);
     }
-    for (int i = 0; i < 4; ++i) b[lane % 4 * 2 + (i & 1) + (i >= 2 ? 8 : 0)][lane >> 2] = number<T>(fragments.b[i / 2], i & 1);
+    for (int i = 0; i < 4; ++i)
+      b[lane % 4 * 2 + (i & 1) + (i >= 2 ? 8 : 0)][lane >> 2] = number<T>(fragments.b[i / 2], i & 1);
   }
   for (int lane = 0; lane < 32; ++lane) {
     for (int i = 0; i < 4; ++i) {
@@ -120,7 +126,8 @@ inline Copies& copies() {
     of_threads.clear();
     block = blockIdx;
   }
-  const std::size_t thread = threadIdx.x + blockDim.x * (threadIdx.y + static_cast<std::size_t>(blockDim.y) * threadIdx.z);
+  const std::size_t thread =
+      threadIdx.x + blockDim.x * (threadIdx.y + static_cast<std::size_t>(blockDim.y) * threadIdx.z);
   if (of_threads.size() <= thread) of_threads.resize(thread + 1);
   return of_threads[thread];
 }
@@ -145,8 +152,8 @@ float2 unpack(std::uint32_t packed) {
 }
 
 template <class T>
-void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, const char* file = __builtin_FILE(),
-                  int line = __builtin_LINE()) {
+void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                  const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   emulated::Fragments mine{&d, {a[0], a[1], a[2], a[3]}, {b0, b1}};
   emulator::whole_warp_meeting("mma", &mine, emulated::multiply<T>, file, line);
 }
@@ -155,13 +162,17 @@ inline void ldmatrix_x4(std::uint32_t (&registers)[4], const void* shared_row, c
                         int line = __builtin_LINE()) {
   emulated::ldmatrix<false>(registers, shared_row, file, line);
 }
-inline void ldmatrix_x4_transposed(std::uint32_t (&registers)[4], const void* shared_row, const char* file = __builtin_FILE(),
-                                   int line = __builtin_LINE()) {
+inline void ldmatrix_x4_transposed(std::uint32_t (&registers)[4], const void* shared_row,
+                                   const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   emulated::ldmatrix<true>(registers, shared_row, file, line);
 }
 
-inline void cp_async_16(void* shared, const void* global, bool present) { emulated::start_copy(shared, global, 16, present); }
-inline void cp_async_4(void* shared, const void* global, bool present) { emulated::start_copy(shared, global, 4, present); }
+inline void cp_async_16(void* shared, const void* global, bool present) {
+  emulated::start_copy(shared, global, 16, present);
+}
+inline void cp_async_4(void* shared, const void* global, bool present) {
+  emulated::start_copy(shared, global, 4, present);
+}
 inline void cp_async_commit() {
   emulated::Copies& copies = emulated::copies();
   copies.groups.push_back(std::move(copies.open));
@@ -182,6 +193,8 @@ void cp_async_wait() {
   }
 }
 
-inline float exp2_approximate(float x) { return std::exp2(x); }
+inline float exp2_approximate(float x) {
+  return std::exp2(x);
+}
 
 }  // namespace parplan::ptx
