@@ -89,15 +89,15 @@ void explain_fault(int, siginfo_t* information, void*) {
   if (const char* where = where_in_kernel(); *where != '\0') std::fprintf(stderr, "  in %s\n", where);
 }
 
+// Others install handlers, too, and take them away (doctest does for each test case).
 void explain_faults() {
-  static const bool installed = [] {
-    struct sigaction action {};
-    action.sa_sigaction = explain_fault;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigaction(SIGSEGV, &action, &earlier_handler);
-    return true;
-  }();
-  static_cast<void>(installed);
+  struct sigaction current {};
+  sigaction(SIGSEGV, nullptr, &current);
+  if ((current.sa_flags & SA_SIGINFO) != 0 && current.sa_sigaction == explain_fault) return;
+  struct sigaction action {};
+  action.sa_sigaction = explain_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, &earlier_handler);
 }
 
 cudaError_t allocate(void** result, std::size_t bytes, cudaMemoryType type) {
@@ -197,7 +197,7 @@ cudaError_t cudaMalloc(void** result, std::size_t bytes) {
 cudaError_t cudaFree(void* freed) {
   if (const cudaError_t error = forbidden_in_capture(); error != cudaSuccess) return remember(error);
   if (freed == nullptr) return cudaSuccess;
-  finish_device_work();
+  finish_work_before_release();
   return remember(release(freed, cudaMemoryTypeDevice));
 }
 
@@ -211,7 +211,7 @@ cudaError_t cudaHostAlloc(void** result, std::size_t bytes, unsigned) { return c
 cudaError_t cudaFreeHost(void* freed) {
   if (const cudaError_t error = forbidden_in_capture(); error != cudaSuccess) return remember(error);
   if (freed == nullptr) return cudaSuccess;
-  finish_device_work();
+  finish_work_before_release();
   return remember(release(freed, cudaMemoryTypeHost));
 }
 

@@ -166,6 +166,7 @@ void enqueue(CUstream_st& stream, const std::shared_ptr<Work>& work) {
   }
   stream.queue.push_back(work);
   stream.last = work;
+  stream.submitter = std::this_thread::get_id();
   note_change();
 }
 
@@ -225,6 +226,21 @@ void finish_device_work() {
   for (const std::shared_ptr<CUstream_st>& stream : streams().all)
     if (stream->device == current_device() && stream->last != nullptr) lasts.push_back(stream->last);
   for (const std::shared_ptr<Work>& last : lasts) wait_for(lock, last);
+}
+
+void finish_work_before_release() {
+  Lock lock(streams().mutex);
+  std::vector<std::shared_ptr<Work>> own, others;
+  for (const std::shared_ptr<CUstream_st>& stream : streams().all)
+    if (stream->device == current_device() && stream->last != nullptr)
+      (stream->submitter == std::this_thread::get_id() ? own : others).push_back(stream->last);
+  for (const std::shared_ptr<Work>& last : own) wait_for(lock, last);
+  for (const std::shared_ptr<Work>& last : others)
+    while (!last->done)
+      if (!run_one(lock)) {
+        if (!scheduler().running) return;
+        scheduler().changed.wait_for(lock, std::chrono::milliseconds(200));
+      }
 }
 
 cudaError_t forbidden_in_host_function() { return in_host_function ? cudaErrorNotPermitted : cudaSuccess; }

@@ -39,6 +39,7 @@ struct CUstream_st {
   bool destroyed = false;
   std::deque<std::shared_ptr<emulator::Work>> queue;
   std::shared_ptr<emulator::Work> last;  // submitted
+  std::thread::id submitter;             // of that
   std::uint64_t preference = 0;          // among streams that can go on; drawn anew now and then
 
   std::shared_ptr<emulator::Capture> capture;
