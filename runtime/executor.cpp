@@ -122,12 +122,15 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
   for (std::size_t event = 0; event < tickets_.size(); ++event) wait_sent(Stream::compute, static_cast<int>(event));
   for (const auto& [stream, ticket] : unrecorded_) communicator_.wait_sent(static_cast<int>(stream), ticket);
   unrecorded_.clear();
-  if (loss_ != nullptr) backend_.copy(compute, loss_, arena_.at(program_.loss_buffer), Bytes(4));
   backend_.synchronize();
   communicator_.check();
 
   StepMeasurement step;
   step.total = Seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  if (loss_ != nullptr) {  // the loss is reduced on a stream of its own: only now is it whole
+    backend_.copy(compute, loss_, arena_.at(program_.loss_buffer), Bytes(4));
+    backend_.synchronize();
+  }
   step.communication = sent_;
   if (timing_) take_apart(step);
   return step;

@@ -58,7 +58,7 @@ TEST_CASE("random legal plans train on a GPU as the one-rank reference does") {
         TrainingSpec training = training_in(type);
         if (trial % 3 == 2) training.clip_norm = 0.5;
         const ParallelSpec spec = random_spec(graph, training, 1 << trial % 3, {}, random);
-        INFO(model << ": " << name(type) << ", " << describe(spec));
+        INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));
         TrainingSpec exact = training;
         exact.precision = DataType::fp32;
         check_close(run_on_gpu(gpu, graph, training, spec, 3), run_reference(graph, exact, spec.micro_batch, 3), closeness_of(type));
