@@ -30,7 +30,7 @@ constexpr Bytes column_sums_workspace(std::int64_t rows, std::int64_t columns, s
 inline constexpr std::int64_t sum_squares_blocks = 1024;
 inline constexpr std::int64_t sum_squares_workspace_bytes = 4 * sum_squares_blocks;
 
-// attention_gradient: for each query and head the sum of dy * y, fp32 [heads, batch, sequence]. (Query gradients are computed by a kernel
+// attention_gradient: for each query and head the sum of dy * y, fp32 [batch, heads, sequence]. (Query gradients are computed by a kernel
 // of their own, not added up across blocks: no fp32 accumulator, and the same bits in every run.)
 constexpr Bytes cuda_attention_gradient_workspace(std::int64_t sequence, std::int64_t batch, std::int64_t heads) {
   return Bytes(4 * sequence * batch * heads);

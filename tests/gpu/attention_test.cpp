@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/error.h"
 #include "planner/graph/cuda_workspace.h"
 #include "tests/gpu/device.h"
 #include "tests/gpu/device_array.h"
@@ -322,6 +323,19 @@ TEST_CASE("softmax of large scores neither overflows nor loses its small terms")
     check_attention(*backend, {type, 130, 1, 2, 1, 64, 12.0});
     check_attention(*backend, {type, 130, 1, 1, 1, 16, 20.0});
   }
+}
+
+TEST_CASE("attention refuses heads that are too wide for its kernels") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const auto backend = gpu->make_backend(0, {});
+  const Case c{DataType::fp32, 1, 1, 1, 1, 257};
+  const DeviceArray qkv(*backend, c.type, Places{c}.qkv_size()), y(*backend, c.type, Places{c}.y_size());
+  const DeviceArray log_sum_exp(*backend, c.type, Places{c}.statistics());
+  void* const operands[] = {qkv.data(), y.data(), log_sum_exp.data()};
+  CHECK_THROWS_WITH_AS(
+      backend->run(0, {.kind = OpKind::attention, .shape = shape_of(c), .type = c.type, .operands = operands}),
+      "attention on CUDA: head_dim 257 is larger than 256", RunError);
 }
 
 }  // namespace parplan

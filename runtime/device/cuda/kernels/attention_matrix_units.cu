@@ -223,12 +223,13 @@ __device__ inline float row_maximum(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// What each kernel's tiles are. Shared memory stays below 99 KiB, which every device since sm_80 grants a block (CUDA
-// C++ Programming Guide, technical specifications), and registers allow two blocks of four warps on a multiprocessor
-// (65536 / 256).
+// What each kernel's tiles are. Shared memory stays below 99 KiB, which every device since sm_80 grants a block (CUDA C++
+// Programming Guide, technical specifications). `blocks` of them share a multiprocessor's 65536 registers: 255 a thread for
+// two, 168 for three. More rows for each warp are fewer reads of shared memory for each product, which is why the
+// forward, with one accumulator a row, takes two row tiles.
 template <int head_dim>
 struct ForwardTiles {
-  static constexpr int blocks = 2;  // of a multiprocessor
+  static constexpr int blocks = 2;
   static constexpr int row_tiles = 2;
   static constexpr int queries = warps * 16 * row_tiles;
   static constexpr int keys = 64;
@@ -374,7 +375,7 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
 
 template <int head_dim>
 struct QueryGradientTiles {
-  static constexpr int blocks = head_dim <= 64 ? 3 : 2;  // of a multiprocessor
+  static constexpr int blocks = head_dim <= 64 ? 3 : 2;
   static constexpr int row_tiles = 1;
   static constexpr int queries = warps * 16 * row_tiles;
   static constexpr int keys = head_dim <= 64 ? 64 : 32;
@@ -532,7 +533,7 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
 
 template <int head_dim>
 struct KeyValueGradientTiles {
-  static constexpr int blocks = head_dim <= 64 ? 3 : 2;  // of a multiprocessor
+  static constexpr int blocks = head_dim <= 64 ? 3 : 2;
   static constexpr int row_tiles = 1;
   static constexpr int keys = warps * 16 * row_tiles;
   static constexpr int queries = head_dim <= 64 ? 64 : 32;
