@@ -223,10 +223,10 @@ __device__ inline float row_maximum(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// What each kernel's tiles are. Shared memory stays below 99 KiB, which every device since sm_80 grants a block (CUDA C++
-// Programming Guide, technical specifications). `blocks` of them share a multiprocessor's 65536 registers: 255 a thread for
-// two, 168 for three. More rows for each warp are fewer reads of shared memory for each product, which is why the
-// forward, with one accumulator a row, takes two row tiles.
+// What each kernel's tiles are. Shared memory stays below 99 KiB, which every device since sm_80 grants a block (CUDA
+// C++ Programming Guide, technical specifications). `blocks` of them share a multiprocessor's 65536 registers: 255 a
+// thread for two, 168 for three. More rows for each warp are fewer reads of shared memory for each product, which is
+// why the forward, with one accumulator a row, takes two row tiles.
 template <int head_dim>
 struct ForwardTiles {
   static constexpr int blocks = 2;
