@@ -56,7 +56,9 @@ Doubles rounded(DataType type, Doubles numbers) {
   for (double& number : numbers) number = rounded(type, number);
   return numbers;
 }
-Doubles random_in(DataType type, std::int64_t size, int seed, double scale = 1.0) { return rounded(type, random_numbers(size, seed, scale)); }
+Doubles random_in(DataType type, std::int64_t size, int seed, double scale = 1.0) {
+  return rounded(type, random_numbers(size, seed, scale));
+}
 
 Operand reads(DataType type, const Doubles& numbers) { return {.type = type, .size = count(numbers), .before = numbers}; }
 Operand writes(DataType type, const Doubles& after, double tolerance) {
@@ -72,10 +74,11 @@ constexpr double close = 2e-6;  // a few fp32 roundings
 std::string text(const OpShape& s) {
   std::string result = std::to_string(s.rows) + " x " + std::to_string(s.columns);
   if (s.sequence > 0) result += ", sequence " + std::to_string(s.sequence) + ", batch " + std::to_string(s.batch);
-  if (s.heads > 0) result += ", " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " heads of " + std::to_string(s.head_dim);
-  const std::pair<bool, const char*> flags[] = {{s.bias, "bias"},     {s.second, "second"}, {s.accumulate, "accumulate"},
-                                                {s.norm, "norm"},     {s.master, "master"}, {s.scaled, "scaled"},
-                                                {s.weight_decay, "weight decay"}};
+  if (s.heads > 0)
+    result += ", " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " heads of " + std::to_string(s.head_dim);
+  const std::pair<bool, const char*> flags[] = {
+      {s.bias, "bias"},     {s.second, "second"}, {s.accumulate, "accumulate"},    {s.norm, "norm"},
+      {s.master, "master"}, {s.scaled, "scaled"}, {s.weight_decay, "weight decay"}};
   for (const auto& [is_set, flag] : flags)
     if (is_set) result += std::string(", ") + flag;
   return result;
@@ -209,7 +212,8 @@ std::vector<Case> embedding_gradient_cases(DataType type) {
   std::vector<Case> cases;
   Doubles many;  // several looks of a block at the tokens, of several warps
   for (int i = 0; i < 2000; ++i) many.push_back(shard_begin + i * i % 7 - 2);
-  for (const auto& [tokens, columns] : {std::pair{shard_tokens, std::int64_t{1}}, {shard_tokens, 7}, {shard_tokens, 24}, {shard_tokens, 2056}, {many, 65}}) {
+  for (const auto& [tokens, columns] :
+       {std::pair{shard_tokens, std::int64_t{1}}, {shard_tokens, 7}, {shard_tokens, 24}, {shard_tokens, 2056}, {many, 65}}) {
     const Doubles dy = random_in(type, count(tokens) * columns, 1), before = random_in(fp32, shard_rows * columns, 2);
     Doubles after = before;
     for (std::size_t r = 0; r < tokens.size(); ++r) {
@@ -232,9 +236,11 @@ std::vector<Case> add_position_cases(DataType type) {
     const Doubles x = random_in(type, rows * columns, 1), table = random_in(type, position_rows * columns, 2);
     Doubles y = x;
     for (std::int64_t r = 0; r < rows; ++r)
-      for (std::int64_t i = 0; i < columns; ++i) y[at(r * columns + i)] += table[at((position_begin + r / position_batch) * columns + i)];
-    cases.push_back({{.rows = rows, .columns = columns, .sequence = position_sequence, .batch = position_batch, .begin = position_begin},
-                     {reads(type, x), reads(type, table), writes(type, y, close)}});
+      for (std::int64_t i = 0; i < columns; ++i)
+        y[at(r * columns + i)] += table[at((position_begin + r / position_batch) * columns + i)];
+    cases.push_back(
+        {{.rows = rows, .columns = columns, .sequence = position_sequence, .batch = position_batch, .begin = position_begin},
+         {reads(type, x), reads(type, table), writes(type, y, close)}});
   }
   return cases;
 }
@@ -246,15 +252,18 @@ std::vector<Case> add_position_gradient_cases(DataType type) {
     const Doubles dy = random_in(type, rows * columns, 1), before = random_in(fp32, position_rows * columns, 2);
     Doubles after = before;
     for (std::int64_t r = 0; r < rows; ++r)
-      for (std::int64_t i = 0; i < columns; ++i) after[at((position_begin + r / position_batch) * columns + i)] += dy[at(r * columns + i)];
-    cases.push_back({{.rows = rows, .columns = columns, .sequence = position_sequence, .batch = position_batch, .begin = position_begin},
-                     {reads(type, dy), updates(fp32, before, after, close)}});
+      for (std::int64_t i = 0; i < columns; ++i)
+        after[at((position_begin + r / position_batch) * columns + i)] += dy[at(r * columns + i)];
+    cases.push_back(
+        {{.rows = rows, .columns = columns, .sequence = position_sequence, .batch = position_batch, .begin = position_begin},
+         {reads(type, dy), updates(fp32, before, after, close)}});
   }
   return cases;
 }
 
 // One warp for a row, one block, a block of several vectors a thread, rows read again; whole vectors and not.
-constexpr Size norm_sizes[] = {{3, 1}, {9, 7}, {17, 8}, {3, 50}, {10, 256}, {3, 768}, {2, 1600}, {2, 2304}, {2, 4100}, {1, 33000}};
+constexpr Size norm_sizes[] = {{3, 1},   {9, 7},    {17, 8},   {3, 50},   {10, 256},
+                               {3, 768}, {2, 1600}, {2, 2304}, {2, 4100}, {1, 33000}};
 constexpr double norm_epsilon = 1e-5;
 
 struct Statistics {
@@ -265,7 +274,8 @@ Statistics statistics_of(const Doubles& x, std::int64_t row, std::int64_t column
   double squares = 0.0;
   if (has_mean)
     for (std::int64_t i = 0; i < columns; ++i) s.mean += x[at(row * columns + i)] / static_cast<double>(columns);
-  for (std::int64_t i = 0; i < columns; ++i) squares += std::pow(x[at(row * columns + i)] - s.mean, 2) / static_cast<double>(columns);
+  for (std::int64_t i = 0; i < columns; ++i)
+    squares += std::pow(x[at(row * columns + i)] - s.mean, 2) / static_cast<double>(columns);
   s.rstd = 1.0 / std::sqrt(squares + norm_epsilon);
   return s;
 }
@@ -319,7 +329,8 @@ std::vector<Case> add_norm_cases(DataType type, bool has_mean) {
     for (int more = 0; more < (columns <= 256 ? 3 : 1); ++more) {
       ++variant;
       const bool second = variant % 3 != 0, bias = variant % 2 != 0 || !second;
-      const Doubles a = norm_input(type, rows * columns), b = random_in(type, rows * columns, 4), last = random_in(type, columns, 5);
+      const Doubles a = norm_input(type, rows * columns), b = random_in(type, rows * columns, 4),
+                    last = random_in(type, columns, 5);
       const Doubles gamma = random_in(type, columns, 2), beta = has_mean ? random_in(type, columns, 3) : Doubles{};
       // As the kernel adds, in fp32.
       Doubles sum = a;
@@ -353,8 +364,10 @@ std::vector<Case> norm_gradient_cases(DataType type, bool has_mean) {
   sizes.insert(sizes.end(), {{37, 24}, {130, 768}, {300, 41}, {4200, 8}});
   for (const auto& [rows, columns] : sizes) {
     const bool accumulate = columns % 2 == 0;
-    const Doubles x = norm_input(type, rows * columns), dy = random_in(type, rows * columns, 4), gamma = random_in(type, columns, 2);
-    const Doubles dx_before = random_in(type, rows * columns, 5), gamma_before = random_in(fp32, columns, 6), beta_before = random_in(fp32, columns, 7);
+    const Doubles x = norm_input(type, rows * columns), dy = random_in(type, rows * columns, 4),
+                  gamma = random_in(type, columns, 2);
+    const Doubles dx_before = random_in(type, rows * columns, 5), gamma_before = random_in(fp32, columns, 6),
+                  beta_before = random_in(fp32, columns, 7);
     Doubles dx = accumulate ? dx_before : Doubles(x.size()), dgamma = gamma_before, dbeta = beta_before, mean, rstd;
     for (std::int64_t r = 0; r < rows; ++r) {
       const Statistics s = statistics_of(x, r, columns, has_mean);
@@ -371,9 +384,11 @@ std::vector<Case> norm_gradient_cases(DataType type, bool has_mean) {
       }
       const auto width = static_cast<double>(columns);
       for (std::int64_t i = 0; i < columns; ++i)
-        dx[at(r * columns + i)] += rstd.back() * (dy[at(r * columns + i)] * gamma[at(i)] - sum / width - normal(i) * products / width);
+        dx[at(r * columns + i)] +=
+            rstd.back() * (dy[at(r * columns + i)] * gamma[at(i)] - sum / width - normal(i) * products / width);
     }
-    Case c{{.rows = rows, .columns = columns, .accumulate = accumulate, .epsilon = norm_epsilon}, {reads(type, dy), reads(type, x), reads(type, gamma)}};
+    Case c{{.rows = rows, .columns = columns, .accumulate = accumulate, .epsilon = norm_epsilon},
+           {reads(type, dy), reads(type, x), reads(type, gamma)}};
     if (has_mean) c.operands.push_back(reads(fp32, mean));
     c.operands.push_back(reads(fp32, rstd));
     c.operands.push_back(accumulate ? updates(type, dx_before, dx, 1e-5) : writes(type, dx, 1e-5));
@@ -392,8 +407,10 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
     std::int64_t sequence, batch, heads, kv_heads, head_dim, begin;
   };
   std::vector<Case> cases;
-  for (const Heads& h : {Heads{3, 2, 4, 2, 2, 0}, {2, 3, 3, 3, 6, 5}, {4, 1, 4, 1, 64, 100000}, {2, 2, 2, 2, 128, 7}, {1, 1, 1, 1, 200, 9}}) {
-    const std::int64_t rows = h.sequence * h.batch, heads = h.heads + 2 * h.kv_heads, half = h.head_dim / 2, per_group = h.heads / h.kv_heads + 2;
+  for (const Heads& h :
+       {Heads{3, 2, 4, 2, 2, 0}, {2, 3, 3, 3, 6, 5}, {4, 1, 4, 1, 64, 100000}, {2, 2, 2, 2, 128, 7}, {1, 1, 1, 1, 200, 9}}) {
+    const std::int64_t rows = h.sequence * h.batch, heads = h.heads + 2 * h.kv_heads, half = h.head_dim / 2,
+                       per_group = h.heads / h.kv_heads + 2;
     const Doubles x = random_in(type, rows * heads * h.head_dim, 1);
     Doubles y = x;
     for (std::int64_t row = 0; row < rows; ++row)
@@ -401,7 +418,8 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
         if (head % per_group == per_group - 1) continue;  // a value
         for (std::int64_t i = 0; i < half; ++i) {
           // In fp32, as Hugging Face has it.
-          const auto frequency = static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(h.head_dim)));
+          const auto frequency =
+              static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(h.head_dim)));
           const double angle = static_cast<double>(static_cast<float>(h.begin + row / h.batch) * frequency);
           const std::size_t low = at((row * heads + head) * h.head_dim + i), high = low + at(half);
           y[low] = x[low] * std::cos(angle) - direction * x[high] * std::sin(angle);
@@ -410,8 +428,14 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
       }
     // (A frequency may be rounded the other way than here: a turn of 2^-24 of the angle.)
     const double tolerance = close + 0x1p-23 * static_cast<double>(h.begin > 1000 ? h.begin : 0);
-    cases.push_back({{.rows = rows, .sequence = h.sequence, .batch = h.batch, .heads = h.heads, .kv_heads = h.kv_heads, .head_dim = h.head_dim,
-                      .begin = h.begin, .theta = 10000.0},
+    cases.push_back({{.rows = rows,
+                      .sequence = h.sequence,
+                      .batch = h.batch,
+                      .heads = h.heads,
+                      .kv_heads = h.kv_heads,
+                      .head_dim = h.head_dim,
+                      .begin = h.begin,
+                      .theta = 10000.0},
                      {reads(type, x), writes(type, y, tolerance)}});
   }
   return cases;
@@ -423,9 +447,12 @@ double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 double activated(ActivationKind kind, double x) {
   switch (kind) {
-    case ActivationKind::gelu_tanh: return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    case ActivationKind::gelu_erf: return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
-    default: return std::max(x, 0.0);
+    case ActivationKind::gelu_tanh:
+      return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case ActivationKind::gelu_erf:
+      return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+    default:
+      return std::max(x, 0.0);
   }
 }
 double activation_slope(ActivationKind kind, double x) {
@@ -434,8 +461,10 @@ double activation_slope(ActivationKind kind, double x) {
       const double t = std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
       return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
     }
-    case ActivationKind::gelu_erf: return 0.5 * (1 + std::erf(x / std::sqrt(2.0))) + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
-    default: return x > 0.0 ? 1.0 : 0.0;
+    case ActivationKind::gelu_erf:
+      return 0.5 * (1 + std::erf(x / std::sqrt(2.0))) + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
+    default:
+      return x > 0.0 ? 1.0 : 0.0;
   }
 }
 
@@ -468,7 +497,8 @@ std::vector<Case> activation_gradient_cases(DataType type) {
       const Doubles x = activation_input(type, rows * columns), dy = random_in(type, rows * columns, 2);
       Doubles dx = dy;
       for (std::size_t i = 0; i < dx.size(); ++i) dx[i] *= activation_slope(kind, x[i]);
-      cases.push_back({{.rows = rows, .columns = columns, .activation = kind}, {reads(type, dy), reads(type, x), writes(type, dx, close)}});
+      cases.push_back(
+          {{.rows = rows, .columns = columns, .activation = kind}, {reads(type, dy), reads(type, x), writes(type, dx, close)}});
     }
   return cases;
 }
@@ -487,15 +517,17 @@ std::vector<Case> silu_gate_cases(DataType type) {
 std::vector<Case> silu_gate_gradient_cases(DataType type) {
   std::vector<Case> cases;
   for (const auto& [rows, columns] : flat_sizes) {
-    const Doubles dy = random_in(type, rows * columns, 3), gate = activation_input(type, rows * columns), up = random_in(type, rows * columns, 2);
+    const Doubles dy = random_in(type, rows * columns, 3), gate = activation_input(type, rows * columns),
+                  up = random_in(type, rows * columns, 2);
     Doubles dgate = dy, dup = dy;
     for (std::size_t i = 0; i < dy.size(); ++i) {
       const double s = sigmoid(gate[i]);
       dgate[i] *= up[i] * (s + gate[i] * s * (1 - s));
       dup[i] *= gate[i] * s;
     }
-    cases.push_back({{.rows = rows, .columns = columns},
-                     {reads(type, dy), reads(type, gate), reads(type, up), writes(type, dgate, close), writes(type, dup, close)}});
+    cases.push_back(
+        {{.rows = rows, .columns = columns},
+         {reads(type, dy), reads(type, gate), reads(type, up), writes(type, dgate, close), writes(type, dup, close)}});
   }
   return cases;
 }
@@ -504,7 +536,8 @@ std::vector<Case> add_cases(DataType type) {
   std::vector<Case> cases;
   for (const auto& [rows, columns] : flat_sizes)
     for (const auto& [second, bias] : {std::pair{true, false}, {false, true}, {true, true}}) {
-      const Doubles a = random_in(type, rows * columns, 1), b = random_in(type, rows * columns, 2), last = random_in(type, columns, 3);
+      const Doubles a = random_in(type, rows * columns, 1), b = random_in(type, rows * columns, 2),
+                    last = random_in(type, columns, 3);
       Doubles y = a;
       for (std::int64_t i = 0; i < count(y); ++i) y[at(i)] += (second ? b[at(i)] : 0.0) + (bias ? last[at(i % columns)] : 0.0);
       Case c{{.rows = rows, .columns = columns, .bias = bias, .second = second}, {reads(type, a)}};
@@ -532,7 +565,8 @@ std::vector<Case> bias_gradient_cases(DataType type) {
 struct Shard {
   std::int64_t rows, columns, begin, valid;
 };
-constexpr Shard shards[] = {{1, 1, 0, 1}, {4, 16, 32, 13}, {3, 1000, 0, 1000}, {2, 37, 5, 30}, {3, 64, 100, 0}, {2, 9000, 50, 8999}};
+constexpr Shard shards[] = {{1, 1, 0, 1},   {4, 16, 32, 13}, {3, 1000, 0, 1000},
+                            {2, 37, 5, 30}, {3, 64, 100, 0}, {2, 9000, 50, 8999}};
 
 struct Tokens {
   Doubles logits, targets, maximum, sums;
@@ -580,7 +614,9 @@ std::vector<Case> cross_entropy_sums_cases(DataType type) {
       sums.push_back(sum);
       sums.push_back(target >= 0 && target < s.valid ? t.logits[at(r * s.columns + target)] - t.maximum[at(r)] : 0.0);
     }
-    cases.push_back({shape_of(s), {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), writes(fp32, sums, close)}});
+    cases.push_back(
+        {shape_of(s),
+         {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), writes(fp32, sums, close)}});
   }
   return cases;
 }
@@ -591,8 +627,9 @@ std::vector<Case> cross_entropy_loss_cases(DataType type) {
     const Tokens t = tokens_of(type, s);
     double loss = 7.0;
     for (std::int64_t r = 0; r < s.rows; ++r) loss += std::log(t.sums[at(2 * r)]) - t.sums[at(2 * r + 1)];
-    cases.push_back({shape_of(s), {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), reads(fp32, t.sums),
-                                   updates(fp32, {7.0}, {loss}, 2e-7)}});
+    cases.push_back({shape_of(s),
+                     {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), reads(fp32, t.sums),
+                      updates(fp32, {7.0}, {loss}, 2e-7)}});
   }
   return cases;
 }
@@ -610,8 +647,11 @@ std::vector<Case> cross_entropy_gradient_cases(DataType type) {
       for (std::int64_t r = 0; r < s.rows; ++r)
         for (std::int64_t i = 0; i < s.valid; ++i)
           dx[at(r * s.columns + i)] = (std::exp(t.logits[at(r * s.columns + i)] - t.maximum[at(r)]) / t.sums[at(2 * r)] -
-                                       (static_cast<double>(s.begin + i) == t.targets[at(r)] ? 1.0 : 0.0)) * scale;
-      Case c{shape, {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), reads(fp32, t.sums), writes(type, dx, close)}};
+                                       (static_cast<double>(s.begin + i) == t.targets[at(r)] ? 1.0 : 0.0)) *
+                                      scale;
+      Case c{shape,
+             {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), reads(fp32, t.sums),
+              writes(type, dx, close)}};
       if (scaled) c.operands.push_back(reads(fp32, {16384.0, 3.0, 1.0, 0.0}));
       cases.push_back(c);
     }
@@ -667,22 +707,61 @@ struct StepVariant {
 constexpr double infinite = std::numeric_limits<double>::infinity();
 const StepVariant step_variants[] = {
     {"plain", false, false, false, false, 0.0, {.step = 1, .learning_rate = 0.01, .epsilon = 1e-3}},
-    {"decay", false, false, false, true, 0.0, {.step = 3, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9}},
-    {"decay added to the gradient", false, true, false, true, 0.0,
+    {"decay",
+     false,
+     false,
+     false,
+     true,
+     0.0,
+     {.step = 3, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9}},
+    {"decay added to the gradient",
+     false,
+     true,
+     false,
+     true,
+     0.0,
      {.step = 3, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .decoupled_decay = false, .momentum = 0.9}},
-    {"clipped", true, true, false, true, 9.0,
+    {"clipped",
+     true,
+     true,
+     false,
+     true,
+     9.0,
      {.step = 1000, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9, .clip_norm = 2.0}},
-    {"not clipped", true, true, false, true, 9.0, {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .momentum = 0.5, .clip_norm = 4.0}},
-    {"scaled", true, true, true, true, 9.0,
+    {"not clipped",
+     true,
+     true,
+     false,
+     true,
+     9.0,
+     {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .momentum = 0.5, .clip_norm = 4.0}},
+    {"scaled",
+     true,
+     true,
+     true,
+     true,
+     9.0,
      {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9, .clip_norm = 2.0}},
-    {"overflow", true, true, true, true, infinite,
+    {"overflow",
+     true,
+     true,
+     true,
+     true,
+     infinite,
      {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9, .clip_norm = 2.0}},
-    {"not a number", true, true, true, true, std::numeric_limits<double>::quiet_NaN(), {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3}},
+    {"not a number",
+     true,
+     true,
+     true,
+     true,
+     std::numeric_limits<double>::quiet_NaN(),
+     {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3}},
 };
 constexpr double tested_loss_scale = 4096.0, skipped_steps = 2.0;
 
 // Optimizer cases: `step` changes one element's parameter, first and second moment.
-using Step = std::function<void(const StepVariant&, double gradient, double step, double& parameter, double& first, double& second)>;
+using Step =
+    std::function<void(const StepVariant&, double gradient, double step, double& parameter, double& first, double& second)>;
 
 std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
   std::vector<Case> cases;
@@ -691,18 +770,26 @@ std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
       // A half type has a master copy. (Without one, its rounding would hide all else.)
       const bool master = v.master || is_half(type);
       const double scale = v.scaled ? tested_loss_scale : 1.0;
-      const double clip = v.norm && v.scalars.clip_norm > 0.0 ? std::min(1.0, v.scalars.clip_norm / (std::sqrt(v.sum_of_squares) + 1e-6)) : 1.0;
+      const double clip =
+          v.norm && v.scalars.clip_norm > 0.0 ? std::min(1.0, v.scalars.clip_norm / (std::sqrt(v.sum_of_squares) + 1e-6)) : 1.0;
       const bool overflow = v.scaled && !std::isfinite(v.sum_of_squares);
-      const Doubles gradient = random_in(fp32, size, 1, scale), parameter = random_in(fp32, size, 2), first = random_in(fp32, size, 3);
+      const Doubles gradient = random_in(fp32, size, 1, scale), parameter = random_in(fp32, size, 2),
+                    first = random_in(fp32, size, 3);
       Doubles second = random_in(fp32, size, 4);
       for (double& number : second) number = std::abs(number);
       Doubles new_parameter = parameter, new_first = first, new_second = second;
       for (std::size_t i = 0; i < parameter.size() && !overflow; ++i)
-        step(v, gradient[i] / scale * clip, static_cast<double>(v.scalars.step) - (v.scaled ? skipped_steps : 0.0), new_parameter[i], new_first[i],
-             new_second[i]);
+        step(v, gradient[i] / scale * clip, static_cast<double>(v.scalars.step) - (v.scaled ? skipped_steps : 0.0),
+             new_parameter[i], new_first[i], new_second[i]);
       const Doubles low = random_in(type, size, 5);
-      Case c{{.rows = size, .second = moments == 1, .weight_decay = v.weight_decay, .norm = v.norm, .master = master, .scaled = v.scaled},
-             {reads(fp32, gradient)}, v.scalars};
+      Case c{{.rows = size,
+              .second = moments == 1,
+              .weight_decay = v.weight_decay,
+              .norm = v.norm,
+              .master = master,
+              .scaled = v.scaled},
+             {reads(fp32, gradient)},
+             v.scalars};
       // A parameter that has a master copy is only written.
       c.operands.push_back(updates(type, master ? low : parameter, master && overflow ? low : new_parameter, close));
       if (moments >= 1) c.operands.push_back(updates(fp32, first, new_first, close));
@@ -718,15 +805,17 @@ std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
 
 // torch.optim.AdamW and Adam.
 std::vector<Case> adamw_cases(DataType type) {
-  return step_cases(type, 2, [](const StepVariant& v, double gradient, double step, double& parameter, double& first, double& second) {
-    const StepScalars& t = v.scalars;
-    const double decay = v.weight_decay ? t.weight_decay : 0.0;
-    if (!t.decoupled_decay) gradient += decay * parameter;
-    if (t.decoupled_decay) parameter -= t.learning_rate * decay * parameter;
-    first = t.beta1 * first + (1 - t.beta1) * gradient;
-    second = t.beta2 * second + (1 - t.beta2) * gradient * gradient;
-    parameter -= t.learning_rate / (1 - std::pow(t.beta1, step)) * first / (std::sqrt(second) / std::sqrt(1 - std::pow(t.beta2, step)) + t.epsilon);
-  });
+  return step_cases(type, 2,
+                    [](const StepVariant& v, double gradient, double step, double& parameter, double& first, double& second) {
+                      const StepScalars& t = v.scalars;
+                      const double decay = v.weight_decay ? t.weight_decay : 0.0;
+                      if (!t.decoupled_decay) gradient += decay * parameter;
+                      if (t.decoupled_decay) parameter -= t.learning_rate * decay * parameter;
+                      first = t.beta1 * first + (1 - t.beta1) * gradient;
+                      second = t.beta2 * second + (1 - t.beta2) * gradient * gradient;
+                      parameter -= t.learning_rate / (1 - std::pow(t.beta1, step)) * first /
+                                   (std::sqrt(second) / std::sqrt(1 - std::pow(t.beta2, step)) + t.epsilon);
+                    });
 }
 
 // torch.optim.SGD.
@@ -746,14 +835,12 @@ std::vector<Case> sgd_cases(DataType type) {
 
 std::vector<Case> update_loss_scale_cases(DataType) {
   const auto step = [](double norm, const Doubles& before, const Doubles& after) {
-    return Case{{}, {std::isnan(norm) ? Operand{.type = fp32, .size = 1} : reads(fp32, {norm}), updates(fp32, before, after, 0.0)}};
+    return Case{{},
+                {std::isnan(norm) ? Operand{.type = fp32, .size = 1} : reads(fp32, {norm}), updates(fp32, before, after, 0.0)}};
   };
-  return {step(1.0, {65536, 0, 0, 0}, {65536, 1, 0, 0}),
-          step(1.0, {65536, 1998, 3, 0}, {65536, 1999, 3, 0}),
-          step(1.0, {65536, 1999, 3, 0}, {131072, 0, 3, 0}),
-          step(infinite, {65536, 1999, 3, 0}, {32768, 0, 4, 0}),
-          step(std::nan(""), {65536, 5, 0, 0}, {32768, 0, 1, 0}),
-          step(1.0, {0x1p127, 1999, 0, 0}, {0x1p127, 0, 0, 0})};
+  return {step(1.0, {65536, 0, 0, 0}, {65536, 1, 0, 0}),          step(1.0, {65536, 1998, 3, 0}, {65536, 1999, 3, 0}),
+          step(1.0, {65536, 1999, 3, 0}, {131072, 0, 3, 0}),      step(infinite, {65536, 1999, 3, 0}, {32768, 0, 4, 0}),
+          step(std::nan(""), {65536, 5, 0, 0}, {32768, 0, 1, 0}), step(1.0, {0x1p127, 1999, 0, 0}, {0x1p127, 0, 0, 0})};
 }
 
 // Every op kind has its row: cases, or where it is tested.
@@ -806,7 +893,8 @@ constexpr TestRow test_rows[] = {
 void check_kernels(Gpu& gpu, DataType type) {
   const std::unique_ptr<Backend> backend = gpu.make_backend(0, {});
   for (const OpRow& row : op_rows()) {
-    const auto* found = std::find_if(std::begin(test_rows), std::end(test_rows), [&](const TestRow& test) { return test.kind == row.kind; });
+    const auto* found =
+        std::find_if(std::begin(test_rows), std::end(test_rows), [&](const TestRow& test) { return test.kind == row.kind; });
     if (found == std::end(test_rows)) {
       FAIL_CHECK(row.name, " has no test of its CUDA kernel");
     } else if (found->cases != nullptr) {
@@ -852,9 +940,9 @@ TEST_CASE("a norm fused with the sum before it gives the bits of the two ops on 
       for (const auto& [rows, columns] : norm_sizes) {
         INFO(std::string(name(type)), " ", rows, " x ", columns);
         const OpShape shape{.rows = rows, .columns = columns, .bias = true, .second = true, .epsilon = norm_epsilon};
-        const DeviceArray a(*backend, type, norm_input(type, rows * columns)), b(*backend, type, random_numbers(rows * columns, 2)),
-            bias(*backend, type, random_numbers(columns, 3)), gamma(*backend, type, random_numbers(columns, 4)),
-            beta(*backend, type, random_numbers(columns, 5));
+        const DeviceArray a(*backend, type, norm_input(type, rows * columns)),
+            b(*backend, type, random_numbers(rows * columns, 2)), bias(*backend, type, random_numbers(columns, 3)),
+            gamma(*backend, type, random_numbers(columns, 4)), beta(*backend, type, random_numbers(columns, 5));
         const DeviceArray sums[] = {{*backend, type, rows * columns}, {*backend, type, rows * columns}};
         const DeviceArray results[] = {{*backend, type, rows * columns}, {*backend, type, rows * columns}};
         const DeviceArray means[] = {{*backend, fp32, rows}, {*backend, fp32, rows}};
@@ -864,12 +952,14 @@ TEST_CASE("a norm fused with the sum before it gives the bits of the two ops on 
         };
         run(OpKind::add, {a.data(), b.data(), bias.data(), sums[0].data()});
         if (has_mean) {
-          run(OpKind::layer_norm, {sums[0].data(), gamma.data(), beta.data(), results[0].data(), means[0].data(), rstds[0].data()});
-          run(OpKind::add_layer_norm, {a.data(), b.data(), bias.data(), gamma.data(), beta.data(), sums[1].data(), results[1].data(),
-                                       means[1].data(), rstds[1].data()});
+          run(OpKind::layer_norm,
+              {sums[0].data(), gamma.data(), beta.data(), results[0].data(), means[0].data(), rstds[0].data()});
+          run(OpKind::add_layer_norm, {a.data(), b.data(), bias.data(), gamma.data(), beta.data(), sums[1].data(),
+                                       results[1].data(), means[1].data(), rstds[1].data()});
         } else {
           run(OpKind::rms_norm, {sums[0].data(), gamma.data(), results[0].data(), rstds[0].data()});
-          run(OpKind::add_rms_norm, {a.data(), b.data(), bias.data(), gamma.data(), sums[1].data(), results[1].data(), rstds[1].data()});
+          run(OpKind::add_rms_norm,
+              {a.data(), b.data(), bias.data(), gamma.data(), sums[1].data(), results[1].data(), rstds[1].data()});
         }
         CHECK(sums[0].bits() == sums[1].bits());
         CHECK(results[0].bits() == results[1].bits());
@@ -894,9 +984,12 @@ TEST_CASE("an optimizer's element is updated to the same bits wherever it stands
             first(*backend, fp32, random_numbers(size, 2), shift), second(*backend, fp32, Doubles(at(size), 0.25), shift),
             master(*backend, fp32, random_numbers(size, 3), shift == 3 ? 1 : shift);
         // In two calls.
-        for (const auto& [begin, end] : {std::pair{0, static_cast<int>(7 * shift)}, {static_cast<int>(7 * shift), static_cast<int>(size)}}) {
+        for (const auto& [begin, end] :
+             {std::pair{0, static_cast<int>(7 * shift)}, {static_cast<int>(7 * shift), static_cast<int>(size)}}) {
           const OpShape shape{.rows = end - begin, .second = kind == OpKind::sgd, .weight_decay = true, .master = true};
-          const auto from = [&](const DeviceArray& array) -> void* { return static_cast<std::byte*>(array.data()) + begin * size_of(array.type()); };
+          const auto from = [&](const DeviceArray& array) -> void* {
+            return static_cast<std::byte*>(array.data()) + begin * size_of(array.type());
+          };
           std::vector<void*> operands = {from(gradient), from(low), from(first)};
           if (kind == OpKind::adamw) operands.push_back(from(second));
           operands.push_back(from(master));

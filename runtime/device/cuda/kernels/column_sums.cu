@@ -1,5 +1,3 @@
-#include <string>
-
 #include "planner/graph/cuda_workspace.h"
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/kernels/numbers.h"
@@ -43,7 +41,8 @@ __global__ void sum_parts(const T* matrix, std::int64_t rows, std::int64_t colum
 constexpr int parts_at_once = 32;
 
 // Line l sums the parts l, l + 32, ..., then the lines are added in order.
-__global__ void __launch_bounds__(lanes * parts_at_once) add_up_parts(const float* parts, std::int64_t count, std::int64_t columns, float* sums) {
+__global__ void __launch_bounds__(lanes* parts_at_once)
+    add_up_parts(const float* parts, std::int64_t count, std::int64_t columns, float* sums) {
   __shared__ float lines[parts_at_once][lanes];
   const int lane = static_cast<int>(threadIdx.x), line = static_cast<int>(threadIdx.y);
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * lanes + lane;
@@ -65,8 +64,8 @@ __global__ void __launch_bounds__(lanes * parts_at_once) add_up_parts(const floa
 
 void add_parts(const float* parts, std::int64_t count, std::int64_t columns, float* sums, cudaStream_t stream) {
   launch("add up parts of sums", add_up_parts,
-         Grid{.blocks = dim3(rows_of_grid(divide_up(columns, lanes))), .threads = dim3(lanes, parts_at_once)}, stream, parts, count, columns,
-         sums);
+         Grid{.blocks = dim3(rows_of_grid(divide_up(columns, lanes))), .threads = dim3(lanes, parts_at_once)}, stream, parts,
+         count, columns, sums);
 }
 
 void add_column_sums(const void* matrix, DataType type, std::int64_t rows, std::int64_t columns, float* sums, void* workspace,
@@ -80,7 +79,8 @@ void add_column_sums(const void* matrix, DataType type, std::int64_t rows, std::
     const auto submit = [&](auto width) {
       constexpr int n = decltype(width)::width;
       launch("sum columns", sum_parts<T, n>,
-             Grid{.blocks = dim3(rows_of_grid(divide_up(columns, lanes * n)), static_cast<unsigned>(count)), .threads = dim3(lanes, rows_at_once)},
+             Grid{.blocks = dim3(rows_of_grid(divide_up(columns, lanes * n)), static_cast<unsigned>(count)),
+                  .threads = dim3(lanes, rows_at_once)},
              stream, from, rows, columns, divide_up(rows, count), parts);
     };
     if (rows_can_move(vector_width<T>, columns, {from})) {

@@ -12,7 +12,8 @@ template <int width, class Body>
 __device__ __forceinline__ void for_each_valid(std::int64_t valid, const Body& body) {
   const std::int64_t whole = valid / width * width;
 #pragma unroll 4
-  for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * width; i < whole; i += static_cast<std::int64_t>(blockDim.x) * width)
+  for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * width; i < whole;
+       i += static_cast<std::int64_t>(blockDim.x) * width)
     body(i, Count<width>{});
   if constexpr (width > 1) {
     const std::int64_t last = whole + threadIdx.x;
@@ -38,8 +39,8 @@ __global__ void __launch_bounds__(1024) largest_of_row(const T* logits, float* m
 }
 
 template <class T, int width>
-__global__ void __launch_bounds__(1024) sums_of_row(const T* logits, const std::int32_t* targets, const float* maxima, float* sums, std::int64_t columns,
-                            std::int64_t begin, std::int64_t valid) {
+__global__ void __launch_bounds__(1024) sums_of_row(const T* logits, const std::int32_t* targets, const float* maxima,
+                                                    float* sums, std::int64_t columns, std::int64_t begin, std::int64_t valid) {
   __shared__ float shared[1][most_warps];
   const std::int64_t row = blockIdx.x;
   const T* x = logits + row * columns;
@@ -77,8 +78,9 @@ __global__ void __launch_bounds__(1024) add_losses(const float* sums, std::int64
 
 // dlogits = (exp(x - max) / sum - [target]) scale, times the loss scale; padding gets 0. In place or not.
 template <class T, int width>
-__global__ void __launch_bounds__(1024) gradient_of_row(const T* logits, const std::int32_t* targets, const float* maxima, const float* sums, T* gradient,
-                                const LossScale* loss_scale, float scale, std::int64_t columns, std::int64_t begin, std::int64_t valid) {
+__global__ void __launch_bounds__(1024)
+    gradient_of_row(const T* logits, const std::int32_t* targets, const float* maxima, const float* sums, T* gradient,
+                    const LossScale* loss_scale, float scale, std::int64_t columns, std::int64_t begin, std::int64_t valid) {
   const std::int64_t row = blockIdx.x;
   const T* x = logits + row * columns;
   T* dx = gradient + row * columns;
@@ -124,7 +126,8 @@ void cross_entropy_max(const CudaKernelArguments& a) {
     using T = typename decltype(number)::Type;
     const T* logits = a.at<const T>(0);
     submit_tokens<T>(s, {logits}, [&](auto width, const Grid& grid) {
-      launch("cross_entropy_max", largest_of_row<T, decltype(width)::width>, grid, a.stream, logits, a.at<float>(1), s.columns, s.valid);
+      launch("cross_entropy_max", largest_of_row<T, decltype(width)::width>, grid, a.stream, logits, a.at<float>(1), s.columns,
+             s.valid);
     });
   });
 }
@@ -157,8 +160,9 @@ void cross_entropy_gradient(const CudaKernelArguments& a) {
     T* gradient = a.at<T>(4);
     const LossScale* loss_scale = s.scaled ? a.at<const LossScale>(5) : nullptr;
     submit_tokens<T>(s, {logits, gradient}, [&](auto width, const Grid& grid) {
-      launch("cross_entropy_gradient", gradient_of_row<T, decltype(width)::width>, grid, a.stream, logits, a.at<const std::int32_t>(1),
-             a.at<const float>(2), a.at<const float>(3), gradient, loss_scale, static_cast<float>(s.scale), s.columns, s.begin, s.valid);
+      launch("cross_entropy_gradient", gradient_of_row<T, decltype(width)::width>, grid, a.stream, logits,
+             a.at<const std::int32_t>(1), a.at<const float>(2), a.at<const float>(3), gradient, loss_scale,
+             static_cast<float>(s.scale), s.columns, s.begin, s.valid);
     });
   });
 }

@@ -40,9 +40,12 @@ struct Relu {
 template <class Body>
 void for_activation(ActivationKind kind, const Body& body) {
   switch (kind) {
-    case ActivationKind::gelu_tanh: return body(GeluTanh{});
-    case ActivationKind::gelu_erf: return body(GeluErf{});
-    case ActivationKind::relu: return body(Relu{});
+    case ActivationKind::gelu_tanh:
+      return body(GeluTanh{});
+    case ActivationKind::gelu_erf:
+      return body(GeluErf{});
+    case ActivationKind::relu:
+      return body(Relu{});
   }
 }
 
@@ -162,8 +165,8 @@ void activation_gradient(const CudaKernelArguments& a) {
     T* dx = a.at<T>(2);
     for_activation(a.shape.activation, [&](auto function) {
       submit_flat<vector_width<T>>(elements(a.shape), {dy, x, dx}, [&](auto width, FlatRange range, const Grid& grid) {
-        launch("activation_gradient", apply_gradient<T, decltype(width)::width, decltype(function)>, grid, a.stream, range, dy, x, dx,
-               a.shape.accumulate);
+        launch("activation_gradient", apply_gradient<T, decltype(width)::width, decltype(function)>, grid, a.stream, range, dy, x,
+               dx, a.shape.accumulate);
       });
     });
   });
@@ -187,10 +190,11 @@ void silu_gate_gradient(const CudaKernelArguments& a) {
     using T = typename decltype(number)::Type;
     const T *dy = a.at<const T>(0), *gates = a.at<const T>(1), *up = a.at<const T>(2);
     T *dgates = a.at<T>(3), *dup = a.at<T>(4);
-    submit_flat<vector_width<T>>(elements(a.shape), {dy, gates, up, dgates, dup}, [&](auto width, FlatRange range, const Grid& grid) {
-      launch("silu_gate_gradient", gate_gradient<T, decltype(width)::width>, grid, a.stream, range, dy, gates, up, dgates, dup,
-             a.shape.accumulate);
-    });
+    submit_flat<vector_width<T>>(elements(a.shape), {dy, gates, up, dgates, dup},
+                                 [&](auto width, FlatRange range, const Grid& grid) {
+                                   launch("silu_gate_gradient", gate_gradient<T, decltype(width)::width>, grid, a.stream, range,
+                                          dy, gates, up, dgates, dup, a.shape.accumulate);
+                                 });
   });
 }
 
@@ -204,14 +208,16 @@ void add(const CudaKernelArguments& a) {
     const T* bias = a.shape.bias ? a.at<const T>(operand++) : nullptr;
     T* y = a.at<T>(operand);
     if (bias == nullptr) {
-      submit_flat<vector_width<T>>(elements(a.shape), {x, b != nullptr ? b : x, y}, [&](auto width, FlatRange range, const Grid& grid) {
-        launch("add", add_flat<T, decltype(width)::width>, grid, a.stream, range, x, b, y);
-      });
+      submit_flat<vector_width<T>>(elements(a.shape), {x, b != nullptr ? b : x, y},
+                                   [&](auto width, FlatRange range, const Grid& grid) {
+                                     launch("add", add_flat<T, decltype(width)::width>, grid, a.stream, range, x, b, y);
+                                   });
       return;
     }
-    submit_rows<vector_width<T>>(a.shape.rows, a.shape.columns, {x, b != nullptr ? b : x, bias, y}, [&](auto width, const Grid& grid) {
-      launch("add", add_bias<T, decltype(width)::width>, grid, a.stream, a.shape.columns, x, b, bias, y);
-    });
+    submit_rows<vector_width<T>>(
+        a.shape.rows, a.shape.columns, {x, b != nullptr ? b : x, bias, y}, [&](auto width, const Grid& grid) {
+          launch("add", add_bias<T, decltype(width)::width>, grid, a.stream, a.shape.columns, x, b, bias, y);
+        });
   });
 }
 
@@ -237,7 +243,8 @@ void fill_zero(const CudaKernelArguments& a) {
 void copy(const CudaKernelArguments& a) {
   const std::int64_t bytes = elements(a.shape) * size_of(a.type);
   if (bytes == 0 || a.operands[0] == a.operands[1]) return;
-  check(cudaMemcpyAsync(a.operands[1], a.operands[0], static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, a.stream), "copy");
+  check(cudaMemcpyAsync(a.operands[1], a.operands[0], static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, a.stream),
+        "copy");
 }
 
 }  // namespace parplan

@@ -5,7 +5,8 @@ namespace parplan {
 namespace {
 
 template <class T, int width>
-__global__ void look_up(const std::int32_t* tokens, const T* table, T* y, std::int64_t columns, std::int64_t begin, std::int64_t valid) {
+__global__ void look_up(const std::int32_t* tokens, const T* table, T* y, std::int64_t columns, std::int64_t begin,
+                        std::int64_t valid) {
   const std::int64_t row = blockIdx.x;
   const std::int64_t index = tokens[row] - begin;
   const bool present = index >= 0 && index < valid;
@@ -110,8 +111,8 @@ void embedding(const CudaKernelArguments& a) {
     const T* table = a.at<const T>(1);
     T* y = a.at<T>(2);
     submit_rows<vector_width<T>>(s.rows, s.columns, {table, y}, [&](auto width, const Grid& grid) {
-      launch("embedding", look_up<T, decltype(width)::width>, grid, a.stream, a.at<const std::int32_t>(0), table, y, s.columns, s.begin,
-             s.valid);
+      launch("embedding", look_up<T, decltype(width)::width>, grid, a.stream, a.at<const std::int32_t>(0), table, y, s.columns,
+             s.begin, s.valid);
     });
   });
 }
@@ -125,9 +126,10 @@ void embedding_gradient(const CudaKernelArguments& a) {
     float* table = a.at<float>(2);
     submit_rows<vector_width<T>>(s.rows, s.columns, {dy, table}, [&](auto width, const Grid& grid) {
       constexpr int elements_at_once = decltype(width)::width;
-      PARPLAN_ASSERT(divide_up(s.columns, elements_at_once * static_cast<std::int64_t>(grid.threads.x)) == grid.blocks.y, "columns of a row");
-      launch("embedding_gradient", add_to_rows<T, elements_at_once>, grid, a.stream, dy, a.at<const std::int32_t>(1), table, s.rows,
-             s.columns, s.begin, s.valid);
+      PARPLAN_ASSERT(divide_up(s.columns, elements_at_once * static_cast<std::int64_t>(grid.threads.x)) == grid.blocks.y,
+                     "columns of a row");
+      launch("embedding_gradient", add_to_rows<T, elements_at_once>, grid, a.stream, dy, a.at<const std::int32_t>(1), table,
+             s.rows, s.columns, s.begin, s.valid);
     });
   });
 }

@@ -37,7 +37,8 @@ void submit(void* out, std::span<const void* const> from, std::int64_t count, Da
     T* to = static_cast<T*>(out);
     const T* other = to;  // one that is not aligned as `out` is, if there is any
     for (const void* input : from)
-      if ((reinterpret_cast<std::uintptr_t>(input) - reinterpret_cast<std::uintptr_t>(out)) % 16 != 0) other = static_cast<const T*>(input);
+      if ((reinterpret_cast<std::uintptr_t>(input) - reinterpret_cast<std::uintptr_t>(out)) % 16 != 0)
+        other = static_cast<const T*>(input);
     submit_flat<vector_width<T>>(count, {to, other}, [&](auto width, FlatRange range, const Grid& grid) {
       launch("reduce in order", combine_in_order<T, decltype(width)::width, Combine>, grid, stream, range, to, inputs);
     });

@@ -68,7 +68,9 @@ struct RowShare {
     for (int v = 0; v < vectors; ++v)
       if (has(v)) body(column(v), kept[v]);
   }
-  __device__ __forceinline__ std::int64_t column(int v) const { return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * width; }
+  __device__ __forceinline__ std::int64_t column(int v) const {
+    return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * width;
+  }
   __device__ __forceinline__ bool has(int v) const { return present && column(v) < columns; }
 };
 
@@ -79,16 +81,17 @@ struct RowShare<T, width, 0> {
 
   template <class Body>
   __device__ __forceinline__ void first_pass(const NormOperands<T>& o, const Body& body) {
-    over(body, [&](std::int64_t i, float (&x)[width]) { first_read(o, begin + i, i, x); });
+    over(body, [&](std::int64_t i, float(&x)[width]) { first_read(o, begin + i, i, x); });
   }
   template <class Body>
   __device__ __forceinline__ void pass(const NormOperands<T>& o, const Body& body) {
-    over(body, [&](std::int64_t i, float (&x)[width]) { load(o.x + begin + i, x); });
+    over(body, [&](std::int64_t i, float(&x)[width]) { load(o.x + begin + i, x); });
   }
   template <class Body, class Read>
   __device__ __forceinline__ void over(const Body& body, const Read& read) {
     if (!present) return;
-    for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * width; i < columns; i += static_cast<std::int64_t>(blockDim.x) * width) {
+    const std::int64_t stride = static_cast<std::int64_t>(blockDim.x) * width;
+    for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * width; i < columns; i += stride) {
       float x[width];
       read(i, x);
       body(i, x);
@@ -153,15 +156,16 @@ void submit(const CudaKernelArguments& a, const NormOperands<T>& o) {
     const int lines = threads == 32 ? 8 : 1;
     launch(name(norm == Norm::layer ? OpKind::layer_norm : OpKind::rms_norm),
            normalize<T, decltype(width)::width, decltype(vectors)::width, norm>,
-           Grid{.blocks = dim3(rows_of_grid(divide_up(rows, lines))), .threads = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(lines))},
+           Grid{.blocks = dim3(rows_of_grid(divide_up(rows, lines))),
+                .threads = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(lines))},
            a.stream, rows, columns, o);
   };
   const T* const x = o.x;
   constexpr int width = vector_width<T>;
-  const bool in_vectors = o.sum == nullptr
-                              ? rows_can_move(width, columns, {x, o.gamma, o.beta != nullptr ? o.beta : x, o.y})
-                              : rows_can_move(width, columns, {x, o.a, o.b != nullptr ? o.b : x, o.bias != nullptr ? o.bias : x, o.gamma,
-                                                               o.beta != nullptr ? o.beta : x, o.y});
+  const bool in_vectors = o.sum == nullptr ? rows_can_move(width, columns, {x, o.gamma, o.beta != nullptr ? o.beta : x, o.y})
+                                           : rows_can_move(width, columns,
+                                                           {x, o.a, o.b != nullptr ? o.b : x, o.bias != nullptr ? o.bias : x,
+                                                            o.gamma, o.beta != nullptr ? o.beta : x, o.y});
   if (in_vectors) {
     const std::int64_t pieces = columns / width;
     if (pieces <= 32) return submit_as(Count<width>{}, Count<1>{}, 32);
@@ -190,8 +194,13 @@ int read_sum(const CudaKernelArguments& a, NormOperands<T>& o) {
 void layer_norm(const CudaKernelArguments& a) {
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
-    submit<T, Norm::layer>(a, {.x = a.at<const T>(0), .gamma = a.at<const T>(1), .beta = a.at<const T>(2), .y = a.at<T>(3),
-                               .mean = a.at<float>(4), .rstd = a.at<float>(5), .epsilon = static_cast<float>(a.shape.epsilon)});
+    submit<T, Norm::layer>(a, {.x = a.at<const T>(0),
+                               .gamma = a.at<const T>(1),
+                               .beta = a.at<const T>(2),
+                               .y = a.at<T>(3),
+                               .mean = a.at<float>(4),
+                               .rstd = a.at<float>(5),
+                               .epsilon = static_cast<float>(a.shape.epsilon)});
   });
 }
 
@@ -216,7 +225,10 @@ void add_layer_norm(const CudaKernelArguments& a) {
 void rms_norm(const CudaKernelArguments& a) {
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
-    submit<T, Norm::rms>(a, {.x = a.at<const T>(0), .gamma = a.at<const T>(1), .y = a.at<T>(2), .rstd = a.at<float>(3),
+    submit<T, Norm::rms>(a, {.x = a.at<const T>(0),
+                             .gamma = a.at<const T>(1),
+                             .y = a.at<T>(2),
+                             .rstd = a.at<float>(3),
                              .epsilon = static_cast<float>(a.shape.epsilon)});
   });
 }

@@ -36,8 +36,8 @@ __device__ __forceinline__ float mean_of(const GradientOperands<T>& o, std::int6
 
 // dx = rstd (g - mean(g) - n mean(g n)) with n = (x - mean) rstd and g = dy gamma; rms_norm: mean and mean(g) are 0.
 template <class T, int width>
-__device__ __forceinline__ void write_dx(const GradientOperands<T>& o, std::int64_t at, const float (&g)[width], const float (&normal)[width],
-                                         float rstd, float mean_g, float mean_product) {
+__device__ __forceinline__ void write_dx(const GradientOperands<T>& o, std::int64_t at, const float (&g)[width],
+                                         const float (&normal)[width], float rstd, float mean_g, float mean_product) {
   float dx[width] = {};
   if (o.accumulate) load(o.dx + at, dx);
 #pragma unroll
@@ -171,12 +171,14 @@ void submit(const CudaKernelArguments& a, GradientOperands<T> o, float* workspac
   if (norm == Norm::layer) o.beta_parts = workspace + parts * columns;
   const char* what = name(norm == Norm::layer ? OpKind::layer_norm_gradient : OpKind::rms_norm_gradient);
   const auto grid = [&](int threads, int lines) {
-    return Grid{.blocks = dim3(static_cast<unsigned>(parts)), .threads = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(lines))};
+    return Grid{.blocks = dim3(static_cast<unsigned>(parts)),
+                .threads = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(lines))};
   };
   const auto submit_as = [&](auto width, auto vectors) {
     constexpr int n = decltype(width)::width, m = decltype(vectors)::width;
     const int threads = whole_warps(divide_up(columns, n * m));
-    launch(what, normalize_gradient<T, n, m, norm>, grid(threads, most_threads / threads), a.stream, rows, columns, rows_per_part, o);
+    launch(what, normalize_gradient<T, n, m, norm>, grid(threads, most_threads / threads), a.stream, rows, columns, rows_per_part,
+           o);
   };
   constexpr int width = vector_width<T>;
   const T* dx = o.dx;
@@ -201,8 +203,14 @@ void submit(const CudaKernelArguments& a, GradientOperands<T> o, float* workspac
 void layer_norm_gradient(const CudaKernelArguments& a) {
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
-    submit<T, Norm::layer>(a, {.dy = a.at<const T>(0), .x = a.at<const T>(1), .gamma = a.at<const T>(2), .mean = a.at<const float>(3),
-                               .rstd = a.at<const float>(4), .dx = a.at<T>(5), .accumulate = a.shape.accumulate},
+    submit<T, Norm::layer>(a,
+                           {.dy = a.at<const T>(0),
+                            .x = a.at<const T>(1),
+                            .gamma = a.at<const T>(2),
+                            .mean = a.at<const float>(3),
+                            .rstd = a.at<const float>(4),
+                            .dx = a.at<T>(5),
+                            .accumulate = a.shape.accumulate},
                            a.at<float>(8), a.at<float>(6), a.at<float>(7));
   });
 }
@@ -211,8 +219,13 @@ void layer_norm_gradient(const CudaKernelArguments& a) {
 void rms_norm_gradient(const CudaKernelArguments& a) {
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
-    submit<T, Norm::rms>(a, {.dy = a.at<const T>(0), .x = a.at<const T>(1), .gamma = a.at<const T>(2), .rstd = a.at<const float>(3),
-                             .dx = a.at<T>(4), .accumulate = a.shape.accumulate},
+    submit<T, Norm::rms>(a,
+                         {.dy = a.at<const T>(0),
+                          .x = a.at<const T>(1),
+                          .gamma = a.at<const T>(2),
+                          .rstd = a.at<const float>(3),
+                          .dx = a.at<T>(4),
+                          .accumulate = a.shape.accumulate},
                          a.at<float>(6), a.at<float>(5), nullptr);
   });
 }

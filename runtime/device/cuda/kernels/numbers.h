@@ -23,10 +23,14 @@ struct Number {
 template <class Body>
 void dispatch(DataType type, const Body& body) {
   switch (in_memory(type)) {
-    case DataType::fp32: return body(Number<float>{});
-    case DataType::bf16: return body(Number<__nv_bfloat16>{});
-    case DataType::fp16: return body(Number<__half>{});
-    default: PARPLAN_ASSERT(false, name(type));
+    case DataType::fp32:
+      return body(Number<float>{});
+    case DataType::bf16:
+      return body(Number<__nv_bfloat16>{});
+    case DataType::fp16:
+      return body(Number<__half>{});
+    default:
+      PARPLAN_ASSERT(false, name(type));
   }
 }
 
@@ -39,15 +43,23 @@ __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 template <class T>
 __device__ __forceinline__ T from_float(float x);
 template <>
-__device__ __forceinline__ float from_float<float>(float x) { return x; }
+__device__ __forceinline__ float from_float<float>(float x) {
+  return x;
+}
 template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16(x); }
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16(x);
+}
 template <>
-__device__ __forceinline__ __half from_float<__half>(float x) { return __float2half(x); }
+__device__ __forceinline__ __half from_float<__half>(float x) {
+  return __float2half(x);
+}
 
 // x as it reads when it has been written as T.
 template <class T>
-__device__ __forceinline__ float rounded(float x) { return to_float(from_float<T>(x)); }
+__device__ __forceinline__ float rounded(float x) {
+  return to_float(from_float<T>(x));
+}
 
 // Vectors -----------------------------------------------------------------------------------------------------------
 
@@ -103,10 +115,11 @@ __device__ __forceinline__ void store(T* to, const float (&from)[n]) {
   }
 }
 
-// Where an array begins, for the question how wide its elements can be moved.
+// Where an array begins, for the question how wide its elements can be moved. (Made from a pointer wherever a list of arrays is
+// asked for.)
 struct Array {
   template <class T>
-  Array(const T* begin) : address(reinterpret_cast<std::uintptr_t>(begin)), element(static_cast<int>(sizeof(T))) {}  // NOLINT
+  Array(const T* begin) : address(reinterpret_cast<std::uintptr_t>(begin)), element(static_cast<int>(sizeof(T))) {}
   std::uintptr_t address;
   int element;
 };
@@ -115,13 +128,14 @@ struct Array {
 inline bool can_move(int width, int first, std::initializer_list<Array> arrays) {
   for (const Array& array : arrays) {
     const int bytes = width * array.element < 16 ? width * array.element : 16;
-    if ((array.address + static_cast<std::uintptr_t>(first * array.element)) % static_cast<std::uintptr_t>(bytes) != 0) return false;
+    if ((array.address + static_cast<std::uintptr_t>(first * array.element)) % static_cast<std::uintptr_t>(bytes) != 0)
+      return false;
   }
   return true;
 }
 
-// Rows of `columns` elements, one after the other in every array: whether every row can be moved in vectors of `width`. (Arrays of one row
-// too.)
+// Rows of `columns` elements, one after the other in every array: whether every row can be moved in vectors of `width`. (Arrays
+// of one row too.)
 inline bool rows_can_move(int width, std::int64_t columns, std::initializer_list<Array> arrays) {
   return columns % width == 0 && can_move(width, 0, arrays);
 }
@@ -168,11 +182,13 @@ inline constexpr int flat_threads = 256;
 
 // submit(Count<width>, FlatRange, Grid), unless there is nothing to do. With `most_blocks`, a thread has several vectors.
 template <int width, class Submit>
-void submit_flat(std::int64_t n, std::initializer_list<Array> arrays, const Submit& submit, std::int64_t most_blocks = 0x7fffffff) {
+void submit_flat(std::int64_t n, std::initializer_list<Array> arrays, const Submit& submit,
+                 std::int64_t most_blocks = 0x7fffffff) {
   if (n <= 0) return;
   const auto grid = [&](int elements) {
     const std::int64_t blocks = divide_up(divide_up(n, elements), flat_threads);
-    return Grid{.blocks = dim3(static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks)), .threads = dim3(flat_threads)};
+    return Grid{.blocks = dim3(static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks)),
+                .threads = dim3(flat_threads)};
   };
   const int head = head_of(width, arrays);
   if (head >= 0) {
@@ -188,7 +204,8 @@ void submit_flat(std::int64_t n, std::initializer_list<Array> arrays, const Subm
 template <int width, class Body>
 __device__ __forceinline__ void for_each_column(std::int64_t columns, const Body& body) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.y) * blockDim.x * width;
-  for (std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * width; i < columns; i += stride) body(i);
+  for (std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * width; i < columns; i += stride)
+    body(i);
 }
 
 constexpr int whole_warps(std::int64_t threads) { return static_cast<int>(divide_up(threads, 32) * 32); }

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "planner/graph/cuda_workspace.h"
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/kernels/numbers.h"
@@ -43,8 +41,8 @@ __global__ void __launch_bounds__(sum_squares_blocks) add_sums_of_squares(const 
 // What both optimizers make of the step. One thread of each block computes it, in double precision, as the CPU's kernels do.
 struct StepOperands {
   const StepScalars* scalars = nullptr;
-  const float* sum_of_squares = nullptr;   // null: no clipping
-  const LossScale* loss_scale = nullptr;   // null: 1
+  const float* sum_of_squares = nullptr;  // null: no clipping
+  const LossScale* loss_scale = nullptr;  // null: 1
   bool weight_decay = false;
 };
 
@@ -109,8 +107,8 @@ __device__ __forceinline__ void adam_step(const AdamConstants& c, float gradient
 
 // With a master copy, that is updated and the parameter rewritten from it.
 template <class T, bool has_master, int most>
-__global__ void adam_steps(FlatRange range, StepOperands operands, const float* gradient, T* parameter, float* first, float* second,
-                           float* master) {
+__global__ void adam_steps(FlatRange range, StepOperands operands, const float* gradient, T* parameter, float* first,
+                           float* second, float* master) {
   __shared__ AdamConstants shared;
   if (threadIdx.x == 0) shared = adam_constants(operands);
   __syncthreads();
@@ -152,7 +150,8 @@ __device__ inline SgdConstants sgd_constants(const StepOperands& o) {
 
 // In the order of torch.optim.SGD; `buffer` may be null: no momentum.
 template <class T, bool has_master, int most>
-__global__ void sgd_steps(FlatRange range, StepOperands operands, const float* gradient, T* parameter, float* buffer, float* master) {
+__global__ void sgd_steps(FlatRange range, StepOperands operands, const float* gradient, T* parameter, float* buffer,
+                          float* master) {
   __shared__ SgdConstants shared;
   if (threadIdx.x == 0) shared = sgd_constants(operands);
   __syncthreads();
@@ -243,8 +242,8 @@ void adamw(const CudaKernelArguments& a) {
         elements(a.shape), {gradient, parameter, first, second, rest.master != nullptr ? rest.master : first},
         [&](auto count, FlatRange range, const Grid& grid) {
           constexpr int n = decltype(count)::width;
-          launch("adamw", rest.master != nullptr ? adam_steps<T, true, n> : adam_steps<T, false, n>, grid, a.stream, range, rest.operands,
-                 gradient, parameter, first, second, rest.master);
+          launch("adamw", rest.master != nullptr ? adam_steps<T, true, n> : adam_steps<T, false, n>, grid, a.stream, range,
+                 rest.operands, gradient, parameter, first, second, rest.master);
         },
         step_blocks);
   });
@@ -259,11 +258,12 @@ void sgd(const CudaKernelArguments& a) {
     using T = typename decltype(number)::Type;
     T* parameter = a.at<T>(1);
     submit_flat<width>(
-        elements(a.shape), {gradient, parameter, buffer != nullptr ? buffer : gradient, rest.master != nullptr ? rest.master : gradient},
+        elements(a.shape),
+        {gradient, parameter, buffer != nullptr ? buffer : gradient, rest.master != nullptr ? rest.master : gradient},
         [&](auto count, FlatRange range, const Grid& grid) {
           constexpr int n = decltype(count)::width;
-          launch("sgd", rest.master != nullptr ? sgd_steps<T, true, n> : sgd_steps<T, false, n>, grid, a.stream, range, rest.operands,
-                 gradient, parameter, buffer, rest.master);
+          launch("sgd", rest.master != nullptr ? sgd_steps<T, true, n> : sgd_steps<T, false, n>, grid, a.stream, range,
+                 rest.operands, gradient, parameter, buffer, rest.master);
         },
         step_blocks);
   });

@@ -71,7 +71,8 @@ void submit(const CudaKernelArguments& a, float direction) {
   // One sample a block where there are few positions; the angles are computed again in each.
   const std::int64_t samples = s.sequence >= 1024 ? divide_up(s.batch, 4) : s.batch;
   const Grid grid{.blocks = dim3(rows_of_grid(s.sequence), static_cast<unsigned>(samples < 65535 ? samples : 65535)),
-                  .threads = dim3(256), .shared = shared};
+                  .threads = dim3(256),
+                  .shared = shared};
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
     const T* from = a.at<const T>(0);

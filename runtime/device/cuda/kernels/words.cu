@@ -46,7 +46,8 @@ void fill_words(std::uint32_t* words, std::uint32_t pattern, std::int64_t count,
   });
 }
 
-void find_end_of_unlike(const std::uint32_t* words, std::uint32_t pattern, std::int64_t count, std::int64_t* end, cudaStream_t stream) {
+void find_end_of_unlike(const std::uint32_t* words, std::uint32_t pattern, std::int64_t count, std::int64_t* end,
+                        cudaStream_t stream) {
   launch("find the end of unlike words", set_end, Grid{.blocks = dim3(1), .threads = dim3(1)}, stream, end);
   // (Enough blocks to fill any GPU.)
   submit_flat<4>(
