@@ -157,6 +157,19 @@ __global__ void vote(unsigned* out) {
 __global__ void read_dynamic_shared(float* out) { out[threadIdx.x] = reinterpret_cast<const float*>(dynamic_shared)[threadIdx.x]; }
 __global__ void write_dynamic_shared(int count) { dynamic_shared[count] = 1; }
 
+template <class T>
+__global__ void read_static_shared(float* out) {
+  __shared__ T numbers[32];
+  out[threadIdx.x] = numbers[threadIdx.x];
+  numbers[threadIdx.x] = 0.0f;
+}
+__global__ void take_much_static_shared(float* out) {
+  __shared__ float numbers[10000];
+  numbers[9999 - threadIdx.x] = 1.0f;
+  __syncthreads();
+  out[threadIdx.x] = numbers[9999];
+}
+
 __global__ void exit_before_barrier() {
   if (threadIdx.x < 10) return;
   __syncthreads();
@@ -272,10 +285,16 @@ TEST_CASE("barriers that not all threads reach end the program and say who waits
   check_says(words_of(different_calls), "lanes of a warp meet in different calls");
 }
 
-TEST_CASE("dynamic shared memory has a limit, comes poisoned and has a guard behind it") {
+TEST_CASE("shared memory has a limit, comes poisoned and has a guard behind it") {
   const DeviceArray<float> out(32);
   OK(start(read_dynamic_shared, 1, 32, 128, nullptr, out.get()));
   for (float value : out.values()) CHECK(std::isnan(value));
+  for (int launch = 0; launch < 2; ++launch) {
+    OK(start(read_static_shared<float>, 3, 32, 0, nullptr, out.get()));
+    for (float value : out.values()) CHECK(std::isnan(value));
+  }
+  OK(start(take_much_static_shared, 1, 32, 48 * 1024 - 40'000, nullptr, out.get()));
+  CHECK(start(take_much_static_shared, 1, 32, 48 * 1024 - 40'000 + 1, nullptr, out.get()) == cudaErrorInvalidValue);
   CHECK(start(read_dynamic_shared, 1, 32, 48 * 1024 + 1, nullptr, out.get()) == cudaErrorInvalidValue);
   CHECK(cudaGetLastError() == cudaErrorInvalidValue);
   CHECK(cudaFuncSetAttribute(read_dynamic_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024 + 1) == cudaErrorInvalidValue);
@@ -308,9 +327,24 @@ TEST_CASE("writes out of bounds end the program where they happen or when the me
       static_cast<void>(cudaFree(memory));
     });
   };
-  check_says(words_of(1024, 256), "access to the byte 0 behind an allocation of 1024 bytes of device memory\n  in kernel ");
+  check_says(words_of(1024, 256), "access to the byte 0 behind an allocation of 1024 bytes of device memory\n  in kernel (anonymous namespace)::write_at(float*, long), block (0, 0, 0)");
   check_says(words_of(1000, 250), "the byte 0 behind an allocation of 1000 bytes was written");
   check_says(words_of(1024, -1), "the byte 4 before an allocation of 1024 bytes was written");
+}
+
+TEST_CASE("with PARPLAN_EMULATOR_STRICT the host cannot touch device memory, and kernels can") {
+  const std::string words = last_words([] {
+    setenv("PARPLAN_EMULATOR_STRICT", "1", 1);
+    execl("/proc/self/exe", "test_cuda_emulator", "--no-skip", "--test-case=touches device memory on the host", nullptr);
+  });
+  check_says(words, "CUDA emulator: the host touched the byte 8 of an allocation of 16 bytes of device memory");
+}
+
+TEST_CASE("touches device memory on the host" * doctest::skip()) {
+  const DeviceArray<float> array(std::vector<float>{1, 2, 3, 4});
+  OK(start(write_at, 1, 1, 0, nullptr, array.get(), 2L));
+  REQUIRE(array.values() == std::vector<float>{1, 2, 1, 4});
+  CHECK(array.get()[2] == 1.0f);
 }
 
 TEST_CASE("device memory comes poisoned, aligned and counted") {

@@ -252,11 +252,18 @@ void check_shared_guard(std::size_t shared) {
   if (std::memcmp(dynamic_shared + shared, untouched.data(), guard_bytes) == 0) return;
   std::size_t at = shared;
   while (dynamic_shared[at] == poison) ++at;
-  fail_with("a block of kernel " + symbol_at(block.grid->kernel) + " wrote " + std::to_string(at - shared) + " bytes behind its " +
+  fail_with("a block of kernel " + kernel_at(block.grid->kernel).name + " wrote " + std::to_string(at - shared) + " bytes behind its " +
             std::to_string(shared) + " bytes of dynamic shared memory");
 }
 
-void run_block(const Grid& grid, Random& random) {
+// Shared memory begins with anything.
+void poison_shared(const Kernel& kernel, std::byte* variables, std::size_t dynamic) {
+  std::memset(dynamic_shared, poison, dynamic + guard_bytes);
+  if (variables == nullptr) return;
+  for (const Kernel::Variable& variable : kernel.shared) std::memset(variables + variable.offset, poison, variable.bytes);
+}
+
+void run_block(const Grid& grid, const Kernel& kernel, std::byte* variables, Random& random) {
   block.grid = &grid;
   block.threads = static_cast<int>(grid.threads.x * grid.threads.y * grid.threads.z);
   block.started = block.exited = block.arrived = 0;
@@ -274,7 +281,7 @@ void run_block(const Grid& grid, Random& random) {
     block.warps[w].alive = lanes == 32 ? full_warp : (1u << lanes) - 1;
     block.warps[w].waiting = 0;
   }
-  std::memset(dynamic_shared, poison, grid.shared + guard_bytes);
+  poison_shared(kernel, variables, grid.shared);
   block.host = Fiber{};
   block.running = &block.host;
   in_kernel = true;
@@ -317,6 +324,9 @@ int meet_block(const char* name, int predicate, const char* file, int line) {
 
 void run_grid(const Grid& grid, std::uint64_t seed) {
   Random random(seed);
+  const Kernel& kernel = kernel_at(grid.kernel);
+  dynamic_shared[0] = poison;  // this thread's variables come to be with the first access
+  std::byte* const variables = thread_variables(kernel);
   blockDim = grid.threads;
   gridDim = grid.blocks;
   for (int thread = 0; thread < static_cast<int>(blockDim.x * blockDim.y * blockDim.z); ++thread) block.indices[thread] = index_of(thread);
@@ -328,14 +338,14 @@ void run_grid(const Grid& grid, std::uint64_t seed) {
     const std::uint64_t number = (first + i * stride) % blocks;
     blockIdx = {static_cast<unsigned>(number % gridDim.x), static_cast<unsigned>(number / gridDim.x % gridDim.y),
                 static_cast<unsigned>(number / gridDim.x / gridDim.y)};
-    run_block(grid, random);
+    run_block(grid, kernel, variables, random);
   }
 }
 
 const char* where_in_kernel() {
   static std::string text;
   if (!in_kernel) return "";
-  text = "kernel " + symbol_at(block.grid->kernel) + ", block " + text_of(blockIdx) + ", thread " + text_of(threadIdx) + ", of " +
+  text = "kernel " + kernel_at(block.grid->kernel).name + ", block " + text_of(blockIdx) + ", thread " + text_of(threadIdx) + ", of " +
          text_of(gridDim) + " blocks of " + text_of(blockDim) + " threads";
   return text.c_str();
 }

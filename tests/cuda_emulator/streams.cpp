@@ -17,7 +17,7 @@ namespace {
 class KernelWork final : public Work {
  public:
   KernelWork(Grid grid, std::uint64_t seed) : grid_(std::move(grid)), seed_(seed) {}
-  std::string text() const override { return "kernel " + symbol_at(grid_.kernel); }
+  std::string text() const override { return "kernel " + kernel_at(grid_.kernel).name; }
   void run() override { run_grid(grid_, seed_); }
 
  private:
@@ -229,7 +229,9 @@ cudaError_t elapsed(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
 
 cudaError_t launch(const cudaLaunchConfig_t& launch, const void* kernel, std::function<void()> thread) {
   if (!is_possible(launch.gridDim, launch.blockDim)) return remember(cudaErrorInvalidConfiguration);
-  if (launch.dynamicSmemBytes > allowed_shared_memory(kernel)) return remember(cudaErrorInvalidValue);
+  const std::size_t allowed = allowed_shared_memory(kernel), own = kernel_at(kernel).shared_bytes;
+  if (launch.dynamicSmemBytes > allowed || launch.dynamicSmemBytes + own > std::max(allowed, shared_bytes_by_default))
+    return remember(cudaErrorInvalidValue);
   const int device = device_of(launch.stream);
   if (device != current_device()) return remember(cudaErrorInvalidResourceHandle);
   const Grid grid{.kernel = kernel, .blocks = launch.gridDim, .threads = launch.blockDim, .shared = launch.dynamicSmemBytes, .thread = std::move(thread)};
