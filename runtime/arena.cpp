@@ -15,25 +15,32 @@ constexpr StreamId stream = static_cast<StreamId>(Stream::compute);
 
 Arena::Arena(Backend& backend, const Program& program) : backend_(backend), program_(program) {
   const std::int64_t bytes = guard_begin() + guard_bytes;
+  backend.attach_thread();
   memory_ = static_cast<std::byte*>(backend.allocate(Bytes(bytes)));
   backend.fill(stream, memory_, pattern, bytes / word);
   backend.synchronize();
 }
 
-Arena::~Arena() { backend_.release(memory_); }
+Arena::~Arena() {
+  backend_.attach_thread();
+  backend_.release(memory_);
+}
 
 void Arena::read(int buffer, void* to, Bytes bytes) const {
+  backend_.attach_thread();
   backend_.copy(stream, to, at(buffer), bytes);
   backend_.synchronize();
 }
 
 void Arena::write(int buffer, const void* from, Bytes bytes) const {
+  backend_.attach_thread();
   backend_.copy(stream, at(buffer), from, bytes);
   backend_.synchronize();
 }
 
 void Arena::zero(int buffer) const {
   const std::int64_t bytes = program_.buffers[static_cast<std::size_t>(buffer)].bytes;
+  backend_.attach_thread();
   backend_.fill(stream, at(buffer), 0, ceil_div(bytes, word));
   backend_.synchronize();
 }
@@ -42,6 +49,7 @@ std::int64_t Arena::guard_begin() const { return align_up(Bytes(program_.arena_b
 
 // Buffers begin at whole words; one that ends within a word shares it with padding.
 std::int64_t Arena::highest_touched(std::int64_t begin, std::int64_t end) const {
+  backend_.attach_thread();
   return std::min(begin + word * backend_.end_of_unlike(memory_ + begin, pattern, ceil_div(end - begin, word)), end);
 }
 

@@ -9,7 +9,8 @@
 namespace parplan {
 
 // The one block of device memory that a rank's Program works in, filled with a pattern before use and followed by a guard
-// of the same pattern, so that what was touched can be told afterwards.
+// of the same pattern, so that what was touched can be told afterwards. Its functions are for any thread, while nobody else uses the
+// backend.
 class Arena {
  public:
   Arena(Backend& backend, const Program& program);

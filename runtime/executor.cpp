@@ -96,6 +96,7 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
 }
 
 Executor::~Executor() {
+  backend_.attach_thread();
   if (tokens_ != nullptr) backend_.release_host(tokens_);
   if (loss_ != nullptr) backend_.release_host(loss_);
 }
@@ -106,6 +107,7 @@ std::byte* Executor::address(const Operand& operand, const Call& call) const {
 
 StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalars, StepTiming timing) {
   timing_ = backend_.works_at_once() || timing == StepTiming::each_instruction;
+  backend_.attach_thread();  // between steps the thread may have looked into other ranks' arenas
   sent_ = {};
   pieces_.clear();
   piece_of_.clear();

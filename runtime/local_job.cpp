@@ -52,7 +52,7 @@ struct LocalJob::Rank {
 
   Rank(int number, const Program& program, const GroupTable& groups, World& world, int data_rank, int data_ranks)
       : backend(world.make_backend(number)),
-        arena((backend->attach_thread(), *backend), program),
+        arena(*backend, program),
         communicator(world.make_communicator(number, *backend)),
         executor(program, groups, *backend, *communicator, arena, data_rank, data_ranks) {
     communicator->register_memory(arena.begin(), arena.size());
@@ -105,10 +105,8 @@ DeviceMemory LocalJob::device_memory(int number) const {
 
 LogicalTensors LocalJob::collect(ParameterContent content) const {
   LogicalTensors tensors;
-  for (const int number : hosted()) {
-    rank(number).backend->attach_thread();
+  for (const int number : hosted())
     parplan::collect(*job_.graph, programs_[static_cast<std::size_t>(number)], arena(number), job_.training.precision, content, tensors);
-  }
   return tensors;
 }
 
@@ -187,7 +185,6 @@ void LocalJob::run(const Steps& steps) {
     for (std::size_t r = 0; r < ranks_.size(); ++r)
       threads.emplace_back([&, r] {
         try {
-          ranks_[r]->backend->attach_thread();
           while (!stop) {
             step_.ranks[static_cast<std::size_t>(hosted()[r])] = ranks_[r]->executor.run_step(batch_, scalars, timing);
             step_end.arrive_and_wait();

@@ -25,7 +25,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;
-  // Every thread calls it before it uses the backend (CUDA: the current device belongs to the thread).
+  // A thread calls it before it uses the backend, again when it used another since (CUDA: the current device belongs to the thread).
   virtual void attach_thread() {}
 
   // Device memory aligned to 256 bytes, contents undefined. RunError says how much was asked for.

@@ -127,9 +127,9 @@ struct Rank {
 };
 using Body = std::function<void(Rank)>;
 
-// NCCL takes one GPU a rank; the emulator's takes one for all.
+// NCCL takes one GPU a rank.
 bool can_run(Gpu& gpu, const Transport& transport, int ranks) {
-  if (!transport.nccl || is_emulated(gpu) || static_cast<int>(gpu.devices().size()) >= ranks) return true;
+  if (!transport.nccl || static_cast<int>(gpu.devices().size()) >= ranks) return true;
   MESSAGE(fmt::format("{} ranks of NCCL need {} GPUs, {} here", ranks, ranks, gpu.devices().size()));
   return false;
 }
@@ -145,7 +145,7 @@ void on_all_ranks(Gpu& gpu, const Transport& transport, const JobShape& shape, c
   for (int rank = 0; rank < shape.ranks; ++rank)
     threads.emplace_back([&, rank] {
       try {
-        const int device = transport.nccl && !is_emulated(gpu) ? rank : 0;
+        const int device = transport.nccl ? rank : 0;
         const std::unique_ptr<Backend> backend = gpu.make_backend(device, {});
         backend->attach_thread();
         const std::unique_ptr<Communicator> communicator =
