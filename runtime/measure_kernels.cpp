@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <string_view>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -337,10 +339,12 @@ std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std
       for (const OpShape& shape : products) kernels.push_back(measured_kernel(kind, type, shape));
     for (const OpKind kind : {OpKind::attention, OpKind::attention_gradient})
       for (const std::int64_t head_dim : sizes.head_dims)
-        for (const std::int64_t sequence : sizes.sequences)
-          kernels.push_back(measured_kernel(kind, type,
-                                            {.sequence = sequence, .batch = std::max<std::int64_t>(sizes.attention_tokens / sequence, 1),
-                                             .heads = sizes.heads, .kv_heads = sizes.heads, .head_dim = head_dim}));
+        for (const std::int64_t sequence : sizes.sequences) {
+          // Of equal tokens a launch and what every token costs could not be told apart.
+          const std::int64_t most = std::max<std::int64_t>(sizes.attention_tokens / sequence, 1);
+          for (const std::int64_t batch : std::set{most, std::max<std::int64_t>(most / 4, 1)})
+            kernels.push_back(measured_kernel(kind, type, {.sequence = sequence, .batch = batch, .heads = sizes.heads, .kv_heads = sizes.heads, .head_dim = head_dim}));
+        }
     if (type == DataType::tf32) continue;  // the rest is fp32's
     for (const OpKind kind : {OpKind::layer_norm, OpKind::layer_norm_gradient, OpKind::rms_norm, OpKind::rms_norm_gradient, OpKind::add_layer_norm,
                               OpKind::add_rms_norm, OpKind::add, OpKind::bias_gradient, OpKind::activation, OpKind::activation_gradient,

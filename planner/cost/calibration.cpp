@@ -107,13 +107,16 @@ struct ArithmeticRow {
 };
 
 // Of matrix products and attention.
-std::optional<KernelFit> fit_arithmetic(const std::vector<KernelMeasurement>& rows, const DeviceKind& device, BytesPerSecond memory) {
+KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const DeviceKind& device, BytesPerSecond memory) {
   constexpr int rounds = 30;
   ProductRates rates;
   rates.memory = memory;
   rates.multiprocessors = device.multiprocessors;
   for (const KernelMeasurement& row : rows) rates.rate = std::max(rates.rate, work_of(row).flops / row.time);
-  const FlopsPerSecond most = device.backend == BackendKind::cuda ? peak(device, rows.front().type) : FlopsPerSecond(0.0);
+  // Noise must not be read as a rate that nothing comes near, reached by products far larger than those that were measured.
+  constexpr double beyond_the_best = 2.0;
+  FlopsPerSecond most = rates.rate * beyond_the_best;
+  if (device.backend == BackendKind::cuda && peak(device, rows.front().type).value > 0.0) most = std::min(most, peak(device, rows.front().type));
   const auto arithmetic_of = [&](const KernelMeasurement& row) -> ArithmeticRow {
     if (!is_product(row.kind)) {
       const AttentionWork work = attention_work(row.kind, row.shape, row.type, device.backend);
@@ -134,11 +137,17 @@ std::optional<KernelFit> fit_arithmetic(const std::vector<KernelMeasurement>& ro
       (work_of(row).bytes / memory > computing ? bound_by_memory : equations).push_back(equation);
     }
     if (equations.size() < fewest_rows) equations.insert(equations.end(), bound_by_memory.begin(), bound_by_memory.end());
-    const std::array<double, 3> x = robust_least_squares(equations, 3);
-    if (!(x[1] > 0.0)) return std::nullopt;
+    std::array<double, 3> x = robust_least_squares(equations, 3);
+    if (x[1] < 1.0 / most.value) {  // the rate is held there
+      for (Equation& equation : equations) {
+        equation.seconds -= equation.coefficients[1] / most.value;
+        equation.coefficients = {equation.coefficients[0], equation.coefficients[2], 0.0};
+      }
+      const std::array<double, 3> others = robust_least_squares(equations, 2);
+      x = {others[0], 1.0 / most.value, others[1]};
+    }
     ProductRates next = rates;
     next.rate = FlopsPerSecond(1.0 / x[1]);
-    if (most.value > 0.0) next.rate = std::min(next.rate, most);
     next.half_length = x[2] / x[1];
     const bool settled = std::abs(next.rate / rates.rate - 1.0) < 1e-9 && std::abs(next.half_length - rates.half_length) < 1e-6;
     floor = Seconds(x[0]);

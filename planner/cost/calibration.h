@@ -18,9 +18,9 @@ namespace parplan {
 //
 // Each is a least-squares problem (Eigen, QR with column pivoting) in relative errors; unknowns that would be negative are held at 0. Rows far from
 // the fit (other programs were at work) count less: weights are those of least absolute errors (Holland and Welsch, Robust regression
-// using iteratively reweighted least-squares, 1977). The same rows give the same fits, whatever their order.
+// using iteratively reweighted least-squares, 1977). No rate is above twice the best row's. The same rows give the same fits, whatever their order.
 //
-// `device` says backend, multiprocessors and the peak, which no fitted rate exceeds on a GPU.
+// `device` says backend, multiprocessors and the peak, which no fitted rate exceeds on a GPU either.
 std::vector<KernelFit> fit_kernels(std::span<const KernelMeasurement> rows, const DeviceKind& device);
 
 // The rates that plans use where a kind was not measured, from `measured.fits`: memory as kernels that only add and copy reach it, matrix

@@ -83,11 +83,11 @@ TEST_CASE("a kernel that needs more memory than there is, or more time than its 
 TEST_CASE("what is measured is what plans are made of: every kernel of a training step but bookkeeping") {
   for (const BackendKind backend : {BackendKind::cpu, BackendKind::cuda}) {
     std::set<OpKind> measured;
-    std::set<std::tuple<OpKind, DataType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>> seen;
+    std::set<std::tuple<OpKind, DataType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>> seen;
     for (const KernelMeasurement& kernel : kernels_to_measure(backend, {DataType::fp32, DataType::bf16})) {
       measured.insert(kernel.kind);
       const OpShape& s = kernel.shape;
-      CHECK(seen.insert({kernel.kind, kernel.type, s.rows, s.columns, s.inner, s.sequence, s.head_dim}).second);  // none twice
+      CHECK(seen.insert({kernel.kind, kernel.type, s.rows, s.columns, s.inner, s.sequence, s.batch, s.head_dim}).second);  // none twice
       CHECK(kernel == [&] { return measured_kernel(kernel.kind, kernel.type, kernel.shape); }());
     }
     for (const OpRow& row : op_rows()) {

@@ -165,6 +165,23 @@ TEST_CASE("no fitted rate of a GPU lies above its peak") {
   for (const KernelFit& fit : fit_kernels(rows_of(fast, 0.0, 1), device)) CHECK(fit.rate <= device.peak_half);
 }
 
+TEST_CASE("rows that know no arithmetic give no rate beyond twice their best") {
+  const DeviceKind device = device_of(BackendKind::cpu);
+  std::vector<KernelMeasurement> rows;
+  FlopsPerSecond best;
+  for (const std::int64_t sequence : {64, 128, 256, 512})
+    for (const std::int64_t batch : {1, 4}) {
+      KernelMeasurement row = measured_kernel(OpKind::attention, DataType::fp32, {.sequence = sequence, .batch = batch, .heads = 4, .kv_heads = 4, .head_dim = 64});
+      const AttentionWork work = attention_work(row.kind, row.shape, row.type, device.backend);
+      row.time = Seconds(work.starts * 1e-9);  // tokens alone count
+      best = std::max(best, FlopsPerSecond(work.flops / row.time.value));
+      rows.push_back(row);
+    }
+  const std::vector<KernelFit> fits = fit_kernels(rows, device);
+  REQUIRE(fits.size() == 1);
+  CHECK(fits[0].rate.value == doctest::Approx(2.0 * best.value).epsilon(0.01));
+}
+
 TEST_CASE("rates for what was not measured come from the fits") {
   const MeasuredKernels measured = truth(BackendKind::cuda);
   const DeviceRates before = device_of(BackendKind::cuda).rates.front();
