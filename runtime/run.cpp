@@ -187,9 +187,9 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   if (backend == BackendKind::cuda) {
     Bytes used;
     for (const RankEnd& rank : end.ranks) used = std::max(used, Bytes(rank.device_used));
-    report.device_used = used;
-    // Ranks that share a GPU share what the libraries take.
+    // Ranks that share a GPU share what the libraries take, and no rank's prediction speaks of the whole.
     const bool shares = options.world.share_gpu && rendezvous.processes() == 1;
+    if (!shares) report.device_used = used;
     Bytes arenas = worst->memory.arena();
     if (shares) arenas = std::accumulate(report.arena_bytes.begin(), report.arena_bytes.end(), Bytes(0));
     report.measured.memory.overhead = Bytes((used - arenas).count / (shares ? static_cast<std::int64_t>(job.programs().size()) : 1));

@@ -39,7 +39,7 @@ struct RunReport {
   std::vector<Bytes> arena_bytes;     // promised, per rank
   std::vector<Bytes> touched_bytes;   // highest arena byte touched, per rank
   Bytes process_growth;               // resident memory of this process, end against start
-  std::optional<Bytes> device_used;   // GPUs: memory of the fullest device that is in use at the end, by all programs
+  std::optional<Bytes> device_used;   // GPUs, one a rank: memory of the fullest that is in use at the end, by all programs
   std::vector<InstructionComparison> instructions;  // of `measured_rank`
 };
 
