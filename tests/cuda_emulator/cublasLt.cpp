@@ -596,8 +596,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   p.d_data = static_cast<std::byte*>(d);
   p.workspace = static_cast<std::byte*>(workspace);
   const cudaError_t error = submit(stream, [p]() mutable {
-    static std::uint64_t products = 0;  // guarded by the scheduler's lock
-    p.seed = ++products;
+    p.seed = next_random_with_lock_held();
     return std::make_shared<ProductWork>(p);
   });
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;

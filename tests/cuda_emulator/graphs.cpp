@@ -89,8 +89,7 @@ bool all_joined(const Capture& capture, const std::vector<int>& tips) {
 }  // namespace
 
 std::shared_ptr<Work> make_graph_work(std::shared_ptr<const Nodes> nodes) {
-  static std::uint64_t launches = 0;  // guarded by the scheduler's lock
-  return std::make_shared<GraphWork>(std::move(nodes), ++launches);
+  return std::make_shared<GraphWork>(std::move(nodes), next_random_with_lock_held());
 }
 
 void add_node(CUstream_st& stream, const Maker& make) {

@@ -263,4 +263,6 @@ std::uint64_t next_random() {
   return scheduler().random.next();
 }
 
+std::uint64_t next_random_with_lock_held() { return scheduler().random.next(); }
+
 }  // namespace emulator

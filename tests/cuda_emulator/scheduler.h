@@ -59,5 +59,7 @@ int device_of(cudaStream_t stream);
 // Starts the sequence of choices anew. By default the seed is PARPLAN_EMULATOR_SEED, or 1.
 void set_seed(std::uint64_t seed);
 std::uint64_t next_random();
+// For makers and callbacks, which hold the lock.
+std::uint64_t next_random_with_lock_held();
 
 }  // namespace emulator

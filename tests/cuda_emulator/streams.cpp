@@ -235,10 +235,7 @@ cudaError_t launch(const cudaLaunchConfig_t& launch, const void* kernel, std::fu
   const int device = device_of(launch.stream);
   if (device != current_device()) return remember(cudaErrorInvalidResourceHandle);
   const Grid grid{.kernel = kernel, .blocks = launch.gridDim, .threads = launch.blockDim, .shared = launch.dynamicSmemBytes, .thread = std::move(thread)};
-  return remember(submit(launch.stream, [grid] {
-    static std::uint64_t launches = 0;  // guarded by the scheduler's lock
-    return std::make_shared<KernelWork>(grid, ++launches);
-  }));
+  return remember(submit(launch.stream, [grid] { return std::make_shared<KernelWork>(grid, next_random_with_lock_held()); }));
 }
 
 }  // namespace emulator
