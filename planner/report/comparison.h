@@ -26,7 +26,7 @@ struct RunComparison {
   std::vector<Bytes> promised;       // arena, per rank
   std::vector<Bytes> touched;        // highest byte touched, per rank
   Bytes process_growth;              // resident memory, end against start
-  std::optional<Bytes> device_used;  // GPUs: memory of the fullest device that is in use, as its driver says
+  std::optional<Bytes> device_used = {};  // GPUs: memory of the fullest device that is in use, as its driver says
   std::vector<InstructionTimes> instructions;
 };
 

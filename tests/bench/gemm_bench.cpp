@@ -115,11 +115,9 @@ void bench_elementwise(Backend& backend) {
   });
   Arena parameter(backend, rows * columns), first(backend, rows * columns), second(backend, rows * columns);
   std::fill_n(static_cast<float*>(second), rows * columns, 1.0f);
-  StepScalars scalars{.learning_rate = 1e-9};
-  std::vector<void*> operands = {x, parameter, first, second};
-  line("adamw", 7, [&] {
-    backend.run(0, {.kind = OpKind::adamw, .shape = shape, .operands = operands, .scalars = &scalars});
-  });
+  const StepScalars scalars{.learning_rate = 1e-9};
+  backend.set_scalars(scalars);
+  line("adamw", 7, [&] { run(backend, OpKind::adamw, shape, {x, parameter, first, second}); });
 }
 
 }  // namespace
