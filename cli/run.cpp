@@ -97,8 +97,10 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   options.data = arguments.data.empty() ? default_text().string() : arguments.data;
   options.world = {.share_gpu = arguments.share_gpu, .gpu = {.deterministic = arguments.deterministic}};
   if (talks)
-    fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)), layout_text(plan.spec), plan.spec.mesh.size(),
-               plan.spec.mesh.size() == 1 ? "" : "s", options.data, arguments.data.empty() ? " (default)" : "");
+    options.on_start = [&] {
+      fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)), layout_text(plan.spec), plan.spec.mesh.size(),
+                 plan.spec.mesh.size() == 1 ? "" : "s", options.data, arguments.data.empty() ? " (default)" : "");
+    };
   if (reports)
     options.on_step = [&](std::int64_t step, double loss, double step_time_s) {
       fmt::print(report, "step {:>4}  loss {:.6f}  {:>9}\n", step, loss, format_duration(Seconds(step_time_s)));

@@ -134,6 +134,7 @@ std::vector<InstructionMeasurement> flat(const std::vector<std::vector<Instructi
 RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& options, Rendezvous& rendezvous) {
   const MakeWorld make_world = choose_world(plan, options.world, rendezvous);
   const TokenData data = TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary);
+  if (options.on_start) options.on_start();
   const Bytes memory_before = resident_memory();
   const BackendKind backend = plan.cluster.device.backend;
   const std::int64_t warm_up = warm_up_steps(backend);

@@ -17,6 +17,7 @@ struct RunOptions {
   std::int64_t steps = 20;
   std::string data = {};  // path of a text or token file
   WorldOptions world = {};
+  std::function<void()> on_start = {};  // when it is clear that the plan can run here; may be empty
   std::function<void(std::int64_t step, double loss, double step_time_s)> on_step = {};  // may be empty
 };
 

@@ -30,9 +30,9 @@ const std::string models =
 const std::string clusters = "dgx-a100, dgx-h100, hgx-h200, titan-rtx-2, titan-rtx-2-nvlink";
 
 TEST_CASE("commands that do not exist are refused with those that do") {
-  check({{{"sugest"}, "unknown command 'sugest'; allowed: suggest, simulate, run, explain, topology; did you mean 'suggest'?"},
-         {{"frobnicate"}, "unknown command 'frobnicate'; allowed: suggest, simulate, run, explain, topology"},
-         {{"--cluster", "dgx-a100"}, "unknown option '--cluster'; expected a command: suggest, simulate, run, explain, topology"}});
+  check({{{"sugest"}, "unknown command 'sugest'; allowed: suggest, simulate, run, explain, measure, topology; did you mean 'suggest'?"},
+         {{"frobnicate"}, "unknown command 'frobnicate'; allowed: suggest, simulate, run, explain, measure, topology"},
+         {{"--cluster", "dgx-a100"}, "unknown option '--cluster'; expected a command: suggest, simulate, run, explain, measure, topology"}});
 }
 
 TEST_CASE("without a command the help goes to standard error") {
@@ -81,8 +81,8 @@ TEST_CASE("values that cannot be read are refused") {
           "--memory-limit: expected a size with its unit such as '80 GiB', found '3'; allowed units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB"},
          {{"suggest", "gpt2", "--memory-limit", "120%"},
           "--memory-limit: expected bytes, such as '40 GiB', or a percentage above 0% and up to 100%, found '120%'"},
-         {{"run", "plan.yaml", "--backend", "cuda"}, "--backend cuda: this build has no GPU backend; allowed: auto, cpu"},
-         {{"run", "plan.yaml", "--backend", "gpu"}, "--backend: expected one of auto, cpu, found 'gpu'; did you mean 'cpu'?"}});
+         {{"run", "plan.yaml", "--processes", "0"}, "--processes: expected a whole number from 1 to 100000, found '0'"},
+         {{"run", "plan.yaml", "--backend", "gpu"}, "--backend: expected one of auto, cpu, cuda, found 'gpu'; did you mean 'cpu'?"}});
   CHECK(call({"suggest", "gpt2", "--network", "fast"}).err.starts_with("error: --network: expected a bandwidth"));
   CHECK(call({"suggest", "gpt2", "--mesh-order", "dp-tp"}).err.starts_with("error: --mesh-order: "));
 }
@@ -175,13 +175,17 @@ TEST_CASE("a folder of data that holds none is refused") {
   CHECK(called.err == "error: PARPLAN_DATA is '" + folder.path("") + "', and that folder does not hold models/ and configs/\n");
 }
 
-TEST_CASE("a plan for GPUs does not run and says what is missing") {
+TEST_CASE("a plan for GPUs does not run where there is no plugin and says what is missing") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
   REQUIRE(call({"suggest", "gpt2", "--cluster", "dgx-a100", "--top", "1", "--quiet", "-o", plan}).code == 0);
+  REQUIRE(setenv("PARPLAN_PLUGINS", folder.path("").c_str(), 1) == 0);
   check({{{"run", plan},
-          "the plan is for NVIDIA A100 SXM4 80 GB: plan only. Missing: a GPU backend (this build runs plans for CPU devices); make a plan for this machine "
-          "with `parplan suggest MODEL`"}});
+          "the plan is for NVIDIA A100 SXM4 80 GB and cannot run here. Missing: no libparplan_cuda.so in " + folder.path("") +
+              " (the folder that PARPLAN_PLUGINS names); make a plan for this machine with `parplan suggest MODEL`"},
+         {{"run", plan, "--backend", "cpu"},
+          "--backend cpu: the plan is for NVIDIA A100 SXM4 80 GB (cuda); its memory and its kernels are that backend's: plan again with a cluster of CPU devices"}});
+  unsetenv("PARPLAN_PLUGINS");
 }
 
 TEST_CASE("plans that cannot be used as asked are refused") {
