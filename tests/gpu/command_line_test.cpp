@@ -1,0 +1,96 @@
+// The program itself, with the plugin: a plan for GPUs from suggest to run.
+#include <doctest/doctest.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/gpu/device.h"
+
+namespace parplan {
+
+using namespace testing;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string model = std::string(PARPLAN_SOURCE_DIR) + "/tests/data/models/tiny-llama.yaml";
+
+struct Shell {
+  int code = 0;
+  std::string out;
+};
+Shell shell(const std::string& command) {
+  Shell result;
+  std::FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  std::array<char, 4096> buffer{};
+  while (const std::size_t read = std::fread(buffer.data(), 1, buffer.size(), pipe)) result.out.append(buffer.data(), read);
+  result.code = WEXITSTATUS(pclose(pipe));
+  return result;
+}
+
+struct TestFolder {
+  fs::path path = fs::temp_directory_path() / fmt::format("parplan_gpu_{}", getpid());
+  TestFolder() { fs::create_directories(path); }
+  ~TestFolder() { fs::remove_all(path); }
+  TestFolder(const TestFolder&) = delete;
+  TestFolder& operator=(const TestFolder&) = delete;
+};
+
+}  // namespace
+
+TEST_CASE("suggest plans for GPUs and run trains that plan, every byte as promised") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const TestFolder folder;
+  std::ofstream text(folder.path / "text.bin", std::ios::binary);
+  for (int i = 0; i < 600; ++i) text.put(static_cast<char>(i * i % 11));
+  text.close();
+  for (const std::string precision : {"bf16", "fp16"})
+    for (const std::string layout : {"--tp 2 --pp 2 --dp 1", "--dp 4 --tp 1 --pp 1 --zero 3"}) {
+      INFO(precision << ", " << layout);
+      const std::string plan = (folder.path / "plan.yaml").string();
+      Shell called = shell(fmt::format("{} suggest {} --cluster dgx-h100 --devices 4 --global-batch 8 --seq-len 16 --precision {} {} -o {} --quiet",
+                                       PARPLAN_BINARY, model, precision, layout, plan));
+      INFO(called.out);
+      REQUIRE(called.code == 0);
+      called = shell(fmt::format("{} run {} --share-gpu --steps 5 --data {} --json - --quiet", PARPLAN_BINARY, plan, (folder.path / "text.bin").string()));
+      INFO(called.out);
+      REQUIRE(called.code == 0);
+      const nlohmann::json run = nlohmann::json::parse(called.out);
+      CHECK(run.at("loss").size() == 5);
+      CHECK(run.at("loss").at(4).get<double>() < run.at("loss").at(0).get<double>());
+      for (const std::string part : {"communication_tp_bytes", "communication_dp_bytes", "communication_pp_bytes", "memory_activations_bytes"})
+        CHECK(run.at("measured").at(part) == run.at("predicted").at(part));
+      CHECK(run.at("measured").at("step_time_s").get<double>() > 0.0);
+    }
+}
+
+TEST_CASE("more ranks than GPUs are refused with what to do") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::size_t devices = gpu->devices().size();
+  if (devices >= 16) return;
+  const TestFolder folder;
+  const std::string plan = (folder.path / "plan.yaml").string();
+  REQUIRE(shell(fmt::format("{} suggest {} --cluster dgx-h100 --nodes 1 --devices 8 --global-batch 16 --seq-len 16 --dp 8 --tp 1 --pp 1 -o {} --quiet", PARPLAN_BINARY, model,
+                            plan)).code == 0);
+  if (devices >= 8) return;  // they are enough
+  const Shell called = shell(fmt::format("{} run {}", PARPLAN_BINARY, plan));
+  CHECK(called.code == 2);
+  CHECK(called.out == fmt::format("error: the plan has 8 ranks and this machine {} GPU{}: plan again with --devices {}, or try the plan out on one GPU with "
+                                  "--share-gpu (one process, no timing that means anything)\n",
+                                  devices, devices == 1 ? "" : "s", devices));
+}
+
+}  // namespace parplan
