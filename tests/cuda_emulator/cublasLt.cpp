@@ -569,7 +569,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   p.algorithm = *row;
   p.workspace_bytes = workspace_of(*row, p.sizes, p.d);
   if (p.workspace_bytes > workspace_bytes || (p.workspace_bytes > 0 && workspace == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
-  if (p.workspace_bytes > 0 && !is_aligned(workspace, 16)) return CUBLAS_STATUS_INVALID_VALUE;
+  // Whether or not the algorithm uses it; the library itself may also fail later (ml-explore/mlx, pull request 2466).
+  if (!is_aligned(workspace, 256)) return CUBLAS_STATUS_INVALID_VALUE;
   const std::pair<const void*, const Matrix*> operands[] = {{a, &p.a}, {b, &p.b}, {p.beta != 0.0f ? c : nullptr, &p.c}, {d, &p.d}};
   for (const auto& [data, matrix] : operands)
     if (!is_aligned(data, std::max<std::size_t>(size_of(matrix->type), row->alignment))) return CUBLAS_STATUS_INVALID_VALUE;

@@ -102,7 +102,8 @@ struct Bench {
 
 void for_all_types_and_sizes(Gpu& gpu, const std::function<void(const Bench&, const Size&)>& body) {
   const auto backend = gpu.make_backend(0, {});
-  DeviceArray workspace(*backend, DataType::fp32, matrix_workspace_bytes / 4);
+  constexpr std::int64_t shift = 16;  // elements: plans align workspaces to 64 bytes, cuBLASLt wants 256
+  DeviceArray workspace(*backend, DataType::fp32, matrix_workspace_bytes / 4, shift);
   for (const DataType type : all_types)
     for (const Size& size : sizes) {
       CAPTURE(name(type));

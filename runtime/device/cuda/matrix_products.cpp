@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -60,6 +61,16 @@ std::uint32_t alignment_of(const void* address) {
   constexpr int most = 8;
   const auto bits = reinterpret_cast<std::uintptr_t>(address);
   return 1u << std::min(most, bits == 0 ? most : std::countr_zero(bits));
+}
+
+// cuBLASLt wants its workspace at a multiple of this (NVIDIA/TransformerEngine, pull request 2223; ml-explore/mlx, pull request 2466: on
+// Hopper products fail without). Workspaces of a plan are aligned to 64 bytes, so what is used of one begins at the next multiple.
+constexpr std::size_t workspace_alignment = 256;
+constexpr std::size_t usable_workspace = static_cast<std::size_t>(matrix_workspace_bytes) - workspace_alignment;
+
+void* aligned_workspace(void* workspace) {
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace);
+  return static_cast<std::byte*>(workspace) + (workspace_alignment - address % workspace_alignment) % workspace_alignment;
 }
 
 // What an algorithm is chosen for.
@@ -136,7 +147,7 @@ struct MatrixProducts::Library {
     std::uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (!deterministic && !is_half(p.result_type)) schemes |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
     const char* what = "set cuBLASLt's preferences";
-    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(matrix_workspace_bytes), what);
+    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(usable_workspace), what);
     set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes, what);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p.right), what);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p.left), what);
@@ -176,7 +187,7 @@ struct MatrixProducts::Library {
     for (int i = 0; i < found; ++i) {
       const cublasLtMatmulHeuristicResult_t& suggestion = suggestions[static_cast<std::size_t>(i)];
       if (suggestion.state != CUBLAS_STATUS_SUCCESS) continue;
-      if (suggestion.workspaceSize > static_cast<std::size_t>(matrix_workspace_bytes)) continue;
+      if (suggestion.workspaceSize > usable_workspace) continue;
       made.algorithm = suggestion.algo;
       made.workspace_bytes = suggestion.workspaceSize;
       break;
@@ -210,7 +221,7 @@ bool MatrixProducts::submit(const MatrixProduct& p, cudaStream_t stream) {
   const float one = 1.0f;
   const float added = p.accumulate ? 1.0f : 0.0f;
   check(cublasLtMatmul(library_->handle.get(), chosen.operation.get(), &one, p.right, chosen.a.get(), p.left, chosen.b.get(), &added,
-                       p.result, chosen.d.get(), p.result, chosen.d.get(), &*chosen.algorithm, p.workspace, chosen.workspace_bytes,
+                       p.result, chosen.d.get(), p.result, chosen.d.get(), &*chosen.algorithm, aligned_workspace(p.workspace), chosen.workspace_bytes,
                        stream),
         name(p.op));
   return true;
