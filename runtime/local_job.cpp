@@ -48,15 +48,9 @@ struct LocalJob::Rank {
   std::unique_ptr<Backend> backend;
   Arena arena;
   std::unique_ptr<Communicator> communicator;
-  Executor executor;
+  std::unique_ptr<Executor> executor;
 
-  Rank(int number, const Program& program, const GroupTable& groups, World& world, int data_rank, int data_ranks)
-      : backend(world.make_backend(number)),
-        arena(*backend, program),
-        communicator(world.make_communicator(number, *backend)),
-        executor(program, groups, *backend, *communicator, arena, data_rank, data_ranks) {
-    communicator->register_memory(arena.begin(), arena.size());
-  }
+  Rank(std::unique_ptr<Backend> made, const Program& program) : backend(std::move(made)), arena(*backend, program) {}
 };
 
 LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld& make_world, Rendezvous& rendezvous)
@@ -68,28 +62,49 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
   ranks_.resize(hosted().size());
   batch_.sequence = job.training.sequence_length;
   // Each rank's thread makes and fills its own arena, so that a CPU's pages lie near its core.
+  for_each_rank([&](std::size_t r) {
+    ranks_[r] = std::make_unique<Rank>(world_->make_backend(hosted()[r]), programs_[static_cast<std::size_t>(hosted()[r])]);
+  });
+  // Ranks that connect wait for all others, some of which may have no memory to come with: nobody connects before all have theirs.
+  if (rendezvous_.processes() > 1) barrier(rendezvous_);
+  for_each_rank([&](std::size_t r) {
+    const int number = hosted()[r];
+    const Program& program = programs_[static_cast<std::size_t>(number)];
+    const int data_rank = coordinates_of(job_.spec.mesh, number)[static_cast<std::size_t>(Axis::dp)];
+    Rank& rank = *ranks_[r];
+    rank.backend->attach_thread();
+    rank.communicator = world_->make_communicator(number, *rank.backend);
+    rank.communicator->register_memory(rank.arena.begin(), rank.arena.size());
+    rank.executor = std::make_unique<Executor>(program, groups_, *rank.backend, *rank.communicator, rank.arena, data_rank, job_.spec.dp());
+    initialise(*job_.graph, program, rank.arena, job_.training.precision, initial);
+  });
+  step_.ranks.resize(programs_.size());
+}
+
+void LocalJob::for_each_rank(const std::function<void(std::size_t)>& work) {
   std::vector<std::exception_ptr> failures(ranks_.size());
   {
     std::vector<std::jthread> threads;
     for (std::size_t r = 0; r < ranks_.size(); ++r)
       threads.emplace_back([&, r] {
         try {
-          const int number = hosted()[r];
-          const Program& program = programs_[static_cast<std::size_t>(number)];
-          const int data_rank = coordinates_of(job_.spec.mesh, number)[static_cast<std::size_t>(Axis::dp)];
-          ranks_[r] = std::make_unique<Rank>(number, program, groups_, *world_, data_rank, job_.spec.dp());
-          initialise(*job_.graph, program, ranks_[r]->arena, job_.training.precision, initial);
-        } catch (...) {
+          work(r);
+        } catch (const std::exception& failure) {
           failures[r] = std::current_exception();
+          if (ranks_[r] != nullptr && ranks_[r]->communicator != nullptr) ranks_[r]->communicator->abort(failure.what());
+          rendezvous_.abort(failure.what());
         }
       });
   }
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
-  step_.ranks.resize(programs_.size());
 }
 
-LocalJob::~LocalJob() = default;
+// Side by side: NCCL lets the ranks of one machine wait for each other when they leave (its documentation of ncclCommDestroy).
+LocalJob::~LocalJob() {
+  std::vector<std::jthread> threads;
+  for (std::unique_ptr<Rank>& rank : ranks_) threads.emplace_back([&rank] { rank.reset(); });
+}
 
 const LocalJob::Rank& LocalJob::rank(int number) const {
   const auto found = std::ranges::find(hosted(), number);
@@ -97,7 +112,7 @@ const LocalJob::Rank& LocalJob::rank(int number) const {
   return *ranks_[static_cast<std::size_t>(found - hosted().begin())];
 }
 const Arena& LocalJob::arena(int number) const { return rank(number).arena; }
-const Executor& LocalJob::executor(int number) const { return rank(number).executor; }
+const Executor& LocalJob::executor(int number) const { return *rank(number).executor; }
 DeviceMemory LocalJob::device_memory(int number) const {
   rank(number).backend->attach_thread();
   return rank(number).backend->memory();
@@ -186,7 +201,7 @@ void LocalJob::run(const Steps& steps) {
       threads.emplace_back([&, r] {
         try {
           while (!stop) {
-            step_.ranks[static_cast<std::size_t>(hosted()[r])] = ranks_[r]->executor.run_step(batch_, scalars, timing);
+            step_.ranks[static_cast<std::size_t>(hosted()[r])] = ranks_[r]->executor->run_step(batch_, scalars, timing);
             step_end.arrive_and_wait();
           }
         } catch (const std::exception& failure) {

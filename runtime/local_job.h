@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -51,6 +52,8 @@ class LocalJob {
  private:
   struct Rank;
   const Rank& rank(int number) const;
+  // Calls `work` with the place of every hosted rank, each in a thread of its own. What one throws is thrown here.
+  void for_each_rank(const std::function<void(std::size_t)>& work);
   void share_step();  // fills in the other processes' ranks
 
   const Job job_;

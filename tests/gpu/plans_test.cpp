@@ -9,6 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 #include "tests/gpu/device.h"
@@ -110,6 +113,39 @@ TEST_CASE("replayed work and work that is submitted each time give the same bits
   check_equal(replayed, run_on_gpu(gpu, graph, training, spec, 5));
   check_equal(replayed, run_on_gpu(gpu, graph, training, spec, 5, {.graphs = false}));
   check_equal(replayed, run_on_gpu(gpu, graph, training, spec, 5, {.graphs = false, .synchronous = true}));
+}
+
+// Sums may then be in any order, but are in fp32 all the same.
+TEST_CASE("plans that need not be deterministic train as the one-rank reference does") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  std::mt19937 random(37);
+  const int trials = is_emulated(*gpu) ? 1 : 6;
+  for (const std::string& model : models) {
+    const OpGraph graph = graph_of(model);
+    for (const DataType type : all_types)
+      for (int trial = 0; trial < trials; ++trial) {
+        const TrainingSpec training = training_in(type);
+        const ParallelSpec spec = random_spec(graph, training, 1 + trial % 2, {}, random);
+        INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));
+        TrainingSpec exact = training;
+        exact.precision = DataType::fp32;
+        check_close(run_on_gpu(gpu, graph, training, spec, 4, {.deterministic = false}), run_reference(graph, exact, spec.micro_batch, 4),
+                    closeness_of(type));
+      }
+  }
+}
+
+TEST_CASE("a rank that has no GPU keeps no other waiting for it") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const OpGraph graph = graph_of("tiny-llama");
+  const TrainingSpec training = training_in(DataType::bf16);
+  std::mt19937 random(41);
+  const ParallelSpec spec = random_spec(graph, training, 2, {}, random);
+  const std::unique_ptr<Rendezvous> rendezvous = alone();
+  const std::string message = fmt::format("there is no GPU 1000: this machine has {}", gpu->devices().size());
+  CHECK_THROWS_WITH_AS(run_plan(job_of(graph, training, spec, BackendKind::cuda), gpu_per_rank(gpu, {0, 1000}, *rendezvous, {}), 1), message.c_str(), RunError);
 }
 
 TEST_CASE("ranks with a GPU each train over NCCL as the one-rank reference does") {
