@@ -34,45 +34,41 @@ struct Rows {
   static constexpr int chunks = head_dim / 8;
   static constexpr int bytes = 2 * head_dim;
 
-  static __device__ int offset(int row, int chunk) {
-    if constexpr (chunks % 8 == 0) {
-      return row * bytes + ((chunk ^ (row & 7)) << 4);
-    } else if constexpr (chunks % 4 == 0) {
-      return row * bytes + ((chunk ^ ((row >> 1) & 3)) << 4);
-    } else {
-      return row * bytes + ((chunk ^ ((row >> 2) & 1)) << 4);
-    }
+  // Chunks that lie in one another's place, and how a row permutes them.
+  static constexpr int group = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
+  static __device__ int permutation(int row) { return row / (8 / group) % group; }
+  static __device__ int offset(int row, int chunk) { return row * bytes + ((chunk ^ permutation(row)) << 4); }
+
+  // `further` chunks, an even number, from the place of chunk 0 or 1 of a row; counted from dynamic_shared, where tiles begin
+  // at multiples of the bytes of a group. Offsets of all chunks thus come from one register instead of one each.
+  static __device__ int along(int place, int further) {
+    return (place ^ (further % group << 4)) + further / group * (group << 4);
   }
 };
+
+__device__ inline int place_of(const unsigned char* tile) { return static_cast<int>(tile - dynamic_shared); }
 
 // Starts copying positions [first, first + rows) of a head; zeros from `limit` on, where nothing is read.
 template <int head_dim, int rows>
 __device__ void load_rows(unsigned char* tile, const std::uint16_t* from, std::int64_t stride, int first, int limit) {
+  // A thread keeps to one chunk of each `across` and to rows that are permuted alike, so that its places differ by constants.
   constexpr int chunks = Rows<head_dim>::chunks;
-  if constexpr (threads % chunks == 0) {
-    // Each thread keeps to its column of chunks.
-    constexpr int step = threads / chunks;
-    static_assert(rows % step == 0);
-    const int chunk = static_cast<int>(threadIdx.x) % chunks;
-    int row = static_cast<int>(threadIdx.x) / chunks;
-    const std::uint16_t* place = from + (first + row) * stride + 8 * chunk;
+  constexpr int across = chunks & -chunks;  // the largest power of two that divides them
+  constexpr int step = threads / across;
+  static_assert(threads % across == 0 && (rows % step == 0 || step % rows == 0) && step % 8 == 0);
+  const int chunk = static_cast<int>(threadIdx.x) % across;
+  const int row = static_cast<int>(threadIdx.x) / across;
+  if (step > rows && row >= rows) return;
+  unsigned char* const to = tile + Rows<head_dim>::offset(row, chunk);
+  const std::uint16_t* place = from + (first + row) * stride + 8 * chunk;
 #pragma unroll
-    for (int i = 0; i < rows / step; ++i) {
-      ptx::cp_async_16(tile + Rows<head_dim>::offset(row, chunk), place, first + row < limit);
-      row += step;
-      place += step * stride;
-    }
-  } else {
+  for (int i = 0; i < (rows + step - 1) / step; ++i) {
 #pragma unroll
-    for (int i = 0; i < (rows * chunks + threads - 1) / threads; ++i) {
-      const int index = i * threads + static_cast<int>(threadIdx.x);
-      const int row = index / chunks;
-      const int chunk = index % chunks;
-      if (rows * chunks % threads == 0 || row < rows) {
-        ptx::cp_async_16(tile + Rows<head_dim>::offset(row, chunk), from + (first + row) * stride + 8 * chunk,
-                         first + row < limit);
-      }
+    for (int j = 0; j < chunks / across; ++j) {
+      ptx::cp_async_16(to + i * step * Rows<head_dim>::bytes + j * across * 16, place + 8 * across * j,
+                       first + row + i * step < limit);
     }
+    place += step * stride;
   }
 }
 
@@ -94,10 +90,11 @@ struct Left {
   std::uint32_t kept[keep ? head_dim / 16 : 1][row_tiles][4];
 
   __device__ void read(int depth, std::uint32_t (&fragments)[row_tiles][4]) const {
+    const int place = place_of(tile) + Rows<head_dim>::offset(first_row + lane() % 16, lane() / 16);
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
       ptx::ldmatrix_x4(fragments[m],
-                       tile + Rows<head_dim>::offset(first_row + 16 * m + lane() % 16, 2 * depth + lane() / 16));
+                       dynamic_shared + Rows<head_dim>::along(place, 2 * depth) + 16 * m * Rows<head_dim>::bytes);
     }
   }
   // Once the tile is there.
@@ -113,6 +110,7 @@ struct Left {
 template <class T, int head_dim, int row_tiles, int columns, bool keep>
 __device__ void add_product_transposed(float (&d)[row_tiles][columns / 8][4],
                                        const Left<head_dim, row_tiles, keep>& left, const unsigned char* tile) {
+  const int place = place_of(tile) + Rows<head_dim>::offset(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
 #pragma unroll
   for (int depth = 0; depth < head_dim / 16; ++depth) {
     std::uint32_t a[row_tiles][4];
@@ -120,8 +118,7 @@ __device__ void add_product_transposed(float (&d)[row_tiles][columns / 8][4],
 #pragma unroll
     for (int n = 0; n < columns / 16; ++n) {
       std::uint32_t b[4];
-      ptx::ldmatrix_x4(
-          b, tile + Rows<head_dim>::offset(16 * n + lane() % 8 + lane() / 16 * 8, 2 * depth + lane() / 8 % 2));
+      ptx::ldmatrix_x4(b, dynamic_shared + Rows<head_dim>::along(place, 2 * depth) + 16 * n * Rows<head_dim>::bytes);
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
         if constexpr (keep) {
@@ -140,12 +137,14 @@ __device__ void add_product_transposed(float (&d)[row_tiles][columns / 8][4],
 template <class T, int head_dim, int row_tiles, int depth>
 __device__ void add_product(float (&d)[row_tiles][head_dim / 8][4],
                             const std::uint32_t (&left)[row_tiles][depth / 16][4], const unsigned char* tile) {
+  const int place = place_of(tile) + Rows<head_dim>::offset(lane() % 16, lane() / 16);
 #pragma unroll
   for (int k = 0; k < depth / 16; ++k) {
 #pragma unroll
     for (int n = 0; n < head_dim / 16; ++n) {
       std::uint32_t b[4];
-      ptx::ldmatrix_x4_transposed(b, tile + Rows<head_dim>::offset(16 * k + lane() % 16, 2 * n + lane() / 16));
+      ptx::ldmatrix_x4_transposed(
+          b, dynamic_shared + Rows<head_dim>::along(place, 2 * n) + 16 * k * Rows<head_dim>::bytes);
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
         ptx::mma_m16n8k16<T>(d[m][2 * n], left[m][k], b[0], b[1]);
@@ -541,6 +540,7 @@ struct KeyValueGradientTiles {
   static constexpr int stages = 2;
   static constexpr int tile_bytes = queries * Rows<head_dim>::bytes;
   static constexpr int stage_bytes = 2 * tile_bytes + 2 * 4 * queries;  // queries, dy, log-sum-exp, sums of dy * y
+  static_assert(stage_bytes % 128 == 0, "where tiles begin: Rows::along");
   static constexpr int shared = 2 * keys * Rows<head_dim>::bytes + stages * stage_bytes;
 };
 
