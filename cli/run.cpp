@@ -1,6 +1,8 @@
 #include "runtime/run.h"
 
+#include <cstdlib>
 #include <memory>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -44,6 +46,12 @@ std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
   if (arguments.output.quiet) list.push_back("--quiet");
   if (arguments.output.verbose) list.push_back("--verbose");
   return list;
+}
+
+// What CUDA's own variable asks for: to find the kernel that fails.
+bool waits_after_kernels() {
+  const char* value = std::getenv("CUDA_LAUNCH_BLOCKING");
+  return value != nullptr && std::string_view(value) == "1";
 }
 
 void check_backend(const std::string& wanted, const Plan& plan) {
@@ -95,7 +103,7 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   RunOptions options;
   options.steps = arguments.steps;
   options.data = arguments.data.empty() ? default_text().string() : arguments.data;
-  options.world = {.share_gpu = arguments.share_gpu, .gpu = {.deterministic = arguments.deterministic}};
+  options.world = {.share_gpu = arguments.share_gpu, .gpu = {.deterministic = arguments.deterministic, .synchronous = waits_after_kernels()}};
   if (talks)
     options.on_start = [&] {
       fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)), layout_text(plan.spec), plan.spec.mesh.size(),

@@ -28,7 +28,7 @@ struct GpuBackendOptions {
   bool deterministic = true;
   // Replay repeated work as CUDA graphs.
   bool graphs = true;
-  // Wait after every kernel, so that an error is reported where it happened (parplan run --verbose says which).
+  // Wait after every kernel and replay none, so that an error is reported where it happened.
   bool synchronous = false;
 };
 
