@@ -37,7 +37,7 @@ std::size_t environment_number(const char* name, std::size_t otherwise) {
 
 struct SharedMemory {
   std::mutex mutex;
-  std::map<const void*, std::size_t> allowed;
+  std::map<std::pair<int, const void*>, std::size_t> allowed;  // by device and kernel
 };
 SharedMemory& shared_memory() {
   static auto* made = new SharedMemory;
@@ -106,7 +106,7 @@ cudaError_t remember(cudaError_t error) {
 
 std::size_t allowed_shared_memory(const void* kernel) {
   const std::lock_guard lock(shared_memory().mutex);
-  const auto place = shared_memory().allowed.find(kernel);
+  const auto place = shared_memory().allowed.find({current_device(), kernel});
   return place == shared_memory().allowed.end() ? shared_bytes_by_default : place->second;
 }
 
@@ -216,6 +216,6 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || static_cast<std::size_t>(value) + kernel_at(kernel).shared_bytes > shared_bytes_at_most)
     return remember(cudaErrorInvalidValue);
   const std::lock_guard lock(shared_memory().mutex);
-  shared_memory().allowed[kernel] = static_cast<std::size_t>(value);
+  shared_memory().allowed[{current_device(), kernel}] = static_cast<std::size_t>(value);
   return cudaSuccess;
 }

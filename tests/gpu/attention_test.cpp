@@ -325,6 +325,18 @@ TEST_CASE("softmax of large scores neither overflows nor loses its small terms")
   }
 }
 
+// CUDA keeps the limit of a kernel's shared memory for each GPU.
+TEST_CASE("attention has the shared memory that it needs on each GPU of a process, whichever head dim came first") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  for (int device = 0; device < static_cast<int>(std::min<std::size_t>(gpu->devices().size(), 2)); ++device) {
+    const auto backend = gpu->make_backend(device, {});
+    backend->attach_thread();
+    for (const std::int64_t head_dim : {112, 128, 104}) check_attention(*backend, {DataType::fp32, 33, 1, 1, 1, head_dim});
+    check_attention(*backend, {DataType::bf16, 33, 1, 1, 1, 128});
+  }
+}
+
 TEST_CASE("attention refuses heads that are too wide for its kernels") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

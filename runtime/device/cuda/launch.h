@@ -31,10 +31,13 @@ void launch(const char* what, void (*kernel)(Parameters...), const Grid& grid, c
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), what);
 }
 
+// Lets a block of the kernel have `bytes` of dynamic shared memory on the GPU that this thread uses. CUDA keeps one limit for
+// each kernel and GPU, and the call can wait for copies between host and device (oneapi-src/unified-runtime, pull request
+// 2678): it is made only to raise the limit, which threads thus never lower for one another.
+void allow_shared_memory(const void* kernel, std::size_t bytes);
 template <class... Parameters>
 void allow_shared_memory(void (*kernel)(Parameters...), std::size_t bytes) {
-  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "allow shared memory");
+  allow_shared_memory(reinterpret_cast<const void*>(kernel), bytes);
 }
 
 }  // namespace parplan

@@ -33,6 +33,7 @@ struct Tiles {
   static constexpr int elements = most_head_dim / side;  // of a head, for each thread
   static constexpr int score_stride = rows + 1;
   static constexpr int scores = rows * score_stride;
+  static_assert(4 * (2 * rows * (most_head_dim | 1) + 2 * scores) <= 99 * 1024);
 };
 
 __host__ __device__ constexpr int row_stride(int head_dim) {

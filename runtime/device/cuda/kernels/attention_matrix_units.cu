@@ -683,6 +683,7 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
 
 template <class Tiles, class... Parameters>
 Grid grid_of(void (*kernel)(Parameters...), std::int64_t tiles, int heads, int batch) {
+  static_assert(Tiles::shared <= 99 * 1024);
   // Without being asked, a block gets 48 KiB.
   if constexpr (Tiles::shared > 48 * 1024) allow_shared_memory(kernel, Tiles::shared);
   return {.blocks = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(heads), static_cast<unsigned>(batch)),
