@@ -14,16 +14,20 @@ constexpr StreamId stream = static_cast<StreamId>(Stream::compute);
 }  // namespace
 
 Arena::Arena(Backend& backend, const Program& program) : backend_(backend), program_(program) {
-  const std::int64_t bytes = guard_begin() + guard_bytes;
   backend.attach_thread();
-  memory_ = static_cast<std::byte*>(backend.allocate(Bytes(bytes)));
-  backend.fill(stream, memory_, pattern, bytes / word);
-  backend.synchronize();
+  memory_ = static_cast<std::byte*>(backend.allocate(Bytes(guard_begin() + guard_bytes)));
+  refill();
 }
 
 Arena::~Arena() {
   backend_.attach_thread();
   backend_.release(memory_);
+}
+
+void Arena::refill() const {
+  backend_.attach_thread();
+  backend_.fill(stream, memory_, pattern, (guard_begin() + guard_bytes) / word);
+  backend_.synchronize();
 }
 
 void Arena::read(int buffer, void* to, Bytes bytes) const {

@@ -29,6 +29,9 @@ class Arena {
   // Makes all of a buffer 0; it begins at a whole word, and what is left of its last word is padding.
   void zero(int buffer) const;
 
+  // Fills everything with the pattern again, as if nothing had been touched.
+  void refill() const;
+
   // One past the highest byte that no longer holds the pattern; beyond `size` when the guard was hit.
   std::int64_t highest_touched() const;
   // The same for one buffer, counted from its start.

@@ -63,18 +63,25 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
   batch_.sequence = job.training.sequence_length;
   // Each rank's thread makes and fills its own arena, so that a CPU's pages lie near its core.
   for_each_rank([&](std::size_t r) {
-    ranks_[r] = std::make_unique<Rank>(world_->make_backend(hosted()[r]), programs_[static_cast<std::size_t>(hosted()[r])]);
+    const Program& program = programs_[static_cast<std::size_t>(hosted()[r])];
+    ranks_[r] = std::make_unique<Rank>(world_->make_backend(hosted()[r]), program);
+    warm_up(program, *ranks_[r]->backend, ranks_[r]->arena);
   });
   // Ranks that connect wait for all others, some of which may have no memory to come with: nobody connects before all have theirs.
   if (rendezvous_.processes() > 1) barrier(rendezvous_);
+  for_each_rank([&](std::size_t r) {
+    Rank& rank = *ranks_[r];
+    rank.backend->attach_thread();
+    rank.communicator = world_->make_communicator(hosted()[r], *rank.backend);
+    rank.communicator->register_memory(rank.arena.begin(), rank.arena.size());
+  });
+  // Not while others connect: page-locked memory is every GPU's of the process, which may be at work for NCCL.
   for_each_rank([&](std::size_t r) {
     const int number = hosted()[r];
     const Program& program = programs_[static_cast<std::size_t>(number)];
     const int data_rank = coordinates_of(job_.spec.mesh, number)[static_cast<std::size_t>(Axis::dp)];
     Rank& rank = *ranks_[r];
     rank.backend->attach_thread();
-    rank.communicator = world_->make_communicator(number, *rank.backend);
-    rank.communicator->register_memory(rank.arena.begin(), rank.arena.size());
     rank.executor = std::make_unique<Executor>(program, groups_, *rank.backend, *rank.communicator, rank.arena, data_rank, job_.spec.dp());
     initialise(*job_.graph, program, rank.arena, job_.training.precision, initial);
   });
