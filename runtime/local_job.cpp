@@ -222,7 +222,15 @@ void LocalJob::run(const Steps& steps) {
   }
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
-  if (between) std::rethrow_exception(between);
+  if (!between) return;
+  // Other processes may be well: leaving NCCL's communicators in good order waits for theirs (ncclCommDestroy), theirs wait at the rendezvous.
+  try {
+    std::rethrow_exception(between);
+  } catch (const std::exception& failure) {
+    for (const std::unique_ptr<Rank>& rank : ranks_) rank->communicator->abort(failure.what());
+    rendezvous_.abort(failure.what());
+    throw;
+  }
 }
 
 StepScalars step_scalars(const TrainingSpec& training, std::int64_t step) {
