@@ -49,10 +49,11 @@ class GroupTable {
   std::vector<SendRoute> routes_;
 };
 
-// Makes what a GPU makes when it is first used: streams, and kernels, which CUDA loads when they are first launched. Loading one waits for all
-// work of the GPU under a lock that other threads want, so it may wait for ever once NCCL's kernels wait for other ranks ("Lazy
-// Loading" in the CUDA Programming Guide; openxla/xla, pull request 38932). Called by every rank before any of them communicates. Every kernel
-// of the Program runs once, on zeros; then the arena is as it was made. Nothing to do for what works at once.
+// Makes what a GPU makes when it is first used: streams, and kernels, which CUDA loads when they are first launched. Loading
+// one may wait for all work of the GPU, under a lock that other threads want, and so for ever once NCCL's kernels wait for other
+// ranks ("Lazy Loading" in the CUDA Programming Guide; meta-pytorch/torchcomms, pull request 2334; openxla/xla, pull request
+// 38932). Called by every rank before any of them communicates. Every kernel of the Program runs once, on zeros; then the
+// arena is as it was made. Nothing to do for what works at once.
 void warm_up(const Program& program, Backend& backend, const Arena& arena);
 
 // Carries out a Program: submits its calls in launch order to the backend's streams, which meet at the Program's events.

@@ -67,7 +67,8 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
     ranks_[r] = std::make_unique<Rank>(world_->make_backend(hosted()[r]), program);
     warm_up(program, *ranks_[r]->backend, ranks_[r]->arena);
   });
-  // Ranks that connect wait for all others, some of which may have no memory to come with: nobody connects before all have theirs.
+  // Ranks that connect wait for all others, some of which may have no memory to come with: nobody connects before all have
+  // theirs.
   if (rendezvous_.processes() > 1) barrier(rendezvous_);
   for_each_rank([&](std::size_t r) {
     Rank& rank = *ranks_[r];
@@ -223,7 +224,8 @@ void LocalJob::run(const Steps& steps) {
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
   if (!between) return;
-  // Other processes may be well: leaving NCCL's communicators in good order waits for theirs (ncclCommDestroy), theirs wait at the rendezvous.
+  // Other processes may be well: leaving NCCL's communicators in good order waits for theirs (ncclCommDestroy), while they
+  // wait at the rendezvous.
   try {
     std::rethrow_exception(between);
   } catch (const std::exception& failure) {

@@ -108,9 +108,9 @@ class CudaGpu final : public Gpu {
 
 extern "C" __attribute__((visibility("default"))) parplan::Gpu* parplan_make_gpu(const char* version) {
   if (std::string_view(version) != PARPLAN_VERSION) return nullptr;
-  // Streams share 8 work queues of a GPU unless the driver is told otherwise before it starts, at most 32 (CUDA C++ Programming Guide, CUDA
-  // environment variables). A rank has up to 7 streams beside NCCL's own, and a send that stands behind a receive in one queue waits for
-  // it, as the other rank's may. What the user says holds.
+  // Streams share 8 work queues of a GPU unless the driver is told otherwise before it starts, at most 32 (CUDA C++
+  // Programming Guide, CUDA environment variables). A rank has up to 7 streams beside NCCL's own, and a send that stands
+  // behind a receive in one queue waits for it, as the other rank's may. What the user says holds.
   static_cast<void>(setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0));
   return new parplan::CudaGpu;
 }
