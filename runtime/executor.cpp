@@ -124,6 +124,7 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
   pieces_.reserve(pieces);
   piece_of_.reserve(pieces);
   dependencies_.resize(pieces);
+  backend.prepare_marks(2 * static_cast<int>(pieces) + 1);
   stream_heads_.resize(static_cast<std::size_t>(stream_count));
   event_heads_.resize(static_cast<std::size_t>(fork_event_ + 1 + stream_count));
   if (tokens > 0) tokens_ = static_cast<std::int32_t*>(backend.allocate_host(Bytes(4 * tokens)));

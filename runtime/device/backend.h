@@ -54,6 +54,8 @@ class Backend {
   // submits and replay that the next time instead of calling it.
   virtual void repeat(StreamId stream, std::int64_t key, const std::function<void()>& work) = 0;
 
+  // Makes what marks 0 to `count` - 1 need, so that noting them allocates nothing.
+  virtual void prepare_marks(int count) = 0;
   // Notes the time at which `stream` gets here as number `mark` (from 0).
   virtual void mark(StreamId stream, int mark) = 0;
   // Seconds from mark 0 to `mark`; after `synchronize`.

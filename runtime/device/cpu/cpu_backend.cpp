@@ -109,6 +109,7 @@ class CpuBackend final : public Backend {
   void synchronize() override {}
   void repeat(StreamId, std::int64_t, const std::function<void()>& work) override { work(); }
 
+  void prepare_marks(int count) override { marks_.resize(std::max(marks_.size(), static_cast<std::size_t>(count))); }
   void mark(StreamId, int mark) override {
     const std::size_t number = static_cast<std::size_t>(mark);
     if (number >= marks_.size()) marks_.resize(number + 1);

@@ -238,6 +238,10 @@ void CudaBackend::record_graph(StreamId number, const std::function<void()>& wor
   not_recorded_ = failure;
 }
 
+void CudaBackend::prepare_marks(int count) {
+  for (int mark = 0; mark < count; ++mark) made_event(marks_, mark, cudaEventDefault);
+}
+
 void CudaBackend::mark(StreamId number, int mark) {
   PARPLAN_ASSERT(!recording_, fmt::format("mark {} within recorded work", mark));
   check(cudaEventRecord(made_event(marks_, mark, cudaEventDefault), stream(number)), "note the time");

@@ -53,6 +53,7 @@ class CudaBackend final : public Backend {
   // cannot be recorded runs directly ever after; `not_recorded` says why.
   void repeat(StreamId stream, std::int64_t key, const std::function<void()>& work) override;
 
+  void prepare_marks(int count) override;
   void mark(StreamId stream, int mark) override;
   double seconds_at(int mark) override;
   bool works_at_once() const override { return false; }
