@@ -119,6 +119,8 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
 
   RunReport result = run_plan(loaded.graph, plan, options, *rendezvous);
   if (!speaks) return exit_done;
+  if (talks && !result.not_recorded.empty())
+    fmt::print(terminal.err, "note: work that repeats was submitted each time instead of being replayed: {}\n", result.not_recorded);
   const RunComparison comparison{.measured = result.measured,
                                  .loss = result.loss,
                                  .step_times_s = result.step_times_s,

@@ -125,6 +125,7 @@ DeviceMemory LocalJob::device_memory(int number) const {
   rank(number).backend->attach_thread();
   return rank(number).backend->memory();
 }
+std::string LocalJob::not_recorded(int number) const { return rank(number).backend->not_recorded(); }
 
 LogicalTensors LocalJob::collect(ParameterContent content) const {
   LogicalTensors tensors;

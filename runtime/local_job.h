@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "planner/program/lower.h"
@@ -46,6 +47,7 @@ class LocalJob {
   const Arena& arena(int rank) const;
   const Executor& executor(int rank) const;
   DeviceMemory device_memory(int rank) const;
+  std::string not_recorded(int rank) const;  // Backend::not_recorded
   // What the hosted ranks hold.
   LogicalTensors collect(ParameterContent content) const;
 

@@ -164,6 +164,8 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
            }});
   report.process_growth = resident_memory() - memory_before;
   for (const Program& program : job.programs()) report.arena_bytes.push_back(Bytes(program.arena_bytes));
+  for (const int rank : job.hosted())
+    if (report.not_recorded.empty()) report.not_recorded = job.not_recorded(rank);
   if (steps.empty()) return report;
 
   // The median of the steps that nothing slowed down: those behind the warm-up, and of these those that were not taken apart where

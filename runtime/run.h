@@ -42,6 +42,7 @@ struct RunReport {
   Bytes process_growth;               // resident memory of this process, end against start
   std::optional<Bytes> device_used;   // GPUs, one a rank: memory of the fullest that is in use at the end, by all programs
   std::vector<InstructionComparison> instructions;  // of `measured_rank`
+  std::string not_recorded;           // why some repeated work of this process was submitted each time, if it was
 };
 
 // The flow of `parplan run`: lowers the plan for every rank, executes `options.steps` steps and compares. Called by every process

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "planner/base/units.h"
 #include "runtime/device/kernel.h"
@@ -53,6 +54,8 @@ class Backend {
   // Calls `work`, which submits kernels and copies to `stream` alone, the same whenever `key` is the same. A backend may record what it
   // submits and replay that the next time instead of calling it.
   virtual void repeat(StreamId stream, std::int64_t key, const std::function<void()>& work) = 0;
+  // Why repeated work could not be recorded and is called each time; empty where that did not happen.
+  virtual std::string not_recorded() const { return ""; }
 
   // Makes what marks 0 to `count` - 1 need, so that noting them allocates nothing.
   virtual void prepare_marks(int count) = 0;

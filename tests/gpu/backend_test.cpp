@@ -247,6 +247,24 @@ TEST_CASE("an error of ours within recorded work comes out and leaves the stream
   CHECK(a.values() == std::vector<double>(4, 2.0));
 }
 
+TEST_CASE("work that cannot be recorded runs each time, and the backend says why") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const std::unique_ptr<Backend> backend = gpu->make_backend(0, {});
+  backend->attach_thread();
+  int calls = 0;
+  const auto allocates = [&] {
+    ++calls;
+    backend->release(backend->allocate(Bytes(256)));
+  };
+  backend->repeat(0, 1, allocates);
+  CHECK(backend->not_recorded() == "");
+  for (int time = 0; time < 3; ++time) backend->repeat(0, 1, allocates);
+  backend->synchronize();
+  CHECK(calls == 5);  // once more than it was asked for: the attempt to record it
+  CHECK(backend->not_recorded().find("cudaErrorStreamCapture") != std::string::npos);
+}
+
 TEST_CASE("times of marks ascend from mark 0") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

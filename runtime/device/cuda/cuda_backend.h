@@ -62,7 +62,7 @@ class CudaBackend final : public Backend {
   int device() const { return device_; }
   cudaStream_t stream(StreamId stream);
   // The reason for which work runs directly though graphs were asked for; empty while there is none.
-  const std::string& not_recorded() const { return not_recorded_; }
+  std::string not_recorded() const override { return not_recorded_; }
 
  private:
   struct Repeated {
