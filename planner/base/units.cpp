@@ -65,6 +65,8 @@ constexpr UnitRow flop_rate_units[] = {
     {"GFLOP/s", 1e9, true, true}, {"TFLOP/s", 1e12, true, true}, {"PFLOP/s", 1e15, true, true},
 };
 
+constexpr UnitRow power_units[] = {{"mW", 1e-3, true, true}, {"W", 1, true, true}, {"kW", 1e3, true, true}, {"MW", 1e6, true, true}};
+
 // A quantity as a user knows it, for messages.
 struct Kind {
   std::string_view what;
@@ -75,6 +77,7 @@ constexpr Kind byte_kind{"a size", "80 GiB", byte_units};
 constexpr Kind bandwidth_kind{"a bandwidth", "450 GB/s", bandwidth_units};
 constexpr Kind duration_kind{"a duration", "2 us", duration_units};
 constexpr Kind flop_rate_kind{"a compute rate", "989 TFLOP/s", flop_rate_units};
+constexpr Kind power_kind{"a power", "700 W", power_units};
 
 std::vector<std::string> unit_names(const Kind& kind) {
   std::vector<std::string> names;
@@ -208,6 +211,7 @@ Bytes parse_bytes(std::string_view text) {
 BytesPerSecond parse_bandwidth(std::string_view text) { return BytesPerSecond(parse_real(bandwidth_kind, text)); }
 Seconds parse_duration(std::string_view text) { return Seconds(parse_real(duration_kind, text)); }
 FlopsPerSecond parse_flop_rate(std::string_view text) { return FlopsPerSecond(parse_real(flop_rate_kind, text)); }
+Watts parse_power(std::string_view text) { return Watts(parse_real(power_kind, text)); }
 
 std::string format_bytes(Bytes bytes) {
   if (bytes.count > -1024 && bytes.count < 1024) return fmt::format("{} B", bytes.count);
@@ -218,6 +222,7 @@ std::string format_duration(Seconds seconds) {
   return seconds.value == 0.0 ? "0 s" : format(duration_kind, seconds.value);
 }
 std::string format_flop_rate(FlopsPerSecond rate) { return format(flop_rate_kind, rate.value); }
+std::string format_power(Watts power) { return format(power_kind, power.value); }
 
 std::string write_bytes(Bytes bytes) {
   PARPLAN_ASSERT(bytes.count >= 0, fmt::format("{} bytes", bytes.count));
@@ -234,5 +239,6 @@ std::string write_bytes(Bytes bytes) {
 std::string write_bandwidth(BytesPerSecond rate) { return write(bandwidth_kind, rate.value); }
 std::string write_duration(Seconds seconds) { return write(duration_kind, seconds.value); }
 std::string write_flop_rate(FlopsPerSecond rate) { return write(flop_rate_kind, rate.value); }
+std::string write_power(Watts power) { return write(power_kind, power.value); }
 
 }  // namespace parplan

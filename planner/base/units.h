@@ -51,6 +51,15 @@ struct Bytes {
   friend constexpr Bytes operator*(std::int64_t n, Bytes a) { return Bytes(a.count * n); }
 };
 
+// Electric power, as boards are rated.
+struct Watts {
+  double value = 0.0;
+
+  constexpr Watts() = default;
+  constexpr explicit Watts(double v) : value(v) {}
+  constexpr auto operator<=>(const Watts&) const = default;
+};
+
 constexpr Seconds operator/(Bytes b, BytesPerSecond r) { return Seconds(static_cast<double>(b.count) / r.value); }
 constexpr Seconds operator/(Flops f, FlopsPerSecond r) { return Seconds(f.value / r.value); }
 constexpr BytesPerSecond operator/(Bytes b, Seconds t) { return BytesPerSecond(static_cast<double>(b.count) / t.value); }
@@ -67,23 +76,28 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 //   bandwidth  B/s .. TB/s, KiB/s .. TiB/s, bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s (and Gb/s = Gbit/s)
 //   duration   ns, us, ms, s, min, h
 //   rate       FLOP/s, kFLOP/s, MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s
+//   power      mW, W, kW, MW
 // Throws ConfigError (without a location; readers of files add theirs) that says what was found and
 // which units are allowed. A number without its unit is an error; so are negative and non-finite ones.
 Bytes parse_bytes(std::string_view text);
 BytesPerSecond parse_bandwidth(std::string_view text);
 Seconds parse_duration(std::string_view text);
 FlopsPerSecond parse_flop_rate(std::string_view text);
+Watts parse_power(std::string_view text);
 
-// For people: three significant digits and the fitting unit ("1.50 GiB", "450 GB/s", "12.3 ms", "989 TFLOP/s").
+// For people: three significant digits and the fitting unit ("1.50 GiB", "450 GB/s", "12.3 ms", "989 TFLOP/s",
+// "700 W").
 std::string format_bytes(Bytes bytes);
 std::string format_bandwidth(BytesPerSecond rate);
 std::string format_duration(Seconds seconds);
 std::string format_flop_rate(FlopsPerSecond rate);
+std::string format_power(Watts power);
 
 // For files: the shortest text that the parse function above reads back to the same value to the last bit.
 std::string write_bytes(Bytes bytes);
 std::string write_bandwidth(BytesPerSecond rate);
 std::string write_duration(Seconds seconds);
 std::string write_flop_rate(FlopsPerSecond rate);
+std::string write_power(Watts power);
 
 }  // namespace parplan

@@ -281,6 +281,7 @@ Bytes YamlNode::as_bytes() const { return parse_quantity(*this, parse_bytes); }
 BytesPerSecond YamlNode::as_bandwidth() const { return parse_quantity(*this, parse_bandwidth); }
 Seconds YamlNode::as_duration() const { return parse_quantity(*this, parse_duration); }
 FlopsPerSecond YamlNode::as_flop_rate() const { return parse_quantity(*this, parse_flop_rate); }
+Watts YamlNode::as_power() const { return parse_quantity(*this, parse_power); }
 
 std::size_t YamlNode::as_choice(const std::vector<std::string>& allowed) const {
   const YAML::Node& node = entry(node_).node;

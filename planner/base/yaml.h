@@ -47,6 +47,7 @@ class YamlNode {
   BytesPerSecond as_bandwidth() const;
   Seconds as_duration() const;
   FlopsPerSecond as_flop_rate() const;
+  Watts as_power() const;
   // One of `allowed`; gives its index: "expected one of a, b, found 'c'; did you mean 'b'?".
   std::size_t as_choice(const std::vector<std::string>& allowed) const;
 

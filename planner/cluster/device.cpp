@@ -12,7 +12,18 @@
 namespace parplan {
 namespace {
 
-constexpr std::array<const char*, 2> backend_names = {"cpu", "cuda"};
+struct BackendRow {
+  const char* name;
+  const char* planned_only;  // nullptr where `parplan run` has it
+};
+constexpr std::array<BackendRow, 5> backend_rows = {{{"cpu", nullptr},
+                                                     {"cuda", nullptr},
+                                                     {"rocm", "ROCm, whose collectives (RCCL) are modelled as NCCL's"},
+                                                     {"oneapi", "oneAPI, whose collectives (oneCCL) are modelled as NCCL's"},
+                                                     {"synapse", "SynapseAI, whose collectives (HCCL) are modelled as NCCL's"}}};
+const BackendRow& row_of(BackendKind backend) { return backend_rows[static_cast<std::size_t>(backend)]; }
+
+constexpr std::array<DataType, 2> halves = {DataType::bf16, DataType::fp16};
 
 template <typename Unit>
 Unit between(Unit low, Unit high, double t) {
@@ -21,7 +32,13 @@ Unit between(Unit low, Unit high, double t) {
 
 }  // namespace
 
-const char* name(BackendKind backend) { return backend_names[static_cast<std::size_t>(backend)]; }
+const char* name(BackendKind backend) { return row_of(backend).name; }
+const char* planned_only(BackendKind backend) { return row_of(backend).planned_only; }
+std::vector<std::string> backend_names() {
+  std::vector<std::string> names;
+  for (const BackendRow& row : backend_rows) names.push_back(row.name);
+  return names;
+}
 
 DeviceRates rates_at(const DeviceKind& device, int active) {
   PARPLAN_ASSERT(!device.rates.empty() && active >= 1, device.name + " with " + std::to_string(active) + " active");
@@ -43,18 +60,27 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
           .memory = between(low.memory, high.memory, t)};
 }
 
+bool has_units(const DeviceKind& device, DataType type) {
+  PARPLAN_ASSERT(!device.rates.empty(), device.name);
+  const DeviceRates& alone = device.rates.front();
+  if (type == DataType::tf32) return device.peak_tf32.value > 0.0 || alone.matrix_tf32.value > 0.0;
+  if (!is_half(type)) return true;
+  return (device.peak_half.value > 0.0 || alone.matrix_half.value > 0.0) &&
+         std::find(device.half_types.begin(), device.half_types.end(), type) != device.half_types.end();
+}
+
 FlopsPerSecond peak(const DeviceKind& device, DataType type) {
-  if (is_half(type)) return device.peak_half;
+  if (is_half(type) && has_units(device, type)) return device.peak_half;
   return type == DataType::tf32 && device.peak_tf32.value > 0.0 ? device.peak_tf32 : device.peak_fp32;
 }
 
 DeviceKind read_device(const YamlNode& document) {
-  document.allow_keys({"name", "title", "backend", "memory", "peak", "kernel_launch", "multiprocessors", "overlaps_communication",
-                       "rates", "nvlink", "pcie", "driver_names", "measured", "sources"});
+  document.allow_keys({"name", "title", "backend", "memory", "peak", "half_types", "kernel_launch", "multiprocessors", "overlaps_communication",
+                       "rates", "nvlink", "pcie", "power", "driver_names", "measured", "sources"});
   DeviceKind device;
   device.name = document.at("name").as_string();
   device.title = document.at("title").as_string();
-  device.backend = static_cast<BackendKind>(document.at("backend").as_choice({backend_names.begin(), backend_names.end()}));
+  device.backend = static_cast<BackendKind>(document.at("backend").as_choice(backend_names()));
   const YamlNode memory = document.at("memory");
   memory.allow_keys({"capacity", "overhead"});
   device.memory_capacity = memory.at("capacity").as_bytes();
@@ -67,6 +93,15 @@ DeviceKind read_device(const YamlNode& document) {
   device.peak_fp32 = peak_rates.at("fp32").as_flop_rate();
   if (const auto half = peak_rates.find("half")) device.peak_half = half->as_flop_rate();
   if (const auto tf32 = peak_rates.find("tf32")) device.peak_tf32 = tf32->as_flop_rate();
+  if (const auto types = document.find("half_types")) {
+    device.half_types.clear();
+    for (const YamlNode& item : types->items()) {
+      const DataType type = halves[item.as_choice({name(halves[0]), name(halves[1])})];
+      if (std::find(device.half_types.begin(), device.half_types.end(), type) != device.half_types.end()) item.fail(fmt::format("{} is listed twice", name(type)));
+      device.half_types.push_back(type);
+    }
+    if (device.half_types.empty()) types->fail("expected bf16, fp16 or both; a device without units for either has no 'half' peak");
+  }
   device.kernel_launch = document.at("kernel_launch").as_duration();
   if (const auto count = document.find("multiprocessors")) device.multiprocessors = static_cast<int>(count->as_integer(1, 4096));
   if (const auto overlaps = document.find("overlaps_communication")) device.overlaps_communication = overlaps->as_bool();
@@ -92,7 +127,7 @@ DeviceKind read_device(const YamlNode& document) {
       item.at("active").fail(fmt::format("rows must ascend in 'active', found {} after {}", row.active, device.rates.back().active));
     // A processor may run above its rated clock; a card's matrix units do not exceed their datasheet.
     const auto at_most = [&](const char* key, FlopsPerSecond reached, FlopsPerSecond most) {
-      if (device.backend == BackendKind::cuda && reached > most)
+      if (is_accelerator(device.backend) && reached > most)
         item.at(key).fail(fmt::format("reached rate {} is above the peak of {}", write_flop_rate(reached), write_flop_rate(most)));
     };
     at_most("matrix_fp32", row.matrix_fp32, device.peak_fp32);
@@ -115,6 +150,10 @@ DeviceKind read_device(const YamlNode& document) {
     pcie->allow_keys({"generation", "lanes"});
     device.pcie_generation = static_cast<int>(pcie->at("generation").as_integer(1, 6));
     device.pcie_lanes = static_cast<int>(pcie->at("lanes").as_integer(1, 16));
+  }
+  if (const auto power = document.find("power")) {
+    device.power = power->as_power();
+    if (device.power->value <= 0.0) power->fail("'power' must be more than 0");
   }
   if (const auto names = document.find("driver_names"))
     for (const YamlNode& one : names->items()) device.driver_names.push_back(one.as_string());
@@ -141,6 +180,11 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
   out << YAML::Key << "half" << YAML::Value << write_flop_rate(device.peak_half);
   if (device.peak_tf32.value > 0.0) out << YAML::Key << "tf32" << YAML::Value << write_flop_rate(device.peak_tf32);
   out << YAML::EndMap;
+  if (device.half_types != DeviceKind{}.half_types) {
+    out << YAML::Key << "half_types" << YAML::Value << YAML::Flow << YAML::BeginSeq;
+    for (const DataType type : device.half_types) out << name(type);
+    out << YAML::EndSeq;
+  }
   out << YAML::Key << "kernel_launch" << YAML::Value << write_duration(device.kernel_launch);
   if (device.multiprocessors > 0) out << YAML::Key << "multiprocessors" << YAML::Value << device.multiprocessors;
   out << YAML::Key << "overlaps_communication" << YAML::Value << device.overlaps_communication;
@@ -166,6 +210,7 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
     out << YAML::Key << "generation" << YAML::Value << device.pcie_generation;
     out << YAML::Key << "lanes" << YAML::Value << device.pcie_lanes << YAML::EndMap;
   }
+  if (device.power) out << YAML::Key << "power" << YAML::Value << write_power(*device.power);
   if (!device.driver_names.empty()) out << YAML::Key << "driver_names" << YAML::Value << YAML::Flow << device.driver_names;
   if (device.measured) {
     out << YAML::Key << "measured" << YAML::Value;

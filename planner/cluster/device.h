@@ -10,8 +10,15 @@
 
 namespace parplan {
 
-enum class BackendKind { cpu, cuda };
+// What carries out a device's kernels and communication: cores, CUDA with NCCL, and the runtimes of others, which parplan
+// plans for and does not have.
+enum class BackendKind { cpu, cuda, rocm, oneapi, synapse };
 const char* name(BackendKind backend);
+std::vector<std::string> backend_names();
+// Kernels and communication run on streams of their own, with kernels' and collectives' costs modelled as CUDA's and NCCL's.
+constexpr bool is_accelerator(BackendKind backend) { return backend != BackendKind::cpu; }
+// Why `parplan run` has no such backend, or nothing where it has: "ROCm, whose collectives (RCCL) are modelled as NCCL's".
+const char* planned_only(BackendKind backend);
 
 // What a kernel rate is worth when `active` devices of one node work at once (cores share caches, memory
 // and clock; GPUs do not: one row with active = 1).
@@ -36,6 +43,7 @@ struct DeviceKind {
   FlopsPerSecond peak_fp32;       // datasheet, dense (TF32 not counted as fp32)
   FlopsPerSecond peak_half;       // datasheet, dense bf16/fp16
   FlopsPerSecond peak_tf32{};     // datasheet, dense; 0 where absent
+  std::vector<DataType> half_types = {DataType::bf16, DataType::fp16};  // that `peak_half` and `matrix_half` are for
   Seconds kernel_launch;          // floor of one kernel
   int multiprocessors = 0;        // that tiles of a matrix product are dealt to; 0: not known, or not of interest (CPU)
   bool overlaps_communication = true;  // false: a rank's core carries out its own communication (CPU ranks)
@@ -46,6 +54,7 @@ struct DeviceKind {
   BytesPerSecond nvlink_per_link_reached;   // what NCCL counts on
   int pcie_generation = 0;                  // 0 where absent
   int pcie_lanes = 16;
+  std::optional<Watts> power;               // that the board is rated for
   std::vector<std::string> driver_names;    // what CUDA calls such a card: "NVIDIA H200"
   std::optional<MeasuredKernels> measured;  // by `parplan measure`
   std::vector<std::string> sources;
@@ -54,6 +63,8 @@ struct DeviceKind {
 
 // The row for `active` devices at work on a node: linear interpolation between rows, ends held.
 DeviceRates rates_at(const DeviceKind& device, int active);
+// Whether products of that type have units of their own. Where they have none, numbers are widened and multiplied as fp32.
+bool has_units(const DeviceKind& device, DataType type);
 FlopsPerSecond peak(const DeviceKind& device, DataType type);
 
 }  // namespace parplan

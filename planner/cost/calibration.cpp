@@ -116,7 +116,7 @@ KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const Devic
   // Noise must not be read as a rate that nothing comes near, reached by products far larger than those that were measured.
   constexpr double beyond_the_best = 2.0;
   FlopsPerSecond most = rates.rate * beyond_the_best;
-  if (device.backend == BackendKind::cuda && peak(device, rows.front().type).value > 0.0) most = std::min(most, peak(device, rows.front().type));
+  if (is_accelerator(device.backend) && peak(device, rows.front().type).value > 0.0) most = std::min(most, peak(device, rows.front().type));
   const auto arithmetic_of = [&](const KernelMeasurement& row) -> ArithmeticRow {
     if (!is_product(row.kind)) {
       const AttentionWork work = attention_work(row.kind, row.shape, row.type, device.backend);
@@ -208,7 +208,7 @@ std::vector<KernelFit> fit_kernels(std::span<const KernelMeasurement> rows, cons
       std::tie(fit->kind, fit->type, fit->head_dim) = key;
       fit->floor = Seconds(rounded(fit->floor.value));
       fit->rate = FlopsPerSecond(rounded(fit->rate.value));
-      if (matrix && device.backend == BackendKind::cuda && peak(device, fit->type).value > 0.0)
+      if (matrix && is_accelerator(device.backend) && peak(device, fit->type).value > 0.0)
         fit->rate = std::min(fit->rate, peak(device, fit->type));  // rounded up, it may lie above
       fit->half_length = rounded(fit->half_length);
       fit->memory = BytesPerSecond(rounded(fit->memory.value));

@@ -19,12 +19,12 @@ constexpr double attention_gradient_share = 0.5;
 
 bool is_attention(OpKind kind) { return kind == OpKind::attention || kind == OpKind::attention_gradient; }
 
-FlopsPerSecond rate(bool matrix, DataType type, const DeviceRates& rates) {
+FlopsPerSecond rate(bool matrix, DataType type, const DeviceKind& device, const DeviceRates& rates) {
   if (!matrix) return rates.vector;
   if (type == DataType::tf32 && rates.matrix_tf32.value > 0.0) return rates.matrix_tf32;
-  // Without units for half precision, numbers are widened and multiplied as fp32; without units for tf32, too.
-  if (is_half(type) && rates.matrix_half.value > 0.0) return rates.matrix_half;
-  return type == DataType::tf32 && rates.matrix_tf32.value > 0.0 ? rates.matrix_tf32 : rates.matrix_fp32;
+  // Without units for a half precision, numbers are widened and multiplied as fp32; without units for tf32, too.
+  if (is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0) return rates.matrix_half;
+  return rates.matrix_fp32;
 }
 
 // The kind that a fused or rarer one is made of; itself where there is none.
@@ -44,7 +44,7 @@ double slowdown(FlopsPerSecond alone, FlopsPerSecond now) { return now.value > 0
 
 Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork& work, const DeviceKind& device, const DeviceRates& rates) {
   if (work.flops.value <= 0.0) return Seconds(0.0);
-  FlopsPerSecond reached = rate(work.matrix, type, rates);
+  FlopsPerSecond reached = rate(work.matrix, type, device, rates);
   PARPLAN_ASSERT(reached.value > 0.0, fmt::format("{} on {}", name(op), device.name));
   if (device.multiprocessors == 0 || !work.matrix) return work.flops / reached;
   if (is_attention(op)) {
@@ -66,7 +66,7 @@ Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataT
     const bool computes = work.flops / alone.vector > work.bytes / alone.memory;
     return fit.floor + (computes ? work.bytes / fit.memory * slowdown(alone.vector, rates.vector) : moving);
   }
-  const double several = slowdown(rate(true, type, alone), rate(true, type, rates));
+  const double several = slowdown(rate(true, type, device, alone), rate(true, type, device, rates));
   if (is_attention(op)) {
     const AttentionWork attention = attention_work(op, shape, type, device.backend);
     return fit.floor + std::max(Seconds((attention.flops + attention.starts * fit.half_length) / fit.rate.value) * several, moving);
@@ -103,7 +103,7 @@ AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, B
   // sequence (sequence + 1) / 2 pairs become blocks (blocks + 1) / 2 squares.
   const double blocks = static_cast<double>(ceil_div(std::max<std::int64_t>(shape.sequence, 1), attention_block));
   const double pairs = blocks * (blocks + 1.0) * attention_block * attention_block;
-  const double whole = backend == BackendKind::cuda ? flops * pairs / (sequence * (sequence + 1.0)) : flops;
+  const double whole = is_accelerator(backend) ? flops * pairs / (sequence * (sequence + 1.0)) : flops;
   return {.flops = whole, .starts = flops / sequence};
 }
 
@@ -140,7 +140,7 @@ Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const Device
     time = attention_time(fits, op, shape, type, device, rates);
   else
     time = fitted_time(*fits.lower, op, shape, type, work, device, rates);
-  const FlopsPerSecond most = work.matrix && device.backend == BackendKind::cuda ? peak(device, type) : FlopsPerSecond(0.0);
+  const FlopsPerSecond most = work.matrix && is_accelerator(device.backend) ? peak(device, type) : FlopsPerSecond(0.0);
   return most.value > 0.0 ? std::max(time, work.flops / most) : time;
 }
 

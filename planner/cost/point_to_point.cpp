@@ -5,7 +5,7 @@
 namespace parplan {
 
 bool point_to_point_applies(InstructionKind kind, BackendKind backend) {
-  return backend == BackendKind::cuda && (kind == InstructionKind::send || kind == InstructionKind::receive);
+  return is_accelerator(backend) && (kind == InstructionKind::send || kind == InstructionKind::receive);
 }
 
 Seconds point_to_point_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {

@@ -24,7 +24,7 @@ Seconds ring_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network
 }  // namespace
 
 bool ring_applies(InstructionKind kind, BackendKind backend) {
-  return backend == BackendKind::cuda &&
+  return is_accelerator(backend) &&
          (reduces_all(kind) || kind == InstructionKind::all_gather || kind == InstructionKind::reduce_scatter);
 }
 

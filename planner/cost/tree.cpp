@@ -32,7 +32,7 @@ Seconds hops(const GroupNetwork& network, Seconds intra, Seconds inter) {
 }  // namespace
 
 bool tree_applies(InstructionKind kind, BackendKind backend) {
-  return backend == BackendKind::cuda &&
+  return is_accelerator(backend) &&
          (kind == InstructionKind::all_reduce_sum || kind == InstructionKind::all_reduce_max);
 }
 

@@ -42,6 +42,9 @@ TEST_CASE("Durations and compute rates are read to the nearest double") {
   CHECK(parse_duration("1.3 ns").value == 1.3e-9);
   CHECK(parse_duration("1.5 h").value == 5400.0);
   CHECK(parse_flop_rate("989 TFLOP/s").value == 989e12);
+  CHECK(parse_power("700 W").value == 700.0);
+  CHECK(parse_power("1.2 kW").value == 1200.0);
+  CHECK(parse_power("5 mW").value == 0.005);
 }
 
 TEST_CASE("A quantity that cannot be read says what was found and what is allowed") {
@@ -68,6 +71,9 @@ TEST_CASE("A quantity that cannot be read says what was found and what is allowe
   CHECK(error_of<ConfigError>([] { parse_flop_rate("989 TFLOPS"); }) ==
         "error: unknown unit 'TFLOPS' of a compute rate in '989 TFLOPS'; allowed units: FLOP/s, kFLOP/s, MFLOP/s, "
         "GFLOP/s, TFLOP/s, PFLOP/s; did you mean 'TFLOP/s'?");
+  CHECK(error_of<ConfigError>([] { parse_power("700 watt"); }) == "error: unknown unit 'watt' of a power in '700 watt'; allowed units: mW, W, kW, MW");
+  CHECK(error_of<ConfigError>([] { parse_power("700"); }) ==
+        "error: expected a power with its unit such as '700 W', found '700'; allowed units: mW, W, kW, MW");
 }
 
 TEST_CASE("People see three significant digits and the fitting unit") {
@@ -87,6 +93,8 @@ TEST_CASE("People see three significant digits and the fitting unit") {
   CHECK(format_duration(Seconds(7200)) == "2.00 h");
   CHECK(format_duration(Seconds(0)) == "0 s");
   CHECK(format_flop_rate(FlopsPerSecond(989e12)) == "989 TFLOP/s");
+  CHECK(format_power(Watts(700)) == "700 W");
+  CHECK(format_power(Watts(11.2e6)) == "11.2 MW");
 }
 
 TEST_CASE("Files get the shortest text that is read back to the same bits") {
@@ -97,11 +105,13 @@ TEST_CASE("Files get the shortest text that is read back to the same bits") {
   CHECK(write_bandwidth(BytesPerSecond(50e9)) == "50 GB/s");
   CHECK(write_duration(Seconds(2e-6)) == "2 us");
   CHECK(write_flop_rate(FlopsPerSecond(989e12)) == "989 TFLOP/s");
+  CHECK(write_power(Watts(700)) == "700 W");
   // An awkward value of every size.
   for (double value = 1e-13; value < 1e18; value *= 3.7) {
     CHECK(parse_duration(write_duration(Seconds(value))).value == value);
     CHECK(parse_bandwidth(write_bandwidth(BytesPerSecond(value))).value == value);
     CHECK(parse_flop_rate(write_flop_rate(FlopsPerSecond(value))).value == value);
+    CHECK(parse_power(write_power(Watts(value))).value == value);
     const Bytes bytes(static_cast<std::int64_t>(value));
     CHECK(parse_bytes(write_bytes(bytes)) == bytes);
   }

@@ -33,11 +33,12 @@ TEST_CASE("Maps, lists and scalars are read with their places") {
 }
 
 TEST_CASE("Quantities are read with their units") {
-  const YamlNode root = yaml("{m: 80 GiB, b: 450 GB/s, t: 2 us, f: 989 TFLOP/s}");
+  const YamlNode root = yaml("{m: 80 GiB, b: 450 GB/s, t: 2 us, f: 989 TFLOP/s, p: 700 W}");
   CHECK(root.at("m").as_bytes() == Bytes(85899345920));
   CHECK(root.at("b").as_bandwidth().value == 450e9);
   CHECK(root.at("t").as_duration().value == 2e-6);
   CHECK(root.at("f").as_flop_rate().value == 989e12);
+  CHECK(root.at("p").as_power().value == 700.0);
 }
 
 TEST_CASE("A duplicate key is an error with both places") {
