@@ -59,7 +59,7 @@ TensorId feed_forward(GraphBuilder& builder, const ModelSpec& spec, const std::s
     const TensorId gate = widen(".gate");
     const TensorId up = widen(".up");
     inner = builder.activation(name + ".gated", builder.feature());
-    builder.op(OpKind::silu_gate, name + ".gated", {gate, up}, {}, {inner});
+    builder.op(OpKind::gate, name + ".gated", {gate, up}, {}, {inner}, {.activation = ActivationKind::silu});
   } else {
     const TensorId up = widen(".up");
     inner = builder.activation(name + ".activation", builder.feature());

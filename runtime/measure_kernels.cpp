@@ -59,9 +59,9 @@ std::vector<Piece> operands_of(const KernelMeasurement& kernel) {
     case OpKind::rms_norm_gradient: return {of(all), of(all), of(s.columns), fp32(s.rows), of(all), fp32(s.columns)};
     case OpKind::activation: return {of(all), of(all)};
     case OpKind::activation_gradient:
-    case OpKind::silu_gate:
+    case OpKind::gate:
     case OpKind::add: return {of(all), of(all), of(all)};
-    case OpKind::silu_gate_gradient: return {of(all), of(all), of(all), of(all), of(all)};
+    case OpKind::gate_gradient: return {of(all), of(all), of(all), of(all), of(all)};
     case OpKind::bias_gradient: return {of(all), fp32(s.columns)};
     case OpKind::embedding: return {tokens(), of(s.valid * s.columns), of(all)};
     case OpKind::embedding_gradient: return {of(all), tokens(), fp32(s.valid * s.columns)};
@@ -348,7 +348,7 @@ std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std
     if (type == DataType::tf32) continue;  // the rest is fp32's
     for (const OpKind kind : {OpKind::layer_norm, OpKind::layer_norm_gradient, OpKind::rms_norm, OpKind::rms_norm_gradient, OpKind::add_layer_norm,
                               OpKind::add_rms_norm, OpKind::add, OpKind::bias_gradient, OpKind::activation, OpKind::activation_gradient,
-                              OpKind::silu_gate, OpKind::silu_gate_gradient, OpKind::embedding, OpKind::embedding_gradient})
+                              OpKind::gate, OpKind::gate_gradient, OpKind::embedding, OpKind::embedding_gradient})
       for (const OpShape& shape : sizes.elementwise) kernels.push_back(measured_kernel(kind, type, shape));
     for (const OpKind kind : {OpKind::cross_entropy_max, OpKind::cross_entropy_sums, OpKind::cross_entropy_gradient})
       for (const OpShape& shape : sizes.vocabulary) kernels.push_back(measured_kernel(kind, type, shape));

@@ -32,6 +32,10 @@ constexpr DataType kernel_types[] = {DataType::fp32, DataType::bf16, DataType::f
 OpKind read_kind(const YamlNode& node) {
   std::vector<std::string> names;
   for (const OpRow& row : op_rows()) names.emplace_back(row.name);
+  // What files of before there were gates of several kinds call it.
+  const std::string written = node.as_string();
+  if (written == "silu_gate") return OpKind::gate;
+  if (written == "silu_gate_gradient") return OpKind::gate_gradient;
   return op_rows()[node.as_choice(names)].kind;
 }
 DataType read_type(const YamlNode& node) {
@@ -93,6 +97,12 @@ std::vector<std::string> measured_sizes(OpKind kind) {
     case OpKind::linear_input_gradient:
     case OpKind::linear_input_gradient_gelu:
     case OpKind::linear_weight_gradient: return {"rows", "columns", "inner"};
+    case OpKind::head_norm:
+    case OpKind::head_norm_gradient:
+    case OpKind::query_key_squares:
+    case OpKind::query_key_squares_gradient:
+    case OpKind::query_key_norm:
+    case OpKind::query_key_norm_gradient:
     case OpKind::attention:
     case OpKind::attention_gradient:
     case OpKind::rotary:
@@ -114,6 +124,7 @@ KernelMeasurement measured_kernel(OpKind kind, DataType type, OpShape sizes) {
   sizes.weight_decay = kind == OpKind::adamw;
   if (kind == OpKind::embedding || kind == OpKind::embedding_gradient) sizes.valid = 50257;  // rows of GPT-2's table
   if (measured_sizes(kind) == std::vector<std::string>{"rows", "columns"} && sizes.valid == 0) sizes.valid = sizes.columns;
+  if (kind == OpKind::gate || kind == OpKind::gate_gradient) sizes.activation = ActivationKind::silu;
   sizes.epsilon = 1e-5;
   sizes.theta = 10000.0;
   sizes.scale = 1.0;

@@ -32,6 +32,7 @@ std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) 
     case OperandSource::parameter_gradient:
     case OperandSource::loss_scale:
     case OperandSource::workspace:
+    case OperandSource::contribution:
       tensors = &op.parameters;
       break;
   }
@@ -59,11 +60,21 @@ bool is_gradient(OperandSource source) {
   return source == OperandSource::output_gradient || source == OperandSource::input_gradient;
 }
 
+// One use of a tensor by an op that passes gradients on.
+struct Pass {
+  int forward_op = -1;
+  TensorId input = -1;
+  bool operator==(const Pass&) const = default;
+};
+
 class Derivation {
  public:
-  Derivation(const OpGraph& graph, const Block& block) : graph_(graph), block_(block) {
+  // `copies`: where the gradient is passed on as a copy.
+  Derivation(const OpGraph& graph, const Block& block, const std::vector<Pass>& copies)
+      : graph_(graph), block_(block), copies_(copies) {
     defined_.assign(graph.tensors.size(), false);
     for (std::size_t t = 0; t < graph.tensors.size(); ++t) result_.alias.push_back(static_cast<TensorId>(t));
+    passed_by_.assign(graph.tensors.size(), -1);
   }
 
   TrainingBlock derive() {
@@ -73,9 +84,23 @@ class Derivation {
     for (int i = block_.last_op; i-- > block_.first_op;) differentiate(i);
     PARPLAN_ASSERT(block_.input < 0 || defined_[index(block_.input)],
                    fmt::format("block {}: no gradient for {}", block_.name, tensor_name(block_.input)));
-    check_accumulations();
     collect_saved();
     return std::move(result_);
+  }
+
+  // A gradient is added to where it lies: from then on, the adding op included, nobody may want what another tensor's
+  // gradient was there before. The first pass of `block` (what `derive` made) that must become a copy for that.
+  std::optional<Pass> overwritten(const TrainingBlock& block) const {
+    for (std::size_t i = 0; i < block.backward.size(); ++i)
+      for (const TrainingOperand& changed : block.backward[i].operands) {
+        if (changed.source != OperandSource::input_gradient || changed.access != Access::update) continue;
+        for (std::size_t later = i; later < block.backward.size(); ++later)
+          for (const TrainingOperand& read : block.backward[later].operands)
+            if (is_gradient(read.source) && root(block, read.tensor) == root(block, changed.tensor) &&
+                !descends(block, read.tensor, changed.tensor))
+              return Pass{passed_by_[index(changed.tensor)], changed.tensor};
+      }
+    return std::nullopt;
   }
 
  private:
@@ -89,71 +114,72 @@ class Derivation {
       TrainingOp gradient = training_op(op, forward_op, kind);
       if (has_result(gradient)) add(op, std::move(gradient));
     }
-    if (row.passes_gradient) pass(op);
+    if (row.passes_gradient) pass(op, forward_op);
   }
 
   void add(const Op& op, TrainingOp gradient) {
     const OpRow& row = row_of(gradient.kind);
+    std::vector<TensorId> contributions;
+    bool first = true;
     for (TrainingOperand& operand : gradient.operands) {
-      if (operand.source == OperandSource::output_gradient)
-        PARPLAN_ASSERT(defined_[index(operand.tensor)],
-                       fmt::format("{}: no gradient for {}", op.name, tensor_name(operand.tensor)));
+      if (operand.source == OperandSource::output_gradient) check_defined(op, operand.tensor);
       if (operand.source != OperandSource::input_gradient) continue;
-      if (defined_[index(operand.tensor)]) {
-        PARPLAN_ASSERT(row.accumulates, fmt::format("{}: {} cannot add to the gradient of {}", op.name, row.name,
-                                                    tensor_name(operand.tensor)));
+      if (defined_[index(operand.tensor)] && row.accumulates && first) {
         gradient.accumulate = true;
         operand.access = Access::update;
+      } else if (defined_[index(operand.tensor)]) {
+        operand.source = OperandSource::contribution;
+        contributions.push_back(operand.tensor);
       }
       defined_[index(operand.tensor)] = true;
+      first = false;
     }
+    const int forward_op = gradient.forward_op;
     result_.backward.push_back(std::move(gradient));
+    for (const TensorId id : contributions)
+      emit(OpKind::accumulate, forward_op, {OperandSource::contribution, id, Access::read}, id);
   }
 
-  // The inputs' gradients are the output's. Only the last use of an input can pass it on so: an earlier one would
-  // have to add.
-  void pass(const Op& op) {
+  // The inputs' gradients are the output's, or that is added to what an input has already.
+  void pass(const Op& op, int forward_op) {
     const TensorId output = op.outputs[0];
-    PARPLAN_ASSERT(defined_[index(output)], fmt::format("{}: no gradient for {}", op.name, tensor_name(output)));
+    check_defined(op, output);
     for (const TensorId input : op.inputs) {
-      PARPLAN_ASSERT(!defined_[index(input)], fmt::format("{}: {} cannot add to the gradient of {}", op.name,
-                                                          name(op.kind), tensor_name(input)));
+      const TrainingOperand passed{OperandSource::output_gradient, output, Access::read};
+      if (defined_[index(input)]) {
+        emit(OpKind::accumulate, forward_op, passed, input);
+      } else if (std::ranges::find(copies_, Pass{forward_op, input}) != copies_.end()) {
+        emit(OpKind::copy, forward_op, passed, input);
+      } else {
+        result_.alias[index(input)] = output;
+        passed_by_[index(input)] = forward_op;
+      }
       defined_[index(input)] = true;
-      result_.alias[index(input)] = output;
     }
+  }
+
+  void emit(OpKind kind, int forward_op, const TrainingOperand& from, TensorId to) {
+    const bool adds = kind == OpKind::accumulate;
+    result_.backward.push_back(
+        {.kind = kind,
+         .forward_op = forward_op,
+         .operands = {from, {OperandSource::input_gradient, to, adds ? Access::update : Access::write}},
+         .accumulate = adds});
+  }
+
+  void check_defined(const Op& op, TensorId id) const {
+    PARPLAN_ASSERT(defined_[index(id)], fmt::format("{}: no gradient for {}", op.name, tensor_name(id)));
   }
 
   // Whether the gradient of `id` is the one of `of` with what has been added since, or shares its storage by chance.
-  bool descends(TensorId id, TensorId of) const {
-    while (id != of && result_.alias[index(id)] != id) id = result_.alias[index(id)];
+  static bool descends(const TrainingBlock& block, TensorId id, TensorId of) {
+    while (id != of && block.alias[index(id)] != id) id = block.alias[index(id)];
     return id == of;
   }
-  TensorId root(TensorId id) const {
-    while (result_.alias[index(id)] != id) id = result_.alias[index(id)];
+  static TensorId root(const TrainingBlock& block, TensorId id) {
+    while (block.alias[index(id)] != id) id = block.alias[index(id)];
     return id;
   }
-
-  // A gradient is added to where it lies: from then on, the adding op included, nobody may want what another tensor's
-  // gradient was there before.
-  void check_accumulations() const {
-    for (std::size_t i = 0; i < result_.backward.size(); ++i) {
-      const TrainingOp& adding = result_.backward[i];
-      if (!adding.accumulate) continue;
-      for (const TrainingOperand& changed : adding.operands)
-        if (changed.source == OperandSource::input_gradient)
-          for (std::size_t later = i; later < result_.backward.size(); ++later)
-            check_readers(adding, changed, result_.backward[later]);
-    }
-  }
-  void check_readers(const TrainingOp& adding, const TrainingOperand& changed, const TrainingOp& reading) const {
-    for (const TrainingOperand& operand : reading.operands)
-      PARPLAN_ASSERT(
-          !is_gradient(operand.source) || root(operand.tensor) != root(changed.tensor) ||
-              descends(operand.tensor, changed.tensor),
-          fmt::format("{} adds to the gradient of {}, in whose storage {} still needs that of {}", forward_name(adding),
-                      tensor_name(changed.tensor), forward_name(reading), tensor_name(operand.tensor)));
-  }
-  const std::string& forward_name(const TrainingOp& op) const { return graph_.ops[index(op.forward_op)].name; }
 
   // In the order in which the forward reads or writes them, which begins with the block's input.
   void collect_saved() {
@@ -175,14 +201,24 @@ class Derivation {
 
   const OpGraph& graph_;
   const Block& block_;
+  const std::vector<Pass>& copies_;
   TrainingBlock result_;
-  std::vector<bool> defined_;  // indexed by TensorId: its gradient has been written
+  std::vector<bool> defined_;   // indexed by TensorId: its gradient has been written
+  std::vector<int> passed_by_;  // indexed by TensorId: the op whose output's gradient it shares; -1: none
 };
 
 }  // namespace
 
 TrainingBlock training_block(const OpGraph& graph, int block) {
-  return Derivation(graph, graph.blocks.at(index(block))).derive();
+  // Sharing storage is tried first. Each copy takes one tensor out of it, so that this ends.
+  std::vector<Pass> copies;
+  while (true) {
+    Derivation derivation(graph, graph.blocks.at(index(block)), copies);
+    TrainingBlock result = derivation.derive();
+    const std::optional<Pass> overwritten = derivation.overwritten(result);
+    if (!overwritten) return result;
+    copies.push_back(*overwritten);
+  }
 }
 
 }  // namespace parplan

@@ -14,11 +14,13 @@ struct TrainingOperand {
   bool operator==(const TrainingOperand&) const = default;
 };
 
+// Besides the ops of the table's rows there stand between them, where a tensor is used several times: `copy` of an output's gradient
+// to an input's, where the two cannot share storage, and `accumulate` of an output's gradient, or of a contribution, to an input's.
 struct TrainingOp {
   OpKind kind{};
-  int forward_op = -1;  // index into OpGraph::ops
+  int forward_op = -1;  // index into OpGraph::ops; of what adds or copies: the op whose input's gradient it is
   std::vector<TrainingOperand> operands;  // without inputs and parameters that the op lacks; lowering leaves out more
-  bool accumulate = false;  // the input gradient is added to, not written
+  bool accumulate = false;  // the (first) input gradient is added to, not written
   bool operator==(const TrainingOp&) const = default;
 };
 
@@ -32,7 +34,9 @@ struct TrainingBlock {
 };
 
 // Derives the backward of block `block` from the op rows. An input that several ops use gets its gradient from
-// the last use first, later contributions accumulate in place.
+// the last use first, later contributions accumulate in place: by the kernel itself where its row says that it can, else by
+// an `accumulate` behind it. What `add` passes on shares its output's storage unless somebody adds to it while another still
+// needs it as it was; then it is a copy.
 TrainingBlock training_block(const OpGraph& graph, int block);
 
 }  // namespace parplan

@@ -1,6 +1,8 @@
 #include "planner/graph/op.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -29,13 +31,20 @@ constexpr OperandRow layer_norm_operands[] = {{input, 0, read},   {parameter, 0,
                                               {output, 0, write}, {output, 1, write},   {output, 2, write}};
 constexpr OperandRow rms_norm_operands[] = {
     {input, 0, read}, {parameter, 0, read}, {output, 0, write}, {output, 1, write}};
+constexpr OperandRow head_norm_operands[] = {
+    {input, 0, read}, {parameter, 0, read}, {parameter, 1, read}, {output, 0, write}, {output, 1, write}};
+constexpr OperandRow query_key_squares_operands[] = {{input, 0, read}, {output, 0, write}};
+constexpr OperandRow query_key_norm_operands[] = {
+    {input, 0, read}, {input, 1, read}, {parameter, 0, read}, {parameter, 1, read}, {output, 0, write}};
 constexpr OperandRow linear_operands[] = {
     {input, 0, read}, {parameter, 0, read}, {parameter, 1, read, if_bias}, {output, 0, write}, {workspace, 0, update}};
 constexpr OperandRow rotary_operands[] = {{input, 0, read}, {output, 0, write}};
 constexpr OperandRow attention_operands[] = {
     {input, 0, read}, {output, 0, write}, {output, 1, write}, {workspace, 0, update}};
 constexpr OperandRow activation_operands[] = {{input, 0, read}, {output, 0, write}};
-constexpr OperandRow silu_gate_operands[] = {{input, 0, read}, {input, 1, read}, {output, 0, write}};
+constexpr OperandRow gate_operands[] = {{input, 0, read}, {input, 1, read}, {output, 0, write}};
+constexpr OperandRow scale_operands[] = {{input, 0, read}, {output, 0, write}};
+constexpr OperandRow softcap_operands[] = {{input, 0, read}, {output, 0, write}};
 constexpr OperandRow add_operands[] = {
     {input, 0, read}, {input, 1, read, if_second}, {parameter, 0, read, if_bias}, {output, 0, write}};
 constexpr OperandRow cross_entropy_max_operands[] = {{input, 0, read}, {output, 0, write}};
@@ -70,6 +79,17 @@ constexpr OperandRow rms_norm_gradient_operands[] = {{output_gradient, 0, read},
                                                      {parameter, 0, read},       {output, 1, read},
                                                      {input_gradient, 0, write}, {parameter_gradient, 0, update},
                                                      {workspace, 0, update}};
+constexpr OperandRow head_norm_gradient_operands[] = {{output_gradient, 0, read},      {input, 0, read},
+                                                      {parameter, 0, read},            {parameter, 1, read},
+                                                      {output, 1, read},               {input_gradient, 0, write},
+                                                      {parameter_gradient, 0, update}, {parameter_gradient, 1, update},
+                                                      {workspace, 0, update}};
+constexpr OperandRow query_key_squares_gradient_operands[] = {
+    {output_gradient, 0, read}, {input, 0, read}, {input_gradient, 0, write}};
+constexpr OperandRow query_key_norm_gradient_operands[] = {
+    {output_gradient, 0, read}, {input, 0, read},           {input, 1, read},           {parameter, 0, read},
+    {parameter, 1, read},       {input_gradient, 0, write}, {input_gradient, 1, write}, {parameter_gradient, 0, update},
+    {parameter_gradient, 1, update}, {workspace, 0, update}};
 constexpr OperandRow linear_input_gradient_operands[] = {
     {output_gradient, 0, read}, {parameter, 0, read}, {input_gradient, 0, write}, {workspace, 0, update}};
 constexpr OperandRow linear_weight_gradient_operands[] = {{output_gradient, 0, read},
@@ -83,11 +103,14 @@ constexpr OperandRow attention_gradient_operands[] = {{output_gradient, 0, read}
                                                       {input_gradient, 0, write}, {workspace, 0, update}};
 constexpr OperandRow activation_gradient_operands[] = {
     {output_gradient, 0, read}, {input, 0, read}, {input_gradient, 0, write}};
-constexpr OperandRow silu_gate_gradient_operands[] = {{output_gradient, 0, read},
-                                                      {input, 0, read},
-                                                      {input, 1, read},
-                                                      {input_gradient, 0, write},
-                                                      {input_gradient, 1, write}};
+constexpr OperandRow gate_gradient_operands[] = {{output_gradient, 0, read},
+                                                 {input, 0, read},
+                                                 {input, 1, read},
+                                                 {input_gradient, 0, write},
+                                                 {input_gradient, 1, write}};
+constexpr OperandRow scale_gradient_operands[] = {{output_gradient, 0, read}, {input_gradient, 0, write}};
+constexpr OperandRow softcap_gradient_operands[] = {
+    {output_gradient, 0, read}, {output, 0, read}, {input_gradient, 0, write}};
 constexpr OperandRow bias_gradient_operands[] = {
     {output_gradient, 0, read}, {parameter_gradient, 0, update, if_bias}, {workspace, 0, update}};
 constexpr OperandRow cross_entropy_gradient_operands[] = {
@@ -122,11 +145,16 @@ constexpr OpKind embedding_gradients[] = {OpKind::embedding_gradient};
 constexpr OpKind add_position_gradients[] = {OpKind::add_position_gradient};
 constexpr OpKind layer_norm_gradients[] = {OpKind::layer_norm_gradient};
 constexpr OpKind rms_norm_gradients[] = {OpKind::rms_norm_gradient};
+constexpr OpKind head_norm_gradients[] = {OpKind::head_norm_gradient};
+constexpr OpKind query_key_squares_gradients[] = {OpKind::query_key_squares_gradient};
+constexpr OpKind query_key_norm_gradients[] = {OpKind::query_key_norm_gradient};
 constexpr OpKind linear_gradients[] = {OpKind::linear_input_gradient, OpKind::linear_weight_gradient};
 constexpr OpKind rotary_gradients[] = {OpKind::rotary_gradient};
 constexpr OpKind attention_gradients[] = {OpKind::attention_gradient};
 constexpr OpKind activation_gradients[] = {OpKind::activation_gradient};
-constexpr OpKind silu_gate_gradients[] = {OpKind::silu_gate_gradient};
+constexpr OpKind gate_gradients[] = {OpKind::gate_gradient};
+constexpr OpKind scale_gradients[] = {OpKind::scale_gradient};
+constexpr OpKind softcap_gradients[] = {OpKind::softcap_gradient};
 constexpr OpKind add_gradients[] = {OpKind::bias_gradient};
 constexpr OpKind cross_entropy_loss_gradients[] = {OpKind::cross_entropy_gradient};
 
@@ -171,43 +199,100 @@ std::int64_t fused_elements(const OpShape& s) {
 std::int64_t head_elements(const OpShape& s) {
   return s.sequence * s.batch * s.heads * s.head_dim;
 }
-// Three operations an element of query and key. Values pass untouched, but belong to the operand.
-OpWork rotary_work(const OpShape& s, DataType type) {
-  return {flops(3 * s.sequence * s.batch * (s.heads + s.kv_heads) * s.head_dim),
-          Bytes(2 * fused_elements(s) * e(type))};
+std::int64_t query_key_elements(const OpShape& s) {
+  return s.sequence * s.batch * (s.heads + s.kv_heads) * s.head_dim;
 }
-// Causal: query i meets i + 1 keys, so sequence (sequence + 1) / 2 pairs a head; scores and the weighted sum take
-// 2 head_dim each. FlashAttention (Dao 2023, section 4.1) counts the same products, causal as one half.
-double causal_pairs(const OpShape& s) {
-  return static_cast<double>(s.sequence) * static_cast<double>(s.sequence + 1) / 2 *
-         static_cast<double>(s.batch * s.heads);
+// Three operations an element that turns. The rest of a head and values pass untouched, but belong to the operand.
+OpWork rotary_work(const OpShape& s, DataType type) {
+  const std::int64_t turning = s.rotary_dim > 0 ? s.rotary_dim : s.head_dim;
+  return {flops(3 * s.sequence * s.batch * (s.heads + s.kv_heads) * turning), Bytes(2 * fused_elements(s) * e(type))};
+}
+// As rms_norm, of queries and keys. Values are copied; a statistic a head, or two sums a row.
+OpWork head_norm_work(const OpShape& s, DataType type) {
+  return {flops(4 * query_key_elements(s)), Bytes((2 * fused_elements(s) + 2 * s.head_dim) * e(type) +
+                                                  4 * s.sequence * s.batch * (s.heads + s.kv_heads))};
+}
+OpWork head_norm_gradient_work(const OpShape& s, DataType type) {
+  return {flops(9 * query_key_elements(s)), Bytes((3 * fused_elements(s) + 2 * s.head_dim) * e(type) +
+                                                  4 * s.sequence * s.batch * (s.heads + s.kv_heads) + 16 * s.head_dim)};
+}
+OpWork query_key_squares_work(const OpShape& s, DataType type) {
+  return {flops(2 * query_key_elements(s)), Bytes(query_key_elements(s) * e(type) + 8 * s.sequence * s.batch)};
+}
+OpWork query_key_squares_gradient_work(const OpShape& s, DataType type) {  // twice the sum's gradient times the element, added
+  return {flops((s.accumulate ? 2 : 1) * query_key_elements(s)),
+          Bytes((s.accumulate ? 3 * query_key_elements(s) : query_key_elements(s) + fused_elements(s)) * e(type) +
+                8 * s.sequence * s.batch)};
+}
+std::int64_t query_key_width(const OpShape& s) {
+  return (s.heads + s.kv_heads) * s.head_dim;
+}
+OpWork query_key_norm_work(const OpShape& s, DataType type) {
+  return {flops(2 * query_key_elements(s)),
+          Bytes((2 * fused_elements(s) + query_key_width(s)) * e(type) + 8 * s.sequence * s.batch)};
+}
+OpWork query_key_norm_gradient_work(const OpShape& s, DataType type) {  // dy gamma rstd 2, dgamma 2, the sum's 2
+  return {flops(6 * query_key_elements(s)), Bytes((3 * fused_elements(s) + query_key_width(s)) * e(type) +
+                                                  16 * s.sequence * s.batch + 8 * query_key_width(s))};
+}
+// Causal: query i meets i + 1 keys, so sequence (sequence + 1) / 2 pairs a head; a window leaves out what is further back.
+// Scores and the weighted sum take 2 head_dim a pair each. FlashAttention (Dao 2023, section 4.1) counts the same products,
+// causal as one half. What is done to a score (scale, softcap, ALiBi, exp) is not counted, as there.
+double attention_pairs(const OpShape& s) {
+  const auto triangle = [](std::int64_t n) { return static_cast<double>(n) * static_cast<double>(n + 1) / 2; };
+  const double beyond = s.window > 0 && s.window < s.sequence ? triangle(s.sequence - s.window) : 0.0;
+  return (triangle(s.sequence) - beyond) * static_cast<double>(s.batch * s.heads);
 }
 OpWork attention_work(const OpShape& s, DataType type) {
-  return {Flops(4 * static_cast<double>(s.head_dim) * causal_pairs(s)),
+  return {Flops(4 * static_cast<double>(s.head_dim) * attention_pairs(s)),
           Bytes((fused_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
 }
 // Five products instead of two: scores again, dP, dV, dQ, dK.
 OpWork attention_gradient_work(const OpShape& s, DataType type) {
-  return {Flops(10 * static_cast<double>(s.head_dim) * causal_pairs(s)),
+  return {Flops(10 * static_cast<double>(s.head_dim) * attention_pairs(s)),
           Bytes(2 * (fused_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
 }
+// Of an activation, and of its slope times the gradient.
+std::int64_t value_operations(ActivationKind activation) {
+  switch (activation) {
+    case ActivationKind::gelu_tanh: return 9;
+    case ActivationKind::gelu_erf: return 5;
+    case ActivationKind::relu: return 1;
+    case ActivationKind::silu: return 4;  // exp, add, divide, product
+  }
+  return 0;
+}
+std::int64_t slope_operations(ActivationKind activation) {
+  switch (activation) {
+    case ActivationKind::gelu_tanh: return 17;
+    case ActivationKind::gelu_erf: return 11;
+    case ActivationKind::relu: return 2;
+    case ActivationKind::silu: return 8;  // sigmoid 3, g s (1 - s) + s 4, times dy
+  }
+  return 0;
+}
 OpWork activation_work(const OpShape& s, DataType type) {
-  const std::int64_t operations = s.activation == ActivationKind::gelu_tanh  ? 9
-                                  : s.activation == ActivationKind::gelu_erf ? 5
-                                                                             : 1;
-  return {flops(operations * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type))};
+  return {flops(value_operations(s.activation) * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type))};
 }
 OpWork activation_gradient_work(const OpShape& s, DataType type) {
-  const std::int64_t operations = s.activation == ActivationKind::gelu_tanh  ? 17
-                                  : s.activation == ActivationKind::gelu_erf ? 11
-                                                                             : 2;
-  return {flops(operations * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
+  return {flops(slope_operations(s.activation) * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
 }
-OpWork silu_gate_work(const OpShape& s, DataType type) {  // exp, add, divide, two products
-  return {flops(5 * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
+// The activation, times the other.
+OpWork gate_work(const OpShape& s, DataType type) {
+  return {flops((value_operations(s.activation) + 1) * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
 }
-OpWork silu_gate_gradient_work(const OpShape& s, DataType type) {
-  return {flops(11 * s.rows * s.columns), Bytes(5 * s.rows * s.columns * e(type))};
+// dy up slope; dy activation, whose parts are at hand: a product of two and one more.
+OpWork gate_gradient_work(const OpShape& s, DataType type) {
+  return {flops((slope_operations(s.activation) + 3) * s.rows * s.columns), Bytes(5 * s.rows * s.columns * e(type))};
+}
+OpWork scale_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type))};
+}
+OpWork softcap_work(const OpShape& s, DataType type) {  // divide, tanh, product
+  return {flops(3 * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type))};
+}
+OpWork softcap_gradient_work(const OpShape& s, DataType type) {  // dy (1 - (y / softcap)^2)
+  return {flops(4 * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
 }
 OpWork add_work(const OpShape& s, DataType type) {
   const std::int64_t terms = (s.second ? 1 : 0) + (s.bias ? 1 : 0);
@@ -348,6 +433,12 @@ Bytes layer_norm_gradient_cuda_workspace(const OpShape& s) {
 Bytes rms_norm_gradient_cuda_workspace(const OpShape& s) {
   return column_sums_workspace(s.rows, s.columns, 1);
 }
+Bytes head_norm_gradient_cuda_workspace(const OpShape& s) {
+  return column_sums_workspace(s.sequence * s.batch, s.head_dim, 2);
+}
+Bytes query_key_norm_gradient_cuda_workspace(const OpShape& s) {
+  return column_sums_workspace(s.sequence * s.batch, query_key_width(s), 1);
+}
 Bytes bias_gradient_cuda_workspace(const OpShape& s) {
   return column_sums_workspace(s.rows, s.columns, 1);
 }
@@ -390,6 +481,24 @@ constexpr OpRow rows[] = {
      .operands = rms_norm_operands,
      .gradients = rms_norm_gradients,
      .work = rms_norm_work},
+    {.kind = OpKind::head_norm,
+     .name = "head_norm",
+     .sharding = ShardingRule::heads,
+     .operands = head_norm_operands,
+     .gradients = head_norm_gradients,
+     .work = head_norm_work},
+    {.kind = OpKind::query_key_squares,
+     .name = "query_key_squares",
+     .sharding = ShardingRule::head_sums,
+     .operands = query_key_squares_operands,
+     .gradients = query_key_squares_gradients,
+     .work = query_key_squares_work},
+    {.kind = OpKind::query_key_norm,
+     .name = "query_key_norm",
+     .sharding = ShardingRule::heads,
+     .operands = query_key_norm_operands,
+     .gradients = query_key_norm_gradients,
+     .work = query_key_norm_work},
     {.kind = OpKind::linear,
      .name = "linear",
      .sharding = ShardingRule::contraction,
@@ -421,14 +530,30 @@ constexpr OpRow rows[] = {
      .in_place_read = 0,
      .in_place_write = 1,
      .work = activation_work},
-    {.kind = OpKind::silu_gate,
-     .name = "silu_gate",
+    {.kind = OpKind::gate,
+     .name = "gate",
      .sharding = ShardingRule::tokenwise,
-     .operands = silu_gate_operands,
-     .gradients = silu_gate_gradients,
+     .operands = gate_operands,
+     .gradients = gate_gradients,
      .in_place_read = 0,
      .in_place_write = 2,
-     .work = silu_gate_work},
+     .work = gate_work},
+    {.kind = OpKind::scale,
+     .name = "scale",
+     .sharding = ShardingRule::tokenwise,
+     .operands = scale_operands,
+     .gradients = scale_gradients,
+     .in_place_read = 0,
+     .in_place_write = 1,
+     .work = scale_work},
+    {.kind = OpKind::softcap,
+     .name = "softcap",
+     .sharding = ShardingRule::tokenwise,
+     .operands = softcap_operands,
+     .gradients = softcap_gradients,
+     .in_place_read = 0,
+     .in_place_write = 1,
+     .work = softcap_work},
     {.kind = OpKind::add,
      .name = "add",
      .sharding = ShardingRule::tokenwise,
@@ -494,6 +619,25 @@ constexpr OpRow rows[] = {
      .accumulates = true,
      .work = rms_norm_gradient_work,
      .cuda_workspace = rms_norm_gradient_cuda_workspace},
+    {.kind = OpKind::head_norm_gradient,
+     .name = "head_norm_gradient",
+     .operands = head_norm_gradient_operands,
+     .in_place_read = 0,
+     .in_place_write = 5,
+     .work = head_norm_gradient_work,
+     .cuda_workspace = head_norm_gradient_cuda_workspace},
+    {.kind = OpKind::query_key_squares_gradient,
+     .name = "query_key_squares_gradient",
+     .operands = query_key_squares_gradient_operands,
+     .accumulates = true,
+     .work = query_key_squares_gradient_work},
+    {.kind = OpKind::query_key_norm_gradient,
+     .name = "query_key_norm_gradient",
+     .operands = query_key_norm_gradient_operands,
+     .in_place_read = 0,
+     .in_place_write = 5,
+     .work = query_key_norm_gradient_work,
+     .cuda_workspace = query_key_norm_gradient_cuda_workspace},
     {.kind = OpKind::linear_input_gradient,
      .name = "linear_input_gradient",
      .operands = linear_input_gradient_operands,
@@ -525,12 +669,24 @@ constexpr OpRow rows[] = {
      .in_place_read = 0,
      .in_place_write = 2,
      .work = activation_gradient_work},
-    {.kind = OpKind::silu_gate_gradient,
-     .name = "silu_gate_gradient",
-     .operands = silu_gate_gradient_operands,
+    {.kind = OpKind::gate_gradient,
+     .name = "gate_gradient",
+     .operands = gate_gradient_operands,
      .in_place_read = 0,
      .in_place_write = 3,
-     .work = silu_gate_gradient_work},
+     .work = gate_gradient_work},
+    {.kind = OpKind::scale_gradient,
+     .name = "scale_gradient",
+     .operands = scale_gradient_operands,
+     .in_place_read = 0,
+     .in_place_write = 1,
+     .work = scale_work},
+    {.kind = OpKind::softcap_gradient,
+     .name = "softcap_gradient",
+     .operands = softcap_gradient_operands,
+     .in_place_read = 0,
+     .in_place_write = 2,
+     .work = softcap_gradient_work},
     {.kind = OpKind::bias_gradient,
      .name = "bias_gradient",
      .operands = bias_gradient_operands,
@@ -575,6 +731,13 @@ constexpr bool in_order() {
 static_assert(in_order(), "rows stand in the order of OpKind, one for each");
 
 }  // namespace
+
+double alibi_slope(std::int64_t head, std::int64_t all_heads) {
+  const auto floor_of = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(all_heads)));
+  const bool beyond = head >= floor_of;  // every other slope of twice as many heads
+  const std::int64_t power = beyond ? 2 * (head - floor_of) + 1 : head + 1;
+  return std::exp2(-8.0 * static_cast<double>(power) / static_cast<double>(beyond ? 2 * floor_of : floor_of));
+}
 
 bool is_present(const OperandRow& operand, const OpShape& shape, bool workspace) {
   if (operand.source == OperandSource::workspace) return workspace;

@@ -17,11 +17,16 @@ enum class OpKind {
   add_position,         // x, position table -> x + table[position]
   layer_norm,           // x, gamma, beta -> y, mean, rstd
   rms_norm,             // x, gamma -> y, rstd
+  head_norm,            // fused qkv, gamma of queries, gamma of keys -> RMS norm of each query and key head, rstd per row and head
+  query_key_squares,    // fused qkv -> per row: sum of squares of all queries, of all keys (of this rank's heads)
+  query_key_norm,       // fused qkv, squares, gamma of queries, gamma of keys -> RMS norm of all queries and of all keys of a row
   linear,               // x, weight [out, in], (bias) -> y
   rotary,               // fused qkv -> fused qkv with query and key rotated (in place)
-  attention,            // fused qkv -> output, log-sum-exp per row and head; causal
-  activation,           // x -> gelu / relu of x
-  silu_gate,            // gate, up -> silu(gate) * up
+  attention,            // fused qkv -> output, log-sum-exp per row and head; causal, perhaps windowed, capped, with ALiBi
+  activation,           // x -> gelu / relu / silu of x
+  gate,                 // gate, up -> activation(gate) * up
+  scale,                // x -> x * factor
+  softcap,              // x -> softcap * tanh(x / softcap)
   add,                  // a, (b), (bias) -> a + b + bias
   cross_entropy_max,    // logits -> maximum per token (of this shard of the vocabulary)
   cross_entropy_sums,   // logits, targets, maximum -> per token: sum of exp(x - max), target's x - max
@@ -35,12 +40,17 @@ enum class OpKind {
   add_position_gradient,     // dy -> dtable +=
   layer_norm_gradient,       // dy, x, gamma, mean, rstd -> dx (+=), dgamma +=, dbeta +=
   rms_norm_gradient,         // dy, x, gamma, rstd -> dx (+=), dgamma +=
+  head_norm_gradient,        // dy, qkv, gammas, rstd -> dqkv, dgammas +=
+  query_key_squares_gradient,  // dsquares, qkv -> dqkv (+=)
+  query_key_norm_gradient,   // dy, qkv, squares, gammas -> dqkv, dsquares, dgammas +=
   linear_input_gradient,     // dy, weight -> dx (+=)
   linear_weight_gradient,    // dy, x -> dweight +=, (dbias +=)
   rotary_gradient,           // dy -> dx (in place)
   attention_gradient,        // dy, qkv, y, log-sum-exp -> dqkv
   activation_gradient,       // dy, x -> dx
-  silu_gate_gradient,        // dy, gate, up -> dgate, dup
+  gate_gradient,             // dy, gate, up -> dgate, dup
+  scale_gradient,            // dy -> dx
+  softcap_gradient,          // dy, y -> dx
   bias_gradient,             // dy -> dbias +=   (of `add`)
   cross_entropy_gradient,    // logits, targets, maximum, sums, (loss scale) -> dlogits (in place), times `scale`
   linear_input_gradient_gelu,  // dy, weight, before -> dbefore: both linear's input gradient and gelu_tanh's
@@ -57,7 +67,7 @@ enum class OpKind {
   count_
 };
 
-enum class ActivationKind { gelu_tanh, gelu_erf, relu };
+enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };
 
 // The local (per-rank, per micro-batch) size of one op. Which fields an op reads stands in its row; the
 // others keep their defaults, so that equal work compares equal.
@@ -65,14 +75,20 @@ struct OpShape {
   std::int64_t rows = 0;       // tokens: local sequence x micro-batch; or elements for flat ops
   std::int64_t columns = 0;    // output features held by this rank
   std::int64_t inner = 0;      // linear: input features held by this rank
-  std::int64_t sequence = 0;   // attention, rotary, add_position: local positions
-  std::int64_t batch = 0;      // attention, rotary, add_position: samples of the micro-batch
-  std::int64_t heads = 0;      // attention, rotary: query heads held by this rank
-  std::int64_t kv_heads = 0;   // attention, rotary: key/value heads held by this rank
+  // Attention, rotary and the norms of queries and keys; add_position reads the first two.
+  std::int64_t sequence = 0;   // local positions
+  std::int64_t batch = 0;      // samples of the micro-batch
+  std::int64_t heads = 0;      // query heads held by this rank
+  std::int64_t kv_heads = 0;   // key/value heads held by this rank
   std::int64_t head_dim = 0;
+  std::int64_t rotary_dim = 0;  // rotary: features of a head that turn, the first ones; 0: all
+  std::int64_t window = 0;     // attention: a query sees the last `window` keys, its own among them; 0: all before it
+  std::int64_t all_heads = 0;  // attention with ALiBi, query_key_norm: query heads of all ranks
+  std::int64_t first_head = 0; // attention with ALiBi: the first of this rank's query heads among all
   std::int64_t begin = 0;      // embedding, cross-entropy: first vocabulary row; add_position, rotary: first position
   std::int64_t valid = 0;      // vocabulary rows of this shard that are not padding
   ActivationKind activation = ActivationKind::gelu_tanh;
+  bool interleaved = false;    // rotary: pairs are elements 2i and 2i + 1 (GPT-J), not i and i + rotary_dim / 2
   bool bias = false;           // the optional bias operand is present
   bool second = false;         // `add`: operand b is present; sgd: momentum is
   bool accumulate = false;     // dx += instead of dx =
@@ -83,11 +99,21 @@ struct OpShape {
   double epsilon = 0.0;        // norms
   double theta = 0.0;          // rotary base
   double scale = 0.0;          // cross_entropy_gradient: 1 / tokens of the global batch
+  double factor = 0.0;         // scale
+  double score_scale = 0.0;    // attention: of query times key; 0: 1 / sqrt(head_dim)
+  double softcap = 0.0;        // softcap; attention: of scores (Gemma 2); 0: none
+  double alibi = 0.0;          // attention: times the head's slope times (key's - query's position), added to the score; 0: none
   bool operator==(const OpShape&) const = default;
 };
 
-// What an operand of a kernel stands for. Indices count among the forward op's inputs, parameters, outputs.
-enum class OperandSource { input, parameter, output, output_gradient, input_gradient, parameter_gradient, loss_scale, workspace };
+// The slope of query head `head` of `all_heads` in attention with linear biases (Press et al. 2022, ALiBi, section 3): powers of
+// 2^(-8/n) where n, the number of heads, is a power of two; otherwise those of the next smaller power of two and every other one
+// of the next larger, as in the authors' code and BLOOM's.
+double alibi_slope(std::int64_t head, std::int64_t all_heads);
+
+// What an operand of a kernel stands for. Indices count among the forward op's inputs, parameters, outputs. `contribution` stands in
+// no row: the gradient of an input by one of its uses, where the kernel cannot add it to those of the others (graph/backward.h).
+enum class OperandSource { input, parameter, output, output_gradient, input_gradient, parameter_gradient, loss_scale, workspace, contribution };
 enum class Access { read, write, update };
 
 // What the loss-scale operand holds in device memory: gradients of fp16 activations are computed times `scale`, so that
@@ -126,7 +152,8 @@ enum class ShardingRule {
   tokenwise,    // any shard of token dims or features passes from input to output; Partial is resolved first
   contraction,  // linear: weight Shard(out) -> y Shard(out); weight Shard(in) -> y Partial(sum)
   lookup,       // embedding: table Shard(vocabulary) -> y Partial(sum)
-  heads,        // attention and rotary: Shard(kv_groups) passes; the sequence must be whole
+  heads,        // attention, rotary, norms of queries and keys: Shard(kv_groups) passes; the sequence must be whole
+  head_sums,    // query_key_squares: Shard(kv_groups) -> Partial(sum); the sequence must be whole
   vocabulary_max,   // logits Shard(vocabulary) -> Partial(max)
   vocabulary_sum,   // logits Shard(vocabulary) -> Partial(sum)
   vocabulary_loss,  // needs whole maxima and sums; every rank computes the same loss

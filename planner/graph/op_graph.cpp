@@ -71,6 +71,41 @@ void check_size(const OpGraph& graph, const Op& op, const std::string& what, std
   if (found != wanted) wrong(graph, op, fmt::format("{} is {}, not {}", what, found, wanted));
 }
 
+// Ops on fused queries, keys and values.
+void check_heads(const OpGraph& graph, const Op& op, const auto& width, const auto& called) {
+  const OpShape& of = op.attributes;
+  const auto check = [&](TensorId id, std::int64_t wanted) { check_size(graph, op, called(id), width(id), wanted); };
+  const std::int64_t fused = (of.heads + 2 * of.kv_heads) * of.head_dim;
+  check(op.inputs[0], fused);
+  switch (op.kind) {
+    case OpKind::attention:
+      check(op.outputs[0], of.heads * of.head_dim);
+      break;
+    case OpKind::rotary:
+      check(op.outputs[0], fused);
+      if (of.rotary_dim % 2 != 0 || of.rotary_dim < 0 || of.rotary_dim > of.head_dim)
+        wrong(graph, op, fmt::format("turns {} features of heads of {}; expected an even number up to that", of.rotary_dim, of.head_dim));
+      break;
+    case OpKind::head_norm:
+      check(op.outputs[0], fused);
+      check(op.outputs[1], of.heads + of.kv_heads);
+      check(op.parameters[0], of.head_dim);
+      check(op.parameters[1], of.head_dim);
+      break;
+    case OpKind::query_key_squares:
+      check(op.outputs[0], 2);
+      break;
+    case OpKind::query_key_norm:
+      check(op.outputs[0], fused);
+      check(op.inputs[1], 2);
+      check(op.parameters[0], of.heads * of.head_dim);
+      check(op.parameters[1], of.kv_heads * of.head_dim);
+      break;
+    default:
+      PARPLAN_ASSERT(false, fmt::format("{} has heads", name(op.kind)));
+  }
+}
+
 // The widths that the op's sharding rule ties together; `check_operands` has passed.
 void check_sizes(const OpGraph& graph, const Op& op) {
   const auto width = [&](TensorId id) {
@@ -83,6 +118,8 @@ void check_sizes(const OpGraph& graph, const Op& op) {
     case ShardingRule::tokenwise:
       for (const TensorId id : op.inputs) check_size(graph, op, called(id), width(id), width(op.outputs[0]));
       for (const TensorId id : op.parameters) check_size(graph, op, called(id), width(id), width(op.outputs[0]));
+      if (op.kind == OpKind::softcap && !(op.attributes.softcap > 0.0))
+        wrong(graph, op, fmt::format("its cap is {}; expected more than 0", op.attributes.softcap));
       break;
     case ShardingRule::contraction: {
       const Tensor& weight = tensor(graph, op.parameters[0]);
@@ -97,13 +134,10 @@ void check_sizes(const OpGraph& graph, const Op& op) {
     case ShardingRule::lookup:
       check_size(graph, op, called(op.parameters[0]), width(op.parameters[0]), width(op.outputs[0]));
       break;
-    case ShardingRule::heads: {
-      const OpShape& of = op.attributes;
-      check_size(graph, op, called(op.inputs[0]), width(op.inputs[0]), (of.heads + 2 * of.kv_heads) * of.head_dim);
-      if (op.kind == OpKind::attention)
-        check_size(graph, op, called(op.outputs[0]), width(op.outputs[0]), of.heads * of.head_dim);
+    case ShardingRule::heads:
+    case ShardingRule::head_sums:
+      check_heads(graph, op, width, called);
       break;
-    }
     case ShardingRule::vocabulary_max:
     case ShardingRule::vocabulary_sum:
     case ShardingRule::vocabulary_loss:

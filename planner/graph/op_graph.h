@@ -12,7 +12,8 @@ namespace parplan {
 using TensorId = int;
 
 // One operation of the forward graph. Sizes that do not depend on placement stand in `attributes`
-// (heads, kv_heads, head_dim, activation, epsilon, theta); lowering fills in the local ones.
+// (heads, kv_heads, head_dim, rotary_dim, window, activation, epsilon, theta, factor, softcap, alibi and the like); lowering fills
+// in the local ones.
 struct Op {
   OpKind kind{};
   std::string name;

@@ -432,7 +432,8 @@ class SegmentBuilder {
       return is_partial(placements_.produced[index(output)]) ? replicate() : placements_.canonical[index(output)];
     };
     OpShape shape = local_shape(graph_, forward, rows, choice_);
-    shape.accumulate = op.accumulate;
+    const bool adds_or_copies = op.kind == OpKind::accumulate || op.kind == OpKind::copy;
+    shape.accumulate = op.accumulate && !adds_or_copies;
     shape.scaled = op.kind == OpKind::cross_entropy_gradient && choice_.precision == DataType::fp16;
 
     std::map<std::pair<OperandSource, TensorId>, Value> values;
@@ -452,6 +453,12 @@ class SegmentBuilder {
           break;
         case OperandSource::parameter: values[key] = parameter(operand.tensor); break;
         case OperandSource::parameter_gradient: values[key] = parameter_gradient(operand.tensor); break;
+        case OperandSource::contribution:
+          if (operand.access == Access::write)
+            contributions_[operand.tensor] = scratch(local_bytes(
+                tensor(operand.tensor), placement_of_gradient(op, operand.tensor, forward, wanted), choice_));
+          values[key] = contributions_.at(operand.tensor);
+          break;
         case OperandSource::input_gradient:
         case OperandSource::loss_scale:
         case OperandSource::workspace: break;
@@ -459,7 +466,9 @@ class SegmentBuilder {
     }
     for (const TrainingOperand& operand : op.operands) {
       if (operand.source != OperandSource::input_gradient) continue;
-      values[{operand.source, operand.tensor}] = input_gradient(op, position, operand.tensor, forward, wanted, values);
+      const Value value = input_gradient(op, position, operand.tensor, forward, wanted, values);
+      values[{operand.source, operand.tensor}] = value;
+      if (adds_or_copies) shape = {.rows = value.bytes / size_of(type_of(tensor(operand.tensor), choice_.precision))};
     }
     emit_op(op, shape, Label::compute, forward.name, [&](const TrainingOperand& operand) {
       return values.at({operand.source, operand.tensor});
@@ -471,11 +480,7 @@ class SegmentBuilder {
   Value input_gradient(const TrainingOp& op, int position, TensorId id, const Op& forward,
                        const std::vector<Placement>& wanted, const Values& values) {
     const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin();
-    Placement placement = wanted[static_cast<std::size_t>(at)];
-    // A weight sharded over its outputs gives each rank a part of the sum over them.
-    if (op.kind == OpKind::linear_input_gradient && placements_.produced[index(forward.outputs[0])].kind == PlacementKind::shard &&
-        placements_.produced[index(forward.outputs[0])].dim != Dim::sequence)
-      placement = partial_sum();
+    const Placement placement = placement_of_gradient(op, id, forward, wanted);
     const TensorId owner = root(id);
     if (op.accumulate) {
       const Value sum = materialise(gradient_values_, owner, placement);
@@ -509,6 +514,17 @@ class SegmentBuilder {
     return value;
   }
 
+  // How a kernel leaves the gradient of input `id` of `forward`, or the part of it that this use makes.
+  Placement placement_of_gradient(const TrainingOp& op, TensorId id, const Op& forward, const std::vector<Placement>& wanted) const {
+    const auto at = static_cast<std::size_t>(std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin());
+    const Placement output = placements_.produced[index(forward.outputs[0])];
+    const bool sharded_features = output.kind == PlacementKind::shard && output.dim != Dim::sequence;
+    // A weight sharded over its outputs gives each rank a part of the sum over them; so do heads for what is whole on every rank.
+    const bool of_linear = op.kind == OpKind::linear_input_gradient;
+    const bool of_heads = row_of(forward.kind).sharding == ShardingRule::heads && wanted[at] == replicate();
+    return sharded_features && (of_linear || of_heads) ? partial_sum() : wanted[at];
+  }
+
   // The gradient of the block's output has been read for the last time before instruction `position`.
   bool gradient_binding_is_free(int position) const {
     return block_.output < 0 || last_gradient_use_[index(root(block_.output))] < position;
@@ -525,6 +541,7 @@ class SegmentBuilder {
   std::map<TensorId, PlacedParameter> parts_;
   std::map<Key, Value> forward_values_;
   std::map<Key, Value> gradient_values_;  // by the root of the alias chain
+  std::map<TensorId, Value> contributions_;  // the latest to each tensor's gradient
   std::vector<int> last_read_;
   std::vector<int> last_gradient_use_;
   std::vector<Storage> storages_;
@@ -565,6 +582,17 @@ BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
   return result;
 }
 
+namespace {
+
+// Each rank knows the gradient of its own heads' share only.
+bool read_by_heads(const OpGraph& graph, TensorId parameter) {
+  return std::ranges::any_of(graph.ops, [&](const Op& op) {
+    return row_of(op.kind).sharding == ShardingRule::heads && std::ranges::find(op.parameters, parameter) != op.parameters.end();
+  });
+}
+
+}  // namespace
+
 BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& parameters, const BlockChoice& choice) {
   BucketLayout layout;
   const bool sequence_sharded = choice.tensor_ranks > 1 && choice.placements.residual == shard(Dim::sequence);
@@ -578,7 +606,7 @@ BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& pa
     layout.elements += align_up(Bytes(part.rows * part.columns), bucket_alignment).count;
     if (decays(part)) extend(layout.decaying, part.bucket_offset, layout.elements);
     if (part.tensor_replicated) extend(layout.replicated, part.bucket_offset, layout.elements);
-    if (part.tensor_replicated && sequence_sharded) extend(layout.tensor_partial, part.bucket_offset, layout.elements);
+    if (part.tensor_replicated && (sequence_sharded || read_by_heads(graph, part.tensor))) extend(layout.tensor_partial, part.bucket_offset, layout.elements);
   }
   return layout;
 }

@@ -109,8 +109,10 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
         break;
       }
       case ShardingRule::heads:
+      case ShardingRule::head_sums:
         if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups) needed[0] = replicate();
         output = needed[0];
+        if (row_of(op.kind).sharding == ShardingRule::head_sums && output.kind == PlacementKind::shard) output = partial_sum();
         break;
       case ShardingRule::vocabulary_max:
         output = needed[0].kind == PlacementKind::shard ? partial_max() : replicate();
@@ -168,6 +170,9 @@ OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const B
     case OpKind::rms_norm:
       shape.columns = tensor(op.outputs[0]).dims.back().size;
       break;
+    case OpKind::head_norm:
+    case OpKind::query_key_squares:
+    case OpKind::query_key_norm:
     case OpKind::rotary:
     case OpKind::attention: {
       const TensorDim& fused = tensor(op.inputs[0]).dims.back();
@@ -178,10 +183,15 @@ OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const B
       shape.batch = choice.micro_batch;
       shape.heads = op.attributes.heads / groups * local_groups;
       shape.kv_heads = op.attributes.kv_heads / groups * local_groups;
+      if (op.attributes.alibi != 0.0 || op.kind == OpKind::query_key_norm) shape.all_heads = op.attributes.heads;
+      if (op.attributes.alibi != 0.0 && local_groups < groups) shape.first_head = shape.heads * choice.tensor_rank;
+      if (shape.window >= shape.sequence) shape.window = 0;  // the same work as without
       break;
     }
     case OpKind::activation:
-    case OpKind::silu_gate:
+    case OpKind::gate:
+    case OpKind::scale:
+    case OpKind::softcap:
       shape.columns = width(op.outputs[0], input);
       break;
     case OpKind::add:

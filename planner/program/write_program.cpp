@@ -13,7 +13,8 @@ struct ShapeField {
 constexpr ShapeField shape_fields[] = {
     {"rows", &OpShape::rows},         {"columns", &OpShape::columns}, {"inner", &OpShape::inner},       {"sequence", &OpShape::sequence},
     {"batch", &OpShape::batch},       {"heads", &OpShape::heads},     {"kv_heads", &OpShape::kv_heads}, {"head_dim", &OpShape::head_dim},
-    {"begin", &OpShape::begin},       {"valid", &OpShape::valid}};
+    {"rotary_dim", &OpShape::rotary_dim}, {"window", &OpShape::window}, {"all_heads", &OpShape::all_heads},
+    {"first_head", &OpShape::first_head}, {"begin", &OpShape::begin},   {"valid", &OpShape::valid}};
 
 struct ShapeFlag {
   const char* name;

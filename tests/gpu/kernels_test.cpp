@@ -503,7 +503,7 @@ std::vector<Case> activation_gradient_cases(DataType type) {
   return cases;
 }
 
-std::vector<Case> silu_gate_cases(DataType type) {
+std::vector<Case> gate_cases(DataType type) {
   std::vector<Case> cases;
   for (const auto& [rows, columns] : flat_sizes) {
     const Doubles gate = activation_input(type, rows * columns), up = random_in(type, rows * columns, 2);
@@ -514,7 +514,7 @@ std::vector<Case> silu_gate_cases(DataType type) {
   return cases;
 }
 
-std::vector<Case> silu_gate_gradient_cases(DataType type) {
+std::vector<Case> gate_gradient_cases(DataType type) {
   std::vector<Case> cases;
   for (const auto& [rows, columns] : flat_sizes) {
     const Doubles dy = random_in(type, rows * columns, 3), gate = activation_input(type, rows * columns),
@@ -858,7 +858,7 @@ constexpr TestRow test_rows[] = {
     {OpKind::rotary, rotary_cases},
     {OpKind::attention, nullptr, "attention_test.cpp"},
     {OpKind::activation, activation_cases},
-    {OpKind::silu_gate, silu_gate_cases},
+    {OpKind::gate, gate_cases},
     {OpKind::add, add_cases},
     {OpKind::cross_entropy_max, cross_entropy_max_cases},
     {OpKind::cross_entropy_sums, cross_entropy_sums_cases},
@@ -875,7 +875,7 @@ constexpr TestRow test_rows[] = {
     {OpKind::rotary_gradient, rotary_gradient_cases},
     {OpKind::attention_gradient, nullptr, "attention_test.cpp"},
     {OpKind::activation_gradient, activation_gradient_cases},
-    {OpKind::silu_gate_gradient, silu_gate_gradient_cases},
+    {OpKind::gate_gradient, gate_gradient_cases},
     {OpKind::bias_gradient, bias_gradient_cases},
     {OpKind::cross_entropy_gradient, cross_entropy_gradient_cases},
     {OpKind::linear_input_gradient_gelu, nullptr, "matrix_test.cpp"},

@@ -18,7 +18,7 @@ TEST_CASE("the kernels that parplan measure times run on a GPU in every precisio
     if (type == DataType::tf32) continue;
     for (const OpKind kind : {OpKind::layer_norm, OpKind::layer_norm_gradient, OpKind::rms_norm, OpKind::rms_norm_gradient, OpKind::add_layer_norm,
                               OpKind::add_rms_norm, OpKind::add, OpKind::bias_gradient, OpKind::activation, OpKind::activation_gradient,
-                              OpKind::silu_gate, OpKind::silu_gate_gradient, OpKind::embedding, OpKind::embedding_gradient,
+                              OpKind::gate, OpKind::gate_gradient, OpKind::embedding, OpKind::embedding_gradient,
                               OpKind::cross_entropy_max, OpKind::cross_entropy_sums, OpKind::cross_entropy_gradient})
       add(kind, {.rows = 4, .columns = 64});
     add(OpKind::rotary, {.sequence = 8, .batch = 1, .heads = 2, .kv_heads = 2, .head_dim = 64});

@@ -107,7 +107,7 @@ TEST_CASE("A Llama turns queries and keys and gates its feed-forward layers") {
                                 "rms_norm layers.0.feed_forward_norm",
                                 "linear layers.0.feed_forward.gate",
                                 "linear layers.0.feed_forward.up",
-                                "silu_gate layers.0.feed_forward.gated",
+                                "gate layers.0.feed_forward.gated",
                                 "linear layers.0.feed_forward.down",
                                 "add layers.0.feed_forward_add",
                             });

@@ -106,7 +106,7 @@ TEST_CASE("the backward of a Llama layer: gate and up add to one gradient, no bi
         std::vector<std::string>{
             "linear_input_gradient d(down), down.weight, =d(silu), +=workspace",
             "linear_weight_gradient d(down), silu, +=d(down.weight), +=workspace",
-            "silu_gate_gradient d(silu), gate, up, =d(gate), =d(up)",
+            "gate_gradient d(silu), gate, up, =d(gate), =d(up)",
             "linear_input_gradient d(up), up.weight, =d(norm2), +=workspace",
             "linear_weight_gradient d(up), norm2, +=d(up.weight), +=workspace",
             "linear_input_gradient (accumulates) d(gate), gate.weight, +=d(norm2), +=workspace",

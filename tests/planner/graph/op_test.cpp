@@ -158,8 +158,8 @@ TEST_CASE("what may share storage is a read operand and a written one") {
     CHECK(row.operands[static_cast<std::size_t>(row.in_place_read)].access == Access::read);
     CHECK(row.operands[static_cast<std::size_t>(row.in_place_write)].access == Access::write);
   }
-  CHECK(in_place == std::vector<std::string_view>{"add_position", "rotary", "activation", "silu_gate", "add",
-                                                  "add_layer_norm", "add_rms_norm", "rotary_gradient", "activation_gradient", "silu_gate_gradient",
+  CHECK(in_place == std::vector<std::string_view>{"add_position", "rotary", "activation", "gate", "add",
+                                                  "add_layer_norm", "add_rms_norm", "rotary_gradient", "activation_gradient", "gate_gradient",
                                                   "cross_entropy_gradient"});
 }
 

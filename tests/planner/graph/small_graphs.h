@@ -161,7 +161,7 @@ inline OpGraph small_llama(int layers) {
     const TensorId gate = b.linear(at + ".gate", second, {Dim::feature, 24});
     const TensorId up = b.linear(at + ".up", second, {Dim::feature, 24});
     const TensorId gated = b.activation(at + ".silu", {Dim::feature, 24});
-    b.op(OpKind::silu_gate, at + ".silu", {gate, up}, {}, {gated});
+    b.op(OpKind::gate, at + ".silu", {gate, up}, {}, {gated});
     const TensorId out = b.add(at + ".residual2", middle, b.linear(at + ".down", gated, {Dim::hidden, 8}), false);
     b.end_block(at, x, out);
     x = out;

@@ -53,8 +53,8 @@ TEST_CASE("elementwise kernels give an element the same bits wherever the call b
                             {OpKind::activation, ActivationKind::gelu_erf, 1, 1},
                             {OpKind::activation_gradient, ActivationKind::gelu_tanh, 2, 1},
                             {OpKind::activation_gradient, ActivationKind::gelu_erf, 2, 1},
-                            {OpKind::silu_gate, ActivationKind::gelu_tanh, 2, 1},
-                            {OpKind::silu_gate_gradient, ActivationKind::gelu_tanh, 3, 2}};
+                            {OpKind::gate, ActivationKind::gelu_tanh, 2, 1},
+                            {OpKind::gate_gradient, ActivationKind::gelu_tanh, 3, 2}};
   const std::int64_t count = 101;
   on_every_instruction_set([&](Backend& backend) {
     for (const Case& c : cases) {

@@ -434,7 +434,7 @@ TEST_CASE("activations and their gradients, also in place") {
   }
 }
 
-TEST_CASE("silu_gate and its gradient, also in place") {
+TEST_CASE("gate and its gradient, also in place") {
   const std::int64_t rows = 3, columns = 29, count = rows * columns;
   const OpShape shape{.rows = rows, .columns = columns};
   Vector gate = numbers(count, 1, 8.0);
@@ -450,14 +450,14 @@ TEST_CASE("silu_gate and its gradient, also in place") {
   const Vector dup = slopes([&](const Vector& v) { return dot(forward(gate, v), dy); }, up);
   on_every_instruction_set([&](Backend& backend) {
     Array y(count), in_place(gate), found_gate(count), found_up(count), gradient_in_place(dy);
-    run(backend, OpKind::silu_gate, shape, Array(gate), Array(up), y);
+    run(backend, OpKind::gate, shape, Array(gate), Array(up), y);
     check_near(y, forward(gate, up), 1e-6);
-    run(backend, OpKind::silu_gate, shape, in_place, Array(up), in_place);
+    run(backend, OpKind::gate, shape, in_place, Array(up), in_place);
     CHECK(same_bits(in_place.data(), y.data(), count));
-    run(backend, OpKind::silu_gate_gradient, shape, Array(dy), Array(gate), Array(up), found_gate, found_up);
+    run(backend, OpKind::gate_gradient, shape, Array(dy), Array(gate), Array(up), found_gate, found_up);
     check_near(found_gate, dgate, 2e-6);
     check_near(found_up, dup, 2e-6);
-    run(backend, OpKind::silu_gate_gradient, shape, gradient_in_place, Array(gate), Array(up),
+    run(backend, OpKind::gate_gradient, shape, gradient_in_place, Array(gate), Array(up),
         gradient_in_place, found_up);
     CHECK(same_bits(gradient_in_place.data(), found_gate.data(), count));
   });

@@ -76,7 +76,7 @@ void activation_gradient(const CpuKernelArguments& a) {
 }
 
 // gate, up -> y
-void silu_gate(const CpuKernelArguments& a) {
+void gate(const CpuKernelArguments& a) {
   const float* gate = a.floats(0);
   const float* up = a.floats(1);
   float* y = a.floats(2);
@@ -87,7 +87,7 @@ void silu_gate(const CpuKernelArguments& a) {
 }
 
 // dy, gate, up -> dgate, dup; both are read before either is written, so that they may share storage.
-void silu_gate_gradient(const CpuKernelArguments& a) {
+void gate_gradient(const CpuKernelArguments& a) {
   const float* dy = a.floats(0);
   const float* gate = a.floats(1);
   const float* up = a.floats(2);

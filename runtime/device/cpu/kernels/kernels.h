@@ -38,8 +38,8 @@ void rotary_gradient(const CpuKernelArguments& a);
 // elementwise.cpp
 void activation(const CpuKernelArguments& a);
 void activation_gradient(const CpuKernelArguments& a);
-void silu_gate(const CpuKernelArguments& a);
-void silu_gate_gradient(const CpuKernelArguments& a);
+void gate(const CpuKernelArguments& a);
+void gate_gradient(const CpuKernelArguments& a);
 void add(const CpuKernelArguments& a);
 void bias_gradient(const CpuKernelArguments& a);
 void accumulate(const CpuKernelArguments& a);

@@ -173,26 +173,26 @@ void activation_gradient(const CudaKernelArguments& a) {
 }
 
 // gate, up -> y
-void silu_gate(const CudaKernelArguments& a) {
+void gate(const CudaKernelArguments& a) {
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
     const T *gates = a.at<const T>(0), *up = a.at<const T>(1);
     T* y = a.at<T>(2);
     submit_flat<vector_width<T>>(elements(a.shape), {gates, up, y}, [&](auto width, FlatRange range, const Grid& grid) {
-      launch("silu_gate", gate<T, decltype(width)::width>, grid, a.stream, range, gates, up, y);
+      launch("gate", gate<T, decltype(width)::width>, grid, a.stream, range, gates, up, y);
     });
   });
 }
 
 // dy, gate, up -> dgate, dup
-void silu_gate_gradient(const CudaKernelArguments& a) {
+void gate_gradient(const CudaKernelArguments& a) {
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
     const T *dy = a.at<const T>(0), *gates = a.at<const T>(1), *up = a.at<const T>(2);
     T *dgates = a.at<T>(3), *dup = a.at<T>(4);
     submit_flat<vector_width<T>>(elements(a.shape), {dy, gates, up, dgates, dup},
                                  [&](auto width, FlatRange range, const Grid& grid) {
-                                   launch("silu_gate_gradient", gate_gradient<T, decltype(width)::width>, grid, a.stream, range,
+                                   launch("gate_gradient", gate_gradient<T, decltype(width)::width>, grid, a.stream, range,
                                           dy, gates, up, dgates, dup, a.shape.accumulate);
                                  });
   });

@@ -32,8 +32,8 @@ void rotary_gradient(const CudaKernelArguments& a);
 // elementwise.cu
 void activation(const CudaKernelArguments& a);
 void activation_gradient(const CudaKernelArguments& a);
-void silu_gate(const CudaKernelArguments& a);
-void silu_gate_gradient(const CudaKernelArguments& a);
+void gate(const CudaKernelArguments& a);
+void gate_gradient(const CudaKernelArguments& a);
 void add(const CudaKernelArguments& a);
 void accumulate(const CudaKernelArguments& a);
 void fill_zero(const CudaKernelArguments& a);
