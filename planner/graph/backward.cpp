@@ -17,7 +17,7 @@ std::size_t index(int i) {
 // The forward tensor that an operand of a row means; nothing for an optional one that is absent.
 std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) {
   if (operand.source == OperandSource::workspace || operand.source == OperandSource::loss_scale)
-    return TrainingOperand{operand.source, -1, operand.access};
+    return TrainingOperand{.source = operand.source, .access = operand.access};
   const std::vector<TensorId>* tensors = nullptr;
   switch (operand.source) {
     case OperandSource::input:
@@ -39,7 +39,7 @@ std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) 
   if (operand.optional && index(operand.index) >= tensors->size()) return std::nullopt;
   PARPLAN_ASSERT(index(operand.index) < tensors->size(),
                  fmt::format("{}: operand {} of {}", op.name, operand.index, tensors->size()));
-  return TrainingOperand{operand.source, (*tensors)[index(operand.index)], operand.access};
+  return TrainingOperand{.source = operand.source, .tensor = (*tensors)[index(operand.index)], .access = operand.access};
 }
 
 TrainingOp training_op(const Op& op, int forward_op, OpKind kind) {
@@ -119,7 +119,7 @@ class Derivation {
 
   void add(const Op& op, TrainingOp gradient) {
     const OpRow& row = row_of(gradient.kind);
-    std::vector<TensorId> contributions;
+    std::vector<TrainingOperand> contributions;
     bool first = true;
     for (TrainingOperand& operand : gradient.operands) {
       if (operand.source == OperandSource::output_gradient) check_defined(op, operand.tensor);
@@ -129,15 +129,18 @@ class Derivation {
         operand.access = Access::update;
       } else if (defined_[index(operand.tensor)]) {
         operand.source = OperandSource::contribution;
-        contributions.push_back(operand.tensor);
+        operand.part = static_cast<int>(contributions.size());
+        contributions.push_back(operand);
       }
       defined_[index(operand.tensor)] = true;
       first = false;
     }
     const int forward_op = gradient.forward_op;
     result_.backward.push_back(std::move(gradient));
-    for (const TensorId id : contributions)
-      emit(OpKind::accumulate, forward_op, {OperandSource::contribution, id, Access::read}, id);
+    for (TrainingOperand& part : contributions) {
+      part.access = Access::read;
+      emit(OpKind::accumulate, forward_op, part, part.tensor);
+    }
   }
 
   // The inputs' gradients are the output's, or that is added to what an input has already.
@@ -145,7 +148,7 @@ class Derivation {
     const TensorId output = op.outputs[0];
     check_defined(op, output);
     for (const TensorId input : op.inputs) {
-      const TrainingOperand passed{OperandSource::output_gradient, output, Access::read};
+      const TrainingOperand passed{.source = OperandSource::output_gradient, .tensor = output, .access = Access::read};
       if (defined_[index(input)]) {
         emit(OpKind::accumulate, forward_op, passed, input);
       } else if (std::ranges::find(copies_, Pass{forward_op, input}) != copies_.end()) {
@@ -163,7 +166,7 @@ class Derivation {
     result_.backward.push_back(
         {.kind = kind,
          .forward_op = forward_op,
-         .operands = {from, {OperandSource::input_gradient, to, adds ? Access::update : Access::write}},
+         .operands = {from, {.source = OperandSource::input_gradient, .tensor = to, .access = adds ? Access::update : Access::write}},
          .accumulate = adds});
   }
 

@@ -11,6 +11,7 @@ struct TrainingOperand {
   OperandSource source{};
   TensorId tensor = -1;     // the forward tensor meant (its value, or its gradient); -1 for workspace and loss scale
   Access access{};
+  int part = 0;             // of a contribution: which of those that one op makes to the tensor
   bool operator==(const TrainingOperand&) const = default;
 };
 

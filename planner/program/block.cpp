@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -436,9 +437,11 @@ class SegmentBuilder {
     shape.accumulate = op.accumulate && !adds_or_copies;
     shape.scaled = op.kind == OpKind::cross_entropy_gradient && choice_.precision == DataType::fp16;
 
-    std::map<std::pair<OperandSource, TensorId>, Value> values;
+    using OperandKey = std::tuple<OperandSource, TensorId, int>;
+    const auto key_of = [](const TrainingOperand& operand) { return OperandKey{operand.source, operand.tensor, operand.part}; };
+    std::map<OperandKey, Value> values;
     for (const TrainingOperand& operand : op.operands) {
-      const std::pair<OperandSource, TensorId> key{operand.source, operand.tensor};
+      const OperandKey key = key_of(operand);
       switch (operand.source) {
         case OperandSource::input: {
           const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), operand.tensor) - forward.inputs.begin();
@@ -455,9 +458,9 @@ class SegmentBuilder {
         case OperandSource::parameter_gradient: values[key] = parameter_gradient(operand.tensor); break;
         case OperandSource::contribution:
           if (operand.access == Access::write)
-            contributions_[operand.tensor] = scratch(local_bytes(
+            contributions_[{operand.tensor, operand.part}] = scratch(local_bytes(
                 tensor(operand.tensor), placement_of_gradient(op, operand.tensor, forward, wanted), choice_));
-          values[key] = contributions_.at(operand.tensor);
+          values[key] = contributions_.at({operand.tensor, operand.part});
           break;
         case OperandSource::input_gradient:
         case OperandSource::loss_scale:
@@ -467,11 +470,11 @@ class SegmentBuilder {
     for (const TrainingOperand& operand : op.operands) {
       if (operand.source != OperandSource::input_gradient) continue;
       const Value value = input_gradient(op, position, operand.tensor, forward, wanted, values);
-      values[{operand.source, operand.tensor}] = value;
+      values[key_of(operand)] = value;
       if (adds_or_copies) shape = {.rows = value.bytes / size_of(type_of(tensor(operand.tensor), choice_.precision))};
     }
     emit_op(op, shape, Label::compute, forward.name, [&](const TrainingOperand& operand) {
-      return values.at({operand.source, operand.tensor});
+      return values.at(key_of(operand));
     });
   }
 
@@ -501,7 +504,7 @@ class SegmentBuilder {
                                 : read.source == OperandSource::output ? forward.outputs[static_cast<std::size_t>(read.index)]
                                                                         : forward.inputs[static_cast<std::size_t>(read.index)];
         if (operand.tensor != source) continue;
-        const Value candidate = values.at({operand.source, operand.tensor});
+        const Value candidate = values.at({operand.source, operand.tensor, 0});
         const std::string& where = storages_[static_cast<std::size_t>(candidate.storage)].binding;
         const bool last = is_gradient ? last_gradient_use_[index(root(source))] == position : last_read_[index(source)] == position;
         if (last && candidate.bytes == bytes && (where == binding::scratch || where == binding::saved)) value = candidate;
@@ -541,7 +544,7 @@ class SegmentBuilder {
   std::map<TensorId, PlacedParameter> parts_;
   std::map<Key, Value> forward_values_;
   std::map<Key, Value> gradient_values_;  // by the root of the alias chain
-  std::map<TensorId, Value> contributions_;  // the latest to each tensor's gradient
+  std::map<std::pair<TensorId, int>, Value> contributions_;  // the latest to each tensor's gradient, by part
   std::vector<int> last_read_;
   std::vector<int> last_gradient_use_;
   std::vector<Storage> storages_;

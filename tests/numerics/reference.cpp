@@ -48,10 +48,14 @@ OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, d
       shape.bias = op.parameters.size() == 2;
       break;
     case OpKind::add_position:
+    case OpKind::head_norm:
+    case OpKind::query_key_squares:
+    case OpKind::query_key_norm:
     case OpKind::rotary:
     case OpKind::attention:
       shape.sequence = graph.sequence;
       shape.batch = micro_batch;
+      shape.all_heads = shape.heads;
       break;
     case OpKind::add:
       shape.second = op.inputs.size() == 2;
@@ -110,6 +114,8 @@ void* Reference::operand(const TrainingOperand& operand, std::size_t block, std:
     case OperandSource::output_gradient:
     case OperandSource::input_gradient:
       return sized(gradients_[at(owner(blocks_[block], operand.tensor))]);
+    case OperandSource::contribution:
+      return sized(contributions_[{operand.tensor, operand.part}]);
     case OperandSource::parameter:
       return parameters_.at(tensor.name).data();
     case OperandSource::parameter_gradient:
@@ -125,6 +131,10 @@ void* Reference::operand(const TrainingOperand& operand, std::size_t block, std:
 void Reference::run(const TrainingOp& op, std::size_t block, std::int64_t micro_batch, double loss_scale) {
   OpShape shape = shape_of(graph_, graph_.ops[static_cast<std::size_t>(op.forward_op)], micro_batch, loss_scale);
   shape.accumulate = op.accumulate;
+  if (op.kind == OpKind::accumulate || op.kind == OpKind::copy) {
+    shape = {};
+    shape.rows = elements(graph_.tensors[at(op.operands.back().tensor)], micro_batch);
+  }
   std::vector<void*> operands;
   for (const TrainingOperand& each : op.operands) {
     if (each.source == OperandSource::loss_scale) continue;  // fp32 has none

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "planner/graph/backward.h"
@@ -63,6 +64,7 @@ class Reference {
 
   std::vector<std::vector<float>> values_;                     // by TensorId
   std::vector<std::vector<float>> gradients_;                  // by TensorId at the end of the alias chain
+  std::map<std::pair<TensorId, int>, std::vector<float>> contributions_;  // by tensor and part
   std::map<TensorId, std::vector<std::int32_t>> tokens_;       // tensors of role `tokens`
   std::vector<std::map<TensorId, std::vector<float>>> accumulators_;  // parameter gradients, per block
   std::vector<float> workspace_;

@@ -1,5 +1,6 @@
 #include "planner/graph/op.h"
 
+#include <cmath>
 #include <set>
 #include <string>
 #include <string_view>
@@ -158,17 +159,18 @@ TEST_CASE("what may share storage is a read operand and a written one") {
     CHECK(row.operands[static_cast<std::size_t>(row.in_place_read)].access == Access::read);
     CHECK(row.operands[static_cast<std::size_t>(row.in_place_write)].access == Access::write);
   }
-  CHECK(in_place == std::vector<std::string_view>{"add_position", "rotary", "activation", "gate", "add",
-                                                  "add_layer_norm", "add_rms_norm", "rotary_gradient", "activation_gradient", "gate_gradient",
-                                                  "cross_entropy_gradient"});
+  CHECK(in_place == std::vector<std::string_view>{"add_position", "rotary", "activation", "gate", "scale", "softcap", "add",
+                                                  "add_layer_norm", "add_rms_norm", "head_norm_gradient", "query_key_norm_gradient",
+                                                  "rotary_gradient", "activation_gradient", "gate_gradient", "scale_gradient",
+                                                  "softcap_gradient", "cross_entropy_gradient"});
 }
 
-TEST_CASE("the gradients that can be added to are those of norms and of linear") {
+TEST_CASE("the gradients that can be added to are those of norms, of sums of squares and of linear") {
   std::vector<std::string_view> accumulating;
   for (const OpRow& row : op_rows())
     if (row.accumulates) accumulating.push_back(row.name);
   CHECK(accumulating ==
-        std::vector<std::string_view>{"layer_norm_gradient", "rms_norm_gradient", "linear_input_gradient"});
+        std::vector<std::string_view>{"layer_norm_gradient", "rms_norm_gradient", "query_key_squares_gradient", "linear_input_gradient"});
 }
 
 TEST_CASE("a linear layer multiplies rows x columns x inner and moves its three matrices and the bias once") {
@@ -198,6 +200,56 @@ TEST_CASE(
   CHECK(row_of(OpKind::attention).work(shape, DataType::bf16).bytes == Bytes(2 * (fused + heads) + 4 * statistics));
   CHECK(row_of(OpKind::attention_gradient).work(shape, DataType::bf16).bytes ==
         Bytes(4 * (fused + heads) + 4 * statistics));
+}
+
+TEST_CASE("attention with a window multiplies the pairs inside it alone") {
+  for (const std::int64_t sequence : {1, 5, 16})
+    for (const std::int64_t window : {1, 2, 5, 16, 100}) {
+      std::int64_t pairs = 0;
+      for (std::int64_t query = 0; query < sequence; ++query)
+        for (std::int64_t key = 0; key <= query; ++key) pairs += query - key < window ? 1 : 0;
+      const OpShape shape{.sequence = sequence, .batch = 2, .heads = 4, .kv_heads = 1, .head_dim = 2, .window = window};
+      CHECK(row_of(OpKind::attention).work(shape, DataType::fp32).flops == Flops(4.0 * 2 * 2 * 4 * static_cast<double>(pairs)));
+      CHECK(row_of(OpKind::attention_gradient).work(shape, DataType::fp32).flops == Flops(10.0 * 2 * 2 * 4 * static_cast<double>(pairs)));
+    }
+}
+
+TEST_CASE("ALiBi's slopes are those of the paper for powers of two and of its authors' code for other numbers of heads") {
+  // Press et al. 2022, section 3: with 8 heads 1/2, 1/4, ... 1/256; with 16 heads 2^-0.5, 2^-1, ...
+  for (int head = 0; head < 8; ++head) CHECK(alibi_slope(head, 8) == std::exp2(-1.0 - head));
+  for (int head = 0; head < 16; ++head) CHECK(alibi_slope(head, 16) == doctest::Approx(std::exp2(-0.5 * (head + 1))));
+  // 12 heads: the 8 slopes of 8, then the 1st, 3rd, 5th and 7th of 16.
+  for (int head = 0; head < 8; ++head) CHECK(alibi_slope(head, 12) == alibi_slope(head, 8));
+  for (int head = 8; head < 12; ++head) CHECK(alibi_slope(head, 12) == alibi_slope(2 * (head - 8), 16));
+  CHECK(alibi_slope(0, 1) == std::exp2(-8.0));
+}
+
+TEST_CASE("norms of queries and keys move what they read and write; values pass through them") {
+  // 6 rows of 4 query, 2 key and 2 value heads of 2.
+  const OpShape shape{.sequence = 3, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 2, .all_heads = 4};
+  const std::int64_t fused = 6 * 8 * 2, query_key = 6 * 6 * 2;
+  const auto bytes = [&](OpKind kind, bool accumulate = false) {
+    OpShape of = shape;
+    of.accumulate = accumulate;
+    return row_of(kind).work(of, DataType::bf16).bytes;
+  };
+  CHECK(bytes(OpKind::head_norm) == Bytes(2 * (2 * fused + 2 * 2) + 4 * 6 * 6));
+  CHECK(bytes(OpKind::head_norm_gradient) == Bytes(2 * (3 * fused + 2 * 2) + 4 * 6 * 6 + 8 * 2 * 2));
+  CHECK(bytes(OpKind::query_key_squares) == Bytes(2 * query_key + 4 * 2 * 6));
+  CHECK(bytes(OpKind::query_key_squares_gradient) == Bytes(2 * (query_key + fused) + 4 * 2 * 6));
+  CHECK(bytes(OpKind::query_key_squares_gradient, true) == Bytes(2 * 3 * query_key + 4 * 2 * 6));
+  CHECK(bytes(OpKind::query_key_norm) == Bytes(2 * (2 * fused + 12) + 4 * 2 * 6));
+  CHECK(bytes(OpKind::query_key_norm_gradient) == Bytes(2 * (3 * fused + 12) + 2 * 4 * 2 * 6 + 8 * 12));
+  CHECK(row_of(OpKind::head_norm).work(shape, DataType::bf16).flops == Flops(4 * query_key));
+}
+
+TEST_CASE("a rotation of a part of each head turns that part alone, and moves all") {
+  const OpShape whole{.sequence = 3, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 8};
+  OpShape part = whole;
+  part.rotary_dim = 2;
+  CHECK(row_of(OpKind::rotary).work(whole, DataType::fp32).flops == Flops(3 * 6 * 6 * 8));
+  CHECK(row_of(OpKind::rotary).work(part, DataType::fp32).flops == Flops(3 * 6 * 6 * 2));
+  CHECK(row_of(OpKind::rotary).work(part, DataType::fp32).bytes == row_of(OpKind::rotary).work(whole, DataType::fp32).bytes);
 }
 
 TEST_CASE("an embedding moves the rows that it looks up, not the table") {

@@ -81,6 +81,19 @@ struct SmallGraph {
     op(OpKind::add, at, {a, b}, parameters, {y});
     return y;
   }
+  TensorId elementwise(OpKind kind, const std::string& at, TensorId x, OpShape attributes) {
+    const TensorId y = activation(at, graph.tensors[static_cast<std::size_t>(x)].dims.back());
+    op(kind, at, {x}, {}, {y}, attributes);
+    return y;
+  }
+  TensorId gelu(const std::string& at, TensorId x) {
+    return elementwise(OpKind::activation, at, x, {.activation = ActivationKind::gelu_erf});
+  }
+  TensorId gate(const std::string& at, TensorId opening, TensorId up) {
+    const TensorId y = activation(at, graph.tensors[static_cast<std::size_t>(up)].dims.back());
+    op(OpKind::gate, at, {opening, up}, {}, {y}, {.activation = ActivationKind::silu});
+    return y;
+  }
   TensorId embedding(bool positions) {
     const TensorDim hidden{Dim::hidden, 8};
     const TensorId ids = tokens("tokens");
@@ -160,8 +173,7 @@ inline OpGraph small_llama(int layers) {
     const TensorId second = b.norm(at + ".norm2", middle, true);
     const TensorId gate = b.linear(at + ".gate", second, {Dim::feature, 24});
     const TensorId up = b.linear(at + ".up", second, {Dim::feature, 24});
-    const TensorId gated = b.activation(at + ".silu", {Dim::feature, 24});
-    b.op(OpKind::gate, at + ".silu", {gate, up}, {}, {gated});
+    const TensorId gated = b.gate(at + ".silu", gate, up);
     const TensorId out = b.add(at + ".residual2", middle, b.linear(at + ".down", gated, {Dim::hidden, 8}), false);
     b.end_block(at, x, out);
     x = out;

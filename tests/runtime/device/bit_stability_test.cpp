@@ -53,8 +53,14 @@ TEST_CASE("elementwise kernels give an element the same bits wherever the call b
                             {OpKind::activation, ActivationKind::gelu_erf, 1, 1},
                             {OpKind::activation_gradient, ActivationKind::gelu_tanh, 2, 1},
                             {OpKind::activation_gradient, ActivationKind::gelu_erf, 2, 1},
+                            {OpKind::gate, ActivationKind::silu, 2, 1},
                             {OpKind::gate, ActivationKind::gelu_tanh, 2, 1},
-                            {OpKind::gate_gradient, ActivationKind::gelu_tanh, 3, 2}};
+                            {OpKind::gate_gradient, ActivationKind::silu, 3, 2},
+                            {OpKind::gate_gradient, ActivationKind::gelu_erf, 3, 2},
+                            {OpKind::scale, ActivationKind::gelu_tanh, 1, 1},
+                            {OpKind::scale_gradient, ActivationKind::gelu_tanh, 1, 1},
+                            {OpKind::softcap, ActivationKind::gelu_tanh, 1, 1},
+                            {OpKind::softcap_gradient, ActivationKind::gelu_tanh, 2, 1}};
   const std::int64_t count = 101;
   on_every_instruction_set([&](Backend& backend) {
     for (const Case& c : cases) {
@@ -66,7 +72,7 @@ TEST_CASE("elementwise kernels give an element the same bits wherever the call b
         for (int i = 0; i < c.inputs; ++i) operands.push_back(arrays[static_cast<std::size_t>(i)].data() + begin);
         for (int i = 0; i < c.outputs; ++i)
           operands.push_back(arrays[static_cast<std::size_t>(c.inputs + first_output + i)].data() + begin);
-        backend.run(0, {.kind = c.kind, .shape = {.rows = end - begin, .activation = c.activation},
+        backend.run(0, {.kind = c.kind, .shape = {.rows = end - begin, .activation = c.activation, .factor = 0.7, .softcap = 2.0},
                         .operands = operands});
       };
       call(0, count, 0);
@@ -158,6 +164,43 @@ TEST_CASE("norms and cross entropy give a token the same bits at every address a
                                  {&whole.dx, &parts.dx}, {&whole.rms, &parts.rms}, {&whole.rms_dx, &parts.rms_dx},
                                  {&whole.maximum, &parts.maximum}, {&whole.sums, &parts.sums},
                                  {&whole.dlogits, &parts.dlogits}})
+        CHECK(same_bits(a->data(), b->data(), a->size()));
+    }
+  });
+}
+
+TEST_CASE("norms of queries and keys give a token the same bits in every split of the rows") {
+  const std::int64_t rows = 7, heads = 4, kv_heads = 2, head_dim = 13, width = (heads + 2 * kv_heads) * head_dim;
+  const Array x(numbers(rows * width, 1)), dy(numbers(rows * width, 2)), gammas(numbers(heads * head_dim, 3));
+  on_every_instruction_set([&](Backend& backend) {
+    struct Results {
+      Array y{rows * width}, rstd{rows * (heads + kv_heads)}, dx{rows * width}, squares{rows * 2}, whole{rows * width};
+      Array dwhole{rows * width}, dsquares{rows * 2}, dgammas{numbers(heads * head_dim, 4)};
+    };
+    const auto compute = [&](const Results& r, std::int64_t begin, std::int64_t end) {
+      const OpShape shape{.rows = end - begin, .sequence = end - begin, .batch = 1, .heads = heads, .kv_heads = kv_heads,
+                          .head_dim = head_dim, .all_heads = heads, .epsilon = 1e-5};
+      const std::int64_t first = begin * width;
+      float* rstd = r.rstd.data() + begin * (heads + kv_heads);
+      float* squares = r.squares.data() + begin * 2;
+      run(backend, OpKind::head_norm, shape, x.data() + first, gammas, gammas, r.y.data() + first, rstd);
+      run(backend, OpKind::head_norm_gradient, shape, dy.data() + first, x.data() + first, gammas, gammas, rstd, r.dx.data() + first,
+          r.dgammas, r.dgammas);
+      run(backend, OpKind::query_key_squares, shape, x.data() + first, squares);
+      run(backend, OpKind::query_key_norm, shape, x.data() + first, squares, gammas, gammas, r.whole.data() + first);
+      run(backend, OpKind::query_key_norm_gradient, shape, dy.data() + first, x.data() + first, squares, gammas, gammas,
+          r.dwhole.data() + first, r.dsquares.data() + begin * 2, r.dgammas, r.dgammas);
+      run(backend, OpKind::query_key_squares_gradient, shape, r.dsquares.data() + begin * 2, x.data() + first, r.dwhole.data() + first);
+    };
+    const Results whole;
+    compute(whole, 0, rows);
+    for (std::int64_t split = 1; split < rows; ++split) {
+      const Results parts;
+      compute(parts, 0, split);
+      compute(parts, split, rows);
+      for (const auto& [a, b] : {std::pair{&whole.y, &parts.y}, {&whole.rstd, &parts.rstd}, {&whole.dx, &parts.dx},
+                                 {&whole.squares, &parts.squares}, {&whole.whole, &parts.whole}, {&whole.dwhole, &parts.dwhole},
+                                 {&whole.dsquares, &parts.dsquares}})
         CHECK(same_bits(a->data(), b->data(), a->size()));
     }
   });

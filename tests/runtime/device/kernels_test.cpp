@@ -253,28 +253,36 @@ TEST_CASE("rms_norm and its gradient") {
   }
 }
 
-TEST_CASE("rotary turns query and key heads by position, leaves values, and its gradient turns back") {
+TEST_CASE("rotary turns query and key heads by position, leaves values and the rest of a head, and its gradient turns back") {
+  struct Case {
+    std::int64_t head_dim, rotary_dim;
+    bool interleaved;
+  };
   // Per key/value head: 2 query heads, the key, the value.
-  for (const std::int64_t head_dim : {2, 6, 32, 200}) {
-    const std::int64_t sequence = 3, batch = 2, begin = 5, half = head_dim / 2;
-    const std::int64_t width = 8 * head_dim;
+  for (const Case& c : {Case{2, 0, false}, {6, 0, false}, {32, 0, false}, {200, 0, false}, {6, 2, false}, {40, 10, false},
+                        {200, 136, false}, {2, 2, true}, {6, 0, true}, {40, 10, true}, {200, 136, true}}) {
+    const std::int64_t sequence = 3, batch = 2, begin = 5, head_dim = c.head_dim;
+    const std::int64_t turning = c.rotary_dim > 0 ? c.rotary_dim : head_dim, width = 8 * head_dim;
     const OpShape shape{.rows = 6, .sequence = sequence, .batch = batch, .heads = 4, .kv_heads = 2,
-                        .head_dim = head_dim, .begin = begin, .theta = 10000.0};
+                        .head_dim = head_dim, .rotary_dim = c.rotary_dim, .begin = begin, .interleaved = c.interleaved,
+                        .theta = 10000.0};
     const Vector x = numbers(6 * width, 1);
     Vector wanted = x;
     for (std::int64_t row = 0; row < 6; ++row)
       for (std::int64_t head = 0; head < 8; ++head) {
         if (head % 4 == 3) continue;
-        for (std::int64_t i = 0; i < half; ++i) {
+        for (std::int64_t i = 0; i < turning / 2; ++i) {
           const double angle = static_cast<double>(begin + row / batch) *
-                               std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
-          const std::size_t low = at(row * width + head * head_dim + i), high = low + at(half);
+                               std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning));
+          const std::int64_t first = row * width + head * head_dim;
+          const std::size_t low = at(first + (c.interleaved ? 2 * i : i));
+          const std::size_t high = at(first + (c.interleaved ? 2 * i + 1 : i + turning / 2));
           wanted[low] = x[low] * std::cos(angle) - x[high] * std::sin(angle);
           wanted[high] = x[high] * std::cos(angle) + x[low] * std::sin(angle);
         }
       }
     on_every_instruction_set([&](Backend& backend) {
-      INFO("head_dim ", head_dim);
+      INFO("head_dim ", head_dim, ", of which turn ", turning, c.interleaved ? ", interleaved" : "");
       Array y(6 * width), in_place(x), back(6 * width);
       run(backend, OpKind::rotary, shape, Array(x), y);
       check_near(y, wanted, 1e-6);
@@ -288,11 +296,178 @@ TEST_CASE("rotary turns query and key heads by position, leaves values, and its 
 
 namespace {
 
+// Fused queries, keys and values: 3 rows of 2 groups with 2 query heads, the key and the value.
+struct HeadsCase {
+  std::int64_t head_dim = 0;
+  static constexpr std::int64_t rows = 3, groups = 2, slots = 8;
+  OpShape shape() const {
+    return {.rows = rows, .sequence = 3, .batch = 1, .heads = 4, .kv_heads = 2, .head_dim = head_dim, .all_heads = 4, .epsilon = 1e-6};
+  }
+  std::int64_t size() const { return rows * slots * head_dim; }
+  static bool is_value(std::int64_t slot) { return slot % 4 == 3; }
+  static bool is_key(std::int64_t slot) { return slot % 4 == 2; }
+  // Among the heads of its kind.
+  static std::int64_t number(std::int64_t slot) { return is_key(slot) || is_value(slot) ? slot / 4 : slot / 4 * 2 + slot % 4; }
+  std::int64_t first(std::int64_t row, std::int64_t slot) const { return (row * slots + slot) * head_dim; }
+};
+
+double square_sum(const Vector& x, std::int64_t first, std::int64_t count) {
+  double sum = 0.0;
+  for (std::int64_t i = first; i < first + count; ++i) sum += x[at(i)] * x[at(i)];
+  return sum;
+}
+
+Vector naive_head_norm(const HeadsCase& c, const Vector& x, const Vector& query_gamma, const Vector& key_gamma, Vector* rstd = nullptr) {
+  Vector y = x;
+  for (std::int64_t row = 0; row < c.rows; ++row)
+    for (std::int64_t slot = 0; slot < c.slots; ++slot) {
+      if (c.is_value(slot)) continue;
+      const double r = 1 / std::sqrt(square_sum(x, c.first(row, slot), c.head_dim) / static_cast<double>(c.head_dim) + 1e-6);
+      if (rstd != nullptr) rstd->push_back(r);
+      for (std::int64_t i = 0; i < c.head_dim; ++i)
+        y[at(c.first(row, slot) + i)] *= r * (c.is_key(slot) ? key_gamma : query_gamma)[at(i)];
+    }
+  return y;
+}
+
+// [rows, 2]: of queries, of keys.
+Vector naive_squares(const HeadsCase& c, const Vector& x) {
+  Vector squares(at(c.rows * 2));
+  for (std::int64_t row = 0; row < c.rows; ++row)
+    for (std::int64_t slot = 0; slot < c.slots; ++slot)
+      if (!c.is_value(slot)) squares[at(row * 2 + (c.is_key(slot) ? 1 : 0))] += square_sum(x, c.first(row, slot), c.head_dim);
+  return squares;
+}
+
+Vector naive_query_key_norm(const HeadsCase& c, const Vector& x, const Vector& squares, const Vector& query_gamma, const Vector& key_gamma) {
+  Vector y = x;
+  for (std::int64_t row = 0; row < c.rows; ++row)
+    for (std::int64_t slot = 0; slot < c.slots; ++slot) {
+      if (c.is_value(slot)) continue;
+      const bool key = c.is_key(slot);
+      const double r = 1 / std::sqrt(squares[at(row * 2 + (key ? 1 : 0))] / static_cast<double>((key ? 2 : 4) * c.head_dim) + 1e-6);
+      for (std::int64_t i = 0; i < c.head_dim; ++i)
+        y[at(c.first(row, slot) + i)] *= r * (key ? key_gamma : query_gamma)[at(c.number(slot) * c.head_dim + i)];
+    }
+  return y;
+}
+
+}  // namespace
+
+TEST_CASE("head_norm is the RMS norm of each query and key head, and its gradient its slope, also in place") {
+  for (const std::int64_t head_dim : {1, 6, 16, 37}) {
+    const HeadsCase c{head_dim};
+    const Vector x = numbers(c.size(), 1, 2.0), dy = numbers(c.size(), 2);
+    const Vector query_gamma = numbers(head_dim, 3), key_gamma = numbers(head_dim, 4), before = numbers(head_dim, 5);
+    Vector rstds;
+    const Vector wanted = naive_head_norm(c, x, query_gamma, key_gamma, &rstds);
+    const Vector dx = slopes([&](const Vector& v) { return dot(naive_head_norm(c, v, query_gamma, key_gamma), dy); }, x);
+    const Vector dquery = slopes([&](const Vector& v) { return dot(naive_head_norm(c, x, v, key_gamma), dy); }, query_gamma);
+    const Vector dkey = slopes([&](const Vector& v) { return dot(naive_head_norm(c, x, query_gamma, v), dy); }, key_gamma);
+    on_every_instruction_set([&](Backend& backend) {
+      INFO("head_dim ", head_dim);
+      Array y(c.size()), rstd(c.rows * 6), found(c.size()), in_place(dy);
+      run(backend, OpKind::head_norm, c.shape(), Array(x), Array(query_gamma), Array(key_gamma), y, rstd);
+      check_near(y, wanted, 2e-6);
+      check_near(rstd, rstds, 2e-6);
+      for (const bool over : {false, true}) {
+        Array found_query(before), found_key(before);
+        run(backend, OpKind::head_norm_gradient, c.shape(), over ? in_place.data() : Array(dy).data(), Array(x), Array(query_gamma),
+            Array(key_gamma), rstd, over ? in_place.data() : found.data(), found_query, found_key);
+        check_near(found_query, plus(before, dquery), 1e-5);
+        check_near(found_key, plus(before, dkey), 1e-5);
+      }
+      check_near(found, dx, 1e-5);
+      CHECK(same_bits(in_place.data(), found.data(), c.size()));
+    });
+  }
+}
+
+TEST_CASE("query_key_squares and query_key_norm are the RMS norm over all queries and over all keys, in two steps") {
+  for (const std::int64_t head_dim : {1, 6, 37}) {
+    const HeadsCase c{head_dim};
+    const Vector x = numbers(c.size(), 1, 2.0), dy = numbers(c.size(), 2), query_gamma = numbers(4 * head_dim, 3);
+    const Vector key_gamma = numbers(2 * head_dim, 4), query_before = numbers(4 * head_dim, 5), key_before = numbers(2 * head_dim, 6);
+    const auto norm = [&](const Vector& v) { return naive_query_key_norm(c, v, naive_squares(c, v), query_gamma, key_gamma); };
+    const Vector squares = naive_squares(c, x);
+    const Vector dx = slopes([&](const Vector& v) { return dot(norm(v), dy); }, x);
+    const Vector dsquares = slopes([&](const Vector& v) { return dot(naive_query_key_norm(c, x, v, query_gamma, key_gamma), dy); }, squares);
+    const Vector dquery = slopes([&](const Vector& v) { return dot(naive_query_key_norm(c, x, squares, v, key_gamma), dy); }, query_gamma);
+    const Vector dkey = slopes([&](const Vector& v) { return dot(naive_query_key_norm(c, x, squares, query_gamma, v), dy); }, key_gamma);
+    on_every_instruction_set([&](Backend& backend) {
+      INFO("head_dim ", head_dim);
+      Array found_squares(c.rows * 2), y(c.size()), found(c.size()), found_dsquares(c.rows * 2);
+      run(backend, OpKind::query_key_squares, c.shape(), Array(x), found_squares);
+      check_near(found_squares, squares, 2e-6);
+      run(backend, OpKind::query_key_norm, c.shape(), Array(x), found_squares, Array(query_gamma), Array(key_gamma), y);
+      check_near(y, norm(x), 2e-6);
+      Array found_query(query_before), found_key(key_before);
+      run(backend, OpKind::query_key_norm_gradient, c.shape(), Array(dy), Array(x), found_squares, Array(query_gamma),
+          Array(key_gamma), found, found_dsquares, found_query, found_key);
+      check_near(found_dsquares, dsquares, 1e-5);
+      check_near(found_query, plus(query_before, dquery), 1e-5);
+      check_near(found_key, plus(key_before, dkey), 1e-5);
+      // The whole slope is what goes through x itself and what goes through the sums.
+      OpShape adding = c.shape();
+      adding.accumulate = true;
+      Array alone(c.size());
+      run(backend, OpKind::query_key_squares_gradient, c.shape(), found_dsquares, Array(x), alone);
+      const Vector through_x = found.values();
+      run(backend, OpKind::query_key_squares_gradient, adding, found_dsquares, Array(x), found);
+      check_near(found, dx, 1e-5);
+      check_near(found, plus(through_x, alone.values()), 1e-6);
+      Array in_place(dy), again(c.rows * 2);
+      Array other_query(query_before), other_key(key_before);
+      run(backend, OpKind::query_key_norm_gradient, c.shape(), in_place, Array(x), found_squares, Array(query_gamma),
+          Array(key_gamma), in_place, again, other_query, other_key);
+      check_near(in_place, through_x, 0.0);
+    });
+  }
+}
+
+TEST_CASE("heads over two ranks, with the sums of squares added up, are normalised as on one") {
+  const HeadsCase c{5};
+  const Vector x = numbers(c.size(), 1, 2.0), query_gamma = numbers(20, 3), key_gamma = numbers(10, 4);
+  const std::unique_ptr<Backend> backend = make_cpu_backend();
+  Array squares(c.rows * 2), y(c.size());
+  run(*backend, OpKind::query_key_squares, c.shape(), Array(x), squares);
+  run(*backend, OpKind::query_key_norm, c.shape(), Array(x), squares, Array(query_gamma), Array(key_gamma), y);
+  OpShape half = c.shape();
+  half.heads = 2;
+  half.kv_heads = 1;
+  Vector sums(at(c.rows * 2));
+  std::vector<Vector> shards(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    for (std::int64_t row = 0; row < c.rows; ++row)
+      for (std::int64_t i = 0; i < 20; ++i) shards[at(rank)].push_back(x[at(row * 40 + rank * 20 + i)]);
+    Array part(c.rows * 2);
+    run(*backend, OpKind::query_key_squares, half, Array(shards[at(rank)]), part);
+    sums = plus(sums, part.values());
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    Array part(c.size() / 2);
+    const Vector queries(query_gamma.begin() + rank * 10, query_gamma.begin() + rank * 10 + 10);
+    const Vector keys(key_gamma.begin() + rank * 5, key_gamma.begin() + rank * 5 + 5);
+    run(*backend, OpKind::query_key_norm, half, Array(shards[at(rank)]), Array(sums), Array(queries), Array(keys), part);
+    for (std::int64_t row = 0; row < c.rows; ++row)
+      for (std::int64_t i = 0; i < 20; ++i) CHECK(part[row * 20 + i] == doctest::Approx(y[row * 40 + rank * 20 + i]).epsilon(1e-6));
+  }
+}
+
+namespace {
+
 struct AttentionSize {
   std::int64_t sequence, batch, heads, kv_heads, head_dim;
+  OpShape features = {};  // window, softcap, alibi, score_scale
   OpShape shape() const {
-    return {.rows = sequence * batch, .sequence = sequence, .batch = batch, .heads = heads, .kv_heads = kv_heads,
-            .head_dim = head_dim};
+    OpShape result = features;
+    result.rows = sequence * batch;
+    result.sequence = sequence;
+    result.batch = batch;
+    result.heads = heads;
+    result.kv_heads = kv_heads;
+    result.head_dim = head_dim;
+    return result;
   }
   std::int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }
   std::int64_t fused() const { return sequence * batch * width(); }
@@ -313,11 +488,19 @@ Vector naive_attention(const AttentionSize& s, const Vector& qkv, Vector* lse = 
       for (std::int64_t q = 0; q < s.sequence; ++q) {
         Vector weights;
         double sum = 0.0;
+        const OpShape& f = s.features;
         for (std::int64_t k = 0; k <= q; ++k) {
+          if (f.window > 0 && q - k >= f.window) {
+            weights.push_back(0.0);
+            continue;
+          }
           double score = 0.0;
           for (std::int64_t i = 0; i < s.head_dim; ++i)
             score += element(q, h % per_group, i) * element(k, per_group, i);
-          weights.push_back(std::exp(score / std::sqrt(static_cast<double>(s.head_dim))));
+          score *= f.score_scale != 0.0 ? f.score_scale : 1 / std::sqrt(static_cast<double>(s.head_dim));
+          if (f.softcap != 0.0) score = f.softcap * std::tanh(score / f.softcap);
+          if (f.alibi != 0.0) score += f.alibi * alibi_slope(f.first_head + h, f.all_heads) * static_cast<double>(k - q);
+          weights.push_back(std::exp(score));
           sum += weights.back();
         }
         if (lse != nullptr) (*lse)[at((b * s.heads + h) * s.sequence + q)] = std::log(sum);
@@ -333,13 +516,32 @@ Vector naive_attention(const AttentionSize& s, const Vector& qkv, Vector* lse = 
 
 }  // namespace
 
-TEST_CASE("attention is causal, shares key/value heads within groups and saves log-sum-exp") {
+namespace {
+
+// What heads may be asked for besides the plain softmax, alone and together.
+const OpShape attention_features[] = {{},
+                                      {.window = 1},
+                                      {.window = 4},
+                                      {.window = 128},
+                                      {.window = 150},
+                                      {.score_scale = 0.31},
+                                      {.softcap = 1.5},
+                                      {.all_heads = 6, .first_head = 2, .alibi = 1.0},
+                                      {.window = 7, .all_heads = 4, .score_scale = 0.4, .softcap = 2.5, .alibi = 0.5}};
+
+}  // namespace
+
+TEST_CASE("attention is causal, shares key/value heads within groups, honours what it is asked for and saves log-sum-exp") {
   // The last two have several blocks of queries.
-  constexpr AttentionSize sizes[] = {{1, 1, 1, 1, 1}, {5, 2, 4, 2, 6}, {17, 3, 2, 2, 16}, {130, 1, 3, 1, 20},
-                                     {259, 2, 2, 1, 8}};
+  std::vector<AttentionSize> sizes;
+  for (const OpShape& features : attention_features)
+    for (const AttentionSize& size : {AttentionSize{1, 1, 1, 1, 1}, {5, 2, 4, 2, 6}, {17, 3, 2, 2, 16}, {130, 1, 3, 1, 20}, {259, 2, 2, 1, 8}}) {
+      sizes.push_back(size);
+      sizes.back().features = features;
+    }
   on_every_instruction_set([&](Backend& backend) {
     for (const AttentionSize& s : sizes) {
-      INFO("sequence ", s.sequence);
+      INFO("sequence ", s.sequence, ", window ", s.features.window, ", softcap ", s.features.softcap, ", alibi ", s.features.alibi);
       const Vector qkv = numbers(s.fused(), 1, 2.0);
       Vector wanted_lse;
       const Vector wanted = naive_attention(s, qkv, &wanted_lse);
@@ -352,7 +554,12 @@ TEST_CASE("attention is causal, shares key/value heads within groups and saves l
 }
 
 TEST_CASE("attention_gradient is the slope of attention") {
-  constexpr AttentionSize sizes[] = {{1, 1, 1, 1, 1}, {5, 2, 4, 2, 6}, {9, 1, 2, 2, 17}};
+  std::vector<AttentionSize> sizes;
+  for (const OpShape& features : attention_features)
+    for (const AttentionSize& size : {AttentionSize{1, 1, 1, 1, 1}, {5, 2, 4, 2, 6}, {9, 1, 2, 2, 17}}) {
+      sizes.push_back(size);
+      sizes.back().features = features;
+    }
   for (const AttentionSize& s : sizes) {
     const Vector qkv = numbers(s.fused(), 1, 2.0), dy = numbers(s.output(), 2);
     const Vector wanted = slopes([&](const Vector& v) { return dot(naive_attention(s, v), dy); }, qkv);
@@ -367,48 +574,60 @@ TEST_CASE("attention_gradient is the slope of attention") {
 }
 
 TEST_CASE("attention_gradient over several blocks of queries: slopes along random directions") {
-  const AttentionSize s{.sequence = 261, .batch = 2, .heads = 2, .kv_heads = 1, .head_dim = 6};
-  const Vector qkv = numbers(s.fused(), 1, 2.0), dy = numbers(s.output(), 2);
-  on_every_instruction_set([&](Backend& backend) {
-    Array y(s.output()), lse(s.batch * s.heads * s.sequence), dqkv(s.fused());
-    run(backend, OpKind::attention, s.shape(), Array(qkv), y, lse);
-    run(backend, OpKind::attention_gradient, s.shape(), Array(dy), Array(qkv), y, lse, dqkv);
-    for (int seed = 10; seed < 16; ++seed) {
-      const Vector direction = numbers(s.fused(), seed);
+  for (const OpShape& features : attention_features) {
+    const AttentionSize s{.sequence = 261, .batch = 2, .heads = 2, .kv_heads = 1, .head_dim = 6, .features = features};
+    const Vector qkv = numbers(s.fused(), 1, 2.0), dy = numbers(s.output(), 2);
+    std::vector<Vector> directions;
+    Vector wanted;
+    for (int seed = 10; seed < 13; ++seed) {
+      directions.push_back(numbers(s.fused(), seed));
       const auto loss_at = [&](double step) {
         Vector moved = qkv;
-        for (std::size_t i = 0; i < moved.size(); ++i) moved[i] += step * direction[i];
+        for (std::size_t i = 0; i < moved.size(); ++i) moved[i] += step * directions.back()[i];
         return dot(naive_attention(s, moved), dy);
       };
-      const double wanted = (loss_at(1e-5) - loss_at(-1e-5)) / 2e-5;
+      wanted.push_back((loss_at(1e-5) - loss_at(-1e-5)) / 2e-5);
+    }
+    on_every_instruction_set([&](Backend& backend) {
+      INFO("window ", features.window, ", softcap ", features.softcap, ", alibi ", features.alibi);
+      Array y(s.output()), lse(s.batch * s.heads * s.sequence), dqkv(s.fused());
+      run(backend, OpKind::attention, s.shape(), Array(qkv), y, lse);
+      run(backend, OpKind::attention_gradient, s.shape(), Array(dy), Array(qkv), y, lse, dqkv);
       const Vector found = dqkv.values();
       double scale = 0.0;
       for (const double v : found) scale += v * v;
-      CHECK(std::abs(dot(found, direction) - wanted) <= 1e-5 * std::sqrt(scale));
-    }
-  });
+      for (std::size_t i = 0; i < wanted.size(); ++i)
+        CHECK(std::abs(dot(found, directions[i]) - wanted[i]) <= 1e-5 * std::sqrt(scale));
+    });
+  }
 }
 
-TEST_CASE("activations and their gradients, also in place") {
-  struct Case {
-    ActivationKind kind;
-    double (*value)(double);
-  };
-  const Case cases[] = {
+namespace {
+
+struct ActivationCase {
+  ActivationKind kind;
+  double (*value)(double);
+};
+const ActivationCase activation_cases[] = {
       {ActivationKind::gelu_tanh,
        [](double x) {
          return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
        }},
       {ActivationKind::gelu_erf, [](double x) { return 0.5 * x * (1 + std::erf(x / std::numbers::sqrt2)); }},
       {ActivationKind::relu, [](double x) { return x > 0 ? x : 0.0; }},
-  };
+      {ActivationKind::silu, [](double x) { return x / (1 + std::exp(-x)); }},
+};
+
+}  // namespace
+
+TEST_CASE("activations and their gradients, also in place") {
   const std::int64_t rows = 5, columns = 43;
   Vector x = numbers(rows * columns, 1, 6.0);
   x[0] = 60.0;  // far out, where the tails must not overflow
   x[1] = -60.0;
   x[2] = 0.0;
   const Vector dy = numbers(rows * columns, 2);
-  for (const Case& c : cases) {
+  for (const ActivationCase& c : activation_cases) {
     Vector wanted, wanted_gradient;
     for (std::size_t i = 0; i < x.size(); ++i) {
       wanted.push_back(c.value(x[i]));
@@ -434,33 +653,73 @@ TEST_CASE("activations and their gradients, also in place") {
   }
 }
 
-TEST_CASE("gate and its gradient, also in place") {
+TEST_CASE("gates of every activation and their gradients, also in place") {
   const std::int64_t rows = 3, columns = 29, count = rows * columns;
-  const OpShape shape{.rows = rows, .columns = columns};
   Vector gate = numbers(count, 1, 8.0);
   gate[0] = 100.0;
   gate[1] = -100.0;
   const Vector up = numbers(count, 2), dy = numbers(count, 3);
-  const auto forward = [](const Vector& g, const Vector& u) {
-    Vector y;
-    for (std::size_t i = 0; i < g.size(); ++i) y.push_back(g[i] / (1 + std::exp(-g[i])) * u[i]);
-    return y;
-  };
-  const Vector dgate = slopes([&](const Vector& v) { return dot(forward(v, up), dy); }, gate);
-  const Vector dup = slopes([&](const Vector& v) { return dot(forward(gate, v), dy); }, up);
-  on_every_instruction_set([&](Backend& backend) {
-    Array y(count), in_place(gate), found_gate(count), found_up(count), gradient_in_place(dy);
-    run(backend, OpKind::gate, shape, Array(gate), Array(up), y);
-    check_near(y, forward(gate, up), 1e-6);
-    run(backend, OpKind::gate, shape, in_place, Array(up), in_place);
-    CHECK(same_bits(in_place.data(), y.data(), count));
-    run(backend, OpKind::gate_gradient, shape, Array(dy), Array(gate), Array(up), found_gate, found_up);
-    check_near(found_gate, dgate, 2e-6);
-    check_near(found_up, dup, 2e-6);
-    run(backend, OpKind::gate_gradient, shape, gradient_in_place, Array(gate), Array(up),
-        gradient_in_place, found_up);
-    CHECK(same_bits(gradient_in_place.data(), found_gate.data(), count));
-  });
+  for (const ActivationCase& c : activation_cases) {
+    const OpShape shape{.rows = rows, .columns = columns, .activation = c.kind};
+    const auto forward = [&](const Vector& g, const Vector& u) {
+      Vector y;
+      for (std::size_t i = 0; i < g.size(); ++i) y.push_back(c.value(g[i]) * u[i]);
+      return y;
+    };
+    const Vector dgate = slopes([&](const Vector& v) { return dot(forward(v, up), dy); }, gate);
+    const Vector dup = slopes([&](const Vector& v) { return dot(forward(gate, v), dy); }, up);
+    on_every_instruction_set([&](Backend& backend) {
+      INFO("activation ", static_cast<int>(c.kind));
+      Array y(count), in_place(gate), found_gate(count), found_up(count), gradient_in_place(dy);
+      run(backend, OpKind::gate, shape, Array(gate), Array(up), y);
+      check_near(y, forward(gate, up), 1e-6);
+      run(backend, OpKind::gate, shape, in_place, Array(up), in_place);
+      CHECK(same_bits(in_place.data(), y.data(), count));
+      run(backend, OpKind::gate_gradient, shape, Array(dy), Array(gate), Array(up), found_gate, found_up);
+      check_near(found_gate, dgate, 2e-6);
+      check_near(found_up, dup, 2e-6);
+      run(backend, OpKind::gate_gradient, shape, gradient_in_place, Array(gate), Array(up),
+          gradient_in_place, found_up);
+      CHECK(same_bits(gradient_in_place.data(), found_gate.data(), count));
+    });
+  }
+}
+
+TEST_CASE("scale and softcap and their gradients, also in place") {
+  const std::int64_t rows = 3, columns = 29, count = rows * columns;
+  Vector x = numbers(count, 1, 40.0);
+  x[0] = 1e6;
+  x[1] = -1e6;
+  x[2] = 0.0;
+  x[3] = 1e-4;  // where 1 - 2 / (exp(2x) + 1) cancels
+  const Vector dy = numbers(count, 2);
+  for (const OpShape& shape : {OpShape{.rows = rows, .columns = columns, .factor = -0.37},
+                               OpShape{.rows = rows, .columns = columns, .softcap = 30.0}}) {
+    const bool capped = shape.softcap != 0.0;
+    const auto value = [&](double v) { return capped ? 30.0 * std::tanh(v / 30.0) : -0.37 * v; };
+    Vector wanted, wanted_gradient;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      wanted.push_back(value(x[i]));
+      wanted_gradient.push_back(dy[i] * (capped ? 1 - std::pow(std::tanh(x[i] / 30.0), 2) : -0.37));
+    }
+    on_every_instruction_set([&](Backend& backend) {
+      const OpKind forward = capped ? OpKind::softcap : OpKind::scale;
+      Array y(count), in_place(x), dx(count), gradient_in_place(dy);
+      run(backend, forward, shape, Array(x), y);
+      for (std::int64_t i = 0; i < count; ++i) CHECK(std::abs(y[i] - wanted[at(i)]) <= 4e-7 * std::abs(wanted[at(i)]));
+      run(backend, forward, shape, in_place, in_place);
+      CHECK(same_bits(in_place.data(), y.data(), count));
+      if (capped) {
+        run(backend, OpKind::softcap_gradient, shape, Array(dy), y, dx);
+        run(backend, OpKind::softcap_gradient, shape, gradient_in_place, y, gradient_in_place);
+      } else {
+        run(backend, OpKind::scale_gradient, shape, Array(dy), dx);
+        run(backend, OpKind::scale_gradient, shape, gradient_in_place, gradient_in_place);
+      }
+      check_near(dx, wanted_gradient, 1e-6);
+      CHECK(same_bits(gradient_in_place.data(), dx.data(), count));
+    });
+  }
 }
 
 TEST_CASE("add adds what is present and bias_gradient sums over rows") {

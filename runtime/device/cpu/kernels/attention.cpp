@@ -34,7 +34,46 @@ Head head_of(const OpShape& s, std::int64_t sample, std::int64_t head) {
           .lse = (sample * s.heads + head) * s.sequence};
 }
 
-float score_scale(const OpShape& s) { return 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim)); }
+float score_scale(const OpShape& s) {
+  return s.score_scale != 0.0 ? static_cast<float>(s.score_scale) : 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim));
+}
+
+// The keys that a block of queries meets, [begin, end), and those that one of its rows sees, counted from `begin`.
+struct Keys {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t first(std::int64_t query, const OpShape& s) const {
+    const std::int64_t seen = s.window > 0 ? query - s.window + 1 : 0;
+    return seen > begin ? seen - begin : 0;
+  }
+  std::int64_t last(std::int64_t query) const { return query + 1 - begin; }  // one past
+  std::int64_t count() const { return end - begin; }
+};
+Keys keys_of(const OpShape& s, std::int64_t first_query, std::int64_t block) {
+  const std::int64_t seen = s.window > 0 ? first_query - s.window + 1 : 0;
+  return {.begin = seen > 0 ? seen : 0, .end = first_query + block < s.sequence ? first_query + block : s.sequence};
+}
+
+// What is done to a score after it is scaled: s -> cap tanh(s / cap) + slope (key's - query's position).
+struct Adjustment {
+  float cap = 0.0f;    // 0: none
+  float slope = 0.0f;
+  Adjustment(const OpShape& s, std::int64_t head) : cap(static_cast<float>(s.softcap)) {
+    if (s.alibi != 0.0) slope = static_cast<float>(s.alibi * alibi_slope(s.first_head + head, s.all_heads));
+  }
+  bool any() const { return cap != 0.0f || slope != 0.0f; }
+  PARPLAN_INLINE Wide capped(const Wide& score) const { return cap != 0.0f ? cap * hyperbolic_tangent(score / cap) : score; }
+  // d capped / d score.
+  PARPLAN_INLINE Wide slope_of_cap(const Wide& capped_score) const {
+    const Wide tangent = cap != 0.0f ? capped_score / cap : Wide{};
+    return 1.0f - tangent * tangent;
+  }
+  // For sixteen keys from `distance` = the first one's position - the query's.
+  PARPLAN_INLINE Wide bias(std::int64_t distance) const {
+    constexpr Wide lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return slope * (static_cast<float>(distance) + lane);
+  }
+};
 
 void zero(float* p, std::int64_t n) { __builtin_memset(p, 0, n * sizeof(float)); }
 
@@ -62,14 +101,23 @@ void attention(const CpuKernelArguments& a) {
   for (std::int64_t sample = 0; sample < s.batch; ++sample) {
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const Head h = head_of(s, sample, head);
+      const Adjustment adjustment(s, head);
       for (std::int64_t begin = 0; begin < s.sequence; begin += block) {
-        const std::int64_t keys = begin + block < s.sequence ? begin + block : s.sequence;
-        const std::int64_t rows = keys - begin;
-        dot_products(qkv + h.query + begin * h.qkv_stride, h.qkv_stride, qkv + h.key, h.qkv_stride, rows, keys,
-                     s.head_dim, scale, scores, packing);
+        const Keys met = keys_of(s, begin, block);
+        const std::int64_t keys = met.count();
+        const std::int64_t rows = met.end - begin;
+        dot_products(qkv + h.query + begin * h.qkv_stride, h.qkv_stride, qkv + h.key + met.begin * h.qkv_stride, h.qkv_stride,
+                     rows, keys, s.head_dim, scale, scores, packing);
         for (std::int64_t row = 0; row < rows; ++row) {
-          float* p = scores + row * keys;
-          const std::int64_t visible = begin + row + 1;
+          const std::int64_t query = begin + row;
+          const std::int64_t first = met.first(query, s);
+          const std::int64_t visible = met.last(query) - first;
+          zero(scores + row * keys, first);
+          float* p = scores + row * keys + first;
+          if (adjustment.any())
+            for_each_wide(visible, [&](std::int64_t i, auto lanes) {
+              store(p + i, adjustment.capped(load(p + i, lanes)) + adjustment.bias(met.begin + first + i - query), lanes);
+            });
           Wide largest = splat(p[0]);
           for_each_wide(visible, [&](std::int64_t i, auto lanes) {
             largest = maximum(largest, load(p + i, lanes, p[0]));
@@ -86,14 +134,14 @@ void attention(const CpuKernelArguments& a) {
           for_each_wide(visible, [&](std::int64_t i, auto lanes) {
             store(p + i, load(p + i, lanes) * inverse, lanes);
           });
-          zero(p + visible, keys - visible);
-          lse[h.lse + begin + row] = max + __builtin_logf(total);
+          zero(p + visible, keys - first - visible);
+          lse[h.lse + query] = max + __builtin_logf(total);
         }
         float* out = y + h.y + begin * h.y_stride;
         for (std::int64_t row = 0; row < rows; ++row) zero(out + row * h.y_stride, s.head_dim);
         gemm_rows_transposed({.m = s.head_dim, .n = rows, .k = keys, .x = scores, .x_stride = keys,
-                              .w = qkv + h.value, .w_stride = h.qkv_stride, .y = out, .y_stride = h.y_stride,
-                              .blocking = backward_blocking, .workspace = packing});
+                              .w = qkv + h.value + met.begin * h.qkv_stride, .w_stride = h.qkv_stride, .y = out,
+                              .y_stride = h.y_stride, .blocking = backward_blocking, .workspace = packing});
       }
     }
   }
@@ -101,7 +149,7 @@ void attention(const CpuKernelArguments& a) {
 
 // dy, qkv, y, log-sum-exp -> dqkv, workspace. As FlashAttention (Dao et al. 2022, algorithm 4): with
 // P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y) and dS = P (dP - D) scale:
-// dQ = dS K, dK = dS^T Q, dV = P^T dY.
+// dQ = dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s / cap) multiplies dS by dt/ds = 1 - (t / cap)^2.
 void attention_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);
@@ -119,15 +167,18 @@ void attention_gradient(const CpuKernelArguments& a) {
   for (std::int64_t sample = 0; sample < s.batch; ++sample) {
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const Head h = head_of(s, sample, head);
+      const Adjustment adjustment(s, head);
       for (std::int64_t begin = 0; begin < s.sequence; begin += block) {
-        const std::int64_t keys = begin + block < s.sequence ? begin + block : s.sequence;
-        const std::int64_t rows = keys - begin;
+        const Keys met = keys_of(s, begin, block);
+        const std::int64_t keys = met.count();
+        const std::int64_t rows = met.end - begin;
+        const std::int64_t first_key = met.begin * h.qkv_stride;
         const float* query = qkv + h.query + begin * h.qkv_stride;
         const float* dout = dy + h.y + begin * h.y_stride;
         const float* out = y + h.y + begin * h.y_stride;
-        dot_products(query, h.qkv_stride, qkv + h.key, h.qkv_stride, rows, keys, s.head_dim, scale, probabilities,
+        dot_products(query, h.qkv_stride, qkv + h.key + first_key, h.qkv_stride, rows, keys, s.head_dim, scale, probabilities,
                      packing);
-        dot_products(dout, h.y_stride, qkv + h.value, h.qkv_stride, rows, keys, s.head_dim, 1.0f, gradients, packing);
+        dot_products(dout, h.y_stride, qkv + h.value + first_key, h.qkv_stride, rows, keys, s.head_dim, 1.0f, gradients, packing);
         for (std::int64_t row = 0; row < rows; ++row) {
           Wide sum{};
           for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) {
@@ -136,28 +187,41 @@ void attention_gradient(const CpuKernelArguments& a) {
           sums[row] = sum_lanes(sum);
         }
         for (std::int64_t row = 0; row < rows; ++row) {
-          float* p = probabilities + row * keys;
-          float* d = gradients + row * keys;
-          const std::int64_t visible = begin + row + 1;
-          const float row_lse = lse[h.lse + begin + row];
+          const std::int64_t at = begin + row;
+          const std::int64_t first = met.first(at, s);
+          const std::int64_t visible = met.last(at) - first;
+          zero(probabilities + row * keys, first);
+          zero(gradients + row * keys, first);
+          float* p = probabilities + row * keys + first;
+          float* d = gradients + row * keys + first;
+          const float row_lse = lse[h.lse + at];
           const float row_sum = sums[row];
-          for_each_wide(visible, [&](std::int64_t i, auto lanes) {
-            const Wide probability = exponential(load(p + i, lanes) - row_lse);
-            store(p + i, probability, lanes);
-            store(d + i, probability * (load(d + i, lanes) - row_sum) * scale, lanes);
-          });
-          zero(p + visible, keys - visible);
-          zero(d + visible, keys - visible);
+          if (adjustment.any()) {
+            for_each_wide(visible, [&](std::int64_t i, auto lanes) {
+              const Wide capped = adjustment.capped(load(p + i, lanes));
+              const Wide probability = exponential(capped + adjustment.bias(met.begin + first + i - at) - row_lse);
+              store(p + i, probability, lanes);
+              store(d + i, probability * (load(d + i, lanes) - row_sum) * scale * adjustment.slope_of_cap(capped), lanes);
+            });
+          } else {
+            for_each_wide(visible, [&](std::int64_t i, auto lanes) {
+              const Wide probability = exponential(load(p + i, lanes) - row_lse);
+              store(p + i, probability, lanes);
+              store(d + i, probability * (load(d + i, lanes) - row_sum) * scale, lanes);
+            });
+          }
+          zero(p + visible, keys - first - visible);
+          zero(d + visible, keys - first - visible);
         }
         gemm_rows_transposed({.m = s.head_dim, .n = rows, .k = keys, .x = gradients, .x_stride = keys,
-                              .w = qkv + h.key, .w_stride = h.qkv_stride,
+                              .w = qkv + h.key + first_key, .w_stride = h.qkv_stride,
                               .y = dqkv + h.query + begin * h.qkv_stride, .y_stride = h.qkv_stride,
                               .blocking = backward_blocking, .workspace = packing});
         gemm_outer({.m = s.head_dim, .n = keys, .k = rows, .x = gradients, .x_stride = keys,
-                    .w = query, .w_stride = h.qkv_stride, .y = dqkv + h.key, .y_stride = h.qkv_stride,
+                    .w = query, .w_stride = h.qkv_stride, .y = dqkv + h.key + first_key, .y_stride = h.qkv_stride,
                     .blocking = backward_blocking, .workspace = packing});
         gemm_outer({.m = s.head_dim, .n = keys, .k = rows, .x = probabilities, .x_stride = keys,
-                    .w = dout, .w_stride = h.y_stride, .y = dqkv + h.value, .y_stride = h.qkv_stride,
+                    .w = dout, .w_stride = h.y_stride, .y = dqkv + h.value + first_key, .y_stride = h.qkv_stride,
                     .blocking = backward_blocking, .workspace = packing});
       }
     }

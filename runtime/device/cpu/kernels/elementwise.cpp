@@ -30,6 +30,14 @@ struct GeluErf {
   }
 };
 
+struct Silu {
+  PARPLAN_INLINE static Wide value(const Wide& x) { return x * sigmoid(x); }
+  PARPLAN_INLINE static Wide slope(const Wide& x) {
+    const Wide s = sigmoid(x);
+    return s + x * s * (1.0f - s);
+  }
+};
+
 struct Relu {
   PARPLAN_INLINE static Wide value(const Wide& x) { return x > 0.0f ? x : Wide{}; }
   PARPLAN_INLINE static Wide slope(const Wide& x) { return x > 0.0f ? splat(1.0f) : Wide{}; }
@@ -55,39 +63,19 @@ void apply_gradient(const CpuKernelArguments& a) {
   });
 }
 
-}  // namespace
-
-// x -> y
-void activation(const CpuKernelArguments& a) {
-  switch (a.shape.activation) {
-    case ActivationKind::gelu_tanh: return apply<GeluTanh>(a);
-    case ActivationKind::gelu_erf: return apply<GeluErf>(a);
-    case ActivationKind::relu: return apply<Relu>(a);
-  }
-}
-
-// dy, x -> dx
-void activation_gradient(const CpuKernelArguments& a) {
-  switch (a.shape.activation) {
-    case ActivationKind::gelu_tanh: return apply_gradient<GeluTanh>(a);
-    case ActivationKind::gelu_erf: return apply_gradient<GeluErf>(a);
-    case ActivationKind::relu: return apply_gradient<Relu>(a);
-  }
-}
-
-// gate, up -> y
-void gate(const CpuKernelArguments& a) {
+template <class Function>
+void apply_gate(const CpuKernelArguments& a) {
   const float* gate = a.floats(0);
   const float* up = a.floats(1);
   float* y = a.floats(2);
   for_each_wide(elements(a.shape), [&](std::int64_t i, auto lanes) {
-    const Wide g = load(gate + i, lanes);
-    store(y + i, g * sigmoid(g) * load(up + i, lanes), lanes);
+    store(y + i, Function::value(load(gate + i, lanes)) * load(up + i, lanes), lanes);
   });
 }
 
-// dy, gate, up -> dgate, dup; both are read before either is written, so that they may share storage.
-void gate_gradient(const CpuKernelArguments& a) {
+// All is read before anything is written, so that operands may share storage.
+template <class Function>
+void apply_gate_gradient(const CpuKernelArguments& a) {
   const float* dy = a.floats(0);
   const float* gate = a.floats(1);
   const float* up = a.floats(2);
@@ -95,15 +83,79 @@ void gate_gradient(const CpuKernelArguments& a) {
   float* dup = a.floats(4);
   for_each_wide(elements(a.shape), [&](std::int64_t i, auto lanes) {
     const Wide d = load(dy + i, lanes), g = load(gate + i, lanes), u = load(up + i, lanes);
-    const Wide s = sigmoid(g);
-    Wide to_gate = d * u * (s + g * s * (1.0f - s));
-    Wide to_up = d * (g * s);
-    if (a.shape.accumulate) {
-      to_gate += load(dgate + i, lanes);
-      to_up += load(dup + i, lanes);
-    }
+    const Wide to_gate = d * u * Function::slope(g);
+    const Wide to_up = d * Function::value(g);
     store(dgate + i, to_gate, lanes);
     store(dup + i, to_up, lanes);
+  });
+}
+
+// One function for each ActivationKind, in its order.
+struct ActivationRow {
+  ActivationKind kind{};
+  CpuKernel value = nullptr;
+  CpuKernel gradient = nullptr;
+  CpuKernel gate = nullptr;
+  CpuKernel gate_gradient = nullptr;
+};
+template <class Function>
+constexpr ActivationRow activation_row(ActivationKind kind) {
+  return {kind, apply<Function>, apply_gradient<Function>, apply_gate<Function>, apply_gate_gradient<Function>};
+}
+constexpr ActivationRow activations[] = {activation_row<GeluTanh>(ActivationKind::gelu_tanh), activation_row<GeluErf>(ActivationKind::gelu_erf),
+                                         activation_row<Relu>(ActivationKind::relu), activation_row<Silu>(ActivationKind::silu)};
+constexpr bool in_order() {
+  for (int i = 0; i < 4; ++i)
+    if (static_cast<int>(activations[i].kind) != i) return false;
+  return true;
+}
+static_assert(in_order());
+
+const ActivationRow& activation_row(const OpShape& shape) { return activations[static_cast<int>(shape.activation)]; }
+
+}  // namespace
+
+// x -> y
+void activation(const CpuKernelArguments& a) { activation_row(a.shape).value(a); }
+
+// dy, x -> dx
+void activation_gradient(const CpuKernelArguments& a) { activation_row(a.shape).gradient(a); }
+
+// gate, up -> y
+void gate(const CpuKernelArguments& a) { activation_row(a.shape).gate(a); }
+
+// dy, gate, up -> dgate, dup
+void gate_gradient(const CpuKernelArguments& a) { activation_row(a.shape).gate_gradient(a); }
+
+// x -> x * factor
+void scale(const CpuKernelArguments& a) {
+  const float factor = static_cast<float>(a.shape.factor);
+  const float* x = a.floats(0);
+  float* y = a.floats(1);
+  for_each_wide(elements(a.shape), [&](std::int64_t i, auto lanes) { store(y + i, load(x + i, lanes) * factor, lanes); });
+}
+
+// dy -> dx
+void scale_gradient(const CpuKernelArguments& a) { scale(a); }
+
+// x -> softcap * tanh(x / softcap)
+void softcap(const CpuKernelArguments& a) {
+  const float cap = static_cast<float>(a.shape.softcap);
+  const float* x = a.floats(0);
+  float* y = a.floats(1);
+  for_each_wide(elements(a.shape),
+                [&](std::int64_t i, auto lanes) { store(y + i, cap * hyperbolic_tangent(load(x + i, lanes) / cap), lanes); });
+}
+
+// dy, y -> dx
+void softcap_gradient(const CpuKernelArguments& a) {
+  const float cap = static_cast<float>(a.shape.softcap);
+  const float* dy = a.floats(0);
+  const float* y = a.floats(1);
+  float* dx = a.floats(2);
+  for_each_wide(elements(a.shape), [&](std::int64_t i, auto lanes) {
+    const Wide tangent = load(y + i, lanes) / cap;
+    store(dx + i, load(dy + i, lanes) * (1.0f - tangent * tangent), lanes);
   });
 }
 

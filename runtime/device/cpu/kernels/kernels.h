@@ -20,6 +20,14 @@ void rms_norm(const CpuKernelArguments& a);
 void rms_norm_gradient(const CpuKernelArguments& a);
 void add_rms_norm(const CpuKernelArguments& a);
 
+// query_key_norm.cpp
+void head_norm(const CpuKernelArguments& a);
+void head_norm_gradient(const CpuKernelArguments& a);
+void query_key_squares(const CpuKernelArguments& a);
+void query_key_squares_gradient(const CpuKernelArguments& a);
+void query_key_norm(const CpuKernelArguments& a);
+void query_key_norm_gradient(const CpuKernelArguments& a);
+
 // linear.cpp
 void linear(const CpuKernelArguments& a);
 void linear_gelu(const CpuKernelArguments& a);
@@ -40,6 +48,10 @@ void activation(const CpuKernelArguments& a);
 void activation_gradient(const CpuKernelArguments& a);
 void gate(const CpuKernelArguments& a);
 void gate_gradient(const CpuKernelArguments& a);
+void scale(const CpuKernelArguments& a);
+void scale_gradient(const CpuKernelArguments& a);
+void softcap(const CpuKernelArguments& a);
+void softcap_gradient(const CpuKernelArguments& a);
 void add(const CpuKernelArguments& a);
 void bias_gradient(const CpuKernelArguments& a);
 void accumulate(const CpuKernelArguments& a);

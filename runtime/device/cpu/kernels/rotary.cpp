@@ -1,3 +1,4 @@
+#include "runtime/device/cpu/kernels/fused_heads.h"
 #include "runtime/device/cpu/kernels/kernels.h"
 #include "runtime/device/cpu/kernels/wide.h"
 
@@ -7,19 +8,19 @@ namespace {
 
 constexpr std::int64_t pairs_at_a_time = 64;
 
-// Rotates query and key heads by position * theta^(-2 i / head_dim), pairing element i with i + head_dim / 2 (the
-// convention of GPT-NeoX and Hugging Face); `direction` -1 rotates back, which is the gradient. The angle is rounded
-// to float32 where Hugging Face does. Values are copied; `from` may be `to`.
+// Rotates the first rotary_dim features of query and key heads by position * theta^(-2 i / rotary_dim), pairing element i with
+// i + rotary_dim / 2 (the convention of GPT-NeoX and Hugging Face), or 2i with 2i + 1 (GPT-J's); `direction` -1 rotates back, which
+// is the gradient. The angle is rounded to float32 where Hugging Face does. The rest is copied; `from` may be `to`.
 void rotate(const OpShape& s, const float* from, float* to, float direction) {
-  const std::int64_t half = s.head_dim / 2;
-  const std::int64_t per_group = s.heads / s.kv_heads;
-  const std::int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  const std::int64_t turning = s.rotary_dim > 0 ? s.rotary_dim : s.head_dim;
+  const std::int64_t half = turning / 2;
+  const std::int64_t width = fused_width(s);
   for (std::int64_t first = 0; first < half; first += pairs_at_a_time) {
     const std::int64_t pairs = half - first < pairs_at_a_time ? half - first : pairs_at_a_time;
     float frequency[pairs_at_a_time];
     for (std::int64_t i = 0; i < pairs; ++i)
       frequency[i] = static_cast<float>(
-          1.0 / __builtin_pow(s.theta, 2.0 * static_cast<double>(first + i) / static_cast<double>(s.head_dim)));
+          1.0 / __builtin_pow(s.theta, 2.0 * static_cast<double>(first + i) / static_cast<double>(turning)));
     for (std::int64_t position = 0; position < s.sequence; ++position) {
       float cosine[pairs_at_a_time];
       float sine[pairs_at_a_time];
@@ -29,27 +30,36 @@ void rotate(const OpShape& s, const float* from, float* to, float direction) {
         sine[i] = direction * __builtin_sinf(angle);
       }
       for (std::int64_t sample = 0; sample < s.batch; ++sample) {
-        for (std::int64_t head = 0; head < s.heads + 2 * s.kv_heads; ++head) {
-          if (head % (per_group + 2) == per_group + 1) continue;  // a value
-          const std::int64_t offset = (position * s.batch + sample) * width + head * s.head_dim + first;
-          const float* x = from + offset;
-          float* y = to + offset;
+        const std::int64_t row = (position * s.batch + sample) * width;
+        for_each_head(s, [&](const FusedHead& head) {
+          if (head.part == HeadPart::value) return;
+          const float* x = from + row + head.offset;
+          float* y = to + row + head.offset;
+          if (s.interleaved) {
+            for (std::int64_t i = 0; i < pairs; ++i) {
+              const float low = x[2 * (first + i)], high = x[2 * (first + i) + 1];
+              y[2 * (first + i)] = low * cosine[i] - high * sine[i];
+              y[2 * (first + i) + 1] = high * cosine[i] + low * sine[i];
+            }
+            return;
+          }
           for_each_wide(pairs, [&](std::int64_t i, auto lanes) {
             const Wide c = load(cosine + i, lanes), n = load(sine + i, lanes);
-            const Wide low = load(x + i, lanes), high = load(x + half + i, lanes);
-            store(y + i, low * c - high * n, lanes);
-            store(y + half + i, high * c + low * n, lanes);
+            const Wide low = load(x + first + i, lanes), high = load(x + first + half + i, lanes);
+            store(y + first + i, low * c - high * n, lanes);
+            store(y + first + half + i, high * c + low * n, lanes);
           });
-        }
+        });
       }
     }
   }
   if (from == to) return;
   for (std::int64_t row = 0; row < s.sequence * s.batch; ++row)
-    for (std::int64_t group = 0; group < s.kv_heads; ++group) {
-      const std::int64_t offset = row * width + (group * (per_group + 2) + per_group + 1) * s.head_dim;
-      __builtin_memcpy(to + offset, from + offset, s.head_dim * sizeof(float));
-    }
+    for_each_head(s, [&](const FusedHead& head) {
+      const std::int64_t turned = head.part == HeadPart::value ? 0 : turning;
+      const std::int64_t offset = row * width + head.offset + turned;
+      __builtin_memcpy(to + offset, from + offset, (s.head_dim - turned) * sizeof(float));
+    });
 }
 
 }  // namespace

@@ -81,6 +81,19 @@ PARPLAN_INLINE Wide exponential(const Wide& argument) {
   return p * power;
 }
 
+// tanh(x), to 2 units in the last place. Cephes tanhf (S. Moshier): a polynomial near 0, where the other form cancels.
+PARPLAN_INLINE Wide hyperbolic_tangent(const Wide& x) {
+  const Wide z = x * x;
+  Wide p = splat(-5.70498872745e-3f);
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const Wide near = p * z * x + x;
+  const Wide far = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+  return z < 0.390625f ? near : far;
+}
+
 // erf(x) to about 1e-7. Rational approximation of Eigen's generic_fast_erf_float.
 PARPLAN_INLINE Wide error_function(const Wide& argument) {
   const Wide low = splat(-4.0f), high = splat(4.0f);
