@@ -28,23 +28,31 @@ constexpr std::int64_t cpu_sequences_per_device = 4;
 
 void choose_device_ids(Cluster& cluster, const WhereArguments& where) {
   if (where.device_ids.empty()) return;
-  if (cluster.nodes > 1)
-    throw ConfigError(fmt::format("--device-ids chooses devices of one node, and cluster '{}' has {} nodes; give --nodes 1", cluster.name, cluster.nodes));
+  if (cluster.groups.front().nodes > 1)
+    throw ConfigError(fmt::format("--device-ids chooses devices of one node, and cluster '{}' has {} nodes; give --nodes 1", cluster.name, cluster.groups.front().nodes));
   if (where.options.devices) throw ConfigError("--device-ids says how many devices already; leave --devices out");
   std::vector<int> chosen;
   for (const int id : where.device_ids) {
-    if (id >= cluster.devices_per_node())
-      throw ConfigError(fmt::format("--device-ids: cluster '{}' has devices 0 to {}, found {}", cluster.name, cluster.devices_per_node() - 1, id));
-    chosen.push_back(cluster.node.devices[static_cast<std::size_t>(id)]);
+    if (id >= cluster.groups.front().devices_per_node())
+      throw ConfigError(fmt::format("--device-ids: cluster '{}' has devices 0 to {}, found {}", cluster.name, cluster.groups.front().devices_per_node() - 1, id));
+    chosen.push_back(cluster.groups.front().node.devices[static_cast<std::size_t>(id)]);
   }
-  cluster.node.devices = chosen;
-  cluster.node = first_devices(cluster.node, static_cast<int>(chosen.size()));
+  cluster.groups.front().node.devices = chosen;
+  cluster.groups.front().node = first_devices(cluster.groups.front().node, static_cast<int>(chosen.size()));
+}
+
+// bf16 where all devices have units for it, else fp16 (V100, TITAN RTX, T4), else fp32.
+DataType default_precision(const Cluster& cluster) {
+  if (!is_accelerator(cluster.backend())) return DataType::fp32;
+  for (const DataType half : {DataType::bf16, DataType::fp16})
+    if (std::ranges::all_of(cluster.groups, [&](const NodeGroup& group) { return has_units(group.device, half); })) return half;
+  return DataType::fp32;
 }
 
 TrainingSpec default_training(const Cluster& cluster, const ModelSpec& model) {
   TrainingSpec training;
-  const bool cpu = cluster.device.backend == BackendKind::cpu;
-  training.precision = cpu ? DataType::fp32 : DataType::bf16;
+  const bool cpu = cluster.backend() == BackendKind::cpu;
+  training.precision = default_precision(cluster);
   training.sequence_length = cpu ? std::min(cpu_sequence, model.context) : model.context;
   training.global_batch = cpu ? cpu_sequences_per_device * cluster.devices() : gpu_global_batch;
   return training;
@@ -70,7 +78,7 @@ Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const O
       throw ConfigError(fmt::format("--devices {}: this machine has {} usable core{}; give --cluster for others", devices, cluster.devices(),
                                     cluster.devices() == 1 ? "" : "s"));
     else
-      cluster.node = first_devices(cluster.node, devices);
+      cluster.groups.front().node = first_devices(cluster.groups.front().node, devices);
   }
   choose_device_ids(cluster, where);
   return cluster;
@@ -85,6 +93,9 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
   inputs.cluster = resolve_cluster(where, terminal, output);
   if (!output.quiet)
     for (const std::string& note : inputs.cluster.notes) fmt::print(terminal.err, "note: {}: {}\n", inputs.cluster.name, note);
+  if (const BackendRow& backend = row_of(inputs.cluster.backend()); !output.quiet && !backend.runs)
+    fmt::print(terminal.err, "note: {}: planned only, for parplan runs nothing on {}; {} is taken to communicate as NCCL does\n", inputs.cluster.name,
+               backend.runtime, backend.collectives);
   inputs.training = with_overrides(default_training(inputs.cluster, inputs.model.spec), inputs.model.training);
   const auto choose = [&](const char* field, auto& value, const auto& given, bool from_file) {
     if (given) value = *given;
@@ -152,50 +163,13 @@ std::string describe_inputs(const ReportInputs& inputs) {
     return value + (std::ranges::find(inputs.defaults, field) != inputs.defaults.end() ? " (default)" : "");
   };
   std::string text = fmt::format("model     {}: {} parameters\n", inputs.model.name, inputs.model.parameters);
-  text += fmt::format("cluster   {}: {} x {}, {} node{} of {}{}\n", cluster.name, cluster.devices(), cluster.device.name, cluster.nodes,
-                      cluster.nodes == 1 ? "" : "s", cluster.devices_per_node(), cluster.measured_on ? ", measured " + *cluster.measured_on : "");
+  text += fmt::format("cluster   {}: {} x {}, {} node{} of {}{}\n", cluster.name, cluster.devices(), cluster.groups.front().device.name, cluster.groups.front().nodes,
+                      cluster.groups.front().nodes == 1 ? "" : "s", cluster.groups.front().devices_per_node(), cluster.measured_on ? ", measured " + *cluster.measured_on : "");
   text += fmt::format("training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
                       marked(fmt::format("{}", training.global_batch), "global_batch"),
                       marked(fmt::format("{}", training.sequence_length), "sequence_length"), marked(name(training.precision), "precision"),
                       marked(name(training.optimizer), "optimizer"));
   return text;
-}
-
-bool is_plan_file(const std::string& path) {
-  if (!path.ends_with(".yaml") && !path.ends_with(".yml")) return false;
-  const YamlNode root = YamlNode::parse(read_file(path), path);
-  if (!root.is_map()) return false;
-  const auto schema = root.find("schema");
-  return schema && schema->is_scalar() && schema->as_string().starts_with("parplan.plan/");
-}
-
-namespace {
-
-// Lowering carries out what the techniques place, and nothing else yet.
-void refuse_unknown_placements(const Placements& placed, const Placements& found, const std::string& path) {
-  for (const auto& [parameter, placement] : placed.tensor_axis) {
-    const auto entry = found.tensor_axis.find(parameter);
-    const Placement given = entry == found.tensor_axis.end() ? replicate() : entry->second;
-    if (given != placement)
-      throw ConfigError({path}, fmt::format("placements: '{}' is {} over tp; the plan's techniques place it as {}, and only that can be carried out",
-                                            parameter, write_placement(given), write_placement(placement)));
-  }
-  for (const auto& [parameter, placement] : found.tensor_axis)
-    if (!placed.tensor_axis.contains(parameter))
-      throw ConfigError({path}, fmt::format("placements: the model has no parameter '{}'", parameter));
-}
-
-}  // namespace
-
-LoadedPlan load_plan(const std::string& path) {
-  LoadedPlan loaded{.plan = read_plan(read_file(path), path), .graph = {}};
-  const Plan& plan = loaded.plan;
-  loaded.graph = build_graph(read_model(plan.model_text, path + " (model)").spec, plan.training.sequence_length);
-  if (parameter_count(loaded.graph) != plan.model.parameters)
-    throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}", parameter_count(loaded.graph), plan.model.parameters));
-  if (const auto reason = illegal(loaded.graph, plan.training, plan.spec)) throw ConfigError({path}, *reason);
-  refuse_unknown_placements(place(loaded.graph, plan.spec), plan.placements, path);
-  return loaded;
 }
 
 void write_outputs(const OutputArguments& output, Terminal& terminal, const Json& json, std::span<const Json> rows) {

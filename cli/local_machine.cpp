@@ -138,11 +138,11 @@ Cluster probe_local_machine() {
   const int cores = usable_cores();
   Cluster cluster;
   cluster.name = "this-machine";
-  cluster.nodes = 1;
+  cluster.groups.front().nodes = 1;
   cluster.measured_on = fmt::format("{} on {}", today(), host_name());
   cluster.sources.push_back(fmt::format("parplan {}: probe of {} threads, kernels for {}", version(), cores, chosen_cpu_instruction_set()));
 
-  DeviceKind& device = cluster.device;
+  DeviceKind& device = cluster.groups.front().device;
   device.name = "cpu-core";
   device.title = fmt::format("One core of {}", processor_name());
   device.backend = BackendKind::cpu;
@@ -159,7 +159,7 @@ Cluster probe_local_machine() {
     layout.bandwidth = rounded(fit.bandwidth);
     layout.latency = rounded(fit.hop);
   }
-  cluster.node = build_node(layout, device);
+  cluster.groups.front().node = build_node(layout, device);
   return cluster;
 }
 

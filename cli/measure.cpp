@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/data_folder.h"
 #include "cli/local_machine.h"
+#include "cli/progress.h"
 #include "cli/version.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
@@ -64,7 +65,7 @@ struct Measured {
 
 Measured measure_cpu(const MeasureOptions& options, const std::vector<KernelMeasurement>& kernels) {
   Measured measured{.cluster = probe_local_machine(), .measurements = {}};
-  DeviceKind& device = measured.cluster.device;
+  DeviceKind& device = measured.cluster.groups.front().device;
   const std::unique_ptr<Backend> backend = make_cpu_backend();
   measured.measurements = measure_kernels(*backend, kernels, options);
   device.measured = MeasuredKernels{.origin = fmt::format("parplan {} measure --device cpu on {}, one core at work", version(), host_name()),
@@ -83,7 +84,7 @@ Measured measure_gpu(int number, const std::optional<std::string>& like, const M
     throw ConfigError(fmt::format("--device cuda:{}: this machine has {} GPU{}", number, cards.size(), cards.size() == 1 ? "" : "s"));
   const GpuProperties& card = cards[static_cast<std::size_t>(number)];
   Measured measured;
-  DeviceKind& device = measured.cluster.device;
+  DeviceKind& device = measured.cluster.groups.front().device;
   device = datasheet_of(card, like);
   device.measured.reset();
   device.memory_capacity = card.memory;
@@ -109,16 +110,16 @@ Measured measure_gpu(int number, const std::optional<std::string>& like, const M
 
   Cluster& cluster = measured.cluster;
   cluster.name = "this-machine";
-  cluster.nodes = 1;
+  cluster.groups.front().nodes = 1;
   cluster.measured_on = fmt::format("{} on {}", today(), host_name());
-  cluster.node = build_node({.name = "this-machine", .devices = 1, .intra = Intra::memory, .bandwidth = device.rates.front().memory, .latency = Seconds(0.0), .nics = {}}, device);
+  cluster.groups.front().node = build_node({.name = "this-machine", .devices = 1, .intra = Intra::memory, .bandwidth = device.rates.front().memory, .latency = Seconds(0.0), .nics = {}}, device);
   if (cards.size() > 1)
     cluster.notes.push_back(fmt::format("one of {} GPUs: links between them are not measured; give the text of nvidia-smi topo -m with --device", cards.size()));
   return measured;
 }
 
 std::string describe_fits(const Measured& measured) {
-  const MeasuredKernels& kernels = *measured.cluster.device.measured;
+  const MeasuredKernels& kernels = *measured.cluster.groups.front().device.measured;
   const Measurements& found = measured.measurements;
   std::string text = fmt::format("{}\n{}, {}; {}\n\n", kernels.origin, kernels.date, kernels.versions, kernels.clocks);
   text += fmt::format("{:<28}{:<6}{:>9}{:>12}{:>15}{:>13}{:>12}{:>6}{:>8}\n", "kernel", "type", "head dim", "floor", "rate", "half length", "memory", "rows", "error");
@@ -154,16 +155,12 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
     options.footprint = Bytes(std::int64_t{64} << 20);
     options.copies = {Bytes(1 << 20), Bytes(16 << 20), Bytes(64 << 20)};
   }
-  const bool shows_progress = !arguments.quiet && terminal.watched;
-  if (shows_progress)
-    options.progress = [&](int done, int of) {
-      fmt::print(terminal.err, "\rtimed {} of {} kernels ", done, of);
-      terminal.err.flush();
-    };
+  Progress progress(terminal, arguments.quiet ? Talk::quiet : Talk::wanted);
+  options.progress = [&](int done, int of) { progress.show(fmt::format("timed {} of {} kernels", done, of)); };
   if (!arguments.quiet) fmt::print(terminal.err, "measuring {}, about {} ...\n", number ? fmt::format("cuda:{}", *number) : "cpu", format_duration(options.budget));
   const std::vector<KernelMeasurement> kernels = kernels_to_measure(kind, types);
   Measured measured = number ? measure_gpu(*number, arguments.like, options, kernels) : measure_cpu(options, kernels);
-  if (shows_progress) fmt::print(terminal.err, "\r{:40}\r", "");
+  progress.clear();
   if (!arguments.quiet && measured.measurements.kernels.size() < kernels.size())
     fmt::print(terminal.err, "note: {} of {} kernels were left out: the device has not their type, or they need more memory or time (--budget)\n",
                kernels.size() - measured.measurements.kernels.size(), kernels.size());
@@ -174,7 +171,7 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
     if (!arguments.quiet) fmt::print(terminal.err, "wrote {}\n", path);
   };
   if (!arguments.cluster_file.empty()) write(arguments.cluster_file, write_cluster(measured.cluster));
-  if (!arguments.device_file.empty()) write(arguments.device_file, write_device(measured.cluster.device, measured.measurements));
+  if (!arguments.device_file.empty()) write(arguments.device_file, write_device(measured.cluster.groups.front().device, measured.measurements));
   return exit_done;
 }
 

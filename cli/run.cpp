@@ -55,18 +55,18 @@ bool waits_after_kernels() {
 }
 
 void check_backend(const std::string& wanted, const Plan& plan) {
-  const BackendKind backend = plan.cluster.device.backend;
+  const BackendKind backend = plan.cluster.backend();
   if (wanted == "auto" || wanted == name(backend)) return;
   throw ConfigError(fmt::format("--backend {}: the plan is for {} ({}); its memory and its kernels are that backend's: plan again with a cluster of {} devices", wanted,
-                                plan.cluster.device.title.empty() ? plan.cluster.device.name : plan.cluster.device.title, name(backend),
-                                backend == BackendKind::cpu ? "GPU" : "CPU"));
+                                plan.cluster.groups.front().device.title.empty() ? plan.cluster.groups.front().device.name : plan.cluster.groups.front().device.title, name(backend),
+                                wanted == "cpu" ? "CPU" : is_accelerator(backend) ? "CUDA" : "GPU"));
 }
 
 // What each instruction of the measured rank took, beside what the cost model of its stage says of the same Program.
 std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const RunReport& report) {
   const Plan& plan = loaded.plan;
   const Job job{.graph = &loaded.graph, .training = plan.training, .spec = plan.spec, .placements = plan.placements, .schedule = plan.schedule,
-                .backend = plan.cluster.device.backend, .overhead = plan.cluster.device.memory_overhead};
+                .backend = plan.cluster.backend(), .overhead = memory_overhead(plan.cluster)};
   const Program program = lower(job, report.measured_rank);
   const CostModel model = cost_model(plan.cluster, plan.spec.mesh, program.stage);
   std::vector<InstructionTimes> joined;
@@ -114,7 +114,7 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
       fmt::print(report, "step {:>4}  loss {:.6f}  {:>9}\n", step, loss, format_duration(Seconds(step_time_s)));
       report.flush();
     };
-  if (talks && plan.cluster.device.backend == BackendKind::cpu && plan.spec.mesh.size() > usable_cores())
+  if (talks && plan.cluster.backend() == BackendKind::cpu && plan.spec.mesh.size() > usable_cores())
     fmt::print(terminal.err, "note: {} ranks share the {} usable cores of this machine; the prediction gives each a core\n", plan.spec.mesh.size(), usable_cores());
 
   RunReport result = run_plan(loaded.graph, plan, options, *rendezvous);

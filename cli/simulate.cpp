@@ -76,9 +76,9 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
   };
   write(arguments.trace, trace);
   write(arguments.plan_file, write_plan(plan));
-  if (plan.prediction.memory.peak() > plan.cluster.device.memory_capacity)
+  if (plan.prediction.memory.peak() > memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage))
     fmt::print(terminal.err, "warning: the plan does not fit: it needs {} of memory on its worst rank, and a device has {}\n",
-               format_bytes(plan.prediction.memory.peak()), format_bytes(plan.cluster.device.memory_capacity));
+               format_bytes(plan.prediction.memory.peak()), format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage)));
   return exit_done;
 }
 

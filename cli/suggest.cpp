@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/inputs.h"
+#include "cli/progress.h"
 #include "planner/base/file.h"
 #include "planner/report/explain.h"
 #include "planner/report/json.h"
@@ -31,19 +32,20 @@ struct SuggestArguments {
 
 // The limit becomes what the device has, so that the plan carries it.
 void limit_memory(Cluster& cluster, const MemoryLimit& limit, Terminal& terminal, const OutputArguments& output) {
-  Bytes& capacity = cluster.device.memory_capacity;
+  Bytes capacity = cluster.groups.front().device.memory_capacity;
+  for (const NodeGroup& group : cluster.groups) capacity = std::min(capacity, group.device.memory_capacity);
   const Bytes allowed = limit.bytes.value_or(Bytes(static_cast<std::int64_t>(static_cast<double>(capacity.count) * limit.share)));
   if (allowed > capacity)
     throw ConfigError(fmt::format("--memory-limit: a device of cluster '{}' has {}, found {}", cluster.name, format_bytes(capacity), format_bytes(allowed)));
   cluster.notes.push_back(fmt::format("memory limited to {} of a device's {}", format_bytes(allowed), format_bytes(capacity)));
-  capacity = allowed;
+  for (NodeGroup& group : cluster.groups) group.device.memory_capacity = allowed;
   if (!output.quiet) fmt::print(terminal.err, "note: {}: {}\n", cluster.name, cluster.notes.back());
 }
 
 std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
   if (result.counts.candidates == 0) return "no feasible plan: the batch, the model and the devices allow no layout\n";
   std::string text = fmt::format("no feasible plan: of {} candidates none fits in {} of memory a device\n", result.counts.candidates,
-                                 format_bytes(cluster.device.memory_capacity));
+                                 format_bytes(cluster.groups.front().device.memory_capacity));
   for (const std::string& change : result.changes) text += fmt::format("what would make it fit: {}\n", change);
   return text;
 }
@@ -58,14 +60,10 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   SuggestRequest request = request_of(inputs, arguments.layout);
   request.options.top = arguments.top;
   request.options.most_simulated = arguments.limits.most_candidates;
-  const bool shows_progress = talks && terminal.watched;
-  if (shows_progress)
-    request.options.progress = [&](std::int64_t done, std::int64_t of) {
-      fmt::print(terminal.err, "\rsimulated {} of at most {} candidates ", done, of);
-      terminal.err.flush();
-    };
+  Progress progress(terminal, talks ? Talk::wanted : Talk::quiet);
+  request.options.progress = [&](std::int64_t done, std::int64_t of) { progress.show(fmt::format("simulated {} of at most {} candidates", done, of)); };
   SuggestResult result = suggest(request);
-  if (shows_progress) fmt::print(terminal.err, "\r{:60}\r", "");
+  progress.clear();
 
   if (result.counts.candidates == 0 && !(arguments.layout == LayoutRequest{}))
     throw ConfigError(fmt::format("no layout of {} devices has the parts that are given; leave some of them to the search", inputs.cluster.devices()));

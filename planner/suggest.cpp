@@ -49,12 +49,12 @@ std::vector<std::string> changes_that_fit(const SuggestRequest& request, const S
   std::vector<std::string> changes;
   if (failed.smallest)
     changes.push_back(fmt::format("{} of memory a device instead of {} ({})", format_bytes(failed.smallest->result.memory.peak()),
-                                  format_bytes(request.options.memory_limit.value_or(request.cluster.device.memory_capacity)),
+                                  format_bytes(request.options.memory_limit.value_or(request.cluster.groups.front().device.memory_capacity)),
                                   layout(failed.smallest->spec)));
-  const bool has_network = std::ranges::any_of(request.cluster.node.vertices, [](const Vertex& v) { return v.kind == VertexKind::network; });
+  const bool has_network = std::ranges::any_of(request.cluster.groups.front().node.vertices, [](const Vertex& v) { return v.kind == VertexKind::network; });
   for (int factor = 2; has_network && factor <= 64; factor *= 2) {
     SuggestRequest larger = request;
-    larger.cluster.nodes *= factor;
+    larger.cluster.groups.front().nodes *= factor;
     larger.options.top = 1;
     larger.options.most_simulated = 1;
     larger.options.fewer_devices = false;

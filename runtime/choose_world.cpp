@@ -20,10 +20,10 @@ void check_processes(const Plan& plan, const Rendezvous& rendezvous) {
   if (rendezvous.processes() > 1 && rendezvous.processes() != ranks)
     throw ConfigError(fmt::format("{} processes were started for a plan of {} ranks: start one process a rank, or one that hosts all ranks",
                                   rendezvous.processes(), ranks));
-  if (rendezvous.processes() == 1 && plan.cluster.nodes > 1 && ranks > plan.cluster.devices_per_node())
+  if (rendezvous.processes() == 1 && plan.cluster.nodes() > 1 && ranks > plan.cluster.groups.front().devices_per_node())
     throw ConfigError(fmt::format("the plan spreads over {} nodes and ranks of one process are on one machine: start a process for each of the {} ranks "
                                   "(mpirun, srun or torchrun's variables), or plan again with --nodes 1",
-                                  plan.cluster.nodes, ranks));
+                                  plan.cluster.nodes(), ranks));
 }
 
 MakeWorld choose_cpu_world(const Plan& plan, Rendezvous& rendezvous) {
@@ -37,7 +37,7 @@ MakeWorld choose_cpu_world(const Plan& plan, Rendezvous& rendezvous) {
 std::vector<GpuProperties> gpus_for(const Plan& plan, const OpenedGpu& opened) {
   const auto refuse = [&](const std::string& missing) {
     throw ConfigError(fmt::format("the plan is for {} and cannot run here. Missing: {}; make a plan for this machine with `parplan suggest MODEL`",
-                                  title(plan.cluster.device), missing));
+                                  title(plan.cluster.groups.front().device), missing));
   };
   if (opened.gpu == nullptr) refuse(opened.missing);
   std::vector<GpuProperties> found;
@@ -72,8 +72,12 @@ MakeWorld choose_gpu_world(const Plan& plan, const WorldOptions& options, Rendez
 }  // namespace
 
 MakeWorld choose_world(const Plan& plan, const WorldOptions& options, Rendezvous& rendezvous) {
+  if (const BackendRow& backend = row_of(plan.cluster.backend()); !backend.runs)
+    throw ConfigError(fmt::format("the plan is for {}, and parplan runs nothing on {}: carry it out with another framework, or make a plan for this machine "
+                                  "with `parplan suggest MODEL`",
+                                  title(plan.cluster.groups.front().device), backend.runtime));
   check_processes(plan, rendezvous);
-  return plan.cluster.device.backend == BackendKind::cuda ? choose_gpu_world(plan, options, rendezvous) : choose_cpu_world(plan, rendezvous);
+  return plan.cluster.backend() == BackendKind::cuda ? choose_gpu_world(plan, options, rendezvous) : choose_cpu_world(plan, rendezvous);
 }
 
 }  // namespace parplan

@@ -136,11 +136,11 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   const TokenData data = TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary);
   if (options.on_start) options.on_start();
   const Bytes memory_before = resident_memory();
-  const BackendKind backend = plan.cluster.device.backend;
+  const BackendKind backend = plan.cluster.backend();
   const std::int64_t warm_up = warm_up_steps(backend);
 
   const Job description{.graph = &graph, .training = plan.training, .spec = plan.spec, .placements = plan.placements,
-                        .schedule = plan.schedule, .backend = backend, .overhead = plan.cluster.device.memory_overhead};
+                        .schedule = plan.schedule, .backend = backend, .overhead = memory_overhead(plan.cluster)};
   LocalJob job(description, initializer(plan.training.seed), make_world, rendezvous);
   verify(job.programs());
 

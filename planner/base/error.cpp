@@ -16,7 +16,7 @@ std::string with_place(const Location& where, const std::string& message) {
 
 ConfigError::ConfigError(const std::string& message) : ConfigError(Location{}, message) {}
 ConfigError::ConfigError(const Location& where, const std::string& message)
-    : std::runtime_error(with_place(where, message)) {}
+    : std::runtime_error(with_place(where, message)), message_(message) {}
 
 void assertion_failed(const char* condition, const char* file, int line, const std::string& numbers) {
   throw InternalError(fmt::format("{}:{}: assertion '{}' failed: {}", file, line, condition, numbers));

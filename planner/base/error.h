@@ -21,6 +21,11 @@ class ConfigError : public std::runtime_error {
  public:
   explicit ConfigError(const std::string& message);
   ConfigError(const Location& where, const std::string& message);
+  // Without the place, for those who know a better one.
+  const std::string& message() const { return message_; }
+
+ private:
+  std::string message_;
 };
 
 // What happened while running a correct plan on a real machine (a file vanished, a rank failed).

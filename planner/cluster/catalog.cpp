@@ -68,9 +68,9 @@ Found found_file(const std::string& path, const ClusterCatalog& catalog, const C
 
 // What --devices and --nodes ask for.
 void choose_devices(Cluster& cluster, bool any_number_of_nodes, const ClusterOptions& options) {
-  const int per_node = cluster.devices_per_node();
-  const bool network = !routes_of(cluster.node)->uplinks.front().empty();
-  const int most = !network ? 1 : any_number_of_nodes ? 1 << 20 : cluster.nodes;
+  const int per_node = cluster.groups.front().devices_per_node();
+  const bool network = !routes_of(cluster.groups.front().node)->uplinks.front().empty();
+  const int most = !network ? 1 : any_number_of_nodes ? 1 << 20 : cluster.groups.front().nodes;
   const auto refuse = [&](const std::string& asked) {
     const std::string nodes = !network  ? "no network, so it is one node"
                               : any_number_of_nodes ? "any number of nodes"
@@ -83,7 +83,7 @@ void choose_devices(Cluster& cluster, bool any_number_of_nodes, const ClusterOpt
   };
   if (options.nodes) {
     if (*options.nodes < 1 || *options.nodes > most) refuse(fmt::format("--nodes {}", *options.nodes));
-    cluster.nodes = *options.nodes;
+    cluster.groups.front().nodes = *options.nodes;
   }
   if (!options.devices) return;
   const int devices = *options.devices;
@@ -92,12 +92,12 @@ void choose_devices(Cluster& cluster, bool any_number_of_nodes, const ClusterOpt
   if (devices >= per_node) {
     const int nodes = devices / per_node;
     if (devices % per_node != 0 || nodes > most || (options.nodes && nodes != *options.nodes)) refuse(asked);
-    cluster.nodes = nodes;
+    cluster.groups.front().nodes = nodes;
     return;
   }
   if (options.nodes && *options.nodes != 1) refuse(asked);
-  cluster.nodes = 1;
-  cluster.node = first_devices(cluster.node, devices);
+  cluster.groups.front().nodes = 1;
+  cluster.groups.front().node = first_devices(cluster.groups.front().node, devices);
 }
 
 }  // namespace
@@ -129,10 +129,10 @@ Cluster find_cluster(const std::string& name_or_path, const ClusterCatalog& cata
   Cluster& cluster = found.cluster;
   if (options.device && !smi)
     throw ConfigError(fmt::format("--device {}: cluster '{}' already says its device, {}; --device is for texts of nvidia-smi topo -m",
-                                  *options.device, cluster.name, cluster.device.name));
+                                  *options.device, cluster.name, cluster.groups.front().device.name));
   if (options.network && !smi) {
     bool any = false;
-    for (Link& link : cluster.node.links)
+    for (Link& link : cluster.groups.front().node.links)
       if (link.kind == "network") {
         link.bandwidth = *options.network * nic_reached_share;
         any = true;
@@ -145,11 +145,11 @@ Cluster find_cluster(const std::string& name_or_path, const ClusterCatalog& cata
 }
 
 std::string describe(const Cluster& cluster) {
-  const DeviceKind& device = cluster.device;
-  const DeviceRates rates = rates_at(device, cluster.devices_per_node());
-  const auto routes = routes_of(cluster.node);
-  std::string text = fmt::format("{}: {} node{} of {} x {} ({})\n", cluster.name, cluster.nodes, cluster.nodes == 1 ? "" : "s",
-                                 cluster.devices_per_node(), device.title, device.name);
+  const DeviceKind& device = cluster.groups.front().device;
+  const DeviceRates rates = rates_at(device, cluster.groups.front().devices_per_node());
+  const auto routes = routes_of(cluster.groups.front().node);
+  std::string text = fmt::format("{}: {} node{} of {} x {} ({})\n", cluster.name, cluster.groups.front().nodes, cluster.groups.front().nodes == 1 ? "" : "s",
+                                 cluster.groups.front().devices_per_node(), device.title, device.name);
   text += fmt::format("  memory    {}, {} of it for libraries; {} reached\n", format_bytes(device.memory_capacity),
                       format_bytes(device.memory_overhead), format_bandwidth(rates.memory));
   // A probe measures what is reached and knows no peak.
@@ -161,11 +161,11 @@ std::string describe(const Cluster& cluster) {
   if (rates.matrix_tf32.value > 0.0) text += fmt::format("  tf32      {}\n", reached(rates.matrix_tf32, device.peak_tf32));
 
   // Pairs by what lies between them, nearest first.
-  const auto name_of = [&](std::size_t i) { return cluster.node.vertices[static_cast<std::size_t>(cluster.node.devices[i])].name; };
+  const auto name_of = [&](std::size_t i) { return cluster.groups.front().node.vertices[static_cast<std::size_t>(cluster.groups.front().node.devices[i])].name; };
   const auto kinds_of = [&](const Path& path) {
     std::vector<std::string> kinds;
     for (const Arc arc : path.arcs) {
-      const std::string& kind = cluster.node.links[static_cast<std::size_t>(link_of(arc))].kind;
+      const std::string& kind = cluster.groups.front().node.links[static_cast<std::size_t>(link_of(arc))].kind;
       if (kinds.empty() || kinds.back() != kind) kinds.push_back(kind);
     }
     return join(kinds, "+");
@@ -190,7 +190,7 @@ std::string describe(const Cluster& cluster) {
     std::vector<std::string> ways;
     for (std::size_t i = 0; i < routes->uplinks.size(); ++i) {
       std::vector<std::string> nics;
-      for (const Uplink& uplink : routes->uplinks[i]) nics.push_back(cluster.node.vertices[static_cast<std::size_t>(uplink.nic)].name);
+      for (const Uplink& uplink : routes->uplinks[i]) nics.push_back(cluster.groups.front().node.vertices[static_cast<std::size_t>(uplink.nic)].name);
       ways.push_back(name_of(i) + " by " + join(nics, "+"));
     }
     text += fmt::format("  network   {} a node, {}, oversubscription {}: {}\n", format_bandwidth(routes->network_bandwidth),

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <sstream>
 
 #include "planner/base/error.h"
@@ -95,12 +97,9 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
   return node;
 }
 
-}  // namespace
-
-const char* name(VertexKind kind) { return vertex_kind_names[static_cast<std::size_t>(kind)]; }
-
-std::optional<std::string> problem_with(const Cluster& cluster) {
-  const NodeKind& node = cluster.node;
+// `nodes`: of the whole cluster.
+std::optional<std::string> problem_with(const NodeGroup& group, int nodes) {
+  const NodeKind& node = group.node;
   for (std::size_t v = 0; v < node.vertices.size(); ++v) {
     if (node.vertices[v].kind != VertexKind::nic) continue;
     int ways = 0;
@@ -116,27 +115,110 @@ std::optional<std::string> problem_with(const Cluster& cluster) {
     for (std::size_t j = 0; j < node.devices.size(); ++j)
       if (routes->between[i][j].distance == PathClass::unreachable)
         return fmt::format("device '{}' does not reach device '{}' over links and switches", name_of(i), name_of(j));
-    if (cluster.nodes > 1 && routes->uplinks[i].empty())
-      return fmt::format("{} nodes, but device '{}' reaches no NIC", cluster.nodes, name_of(i));
+    if (nodes > 1 && routes->uplinks[i].empty())
+      return fmt::format("{} nodes, but device '{}' reaches no NIC", nodes, name_of(i));
+  }
+  return std::nullopt;
+}
+
+DeviceKind read_device_or_name(const YamlNode& device, const ClusterCatalog& catalog) {
+  if (device.is_map()) return read_device(device);
+  const std::string text = device.as_string();
+  const std::vector<std::string> names = device_names(catalog);
+  if (names.empty()) device.fail(fmt::format("expected the device written out, found the name '{}'", text));
+  if (std::find(names.begin(), names.end(), text) == names.end())
+    device.fail(fmt::format("unknown device '{}'; known are {}{}", text, join(names), did_you_mean(text, names)));
+  return find_device(text, catalog);
+}
+
+bool has_nic(const NodeKind& node) {
+  return std::any_of(node.vertices.begin(), node.vertices.end(), [](const Vertex& vertex) { return vertex.kind == VertexKind::nic; });
+}
+
+// `device`, `node`, `nodes` and `price` of a cluster of one kind of node, or of one of its groups.
+NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, const ClusterCatalog& catalog) {
+  NodeGroup group;
+  group.device = read_device_or_name(value.at("device"), catalog);
+  const YamlNode node = value.at("node");
+  if (!node.is_map() || node.find("intra").has_value() == node.find("vertices").has_value())
+    node.fail("expected a node with either 'devices' and 'intra' or 'vertices' and 'links'");
+  group.node = node.find("intra") ? read_layout(node, cluster_name, group.device) : read_vertices_and_links(node, cluster_name);
+  if (const auto nodes = value.find("nodes")) group.nodes = static_cast<int>(nodes->as_integer(1, most_devices));
+  if (const auto price = value.find("price")) {
+    try {
+      group.price = parse_price(price->as_string());
+    } catch (const ConfigError& error) {
+      price->fail(error.message());
+    }
+  }
+  return group;
+}
+
+}  // namespace
+
+const char* name(VertexKind kind) { return vertex_kind_names[static_cast<std::size_t>(kind)]; }
+
+int Cluster::nodes() const {
+  int sum = 0;
+  for (const NodeGroup& group : groups) sum += group.nodes;
+  return sum;
+}
+
+int Cluster::devices() const {
+  int sum = 0;
+  for (const NodeGroup& group : groups) sum += group.devices();
+  return sum;
+}
+
+const NodeGroup& Cluster::group_of(int device) const {
+  int first = 0;
+  for (const NodeGroup& group : groups) {
+    if (device < first + group.devices()) return group;
+    first += group.devices();
+  }
+  throw InternalError(fmt::format("device {} of {}", device, first));
+}
+
+std::string device_name(const Cluster& cluster) {
+  std::string names = cluster.groups.front().device.name;
+  for (std::size_t g = 1; g < cluster.groups.size(); ++g) names += "+" + cluster.groups[g].device.name;
+  return names;
+}
+
+Price parse_price(const std::string& text) {
+  const auto fail = [&]() -> Price {
+    throw ConfigError(fmt::format("expected a price of a device for an hour, such as '2.50 USD', found '{}'", text));
+  };
+  const auto space = text.find(' ');
+  if (space == std::string::npos) return fail();
+  Price price{.per_device_hour = 0.0, .currency = text.substr(space + 1)};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + space, price.per_device_hour);
+  const bool amount = error == std::errc() && end == text.data() + space && std::isfinite(price.per_device_hour) && price.per_device_hour >= 0.0;
+  const bool currency = price.currency.size() == 3 && std::ranges::all_of(price.currency, [](char c) { return c >= 'A' && c <= 'Z'; });
+  return amount && currency ? price : fail();
+}
+
+std::string write_price(const Price& price) { return fmt::format("{} {}", price.per_device_hour, price.currency); }
+
+std::optional<std::string> problem_with(const Cluster& cluster) {
+  for (const NodeGroup& group : cluster.groups) {
+    if (group.device.backend != cluster.backend())
+      return fmt::format("'{}' works by {} and '{}' by {}; a cluster needs one of them", cluster.groups.front().device.name,
+                         name(cluster.backend()), group.device.name, name(group.device.backend));
+    if (const auto problem = problem_with(group, cluster.nodes())) return problem;
   }
   return std::nullopt;
 }
 
 Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
-  document.allow_keys({"name", "device", "node", "nodes", "network", "measured_on", "notes", "sources"});
   Cluster cluster;
-  cluster.name = document.at("name").as_string();
-  const YamlNode device = document.at("device");
-  if (device.is_map()) {
-    cluster.device = read_device(device);
+  const auto groups = document.find("groups");
+  if (groups) {
+    document.allow_keys({"name", "groups", "network", "measured_on", "notes", "sources"});
   } else {
-    const std::string text = device.as_string();
-    const std::vector<std::string> names = device_names(catalog);
-    if (names.empty()) device.fail(fmt::format("expected the device written out, found the name '{}'", text));
-    if (std::find(names.begin(), names.end(), text) == names.end())
-      device.fail(fmt::format("unknown device '{}'; known are {}{}", text, join(names), did_you_mean(text, names)));
-    cluster.device = find_device(text, catalog);
+    document.allow_keys({"name", "device", "node", "nodes", "price", "network", "measured_on", "notes", "sources"});
   }
+  cluster.name = document.at("name").as_string();
   if (const auto network = document.find("network")) {
     network->allow_keys({"latency", "oversubscription"});
     cluster.network.latency = network->at("latency").as_duration();
@@ -145,31 +227,34 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
       if (cluster.network.oversubscription < 1.0) over->fail(fmt::format("expected an oversubscription of at least 1, found {}", over->as_string()));
     }
   }
-  const YamlNode node = document.at("node");
-  if (!node.is_map() || node.find("intra").has_value() == node.find("vertices").has_value())
-    node.fail("expected a node with either 'devices' and 'intra' or 'vertices' and 'links'");
-  cluster.node = node.find("intra") ? read_layout(node, cluster.name, cluster.device) : read_vertices_and_links(node, cluster.name);
-  const bool any_nic = std::any_of(cluster.node.vertices.begin(), cluster.node.vertices.end(),
-                                   [](const Vertex& vertex) { return vertex.kind == VertexKind::nic; });
+  cluster.groups.clear();
+  if (groups) {
+    if (!groups->is_list() || groups->size() == 0) groups->fail("expected a list of kinds of nodes, each with 'device', 'node' and 'nodes'");
+    for (const YamlNode& item : groups->items()) {
+      item.allow_keys({"device", "node", "nodes", "price"});
+      cluster.groups.push_back(read_group(item, cluster.name, catalog));
+    }
+  } else {
+    cluster.groups.push_back(read_group(document, cluster.name, catalog));
+  }
+  const bool any_nic = std::ranges::any_of(cluster.groups, [](const NodeGroup& group) { return has_nic(group.node); });
   if (any_nic && !document.find("network")) document.fail("a node with NICs needs 'network' with its 'latency'");
-  if (const auto nodes = document.find("nodes")) cluster.nodes = static_cast<int>(nodes->as_integer(1, most_devices));
   if (const auto measured = document.find("measured_on")) cluster.measured_on = measured->as_string();
   if (const auto notes = document.find("notes"))
     for (const YamlNode& note : notes->items()) cluster.notes.push_back(note.as_string());
   if (const auto sources = document.find("sources"))
     for (const YamlNode& source : sources->items()) cluster.sources.push_back(source.as_string());
-  if (const auto problem = problem_with(cluster)) node.fail(*problem);
+  if (const auto problem = problem_with(cluster)) (groups ? *groups : document.at("node")).fail(*problem);
   return cluster;
 }
 
 Cluster read_cluster(const YamlNode& document) { return read_cluster(document, ClusterCatalog{}); }
 
-std::string write_cluster(const Cluster& cluster) {
-  YAML::Emitter out;
-  const NodeKind& node = cluster.node;
+namespace {
+
+void write_node(YAML::Emitter& out, const NodeKind& node) {
   const auto name_of = [&](int vertex) { return node.vertices[static_cast<std::size_t>(vertex)].name; };
   out << YAML::BeginMap;
-  out << YAML::Key << "node" << YAML::Value << YAML::BeginMap;
   out << YAML::Key << "name" << YAML::Value << node.name;
   out << YAML::Key << "vertices" << YAML::Value << YAML::BeginSeq;
   for (const Vertex& vertex : node.vertices) {
@@ -189,7 +274,44 @@ std::string write_cluster(const Cluster& cluster) {
   out << YAML::Key << "devices" << YAML::Value << YAML::Flow << YAML::BeginSeq;
   for (const int device : node.devices) out << name_of(device);
   out << YAML::EndSeq << YAML::EndMap;
-  out << YAML::Key << "nodes" << YAML::Value << cluster.nodes;
+}
+
+std::string indented(const std::string& text, const std::string& by) {
+  std::string result;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) result += by + line + "\n";
+  return result;
+}
+
+// "device:" and what follows of a group, as lines without indentation.
+std::string write_group(const NodeGroup& group) {
+  YAML::Emitter out;
+  out << YAML::BeginMap << YAML::Key << "node" << YAML::Value;
+  write_node(out, group.node);
+  out << YAML::Key << "nodes" << YAML::Value << group.nodes;
+  if (group.price) out << YAML::Key << "price" << YAML::Value << write_price(*group.price);
+  out << YAML::EndMap;
+  return "device:\n" + indented(write_device(group.device), "  ") + out.c_str() + "\n";
+}
+
+}  // namespace
+
+std::string write_cluster(const Cluster& cluster) {
+  YAML::Emitter title;
+  title << YAML::BeginMap << YAML::Key << "name" << YAML::Value << cluster.name << YAML::EndMap;
+  std::string text = std::string(title.c_str()) + "\n";
+  if (cluster.groups.size() == 1) {
+    text += write_group(cluster.groups.front());
+  } else {
+    text += "groups:\n";
+    for (const NodeGroup& group : cluster.groups) {
+      std::string item = indented(write_group(group), "    ");
+      item[2] = '-';
+      text += item;
+    }
+  }
+  YAML::Emitter out;
+  out << YAML::BeginMap;
   out << YAML::Key << "network" << YAML::Value << YAML::Flow << YAML::BeginMap;
   out << YAML::Key << "latency" << YAML::Value << write_duration(cluster.network.latency);
   out << YAML::Key << "oversubscription" << YAML::Value << fmt::format("{}", cluster.network.oversubscription) << YAML::EndMap;
@@ -203,13 +325,7 @@ std::string write_cluster(const Cluster& cluster) {
   write_list("notes", cluster.notes);
   write_list("sources", cluster.sources);
   out << YAML::EndMap;
-
-  YAML::Emitter title;
-  title << YAML::BeginMap << YAML::Key << "name" << YAML::Value << cluster.name << YAML::EndMap;
-  std::string device;
-  std::istringstream lines(write_device(cluster.device));
-  for (std::string line; std::getline(lines, line);) device += "  " + line + "\n";
-  return std::string(title.c_str()) + "\ndevice:\n" + device + out.c_str() + "\n";
+  return text + out.c_str() + "\n";
 }
 
 }  // namespace parplan

@@ -47,22 +47,49 @@ struct Network {
   bool operator==(const Network&) const = default;
 };
 
-// Nodes of one or several kinds with a network between them. Global device i is local device (i - first of its
-// node) of its node, nodes in order.
+// What an hour of one device costs.
+struct Price {
+  double per_device_hour = 0.0;
+  std::string currency;  // "USD"
+  bool operator==(const Price&) const = default;
+};
+
+// Nodes of one kind, with one kind of device.
+struct NodeGroup {
+  NodeKind node;
+  DeviceKind device;
+  int nodes = 1;
+  std::optional<Price> price;
+
+  int devices_per_node() const { return static_cast<int>(node.devices.size()); }
+  int devices() const { return nodes * devices_per_node(); }
+  bool operator==(const NodeGroup&) const = default;
+};
+
+// Nodes of one or several kinds with a network between them. Devices are counted through: group by group, node by node,
+// each node's in its own order. All groups have one backend.
 struct Cluster {
   std::string name;
-  DeviceKind device;              // one kind of device per cluster
-  NodeKind node;                  // homogeneous nodes
-  int nodes = 1;
+  std::vector<NodeGroup> groups = {NodeGroup{}};  // at least one
   Network network;
   std::optional<std::string> measured_on;  // date and host of a probe, where the numbers are one
   std::vector<std::string> notes;          // what the importer assumed or left out
   std::vector<std::string> sources;
 
-  int devices_per_node() const { return static_cast<int>(node.devices.size()); }
-  int devices() const { return nodes * devices_per_node(); }
+  int nodes() const;
+  int devices() const;
+  BackendKind backend() const { return groups.front().device.backend; }
+  // The group that device `device` (0 to devices() - 1) belongs to.
+  const NodeGroup& group_of(int device) const;
   bool operator==(const Cluster&) const = default;
 };
+
+// "h100-sxm-80gb"; of unlike devices "a100-sxm4-80gb+v100-sxm2-32gb".
+std::string device_name(const Cluster& cluster);
+
+// "2.50 USD": an amount and a currency in three capital letters (ISO 4217). `parse_price` throws ConfigError.
+Price parse_price(const std::string& text);
+std::string write_price(const Price& price);
 
 // The route between two local devices of a node, or from a device to the network (destination -1):
 // of the paths of the best class the widest, of those the shortest, as link indices (routes.h says more). Infinite

@@ -4,6 +4,8 @@
 #include <limits>
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/cluster/routes.h"
@@ -179,6 +181,55 @@ int nodes_spanned(int ranks, int per_node, int stride, int degree) {
   return most;
 }
 
+// A node as a mesh fills it: its first rank, how many, and its links.
+struct FilledNode {
+  int first = 0;
+  int ranks = 0;
+  std::shared_ptr<const NodeRoutes> routes;
+};
+
+// Every node that holds ranks, in order. Only clusters of unlike nodes are gone through like this: of equal nodes few tell all.
+std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks) {
+  std::vector<FilledNode> nodes;
+  int first = 0;
+  for (const NodeGroup& group : cluster.groups) {
+    const auto routes = routes_of(group.node);
+    for (int node = 0; node < group.nodes && first < ranks; ++node) {
+      nodes.push_back({.first = first, .ranks = std::min(group.devices_per_node(), ranks - first), .routes = routes});
+      first += group.devices_per_node();
+    }
+  }
+  return nodes;
+}
+
+// The given nodes of a cluster of one kind.
+std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks, const std::vector<int>& numbers) {
+  const NodeGroup& group = cluster.groups.front();
+  const auto routes = routes_of(group.node);
+  std::vector<FilledNode> nodes;
+  for (const int node : numbers) {
+    const int first = node * group.devices_per_node();
+    nodes.push_back({.first = first, .ranks = std::min(group.devices_per_node(), ranks - first), .routes = routes});
+  }
+  return nodes;
+}
+
+// The most nodes that one group of the axis touches, of unlike nodes.
+int nodes_spanned(const std::vector<FilledNode>& nodes, int ranks, int stride, int degree) {
+  std::vector<int> node_of(static_cast<std::size_t>(ranks));
+  for (std::size_t n = 0; n < nodes.size(); ++n)
+    std::fill_n(node_of.begin() + nodes[n].first, nodes[n].ranks, static_cast<int>(n));
+  int most = 1;
+  for (int start = 0; start < ranks; start += stride * degree)
+    for (int i = 0; i < stride; ++i) {
+      int touched = 1;
+      for (int at = 1; at < degree; ++at)
+        touched += node_of[static_cast<std::size_t>(start + i + at * stride)] != node_of[static_cast<std::size_t>(start + i + (at - 1) * stride)];
+      most = std::max(most, touched);
+    }
+  return most;
+}
+
 void check_fits(const Cluster& cluster, const DeviceMesh& mesh) {
   PARPLAN_ASSERT(mesh.size() <= cluster.devices(),
                  std::to_string(mesh.size()) + " ranks on " + std::to_string(cluster.devices()) + " devices");
@@ -242,13 +293,15 @@ std::array<Axis, 3> parse_order(const std::string& text) {
 
 GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis axis) {
   check_fits(cluster, mesh);
-  const auto routes = routes_of(cluster.node);
   const int degree = mesh.degree_of(axis);
   const int stride = mesh.stride_of(axis);
   const int ranks = mesh.size();
-  const int per_node = cluster.devices_per_node();
+  const int per_node = cluster.groups.front().devices_per_node();
+  const bool alike = cluster.groups.size() == 1 || ranks <= cluster.groups.front().devices();
+  const std::vector<FilledNode> nodes =
+      alike ? filled_nodes(cluster, ranks, distinct_nodes(ranks, per_node, stride, degree)) : filled_nodes(cluster, ranks);
   GroupNetwork result{.ranks = degree,
-                      .nodes = nodes_spanned(ranks, per_node, stride, degree),
+                      .nodes = alike ? nodes_spanned(ranks, per_node, stride, degree) : nodes_spanned(nodes, ranks, stride, degree),
                       .ring_bandwidth = BytesPerSecond(infinite),
                       .tree_bandwidth = BytesPerSecond(infinite),
                       .intra_latency = {},
@@ -261,18 +314,18 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
   std::array<Seconds, all_layouts.size()> intra_latency;
   ring.fill(BytesPerSecond(infinite));
   tree.fill(BytesPerSecond(infinite));
-  for (const int node : distinct_nodes(ranks, per_node, stride, degree)) {
-    const int first = node * per_node;
-    const std::vector<Segment> segments = segments_of(first, std::min(per_node, ranks - first), stride, degree);
+  for (const FilledNode& node : nodes) {
+    const NodeRoutes& routes = *node.routes;
+    const std::vector<Segment> segments = segments_of(node.first, node.ranks, stride, degree);
     for (std::size_t i = 0; i < all_layouts.size(); ++i) {
-      NodeLoad ring_load(*routes);
-      NodeLoad tree_load(*routes);
+      NodeLoad ring_load(routes);
+      NodeLoad tree_load(routes);
       for (const Segment& segment : segments) {
-        add_ring(*routes, segment, all_layouts[i], ring_load);
-        add_tree(*routes, segment, all_layouts[i], exchanged, tree_load);
+        add_ring(routes, segment, all_layouts[i], ring_load);
+        add_tree(routes, segment, all_layouts[i], exchanged, tree_load);
       }
-      ring[i] = std::min(ring[i], rate(*routes, cluster.network, ring_load));
-      tree[i] = std::min(tree[i], rate(*routes, cluster.network, tree_load));
+      ring[i] = std::min(ring[i], rate(routes, cluster.network, ring_load));
+      tree[i] = std::min(tree[i], rate(routes, cluster.network, tree_load));
       intra_latency[i] = std::max(intra_latency[i], ring_load.intra_latency);
       if (ring_load.out > 0.0)
         result.inter_latency = std::max(result.inter_latency, 2.0 * ring_load.uplink_latency + cluster.network.latency);
@@ -297,18 +350,20 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   const int stages = mesh.degree_of(Axis::pp);
   PARPLAN_ASSERT(from_stage >= 0 && from_stage < stages && to_stage >= 0 && to_stage < stages && from_stage != to_stage,
                  std::to_string(from_stage) + " to " + std::to_string(to_stage) + " of " + std::to_string(stages));
-  const auto routes = routes_of(cluster.node);
   const int stride = mesh.stride_of(Axis::pp);
   const int block = stride * stages;
   const int ranks = mesh.size();
-  const int per_node = cluster.devices_per_node();
+  const int per_node = cluster.groups.front().devices_per_node();
   const int distance = (to_stage - from_stage) * stride;
 
   // Nodes that show every pattern: with whole nodes in a stage, one of each stage; with whole blocks in a node, any;
-  // else all.
+  // else, and of unlike nodes, all.
+  const bool alike = cluster.groups.size() == 1 || ranks <= cluster.groups.front().devices();
   std::vector<int> nodes;
   const int used = static_cast<int>(ceil_div(ranks, per_node));
-  if (stride % per_node == 0) {
+  if (!alike) {
+    // filled_nodes below
+  } else if (stride % per_node == 0) {
     nodes = {from_stage * stride / per_node, to_stage * stride / per_node};
   } else if (per_node % block == 0 || ranks <= per_node) {
     nodes = {0};
@@ -323,21 +378,22 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
                       .tree_bandwidth = BytesPerSecond(infinite),
                       .intra_latency = {},
                       .inter_latency = {}};
-  for (const int node : nodes) {
-    NodeLoad load(*routes);
-    const int first = node * per_node;
-    const int last = std::min(first + per_node, ranks);
+  for (const FilledNode& node : alike ? filled_nodes(cluster, ranks, nodes) : filled_nodes(cluster, ranks)) {
+    const NodeRoutes& routes = *node.routes;
+    NodeLoad load(routes);
+    const int first = node.first;
+    const int last = first + node.ranks;
     for (int rank = first; rank < last; ++rank) {
       const int stage = rank / stride % stages;
       if (stage != from_stage && stage != to_stage) continue;
       const int partner = stage == from_stage ? rank + distance : rank - distance;
       // Activations go one way while gradients come back: each rank sends to its partner and receives from it.
       if (partner >= first && partner < last)
-        add_hop(*routes, rank - first, partner - first, 1.0, load);
+        add_hop(routes, rank - first, partner - first, 1.0, load);
       else
-        add_exchange(*routes, rank - first, 1.0, load);
+        add_exchange(routes, rank - first, 1.0, load);
     }
-    result.ring_bandwidth = std::min(result.ring_bandwidth, rate(*routes, cluster.network, load));
+    result.ring_bandwidth = std::min(result.ring_bandwidth, rate(routes, cluster.network, load));
     result.intra_latency = std::max(result.intra_latency, load.intra_latency);
     if (load.out > 0.0) {
       result.nodes = 2;
@@ -346,6 +402,51 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   }
   result.tree_bandwidth = result.ring_bandwidth;
   return result;
+}
+
+std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage) {
+  if (cluster.groups.size() == 1) return 1;
+  PARPLAN_ASSERT(cluster.groups.size() <= 64, fmt::format("{} groups", cluster.groups.size()));
+  const int stride = mesh.stride_of(Axis::pp);
+  const int block = stride * mesh.degree_of(Axis::pp);
+  std::uint64_t groups = 0;
+  int first = 0;
+  for (std::size_t g = 0; g < cluster.groups.size(); ++g) {
+    const int last = std::min(first + cluster.groups[g].devices(), mesh.size());
+    // Ranks of the stage are [block * i + stage * stride, + stride).
+    for (int begin = first / block * block + stage * stride; begin < last; begin += block)
+      if (begin + stride > first) {
+        groups |= std::uint64_t{1} << g;
+        break;
+      }
+    first += cluster.groups[g].devices();
+  }
+  return groups;
+}
+
+Bytes memory_capacity(const Cluster& cluster, const DeviceMesh& mesh, int stage) {
+  const std::uint64_t groups = groups_of_stage(cluster, mesh, stage);
+  Bytes least(std::numeric_limits<std::int64_t>::max());
+  for (std::size_t g = 0; g < cluster.groups.size(); ++g)
+    if (groups >> g & 1u) least = std::min(least, cluster.groups[g].device.memory_capacity);
+  return least;
+}
+
+Bytes memory_overhead(const Cluster& cluster) {
+  Bytes most;
+  for (const NodeGroup& group : cluster.groups) most = std::max(most, group.device.memory_overhead);
+  return most;
+}
+
+FlopsPerSecond peak(const Cluster& cluster, int devices, DataType type) {
+  double sum = 0.0;
+  int left = devices;
+  for (const NodeGroup& group : cluster.groups) {
+    const int taken = std::min(left, group.devices());
+    sum += taken * peak(group.device, type).value;
+    left -= taken;
+  }
+  return FlopsPerSecond(sum / devices);
 }
 
 }  // namespace parplan

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -53,5 +54,14 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
 // Point-to-point between two groups of neighbours along the pipeline axis: rank `from` to rank `to`, with all ranks
 // of the two stages sending at once. `ranks` = 2.
 GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int from_stage, int to_stage);
+
+// The kinds of device that hold ranks of a stage, as bits by their groups in the cluster.
+std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage);
+// The least memory among the devices of a stage.
+Bytes memory_capacity(const Cluster& cluster, const DeviceMesh& mesh, int stage);
+// The most that libraries take on any device.
+Bytes memory_overhead(const Cluster& cluster);
+// Mean over the first `devices` devices.
+FlopsPerSecond peak(const Cluster& cluster, int devices, DataType type);
 
 }  // namespace parplan

@@ -22,7 +22,7 @@ constexpr std::array<const char*, 3> affinity_titles = {"CPU Affinity", "NUMA Af
 // One line without escapes, carriage returns and exotic spaces.
 std::string cleaned(std::string line) {
   // The escape character itself is sometimes lost or printed as ^[ in copies.
-  static const std::regex escapes("(\x1B|\\^\\[)?\\[[0-9;]*m|\x1B\\[[0-9;?]*[A-Za-z]|\x1B\\([A-Z]");
+  static const std::regex escapes("(\x1B|\\^\\[)?\\[[0-9;]{0,16}m|\x1B\\[[0-9;?]{0,16}[A-Za-z]|\x1B\\([A-Z]");
   line = std::regex_replace(line, escapes, "");
   for (const std::string_view space : {"\xC2\xA0", "\xEF\xBB\xBF", "\r"})
     for (auto at = line.find(space); at != std::string::npos; at = line.find(space)) line.replace(at, space.size(), 1, ' ');
@@ -48,12 +48,14 @@ std::vector<std::string> parts_of(const std::string& word, const std::regex& par
   return parts;
 }
 
+// (All repetitions here are bounded: std::regex of libstdc++ recurses once a character, so that a line of digits without end would end
+// the stack.)
 const std::regex& end_name() {
-  static const std::regex pattern("GPU[0-9]+|NIC[0-9]+|mlx[0-9]+_[0-9]+");
+  static const std::regex pattern("GPU[0-9]{1,4}|NIC[0-9]{1,4}|mlx[0-9]{1,3}_[0-9]{1,3}");
   return pattern;
 }
 const std::regex& connection_name() {
-  static const std::regex pattern("NV[0-9]+|SYS|SOC|NODE|PHB|PXB|PIX|X");
+  static const std::regex pattern("NV[0-9]{1,3}|SYS|SOC|NODE|PHB|PXB|PIX|X");
   return pattern;
 }
 
@@ -98,9 +100,9 @@ Row read_row(const std::string& line, int number, const std::vector<std::string>
   bool connections = true;
   for (const std::string& field : fields) {
     const std::vector<std::string> words = words_of(field);
-    if (row.cells.size() == columns.size()) connections = false;
-    if (words.empty()) (connections ? row.cells : row.rest).emplace_back();
+    if (words.empty()) (connections && row.cells.size() < columns.size() ? row.cells : row.rest).emplace_back();
     for (const std::string& word : words) {
+      if (row.cells.size() == columns.size()) connections = false;
       const std::vector<std::string> parts = parts_of(word, connection_name());
       const bool affinity = std::isdigit(static_cast<unsigned char>(word[0])) || word == "N/A";
       if (affinity) connections = false;
@@ -179,7 +181,7 @@ bool add_nvlinks(const SmiTopology& topology, const DeviceKind& device, NodeKind
 // Cards and NICs under PCIe switches (PIX, PXB), those under host bridges (PHB), those in sockets (NODE or one NUMA
 // node), those joined to each other (SYS). `ends` are the vertices of the topology's GPUs and then NICs.
 void add_pcie(const SmiTopology& topology, const DeviceKind& device, const std::vector<int>& ends, Cluster& cluster) {
-  NodeKind& node = cluster.node;
+  NodeKind& node = cluster.groups.front().node;
   const std::size_t count = ends.size();
   Groups switches(count);
   Groups bridges(count);
@@ -363,10 +365,10 @@ SmiTopology read_smi_topology(const std::string& text, const std::string& file_n
 Cluster cluster_of(const SmiTopology& topology, const std::string& name, const DeviceKind& device, std::optional<BytesPerSecond> network) {
   Cluster cluster;
   cluster.name = name;
-  cluster.device = device;
+  cluster.groups.front().device = device;
   cluster.notes = topology.notes;
   cluster.sources = {"nvidia-smi topo -m", "speeds: device kind and NCCL's constants (planner/cluster/node_layout.h)"};
-  NodeKind& node = cluster.node;
+  NodeKind& node = cluster.groups.front().node;
   node.name = name;
   std::vector<int> ends;
   for (const std::string& gpu : topology.gpus) ends.push_back(add_vertex(node, gpu, VertexKind::device));

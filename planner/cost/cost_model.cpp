@@ -22,13 +22,56 @@ const GroupNetwork& NetworkCache::stages(const DeviceMesh& mesh, int from_stage,
   return entry->second;
 }
 
+namespace {
+
+// As slow in everything as the slower of two.
+DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
+  return {.active = a.active,
+          .matrix_fp32 = std::min(a.matrix_fp32, b.matrix_fp32),
+          .matrix_half = std::min(a.matrix_half, b.matrix_half),
+          .matrix_tf32 = std::min(a.matrix_tf32, b.matrix_tf32),
+          .vector = std::min(a.vector, b.vector),
+          .memory = std::min(a.memory, b.memory)};
+}
+
+DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
+  DeviceKind both = a;
+  both.name = a.name + "+" + b.name;
+  both.title = a.title + " and " + b.title;
+  both.memory_capacity = std::min(a.memory_capacity, b.memory_capacity);
+  both.memory_overhead = std::max(a.memory_overhead, b.memory_overhead);
+  both.peak_fp32 = std::min(a.peak_fp32, b.peak_fp32);
+  both.peak_half = std::min(a.peak_half, b.peak_half);
+  both.peak_tf32 = std::min(a.peak_tf32, b.peak_tf32);
+  both.kernel_launch = std::max(a.kernel_launch, b.kernel_launch);
+  both.multiprocessors = std::min(a.multiprocessors, b.multiprocessors);
+  both.overlaps_communication = a.overlaps_communication && b.overlaps_communication;
+  both.measured.reset();  // fits of one say nothing of the other: rates speak for both
+  return both;
+}
+
+}  // namespace
+
+const NetworkCache::StageDevice& NetworkCache::device(const DeviceMesh& mesh, int stage) {
+  const std::uint64_t groups = groups_of_stage(*cluster_, mesh, stage);
+  const auto [entry, added] = devices_.try_emplace({groups, mesh.size()});
+  StageDevice& result = entry->second;
+  if (!added) return result;
+  for (std::size_t g = 0; g < cluster_->groups.size(); ++g) {
+    if ((groups >> g & 1u) == 0) continue;
+    const NodeGroup& group = cluster_->groups[g];
+    const DeviceRates rates = rates_at(group.device, std::min(mesh.size(), group.devices_per_node()));
+    result.rates = result.device ? slower(result.rates, rates) : rates;
+    result.device = std::make_shared<const DeviceKind>(result.device ? slower(*result.device, group.device) : group.device);
+  }
+  return result;
+}
+
 CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int stage) {
-  const Cluster& cluster = networks.cluster();
   const int stages = mesh.degree_of(Axis::pp);
   PARPLAN_ASSERT(stage >= 0 && stage < stages, fmt::format("stage {} of {}", stage, stages));
-  CostModel model{.device = cluster.device,
-                  .rates = rates_at(cluster.device, std::min(mesh.size(), cluster.devices_per_node())),
-                  .networks = {}};
+  const NetworkCache::StageDevice& device = networks.device(mesh, stage);
+  CostModel model{.device = device.device, .rates = device.rates, .networks = {}};
   const auto set = [&](GroupKind group, const GroupNetwork& network) {
     model.networks[static_cast<std::size_t>(group)] = network;
   };
@@ -54,9 +97,9 @@ Bytes communicated_bytes(const Instruction& instruction) {
 
 Seconds duration(const Instruction& instruction, const CostModel& model) {
   if (instruction.kind == InstructionKind::kernel)
-    return kernel_time(instruction.op, instruction.shape, instruction.type, model.device, model.rates);
+    return kernel_time(instruction.op, instruction.shape, instruction.type, *model.device, model.rates);
   return collective_time(instruction.kind, communicated_bytes(instruction), model.network(instruction.group),
-                         model.device.backend);
+                         model.device->backend);
 }
 
 }  // namespace parplan

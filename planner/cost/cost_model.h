@@ -1,7 +1,9 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <tuple>
 
 #include "planner/cluster/cluster.h"
@@ -10,14 +12,14 @@
 
 namespace parplan {
 
-// What an instruction costs a rank of one pipeline stage.
+// What an instruction costs a rank of one pipeline stage. Where unlike devices share a stage, `device` is as slow as the
+// slower of them in everything: they wait for one another.
 struct CostModel {
-  DeviceKind device;
+  std::shared_ptr<const DeviceKind> device;
   DeviceRates rates;  // with as many devices of a node at work as the job uses
   std::array<GroupNetwork, static_cast<std::size_t>(GroupKind::count_)> networks;
 
   const GroupNetwork& network(GroupKind group) const { return networks[static_cast<std::size_t>(group)]; }
-  bool operator==(const CostModel&) const = default;
 };
 
 // What groups see of one cluster's links, computed once per mesh: a search asks for the same again and again. Owned by
@@ -29,12 +31,19 @@ class NetworkCache {
   const Cluster& cluster() const { return *cluster_; }
   const GroupNetwork& group(const DeviceMesh& mesh, Axis axis);                        // group_network
   const GroupNetwork& stages(const DeviceMesh& mesh, int from_stage, int to_stage);    // stage_network
+  // What works on a stage, at the rates with as many devices of a node at work as the job uses.
+  struct StageDevice {
+    std::shared_ptr<const DeviceKind> device;
+    DeviceRates rates;
+  };
+  const StageDevice& device(const DeviceMesh& mesh, int stage);
 
  private:
   using MeshKey = std::tuple<std::array<int, 3>, std::array<Axis, 3>>;
   const Cluster* cluster_;
   std::map<std::tuple<MeshKey, Axis>, GroupNetwork> groups_;
   std::map<std::tuple<MeshKey, int, int>, GroupNetwork> stages_;
+  std::map<std::tuple<std::uint64_t, int>, StageDevice> devices_;  // groups at work (bit by group), devices of a node at work
 };
 
 // tensor, data and pipeline groups see the network of their axis; next and previous what the two stages see from this

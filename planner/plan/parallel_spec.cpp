@@ -16,7 +16,7 @@ const char* name(ScheduleKind kind) {
 }
 
 const char* name(Recompute recompute) {
-  constexpr std::array<const char*, 2> names = {"none", "full"};
+  constexpr std::array<const char*, 3> names = {"none", "full", "per_stage"};
   const auto i = static_cast<std::size_t>(recompute);
   PARPLAN_ASSERT(i < names.size(), fmt::format("recompute {}", i));
   return names[i];

@@ -12,7 +12,8 @@ namespace parplan {
 enum class ScheduleKind { gpipe, one_f_one_b };
 const char* name(ScheduleKind kind);  // "gpipe", "1f1b"
 
-enum class Recompute { none, full };
+// `per_stage`: as each stage says.
+enum class Recompute { none, full, per_stage };
 const char* name(Recompute recompute);
 
 // One point of the search space: how the work is spread.
@@ -23,11 +24,15 @@ struct ParallelSpec {
   std::int64_t micro_batch = 1;  // sequences
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   Recompute recompute = Recompute::none;
+  std::vector<Recompute> stage_recompute;  // none or full for each stage, where `recompute` is per_stage; else empty
   std::vector<int> stage_blocks;  // blocks of the graph per stage; sums to all of them
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }
   int pp() const { return mesh.degree_of(Axis::pp); }
+  Recompute recompute_of(int stage) const {
+    return recompute == Recompute::per_stage ? stage_recompute[static_cast<std::size_t>(stage)] : recompute;
+  }
   bool operator==(const ParallelSpec&) const = default;
 };
 

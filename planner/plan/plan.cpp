@@ -69,13 +69,14 @@ constexpr std::array<DataAxisKey, 3> data_axis_keys = {{
     {"optimizer_over_dp", &Placements::optimizer_data_axis, 1},
 }};
 
-constexpr std::array backends = {BackendKind::cpu, BackendKind::cuda};
+constexpr std::array backends = {BackendKind::cpu, BackendKind::cuda, BackendKind::rocm, BackendKind::oneapi, BackendKind::synapse};
 constexpr std::array precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
 constexpr std::array optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
 constexpr std::array learning_rate_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
                                                 LearningRateSchedule::linear};
 constexpr std::array schedule_kinds = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b};
-constexpr std::array recomputes = {Recompute::none, Recompute::full};
+constexpr std::array recomputes = {Recompute::none, Recompute::full, Recompute::per_stage};
+constexpr std::array stage_recomputes = {Recompute::none, Recompute::full};
 
 // ---- writing ----
 
@@ -164,6 +165,11 @@ std::string write_layout(const ParallelSpec& spec, const TrainingSpec& training)
   line("micro_batches", micro_batches(spec, training));
   line("schedule", name(spec.schedule));
   line("recompute", name(spec.recompute));
+  if (spec.recompute == Recompute::per_stage) {
+    std::vector<std::string> stages;
+    for (const Recompute recompute : spec.stage_recompute) stages.emplace_back(name(recompute));
+    line("stage_recompute", "[" + join(stages) + "]");
+  }
   line("stage_blocks", spec.stage_blocks);
   return out;
 }
@@ -194,6 +200,7 @@ std::string write_result(const StepResult& result) {
                                 format_bytes(result.memory.peak()));
   for (const TimeKey& row : time_keys) out += fmt::format("{}: {}\n", row.key, number((result.time.*row.part).value));
   for (const MemoryKey& row : memory_keys) out += fmt::format("{}: {}\n", row.key, (result.memory.*row.part).count);
+  out += fmt::format("memory_stage: {}\n", result.memory_stage);
   for (const CommunicationKey& row : communication_keys)
     out += fmt::format("{}: {}\n", row.key, (result.communication.*row.part).count);
   return out;
@@ -278,7 +285,7 @@ TrainingSpec read_training(const YamlNode& node) {
 
 ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int cluster_devices) {
   node.allow_keys({"devices", "dp", "tp", "pp", "mesh_order", "sequence_parallel", "zero_stage", "micro_batch",
-                   "micro_batches", "schedule", "recompute", "stage_blocks"});
+                   "micro_batches", "schedule", "recompute", "stage_recompute", "stage_blocks"});
   ParallelSpec spec;
   const int devices = read_int(node.at("devices"), 1);
   const auto degree = [&](Axis axis) { return read_int(node.at(name(axis)), 1, devices); };
@@ -304,6 +311,14 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
                           training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
   spec.schedule = read_choice(node.at("schedule"), schedule_kinds);
   spec.recompute = read_choice(node.at("recompute"), recomputes);
+  if (spec.recompute == Recompute::per_stage) {
+    const YamlNode stages = node.at("stage_recompute");
+    for (const YamlNode& item : stages.items()) spec.stage_recompute.push_back(read_choice(item, stage_recomputes));
+    if (static_cast<int>(spec.stage_recompute.size()) != spec.pp())
+      stages.fail(fmt::format("stage_recompute has {} stages, and pp is {}", spec.stage_recompute.size(), spec.pp()));
+  } else if (const auto stages = node.find("stage_recompute")) {
+    stages->fail(fmt::format("stage_recompute goes with recompute per_stage, and recompute is {}", name(spec.recompute)));
+  }
   const YamlNode stage_blocks = node.at("stage_blocks");
   for (const YamlNode& item : stage_blocks.items())
     spec.stage_blocks.push_back(read_int(item, 1));
@@ -359,11 +374,13 @@ StepResult read_result(const YamlNode& node) {
   std::vector<std::string> keys;
   for (const TimeKey& row : time_keys) keys.push_back(row.key);
   for (const MemoryKey& row : memory_keys) keys.push_back(row.key);
+  keys.push_back("memory_stage");
   for (const CommunicationKey& row : communication_keys) keys.push_back(row.key);
   node.allow_keys(keys);
   StepResult result;
   for (const TimeKey& row : time_keys) result.time.*row.part = Seconds(read_number(node.at(row.key)));
   for (const MemoryKey& row : memory_keys) result.memory.*row.part = Bytes(node.at(row.key).as_integer(0));
+  if (const auto stage = node.find("memory_stage")) result.memory_stage = read_int(*stage, 0);
   for (const CommunicationKey& row : communication_keys)
     result.communication.*row.part = Bytes(node.at(row.key).as_integer(0));
   return result;
@@ -401,7 +418,7 @@ std::string write_plan(const Plan& plan) {
   const auto section = [&](const char* key, const std::string& body) { out += fmt::format("{}:\n{}", key, indented(body, 2)); };
   out += fmt::format("schema: {}\n", plan_schema);
   out += fmt::format("plan_id: \"{}\"\n", plan_id(plan.model, plan.training, plan.spec));
-  out += fmt::format("backend: {}\n", name(plan.cluster.device.backend));
+  out += fmt::format("backend: {}\n", name(plan.cluster.backend()));
   section("layout", write_layout(plan.spec, plan.training));
   section("prediction", write_result(plan.prediction));
   section("training", write_training(plan.training));
@@ -434,9 +451,9 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
   plan.model = read_model_summary(root.at("model_summary"));
   plan.model_text = root.at("model").as_string();
   plan.cluster = read_cluster(root.at("cluster"));
-  if (const BackendKind found = read_choice(root.at("backend"), backends); found != plan.cluster.device.backend)
+  if (const BackendKind found = read_choice(root.at("backend"), backends); found != plan.cluster.backend())
     root.at("backend").fail(fmt::format("backend is {}, and the cluster's {} has backend {}", name(found),
-                                        plan.cluster.device.name, name(plan.cluster.device.backend)));
+                                        device_name(plan.cluster), name(plan.cluster.backend())));
   plan.training = read_training(root.at("training"));
   plan.spec = read_layout(root.at("layout"), plan.training, plan.cluster.devices());
   plan.placements = read_placements(root.at("placements"), plan.spec);

@@ -61,6 +61,7 @@ struct CommunicationVolume {
 struct StepResult {
   StepTime time;               // of the rank that finishes last (ties: lowest)
   MemoryUse memory;            // of the worst rank
+  int memory_stage = 0;        // that it is on
   // Of the stage that sends most, its rank at data and tensor coordinate 0: where a buffer does not divide evenly, its
   // neighbours send a few bytes more or less.
   CommunicationVolume communication;

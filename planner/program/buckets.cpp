@@ -6,7 +6,7 @@ namespace parplan {
 
 std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int tensor_rank, int data_rank) {
   const OpGraph& graph = *job.graph;
-  const BlockChoice choice = block_choice(job, tensor_rank);
+  const BlockChoice choice = block_choice(job, 0, tensor_rank);  // how parameters lie does not depend on the stage
   std::vector<StageBucket> buckets;
   std::vector<StageBucket> tied_buckets;
   for (int b = range.first; b < range.last; ++b) {

@@ -48,7 +48,7 @@ class Lowering {
 
   // One pair of Segments for every kind of block on this stage.
   void lower_blocks() {
-    const BlockChoice choice = block_choice(job_, coordinate(Axis::tp));
+    const BlockChoice choice = block_choice(job_, program_.stage, coordinate(Axis::tp));
     for (int b = range_.first; b < range_.last; ++b) {
       const int kind = graph_.blocks[static_cast<std::size_t>(b)].kind;
       if (kinds_.contains(kind)) continue;
@@ -623,12 +623,12 @@ class Lowering {
 
 }  // namespace
 
-BlockChoice block_choice(const Job& job, int tensor_rank) {
+BlockChoice block_choice(const Job& job, int stage, int tensor_rank) {
   return {.placements = job.placements,
           .tensor_ranks = job.spec.tp(),
           .tensor_rank = tensor_rank,
           .micro_batch = job.spec.micro_batch,
-          .recompute = job.spec.recompute == Recompute::full,
+          .recompute = job.spec.recompute_of(stage) == Recompute::full,
           .precision = job.training.precision,
           .backend = job.backend,
           .loss_weight = 1.0 / (static_cast<double>(job.training.global_batch) * static_cast<double>(job.training.sequence_length)),

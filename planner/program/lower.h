@@ -25,7 +25,7 @@ struct Job {
   bool fuse = true;  // put pairs of kernels into one (fusion.h); without, for comparison
 };
 
-BlockChoice block_choice(const Job& job, int tensor_rank);
+BlockChoice block_choice(const Job& job, int stage, int tensor_rank);
 // Blocks [first, last) of a stage.
 struct BlockRange {
   int first = 0;

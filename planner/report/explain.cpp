@@ -18,7 +18,7 @@ namespace {
 constexpr double full_share = 0.9;
 
 double memory_share(const Plan& plan) {
-  return static_cast<double>(plan.prediction.memory.peak().count) / static_cast<double>(plan.cluster.device.memory_capacity.count);
+  return static_cast<double>(plan.prediction.memory.peak().count) / static_cast<double>(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage).count);
 }
 
 Seconds communication_of(const StepTime& time) { return time.tensor_exposed + time.data_exposed + time.pipeline_exposed; }
@@ -85,7 +85,7 @@ std::string what_binds(const Plan& plan) {
     case Constraint::memory:
       if (memory_share(plan) >= full_share)
         return fmt::format("memory: the peak is {:.1f} % of a device's {}; more memory would allow layouts that communicate or recompute less",
-                           100.0 * memory_share(plan), format_bytes(plan.cluster.device.memory_capacity));
+                           100.0 * memory_share(plan), format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage)));
       return fmt::format("memory: {} of the step recomputes activations that there is no room to keep", share(time.recompute));
     case Constraint::compute:
       return fmt::format("compute: {} of the step computes; faster or more devices would help, more memory or bandwidth would not",
@@ -137,14 +137,14 @@ std::string explain(const Plan& plan) {
   const MemoryUse& memory = plan.prediction.memory;
   const std::int64_t count = micro_batches(plan.spec, plan.training);
   std::string text = fmt::format("plan {}: {} on {} of {} x {} ({})\n", plan_id(plan.model, plan.training, plan.spec), plan.model.name,
-                                 plan.spec.mesh.size(), plan.cluster.devices(), plan.cluster.device.name, plan.cluster.name);
+                                 plan.spec.mesh.size(), plan.cluster.devices(), device_name(plan.cluster), plan.cluster.name);
   text += fmt::format("layout: {}; {} micro-batch{} a step; layers per stage {}\n\n", layout_text(plan.spec), count, count == 1 ? "" : "es",
                       stage_layers(plan.spec));
   text += fmt::format("a step takes {} ({} tokens/s, {} a device):\n", format_duration(time.total()), format_count(tokens_per_second(subject)),
                       format_flop_rate(model_rate_per_device(subject)));
   text += where_time_goes(time);
   text += fmt::format("\nthe worst rank's memory peaks at {}, {:.1f} % of {}:\n", format_bytes(memory.peak()), 100.0 * memory_share(plan),
-                      format_bytes(plan.cluster.device.memory_capacity));
+                      format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage)));
   text += where_memory_goes(memory);
   text += "\n" + runner_up(plan);
   text += "\nbinding constraint: " + what_binds(plan) + "\n";

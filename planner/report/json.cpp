@@ -17,11 +17,11 @@ Json head(const char* schema, const ReportInputs& inputs) {
                              {"flops_per_sample", json_number(inputs.model.flops_per_sample.value)}};
   json["inputs"]["cluster"] = {{"name", cluster.name},
                                {"devices", cluster.devices()},
-                               {"device", cluster.device.name},
-                               {"devices_per_node", cluster.devices_per_node()},
-                               {"nodes", cluster.nodes},
-                               {"backend", name(cluster.device.backend)},
-                               {"memory_capacity_bytes", cluster.device.memory_capacity.count},
+                               {"device", device_name(cluster)},
+                               {"devices_per_node", cluster.devices() / cluster.nodes()},
+                               {"nodes", cluster.nodes()},
+                               {"backend", name(cluster.backend())},
+                               {"memory_capacity_bytes", cluster.groups.front().device.memory_capacity.count},
                                {"measured_on", cluster.measured_on ? Json(*cluster.measured_on) : Json(nullptr)}};
   json["inputs"]["training"] = {{"global_batch", inputs.training.global_batch},
                                 {"sequence_length", inputs.training.sequence_length},

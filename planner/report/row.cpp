@@ -46,6 +46,8 @@ constexpr std::array column_rows = {
     Column{"cp_method", "", "how context parallelism exchanges keys and values", [](const Subject&) { return Json(nullptr); }},
     Column{"recompute", "", "activations that the backward pass computes again",
            [](const Subject& s) { return Json(name(s.spec.recompute)); }},
+    Column{"stage_recompute", "", "recompute of each stage, where it is per_stage; else null",
+           [](const Subject& s) { return s.spec.recompute == Recompute::per_stage ? Json(stage_recompute(s.spec)) : Json(nullptr); }},
     Column{"offload", "", "what is kept in host memory", [](const Subject&) { return Json("none"); }},
     Column{"step_time_s", "s", "one optimizer step, on the rank that finishes last",
            [](const Subject& s) { return seconds(s.result.time.total()); }},
@@ -70,7 +72,7 @@ constexpr std::array column_rows = {
     Column{"time_optimizer_s", "s", "gradient norm and parameter update", [](const Subject& s) { return seconds(s.result.time.optimizer); }},
     Column{"time_offload_s", "s", "copies to and from host memory that computation waits for", [](const Subject&) { return Json(0.0); }},
     Column{"memory_capacity_bytes", "B", "memory of one device that may be used",
-           [](const Subject& s) { return bytes(s.cluster.device.memory_capacity); }},
+           [](const Subject& s) { return bytes(memory_capacity(s.cluster, s.spec.mesh, s.result.memory_stage)); }},
     Column{"memory_peak_bytes", "B", "most memory in use at once, on the worst rank",
            [](const Subject& s) { return bytes(s.result.memory.peak()); }},
     Column{"memory_parameters_bytes", "B", "of the peak: parameters", [](const Subject& s) { return bytes(s.result.memory.parameters); }},
@@ -128,7 +130,10 @@ std::string layout_text(const ParallelSpec& spec) {
   if (spec.dp() > 1) words.push_back(fmt::format("zero{}", spec.zero_stage));
   words.push_back(fmt::format("mb{}", spec.micro_batch));
   if (spec.pp() > 1) words.push_back(name(spec.schedule));
-  if (spec.recompute != Recompute::none) words.push_back(fmt::format("recompute={}", name(spec.recompute)));
+  if (spec.recompute == Recompute::per_stage)
+    words.push_back(fmt::format("recompute={}", stage_recompute(spec)));
+  else if (spec.recompute != Recompute::none)
+    words.push_back(fmt::format("recompute={}", name(spec.recompute)));
   std::vector<std::string> axes;  // of several ranks, outermost first
   for (const Axis axis : spec.mesh.order)
     if (spec.mesh.degree_of(axis) > 1) axes.push_back(name(axis));
@@ -146,6 +151,12 @@ std::string stage_layers(const ParallelSpec& spec) {
   return fmt::format("{}", fmt::join(layers, ","));
 }
 
+std::string stage_recompute(const ParallelSpec& spec) {
+  std::vector<std::string> stages;
+  for (const Recompute recompute : spec.stage_recompute) stages.emplace_back(name(recompute));
+  return fmt::format("{}", fmt::join(stages, ","));
+}
+
 double tokens_per_second(const RowSubject& subject) {
   return static_cast<double>(subject.training.global_batch) * static_cast<double>(subject.training.sequence_length) /
          subject.result.time.total().value;
@@ -157,7 +168,7 @@ FlopsPerSecond model_rate_per_device(const RowSubject& subject) {
 }
 
 Json model_flops_utilization(const RowSubject& subject) {
-  const FlopsPerSecond most = peak(subject.cluster.device, subject.training.precision);
+  const FlopsPerSecond most = peak(subject.cluster, subject.spec.mesh.size(), subject.training.precision);
   return most.value > 0.0 ? json_number(model_rate_per_device(subject) / most) : Json(nullptr);
 }
 

@@ -41,6 +41,8 @@ Json row(const RowSubject& subject);
 std::string layout_text(const ParallelSpec& spec);
 // Layers per stage, embedding and head not counted: "6,6".
 std::string stage_layers(const ParallelSpec& spec);
+// "full,full,none".
+std::string stage_recompute(const ParallelSpec& spec);
 
 double tokens_per_second(const RowSubject& subject);
 // Model FLOP/s per device; over the device's peak at the precision, null where no peak is known.

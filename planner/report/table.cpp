@@ -44,7 +44,7 @@ std::string write_table(const Plan& plan) {
                     format_duration(time.total()), format_count(tokens_per_second(subject)),
                     utilization.is_null() ? "-" : format_share(utilization.get<double>(), 1.0), format_bytes(subject.result.memory.peak()),
                     format_share(static_cast<double>(subject.result.memory.peak().count),
-                                 static_cast<double>(subject.cluster.device.memory_capacity.count)),
+                                 static_cast<double>(memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage).count)),
                     format_share(time.bubble.value, time.total().value),
                     format_share((time.tensor_exposed + time.data_exposed + time.pipeline_exposed).value, time.total().value)});
   }

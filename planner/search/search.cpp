@@ -74,7 +74,7 @@ std::vector<int> device_counts(int devices, const LayoutRequest& request, bool f
 
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec,
                          const Placements& placements, const Schedule& schedule, Timeline* timeline) {
-  const DeviceKind& device = networks.cluster().device;
+  const DeviceKind& device = networks.cluster().groups.front().device;
   const Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = schedule,
                 .backend = device.backend, .overhead = device.memory_overhead};
   const std::vector<Program> programs = lower_representatives(job);
@@ -89,7 +89,7 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
   Estimator estimator(graph, cluster, training);
   PlacementCache placements(graph);
   CutCache cuts(estimator);
-  const Bytes capacity = options.memory_limit.value_or(cluster.device.memory_capacity);
+  const Bytes capacity = options.memory_limit.value_or(cluster.groups.front().device.memory_capacity);
 
   SearchResult result;
   std::vector<Candidate> candidates;

@@ -21,8 +21,8 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements)
   const auto [entry, inserted] = shapes_index_.try_emplace(key, static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
   const Job job{.graph = &graph_, .training = training_, .spec = spec, .placements = placements, .schedule = {},
-                .backend = cluster_.device.backend, .overhead = cluster_.device.memory_overhead};
-  const BlockChoice choice = block_choice(job, 0);
+                .backend = cluster_.backend(), .overhead = memory_overhead(cluster_)};
+  const BlockChoice choice = block_choice(job, 0, 0);
   Shapes shapes;
   for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
     const Block& block = graph_.blocks[b];
@@ -72,12 +72,12 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_number)];
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int stages = spec.pp();
-  const bool sequential = !first.device.overlaps_communication;
+  const bool sequential = !first.device->overlaps_communication;
   const auto sharded = [&](Placement placement) { return spec.dp() > 1 && placement == flat_shard(); };
   const bool shards_optimizer = sharded(placements.optimizer_data_axis);
   const bool shards_gradients = sharded(placements.gradients_data_axis);
   const bool shards_parameters = sharded(placements.parameters_data_axis);
-  const BackendKind backend = first.device.backend;
+  const BackendKind backend = first.device->backend;
   const GroupNetwork& data = first.network(GroupKind::data);
   const std::int64_t element = size_of(training_.precision);
 
@@ -115,7 +115,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     MemoryUse memory = stage_memory({.buckets = buckets, .saved_bytes = saved, .crossing_bytes = crossing, .scratch_bytes = scratch,
                                      .in_flight = schedule.in_flight(s, stages, micro), .last_stage = s == stages - 1},
                                     spec, placements, training_);
-    memory.overhead = cluster_.device.memory_overhead;
+    memory.overhead = memory_overhead(cluster_);
     if (memory.peak() > estimate.memory.peak()) estimate.memory = memory;
 
     forward_bound.push_back(f.total());
@@ -136,7 +136,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
       shape.norm = computes_norm(training_);
       shape.master = is_half(training_.precision);
       shape.scaled = scales_loss(training_);
-      optimizer += kernel_time(sgd ? OpKind::sgd : OpKind::adamw, shape, in_memory(training_.precision), first.device, first.rates);
+      optimizer += kernel_time(sgd ? OpKind::sgd : OpKind::adamw, shape, in_memory(training_.precision), *first.device, first.rates);
     }
     if (shards_parameters) {
       f.data_exposed += overlap(f.total(), gather);

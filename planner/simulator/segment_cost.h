@@ -18,7 +18,7 @@ enum class Execution {
   sequential,  // one core does everything in launch order; sends are posted, the receiver copies (CPU ranks)
 };
 inline Execution execution_of(const CostModel& model) {
-  return model.device.overlaps_communication ? Execution::concurrent : Execution::sequential;
+  return model.device->overlaps_communication ? Execution::concurrent : Execution::sequential;
 }
 
 // An instruction with its cost, ready to be played many times.

@@ -74,6 +74,7 @@ struct Running {
 struct Stage {
   const Program* program = nullptr;
   Execution execution{};
+  Bytes capacity;                   // of the stage's devices
   std::vector<Playable> segments;
   std::vector<Played> pieces;       // in the order in which calls began
   struct Place {
@@ -159,6 +160,7 @@ SeatAt Simulation::seat_of(const Stage& stage, int number, const Instruction& in
 void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
   const Program& program = *stage.program;
   stage.execution = execution_of(model);
+  stage.capacity = model.device->memory_capacity;
 
   // Instructions that meet at one place come from one stream, or their order would depend on timing.
   std::vector<int> meeting_stream(meetings_.size(), -1);
@@ -508,12 +510,17 @@ bool overlaps(const std::vector<Played>& pieces) {
   return false;
 }
 
+// How full the devices of a stage are at its peak.
+double filled_share(const Stage& stage) {
+  return static_cast<double>(stage.program->memory.peak().count) / static_cast<double>(std::max<std::int64_t>(stage.capacity.count, 1));
+}
+
 StepResult Simulation::result() const {
   StepResult result;
   const Stage* slowest = nullptr;
   Moment finish;
   std::int64_t most_sent = -1;
-  std::int64_t highest_peak = -1;
+  double fullest = -1.0;
   for (const Stage& stage : stages_) {
     const Moment last = last_of(stage);
     if (slowest == nullptr || last.time > finish.time) {
@@ -526,9 +533,10 @@ StepResult Simulation::result() const {
       most_sent = sent;
       result.communication = volume;
     }
-    if (stage.program->memory.peak().count > highest_peak) {
-      highest_peak = stage.program->memory.peak().count;
+    if (const double filled = filled_share(stage); filled > fullest) {
+      fullest = filled;
       result.memory = stage.program->memory;
+      result.memory_stage = stage.program->stage;
     }
   }
   if (finish.piece < 0) return result;

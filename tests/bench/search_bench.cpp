@@ -90,7 +90,7 @@ void bench_estimates(const Work& work) {
   const double first = seconds_of([&] {
     for (std::size_t i = 0; i < space.size(); ++i) {
       const Estimate result = estimate(estimator, space[i]);
-      if (result.memory.peak() <= setting.cluster.device.memory_capacity) feasible.push_back({result.time.total().value, i});
+      if (result.memory.peak() <= setting.cluster.groups.front().device.memory_capacity) feasible.push_back({result.time.total().value, i});
     }
   });
   const double again = seconds_of([&] {
@@ -111,7 +111,7 @@ void bench_estimates(const Work& work) {
     const Placed& placed = space[index];
     const Job job{.graph = &setting.graph, .training = setting.training, .spec = placed.spec, .placements = placed.placements,
                   .schedule = row_of(placed.spec.schedule).actions(placed.spec.pp(), static_cast<int>(micro_batches(placed.spec, setting.training))),
-                  .backend = setting.cluster.device.backend, .overhead = setting.cluster.device.memory_overhead};
+                  .backend = setting.cluster.groups.front().device.backend, .overhead = setting.cluster.groups.front().device.memory_overhead};
     std::vector<Program> lowered;
     lowering += seconds_of([&] { lowered = lower_representatives(job); });
     std::vector<CostModel> models;

@@ -145,7 +145,7 @@ TEST_CASE("a memory limit is what plans are held to, and the plan carries it") {
     CHECK(row.at("memory_capacity_bytes") == limit);
     CHECK(row.at("memory_peak_bytes").get<std::int64_t>() <= limit);
   }
-  CHECK(read_plan(folder.read("plan.yaml"), "plan.yaml").cluster.device.memory_capacity == Bytes(limit));
+  CHECK(read_plan(folder.read("plan.yaml"), "plan.yaml").cluster.groups.front().device.memory_capacity == Bytes(limit));
 }
 
 TEST_CASE("device ids choose devices in their order") {
@@ -154,8 +154,8 @@ TEST_CASE("device ids choose devices in their order") {
   REQUIRE(call({"suggest", "gpt2", "--cluster", "dgx-a100", "--device-ids", "5,2", "--top", "1", "--quiet", "-o", plan}).code == 0);
   const Cluster cluster = read_plan(folder.read("plan.yaml"), "plan.yaml").cluster;
   REQUIRE(cluster.devices() == 2);
-  CHECK(cluster.node.vertices[static_cast<std::size_t>(cluster.node.devices[0])].name == "GPU5");
-  CHECK(cluster.node.vertices[static_cast<std::size_t>(cluster.node.devices[1])].name == "GPU2");
+  CHECK(cluster.groups.front().node.vertices[static_cast<std::size_t>(cluster.groups.front().node.devices[0])].name == "GPU5");
+  CHECK(cluster.groups.front().node.vertices[static_cast<std::size_t>(cluster.groups.front().node.devices[1])].name == "GPU2");
 }
 
 TEST_CASE("simulate of a layout and of its plan agree, and a trace is written") {

@@ -60,9 +60,9 @@ Plan plan_of(const OpGraph& graph, int dp, int pp) {
   plan.spec = spec_of(graph, dp, 1, pp, 0);
   plan.placements = place(graph, plan.spec);
   plan.schedule = row_of(plan.spec.schedule).actions(pp, static_cast<int>(micro_batches(plan.spec, plan.training)));
-  plan.cluster.device.name = "core";
-  plan.cluster.device.backend = BackendKind::cpu;
-  plan.cluster.node.devices = {0, 1};
+  plan.cluster.groups.front().device.name = "core";
+  plan.cluster.groups.front().device.backend = BackendKind::cpu;
+  plan.cluster.groups.front().node.devices = {0, 1};
   const std::vector<Program> programs = lower_all(job_of(graph, plan.training, plan.spec));
   for (const Program& program : programs)
     if (program.memory.peak() > plan.prediction.memory.peak()) plan.prediction.memory = program.memory;
@@ -144,8 +144,8 @@ TEST_CASE("a plan that cannot run here says what is missing") {
   plan.training.precision = DataType::bf16;
   CHECK(refusal(plan) == "error: the plan computes in bf16; the CPU backend computes in fp32: plan again with --precision fp32");
   plan = plan_of(graph, 2, 1);
-  plan.cluster.device.backend = BackendKind::cuda;
-  plan.cluster.device.title = "NVIDIA H100 SXM5 80 GB";
+  plan.cluster.groups.front().device.backend = BackendKind::cuda;
+  plan.cluster.groups.front().device.title = "NVIDIA H100 SXM5 80 GB";
   const std::string nowhere = (std::filesystem::temp_directory_path() / "parplan_no_plugins").string();
   REQUIRE(setenv("PARPLAN_PLUGINS", nowhere.c_str(), 1) == 0);
   CHECK(refusal(plan) ==

@@ -24,8 +24,8 @@ TEST_CASE("every model of models/ on every cluster of configs/ gives plans, or s
   for (const std::string& name : cluster_names(catalog)) {
     const Cluster cluster = find_cluster(name, catalog);
     // One node: few devices, so that the large models do not fit.
-    const std::string devices = std::to_string(cluster.devices_per_node());
-    const bool grows = std::ranges::any_of(cluster.node.vertices, [](const Vertex& vertex) { return vertex.kind == VertexKind::network; });
+    const std::string devices = std::to_string(cluster.groups.front().devices_per_node());
+    const bool grows = std::ranges::any_of(cluster.groups.front().node.vertices, [](const Vertex& vertex) { return vertex.kind == VertexKind::network; });
     std::vector<std::string> planned, refused;
     const auto begin = std::chrono::steady_clock::now();
     for (const std::string& model : models) {

@@ -56,7 +56,7 @@ TEST_CASE("every cluster of the catalog loads, is named as its file, says where 
     INFO(name);
     const Cluster cluster = find_cluster(name, catalog);
     CHECK(cluster.name == name);
-    CHECK(cluster.nodes == 1);
+    CHECK(cluster.groups.front().nodes == 1);
     CHECK(!cluster.sources.empty());
     CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
     CHECK(write_cluster(read_cluster(YamlNode::parse(write_cluster(cluster), "written"))) == write_cluster(cluster));

@@ -162,7 +162,7 @@ TEST_CASE("the order of devices is kept through writing and reading") {
   const Cluster cluster = read_cluster(YamlNode::parse(head + "node:\n  vertices: [{name: A, kind: device}, {name: B, kind: device}]\n"
                                                               "  links: [{between: [A, B], bandwidth: 1 GB/s, latency: 1.5 us, kind: NV1}]\n  devices: [B, A]\n"
                                                               "measured_on: \"2026-11-21, host: a\"\nnotes: [\"a: note, with #\"]\n", "c.yaml"));
-  CHECK(cluster.node.devices == std::vector<int>{1, 0});
+  CHECK(cluster.groups.front().node.devices == std::vector<int>{1, 0});
   CHECK(cluster.measured_on == "2026-11-21, host: a");
   CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
 }

@@ -30,11 +30,11 @@ DeviceKind test_device() {
 Cluster test_cluster(int devices, int nics, int nodes, double nic = 10.0) {
   Cluster cluster;
   cluster.name = "test";
-  cluster.device = test_device();
+  cluster.groups.front().device = test_device();
   NodeLayout layout{.name = "node", .devices = devices, .intra = Intra::nvswitch, .bandwidth = BytesPerSecond(100), .latency = Seconds(2), .nics = {}};
   if (nics > 0) layout.nics = NicLayout{.count = nics, .line_rate = BytesPerSecond(nic / nic_reached_share)};
-  cluster.node = build_node(layout, cluster.device);
-  cluster.nodes = nodes;
+  cluster.groups.front().node = build_node(layout, cluster.groups.front().device);
+  cluster.groups.front().nodes = nodes;
   cluster.network.latency = Seconds(3);
   return cluster;
 }
@@ -123,7 +123,7 @@ TEST_CASE("oversubscription divides what leaves a node with all its NICs at work
   Cluster cluster = test_cluster(8, 8, 2);
   cluster.network.oversubscription = 2.0;
   CHECK(ring(cluster, mesh(1, 2, 8), Axis::dp) == doctest::Approx(5));
-  cluster.node = first_devices(cluster.node, 8);
+  cluster.groups.front().node = first_devices(cluster.groups.front().node, 8);
   // One pipeline stage a node and one rank a stage would use one NIC of eight: 80 / 2 is more than its 10.
   Cluster small = test_cluster(1, 4, 2);
   small.network.oversubscription = 4.0;
@@ -138,15 +138,15 @@ TEST_CASE("two-node trees exceed the NICs, trees over more nodes do not") {
 
 TEST_CASE("a ring of two uses both directions of a link") {
   Cluster cluster;
-  cluster.device = test_device();
-  cluster.node = build_node({.name = "pair", .devices = 2, .intra = Intra::nvlink_mesh, .bandwidth = BytesPerSecond(7), .latency = Seconds(1), .nics = {}}, cluster.device);
+  cluster.groups.front().device = test_device();
+  cluster.groups.front().node = build_node({.name = "pair", .devices = 2, .intra = Intra::nvlink_mesh, .bandwidth = BytesPerSecond(7), .latency = Seconds(1), .nics = {}}, cluster.groups.front().device);
   CHECK(ring(cluster, mesh(1, 2, 1), Axis::dp) == 7);
 }
 
 TEST_CASE("a full mesh is used by all its links at once") {
   Cluster cluster;
-  cluster.device = test_device();
-  cluster.node = build_node({.name = "mesh", .devices = 4, .intra = Intra::nvlink_mesh, .bandwidth = BytesPerSecond(7), .latency = Seconds(1), .nics = {}}, cluster.device);
+  cluster.groups.front().device = test_device();
+  cluster.groups.front().node = build_node({.name = "mesh", .devices = 4, .intra = Intra::nvlink_mesh, .bandwidth = BytesPerSecond(7), .latency = Seconds(1), .nics = {}}, cluster.groups.front().device);
   CHECK(ring(cluster, mesh(1, 1, 4), Axis::tp) == doctest::Approx(21));  // three links a device
   CHECK(ring(cluster, mesh(1, 2, 2), Axis::tp) == doctest::Approx(7));
   CHECK(ring(cluster, mesh(1, 2, 2), Axis::dp) == doctest::Approx(7));
@@ -163,8 +163,8 @@ TEST_CASE("rings use NVLink pairs that rank order would miss") {
   add_link(node, 0, 2, BytesPerSecond(9), Seconds(1), "NV1");
   add_link(node, 1, 3, BytesPerSecond(9), Seconds(1), "NV1");
   Cluster cluster;
-  cluster.device = test_device();
-  cluster.node = node;
+  cluster.groups.front().device = test_device();
+  cluster.groups.front().node = node;
   CHECK(ring(cluster, mesh(1, 4, 1), Axis::dp) == doctest::Approx(6));
   CHECK(group_network(cluster, mesh(1, 4, 1), Axis::dp).intra_latency == Seconds(2));
   CHECK(ring(cluster, mesh(1, 2, 2), Axis::dp) == 9);  // 0-2 and 1-3
@@ -182,8 +182,8 @@ TEST_CASE("rings visit a socket once where rank order would go to and fro") {
   for (int i = 0; i < 4; ++i) add_link(node, i, i % 2 == 0 ? left : right, BytesPerSecond(10), Seconds(1), "PCIe");
   add_link(node, left, right, BytesPerSecond(5), Seconds(1), "SYS");
   Cluster cluster;
-  cluster.device = test_device();
-  cluster.node = node;
+  cluster.groups.front().device = test_device();
+  cluster.groups.front().node = node;
   CHECK(ring(cluster, mesh(1, 4, 1), Axis::dp) == 5);
 }
 
@@ -197,8 +197,8 @@ TEST_CASE("a host bridge link between sockets is shared by the rings that cross 
   for (int i = 0; i < 4; ++i) add_link(node, i, i < 2 ? left : right, BytesPerSecond(10), Seconds(1), "PCIe");
   add_link(node, left, right, BytesPerSecond(5), Seconds(1), "SYS");
   Cluster cluster;
-  cluster.device = test_device();
-  cluster.node = node;
+  cluster.groups.front().device = test_device();
+  cluster.groups.front().node = node;
   CHECK(ring(cluster, mesh(1, 2, 2), Axis::dp) == 2.5);
   CHECK(ring(cluster, mesh(1, 2, 2), Axis::tp) == 10);
   CHECK(ring(cluster, mesh(1, 4, 1), Axis::dp) == 5);  // one hop each way

@@ -22,13 +22,13 @@ const std::string topologies = source + "/tests/data/topologies/";
 
 // Every link by the kinds of its ends, then each device's NICs: "8 x device-nvswitch NV18 371 GB/s".
 std::string shape(const Cluster& cluster) {
-  const NodeKind& node = cluster.node;
+  const NodeKind& node = cluster.groups.front().node;
   std::map<std::string, int> links;
   for (const Link& link : node.links) {
     const auto end = [&](int v) { return std::string(name(node.vertices[static_cast<std::size_t>(v)].kind)); };
     ++links[fmt::format("{}-{} {} {}", end(link.a), end(link.b), link.kind, format_bandwidth(link.bandwidth))];
   }
-  std::string text = fmt::format("{} devices\n", cluster.devices_per_node());
+  std::string text = fmt::format("{} devices\n", cluster.groups.front().devices_per_node());
   for (const auto& [link, count] : links) text += fmt::format("{} x {}\n", count, link);
   const auto routes = routes_of(node);
   for (std::size_t i = 0; i < routes->uplinks.size(); ++i)
@@ -194,7 +194,7 @@ TEST_CASE("every published topology is read to its devices, links and NICs") {
     if (*row.network) options.network = parse_bandwidth(row.network);
     const Cluster cluster = find_cluster(topologies + row.file + ".txt", catalog, options);
     CHECK(cluster.name == row.file);
-    CHECK(cluster.nodes == 1);
+    CHECK(cluster.groups.front().nodes == 1);
     CHECK(shape(cluster) == row.shape);
     CHECK(cluster.notes == row.notes);
     CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
@@ -220,7 +220,7 @@ TEST_CASE("several nodes need the speed of the NICs") {
                        (file + ": error: nvidia-smi topo -m does not say the speed of its NICs (give --network, such as --network '400 Gbit/s')").c_str(),
                        ConfigError);
   const Cluster cluster = find_cluster(file, catalog, {.device = "h200-sxm-141gb", .network = parse_bandwidth("400 Gbit/s"), .devices = 16, .nodes = {}});
-  CHECK(cluster.nodes == 2);
+  CHECK(cluster.groups.front().nodes == 2);
   CHECK(cluster.devices() == 16);
 }
 
@@ -304,6 +304,19 @@ TEST_CASE("what makes a matrix unreadable is named with its line") {
         "t:3: error: GPU0 and GPU1 are PIX apart in row GPU0 (line 2) but SYS in row GPU1 (line 3)");
   CHECK(error_of("# cut\n\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\t X \tPIX\tPHB\tPHB\nGPU1\tPIX\t X \n") ==
         "t:2: error: no connection between GPU1 and GPU2: row GPU1 (line 4) has 2 of 4 cells and row GPU2 is missing; 3 pairs are lacking in all");
+  CHECK(error_of("\tGPU0\tGPU1\nGPU0\t X \tNV1000\n") ==
+        "t:2: error: unknown connection 'NV1000' between GPU0 and GPU1; known are X, NV#, PIX, PXB, PHB, NODE, SYS and SOC");
+}
+
+TEST_CASE("words of one field behind a full row are affinities, whatever they say") {
+  const SmiTopology topology = read_smi_topology("\tGPU0\tGPU1\nGPU0\t X \tPIX what else\nGPU1\tPIX\t X \n", "t");
+  CHECK(topology.connection == std::vector<std::vector<std::string>>{{"X", "PIX"}, {"PIX", "X"}});
+}
+
+TEST_CASE("a line of a million digits is refused like a short one") {
+  const std::string digits(1'000'000, '0');
+  for (const std::string& text : {"\tGPU0\tGPU" + digits, "\tGPU0\tGPU1\nGPU0\tX\tNV" + digits, "\tGPU0\tGPU1\n[" + digits, "mlx5_" + digits + "\n"})
+    CHECK_THROWS_AS(read_smi_topology(text, "t"), ConfigError);
 }
 
 TEST_CASE("a topology cut off anywhere is read or refused, never worse") {

@@ -14,12 +14,12 @@ namespace {
 Cluster small_cluster(int nodes) {
   Cluster cluster;
   cluster.name = "small";
-  cluster.device = unit_device(BackendKind::cuda);
-  cluster.nodes = nodes;
-  cluster.device.rates.push_back(cluster.device.rates[0]);
-  cluster.device.rates[1].active = 3;
-  cluster.device.rates[1].matrix_fp32 = FlopsPerSecond(0.5);
-  NodeKind& node = cluster.node;
+  cluster.groups.front().device = unit_device(BackendKind::cuda);
+  cluster.groups.front().nodes = nodes;
+  cluster.groups.front().device.rates.push_back(cluster.groups.front().device.rates[0]);
+  cluster.groups.front().device.rates[1].active = 3;
+  cluster.groups.front().device.rates[1].matrix_fp32 = FlopsPerSecond(0.5);
+  NodeKind& node = cluster.groups.front().node;
   node.name = "node";
   node.vertices = {{"switch", VertexKind::nvswitch}, {"network", VertexKind::network}};
   for (int i = 0; i < 4; ++i) {
@@ -47,7 +47,7 @@ TEST_CASE("groups see the network of their axis, neighbours that of their two st
   const DeviceMesh mesh{.degree = {2, 2, 2}, .order = {Axis::pp, Axis::dp, Axis::tp}};
   const CostModel first = cost_model(cluster, mesh, 0);
   const CostModel last = cost_model(cluster, mesh, 1);
-  CHECK(first.device == cluster.device);
+  CHECK(*first.device == cluster.groups.front().device);
   CHECK(first.network(GroupKind::tensor) == group_network(cluster, mesh, Axis::tp));
   CHECK(first.network(GroupKind::data) == group_network(cluster, mesh, Axis::dp));
   CHECK(first.network(GroupKind::pipeline) == group_network(cluster, mesh, Axis::pp));
@@ -87,7 +87,7 @@ TEST_CASE("communication is priced by the bytes of the whole buffer") {
 }
 
 TEST_CASE("an instruction costs its kernel, or its collective on the network of its group") {
-  CostModel model{.device = unit_device(BackendKind::cpu), .rates = unit_device(BackendKind::cpu).rates[0], .networks = {}};
+  CostModel model{.device = std::make_shared<const DeviceKind>(unit_device(BackendKind::cpu)), .rates = unit_device(BackendKind::cpu).rates[0], .networks = {}};
   model.networks[static_cast<std::size_t>(GroupKind::data)] = unit_network(4);
   Instruction kernel;
   kernel.op = OpKind::linear;

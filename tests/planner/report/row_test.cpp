@@ -72,7 +72,7 @@ TEST_CASE("an alternative's row has its place and its own result") {
 
 TEST_CASE("utilization is null where no peak is known") {
   Plan plan = small_plan();
-  plan.cluster.device.peak_fp32 = FlopsPerSecond(0.0);
+  plan.cluster.groups.front().device.peak_fp32 = FlopsPerSecond(0.0);
   CHECK(row(subject_of(plan)).at("mfu").is_null());
 }
 

@@ -9,13 +9,13 @@ inline Plan small_plan() {
   Plan plan;
   plan.model = {.name = "small", .parameters = 50, .flops_per_sample = Flops(500.0)};
   plan.cluster.name = "four";
-  plan.cluster.device.name = "box";
-  plan.cluster.device.backend = BackendKind::cpu;
-  plan.cluster.device.memory_capacity = Bytes(1000);
-  plan.cluster.device.peak_fp32 = FlopsPerSecond(100.0);
+  plan.cluster.groups.front().device.name = "box";
+  plan.cluster.groups.front().device.backend = BackendKind::cpu;
+  plan.cluster.groups.front().device.memory_capacity = Bytes(1000);
+  plan.cluster.groups.front().device.peak_fp32 = FlopsPerSecond(100.0);
   for (int i = 0; i < 4; ++i) {
-    plan.cluster.node.vertices.push_back({.name = "box", .kind = VertexKind::device});
-    plan.cluster.node.devices.push_back(i);
+    plan.cluster.groups.front().node.vertices.push_back({.name = "box", .kind = VertexKind::device});
+    plan.cluster.groups.front().node.devices.push_back(i);
   }
   plan.training.global_batch = 4;
   plan.training.sequence_length = 5;

@@ -58,7 +58,7 @@ TEST_CASE("an estimate has the memory that lowering plans and a bound below the 
   for (const std::string model : {"tiny-gpt2", "tiny-llama", "tiny-mlp"}) {
     const OpGraph graph = graph_of(model, 16);
     for (const Cluster& cluster : {eight_cores(), cluster_of("dgx-a100", 16)}) {
-      const bool gpu = cluster.device.backend == BackendKind::cuda;
+      const bool gpu = cluster.groups.front().device.backend == BackendKind::cuda;
       for (const double clip_norm : {0.0, 1.0}) {
         const std::array precisions = gpu ? std::array{DataType::bf16, DataType::fp16} : std::array{DataType::fp32, DataType::tf32};
         TrainingSpec training = training_of(16, precisions[random() % 2]);

@@ -17,10 +17,11 @@ namespace parplan {
 // no base latency; they differ in whether streams run beside one another.
 inline CostModel unit_model(bool overlaps_communication, int data_ranks = 2) {
   CostModel model;
-  model.device = unit_device(BackendKind::cpu);
-  model.device.overlaps_communication = overlaps_communication;
-  model.device.rates[0].matrix_fp32 = FlopsPerSecond(2.0);
-  model.rates = model.device.rates[0];
+  DeviceKind device = unit_device(BackendKind::cpu);
+  device.overlaps_communication = overlaps_communication;
+  device.rates[0].matrix_fp32 = FlopsPerSecond(2.0);
+  model.rates = device.rates[0];
+  model.device = std::make_shared<const DeviceKind>(device);
   model.networks.fill(unit_network(2));
   model.networks[static_cast<std::size_t>(GroupKind::data)] = unit_network(data_ranks);
   return model;

@@ -22,7 +22,9 @@ namespace {
 // Rates at which kernels and communication of a tiny model take about as long.
 CostModel model_of(const Program& program, bool overlaps_communication) {
   CostModel model = unit_model(overlaps_communication);
-  model.device.kernel_launch = Seconds(1e-6);
+  DeviceKind device = *model.device;
+  device.kernel_launch = Seconds(1e-6);
+  model.device = std::make_shared<const DeviceKind>(device);
   model.rates.matrix_fp32 = model.rates.matrix_half = FlopsPerSecond(1e9);
   model.rates.vector = FlopsPerSecond(1e9);
   model.rates.memory = BytesPerSecond(1e9);
@@ -55,7 +57,7 @@ TEST_CASE("fused Segments take less by the bytes that are not moved") {
     spec.recompute = recompute;
     const Job job{.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec), .schedule = {},
                   .backend = BackendKind::cpu, .overhead = {}, .fuse = fuse};
-    const LoweredBlock block = lower_block(graph, 1, block_choice(job, 0));
+    const LoweredBlock block = lower_block(graph, 1, block_choice(job, 0, 0));
     return cost_segment(backward ? block.backward : block.forward, model).seconds;
   };
   // 32 tokens; hidden 32, feature 128, 4 B a number. Forward: the sum is not read again, nor is what goes into GELU. Backward: the
