@@ -12,16 +12,11 @@
 namespace parplan {
 namespace {
 
-struct BackendRow {
-  const char* name;
-  const char* planned_only;  // nullptr where `parplan run` has it
-};
-constexpr std::array<BackendRow, 5> backend_rows = {{{"cpu", nullptr},
-                                                     {"cuda", nullptr},
-                                                     {"rocm", "ROCm, whose collectives (RCCL) are modelled as NCCL's"},
-                                                     {"oneapi", "oneAPI, whose collectives (oneCCL) are modelled as NCCL's"},
-                                                     {"synapse", "SynapseAI, whose collectives (HCCL) are modelled as NCCL's"}}};
-const BackendRow& row_of(BackendKind backend) { return backend_rows[static_cast<std::size_t>(backend)]; }
+constexpr std::array<BackendRow, 5> backend_rows = {{{.name = "cpu", .runtime = "CPU", .collectives = "", .runs = true},
+                                                     {.name = "cuda", .runtime = "CUDA", .collectives = "NCCL", .runs = true},
+                                                     {.name = "rocm", .runtime = "ROCm", .collectives = "RCCL", .runs = false},
+                                                     {.name = "oneapi", .runtime = "oneAPI", .collectives = "oneCCL", .runs = false},
+                                                     {.name = "synapse", .runtime = "SynapseAI", .collectives = "HCCL", .runs = false}}};
 
 constexpr std::array<DataType, 2> halves = {DataType::bf16, DataType::fp16};
 
@@ -32,8 +27,8 @@ Unit between(Unit low, Unit high, double t) {
 
 }  // namespace
 
+const BackendRow& row_of(BackendKind backend) { return backend_rows[static_cast<std::size_t>(backend)]; }
 const char* name(BackendKind backend) { return row_of(backend).name; }
-const char* planned_only(BackendKind backend) { return row_of(backend).planned_only; }
 std::vector<std::string> backend_names() {
   std::vector<std::string> names;
   for (const BackendRow& row : backend_rows) names.push_back(row.name);

@@ -13,12 +13,17 @@ namespace parplan {
 // What carries out a device's kernels and communication: cores, CUDA with NCCL, and the runtimes of others, which parplan
 // plans for and does not have.
 enum class BackendKind { cpu, cuda, rocm, oneapi, synapse };
+struct BackendRow {
+  const char* name;         // in files
+  const char* runtime;      // "ROCm"
+  const char* collectives;  // the library that carries them out: "RCCL"
+  bool runs;                // `parplan run` has it; otherwise devices of this kind are planned for only
+};
+const BackendRow& row_of(BackendKind backend);
 const char* name(BackendKind backend);
 std::vector<std::string> backend_names();
-// Kernels and communication run on streams of their own, with kernels' and collectives' costs modelled as CUDA's and NCCL's.
+// Kernels and communication run on streams of their own; where nothing was measured they cost what CUDA's and NCCL's would.
 constexpr bool is_accelerator(BackendKind backend) { return backend != BackendKind::cpu; }
-// Why `parplan run` has no such backend, or nothing where it has: "ROCm, whose collectives (RCCL) are modelled as NCCL's".
-const char* planned_only(BackendKind backend);
 
 // What a kernel rate is worth when `active` devices of one node work at once (cores share caches, memory
 // and clock; GPUs do not: one row with active = 1).
