@@ -24,49 +24,125 @@ TensorId norm(GraphBuilder& builder, const ModelSpec& spec, const std::string& n
   return y;
 }
 
-// One fused product for query, key and value: per key/value group all its query heads, then its key, then its value,
-// so that a shard of whole groups is contiguous.
-TensorId attention(GraphBuilder& builder, const ModelSpec& spec, std::int64_t sequence, const std::string& name,
-                   TensorId x) {
-  const std::int64_t queries = spec.heads / spec.kv_heads;  // query heads of a group
-  const std::int64_t group = (queries + 2) * spec.head_dim;
-  const TensorDim fused = {Dim::kv_groups, spec.kv_heads * group, group};
-  const TensorDim mixed = {Dim::kv_groups, spec.heads * spec.head_dim, queries * spec.head_dim};
-  const OpShape attributes = {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim};
+// The widths of attention. Query, key and value are one product: per key/value group all its query heads, then its key,
+// then its value, so that a shard of whole groups is contiguous.
+struct AttentionWidths {
+  std::int64_t queries = 0;  // query heads of a group
+  TensorDim fused, mixed;    // query, key and value; what attention gives
+  OpShape attributes;
 
-  TensorId qkv = builder.linear(name + ".qkv", x, fused, builder.hidden(), spec.initializer_range, spec.qkv_bias);
+  explicit AttentionWidths(const ModelSpec& spec)
+      : queries(spec.heads / spec.kv_heads),
+        fused{Dim::kv_groups, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, (queries + 2) * spec.head_dim},
+        mixed{Dim::kv_groups, spec.heads * spec.head_dim, queries * spec.head_dim},
+        attributes{.heads = spec.heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim} {}
+};
+
+TensorId query_key_norm(GraphBuilder& builder, const ModelSpec& spec, const AttentionWidths& widths, const std::string& name,
+                        TensorId qkv) {
+  OpShape attributes = widths.attributes;
+  attributes.epsilon = spec.norm_epsilon;
+  const bool per_head = spec.qk_norm == QkNorm::per_head;
+  const TensorDim head = {Dim::hidden, spec.head_dim, 1};
+  const TensorDim keys = {Dim::kv_groups, spec.kv_heads * spec.head_dim, spec.head_dim};
+  const TensorId query_gamma = builder.ones(name + ".query_norm.weight", per_head ? head : widths.mixed);
+  const TensorId key_gamma = builder.ones(name + ".key_norm.weight", per_head ? head : keys);
+  if (per_head) {
+    const TensorId y = builder.activation(name + ".qk_norm", widths.fused);
+    const TensorId rstd = builder.statistic(name + ".qk_norm.rstd", {{Dim::kv_groups, spec.heads + spec.kv_heads, widths.queries + 1}});
+    builder.op(OpKind::head_norm, name + ".qk_norm", {qkv}, {query_gamma, key_gamma}, {y, rstd}, attributes);
+    return y;
+  }
+  const TensorId squares = builder.statistic(name + ".qk_squares", {{Dim::hidden, 2, 1}});
+  builder.op(OpKind::query_key_squares, name + ".qk_squares", {qkv}, {}, {squares}, attributes);
+  const TensorId y = builder.activation(name + ".qk_norm", widths.fused);
+  builder.op(OpKind::query_key_norm, name + ".qk_norm", {qkv, squares}, {query_gamma, key_gamma}, {y}, attributes);
+  return y;
+}
+
+TensorId attention(GraphBuilder& builder, const ModelSpec& spec, std::int64_t layer, std::int64_t sequence, const std::string& name,
+                   TensorId x) {
+  const AttentionWidths widths(spec);
+  TensorId qkv = builder.linear(name + ".qkv", x, widths.fused, builder.hidden(), spec.initializer_range, spec.qkv_bias);
+  if (spec.qk_norm != QkNorm::none) qkv = query_key_norm(builder, spec, widths, name, qkv);
   if (spec.position == PositionKind::rotary) {
-    OpShape rotary = attributes;
+    OpShape rotary = widths.attributes;
     rotary.theta = spec.rope_theta;
-    const TensorId rotated = builder.activation(name + ".rotary", fused);
+    rotary.rotary_dim = spec.rotary_dim.value_or(0);
+    rotary.interleaved = spec.rotary_interleaved;
+    const TensorId rotated = builder.activation(name + ".rotary", widths.fused);
     builder.op(OpKind::rotary, name + ".rotary", {qkv}, {}, {rotated}, rotary);
     qkv = rotated;
   }
-  const TensorId y = builder.activation(name + ".mixed", mixed);
+  OpShape attributes = widths.attributes;
+  const std::int64_t window = window_of(spec, layer).value_or(sequence);
+  if (window < sequence) attributes.window = window;  // a wider one cuts nothing, and is not a kind of its own
+  attributes.score_scale = spec.attention_scale.value_or(0.0);
+  attributes.softcap = spec.attention_softcap.value_or(0.0);
+  if (spec.position == PositionKind::alibi) attributes.alibi = spec.alibi_multiplier;
+  const TensorId y = builder.activation(name + ".mixed", widths.mixed);
   const TensorId log_sum_exp =
       builder.tensor(name + ".log_sum_exp", TensorRole::statistic,
-                     {{Dim::batch, 1, 1}, {Dim::kv_groups, spec.heads, queries}, {Dim::sequence, sequence, 1}});
+                     {{Dim::batch, 1, 1}, {Dim::kv_groups, spec.heads, widths.queries}, {Dim::sequence, sequence, 1}});
   builder.op(OpKind::attention, name, {qkv}, {}, {y, log_sum_exp}, attributes);
-  return builder.linear(name + ".output", y, builder.hidden(), mixed, builder.residual_deviation(), false);
+  return builder.linear(name + ".output", y, builder.hidden(), widths.mixed, builder.residual_deviation(), false);
 }
 
 TensorId feed_forward(GraphBuilder& builder, const ModelSpec& spec, const std::string& name, TensorId x) {
   const auto widen = [&](const char* part) {
     return builder.linear(name + part, x, builder.feature(), builder.hidden(), spec.initializer_range, spec.mlp_bias);
   };
+  const OpShape attributes = {.activation = activation_kind(spec.activation)};
   TensorId inner = -1;
-  if (spec.activation == FeedForwardKind::gated_silu) {
+  if (is_gated(spec.activation)) {
     const TensorId gate = widen(".gate");
     const TensorId up = widen(".up");
     inner = builder.activation(name + ".gated", builder.feature());
-    builder.op(OpKind::gate, name + ".gated", {gate, up}, {}, {inner}, {.activation = ActivationKind::silu});
+    builder.op(OpKind::gate, name + ".gated", {gate, up}, {}, {inner}, attributes);
   } else {
     const TensorId up = widen(".up");
     inner = builder.activation(name + ".activation", builder.feature());
-    builder.op(OpKind::activation, name + ".activation", {up}, {}, {inner},
-               {.activation = activation_kind(spec.activation)});
+    builder.op(OpKind::activation, name + ".activation", {up}, {}, {inner}, attributes);
   }
   return builder.linear(name + ".down", inner, builder.hidden(), builder.feature(), builder.residual_deviation(), false);
+}
+
+// Adds a branch to the residual stream: `name` is "layers.3.attention" or the like. The branch's last bias stands in the
+// sum, unless something comes between the two.
+TensorId join(GraphBuilder& builder, const ModelSpec& spec, const std::string& name, TensorId x, TensorId branch,
+              const std::string& bias_name, bool bias) {
+  const bool normed = spec.norm_placement == NormPlacement::after_branch || spec.norm_placement == NormPlacement::around_branch;
+  const bool scaled = spec.residual_multiplier != 1.0;
+  const bool bias_first = bias && (normed || scaled);
+  if (bias_first) branch = builder.add(name + "_bias", -1, branch, bias_name, true);
+  if (normed) branch = norm(builder, spec, name + "_output_norm", branch);
+  if (scaled) branch = builder.scale(name + "_scale", branch, spec.residual_multiplier);
+  const TensorId sum = builder.add(name + "_add", x, branch, bias_name, bias && !bias_first);
+  return spec.norm_placement == NormPlacement::after_add ? norm(builder, spec, name + "_norm", sum) : sum;
+}
+
+TensorId layer_of(GraphBuilder& builder, const ModelSpec& spec, std::int64_t layer, std::int64_t sequence, TensorId x) {
+  const std::string name = fmt::format("layers.{}", layer);
+  const bool normed = spec.norm_placement == NormPlacement::before_branch || spec.norm_placement == NormPlacement::around_branch;
+  const auto before = [&](const char* part, TensorId stream) { return normed ? norm(builder, spec, name + part, stream) : stream; };
+  const auto attend = [&](TensorId from) { return attention(builder, spec, layer, sequence, name + ".attention", from); };
+  const auto feed = [&](TensorId from) { return feed_forward(builder, spec, name + ".feed_forward", from); };
+  const auto join_attention = [&](TensorId stream, TensorId branch) {
+    return join(builder, spec, name + ".attention", stream, branch, name + ".attention.output.bias", spec.attention_output_bias);
+  };
+  const auto join_feed_forward = [&](TensorId stream, TensorId branch) {
+    return join(builder, spec, name + ".feed_forward", stream, branch, name + ".feed_forward.down.bias", spec.mlp_bias);
+  };
+
+  if (spec.parallel_residual) {
+    const TensorId for_attention = before(spec.shared_norm ? ".norm" : ".attention_norm", x);
+    const TensorId for_feed_forward = spec.shared_norm ? for_attention : before(".feed_forward_norm", x);
+    const TensorId attended = attend(for_attention);
+    const TensorId fed = feed(for_feed_forward);
+    return join_feed_forward(join_attention(x, attended), fed);
+  }
+  x = join_attention(x, attend(before(".attention_norm", x)));
+  return join_feed_forward(x, feed(before(".feed_forward_norm", x)));
 }
 
 }  // namespace
@@ -76,29 +152,26 @@ OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length) {
 
   builder.begin_block("embedding", -1);
   TensorId x = builder.embed();
+  if (spec.embedding_multiplier != 1.0) x = builder.scale("embedding.scale", x, spec.embedding_multiplier);
+  if (spec.embedding_norm) x = norm(builder, spec, "embedding.norm", x);
   if (spec.position == PositionKind::learned) {
-    const TensorId table = builder.weight("position.weight", {Dim::position, spec.context, 1}, builder.hidden(),
-                                          spec.initializer_range);
+    const TensorDim rows = {Dim::position, spec.context + spec.position_offset, 1};
+    const TensorId table = builder.weight("position.weight", rows, builder.hidden(), spec.initializer_range);
     const TensorId placed = builder.activation("position", builder.hidden());
-    builder.op(OpKind::add_position, "position", {x}, {table}, {placed});
+    builder.op(OpKind::add_position, "position", {x}, {table}, {placed}, {.begin = spec.position_offset});
     x = placed;
   }
   builder.end_block(x);
 
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
-    const std::string name = fmt::format("layers.{}", layer);
-    builder.begin_block(name, x);
-    const TensorId normed = norm(builder, spec, name + ".attention_norm", x);
-    const TensorId attended = attention(builder, spec, sequence_length, name + ".attention", normed);
-    x = builder.add(name + ".attention_add", x, attended, name + ".attention.output.bias", spec.attention_output_bias);
-    const TensorId normed_again = norm(builder, spec, name + ".feed_forward_norm", x);
-    const TensorId fed = feed_forward(builder, spec, name + ".feed_forward", normed_again);
-    x = builder.add(name + ".feed_forward_add", x, fed, name + ".feed_forward.down.bias", spec.mlp_bias);
+    builder.begin_block(fmt::format("layers.{}", layer), x);
+    x = layer_of(builder, spec, layer, sequence_length, x);
     builder.end_block(x);
   }
 
   builder.begin_block("head", x);
-  builder.head_and_loss(norm(builder, spec, "head.norm", x));
+  if (spec.norm_placement != NormPlacement::after_add) x = norm(builder, spec, "head.norm", x);
+  builder.head_and_loss(x);
   builder.end_block(-1);
   return builder.finish_graph();
 }

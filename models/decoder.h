@@ -7,7 +7,7 @@
 
 namespace parplan {
 
-// Decoder-only transformers with the norm before each branch (GPT-2, Llama, Mistral, Qwen2 and what lies between).
+// Decoder-only transformers: what a family does differently is a field of the spec, not a case here.
 // Blocks: "embedding", "layers.0" ..., "head". Weights are [out, in].
 OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length);
 

@@ -10,9 +10,11 @@ namespace parplan {
 namespace {
 
 constexpr std::string_view decoder_required[] = {"heads", "position", "norm"};
-constexpr std::string_view decoder_optional[] = {"kv_heads",     "head_dim", "rope_theta",
-                                                 "norm_epsilon", "qkv_bias", "attention_output_bias",
-                                                 "mlp_bias"};
+constexpr std::string_view decoder_optional[] = {
+    "kv_heads",         "head_dim",          "position_offset",      "rope_theta",          "rotary_dim",        "rotary_interleaved",
+    "alibi_multiplier", "norm_epsilon",      "norm_placement",       "qk_norm",             "embedding_norm",    "parallel_residual",
+    "shared_norm",      "sliding_window",    "attention_pattern",    "attention_scale",     "attention_softcap", "logits_softcap",
+    "embedding_multiplier", "residual_multiplier", "logits_multiplier", "qkv_bias", "attention_output_bias", "mlp_bias", "head_bias"};
 
 // In the order of Family.
 constexpr FamilyRow rows[] = {

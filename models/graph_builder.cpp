@@ -3,6 +3,8 @@
 #include <cmath>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "planner/base/error.h"
 
 namespace parplan {
@@ -94,12 +96,25 @@ TensorId GraphBuilder::add(const std::string& name, TensorId residual, TensorId 
   return y;
 }
 
+TensorId GraphBuilder::scale(const std::string& name, TensorId x, double factor) {
+  const TensorId y = activation(name, graph_.tensors[static_cast<std::size_t>(x)].dims.back());
+  op(OpKind::scale, name, {x}, {}, {y}, {.factor = factor});
+  return y;
+}
+
 void GraphBuilder::head_and_loss(TensorId x) {
-  const TensorId head_weight = spec_.tied_embeddings
-                                   ? embedding_weight_
-                                   : weight("head.weight", vocabulary(), hidden(), spec_.initializer_range);
-  const TensorId logits = activation("head.logits", vocabulary());
-  op(OpKind::linear, "head", {x}, {head_weight}, {logits});
+  if (spec_.logits_multiplier != 1.0) x = scale("head.scale", x, spec_.logits_multiplier);
+  std::vector<TensorId> parameters = {spec_.tied_embeddings
+                                          ? embedding_weight_
+                                          : weight("head.weight", vocabulary(), hidden(), spec_.initializer_range)};
+  if (spec_.head_bias) parameters.push_back(zeros("head.bias", vocabulary()));
+  TensorId logits = activation("head.logits", vocabulary());
+  op(OpKind::linear, "head", {x}, std::move(parameters), {logits});
+  if (spec_.logits_softcap) {
+    const TensorId capped = activation("head.softcap", vocabulary());
+    op(OpKind::softcap, "head.softcap", {logits}, {}, {capped}, {.softcap = *spec_.logits_softcap});
+    logits = capped;
+  }
   const TensorId targets = tokens("targets");
   const TensorId maximum = statistic("head.maximum");
   op(OpKind::cross_entropy_max, "head.maximum", {logits}, {}, {maximum});
@@ -120,12 +135,16 @@ OpGraph GraphBuilder::finish_graph() {
 }
 
 ActivationKind activation_kind(FeedForwardKind activation) {
-  PARPLAN_ASSERT(activation != FeedForwardKind::gated_silu, "gated_silu is an op of its own");
   switch (activation) {
-    case FeedForwardKind::gelu_erf: return ActivationKind::gelu_erf;
+    case FeedForwardKind::gelu_tanh:
+    case FeedForwardKind::gated_gelu_tanh: return ActivationKind::gelu_tanh;
+    case FeedForwardKind::gelu_erf:
+    case FeedForwardKind::gated_gelu_erf: return ActivationKind::gelu_erf;
     case FeedForwardKind::relu: return ActivationKind::relu;
-    default: return ActivationKind::gelu_tanh;
+    case FeedForwardKind::gated_silu: return ActivationKind::silu;
   }
+  PARPLAN_ASSERT(false, fmt::format("activation {}", static_cast<int>(activation)));
+  return ActivationKind::relu;
 }
 
 }  // namespace parplan

@@ -40,7 +40,9 @@ class GraphBuilder {
   // residual + branch + bias; without a residual where that is -1. The bias of a row-parallel product stands here, so
   // that it is added once, after the reduction.
   TensorId add(const std::string& name, TensorId residual, TensorId branch, const std::string& bias_name, bool bias);
-  // x -> logits -> loss. The weight is "head.weight", or the embedding's where the spec ties them.
+  // x times a number
+  TensorId scale(const std::string& name, TensorId x, double factor);
+  // x -> logits -> loss; a multiplier of the logits is put to x, which is narrower. The weight is "head.weight", or the embedding's where the spec ties them.
   void head_and_loss(TensorId x);
 
   // Standard deviation of what writes into the residual stream.
@@ -62,6 +64,7 @@ class GraphBuilder {
   TensorId embedding_weight_ = -1;
 };
 
+// The activation itself; of gated ones, the gate's.
 ActivationKind activation_kind(FeedForwardKind activation);
 
 }  // namespace parplan

@@ -7,6 +7,7 @@
 
 #include "models/families.h"
 #include "planner/base/json.h"
+#include "planner/base/text.h"
 #include "planner/base/yaml.h"
 
 namespace parplan {
@@ -14,10 +15,14 @@ namespace {
 
 // The values of an enumeration by name ---------------------------------------------------------------------------
 
-constexpr std::array all_positions = {PositionKind::learned, PositionKind::rotary};
+constexpr std::array all_positions = {PositionKind::learned, PositionKind::rotary, PositionKind::alibi};
 constexpr std::array all_norms = {NormKind::layer_norm, NormKind::rms_norm};
-constexpr std::array all_activations = {FeedForwardKind::gelu_tanh, FeedForwardKind::gelu_erf, FeedForwardKind::relu,
-                                        FeedForwardKind::gated_silu};
+constexpr std::array all_norm_placements = {NormPlacement::before_branch, NormPlacement::after_branch, NormPlacement::around_branch,
+                                            NormPlacement::after_add};
+constexpr std::array all_qk_norms = {QkNorm::none, QkNorm::per_head, QkNorm::whole_width};
+constexpr std::array all_activations = {FeedForwardKind::gelu_tanh,  FeedForwardKind::gelu_erf,        FeedForwardKind::relu,
+                                        FeedForwardKind::gated_silu, FeedForwardKind::gated_gelu_tanh, FeedForwardKind::gated_gelu_erf};
+constexpr std::array all_spans = {AttentionSpan::full, AttentionSpan::sliding};
 constexpr std::array all_precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
 constexpr std::array all_optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
 constexpr std::array all_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
@@ -64,6 +69,51 @@ constexpr OptimizerNumber optimizer_numbers[] = {
     {"weight_decay", &TrainingOverrides::weight_decay, at_least_zero},
     {"momentum", &TrainingOverrides::momentum, share},
     {"clip_norm", &TrainingOverrides::clip_norm, at_least_zero},
+};
+
+// What decoders may say beyond their sizes; absent, it is what a ModelSpec starts with. Read and written in this order.
+struct Flag {
+  const char* key;
+  bool ModelSpec::*member;
+};
+constexpr Flag flags[] = {
+    {"rotary_interleaved", &ModelSpec::rotary_interleaved},
+    {"embedding_norm", &ModelSpec::embedding_norm},
+    {"parallel_residual", &ModelSpec::parallel_residual},
+    {"shared_norm", &ModelSpec::shared_norm},
+    {"head_bias", &ModelSpec::head_bias},
+};
+struct OptionalNumber {
+  const char* key;
+  std::optional<double> ModelSpec::*member;
+};
+constexpr OptionalNumber optional_numbers[] = {
+    {"attention_scale", &ModelSpec::attention_scale},
+    {"attention_softcap", &ModelSpec::attention_softcap},
+    {"logits_softcap", &ModelSpec::logits_softcap},
+};
+struct Multiplier {
+  const char* key;
+  double ModelSpec::*member;
+};
+constexpr Multiplier multipliers[] = {
+    {"alibi_multiplier", &ModelSpec::alibi_multiplier},
+    {"embedding_multiplier", &ModelSpec::embedding_multiplier},
+    {"residual_multiplier", &ModelSpec::residual_multiplier},
+    {"logits_multiplier", &ModelSpec::logits_multiplier},
+};
+
+// Keys that one kind of positions reads.
+struct PositionKey {
+  const char* key;
+  PositionKind position;
+};
+constexpr PositionKey position_keys[] = {
+    {"rope_theta", PositionKind::rotary},
+    {"rotary_dim", PositionKind::rotary},
+    {"rotary_interleaved", PositionKind::rotary},
+    {"position_offset", PositionKind::learned},
+    {"alibi_multiplier", PositionKind::alibi},
 };
 
 // Sections ------------------------------------------------------------------------------------------------------------
@@ -129,11 +179,29 @@ void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
         spec.hidden));
   }
   spec.position = read_choice(root.at("position"), all_positions);
-  if (const auto theta = root.find("rope_theta")) {
-    if (spec.position != PositionKind::rotary) theta->fail("rope_theta belongs to rotary positions, and position is learned");
-    spec.rope_theta = read_number(*theta, above_zero);
+  for (const PositionKey& of : position_keys) {
+    const auto node = root.find(of.key);
+    if (node && spec.position != of.position) {
+      node->fail(fmt::format("{} belongs to {} positions, and position is {}", of.key, name(of.position), name(spec.position)));
+    }
   }
+  if (const auto theta = root.find("rope_theta")) spec.rope_theta = read_number(*theta, above_zero);
+  if (const auto dim = root.find("rotary_dim")) spec.rotary_dim = dim->as_integer(2, largest_width);
+  if (const auto offset = root.find("position_offset")) spec.position_offset = offset->as_integer(0, largest_vocabulary);
   spec.norm = read_choice(root.at("norm"), all_norms);
+  if (const auto placement = root.find("norm_placement")) spec.norm_placement = read_choice(*placement, all_norm_placements);
+  if (const auto qk_norm = root.find("qk_norm")) spec.qk_norm = read_choice(*qk_norm, all_qk_norms);
+  if (const auto window = root.find("sliding_window")) spec.sliding_window = window->as_integer(1, largest_vocabulary);
+  if (const auto pattern = root.find("attention_pattern")) {
+    for (const YamlNode& span : pattern->items()) spec.attention_pattern.push_back(read_choice(span, all_spans));
+    if (spec.attention_pattern.empty()) pattern->fail("expected a list of full and sliding, found an empty one");
+  }
+  for (const OptionalNumber& number : optional_numbers) {
+    if (const auto node = root.find(number.key)) spec.*number.member = read_number(*node, above_zero);
+  }
+  for (const Multiplier& multiplier : multipliers) {
+    if (const auto node = root.find(multiplier.key)) spec.*multiplier.member = read_number(*node, above_zero);
+  }
   if (const auto epsilon = root.find("norm_epsilon")) spec.norm_epsilon = read_number(*epsilon, above_zero);
   const auto flag = [&](const char* key) {
     const auto node = root.find(key);
@@ -142,6 +210,7 @@ void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
   spec.qkv_bias = flag("qkv_bias");
   spec.attention_output_bias = flag("attention_output_bias");
   spec.mlp_bias = flag("mlp_bias");
+  for (const Flag& each : flags) spec.*each.member = flag(each.key);
 }
 
 // PyYAML and other readers of YAML 1.1 take "1e-05" for text: they want a point before the exponent.
@@ -234,6 +303,28 @@ std::string write_model(const ModelSpec& spec) {
     line("qkv_bias", spec.qkv_bias);
     line("attention_output_bias", spec.attention_output_bias);
     line("mlp_bias", spec.mlp_bias);
+
+    // What most models do without is left out where this one does.
+    const ModelSpec plain;
+    if (spec.position_offset != plain.position_offset) line("position_offset", spec.position_offset);
+    if (spec.rotary_dim) line("rotary_dim", *spec.rotary_dim);
+    if (spec.norm_placement != plain.norm_placement) line("norm_placement", name(spec.norm_placement));
+    if (spec.qk_norm != plain.qk_norm) line("qk_norm", name(spec.qk_norm));
+    if (spec.sliding_window) line("sliding_window", *spec.sliding_window);
+    if (!spec.attention_pattern.empty()) {
+      std::vector<std::string> spans;
+      for (const AttentionSpan span : spec.attention_pattern) spans.emplace_back(name(span));
+      line("attention_pattern", fmt::format("[{}]", join(spans)));
+    }
+    for (const Flag& flag : flags) {
+      if (spec.*flag.member) line(flag.key, true);
+    }
+    for (const OptionalNumber& number : optional_numbers) {
+      if (spec.*number.member) line(number.key, written(*(spec.*number.member)));
+    }
+    for (const Multiplier& multiplier : multipliers) {
+      if (spec.*multiplier.member != 1.0) line(multiplier.key, written(spec.*multiplier.member));
+    }
   }
   out += fmt::format("training:\n  initialization:\n    standard_deviation: {}\n    scaled_residual: {}\n",
                      written(spec.initializer_range), spec.scaled_residual);

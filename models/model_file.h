@@ -44,7 +44,8 @@ struct ModelFile {
 // model.yaml (docs/model.md, docs/schemas/model.schema.json). ConfigError with file:line:column.
 ModelFile read_model(const std::string& text, const std::string& file_name);
 
-// The model.yaml of a spec, every key written out: read_model(write_model(spec)).spec equals spec.
+// The model.yaml of a spec: every size, and of what is there in few models only what this one has.
+// read_model(write_model(spec)).spec equals spec.
 std::string write_model(const ModelSpec& spec);
 
 }  // namespace parplan

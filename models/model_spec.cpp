@@ -1,5 +1,7 @@
 #include "models/model_spec.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 namespace parplan {
@@ -16,6 +18,7 @@ const char* name(PositionKind position) {
   switch (position) {
     case PositionKind::learned: return "learned";
     case PositionKind::rotary: return "rotary";
+    case PositionKind::alibi: return "alibi";
   }
   return "unknown";
 }
@@ -28,19 +31,54 @@ const char* name(NormKind norm) {
   return "unknown";
 }
 
+const char* name(NormPlacement placement) {
+  switch (placement) {
+    case NormPlacement::before_branch: return "before_branch";
+    case NormPlacement::after_branch: return "after_branch";
+    case NormPlacement::around_branch: return "around_branch";
+    case NormPlacement::after_add: return "after_add";
+  }
+  return "unknown";
+}
+
+const char* name(QkNorm norm) {
+  switch (norm) {
+    case QkNorm::none: return "none";
+    case QkNorm::per_head: return "per_head";
+    case QkNorm::whole_width: return "whole_width";
+  }
+  return "unknown";
+}
+
 const char* name(FeedForwardKind activation) {
   switch (activation) {
     case FeedForwardKind::gelu_tanh: return "gelu_tanh";
     case FeedForwardKind::gelu_erf: return "gelu_erf";
     case FeedForwardKind::relu: return "relu";
     case FeedForwardKind::gated_silu: return "gated_silu";
+    case FeedForwardKind::gated_gelu_tanh: return "gated_gelu_tanh";
+    case FeedForwardKind::gated_gelu_erf: return "gated_gelu_erf";
   }
   return "unknown";
 }
 
+const char* name(AttentionSpan span) {
+  switch (span) {
+    case AttentionSpan::full: return "full";
+    case AttentionSpan::sliding: return "sliding";
+  }
+  return "unknown";
+}
+
+std::optional<std::int64_t> window_of(const ModelSpec& spec, std::int64_t layer) {
+  if (spec.attention_pattern.empty()) return spec.sliding_window;
+  const std::size_t place = static_cast<std::size_t>(layer) % spec.attention_pattern.size();
+  return spec.attention_pattern[place] == AttentionSpan::sliding ? spec.sliding_window : std::nullopt;
+}
+
 std::optional<SpecProblem> find_problem(const ModelSpec& spec) {
   if (spec.family == Family::mlp) {
-    if (spec.activation == FeedForwardKind::gated_silu) {
+    if (is_gated(spec.activation)) {
       return SpecProblem{"activation", "a plain MLP has no gate; allowed: gelu_tanh, gelu_erf, relu"};
     }
     return std::nullopt;
@@ -57,10 +95,43 @@ std::optional<SpecProblem> find_problem(const ModelSpec& spec) {
     return SpecProblem{"heads", fmt::format("{} heads of {} are {} wide; at most {}", spec.heads, spec.head_dim,
                                             spec.heads * spec.head_dim, largest_width)};
   }
-  if (spec.position == PositionKind::rotary && spec.head_dim % 2 != 0) {
-    return SpecProblem{"head_dim",
-                       fmt::format("rotary positions turn pairs of numbers: the width of a head must be even, found {}",
-                                   spec.head_dim)};
+  if (spec.position == PositionKind::rotary) {
+    if (spec.rotary_dim && (*spec.rotary_dim % 2 != 0 || *spec.rotary_dim < 2 || *spec.rotary_dim > spec.head_dim)) {
+      return SpecProblem{"rotary_dim",
+                         fmt::format("rotary positions turn pairs of a head's {} numbers: expected an even rotary_dim from 2 to "
+                                     "{}, found {}",
+                                     spec.head_dim, spec.head_dim, *spec.rotary_dim)};
+    }
+    if (!spec.rotary_dim && spec.head_dim % 2 != 0) {
+      return SpecProblem{"head_dim",
+                         fmt::format("rotary positions turn pairs of numbers: the width of a head must be even, found {}",
+                                     spec.head_dim)};
+    }
+  }
+  if (spec.position == PositionKind::learned && spec.context + spec.position_offset > largest_vocabulary) {
+    return SpecProblem{"position_offset", fmt::format("a table of {} + {} positions is too long; at most {} rows",
+                                                      spec.position_offset, spec.context, largest_vocabulary)};
+  }
+  if (spec.parallel_residual && spec.norm_placement != NormPlacement::before_branch) {
+    return SpecProblem{"parallel_residual",
+                       fmt::format("branches that run side by side have their norms before them, and norm_placement is {}; "
+                                   "leave out norm_placement, or set parallel_residual to false",
+                                   name(spec.norm_placement))};
+  }
+  if (spec.shared_norm && !spec.parallel_residual) {
+    return SpecProblem{"shared_norm", "branches that run one after the other cannot share a norm; leave out shared_norm, or set "
+                                      "parallel_residual to true"};
+  }
+  if (static_cast<std::int64_t>(spec.attention_pattern.size()) > spec.layers) {
+    return SpecProblem{"attention_pattern", fmt::format("the pattern names {} layers of {}; shorten it to what repeats",
+                                                        spec.attention_pattern.size(), spec.layers)};
+  }
+  const bool slides = std::ranges::find(spec.attention_pattern, AttentionSpan::sliding) != spec.attention_pattern.end();
+  if (slides && !spec.sliding_window) {
+    return SpecProblem{"attention_pattern", "layers that slide need a sliding_window; add one, or make them full"};
+  }
+  if (spec.sliding_window && !spec.attention_pattern.empty() && !slides) {
+    return SpecProblem{"attention_pattern", "there is a sliding_window, but every layer is full; leave out either"};
   }
   return std::nullopt;
 }

@@ -8,15 +8,34 @@
 namespace parplan {
 
 enum class Family { decoder, mlp };
-enum class PositionKind { learned, rotary };
+// `alibi`: scores sink with the distance to the key, each head at its own slope (Press et al., arXiv:2108.12409).
+enum class PositionKind { learned, rotary, alibi };
 enum class NormKind { layer_norm, rms_norm };
+// Where norms stand around a branch f (attention or the feed-forward layer) of the residual stream x.
+enum class NormPlacement {
+  before_branch,  // x + f(norm(x)): GPT-2 and most since
+  after_branch,   // x + norm(f(x)): OLMo 2
+  around_branch,  // x + norm(f(norm(x))): Gemma 2
+  after_add,      // norm(x + f(x)): Vaswani et al. (arXiv:1706.03762), OPT-350m; no norm in front of the head
+};
+// RMS norms of queries and keys before they are turned: of each head, with one gamma that all heads share (Qwen3), or
+// of all heads at once (OLMo 2).
+enum class QkNorm { none, per_head, whole_width };
 // What stands between the two (or three) matrix products of a feed-forward layer. `gated_silu`: silu(gate x) * (up x).
-enum class FeedForwardKind { gelu_tanh, gelu_erf, relu, gated_silu };
+enum class FeedForwardKind { gelu_tanh, gelu_erf, relu, gated_silu, gated_gelu_tanh, gated_gelu_erf };
+// Whether a layer's attention looks at every earlier token or at the last `sliding_window` ones.
+enum class AttentionSpan { full, sliding };
 
 const char* name(Family family);
 const char* name(PositionKind position);
 const char* name(NormKind norm);
+const char* name(NormPlacement placement);
+const char* name(QkNorm norm);
 const char* name(FeedForwardKind activation);
+const char* name(AttentionSpan span);
+
+// Whether there is a third product, whose activation gates the second.
+constexpr bool is_gated(FeedForwardKind activation) { return activation >= FeedForwardKind::gated_silu; }
 
 // A model as plain data: what a model.yaml says (docs/model.md). `mlp` reads name, layers, hidden, feature, vocabulary,
 // context, activation, tied_embeddings and the initialisation; the other fields keep their defaults there.
@@ -27,7 +46,7 @@ struct ModelSpec {
   std::int64_t hidden = 0;
   std::int64_t feature = 0;     // inner width of the feed-forward layers
   std::int64_t vocabulary = 0;  // unpadded
-  std::int64_t context = 0;     // longest sequence that the model is made for; rows of the learned positions
+  std::int64_t context = 0;     // longest sequence that the model is made for; learned positions have a row for each token
   FeedForwardKind activation = FeedForwardKind::gelu_tanh;
   bool tied_embeddings = false;  // the head's weight is the embedding's
 
@@ -35,12 +54,34 @@ struct ModelSpec {
   std::int64_t kv_heads = 0;  // key/value heads: equal to heads (MHA), a divisor of it (GQA), 1 (MQA)
   std::int64_t head_dim = 0;
   PositionKind position = PositionKind::learned;
-  double rope_theta = 10000.0;  // rotary only
+  std::int64_t position_offset = 0;  // learned only: rows of the table before that of the first token (OPT: 2)
+  double rope_theta = 10000.0;       // rotary only
+  std::optional<std::int64_t> rotary_dim = std::nullopt;  // rotary only: numbers of a head that turn, from its first; all if absent
+  bool rotary_interleaved = false;         // rotary only: neighbours turn together (GPT-J), else i and i + rotary_dim / 2
+
+  double alibi_multiplier = 1.0;           // alibi only: of the slopes; 1 / sqrt(head_dim) in Falcon
+
   NormKind norm = NormKind::layer_norm;
   double norm_epsilon = 1e-5;
+  NormPlacement norm_placement = NormPlacement::before_branch;
+  QkNorm qk_norm = QkNorm::none;
+  bool embedding_norm = false;     // one more norm behind the embedding (BLOOM)
+  bool parallel_residual = false;  // x + attention(norm(x)) + feed_forward(norm(x)), else one after the other
+  bool shared_norm = false;        // parallel_residual only: one norm for both branches (GPT-J, Falcon-7B)
+
+  std::optional<std::int64_t> sliding_window = std::nullopt;  // keys that a query sees, itself included
+  std::vector<AttentionSpan> attention_pattern = {};  // of the layers, over and over; empty: all slide if there is a window
+  std::optional<double> attention_scale = std::nullopt;    // of the scores; 1 / sqrt(head_dim) if absent
+  std::optional<double> attention_softcap = std::nullopt;  // c: scores become c tanh(score / c)
+  std::optional<double> logits_softcap = std::nullopt;
+  double embedding_multiplier = 1.0;
+  double residual_multiplier = 1.0;  // of every branch, where it is added to the residual stream
+  double logits_multiplier = 1.0;
+
   bool qkv_bias = false;
   bool attention_output_bias = false;
   bool mlp_bias = false;
+  bool head_bias = false;
 
   // Weights are normal with this standard deviation; with `scaled_residual` those that write into the residual stream
   // divide it by sqrt(2 * layers) (GPT-2: "Language Models are Unsupervised Multitask Learners", section 2.3).
@@ -48,6 +89,9 @@ struct ModelSpec {
   bool scaled_residual = false;
   bool operator==(const ModelSpec&) const = default;
 };
+
+// The window of a layer's attention, where it has one.
+std::optional<std::int64_t> window_of(const ModelSpec& spec, std::int64_t layer);
 
 // Largest sizes read: parameter and activation counts of such a model fit 63 bits, in bytes of optimizer state too.
 inline constexpr std::int64_t largest_layers = 10'000;

@@ -164,7 +164,7 @@ OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const B
       shape.columns = tensor(op.outputs[0]).dims.back().size;
       shape.sequence = sequence;
       shape.batch = choice.micro_batch;
-      shape.begin = sequence_sharded ? sequence * choice.tensor_rank : 0;
+      shape.begin = op.attributes.begin + (sequence_sharded ? sequence * choice.tensor_rank : 0);
       break;
     case OpKind::layer_norm:
     case OpKind::rms_norm:

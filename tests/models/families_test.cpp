@@ -200,8 +200,8 @@ TEST_CASE("An MLP has neither norms nor residuals") {
 }
 
 TEST_CASE("Every combination of parts gives a graph that holds together") {
-  for (const FeedForwardKind activation : {FeedForwardKind::gelu_tanh, FeedForwardKind::gelu_erf, FeedForwardKind::relu,
-                                           FeedForwardKind::gated_silu}) {
+  for (const FeedForwardKind activation : {FeedForwardKind::gelu_tanh, FeedForwardKind::relu, FeedForwardKind::gated_silu,
+                                           FeedForwardKind::gated_gelu_tanh}) {
     for (int bits = 0; bits < 64; ++bits) {
       const auto bit = [&](int which) { return (bits >> which & 1) == 1; };
       ModelSpec spec = decoder();
@@ -216,7 +216,7 @@ TEST_CASE("Every combination of parts gives a graph that holds together") {
         spec.kv_heads = kv_heads;
         // hidden 32, feature 48, head_dim 8, vocabulary 61, context 16
         const std::int64_t fused = (4 + 2 * kv_heads) * 8;
-        const std::int64_t wide = activation == FeedForwardKind::gated_silu ? 2 : 1;
+        const std::int64_t wide = is_gated(activation) ? 2 : 1;
         const std::int64_t norm = bit(1) ? 32 : 64;
         const std::int64_t layer = fused * 32 + (bit(2) ? fused : 0) + 32 * 32 + (bit(3) ? 32 : 0) +
                                    (wide + 1) * 32 * 48 + (bit(4) ? wide * 48 + 32 : 0) + 2 * norm;
@@ -225,6 +225,145 @@ TEST_CASE("Every combination of parts gives a graph that holds together") {
       }
     }
   }
+}
+
+TEST_CASE("Norms stand where the spec places them") {
+  ModelSpec spec = decoder();
+  spec.norm = NormKind::rms_norm;
+  spec.position = PositionKind::rotary;
+  const auto layer = [&] {
+    std::vector<std::string> found;
+    for (const std::string& each : ops_of(build_graph(spec, 16), 1)) {
+      if (each.starts_with("rms_norm") || each.starts_with("add")) found.push_back(each);
+    }
+    return found;
+  };
+  const auto head = [&] { return ops_of(build_graph(spec, 16), 3).front(); };
+  spec.norm_placement = NormPlacement::after_branch;
+  CHECK(layer() == std::vector<std::string>{"rms_norm layers.0.attention_output_norm", "add layers.0.attention_add",
+                                            "rms_norm layers.0.feed_forward_output_norm", "add layers.0.feed_forward_add"});
+  CHECK(head() == "rms_norm head.norm");
+  spec.norm_placement = NormPlacement::around_branch;
+  CHECK(layer() == std::vector<std::string>{"rms_norm layers.0.attention_norm", "rms_norm layers.0.attention_output_norm",
+                                            "add layers.0.attention_add", "rms_norm layers.0.feed_forward_norm",
+                                            "rms_norm layers.0.feed_forward_output_norm", "add layers.0.feed_forward_add"});
+  spec.norm_placement = NormPlacement::after_add;
+  CHECK(layer() == std::vector<std::string>{"add layers.0.attention_add", "rms_norm layers.0.attention_norm",
+                                            "add layers.0.feed_forward_add", "rms_norm layers.0.feed_forward_norm"});
+  CHECK(head() == "linear head");
+  // What the next block reads is the normed sum.
+  const OpGraph graph = build_graph(spec, 16);
+  CHECK(graph.tensors[static_cast<std::size_t>(graph.blocks[1].output)].name == "layers.0.feed_forward_norm");
+}
+
+TEST_CASE("Parallel branches read one residual stream, and share a norm where the spec says so") {
+  ModelSpec spec = decoder();
+  spec.parallel_residual = true;
+  spec.attention_output_bias = spec.mlp_bias = true;
+  const OpGraph two = build_graph(spec, 16);
+  CHECK(ops_of(two, 1) == std::vector<std::string>{
+                              "layer_norm layers.0.attention_norm",
+                              "layer_norm layers.0.feed_forward_norm",
+                              "linear layers.0.attention.qkv",
+                              "attention layers.0.attention",
+                              "linear layers.0.attention.output",
+                              "linear layers.0.feed_forward.up",
+                              "activation layers.0.feed_forward.activation",
+                              "linear layers.0.feed_forward.down",
+                              "add layers.0.attention_add",
+                              "add layers.0.feed_forward_add",
+                          });
+  CHECK(op(two, "layers.0.feed_forward_norm").inputs == op(two, "layers.0.attention_norm").inputs);
+  spec.shared_norm = true;
+  const OpGraph one = build_graph(spec, 16);
+  CHECK(op(one, "layers.0.feed_forward.up").inputs == op(one, "layers.0.attention.qkv").inputs);
+  CHECK(find_tensor(one, "layers.0.norm.weight") != nullptr);
+  CHECK(parameter_count(two) - parameter_count(one) == 2 * 2 * 32);  // two layers' gamma and beta
+}
+
+TEST_CASE("Queries and keys are normed before they turn: each head, or all heads of a token") {
+  ModelSpec spec = decoder();
+  spec.position = PositionKind::rotary;
+  const std::int64_t without = parameter_count(build_graph(spec, 16));
+  spec.qk_norm = QkNorm::per_head;
+  const OpGraph heads = build_graph(spec, 16);
+  CHECK(ops_of(heads, 1)[2] == "head_norm layers.0.attention.qk_norm");
+  CHECK(ops_of(heads, 1)[3] == "rotary layers.0.attention.rotary");
+  CHECK(tensor(heads, "layers.0.attention.query_norm.weight").dims == std::vector<TensorDim>{{Dim::hidden, 8, 1}});
+  CHECK(parameter_count(heads) - without == 2 * (8 + 8));
+  spec.qk_norm = QkNorm::whole_width;
+  const OpGraph width = build_graph(spec, 16);
+  CHECK(ops_of(width, 1)[2] == "query_key_squares layers.0.attention.qk_squares");
+  CHECK(ops_of(width, 1)[3] == "query_key_norm layers.0.attention.qk_norm");
+  CHECK(tensor(width, "layers.0.attention.key_norm.weight").dims == std::vector<TensorDim>{{Dim::kv_groups, 16, 8}});
+  CHECK(parameter_count(width) - without == 2 * (4 * 8 + 2 * 8));
+}
+
+TEST_CASE("Layers whose windows differ are of two kinds, unless the sequence fits the window") {
+  ModelSpec spec = decoder();
+  spec.layers = 5;
+  spec.sliding_window = 8;
+  spec.attention_pattern = {AttentionSpan::sliding, AttentionSpan::full};
+  const OpGraph longer = build_graph(spec, 16);
+  CHECK(op(longer, "layers.0.attention").attributes.window == 8);
+  CHECK(op(longer, "layers.1.attention").attributes.window == 0);
+  CHECK(op(longer, "layers.4.attention").attributes.window == 8);
+  CHECK(longer.blocks[1].kind == longer.blocks[3].kind);
+  CHECK(longer.blocks[1].kind != longer.blocks[2].kind);
+  CHECK(longer.blocks[2].kind == longer.blocks[4].kind);
+  const OpGraph shorter = build_graph(spec, 8);
+  CHECK(op(shorter, "layers.0.attention").attributes.window == 0);
+  CHECK(shorter.blocks[1].kind == shorter.blocks[2].kind);
+  spec.attention_pattern.clear();
+  CHECK(op(build_graph(spec, 16), "layers.1.attention").attributes.window == 8);
+}
+
+TEST_CASE("Scales, caps and positions stand in the attributes of their ops") {
+  ModelSpec spec = decoder();
+  spec.position = PositionKind::rotary;
+  spec.rotary_dim = 4;
+  spec.rotary_interleaved = true;
+  spec.attention_scale = 0.25;
+  spec.attention_softcap = 50.0;
+  spec.logits_softcap = 30.0;
+  spec.embedding_multiplier = 12.0;
+  spec.residual_multiplier = 0.5;
+  spec.logits_multiplier = 0.125;
+  spec.attention_output_bias = true;
+  spec.head_bias = true;
+  const OpGraph graph = build_graph(spec, 16);
+  CHECK(op(graph, "layers.0.attention.rotary").attributes ==
+        OpShape{.heads = 4, .kv_heads = 2, .head_dim = 8, .rotary_dim = 4, .interleaved = true, .theta = 10000.0});
+  CHECK(op(graph, "layers.0.attention").attributes ==
+        OpShape{.heads = 4, .kv_heads = 2, .head_dim = 8, .score_scale = 0.25, .softcap = 50.0});
+  CHECK(op(graph, "embedding.scale").attributes == OpShape{.factor = 12.0});
+  CHECK(op(graph, "layers.1.feed_forward_scale").attributes == OpShape{.factor = 0.5});
+  CHECK(op(graph, "head.scale").attributes == OpShape{.factor = 0.125});
+  CHECK(op(graph, "head.softcap").attributes == OpShape{.softcap = 30.0});
+  // The bias of a branch that is scaled is scaled with it; the head's is not.
+  CHECK(op(graph, "layers.0.attention_bias").parameters.size() == 1);
+  CHECK(op(graph, "layers.0.attention_scale").inputs == op(graph, "layers.0.attention_bias").outputs);
+  CHECK(op(graph, "layers.0.attention_add").parameters.empty());
+  CHECK(op(graph, "head").parameters.size() == 2);
+  CHECK(tensor(graph, "head.bias").dims == std::vector<TensorDim>{{Dim::vocabulary, 61, 1}});
+  CHECK(ops_of(graph, 3) == std::vector<std::string>{"layer_norm head.norm", "scale head.scale", "linear head", "softcap head.softcap",
+                                                     "cross_entropy_max head.maximum", "cross_entropy_sums head.sums",
+                                                     "cross_entropy_loss head.loss"});
+}
+
+TEST_CASE("Positions may be slopes or rows further down the table, and embeddings may be normed") {
+  ModelSpec spec = decoder();
+  spec.embedding_norm = true;
+  spec.position = PositionKind::alibi;
+  spec.alibi_multiplier = 0.5;
+  const OpGraph alibi = build_graph(spec, 100);  // no table
+  CHECK(ops_of(alibi, 0) == std::vector<std::string>{"embedding embedding", "layer_norm embedding.norm"});
+  CHECK(op(alibi, "layers.0.attention").attributes == OpShape{.heads = 4, .kv_heads = 2, .head_dim = 8, .alibi = 0.5});
+  spec = decoder();
+  spec.position_offset = 2;
+  const OpGraph learned = build_graph(spec, 16);
+  CHECK(tensor(learned, "position.weight").dims.front() == TensorDim{Dim::position, 18, 1});
+  CHECK(op(learned, "position").attributes == OpShape{.begin = 2});
 }
 
 TEST_CASE("A sequence that the model has no positions for is the user's mistake") {

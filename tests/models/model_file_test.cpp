@@ -146,8 +146,10 @@ TEST_CASE("The text of a model names every key") {
 TEST_CASE("Unknown, missing and duplicate keys of a model are errors") {
   CHECK(error(decoder + "hiden: 3\n") ==
         "m.yaml:12:1: error: unknown key 'hiden'; allowed: name, source, family, layers, hidden, feature, context, "
-        "vocabulary, tied_embeddings, activation, training, heads, position, norm, kv_heads, head_dim, rope_theta, "
-        "norm_epsilon, qkv_bias, attention_output_bias, mlp_bias; did you mean 'hidden'?");
+        "vocabulary, tied_embeddings, activation, training, heads, position, norm, kv_heads, head_dim, position_offset, rope_theta, "
+        "rotary_dim, rotary_interleaved, alibi_multiplier, norm_epsilon, norm_placement, qk_norm, embedding_norm, parallel_residual, "
+        "shared_norm, sliding_window, attention_pattern, attention_scale, attention_softcap, logits_softcap, embedding_multiplier, "
+        "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias; did you mean 'hidden'?");
   CHECK(error(decoder + "hidden: 3\n") == "m.yaml:12:1: error: duplicate key 'hidden', first given on line 4");
   CHECK(error(replaced("layers: 2\n", "")) == "m.yaml:1:1: error: missing key 'layers' at the top level");
   CHECK(error("") == "m.yaml: error: expected a map with key 'family', found nothing");
@@ -183,12 +185,12 @@ TEST_CASE("Sizes are whole numbers in range") {
 
 TEST_CASE("Kinds are told from their like") {
   CHECK(error(replaced("rotary", "rotery")) ==
-        "m.yaml:9:11: error: expected one of learned, rotary, found 'rotery'; did you mean 'rotary'?");
+        "m.yaml:9:11: error: expected one of learned, rotary, alibi, found 'rotery'; did you mean 'rotary'?");
   CHECK(error(replaced("rms_norm", "batch_norm")) ==
         "m.yaml:10:7: error: expected one of layer_norm, rms_norm, found 'batch_norm'");
   CHECK(error(replaced("gated_silu", "gelu")) ==
-        "m.yaml:11:13: error: expected one of gelu_tanh, gelu_erf, relu, gated_silu, found 'gelu'; did you mean "
-        "'gelu_tanh'?");
+        "m.yaml:11:13: error: expected one of gelu_tanh, gelu_erf, relu, gated_silu, gated_gelu_tanh, gated_gelu_erf, found 'gelu'; "
+        "did you mean 'gelu_tanh'?");
   CHECK(error(decoder + "tied_embeddings: yes\n") == "m.yaml:12:18: error: expected true or false, found 'yes'");
 }
 
@@ -213,6 +215,93 @@ TEST_CASE("Numbers out of range are errors") {
   CHECK(error(decoder + "rope_theta: -1\n") == "m.yaml:12:13: error: expected a number above 0, found '-1'");
   CHECK(error(replaced("rotary", "learned") + "rope_theta: 1\n") ==
         "m.yaml:12:13: error: rope_theta belongs to rotary positions, and position is learned");
+}
+
+TEST_CASE("What few models have is absent until a file says it") {
+  const ModelSpec spec = read_model(replaced("rotary", "alibi") +
+                                        "alibi_multiplier: 0.5\n"
+                                        "norm_placement: around_branch\n"
+                                        "qk_norm: whole_width\n"
+                                        "embedding_norm: true\n"
+                                        "sliding_window: 8\n"
+                                        "attention_pattern: [sliding, full]\n"
+                                        "attention_scale: 0.25\n"
+                                        "attention_softcap: 50\n"
+                                        "logits_softcap: 30\n"
+                                        "embedding_multiplier: 12\n"
+                                        "residual_multiplier: 0.22\n"
+                                        "logits_multiplier: 0.0625\n"
+                                        "head_bias: true\n",
+                                    "m.yaml")
+                             .spec;
+  ModelSpec expected = read_model(decoder, "m.yaml").spec;
+  expected.position = PositionKind::alibi;
+  expected.alibi_multiplier = 0.5;
+  expected.norm_placement = NormPlacement::around_branch;
+  expected.qk_norm = QkNorm::whole_width;
+  expected.embedding_norm = true;
+  expected.sliding_window = 8;
+  expected.attention_pattern = {AttentionSpan::sliding, AttentionSpan::full};
+  expected.attention_scale = 0.25;
+  expected.attention_softcap = 50.0;
+  expected.logits_softcap = 30.0;
+  expected.embedding_multiplier = 12.0;
+  expected.residual_multiplier = 0.22;
+  expected.logits_multiplier = 0.0625;
+  expected.head_bias = true;
+  CHECK(spec == expected);
+  CHECK(read_model(write_model(spec), "written.yaml").spec == spec);
+  CHECK(window_of(spec, 0) == 8);
+  CHECK(window_of(spec, 1) == std::nullopt);
+
+  ModelSpec gptj = read_model(decoder + "rotary_dim: 4\nrotary_interleaved: true\nparallel_residual: true\nshared_norm: true\n", "m.yaml").spec;
+  CHECK(gptj.rotary_dim == 4);
+  CHECK((gptj.rotary_interleaved && gptj.parallel_residual && gptj.shared_norm));
+  CHECK(read_model(write_model(gptj), "written.yaml").spec == gptj);
+  ModelSpec opt = read_model(replaced("rotary", "learned") + "position_offset: 2\nnorm_placement: after_add\n", "m.yaml").spec;
+  CHECK(opt.position_offset == 2);
+  CHECK(read_model(write_model(opt), "written.yaml").spec == opt);
+}
+
+TEST_CASE("Parts that contradict each other are errors at the key to blame, and say what to do") {
+  CHECK(error(decoder + "rotary_dim: 5\n") ==
+        "m.yaml:12:13: error: rotary positions turn pairs of a head's 8 numbers: expected an even rotary_dim from 2 to 8, found 5");
+  CHECK(error(decoder + "rotary_dim: 10\n") ==
+        "m.yaml:12:13: error: rotary positions turn pairs of a head's 8 numbers: expected an even rotary_dim from 2 to 8, found 10");
+  CHECK(error(decoder + "rotary_dim: 1\n") == "m.yaml:12:13: error: expected a whole number from 2 to 1048576, found '1'");
+  // A head of odd width may turn in part.
+  CHECK(error(decoder + "head_dim: 7\nrotary_dim: 4\n") == "no error");
+  CHECK(error(replaced("rotary", "alibi") + "rotary_interleaved: true\n") ==
+        "m.yaml:12:21: error: rotary_interleaved belongs to rotary positions, and position is alibi");
+  CHECK(error(decoder + "position_offset: 2\n") ==
+        "m.yaml:12:18: error: position_offset belongs to learned positions, and position is rotary");
+  CHECK(error(decoder + "alibi_multiplier: 2\n") ==
+        "m.yaml:12:19: error: alibi_multiplier belongs to alibi positions, and position is rotary");
+  CHECK(error(replaced("rotary", "learned") + "position_offset: 16777216\n") ==
+        "m.yaml:12:18: error: a table of 16777216 + 16 positions is too long; at most 16777216 rows");
+  CHECK(error(decoder + "shared_norm: true\n") ==
+        "m.yaml:12:14: error: branches that run one after the other cannot share a norm; leave out shared_norm, or set "
+        "parallel_residual to true");
+  CHECK(error(decoder + "norm_placement: after_add\nparallel_residual: true\n") ==
+        "m.yaml:13:20: error: branches that run side by side have their norms before them, and norm_placement is after_add; leave out "
+        "norm_placement, or set parallel_residual to false");
+  CHECK(error(decoder + "attention_pattern: [sliding, full]\n") ==
+        "m.yaml:12:20: error: layers that slide need a sliding_window; add one, or make them full");
+  CHECK(error(decoder + "sliding_window: 4\nattention_pattern: [full]\n") ==
+        "m.yaml:13:20: error: there is a sliding_window, but every layer is full; leave out either");
+  CHECK(error(decoder + "sliding_window: 4\nattention_pattern: [full, full, sliding]\n") ==
+        "m.yaml:13:20: error: the pattern names 3 layers of 2; shorten it to what repeats");
+  CHECK(error(decoder + "attention_pattern: []\n") ==
+        "m.yaml:12:20: error: expected a list of full and sliding, found an empty one");
+  CHECK(error(decoder + "attention_pattern: sliding\n") == "m.yaml:12:20: error: expected a list, found 'sliding'");
+  CHECK(error(decoder + "attention_pattern: [local]\n") == "m.yaml:12:21: error: expected one of full, sliding, found 'local'");
+  CHECK(error(decoder + "sliding_window: 0\n") == "m.yaml:12:17: error: expected a whole number from 1 to 16777216, found '0'");
+  CHECK(error(decoder + "attention_softcap: 0\n") == "m.yaml:12:20: error: expected a number above 0, found '0'");
+  CHECK(error(decoder + "residual_multiplier: -1\n") == "m.yaml:12:22: error: expected a number above 0, found '-1'");
+  CHECK(error(decoder + "norm_placement: post\n") ==
+        "m.yaml:12:17: error: expected one of before_branch, after_branch, around_branch, after_add, found 'post'");
+  CHECK(error(decoder + "qk_norm: head\n") == "m.yaml:12:10: error: expected one of none, per_head, whole_width, found 'head'");
+  CHECK(error(decoder + "head_bias: 1\n") == "m.yaml:12:12: error: expected true or false, found '1'");
 }
 
 TEST_CASE("The training section is as strict") {

@@ -32,6 +32,24 @@ TEST_CASE("Every model of the zoo loads, carries its file's name and has exactly
       {"llama3.2-1b", 1'235'814'400},
       {"mistral-7b", 7'241'732'096},
       {"qwen2.5-7b", 7'615'616'512},
+      {"bloom-176b", 176'247'271'424},
+      {"bloom-7b1", 7'069'016'064},
+      {"falcon-40b", 41'303'293'952},
+      {"falcon-7b", 6'921'720'704},
+      {"gemma-7b", 8'537'680'896},
+      {"gemma2-27b", 27'227'128'320},
+      {"gemma2-9b", 9'241'705'984},
+      {"gpt-neox-20b", 20'554'567'680},
+      {"gptj-6b", 6'050'882'784},
+      {"granite-3.1-8b", 8'170'835'968},
+      {"olmo2-13b", 13'716'198'400},
+      {"olmo2-7b", 7'298'617'344},
+      {"opt-6.7b", 6'658'473'984},
+      {"phi3-mini", 3'821'079'552},
+      {"pythia-6.9b", 6'857'302'016},
+      {"qwen3-32b", 32'762'123'264},
+      {"qwen3-8b", 8'190'735'360},
+      {"starcoder2-15b", 15'957'889'024},
       // 2 * 256 * 256 + 8 (256 * 1024 + 1024 + 1024 * 256 + 256)
       {"mlp", 4'335'616},
   };
@@ -81,8 +99,9 @@ TEST_CASE("A model is found by name, by path and by the folder of its config.jso
 
 TEST_CASE("A model that is not there is told apart from those that are") {
   const std::string names =
-      "gpt2, gpt2-large, gpt2-medium, gpt2-xl, gpt3-175b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, "
-      "mistral-7b, mlp, qwen2.5-7b";
+      "bloom-176b, bloom-7b1, falcon-40b, falcon-7b, gemma-7b, gemma2-27b, gemma2-9b, gpt-neox-20b, gpt2, gpt2-large, gpt2-medium, "
+      "gpt2-xl, gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, "
+      "mistral-7b, mlp, olmo2-13b, olmo2-7b, opt-6.7b, phi3-mini, pythia-6.9b, qwen2.5-7b, qwen3-32b, qwen3-8b, starcoder2-15b";
   CHECK(error_of<ConfigError>([] { load_model("lama3-8b", zoo); }) ==
         "error: unknown model 'lama3-8b'; allowed: a path to a .yaml or .json file, or one of " + names +
             "; did you mean 'llama3-8b'?");

@@ -1,0 +1,104 @@
+#include "models/huggingface_config.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace parplan {
+namespace {
+
+struct Activation {
+  const char* name;  // transformers/activations.py
+  FeedForwardKind kind;
+};
+constexpr Activation plain_activations[] = {
+    {"gelu_new", FeedForwardKind::gelu_tanh}, {"gelu_pytorch_tanh", FeedForwardKind::gelu_tanh},
+    {"gelu_fast", FeedForwardKind::gelu_tanh}, {"gelu", FeedForwardKind::gelu_erf},
+    {"relu", FeedForwardKind::relu},
+};
+constexpr Activation gated_activations[] = {
+    {"silu", FeedForwardKind::gated_silu},           {"swish", FeedForwardKind::gated_silu},
+    {"gelu_new", FeedForwardKind::gated_gelu_tanh},  {"gelu_pytorch_tanh", FeedForwardKind::gated_gelu_tanh},
+    {"gelu_fast", FeedForwardKind::gated_gelu_tanh}, {"gelu", FeedForwardKind::gated_gelu_erf},
+};
+
+FeedForwardKind read_activation(const YamlNode& node, std::span<const Activation> activations) {
+  std::vector<std::string> names;
+  for (const Activation& activation : activations) names.emplace_back(activation.name);
+  return activations[node.as_choice(names)].kind;
+}
+
+}  // namespace
+
+std::optional<YamlNode> HuggingFaceConfig::find(const char* key) {
+  asked.insert(key);
+  return root.find(key);
+}
+
+bool HuggingFaceConfig::says(const char* key) {
+  asked.insert(key);
+  const std::vector<std::string> all = root.keys();
+  return std::ranges::find(all, key) != all.end();
+}
+
+std::int64_t HuggingFaceConfig::size(const std::string& field, std::initializer_list<const char*> names, std::int64_t maximum,
+                                     std::int64_t absent) {
+  keys[field] = *names.begin();
+  std::optional<std::int64_t> found;
+  std::string found_at;
+  for (const char* name : names) {
+    const auto node = find(name);
+    if (!node) continue;
+    const std::int64_t value = node->as_integer(1, maximum);
+    if (found && *found != value) node->fail(fmt::format("{} is {}, but {} is {}", name, value, found_at, *found));
+    if (found) continue;
+    found = value;
+    found_at = keys[field] = name;
+  }
+  return found.value_or(absent);
+}
+
+double HuggingFaceConfig::number(const char* key, double absent) {
+  const auto node = find(key);
+  if (!node) return absent;
+  const double value = node->as_number();
+  if (value <= 0.0) node->fail(fmt::format("expected {} above 0, found '{}'", key, node->as_string()));
+  return value;
+}
+
+bool HuggingFaceConfig::flag(const char* key, bool absent) {
+  const auto node = find(key);
+  return node ? node->as_bool() : absent;
+}
+
+FeedForwardKind HuggingFaceConfig::plain_activation(const char* key, FeedForwardKind absent) {
+  const auto node = find(key);
+  return node ? read_activation(*node, plain_activations) : absent;
+}
+
+FeedForwardKind HuggingFaceConfig::gated_activation(const char* key, FeedForwardKind absent) {
+  const auto node = find(key);
+  return node ? read_activation(*node, gated_activations) : absent;
+}
+
+void HuggingFaceConfig::note_dropout(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const auto node = find(name);
+    if (node && node->as_number() > 0.0) {
+      notes.push_back(fmt::format("{} {} is ignored: parplan trains without dropout", name, node->as_string()));
+    }
+  }
+}
+
+void HuggingFaceConfig::require(const char* key, bool supported, std::string_view reason) {
+  const auto node = find(key);
+  if (node && node->as_bool() != supported) node->fail(fmt::format("{} {} is not supported: {}", key, !supported, reason));
+}
+
+void HuggingFaceConfig::fail(const std::string& field, const std::string& message) const {
+  const auto key = keys.find(field);
+  const auto node = key == keys.end() ? std::nullopt : root.find(key->second);
+  (node ? *node : root).fail(message);
+}
+
+}  // namespace parplan

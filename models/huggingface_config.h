@@ -1,0 +1,54 @@
+#pragma once
+
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/model_spec.h"
+#include "planner/base/yaml.h"
+
+namespace parplan {
+
+// A Hugging Face config.json while a family reads it. Absent keys have the value that the caller gives: the default of
+// transformers' config class. Every error is a ConfigError at its key.
+struct HuggingFaceConfig {
+  YamlNode root;
+  std::vector<std::string> notes = {};            // what was read and ignored, for the user
+  std::map<std::string, std::string> keys = {};   // by field of the spec: the key that gave it, to put errors there
+  std::set<std::string, std::less<>> asked = {};  // keys that the family looked at
+
+  // The key's value; nothing where it is absent or null.
+  std::optional<YamlNode> find(const char* key);
+  // Whether the key stands there at all: for some, null says something else than absence.
+  bool says(const char* key);
+
+  // A whole number of at least 1 for the spec's `field`. Several keys are names of one thing: they must agree.
+  std::int64_t size(const std::string& field, std::initializer_list<const char*> names, std::int64_t maximum, std::int64_t absent);
+  double number(const char* key, double absent);  // above 0
+  bool flag(const char* key, bool absent);
+
+  // One of transformers' activation names (ACT2FN) that parplan has as such, `absent` where there is none.
+  FeedForwardKind plain_activation(const char* key, FeedForwardKind absent);
+  FeedForwardKind gated_activation(const char* key, FeedForwardKind absent);
+
+  void note_dropout(std::initializer_list<const char*> names);
+  // Fails where the flag is not `supported`; `reason` says what it means.
+  void require(const char* key, bool supported, std::string_view reason);
+
+  // An error at the key that gave `field`, or at the top where its default did.
+  [[noreturn]] void fail(const std::string& field, const std::string& message) const;
+};
+
+// A model_type that parplan reads.
+struct HuggingFaceType {
+  std::string_view name;
+  void (*read)(HuggingFaceConfig&, ModelSpec&);
+};
+std::span<const HuggingFaceType> huggingface_types();
+
+}  // namespace parplan
