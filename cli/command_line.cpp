@@ -13,6 +13,7 @@
 #include <fmt/ostream.h>
 
 #include "cli/commands.h"
+#include "cli/declared.h"
 #include "cli/version.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
@@ -27,6 +28,7 @@ constexpr std::array command_rows = {
     Command{"explain", "Why this plan: where time and memory go, what it beats, what binds", declare_explain},
     Command{"measure", "What the kernels of this machine take, as a device and a cluster to plan with", declare_measure},
     Command{"topology", "Show a cluster as parplan sees it", declare_topology},
+    Command{"completion", "Let the shell complete commands, options and names", declare_completion},
 };
 
 std::vector<std::string> option_names(const CLI::App& app) {
@@ -98,19 +100,8 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
 }
 
 int carry_out(const std::vector<std::string>& arguments, Terminal& terminal) {
-  CLI::App app{"parplan: the query planner of distributed training", "parplan"};
-  app.set_version_flag("--version", fmt::format("parplan {}", version()), "Print the version");
-  app.get_formatter()->column_width(34);
-  std::vector<CommandBody> bodies;
-  std::vector<std::string> names;
-  for (const Command& command : commands()) {
-    CLI::App* sub = app.add_subcommand(std::string(command.name), std::string(command.description));
-    bodies.push_back(command.declare(*sub));
-    names.push_back(std::string(command.name));
-  }
-
   if (arguments.empty()) {
-    terminal.err << app.help();
+    terminal.err << help(declared_commands());
     return exit_bad_input;
   }
   const std::string& first = arguments.front();
@@ -119,28 +110,30 @@ int carry_out(const std::vector<std::string>& arguments, Terminal& terminal) {
     return exit_done;
   }
   if (first == "--help" || first == "-h") {
-    terminal.out << app.help();
+    terminal.out << help(declared_commands());
     return exit_done;
   }
-  const auto found = std::ranges::find(names, first);
-  if (found == names.end()) {
+  std::vector<std::string> names;
+  for (const Command& command : command_rows) names.emplace_back(command.name);
+  const auto found = std::ranges::find(command_rows, first, &Command::name);
+  if (found == command_rows.end()) {
     if (looks_like_option(first))
       throw ConfigError(fmt::format("unknown option '{}'; expected a command: {}", first, join(names)));
     throw ConfigError(fmt::format("unknown command '{}'; allowed: {}{}", first, join(names), did_you_mean(first, names)));
   }
-  CLI::App* sub = app.get_subcommand(*found);
-  std::vector<std::string> words = checked(*sub, {arguments.begin() + 1, arguments.end()});
-  words.insert(words.begin(), first);
+  CLI::App app{std::string(found->description), std::string(found->name)};
+  const CommandBody body = found->declare(app);
+  std::vector<std::string> words = checked(app, {arguments.begin() + 1, arguments.end()});
   std::ranges::reverse(words);  // as CLI11 wants them
   try {
     app.parse(words);
   } catch (const CLI::CallForHelp&) {
-    terminal.out << sub->help("parplan");
+    terminal.out << help(declared(app));
     return exit_done;
   } catch (const CLI::ParseError& error) {
     throw ConfigError(error.what());
   }
-  return bodies[static_cast<std::size_t>(found - names.begin())](terminal);
+  return body(terminal);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "cli/arguments.h"
 #include "cli/commands.h"
+#include "cli/load_plan.h"
 #include "models/model_file.h"
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
@@ -39,14 +40,6 @@ void check_layout(const Inputs& inputs, const LayoutRequest& layout, const Where
 std::string describe_inputs(const ReportInputs& inputs);
 ReportInputs report_inputs(const Inputs& inputs);
 ReportInputs report_inputs(const Plan& plan);
-
-// A plan that was read from a file, with its model's graph, checked against one another.
-struct LoadedPlan {
-  Plan plan;
-  OpGraph graph;
-};
-LoadedPlan load_plan(const std::string& path);
-bool is_plan_file(const std::string& path);
 
 // JSON and CSV where they were asked for.
 void write_outputs(const OutputArguments& output, Terminal& terminal, const Json& json, std::span<const Json> rows);

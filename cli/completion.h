@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/declared.h"
+
+namespace parplan {
+
+// What may stand where a value is expected.
+struct Offer {
+  std::vector<std::string> values;
+  bool files = false;  // names of files and folders, too
+  bool operator==(const Offer&) const = default;
+};
+
+// From the words of the option's type: choices as they stand, names of models, clusters and devices from models/ and configs/.
+Offer offer(const DeclaredOption& option);
+
+enum class Shell { bash, zsh, fish };
+const char* name(Shell shell);
+
+// A script for the shell that completes what `commands` declare.
+std::string completion_script(Shell shell, const std::vector<DeclaredCommand>& commands);
+
+}  // namespace parplan

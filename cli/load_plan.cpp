@@ -1,0 +1,53 @@
+#include "cli/load_plan.h"
+
+#include <fmt/format.h>
+
+#include "models/families.h"
+#include "models/model_file.h"
+#include "planner/base/error.h"
+#include "planner/base/file.h"
+#include "planner/base/yaml.h"
+#include "planner/parallel/techniques.h"
+
+namespace parplan {
+
+bool is_plan_file(const std::string& path) {
+  if (!path.ends_with(".yaml") && !path.ends_with(".yml")) return false;
+  const YamlNode root = YamlNode::parse(read_file(path), path);
+  if (!root.is_map()) return false;
+  const auto schema = root.find("schema");
+  return schema && schema->is_scalar() && schema->as_string().starts_with("parplan.plan/");
+}
+
+namespace {
+
+// Lowering carries out what the techniques place, and nothing else yet.
+void refuse_unknown_placements(const Placements& placed, const Placements& found, const std::string& path) {
+  for (const auto& [parameter, placement] : placed.tensor_axis) {
+    const auto entry = found.tensor_axis.find(parameter);
+    const Placement given = entry == found.tensor_axis.end() ? replicate() : entry->second;
+    if (given != placement)
+      throw ConfigError({path}, fmt::format("placements: '{}' is {} over tp; the plan's techniques place it as {}, and only that can be carried out",
+                                            parameter, write_placement(given), write_placement(placement)));
+  }
+  for (const auto& [parameter, placement] : found.tensor_axis)
+    if (!placed.tensor_axis.contains(parameter))
+      throw ConfigError({path}, fmt::format("placements: the model has no parameter '{}'", parameter));
+}
+
+}  // namespace
+
+LoadedPlan load_plan(const std::string& path) { return load_plan(read_file(path), path); }
+
+LoadedPlan load_plan(const std::string& text, const std::string& path) {
+  LoadedPlan loaded{.plan = read_plan(text, path), .graph = {}};
+  const Plan& plan = loaded.plan;
+  loaded.graph = build_graph(read_model(plan.model_text, path + " (model)").spec, plan.training.sequence_length);
+  if (parameter_count(loaded.graph) != plan.model.parameters)
+    throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}", parameter_count(loaded.graph), plan.model.parameters));
+  if (const auto reason = illegal(loaded.graph, plan.training, plan.spec)) throw ConfigError({path}, *reason);
+  refuse_unknown_placements(place(loaded.graph, plan.spec), plan.placements, path);
+  return loaded;
+}
+
+}  // namespace parplan
