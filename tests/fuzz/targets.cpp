@@ -1,0 +1,170 @@
+#include "tests/fuzz/targets.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "cli/load_plan.h"
+#include "models/families.h"
+#include "models/huggingface.h"
+#include "models/model_file.h"
+#include "planner/base/error.h"
+#include "planner/base/text.h"
+#include "planner/cluster/catalog.h"
+#include "planner/cluster/draw.h"
+#include "planner/cluster/routes.h"
+#include "planner/cluster/smi_topology.h"
+#include "planner/plan/plan.h"
+#include "planner/report/csv.h"
+#include "planner/report/explain.h"
+#include "planner/report/row.h"
+#include "planner/report/table.h"
+#include "planner/suggest.h"
+
+namespace parplan::fuzz {
+namespace {
+
+const std::string file = "input";
+const ClusterCatalog catalog = {.devices_folder = PARPLAN_SOURCE_DIR "/configs/devices", .clusters_folder = PARPLAN_SOURCE_DIR "/configs/clusters"};
+
+// Graphs of deep models take long to build and show nothing that those of a few layers do not.
+constexpr std::int64_t most_layers = 24;
+
+void use_model(const ModelFile& model) {
+  const ModelSpec& spec = model.spec;
+  const std::string written = write_model(spec);
+  PARPLAN_ASSERT(read_model(written, "written").spec == spec, written);
+  if (spec.layers > most_layers) return;
+  const OpGraph graph = build_graph(spec, std::min<std::int64_t>(spec.context, 128));
+  PARPLAN_ASSERT(parameter_count(graph) > 0, fmt::format("{} parameters", parameter_count(graph)));
+}
+
+void take_model(const std::string& input) { use_model(read_model(input, file)); }
+
+void take_huggingface(const std::string& input) { use_model(read_huggingface(input, file)); }
+
+void take_device(const std::string& input) {
+  const DeviceKind device = read_device(YamlNode::parse(input, file));
+  const std::string written = write_device(device);
+  PARPLAN_ASSERT(read_device(YamlNode::parse(written, "written")) == device, written);
+}
+
+void use_cluster(const Cluster& cluster) {
+  const std::string written = write_cluster(cluster);
+  PARPLAN_ASSERT(read_cluster(YamlNode::parse(written, "written")) == cluster, written);
+  if (problem_with(cluster)) return;
+  PARPLAN_ASSERT(!describe(cluster).empty(), written);
+}
+
+void take_cluster(const std::string& input) { use_cluster(read_cluster(YamlNode::parse(input, file), catalog)); }
+
+void take_smi_topology(const std::string& input) {
+  if (!is_smi_topology(input)) return;
+  const SmiTopology topology = read_smi_topology(input, file);
+  static const std::array devices = {find_device("h100-sxm-80gb", catalog), find_device("rtx-4090", catalog)};
+  for (const DeviceKind& device : devices)
+    for (const std::optional<BytesPerSecond> network : {std::optional<BytesPerSecond>(), std::optional(BytesPerSecond(50e9))}) {
+      try {
+        use_cluster(cluster_of(topology, "topology", device, network));
+      } catch (const ConfigError&) {  // the links do not fit this device; they may fit the next
+      }
+    }
+}
+
+// What explain prints of a plan, and simulate where the plan is small: lowering takes time in proportion to ranks, blocks and actions.
+void take_plan(const std::string& input) {
+  const Plan plan = read_plan(input, file);
+  const std::string written = write_plan(plan);
+  PARPLAN_ASSERT(write_plan(read_plan(written, "written")) == written, written);
+  PARPLAN_ASSERT(!explain(plan).empty() && !write_table(plan).empty(), written);
+  std::vector<Json> rows;
+  for (int rank = 1; rank <= static_cast<int>(plan.alternatives.size()) + 1; ++rank) rows.push_back(row(subject_of(plan, rank)));
+  PARPLAN_ASSERT(!write_csv(rows).empty(), written);
+  std::size_t actions = 0;
+  for (const std::vector<Action>& stage : plan.schedule) actions += stage.size();
+  if (plan.spec.mesh.size() > 16 || actions > 256 || read_model(plan.model_text, file).spec.layers > most_layers) return;
+  LoadedPlan loaded = load_plan(input, file);
+  loaded.plan.prediction = simulate_plan(loaded.graph, loaded.plan);
+  PARPLAN_ASSERT(!write_table(loaded.plan).empty(), written);
+}
+
+// The fields of one line of CSV by RFC 4180, read back. Lines end in \n.
+std::vector<std::string> fields_of(std::string_view text, std::size_t& at) {
+  std::vector<std::string> fields(1);
+  for (; text[at] != '\n'; ++at) {
+    if (text[at] == ',') {
+      fields.emplace_back();
+    } else if (text[at] != '"') {
+      fields.back() += text[at];
+    } else {
+      for (++at; text[at] != '"' || text[at + 1] == '"'; ++at) {
+        fields.back() += text[at];
+        if (text[at] == '"') ++at;
+      }
+    }
+  }
+  ++at;
+  return fields;
+}
+
+// parplan reads no CSV: what it writes of any text must come back through another's reader.
+void take_csv(const std::string& input) {
+  std::vector<Json> rows(2);
+  std::size_t next = 0;
+  for (Json& row : rows)
+    for (const Column& column : columns()) {
+      const std::size_t end = std::min(input.find('\0', next), input.size());
+      row[std::string(column.key)] = input.substr(next, end - next);
+      next = std::min(end + 1, input.size());
+    }
+  const std::string text = write_csv(rows);
+  std::size_t at = 0;
+  const std::vector<std::string> keys = fields_of(text, at);
+  for (const Json& row : rows) {
+    const std::vector<std::string> fields = fields_of(text, at);
+    PARPLAN_ASSERT(fields.size() == keys.size(), fmt::format("{} fields under {} keys", fields.size(), keys.size()));
+    for (std::size_t i = 0; i < keys.size(); ++i) PARPLAN_ASSERT(row.at(keys[i]) == fields[i], fields[i]);
+  }
+  PARPLAN_ASSERT(at == text.size(), text);
+}
+
+constexpr std::array target_rows = {
+    Target{"model", take_model},
+    Target{"huggingface", take_huggingface},
+    Target{"device", take_device},
+    Target{"cluster", take_cluster},
+    Target{"smi_topology", take_smi_topology},
+    Target{"plan", take_plan},
+    Target{"csv", take_csv},
+};
+
+}  // namespace
+
+std::span<const Target> targets() { return target_rows; }
+
+const Target& find_target(std::string_view name) {
+  std::vector<std::string> names;
+  for (const Target& target : target_rows) {
+    if (target.name == name) return target;
+    names.emplace_back(target.name);
+  }
+  throw ConfigError(fmt::format("unknown target '{}'; allowed: {}", name, join(names)));
+}
+
+Verdict take_input(const Target& target, const std::string& input) {
+  try {
+    target.take(input);
+    return Verdict::taken;
+  } catch (const ConfigError& error) {
+    const std::string_view message = error.what();
+    const std::size_t at = message.find("error: ");
+    PARPLAN_ASSERT(at != std::string_view::npos && at + 7 < message.size(), fmt::format("a refusal says '{}'", message));
+    return Verdict::refused;
+  }
+}
+
+}  // namespace parplan::fuzz
