@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Makes tests/data/golden/families/*.json and *.golden: a tiny Hugging Face config of every model_type that parplan reads, in the
+variants that change its graph, and logits, loss and gradients of what transformers builds of it. A case is named by its model_type and, behind a hyphen, its variant.
+
+For developers; the tests need no Python. Needs transformers and PyTorch (the files in the repository are of 5.23 and 2.15) and runs
+in a minute:  python3 tests/golden/make_golden_families.py
+
+Weights and tokens follow from the formula of make_golden.py, by parplan's names and in parplan's layout: here they are put where
+transformers has them (RULES), and gradients come back through that by autograd. Gemma's norms multiply by 1 + weight, so their
+weights there are ours less 1. Each case has its own tokens, as every vocabulary has its size.
+"""
+
+import json
+import math
+import pathlib
+import re
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from make_golden import BATCH, SEQUENCE, numbers, parameter, write
+
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data" / "golden" / "families"
+HIDDEN, FEATURE, VOCABULARY, CONTEXT = 16, 24, 37, 32
+
+LLAMA = dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, rope_theta=100.0)
+OPENAI = dict(n_embd=HIDDEN, n_layer=2, n_head=4, n_inner=FEATURE, vocab_size=VOCABULARY, n_positions=CONTEXT)
+FALCON = dict(hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, ffn_hidden_size=FEATURE, vocab_size=VOCABULARY)
+NEOX = dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=2, vocab_size=VOCABULARY,
+            max_position_embeddings=CONTEXT)
+OPT = dict(hidden_size=HIDDEN, ffn_dim=FEATURE, num_hidden_layers=2, num_attention_heads=4, vocab_size=VOCABULARY,
+           max_position_embeddings=CONTEXT, dropout=0.0)
+TOKENS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)  # some classes have defaults beyond the vocabulary
+CASES = {
+    "bloom": dict(hidden_size=HIDDEN, n_layer=2, n_head=4, vocab_size=VOCABULARY),
+    "bloom-6-heads": dict(hidden_size=18, n_layer=1, n_head=6, vocab_size=VOCABULARY),
+    "falcon-7b": FALCON,
+    "falcon-40b": FALCON | dict(new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-11b": FALCON | dict(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1,
+                                tie_word_embeddings=False),
+    "falcon-rw": FALCON | dict(alibi=True, bias=True, multi_query=False, parallel_attn=False),
+    "gemma": LLAMA | dict(head_dim=6, num_key_value_heads=1),
+    "gemma2": LLAMA | dict(num_hidden_layers=3, head_dim=6, query_pre_attn_scalar=5, sliding_window=5, attn_logit_softcapping=1.5,
+                           final_logit_softcapping=2.0),
+    "gpt2": OPENAI,
+    "gpt2-unscaled": OPENAI | dict(scale_attn_weights=False, activation_function="relu"),
+    "gpt_neox": NEOX,
+    "gpt_neox-sequential": NEOX | dict(use_parallel_residual=False, rotary_pct=1.0, hidden_act="gelu_fast",
+                                       attention_bias=False),
+    "gptj": OPENAI | dict(rotary_dim=2),
+    "granite": LLAMA | dict(attention_multiplier=0.3, embedding_multiplier=3.0, residual_multiplier=0.7, logits_scaling=2.0,
+                            attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "llama": LLAMA | dict(attention_bias=True, mlp_bias=True, head_dim=6),
+    "mistral": LLAMA | dict(sliding_window=5),
+    "olmo2": LLAMA,
+    "opt": OPT,
+    "opt-after-add": OPT | dict(do_layer_norm_before=False, enable_bias=False),
+    "phi3": LLAMA | dict(sliding_window=7),
+    "phi3-partial": LLAMA | dict(partial_rotary_factor=0.5, tie_word_embeddings=True),
+    "qwen2": LLAMA | dict(use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    "qwen3": LLAMA | dict(head_dim=6),
+    "starcoder2": LLAMA | dict(sliding_window=6),
+}
+
+
+class Weights:
+    """parplan's parameters, made by name when they are first asked for."""
+
+    def __init__(self, config):
+        self.made = {}
+        heads = config.num_attention_heads
+        kv = getattr(config, "num_key_value_heads", None) or heads
+        if config.model_type == "falcon":
+            kv = config.num_kv_heads if config.new_decoder_architecture else 1 if config.multi_query else heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.heads, self.kv, self.queries, self.dim = heads, kv, heads // kv, dim
+
+    def get(self, name, shape):
+        if name not in self.made:
+            self.made[name] = parameter(name, tuple(shape))
+        assert self.made[name].shape == tuple(shape), (name, self.made[name].shape, shape)
+        return self.made[name]
+
+    def part(self, name, which, inner):
+        """Query, key or value of the product that parplan keeps as one: by group the query heads, the key, the value."""
+        groups = self.get(name, ((self.heads + 2 * self.kv) * self.dim, *inner)).view(self.kv, self.queries + 2, self.dim, *inner)
+        chosen = {"q": groups[:, : self.queries], "k": groups[:, self.queries], "v": groups[:, self.queries + 1]}[which]
+        return chosen.reshape(-1, *inner)
+
+    def concatenated(self, name, inner):
+        return torch.cat([self.part(name, which, inner) for which in "qkv"])
+
+
+def direct(target):
+    return lambda w, at, shape, kind: w.get(f"{at}{target}.{kind}", shape)
+
+
+def part(which):
+    return lambda w, at, shape, kind: w.part(f"{at}attention.qkv.{kind}", which, shape[1:])
+
+
+def gate_up(w, at, shape, kind):
+    half = (shape[0] // 2, *shape[1:])
+    return torch.cat([w.get(f"{at}feed_forward.{name}.{kind}", half) for name in ("gate", "up")])
+
+
+# GPT-2's matrices are [in, out].
+def transposed(target):
+    return lambda w, at, shape, kind: w.get(f"{at}{target}.{kind}", shape[::-1]).T if kind == "weight" else direct(target)(w, at, shape, kind)
+
+
+def gpt2_qkv(w, at, shape, kind):
+    inner = shape[:1] if kind == "weight" else ()
+    fused = w.concatenated(f"{at}attention.qkv.{kind}", tuple(inner))
+    return fused.T if kind == "weight" else fused
+
+
+# What stands under a layer's (or the model's) name in transformers -> where it is in parplan.
+RULES = {
+    "embed_tokens|word_embeddings|wte|embed_in": direct("embedding"),
+    "word_embeddings_layernorm": direct("embedding.norm"),
+    "embed_positions|wpe": direct("position"),
+    "norm|ln_f|final_layer_norm": direct("head.norm"),
+    "lm_head|embed_out": direct("head"),
+    r"(self_attn|attn)\.q_proj": part("q"),
+    r"(self_attn|attn)\.k_proj": part("k"),
+    r"(self_attn|attn)\.v_proj": part("v"),
+    r"self_attn\.qkv_proj": lambda w, at, shape, kind: w.concatenated(f"{at}attention.qkv.{kind}", shape[1:]),
+    r"attn\.c_attn": gpt2_qkv,
+    r"(self_attention|attention)\.query_key_value": direct("attention.qkv"),
+    r"(self_attn|attn)\.(o_proj|out_proj)|(self_attention|attention)\.dense": direct("attention.output"),
+    r"attn\.c_proj": transposed("attention.output"),
+    r"self_attn\.q_norm": direct("attention.query_norm"),
+    r"self_attn\.k_norm": direct("attention.key_norm"),
+    r"mlp\.gate_proj": direct("feed_forward.gate"),
+    r"mlp\.gate_up_proj": gate_up,
+    r"mlp\.(up_proj|fc_in|dense_h_to_4h)|fc1": direct("feed_forward.up"),
+    r"mlp\.(down_proj|fc_out|dense_4h_to_h)|fc2": direct("feed_forward.down"),
+    r"mlp\.c_fc": direct("feed_forward.up"),
+    r"mlp\.c_proj": direct("feed_forward.down"),
+    "input_layernorm|ln_attn|self_attn_layer_norm|ln_1": direct("attention_norm"),
+    "post_attention_layernorm|ln_mlp|ln_2": direct("feed_forward_norm"),
+    "pre_feedforward_layernorm": direct("feed_forward_norm"),
+    "post_feedforward_layernorm": direct("feed_forward_output_norm"),
+}
+IN_LAYERS = {"final_layer_norm": direct("feed_forward_norm")}  # OPT has this name in layers and behind them
+BY_TYPE = {
+    "gpt2": {r"mlp\.c_fc": transposed("feed_forward.up"), r"mlp\.c_proj": transposed("feed_forward.down")},
+    "gemma2": {"post_attention_layernorm": direct("attention_output_norm")},
+    "olmo2": {"post_attention_layernorm": direct("attention_output_norm")},
+    "gptj": {"ln_1": direct("norm")},
+}
+
+
+def place(name, shape, config, weights):
+    match = re.fullmatch(r"(?:model\.decoder\.|model\.|transformer\.|gpt_neox\.)?(?:(?:layers|h)\.(\d+)\.)?(.*)\.(weight|bias)", name)
+    layer, part_name, kind = match.groups()
+    at = "" if layer is None else f"layers.{layer}."
+    rules = dict(BY_TYPE.get(config.model_type, {})) | (IN_LAYERS if layer is not None else {})
+    if config.model_type == "falcon" and config.num_ln_in_parallel_attn != 2 and config.parallel_attn:
+        rules["input_layernorm"] = direct("norm")
+    for table in (rules, RULES):
+        for pattern, rule in table.items():
+            if re.fullmatch(pattern, part_name):
+                value = rule(weights, at, tuple(shape), kind)
+                assert value.shape == shape, (name, value.shape, shape)
+                return value - 1.0 if config.model_type.startswith("gemma") and "norm" in part_name else value
+    raise KeyError(name)
+
+
+def golden(path):
+    config = AutoConfig.from_pretrained(path)
+    # Eager knows soft caps. Falcon's eager attention of 5.23 adds ALiBi to the scores and has it in the mask already; sdpa adds it once.
+    attention = "sdpa" if config.model_type == "falcon" else "eager"
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
+    model.tie_weights()
+    for module in model.modules():  # a padding token's row would have no gradient
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None
+    weights = Weights(config)
+    placed = {name: place(name, value.shape, config, weights) for name, value in model.named_parameters()}
+    if config.tie_word_embeddings:
+        for name, value in model.named_parameters(remove_duplicate=False):
+            if name not in placed:
+                placed[name] = placed[next(n for n in placed if re.search("embed_tokens|word_embeddings.weight|wte|embed_in", n))]
+    text = torch.from_numpy(numbers("text", BATCH * (SEQUENCE + 1)) % config.vocab_size).view(BATCH, SEQUENCE + 1)
+    tokens, targets = text[:, :-1], text[:, 1:]
+    logits = torch.func.functional_call(model, placed, (tokens,), dict(use_cache=False)).logits
+    loss = F.cross_entropy(logits.reshape(-1, config.vocab_size), targets.reshape(-1))
+    loss.backward()
+    tensors = {"logits": logits.detach().clone(), "loss": loss.detach().clone().view(1)}
+    for name in sorted(weights.made):
+        tensors["gradient/" + name] = weights.made[name].grad.clone()
+    return tensors
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    FOLDER.mkdir(exist_ok=True)
+    for name, keys in CASES.items():
+        path = FOLDER / (name + ".json")
+        path.write_text(json.dumps({"model_type": name.split("-")[0]} | keys | TOKENS, indent=2) + "\n")
+        tensors = golden(path)
+        write(FOLDER / (name + ".golden"), tensors)
+        print(f"{name:22} {sum(math.prod(t.shape) for n, t in tensors.items() if n.startswith('gradient')):>7,} parameters, loss "
+              f"{tensors['loss'].item():.6f}", flush=True)
