@@ -14,6 +14,7 @@ packages=(
   "libeigen3-dev       Eigen (3.4): matrix products on the CPU"
   "libyaml-cpp-dev     yaml-cpp (0.7 or later): models, clusters and plans"
   "nlohmann-json3-dev  nlohmann/json: Hugging Face configurations, JSON output"
+  "libpugixml-dev      pugixml (1.13 or later): NCCL's topologies"
   "libfmt-dev          fmt: text"
   "libcli11-dev        CLI11: the command line"
   "libopenmpi-dev      Open MPI (4.1): ranks as processes on several machines"

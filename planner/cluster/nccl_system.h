@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/cluster/cluster.h"
+#include "planner/cluster/nccl_graph.h"
+#include "planner/cluster/nccl_xml.h"
+
+namespace parplan {
+
+enum class NcclNodeType { gpu, pcie_switch, nvswitch, cpu, nic, net };
+
+// A way out of a node, one direction. The types are the distances local, nvlink, chip_to_chip, one_switch (any PCIe),
+// sockets and network. GB/s in single precision, as NCCL counts: its search compares what rounding leaves.
+struct NcclLink {
+  NcclDistance type{};
+  float bandwidth = 0.0F;
+  int to = 0;
+};
+
+struct NcclNode {
+  NcclNodeType type{};
+  std::int64_t id = 0;
+  std::vector<NcclLink> links;  // widest first, the way up to the CPU last
+  // Of GPUs; `dev` of networks too.
+  int dev = 0;
+  int rank = 0;
+  int compute_capability = 0;
+  bool direct_rdma = false;
+  // Of networks: the ways out of the node.
+  std::uint64_t asic = 0;
+  int port = 0;
+  float bandwidth = 0.0F;
+  float latency = 0.0F;
+  bool collectives = false;
+  int rail = -1;
+  int plane = -1;
+  // Of CPUs.
+  CpuArchitecture architecture{};
+  CpuVendor vendor{};
+  // Of PCIe switches: vendor, device and subsystem.
+  std::uint64_t device = 0;
+};
+
+// What NCCL makes of a node before it looks for channels (src/graph/topo.cc): all NVSwitches are one, a CPU is a NUMA
+// node, Broadcom's two-level PCIe switches are flattened.
+struct NcclSystem {
+  std::vector<NcclNode> nodes;
+  std::vector<int> gpus;  // in the order of the file
+  std::vector<int> switches;
+  std::vector<int> nvswitches;
+  std::vector<int> cpus;
+  std::vector<int> nics;
+  std::vector<int> nets;
+  bool several_nodes = false;  // channels go through the network
+};
+
+// GPUs that have no rank are left out, as NCCL does; so are NICs without <net>.
+NcclSystem nccl_system(const NcclTopology& topology);
+
+// What NCCL would make of a node that parplan knows from elsewhere. NodeKind names no CPU: it counts as one that NCCL has
+// no rules for. Where the node has no host bridge, all PCIe ends at one CPU. ConfigError for devices of unknown compute
+// capability (nccl_import.h has the table) and for nodes without GPUs.
+NcclSystem nccl_system(const NodeKind& node, const DeviceKind& device);
+
+}  // namespace parplan
