@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <memory>
 #include <string_view>
 
@@ -42,7 +43,7 @@ bool is_plain(const std::string& word) {
   return !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-") == std::string::npos;
 }
 
-std::string quoted(std::string_view text) {
+std::string single_quoted(std::string_view text) {
   std::string out;
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return "'" + out + "'";
@@ -57,7 +58,7 @@ std::vector<std::string> long_and_short_names(const std::vector<DeclaredOption>&
 // ---- bash ----
 
 std::string bash_offer(const Offer& offer) {
-  return fmt::format("offers={}{}", quoted(join(offer.values, " ")), offer.files ? " files=yes" : "");
+  return fmt::format("offers={}{}", single_quoted(join(offer.values, " ")), offer.files ? " files=yes" : "");
 }
 
 std::string bash_script(const std::vector<DeclaredCommand>& commands) {
@@ -73,15 +74,15 @@ std::string bash_script(const std::vector<DeclaredCommand>& commands) {
       if (option.value_optional) optional.insert(optional.end(), option.names.begin(), option.names.end());
       if (option.type.empty()) continue;
       std::vector<std::string> patterns;
-      for (const std::string& name : option.names) patterns.push_back(quoted(command.name + " " + name));
+      for (const std::string& name : option.names) patterns.push_back(single_quoted(command.name + " " + name));
       by_option += fmt::format("    {}) {} ;;\n", join(patterns, "|"), bash_offer(offer(option)));
     }
     const std::string argument = command.arguments.empty() ? "" : fmt::format(" takes_argument=yes {}", bash_offer(offer(command.arguments.front())));
-    by_command += fmt::format("    {}) flags={} optional={} options={}{} ;;\n", command.name, quoted(join(flags, " ")), quoted(join(optional, " ")),
-                              quoted(join(long_and_short_names(command.options), " ")), argument);
+    by_command += fmt::format("    {}) flags={} optional={} options={}{} ;;\n", command.name, single_quoted(join(flags, " ")), single_quoted(join(optional, " ")),
+                              single_quoted(join(long_and_short_names(command.options), " ")), argument);
   }
   names.insert(names.end(), {"--help", "--version"});
-  return fmt::format(R"(# Completion of parplan {version} for bash: source <(parplan completion bash)
+  return fmt::format(R"script(# Completion of parplan {version} for bash: source <(parplan completion bash)
 _parplan() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} command= option= argument= given=' ' flags= optional= options= offers= files= takes_argument= word i
   # bash cuts --option=value at the equals sign.
@@ -124,9 +125,9 @@ _parplan() {{
   return 0
 }}
 complete -F _parplan parplan
-)",
+)script",
                      fmt::arg("version", version()), fmt::arg("by_command", by_command), fmt::arg("by_option", by_option),
-                     fmt::arg("names", quoted(join(names, " "))));
+                     fmt::arg("names", single_quoted(join(names, " "))));
 }
 
 // ---- zsh ----
@@ -154,7 +155,7 @@ std::string zsh_option(const DeclaredOption& option) {
   for (const std::string& name : option.names) {
     const std::string excluded = option.names.size() > 1 ? fmt::format("({})", join(option.names, " ")) : "";
     const std::string joined = option.type.empty() ? "" : name.starts_with("--") ? "=" : "+";
-    text += fmt::format("        {} \\\n", quoted(excluded + name + joined + explanation + value));
+    text += fmt::format("        {} \\\n", single_quoted(excluded + name + joined + explanation + value));
   }
   return text;
 }
@@ -163,14 +164,14 @@ std::string zsh_script(const std::vector<DeclaredCommand>& commands) {
   std::string names;
   std::string by_command;
   for (const DeclaredCommand& command : commands) {
-    names += fmt::format("    {}\n", quoted(command.name + ":" + zsh_escaped(command.description)));
+    names += fmt::format("    {}\n", single_quoted(command.name + ":" + zsh_escaped(command.description)));
     by_command += fmt::format("    {})\n      _arguments -S : \\\n", command.name);
     for (const DeclaredOption& option : command.options) by_command += zsh_option(option);
     for (const DeclaredOption& argument : command.arguments)
-      by_command += fmt::format("        {} \\\n", quoted(fmt::format("1:{}:{}", zsh_escaped(argument.type), zsh_action(offer(argument)))));
+      by_command += fmt::format("        {} \\\n", single_quoted(fmt::format("1:{}:{}", zsh_escaped(argument.type), zsh_action(offer(argument)))));
     by_command += "        && return 0\n      ;;\n";
   }
-  return fmt::format(R"(#compdef parplan
+  return fmt::format(R"script(#compdef parplan
 # Completion of parplan {version} for zsh: source <(parplan completion zsh), after compinit
 _parplan_name_or_file() {{
   _alternative "names:name:($*)" 'files:file:_files'
@@ -194,7 +195,7 @@ if [[ $funcstack[1] == _parplan ]]; then
 else
   compdef _parplan parplan
 fi
-)",
+)script",
                      fmt::arg("version", version()), fmt::arg("names", names), fmt::arg("by_command", by_command));
 }
 
