@@ -17,6 +17,7 @@
 #include "cli/version.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
+#include "runtime/launch/agree.h"
 
 namespace parplan {
 namespace {
@@ -73,9 +74,9 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
     const CLI::Option* option = app.get_option_no_throw(name);
     if (option == nullptr)
       throw ConfigError(fmt::format("unknown option '{}'; see parplan {} --help{}", name, app.get_name(), name.starts_with("--") ? did_you_mean(name, names) : ""));
-    if (!seen.insert(option).second) throw ConfigError(fmt::format("{} is given twice", name));
+    if (!seen.insert(option).second) throw ConfigError(fmt::format("{} is given twice; give it once", name));
     if (option->get_items_expected_max() == 0) {  // a flag
-      if (word != name) throw ConfigError(fmt::format("{} takes no value, found '{}'", name, word));
+      if (word != name) throw ConfigError(fmt::format("{0} takes no value, found '{1}'; write {0} alone", name, word));
       result.push_back(word);
       continue;
     }
@@ -146,6 +147,8 @@ int run_command_line(std::vector<std::string> arguments, std::ostream& out, std:
     const int code = carry_out(arguments, terminal);
     out.flush();
     return code;
+  } catch (const SaidElsewhere&) {
+    return exit_bad_input;
   } catch (const ConfigError& error) {
     err << error.what() << '\n';
     return exit_bad_input;
@@ -153,7 +156,7 @@ int run_command_line(std::vector<std::string> arguments, std::ostream& out, std:
     err << "error: " << error.what() << '\n';
     return exit_failed;
   } catch (const std::exception& error) {
-    err << "internal error (a bug of parplan): " << error.what() << '\n';
+    err << "internal error (a bug of parplan: please report it with the command and its files): " << error.what() << '\n';
     return exit_bug;
   }
 }

@@ -17,6 +17,7 @@
 #include "planner/report/comparison.h"
 #include "planner/report/json.h"
 #include "planner/report/row.h"
+#include "runtime/launch/agree.h"
 #include "runtime/launch/launch.h"
 #include "runtime/launch/local_parent.h"
 
@@ -84,16 +85,21 @@ std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const 
 
 int carry_out(const RunArguments& arguments, Terminal& terminal) {
   check_output(arguments.output);
-  const LoadedPlan loaded = load_plan(arguments.plan);
+  LoadedPlan loaded;
   const Plan& plan = loaded.plan;
-  check_backend(arguments.backend, plan);
+  const auto load = [&] {
+    loaded = load_plan(arguments.plan);
+    check_backend(arguments.backend, plan);
+  };
   if (arguments.processes > 1) {
+    load();
     ChildrenOptions children;
     children.processes = static_cast<int>(arguments.processes);
     children.on_line = [&](int process, std::string_view line) { fmt::print(terminal.err, "[rank {}] {}\n", process, line); };
     return run_children(arguments_of_child(arguments), children);
   }
   const std::unique_ptr<Rendezvous> rendezvous = find_rendezvous();
+  agree(*rendezvous, load);
   const bool speaks = rendezvous->process() == 0;  // for all processes
   const bool talks = speaks && !arguments.output.quiet;
   const bool table = speaks && arguments.output.shows_table();

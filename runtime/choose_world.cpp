@@ -59,11 +59,16 @@ MakeWorld choose_gpu_world(const Plan& plan, const WorldOptions& options, Rendez
   const int ranks = plan.spec.mesh.size();
   if (rendezvous.processes() == 1 && (ranks == 1 || options.share_gpu)) return one_gpu(opened.gpu, 0, options.gpu);
   const int wanted = rendezvous.processes() == 1 ? ranks : rendezvous.local_processes();
+  if (devices < wanted && rendezvous.processes() > 1)
+    // The same words in every process, so that they are said once.
+    throw ConfigError(fmt::format("{} processes of the job are on one machine and each takes the GPU of its own number there, but they see {} GPU{}: let each see "
+                                  "all GPUs of its machine (srun: --gpus-per-node={} instead of --gpus-per-task and --gpu-bind; CUDA_VISIBLE_DEVICES "
+                                  "unset, or the same in all), or start at most one process a GPU",
+                                  wanted, devices, devices == 1 ? "" : "s", wanted));
   if (devices < wanted)
-    throw ConfigError(fmt::format("the plan has {} ranks{} and this machine {} GPU{}: plan again with --devices {}, or try the plan out on one GPU with "
+    throw ConfigError(fmt::format("the plan has {} ranks and this machine {} GPU{}: plan again with --devices {}, or try the plan out on one GPU with "
                                   "--share-gpu (one process, no timing that means anything)",
-                                  ranks, wanted == ranks ? "" : fmt::format(", {} of them on this machine,", wanted), devices,
-                                  devices == 1 ? "" : "s", devices));
+                                  ranks, devices, devices == 1 ? "" : "s", devices));
   std::vector<int> numbers(static_cast<std::size_t>(wanted));
   std::iota(numbers.begin(), numbers.end(), 0);
   return gpu_per_rank(opened.gpu, std::move(numbers), rendezvous, options.gpu);

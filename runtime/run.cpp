@@ -14,6 +14,7 @@
 #include "planner/base/error.h"
 #include "planner/program/lower.h"
 #include "planner/program/verify.h"
+#include "runtime/launch/agree.h"
 #include "runtime/local_job.h"
 
 namespace parplan {
@@ -132,8 +133,12 @@ std::vector<InstructionMeasurement> flat(const std::vector<std::vector<Instructi
 }  // namespace
 
 RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& options, Rendezvous& rendezvous) {
-  const MakeWorld make_world = choose_world(plan, options.world, rendezvous);
-  const TokenData data = TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary);
+  MakeWorld make_world;
+  TokenData data{std::vector<std::int32_t>()};
+  agree(rendezvous, [&] {
+    make_world = choose_world(plan, options.world, rendezvous);
+    data = TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary);
+  });
   if (options.on_start) options.on_start();
   const Bytes memory_before = resident_memory();
   const BackendKind backend = plan.cluster.backend();

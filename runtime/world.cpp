@@ -8,6 +8,7 @@
 #include "planner/base/error.h"
 #include "runtime/comm/local/local_communicator.h"
 #include "runtime/device/cpu/cpu_backend.h"
+#include "runtime/launch/agree.h"
 
 namespace parplan {
 namespace {
@@ -69,8 +70,10 @@ class CpuProcesses final : public World {
  public:
   CpuProcesses(const GroupTable& groups, int ranks, Rendezvous& rendezvous)
       : hosted_(hosted_ranks(rendezvous, ranks)), communicator_(rendezvous.make_communicator(groups.groups(), GroupTable::channels)) {
-    if (communicator_ == nullptr)
-      throw ConfigError("CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan in one process");
+    agree(rendezvous, [&] {
+      if (communicator_ == nullptr)
+        throw ConfigError("CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan in one process");
+    });
   }
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return make_cpu_backend(); }
