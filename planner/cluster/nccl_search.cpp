@@ -508,7 +508,7 @@ bool Search::is_split() const {
         domain[static_cast<std::size_t>(other)] = domain[static_cast<std::size_t>(g)];
   int large = 0;
   for (int g = 0; g < gpus_; ++g) large += std::count(domain.begin(), domain.end(), g) > 1;
-  return large > 1;
+  return large == 2;
 }
 
 // Fast channels are halved: a channel is a block of threads, and more of them reach more.
