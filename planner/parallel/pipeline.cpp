@@ -60,46 +60,108 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
 
 void place_pipeline(const OpGraph& /*graph*/, const ParallelSpec& /*spec*/, Placements& /*placements*/) {}
 
-std::vector<int> cut_stages(std::span<const double> block_cost, int stages) {
-  const std::size_t n = block_cost.size(), p = static_cast<std::size_t>(stages);
-  PARPLAN_ASSERT(stages >= 1 && p <= n, fmt::format("{} stages, {} blocks", stages, n));
-  std::vector<double> prefix(n + 1);
-  std::partial_sum(block_cost.begin(), block_cost.end(), prefix.begin() + 1);
-  const auto cost = [&](std::size_t begin, std::size_t end) { return prefix[end] - prefix[begin]; };
-  const auto at = [&](std::size_t s, std::size_t end) { return s * (n + 1) + end; };
-  constexpr double infinite = std::numeric_limits<double>::infinity();
+namespace {
 
-  // least[s][e]: the first e blocks in s + 1 stages. First the least possible maximum ...
-  std::vector<double> least(p * (n + 1), infinite);
-  for (std::size_t e = 1; e <= n; ++e) least[at(0, e)] = cost(0, e);
-  for (std::size_t s = 1; s < p; ++s)
-    for (std::size_t e = s + 1; e <= n; ++e)
-      for (std::size_t b = s; b < e; ++b)
-        least[at(s, e)] = std::min(least[at(s, e)], std::max(least[at(s - 1, b)], cost(b, e)));
+constexpr double infinite = std::numeric_limits<double>::infinity();
+
+// Time of blocks [begin, end) on a stage by its fastest option that fits; infinite where none does.
+double stage_seconds(const std::vector<StageOption>& options, std::size_t begin, std::size_t end, int* chosen = nullptr) {
+  double least = infinite;
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    const StageOption& option = options[i];
+    if (!option.state.empty() &&
+        option.state[end] - option.state[begin] + option.in_flight * (option.saved[end] - option.saved[begin]) > option.capacity)
+      continue;
+    const double seconds = option.seconds[end] - option.seconds[begin];
+    if (seconds >= least) continue;
+    least = seconds;
+    if (chosen != nullptr) *chosen = static_cast<int>(i);
+  }
+  return least;
+}
+
+// The slowest stage of a cut in which none takes longer than `most`; infinite where there is none. Each stage takes as many blocks
+// as it can: what fits and is fast enough with more blocks is so with fewer, so nothing is lost for the stages behind.
+double slowest_within(std::span<const std::vector<StageOption>> stages, std::size_t blocks, double most) {
+  double slowest = 0.0;
+  std::size_t begin = 0;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const std::size_t last = blocks - (stages.size() - 1 - s);  // one block is left for each stage behind
+    std::size_t end = begin;
+    double taken = 0.0;
+    while (end < last) {
+      const double seconds = stage_seconds(stages[s], begin, end + 1);
+      if (seconds > most) break;
+      taken = seconds;
+      ++end;
+    }
+    if (end == begin) return infinite;
+    slowest = std::max(slowest, taken);
+    begin = end;
+  }
+  return begin == blocks ? slowest : infinite;
+}
+
+}  // namespace
+
+std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> stages) {
+  PARPLAN_ASSERT(!stages.empty() && !stages.front().empty(), fmt::format("{} stages", stages.size()));
+  const std::size_t n = stages.front().front().seconds.size() - 1, p = stages.size();
+  PARPLAN_ASSERT(p <= n, fmt::format("{} stages, {} blocks", p, n));
+
+  // The least possible maximum, nearly by bisection. Every success gives a maximum that some cut has.
+  double reached = slowest_within(stages, n, std::numeric_limits<double>::max());
+  if (reached == infinite) return std::nullopt;
+  double below = 0.0;
+  for (int halvings = 0; halvings < 8; ++halvings) {
+    const double middle = below + (reached - below) / 2;
+    const double slowest = slowest_within(stages, n, middle);
+    if (slowest == infinite)
+      below = middle;
+    else
+      reached = slowest;
+  }
+  // Few maxima are left: from one to the next.
+  for (double slowest = reached; slowest != infinite && slowest > 0.0; slowest = slowest_within(stages, n, reached * (1 - 1e-9))) reached = slowest;
   // (differences of prefix sums carry rounding, which must not decide between equal stages)
-  const double largest = least[at(p - 1, n)] * (1 + 1e-12);
+  const double largest = reached * (1 + 1e-9);
 
-  // ... then the least sum of squares among cuts that reach it.
-  std::vector<double> squares(p * (n + 1), infinite);
-  std::vector<std::size_t> begin(p * (n + 1), 0);
-  for (std::size_t e = 1; e <= n && cost(0, e) <= largest; ++e) squares[at(0, e)] = cost(0, e) * cost(0, e);
-  for (std::size_t s = 1; s < p; ++s)
-    for (std::size_t e = s + 1; e <= n; ++e)
-      for (std::size_t b = s; b < e; ++b) {
-        if (cost(b, e) > largest) continue;
-        const double sum = squares[at(s - 1, b)] + cost(b, e) * cost(b, e);
+  // Of the cuts that reach it, the least sum of squares: squares[s][e] for the first e blocks in s + 1 stages.
+  const auto at = [&](std::size_t s, std::size_t end) { return s * (n + 1) + end; };
+  thread_local std::vector<double> squares;
+  thread_local std::vector<std::size_t> begin;
+  squares.assign(p * (n + 1), infinite);
+  begin.assign(p * (n + 1), 0);
+  for (std::size_t s = 0; s < p; ++s)
+    for (std::size_t b = s == 0 ? 0 : s; b <= (s == 0 ? 0 : n - 1); ++b) {
+      const double so_far = s == 0 ? 0.0 : squares[at(s - 1, b)];
+      if (so_far == infinite) continue;
+      for (std::size_t e = b + 1; e <= n - (p - 1 - s); ++e) {
+        const double seconds = stage_seconds(stages[s], b, e);
+        if (seconds > largest) break;
+        const double sum = so_far + seconds * seconds;
         if (sum < squares[at(s, e)] * (1 - 1e-12)) {
           squares[at(s, e)] = sum;
           begin[at(s, e)] = b;
         }
       }
-  std::vector<int> blocks(p);
+    }
+  StageCut cut{.blocks = std::vector<int>(p), .options = std::vector<int>(p)};
   for (std::size_t s = p, end = n; s-- > 0;) {
     const std::size_t first = begin[at(s, end)];
-    blocks[s] = static_cast<int>(end - first);
+    cut.blocks[s] = static_cast<int>(end - first);
+    stage_seconds(stages[s], first, end, &cut.options[s]);
     end = first;
   }
-  return blocks;
+  return cut;
+}
+
+std::vector<int> cut_stages(std::span<const double> block_cost, int stages) {
+  PARPLAN_ASSERT(stages >= 1 && static_cast<std::size_t>(stages) <= block_cost.size(), fmt::format("{} stages, {} blocks", stages, block_cost.size()));
+  std::vector<double> prefix(block_cost.size() + 1);
+  std::partial_sum(block_cost.begin(), block_cost.end(), prefix.begin() + 1);
+  const std::vector<std::vector<StageOption>> alike(static_cast<std::size_t>(stages), {StageOption{.seconds = prefix, .state = {}, .saved = {}}});
+  return cut_stages(alike)->blocks;
 }
 
 std::vector<int> even_stages(const OpGraph& graph, int stages) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,6 +21,25 @@ void place_pipeline(const OpGraph& graph, const ParallelSpec& spec, Placements& 
 // Blocks per stage, none empty, such that the costliest stage is as cheap as can be, and among those cuts the sum of
 // squares least (so that slack is spread; ties go to shorter early stages). `1 <= stages <= block_cost.size()`.
 std::vector<int> cut_stages(std::span<const double> block_cost, int stages);
+
+// One way in which a stage can hold blocks, as prefix sums over the model's blocks (one more than blocks): the time of a
+// micro-batch, bytes of state, and of what is saved for each micro-batch in flight; no more than `capacity` bytes fit. No `state`:
+// everything fits.
+struct StageOption {
+  std::span<const double> seconds;
+  std::span<const std::int64_t> state;
+  std::span<const std::int64_t> saved;
+  std::int64_t in_flight = 0;
+  std::int64_t capacity = 0;
+};
+struct StageCut {
+  std::vector<int> blocks;   // of each stage, at least one
+  std::vector<int> options;  // which each stage takes
+  bool operator==(const StageCut&) const = default;
+};
+// The cut whose slowest stage is least slow, and of those the one of the least sum of squares, for stages that each choose
+// between options: unlike devices, more or less recomputed. Nothing where no cut fits.
+std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> stages);
 
 // The default cut, where no cost model is at hand: blocks weighted by the multiply-adds of their matrix products
 // (an embedding look-up has none, the head has its vocabulary).

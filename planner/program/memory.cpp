@@ -22,9 +22,9 @@ MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const 
   std::int64_t largest_tied = 0;
   for (const BucketSizes& bucket : sizes.buckets) {
     const auto local = [&](bool is_sharded) { return is_sharded ? bucket.elements / spec.dp() : bucket.elements; };
-    add(use.parameters, local(shards_parameters) * element);
-    add(use.gradients, local(shards_gradients) * 4, bucket.used_twice ? 2 : 1);
-    add(use.optimizer, local(shards_optimizer) * 4, moments);
+    add(use.parameters, local(shards_parameters) * element, bucket.times);
+    add(use.gradients, local(shards_gradients) * 4, bucket.used_twice ? 2 : bucket.times);
+    add(use.optimizer, local(shards_optimizer) * 4, moments * bucket.times);
     std::int64_t& largest = bucket.tied ? largest_tied : largest_own;
     largest = std::max(largest, bucket.elements);
   }
@@ -37,7 +37,7 @@ MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const 
     add(use.buffers, largest_own * 4, 2);
     add(use.buffers, largest_tied * 4);
   }
-  for (const std::int64_t saved : sizes.saved_bytes) add(use.activations, saved, sizes.in_flight);
+  for (const SavedSizes& saved : sizes.saved) add(use.activations, saved.bytes, saved.times * sizes.in_flight);
   const std::int64_t turns = spec.pp() > 1 ? std::min<std::int64_t>(2, micro_batches(spec, training)) : 1;
   if (!sizes.last_stage) add(use.buffers, sizes.crossing_bytes, turns);
   add(use.activations, sizes.scratch_bytes);

@@ -16,10 +16,15 @@ struct BucketSizes {
   std::int64_t elements = 0;  // padded
   bool tied = false;
   bool used_twice = false;
+  std::int64_t times = 1;     // equal buckets of so many blocks
+};
+struct SavedSizes {
+  std::int64_t bytes = 0;     // of one block and micro-batch
+  std::int64_t times = 1;     // equal blocks
 };
 struct StageSizes {
   std::span<const BucketSizes> buckets;
-  std::span<const std::int64_t> saved_bytes;  // per block of the stage
+  std::span<const SavedSizes> saved;
   std::int64_t crossing_bytes = 0;
   std::int64_t scratch_bytes = 0;             // most of all its Segments and of step_scratch_bytes
   int in_flight = 1;

@@ -17,18 +17,22 @@ Schedule gpipe_actions(int stages, int micro_batches) {
   return schedule;
 }
 
-// Letters: p stages, M micro-batches, f_s and b_s the times of stage s.
-//   T = sum f + sum b + (M - 1) (max f + max b)
-// The forwards are M equal jobs through p machines in a row with room to wait between them: the first job takes
-// sum f, each later one leaves max f after the one before. Backwards start on the last stage when its last forward
+// Letters: p stages, M micro-batches, f_s and b_s the times of stage s, t_s of a transfer between stages s and s + 1.
+//   T = sum f + sum b + 2 sum t + (M - 1) (max(f, t) + max(b, t))
+// The forwards are M equal jobs through p machines, with links between them, in a row with room to wait: the first job takes
+// sum f + sum t, each later one leaves max(f, t) after the one before. Backwards start on the last stage when its last forward
 // is done, which is the last of all forwards; so they are the same row run backwards, with every machine
 // free. Exact for any stages. Equal stages: (M + p - 1)(f + b), a bubble of (p - 1)(f + b).
-Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward, int micro_batches) {
-  PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && micro_batches >= 1,
-                 fmt::format("{} forwards, {} backwards, {} micro-batches", forward.size(), backward.size(), micro_batches));
-  Seconds sum;
+Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward, std::span<const Seconds> transfer, int micro_batches) {
+  PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && transfer.size() + 1 == forward.size() && micro_batches >= 1,
+                 fmt::format("{} forwards, {} backwards, {} transfers, {} micro-batches", forward.size(), backward.size(), transfer.size(), micro_batches));
+  Seconds sum, slowest_transfer;
   for (std::size_t s = 0; s < forward.size(); ++s) sum += forward[s] + backward[s];
-  const Seconds slowest = *std::ranges::max_element(forward) + *std::ranges::max_element(backward);
+  for (const Seconds t : transfer) {
+    sum += 2.0 * t;
+    slowest_transfer = std::max(slowest_transfer, t);
+  }
+  const Seconds slowest = std::max(*std::ranges::max_element(forward), slowest_transfer) + std::max(*std::ranges::max_element(backward), slowest_transfer);
   return sum + (micro_batches - 1) * slowest;
 }
 

@@ -11,7 +11,7 @@ namespace parplan {
 // in ascending order of micro-batches, so that gradients accumulate in the order in which one rank would
 // accumulate them.
 Schedule gpipe_actions(int stages, int micro_batches);
-Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward, int micro_batches);
+Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward, std::span<const Seconds> transfer, int micro_batches);
 int gpipe_in_flight(int stage, int stages, int micro_batches);
 
 }  // namespace parplan

@@ -14,9 +14,11 @@ struct ScheduleRow {
   std::string_view name;
   // What every stage does in one step, expanded.
   Schedule (*actions)(int stages, int micro_batches) = nullptr;
-  // Time of a step's pipeline without communication, from the time of one micro-batch's forward and backward on each
-  // stage: never above what the schedule takes, and equal to it for equal stages.
-  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward, int micro_batches) = nullptr;
+  // Time of a step's pipeline from the time of one micro-batch's forward and backward on each stage, and of the transfer
+  // (either way) between each stage and the next, one fewer: never above what the schedule takes, and equal to it for
+  // equal stages with transfers that take no time.
+  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward, std::span<const Seconds> transfer,
+                         int micro_batches) = nullptr;
   // Micro-batches whose activations `stage` holds at its worst.
   int (*in_flight)(int stage, int stages, int micro_batches) = nullptr;
 };

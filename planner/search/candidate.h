@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "planner/cost/cost_model.h"
 #include "planner/graph/op_graph.h"
 #include "planner/graph/training.h"
@@ -11,7 +13,10 @@
 
 namespace parplan {
 
-// Lowers one candidate, its stage cut set, and simulates the Programs. `timeline` may be null.
+// Lowers one candidate, its stage cut set, and simulates the Programs, one of each stage under its cost model. `timeline` may be null.
+StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
+                         const Placements& placements, const Schedule& schedule, std::span<const CostModel> models, Timeline* timeline);
+// The same, with cost models from the cluster's networks.
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec,
                          const Placements& placements, const Schedule& schedule, Timeline* timeline);
 

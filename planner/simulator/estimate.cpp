@@ -1,7 +1,7 @@
 #include "planner/simulator/estimate.h"
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 
 #include "planner/cost/collective.h"
 #include "planner/cost/kernel.h"
@@ -10,23 +10,60 @@
 #include "planner/simulator/segment_cost.h"
 
 namespace parplan {
-Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
-    : graph_(graph), cluster_(cluster), training_(training), networks_(cluster) {
-  for (std::size_t b = 0; b < graph.blocks.size(); ++b)
-    if (block_parameters(graph, graph.blocks[b]).tied >= 0) tied_users_.push_back(static_cast<int>(b));
+namespace {
+
+// Which of parameters, gradients and optimizer state are shards.
+struct Sharded {
+  bool optimizer = false;
+  bool gradients = false;
+  bool parameters = false;
+};
+Sharded sharded(const ParallelSpec& spec, const Placements& placements) {
+  const auto is = [&](Placement placement) { return spec.dp() > 1 && placement == flat_shard(); };
+  return {.optimizer = is(placements.optimizer_data_axis), .gradients = is(placements.gradients_data_axis), .parameters = is(placements.parameters_data_axis)};
 }
 
-int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements) {
-  const ShapesKey key{spec.tp(), spec.sequence_parallel, spec.micro_batch, spec.recompute == Recompute::full};
+std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) { return align_up(Bytes(elements), 16 * spec.dp()).count; }
+
+// A block on its stage, as the data axis sees it.
+struct Visit {
+  Seconds forward, backward;  // compute stream
+  Seconds clear;              // of the buffer for unreduced gradients, before the backward
+  Seconds gather;             // of its own bucket, ahead
+  Seconds tied_gather;
+  Seconds reduce;             // data stream, behind its backward
+  bool has_own = false;
+};
+
+}  // namespace
+
+Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, std::optional<Bytes> memory_limit)
+    : graph_(graph), cluster_(cluster), training_(training), memory_limit_(memory_limit), networks_(cluster) {
+  for (const Block& block : graph.blocks) {
+    if (block_parameters(graph, block).tied >= 0) tied_blocks_.push_back(static_cast<int>(uses_tied_.size()));
+    uses_tied_.push_back(block_parameters(graph, block).tied >= 0);
+    if (static_cast<std::size_t>(block.kind) >= blocks_of_kind_.size()) blocks_of_kind_.resize(static_cast<std::size_t>(block.kind) + 1);
+  }
+  for (std::size_t kind = 0; kind < blocks_of_kind_.size(); ++kind) {
+    std::vector<int>& before = blocks_of_kind_[kind];
+    before.push_back(0);
+    for (const Block& block : graph.blocks) before.push_back(before.back() + (static_cast<std::size_t>(block.kind) == kind));
+  }
+}
+
+int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
+  const ShapesKey key{spec.tp(), spec.sequence_parallel, spec.micro_batch, recompute == Recompute::full};
   const auto [entry, inserted] = shapes_index_.try_emplace(key, static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
-  const Job job{.graph = &graph_, .training = training_, .spec = spec, .placements = placements, .schedule = {},
-                .backend = cluster_.backend(), .overhead = memory_overhead(cluster_)};
+  Job job{.graph = &graph_, .training = training_, .spec = spec, .placements = placements, .schedule = {},
+          .backend = cluster_.backend(), .overhead = memory_overhead(cluster_)};
+  job.spec.recompute = recompute;
   const BlockChoice choice = block_choice(job, 0, 0);
   Shapes shapes;
   for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
     const Block& block = graph_.blocks[b];
     const std::size_t kind = static_cast<std::size_t>(block.kind);
+    if (kind < shapes.kinds.size() && !shapes.kinds[kind].forward.instructions.empty() && (!uses_tied_[b] || shapes.tied_elements > 0)) continue;
     const BlockParameters parameters = block_parameters(graph_, block);
     if (parameters.tied >= 0 && shapes.tied_elements == 0)
       shapes.tied_elements = bucket_layout(graph_, {parameters.tied}, choice).elements;
@@ -40,135 +77,375 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements)
   return entry->second;
 }
 
-const Estimator::Costs& Estimator::costs_of(int shapes, const CostModel& model) {
-  const std::pair environment{model.network(GroupKind::tensor), model.rates};
-  const auto found = std::find(environments_.begin(), environments_.end(), environment);
-  const int number = static_cast<int>(found - environments_.begin());
-  if (found == environments_.end()) environments_.push_back(environment);
-  const auto [entry, inserted] = costs_.try_emplace({shapes, number});
-  if (inserted)
-    for (const LoweredBlock& block : shapes_[static_cast<std::size_t>(shapes)].kinds) {
-      entry->second.forward.push_back(cost_segment(block.forward, model).parts);
-      entry->second.backward.push_back(cost_segment(block.backward, model).parts);
+const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
+  const auto [entry, inserted] = costs_.try_emplace({shapes, environment});
+  if (!inserted) return entry->second;
+  const Environment& where = environments_[static_cast<std::size_t>(environment)];
+  CostModel model{.device = where.device, .rates = where.rates, .networks = {}};
+  model.networks[static_cast<std::size_t>(GroupKind::tensor)] = where.tensor;
+  Costs& costs = entry->second;
+  for (const LoweredBlock& block : shapes_[static_cast<std::size_t>(shapes)].kinds) {
+    costs.forward.push_back(cost_segment(block.forward, model).parts);
+    costs.backward.push_back(cost_segment(block.backward, model).parts);
+    costs.forward_seconds.push_back(costs.forward.back().total());
+    costs.backward_seconds.push_back(costs.backward.back().total());
+  }
+  return costs;
+}
+
+const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
+  const auto [entry, inserted] = views_.try_emplace({mesh.degree, mesh.order});
+  MeshView& view = entry->second;
+  if (!inserted) return view;
+  const int stages = mesh.degree_of(Axis::pp);
+  view.tensor = &networks_.group(mesh, Axis::tp);
+  view.data = &networks_.group(mesh, Axis::dp);
+  view.pipeline = &networks_.group(mesh, Axis::pp);
+  if (stages > 1) view.tied = &networks_.stages(mesh, 0, stages - 1);
+  // With whole nodes to a stage every boundary looks like the first.
+  const bool alike = cluster_.groups.size() == 1 && mesh.stride_of(Axis::pp) % cluster_.groups.front().devices_per_node() == 0;
+  for (int s = 0; s + 1 < stages; ++s) view.next.push_back(&networks_.stages(mesh, alike ? 0 : s, alike ? 1 : s + 1));
+  for (int s = 0; s < stages; ++s) {
+    const NetworkCache::StageDevice& device = networks_.device(mesh, s);
+    const auto found = std::find_if(environments_.begin(), environments_.end(), [&](const Environment& known) {
+      return known.device == device.device && known.rates == device.rates && known.tensor == *view.tensor;
+    });
+    view.environments.push_back(static_cast<int>(found - environments_.begin()));
+    if (found == environments_.end()) environments_.push_back({*view.tensor, device.device, device.rates});
+    const Bytes capacity = memory_capacity(cluster_, mesh, s);
+    view.capacities.push_back(memory_limit_ ? std::min(*memory_limit_, capacity) : capacity);
+  }
+  return view;
+}
+
+Bytes Estimator::capacity(const DeviceMesh& mesh, int stage) { return view_of(mesh).capacities[static_cast<std::size_t>(stage)]; }
+
+std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, const Placements& placements) {
+  const std::vector<int>& environments = view_of(spec.mesh).environments;
+  const int shapes = shapes_of(spec, placements, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute);
+  std::vector<std::pair<int, int>> paces;
+  for (const int environment : environments) paces.emplace_back(shapes, environment);
+  if (std::ranges::all_of(paces, [&](const auto& pace) { return pace == paces.front(); })) paces.resize(1);
+  return paces;
+}
+
+const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, const Placements& placements, const Shapes& shapes, const MeshView& view,
+                                                     int environment) {
+  const Sharded shards = sharded(spec, placements);
+  const int sharding = shards.optimizer + 2 * shards.gradients + 4 * shards.parameters;
+  const auto [entry, inserted] = data_costs_.try_emplace({spec.tp(), spec.dp(), sharding, view.data, environment});
+  if (!inserted) return entry->second;
+  const Environment& where = environments_[static_cast<std::size_t>(environment)];
+  const BackendKind backend = where.device->backend;
+  const std::int64_t element = size_of(training_.precision);
+  const bool sgd = training_.optimizer == Optimizer::sgd;
+  const auto flat = [&](OpKind op, std::int64_t elements, DataType type = DataType::fp32) {
+    OpShape shape;
+    shape.rows = elements;
+    return elements == 0 ? Seconds(0.0) : kernel_time(op, shape, type, *where.device, where.rates);
+  };
+  const auto collective = [&](InstructionKind kind, std::int64_t bytes) {
+    return spec.dp() > 1 && bytes > 0 ? collective_time(kind, Bytes(bytes), *view.data, backend) : Seconds(0.0);
+  };
+  const auto costs_of_bucket = [&](std::int64_t unpadded) {
+    const std::int64_t whole = padded(unpadded, spec);
+    const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.dp() : whole; };
+    BucketCosts costs;
+    if (whole == 0) return costs;
+    costs.gather = collective(InstructionKind::all_gather, whole * element);
+    costs.reduce = collective(shards.optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum, whole * 4);
+    if (shards.gradients) {
+      costs.accumulate = flat(OpKind::accumulate, local(true));
+      costs.clear = flat(OpKind::fill_zero, whole);
     }
+    costs.begin_clear = flat(OpKind::fill_zero, local(shards.gradients));
+    if (computes_norm(training_)) costs.norm = flat(OpKind::sum_squares, local(shards.optimizer));
+    OpShape shape;
+    shape.rows = local(shards.optimizer);
+    shape.second = sgd && training_.momentum != 0.0;
+    shape.norm = computes_norm(training_);
+    shape.master = is_half(training_.precision);
+    shape.scaled = scales_loss(training_);
+    costs.update = kernel_time(sgd ? OpKind::sgd : OpKind::adamw, shape, in_memory(training_.precision), *where.device, where.rates);
+    return costs;
+  };
+  for (const std::int64_t elements : shapes.own_elements) entry->second.own.push_back(costs_of_bucket(elements));
+  entry->second.tied = costs_of_bucket(shapes.tied_elements);
   return entry->second;
 }
 
-std::vector<double> Estimator::block_seconds(const ParallelSpec& spec, const Placements& placements) {
-  const int shapes = shapes_of(spec, placements);
-  const Costs& costs = costs_of(shapes, cost_model(networks_, spec.mesh, 0));
+std::vector<double> Estimator::block_seconds(const ParallelSpec& spec, const Placements& placements, int stage) {
+  const Recompute recompute = spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute;
+  const Costs& costs = costs_of(shapes_of(spec, placements, recompute), view_of(spec.mesh).environments[static_cast<std::size_t>(stage)]);
   std::vector<double> seconds;
   for (const Block& block : graph_.blocks) {
     const std::size_t kind = static_cast<std::size_t>(block.kind);
-    seconds.push_back((costs.forward[kind].total() + costs.backward[kind].total()).value);
+    seconds.push_back((costs.forward_seconds[kind] + costs.backward_seconds[kind]).value);
   }
   return seconds;
 }
 
-Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
-  const int shapes_number = shapes_of(spec, placements);
-  const CostModel first = cost_model(networks_, spec.mesh, 0);
-  const Costs& costs = costs_of(shapes_number, first);
+BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute) {
+  const int shapes_number = shapes_of(spec, placements, recompute);
+  const Costs& costs = costs_of(shapes_number, view_of(spec.mesh).environments[static_cast<std::size_t>(stage)]);
   const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_number)];
+  const auto persistent = [](const MemoryUse& use) { return (use.parameters + use.gradients + use.optimizer).count; };
+  const auto state_of = [&](BucketSizes bucket) {
+    return persistent(stage_memory({.buckets = {&bucket, 1}, .saved = {}, .crossing_bytes = 0, .scratch_bytes = 0, .in_flight = 1, .last_stage = false}, spec,
+                                   placements, training_));
+  };
+  // What does not grow with blocks is counted with the largest of all blocks and as on the last stage, at most a little too much.
+  std::vector<BucketSizes> buckets;
+  std::vector<std::int64_t> state;
+  std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
+  std::int64_t crossing = 0;
+  for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
+    buckets.push_back({.elements = padded(shapes.own_elements[k], spec)});
+    state.push_back(state_of(buckets.back()));
+    scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
+    crossing = std::max(crossing, shapes.kinds[k].crossing_bytes);
+  }
+  const BucketSizes tied{.elements = padded(shapes.tied_elements, spec), .tied = true};
+  const std::int64_t tied_state = state_of(tied);
+  if (shapes.tied_elements > 0) buckets.push_back(tied);
+  const MemoryUse all = stage_memory({.buckets = buckets, .saved = {}, .crossing_bytes = crossing, .scratch_bytes = scratch, .in_flight = 1, .last_stage = false},
+                                     spec, placements, training_);
+  BlockTable table{.seconds = {0.0}, .state = {0}, .saved = {0}, .fixed = all.peak().count - persistent(all) + memory_overhead(cluster_).count};
+  for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
+    const std::size_t kind = static_cast<std::size_t>(graph_.blocks[b].kind);
+    table.seconds.push_back(table.seconds.back() + (costs.forward_seconds[kind] + costs.backward_seconds[kind]).value);
+    table.state.push_back(table.state.back() + state[kind] + (uses_tied_[b] ? tied_state : 0));
+    table.saved.push_back(table.saved.back() + align_up(Bytes(shapes.kinds[kind].saved_bytes), buffer_alignment).count);
+  }
+  return table;
+}
+
+void Estimator::memory_of_stage(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range,
+                                const Shapes& shapes, int micro, MemoryUse& memory) {
+  thread_local std::vector<BucketSizes> buckets;
+  thread_local std::vector<SavedSizes> saved;
+  buckets.clear();
+  saved.clear();
+  std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
+  std::int64_t crossing = 0;
+  for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
+    const std::vector<int>& before = blocks_of_kind_[kind];
+    const int times = before[static_cast<std::size_t>(range.last)] - before[static_cast<std::size_t>(range.first)];
+    if (times == 0) continue;
+    const LoweredBlock& block = shapes.kinds[kind];
+    saved.push_back({.bytes = block.saved_bytes, .times = times});
+    scratch = std::max({scratch, block.forward.scratch_bytes, block.backward.scratch_bytes});
+    crossing = block.crossing_bytes;
+    buckets.push_back({.elements = padded(shapes.own_elements[kind], spec), .times = times});
+  }
+  int tied_uses = 0;
+  for (const int block : tied_blocks_) tied_uses += block >= range.first && block < range.last;
+  if (tied_uses > 0) buckets.push_back({.elements = padded(shapes.tied_elements, spec), .tied = true, .used_twice = tied_uses > 1});
+  memory = stage_memory({.buckets = buckets, .saved = saved, .crossing_bytes = crossing, .scratch_bytes = scratch,
+                         .in_flight = schedule.in_flight(stage, spec.pp(), micro), .last_stage = stage + 1 == spec.pp()},
+                        spec, placements, training_);
+  memory.overhead = memory_overhead(cluster_);
+}
+
+// Letters, for one stage: blocks 1 .. n in the order in which a phase visits them; c_k a block's computation in that phase, g_k the
+// gather of its parameters (ZeRO-3), r_k the reduction of its gradients behind its backward (ZeRO-2, 3: of every
+// micro-batch; else of the last one only).
+//   A phase takes at least sum c_k. Two buffers of gathered parameters and two of unreduced gradients take turns, so from its first
+//   block on it takes at least c_1 + sum_{k>=3} g_k + sum_{k<=n-2} r_k + c_n: the gather of block k waits for block k - 2, and
+//   block n for the reduction of block n - 2, on one stream.
+//   These are the forwards and backwards of the schedule's closed form, which bounds the end of the last backward on the first stage.
+//   Behind it come the reductions that it did not cover: max over k of (sum_{i>=k} r_i - sum_{i>k} c_i), then the gradient norm, which all stages
+//   await, the update, and the gathers of updated parameters (ZeRO-1, 2), which overlap with updates alike.
+//   Data-parallel communication of one rank shares one stream: the step takes at least its sum.
+// Every term is something that the simulated step does in this order, so the bound is never above it (a property test holds this).
+Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
+  const MeshView& view = view_of(spec.mesh);
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int stages = spec.pp();
-  const bool sequential = !first.device->overlaps_communication;
-  const auto sharded = [&](Placement placement) { return spec.dp() > 1 && placement == flat_shard(); };
-  const bool shards_optimizer = sharded(placements.optimizer_data_axis);
-  const bool shards_gradients = sharded(placements.gradients_data_axis);
-  const bool shards_parameters = sharded(placements.parameters_data_axis);
-  const BackendKind backend = first.device->backend;
-  const GroupNetwork& data = first.network(GroupKind::data);
-  const std::int64_t element = size_of(training_.precision);
+  const Sharded shards = sharded(spec, placements);
+  const BackendKind backend = cluster_.backend();
+  const bool norm = computes_norm(training_);
 
   Estimate estimate;
-  std::vector<Seconds> forward, backward, forward_bound, backward_bound;
-  Seconds end_exposed;           // worst stage: what data parallelism adds behind the last backward
-  Seconds optimizer_worst;
-  Seconds optimizer_least{1e300};
-  const auto overlap = [&](Seconds compute, Seconds communication) {
-    return sequential ? communication : std::max(communication - compute, Seconds(0.0));
-  };
+  estimate.spare = Bytes(std::numeric_limits<std::int64_t>::max());
+  double fullest = -1.0;
+  thread_local std::vector<Seconds> forward, backward, transfer, plain_forward, plain_backward;
+  thread_local std::vector<Visit> visits;
+  for (std::vector<Seconds>* one : {&forward, &backward, &transfer, &plain_forward, &plain_backward}) one->clear();
+
+  Seconds head;                // before the first forward of the first stage
+  Seconds first_extra;         // behind the last backward of the first stage
+  Seconds synchronised;        // a bound on when all gradients are reduced, without the pipeline's closed form
+  Seconds finish;              // longest update with its gathers
+  Seconds first_finish;        // of the first stage
+  Seconds data_bound;          // longest sum on a data stream
+  Seconds before;              // forwards and transfers of the stages before, and back
+  StepTime first_parts;
+  int first_block = 0;
+  const GroupNetwork* known_next = nullptr;
+  Seconds known_transfer;
 
   for (int s = 0; s < stages; ++s) {
-    const BlockRange range = blocks_of_stage(spec, s);
-    StepTime f, b;
-    std::vector<BucketSizes> buckets;
-    std::vector<std::int64_t> saved;
-    std::int64_t scratch = step_scratch_bytes(training_, backend).count;
-    std::int64_t crossing = 0;
+    const int shapes_number = shapes_of(spec, placements, spec.recompute_of(s));
+    const int environment = view.environments[static_cast<std::size_t>(s)];
+    const Costs& costs = costs_of(shapes_number, environment);
+    const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_number)];
+    const DataCosts& data = data_costs_of(spec, placements, shapes, view, environment);
+    const bool sequential = !environments_[static_cast<std::size_t>(environment)].device->overlaps_communication;
+
+    const BlockRange range{first_block, first_block + spec.stage_blocks[static_cast<std::size_t>(s)]};
+    first_block = range.last;
+    MemoryUse memory;
+    memory_of_stage(spec, placements, schedule, s, range, shapes, micro, memory);
+    const Bytes capacity = view.capacities[static_cast<std::size_t>(s)];
+    estimate.spare = std::min(estimate.spare, capacity - memory.peak());
+    estimate.spare_in_all += capacity - memory.peak();
+    if (const double share = static_cast<double>(memory.peak().count) / static_cast<double>(std::max<std::int64_t>(capacity.count, 1)); share > fullest) {
+      fullest = share;
+      estimate.memory = memory;
+      estimate.memory_stage = s;
+    }
+
+    const int count = range.last - range.first;
+    visits.assign(static_cast<std::size_t>(count), {});
+    Seconds plain_f, plain_b, clears, updates, norms, own_gathers, tied_gathers, reduces;
     int tied_uses = 0;
-    for (int i = range.first; i < range.last; ++i) {
-      const std::size_t kind = static_cast<std::size_t>(graph_.blocks[static_cast<std::size_t>(i)].kind);
-      f += costs.forward[kind];
-      b += costs.backward[kind];
-      const LoweredBlock& block = shapes.kinds[kind];
-      saved.push_back(block.saved_bytes);
-      scratch = std::max({scratch, block.forward.scratch_bytes, block.backward.scratch_bytes});
-      crossing = block.crossing_bytes;
-      buckets.push_back({.elements = align_up(Bytes(shapes.own_elements[kind]), 16 * spec.dp()).count});
-      tied_uses += static_cast<int>(std::count(tied_users_.begin(), tied_users_.end(), i));
+    bool every_own = true;
+    StepTime parts;
+    for (int i = 0; i < count; ++i) {
+      const std::size_t block = static_cast<std::size_t>(range.first + i);
+      const std::size_t kind = static_cast<std::size_t>(graph_.blocks[block].kind);
+      const BucketCosts& own = data.own[kind];
+      Visit& visit = visits[static_cast<std::size_t>(i)];
+      const bool tied = uses_tied_[block] != 0;
+      visit.has_own = shapes.own_elements[kind] > 0;
+      every_own = every_own && visit.has_own;
+      visit.forward = costs.forward_seconds[kind];
+      visit.backward = costs.backward_seconds[kind];
+      visit.clear = own.clear + (tied ? data.tied.clear : Seconds(0.0));
+      if (shards.parameters) {
+        visit.gather = own.gather;
+        visit.tied_gather = tied ? data.tied.gather : Seconds(0.0);
+      }
+      visit.reduce = own.reduce + own.accumulate + (tied ? data.tied.reduce + data.tied.accumulate : Seconds(0.0));
+      plain_f += visit.forward;
+      plain_b += visit.backward + visit.clear;
+      own_gathers += visit.gather;
+      tied_gathers += visit.tied_gather;
+      reduces += visit.reduce;
+      clears += own.begin_clear;
+      updates += own.update;
+      norms += own.norm;
+      if (tied) ++tied_uses;
+      if (s == 0) {
+        parts += costs.forward[kind];
+        parts += costs.backward[kind];
+      }
     }
-    if (tied_uses > 0)
-      buckets.push_back({.elements = align_up(Bytes(shapes.tied_elements), 16 * spec.dp()).count, .tied = true, .used_twice = tied_uses > 1});
+    if (tied_uses > 0) {
+      clears += static_cast<double>(tied_uses) * data.tied.begin_clear;
+      updates += data.tied.update;
+      if (s == 0) norms += data.tied.norm;
+    }
 
-    MemoryUse memory = stage_memory({.buckets = buckets, .saved_bytes = saved, .crossing_bytes = crossing, .scratch_bytes = scratch,
-                                     .in_flight = schedule.in_flight(s, stages, micro), .last_stage = s == stages - 1},
-                                    spec, placements, training_);
-    memory.overhead = memory_overhead(cluster_);
-    if (memory.peak() > estimate.memory.peak()) estimate.memory = memory;
-
-    forward_bound.push_back(f.total());
-    backward_bound.push_back(b.total());
-    Seconds reduce, gather, optimizer;
-    for (const BucketSizes& bucket : buckets) {
-      if (bucket.elements == 0) continue;
-      const auto collective = [&](InstructionKind kind, std::int64_t bytes) {
-        return spec.dp() > 1 ? collective_time(kind, Bytes(bytes), data, backend) : Seconds(0.0);
+    // The first block's buffer is cleared while the stage may still wait for the gradient.
+    const Seconds early_clear = sequential ? Seconds(0.0) : visits.back().clear;
+    Seconds f = plain_f, b = plain_b - early_clear;
+    if (sequential) {
+      f += own_gathers + tied_gathers;
+      b += own_gathers + tied_gathers;
+      if (shards.gradients) b += reduces;
+    } else if (every_own && count >= 2 && (shards.parameters || shards.gradients)) {
+      const auto phase = [&](bool is_forward) {
+        const auto at = [&](int k) -> const Visit& { return visits[static_cast<std::size_t>(is_forward ? k : count - 1 - k)]; };
+        Seconds stream = is_forward ? at(0).forward : at(0).backward;
+        for (int k = 2; k < count; ++k) stream += at(k).gather;
+        if (!is_forward && shards.gradients)
+          for (int k = 0; k + 2 < count; ++k) stream += at(k).reduce;
+        return stream + (is_forward ? at(count - 1).forward : at(count - 1).backward);
       };
-      reduce += collective(shards_optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum, bucket.elements * 4) *
-                (bucket.used_twice ? 2.0 : 1.0);
-      gather += collective(InstructionKind::all_gather, bucket.elements * element);
-      OpShape shape;
-      shape.rows = shards_optimizer ? bucket.elements / spec.dp() : bucket.elements;
-      const bool sgd = training_.optimizer == Optimizer::sgd;
-      shape.second = sgd && training_.momentum != 0.0;
-      shape.norm = computes_norm(training_);
-      shape.master = is_half(training_.precision);
-      shape.scaled = scales_loss(training_);
-      optimizer += kernel_time(sgd ? OpKind::sgd : OpKind::adamw, shape, in_memory(training_.precision), *first.device, first.rates);
+      f = std::max(f, phase(true));
+      b = std::max(b, phase(false));
     }
-    if (shards_parameters) {
-      f.data_exposed += overlap(f.total(), gather);
-      b.data_exposed += overlap(b.total(), gather + reduce);
-    } else if (shards_gradients) {
-      b.data_exposed += overlap(b.total(), reduce);
+    forward.push_back(f);
+    backward.push_back(b);
+    plain_forward.push_back(plain_f);
+    plain_backward.push_back(plain_b - early_clear);
+
+    // Behind the last backward.
+    Seconds extra;
+    if (sequential) {
+      if (!shards.gradients) extra = reduces;
+    } else if (spec.dp() > 1) {
+      Seconds suffix;  // of reductions from k on, less the backwards behind k
+      const int from = shards.gradients ? std::max(count - 2, 0) : 0;
+      for (int k = count - 1; k >= from; --k) {
+        const Visit& visit = visits[static_cast<std::size_t>(count - 1 - k)];
+        suffix += visit.reduce;
+        extra = std::max(extra, suffix);
+        suffix -= visit.backward + visit.clear;
+      }
     }
-    Seconds exposed;
-    if (!shards_gradients) exposed += overlap(b.total(), reduce);
-    if (shards_optimizer && !shards_parameters) exposed += gather;
-    end_exposed = std::max(end_exposed, exposed);
-    optimizer_worst = std::max(optimizer_worst, optimizer);
-    optimizer_least = std::min(optimizer_least, optimizer);
-    forward.push_back(f.total());
-    backward.push_back(b.total());
+    Seconds update_and_gather = updates;
+    if (shards.optimizer && !shards.parameters) {
+      // Updates run in the order of blocks; each block's gather follows it, beside the next updates where ranks can.
+      Seconds updated = sequential ? updates : Seconds(0.0);
+      Seconds gathered = updated;
+      const auto gather = [&](const BucketCosts& bucket) {
+        if (!sequential) updated += bucket.update;
+        gathered = std::max(gathered, updated) + bucket.gather;
+      };
+      for (int i = range.first; i < range.last; ++i) gather(data.own[static_cast<std::size_t>(graph_.blocks[static_cast<std::size_t>(i)].kind)]);
+      if (tied_uses > 0) gather(data.tied);
+      update_and_gather = std::max(updates, gathered);
+    }
     if (s == 0) {
-      estimate.time = f;
-      estimate.time += b;
+      first_extra = extra;
+      const Seconds first_gather = shards.parameters && !visits.empty() ? visits.front().gather : Seconds(0.0);
+      head = sequential ? clears : std::max(clears, first_gather);
+      estimate.time = parts;
       estimate.time *= micro;
     }
+    if (s == 0) first_finish = update_and_gather;
+    finish = std::max(finish, update_and_gather);
+    synchronised = std::max(synchronised, before + static_cast<double>(micro) * (f + std::max(b, plain_b)) + extra + norms);
+    if (s == 0) first_extra += norms;
+    const Seconds gathers = 2.0 * (own_gathers + tied_gathers);
+    data_bound = std::max(data_bound, static_cast<double>(micro) * (gathers + (shards.gradients ? reduces : Seconds(0.0))) + (shards.gradients ? Seconds(0.0) : reduces));
+
+    if (s + 1 < stages) {
+      const GroupNetwork* next = view.next[static_cast<std::size_t>(s)];
+      if (known_next == nullptr || !(next == known_next || *next == *known_next)) {
+        known_next = next;
+        known_transfer = collective_time(InstructionKind::send, Bytes(shapes.kinds.front().crossing_bytes), *next, backend);
+      }
+      transfer.push_back(known_transfer);
+      before += plain_f + known_transfer;
+    }
   }
 
-  const Seconds pipeline = schedule.closed_form(forward, backward, micro);
-  estimate.time.bubble += std::max(pipeline - estimate.time.total(), Seconds(0.0));
-  if (stages > 1) {
-    const Bytes crossing(shapes.kinds.front().crossing_bytes);
-    estimate.time.pipeline_exposed +=
-        2.0 * (stages - 1) * collective_time(InstructionKind::send, crossing, first.network(GroupKind::next), backend);
+  Seconds agreed;  // on the norm, over every axis
+  if (norm) {
+    const auto agree = [&](const GroupNetwork& network) { agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), network, backend); };
+    if (spec.tp() > 1) agree(*view.tensor);
+    if (shards.optimizer) agree(*view.data);
+    if (stages > 1) agree(*view.pipeline);
   }
-  estimate.time.data_exposed += end_exposed;
-  estimate.time.optimizer += optimizer_worst;
-  estimate.lower_bound = schedule.closed_form(forward_bound, backward_bound, micro) + optimizer_least;
+  const Seconds pipeline = head + schedule.closed_form(forward, backward, transfer, micro);
+  // Without a norm no stage waits for another's gradients.
+  estimate.lower_bound = norm ? std::max({pipeline + first_extra, synchronised, data_bound}) + agreed + finish
+                              : std::max({pipeline + std::max(first_extra, first_finish), data_bound});
+
+  // The first stage's own work, what the schedule adds, and what is left is communication over the data axis.
+  const Seconds computing = estimate.time.total();
+  thread_local std::vector<Seconds> none;
+  none.assign(transfer.size(), Seconds(0.0));
+  const Seconds without_data = schedule.closed_form(plain_forward, plain_backward, transfer, micro);
+  const Seconds without_transfers = schedule.closed_form(plain_forward, plain_backward, none, micro);
+  estimate.time.pipeline_exposed += without_data - without_transfers;
+  estimate.time.bubble += std::max(without_transfers - computing, Seconds(0.0));
+  estimate.time.optimizer += std::min(norm ? finish + agreed : first_finish, std::max(estimate.lower_bound - estimate.time.total(), Seconds(0.0)));
+  estimate.time.data_exposed += std::max(estimate.lower_bound - estimate.time.total(), Seconds(0.0));
   return estimate;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -13,31 +14,51 @@
 #include "planner/plan/placement.h"
 #include "planner/plan/step.h"
 #include "planner/program/block.h"
+#include "planner/program/lower.h"
 #include "planner/program/memory.h"
 
 namespace parplan {
 
 // What an estimate needs of a pipeline schedule: the row of planner/schedule that the caller looked up.
 struct ScheduleForms {
-  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward, int micro_batches) = nullptr;
+  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward, std::span<const Seconds> transfer,
+                         int micro_batches) = nullptr;
   int (*in_flight)(int stage, int stages, int micro_batches) = nullptr;
 };
 
+// A candidate without its Program. `lower_bound` is never above the simulated step; `time` sums to it, part by part: the
+// bound is near enough to put candidates in order (docs/cost-model.md).
 struct Estimate {
   StepTime time;
-  MemoryUse memory;     // of the worst stage; equal to what lowering plans
-  Seconds lower_bound;  // never above the simulated step: computation and tensor communication of the schedule, and
-                        // the cheapest stage's optimizer
+  MemoryUse memory;          // of the stage that fills its devices most; equal to what lowering plans
+  int memory_stage = 0;
+  Bytes spare;               // the least that is left on any stage, below 0 where it does not fit
+  Bytes spare_in_all;        // summed over stages
+  Seconds lower_bound;
+};
+
+// What stages could hold: prefix sums over the model's blocks, one more than blocks.
+struct BlockTable {
+  std::vector<double> seconds;           // forward and backward of a micro-batch
+  std::vector<std::int64_t> state;       // bytes of parameters, gradients, optimizer
+  std::vector<std::int64_t> saved;       // bytes of saved activations of one micro-batch in flight
+  std::int64_t fixed = 0;                // bytes that do not grow with blocks, at most
 };
 
 // Estimates candidates of one model on one cluster, from Segments that are lowered and costed once each and kept. The graph
 // and the cluster must outlive it; used by one thread.
 class Estimator {
  public:
-  Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
+  // `memory_limit`: of every device, where less than it has.
+  Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, std::optional<Bytes> memory_limit = {});
 
-  // Seconds of forward and backward of each block of the graph: what stage cuts balance.
-  std::vector<double> block_seconds(const ParallelSpec& spec, const Placements& placements);
+  // Seconds of forward and backward of each block of the graph on `stage`: what stage cuts balance.
+  std::vector<double> block_seconds(const ParallelSpec& spec, const Placements& placements, int stage = 0);
+  // The same as prefix sums, with bytes, for a stage that recomputes so.
+  BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
+  Bytes capacity(const DeviceMesh& mesh, int stage);
+  // Numbers for what blocks cost on each stage: equal numbers, equal costs. One where all stages are alike.
+  std::vector<std::pair<int, int>> paces(const ParallelSpec& spec, const Placements& placements);
 
   // `spec.stage_blocks` is set.
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
@@ -51,22 +72,55 @@ class Estimator {
     std::int64_t tied_elements = 0;         // of the tied parameter
   };
   struct Costs {  // of Shapes under one cost model
-    std::vector<StepTime> forward, backward;  // by Block::kind
+    std::vector<StepTime> forward, backward;                    // by Block::kind
+    std::vector<Seconds> forward_seconds, backward_seconds;     // their totals
+  };
+  struct Environment {
+    GroupNetwork tensor;
+    std::shared_ptr<const DeviceKind> device;
+    DeviceRates rates;
+  };
+  // What a mesh sees of the cluster.
+  struct MeshView {
+    std::vector<int> environments;               // per stage
+    const GroupNetwork* tensor = nullptr;
+    const GroupNetwork* data = nullptr;
+    const GroupNetwork* pipeline = nullptr;
+    const GroupNetwork* tied = nullptr;          // with several stages
+    std::vector<const GroupNetwork*> next;       // per stage but the last
+    std::vector<Bytes> capacities;               // per stage
+  };
+  // Around one bucket.
+  struct BucketCosts {
+    Seconds gather, reduce, accumulate, clear, begin_clear, norm, update;
+  };
+  struct DataCosts {
+    std::vector<BucketCosts> own;  // by Block::kind
+    BucketCosts tied;
   };
   using ShapesKey = std::tuple<int, bool, std::int64_t, bool>;  // tp, sequence parallel, micro-batch, recompute
 
-  int shapes_of(const ParallelSpec& spec, const Placements& placements);
-  const Costs& costs_of(int shapes, const CostModel& model);
+  int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
+  const Costs& costs_of(int shapes, int environment);
+  const MeshView& view_of(const DeviceMesh& mesh);
+  const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const Shapes& shapes, const MeshView& view, int environment);
+  void memory_of_stage(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range,
+                       const Shapes& shapes, int micro_batches, MemoryUse& memory);
 
   const OpGraph& graph_;
   const Cluster& cluster_;
   TrainingSpec training_;
+  std::optional<Bytes> memory_limit_;
   NetworkCache networks_;
-  std::vector<int> tied_users_;  // blocks that use a tied parameter
+  std::vector<char> uses_tied_;  // by block
+  std::vector<int> tied_blocks_;
+  std::vector<std::vector<int>> blocks_of_kind_;  // [kind][block]: blocks of the kind before it
   std::map<ShapesKey, int> shapes_index_;
   std::vector<Shapes> shapes_;
-  std::vector<std::pair<GroupNetwork, DeviceRates>> environments_;
+  std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
+  std::map<std::pair<std::array<int, 3>, std::array<Axis, 3>>, MeshView> views_;
+  std::map<std::tuple<int, int, int, const GroupNetwork*, int>, DataCosts> data_costs_;  // tp, dp, what is sharded, network, environment
 };
 
 }  // namespace parplan

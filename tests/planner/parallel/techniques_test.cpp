@@ -5,6 +5,10 @@
 #include <string>
 #include <vector>
 
+#include <algorithm>
+#include <array>
+#include <random>
+
 #include <doctest/doctest.h>
 
 #include "models/families.h"
@@ -265,6 +269,70 @@ TEST_CASE("The stage cut equals the best of all cuts") {
     }
     CHECK(worst_of(cut_stages(cost, stages)) == best);
   }
+}
+
+TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the best of all cuts and choices") {
+  std::mt19937 random(7);
+  const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
+  int feasible = 0;
+  for (int trial = 0; trial < 300; ++trial) {
+    const std::size_t blocks = static_cast<std::size_t>(draw(2, 7)), stages = static_cast<std::size_t>(draw(1, static_cast<int>(std::min<std::size_t>(blocks, 4))));
+    // Option 0 is fast and saves much, option 1 slower and saves less; each stage has its own speed, memory and micro-batches in flight.
+    std::vector<std::int64_t> state(blocks + 1), much(blocks + 1), little(blocks + 1);
+    std::vector<double> work(blocks + 1);
+    for (std::size_t b = 0; b < blocks; ++b) {
+      state[b + 1] = state[b] + draw(0, 5);
+      const int saved = draw(1, 6);
+      much[b + 1] = much[b] + saved;
+      little[b + 1] = little[b] + (saved + 3) / 4;
+      work[b + 1] = work[b] + draw(1, 6);
+    }
+    std::vector<std::array<std::vector<double>, 2>> seconds(stages);
+    std::vector<std::vector<StageOption>> options(stages);
+    for (std::size_t s = 0; s < stages; ++s) {
+      const double slow = draw(1, 3);
+      for (const double w : work) {
+        seconds[s][0].push_back(w * slow);
+        seconds[s][1].push_back(w * slow * 1.25);
+      }
+      const int capacity = draw(8, 60), in_flight = static_cast<int>(stages - s);
+      options[s].push_back({.seconds = seconds[s][0], .state = state, .saved = much, .in_flight = in_flight, .capacity = capacity});
+      options[s].push_back({.seconds = seconds[s][1], .state = state, .saved = little, .in_flight = in_flight, .capacity = capacity});
+    }
+    // Least maximum, then least sum of squares, over all cuts and all choices.
+    std::pair<double, double> best{1e300, 1e300};
+    const auto visit = [&](auto&& self, std::size_t s, std::size_t begin, double worst, double squares) -> void {
+      if (s == stages) {
+        if (begin == blocks) best = std::min(best, {worst, squares});
+        return;
+      }
+      for (std::size_t end = begin + 1; end <= blocks; ++end)
+        for (const StageOption& option : options[s]) {
+          if (option.state[end] - option.state[begin] + option.in_flight * (option.saved[end] - option.saved[begin]) > option.capacity) continue;
+          const double t = option.seconds[end] - option.seconds[begin];
+          self(self, s + 1, end, std::max(worst, t), squares + t * t);
+        }
+    };
+    visit(visit, 0, 0, 0.0, 0.0);
+    const std::optional<StageCut> cut = cut_stages(options);
+    REQUIRE(cut.has_value() == (best.first < 1e300));
+    if (!cut) continue;
+    ++feasible;
+    std::pair<double, double> found{0.0, 0.0};
+    std::size_t begin = 0;
+    for (std::size_t s = 0; s < stages; ++s) {
+      const std::size_t end = begin + static_cast<std::size_t>(cut->blocks[s]);
+      const StageOption& option = options[s][static_cast<std::size_t>(cut->options[s])];
+      CHECK(option.state[end] - option.state[begin] + option.in_flight * (option.saved[end] - option.saved[begin]) <= option.capacity);
+      const double t = option.seconds[end] - option.seconds[begin];
+      found = {std::max(found.first, t), found.second + t * t};
+      begin = end;
+    }
+    CHECK(begin == blocks);
+    CHECK(found.first == doctest::Approx(best.first).epsilon(1e-12));
+    CHECK(found.second == doctest::Approx(best.second).epsilon(1e-9));
+  }
+  CHECK(feasible > 100);
 }
 
 TEST_CASE("The default cut counts the head and not the look-up") {

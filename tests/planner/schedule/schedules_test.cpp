@@ -20,15 +20,16 @@ std::string text_of(const std::vector<Action>& stage) {
   return text;
 }
 
-// When the last action ends, if every action starts as soon as its stage is free and its input is there. Plain
-// dynamic programming over the actions; the closed forms are held against it.
+// When the last action ends, if every action starts as soon as its stage is free and its input is there, and every transfer as soon
+// as its link is free in that direction. Plain dynamic programming over the actions; the closed forms are held against it.
 double played_time(const Schedule& schedule, const std::vector<Seconds>& forward, const std::vector<Seconds>& backward,
-                   int micro_batches) {
+                   const std::vector<Seconds>& transfer, int micro_batches) {
   const std::size_t stages = schedule.size();
   std::vector<std::vector<double>> done[2];
   for (auto& phase : done) phase.assign(stages, std::vector<double>(static_cast<std::size_t>(micro_batches), -1.0));
   std::vector<std::size_t> next(stages);
   std::vector<double> free(stages);
+  std::vector<double> link[2] = {std::vector<double>(stages), std::vector<double>(stages)};  // below each stage: down, up
   for (bool advanced = true; advanced;) {
     advanced = false;
     for (std::size_t s = 0; s < stages; ++s)
@@ -41,7 +42,11 @@ double played_time(const Schedule& schedule, const std::vector<Seconds>& forward
         if (!is_forward && s + 1 < stages) ready = done[1][s + 1][m];
         if (ready < 0) break;
         free[s] = std::max(free[s], ready) + (is_forward ? forward : backward)[s].value;
-        done[is_forward ? 0 : 1][s][m] = free[s];
+        double& arrives = done[is_forward ? 0 : 1][s][m] = free[s];
+        if (is_forward ? s + 1 == stages : s == 0) continue;
+        const std::size_t boundary = is_forward ? s : s - 1;
+        double& link_free = link[is_forward ? 0 : 1][boundary];
+        link_free = arrives = std::max(arrives, link_free) + transfer[boundary].value;
       }
   }
   return *std::ranges::max_element(free);
@@ -114,16 +119,18 @@ TEST_CASE("On equal stages both schedules have a bubble of (p - 1)(f + b), the f
   for (const ScheduleRow& row : schedule_rows())
     for (const auto [p, m] : sizes) {
       INFO(row.name << ", " << p << " stages, " << m << " micro-batches");
-      const Seconds time = row.closed_form(repeat(p, 1), repeat(p, 2), m);
+      const Seconds time = row.closed_form(repeat(p, 1), repeat(p, 2), repeat(p - 1, 0), m);
       CHECK(time == Seconds(3.0 * (m + p - 1)));
-      CHECK(time.value == played_time(row.actions(p, m), repeat(p, 1), repeat(p, 2), m));
+      CHECK(time.value == played_time(row.actions(p, m), repeat(p, 1), repeat(p, 2), repeat(p - 1, 0), m));
       CHECK((time.value - 3.0 * m) / time.value == doctest::Approx((p - 1.0) / (m + p - 1.0)));
     }
 }
 
-TEST_CASE("On unequal stages GPipe's closed form is exact, 1F1B's is exact or a tight lower bound") {
+TEST_CASE("On unequal stages GPipe's closed form is exact, 1F1B's is exact or a tight lower bound, with transfers too") {
   std::mt19937 random(20240607);
+  for (double slowest_transfer : {0.0, 0.2, 3.0})
   for (double spread : {0.5, 1.0}) {
+    std::uniform_real_distribution<double> of_transfer(0.0, slowest_transfer);
     std::uniform_real_distribution<double> factor(1.0, 1.0 + spread);
     double worst = 0, sum = 0;
     int count = 0;
@@ -134,19 +141,25 @@ TEST_CASE("On unequal stages GPipe's closed form is exact, 1F1B's is exact or a 
           forward.emplace_back(factor(random));
           backward.emplace_back(2 * factor(random));
         }
+        std::vector<Seconds> transfer;
+        for (int s = 0; s + 1 < p; ++s) transfer.emplace_back(of_transfer(random));
         INFO(p << " stages, " << m << " micro-batches, round " << round);
         const ScheduleRow& gpipe = row_of(ScheduleKind::gpipe);
-        CHECK(gpipe.closed_form(forward, backward, m).value ==
-              doctest::Approx(played_time(gpipe.actions(p, m), forward, backward, m)).epsilon(1e-12));
+        CHECK(gpipe.closed_form(forward, backward, transfer, m).value ==
+              doctest::Approx(played_time(gpipe.actions(p, m), forward, backward, transfer, m)).epsilon(1e-12));
         const ScheduleRow& row = row_of(ScheduleKind::one_f_one_b);
-        const double form = row.closed_form(forward, backward, m).value;
-        const double played = played_time(row.actions(p, m), forward, backward, m);
+        const double form = row.closed_form(forward, backward, transfer, m).value;
+        const double played = played_time(row.actions(p, m), forward, backward, transfer, m);
         CHECK(form <= played * (1 + 1e-12));
         worst = std::max(worst, played / form - 1);
         sum += played / form - 1;
         ++count;
       }
-    INFO("spread " << spread);
+    INFO("spread " << spread << ", transfers up to " << slowest_transfer << ": " << worst << ", " << sum / count);
+    if (slowest_transfer > 0.0) {
+      CHECK(sum / count < (slowest_transfer < 1.0 ? 0.01 : 0.06));
+      continue;
+    }
     CHECK(worst < (spread < 1 ? 1e-12 : 0.04));
     CHECK(sum / count < (spread < 1 ? 1e-12 : 0.001));
   }
@@ -159,6 +172,15 @@ TEST_CASE("One slow stage sets 1F1B's pace, wherever it is") {
     backward[static_cast<std::size_t>(slow)] = Seconds(4);
     const auto time = row_of(ScheduleKind::one_f_one_b).closed_form;
     INFO("stage " << slow);
-    CHECK(time(forward, backward, 101) - time(forward, backward, 100) == Seconds(6));
+    CHECK(time(forward, backward, repeat(3, 0), 101) - time(forward, backward, repeat(3, 0), 100) == Seconds(6));
   }
+}
+
+TEST_CASE("Transfers slow the steady state of 1F1B on equal stages by 2 t (p - 1) / p for each micro-batch") {
+  // Four stages: in the time of four micro-batches one has been down and back, 4 * 3 + 6 t.
+  const ScheduleRow& row = row_of(ScheduleKind::one_f_one_b);
+  const auto time = [&](int m) { return row.closed_form(repeat(4, 1), repeat(4, 2), repeat(3, 0.5), m); };
+  CHECK(time(104) - time(100) == Seconds(4 * 3 + 6 * 0.5));
+  const auto played = [&](int m) { return played_time(row.actions(4, m), repeat(4, 1), repeat(4, 2), repeat(3, 0.5), m); };
+  CHECK(played(104) - played(100) == 4 * 3 + 6 * 0.5);
 }

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <random>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "models/families.h"
 #include "models/find_model.h"
@@ -53,69 +55,212 @@ std::string describe(const ParallelSpec& spec) {
 
 }  // namespace
 
-TEST_CASE("an estimate has the memory that lowering plans and a bound below the simulated step") {
-  std::mt19937 random(3);
-  for (const std::string model : {"tiny-gpt2", "tiny-llama", "tiny-mlp"}) {
-    const OpGraph graph = graph_of(model, 16);
-    for (const Cluster& cluster : {eight_cores(), cluster_of("dgx-a100", 16)}) {
-      const bool gpu = cluster.groups.front().device.backend == BackendKind::cuda;
-      for (const double clip_norm : {0.0, 1.0}) {
-        const std::array precisions = gpu ? std::array{DataType::bf16, DataType::fp16} : std::array{DataType::fp32, DataType::tf32};
-        TrainingSpec training = training_of(16, precisions[random() % 2]);
-        training.clip_norm = clip_norm;
-        Estimator estimator(graph, cluster, training);
-        const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, 8, {});
-        for (int trial = 0; trial < 40; ++trial) {
-          ParallelSpec spec = specs[random() % specs.size()];
-          spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
-          INFO(model << " on " << cluster.name << ": " << describe(spec));
-          const Placements placements = place(graph, spec);
-          const ScheduleRow& row = row_of(spec.schedule);
-          const Estimate estimate = estimator.estimate(spec, placements, {row.closed_form, row.in_flight});
-          const Schedule schedule = row.actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
-          const StepResult simulated = simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
-          CHECK(estimate.memory == simulated.memory);
-          CHECK(estimate.lower_bound.value <= simulated.time.total().value * (1 + 1e-12));
-        }
-      }
-    }
-  }
+// A decoder of drawn sizes.
+OpGraph random_graph(std::mt19937& random, std::int64_t sequence) {
+  const auto pick = [&](std::initializer_list<int> from) { return from.begin()[random() % from.size()]; };
+  ModelSpec spec = load_model(source + "/tests/data/models/" + (random() % 2 ? "tiny-gpt2" : "tiny-llama") + ".yaml", "").spec;
+  spec.layers = pick({1, 2, 3, 4, 5});
+  spec.kv_heads = spec.kv_heads == spec.heads ? 4 : 2;
+  spec.heads = 4;
+  spec.head_dim = pick({8, 64});
+  spec.hidden = pick({32, 512, 4096});
+  spec.feature = spec.hidden * pick({1, 4});
+  spec.vocabulary = pick({61, 5000, 50257});
+  spec.tied_embeddings = random() % 2;
+  return build_graph(spec, sequence);
 }
 
-TEST_CASE("the search finds what simulating every candidate finds") {
-  const OpGraph graph = graph_of("tiny-gpt2", 16);
-  const TrainingSpec training = training_of(8, DataType::fp32);
-  const Cluster cluster = cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4);
-  LayoutRequest request;
-  SearchOptions options;
-  options.fewer_devices = false;
-  options.most_simulated = 1 << 20;
-  const SearchResult found = search(graph, cluster, training, request, options);
-  REQUIRE(!found.plans.empty());
-  CHECK(found.counts.certified);
-  CHECK(!found.counts.gap);
-  CHECK(found.counts.candidates == found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
-
-  // Brute force over the same stage cuts.
-  NetworkCache networks(cluster);
-  Estimator estimator(graph, cluster, training);
-  Seconds best{1e300};
-  std::int64_t candidates = 0;
-  for (ParallelSpec spec : enumerate_specs(graph, training, 4, request)) {
-    const Placements placements = place(graph, spec);
-    LayoutRequest fixed;
-    spec.stage_blocks = search(graph, cluster, training,
-                               {.dp = spec.dp(), .tp = spec.tp(), .pp = spec.pp(), .zero_stage = spec.zero_stage,
-                                .micro_batch = spec.micro_batch, .schedule = spec.schedule,
-                                .sequence_parallel = spec.sequence_parallel, .recompute = spec.recompute,
-                                .order = spec.mesh.order, .stage_blocks = {}},
-                               options).plans.at(0).spec.stage_blocks;
-    const Schedule schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
-    best = std::min(best, simulate_spec(graph, networks, training, spec, placements, schedule, nullptr).time.total());
-    ++candidates;
+// Nodes and devices of drawn speeds: two kinds where `unlike`.
+Cluster random_cluster(std::mt19937& random, bool gpu, bool unlike) {
+  Cluster cluster = gpu ? cluster_of("dgx-a100", 16) : eight_cores();
+  if (unlike) {
+    cluster.groups.push_back(cluster.groups.front());
+    for (NodeGroup& group : cluster.groups) group.nodes = 1;
+    cluster.groups[1].device.name = "other";
+    cluster.groups[1].device.memory_capacity = Bytes(20'000'000'000);
   }
-  CHECK(candidates == found.counts.candidates);
-  CHECK(found.plans.front().result.time.total() == best);
+  const auto factor = [&] { return std::exp2(std::uniform_real_distribution<double>(-6.0, 3.0)(random)); };
+  for (NodeGroup& group : cluster.groups) {
+    group.device.kernel_launch *= factor();
+    for (DeviceRates& rates : group.device.rates) {
+      rates.matrix_half *= factor();
+      rates.matrix_fp32 *= factor();
+      rates.vector *= factor();
+      rates.memory *= factor();
+    }
+    const double inside = factor(), outside = factor();
+    for (Link& link : group.node.links) {
+      link.bandwidth *= link.kind == "network" ? outside : inside;
+      link.latency *= inside;
+    }
+  }
+  return cluster;
+}
+
+TEST_CASE("an estimate has the memory that lowering plans and bounds below the simulated step, for every objective") {
+  std::mt19937 random(3);
+  double gaps = 0.0;
+  int count = 0;
+  for (int setting = 0; setting < 60; ++setting) {
+    const bool gpu = setting % 3 != 0;
+    const OpGraph graph = setting % 5 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    const std::array precisions = gpu ? std::array{DataType::bf16, DataType::fp16} : std::array{DataType::fp32, DataType::tf32};
+    TrainingSpec training = training_of(16, precisions[random() % 2]);
+    training.clip_norm = setting % 2;
+    training.optimizer = setting % 7 == 0 ? Optimizer::sgd : Optimizer::adamw;
+    Estimator estimator(graph, cluster, training);
+    const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, cluster.groups.size() > 1 || setting % 2 ? cluster.devices() : 8, {});
+    REQUIRE(!specs.empty());
+    for (int trial = 0; trial < 12; ++trial) {
+      ParallelSpec spec = specs[random() % specs.size()];
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
+      if (spec.pp() > 1 && trial % 4 == 0) {
+        spec.recompute = Recompute::per_stage;
+        for (int s = 0; s < spec.pp(); ++s) spec.stage_recompute.push_back(random() % 2 ? Recompute::full : Recompute::none);
+      }
+      INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
+      const Placements placements = place(graph, spec);
+      const ScheduleRow& row = row_of(spec.schedule);
+      const Estimate estimate = estimator.estimate(spec, placements, {row.closed_form, row.in_flight});
+      const Schedule schedule = row.actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
+      const StepResult simulated = simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
+      INFO("bound " << estimate.lower_bound.value << " s, simulated " << simulated.time.total().value << " s; sequential " << !cluster.groups.front().device.overlaps_communication << " cut " << fmt::format("{}", fmt::join(spec.stage_blocks, ",")) << " clip " << training.clip_norm);
+      CHECK(estimate.memory == simulated.memory);
+      CHECK(estimate.memory_stage == simulated.memory_stage);
+      CHECK(estimate.time.total().value == doctest::Approx(estimate.lower_bound.value).epsilon(1e-9));
+      for (const Objective objective : {Objective::time, Objective::cost, Objective::memory}) {
+        const Score bound = score(objective, cluster, spec, estimate.lower_bound, estimate.memory);
+        const Score reached = score(objective, cluster, spec, simulated.time.total() * (1 + 1e-12), simulated.memory);
+        CHECK(bound <= reached);
+      }
+      gaps += simulated.time.total() / estimate.lower_bound - 1.0;
+      ++count;
+    }
+  }
+  MESSAGE("simulated over bound: " << 100.0 * gaps / count << "% above on average");
+  CHECK(gaps / count < 0.25);
+}
+
+// Every cut of `blocks` into `stages` runs.
+std::vector<std::vector<int>> all_cuts(int blocks, int stages) {
+  if (stages == 1) return {{blocks}};
+  std::vector<std::vector<int>> cuts;
+  for (int first = 1; first <= blocks - stages + 1; ++first)
+    for (std::vector<int> rest : all_cuts(blocks - first, stages - 1)) {
+      rest.insert(rest.begin(), first);
+      cuts.push_back(std::move(rest));
+    }
+  return cuts;
+}
+
+TEST_CASE("the search finds what simulating every candidate with every cut finds") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  const int blocks = static_cast<int>(graph.blocks.size());
+  for (const bool gpu : {false, true})
+    for (const bool tight : {false, true}) {
+      const TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
+      Cluster cluster = gpu ? cluster_of("dgx-a100", 4) : cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4);
+      LayoutRequest request;
+      SearchOptions options;
+      options.fewer_devices = false;
+      options.most_simulated = 1 << 20;
+      options.top = 3;
+
+      // Brute force: every spec, every cut, every choice of stages that recompute; what fits is simulated.
+      NetworkCache networks(cluster);
+      std::vector<Seconds> times;
+      std::vector<std::pair<Bytes, Seconds>> all;
+      for (ParallelSpec spec : enumerate_specs(graph, training, 4, request)) {
+        const Placements placements = place(graph, spec);
+        const Schedule schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
+        for (const std::vector<int>& cut : all_cuts(blocks, spec.pp())) {
+          ParallelSpec one = spec;
+          one.stage_blocks = cut;
+          const StepResult result = simulate_spec(graph, networks, training, one, placements, schedule, nullptr);
+          all.emplace_back(result.memory.peak(), result.time.total());
+          if (spec.recompute != Recompute::none) continue;
+          one.recompute = Recompute::per_stage;
+          for (int bits = 1; bits + 1 < 1 << spec.pp(); ++bits) {
+            one.stage_recompute.clear();
+            for (int s = 0; s < spec.pp(); ++s) one.stage_recompute.push_back(bits >> s & 1 ? Recompute::full : Recompute::none);
+            const StepResult mixed = simulate_spec(graph, networks, training, one, placements, schedule, nullptr);
+            all.emplace_back(mixed.memory.peak(), mixed.time.total());
+          }
+        }
+      }
+      // Tight: the most memory that still leaves no plan which recomputes nothing and fits in less than a tenth of all.
+      std::ranges::sort(all);
+      const Bytes limit = tight ? all[all.size() / 10].first : cluster.groups.front().device.memory_capacity;
+      options.memory_limit = limit;
+      for (const auto& [memory, time] : all)
+        if (memory <= limit) times.push_back(time);
+      std::ranges::sort(times);
+
+      const SearchResult found = search(graph, cluster, training, request, options);
+      INFO((gpu ? "gpu" : "cpu") << (tight ? ", tight" : "") << ": " << found.counts.simulated << " of " << found.counts.candidates << " simulated, " << all.size()
+                                 << " by brute force");
+      REQUIRE(!found.plans.empty());
+      CHECK(found.counts.certified);
+      CHECK(!found.counts.gap);
+      CHECK(found.plans.front().result.time.total() == times.front());
+      for (const RankedPlan& plan : found.plans) CHECK(plan.result.memory.peak() <= limit);
+    }
+}
+
+TEST_CASE("the best plan by memory has the least memory that any candidate needs, by cost the least cost") {
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const TrainingSpec training = training_of(8, DataType::bf16);
+  Cluster cluster = cluster_of("dgx-a100", 8);
+  SearchOptions options;
+  options.objective = Objective::memory;
+  const SearchResult by_memory = search(graph, cluster, training, {}, options);
+  REQUIRE(by_memory.counts.certified);
+  options.objective = Objective::cost;
+  const SearchResult by_cost = search(graph, cluster, training, {}, options);
+  REQUIRE(by_cost.counts.certified);
+  options.objective = Objective::time;
+  options.top = 1000;
+  options.most_simulated = 1000;
+  const SearchResult by_time = search(graph, cluster, training, {}, options);
+  for (const RankedPlan& plan : by_time.plans) {
+    CHECK(by_memory.plans.front().result.memory.peak() <= plan.result.memory.peak());
+    const auto device_seconds = [](const RankedPlan& one) { return one.result.time.total() * static_cast<double>(one.spec.mesh.size()); };
+    CHECK(device_seconds(by_cost.plans.front()) <= device_seconds(plan));
+  }
+  // So small a model wastes most of eight GPUs: the cheapest step takes fewer.
+  CHECK(by_cost.plans.front().spec.mesh.size() < by_time.plans.front().spec.mesh.size());
+}
+
+TEST_CASE("slow devices get fewer layers, and each stage is held against its own devices' memory") {
+  const OpGraph graph = build_graph(load_model(source + "/models/gpt2-xl.yaml", "").spec, 1024);
+  TrainingSpec training = training_of(64, DataType::bf16);
+  training.sequence_length = 1024;
+  Cluster cluster = cluster_of("dgx-a100", 16);
+  cluster.groups.push_back(cluster.groups.front());
+  for (NodeGroup& group : cluster.groups) group.nodes = 1;
+  DeviceKind& slow = cluster.groups[1].device;
+  slow.name = "half";
+  for (DeviceRates& rates : slow.rates) {
+    rates.matrix_half *= 0.5;
+    rates.vector *= 0.5;
+    rates.memory *= 0.5;
+  }
+  slow.peak_half *= 0.5;
+  slow.memory_capacity = Bytes(slow.memory_capacity.count / 2);
+  const LayoutRequest two{.dp = 8, .tp = 1, .pp = 2, .zero_stage = 1, .micro_batch = 1, .schedule = ScheduleKind::one_f_one_b, .sequence_parallel = false,
+                          .recompute = Recompute::full, .order = std::array{Axis::pp, Axis::dp, Axis::tp}, .stage_blocks = {}};
+  const SearchResult found = search(graph, cluster, training, two, {});
+  REQUIRE(!found.plans.empty());
+  const std::vector<int>& blocks = found.plans.front().spec.stage_blocks;
+  // Twice as fast, about twice as many of 48 layers; the head counts for the second stage.
+  CHECK(blocks[0] >= 31);
+  CHECK(blocks[0] <= 36);
+  // The other way round, the slow ones first.
+  std::swap(cluster.groups[0], cluster.groups[1]);
+  const std::vector<int> other = search(graph, cluster, training, two, {}).plans.front().spec.stage_blocks;
+  CHECK(other[0] >= 15);
+  CHECK(other[0] <= 20);
 }
 
 TEST_CASE("what was not simulated is counted, and the gap says how far it could be") {
@@ -139,6 +284,17 @@ TEST_CASE("a search gives the same plans every time") {
   const SearchResult first = search(graph, eight_cores(), training, {}, {});
   const SearchResult second = search(graph, eight_cores(), training, {}, {});
   CHECK(first.plans == second.plans);
+  for (const int threads : {1, 2, 3, 8}) {
+    SearchOptions options;
+    options.threads = threads;
+    const SearchResult other = search(graph, eight_cores(), training, {}, options);
+    CHECK(other.plans == first.plans);
+    CHECK(other.counts.candidates == first.counts.candidates);
+    CHECK(other.counts.infeasible_memory == first.counts.infeasible_memory);
+    CHECK(other.counts.pruned_by_bound == first.counts.pruned_by_bound);
+    CHECK(other.counts.simulated == first.counts.simulated);
+    CHECK(other.counts.certified == first.counts.certified);
+  }
 }
 
 TEST_CASE("the space holds every factorisation once, and only orders that differ") {

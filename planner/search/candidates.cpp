@@ -1,0 +1,157 @@
+#include "planner/search/candidates.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "planner/parallel/pipeline.h"
+#include "planner/parallel/techniques.h"
+#include "planner/schedule/schedules.h"
+
+namespace parplan {
+namespace {
+
+// Ways of cutting `blocks` into `stages` runs; at most `most_cuts` + 1.
+std::int64_t cuts_of(int blocks, int stages) {
+  std::int64_t ways = 1;
+  for (int i = 1; i < stages; ++i) {
+    ways = ways * (blocks - i) / i;
+    if (ways > most_cuts) return most_cuts + 1;
+  }
+  return ways;
+}
+
+// The next cut in lexicographic order, from {1, ..., 1, rest}; false after the last.
+bool next_cut(std::vector<int>& cut) {
+  for (std::size_t s = cut.size() - 1; s-- > 0;) {
+    int behind = 0;
+    for (std::size_t i = s + 1; i < cut.size(); ++i) behind += cut[i];
+    const int stages_behind = static_cast<int>(cut.size() - s) - 1;
+    if (behind == stages_behind) continue;  // nothing to give
+    ++cut[s];
+    for (std::size_t i = s + 1; i + 1 < cut.size(); ++i) cut[i] = 1;
+    cut.back() = behind - 1 - (stages_behind - 1);
+    return true;
+  }
+  return false;
+}
+
+ScheduleForms forms_of(const ParallelSpec& spec) {
+  const ScheduleRow& row = row_of(spec.schedule);
+  return {row.closed_form, row.in_flight};
+}
+
+}  // namespace
+
+CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, std::optional<Bytes> memory_limit)
+    : graph_(graph), training_(training), estimator_(graph, cluster, training, memory_limit) {}
+
+const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
+  const std::tuple key{spec.tp(), spec.sequence_parallel, spec.dp() > 1 ? spec.zero_stage : 0};
+  const auto found = placements_.find(key);
+  return found != placements_.end() ? found->second : placements_.emplace(key, place(graph_, spec)).first->second;
+}
+
+Candidate CandidateMaker::estimated(ParallelSpec spec) {
+  Candidate candidate{.spec = std::move(spec), .estimate = {}};
+  candidate.estimate = estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(candidate.spec));
+  return candidate;
+}
+
+const std::vector<int>& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
+  const Placements& placements = placements_of(spec);
+  std::pair key{spec.pp(), estimator_.paces(spec, placements)};
+  const auto found = cuts_.find(key);
+  if (found != cuts_.end()) return found->second;
+  std::vector<int> cut;
+  if (key.second.size() == 1) {
+    cut = cut_stages(estimator_.block_seconds(spec, placements), spec.pp());
+  } else {
+    std::vector<std::vector<double>> prefix;
+    for (int s = 0; s < spec.pp(); ++s) {
+      const std::vector<double> seconds = estimator_.block_seconds(spec, placements, s);
+      std::partial_sum(seconds.begin(), seconds.end(), prefix.emplace_back(seconds.size() + 1).begin() + 1);
+    }
+    std::vector<std::vector<StageOption>> stages;
+    for (const std::vector<double>& seconds : prefix) stages.push_back({StageOption{.seconds = seconds, .state = {}, .saved = {}}});
+    cut = cut_stages(stages)->blocks;
+  }
+  return cuts_.emplace(std::move(key), std::move(cut)).first->second;
+}
+
+std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
+  const Placements& placements = placements_of(spec);
+  const ScheduleForms schedule = forms_of(spec);
+  const std::vector<Recompute> choices = mixes ? std::vector{Recompute::none, Recompute::full} : std::vector{spec.recompute};
+  const int micro = static_cast<int>(micro_batches(spec, training_));
+  const std::size_t paces = estimator_.paces(spec, placements).size();
+  std::vector<BlockTable> tables;  // by pace, then choice
+  for (std::size_t pace = 0; pace < paces; ++pace)
+    for (const Recompute recompute : choices) tables.push_back(estimator_.block_table(spec, placements, static_cast<int>(pace), recompute));
+  std::vector<std::vector<StageOption>> stages;
+  for (int s = 0; s < spec.pp(); ++s) {
+    std::vector<StageOption>& options = stages.emplace_back();
+    for (std::size_t choice = 0; choice < choices.size(); ++choice) {
+      const BlockTable& table = tables[(paces == 1 ? 0 : static_cast<std::size_t>(s)) * choices.size() + choice];
+      options.push_back({.seconds = table.seconds, .state = table.state, .saved = table.saved, .in_flight = schedule.in_flight(s, spec.pp(), micro),
+                         .capacity = estimator_.capacity(spec.mesh, s).count - table.fixed});
+    }
+  }
+  const std::optional<StageCut> cut = cut_stages(stages);
+  if (!cut) return std::nullopt;
+  ParallelSpec chosen = spec;
+  chosen.stage_blocks = cut->blocks;
+  if (mixes) {
+    for (const int option : cut->options) chosen.stage_recompute.push_back(choices[static_cast<std::size_t>(option)]);
+    const Recompute first = chosen.stage_recompute.front();
+    if (std::ranges::all_of(chosen.stage_recompute, [&](Recompute recompute) { return recompute == first; })) return std::nullopt;  // not mixed
+    chosen.recompute = Recompute::per_stage;
+  }
+  Candidate candidate = estimated(std::move(chosen));
+  return candidate.estimate.spare.count >= 0 ? std::optional(std::move(candidate)) : std::nullopt;
+}
+
+void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
+  std::vector<int> cut(static_cast<std::size_t>(spec.pp()), 1);
+  cut.back() = static_cast<int>(graph_.blocks.size()) - spec.pp() + 1;
+  do {
+    ParallelSpec one = spec;
+    one.stage_blocks = cut;
+    candidates.push_back(estimated(one));
+    const bool fits = candidates.back().estimate.spare.count >= 0;
+    if (fits || !mixes || spec.recompute != Recompute::none || (1 << spec.pp()) > most_cuts) continue;
+    one.recompute = Recompute::per_stage;
+    for (int bits = 1; bits + 1 < 1 << spec.pp(); ++bits) {
+      one.stage_recompute.clear();
+      for (int s = 0; s < spec.pp(); ++s) one.stage_recompute.push_back(bits >> s & 1 ? Recompute::full : Recompute::none);
+      candidates.push_back(estimated(one));
+    }
+  } while (next_cut(cut));
+}
+
+void CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
+  if (!spec.stage_blocks.empty()) {
+    candidates.push_back(estimated(spec));
+    return;
+  }
+  if (spec.pp() <= 5 && cuts_of(static_cast<int>(graph_.blocks.size()), spec.pp()) <= most_cuts) {
+    add_all_cuts(spec, mixes, candidates);
+    return;
+  }
+  ParallelSpec cut = spec;
+  cut.stage_blocks = fastest_cut(spec);
+  Candidate candidate = estimated(cut);
+  if (candidate.estimate.spare.count < 0) {
+    std::optional<Candidate> other;
+    if (spec.pp() > 1 && candidate.estimate.spare_in_all.count >= 0) other = cut_that_fits(spec, false);
+    if (other) {
+      candidate = std::move(*other);
+    } else if (spec.pp() > 1 && mixes && spec.recompute == Recompute::none) {
+      cut.recompute = Recompute::full;
+      if (estimated(cut).estimate.spare_in_all.count >= 0)
+        if (std::optional<Candidate> mixed = cut_that_fits(spec, true)) candidates.push_back(std::move(*mixed));
+    }
+  }
+  candidates.push_back(std::move(candidate));
+}
+
+}  // namespace parplan

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "planner/graph/op_graph.h"
+#include "planner/plan/parallel_spec.h"
+#include "planner/plan/placement.h"
+#include "planner/search/space.h"
+#include "planner/simulator/estimate.h"
+
+namespace parplan {
+
+// A point of the space with its stage cut, estimated.
+struct Candidate {
+  ParallelSpec spec;
+  Estimate estimate;
+};
+
+// Cuts of a model that are few enough are candidates all; beyond that, a layout stands with the cut of the dynamic programme.
+inline constexpr std::int64_t most_cuts = 32;
+
+// Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it; used by one thread.
+class CandidateMaker {
+ public:
+  CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, std::optional<Bytes> memory_limit);
+
+  // Candidates of one spec of enumerate_specs, appended in a fixed order:
+  // - with given stage blocks, that one;
+  // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one does not fit without recompute, then
+  //   also every choice of stages that recompute, as long as those are few;
+  // - else the cut whose slowest stage is fastest; if it does not fit, but all stages together have room, the best cut that fits; and if
+  //   there is none without recompute, but would be with it, the best with stages choosing for themselves.
+  // `mixes`: whether stages may differ in what they recompute.
+  void add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
+
+  const Placements& placements_of(const ParallelSpec& spec);
+  Estimator& estimator() { return estimator_; }
+
+ private:
+  Candidate estimated(ParallelSpec spec);
+  const std::vector<int>& fastest_cut(const ParallelSpec& spec);
+  std::optional<Candidate> cut_that_fits(const ParallelSpec& spec, bool mixes);
+  void add_all_cuts(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
+
+  const OpGraph& graph_;
+  TrainingSpec training_;
+  Estimator estimator_;
+  std::map<std::tuple<int, bool, int>, Placements> placements_;  // tp, sequence parallel, ZeRO stage
+  std::map<std::pair<int, std::vector<std::pair<int, int>>>, std::vector<int>> cuts_;  // stages, their paces
+};
+
+}  // namespace parplan

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <compare>
+
+#include "planner/cluster/cluster.h"
+#include "planner/plan/parallel_spec.h"
+#include "planner/plan/step.h"
+
+namespace parplan {
+
+// What the best plan has least of: time of a step; its cost, the price of its devices for that time (without prices: device-seconds);
+// or memory of the fullest device, then time.
+enum class Objective { time, cost, memory };
+const char* name(Objective objective);
+
+// Smaller is better; `first` decides.
+struct Score {
+  double first = 0.0;
+  double second = 0.0;
+  auto operator<=>(const Score&) const = default;
+};
+Score score(Objective objective, const Cluster& cluster, const ParallelSpec& spec, Seconds time, const MemoryUse& memory);
+
+}  // namespace parplan
