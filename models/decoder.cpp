@@ -49,7 +49,8 @@ TensorId query_key_norm(GraphBuilder& builder, const ModelSpec& spec, const Atte
   const TensorId key_gamma = builder.ones(name + ".key_norm.weight", per_head ? head : keys);
   if (per_head) {
     const TensorId y = builder.activation(name + ".qk_norm", widths.fused);
-    const TensorId rstd = builder.statistic(name + ".qk_norm.rstd", {{Dim::kv_groups, spec.heads + spec.kv_heads, widths.queries + 1}});
+    const TensorId rstd =
+        builder.statistic(name + ".qk_norm.rstd", {{Dim::kv_groups, spec.heads + spec.kv_heads, widths.queries + 1}});
     builder.op(OpKind::head_norm, name + ".qk_norm", {qkv}, {query_gamma, key_gamma}, {y, rstd}, attributes);
     return y;
   }
@@ -60,8 +61,8 @@ TensorId query_key_norm(GraphBuilder& builder, const ModelSpec& spec, const Atte
   return y;
 }
 
-TensorId attention(GraphBuilder& builder, const ModelSpec& spec, std::int64_t layer, std::int64_t sequence, const std::string& name,
-                   TensorId x) {
+TensorId attention(GraphBuilder& builder, const ModelSpec& spec, std::int64_t layer, std::int64_t sequence,
+                   const std::string& name, TensorId x) {
   const AttentionWidths widths(spec);
   TensorId qkv = builder.linear(name + ".qkv", x, widths.fused, builder.hidden(), spec.initializer_range, spec.qkv_bias);
   if (spec.qk_norm != QkNorm::none) qkv = query_key_norm(builder, spec, widths, name, qkv);
@@ -124,7 +125,9 @@ TensorId join(GraphBuilder& builder, const ModelSpec& spec, const std::string& n
 TensorId layer_of(GraphBuilder& builder, const ModelSpec& spec, std::int64_t layer, std::int64_t sequence, TensorId x) {
   const std::string name = fmt::format("layers.{}", layer);
   const bool normed = spec.norm_placement == NormPlacement::before_branch || spec.norm_placement == NormPlacement::around_branch;
-  const auto before = [&](const char* part, TensorId stream) { return normed ? norm(builder, spec, name + part, stream) : stream; };
+  const auto before = [&](const char* part, TensorId stream) {
+    return normed ? norm(builder, spec, name + part, stream) : stream;
+  };
   const auto attend = [&](TensorId from) { return attention(builder, spec, layer, sequence, name + ".attention", from); };
   const auto feed = [&](TensorId from) { return feed_forward(builder, spec, name + ".feed_forward", from); };
   const auto join_attention = [&](TensorId stream, TensorId branch) {

@@ -11,10 +11,11 @@ namespace {
 
 constexpr std::string_view decoder_required[] = {"heads", "position", "norm"};
 constexpr std::string_view decoder_optional[] = {
-    "kv_heads",         "head_dim",          "position_offset",      "rope_theta",          "rotary_dim",        "rotary_interleaved",
-    "alibi_multiplier", "norm_epsilon",      "norm_placement",       "qk_norm",             "embedding_norm",    "parallel_residual",
-    "shared_norm",      "sliding_window",    "attention_pattern",    "attention_scale",     "attention_softcap", "logits_softcap",
-    "embedding_multiplier", "residual_multiplier", "logits_multiplier", "qkv_bias", "attention_output_bias", "mlp_bias", "head_bias"};
+    "embedding_width", "kv_heads", "head_dim", "position_offset", "rope_theta", "rotary_dim", "rotary_interleaved",
+    "alibi_multiplier", "norm_epsilon", "norm_placement", "qk_norm", "embedding_norm", "parallel_residual", "shared_norm",
+    "sliding_window", "attention_pattern", "attention_scale", "attention_softcap", "logits_softcap", "embedding_multiplier",
+    "residual_multiplier", "logits_multiplier", "qkv_bias", "attention_output_bias", "mlp_bias", "head_bias",
+};
 
 // In the order of Family.
 constexpr FamilyRow rows[] = {
@@ -24,16 +25,19 @@ constexpr FamilyRow rows[] = {
 
 }  // namespace
 
-std::span<const FamilyRow> family_rows() { return rows; }
-const FamilyRow& row_of(Family family) { return rows[static_cast<std::size_t>(family)]; }
+std::span<const FamilyRow> family_rows() {
+  return rows;
+}
+const FamilyRow& row_of(Family family) {
+  return rows[static_cast<std::size_t>(family)];
+}
 
 OpGraph build_graph(const ModelSpec& spec, std::int64_t sequence_length) {
   if (const auto problem = find_problem(spec)) {
     throw ConfigError(fmt::format("model '{}': {}: {}", spec.name, problem->key, problem->message));
   }
   if (sequence_length < 1 || sequence_length > largest_vocabulary) {
-    throw ConfigError(
-        fmt::format("expected a sequence length from 1 to {}, found {}", largest_vocabulary, sequence_length));
+    throw ConfigError(fmt::format("expected a sequence length from 1 to {}, found {}", largest_vocabulary, sequence_length));
   }
   const bool learned = spec.family == Family::decoder && spec.position == PositionKind::learned;
   if (learned && sequence_length > spec.context) {

@@ -72,10 +72,11 @@ void GraphBuilder::op(OpKind kind, const std::string& name, std::vector<TensorId
 
 TensorId GraphBuilder::embed() {
   const TensorId ids = tokens("tokens");
-  embedding_weight_ = weight("embedding.weight", vocabulary(), hidden(), spec_.initializer_range);
-  const TensorId x = activation("embedding", hidden());
+  embedding_weight_ = weight("embedding.weight", vocabulary(), embedding_width(), spec_.initializer_range);
+  const TensorId x = activation("embedding", embedding_width());
   op(OpKind::embedding, "embedding", {ids}, {embedding_weight_}, {x});
-  return x;
+  if (!spec_.embedding_width) return x;
+  return linear("embedding.projection", x, hidden(), embedding_width(), spec_.initializer_range, false);
 }
 
 TensorId GraphBuilder::linear(const std::string& name, TensorId x, TensorDim out, TensorDim in,
@@ -104,9 +105,10 @@ TensorId GraphBuilder::scale(const std::string& name, TensorId x, double factor)
 
 void GraphBuilder::head_and_loss(TensorId x) {
   if (spec_.logits_multiplier != 1.0) x = scale("head.scale", x, spec_.logits_multiplier);
+  if (spec_.embedding_width) x = linear("head.projection", x, embedding_width(), hidden(), spec_.initializer_range, false);
   std::vector<TensorId> parameters = {spec_.tied_embeddings
                                           ? embedding_weight_
-                                          : weight("head.weight", vocabulary(), hidden(), spec_.initializer_range)};
+                                          : weight("head.weight", vocabulary(), embedding_width(), spec_.initializer_range)};
   if (spec_.head_bias) parameters.push_back(zeros("head.bias", vocabulary()));
   TensorId logits = activation("head.logits", vocabulary());
   op(OpKind::linear, "head", {x}, std::move(parameters), {logits});

@@ -33,7 +33,7 @@ class GraphBuilder {
   void op(OpKind kind, const std::string& name, std::vector<TensorId> inputs, std::vector<TensorId> parameters,
           std::vector<TensorId> outputs, OpShape attributes = {});
 
-  // tokens -> rows of the table "embedding.weight", which is kept for a tied head.
+  // tokens -> rows of the table "embedding.weight", which is kept for a tied head, in the width of the residual stream.
   TensorId embed();
   // x -> x weight^T (+ bias); the parameters are `name`.weight and, where `bias`, `name`.bias.
   TensorId linear(const std::string& name, TensorId x, TensorDim out, TensorDim in, double standard_deviation, bool bias);
@@ -42,7 +42,8 @@ class GraphBuilder {
   TensorId add(const std::string& name, TensorId residual, TensorId branch, const std::string& bias_name, bool bias);
   // x times a number
   TensorId scale(const std::string& name, TensorId x, double factor);
-  // x -> logits -> loss; a multiplier of the logits is put to x, which is narrower. The weight is "head.weight", or the embedding's where the spec ties them.
+  // x -> logits -> loss; a multiplier of the logits is put to x, which is narrower. The weight is "head.weight", or the
+  // embedding's where the spec ties them.
   void head_and_loss(TensorId x);
 
   // Standard deviation of what writes into the residual stream.
@@ -51,6 +52,7 @@ class GraphBuilder {
   // Checks and hands over the graph.
   OpGraph finish_graph();
 
+  TensorDim embedding_width() const { return {Dim::hidden, spec_.embedding_width.value_or(spec_.hidden), 1}; }
   TensorDim hidden() const { return {Dim::hidden, spec_.hidden, 1}; }
   TensorDim feature() const { return {Dim::feature, spec_.feature, 1}; }
   TensorDim vocabulary() const { return {Dim::vocabulary, spec_.vocabulary, 1}; }

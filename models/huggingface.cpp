@@ -31,8 +31,8 @@ constexpr std::string_view understood[] = {
     "partial_rotary_factor", "alibi", "attention_bias", "mlp_bias", "bias", "use_bias", "enable_bias", "use_parallel_residual",
     "parallel_attn", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "attn_logit_softcapping",
     "final_logit_softcapping", "query_pre_attn_scalar", "attention_multiplier", "embedding_multiplier", "residual_multiplier",
-    "logits_scaling", "initializer_range", "init_std", "attention_dropout", "hidden_dropout", "dropout", "attn_pdrop", "embd_pdrop",
-    "resid_pdrop",
+    "logits_scaling", "initializer_range", "init_std", "attention_dropout", "hidden_dropout", "dropout", "attn_pdrop",
+    "embd_pdrop", "resid_pdrop",
 };
 
 // Tokens, generation, bookkeeping, other tasks' heads, choices of implementation: neither graph nor time nor memory.
@@ -42,14 +42,14 @@ constexpr std::string_view without_effect[] = {
     "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "tokenizer_class", "prefix", "use_cache",
     "cache_implementation", "task_specific_params", "summary_*", "classifier_dropout", "id2label", "label2id", "num_labels",
     "problem_type", "finetuning_task", "output_attentions", "output_hidden_states", "output_scores", "return_dict",
-    "return_dict_in_generate", "torchscript", "use_bfloat16", "tf_legacy_loss", "pruned_heads", "tie_encoder_decoder", "is_decoder",
-    "cross_attention_hidden_size", "chunk_size_feed_forward", "gradient_checkpointing", "pretraining_tp", "slow_but_exact",
-    "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv", "offset_alibi",
-    "reorder_and_upcast_attn", "n_ctx", "original_max_position_embeddings", "sliding_window_size", "max_length", "min_length",
-    "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p",
-    "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
-    "num_return_sequences", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
-    "quantization_config", "scale_attn_weights",
+    "return_dict_in_generate", "torchscript", "use_bfloat16", "tf_legacy_loss", "pruned_heads", "tie_encoder_decoder",
+    "is_decoder", "cross_attention_hidden_size", "chunk_size_feed_forward", "gradient_checkpointing", "pretraining_tp",
+    "slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion", "skip_bias_add",
+    "skip_bias_add_qkv", "offset_alibi", "reorder_and_upcast_attn", "n_ctx", "original_max_position_embeddings",
+    "sliding_window_size", "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
+    "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "remove_invalid_values",
+    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "quantization_config", "scale_attn_weights",
 };
 
 // Structures that parplan does not build, by the keys that speak of them. A key says nothing where it is null, false, zero
@@ -65,30 +65,32 @@ constexpr std::string_view expert_keys[] = {
     "shared_expert_intermediate_size", "shared_intermediate_size", "mlp_only_layers", "expert_capacity", "ffn_config",
 };
 constexpr std::string_view latent_keys[] = {"kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"};
-constexpr std::string_view state_keys[] = {"ssm_*", "mamba_*", "state_size", "d_state", "d_conv", "conv_kernel", "time_step_*",
-                                           "use_conv_bias", "rescale_every", "attention_hidden_size", "lru_width"};
+constexpr std::string_view state_keys[] = {
+    "ssm_*", "mamba_*", "state_size", "d_state", "d_conv", "conv_kernel", "time_step_*", "use_conv_bias", "rescale_every",
+    "attention_hidden_size", "lru_width",
+};
 constexpr std::string_view linear_keys[] = {"linear_*", "full_attention_interval", "attn_layers", "lightning_*"};
-constexpr std::string_view mixed_keys[] = {"layers_block_type", "block_types", "hybrid_override_pattern", "attn_layer_period",
-                                           "attn_layer_offset", "attention_types", "hybrid_layer_ids", "no_rope_layers"};
-constexpr std::string_view encoder_keys[] = {"encoder_*", "num_encoder_layers", "decoder_layers", "num_decoder_layers",
-                                             "is_encoder_decoder", "relative_attention_*", "d_kv", "type_vocab_size", "encoder"};
+constexpr std::string_view mixed_keys[] = {
+    "layers_block_type", "block_types", "hybrid_override_pattern", "attn_layer_period", "attn_layer_offset", "attention_types",
+    "hybrid_layer_ids", "no_rope_layers",
+};
+constexpr std::string_view encoder_keys[] = {
+    "encoder_*", "num_encoder_layers", "decoder_layers", "num_decoder_layers", "is_encoder_decoder", "relative_attention_*",
+    "d_kv", "type_vocab_size", "encoder",
+};
 constexpr std::string_view other_input_keys[] = {"vision_*", "audio_*", "image_*", "video_*", "mm_*", "text_config", "speech_*"};
 constexpr std::string_view cross_keys[] = {"cross_attention_layers", "add_cross_attention"};
 constexpr std::string_view future_keys[] = {"num_nextn_predict_layers", "mtp_*", "num_mtp_modules"};
-constexpr std::string_view per_layer_keys[] = {"altup_*", "laurel_rank", "hidden_size_per_layer_input", "num_kv_shared_layers",
-                                               "sliding_window_pattern", "rope_local_base_freq", "num_query_heads",
-                                               "ffn_multipliers"};
+constexpr std::string_view per_layer_keys[] = {
+    "altup_*", "laurel_rank", "hidden_size_per_layer_input", "num_kv_shared_layers", "sliding_window_pattern",
+    "rope_local_base_freq", "num_query_heads", "ffn_multipliers",
+};
 constexpr Structure structures[] = {
-    {"a mixture of experts", expert_keys},
-    {"latent attention", latent_keys},
-    {"a state space model", state_keys},
-    {"linear attention", linear_keys},
-    {"layers of unlike kinds", mixed_keys},
-    {"an encoder", encoder_keys},
-    {"other inputs than text", other_input_keys},
-    {"cross attention", cross_keys},
-    {"prediction of several tokens", future_keys},
-    {"sizes or positions that differ by layer", per_layer_keys},
+    {"a mixture of experts", expert_keys},         {"latent attention", latent_keys},
+    {"a state space model", state_keys},           {"linear attention", linear_keys},
+    {"layers of unlike kinds", mixed_keys},        {"an encoder", encoder_keys},
+    {"other inputs than text", other_input_keys},  {"cross attention", cross_keys},
+    {"prediction of several tokens", future_keys}, {"sizes or positions that differ by layer", per_layer_keys},
 };
 
 bool is_any_of(std::span<const std::string_view> patterns, std::string_view key) {
@@ -145,8 +147,9 @@ std::string some_of(const std::vector<std::string>& keys) {
   if (const auto text_config = root.find("text_config"); text_config && text_config->is_map()) {
     const auto inner = text_config->find("model_type");
     if (inner && inner->is_scalar() && std::ranges::find(supported, inner->as_string()) != supported.end()) {
-      message += fmt::format("; its text_config is of type '{}': save it as a config.json of its own to plan the language model alone",
-                             inner->as_string());
+      message +=
+          fmt::format("; its text_config is of type '{}': save it as a config.json of its own to plan the language model alone",
+                      inner->as_string());
     }
   }
   message += "; a dense decoder can be written as a model.yaml (docs/model.md)";
@@ -172,9 +175,10 @@ void check_other_keys(HuggingFaceConfig& config, std::string_view type) {
     const auto node = config.root.find(key);
     if (!node || !says_something(*node)) continue;
     if (const Structure* structure = structure_of(config.root, key)) {
-      node->fail(fmt::format("{} means {}, which parplan does not build in a model of type '{}'; take the key out, or write what there "
-                             "is as a model.yaml (docs/model.md)",
-                             key, structure->meaning, type));
+      node->fail(
+          fmt::format("{} means {}, which parplan does not build in a model of type '{}'; take the key out, or write what there "
+                      "is as a model.yaml (docs/model.md)",
+                      key, structure->meaning, type));
     }
     strangers.push_back(key);
   }

@@ -12,7 +12,7 @@ struct Activation {
   FeedForwardKind kind;
 };
 constexpr Activation plain_activations[] = {
-    {"gelu_new", FeedForwardKind::gelu_tanh}, {"gelu_pytorch_tanh", FeedForwardKind::gelu_tanh},
+    {"gelu_new", FeedForwardKind::gelu_tanh},  {"gelu_pytorch_tanh", FeedForwardKind::gelu_tanh},
     {"gelu_fast", FeedForwardKind::gelu_tanh}, {"gelu", FeedForwardKind::gelu_erf},
     {"relu", FeedForwardKind::relu},
 };

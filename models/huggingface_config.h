@@ -28,7 +28,8 @@ struct HuggingFaceConfig {
   bool says(const char* key);
 
   // A whole number of at least 1 for the spec's `field`. Several keys are names of one thing: they must agree.
-  std::int64_t size(const std::string& field, std::initializer_list<const char*> names, std::int64_t maximum, std::int64_t absent);
+  std::int64_t size(const std::string& field, std::initializer_list<const char*> names, std::int64_t maximum,
+                    std::int64_t absent);
   double number(const char* key, double absent);  // above 0
   bool flag(const char* key, bool absent);
 

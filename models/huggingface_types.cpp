@@ -143,8 +143,9 @@ void refuse_layer_types(Config& config) {
   if (!types) return;
   for (const YamlNode& type : types->items()) {
     if (type.as_string() != (*types)[0].as_string()) {
-      types->fail("layers of several kinds are not supported for this model_type; leave layer_types out, or write a model.yaml "
-                  "(docs/model.md) with an attention_pattern");
+      types->fail(
+          "layers of several kinds are not supported for this model_type; leave layer_types out, or write a model.yaml "
+          "(docs/model.md) with an attention_pattern");
     }
   }
 }
@@ -271,7 +272,8 @@ void read_falcon(Config& config, ModelSpec& spec) {
   spec.norm_epsilon = config.number("layer_norm_epsilon", 1e-5);
   const bool parallel = config.flag("parallel_attn", true);
   if (new_architecture && !parallel) {
-    config.find("parallel_attn")->fail("a new_decoder_architecture has parallel branches; leave parallel_attn out, or set it to true");
+    config.find("parallel_attn")
+        ->fail("a new_decoder_architecture has parallel branches; leave parallel_attn out, or set it to true");
   }
   spec.parallel_residual = parallel;
   std::int64_t norms = new_architecture ? 2 : 1;
@@ -289,15 +291,29 @@ void read_falcon(Config& config, ModelSpec& spec) {
 
 void read_gemma(Config& config, ModelSpec& spec) {
   read_gated(config, spec,
-             {.layers = 28, .hidden = 3072, .heads = 16, .kv_heads = 16, .head_dim = 256, .feature = 24576, .vocabulary = 256000,
-              .context = 8192, .tied_embeddings = true});
+             {.layers = 28,
+              .hidden = 3072,
+              .heads = 16,
+              .kv_heads = 16,
+              .head_dim = 256,
+              .feature = 24576,
+              .vocabulary = 256000,
+              .context = 8192,
+              .tied_embeddings = true});
   read_gemma_parts(config, spec);
 }
 
 void read_gemma2(Config& config, ModelSpec& spec) {
   read_gated(config, spec,
-             {.layers = 26, .hidden = 2304, .heads = 8, .kv_heads = 4, .head_dim = 256, .feature = 9216, .vocabulary = 256000,
-              .context = 8192, .tied_embeddings = true});
+             {.layers = 26,
+              .hidden = 2304,
+              .heads = 8,
+              .kv_heads = 4,
+              .head_dim = 256,
+              .feature = 9216,
+              .vocabulary = 256000,
+              .context = 8192,
+              .tied_embeddings = true});
   read_gemma_parts(config, spec);
   spec.norm_placement = NormPlacement::around_branch;
   const double scalar = config.number("query_pre_attn_scalar", 256.0);
@@ -409,18 +425,15 @@ void read_opt(Config& config, ModelSpec& spec) {
   spec.qkv_bias = spec.attention_output_bias = spec.mlp_bias = config.flag("enable_bias", true);
   spec.tied_embeddings = config.flag("tie_word_embeddings", true);
   spec.initializer_range = config.number("init_std", 0.02);
-  if (const auto width = config.find("word_embed_proj_dim"); width && width->as_integer(1, largest_width) != spec.hidden) {
-    width->fail(fmt::format("word_embed_proj_dim {} differs from hidden_size {}: products between embedding and layers are not built",
-                            width->as_string(), spec.hidden));
-  }
+  const std::int64_t embedding_width = config.size("embedding_width", {"word_embed_proj_dim"}, largest_width, spec.hidden);
+  if (embedding_width != spec.hidden) spec.embedding_width = embedding_width;
   config.require("_remove_final_layer_norm", false, "the last norm is built wherever norms stand before branches");
   config.require("layer_norm_elementwise_affine", true, "norms have weights and biases in parplan");
   config.note_dropout({"dropout", "attention_dropout", "activation_dropout", "layerdrop"});
 }
 
 void read_phi3(Config& config, ModelSpec& spec) {
-  read_gated(config, spec,
-             {.hidden = 3072, .feature = 8192, .vocabulary = 32064, .context = 4096, .norm_epsilon = 1e-5});
+  read_gated(config, spec, {.hidden = 3072, .feature = 8192, .vocabulary = 32064, .context = 4096, .norm_epsilon = 1e-5});
   read_gated_silu(config, spec);
   read_window(config, spec, std::nullopt);
   refuse_layer_types(config);
@@ -457,7 +470,13 @@ void read_qwen3(Config& config, ModelSpec& spec) {
 
 void read_starcoder2(Config& config, ModelSpec& spec) {
   read_gated(config, spec,
-             {.layers = 30, .hidden = 3072, .heads = 24, .kv_heads = 2, .feature = 12288, .vocabulary = 49152, .context = 4096,
+             {.layers = 30,
+              .hidden = 3072,
+              .heads = 24,
+              .kv_heads = 2,
+              .feature = 12288,
+              .vocabulary = 49152,
+              .context = 4096,
               .tied_embeddings = true});
   spec.norm = NormKind::layer_norm;
   spec.norm_epsilon = config.number("norm_epsilon", 1e-5);
@@ -472,14 +491,16 @@ void read_starcoder2(Config& config, ModelSpec& spec) {
 }
 
 constexpr HuggingFaceType types[] = {
-    {"bloom", read_bloom},     {"falcon", read_falcon},   {"gemma", read_gemma},     {"gemma2", read_gemma2},
-    {"gpt2", read_gpt2},       {"gpt_neox", read_gpt_neox}, {"gptj", read_gptj},     {"granite", read_granite},
-    {"llama", read_llama},     {"mistral", read_mistral}, {"olmo2", read_olmo2},     {"opt", read_opt},
-    {"phi3", read_phi3},       {"qwen2", read_qwen2},     {"qwen3", read_qwen3},     {"starcoder2", read_starcoder2},
+    {"bloom", read_bloom}, {"falcon", read_falcon},     {"gemma", read_gemma}, {"gemma2", read_gemma2},
+    {"gpt2", read_gpt2},   {"gpt_neox", read_gpt_neox}, {"gptj", read_gptj},   {"granite", read_granite},
+    {"llama", read_llama}, {"mistral", read_mistral},   {"olmo2", read_olmo2}, {"opt", read_opt},
+    {"phi3", read_phi3},   {"qwen2", read_qwen2},       {"qwen3", read_qwen3}, {"starcoder2", read_starcoder2},
 };
 
 }  // namespace
 
-std::span<const HuggingFaceType> huggingface_types() { return types; }
+std::span<const HuggingFaceType> huggingface_types() {
+  return types;
+}
 
 }  // namespace parplan

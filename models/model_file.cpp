@@ -17,11 +17,12 @@ namespace {
 
 constexpr std::array all_positions = {PositionKind::learned, PositionKind::rotary, PositionKind::alibi};
 constexpr std::array all_norms = {NormKind::layer_norm, NormKind::rms_norm};
-constexpr std::array all_norm_placements = {NormPlacement::before_branch, NormPlacement::after_branch, NormPlacement::around_branch,
-                                            NormPlacement::after_add};
+constexpr std::array all_norm_placements = {NormPlacement::before_branch, NormPlacement::after_branch,
+                                            NormPlacement::around_branch, NormPlacement::after_add};
 constexpr std::array all_qk_norms = {QkNorm::none, QkNorm::per_head, QkNorm::whole_width};
-constexpr std::array all_activations = {FeedForwardKind::gelu_tanh,  FeedForwardKind::gelu_erf,        FeedForwardKind::relu,
-                                        FeedForwardKind::gated_silu, FeedForwardKind::gated_gelu_tanh, FeedForwardKind::gated_gelu_erf};
+constexpr std::array all_activations = {FeedForwardKind::gelu_tanh,       FeedForwardKind::gelu_erf,
+                                        FeedForwardKind::relu,            FeedForwardKind::gated_silu,
+                                        FeedForwardKind::gated_gelu_tanh, FeedForwardKind::gated_gelu_erf};
 constexpr std::array all_spans = {AttentionSpan::full, AttentionSpan::sliding};
 constexpr std::array all_precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
 constexpr std::array all_optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
@@ -186,6 +187,7 @@ void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
     }
   }
   if (const auto theta = root.find("rope_theta")) spec.rope_theta = read_number(*theta, above_zero);
+  if (const auto width = root.find("embedding_width")) spec.embedding_width = width->as_integer(1, largest_width);
   if (const auto dim = root.find("rotary_dim")) spec.rotary_dim = dim->as_integer(2, largest_width);
   if (const auto offset = root.find("position_offset")) spec.position_offset = offset->as_integer(0, largest_vocabulary);
   spec.norm = read_choice(root.at("norm"), all_norms);
@@ -306,6 +308,7 @@ std::string write_model(const ModelSpec& spec) {
 
     // What most models do without is left out where this one does.
     const ModelSpec plain;
+    if (spec.embedding_width) line("embedding_width", *spec.embedding_width);
     if (spec.position_offset != plain.position_offset) line("position_offset", spec.position_offset);
     if (spec.rotary_dim) line("rotary_dim", *spec.rotary_dim);
     if (spec.norm_placement != plain.norm_placement) line("norm_placement", name(spec.norm_placement));

@@ -50,16 +50,18 @@ struct ModelSpec {
   FeedForwardKind activation = FeedForwardKind::gelu_tanh;
   bool tied_embeddings = false;  // the head's weight is the embedding's
 
+  // Decoders only, from here on. Of embeddings narrower or wider than the residual stream (OPT-350m): a product stands behind
+  // the embedding, another in front of the head.
+  std::optional<std::int64_t> embedding_width = std::nullopt;
   std::int64_t heads = 0;     // query heads
   std::int64_t kv_heads = 0;  // key/value heads: equal to heads (MHA), a divisor of it (GQA), 1 (MQA)
   std::int64_t head_dim = 0;
   PositionKind position = PositionKind::learned;
   std::int64_t position_offset = 0;  // learned only: rows of the table before that of the first token (OPT: 2)
-  double rope_theta = 10000.0;       // rotary only
-  std::optional<std::int64_t> rotary_dim = std::nullopt;  // rotary only: numbers of a head that turn, from its first; all if absent
-  bool rotary_interleaved = false;         // rotary only: neighbours turn together (GPT-J), else i and i + rotary_dim / 2
-
-  double alibi_multiplier = 1.0;           // alibi only: of the slopes; 1 / sqrt(head_dim) in Falcon
+  double rope_theta = 10000.0;       // rotary only, as are the next two
+  std::optional<std::int64_t> rotary_dim = std::nullopt;  // numbers of a head that turn, its first; all if absent
+  bool rotary_interleaved = false;   // neighbours turn together (GPT-J), else i and i + rotary_dim / 2
+  double alibi_multiplier = 1.0;     // alibi only: of the slopes; 1 / sqrt(head_dim) in Falcon
 
   NormKind norm = NormKind::layer_norm;
   double norm_epsilon = 1e-5;
@@ -70,7 +72,7 @@ struct ModelSpec {
   bool shared_norm = false;        // parallel_residual only: one norm for both branches (GPT-J, Falcon-7B)
 
   std::optional<std::int64_t> sliding_window = std::nullopt;  // keys that a query sees, itself included
-  std::vector<AttentionSpan> attention_pattern = {};  // of the layers, over and over; empty: all slide if there is a window
+  std::vector<AttentionSpan> attention_pattern = {};       // of the layers, over and over; empty: all slide if there is a window
   std::optional<double> attention_scale = std::nullopt;    // of the scores; 1 / sqrt(head_dim) if absent
   std::optional<double> attention_softcap = std::nullopt;  // c: scores become c tanh(score / c)
   std::optional<double> logits_softcap = std::nullopt;

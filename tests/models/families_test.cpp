@@ -1,6 +1,5 @@
 #include "models/families.h"
 
-
 #include <doctest/doctest.h>
 
 #include "planner/base/error.h"
@@ -81,9 +80,8 @@ TEST_CASE("A GPT-2 is an embedding with positions, its layers and a head") {
                                 "linear layers.1.feed_forward.down",
                                 "add layers.1.feed_forward_add",
                             });
-  CHECK(ops_of(graph, 3) == std::vector<std::string>{"layer_norm head.norm", "linear head",
-                                                     "cross_entropy_max head.maximum", "cross_entropy_sums head.sums",
-                                                     "cross_entropy_loss head.loss"});
+  CHECK(ops_of(graph, 3) == std::vector<std::string>{"layer_norm head.norm", "linear head", "cross_entropy_max head.maximum",
+                                                     "cross_entropy_sums head.sums", "cross_entropy_loss head.loss"});
   CHECK(graph.blocks[1].kind == graph.blocks[2].kind);
   CHECK(graph.blocks[0].kind != graph.blocks[1].kind);
 }
@@ -129,8 +127,7 @@ TEST_CASE("Query, key and value are one product, cut by key/value group") {
         std::vector<TensorDim>{{Dim::sequence, 16, 1}, {Dim::batch, 1, 1}, {Dim::kv_groups, 32, 16}});
   CHECK(tensor(graph, "layers.0.attention.log_sum_exp").dims ==
         std::vector<TensorDim>{{Dim::batch, 1, 1}, {Dim::kv_groups, 4, 2}, {Dim::sequence, 16, 1}});
-  CHECK(tensor(graph, "layers.0.attention.output.weight").dims ==
-        std::vector<TensorDim>{hidden, {Dim::kv_groups, 32, 16}});
+  CHECK(tensor(graph, "layers.0.attention.output.weight").dims == std::vector<TensorDim>{hidden, {Dim::kv_groups, 32, 16}});
   CHECK(tensor(graph, "head.sums").dims ==
         std::vector<TensorDim>{{Dim::sequence, 16, 1}, {Dim::batch, 1, 1}, {Dim::hidden, 2, 1}});
   CHECK(tensor(graph, "loss").dims.empty());
@@ -200,8 +197,8 @@ TEST_CASE("An MLP has neither norms nor residuals") {
 }
 
 TEST_CASE("Every combination of parts gives a graph that holds together") {
-  for (const FeedForwardKind activation : {FeedForwardKind::gelu_tanh, FeedForwardKind::relu, FeedForwardKind::gated_silu,
-                                           FeedForwardKind::gated_gelu_tanh}) {
+  for (const FeedForwardKind activation :
+       {FeedForwardKind::gelu_tanh, FeedForwardKind::relu, FeedForwardKind::gated_silu, FeedForwardKind::gated_gelu_tanh}) {
     for (int bits = 0; bits < 64; ++bits) {
       const auto bit = [&](int which) { return (bits >> which & 1) == 1; };
       ModelSpec spec = decoder();
@@ -218,10 +215,9 @@ TEST_CASE("Every combination of parts gives a graph that holds together") {
         const std::int64_t fused = (4 + 2 * kv_heads) * 8;
         const std::int64_t wide = is_gated(activation) ? 2 : 1;
         const std::int64_t norm = bit(1) ? 32 : 64;
-        const std::int64_t layer = fused * 32 + (bit(2) ? fused : 0) + 32 * 32 + (bit(3) ? 32 : 0) +
-                                   (wide + 1) * 32 * 48 + (bit(4) ? wide * 48 + 32 : 0) + 2 * norm;
-        CHECK(parameter_count(build_graph(spec, 16)) ==
-              61 * 32 * (bit(5) ? 1 : 2) + (bit(0) ? 0 : 16 * 32) + 2 * layer + norm);
+        const std::int64_t layer = fused * 32 + (bit(2) ? fused : 0) + 32 * 32 + (bit(3) ? 32 : 0) + (wide + 1) * 32 * 48 +
+                                   (bit(4) ? wide * 48 + 32 : 0) + 2 * norm;
+        CHECK(parameter_count(build_graph(spec, 16)) == 61 * 32 * (bit(5) ? 1 : 2) + (bit(0) ? 0 : 16 * 32) + 2 * layer + norm);
       }
     }
   }
@@ -346,9 +342,22 @@ TEST_CASE("Scales, caps and positions stand in the attributes of their ops") {
   CHECK(op(graph, "layers.0.attention_add").parameters.empty());
   CHECK(op(graph, "head").parameters.size() == 2);
   CHECK(tensor(graph, "head.bias").dims == std::vector<TensorDim>{{Dim::vocabulary, 61, 1}});
-  CHECK(ops_of(graph, 3) == std::vector<std::string>{"layer_norm head.norm", "scale head.scale", "linear head", "softcap head.softcap",
-                                                     "cross_entropy_max head.maximum", "cross_entropy_sums head.sums",
-                                                     "cross_entropy_loss head.loss"});
+  CHECK(ops_of(graph, 3) == std::vector<std::string>{"layer_norm head.norm", "scale head.scale", "linear head",
+                                                     "softcap head.softcap", "cross_entropy_max head.maximum",
+                                                     "cross_entropy_sums head.sums", "cross_entropy_loss head.loss"});
+}
+
+TEST_CASE("Embeddings of another width than the stream are turned into it and back") {
+  ModelSpec spec = decoder();
+  spec.embedding_width = 10;
+  spec.tied_embeddings = true;
+  const OpGraph graph = build_graph(spec, 16);
+  CHECK(ops_of(graph, 0) ==
+        std::vector<std::string>{"embedding embedding", "linear embedding.projection", "add_position position"});
+  CHECK(tensor(graph, "embedding.weight").dims == std::vector<TensorDim>{{Dim::vocabulary, 61, 1}, {Dim::hidden, 10, 1}});
+  CHECK(tensor(graph, "embedding.projection.weight").dims == std::vector<TensorDim>{{Dim::hidden, 32, 1}, {Dim::hidden, 10, 1}});
+  CHECK(ops_of(graph, 3)[1] == "linear head.projection");
+  CHECK(tensor(graph, "head.projection").dims.back() == TensorDim{Dim::hidden, 10, 1});
 }
 
 TEST_CASE("Positions may be slopes or rows further down the table, and embeddings may be normed") {

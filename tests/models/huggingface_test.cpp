@@ -24,7 +24,9 @@ ModelFile published(const std::string& folder) {
   return read_huggingface(read_file(file), file.string());
 }
 
-ModelFile zoo(const std::string& name) { return load_model(name, source / "models"); }
+ModelFile zoo(const std::string& name) {
+  return load_model(name, source / "models");
+}
 
 std::string error(const std::string& text) {
   return error_of<ConfigError>([&] { read_huggingface(text, "c.json"); });
@@ -99,6 +101,7 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
       {"granite-3.1-8b-base", 8'170'835'968},
       {"opt-1.3b", 1'315'758'080},
       {"opt-125m", 125'239'296},
+      {"opt-350m", 331'196'416},
       {"opt-6.7b", 6'658'473'984},
       {"pythia-6.9b", 6'857'302'016},
       {"pythia-70m", 70'426'624},
@@ -112,19 +115,17 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
     const std::string name = folder.path().filename().string();
     CAPTURE(name);
     ++configs;
-    if (name == "opt-350m") continue;  // refused: see below
     const ModelSpec spec = published(name).spec;
     CHECK(parameter_count(build_graph(spec, std::min<std::int64_t>(spec.context, 64))) == published_counts.at(name));
     CHECK(read_model(write_model(spec), "written.yaml").spec == spec);
   }
-  CHECK(configs == published_counts.size() + 1);
+  CHECK(configs == published_counts.size());
 }
 
 TEST_CASE("What a config says and parplan ignores is noted") {
-  CHECK(published("gpt2").notes ==
-        std::vector<std::string>{"attn_pdrop 0.1 is ignored: parplan trains without dropout",
-                                 "embd_pdrop 0.1 is ignored: parplan trains without dropout",
-                                 "resid_pdrop 0.1 is ignored: parplan trains without dropout"});
+  CHECK(published("gpt2").notes == std::vector<std::string>{"attn_pdrop 0.1 is ignored: parplan trains without dropout",
+                                                            "embd_pdrop 0.1 is ignored: parplan trains without dropout",
+                                                            "resid_pdrop 0.1 is ignored: parplan trains without dropout"});
   CHECK(published("Meta-Llama-3-8B").notes.empty());
   CHECK(published("Mistral-7B-v0.1").notes.empty());
   CHECK(published("Qwen2.5-7B").notes.empty());
@@ -135,8 +136,7 @@ TEST_CASE("What a config says and parplan ignores is noted") {
                                  "rope_scaling of type llama3 is ignored: it changes angles, neither time nor memory",
                                  "quantization_config is ignored: weights are trained in the precision of the plan"});
   CHECK(notes(R"({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": true})") ==
-        std::vector<std::string>{
-            "scale_attn_by_inverse_layer_idx true is ignored: it changes numbers, neither time nor memory"});
+        std::vector<std::string>{"scale_attn_by_inverse_layer_idx true is ignored: it changes numbers, neither time nor memory"});
   CHECK(published("opt-6.7b").notes == std::vector<std::string>{"dropout 0.1 is ignored: parplan trains without dropout"});
   CHECK(published("starcoder2-15b").notes ==
         std::vector<std::string>{
@@ -151,9 +151,9 @@ TEST_CASE("What a config says and parplan ignores is noted") {
 TEST_CASE("Absent keys have the defaults of transformers") {
   ModelFile gpt2 = read_huggingface(R"({"model_type": "gpt2"})", "some/gpt2/config.json");
   CHECK(gpt2.spec == zoo("gpt2").spec);
-  ModelSpec llama = read_huggingface(R"({"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5})",
-                                     "llama2-7b.json")
-                        .spec;
+  ModelSpec llama =
+      read_huggingface(R"({"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5})", "llama2-7b.json")
+          .spec;
   CHECK(llama == zoo("llama2-7b").spec);
   const ModelSpec mistral = read_huggingface(R"({"model_type": "mistral"})", "c.json").spec;
   CHECK(mistral.kv_heads == 8);
@@ -212,8 +212,8 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
   CHECK(spec(R"({"model_type": "phi3"})").sliding_window == std::nullopt);
   CHECK(spec(R"({"model_type": "qwen2", "sliding_window": 100})").sliding_window == std::nullopt);
   // Layers from max_window_layers on slide.
-  const ModelSpec qwen =
-      spec(R"({"model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 100, "max_window_layers": 3})");
+  const ModelSpec qwen = spec(
+      R"({"model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 100, "max_window_layers": 3})");
   CHECK(qwen.sliding_window == 100);
   CHECK(qwen.attention_pattern ==
         std::vector<AttentionSpan>{AttentionSpan::full, AttentionSpan::full, AttentionSpan::full, AttentionSpan::sliding});
@@ -238,19 +238,23 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
   // The heads turn in part; transformers 5 puts the part beside theta.
   CHECK(spec(R"({"model_type": "gpt_neox"})").rotary_dim == 24);  // a quarter of 6144 / 64
   CHECK(spec(R"({"model_type": "gpt_neox", "rotary_pct": 1.0})").rotary_dim == std::nullopt);
-  const ModelSpec partial = spec(R"({"model_type": "gpt_neox", "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 5}})");
+  const ModelSpec partial =
+      spec(R"({"model_type": "gpt_neox", "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 5}})");
   CHECK(partial.rotary_dim == 48);
   CHECK(partial.rope_theta == 5.0);
   CHECK(spec(R"({"model_type": "phi3", "partial_rotary_factor": 0.75})").rotary_dim == 72);
   CHECK(spec(R"({"model_type": "gptj"})").rotary_dim == 64);
 
   CHECK(spec(R"({"model_type": "gpt2", "scale_attn_weights": false})").attention_scale == 1.0);
-  const ModelSpec granite = spec(R"({"model_type": "granite", "attention_multiplier": 0.5, "logits_scaling": 8, "residual_multiplier": 0.25,
+  const ModelSpec granite =
+      spec(R"({"model_type": "granite", "attention_multiplier": 0.5, "logits_scaling": 8, "residual_multiplier": 0.25,
                                      "embedding_multiplier": 12})");
   CHECK(granite.attention_scale == 0.5);
   CHECK(granite.logits_multiplier == 0.125);
   CHECK(granite.residual_multiplier == 0.25);
   CHECK(granite.embedding_multiplier == 12.0);
+  CHECK(spec(R"({"model_type": "opt", "word_embed_proj_dim": 512})").embedding_width == 512);
+  CHECK(published("opt-125m").spec.embedding_width == std::nullopt);
   CHECK(spec(R"({"model_type": "opt", "do_layer_norm_before": false})").norm_placement == NormPlacement::after_add);
   CHECK_FALSE(spec(R"({"model_type": "opt", "enable_bias": false})").mlp_bias);
 
@@ -278,16 +282,14 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
 }
 
 TEST_CASE("What a supported type may say and parplan does not build is refused with the reason") {
-  const std::string opt_350m = (source / "tests/data/huggingface/opt-350m/config.json").string();
-  CHECK(error_of<ConfigError>([] { published("opt-350m"); }) ==
-        opt_350m + ":23:26: error: word_embed_proj_dim 512 differs from hidden_size 1024: products between embedding and layers are not "
-                   "built");
   CHECK(error(R"({"model_type": "opt", "_remove_final_layer_norm": true})") ==
-        "c.json:1:51: error: _remove_final_layer_norm true is not supported: the last norm is built wherever norms stand before branches");
+        "c.json:1:51: error: _remove_final_layer_norm true is not supported: the last norm is built wherever norms stand before "
+        "branches");
   CHECK(error(R"({"model_type": "opt", "layer_norm_elementwise_affine": false})") ==
         "c.json:1:56: error: layer_norm_elementwise_affine false is not supported: norms have weights and biases in parplan");
   CHECK(error(R"({"model_type": "bloom", "apply_residual_connection_post_layernorm": true})") ==
-        "c.json:1:69: error: apply_residual_connection_post_layernorm true is not supported: residuals that begin behind the norm are not "
+        "c.json:1:69: error: apply_residual_connection_post_layernorm true is not supported: residuals that begin behind the "
+        "norm are not "
         "built");
   CHECK(error(R"({"model_type": "bloom", "n_inner": 5})") ==
         "c.json:1:36: error: transformers' bloom has feed-forward layers of 4 x hidden_size = 256, found n_inner 5");
@@ -297,12 +299,15 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
         "c.json:1:77: error: a new_decoder_architecture has parallel branches; leave parallel_attn out, or set it to true");
   CHECK(error(R"({"model_type": "falcon", "num_ln_in_parallel_attn": 2})") ==
         "c.json:1:53: error: 2 norms side by side need new_decoder_architecture: expected 1");
-  CHECK(error(R"({"model_type": "starcoder2", "mlp_type": "gated"})") == "c.json:1:42: error: expected one of default, found 'gated'");
+  CHECK(error(R"({"model_type": "starcoder2", "mlp_type": "gated"})") ==
+        "c.json:1:42: error: expected one of default, found 'gated'");
   CHECK(error(R"({"model_type": "mistral", "layer_types": ["full_attention", "sliding_attention"]})") ==
-        "c.json:1:42: error: layers of several kinds are not supported for this model_type; leave layer_types out, or write a model.yaml "
+        "c.json:1:42: error: layers of several kinds are not supported for this model_type; leave layer_types out, or write a "
+        "model.yaml "
         "(docs/model.md) with an attention_pattern");
   CHECK(error(R"({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["linear_attention"]})") ==
-        "c.json:1:65: error: expected one of full_attention, sliding_attention, found 'linear_attention'; did you mean 'sliding_attention'?");
+        "c.json:1:65: error: expected one of full_attention, sliding_attention, found 'linear_attention'; did you mean "
+        "'sliding_attention'?");
   CHECK(error(R"({"model_type": "qwen3", "layer_types": ["full_attention"]})") ==
         "c.json:1:40: error: layer_types names 1 layers, but num_hidden_layers is 32");
   CHECK(error(R"({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]})") ==
@@ -312,33 +317,40 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
   CHECK(error(R"({"model_type": "phi3", "partial_rotary_factor": 1.5})") ==
         "c.json:1:49: error: expected a part of every head above 0 and at most 1, found 1.5");
   CHECK(error(R"({"model_type": "gptj", "rotary_dim": 63})") ==
-        "c.json:1:38: error: rotary positions turn pairs of a head's 256 numbers: expected an even rotary_dim from 2 to 256, found 63");
+        "c.json:1:38: error: rotary positions turn pairs of a head's 256 numbers: expected an even rotary_dim from 2 to 256, "
+        "found 63");
   CHECK(error(R"({"model_type": "gpt_neox", "head_dim": 64})") ==
         "c.json:1:40: error: heads of this model_type are hidden_size / num_attention_heads = 96 wide, found head_dim 64");
   CHECK(error(R"({"model_type": "llama", "num_local_experts": 8})") ==
-        "c.json:1:46: error: num_local_experts means a mixture of experts, which parplan does not build in a model of type 'llama'; take "
+        "c.json:1:46: error: num_local_experts means a mixture of experts, which parplan does not build in a model of type "
+        "'llama'; take "
         "the key out, or write what there is as a model.yaml (docs/model.md)");
   CHECK(error(R"({"model_type": "qwen3", "kv_lora_rank": 512})") ==
-        "c.json:1:41: error: kv_lora_rank means latent attention, which parplan does not build in a model of type 'qwen3'; take the key "
+        "c.json:1:41: error: kv_lora_rank means latent attention, which parplan does not build in a model of type 'qwen3'; take "
+        "the key "
         "out, or write what there is as a model.yaml (docs/model.md)");
 }
 
 TEST_CASE("Other types of model are refused with what of them parplan understands and what it cannot map") {
-  const std::string types = "bloom, falcon, gemma, gemma2, gpt2, gpt_neox, gptj, granite, llama, mistral, olmo2, opt, phi3, qwen2, qwen3, "
-                            "starcoder2";
+  const std::string types =
+      "bloom, falcon, gemma, gemma2, gpt2, gpt_neox, gptj, granite, llama, mistral, olmo2, opt, phi3, qwen2, qwen3, "
+      "starcoder2";
   const std::string advice = "; a dense decoder can be written as a model.yaml (docs/model.md)";
-  CHECK(error(R"({"model_type": "mixtral", "hidden_size": 4096, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
+  CHECK(
+      error(
+          R"({"model_type": "mixtral", "hidden_size": 4096, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
                   "router_aux_loss_coef": 0.02, "use_cache": true, "bos_token_id": 1})") ==
-        "c.json:1:16: error: model_type 'mixtral' is not supported; supported: " + types +
-            "; of its keys parplan understands hidden_size, vocab_size; it cannot map num_local_experts, num_experts_per_tok, "
-            "router_aux_loss_coef (a mixture of experts)" +
-            advice + "; did you mean 'mistral'?");
-  CHECK(error(R"({"model_type": "deepseek_v3", "kv_lora_rank": 512, "n_routed_experts": 256, "num_nextn_predict_layers": 1,
+      "c.json:1:16: error: model_type 'mixtral' is not supported; supported: " + types +
+          "; of its keys parplan understands hidden_size, vocab_size; it cannot map num_local_experts, num_experts_per_tok, "
+          "router_aux_loss_coef (a mixture of experts)" +
+          advice + "; did you mean 'mistral'?");
+  CHECK(
+      error(R"({"model_type": "deepseek_v3", "kv_lora_rank": 512, "n_routed_experts": 256, "num_nextn_predict_layers": 1,
                   "strange": [1], "stranger": false})") ==
-        "c.json:1:16: error: model_type 'deepseek_v3' is not supported; supported: " + types +
-            "; it cannot map n_routed_experts (a mixture of experts); it cannot map kv_lora_rank (latent attention); it cannot map "
-            "num_nextn_predict_layers (prediction of several tokens); it does not know strange" +
-            advice);
+      "c.json:1:16: error: model_type 'deepseek_v3' is not supported; supported: " + types +
+          "; it cannot map n_routed_experts (a mixture of experts); it cannot map kv_lora_rank (latent attention); it cannot map "
+          "num_nextn_predict_layers (prediction of several tokens); it does not know strange" +
+          advice);
   CHECK(error(R"({"model_type": "mamba", "state_size": 16, "conv_kernel": 4, "time_step_rank": 48})") ==
         "c.json:1:16: error: model_type 'mamba' is not supported; supported: " + types +
             "; it cannot map state_size, conv_kernel, time_step_rank (a state space model)" + advice);
@@ -347,7 +359,8 @@ TEST_CASE("Other types of model are refused with what of them parplan understand
             "; of its keys parplan understands hidden_size; it cannot map type_vocab_size (an encoder)" + advice);
   CHECK(error(R"({"model_type": "paligemma", "text_config": {"model_type": "gemma2"}, "vision_config": {"depth": 1}})") ==
         "c.json:1:16: error: model_type 'paligemma' is not supported; supported: " + types +
-            "; it cannot map text_config, vision_config (other inputs than text); its text_config is of type 'gemma2': save it as a "
+            "; it cannot map text_config, vision_config (other inputs than text); its text_config is of type 'gemma2': save it "
+            "as a "
             "config.json of its own to plan the language model alone" +
             advice);
   CHECK(error(R"({"model_type": "jamba"})") ==
@@ -355,7 +368,8 @@ TEST_CASE("Other types of model are refused with what of them parplan understand
   // Thousands of keys make no message of thousands.
   std::string many = R"({"model_type": "x")";
   for (int i = 0; i < 1000; ++i) many += R"(, "k)" + std::to_string(i) + R"(": 1)";
-  CHECK(error(many + "}").find("it does not know k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11, k12, k13, k14, k15 and 984 more;") !=
+  CHECK(error(many + "}")
+            .find("it does not know k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11, k12, k13, k14, k15 and 984 more;") !=
         std::string::npos);
   CHECK(error(R"({"hidden_size": 3})") == "c.json:1:1: error: missing key 'model_type' at the top level");
   CHECK(error("[]") == "c.json:1:1: error: expected a map with key 'model_type', found a list");
@@ -368,8 +382,9 @@ TEST_CASE("Keys of every supported type hold values of any kind without a crash"
     if (!folder.is_directory()) continue;
     const Json config = Json::parse(read_file(folder.path() / "config.json"));
     for (const auto& [key, value] : config.items()) {
-      for (const Json& other : {Json(nullptr), Json(true), Json(-1), Json(0), Json(7), Json(1e300), Json(1e-300), Json("text"), Json::array(),
-                                Json::array({1, "a", nullptr}), Json{{"rope_type", 3}}, Json{{"full_attention", Json::object()}}}) {
+      for (const Json& other :
+           {Json(nullptr), Json(true), Json(-1), Json(0), Json(7), Json(1e300), Json(1e-300), Json("text"), Json::array(),
+            Json::array({1, "a", nullptr}), Json{{"rope_type", 3}}, Json{{"full_attention", Json::object()}}}) {
         Json changed = config;
         changed[key] = other;
         INFO(changed.dump());
@@ -388,8 +403,7 @@ TEST_CASE("Keys of every supported type hold values of any kind without a crash"
 TEST_CASE("Contradictions and values that cannot be are errors with their place") {
   CHECK(error("{\n  \"model_type\": \"gpt2\",\n}") ==
         "c.json:3:1: error: invalid JSON: syntax error while parsing object key - unexpected '}'; expected string literal");
-  CHECK(error("{\"model_type\": \"gpt2\", \"n_head\": 7}") ==
-        "c.json:1:34: error: n_embd 768 is not a multiple of n_head 7");
+  CHECK(error("{\"model_type\": \"gpt2\", \"n_head\": 7}") == "c.json:1:34: error: n_embd 768 is not a multiple of n_head 7");
   CHECK(error("{\"model_type\": \"llama\", \"hidden_size\": 100}") ==
         "c.json:1:1: error: hidden_size 100 is not a multiple of num_attention_heads 32, and there is no head_dim");
   CHECK(error("{\"model_type\": \"llama\", \"num_key_value_heads\": 5}") ==
@@ -407,11 +421,11 @@ TEST_CASE("Contradictions and values that cannot be are errors with their place"
   CHECK(error("{\"model_type\": \"gpt2\", \"add_cross_attention\": true}") ==
         "c.json:1:47: error: add_cross_attention true is not supported: parplan builds decoder-only models");
   CHECK(error("{\"model_type\": \"llama\", \"hidden_act\": \"relu\"}") ==
-        "c.json:1:39: error: expected one of silu, swish, gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, found 'relu'; did you mean 'gelu'?");
+        "c.json:1:39: error: expected one of silu, swish, gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, found 'relu'; did you "
+        "mean 'gelu'?");
   CHECK(error("{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_theta\": 0}}") ==
         "c.json:1:59: error: expected rope_theta above 0, found '0'");
-  CHECK(error("{\"model_type\": \"llama\", \"mlp_bias\": \"yes\"}") ==
-        "c.json:1:37: error: expected true or false, found 'yes'");
+  CHECK(error("{\"model_type\": \"llama\", \"mlp_bias\": \"yes\"}") == "c.json:1:37: error: expected true or false, found 'yes'");
   CHECK(error("{\"model_type\": \"llama\", \"mlp_bias\": true, \"mlp_bias\": false}") ==
         "c.json:1:43: error: duplicate key 'mlp_bias', first given on line 1");
 }

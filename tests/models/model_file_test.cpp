@@ -144,12 +144,15 @@ TEST_CASE("The text of a model names every key") {
 }
 
 TEST_CASE("Unknown, missing and duplicate keys of a model are errors") {
-  CHECK(error(decoder + "hiden: 3\n") ==
-        "m.yaml:12:1: error: unknown key 'hiden'; allowed: name, source, family, layers, hidden, feature, context, "
-        "vocabulary, tied_embeddings, activation, training, heads, position, norm, kv_heads, head_dim, position_offset, rope_theta, "
-        "rotary_dim, rotary_interleaved, alibi_multiplier, norm_epsilon, norm_placement, qk_norm, embedding_norm, parallel_residual, "
-        "shared_norm, sliding_window, attention_pattern, attention_scale, attention_softcap, logits_softcap, embedding_multiplier, "
-        "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias; did you mean 'hidden'?");
+  CHECK(
+      error(decoder + "hiden: 3\n") ==
+      "m.yaml:12:1: error: unknown key 'hiden'; allowed: name, source, family, layers, hidden, feature, context, "
+      "vocabulary, tied_embeddings, activation, training, heads, position, norm, embedding_width, kv_heads, head_dim, "
+      "position_offset, rope_theta, "
+      "rotary_dim, rotary_interleaved, alibi_multiplier, norm_epsilon, norm_placement, qk_norm, embedding_norm, "
+      "parallel_residual, "
+      "shared_norm, sliding_window, attention_pattern, attention_scale, attention_softcap, logits_softcap, embedding_multiplier, "
+      "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias; did you mean 'hidden'?");
   CHECK(error(decoder + "hidden: 3\n") == "m.yaml:12:1: error: duplicate key 'hidden', first given on line 4");
   CHECK(error(replaced("layers: 2\n", "")) == "m.yaml:1:1: error: missing key 'layers' at the top level");
   CHECK(error("") == "m.yaml: error: expected a map with key 'family', found nothing");
@@ -163,14 +166,12 @@ TEST_CASE("Keys that a family does not read are errors") {
   CHECK(error(replaced("family: decoder", "family: decodr")) ==
         "m.yaml:2:9: error: expected one of decoder, mlp, found 'decodr'; did you mean 'decoder'?");
   CHECK(error("name: m\nfamily: mlp\nlayers: 1\nhidden: 4\nfeature: 4\nvocabulary: 5\ncontext: 4\nactivation: "
-              "gated_silu\n") ==
-        "m.yaml:8:13: error: a plain MLP has no gate; allowed: gelu_tanh, gelu_erf, relu");
+              "gated_silu\n") == "m.yaml:8:13: error: a plain MLP has no gate; allowed: gelu_tanh, gelu_erf, relu");
 }
 
 TEST_CASE("Sizes are whole numbers in range") {
   CHECK(error(replaced("name: small", "name: ''")) == "m.yaml:1:7: error: expected a name, found ''");
-  CHECK(error(replaced("layers: 2", "layers: 0")) ==
-        "m.yaml:3:9: error: expected a whole number from 1 to 10000, found '0'");
+  CHECK(error(replaced("layers: 2", "layers: 0")) == "m.yaml:3:9: error: expected a whole number from 1 to 10000, found '0'");
   CHECK(error(replaced("hidden: 32", "hidden: 3e2")) ==
         "m.yaml:4:9: error: expected a whole number from 1 to 1048576, found '3e2'");
   CHECK(error(replaced("heads: 4", "heads: four")) ==
@@ -189,7 +190,8 @@ TEST_CASE("Kinds are told from their like") {
   CHECK(error(replaced("rms_norm", "batch_norm")) ==
         "m.yaml:10:7: error: expected one of layer_norm, rms_norm, found 'batch_norm'");
   CHECK(error(replaced("gated_silu", "gelu")) ==
-        "m.yaml:11:13: error: expected one of gelu_tanh, gelu_erf, relu, gated_silu, gated_gelu_tanh, gated_gelu_erf, found 'gelu'; "
+        "m.yaml:11:13: error: expected one of gelu_tanh, gelu_erf, relu, gated_silu, gated_gelu_tanh, gated_gelu_erf, found "
+        "'gelu'; "
         "did you mean 'gelu_tanh'?");
   CHECK(error(decoder + "tied_embeddings: yes\n") == "m.yaml:12:18: error: expected true or false, found 'yes'");
 }
@@ -203,8 +205,7 @@ TEST_CASE("Heads that do not fit together are errors at the key to blame") {
         "m.yaml:5:8: error: hidden 32 is not a multiple of 5 heads; choose a divisor of 32, or give head_dim");
   CHECK(error(decoder + "head_dim: 7\n") ==
         "m.yaml:12:11: error: rotary positions turn pairs of numbers: the width of a head must be even, found 7");
-  CHECK(error(decoder + "head_dim: 1048576\n") ==
-        "m.yaml:5:8: error: 4 heads of 1048576 are 4194304 wide; at most 1048576");
+  CHECK(error(decoder + "head_dim: 1048576\n") == "m.yaml:5:8: error: 4 heads of 1048576 are 4194304 wide; at most 1048576");
   // Without head_dim the heads are blamed: 32 / 32 is 1.
   CHECK(error(replaced("heads: 4", "heads: 32")) ==
         "m.yaml:5:8: error: rotary positions turn pairs of numbers: the width of a head must be even, found 1");
@@ -220,6 +221,7 @@ TEST_CASE("Numbers out of range are errors") {
 TEST_CASE("What few models have is absent until a file says it") {
   const ModelSpec spec = read_model(replaced("rotary", "alibi") +
                                         "alibi_multiplier: 0.5\n"
+                                        "embedding_width: 8\n"
                                         "norm_placement: around_branch\n"
                                         "qk_norm: whole_width\n"
                                         "embedding_norm: true\n"
@@ -237,6 +239,7 @@ TEST_CASE("What few models have is absent until a file says it") {
   ModelSpec expected = read_model(decoder, "m.yaml").spec;
   expected.position = PositionKind::alibi;
   expected.alibi_multiplier = 0.5;
+  expected.embedding_width = 8;
   expected.norm_placement = NormPlacement::around_branch;
   expected.qk_norm = QkNorm::whole_width;
   expected.embedding_norm = true;
@@ -254,7 +257,9 @@ TEST_CASE("What few models have is absent until a file says it") {
   CHECK(window_of(spec, 0) == 8);
   CHECK(window_of(spec, 1) == std::nullopt);
 
-  ModelSpec gptj = read_model(decoder + "rotary_dim: 4\nrotary_interleaved: true\nparallel_residual: true\nshared_norm: true\n", "m.yaml").spec;
+  ModelSpec gptj =
+      read_model(decoder + "rotary_dim: 4\nrotary_interleaved: true\nparallel_residual: true\nshared_norm: true\n", "m.yaml")
+          .spec;
   CHECK(gptj.rotary_dim == 4);
   CHECK((gptj.rotary_interleaved && gptj.parallel_residual && gptj.shared_norm));
   CHECK(read_model(write_model(gptj), "written.yaml").spec == gptj);
@@ -264,10 +269,12 @@ TEST_CASE("What few models have is absent until a file says it") {
 }
 
 TEST_CASE("Parts that contradict each other are errors at the key to blame, and say what to do") {
-  CHECK(error(decoder + "rotary_dim: 5\n") ==
-        "m.yaml:12:13: error: rotary positions turn pairs of a head's 8 numbers: expected an even rotary_dim from 2 to 8, found 5");
+  CHECK(
+      error(decoder + "rotary_dim: 5\n") ==
+      "m.yaml:12:13: error: rotary positions turn pairs of a head's 8 numbers: expected an even rotary_dim from 2 to 8, found 5");
   CHECK(error(decoder + "rotary_dim: 10\n") ==
-        "m.yaml:12:13: error: rotary positions turn pairs of a head's 8 numbers: expected an even rotary_dim from 2 to 8, found 10");
+        "m.yaml:12:13: error: rotary positions turn pairs of a head's 8 numbers: expected an even rotary_dim from 2 to 8, found "
+        "10");
   CHECK(error(decoder + "rotary_dim: 1\n") == "m.yaml:12:13: error: expected a whole number from 2 to 1048576, found '1'");
   // A head of odd width may turn in part.
   CHECK(error(decoder + "head_dim: 7\nrotary_dim: 4\n") == "no error");
@@ -283,7 +290,8 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
         "m.yaml:12:14: error: branches that run one after the other cannot share a norm; leave out shared_norm, or set "
         "parallel_residual to true");
   CHECK(error(decoder + "norm_placement: after_add\nparallel_residual: true\n") ==
-        "m.yaml:13:20: error: branches that run side by side have their norms before them, and norm_placement is after_add; leave out "
+        "m.yaml:13:20: error: branches that run side by side have their norms before them, and norm_placement is after_add; "
+        "leave out "
         "norm_placement, or set parallel_residual to false");
   CHECK(error(decoder + "attention_pattern: [sliding, full]\n") ==
         "m.yaml:12:20: error: layers that slide need a sliding_window; add one, or make them full");
@@ -319,10 +327,8 @@ TEST_CASE("The training section is as strict") {
         "m.yaml:12:24: error: unknown key 'lr'; allowed: name, schedule, warmup_steps, decay_steps, learning_rate, "
         "final_learning_rate, beta1, beta2, epsilon, weight_decay, momentum, clip_norm");
   CHECK(training("optimizer: {learning_rate: 0}") == "m.yaml:12:39: error: expected a number above 0, found '0'");
-  CHECK(training("optimizer: {beta1: 1}") ==
-        "m.yaml:12:31: error: expected a number of at least 0 and below 1, found '1'");
-  CHECK(training("optimizer: {weight_decay: -0.1}") ==
-        "m.yaml:12:38: error: expected a number of at least 0, found '-0.1'");
+  CHECK(training("optimizer: {beta1: 1}") == "m.yaml:12:31: error: expected a number of at least 0 and below 1, found '1'");
+  CHECK(training("optimizer: {weight_decay: -0.1}") == "m.yaml:12:38: error: expected a number of at least 0, found '-0.1'");
   CHECK(training("optimizer: {name: adam, momentum: 0.9}") ==
         "m.yaml:12:46: error: momentum belongs to sgd, and the optimizer is adam");
   CHECK(training("optimizer: {schedule: cosine, warmup_steps: 10, decay_steps: 10}") ==

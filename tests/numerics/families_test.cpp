@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <random>
 #include <set>
 #include <span>
 #include <string>
@@ -15,6 +16,7 @@
 #include "models/huggingface.h"
 #include "planner/base/file.h"
 #include "tests/numerics/golden.h"
+#include "tests/numerics/plan_runs.h"
 #include "tests/numerics/reference.h"
 
 using namespace parplan;
@@ -24,8 +26,8 @@ namespace {
 constexpr std::int64_t batch = 2;
 constexpr std::int64_t sequence = 16;
 
-// Both sides compute in fp32 (2^-24 = 6e-8 a rounding) and sum in different orders. Observed: up to 4e-7 for logits, up to 1.5e-6 for
-// the worst gradient.
+// Both sides compute in fp32 (2^-24 = 6e-8 a rounding) and sum in different orders. Observed: up to 4e-7 for logits, up to 1.5e-6
+// for the worst gradient.
 constexpr double tolerance = 1e-5;
 
 // ||a - b|| / ||b||
@@ -39,19 +41,28 @@ double relative_error(std::span<const float> a, std::span<const float> b) {
   return std::sqrt(difference / size);
 }
 
-}  // namespace
-
-TEST_CASE("logits, loss and gradients of every imported family equal those of transformers") {
-  const std::filesystem::path folder = std::filesystem::path(PARPLAN_SOURCE_DIR) / "tests/data/golden/families";
+std::vector<std::filesystem::path> tiny_configs() {
   std::vector<std::filesystem::path> configs;
-  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+  for (const auto& file :
+       std::filesystem::directory_iterator(std::filesystem::path(PARPLAN_SOURCE_DIR) / "tests/data/golden/families")) {
     if (file.path().extension() == ".json") configs.push_back(file.path());
   }
   std::ranges::sort(configs);
-  CHECK(configs.size() == 24);
+  return configs;
+}
+
+OpGraph graph_of(const std::filesystem::path& config) {
+  return build_graph(read_huggingface(read_file(config), config.string()).spec, sequence);
+}
+
+}  // namespace
+
+TEST_CASE("logits, loss and gradients of every imported family equal those of transformers") {
+  const std::vector<std::filesystem::path> configs = tiny_configs();
+  CHECK(configs.size() == 25);
   for (const std::filesystem::path& config : configs) {
     CAPTURE(config.stem().string());
-    const OpGraph graph = build_graph(read_huggingface(read_file(config), config.string()).spec, sequence);
+    const OpGraph graph = graph_of(config);
     std::filesystem::path golden_file = config;
     const std::map<std::string, GoldenTensor> golden = read_golden(golden_file.replace_extension(".golden").string());
     Reference reference(graph, {.global_batch = batch, .sequence_length = sequence});
@@ -82,7 +93,25 @@ TEST_CASE("logits, loss and gradients of every imported family equal those of tr
       worst = std::max(worst, error);
       compared.insert("gradient/" + name);
     }
-    MESSAGE(fmt::format("{}: relative error {:.1e} of logits, {:.1e} of the worst gradient", config.stem().string(), logits_error, worst));
+    MESSAGE(fmt::format("{}: relative error {:.1e} of logits, {:.1e} of the worst gradient", config.stem().string(), logits_error,
+                        worst));
     for (const auto& [name, tensor] : golden) CHECK(name.starts_with("gradient/") == compared.contains(name));
+  }
+}
+
+TEST_CASE("random legal plans of every imported family train as the one-rank reference does") {
+  std::mt19937 random(20261121);
+  for (const std::filesystem::path& config : tiny_configs()) {
+    const OpGraph graph = graph_of(config);
+    const TrainingSpec training = testing::training_of();
+    std::map<std::int64_t, testing::Outcome> references;
+    for (int trial = 0; trial < 8; ++trial) {
+      const ParallelSpec spec = testing::random_spec(graph, training, 1 << trial % 4, {}, random);
+      INFO(config.stem().string() << ": " << testing::describe(spec));
+      auto reference = references.find(spec.micro_batch);
+      if (reference == references.end())
+        reference = references.emplace(spec.micro_batch, testing::run_reference(graph, training, spec.micro_batch, 3)).first;
+      testing::check_close(testing::run_plan(graph, training, spec, 3), reference->second);
+    }
   }
 }
