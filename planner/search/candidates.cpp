@@ -110,6 +110,14 @@ std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec,
   return candidate.estimate.spare.count >= 0 ? std::optional(std::move(candidate)) : std::nullopt;
 }
 
+std::vector<int> CandidateMaker::cut_of(const ParallelSpec& spec) {
+  ParallelSpec cut = spec;
+  cut.stage_blocks = fastest_cut(spec);
+  if (spec.recompute != Recompute::per_stage && estimated(cut).estimate.spare.count < 0)
+    if (std::optional<Candidate> other = cut_that_fits(spec, false)) return other->spec.stage_blocks;
+  return cut.stage_blocks;
+}
+
 void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
   std::vector<int> cut(static_cast<std::size_t>(spec.pp()), 1);
   cut.back() = static_cast<int>(graph_.blocks.size()) - spec.pp() + 1;

@@ -37,6 +37,9 @@ class CandidateMaker {
   // `mixes`: whether stages may differ in what they recompute.
   void add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
 
+  // The cut for one layout that is given but for its cut: the one whose slowest stage is fastest, of those that fit where any does.
+  std::vector<int> cut_of(const ParallelSpec& spec);
+
   const Placements& placements_of(const ParallelSpec& spec);
   Estimator& estimator() { return estimator_; }
 
