@@ -1,6 +1,7 @@
 #include "cli/inputs.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -14,7 +15,6 @@
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
-#include "planner/cluster/node_layout.h"
 #include "planner/parallel/techniques.h"
 #include "planner/report/csv.h"
 #include "planner/report/row.h"
@@ -26,19 +26,24 @@ constexpr std::int64_t gpu_global_batch = 512;
 constexpr std::int64_t cpu_sequence = 256;
 constexpr std::int64_t cpu_sequences_per_device = 4;
 
-void choose_device_ids(Cluster& cluster, const WhereArguments& where) {
-  if (where.device_ids.empty()) return;
-  if (cluster.groups.front().nodes > 1)
-    throw ConfigError(fmt::format("--device-ids chooses devices of one node, and cluster '{}' has {} nodes; give --nodes 1", cluster.name, cluster.groups.front().nodes));
-  if (where.options.devices) throw ConfigError("--device-ids says how many devices already; leave --devices out");
-  std::vector<int> chosen;
-  for (const int id : where.device_ids) {
-    if (id >= cluster.groups.front().devices_per_node())
-      throw ConfigError(fmt::format("--device-ids: cluster '{}' has devices 0 to {}, found {}", cluster.name, cluster.groups.front().devices_per_node() - 1, id));
-    chosen.push_back(cluster.groups.front().node.devices[static_cast<std::size_t>(id)]);
-  }
-  cluster.groups.front().node.devices = chosen;
-  cluster.groups.front().node = first_devices(cluster.groups.front().node, static_cast<int>(chosen.size()));
+// What drivers are told to show of this machine.
+VisibilityVariables visibility_of_environment() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+  return {.cuda_visible_devices = variable("CUDA_VISIBLE_DEVICES"),
+          .cuda_device_order = variable("CUDA_DEVICE_ORDER"),
+          .ze_affinity_mask = variable("ZE_AFFINITY_MASK"),
+          .ze_flat_device_hierarchy = variable("ZE_FLAT_DEVICE_HIERARCHY")};
+}
+
+// "2 nodes of 8 x a100-sxm4-80gb, 1 node of 4 x v100-sxm2-32gb"
+std::string describe_groups(const Cluster& cluster) {
+  std::vector<std::string> groups;
+  for (const NodeGroup& group : cluster.groups)
+    groups.push_back(fmt::format("{} node{} of {} x {}", group.nodes, group.nodes == 1 ? "" : "s", group.devices_per_node(), group.device.name));
+  return join(groups);
 }
 
 // bf16 where all devices have units for it, else fp16 (V100, TITAN RTX, T4), else fp32.
@@ -62,9 +67,12 @@ TrainingSpec default_training(const Cluster& cluster, const ModelSpec& model) {
 
 Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const OutputArguments& output) {
   Cluster cluster;
+  ClusterOptions options = where.options;
+  options.device_ids = where.device_ids;
+  options.environment = visibility_of_environment();
   if (where.cluster) {
     if (where.measure_again) throw ConfigError(fmt::format("--measure-again measures this machine, and --cluster {} is given", *where.cluster));
-    cluster = find_cluster(*where.cluster, cluster_catalog(), where.options);
+    cluster = find_cluster(*where.cluster, cluster_catalog(), options);
   } else {
     if (where.options.device || where.options.network)
       throw ConfigError(fmt::format("{} describes a cluster's text of nvidia-smi topo -m; give that with --cluster", where.options.device ? "--device" : "--network"));
@@ -77,10 +85,8 @@ Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const O
     if (const int devices = where.options.devices.value_or(cluster.devices()); devices > cluster.devices())
       throw ConfigError(fmt::format("--devices {}: this machine has {} usable core{}; give --cluster for others", devices, cluster.devices(),
                                     cluster.devices() == 1 ? "" : "s"));
-    else
-      cluster.groups.front().node = first_devices(cluster.groups.front().node, devices);
+    choose_devices(cluster, options);
   }
-  choose_device_ids(cluster, where);
   return cluster;
 }
 
@@ -163,8 +169,13 @@ std::string describe_inputs(const ReportInputs& inputs) {
     return value + (std::ranges::find(inputs.defaults, field) != inputs.defaults.end() ? " (default)" : "");
   };
   std::string text = fmt::format("model     {}: {} parameters\n", inputs.model.name, inputs.model.parameters);
-  text += fmt::format("cluster   {}: {} x {}, {} node{} of {}{}\n", cluster.name, cluster.devices(), cluster.groups.front().device.name, cluster.groups.front().nodes,
-                      cluster.groups.front().nodes == 1 ? "" : "s", cluster.groups.front().devices_per_node(), cluster.measured_on ? ", measured " + *cluster.measured_on : "");
+  const std::string measured = cluster.measured_on ? ", measured " + *cluster.measured_on : "";
+  if (cluster.groups.size() == 1) {
+    text += fmt::format("cluster   {}: {} x {}, {} node{} of {}{}\n", cluster.name, cluster.devices(), device_name(cluster), cluster.nodes(), cluster.nodes() == 1 ? "" : "s",
+                        cluster.groups.front().devices_per_node(), measured);
+  } else {
+    text += fmt::format("cluster   {}: {} devices, {}{}\n", cluster.name, cluster.devices(), describe_groups(cluster), measured);
+  }
   text += fmt::format("training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
                       marked(fmt::format("{}", training.global_batch), "global_batch"),
                       marked(fmt::format("{}", training.sequence_length), "sequence_length"), marked(name(training.precision), "precision"),

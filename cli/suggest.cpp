@@ -13,6 +13,7 @@
 #include "planner/base/file.h"
 #include "planner/report/explain.h"
 #include "planner/report/json.h"
+#include "planner/report/launch_line.h"
 #include "planner/report/row.h"
 #include "planner/report/table.h"
 
@@ -72,13 +73,15 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   std::vector<Json> rows;
   if (result.plan)
     for (int rank = 1; rank <= static_cast<int>(result.plan->alternatives.size()) + 1; ++rank) rows.push_back(row(subject_of(*result.plan, rank)));
-  const Json json = suggest_json(reported, result.counts, result.plan ? &*result.plan : nullptr, result.changes);
+  const std::string plan_file = arguments.plan_file.empty() ? "plan.yaml" : arguments.plan_file;
+  const Json json = suggest_json(reported, result.counts, result.plan ? &*result.plan : nullptr, result.changes, plan_file);
 
   if (arguments.output.shows_table()) {
     fmt::print(terminal.out, "{}", describe_inputs(reported));
     if (result.plan) {
       fmt::print(terminal.out, "\n{}\n{}\n", write_table(*result.plan), explain_search(result.counts));
       for (const std::string& note : result.plan->notes) fmt::print(terminal.out, "note: {}\n", note);
+      fmt::print(terminal.out, "\n{}", write_launch_line(launch_line(*result.plan, plan_file)));
       if (arguments.output.verbose) fmt::print(terminal.out, "\n{}", explain(*result.plan));
     }
   } else if (talks) {

@@ -1,31 +1,57 @@
 #include <memory>
 
 #include <CLI/CLI.hpp>
+#include <fmt/ostream.h>
 
 #include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/inputs.h"
+#include "cli/version.h"
+#include "planner/base/file.h"
+#include "planner/cluster/draw.h"
 
 namespace parplan {
+namespace {
+
+struct TopologyArguments {
+  std::string cluster;
+  WhereArguments where;
+  OutputArguments output;
+  std::optional<std::string> graphviz;  // a path, "-" for standard output
+};
+
+int carry_out(const TopologyArguments& arguments, Terminal& terminal) {
+  WhereArguments where = arguments.where;
+  if (!arguments.cluster.empty()) {
+    if (where.cluster) throw ConfigError("a cluster is given twice: as argument and with --cluster");
+    where.cluster = arguments.cluster;
+  }
+  check_output(arguments.output);
+  if (arguments.graphviz == "-" && arguments.output.json == "-") throw ConfigError("--json - and --graphviz - both write to standard output; give one of them a file");
+  const Cluster cluster = resolve_cluster(where, terminal, arguments.output);
+  if (arguments.output.shows_table() && arguments.graphviz != "-") terminal.out << describe(cluster);
+  write_outputs(arguments.output, terminal, topology_json(cluster, version()), std::span<const Json>{});
+  if (arguments.graphviz == "-") {
+    terminal.out << draw_graphviz(cluster);
+  } else if (arguments.graphviz) {
+    write_file_atomically(*arguments.graphviz, draw_graphviz(cluster));
+    if (!arguments.output.quiet) fmt::print(terminal.err, "wrote {}\n", *arguments.graphviz);
+  }
+  return exit_done;
+}
+
+}  // namespace
 
 CommandBody declare_topology(CLI::App& app) {
-  struct TopologyArguments {
-    std::string cluster;
-    WhereArguments where;
-    OutputArguments output;
-  };
   const auto arguments = std::make_shared<TopologyArguments>();
   app.add_option("CLUSTER", arguments->cluster, "cluster.yaml, text of nvidia-smi topo -m, or a named cluster (default: this machine)")->type_name("");
   add_where(app, arguments->where);
-  return [arguments](Terminal& terminal) {
-    WhereArguments where = arguments->where;
-    if (!arguments->cluster.empty()) {
-      if (where.cluster) throw ConfigError("a cluster is given twice: as argument and with --cluster");
-      where.cluster = arguments->cluster;
-    }
-    terminal.out << describe(resolve_cluster(where, terminal, arguments->output));
-    return exit_done;
-  };
+  app.add_option("--graphviz", arguments->graphviz, "write a graph in the DOT language, which Graphviz's dot draws, to a file, or to standard output with - or nothing")
+      ->type_name("FILE|-")
+      ->expected(0, 1)
+      ->group("Output");
+  add_output(app, arguments->output, CsvOutput::absent);
+  return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }
 
 }  // namespace parplan

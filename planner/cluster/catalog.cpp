@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
-#include <tuple>
 
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/cluster/routes.h"
+#include "planner/cluster/nccl_import.h"
 #include "planner/cluster/smi_topology.h"
 
 namespace parplan {
@@ -34,14 +33,19 @@ bool looks_like_path(const std::string& text) {
   return text.find('/') != std::string::npos || !std::filesystem::path(text).extension().empty();
 }
 
+enum class NodesOf { file, any_number };
+
 // A cluster as its file has it, and whether the file leaves the number of nodes open.
 struct Found {
   Cluster cluster;
-  bool any_number_of_nodes = false;
+  NodesOf nodes_of = NodesOf::file;
+  bool takes_device = false;  // read with --device and --network, as the file leaves them open
 };
 
 Found found_yaml(const YamlNode& document, const ClusterCatalog& catalog) {
-  return {.cluster = read_cluster(document, catalog), .any_number_of_nodes = !document.find("nodes").has_value()};
+  Found found{.cluster = read_cluster(document, catalog)};
+  found.nodes_of = document.find("nodes") || document.find("groups") || !found.cluster.device_ids.empty() ? NodesOf::file : NodesOf::any_number;
+  return found;
 }
 
 Found found_file(const std::string& path, const ClusterCatalog& catalog, const ClusterOptions& options) {
@@ -58,46 +62,114 @@ Found found_file(const std::string& path, const ClusterCatalog& catalog, const C
     if (!missing.empty())
       throw ConfigError(Location{.file = path}, "nvidia-smi topo -m does not say " + join(missing, ", nor "));
     return {.cluster = cluster_of(topology, std::filesystem::path(path).stem().string(), *device, options.network),
-            .any_number_of_nodes = true};
+            .nodes_of = NodesOf::any_number,
+            .takes_device = true};
   }
-  const auto first = text.find_first_not_of(" \t\r\n");
-  if (first != std::string::npos && text[first] == '<')
-    throw ConfigError(Location{.file = path}, "found XML; expected a cluster.yaml or the text of nvidia-smi topo -m");
+  if (is_xml(text)) return {.cluster = import_nccl_topology(text, path, catalog, options), .nodes_of = NodesOf::any_number, .takes_device = true};
   return found_yaml(YamlNode::parse(text, path), catalog);
 }
 
-// What --devices and --nodes ask for.
-void choose_devices(Cluster& cluster, bool any_number_of_nodes, const ClusterOptions& options) {
-  const int per_node = cluster.groups.front().devices_per_node();
-  const bool network = !routes_of(cluster.groups.front().node)->uplinks.front().empty();
-  const int most = !network ? 1 : any_number_of_nodes ? 1 << 20 : cluster.groups.front().nodes;
+std::string counted(int count, const char* what) { return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s"); }
+
+// How many devices the first so many nodes have, node by node.
+std::vector<int> devices_by_nodes(const Cluster& cluster) {
+  std::vector<int> sums;
+  for (const NodeGroup& group : cluster.groups)
+    for (int node = 0; node < group.nodes; ++node) sums.push_back((sums.empty() ? 0 : sums.back()) + group.devices_per_node());
+  return sums;
+}
+
+// "8, 16, 20, 24", of many the first few and the last.
+std::string some_of(const std::vector<int>& sums) {
+  constexpr std::size_t shown = 8;
+  std::vector<std::string> words;
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    if (sums.size() > shown && i + 2 > shown && i + 1 < sums.size()) continue;
+    if (sums.size() > shown && i + 1 == sums.size()) words.emplace_back("...");
+    words.push_back(fmt::format("{}", sums[i]));
+  }
+  return join(words);
+}
+
+// The first `nodes` nodes.
+void keep_nodes(Cluster& cluster, int nodes) {
+  for (NodeGroup& group : cluster.groups) {
+    const int kept = std::min(group.nodes, nodes);
+    nodes -= kept;
+    group.nodes = kept;
+  }
+  std::erase_if(cluster.groups, [](const NodeGroup& group) { return group.nodes == 0; });
+}
+
+// The first `devices` devices of one node.
+void keep_first_devices(Cluster& cluster, int devices) {
+  NodeGroup& group = cluster.groups.front();
+  group.node = first_devices(group.node, devices);
+  if (!cluster.device_ids.empty()) cluster.device_ids.resize(static_cast<std::size_t>(devices));
+}
+
+// Which of one node's devices; `environment` chooses before --device-ids and --devices do.
+void choose_of_node(Cluster& cluster, const ClusterOptions& options, const VisibilityVariables& environment) {
+  if (!options.device_ids.empty() && options.devices) throw ConfigError("--device-ids says how many devices already; leave --devices out");
+  const int there = cluster.devices();
+  const DeviceSelection selection = select_devices(cluster, environment, options.device_ids);
+  const int shown = cluster.devices();
+  if (!options.devices || *options.devices == shown) return;
+  if (*options.devices > shown)
+    throw ConfigError(selection.shown_by.empty()
+                          ? fmt::format("--devices {}: cluster '{}' has {}", *options.devices, cluster.name, counted(there, "device"))
+                          : fmt::format("--devices {}: {} shows {} of the {} of cluster '{}'; leave --devices out, or let the variable show more", *options.devices,
+                                        selection.shown_by, shown, counted(there, "device"), cluster.name));
+  keep_first_devices(cluster, *options.devices);
+}
+
+// What --devices, --nodes, --device-ids and the environment ask for.
+void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& options, const VisibilityVariables& environment) {
+  const bool alike = cluster.groups.size() == 1;
+  NodeGroup& first = cluster.groups.front();
+  const int per_node = first.devices_per_node();
+  const bool network = !routes_of(first.node)->uplinks.front().empty();
+  const bool any_number = network && nodes_of == NodesOf::any_number;
+  const int most = !network ? 1 : any_number ? 1 << 20 : cluster.nodes();
   const auto refuse = [&](const std::string& asked) {
-    const std::string nodes = !network  ? "no network, so it is one node"
-                              : any_number_of_nodes ? "any number of nodes"
-                                                    : fmt::format("{} node{}", most, most == 1 ? "" : "s");
-    throw ConfigError(fmt::format("{}: cluster '{}' has {} device{} a node and {}; allowed are 1 to {}{}", asked, cluster.name,
-                                  per_node, per_node == 1 ? "" : "s", nodes, per_node,
-                                  most == 1             ? " devices"
-                                  : any_number_of_nodes ? fmt::format(" devices and multiples of {}", per_node)
-                                                        : fmt::format(" devices and multiples of {} up to {}", per_node, per_node * most)));
+    if (!alike) {
+      std::vector<std::string> kinds;
+      for (const NodeGroup& group : cluster.groups) kinds.push_back(fmt::format("{} of {}", counted(group.nodes, "node"), counted(group.devices_per_node(), "device")));
+      throw ConfigError(fmt::format("{}: cluster '{}' has {}, and whole nodes are taken in this order; allowed are 1 to {} nodes, or 1 to {} devices and {}", asked,
+                                    cluster.name, join(kinds), most, per_node, some_of(devices_by_nodes(cluster))));
+    }
+    const std::string nodes = !network ? "no network, so it is one node" : any_number ? "any number of nodes" : counted(most, "node");
+    throw ConfigError(fmt::format("{}: cluster '{}' has {} a node and {}; allowed are 1 to {}{}", asked, cluster.name, counted(per_node, "device"), nodes, per_node,
+                                  most == 1    ? " devices"
+                                  : any_number ? fmt::format(" devices and multiples of {}", per_node)
+                                               : fmt::format(" devices and multiples of {} up to {}", per_node, per_node * most)));
   };
+  const std::string asked_nodes = options.nodes ? fmt::format("--nodes {}", *options.nodes) : "";
   if (options.nodes) {
-    if (*options.nodes < 1 || *options.nodes > most) refuse(fmt::format("--nodes {}", *options.nodes));
-    cluster.groups.front().nodes = *options.nodes;
+    if (*options.nodes < 1 || *options.nodes > most) refuse(asked_nodes);
+    if (any_number) first.nodes = *options.nodes;
+    else keep_nodes(cluster, *options.nodes);
   }
-  if (!options.devices) return;
-  const int devices = *options.devices;
-  const std::string asked = options.nodes ? fmt::format("--devices {} with --nodes {}", devices, *options.nodes) : fmt::format("--devices {}", devices);
-  if (devices < 1) refuse(asked);
-  if (devices >= per_node) {
-    const int nodes = devices / per_node;
-    if (devices % per_node != 0 || nodes > most || (options.nodes && nodes != *options.nodes)) refuse(asked);
-    cluster.groups.front().nodes = nodes;
-    return;
+  if (options.devices && options.device_ids.empty()) {
+    const int devices = *options.devices;
+    const std::string asked = fmt::format("--devices {}{}", devices, options.nodes ? " with " + asked_nodes : "");
+    if (devices < 1) refuse(asked);
+    if (devices <= per_node) {
+      if (options.nodes && *options.nodes != 1) refuse(asked);
+      keep_nodes(cluster, 1);
+    } else if (any_number && !options.nodes) {
+      if (devices % per_node != 0 || devices / per_node > most) refuse(asked);
+      first.nodes = devices / per_node;
+    } else {
+      const std::vector<int> sums = devices_by_nodes(cluster);
+      const auto found = std::ranges::find(sums, devices);
+      if (found == sums.end() || (options.nodes && found + 1 != sums.end())) refuse(asked);
+      keep_nodes(cluster, static_cast<int>(found - sums.begin()) + 1);
+    }
   }
-  if (options.nodes && *options.nodes != 1) refuse(asked);
-  cluster.groups.front().nodes = 1;
-  cluster.groups.front().node = first_devices(cluster.groups.front().node, devices);
+  if (cluster.nodes() == 1) return choose_of_node(cluster, options, environment);
+  if (!options.device_ids.empty())
+    throw ConfigError(fmt::format("--device-ids chooses devices of one node, and cluster '{}' has {} nodes; give --nodes 1", cluster.name, cluster.nodes()));
 }
 
 }  // namespace
@@ -112,93 +184,39 @@ DeviceKind find_device(const std::string& name, const ClusterCatalog& catalog) {
   return read_device(YamlNode::load((std::filesystem::path(catalog.devices_folder) / (name + ".yaml")).string()));
 }
 
+void choose_devices(Cluster& this_machine, const ClusterOptions& options) { choose_of_node(this_machine, options, options.environment); }
+
 Cluster find_cluster(const std::string& name_or_path, const ClusterCatalog& catalog, const ClusterOptions& options) {
   const std::vector<std::string> names = cluster_names(catalog);
   Found found;
-  bool smi = false;
+  VisibilityVariables environment = options.environment;
   if (contains(names, name_or_path)) {
     found = found_yaml(YamlNode::load((std::filesystem::path(catalog.clusters_folder) / (name_or_path + ".yaml")).string()), catalog);
-    found.any_number_of_nodes = true;
+    if (found.cluster.groups.size() == 1) found.nodes_of = NodesOf::any_number;
+    environment = {};
   } else if (std::filesystem::exists(name_or_path) || looks_like_path(name_or_path)) {
-    smi = is_smi_topology(read_file(name_or_path));
     found = found_file(name_or_path, catalog, options);
   } else {
     throw ConfigError(fmt::format("unknown cluster '{}'; expected a file or one of {}{}", name_or_path, join(names),
                                   did_you_mean(name_or_path, names)));
   }
   Cluster& cluster = found.cluster;
-  if (options.device && !smi)
-    throw ConfigError(fmt::format("--device {}: cluster '{}' already says its device, {}; --device is for texts of nvidia-smi topo -m",
-                                  *options.device, cluster.name, cluster.groups.front().device.name));
-  if (options.network && !smi) {
+  if (options.device && !found.takes_device)
+    throw ConfigError(fmt::format("--device {}: cluster '{}' already says its device, {}; --device is for texts of nvidia-smi topo -m and NCCL's topologies",
+                                  *options.device, cluster.name, device_name(cluster)));
+  if (options.network && !found.takes_device) {
     bool any = false;
-    for (Link& link : cluster.groups.front().node.links)
-      if (link.kind == "network") {
-        link.bandwidth = *options.network * nic_reached_share;
-        any = true;
-      }
+    for (NodeGroup& group : cluster.groups)
+      for (Link& link : group.node.links)
+        if (link.kind == "network") {
+          link.bandwidth = *options.network * nic_reached_share;
+          any = true;
+        }
     if (!any) throw ConfigError(fmt::format("--network: cluster '{}' has no NICs", cluster.name));
   }
-  choose_devices(cluster, found.any_number_of_nodes, options);
+  choose_devices(cluster, found.nodes_of, options, environment);
   if (const auto problem = problem_with(cluster)) throw ConfigError(*problem);
   return cluster;
-}
-
-std::string describe(const Cluster& cluster) {
-  const DeviceKind& device = cluster.groups.front().device;
-  const DeviceRates rates = rates_at(device, cluster.groups.front().devices_per_node());
-  const auto routes = routes_of(cluster.groups.front().node);
-  std::string text = fmt::format("{}: {} node{} of {} x {} ({})\n", cluster.name, cluster.groups.front().nodes, cluster.groups.front().nodes == 1 ? "" : "s",
-                                 cluster.groups.front().devices_per_node(), device.title, device.name);
-  text += fmt::format("  memory    {}, {} of it for libraries; {} reached\n", format_bytes(device.memory_capacity),
-                      format_bytes(device.memory_overhead), format_bandwidth(rates.memory));
-  // A probe measures what is reached and knows no peak.
-  const auto reached = [](FlopsPerSecond rate, FlopsPerSecond of) {
-    return format_flop_rate(rate) + " reached" + (of.value > 0.0 ? " of " + format_flop_rate(of) : "");
-  };
-  text += fmt::format("  fp32      {}\n", reached(rates.matrix_fp32, device.peak_fp32));
-  if (rates.matrix_half.value > 0.0) text += fmt::format("  half      {}\n", reached(rates.matrix_half, device.peak_half));
-  if (rates.matrix_tf32.value > 0.0) text += fmt::format("  tf32      {}\n", reached(rates.matrix_tf32, device.peak_tf32));
-
-  // Pairs by what lies between them, nearest first.
-  const auto name_of = [&](std::size_t i) { return cluster.groups.front().node.vertices[static_cast<std::size_t>(cluster.groups.front().node.devices[i])].name; };
-  const auto kinds_of = [&](const Path& path) {
-    std::vector<std::string> kinds;
-    for (const Arc arc : path.arcs) {
-      const std::string& kind = cluster.groups.front().node.links[static_cast<std::size_t>(link_of(arc))].kind;
-      if (kinds.empty() || kinds.back() != kind) kinds.push_back(kind);
-    }
-    return join(kinds, "+");
-  };
-  std::map<std::tuple<PathClass, double, std::string, double>, std::vector<std::string>> pairs;
-  for (std::size_t i = 0; i < routes->between.size(); ++i)
-    for (std::size_t j = i + 1; j < routes->between.size(); ++j) {
-      const Path& path = routes->between[i][j];
-      pairs[{path.distance, -path.bandwidth.value, kinds_of(path), path.latency.value}].push_back(name_of(i) + "-" + name_of(j));
-    }
-  for (const auto& [key, members] : pairs) {
-    const auto& [distance, bandwidth, kinds, latency] = key;
-    constexpr std::size_t shown = 8;
-    std::vector<std::string> first(members.begin(), members.begin() + static_cast<std::ptrdiff_t>(std::min(shown, members.size())));
-    if (members.size() > shown) first.push_back("...");
-    text += fmt::format("  {:<9} {}, {}: {}\n", kinds, format_bandwidth(BytesPerSecond(-bandwidth)), format_duration(Seconds(latency)),
-                        pairs.size() == 1 && members.size() > 1 ? fmt::format("all {} pairs", members.size()) : join(first));
-  }
-  if (routes->uplinks.empty() || routes->uplinks.front().empty()) {
-    text += "  network   none\n";
-  } else {
-    std::vector<std::string> ways;
-    for (std::size_t i = 0; i < routes->uplinks.size(); ++i) {
-      std::vector<std::string> nics;
-      for (const Uplink& uplink : routes->uplinks[i]) nics.push_back(cluster.groups.front().node.vertices[static_cast<std::size_t>(uplink.nic)].name);
-      ways.push_back(name_of(i) + " by " + join(nics, "+"));
-    }
-    text += fmt::format("  network   {} a node, {}, oversubscription {}: {}\n", format_bandwidth(routes->network_bandwidth),
-                        format_duration(cluster.network.latency), cluster.network.oversubscription, join(ways));
-  }
-  if (cluster.measured_on) text += fmt::format("  measured  {}\n", *cluster.measured_on);
-  for (const std::string& note : cluster.notes) text += fmt::format("  note      {}\n", note);
-  return text;
 }
 
 }  // namespace parplan

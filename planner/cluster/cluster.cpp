@@ -29,8 +29,16 @@ BytesPerSecond read_positive_bandwidth(const YamlNode& value) {
   return bandwidth;
 }
 
+int read_tiles_per_card(const YamlNode& value, int devices) {
+  const auto given = value.find("tiles_per_card");
+  if (!given) return 1;
+  const auto tiles = static_cast<int>(given->as_integer(1, most_devices));
+  if (devices % tiles != 0) given->fail(fmt::format("{} devices are not cards of {} tiles each", devices, tiles));
+  return tiles;
+}
+
 NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, const DeviceKind& device) {
-  value.allow_keys({"name", "devices", "intra", "bandwidth", "latency", "nics"});
+  value.allow_keys({"name", "devices", "intra", "bandwidth", "latency", "nics", "tiles_per_card"});
   NodeLayout layout;
   layout.name = cluster_name;
   if (const auto given = value.find("name")) layout.name = given->as_string();
@@ -44,11 +52,13 @@ NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, con
                             .line_rate = read_positive_bandwidth(nics->at("line_rate"))};
   }
   if (const auto problem = problem_with(layout, device)) value.fail(*problem);
-  return build_node(layout, device);
+  NodeKind node = build_node(layout, device);
+  node.tiles_per_card = read_tiles_per_card(value, layout.devices);
+  return node;
 }
 
 NodeKind read_vertices_and_links(const YamlNode& value, const std::string& cluster_name) {
-  value.allow_keys({"name", "vertices", "links", "devices"});
+  value.allow_keys({"name", "vertices", "links", "devices", "tiles_per_card"});
   NodeKind node;
   node.name = cluster_name;
   if (const auto given = value.find("name")) node.name = given->as_string();
@@ -94,7 +104,48 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
       order->fail(fmt::format("lists {} of the node's {} devices", devices.size(), node.devices.size()));
     node.devices = devices;
   }
+  node.tiles_per_card = read_tiles_per_card(value, static_cast<int>(node.devices.size()));
   return node;
+}
+
+double read_oversubscription(const YamlNode& value) {
+  const double oversubscription = value.as_number();
+  if (oversubscription < 1.0) value.fail(fmt::format("expected an oversubscription of at least 1, found {}", value.as_string()));
+  return oversubscription;
+}
+
+Network read_network(const YamlNode& value) {
+  value.allow_keys({"latency", "oversubscription", "levels", "rails", "pxn"});
+  Network network;
+  network.latency = value.at("latency").as_duration();
+  const auto levels = value.find("levels");
+  if (const auto over = value.find("oversubscription")) {
+    if (levels) over->fail("'levels' have an oversubscription each; leave this one out");
+    network.oversubscription = read_oversubscription(*over);
+  }
+  if (const auto rails = value.find("rails")) network.rails = rails->as_bool();
+  if (const auto pxn = value.find("pxn")) {
+    network.pxn = pxn->as_bool();
+    if (!network.rails) pxn->fail("'pxn' says how traffic changes rails; it needs 'rails: true'");
+  }
+  if (!levels) return network;
+  if (!levels->is_list() || levels->size() == 0) levels->fail("expected a list of levels from the nodes up, such as [{nodes: 32}, {oversubscription: 3}]");
+  for (const YamlNode& item : levels->items()) {
+    item.allow_keys({"name", "nodes", "oversubscription", "latency"});
+    if (!network.levels.empty() && !network.levels.back().nodes) item.fail("the level before this one joins all nodes: it has no 'nodes'");
+    FabricLevel level{.name = fmt::format("level {}", network.levels.size() + 1), .nodes = std::nullopt,
+                      .latency = network.levels.empty() ? network.latency : network.levels.back().latency};
+    if (const auto given = item.find("name")) level.name = given->as_string();
+    if (const auto nodes = item.find("nodes")) {
+      level.nodes = static_cast<int>(nodes->as_integer(1, most_devices));
+      const int below = network.levels.empty() ? 1 : *network.levels.back().nodes;
+      if (*level.nodes % below != 0) nodes->fail(fmt::format("expected a multiple of the {} nodes that a block of the level below joins, found {}", below, *level.nodes));
+    }
+    if (const auto over = item.find("oversubscription")) level.oversubscription = read_oversubscription(*over);
+    if (const auto latency = item.find("latency")) level.latency = latency->as_duration();
+    network.levels.push_back(std::move(level));
+  }
+  return network;
 }
 
 // `nodes`: of the whole cluster.
@@ -179,6 +230,11 @@ const NodeGroup& Cluster::group_of(int device) const {
   throw InternalError(fmt::format("device {} of {}", device, first));
 }
 
+std::vector<FabricLevel> levels_of(const Network& network) {
+  if (!network.levels.empty()) return network.levels;
+  return {{.name = "network", .nodes = std::nullopt, .oversubscription = network.oversubscription, .latency = network.latency}};
+}
+
 std::string device_name(const Cluster& cluster) {
   std::string names = cluster.groups.front().device.name;
   for (std::size_t g = 1; g < cluster.groups.size(); ++g) names += "+" + cluster.groups[g].device.name;
@@ -206,6 +262,15 @@ std::optional<std::string> problem_with(const Cluster& cluster) {
       return fmt::format("'{}' works by {} and '{}' by {}; a cluster needs one of them", cluster.groups.front().device.name,
                          name(cluster.backend()), group.device.name, name(group.device.backend));
     if (const auto problem = problem_with(group, cluster.nodes())) return problem;
+    if (cluster.nodes() > 1 && cluster.network.rails && levels_of(cluster.network).size() == 1 && !(cluster.network.pxn && routes_of(group.node)->nvlink_everywhere))
+      return fmt::format("rails that only devices of a node could join, and those of '{}' {}; give the network a level above the rails", group.device.name,
+                         cluster.network.pxn ? "have no NVLink between all of them" : "do not, with 'pxn: false'");
+  }
+  if (cluster.nodes() > 1) {
+    const FabricLevel highest = levels_of(cluster.network).back();
+    if (highest.nodes && *highest.nodes < cluster.nodes())
+      return fmt::format("{} nodes, but the highest level of the network, '{}', joins {}; take fewer nodes, or add a level above it", cluster.nodes(),
+                         highest.name, *highest.nodes);
   }
   return std::nullopt;
 }
@@ -214,18 +279,13 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
   Cluster cluster;
   const auto groups = document.find("groups");
   if (groups) {
-    document.allow_keys({"name", "groups", "network", "measured_on", "notes", "sources"});
+    document.allow_keys({"name", "groups", "network", "device_ids", "measured_on", "notes", "sources"});
   } else {
-    document.allow_keys({"name", "device", "node", "nodes", "price", "network", "measured_on", "notes", "sources"});
+    document.allow_keys({"name", "device", "node", "nodes", "price", "network", "device_ids", "measured_on", "notes", "sources"});
   }
   cluster.name = document.at("name").as_string();
   if (const auto network = document.find("network")) {
-    network->allow_keys({"latency", "oversubscription"});
-    cluster.network.latency = network->at("latency").as_duration();
-    if (const auto over = network->find("oversubscription")) {
-      cluster.network.oversubscription = over->as_number();
-      if (cluster.network.oversubscription < 1.0) over->fail(fmt::format("expected an oversubscription of at least 1, found {}", over->as_string()));
-    }
+    cluster.network = read_network(*network);
   }
   cluster.groups.clear();
   if (groups) {
@@ -239,6 +299,16 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
   }
   const bool any_nic = std::ranges::any_of(cluster.groups, [](const NodeGroup& group) { return has_nic(group.node); });
   if (any_nic && !document.find("network")) document.fail("a node with NICs needs 'network' with its 'latency'");
+  if (const auto ids = document.find("device_ids")) {
+    for (const YamlNode& item : ids->items()) {
+      const auto id = static_cast<int>(item.as_integer(0, most_devices));
+      if (std::ranges::find(cluster.device_ids, id) != cluster.device_ids.end()) item.fail(fmt::format("device {} is listed twice", id));
+      cluster.device_ids.push_back(id);
+    }
+    if (cluster.nodes() != 1) ids->fail(fmt::format("says which devices of one machine these are, and there are {} nodes", cluster.nodes()));
+    if (static_cast<int>(cluster.device_ids.size()) != cluster.devices())
+      ids->fail(fmt::format("lists {} numbers for {} devices", cluster.device_ids.size(), cluster.devices()));
+  }
   if (const auto measured = document.find("measured_on")) cluster.measured_on = measured->as_string();
   if (const auto notes = document.find("notes"))
     for (const YamlNode& note : notes->items()) cluster.notes.push_back(note.as_string());
@@ -273,7 +343,28 @@ void write_node(YAML::Emitter& out, const NodeKind& node) {
   out << YAML::EndSeq;
   out << YAML::Key << "devices" << YAML::Value << YAML::Flow << YAML::BeginSeq;
   for (const int device : node.devices) out << name_of(device);
-  out << YAML::EndSeq << YAML::EndMap;
+  out << YAML::EndSeq;
+  if (node.tiles_per_card > 1) out << YAML::Key << "tiles_per_card" << YAML::Value << node.tiles_per_card;
+  out << YAML::EndMap;
+}
+
+void write_network(YAML::Emitter& out, const Network& network) {
+  out << YAML::Flow << YAML::BeginMap;
+  out << YAML::Key << "latency" << YAML::Value << write_duration(network.latency);
+  if (network.levels.empty()) out << YAML::Key << "oversubscription" << YAML::Value << fmt::format("{}", network.oversubscription);
+  if (network.rails) out << YAML::Key << "rails" << YAML::Value << true;
+  if (!network.pxn) out << YAML::Key << "pxn" << YAML::Value << false;
+  if (!network.levels.empty()) {
+    out << YAML::Key << "levels" << YAML::Value << YAML::BeginSeq;
+    for (const FabricLevel& level : network.levels) {
+      out << YAML::BeginMap << YAML::Key << "name" << YAML::Value << level.name;
+      if (level.nodes) out << YAML::Key << "nodes" << YAML::Value << *level.nodes;
+      out << YAML::Key << "oversubscription" << YAML::Value << fmt::format("{}", level.oversubscription);
+      out << YAML::Key << "latency" << YAML::Value << write_duration(level.latency) << YAML::EndMap;
+    }
+    out << YAML::EndSeq;
+  }
+  out << YAML::EndMap;
 }
 
 std::string indented(const std::string& text, const std::string& by) {
@@ -312,9 +403,9 @@ std::string write_cluster(const Cluster& cluster) {
   }
   YAML::Emitter out;
   out << YAML::BeginMap;
-  out << YAML::Key << "network" << YAML::Value << YAML::Flow << YAML::BeginMap;
-  out << YAML::Key << "latency" << YAML::Value << write_duration(cluster.network.latency);
-  out << YAML::Key << "oversubscription" << YAML::Value << fmt::format("{}", cluster.network.oversubscription) << YAML::EndMap;
+  out << YAML::Key << "network" << YAML::Value;
+  write_network(out, cluster.network);
+  if (!cluster.device_ids.empty()) out << YAML::Key << "device_ids" << YAML::Value << YAML::Flow << cluster.device_ids;
   if (cluster.measured_on) out << YAML::Key << "measured_on" << YAML::Value << *cluster.measured_on;
   const auto write_list = [&](const char* key, const std::vector<std::string>& items) {
     if (items.empty()) return;

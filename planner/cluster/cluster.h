@@ -37,15 +37,31 @@ struct NodeKind {
   std::vector<Vertex> vertices;
   std::vector<Link> links;
   std::vector<int> devices;  // vertices of kind device, local device 0 first
+  int tiles_per_card = 1;    // so many devices in a row are tiles of one card: how Level Zero may number them
   bool operator==(const NodeKind&) const = default;
+};
+
+// Switches that join `nodes` nodes in a row into a block, or all. Blocks of one level are whole blocks of the level below; below the lowest
+// are the nodes themselves.
+struct FabricLevel {
+  std::string name;               // "leaf"
+  std::optional<int> nodes;       // without a number: all; only the highest level
+  double oversubscription = 1.0;  // >= 1: how far what a block of the level below reaches through this level falls short of its NICs' sum
+  Seconds latency;                // one way, NIC to NIC, through this level
+  bool operator==(const FabricLevel&) const = default;
 };
 
 // The fabric between nodes, beyond the NICs.
 struct Network {
-  Seconds latency;               // one way, NIC to NIC
-  double oversubscription = 1.0; // >= 1: how far the fabric's bisection falls short of the sum of NICs
+  Seconds latency;                  // one way, NIC to NIC
+  double oversubscription = 1.0;    // >= 1: how far the fabric's bisection falls short of the sum of NICs; where no levels are given
+  std::vector<FabricLevel> levels;  // from the nodes up; empty: one for all nodes, of this latency and oversubscription
+  bool rails = false;               // a block of the lowest level has a switch for each NIC of a node: NIC i of all its nodes is on switch i
+  bool pxn = true;                  // traffic that changes rails does so by NVLink inside the node, where there is NVLink (NCCL's PXN)
   bool operator==(const Network&) const = default;
 };
+// As given, or the one level that stands for them.
+std::vector<FabricLevel> levels_of(const Network& network);
 
 // What an hour of one device costs.
 struct Price {
@@ -72,6 +88,8 @@ struct Cluster {
   std::string name;
   std::vector<NodeGroup> groups = {NodeGroup{}};  // at least one
   Network network;
+  // Of one node: the numbers that its devices have on their machine (by bus ids, as nvidia-smi counts), where some were selected.
+  std::vector<int> device_ids;
   std::optional<std::string> measured_on;  // date and host of a probe, where the numbers are one
   std::vector<std::string> notes;          // what the importer assumed or left out
   std::vector<std::string> sources;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "planner/base/error.h"
 
@@ -109,10 +110,11 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
   return node;
 }
 
-NodeKind first_devices(const NodeKind& node, int devices) {
+NodeKind with_devices(const NodeKind& node, const std::vector<int>& devices) {
   NodeKind part;
   part.name = node.name;
-  const std::vector<int> kept(node.devices.begin(), node.devices.begin() + devices);
+  std::vector<int> kept;
+  for (const int device : devices) kept.push_back(node.devices[static_cast<std::size_t>(device)]);
   std::vector<int> place(node.vertices.size(), -1);
   for (std::size_t v = 0; v < node.vertices.size(); ++v) {
     const bool is_device = node.vertices[v].kind == VertexKind::device;
@@ -127,6 +129,12 @@ NodeKind first_devices(const NodeKind& node, int devices) {
     if (link.a >= 0 && link.b >= 0) part.links.push_back(link);
   }
   return part;
+}
+
+NodeKind first_devices(const NodeKind& node, int devices) {
+  std::vector<int> first(static_cast<std::size_t>(devices));
+  std::iota(first.begin(), first.end(), 0);
+  return with_devices(node, first);
 }
 
 }  // namespace parplan

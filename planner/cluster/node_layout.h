@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "planner/cluster/cluster.h"
 
@@ -50,7 +51,8 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device);
 int add_vertex(NodeKind& node, std::string name, VertexKind kind);
 void add_link(NodeKind& node, int a, int b, BytesPerSecond bandwidth, Seconds latency, std::string kind);
 
-// The cluster's first `devices` devices of its first node, or whole nodes.
+// The node with some of its devices (local numbers), in this order; switches, NICs and their links stay.
+NodeKind with_devices(const NodeKind& node, const std::vector<int>& devices);
 NodeKind first_devices(const NodeKind& node, int devices);
 
 }  // namespace parplan

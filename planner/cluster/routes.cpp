@@ -142,7 +142,7 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
   routes->node = node;
   Graph graph(node.vertices.size());
   std::vector<PathClass> classes;
-  std::vector<int> nics;
+  std::vector<int>& nics = routes->nics;
   for (std::size_t i = 0; i < node.links.size(); ++i) {
     const Link& link = node.links[i];
     boost::add_edge(static_cast<std::size_t>(link.a), static_cast<std::size_t>(link.b), static_cast<Arc>(2 * i), graph);
@@ -154,11 +154,15 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
 
   // Devices by the set of NICs nearest to them.
   std::map<std::vector<int>, std::vector<std::size_t>> devices_near;
-  std::vector<std::vector<Path>> to_nic(node.devices.size());  // [device][nic]
+  std::vector<std::vector<Path>>& to_nic = routes->to_nic;
+  to_nic.resize(node.devices.size());
   for (std::size_t device = 0; device < node.devices.size(); ++device) {
     const std::vector<Path> paths = paths_from(node, graph, classes, node.devices[device]);
     auto& row = routes->between.emplace_back();
-    for (const int other : node.devices) row.push_back(paths[static_cast<std::size_t>(other)]);
+    for (const int other : node.devices) {
+      row.push_back(paths[static_cast<std::size_t>(other)]);
+      routes->nvlink_everywhere = routes->nvlink_everywhere && row.back().distance <= PathClass::nvlink;
+    }
     using Nearness = std::tuple<PathClass, double, std::size_t, double>;
     const auto nearness = [](const Path& path) {
       return Nearness(path.distance, -path.bandwidth.value, path.arcs.size(), path.latency.value);

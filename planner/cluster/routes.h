@@ -42,7 +42,10 @@ struct Uplink {
 struct NodeRoutes {
   NodeKind node;
   std::vector<std::vector<Path>> between;    // [from local device][to local device]
+  bool nvlink_everywhere = true;             // between all devices, or shared memory
   std::vector<std::vector<Uplink>> uplinks;  // [local device]; empty without a network
+  std::vector<int> nics;                     // vertices of the NICs that have a way to the network
+  std::vector<std::vector<Path>> to_nic;     // [local device][of `nics`]
   BytesPerSecond network_bandwidth;          // sum of the NICs that some device uses
 };
 

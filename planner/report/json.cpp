@@ -1,5 +1,6 @@
 #include "planner/report/json.h"
 
+#include "planner/report/launch_line.h"
 #include "planner/report/row.h"
 
 namespace parplan {
@@ -22,6 +23,7 @@ Json head(const char* schema, const ReportInputs& inputs) {
                                {"nodes", cluster.nodes()},
                                {"backend", name(cluster.backend())},
                                {"memory_capacity_bytes", cluster.groups.front().device.memory_capacity.count},
+                               {"device_ids", cluster.device_ids.empty() ? Json(nullptr) : Json(cluster.device_ids)},
                                {"measured_on", cluster.measured_on ? Json(*cluster.measured_on) : Json(nullptr)}};
   json["inputs"]["training"] = {{"global_batch", inputs.training.global_batch},
                                 {"sequence_length", inputs.training.sequence_length},
@@ -57,7 +59,8 @@ Json bytes_json(const std::vector<Bytes>& values) {
 
 }  // namespace
 
-Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, const std::vector<std::string>& changes) {
+Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, const std::vector<std::string>& changes,
+                  const std::string& plan_file) {
   Json json = head("parplan.suggest/1", inputs);
   json["search"] = search_json(search);
   json["columns"] = columns_json();
@@ -66,6 +69,10 @@ Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const 
     for (int rank = 1; rank <= static_cast<int>(plan->alternatives.size()) + 1; ++rank) json["plans"].push_back(row(subject_of(*plan, rank)));
   json["changes"] = changes;
   json["notes"] = plan != nullptr ? Json(plan->notes) : Json::array();
+  const LaunchLine launch = plan != nullptr ? launch_line(*plan, plan_file) : LaunchLine{};
+  json["environment"] = Json::object();
+  for (const auto& [name, value] : launch.environment) json["environment"][name] = value;
+  json["launch"] = launch.commands.empty() ? Json(nullptr) : Json(launch.commands.front());
   return json;
 }
 

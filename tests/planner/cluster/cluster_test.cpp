@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <set>
+
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/cluster/mesh.h"
@@ -51,9 +53,9 @@ Cluster test_data(const std::string& name) { return read_cluster(YamlNode::load(
 TEST_CASE("the unit cluster has eight devices of 1 FLOP/s with 1 B/s between any two") {
   const Cluster unit = test_data("unit.yaml");
   CHECK(unit.devices() == 8);
-  CHECK(rates_at(unit.device, 8) == DeviceRates{.active = 8, .matrix_fp32 = FlopsPerSecond(1), .matrix_half = FlopsPerSecond(1), .vector = FlopsPerSecond(1),
+  CHECK(rates_at(unit.groups.front().device, 8) == DeviceRates{.active = 8, .matrix_fp32 = FlopsPerSecond(1), .matrix_half = FlopsPerSecond(1), .vector = FlopsPerSecond(1),
                                                 .memory = BytesPerSecond(1)});
-  CHECK(unit.device.kernel_launch == Seconds(0));
+  CHECK(unit.groups.front().device.kernel_launch == Seconds(0));
   const GroupNetwork network = group_network(unit, {.degree = {1, 8, 1}, .order = parse_order("pp-dp-tp")}, Axis::dp);
   CHECK(network == GroupNetwork{.ranks = 8, .nodes = 1, .ring_bandwidth = BytesPerSecond(1), .tree_bandwidth = BytesPerSecond(1), .intra_latency = {}, .inter_latency = {}});
   CHECK(read_cluster(YamlNode::parse(write_cluster(unit), "written")) == unit);
@@ -61,13 +63,13 @@ TEST_CASE("the unit cluster has eight devices of 1 FLOP/s with 1 B/s between any
 
 TEST_CASE("cores slow one another down as their rows say") {
   const Cluster cpu = test_data("cpu-8.yaml");
-  CHECK(cpu.device.backend == BackendKind::cpu);
-  CHECK(!cpu.device.overlaps_communication);
-  CHECK(rates_at(cpu.device, 1).memory == BytesPerSecond(20e9));
-  CHECK(rates_at(cpu.device, 8).memory == BytesPerSecond(8e9));
-  CHECK(rates_at(cpu.device, 16).memory == BytesPerSecond(8e9));
-  CHECK(rates_at(cpu.device, 16).active == 16);
-  CHECK(rates_at(cpu.device, 2).matrix_fp32.value == doctest::Approx(200e9 - 40e9 / 7));  // a seventh of the way from 1 to 8
+  CHECK(cpu.groups.front().device.backend == BackendKind::cpu);
+  CHECK(!cpu.groups.front().device.overlaps_communication);
+  CHECK(rates_at(cpu.groups.front().device, 1).memory == BytesPerSecond(20e9));
+  CHECK(rates_at(cpu.groups.front().device, 8).memory == BytesPerSecond(8e9));
+  CHECK(rates_at(cpu.groups.front().device, 16).memory == BytesPerSecond(8e9));
+  CHECK(rates_at(cpu.groups.front().device, 16).active == 16);
+  CHECK(rates_at(cpu.groups.front().device, 2).matrix_fp32.value == doctest::Approx(200e9 - 40e9 / 7));  // a seventh of the way from 1 to 8
   CHECK(read_cluster(YamlNode::parse(write_cluster(cpu), "written")) == cpu);
 }
 
@@ -83,10 +85,46 @@ TEST_CASE("peaks are by data type") {
   CHECK(read_device(YamlNode::parse(write_device(with_tf32), "written")) == with_tf32);
 }
 
+TEST_CASE("a half precision without units of its own is computed as fp32, as tf32 is") {
+  const DeviceKind both = read_device(YamlNode::parse(device_text, "d.yaml"));
+  CHECK(has_units(both, DataType::bf16));
+  CHECK(has_units(both, DataType::fp16));
+  CHECK(has_units(both, DataType::fp32));
+  CHECK_FALSE(has_units(both, DataType::tf32));
+  const DeviceKind older = read_device(YamlNode::parse(replaced(device_text, "kernel_launch:", "half_types: [fp16]\nkernel_launch:"), "d.yaml"));
+  CHECK(has_units(older, DataType::fp16));
+  CHECK_FALSE(has_units(older, DataType::bf16));
+  CHECK(peak(older, DataType::fp16) == FlopsPerSecond(4e12));
+  CHECK(peak(older, DataType::bf16) == FlopsPerSecond(2e12));
+  CHECK(read_device(YamlNode::parse(write_device(older), "written")) == older);
+  const DeviceKind none = read_device(YamlNode::parse(replaced(replaced(device_text, ", half: 4 TFLOP/s", ""), "matrix_half: 3 TFLOP/s, ", ""), "d.yaml"));
+  CHECK_FALSE(has_units(none, DataType::bf16));
+  CHECK(peak(none, DataType::bf16) == FlopsPerSecond(2e12));
+}
+
+TEST_CASE("a board's power is optional and kept") {
+  CHECK(read_device(YamlNode::parse(device_text, "d.yaml")).power == std::nullopt);
+  const DeviceKind device = read_device(YamlNode::parse(replaced(device_text, "rates:", "power: 0.7 kW\nrates:"), "d.yaml"));
+  CHECK(device.power == Watts(700));
+  CHECK(read_device(YamlNode::parse(write_device(device), "written")) == device);
+}
+
+TEST_CASE("every backend has a name of its own, and those that run nothing say what would") {
+  std::set<std::string> names;
+  for (const BackendKind backend : {BackendKind::cpu, BackendKind::cuda, BackendKind::rocm, BackendKind::oneapi, BackendKind::synapse}) {
+    CHECK(names.insert(name(backend)).second);
+    CHECK(read_device(YamlNode::parse(replaced(device_text, "backend: cuda", std::string("backend: ") + name(backend)), "d.yaml")).backend == backend);
+    CHECK(std::string(row_of(backend).runtime) != "");
+    CHECK(is_accelerator(backend) == (backend != BackendKind::cpu));
+    CHECK(row_of(backend).runs == (backend == BackendKind::cpu || backend == BackendKind::cuda));
+  }
+  CHECK(names.size() == backend_names().size());
+}
+
 TEST_CASE("what is wrong in a device file is named with its place") {
-  CHECK(device_error("name: d", "nam: d") == "d.yaml:1:1: error: unknown key 'nam'; allowed: name, title, backend, memory, peak, kernel_launch, multiprocessors, overlaps_communication, "
-                                             "rates, nvlink, pcie, driver_names, measured, sources; did you mean 'name'?");
-  CHECK(device_error("backend: cuda", "backend: cude") == "d.yaml:3:10: error: expected one of cpu, cuda, found 'cude'; did you mean 'cuda'?");
+  CHECK(device_error("name: d", "nam: d") == "d.yaml:1:1: error: unknown key 'nam'; allowed: name, title, backend, memory, peak, half_types, kernel_launch, multiprocessors, "
+                                             "overlaps_communication, rates, nvlink, pcie, power, driver_names, measured, sources; did you mean 'name'?");
+  CHECK(device_error("backend: cuda", "backend: cude") == "d.yaml:3:10: error: expected one of cpu, cuda, rocm, oneapi, synapse, found 'cude'; did you mean 'cuda'?");
   CHECK(device_error("overhead: 1 GB", "overhead: 10 GB") == "d.yaml:4:37: error: the overhead of 10 GB leaves nothing of the capacity of 10 GB");
   CHECK(device_error("matrix_half: 3", "matrix_half: 5") == "d.yaml:8:54: error: reached rate 5 TFLOP/s is above the peak of 4 TFLOP/s");
   CHECK(device_error("matrix_half: 3", "matrix_tf32: 1") == "d.yaml:8:54: error: reached rate 1 TFLOP/s is above the peak of 0 FLOP/s");
@@ -98,12 +136,19 @@ TEST_CASE("what is wrong in a device file is named with its place") {
   CHECK(device_error("rates:", "nvlink: {links: 2, per_link: 2 GB/s, per_link_reached: 3 GB/s}\nrates:") ==
         "d.yaml:7:56: error: expected more than 0 and at most the link's 2 GB/s, found 3 GB/s");
   CHECK(device_error("kernel_launch: 2 us", "kernel_launch: 2") == "d.yaml:6:16: error: expected a duration with its unit such as '2 us', found '2'; allowed units: ns, us, ms, s, min, h");
+  CHECK(device_error("kernel_launch:", "half_types: [bf15]\nkernel_launch:") == "d.yaml:6:14: error: expected one of bf16, fp16, found 'bf15'; did you mean 'bf16'?");
+  CHECK(device_error("kernel_launch:", "half_types: [fp16, fp16]\nkernel_launch:") == "d.yaml:6:20: error: fp16 is listed twice");
+  CHECK(device_error("kernel_launch:", "half_types: []\nkernel_launch:") ==
+        "d.yaml:6:13: error: expected bf16, fp16 or both; a device without units for either has no 'half' peak");
+  CHECK(device_error("rates:", "power: 700\nrates:") ==
+        "d.yaml:7:8: error: expected a power with its unit such as '700 W', found '700'; allowed units: mW, W, kW, MW");
+  CHECK(device_error("rates:", "power: 0 W\nrates:") == "d.yaml:7:8: error: 'power' must be more than 0");
   CHECK(device_error("title: D", "name: e") == "d.yaml:2:1: error: duplicate key 'name', first given on line 1");
 }
 
 TEST_CASE("what is wrong in a cluster file is named with its place") {
   CHECK(cluster_error("nod: {}\n") ==
-        "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, network, measured_on, notes, sources; did you mean 'node'?");
+        "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, price, network, device_ids, measured_on, notes, sources; did you mean 'node'?");
   CHECK(cluster_error("node: {devices: 4}\n") == "c.yaml:4:7: error: expected a node with either 'devices' and 'intra' or 'vertices' and 'links'");
   CHECK(cluster_error("node: {devices: 4, intra: nvswitc}\n") ==
         "c.yaml:4:27: error: expected one of nvswitch, nvlink_mesh, pcie, memory, found 'nvswitc'; did you mean 'nvswitch'?");

@@ -1,0 +1,103 @@
+#include "planner/report/launch_line.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "planner/cluster/selection.h"
+
+namespace parplan {
+namespace {
+
+// A word for a POSIX shell: as it is where nothing in it is special, else in single quotes.
+std::string quoted(const std::string& word) {
+  constexpr std::string_view plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./,:=+@%";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+// Ranks on each node, of the nodes that hold any.
+std::vector<int> ranks_by_node(const Plan& plan) {
+  std::vector<int> counts;
+  int left = plan.spec.mesh.size();
+  for (const NodeGroup& group : plan.cluster.groups)
+    for (int node = 0; node < group.nodes && left > 0; ++node) {
+      counts.push_back(std::min(group.devices_per_node(), left));
+      left -= counts.back();
+    }
+  return counts;
+}
+
+// Started once a node's ranks: which machine is which matters where nodes differ.
+void add_commands_of_several_nodes(const Plan& plan, const std::vector<int>& counts, const std::string& run, LaunchLine& line) {
+  const int ranks = plan.spec.mesh.size();
+  const int most = *std::ranges::max_element(counts);
+  const bool alike = std::ranges::all_of(counts, [&](int count) { return count == most; });
+  // ppr fills node by node, so that only the last may have fewer.
+  const bool fills = std::all_of(counts.begin(), counts.end() - 1, [&](int count) { return count == most; });
+  const bool cores = plan.cluster.backend() == BackendKind::cpu;
+  line.commands.push_back(fmt::format("mpirun -n {} --hostfile hosts --map-by {}{} {}", ranks, fills ? fmt::format("ppr:{}:node", most) : "slot",
+                                      cores ? " --bind-to core" : "", run));
+  if (alike) line.commands.push_back(fmt::format("srun --mpi=pmix --kill-on-bad-exit=1 --nodes {} --ntasks-per-node {} {}", counts.size(), most, run));
+  // torchrun numbers nodes as it likes, and has no CPU ranks.
+  if (alike && !cores && plan.cluster.groups.size() == 1)
+    line.commands.push_back(fmt::format("torchrun --no-python --nnodes {} --nproc-per-node {} --rdzv-backend c10d --rdzv-endpoint node1:29400 {}", counts.size(), most, run));
+  std::string slots;
+  int node = 1;
+  for (auto count = counts.begin(); count != counts.end();) {
+    const auto end = std::find_if(count, counts.end(), [&](int other) { return other != *count; });
+    const auto nodes = static_cast<int>(end - count);
+    slots += fmt::format("{}{} of node{}{}", slots.empty() ? "" : ", ", fmt::format("slots={}", *count), nodes > 1 ? "s " : " ",
+                         nodes > 1 ? fmt::format("{} to {}", node, node + nodes - 1) : fmt::format("{}", node));
+    node += nodes;
+    count = end;
+  }
+  line.notes.push_back(fmt::format("'hosts' holds a line a node, such as 'node1 slots={}', in the cluster's order: {}", counts.front(), slots));
+}
+
+}  // namespace
+
+LaunchLine launch_line(const Plan& plan, const std::string& plan_file) {
+  const Cluster& cluster = plan.cluster;
+  LaunchLine line;
+  if (!cluster.device_ids.empty()) {
+    const std::vector<int> devices(cluster.device_ids.begin(), cluster.device_ids.begin() + plan.spec.mesh.size());
+    const VisibilitySetting setting = visibility_of(cluster.backend(), devices);
+    line.environment = setting.variables;
+    if (!setting.in_this_order)
+      line.notes.push_back(fmt::format("the driver shows these devices in its own order, not in that of {}", setting.variables.back().second));
+  }
+  const BackendRow& backend = row_of(cluster.backend());
+  if (!backend.runs) {
+    line.notes.push_back(fmt::format("parplan runs nothing on {}: another framework has to carry the plan out", backend.runtime));
+    return line;
+  }
+  const std::string run = "parplan run " + quoted(plan_file);
+  const std::vector<int> counts = ranks_by_node(plan);
+  if (counts.size() == 1) {
+    line.commands.push_back(run);
+  } else {
+    add_commands_of_several_nodes(plan, counts, run, line);
+  }
+  return line;
+}
+
+std::string shell_line(const LaunchLine& line, std::size_t command) {
+  std::string text;
+  for (const auto& [name, value] : line.environment) text += name + "=" + quoted(value) + " ";
+  if (command < line.commands.size()) return text + line.commands[command];
+  if (!text.empty()) text.pop_back();
+  return text;
+}
+
+std::string write_launch_line(const LaunchLine& line) {
+  std::string text;
+  const std::size_t lines = std::max<std::size_t>(line.commands.size(), line.environment.empty() ? 0 : 1);
+  for (std::size_t i = 0; i < lines; ++i) text += fmt::format("{:<9} {}\n", i == 0 ? "start" : "  or", shell_line(line, i));
+  for (const std::string& note : line.notes) text += fmt::format("          ({})\n", note);
+  return text;
+}
+
+}  // namespace parplan
