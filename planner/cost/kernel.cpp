@@ -35,6 +35,16 @@ OpKind made_of(OpKind kind) {
     case OpKind::add_layer_norm: return OpKind::layer_norm;
     case OpKind::add_rms_norm: return OpKind::rms_norm;
     case OpKind::rotary_gradient: return OpKind::rotary;
+    case OpKind::head_norm:
+    case OpKind::query_key_norm: return OpKind::rms_norm;
+    case OpKind::head_norm_gradient:
+    case OpKind::query_key_norm_gradient: return OpKind::rms_norm_gradient;
+    case OpKind::query_key_squares: return OpKind::rms_norm;
+    case OpKind::query_key_squares_gradient: return OpKind::accumulate;
+    case OpKind::softcap: return OpKind::activation;
+    case OpKind::softcap_gradient: return OpKind::activation_gradient;
+    case OpKind::scale:
+    case OpKind::scale_gradient: return OpKind::copy;
     default: return kind;
   }
 }
@@ -99,12 +109,20 @@ Seconds attention_time(const KernelFits& fits, OpKind op, const OpShape& shape, 
 
 AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, BackendKind backend) {
   const double flops = row_of(kind).work(shape, type).flops.value;
-  const double sequence = static_cast<double>(std::max<std::int64_t>(shape.sequence, 1));
-  // sequence (sequence + 1) / 2 pairs become blocks (blocks + 1) / 2 squares.
-  const double blocks = static_cast<double>(ceil_div(std::max<std::int64_t>(shape.sequence, 1), attention_block));
-  const double pairs = blocks * (blocks + 1.0) * attention_block * attention_block;
-  const double whole = is_accelerator(backend) ? flops * pairs / (sequence * (sequence + 1.0)) : flops;
-  return {.flops = whole, .starts = flops / sequence};
+  // Twice a triangle: n (n + 1) / 2 pairs of queries and keys up to them.
+  const auto triangle = [](std::int64_t n) { return static_cast<double>(n) * (static_cast<double>(n) + 1.0); };
+  const std::int64_t sequence = std::max<std::int64_t>(shape.sequence, 1);
+  const bool windowed = shape.window > 0 && shape.window < sequence;
+  const double pairs = triangle(sequence) - (windowed ? triangle(sequence - shape.window) : 0.0);
+  // They become squares: of a block of queries, the block of its own keys and those before it, with a window only as many as reach
+  // back `window` - 1 keys from the first query.
+  const std::int64_t blocks = ceil_div(sequence, attention_block);
+  const std::int64_t before = windowed ? std::min(ceil_div(shape.window - 1, attention_block), blocks - 1) : blocks - 1;
+  const double squares = triangle(before + 1) + 2.0 * static_cast<double>(blocks - before - 1) * static_cast<double>(before + 1);
+  const double whole = is_accelerator(backend) ? flops * (squares * attention_block * attention_block) / pairs : flops;
+  // What a query costs before its first key does not depend on the window.
+  const double without = windowed ? flops * triangle(sequence) / pairs : flops;
+  return {.flops = whole, .starts = without / static_cast<double>(sequence)};
 }
 
 KernelFits find_fits(const MeasuredKernels& measured, OpKind kind, DataType type, std::int64_t head_dim) {

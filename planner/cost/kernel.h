@@ -14,7 +14,7 @@ namespace parplan {
 //
 //     matrix products   of tiles and waves, each tile started once (tiling.h)
 //     attention         (flops + flops / sequence * half length) / rate; on a GPU flops are of whole blocks of 128 queries by 128 keys, the ones
-//                       that the diagonal cuts included (attention_work). Without a fit, the rate is a share of a product's
+//                       that the diagonal or a window cuts included (attention_work). Without a fit, the rate is a share of a product's
 //     others            flops / vector rate, or nothing where a fit has it in its memory rate
 //
 // A fit is of one device at work; with several the rates of `rates` against those of one scale it. load_tokens and load_targets are the

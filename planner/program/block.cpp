@@ -84,7 +84,9 @@ class SegmentBuilder {
       gradient_values_[{root(block_.output), residual_}] = whole(add_storage({binding::gradient, 0, bytes}), bytes);
     }
     for (std::size_t i = 0; i < training_.backward.size(); ++i) backward_op(training_.backward[i], static_cast<int>(i));
-    if (block_.input >= 0) deliver(Key{root(block_.input), residual_}, gradient_values_, binding::gradient, Label::compute);
+    if (block_.input < 0) return;
+    add_waiting_part(root(block_.input));
+    deliver(Key{root(block_.input), residual_}, gradient_values_, binding::gradient, Label::compute);
   }
 
   Segment finish(std::string name) {
@@ -423,9 +425,17 @@ class SegmentBuilder {
 
   // Backward ----------------------------------------------------------------------------------------------------
 
-  void backward_op(const TrainingOp& op, int position) {
+  void backward_op(TrainingOp op, int position) {
     const Op& forward = graph_.ops[static_cast<std::size_t>(op.forward_op)];
     const std::vector<Placement>& wanted = placements_.inputs[static_cast<std::size_t>(op.forward_op - block_.first_op)];
+    for (TrainingOperand& operand : op.operands)
+      if (operand.source == OperandSource::input_gradient && operand.access == Access::update &&
+          waits(root(operand.tensor), placement_of_gradient(op, operand.tensor, forward, wanted)) &&
+          !waiting_parts_.contains(root(operand.tensor))) {
+        op.accumulate = false;  // the first to be summed apart
+        operand.access = Access::write;
+      }
+    if (const std::optional<TensorId> id = summed_after_reduction(op, forward, wanted)) return add_after_reduction(op, *id, position);
     Placement rows = wanted.empty() ? replicate() : wanted[0];
     // The gradient of an output is needed as the op itself sees its output; where the op makes a partial sum
     // (a weight sharded over its inputs), the gradient of the sum is needed whole.
@@ -452,6 +462,7 @@ class SegmentBuilder {
           values[key] = materialise(forward_values_, operand.tensor, placements_.canonical[index(operand.tensor)]);
           break;
         case OperandSource::output_gradient:
+          add_waiting_part(root(operand.tensor));
           values[key] = materialise(gradient_values_, root(operand.tensor), gradient_placement(operand.tensor));
           break;
         case OperandSource::parameter: values[key] = parameter(operand.tensor); break;
@@ -476,6 +487,70 @@ class SegmentBuilder {
     emit_op(op, shape, Label::compute, forward.name, [&](const TrainingOperand& operand) {
       return values.at(key_of(operand));
     });
+    if (adds_or_copies) segment_.instructions.back().type = kernel_type(tensor(op.operands.back().tensor));
+  }
+
+  DataType kernel_type(const Tensor& tensor) const {
+    return tensor.role == TensorRole::statistic ? DataType::fp32 : choice_.precision;
+  }
+
+  // Ranks that each hold a part of a sum cannot add it to what all of them hold: their parts are summed apart until somebody wants the
+  // gradient, and then reduced at once (a tensor that a sum and a weight sharded over its outputs use, as in OLMo 2).
+  bool waits(TensorId owner, Placement placement) const {
+    if (!is_partial(placement) || gradient_values_.contains({owner, placement})) return false;
+    return std::ranges::any_of(gradient_values_, [&](const auto& entry) { return entry.first.first == owner; });
+  }
+
+  void add_waiting_part(TensorId owner) {
+    const auto found = waiting_parts_.find(owner);
+    if (found == waiting_parts_.end()) return;
+    const Placement canonical = placements_.canonical[index(owner)];
+    const auto at = std::ranges::find_if(gradient_values_, [&](const auto& entry) { return entry.first.first == owner; });
+    const Placement placement = gradient_values_.contains({owner, canonical}) ? canonical : at->first.second;
+    std::map<Key, Value> parts{{{owner, partial_sum()}, found->second}};
+    waiting_parts_.erase(found);
+    const Value part = materialise(parts, owner, placement);
+    const Value sum = gradient_values_.at({owner, placement});
+    std::erase_if(gradient_values_, [&](const auto& entry) { return entry.first.first == owner && entry.first.second != placement; });
+    OpShape shape;
+    shape.rows = sum.bytes / size_of(type_of(tensor(owner), choice_.precision));
+    emit_kernel(OpKind::accumulate, shape, Label::compute, tensor(owner).name, {{part, Access::read}, {sum, Access::update}});
+    segment_.instructions.back().type = kernel_type(tensor(owner));
+  }
+
+  // The input whose gradient the op would add to as a partial sum, while it is there whole or as a shard: where a product over
+  // cut outputs reads the residual stream itself, with no norm between them (OLMo 2).
+  std::optional<TensorId> summed_after_reduction(const TrainingOp& op, const Op& forward, const std::vector<Placement>& wanted) const {
+    if (!op.accumulate) return std::nullopt;
+    for (const TrainingOperand& operand : op.operands) {
+      if (operand.source != OperandSource::input_gradient) continue;
+      const bool partial_here = is_partial(placement_of_gradient(op, operand.tensor, forward, wanted));
+      const bool partial_there = std::any_of(gradient_values_.begin(), gradient_values_.end(), [&](const auto& entry) {
+        return entry.first.first == root(operand.tensor) && is_partial(entry.first.second);
+      });
+      if (partial_here && !partial_there) return operand.tensor;
+    }
+    return std::nullopt;
+  }
+
+  // Such a sum: the op writes its part beside it, which is reduced to where the sum is and added.
+  void add_after_reduction(TrainingOp op, TensorId id, int position) {
+    const auto of_owner = [owner = root(id)](const auto& entry) { return entry.first.first == owner; };
+    auto found = gradient_values_.find({root(id), residual_});  // beside which there may be a gathered copy
+    if (found == gradient_values_.end()) found = std::find_if(gradient_values_.begin(), gradient_values_.end(), of_owner);
+    PARPLAN_ASSERT(found != gradient_values_.end(), fmt::format("no gradient of {} to add to", tensor(id).name));
+    const auto [key, sum] = *found;
+    std::erase_if(gradient_values_, of_owner);
+    op.accumulate = false;
+    for (TrainingOperand& operand : op.operands)
+      if (operand.source == OperandSource::input_gradient) operand.access = Access::write;
+    holds_sum_ = true;
+    backward_op(op, position);
+    holds_sum_ = false;
+    const Value part = materialise(gradient_values_, key.first, key.second);
+    gradient_values_[key] = sum;
+    const OpShape shape = {.rows = sum.bytes / size_of(type_of(tensor(id), choice_.precision))};
+    emit_kernel(OpKind::accumulate, shape, Label::compute, tensor(id).name, {{part, Access::read}, {sum, Access::update}});
   }
 
   // Where a kernel writes (or adds) the gradient of input `id`, and in which placement it then is.
@@ -485,6 +560,10 @@ class SegmentBuilder {
     const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin();
     const Placement placement = placement_of_gradient(op, id, forward, wanted);
     const TensorId owner = root(id);
+    if (waits(owner, placement)) {
+      if (!waiting_parts_.contains(owner)) waiting_parts_[owner] = scratch(local_bytes(tensor(id), placement, choice_));
+      return waiting_parts_.at(owner);
+    }
     if (op.accumulate) {
       const Value sum = materialise(gradient_values_, owner, placement);
       // Copies in other placements do not see what is added now.
@@ -511,7 +590,7 @@ class SegmentBuilder {
       }
     }
     const bool stays = placement == residual_ || (is_partial(placement) && residual_.kind != PlacementKind::shard);
-    if (id == block_.input && stays && gradient_binding_is_free(position))
+    if (id == block_.input && stays && !holds_sum_ && gradient_binding_is_free(position))
       value = whole(add_storage({binding::gradient, 0, bytes}), bytes);
     gradient_values_[{owner, placement}] = value;
     return value;
@@ -541,10 +620,12 @@ class SegmentBuilder {
   const std::vector<SavedTensor>& saved_;
   Placement residual_ = replicate();
   bool keeps_ = true;
+  bool holds_sum_ = false;  // a sum is set aside, which may lie where the gradient of the block's input is to be
   std::map<TensorId, PlacedParameter> parts_;
   std::map<Key, Value> forward_values_;
   std::map<Key, Value> gradient_values_;  // by the root of the alias chain
   std::map<std::pair<TensorId, int>, Value> contributions_;  // the latest to each tensor's gradient, by part
+  std::map<TensorId, Value> waiting_parts_;  // by the root of the alias chain
   std::vector<int> last_read_;
   std::vector<int> last_gradient_use_;
   std::vector<Storage> storages_;

@@ -108,6 +108,19 @@ TEST_CASE("attention of a GPU computes whole blocks, at a share of a product's r
   CHECK(kernel_time(OpKind::attention_gradient, shape, DataType::fp32, device, device.rates[0]).value == doctest::Approx(3 * 128 * 128 * 20 / 0.5));
 }
 
+TEST_CASE("attention of a GPU with a window computes the blocks that the window reaches") {
+  const DeviceKind device = tiled_device();
+  for (const std::int64_t sequence : {1, 128, 129, 1000})
+    for (const std::int64_t window : {1, 2, 128, 129, 130, 500, 999, 1000, 5000}) {
+      double squares = 0.0;  // counted one by one
+      for (std::int64_t queries = 0; queries < sequence; queries += 128)
+        for (std::int64_t keys = 0; keys <= queries; keys += 128)
+          if (window >= sequence || queries - (keys + 127) < window) squares += 1.0;
+      const OpShape shape{.sequence = sequence, .batch = 1, .heads = 3, .kv_heads = 1, .head_dim = 2, .window = window};
+      CHECK(kernel_time(OpKind::attention, shape, DataType::fp32, device, device.rates[0]).value == doctest::Approx(3 * squares * 128 * 128 * 8 / 0.6));
+    }
+}
+
 // A fit of a second for the launch, 2 FLOP/s and 1 B/s.
 KernelFit fit_of(OpKind kind, DataType type, std::int64_t head_dim = 0) {
   KernelFit fit;
@@ -186,8 +199,9 @@ TEST_CASE("times of measured devices never fall when a size grows, nor below the
   for (const OpRow& row : op_rows()) {
     CAPTURE(row.name);
     const auto time = [&](const OpShape& shape) { return kernel_time(row.kind, shape, DataType::fp32, device, device.rates[0]); };
-    for (std::int64_t OpShape::* size : {&OpShape::rows, &OpShape::columns, &OpShape::inner, &OpShape::sequence, &OpShape::batch, &OpShape::heads, &OpShape::head_dim}) {
+    for (std::int64_t OpShape::* size : {&OpShape::rows, &OpShape::columns, &OpShape::inner, &OpShape::sequence, &OpShape::batch, &OpShape::heads, &OpShape::head_dim, &OpShape::window}) {
       OpShape shape = base;
+      if (size == &OpShape::window) shape.window = 1;
       for (int step = 0; step < 40; ++step) {
         const Seconds before = time(shape);
         const OpWork work = row.work(shape, DataType::fp32);
