@@ -45,6 +45,11 @@ class Document {
   const std::string& file() const { return file_; }
 
  private:
+  // For a message: what text there is up to a line's end.
+  static std::string_view first_line(std::string_view text) {
+    text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+    return text.substr(0, std::min({text.find_first_of("\r\n"), text.size(), std::size_t{40}}));
+  }
   static std::string lower(std::string text) {
     if (!text.empty()) text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
     return text;
@@ -57,7 +62,8 @@ class Document {
   void check(const pugi::xml_node& node, int depth) {
     for (const pugi::xml_node& child : node.children()) {
       if (child.type() == pugi::node_pcdata || child.type() == pugi::node_cdata)
-        fail(node, fmt::format("text inside <{}>: '{}'; expected elements only", node.name(), std::string_view(child.value()).substr(0, 40)));
+        throw ConfigError(place(static_cast<std::size_t>(std::max<std::ptrdiff_t>(child.offset_debug(), 0))),
+                          fmt::format("text inside <{}>: '{}'; expected elements only", node.name(), first_line(child.value())));
       if (child.type() != pugi::node_element) continue;
       if (depth == 0 && child != root()) fail(child, fmt::format("a second <{}> after the first element; expected one", child.name()));
       if (++elements_ > most_elements) fail(child, fmt::format("more than {} elements", most_elements));
