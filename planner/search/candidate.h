@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "planner/cost/cost_model.h"
@@ -16,7 +17,12 @@ namespace parplan {
 // Lowers one candidate, its stage cut set, and simulates the Programs, one of each stage under its cost model. `timeline` may be null.
 StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
                          const Placements& placements, const Schedule& schedule, std::span<const CostModel> models, Timeline* timeline);
-// The same, with cost models from the cluster's networks.
+// The same from a shorter step that has come into its steady state (planner/simulator/steady.h), equal to rounding; nothing where that
+// would save little or is not sure: few micro-batches, all of them in flight at once, or no steady state after a few times as
+// many micro-batches as there are stages.
+std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
+                                          const Placements& placements, std::span<const CostModel> models);
+// In full, with cost models from the cluster's networks.
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec,
                          const Placements& placements, const Schedule& schedule, Timeline* timeline);
 

@@ -82,21 +82,27 @@ std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec,
   const Placements& placements = placements_of(spec);
   const ScheduleForms schedule = forms_of(spec);
   const std::vector<Recompute> choices = mixes ? std::vector{Recompute::none, Recompute::full} : std::vector{spec.recompute};
-  const int micro = static_cast<int>(micro_batches(spec, training_));
-  const std::size_t paces = estimator_.paces(spec, placements).size();
-  std::vector<BlockTable> tables;  // by pace, then choice
-  for (std::size_t pace = 0; pace < paces; ++pace)
-    for (const Recompute recompute : choices) tables.push_back(estimator_.block_table(spec, placements, static_cast<int>(pace), recompute));
-  std::vector<std::vector<StageOption>> stages;
-  for (int s = 0; s < spec.pp(); ++s) {
-    std::vector<StageOption>& options = stages.emplace_back();
-    for (std::size_t choice = 0; choice < choices.size(); ++choice) {
-      const BlockTable& table = tables[(paces == 1 ? 0 : static_cast<std::size_t>(s)) * choices.size() + choice];
-      options.push_back({.seconds = table.seconds, .state = table.state, .saved = table.saved, .in_flight = schedule.in_flight(s, spec.pp(), micro),
-                         .capacity = estimator_.capacity(spec.mesh, s).count - table.fixed});
+  const Paces paces = estimator_.paces(spec, placements);
+  const auto make = [&] {
+    const int micro = static_cast<int>(micro_batches(spec, training_));
+    std::vector<BlockTable> tables;  // by pace, then choice
+    for (std::size_t pace = 0; pace < paces.size(); ++pace)
+      for (const Recompute recompute : choices) tables.push_back(estimator_.block_table(spec, placements, static_cast<int>(pace), recompute));
+    std::vector<std::vector<StageOption>> stages;
+    for (int s = 0; s < spec.pp(); ++s) {
+      std::vector<StageOption>& options = stages.emplace_back();
+      for (std::size_t choice = 0; choice < choices.size(); ++choice) {
+        const BlockTable& table = tables[(paces.size() == 1 ? 0 : static_cast<std::size_t>(s)) * choices.size() + choice];
+        options.push_back({.seconds = table.seconds, .state = table.state, .saved = table.saved, .in_flight = schedule.in_flight(s, spec.pp(), micro),
+                           .capacity = estimator_.capacity(spec.mesh, s).count - table.fixed});
+      }
     }
-  }
-  const std::optional<StageCut> cut = cut_stages(stages);
+    return cut_stages(stages);
+  };
+  const std::tuple key{spec.pp(), paces, spec.dp(), spec.zero_stage, spec.schedule, mixes};
+  auto found = fitting_cuts_.find(key);
+  if (found == fitting_cuts_.end()) found = fitting_cuts_.emplace(key, make()).first;
+  const std::optional<StageCut>& cut = found->second;
   if (!cut) return std::nullopt;
   ParallelSpec chosen = spec;
   chosen.stage_blocks = cut->blocks;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "planner/graph/op_graph.h"
+#include "planner/parallel/pipeline.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
 #include "planner/search/space.h"
@@ -53,7 +54,10 @@ class CandidateMaker {
   TrainingSpec training_;
   Estimator estimator_;
   std::map<std::tuple<int, bool, int>, Placements> placements_;  // tp, sequence parallel, ZeRO stage
-  std::map<std::pair<int, std::vector<std::pair<int, int>>>, std::vector<int>> cuts_;  // stages, their paces
+  using Paces = std::vector<std::pair<int, int>>;  // of stages
+  std::map<std::pair<int, Paces>, std::vector<int>> cuts_;  // by stages and their paces
+  // The same for cuts that fit: with data degree, ZeRO stage, schedule and whether stages choose what they recompute.
+  std::map<std::tuple<int, Paces, int, int, ScheduleKind, bool>, std::optional<StageCut>> fitting_cuts_;
 };
 
 }  // namespace parplan

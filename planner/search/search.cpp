@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <map>
 #include <memory>
@@ -14,6 +15,8 @@
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidate.h"
 #include "planner/search/candidates.h"
+#include "planner/simulator/simulate.h"
+#include "planner/simulator/steady.h"
 #include "planner/simulator/simulate.h"
 
 namespace parplan {
@@ -43,6 +46,59 @@ StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const Tra
   const Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = schedule,
                 .backend = cluster.backend(), .overhead = memory_overhead(cluster)};
   return simulate(lower_representatives(job), models, timeline);
+}
+
+std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
+                                          const Placements& placements, std::span<const CostModel> models) {
+  constexpr int period = 2;  // buffers take turns by two
+  const int stages = spec.pp();
+  const std::int64_t all = micro_batches(spec, training);
+  // Time to become steady, a window that is longer than anything reaches back, and the end of the schedule.
+  int some = 6 * stages + 24;
+  some += static_cast<int>((all - some) & 1);
+  if (all < 2 * some) return std::nullopt;
+  const ScheduleRow& row = row_of(spec.schedule);
+  for (int stage = 0; stage < stages; ++stage)
+    if (row.in_flight(stage, stages, some - period) != row.in_flight(stage, stages, static_cast<int>(all))) return std::nullopt;
+  Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = {},
+          .backend = cluster.backend(), .overhead = memory_overhead(cluster)};
+  std::vector<Program> programs;
+  const auto play = [&](int count, std::vector<CallEnds>* ends) {
+    job.training.global_batch = count * spec.dp() * spec.micro_batch;
+    job.schedule = row.actions(stages, count);
+    programs = lower_representatives(job);
+    return simulate(programs, models, nullptr, ends);
+  };
+  const StepResult before = play(some - period, nullptr);
+  std::vector<CommunicationVolume> sent_before;
+  for (const Program& program : programs) sent_before.push_back(program.communication);
+  std::vector<CallEnds> ends;
+  StepResult result = play(some, &ends);
+  const int window = stages + 4;
+  const std::optional<double> later = steady_seconds(programs, ends, some - stages - 2 - period - window, window, period);
+  const double grown = (result.time.total() - before.time.total()).value;
+  if (!later || std::abs(grown - *later) > 1e-9 * *later || !(before.memory == result.memory)) return std::nullopt;
+
+  const std::int64_t times = (all - some) / period;
+  StepTime of_period = result.time;
+  StepTime less = before.time;
+  less *= -1.0;
+  of_period += less;
+  of_period *= static_cast<double>(times);
+  result.time += of_period;
+  Bytes most(-1);
+  for (std::size_t s = 0; s < programs.size(); ++s) {
+    CommunicationVolume sent = programs[s].communication;
+    const auto extend = [&](Bytes& volume, Bytes shorter) { volume += (volume - shorter) * times; };
+    extend(sent.tensor, sent_before[s].tensor);
+    extend(sent.data, sent_before[s].data);
+    extend(sent.pipeline, sent_before[s].pipeline);
+    if (const Bytes sum = sent.tensor + sent.data + sent.pipeline; sum > most) {
+      most = sum;
+      result.communication = sent;
+    }
+  }
+  return result;
 }
 
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec,
@@ -80,11 +136,16 @@ void in_parallel(int threads, std::size_t items, const std::function<void(int th
   if (failure) std::rethrow_exception(failure);
 }
 
+Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {
+  return row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
+}
+
 // Candidates of one layout on equal networks take equal time, whatever the order of their axes.
 struct Simulated {
   ParallelSpec spec;
   std::vector<CostModel> models;
   StepResult result;
+  bool in_full = true;
 };
 bool equal_work(const ParallelSpec& spec, const std::vector<CostModel>& models, const Simulated& known) {
   ParallelSpec same_order = spec;
@@ -113,38 +174,46 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
   for (const auto& [shape, members] : by_shape) tasks.push_back(&members);
   struct Made {
     std::int64_t candidates = 0;
-    std::vector<Candidate> fitting;
-    std::optional<Candidate> smallest;  // of those that do not fit
+    std::vector<std::pair<std::size_t, Candidate>> fitting;                // with the number of their spec
+    std::optional<std::pair<std::size_t, Candidate>> smallest;  // of those that do not fit
   };
-  std::vector<Made> made(specs.size());
+  const auto smaller = [](const std::pair<std::size_t, Candidate>& a, const std::pair<std::size_t, Candidate>& b) {
+    return std::pair(a.second.estimate.memory.peak(), a.first) < std::pair(b.second.estimate.memory.peak(), b.first);
+  };
+  std::vector<Made> made(tasks.size());
   in_parallel(threads, tasks.size(), [&](int thread, std::size_t task) {
     std::vector<Candidate> candidates;
     for (const std::size_t i : *tasks[task]) {
       candidates.clear();
       makers[static_cast<std::size_t>(thread)]->add(specs[i], !request.recompute, candidates);
-      Made& to = made[i];
-      to.candidates = static_cast<std::int64_t>(candidates.size());
+      Made& to = made[task];
+      to.candidates += static_cast<std::int64_t>(candidates.size());
       for (Candidate& candidate : candidates) {
         if (candidate.estimate.spare.count >= 0)
-          to.fitting.push_back(std::move(candidate));
-        else if (!to.smallest || candidate.estimate.memory.peak() < to.smallest->estimate.memory.peak())
-          to.smallest = std::move(candidate);
+          to.fitting.emplace_back(i, std::move(candidate));
+        else if (std::pair one(i, std::move(candidate)); !to.smallest || smaller(one, *to.smallest))
+          to.smallest = std::move(one);
       }
     }
   });
 
   SearchResult result;
-  std::vector<Candidate> candidates;  // that fit, in the order of the space
+  std::vector<std::pair<std::size_t, Candidate>> fitting;
+  std::optional<std::pair<std::size_t, Candidate>> smallest;
   for (Made& one : made) {
     result.counts.candidates += one.candidates;
     result.counts.infeasible_memory += one.candidates - static_cast<std::int64_t>(one.fitting.size());
-    std::ranges::move(one.fitting, std::back_inserter(candidates));
-    if (one.smallest && (!result.smallest || one.smallest->estimate.memory.peak() < result.smallest->result.memory.peak())) {
-      const Estimate& estimate = one.smallest->estimate;
-      result.smallest = RankedPlan{std::move(one.smallest->spec), {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
-    }
+    std::ranges::move(one.fitting, std::back_inserter(fitting));
+    if (one.smallest && (!smallest || smaller(*one.smallest, *smallest))) smallest = std::move(one.smallest);
   }
-  if (!candidates.empty()) result.smallest.reset();
+  std::ranges::stable_sort(fitting, {}, &std::pair<std::size_t, Candidate>::first);
+  std::vector<Candidate> candidates;  // that fit, in the order of the space
+  candidates.reserve(fitting.size());
+  for (auto& [number, candidate] : fitting) candidates.push_back(std::move(candidate));
+  if (candidates.empty() && smallest) {
+    const Estimate& estimate = smallest->second.estimate;
+    result.smallest = RankedPlan{std::move(smallest->second.spec), {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
+  }
 
   // Most promising first.
   std::vector<std::pair<Score, std::size_t>> order;
@@ -158,6 +227,7 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
     Score score;
     std::size_t index = 0;  // in the space, for ties
     RankedPlan plan;
+    bool in_full = true;
   };
   std::vector<Ranked> best;
   const auto cannot_win = [&](const Score& bound) { return static_cast<int>(best.size()) >= options.top && bound >= best.back().score; };
@@ -172,9 +242,10 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
       std::size_t index = 0;
       std::vector<CostModel> models;
       StepResult result;
+      bool in_full = true;
     };
     std::vector<Turn> jobs;
-    for (; next < order.size() && static_cast<std::int64_t>(jobs.size()) < room && !cannot_win(order[next].first); ++next) jobs.push_back({.index = order[next].second, .models = {}, .result = {}});
+    for (; next < order.size() && static_cast<std::int64_t>(jobs.size()) < room && !cannot_win(order[next].first); ++next) jobs.push_back({.index = order[next].second, .models = {}, .result = {}, .in_full = true});
     in_parallel(threads, jobs.size(), [&](int thread, std::size_t number) {
       Turn& job = jobs[number];
       const ParallelSpec& spec = candidates[job.index].spec;
@@ -183,15 +254,18 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
       for (const Simulated& one : known)
         if (equal_work(spec, job.models, one)) {
           job.result = one.result;
+          job.in_full = one.in_full;
           return;
         }
-      const Schedule schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
-      job.result = simulate_spec(graph, cluster, training, spec, maker.placements_of(spec), schedule, job.models, nullptr);
+      const Placements& placements = maker.placements_of(spec);
+      const std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, job.models);
+      job.in_full = !steady;
+      job.result = steady ? *steady : simulate_spec(graph, cluster, training, spec, placements, schedule_of(spec, training), job.models, nullptr);
     });
     for (Turn& job : jobs) {
       const ParallelSpec& spec = candidates[job.index].spec;
-      known.push_back({spec, std::move(job.models), job.result});
-      best.push_back({.score = score(options.objective, cluster, spec, job.result.time.total(), job.result.memory), .index = job.index, .plan = {spec, job.result}});
+      known.push_back({spec, std::move(job.models), job.result, job.in_full});
+      best.push_back({.score = score(options.objective, cluster, spec, job.result.time.total(), job.result.memory), .index = job.index, .plan = {spec, job.result}, .in_full = job.in_full});
       ++result.counts.simulated;
     }
     std::ranges::sort(best, {}, [](const Ranked& one) { return std::pair(one.score, one.index); });
@@ -201,6 +275,10 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
 
   for (Ranked& one : best) result.plans.push_back(std::move(one.plan));
   if (!result.plans.empty()) {
+    // The winner in full, to the last digit of what simulating its plan gives.
+    RankedPlan& first = result.plans.front();
+    CandidateMaker& maker = *makers.front();
+    if (!best.front().in_full) first.result = simulate_spec(graph, maker.estimator().networks(), training, first.spec, maker.placements_of(first.spec), schedule_of(first.spec, training), nullptr);
     // The bounds ascend: what is left is no better than the next.
     const Score& winner = best.front().score;
     result.counts.pruned_by_bound = 0;

@@ -282,15 +282,22 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   Seconds before;              // forwards and transfers of the stages before, and back
   StepTime first_parts;
   int first_block = 0;
+  int shapes_number = 0;
+  const Costs* known_costs = nullptr;
+  const DataCosts* known_data = nullptr;
   const GroupNetwork* known_next = nullptr;
   Seconds known_transfer;
 
   for (int s = 0; s < stages; ++s) {
-    const int shapes_number = shapes_of(spec, placements, spec.recompute_of(s));
     const int environment = view.environments[static_cast<std::size_t>(s)];
-    const Costs& costs = costs_of(shapes_number, environment);
+    if (s == 0 || environment != view.environments[static_cast<std::size_t>(s - 1)] || spec.recompute_of(s) != spec.recompute_of(s - 1)) {
+      shapes_number = shapes_of(spec, placements, spec.recompute_of(s));
+      known_costs = &costs_of(shapes_number, environment);
+      known_data = &data_costs_of(spec, placements, shapes_[static_cast<std::size_t>(shapes_number)], view, environment);
+    }
+    const Costs& costs = *known_costs;
     const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_number)];
-    const DataCosts& data = data_costs_of(spec, placements, shapes, view, environment);
+    const DataCosts& data = *known_data;
     const bool sequential = !environments_[static_cast<std::size_t>(environment)].device->overlaps_communication;
 
     const BlockRange range{first_block, first_block + spec.stage_blocks[static_cast<std::size_t>(s)]};

@@ -30,7 +30,10 @@ struct Seat {
   Arrival arrival = Arrival::absent;
   double ready = 0.0;
   double seconds = 0.0;
+  int cause = -1;      // the piece that made it ready
   double start = 0.0;  // once served
+  int last_stage = 0;  // that arrived, once served
+  int last_cause = -1;
 };
 
 // Where stages come together: a direction between two neighbours (seat 0 sends, seat 1 receives), the tied parameter's
@@ -89,6 +92,12 @@ struct Stage {
   std::array<Moment, stream_count> free;
   std::array<Running, stream_count> running;
   std::vector<std::size_t> streams;  // with calls
+  struct Crossing {  // a piece that started when a partner was ready, later than this stage
+    int piece = 0;
+    int stage = 0;   // of the partner
+    int cause = -1;  // the partner's piece that made it ready
+  };
+  std::vector<Crossing> crossings;   // where they are asked for
 
   const Playable& segment_of(int call) const {
     return segments[static_cast<std::size_t>(program->calls[static_cast<std::size_t>(call)].segment)];
@@ -99,10 +108,12 @@ constexpr int unknown = -2;  // an event that is not complete yet
 
 class Simulation {
  public:
-  Simulation(std::span<const Program> programs, std::span<const CostModel> models);
+  Simulation(std::span<const Program> programs, std::span<const CostModel> models, bool notes_crossings);
   void play();
   StepResult result() const;
+  StepDetails details() const;
   void write(Timeline& timeline) const;
+  std::vector<CallEnds> ends() const;
 
  private:
   void make_meetings();
@@ -117,11 +128,14 @@ class Simulation {
   bool meet(Stage& stage, const Playable& playable, std::size_t instruction, int piece, Moment at);
   void finish_call(Stage& stage, int call, const Playable& playable, Moment end);
   Moment last_of(const Stage& stage) const;
+  void note_crossing(Stage& stage, int piece, int other, int cause);
+  std::vector<CriticalWork> critical_path() const;
   [[noreturn]] void report_deadlock() const;
 
   std::vector<Stage> stages_;
   std::vector<Meeting> meetings_;
   std::vector<char> runnable_;
+  bool notes_crossings_ = false;
 };
 
 // Meetings in the order: forward and backward of each pair of neighbours, tied, pipeline.
@@ -231,7 +245,8 @@ void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
     if (posts_at[m] > 0) meetings_[m].posted.reserve(std::max(meetings_[m].posted.capacity(), posts_at[m]));
 }
 
-Simulation::Simulation(std::span<const Program> programs, std::span<const CostModel> models) {
+Simulation::Simulation(std::span<const Program> programs, std::span<const CostModel> models, bool notes_crossings)
+    : notes_crossings_(notes_crossings) {
   PARPLAN_ASSERT(!programs.empty() && programs.size() == models.size(),
                  fmt::format("{} programs, {} cost models", programs.size(), models.size()));
   stages_.resize(programs.size());
@@ -379,6 +394,10 @@ bool Simulation::play_instructions(Stage& stage, int call, const Playable& playa
   return true;
 }
 
+void Simulation::note_crossing(Stage& stage, int piece, int other, int cause) {
+  if (notes_crossings_) stage.crossings.push_back({.piece = piece, .stage = other, .cause = cause});
+}
+
 bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index, int piece, Moment at) {
   const CostedInstruction& instruction = playable.costed.instructions[index];
   const SeatAt where = playable.seats[index];
@@ -403,7 +422,10 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
     if (meeting.taken == meeting.posted.size()) return false;
     const Meeting::Posted& posted = meeting.posted[meeting.taken++];
     settle(std::max(at.time, posted.ready), posted.seconds);
-    Played& sent = stages_[static_cast<std::size_t>(partner)].pieces[static_cast<std::size_t>(posted.piece)];
+    Stage& sender = stages_[static_cast<std::size_t>(partner)];
+    Played& sent = sender.pieces[static_cast<std::size_t>(posted.piece)];
+    if (posted.ready > at.time) note_crossing(stage, piece, partner, sent.cause);
+    if (at.time > posted.ready) note_crossing(sender, posted.piece, stage.program->stage, at.piece);
     sent.start = played.start;
     sent.end = played.end;
     runnable_[static_cast<std::size_t>(partner)] = true;
@@ -414,18 +436,25 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
     seat.arrival = Arrival::arrived;
     seat.ready = at.time;
     seat.seconds = instruction.seconds;
+    seat.cause = at.piece;
     if (++meeting.arrived == static_cast<int>(meeting.seats.size())) {
       // A transfer takes the time that the sender's links give it; a collective that of its slowest member.
       double start = 0.0;
       double seconds = meeting.seats[0].seconds;
+      const Seat* last = &meeting.seats[0];
       for (const Seat& other : meeting.seats) {
         start = std::max(start, other.ready);
+        if (other.ready > last->ready) last = &other;
         if (!pair) seconds = std::max(seconds, other.seconds);
       }
+      const int last_stage = last->stage;
+      const int last_cause = last->cause;
       for (Seat& other : meeting.seats) {
         other.arrival = Arrival::served;
         other.start = start;
         other.seconds = seconds;
+        other.last_stage = last_stage;
+        other.last_cause = last_cause;
         runnable_[static_cast<std::size_t>(other.stage)] = true;
       }
       meeting.arrived = 0;
@@ -434,6 +463,7 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
   if (seat.arrival != Arrival::served) return false;
   seat.arrival = Arrival::absent;
   settle(seat.start, seat.seconds);
+  if (seat.start > at.time) note_crossing(stage, piece, seat.last_stage, seat.last_cause);
   return true;
 }
 
@@ -515,6 +545,16 @@ double filled_share(const Stage& stage) {
   return static_cast<double>(stage.program->memory.peak().count) / static_cast<double>(std::max<std::int64_t>(stage.capacity.count, 1));
 }
 
+// Where the stage's time went until `last`, where its work ends.
+StepTime time_of(const Stage& stage, int last_piece) {
+  if (!overlaps(stage.pieces)) return sum(attribute(stage.pieces, last_piece));
+  const std::vector<Played> apart = taken_apart(stage);
+  int last = 0;
+  for (int i = 0; i < static_cast<int>(apart.size()); ++i)
+    if (apart[static_cast<std::size_t>(i)].end > apart[static_cast<std::size_t>(last)].end) last = i;
+  return sum(attribute(apart, last));
+}
+
 StepResult Simulation::result() const {
   StepResult result;
   const Stage* slowest = nullptr;
@@ -539,17 +579,130 @@ StepResult Simulation::result() const {
       result.memory_stage = stage.program->stage;
     }
   }
-  if (finish.piece < 0) return result;
-  if (!overlaps(slowest->pieces)) {
-    result.time = sum(attribute(slowest->pieces, finish.piece));
-    return result;
-  }
-  const std::vector<Played> apart = taken_apart(*slowest);
-  int last = 0;
-  for (int i = 0; i < static_cast<int>(apart.size()); ++i)
-    if (apart[static_cast<std::size_t>(i)].end > apart[static_cast<std::size_t>(last)].end) last = i;
-  result.time = sum(attribute(apart, last));
+  if (finish.piece >= 0) result.time = time_of(*slowest, finish.piece);
   return result;
+}
+
+// Seconds of each label on the way from `offset` in a segment that was played whole back to its start.
+using LabelSeconds = std::array<double, static_cast<std::size_t>(Label::count_)>;
+LabelSeconds way_through(const CostedSegment& costed, double offset) {
+  LabelSeconds seconds{};
+  // What had ended last by then.
+  int piece = -1;
+  for (int i = 0; i < static_cast<int>(costed.alone.size()); ++i)
+    if (const double end = costed.alone[static_cast<std::size_t>(i)].end;
+        end <= offset * (1.0 + 1e-9) && (piece < 0 || end > costed.alone[static_cast<std::size_t>(piece)].end))
+      piece = i;
+  for (double t = offset; piece >= 0; piece = costed.alone[static_cast<std::size_t>(piece)].cause) {
+    const Played& part = costed.alone[static_cast<std::size_t>(piece)];
+    seconds[static_cast<std::size_t>(part.work.label)] += t - part.start;
+    t = part.start;
+  }
+  return seconds;
+}
+
+std::vector<CriticalWork> Simulation::critical_path() const {
+  struct Share {
+    std::int64_t runs = 0;
+    int last_call = -1;
+    double seconds = 0.0;
+  };
+  using Shares = std::array<Share, static_cast<std::size_t>(Label::count_)>;
+  std::vector<std::vector<Shares>> shares;                // by stage and segment
+  std::vector<std::vector<int>> calls;                    // by stage and piece
+  std::vector<std::vector<int>> crossing;                 // by stage and piece: index into crossings, or -1
+  std::vector<std::vector<std::optional<LabelSeconds>>> wholes;  // by stage and segment: the way through all of it
+  int stage_number = -1;
+  Moment at;
+  for (const Stage& stage : stages_) {
+    shares.emplace_back(stage.segments.size());
+    wholes.emplace_back(stage.segments.size());
+    std::vector<int>& call_of = calls.emplace_back(stage.pieces.size(), -1);
+    for (std::size_t c = 0; c < stage.places.size(); ++c) {
+      const std::size_t count = stage.places[c].whole ? 1 : stage.segment_of(static_cast<int>(c)).costed.instructions.size();
+      std::fill_n(call_of.begin() + stage.places[c].first, count, static_cast<int>(c));
+    }
+    std::vector<int>& crosses = crossing.emplace_back(stage.pieces.size(), -1);
+    for (std::size_t i = 0; i < stage.crossings.size(); ++i) crosses[static_cast<std::size_t>(stage.crossings[i].piece)] = static_cast<int>(i);
+    if (const Moment last = last_of(stage); stage_number < 0 || last.time > at.time) {
+      at = last;
+      stage_number = stage.program->stage;
+    }
+  }
+  while (at.piece >= 0) {
+    const auto s = static_cast<std::size_t>(stage_number);
+    const Stage& stage = stages_[s];
+    const auto piece = static_cast<std::size_t>(at.piece);
+    const Played& played = stage.pieces[piece];
+    const int call = calls[s][piece];
+    const auto segment = static_cast<std::size_t>(stage.program->calls[static_cast<std::size_t>(call)].segment);
+    const auto add = [&](std::size_t label, double seconds) {
+      if (seconds <= 0.0) return;
+      Share& share = shares[s][segment][label];
+      share.runs += share.last_call != call;
+      share.last_call = call;
+      share.seconds += seconds;
+    };
+    if (stage.places[static_cast<std::size_t>(call)].whole) {
+      const CostedSegment& costed = stage.segments[segment].costed;
+      std::optional<LabelSeconds>& whole = wholes[s][segment];
+      if (!whole) whole = way_through(costed, costed.seconds);
+      const LabelSeconds way = at.time >= played.end ? *whole : way_through(costed, at.time - played.start);
+      for (std::size_t label = 0; label < way.size(); ++label) add(label, way[label]);
+    } else {
+      add(static_cast<std::size_t>(played.work.label), at.time - played.start);
+    }
+    at = {.time = played.start, .piece = played.cause};
+    if (crossing[s][piece] >= 0) {
+      const Stage::Crossing& cross = stage.crossings[static_cast<std::size_t>(crossing[s][piece])];
+      stage_number = cross.stage;
+      at.piece = cross.cause;
+    }
+  }
+  std::vector<CriticalWork> path;
+  for (std::size_t s = 0; s < stages_.size(); ++s)
+    for (std::size_t g = 0; g < shares[s].size(); ++g)
+      for (std::size_t label = 0; label < shares[s][g].size(); ++label) {
+        const Share& share = shares[s][g][label];
+        if (share.runs == 0) continue;
+        const std::string& name = stages_[s].program->segments[g].name;
+        const auto same = [&](const CriticalWork& work) {
+          return work.stage == static_cast<int>(s) && work.segment == name && work.label == static_cast<Label>(label);
+        };
+        auto found = std::find_if(path.begin(), path.end(), same);
+        if (found == path.end())
+          found = path.insert(path.end(), {.stage = static_cast<int>(s), .segment = name, .label = static_cast<Label>(label), .runs = 0, .time = {}});
+        found->runs += share.runs;
+        found->time += Seconds(share.seconds);
+      }
+  return path;
+}
+
+StepDetails Simulation::details() const {
+  StepDetails details;
+  for (const Stage& stage : stages_) {
+    const Moment last = last_of(stage);
+    details.stages.push_back({.time = last.piece < 0 ? StepTime{} : time_of(stage, last.piece),
+                              .memory = stage.program->memory,
+                              .communication = stage.program->communication});
+  }
+  details.critical_path = critical_path();
+  return details;
+}
+
+std::vector<CallEnds> Simulation::ends() const {
+  std::vector<CallEnds> all;
+  for (const Stage& stage : stages_) {
+    CallEnds& ends = all.emplace_back();
+    for (std::size_t c = 0; c < stage.places.size(); ++c) {
+      ends.first.push_back(ends.seconds.size());
+      const Stage::Place place = stage.places[c];
+      const std::size_t pieces = place.whole ? 1 : stage.segment_of(static_cast<int>(c)).costed.instructions.size();
+      for (std::size_t i = 0; i < pieces; ++i) ends.seconds.push_back(stage.pieces[static_cast<std::size_t>(place.first) + i].end);
+    }
+    ends.first.push_back(ends.seconds.size());
+  }
+  return all;
 }
 
 void Simulation::write(Timeline& timeline) const {
@@ -615,10 +768,12 @@ void Simulation::report_deadlock() const {
 
 }  // namespace
 
-StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline) {
-  Simulation simulation(programs, models);
+StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline, StepDetails* details, std::vector<CallEnds>* ends) {
+  Simulation simulation(programs, models, details != nullptr);
   simulation.play();
   if (timeline != nullptr) simulation.write(*timeline);
+  if (details != nullptr) *details = simulation.details();
+  if (ends != nullptr) *ends = simulation.ends();
   return simulation.result();
 }
 

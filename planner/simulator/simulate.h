@@ -1,13 +1,23 @@
 #pragma once
 
+#include <cstddef>
 #include <span>
+#include <vector>
 
 #include "planner/cost/cost_model.h"
 #include "planner/plan/step.h"
+#include "planner/plan/step_details.h"
 #include "planner/program/program.h"
 #include "planner/simulator/timeline.h"
 
 namespace parplan {
+
+// When everything that the calls of a Program submitted ended.
+struct CallEnds {
+  std::vector<std::size_t> first;  // per call, into `seconds`; one more than calls
+  std::vector<double> seconds;
+  bool operator==(const CallEnds&) const = default;
+};
 
 // Plays one training step in virtual time. programs[s] stands for all ranks of pipeline stage s, models[s] prices it:
 // members of a tensor or data group do equal work and arrive together; a send meets the neighbouring stage's
@@ -19,8 +29,12 @@ namespace parplan {
 // duration has passed, a send is posted and costs the receiver, and waiting for a send's event waits until it is taken.
 //
 // Time: of the stage that finishes last (ties: lowest), by the rule of attribution.h. Memory: of the stage with the
-// highest peak. Communication: of the stage that sends most in sum. `timeline`, where given, receives every instruction.
+// highest peak. Communication: of the stage that sends most in sum. `timeline`, where given, receives every instruction;
+// `details` each stage's own result and the critical path.
 // Throws InternalError, saying who waits for what, when the Programs block one another.
-StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline = nullptr);
+// `ends`: one for each stage.
+StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline = nullptr,
+                    StepDetails* details = nullptr,
+                    std::vector<CallEnds>* ends = nullptr);
 
 }  // namespace parplan

@@ -1,4 +1,4 @@
-// How fast plans are found, on one core: estimates and simulated Programs per second, and whole searches with the
+// How fast plans are found: estimates and simulated Programs per second, and whole searches with the
 // defaults of `parplan suggest` for GPUs (the model's context, 512 sequences a step, bf16, AdamW).
 #include <algorithm>
 #include <chrono>
@@ -9,12 +9,15 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/cluster/catalog.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
+#include "planner/report/row.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/search.h"
 #include "planner/simulator/estimate.h"
@@ -46,6 +49,7 @@ struct Work {
   std::string cluster;
   int devices = 0;
   std::int64_t global_batch = 0;
+  std::int64_t sequence = 0;  // 0: the model's context
 };
 
 struct Setting {
@@ -59,9 +63,9 @@ Setting setting_of(const Work& work) {
   Setting setting;
   const ModelSpec spec = load_model(work.model, source + "/models").spec;
   setting.training.precision = DataType::bf16;
-  setting.training.sequence_length = spec.context;
+  setting.training.sequence_length = work.sequence > 0 ? work.sequence : spec.context;
   setting.training.global_batch = work.global_batch;
-  setting.graph = build_graph(spec, spec.context);
+  setting.graph = build_graph(spec, setting.training.sequence_length);
   setting.cluster = find_cluster(work.cluster, {.devices_folder = source + "/configs/devices", .clusters_folder = source + "/configs/clusters"},
                                  {.device = {}, .network = {}, .devices = work.devices, .nodes = {}});
   return setting;
@@ -126,24 +130,74 @@ void bench_estimates(const Work& work) {
               1e3 * lowering / simulated, 1e3 * playing / simulated);
 }
 
-void bench_search(const Work& work) {
-  const Setting setting = setting_of(work);
+// One search with the defaults of `parplan suggest`, on all cores and on one.
+void bench_search(const std::string& title, const Setting& setting, const LayoutRequest& request = {}) {
   forget_peak();
-  const double processor = processor_seconds();
+  SearchOptions options;
+  options.threads = 1;
   SearchResult result;
-  const double wall = seconds_of([&] { result = search(setting.graph, setting.cluster, setting.training, {}, {}); });
+  const double one = seconds_of([&] { search(setting.graph, setting.cluster, setting.training, request, options); });
+  options.threads = 0;
+  const double processor = processor_seconds();
+  const double all = seconds_of([&] { result = search(setting.graph, setting.cluster, setting.training, request, options); });
+  const double used = processor_seconds() - processor;
   const SearchCounts& counts = result.counts;
-  std::printf("search %s on %d devices of %s, global batch %lld: %.2f s (%.2f s of processor), %lld candidates (%.0f a second), %lld do not fit, "
-              "%lld simulated, %lld pruned, %s, peak memory %.0f MiB\n",
-              work.model.c_str(), work.devices, work.cluster.c_str(), static_cast<long long>(work.global_batch), wall, processor_seconds() - processor,
-              static_cast<long long>(counts.candidates), static_cast<double>(counts.candidates) / wall,
-              static_cast<long long>(counts.infeasible_memory), static_cast<long long>(counts.simulated),
-              static_cast<long long>(counts.pruned_by_bound), counts.certified ? "certified" : "not certified", peak_mebibytes());
-  if (result.plans.empty()) return;
-  const RankedPlan& best = result.plans.front();
-  std::printf("  best: %.3f s a step, dp %d tp %d pp %d, ZeRO %d, micro-batch %lld, %s, recompute %s\n", best.result.time.total().value, best.spec.dp(),
-              best.spec.tp(), best.spec.pp(), best.spec.zero_stage, static_cast<long long>(best.spec.micro_batch), name(best.spec.schedule),
-              name(best.spec.recompute));
+  const std::string best = result.plans.empty()
+                               ? std::string("nothing fits")
+                               : fmt::format("{:.3f} s: {}", result.plans.front().result.time.total().value, layout_text(result.plans.front().spec));
+  std::printf("| %s | %.3f | %.3f | %.3f | %lld | %lld | %lld | %s | %.0f | %s |\n", title.c_str(), one, all, used,
+              static_cast<long long>(counts.candidates), static_cast<long long>(counts.infeasible_memory), static_cast<long long>(counts.simulated),
+              result.plans.empty() ? "-" : counts.certified ? "yes" : "no", peak_mebibytes(), best.c_str());
+  std::fflush(stdout);
+}
+
+void search_heading(const char* what) {
+  std::printf("\n| %s | one thread s | all threads s | processor s | candidates | do not fit | simulated | certified | peak MiB | best |\n"
+              "|---|---|---|---|---|---|---|---|---|---|\n", what);
+}
+
+void bench_searches() {
+  search_heading("search");
+  for (const Work& work : {Work{"gpt3-175b", "dgx-a100", 64, 64}, Work{"gpt3-175b", "dgx-a100", 64, 512}, Work{"gpt3-175b", "dgx-a100", 1024, 1536},
+                           Work{"gpt3-175b", "dgx-a100", 4096, 4096}, Work{"llama3-70b", "dgx-h100", 512, 512}, Work{"llama3-405b", "dgx-h100", 16384, 2048, 8192}})
+    bench_search(fmt::format("{}, {} of {}, batch {}, {} tokens", work.model, work.devices, work.cluster, work.global_batch, setting_of(work).training.sequence_length), setting_of(work));
+}
+
+// How time grows with devices, layers and techniques.
+void bench_growth() {
+  search_heading("devices: llama3-70b on dgx-h100, batch 4096, 8192 tokens");
+  for (int devices = 8; devices <= 16384; devices *= 2) bench_search(fmt::format("{}", devices), setting_of({"llama3-70b", "dgx-h100", devices, 4096, 8192}));
+
+  search_heading("layers: gpt3-175b's on 256 A100, batch 512");
+  for (std::int64_t layers = 6; layers <= 768; layers *= 2) {
+    Setting setting = setting_of({"gpt3-175b", "dgx-a100", 256, 512});
+    ModelSpec spec = load_model("gpt3-175b", std::string(PARPLAN_SOURCE_DIR) + "/models").spec;
+    spec.layers = layers;
+    setting.graph = build_graph(spec, setting.training.sequence_length);
+    bench_search(fmt::format("{}", layers), setting);
+  }
+
+  search_heading("techniques: gpt3-175b on 1024 A100, batch 1536");
+  const Setting setting = setting_of({"gpt3-175b", "dgx-a100", 1024, 1536});
+  LayoutRequest request;
+  request.tp = request.pp = 1;
+  request.zero_stage = 0;
+  request.schedule = ScheduleKind::one_f_one_b;
+  request.recompute = Recompute::none;
+  request.order = parse_order("pp-dp-tp");
+  bench_search("data parallel", setting, request);
+  request.zero_stage.reset();
+  bench_search("+ ZeRO 1 to 3", setting, request);
+  request.recompute.reset();
+  bench_search("+ recompute", setting, request);
+  request.tp.reset();
+  bench_search("+ tensor and sequence parallel", setting, request);
+  request.pp.reset();
+  bench_search("+ pipeline, 1F1B", setting, request);
+  request.schedule.reset();
+  bench_search("+ GPipe", setting, request);
+  request.order.reset();
+  bench_search("+ orders of the mesh", setting, request);
 }
 
 }  // namespace
@@ -155,10 +209,8 @@ int main() {
     parplan::bench_estimates(work);
     std::fflush(stdout);
   }
-  for (const Work& work : {Work{"gpt3-175b", "dgx-a100", 64, 64}, Work{"gpt3-175b", "dgx-a100", 64, 512}, Work{"llama3-70b", "dgx-h100", 512, 512}}) {
-    parplan::bench_search(work);
-    std::fflush(stdout);
-  }
+  parplan::bench_searches();
+  parplan::bench_growth();
   // Measured on another machine of 2 cores: Calculon's exhaustive search without offload and overlap of communication.
   std::printf("beside: Calculon, gpt3-175b on 64 A100 80 GB, batch up to 64: 419 s of processor for 88,484 candidates (211 a second)\n");
 }

@@ -142,6 +142,49 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
   CHECK(gaps / count < 0.25);
 }
 
+TEST_CASE("a step extended from its steady state equals the step in full") {
+  std::mt19937 random(11);
+  int steady = 0, tried = 0;
+  for (int setting = 0; setting < 40; ++setting) {
+    const bool gpu = setting % 3 != 0;
+    const OpGraph graph = random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    TrainingSpec training = training_of(256, gpu ? DataType::bf16 : DataType::fp32);
+    NetworkCache networks(cluster);
+    for (int trial = 0; trial < 6; ++trial) {
+      ParallelSpec spec;
+      const int stages = 1 + static_cast<int>(random() % std::min<std::size_t>(4, graph.blocks.size()));
+      spec.mesh.degree = {stages, 1 << random() % 2, stages > 2 && !gpu ? 1 : 1 << random() % 2};
+      spec.sequence_parallel = spec.tp() > 1 && random() % 2;
+      spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
+      spec.recompute = random() % 2 ? Recompute::full : Recompute::none;
+      spec.schedule = trial == 0 ? ScheduleKind::gpipe : ScheduleKind::one_f_one_b;
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), stages, random);
+      INFO("setting " << setting << ": " << describe(spec));
+      std::vector<CostModel> models;
+      for (int stage = 0; stage < stages; ++stage) models.push_back(cost_model(networks, spec.mesh, stage));
+      const Placements placements = place(graph, spec);
+      const std::optional<StepResult> extended = simulate_steady(graph, cluster, training, spec, placements, models);
+      ++tried;
+      if (spec.schedule == ScheduleKind::gpipe) CHECK(!extended);  // it holds all micro-batches at once: more of them take more memory
+      if (!extended) continue;
+      ++steady;
+      const Schedule schedule = row_of(spec.schedule).actions(stages, static_cast<int>(micro_batches(spec, training)));
+      const StepResult full = simulate_spec(graph, cluster, training, spec, placements, schedule, models, nullptr);
+      CHECK(extended->memory == full.memory);
+      CHECK(extended->memory_stage == full.memory_stage);
+      CHECK(extended->communication == full.communication);
+      const double total = full.time.total().value;
+      CHECK(extended->time.total().value == doctest::Approx(total).epsilon(1e-9));
+      for (const auto part : {&StepTime::compute, &StepTime::recompute, &StepTime::tensor_exposed, &StepTime::data_exposed, &StepTime::pipeline_exposed,
+                              &StepTime::bubble, &StepTime::optimizer})
+        CHECK(std::abs((extended->time.*part - full.time.*part).value) <= 1e-9 * total);
+    }
+  }
+  MESSAGE(steady << " of " << tried << " were steady");
+  CHECK(steady > tried / 2);
+}
+
 // Every cut of `blocks` into `stages` runs.
 std::vector<std::vector<int>> all_cuts(int blocks, int stages) {
   if (stages == 1) return {{blocks}};
