@@ -67,7 +67,7 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
     job.training.global_batch = count * spec.dp() * spec.micro_batch;
     job.schedule = row.actions(stages, count);
     programs = lower_representatives(job);
-    return simulate(programs, models, nullptr, ends);
+    return simulate(programs, models, nullptr, nullptr, ends);
   };
   const StepResult before = play(some - period, nullptr);
   std::vector<CommunicationVolume> sent_before;
