@@ -1,5 +1,7 @@
 #include "planner/report/json.h"
 
+#include <algorithm>
+
 #include "planner/report/launch_line.h"
 #include "planner/report/row.h"
 
@@ -7,6 +9,12 @@ namespace parplan {
 namespace {
 
 Json optional_number(const std::optional<double>& value) { return value ? json_number(*value) : Json(nullptr); }
+
+// Null where nodes differ.
+Json devices_per_node(const Cluster& cluster) {
+  const int first = cluster.groups.front().devices_per_node();
+  return std::ranges::all_of(cluster.groups, [&](const NodeGroup& group) { return group.devices_per_node() == first; }) ? Json(first) : Json(nullptr);
+}
 
 Json head(const char* schema, const ReportInputs& inputs) {
   const Cluster& cluster = inputs.cluster;
@@ -19,7 +27,7 @@ Json head(const char* schema, const ReportInputs& inputs) {
   json["inputs"]["cluster"] = {{"name", cluster.name},
                                {"devices", cluster.devices()},
                                {"device", device_name(cluster)},
-                               {"devices_per_node", cluster.devices() / cluster.nodes()},
+                               {"devices_per_node", devices_per_node(cluster)},
                                {"nodes", cluster.nodes()},
                                {"backend", name(cluster.backend())},
                                {"memory_capacity_bytes", cluster.groups.front().device.memory_capacity.count},
