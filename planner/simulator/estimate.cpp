@@ -25,16 +25,6 @@ Sharded sharded(const ParallelSpec& spec, const Placements& placements) {
 
 std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) { return align_up(Bytes(elements), 16 * spec.dp()).count; }
 
-// A block on its stage, as the data axis sees it.
-struct Visit {
-  Seconds forward, backward;  // compute stream
-  Seconds clear;              // of the buffer for unreduced gradients, before the backward
-  Seconds gather;             // of its own bucket, ahead
-  Seconds tied_gather;
-  Seconds reduce;             // data stream, behind its backward
-  bool has_own = false;
-};
-
 }  // namespace
 
 Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, std::optional<Bytes> memory_limit)
@@ -220,12 +210,10 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   return table;
 }
 
-void Estimator::memory_of_stage(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range,
-                                const Shapes& shapes, int micro, MemoryUse& memory) {
-  thread_local std::vector<BucketSizes> buckets;
-  thread_local std::vector<SavedSizes> saved;
-  buckets.clear();
-  saved.clear();
+MemoryUse Estimator::memory_of_stage(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range,
+                                     const Shapes& shapes) {
+  buckets_.clear();
+  saved_.clear();
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0;
   for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
@@ -233,77 +221,153 @@ void Estimator::memory_of_stage(const ParallelSpec& spec, const Placements& plac
     const int times = before[static_cast<std::size_t>(range.last)] - before[static_cast<std::size_t>(range.first)];
     if (times == 0) continue;
     const LoweredBlock& block = shapes.kinds[kind];
-    saved.push_back({.bytes = block.saved_bytes, .times = times});
+    saved_.push_back({.bytes = block.saved_bytes, .times = times});
     scratch = std::max({scratch, block.forward.scratch_bytes, block.backward.scratch_bytes});
     crossing = block.crossing_bytes;
-    buckets.push_back({.elements = padded(shapes.own_elements[kind], spec), .times = times});
+    buckets_.push_back({.elements = padded(shapes.own_elements[kind], spec), .times = times});
   }
   int tied_uses = 0;
   for (const int block : tied_blocks_) tied_uses += block >= range.first && block < range.last;
-  if (tied_uses > 0) buckets.push_back({.elements = padded(shapes.tied_elements, spec), .tied = true, .used_twice = tied_uses > 1});
-  memory = stage_memory({.buckets = buckets, .saved = saved, .crossing_bytes = crossing, .scratch_bytes = scratch,
-                         .in_flight = schedule.in_flight(stage, spec.pp(), micro), .last_stage = stage + 1 == spec.pp()},
-                        spec, placements, training_);
+  if (tied_uses > 0) buckets_.push_back({.elements = padded(shapes.tied_elements, spec), .tied = true, .used_twice = tied_uses > 1});
+  MemoryUse memory = stage_memory({.buckets = buckets_, .saved = saved_, .crossing_bytes = crossing, .scratch_bytes = scratch,
+                                   .in_flight = schedule.in_flight(stage, spec.pp(), static_cast<int>(micro_batches(spec, training_))),
+                                   .last_stage = stage + 1 == spec.pp()},
+                                  spec, placements, training_);
   memory.overhead = memory_overhead(cluster_);
+  return memory;
 }
 
-// Letters, for one stage: blocks 1 .. n in the order in which a phase visits them; c_k a block's computation in that phase, g_k the
+// Letters: blocks 1 .. n of the stage in the order in which a phase visits them; c_k a block's computation in that phase, g_k the
 // gather of its parameters (ZeRO-3), r_k the reduction of its gradients behind its backward (ZeRO-2, 3: of every
 // micro-batch; else of the last one only).
 //   A phase takes at least sum c_k. Two buffers of gathered parameters and two of unreduced gradients take turns, so from its first
 //   block on it takes at least c_1 + sum_{k>=3} g_k + sum_{k<=n-2} r_k + c_n: the gather of block k waits for block k - 2, and
 //   block n for the reduction of block n - 2, on one stream.
-//   These are the forwards and backwards of the schedule's closed form, which bounds the end of the last backward on the first stage.
-//   Behind it come the reductions that it did not cover: max over k of (sum_{i>=k} r_i - sum_{i>k} c_i), then the gradient norm, which all stages
-//   await, the update, and the gathers of updated parameters (ZeRO-1, 2), which overlap with updates alike.
-//   Data-parallel communication of one rank shares one stream: the step takes at least its sum.
+//   Behind the last backward come the reductions that it did not cover: max over k of (sum_{i>=k} r_i - sum_{i>k} c_i).
+//   Updates run in the order of blocks, the gathers of updated parameters (ZeRO-1, 2) each behind its update.
+// Ranks that carry out their own communication do all of this one after the other.
+Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range, bool first, bool sequential,
+                                                const Costs& costs, const Shapes& shapes, const DataCosts& data) {
+  const Sharded shards = sharded(spec, placements);
+  const int micro = static_cast<int>(micro_batches(spec, training_));
+  const int count = range.last - range.first;
+  StageBound bound;
+  visits_.assign(static_cast<std::size_t>(count), {});
+  Seconds clears, updates, gathers, reduces;
+  int tied_uses = 0;
+  bool every_own = true;
+  for (int i = 0; i < count; ++i) {
+    const std::size_t block = static_cast<std::size_t>(range.first + i);
+    const std::size_t kind = static_cast<std::size_t>(graph_.blocks[block].kind);
+    const BucketCosts& own = data.own[kind];
+    const BucketCosts tied = uses_tied_[block] != 0 ? data.tied : BucketCosts{};
+    tied_uses += uses_tied_[block];
+    every_own = every_own && shapes.own_elements[kind] > 0;
+    Visit& visit = visits_[static_cast<std::size_t>(i)];
+    visit = {.forward = costs.forward_seconds[kind], .backward = costs.backward_seconds[kind], .clear = own.clear + tied.clear,
+             .gather = shards.parameters ? own.gather : Seconds(0.0), .reduce = own.reduce + own.accumulate + tied.reduce + tied.accumulate};
+    bound.plain_forward += visit.forward;
+    bound.plain_backward += visit.backward + visit.clear;
+    gathers += visit.gather;
+    if (shards.parameters) gathers += tied.gather;
+    reduces += visit.reduce;
+    clears += own.begin_clear + tied.begin_clear;
+    updates += own.update;
+    bound.norms += own.norm;
+    if (first) {
+      bound.parts += costs.forward[kind];
+      bound.parts += costs.backward[kind];
+    }
+  }
+  if (tied_uses > 0) updates += data.tied.update;
+  if (tied_uses > 0 && first) bound.norms += data.tied.norm;
+  bound.occupied = bound.plain_forward + bound.plain_backward;
+  // The first block's buffer is cleared while the stage may still wait for the gradient.
+  if (!sequential) bound.plain_backward -= visits_.back().clear;
+  bound.forward = bound.plain_forward;
+  bound.backward = bound.plain_backward;
+  bound.data = static_cast<double>(micro) * (2.0 * gathers + (shards.gradients ? reduces : Seconds(0.0))) + (shards.gradients ? Seconds(0.0) : reduces);
+
+  if (sequential) {
+    bound.begin = clears;
+    bound.forward += gathers;
+    bound.backward += gathers + (shards.gradients ? reduces : Seconds(0.0));
+    if (!shards.gradients) bound.behind = reduces;
+  } else {
+    bound.begin = std::max(clears, visits_.front().gather);
+    if (every_own && count >= 2 && (shards.parameters || shards.gradients)) {
+      Seconds down = visits_.front().forward + visits_.back().forward, up = visits_.front().backward + visits_.back().backward;
+      for (int i = 2; i < count; ++i) {
+        down += visits_[static_cast<std::size_t>(i)].gather;
+        up += visits_[static_cast<std::size_t>(count - 1 - i)].gather;
+        if (shards.gradients) up += visits_[static_cast<std::size_t>(i)].reduce;  // all but of the last two visited: blocks 0 and 1
+      }
+      bound.forward = std::max(bound.forward, down);
+      bound.backward = std::max(bound.backward, up);
+    }
+    Seconds suffix;  // of reductions from block i on, less the backwards behind it
+    const int last = shards.gradients ? std::min(count, 2) : count;
+    for (int i = 0; i < last && spec.dp() > 1; ++i) {
+      const Visit& visit = visits_[static_cast<std::size_t>(i)];
+      suffix += visit.reduce;
+      bound.behind = std::max(bound.behind, suffix);
+      suffix -= visit.backward + visit.clear;
+    }
+  }
+  bound.finish = updates;
+  if (shards.optimizer && !shards.parameters) {
+    Seconds updated = sequential ? updates : Seconds(0.0);
+    Seconds gathered = updated;
+    const auto gather = [&](const BucketCosts& bucket) {
+      if (!sequential) updated += bucket.update;
+      gathered = std::max(gathered, updated) + bucket.gather;
+    };
+    for (int i = range.first; i < range.last; ++i) gather(data.own[static_cast<std::size_t>(graph_.blocks[static_cast<std::size_t>(i)].kind)]);
+    if (tied_uses > 0) gather(data.tied);
+    bound.finish = std::max(updates, gathered);
+  }
+  return bound;
+}
+
+// The closed form of the schedule bounds the end of the last backward on the first stage, from what every stage takes at least. Behind
+// it come the reductions that it did not cover, the gradient norm, which all stages await, the update and the gathers of
+// updated parameters. Data-parallel communication of one rank shares one stream: the step takes at least its sum.
 // Every term is something that the simulated step does in this order, so the bound is never above it (a property test holds this).
 Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
   const MeshView& view = view_of(spec.mesh);
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int stages = spec.pp();
-  const Sharded shards = sharded(spec, placements);
   const BackendKind backend = cluster_.backend();
   const bool norm = computes_norm(training_);
 
   Estimate estimate;
   estimate.spare = Bytes(std::numeric_limits<std::int64_t>::max());
   double fullest = -1.0;
-  thread_local std::vector<Seconds> forward, backward, transfer, plain_forward, plain_backward;
-  thread_local std::vector<Visit> visits;
-  for (std::vector<Seconds>* one : {&forward, &backward, &transfer, &plain_forward, &plain_backward}) one->clear();
+  for (std::vector<Seconds>* one : {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_}) one->clear();
+  StageBound first;
+  Seconds synchronised;  // when all gradients are reduced, by any stage alone
+  Seconds finish;        // of the slowest stage
+  Seconds data;          // of the stage that communicates most
+  Seconds before;        // forwards and transfers of the stages before
 
-  Seconds head;                // before the first forward of the first stage
-  Seconds first_extra;         // behind the last backward of the first stage
-  Seconds synchronised;        // a bound on when all gradients are reduced, without the pipeline's closed form
-  Seconds finish;              // longest update with its gathers
-  Seconds first_finish;        // of the first stage
-  Seconds data_bound;          // longest sum on a data stream
-  Seconds before;              // forwards and transfers of the stages before, and back
-  StepTime first_parts;
   int first_block = 0;
   int shapes_number = 0;
-  const Costs* known_costs = nullptr;
-  const DataCosts* known_data = nullptr;
+  const Costs* costs = nullptr;
+  const DataCosts* data_costs = nullptr;
   const GroupNetwork* known_next = nullptr;
   Seconds known_transfer;
-
   for (int s = 0; s < stages; ++s) {
     const int environment = view.environments[static_cast<std::size_t>(s)];
     if (s == 0 || environment != view.environments[static_cast<std::size_t>(s - 1)] || spec.recompute_of(s) != spec.recompute_of(s - 1)) {
       shapes_number = shapes_of(spec, placements, spec.recompute_of(s));
-      known_costs = &costs_of(shapes_number, environment);
-      known_data = &data_costs_of(spec, placements, shapes_[static_cast<std::size_t>(shapes_number)], view, environment);
+      costs = &costs_of(shapes_number, environment);
+      data_costs = &data_costs_of(spec, placements, shapes_[static_cast<std::size_t>(shapes_number)], view, environment);
     }
-    const Costs& costs = *known_costs;
     const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_number)];
-    const DataCosts& data = *known_data;
-    const bool sequential = !environments_[static_cast<std::size_t>(environment)].device->overlaps_communication;
-
     const BlockRange range{first_block, first_block + spec.stage_blocks[static_cast<std::size_t>(s)]};
     first_block = range.last;
-    MemoryUse memory;
-    memory_of_stage(spec, placements, schedule, s, range, shapes, micro, memory);
+
+    const MemoryUse memory = memory_of_stage(spec, placements, schedule, s, range, shapes);
     const Bytes capacity = view.capacities[static_cast<std::size_t>(s)];
     estimate.spare = std::min(estimate.spare, capacity - memory.peak());
     estimate.spare_in_all += capacity - memory.peak();
@@ -313,146 +377,50 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
       estimate.memory_stage = s;
     }
 
-    const int count = range.last - range.first;
-    visits.assign(static_cast<std::size_t>(count), {});
-    Seconds plain_f, plain_b, clears, updates, norms, own_gathers, tied_gathers, reduces;
-    int tied_uses = 0;
-    bool every_own = true;
-    StepTime parts;
-    for (int i = 0; i < count; ++i) {
-      const std::size_t block = static_cast<std::size_t>(range.first + i);
-      const std::size_t kind = static_cast<std::size_t>(graph_.blocks[block].kind);
-      const BucketCosts& own = data.own[kind];
-      Visit& visit = visits[static_cast<std::size_t>(i)];
-      const bool tied = uses_tied_[block] != 0;
-      visit.has_own = shapes.own_elements[kind] > 0;
-      every_own = every_own && visit.has_own;
-      visit.forward = costs.forward_seconds[kind];
-      visit.backward = costs.backward_seconds[kind];
-      visit.clear = own.clear + (tied ? data.tied.clear : Seconds(0.0));
-      if (shards.parameters) {
-        visit.gather = own.gather;
-        visit.tied_gather = tied ? data.tied.gather : Seconds(0.0);
-      }
-      visit.reduce = own.reduce + own.accumulate + (tied ? data.tied.reduce + data.tied.accumulate : Seconds(0.0));
-      plain_f += visit.forward;
-      plain_b += visit.backward + visit.clear;
-      own_gathers += visit.gather;
-      tied_gathers += visit.tied_gather;
-      reduces += visit.reduce;
-      clears += own.begin_clear;
-      updates += own.update;
-      norms += own.norm;
-      if (tied) ++tied_uses;
-      if (s == 0) {
-        parts += costs.forward[kind];
-        parts += costs.backward[kind];
-      }
+    const bool sequential = !environments_[static_cast<std::size_t>(environment)].device->overlaps_communication;
+    const StageBound bound = bound_of_stage(spec, placements, range, s == 0, sequential, *costs, shapes, *data_costs);
+    if (s == 0) first = bound;
+    forward_.push_back(bound.forward);
+    backward_.push_back(bound.backward);
+    plain_forward_.push_back(bound.plain_forward);
+    plain_backward_.push_back(bound.plain_backward);
+    synchronised = std::max(synchronised, before + static_cast<double>(micro) * std::max(bound.forward + bound.backward, bound.occupied) + bound.behind + bound.norms);
+    finish = std::max(finish, bound.finish);
+    data = std::max(data, bound.data);
+    if (s + 1 == stages) break;
+    const GroupNetwork* next = view.next[static_cast<std::size_t>(s)];
+    if (known_next == nullptr || !(next == known_next || *next == *known_next)) {
+      known_next = next;
+      known_transfer = collective_time(InstructionKind::send, Bytes(shapes.kinds.front().crossing_bytes), *next, backend);
     }
-    if (tied_uses > 0) {
-      clears += static_cast<double>(tied_uses) * data.tied.begin_clear;
-      updates += data.tied.update;
-      if (s == 0) norms += data.tied.norm;
-    }
-
-    // The first block's buffer is cleared while the stage may still wait for the gradient.
-    const Seconds early_clear = sequential ? Seconds(0.0) : visits.back().clear;
-    Seconds f = plain_f, b = plain_b - early_clear;
-    if (sequential) {
-      f += own_gathers + tied_gathers;
-      b += own_gathers + tied_gathers;
-      if (shards.gradients) b += reduces;
-    } else if (every_own && count >= 2 && (shards.parameters || shards.gradients)) {
-      const auto phase = [&](bool is_forward) {
-        const auto at = [&](int k) -> const Visit& { return visits[static_cast<std::size_t>(is_forward ? k : count - 1 - k)]; };
-        Seconds stream = is_forward ? at(0).forward : at(0).backward;
-        for (int k = 2; k < count; ++k) stream += at(k).gather;
-        if (!is_forward && shards.gradients)
-          for (int k = 0; k + 2 < count; ++k) stream += at(k).reduce;
-        return stream + (is_forward ? at(count - 1).forward : at(count - 1).backward);
-      };
-      f = std::max(f, phase(true));
-      b = std::max(b, phase(false));
-    }
-    forward.push_back(f);
-    backward.push_back(b);
-    plain_forward.push_back(plain_f);
-    plain_backward.push_back(plain_b - early_clear);
-
-    // Behind the last backward.
-    Seconds extra;
-    if (sequential) {
-      if (!shards.gradients) extra = reduces;
-    } else if (spec.dp() > 1) {
-      Seconds suffix;  // of reductions from k on, less the backwards behind k
-      const int from = shards.gradients ? std::max(count - 2, 0) : 0;
-      for (int k = count - 1; k >= from; --k) {
-        const Visit& visit = visits[static_cast<std::size_t>(count - 1 - k)];
-        suffix += visit.reduce;
-        extra = std::max(extra, suffix);
-        suffix -= visit.backward + visit.clear;
-      }
-    }
-    Seconds update_and_gather = updates;
-    if (shards.optimizer && !shards.parameters) {
-      // Updates run in the order of blocks; each block's gather follows it, beside the next updates where ranks can.
-      Seconds updated = sequential ? updates : Seconds(0.0);
-      Seconds gathered = updated;
-      const auto gather = [&](const BucketCosts& bucket) {
-        if (!sequential) updated += bucket.update;
-        gathered = std::max(gathered, updated) + bucket.gather;
-      };
-      for (int i = range.first; i < range.last; ++i) gather(data.own[static_cast<std::size_t>(graph_.blocks[static_cast<std::size_t>(i)].kind)]);
-      if (tied_uses > 0) gather(data.tied);
-      update_and_gather = std::max(updates, gathered);
-    }
-    if (s == 0) {
-      first_extra = extra;
-      const Seconds first_gather = shards.parameters && !visits.empty() ? visits.front().gather : Seconds(0.0);
-      head = sequential ? clears : std::max(clears, first_gather);
-      estimate.time = parts;
-      estimate.time *= micro;
-    }
-    if (s == 0) first_finish = update_and_gather;
-    finish = std::max(finish, update_and_gather);
-    synchronised = std::max(synchronised, before + static_cast<double>(micro) * (f + std::max(b, plain_b)) + extra + norms);
-    if (s == 0) first_extra += norms;
-    const Seconds gathers = 2.0 * (own_gathers + tied_gathers);
-    data_bound = std::max(data_bound, static_cast<double>(micro) * (gathers + (shards.gradients ? reduces : Seconds(0.0))) + (shards.gradients ? Seconds(0.0) : reduces));
-
-    if (s + 1 < stages) {
-      const GroupNetwork* next = view.next[static_cast<std::size_t>(s)];
-      if (known_next == nullptr || !(next == known_next || *next == *known_next)) {
-        known_next = next;
-        known_transfer = collective_time(InstructionKind::send, Bytes(shapes.kinds.front().crossing_bytes), *next, backend);
-      }
-      transfer.push_back(known_transfer);
-      before += plain_f + known_transfer;
-    }
+    transfer_.push_back(known_transfer);
+    before += bound.plain_forward + known_transfer;
   }
 
   Seconds agreed;  // on the norm, over every axis
   if (norm) {
     const auto agree = [&](const GroupNetwork& network) { agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), network, backend); };
     if (spec.tp() > 1) agree(*view.tensor);
-    if (shards.optimizer) agree(*view.data);
+    if (sharded(spec, placements).optimizer) agree(*view.data);
     if (stages > 1) agree(*view.pipeline);
   }
-  const Seconds pipeline = head + schedule.closed_form(forward, backward, transfer, micro);
+  const Seconds pipeline = first.begin + schedule.closed_form(forward_, backward_, transfer_, micro);
   // Without a norm no stage waits for another's gradients.
-  estimate.lower_bound = norm ? std::max({pipeline + first_extra, synchronised, data_bound}) + agreed + finish
-                              : std::max({pipeline + std::max(first_extra, first_finish), data_bound});
+  estimate.lower_bound = norm ? std::max({pipeline + first.behind + first.norms, synchronised, data}) + agreed + finish
+                              : std::max(pipeline + std::max(first.behind, first.finish), data);
 
   // The first stage's own work, what the schedule adds, and what is left is communication over the data axis.
+  estimate.time = first.parts;
+  estimate.time *= micro;
   const Seconds computing = estimate.time.total();
-  thread_local std::vector<Seconds> none;
-  none.assign(transfer.size(), Seconds(0.0));
-  const Seconds without_data = schedule.closed_form(plain_forward, plain_backward, transfer, micro);
-  const Seconds without_transfers = schedule.closed_form(plain_forward, plain_backward, none, micro);
-  estimate.time.pipeline_exposed += without_data - without_transfers;
+  const Seconds with_transfers = schedule.closed_form(plain_forward_, plain_backward_, transfer_, micro);
+  std::ranges::fill(transfer_, Seconds(0.0));
+  const Seconds without_transfers = schedule.closed_form(plain_forward_, plain_backward_, transfer_, micro);
+  estimate.time.pipeline_exposed += with_transfers - without_transfers;
   estimate.time.bubble += std::max(without_transfers - computing, Seconds(0.0));
-  estimate.time.optimizer += std::min(norm ? finish + agreed : first_finish, std::max(estimate.lower_bound - estimate.time.total(), Seconds(0.0)));
-  estimate.time.data_exposed += std::max(estimate.lower_bound - estimate.time.total(), Seconds(0.0));
+  const auto left = [&] { return std::max(estimate.lower_bound - estimate.time.total(), Seconds(0.0)); };
+  estimate.time.optimizer += std::min(norm ? finish + agreed : first.finish, left());
+  estimate.time.data_exposed += left();
   return estimate;
 }
 

@@ -98,14 +98,34 @@ class Estimator {
     std::vector<BucketCosts> own;  // by Block::kind
     BucketCosts tied;
   };
+  // A block on its stage, as the data axis sees it.
+  struct Visit {
+    Seconds forward, backward;  // compute stream
+    Seconds clear;              // of the buffer for unreduced gradients, before the backward
+    Seconds gather;             // of its own bucket, ahead
+    Seconds reduce;             // data stream, behind its backward
+  };
+  // What a stage takes at least.
+  struct StageBound {
+    Seconds forward, backward;              // of a micro-batch
+    Seconds plain_forward, plain_backward;  // without the data axis
+    Seconds occupied;                       // both, with what may overlap with waiting
+    Seconds begin;                          // before the first forward
+    Seconds behind;                         // reductions behind the last backward
+    Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
+    Seconds data;                           // of a step on the data stream
+    StepTime parts;                         // of a micro-batch on the first stage
+  };
   using ShapesKey = std::tuple<int, bool, std::int64_t, bool>;  // tp, sequence parallel, micro-batch, recompute
 
   int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
   const Costs& costs_of(int shapes, int environment);
   const MeshView& view_of(const DeviceMesh& mesh);
   const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const Shapes& shapes, const MeshView& view, int environment);
-  void memory_of_stage(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range,
-                       const Shapes& shapes, int micro_batches, MemoryUse& memory);
+  MemoryUse memory_of_stage(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range,
+                            const Shapes& shapes);
+  StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range, bool first, bool sequential, const Costs& costs,
+                            const Shapes& shapes, const DataCosts& data);
 
   const OpGraph& graph_;
   const Cluster& cluster_;
@@ -121,6 +141,11 @@ class Estimator {
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
   std::map<std::pair<std::array<int, 3>, std::array<Axis, 3>>, MeshView> views_;
   std::map<std::tuple<int, int, int, const GroupNetwork*, int>, DataCosts> data_costs_;  // tp, dp, what is sharded, network, environment
+  // Room that estimates use again and again.
+  std::vector<BucketSizes> buckets_;
+  std::vector<SavedSizes> saved_;
+  std::vector<Visit> visits_;
+  std::vector<Seconds> forward_, backward_, transfer_, plain_forward_, plain_backward_;  // by stage
 };
 
 }  // namespace parplan
