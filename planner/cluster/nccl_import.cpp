@@ -180,7 +180,7 @@ class Builder {
       int to_switch = 0;
       std::map<std::int64_t, int> to_gpus;
       for (const NcclNvlink& link : pci->gpu->nvlinks) {
-        const bool to_gpu = link.target_class == 0 ? gpu_vertex_.contains(link.target) : link.target_class >> 16 == 0x03;
+        const bool to_gpu = link.target_class >> 16 == 0x03;
         if (to_gpu && link.target == pci->bus_id) to_itself += static_cast<std::size_t>(link.count);
         else if (to_gpu && !gpu_vertex_.contains(link.target)) elsewhere += static_cast<std::size_t>(link.count);
         else if (to_gpu) to_gpus[link.target] += link.count;

@@ -207,18 +207,13 @@ NcclSystem nccl_system(const NcclTopology& topology) {
   }
   // In the order of the file, once all ends are there.
   const std::vector<const NcclPci*> all = pci_devices(topology);
-  const auto by_bus_id = [&](std::int64_t id) {
-    return *std::find_if(all.begin(), all.end(), [&](const NcclPci* pci) { return pci->bus_id == id; });
-  };
   for (const NcclPci* pci : all) {
     if (!is_ranked(*pci)) continue;
     const int gpu = placed.nodes.at(pci->bus_id);
     const auto per_link = static_cast<float>(nvlink_bandwidth(pci->gpu->compute_capability));
     for (const NcclNvlink& link : pci->gpu->nvlinks) {
       const float bandwidth = static_cast<float>(link.count) * per_link;
-      const bool known = std::any_of(all.begin(), all.end(), [&](const NcclPci* one) { return one->bus_id == link.target; });
-      const bool to_gpu = link.target_class == 0 ? known && by_bus_id(link.target)->is_gpu() : link.target_class >> 16 == 0x03;
-      if (to_gpu) {
+      if (link.target_class >> 16 == 0x03) {
         const auto target = placed.nodes.find(link.target);
         if (target != placed.nodes.end()) connect(system, gpu, target->second, NcclDistance::nvlink, bandwidth);
       } else {

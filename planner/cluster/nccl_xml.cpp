@@ -19,8 +19,10 @@ namespace parplan {
 namespace {
 
 // More than any machine has; NCCL itself reads 256 elements of a node (NCCL_TOPO_XML_MAX_NODES).
-constexpr int most_elements = 4096;
+constexpr int most_elements = 1024;
+constexpr std::size_t most_cpus = 64;
 constexpr int deepest_pci = 32;
+constexpr int nvswitch_class = 0x068000;
 
 // A parsed text with the places of its elements.
 class Document {
@@ -152,7 +154,7 @@ std::int64_t bus_id_of(const Document& document, const pugi::xml_node& node, con
     if (c != ':' && c != '.') digits += c;
   const auto value = whole_number<std::uint64_t>(digits, 16);
   const auto separators = static_cast<std::size_t>(std::count(text.begin(), text.end(), ':') + std::count(text.begin(), text.end(), '.'));
-  if (!value || digits.size() > 15 || digits.starts_with("0x") || separators < 2)
+  if (!value || digits.size() > 15 || digits.find_first_of("xX") != std::string::npos || separators < 2)
     document.fail(node, fmt::format("<{}> has {}=\"{}\"; expected a PCI bus id such as 0000:83:00.0", node.name(), key, text));
   return static_cast<std::int64_t>(*value);
 }
@@ -284,7 +286,11 @@ NcclPci read_pci(const Document& document, const pugi::xml_node& node, std::vect
   if (const pugi::xml_node nic = node.child("nic")) read_nic(document, nic, pci, notes);
   if (pci.gpu && pci.has_nic) document.fail(node, "<pci> has a <gpu> and a <nic>; a device is one of them");
   for (const pugi::xml_node& child : node.children("pcilink")) pci.peers.push_back(bus_id_of(document, child, "target"));
-  for (const pugi::xml_node& child : node.children("pci")) pci.children.push_back(read_pci(document, child, notes));
+  for (const pugi::xml_node& child : node.children("pci")) {
+    if (pci.is_gpu() || pci.is_nic() || pci.pci_class.value_or(0) >> 8 == nvswitch_class >> 8)
+      document.fail(child, "<pci> inside of a GPU, NIC or NVSwitch; only bridges have devices behind them");
+    pci.children.push_back(read_pci(document, child, notes));
+  }
   return pci;
 }
 
@@ -324,9 +330,22 @@ void collect(std::vector<Pci*>& all, auto& children) {
   }
 }
 
+// Where the file does not say what an NVLink leads to: a device of the file, or an NVSwitch that the machine hides.
+void find_targets(NcclTopology& topology) {
+  const std::vector<NcclPci*> all = pci_devices(topology);
+  for (NcclPci* pci : all)
+    if (pci->gpu)
+      for (NcclNvlink& link : pci->gpu->nvlinks) {
+        if (link.target_class != 0) continue;
+        const auto target = std::find_if(all.begin(), all.end(), [&](const NcclPci* one) { return one->bus_id == link.target; });
+        link.target_class = target == all.end() ? nvswitch_class : (*target)->pci_class.value_or(nvswitch_class);
+      }
+}
+
 // What no machine has: two of one bus id, rank or NVML number, NVLinks to what is no GPU.
 void check_topology(const Document& document, const NcclTopology& topology) {
   const auto fail = [](const Location& where, const std::string& message) { throw ConfigError(where, message); };
+  if (topology.cpus.size() > most_cpus) fail(topology.cpus[most_cpus].where, fmt::format("more than {} <cpu>", most_cpus));
   for (std::size_t i = 0; i < topology.cpus.size(); ++i)
     for (std::size_t j = 0; j < i; ++j) {
       const NcclCpu& a = topology.cpus[j];
@@ -355,10 +374,10 @@ void check_topology(const Document& document, const NcclTopology& topology) {
     for (const NcclNvlink& link : pci->gpu ? pci->gpu->nvlinks : std::vector<NcclNvlink>{}) {
       const auto target = by_bus_id.find(link.target);
       const int high = link.target_class >> 16;
-      if (link.target_class != 0 && high != 0x03 && link.target_class >> 8 != 0x0680)
+      if (high != 0x03 && link.target_class >> 8 != 0x0680)
         fail(link.where, fmt::format("<nvlink> to class 0x{:06x}; expected a GPU (0x03....), an NVSwitch (0x068000) or a CPU (0x068001)", link.target_class));
       if (target == by_bus_id.end()) continue;
-      const bool to_gpu = link.target_class == 0 ? target->second->is_gpu() : high == 0x03;
+      const bool to_gpu = high == 0x03;
       if (to_gpu && !target->second->is_gpu())
         fail(link.where, fmt::format("<nvlink> to {}, which is no GPU (line {})", link.target_name, target->second->where.line));
       if (!to_gpu && target->second->is_gpu())
@@ -443,6 +462,7 @@ NcclTopology read_nccl_topology(const std::string& text, const std::string& file
   topology.file = file_name;
   note_unknown(document, root, {"cpu"}, topology.notes);
   for (const pugi::xml_node& child : root.children("cpu")) topology.cpus.push_back(read_cpu(document, child, topology.notes));
+  find_targets(topology);
   check_topology(document, topology);
   return topology;
 }

@@ -17,7 +17,7 @@ namespace parplan {
 struct NcclNvlink {
   std::int64_t target = 0;  // bus id
   std::string target_name;  // as written
-  int target_class = 0;     // PCI class of the other end
+  int target_class = 0;     // PCI class of the other end: a GPU, an NVSwitch or a CPU
   int count = 0;
   Location where;
 };

@@ -119,7 +119,10 @@ TEST_CASE("malformed XML is refused with its place") {
   CHECK(error_of(deep + "</cpu></system>") == "node.xml:1:843: error: <pci> is nested deeper than 32 elements");
   std::string many = "<system version=\"1\">";
   for (int i = 0; i < 5000; ++i) many += "<cpu/>";
-  CHECK(error_of(many + "</system>") == "node.xml:1:24591: error: more than 4096 elements");
+  CHECK(error_of(many + "</system>") == "node.xml:1:6159: error: more than 1024 elements");
+  many = "<system version=\"1\">";
+  for (int i = 0; i < 65; ++i) many += fmt::format("\n<cpu numaid=\"{}\"/>", i);
+  CHECK(error_of(many + "</system>") == "node.xml:66:1: error: more than 64 <cpu>");
 }
 
 TEST_CASE("what an element needs and what it may hold is said") {
@@ -175,6 +178,8 @@ TEST_CASE("a topology that contradicts itself is refused with both places") {
         "node.xml:3:1: error: <pci> has a <gpu> but class=\"0x020000\", which is no GPU's; those begin with 0x03");
   CHECK(error_of(system_of("<pci busid=\"0000:01:00.0\" class=\"0x030200\"><gpu dev=\"0\" sm=\"100\" rank=\"0\"/><gpu dev=\"1\" sm=\"100\" rank=\"1\"/></pci>")) ==
         "node.xml:3:76: error: a second <gpu> in one PCI device is a GPU that ranks share; parplan gives each rank its own");
+  CHECK(error_of(system_of("<pci busid=\"0000:01:00.0\" class=\"0x030200\"><pci busid=\"0000:02:00.0\" class=\"0x030200\"/></pci>")) ==
+        "node.xml:3:44: error: <pci> inside of a GPU, NIC or NVSwitch; only bridges have devices behind them");
   CHECK(error_of(system_of("<pci busid=\"0000:01:00.0\" class=\"0x060400\"><pcilink target=\"0000:01:00.0\"/></pci>")) ==
         "node.xml:3:1: error: <pcilink> from 0000:01:00.0 to itself");
 }
@@ -182,6 +187,16 @@ TEST_CASE("a topology that contradicts itself is refused with both places") {
 TEST_CASE("elements that NCCL does not know are left out, and named") {
   const NcclTopology topology = read_nccl_topology(system_of(gpu_of("0000:01:00.0", 0, "<nvlnk target=\"0000:02:00.0\" count=\"1\"/>")), "node.xml");
   CHECK(topology.notes == std::vector<std::string>{"<nvlnk> in <gpu> (line 3) left out, as NCCL does; did you mean 'nvlink'?"});
+}
+
+TEST_CASE("NVLinks without a class lead to the GPU of the file, else to NVSwitches") {
+  const NcclTopology topology = read_nccl_topology(
+      system_of(gpu_of("0000:01:00.0", 0, "<nvlink target=\"0000:02:00.0\" count=\"1\"/><nvlink target=\"0000:09:00.0\" count=\"2\"/>") +
+                gpu_of("0000:02:00.0", 1, "<nvlink target=\"0000:01:00.0\" count=\"1\"/>")), "node.xml");
+  const std::vector<NcclNvlink>& links = topology.cpus.front().children.front().gpu->nvlinks;
+  REQUIRE(links.size() == 2);
+  CHECK(links[0].target_class == 0x030200);
+  CHECK(links[1].target_class == 0x068000);
 }
 
 TEST_CASE("NCCL's figures for links between CPUs, and for NVLinks by generation") {
