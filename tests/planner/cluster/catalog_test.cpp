@@ -241,9 +241,22 @@ TEST_CASE("another network takes the place of a named cluster's") {
   CHECK(ring(cluster, 2, 8, Axis::dp) == doctest::Approx(12));
 }
 
-TEST_CASE("an NCCL topology file is told apart") {
-  const std::string path = source + "/tests/data/topologies/nccl-hgx-h200-8gpu-topo.xml";
-  CHECK(find_cluster(path, catalog).devices() == 8);
+TEST_CASE("an NCCL topology file is told apart, takes --device and --network and is repeated") {
+  const std::string folder = source + "/tests/data/topologies/";
+  CHECK(find_cluster(folder + "nccl-hgx-h200-8gpu-topo.xml", catalog).devices() == 8);
+  ClusterOptions options;
+  options.device = "a100-sxm4-40gb";
+  options.devices = 32;
+  const std::string azure = folder + "nccl-azure-ndv4-topo.xml";
+  CHECK(error_of(azure, options) ==
+        azure + ": error: NCCL's topology file does not say the speed of its NICs (give --network, such as --network '400 Gbit/s')");
+  options.network = parse_bandwidth("200 Gbit/s");
+  const Cluster cluster = find_cluster(azure, catalog, options);
+  CHECK(cluster.nodes() == 4);
+  CHECK(ring(cluster, 4, 8, Axis::tp) == doctest::Approx(240));
+  const std::string graphs = folder + "nccl-hgx-h200-8gpu-graph.xml";
+  CHECK(error_of(graphs) == graphs + ":1:1: error: found NCCL's graphs (<graphs>: rings and trees); expected NCCL's topology (<system>), which NCCL writes to "
+                                     "the file named by NCCL_TOPO_DUMP_FILE");
 }
 
 TEST_CASE("a cluster is described in a few lines") {
