@@ -43,6 +43,7 @@ DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
   both.peak_fp32 = std::min(a.peak_fp32, b.peak_fp32);
   both.peak_half = std::min(a.peak_half, b.peak_half);
   both.peak_tf32 = std::min(a.peak_tf32, b.peak_tf32);
+  std::erase_if(both.half_types, [&](DataType half) { return std::ranges::find(b.half_types, half) == b.half_types.end(); });
   both.kernel_launch = std::max(a.kernel_launch, b.kernel_launch);
   both.multiprocessors = std::min(a.multiprocessors, b.multiprocessors);
   both.overlaps_communication = a.overlaps_communication && b.overlaps_communication;

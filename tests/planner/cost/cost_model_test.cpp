@@ -67,6 +67,19 @@ TEST_CASE("rates are those of as many devices of a node as the job uses") {
   CHECK(rates.matrix_fp32 == FlopsPerSecond(0.5));
 }
 
+TEST_CASE("a stage on two kinds of devices is as slow in everything as the slower, and has the half precisions that both have") {
+  Cluster cluster = small_cluster(1);
+  cluster.groups.push_back(cluster.groups.front());
+  DeviceKind& other = cluster.groups.back().device;
+  other.half_types = {DataType::fp16};
+  for (DeviceRates& rates : other.rates) rates.matrix_half = FlopsPerSecond(8.0);
+  const CostModel model = cost_model(cluster, {.degree = {1, 8, 1}, .order = {Axis::pp, Axis::dp, Axis::tp}}, 0);
+  CHECK(model.device->half_types == std::vector<DataType>{DataType::fp16});
+  CHECK(model.rates.matrix_half == FlopsPerSecond(2.0));
+  const CostModel first = cost_model(cluster, {.degree = {2, 4, 1}, .order = {Axis::pp, Axis::dp, Axis::tp}}, 0);
+  CHECK(first.device->half_types == std::vector<DataType>{DataType::bf16, DataType::fp16});
+}
+
 TEST_CASE("a cache of networks gives what is computed afresh, for every mesh that shares it") {
   const Cluster cluster = small_cluster(2);
   NetworkCache networks(cluster);
@@ -75,7 +88,11 @@ TEST_CASE("a cache of networks gives what is computed afresh, for every mesh tha
       for (int round = 0; round < 2; ++round)
         for (int stage = 0; stage < degree[0]; ++stage) {
           const DeviceMesh mesh{.degree = degree, .order = order};
-          CHECK(cost_model(networks, mesh, stage) == cost_model(cluster, mesh, stage));
+          const CostModel remembered = cost_model(networks, mesh, stage);
+          const CostModel afresh = cost_model(cluster, mesh, stage);
+          CHECK(*remembered.device == *afresh.device);
+          CHECK(remembered.rates == afresh.rates);
+          CHECK(remembered.networks == afresh.networks);
         }
 }
 

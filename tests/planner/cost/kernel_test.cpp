@@ -31,6 +31,10 @@ TEST_CASE("half precision runs at its own rate, and at fp32's where it has none"
   CHECK(kernel_time(OpKind::linear, product, DataType::bf16, device, rates) == Seconds(30.0));  // 60 / 2
   rates.matrix_half = FlopsPerSecond(0.0);
   CHECK(kernel_time(OpKind::linear, product, DataType::bf16, device, rates) == Seconds(60.0));
+  DeviceKind older = unit_device(BackendKind::cuda);
+  older.half_types = {DataType::fp16};  // V100
+  CHECK(kernel_time(OpKind::linear, product, DataType::fp16, older, older.rates[0]) == Seconds(30.0));
+  CHECK(kernel_time(OpKind::linear, product, DataType::bf16, older, older.rates[0]) == Seconds(60.0));
 }
 
 TEST_CASE("a kernel that reads longer than it computes takes bytes over memory rate") {
