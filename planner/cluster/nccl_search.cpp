@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <tuple>
+#include <utility>
 
 #include "planner/base/error.h"
 #include "planner/cluster/nccl_paths.h"
