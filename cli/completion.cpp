@@ -14,13 +14,12 @@
 #include "cli/data_folder.h"
 #include "cli/version.h"
 #include "models/find_model.h"
-#include "planner/base/error.h"
 #include "planner/base/text.h"
 
 namespace parplan {
 namespace {
 
-// What the upper-case words of types stand for. Words that end in .yaml are files that are written.
+// What upper-case words of types stand for, where that can be listed: of an N or a RATE nothing is offered.
 struct KindOfValue {
   std::string_view word;
   std::vector<std::string> (*names)() = nullptr;  // of what parplan brings
@@ -33,9 +32,7 @@ std::vector<std::string> devices() { return device_names(cluster_catalog()); }
 
 constexpr std::array kinds_of_values = {
     KindOfValue{"MODEL", models, true},   KindOfValue{"PLAN", nullptr, true}, KindOfValue{"CLUSTER", clusters, true}, KindOfValue{"NAME", clusters},
-    KindOfValue{"KIND", devices},         KindOfValue{"FILE", nullptr, true}, KindOfValue{"DIR", nullptr, true},      KindOfValue{"N"},
-    KindOfValue{"N,N,..."},               KindOfValue{"AXES"},                KindOfValue{"BYTES"},                   KindOfValue{"PERCENT"},
-    KindOfValue{"RATE"},                  KindOfValue{"DURATION"},            KindOfValue{"cuda:N"},                  KindOfValue{"-"},
+    KindOfValue{"KIND", devices},         KindOfValue{"FILE", nullptr, true}, KindOfValue{"DIR", nullptr, true},
 };
 
 // Scripts hold names as they stand, so nothing in them may mean something to a shell.
@@ -249,18 +246,17 @@ const char* name(Shell shell) { return shell_rows[static_cast<std::size_t>(shell
 
 Offer offer(const DeclaredOption& option) {
   Offer all;
-  for (const std::string& word : words_of_type(option.type)) {
+  for (std::string word : words_of_type(option.type)) {
+    if (const std::string more = ",..."; word.ends_with(more)) word.resize(word.size() - more.size());  // the first of a list
     const auto kind = std::ranges::find(kinds_of_values, word, &KindOfValue::word);
     if (kind != kinds_of_values.end()) {
       if (kind->names != nullptr) std::ranges::copy_if(kind->names(), std::back_inserter(all.values), is_plain);
       all.files = all.files || kind->files;
-    } else if (word.ends_with(".yaml")) {
+    } else if (word.ends_with(".yaml")) {  // written there
       all.files = true;
-    } else if (const std::size_t dots = word.find(".."); dots != std::string::npos) {
+    } else if (const std::size_t dots = word.find(".."); dots != std::string::npos && word.find(',') == std::string::npos) {
       for (int value = std::stoi(word); value <= std::stoi(word.substr(dots + 2)); ++value) all.values.push_back(std::to_string(value));
-    } else {
-      PARPLAN_ASSERT(is_plain(word) && std::ranges::none_of(word, [](char c) { return c >= 'A' && c <= 'Z'; }),
-                     fmt::format("{}: '{}' is no row of kinds_of_values", join(option.names), word));
+    } else if (is_plain(word) && word != "-" && std::ranges::none_of(word, [](char c) { return c >= 'A' && c <= 'Z'; })) {
       all.values.push_back(word);
     }
   }

@@ -18,7 +18,7 @@ bool holds_data(const std::filesystem::path& folder) {
 
 std::filesystem::path data_folder() {
   if (const char* given = std::getenv("PARPLAN_DATA"); given != nullptr && *given != '\0') {
-    if (!holds_data(given)) throw ConfigError(fmt::format("PARPLAN_DATA is '{}', and that folder does not hold models/ and configs/", given));
+    if (!holds_data(given)) throw ConfigError(fmt::format("PARPLAN_DATA is '{}', and that folder does not hold models/ and configs/; name the folder that does, or unset PARPLAN_DATA", given));
     return given;
   }
   for (const char* folder : {PARPLAN_SOURCE_DATA, PARPLAN_INSTALL_DATA})

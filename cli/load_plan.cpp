@@ -27,12 +27,12 @@ void refuse_unknown_placements(const Placements& placed, const Placements& found
     const auto entry = found.tensor_axis.find(parameter);
     const Placement given = entry == found.tensor_axis.end() ? replicate() : entry->second;
     if (given != placement)
-      throw ConfigError({path}, fmt::format("placements: '{}' is {} over tp; the plan's techniques place it as {}, and only that can be carried out",
+      throw ConfigError({path}, fmt::format("placements: '{}' is {} over tp; the plan's techniques place it as {}, and only that can be carried out; write it so",
                                             parameter, write_placement(given), write_placement(placement)));
   }
   for (const auto& [parameter, placement] : found.tensor_axis)
     if (!placed.tensor_axis.contains(parameter))
-      throw ConfigError({path}, fmt::format("placements: the model has no parameter '{}'", parameter));
+      throw ConfigError({path}, fmt::format("placements: the model has no parameter '{}'; take it out", parameter));
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ LoadedPlan load_plan(const std::string& text, const std::string& path) {
   const Plan& plan = loaded.plan;
   loaded.graph = build_graph(read_model(plan.model_text, path + " (model)").spec, plan.training.sequence_length);
   if (parameter_count(loaded.graph) != plan.model.parameters)
-    throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}", parameter_count(loaded.graph), plan.model.parameters));
+    throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}; plan again instead of changing the model in a plan", parameter_count(loaded.graph), plan.model.parameters));
   if (const auto reason = illegal(loaded.graph, plan.training, plan.spec)) throw ConfigError({path}, *reason);
   refuse_unknown_placements(place(loaded.graph, plan.spec), plan.placements, path);
   return loaded;

@@ -78,10 +78,10 @@ Measured measure_cpu(const MeasureOptions& options, const std::vector<KernelMeas
 
 Measured measure_gpu(int number, const std::optional<std::string>& like, const MeasureOptions& options, const std::vector<KernelMeasurement>& kernels) {
   const OpenedGpu opened = open_gpu();
-  if (opened.gpu == nullptr) throw RunError("no GPU to measure: " + opened.missing);
+  if (opened.gpu == nullptr) throw RunError(fmt::format("no GPU to measure: {}; --device cpu measures a core", opened.missing));
   const std::vector<GpuProperties> cards = opened.gpu->devices();
   if (number >= static_cast<int>(cards.size()))
-    throw ConfigError(fmt::format("--device cuda:{}: this machine has {} GPU{}", number, cards.size(), cards.size() == 1 ? "" : "s"));
+    throw ConfigError(fmt::format("--device cuda:{}: this machine has {} GPU{}; their numbers begin at 0", number, cards.size(), cards.size() == 1 ? "" : "s"));
   const GpuProperties& card = cards[static_cast<std::size_t>(number)];
   Measured measured;
   DeviceKind& device = measured.cluster.groups.front().device;
@@ -145,7 +145,7 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
     } catch (const RunError&) {  // no driver
     }
   }
-  if (arguments.like && !number) throw ConfigError("--like names the card that is measured; --device is cpu");
+  if (arguments.like && !number) throw ConfigError("--like names the card that is measured, and that is the CPU; leave --like out, or give --device cuda");
   const BackendKind kind = number ? BackendKind::cuda : BackendKind::cpu;
   const std::vector<DataType> types = number ? std::vector{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32} : std::vector{DataType::fp32};
   MeasureOptions options;
