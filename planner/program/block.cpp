@@ -435,7 +435,6 @@ class SegmentBuilder {
         op.accumulate = false;  // the first to be summed apart
         operand.access = Access::write;
       }
-    if (const std::optional<TensorId> id = summed_after_reduction(op, forward, wanted)) return add_after_reduction(op, *id, position);
     Placement rows = wanted.empty() ? replicate() : wanted[0];
     // The gradient of an output is needed as the op itself sees its output; where the op makes a partial sum
     // (a weight sharded over its inputs), the gradient of the sum is needed whole.
@@ -518,41 +517,6 @@ class SegmentBuilder {
     segment_.instructions.back().type = kernel_type(tensor(owner));
   }
 
-  // The input whose gradient the op would add to as a partial sum, while it is there whole or as a shard: where a product over
-  // cut outputs reads the residual stream itself, with no norm between them (OLMo 2).
-  std::optional<TensorId> summed_after_reduction(const TrainingOp& op, const Op& forward, const std::vector<Placement>& wanted) const {
-    if (!op.accumulate) return std::nullopt;
-    for (const TrainingOperand& operand : op.operands) {
-      if (operand.source != OperandSource::input_gradient) continue;
-      const bool partial_here = is_partial(placement_of_gradient(op, operand.tensor, forward, wanted));
-      const bool partial_there = std::any_of(gradient_values_.begin(), gradient_values_.end(), [&](const auto& entry) {
-        return entry.first.first == root(operand.tensor) && is_partial(entry.first.second);
-      });
-      if (partial_here && !partial_there) return operand.tensor;
-    }
-    return std::nullopt;
-  }
-
-  // Such a sum: the op writes its part beside it, which is reduced to where the sum is and added.
-  void add_after_reduction(TrainingOp op, TensorId id, int position) {
-    const auto of_owner = [owner = root(id)](const auto& entry) { return entry.first.first == owner; };
-    auto found = gradient_values_.find({root(id), residual_});  // beside which there may be a gathered copy
-    if (found == gradient_values_.end()) found = std::find_if(gradient_values_.begin(), gradient_values_.end(), of_owner);
-    PARPLAN_ASSERT(found != gradient_values_.end(), fmt::format("no gradient of {} to add to", tensor(id).name));
-    const auto [key, sum] = *found;
-    std::erase_if(gradient_values_, of_owner);
-    op.accumulate = false;
-    for (TrainingOperand& operand : op.operands)
-      if (operand.source == OperandSource::input_gradient) operand.access = Access::write;
-    holds_sum_ = true;
-    backward_op(op, position);
-    holds_sum_ = false;
-    const Value part = materialise(gradient_values_, key.first, key.second);
-    gradient_values_[key] = sum;
-    const OpShape shape = {.rows = sum.bytes / size_of(type_of(tensor(id), choice_.precision))};
-    emit_kernel(OpKind::accumulate, shape, Label::compute, tensor(id).name, {{part, Access::read}, {sum, Access::update}});
-  }
-
   // Where a kernel writes (or adds) the gradient of input `id`, and in which placement it then is.
   template <class Values>
   Value input_gradient(const TrainingOp& op, int position, TensorId id, const Op& forward,
@@ -590,7 +554,7 @@ class SegmentBuilder {
       }
     }
     const bool stays = placement == residual_ || (is_partial(placement) && residual_.kind != PlacementKind::shard);
-    if (id == block_.input && stays && !holds_sum_ && gradient_binding_is_free(position))
+    if (id == block_.input && stays && gradient_binding_is_free(position))
       value = whole(add_storage({binding::gradient, 0, bytes}), bytes);
     gradient_values_[{owner, placement}] = value;
     return value;
@@ -620,7 +584,6 @@ class SegmentBuilder {
   const std::vector<SavedTensor>& saved_;
   Placement residual_ = replicate();
   bool keeps_ = true;
-  bool holds_sum_ = false;  // a sum is set aside, which may lie where the gradient of the block's input is to be
   std::map<TensorId, PlacedParameter> parts_;
   std::map<Key, Value> forward_values_;
   std::map<Key, Value> gradient_values_;  // by the root of the alias chain
