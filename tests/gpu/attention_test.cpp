@@ -24,21 +24,25 @@ struct Case {
   DataType type{};
   std::int64_t sequence = 0, batch = 0, heads = 0, kv_heads = 0, head_dim = 0;
   double scale = 1.0;  // of queries and keys
+  OpShape features = {};  // window, softcap, alibi, score_scale
 };
 
 std::string text(const Case& c) {
   return std::string(name(c.type)) + ", sequence " + std::to_string(c.sequence) + ", batch " + std::to_string(c.batch) +
          ", " + std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) + ", " +
-         std::to_string(c.kv_heads) + " of keys, scale " + std::to_string(c.scale);
+         std::to_string(c.kv_heads) + " of keys, scale " + std::to_string(c.scale) + ", window " + std::to_string(c.features.window) + ", softcap " +
+         std::to_string(c.features.softcap) + ", alibi " + std::to_string(c.features.alibi);
 }
 
 OpShape shape_of(const Case& c) {
-  return {.rows = c.sequence * c.batch,
-          .sequence = c.sequence,
-          .batch = c.batch,
-          .heads = c.heads,
-          .kv_heads = c.kv_heads,
-          .head_dim = c.head_dim};
+  OpShape shape = c.features;
+  shape.rows = c.sequence * c.batch;
+  shape.sequence = c.sequence;
+  shape.batch = c.batch;
+  shape.heads = c.heads;
+  shape.kv_heads = c.kv_heads;
+  shape.head_dim = c.head_dim;
+  return shape;
 }
 
 // Where element `d` of a head at a position stands: [sequence, batch, kv_heads x (queries of the group, key, value) x
@@ -98,11 +102,39 @@ Dot dot(const Doubles& a, std::size_t i, const Doubles& b, std::size_t j, std::i
   return result;
 }
 
+// What becomes of the product of a query and a key; it and its error are the score's in `dot`.
+struct Score {
+  double value = 0.0;
+  double to_product = 1.0;  // d value / d product
+  double size = 0.0;        // what its roundings are parts of
+  bool sees = true;
+};
+Score score_of(const Case& c, const Dot& product, std::int64_t head, std::int64_t query, std::int64_t key) {
+  const OpShape& f = c.features;
+  Score score;
+  score.to_product = f.score_scale != 0.0 ? f.score_scale : 1.0 / std::sqrt(static_cast<double>(c.head_dim));
+  score.value = score.to_product * product.value;
+  score.size = score.to_product * product.size;
+  if (f.softcap != 0.0) {
+    const double tangent = std::tanh(score.value / f.softcap);
+    score.value = f.softcap * tangent;
+    score.to_product *= 1.0 - tangent * tangent;
+    score.size += f.softcap;
+  }
+  if (f.alibi != 0.0) {
+    const double bias = f.alibi * alibi_slope(f.first_head + head, f.all_heads) * static_cast<double>(key - query);
+    score.value += bias;
+    score.size += std::abs(bias);
+  }
+  score.sees = f.window == 0 || query - key < f.window;
+  return score;
+}
+
 // Rounding of the type is allowed once for probabilities (and dS), which matrix units read in the type, and once for
 // the result; what else there is are roundings of fp32: of a score (a sum of head_dim products), of the exponent, and
 // of sums over keys or queries.
-double probability_error(const Case& c, const Dot& score, double scale, double log_sum_exp) {
-  return fp32_rounding * (2.0 * (c.head_dim + 4) * scale * score.size + 8.0 * std::abs(log_sum_exp) + 16.0);
+double probability_error(const Case& c, const Score& score, double log_sum_exp) {
+  return fp32_rounding * (2.0 * (c.head_dim + 4) * score.size + 8.0 * std::abs(log_sum_exp) + 16.0);
 }
 double to_result(const Case& c, double value) {
   return rounding(c.type) * std::abs(value) + smallest_step(c.type);
@@ -110,30 +142,34 @@ double to_result(const Case& c, double value) {
 
 std::pair<Expected, Expected> forward(const Case& c, const Doubles& qkv) {
   const Places at{c};
-  const double scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim));
   const auto n = static_cast<std::size_t>(c.head_dim);
   Expected y(at.y_size()), log_sum_exp(at.statistics());
   for (std::int64_t sample = 0; sample < c.batch; ++sample)
     for (std::int64_t head = 0; head < c.heads; ++head)
       for (std::int64_t query = 0; query < c.sequence; ++query) {
-        std::vector<Dot> scores;
+        std::vector<Score> scores;
         double largest = -INFINITY;
         for (std::int64_t key = 0; key <= query; ++key) {
-          scores.push_back(dot(qkv, at.query(query, sample, head), qkv, at.key(key, sample, head), c.head_dim));
-          largest = std::max(largest, scale * scores.back().value);
+          const Dot product = dot(qkv, at.query(query, sample, head), qkv, at.key(key, sample, head), c.head_dim);
+          scores.push_back(score_of(c, product, head, query, key));
+          if (scores.back().sees) largest = std::max(largest, scores.back().value);
         }
         double sum = 0.0;
-        for (const Dot& score : scores) sum += std::exp(scale * score.value - largest);
+        for (const Score& score : scores)
+          if (score.sees) sum += std::exp(score.value - largest);
         const double total = largest + std::log(sum);
         double error = 0.0;
-        for (const Dot& score : scores) error = std::max(error, probability_error(c, score, scale, largest));
+        for (const Score& score : scores)
+          if (score.sees) error = std::max(error, probability_error(c, score, largest));
         error += static_cast<double>(query + 1) * fp32_rounding;
         const std::size_t statistic = at.statistic(query, sample, head);
         log_sum_exp.values[statistic] = total;
         log_sum_exp.allowed[statistic] = error + 4 * fp32_rounding * (std::abs(total) + std::abs(largest));
         Doubles value(n), size(n), steps(n);
         for (std::int64_t key = 0; key <= query; ++key) {
-          const double probability = std::exp(scale * scores[static_cast<std::size_t>(key)].value - total);
+          const Score& score = scores[static_cast<std::size_t>(key)];
+          if (!score.sees) continue;
+          const double probability = std::exp(score.value - total);
           for (std::size_t d = 0; d < n; ++d) {
             const double v = qkv[at.value(key, sample, head) + d];
             value[d] += probability * v;
@@ -152,7 +188,6 @@ std::pair<Expected, Expected> forward(const Case& c, const Doubles& qkv) {
 
 Expected backward(const Case& c, const Doubles& dy, const Doubles& qkv, const Doubles& y, const Doubles& log_sum_exp) {
   const Places at{c};
-  const double scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim));
   const auto n = static_cast<std::size_t>(c.head_dim);
   Expected result(at.qkv_size());
   // A term times a number of the operand, where the term is off by `error`.
@@ -169,20 +204,26 @@ Expected backward(const Case& c, const Doubles& dy, const Doubles& qkv, const Do
         const Dot row = dot(dy, at.y(query, sample, head), y, at.y(query, sample, head), c.head_dim);
         const double shift = log_sum_exp[at.statistic(query, sample, head)];
         for (std::int64_t key = 0; key <= query; ++key) {
-          const Dot score = dot(qkv, at.query(query, sample, head), qkv, at.key(key, sample, head), c.head_dim);
-          const double probability = std::exp(scale * score.value - shift);
-          const double error = probability_error(c, score, scale, shift);
+          const Dot product = dot(qkv, at.query(query, sample, head), qkv, at.key(key, sample, head), c.head_dim);
+          const Score score = score_of(c, product, head, query, key);
+          if (!score.sees) continue;
+          const double probability = std::exp(score.value - shift);
+          const double error = probability_error(c, score, shift);
           add(at.value(key, sample, head), probability,
               (rounding(c.type) + error + sum_error) * probability + smallest_step(c.type), dy,
               at.y(query, sample, head));
           const Dot dp = dot(dy, at.y(query, sample, head), qkv, at.value(key, sample, head), c.head_dim);
           const double ds = probability * (dp.value - row.value);
+          // (The slope of a cap is 1 less a square: off by the error of the score, in parts of the cap, and by rounding.)
+          const double cap_error = c.features.softcap != 0.0 ? 4 * fp32_rounding * (score.size * static_cast<double>(c.head_dim + 4) / c.features.softcap + 4) : 0.0;
           const double ds_error =
               (rounding(c.type) + error + sum_error) * std::abs(ds) +
               probability * static_cast<double>(c.head_dim + 4) * fp32_rounding * (dp.size + row.size) +
               smallest_step(c.type);
-          add(at.query(query, sample, head), scale * ds, scale * ds_error, qkv, at.key(key, sample, head));
-          add(at.key(key, sample, head), scale * ds, scale * ds_error, qkv, at.query(query, sample, head));
+          const double scale = c.features.score_scale != 0.0 ? c.features.score_scale : 1.0 / std::sqrt(static_cast<double>(c.head_dim));
+          const double allowed = score.to_product * ds_error + scale * (cap_error * std::abs(ds) + smallest_step(c.type));
+          add(at.query(query, sample, head), score.to_product * ds, allowed, qkv, at.key(key, sample, head));
+          add(at.key(key, sample, head), score.to_product * ds, allowed, qkv, at.query(query, sample, head));
         }
       }
   for (std::size_t i = 0; i < result.values.size(); ++i)
@@ -306,6 +347,47 @@ TEST_CASE("attention and its gradient equal the formula in every type at any hea
   check_attention(*backend, {DataType::fp32, 129, 1, 4, 2, 64});
   check_attention(*backend, {DataType::fp32, 65, 1, 2, 2, 128});
   check_attention(*backend, {DataType::tf32, 65, 1, 2, 1, 64});
+}
+
+TEST_CASE("attention and its gradient with windows, capped scores, ALiBi and a scale of its own, alone and together") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const auto backend = gpu->make_backend(0, {});
+  const OpShape features[] = {{.window = 1},
+                              {.window = 5},
+                              {.window = 64},
+                              {.window = 100},
+                              {.score_scale = 0.21},
+                              {.softcap = 1.5},
+                              {.all_heads = 6, .first_head = 2, .alibi = 1.0},
+                              {.window = 33, .all_heads = 4, .score_scale = 0.4, .softcap = 2.5, .alibi = 0.5}};
+  for (const OpShape& asked : features) {
+    for (const DataType type : half_types) {
+      check_attention(*backend, {type, 200, 1, 2, 1, 64, 1.0, asked});
+      check_attention(*backend, {type, 70, 2, 4, 2, 128, 1.0, asked});
+    }
+    check_attention(*backend, {DataType::bf16, 130, 1, 2, 2, 96, 1.0, asked});
+    check_attention(*backend, {DataType::fp32, 200, 1, 4, 2, 16, 1.0, asked});
+    check_attention(*backend, {DataType::fp32, 70, 1, 2, 1, 160, 1.0, asked});
+    check_attention(*backend, {DataType::fp16, 65, 2, 2, 1, 24, 1.0, asked});
+  }
+}
+
+TEST_CASE("a window as long as the sequence gives the bits of none") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const auto backend = gpu->make_backend(0, {});
+  const auto y_bits = [&](const OpShape& features) {
+    const Case c{DataType::bf16, 130, 1, 2, 1, 64, 1.0, features};
+    const Places at{c};
+    const DeviceArray qkv(*backend, c.type, inputs(c, 1)), y(*backend, c.type, at.y_size());
+    const DeviceArray log_sum_exp(*backend, DataType::fp32, at.statistics());
+    void* const operands[] = {qkv.data(), y.data(), log_sum_exp.data()};
+    backend->run(0, {.kind = OpKind::attention, .shape = shape_of(c), .type = c.type, .operands = operands});
+    return y.bits();
+  };
+  CHECK(y_bits({.window = 130}) == y_bits({}));
+  CHECK(y_bits({.window = 129}) != y_bits({}));
 }
 
 TEST_CASE("attention takes arrays that are aligned to no more than their elements") {

@@ -405,11 +405,15 @@ std::vector<Case> rms_norm_gradient_cases(DataType type) { return norm_gradient_
 std::vector<Case> rotation_cases(DataType type, double direction) {
   struct Heads {
     std::int64_t sequence, batch, heads, kv_heads, head_dim, begin;
+    std::int64_t rotary_dim = 0;
+    bool interleaved = false;
   };
   std::vector<Case> cases;
-  for (const Heads& h :
-       {Heads{3, 2, 4, 2, 2, 0}, {2, 3, 3, 3, 6, 5}, {4, 1, 4, 1, 64, 100000}, {2, 2, 2, 2, 128, 7}, {1, 1, 1, 1, 200, 9}}) {
-    const std::int64_t rows = h.sequence * h.batch, heads = h.heads + 2 * h.kv_heads, half = h.head_dim / 2,
+  for (const Heads& h : {Heads{3, 2, 4, 2, 2, 0}, {2, 3, 3, 3, 6, 5}, {4, 1, 4, 1, 64, 100000}, {2, 2, 2, 2, 128, 7}, {1, 1, 1, 1, 200, 9},
+                         {3, 2, 4, 2, 6, 3, 2}, {2, 2, 2, 1, 80, 5, 32}, {2, 1, 2, 2, 96, 5, 36}, {2, 3, 3, 3, 2, 5, 0, true},
+                         {2, 3, 3, 3, 6, 5, 4, true}, {3, 2, 2, 1, 256, 4, 64, true}, {2, 1, 2, 2, 128, 4, 0, true}}) {
+    const std::int64_t turning = h.rotary_dim > 0 ? h.rotary_dim : h.head_dim;
+    const std::int64_t rows = h.sequence * h.batch, heads = h.heads + 2 * h.kv_heads, half = turning / 2,
                        per_group = h.heads / h.kv_heads + 2;
     const Doubles x = random_in(type, rows * heads * h.head_dim, 1);
     Doubles y = x;
@@ -419,9 +423,10 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
         for (std::int64_t i = 0; i < half; ++i) {
           // In fp32, as Hugging Face has it.
           const auto frequency =
-              static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(h.head_dim)));
+              static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning)));
           const double angle = static_cast<double>(static_cast<float>(h.begin + row / h.batch) * frequency);
-          const std::size_t low = at((row * heads + head) * h.head_dim + i), high = low + at(half);
+          const std::size_t low = at((row * heads + head) * h.head_dim + (h.interleaved ? 2 * i : i));
+          const std::size_t high = low + at(h.interleaved ? 1 : half);
           y[low] = x[low] * std::cos(angle) - direction * x[high] * std::sin(angle);
           y[high] = x[high] * std::cos(angle) + direction * x[low] * std::sin(angle);
         }
@@ -434,7 +439,9 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
                       .heads = h.heads,
                       .kv_heads = h.kv_heads,
                       .head_dim = h.head_dim,
+                      .rotary_dim = h.rotary_dim,
                       .begin = h.begin,
+                      .interleaved = h.interleaved,
                       .theta = 10000.0},
                      {reads(type, x), writes(type, y, tolerance)}});
   }
@@ -442,6 +449,154 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
 }
 std::vector<Case> rotary_cases(DataType type) { return rotation_cases(type, 1.0); }
 std::vector<Case> rotary_gradient_cases(DataType type) { return rotation_cases(type, -1.0); }
+
+// Fused queries, keys and values: for each key/value head its query heads, the key, the value.
+struct FusedHeads {
+  std::int64_t sequence, batch, heads, kv_heads, head_dim;
+  OpShape shape() const {
+    return {.rows = rows(), .sequence = sequence, .batch = batch, .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim,
+            .all_heads = 2 * heads, .epsilon = norm_epsilon};
+  }
+  std::int64_t rows() const { return sequence * batch; }
+  std::int64_t queries() const { return heads / kv_heads; }
+  std::int64_t slots() const { return heads + 2 * kv_heads; }
+  std::int64_t size() const { return rows() * slots() * head_dim; }
+  std::int64_t first(std::int64_t row, std::int64_t slot) const { return (row * slots() + slot) * head_dim; }
+  bool is_key(std::int64_t slot) const { return slot % (queries() + 2) == queries(); }
+  // body(row, slot, is a key, number among the heads of its kind) for each query and key head, in the order of memory.
+  void for_each(const std::function<void(std::int64_t, std::int64_t, bool, std::int64_t)>& body) const {
+    for (std::int64_t row = 0; row < rows(); ++row)
+      for (std::int64_t slot = 0; slot < slots(); ++slot) {
+        const std::int64_t group = slot / (queries() + 2), place = slot % (queries() + 2);
+        if (place <= queries()) body(row, slot, is_key(slot), is_key(slot) ? group : group * queries() + place);
+      }
+  }
+};
+// (The third: several rows for each partial sum.)
+constexpr FusedHeads fused_heads[] = {{3, 2, 4, 2, 2}, {2, 3, 3, 3, 7}, {270, 2, 2, 1, 8}, {20, 2, 4, 1, 64}, {2, 2, 2, 2, 128}, {1, 1, 6, 2, 200}};
+
+std::vector<Case> head_norm_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const FusedHeads& h : fused_heads) {
+    const Doubles x = random_in(type, h.size(), 1, 2.0), gammas[] = {random_in(type, h.head_dim, 2), random_in(type, h.head_dim, 3)};
+    Doubles y = x, rstd;
+    h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t) {
+      double square = 0.0;
+      for (std::int64_t i = 0; i < h.head_dim; ++i) square += std::pow(x[at(h.first(row, slot) + i)], 2) / static_cast<double>(h.head_dim);
+      rstd.push_back(1.0 / std::sqrt(square + norm_epsilon));
+      for (std::int64_t i = 0; i < h.head_dim; ++i) y[at(h.first(row, slot) + i)] *= rstd.back() * gammas[key ? 1 : 0][at(i)];
+    });
+    cases.push_back({h.shape(), {reads(type, x), reads(type, gammas[0]), reads(type, gammas[1]), writes(type, y, close), writes(fp32, rstd, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> head_norm_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const FusedHeads& h : fused_heads) {
+    const Doubles dy = random_in(type, h.size(), 4), x = random_in(type, h.size(), 1, 2.0);
+    const Doubles gammas[] = {random_in(type, h.head_dim, 2), random_in(type, h.head_dim, 3)};
+    const Doubles before[] = {random_in(fp32, h.head_dim, 5), random_in(fp32, h.head_dim, 6)};
+    Doubles dx = dy, rstd, after[] = {before[0], before[1]};
+    h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t) {
+      const std::size_t first = at(h.first(row, slot)), n = at(h.head_dim);
+      double square = 0.0, mean = 0.0;
+      for (std::size_t i = 0; i < n; ++i) square += x[first + i] * x[first + i] / static_cast<double>(n);
+      rstd.push_back(rounded(fp32, 1.0 / std::sqrt(square + norm_epsilon)));
+      const double r = rstd.back();
+      const Doubles& gamma = gammas[key ? 1 : 0];
+      for (std::size_t i = 0; i < n; ++i) {
+        after[key ? 1 : 0][i] += dy[first + i] * x[first + i] * r;
+        mean += dy[first + i] * gamma[i] * x[first + i] * r / static_cast<double>(n);
+      }
+      for (std::size_t i = 0; i < n; ++i) dx[first + i] = r * (dy[first + i] * gamma[i] - x[first + i] * r * mean);
+    });
+    cases.push_back({h.shape(),
+                     {reads(type, dy), reads(type, x), reads(type, gammas[0]), reads(type, gammas[1]), reads(fp32, rstd),
+                      writes(type, dx, 5e-6), updates(fp32, before[0], after[0], 1e-5), updates(fp32, before[1], after[1], 1e-5)}});
+  }
+  return cases;
+}
+
+std::vector<Case> query_key_squares_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const FusedHeads& h : fused_heads) {
+    const Doubles x = random_in(type, h.size(), 1, 2.0);
+    Doubles squares(at(2 * h.rows()));
+    h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t) {
+      for (std::int64_t i = 0; i < h.head_dim; ++i) squares[at(2 * row + (key ? 1 : 0))] += std::pow(x[at(h.first(row, slot) + i)], 2);
+    });
+    cases.push_back({h.shape(), {reads(type, x), writes(fp32, squares, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> query_key_squares_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const FusedHeads& h : fused_heads)
+    for (const bool accumulate : {false, true}) {
+      const Doubles x = random_in(type, h.size(), 1, 2.0), dsquares = random_in(fp32, 2 * h.rows(), 2);
+      const Doubles before = random_in(type, h.size(), 3);
+      Doubles dx = accumulate ? before : Doubles(at(h.size()));
+      h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t) {
+        for (std::int64_t i = h.first(row, slot); i < h.first(row, slot) + h.head_dim; ++i)
+          dx[at(i)] += 2.0 * x[at(i)] * dsquares[at(2 * row + (key ? 1 : 0))];
+      });
+      OpShape shape = h.shape();
+      shape.accumulate = accumulate;
+      cases.push_back({shape, {reads(fp32, dsquares), reads(type, x), accumulate ? updates(type, before, dx, close) : writes(type, dx, close)}});
+    }
+  return cases;
+}
+
+// The widths are those of twice the heads: of all ranks.
+double width_rstd(const FusedHeads& h, double squares, bool key) {
+  return 1.0 / std::sqrt(squares / static_cast<double>(2 * (key ? h.kv_heads : h.heads) * h.head_dim) + norm_epsilon);
+}
+
+std::vector<Case> query_key_norm_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const FusedHeads& h : fused_heads) {
+    const Doubles x = random_in(type, h.size(), 1, 2.0);
+    const Doubles gammas[] = {random_in(type, h.heads * h.head_dim, 2), random_in(type, h.kv_heads * h.head_dim, 3)};
+    Doubles squares = random_in(fp32, 2 * h.rows(), 4), y = x;
+    for (double& square : squares) square = rounded(fp32, 3.0 + square);
+    h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t number) {
+      const double r = width_rstd(h, squares[at(2 * row + (key ? 1 : 0))], key);
+      for (std::int64_t i = 0; i < h.head_dim; ++i)
+        y[at(h.first(row, slot) + i)] *= r * gammas[key ? 1 : 0][at(number * h.head_dim + i)];
+    });
+    cases.push_back({h.shape(), {reads(type, x), reads(fp32, squares), reads(type, gammas[0]), reads(type, gammas[1]), writes(type, y, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> query_key_norm_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const FusedHeads& h : fused_heads) {
+    const Doubles dy = random_in(type, h.size(), 4), x = random_in(type, h.size(), 1, 2.0);
+    const Doubles gammas[] = {random_in(type, h.heads * h.head_dim, 2), random_in(type, h.kv_heads * h.head_dim, 3)};
+    const Doubles before[] = {random_in(fp32, h.heads * h.head_dim, 5), random_in(fp32, h.kv_heads * h.head_dim, 6)};
+    Doubles squares = random_in(fp32, 2 * h.rows(), 7), dx = dy, dsquares(squares.size()), after[] = {before[0], before[1]};
+    for (double& square : squares) square = rounded(fp32, 3.0 + square);
+    h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t number) {
+      const std::size_t sum = at(2 * row + (key ? 1 : 0));
+      const double r = width_rstd(h, squares[sum], key), width = static_cast<double>(2 * (key ? h.kv_heads : h.heads) * h.head_dim);
+      for (std::int64_t i = 0; i < h.head_dim; ++i) {
+        const std::size_t place = at(h.first(row, slot) + i), of_gamma = at(number * h.head_dim + i);
+        const double g = dy[place] * gammas[key ? 1 : 0][of_gamma];
+        after[key ? 1 : 0][of_gamma] += dy[place] * x[place] * r;
+        dsquares[sum] -= 0.5 * g * x[place] * r * r * r / width;
+        dx[place] = g * r;
+      }
+    });
+    cases.push_back({h.shape(),
+                     {reads(type, dy), reads(type, x), reads(fp32, squares), reads(type, gammas[0]), reads(type, gammas[1]),
+                      writes(type, dx, close), writes(fp32, dsquares, 1e-5), updates(fp32, before[0], after[0], 1e-5),
+                      updates(fp32, before[1], after[1], 1e-5)}});
+  }
+  return cases;
+}
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
@@ -451,6 +606,8 @@ double activated(ActivationKind kind, double x) {
       return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     case ActivationKind::gelu_erf:
       return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+    case ActivationKind::silu:
+      return x * sigmoid(x);
     default:
       return std::max(x, 0.0);
   }
@@ -463,12 +620,15 @@ double activation_slope(ActivationKind kind, double x) {
     }
     case ActivationKind::gelu_erf:
       return 0.5 * (1 + std::erf(x / std::sqrt(2.0))) + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
+    case ActivationKind::silu:
+      return sigmoid(x) + x * sigmoid(x) * (1 - sigmoid(x));
     default:
       return x > 0.0 ? 1.0 : 0.0;
   }
 }
 
-constexpr ActivationKind activation_kinds[] = {ActivationKind::gelu_tanh, ActivationKind::gelu_erf, ActivationKind::relu};
+constexpr ActivationKind activation_kinds[] = {ActivationKind::gelu_tanh, ActivationKind::gelu_erf, ActivationKind::relu,
+                                               ActivationKind::silu};
 
 // Far out on both sides too.
 Doubles activation_input(DataType type, std::int64_t size) {
@@ -505,29 +665,65 @@ std::vector<Case> activation_gradient_cases(DataType type) {
 
 std::vector<Case> gate_cases(DataType type) {
   std::vector<Case> cases;
-  for (const auto& [rows, columns] : flat_sizes) {
-    const Doubles gate = activation_input(type, rows * columns), up = random_in(type, rows * columns, 2);
-    Doubles y = up;
-    for (std::size_t i = 0; i < y.size(); ++i) y[i] *= gate[i] * sigmoid(gate[i]);
-    cases.push_back({{.rows = rows, .columns = columns}, {reads(type, gate), reads(type, up), writes(type, y, close)}});
-  }
+  for (const ActivationKind kind : activation_kinds)
+    for (const auto& [rows, columns] : flat_sizes) {
+      const Doubles gate = activation_input(type, rows * columns), up = random_in(type, rows * columns, 2);
+      Doubles y = up;
+      for (std::size_t i = 0; i < y.size(); ++i) y[i] *= activated(kind, gate[i]);
+      cases.push_back({{.rows = rows, .columns = columns, .activation = kind}, {reads(type, gate), reads(type, up), writes(type, y, close)}});
+    }
   return cases;
 }
 
 std::vector<Case> gate_gradient_cases(DataType type) {
   std::vector<Case> cases;
-  for (const auto& [rows, columns] : flat_sizes) {
-    const Doubles dy = random_in(type, rows * columns, 3), gate = activation_input(type, rows * columns),
-                  up = random_in(type, rows * columns, 2);
-    Doubles dgate = dy, dup = dy;
-    for (std::size_t i = 0; i < dy.size(); ++i) {
-      const double s = sigmoid(gate[i]);
-      dgate[i] *= up[i] * (s + gate[i] * s * (1 - s));
-      dup[i] *= gate[i] * s;
+  for (const ActivationKind kind : activation_kinds)
+    for (const auto& [rows, columns] : flat_sizes) {
+      const Doubles dy = random_in(type, rows * columns, 3), gate = activation_input(type, rows * columns),
+                    up = random_in(type, rows * columns, 2);
+      Doubles dgate = dy, dup = dy;
+      for (std::size_t i = 0; i < dy.size(); ++i) {
+        dgate[i] *= up[i] * activation_slope(kind, gate[i]);
+        dup[i] *= activated(kind, gate[i]);
+      }
+      cases.push_back(
+          {{.rows = rows, .columns = columns, .activation = kind},
+           {reads(type, dy), reads(type, gate), reads(type, up), writes(type, dgate, close), writes(type, dup, close)}});
     }
-    cases.push_back(
-        {{.rows = rows, .columns = columns},
-         {reads(type, dy), reads(type, gate), reads(type, up), writes(type, dgate, close), writes(type, dup, close)}});
+  return cases;
+}
+
+constexpr double scale_factor = 0.37, cap = 30.0;
+
+std::vector<Case> scale_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns] : flat_sizes) {
+    const Doubles x = random_in(type, rows * columns, 1);
+    Doubles y = x;
+    for (double& number : y) number *= scale_factor;
+    cases.push_back({{.rows = rows, .columns = columns, .factor = scale_factor}, {reads(type, x), writes(type, y, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> softcap_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns] : flat_sizes) {
+    const Doubles x = activation_input(type, rows * columns);
+    Doubles y = x;
+    for (double& number : y) number = cap * std::tanh(number / cap);
+    cases.push_back({{.rows = rows, .columns = columns, .softcap = cap}, {reads(type, x), writes(type, y, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> softcap_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns] : flat_sizes) {
+    const Doubles dy = random_in(type, rows * columns, 1), y = random_in(type, rows * columns, 2, cap);
+    Doubles dx = dy;
+    for (std::size_t i = 0; i < dx.size(); ++i) dx[i] *= 1.0 - y[i] * y[i] / (cap * cap);
+    cases.push_back({{.rows = rows, .columns = columns, .softcap = cap}, {reads(type, dy), reads(type, y), writes(type, dx, close)}});
   }
   return cases;
 }
@@ -854,11 +1050,16 @@ constexpr TestRow test_rows[] = {
     {OpKind::add_position, add_position_cases},
     {OpKind::layer_norm, layer_norm_cases},
     {OpKind::rms_norm, rms_norm_cases},
+    {OpKind::head_norm, head_norm_cases},
+    {OpKind::query_key_squares, query_key_squares_cases},
+    {OpKind::query_key_norm, query_key_norm_cases},
     {OpKind::linear, nullptr, "matrix_test.cpp"},
     {OpKind::rotary, rotary_cases},
     {OpKind::attention, nullptr, "attention_test.cpp"},
     {OpKind::activation, activation_cases},
     {OpKind::gate, gate_cases},
+    {OpKind::scale, scale_cases},
+    {OpKind::softcap, softcap_cases},
     {OpKind::add, add_cases},
     {OpKind::cross_entropy_max, cross_entropy_max_cases},
     {OpKind::cross_entropy_sums, cross_entropy_sums_cases},
@@ -870,12 +1071,17 @@ constexpr TestRow test_rows[] = {
     {OpKind::add_position_gradient, add_position_gradient_cases},
     {OpKind::layer_norm_gradient, layer_norm_gradient_cases},
     {OpKind::rms_norm_gradient, rms_norm_gradient_cases},
+    {OpKind::head_norm_gradient, head_norm_gradient_cases},
+    {OpKind::query_key_squares_gradient, query_key_squares_gradient_cases},
+    {OpKind::query_key_norm_gradient, query_key_norm_gradient_cases},
     {OpKind::linear_input_gradient, nullptr, "matrix_test.cpp"},
     {OpKind::linear_weight_gradient, nullptr, "matrix_test.cpp"},
     {OpKind::rotary_gradient, rotary_gradient_cases},
     {OpKind::attention_gradient, nullptr, "attention_test.cpp"},
     {OpKind::activation_gradient, activation_gradient_cases},
     {OpKind::gate_gradient, gate_gradient_cases},
+    {OpKind::scale_gradient, scale_cases},
+    {OpKind::softcap_gradient, softcap_gradient_cases},
     {OpKind::bias_gradient, bias_gradient_cases},
     {OpKind::cross_entropy_gradient, cross_entropy_gradient_cases},
     {OpKind::linear_input_gradient_gelu, nullptr, "matrix_test.cpp"},

@@ -15,6 +15,7 @@
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 #include "tests/gpu/device.h"
+#include "tests/numerics/op_graphs.h"
 #include "tests/numerics/plan_runs.h"
 
 namespace parplan {
@@ -67,6 +68,24 @@ TEST_CASE("random legal plans train on a GPU as the one-rank reference does") {
         check_close(run_on_gpu(gpu, graph, training, spec, 3), run_reference(graph, exact, spec.micro_batch, 3), closeness_of(type));
       }
   }
+}
+
+TEST_CASE("graphs with every op train on a GPU as the one-rank reference does, heads whole and split") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  std::mt19937 random(20261123);
+  for (const OpGraph& graph : op_graphs(sequence))
+    for (const DataType type : all_types)
+      for (const int tp : {1, 2}) {
+        const TrainingSpec training = training_in(type);
+        LayoutRequest request;
+        request.tp = tp;
+        const ParallelSpec spec = random_spec(graph, training, 2, request, random);
+        INFO(graph.name << ": " << std::string(name(type)) << ", " << describe(spec));
+        TrainingSpec exact = training;
+        exact.precision = DataType::fp32;
+        check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2), closeness_of(type));
+      }
 }
 
 TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and ZeRO data parallelism") {

@@ -21,6 +21,8 @@
 // added atomically: no fp32 accumulator for dq in memory, and the same bits in every run. The second kernel computes
 // S^T = K Q^T, so that P^T and dS^T are already, lane by lane, the left operands of dv += P^T dy and dk += dS^T q and
 // never go through shared memory.
+// Windows skip the tiles before them as the diagonal does those behind it. Kernels exist twice: `plain` and with what heads may be
+// asked for besides (AttentionScores), which costs registers.
 namespace parplan {
 
 namespace {
@@ -40,7 +42,12 @@ AttentionLayout layout_of(const OpShape& s) {
           .y_width = y_width,
           .qkv_stride = s.batch * qkv_width,
           .y_stride = s.batch * y_width,
-          .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim))};
+          .scale = s.score_scale != 0.0 ? static_cast<float>(s.score_scale) : 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
+          .window = static_cast<int>(s.window > 0 && s.window < s.sequence ? s.window : s.sequence),
+          .softcap = static_cast<float>(s.softcap),
+          .alibi = static_cast<float>(s.alibi),
+          .all_heads = static_cast<int>(s.all_heads),
+          .first_head = static_cast<int>(s.first_head)};
 }
 
 bool aligned(std::initializer_list<const void*> pointers) {

@@ -120,6 +120,12 @@ __device__ void store_rows(const float (&d)[Tiles::per][Tiles::elements], float 
   }
 }
 
+// Where the tile begins that has `position`.
+template <int rows>
+__device__ int first_tile(int position) {
+  return position / rows * rows;
+}
+
 // Over the 16 threads of a row.
 __device__ inline float row_maximum(float x) {
   for (int step = side / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
@@ -147,11 +153,13 @@ __global__ void __launch_bounds__(threads)
   load_rows<Tiles::rows>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence,
                          head_dim);
 
+  const AttentionScores head_scores(layout, head);
   float out[per][Tiles::elements] = {};
   float largest[per];
   float sum[per] = {};  // this thread's part
   for (float& x : largest) x = -INFINITY;
-  for (int first_key = 0; first_key < first_query + Tiles::rows && first_key < layout.sequence;
+  for (int first_key = first_tile<Tiles::rows>(layout.first_key(first_query));
+       first_key < first_query + Tiles::rows && first_key < layout.sequence;
        first_key += Tiles::rows) {
     load_rows<Tiles::rows>(other_tile, key, layout.qkv_stride, first_key, layout.sequence, head_dim);
     __syncthreads();
@@ -161,21 +169,24 @@ __global__ void __launch_bounds__(threads)
     load_rows<Tiles::rows>(other_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
 #pragma unroll
     for (int i = 0; i < per; ++i) {
-      // Key 0 is in the first tile and every query sees it: `tile_largest` is finite.
+      // A query that has seen no key yet (its window begins further on) has -infinity for its largest score.
       float tile_largest = largest[i];
+      const int query = first_query + ty() * per + i;
 #pragma unroll
       for (int j = 0; j < per; ++j) {
-        const bool sees = first_key + tx() + side * j <= first_query + ty() * per + i;
-        scores[i][j] = sees ? scores[i][j] * layout.scale : -INFINITY;
+        const int key_position = first_key + tx() + side * j;
+        const bool sees = key_position <= query && key_position >= layout.first_key(query);
+        scores[i][j] = sees ? head_scores.of(scores[i][j], key_position - query) : -INFINITY;
         tile_largest = fmaxf(tile_largest, scores[i][j]);
       }
       tile_largest = row_maximum(tile_largest);
-      const float correction = expf(largest[i] - tile_largest);
+      const float shift = tile_largest == -INFINITY ? 0.0f : tile_largest;
+      const float correction = expf(largest[i] - shift);
       largest[i] = tile_largest;
       sum[i] *= correction;
 #pragma unroll
       for (int j = 0; j < per; ++j) {
-        scores[i][j] = expf(scores[i][j] - tile_largest);
+        scores[i][j] = expf(scores[i][j] - shift);
         sum[i] += scores[i][j];
       }
 #pragma unroll
@@ -237,8 +248,10 @@ __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layou
     }
   }
 
+  const AttentionScores head_scores(layout, head);
   float out[per][Tiles::elements] = {};
-  for (int first_key = 0; first_key < first_query + Tiles::rows && first_key < layout.sequence;
+  for (int first_key = first_tile<Tiles::rows>(layout.first_key(first_query));
+       first_key < first_query + Tiles::rows && first_key < layout.sequence;
        first_key += Tiles::rows) {
     load_rows<Tiles::rows>(left_tile, head_dy, layout.y_stride, first_query, layout.sequence, head_dim);
     load_rows<Tiles::rows>(right_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
@@ -255,8 +268,11 @@ __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layou
     for (int i = 0; i < per; ++i) {
 #pragma unroll
       for (int j = 0; j < per; ++j) {
-        const bool sees = first_key + tx() + side * j <= first_query + ty() * per + i;
-        scores[i][j] = sees ? expf(scores[i][j] * layout.scale - shift[i]) * (dp[i][j] - row_sums[i]) : 0.0f;
+        const int query_position = first_query + ty() * per + i, key_position = first_key + tx() + side * j;
+        const bool sees = key_position <= query_position && key_position >= layout.first_key(query_position);
+        float to_product;
+        const float score = head_scores.of(scores[i][j], key_position - query_position, to_product);
+        scores[i][j] = sees ? expf(score - shift[i]) * (dp[i][j] - row_sums[i]) * to_product : 0.0f;
       }
     }
     store_scores<Tiles>(score_tile, scores);
@@ -292,7 +308,9 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
     const T* const query = qkv + layout.query(sample, head);
     const T* const head_dy = dy + layout.y(sample, head);
     const std::int64_t statistics = layout.statistics(sample, head);
-    for (int first_query = first_key; first_query < layout.sequence; first_query += Tiles::rows) {
+    const AttentionScores head_scores(layout, head);
+    const int last_query = layout.last_query(first_key + Tiles::rows - 1);
+    for (int first_query = first_key; first_query < last_query; first_query += Tiles::rows) {
       load_rows<Tiles::rows>(left_tile, key, layout.qkv_stride, first_key, layout.sequence, head_dim);
       load_rows<Tiles::rows>(right_tile, query, layout.qkv_stride, first_query, layout.sequence, head_dim);
       __syncthreads();
@@ -302,6 +320,7 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
       load_rows<Tiles::rows>(left_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
       load_rows<Tiles::rows>(right_tile, head_dy, layout.y_stride, first_query, layout.sequence, head_dim);
       float row_sums[per];
+      float to_product[per][per];
 #pragma unroll
       for (int j = 0; j < per; ++j) {
         const int position = first_query + tx() + side * j;
@@ -310,8 +329,10 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
         row_sums[j] = present ? sums[statistics + position] : 0.0f;
 #pragma unroll
         for (int i = 0; i < per; ++i) {
-          const bool sees = present && first_key + ty() * per + i <= position;
-          probabilities[i][j] = sees ? expf(probabilities[i][j] * layout.scale - shift) : 0.0f;
+          const int key_position = first_key + ty() * per + i;
+          const bool sees = present && key_position <= position && key_position >= layout.first_key(position);
+          const float score = head_scores.of(probabilities[i][j], key_position - position, to_product[i][j]);
+          probabilities[i][j] = sees ? expf(score - shift) : 0.0f;
         }
       }
       store_scores<Tiles>(probability_tile, probabilities);
@@ -321,7 +342,7 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
 #pragma unroll
       for (int i = 0; i < per; ++i) {
 #pragma unroll
-        for (int j = 0; j < per; ++j) ds[i][j] = probabilities[i][j] * (ds[i][j] - row_sums[j]);
+        for (int j = 0; j < per; ++j) ds[i][j] = probabilities[i][j] * (ds[i][j] - row_sums[j]) * to_product[i][j];
       }
       store_scores<Tiles>(ds_tile, ds);
       add_product<Tiles>(dv, probability_tile, right_tile, head_dim);

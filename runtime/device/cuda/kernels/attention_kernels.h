@@ -19,7 +19,18 @@ struct AttentionLayout {
   std::int64_t y_width = 0;
   std::int64_t qkv_stride = 0;  // from a position to the next
   std::int64_t y_stride = 0;
-  float scale = 0.0f;  // of scores: 1 / sqrt(head_dim)
+  float scale = 0.0f;  // of scores
+  // What heads are asked for besides. A query sees the last `window` keys, its own among them (`sequence`: all before it).
+  int window = 0;
+  float softcap = 0.0f;  // scores become softcap tanh(score / softcap); 0: they do not
+  float alibi = 0.0f;    // times the head's slope times (key's - query's position), added then
+  int all_heads = 0;     // of all ranks: slopes count among them
+  int first_head = 0;    // of this rank's
+
+  __host__ __device__ bool is_plain() const { return window >= sequence && softcap == 0.0f && alibi == 0.0f; }
+  // The first key that a query sees, and one past the last query that sees a key.
+  __device__ int first_key(int query) const { return query >= window ? query - window + 1 : 0; }
+  __device__ int last_query(int key) const { return window < sequence - key ? key + window : sequence; }
 
   __host__ __device__ std::int64_t group(int sample, int group) const {
     return sample * qkv_width + static_cast<std::int64_t>(group) * (per_group + 2) * head_dim;
@@ -36,6 +47,38 @@ struct AttentionLayout {
   }
   __host__ __device__ std::int64_t statistics(int sample, int head) const {
     return (static_cast<std::int64_t>(sample) * heads + head) * sequence;
+  }
+};
+
+// What is done to a head's scores.
+struct AttentionScores {
+  float scale = 0.0f;
+  float softcap = 0.0f;
+  float slope = 0.0f;
+
+  __device__ AttentionScores(const AttentionLayout& layout, int head) : scale(layout.scale), softcap(layout.softcap) {
+    if (layout.alibi == 0.0f) return;
+    // As alibi_slope (planner/graph/op.h).
+    const int whole = 1 << (31 - __clz(layout.all_heads)), number = layout.first_head + head;
+    const bool beyond = number >= whole;
+    const int power = beyond ? 2 * (number - whole) + 1 : number + 1;
+    slope = layout.alibi * exp2f(-8.0f * static_cast<float>(power) / static_cast<float>(beyond ? 2 * whole : whole));
+  }
+  // `product`: of a query and a key; `distance`: from the query's position to the key's. Also what the score's gradient is
+  // multiplied with on the way back to scale * product.
+  __device__ float of(float product, int distance, float& to_product) const {
+    float score = scale * product;
+    to_product = 1.0f;
+    if (softcap != 0.0f) {
+      const float tangent = tanhf(score / softcap);
+      score = softcap * tangent;
+      to_product = 1.0f - tangent * tangent;
+    }
+    return score + slope * static_cast<float>(distance);
+  }
+  __device__ float of(float product, int distance) const {
+    float unused;
+    return of(product, distance, unused);
   }
 };
 

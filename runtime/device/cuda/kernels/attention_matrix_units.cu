@@ -239,7 +239,7 @@ struct ForwardTiles {
 
 // One block: one tile of queries of one head. The tiles key 0, value 0, key 1, value 1, ... pass through a ring of
 // slots: each is waited for before its product, and the load that takes the slot of the tile before is started then.
-template <class T, int head_dim>
+template <class T, int head_dim, bool plain>
 __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
     attention_forward(AttentionLayout layout, const std::uint16_t* qkv, std::uint16_t* y, float* log_sum_exp) {
   using Tiles = ForwardTiles<head_dim>;
@@ -258,12 +258,13 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
   const int warp_query = first_query + first_row;
   const std::uint16_t* const key = qkv + layout.key(sample, head / layout.per_group);
   const int visible = min(first_query + Tiles::queries, layout.sequence);
-  const int key_tiles = (visible + keys - 1) / keys;
+  const int first_tile = plain ? 0 : layout.first_key(first_query) / keys;
+  const int key_tiles = (visible + keys - 1) / keys - first_tile;
 
   const auto start_load = [&](int step) {
     if (step < 2 * key_tiles) {
       load_rows<head_dim, keys>(ring + step % slots * tile_bytes, key + (step % 2 == 0 ? 0 : head_dim),
-                                layout.qkv_stride, step / 2 * keys, layout.sequence);
+                                layout.qkv_stride, (first_tile + step / 2) * keys, layout.sequence);
     }
     ptx::cp_async_commit();
   };
@@ -278,7 +279,9 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
     return ring + step % slots * tile_bytes;
   };
 
-  const float scale = layout.scale * log2_e;  // exp(scale x) = 2^(this x)
+  // exp(scale x) = 2^(this x). Where scores are not plain they are brought to the base 2 one by one.
+  const AttentionScores head_scores(layout, head);
+  const float scale = plain ? layout.scale * log2_e : 1.0f;
   Left<head_dim, row_tiles, Tiles::keep> query{.tile = query_tile, .first_row = first_row, .kept = {}};
   float out[row_tiles][head_dim / 8][4];
   clear(out);
@@ -291,9 +294,9 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
   }
 
   for (int tile = 0; tile < key_tiles; ++tile) {
-    const int first_key = tile * keys;
-    // Of the last tiles, the first warps' queries may see nothing.
-    const bool sees = first_key < warp_query + 16 * row_tiles;
+    const int first_key = (first_tile + tile) * keys;
+    // Of the last tiles, the first warps' queries may see nothing; of a window's first ones, the last warps'.
+    const bool sees = first_key < warp_query + 16 * row_tiles && (plain || first_key + keys > layout.first_key(warp_query));
     float scores[row_tiles][keys / 8][4];
     clear(scores);
     const unsigned char* const key_tile = next(2 * tile);
@@ -302,20 +305,23 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
     const unsigned char* const value_tile = next(2 * tile + 1);
     if (!sees) continue;
 
-    if (first_key + keys - 1 > warp_query) {
+    if (!plain || first_key + keys - 1 > warp_query) {
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
         for (int n = 0; n < keys / 8; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            if (first_key + 8 * n + lane() % 4 * 2 + e % 2 > warp_query + 16 * m + lane() / 4 + e / 2 * 8)
-              scores[m][n][e] = -INFINITY;
+            const int key_position = first_key + 8 * n + lane() % 4 * 2 + e % 2;
+            const int position = warp_query + 16 * m + lane() / 4 + e / 2 * 8;
+            if constexpr (!plain) scores[m][n][e] = head_scores.of(scores[m][n][e], key_position - position) * log2_e;
+            if (key_position > position || (!plain && key_position < layout.first_key(position))) scores[m][n][e] = -INFINITY;
           }
         }
       }
     }
-    // Key 0 is in the first tile and every query sees it: `largest` is finite from there on.
+    // Plain: key 0 is in the first tile and every query sees it, so that `largest` is finite from there on. With a window a query
+    // may have seen nothing yet.
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -325,9 +331,10 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
         for (int n = 0; n < keys / 8; ++n)
           tile_largest = fmaxf(tile_largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
         tile_largest = row_maximum(tile_largest);
-        const float correction = ptx::exp2_approximate((largest[m][half] - tile_largest) * scale);
+        const float reference = !plain && tile_largest == -INFINITY ? 0.0f : tile_largest;
+        const float correction = ptx::exp2_approximate((largest[m][half] - reference) * scale);
         largest[m][half] = tile_largest;
-        const float shift = tile_largest * scale;
+        const float shift = reference * scale;
         float tile_sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < keys / 8; ++n) {
@@ -364,7 +371,7 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
       }
       const int position = warp_query + 16 * m + lane() / 4 + 8 * half;
       if (lane() % 4 == 0 && position < layout.sequence) {
-        row_log_sum_exp[position] = largest[m][half] * layout.scale + log2f(total) * ln_2;
+        row_log_sum_exp[position] = largest[m][half] * (plain ? layout.scale : ln_2) + log2f(total) * ln_2;
       }
     }
   }
@@ -386,7 +393,7 @@ struct QueryGradientTiles {
 };
 
 // dq of one tile of queries of one head, and its sums of dy * y, which key_value_gradients reads.
-template <class T, int head_dim>
+template <class T, int head_dim, bool plain>
 __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     query_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv, const std::uint16_t* y,
                     const float* log_sum_exp, std::uint16_t* dqkv, float* sums) {
@@ -407,13 +414,15 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
   const int warp_query = first_query + first_row;
   const std::uint16_t* const key = qkv + layout.key(sample, head / layout.per_group);
   const int visible = min(first_query + Tiles::queries, layout.sequence);
-  const int key_tiles = (visible + keys - 1) / keys;
+  const int first_tile = plain ? 0 : layout.first_key(first_query) / keys;
+  const int key_tiles = (visible + keys - 1) / keys - first_tile;
 
   const auto start_load = [&](int tile) {
     if (tile < key_tiles) {
       unsigned char* const stage = ring + tile % stages * Tiles::stage_bytes;
-      load_rows<head_dim, keys>(stage, key, layout.qkv_stride, tile * keys, layout.sequence);
-      load_rows<head_dim, keys>(stage + Tiles::stage_bytes / 2, key + head_dim, layout.qkv_stride, tile * keys,
+      const int first_key = (first_tile + tile) * keys;
+      load_rows<head_dim, keys>(stage, key, layout.qkv_stride, first_key, layout.sequence);
+      load_rows<head_dim, keys>(stage + Tiles::stage_bytes / 2, key + head_dim, layout.qkv_stride, first_key,
                                 layout.sequence);
     }
     ptx::cp_async_commit();
@@ -467,6 +476,7 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
   }
   __syncthreads();
 
+  const AttentionScores head_scores(layout, head);
   const float scale = layout.scale * log2_e;
   float shift[row_tiles][2];  // log-sum-exp, to the base 2
   float row_sums[row_tiles][2];
@@ -488,8 +498,9 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     ptx::cp_async_wait<stages - 2>();
     __syncthreads();
     start_load(tile + stages - 1);
-    const int first_key = tile * keys;
+    const int first_key = (first_tile + tile) * keys;
     if (first_key >= warp_query + 16 * row_tiles) continue;
+    if (!plain && first_key + keys <= layout.first_key(warp_query)) continue;
     const unsigned char* const key_tile = ring + tile % stages * Tiles::stage_bytes;
 
     float scores[row_tiles][keys / 8][4];
@@ -498,7 +509,7 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     float dp[row_tiles][keys / 8][4];
     clear(dp);
     add_product_transposed<T, head_dim, row_tiles, keys>(dp, gradient, key_tile + Tiles::stage_bytes / 2);
-    if (first_key + keys - 1 > warp_query) {
+    if (plain && first_key + keys - 1 > warp_query) {
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -517,8 +528,18 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
       for (int n = 0; n < keys / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float probability = ptx::exp2_approximate(scores[m][n][e] * scale - shift[m][e / 2]);
-          scores[m][n][e] = probability * (dp[m][n][e] - row_sums[m][e / 2]);
+          if constexpr (plain) {
+            const float probability = ptx::exp2_approximate(scores[m][n][e] * scale - shift[m][e / 2]);
+            scores[m][n][e] = probability * (dp[m][n][e] - row_sums[m][e / 2]);
+          } else {
+            const int key_position = first_key + 8 * n + lane() % 4 * 2 + e % 2;
+            const int position = warp_query + 16 * m + lane() / 4 + e / 2 * 8;
+            const bool sees = key_position <= position && key_position >= layout.first_key(position);
+            float to_product;
+            const float score = head_scores.of(scores[m][n][e], key_position - position, to_product) * log2_e;
+            scores[m][n][e] =
+                sees ? ptx::exp2_approximate(score - shift[m][e / 2]) * (dp[m][n][e] - row_sums[m][e / 2]) * to_product : 0.0f;
+          }
         }
       }
     }
@@ -546,7 +567,7 @@ struct KeyValueGradientTiles {
 
 // dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns
 // queries.
-template <class T, int head_dim>
+template <class T, int head_dim, bool plain>
 __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::blocks)
     key_value_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv,
                         const float* log_sum_exp, const float* sums, std::uint16_t* dqkv) {
@@ -566,7 +587,8 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
   const int warp_key = first_key + first_row;
   static_assert(Tiles::keys % queries == 0);
   const int first_tile = first_key / queries;
-  const int tiles = (layout.sequence + queries - 1) / queries;
+  const int last_query = plain ? layout.sequence : layout.last_query(first_key + Tiles::keys - 1);
+  const int tiles = (last_query + queries - 1) / queries;
   const int steps = (tiles - first_tile) * layout.per_group;
   const int first_head = kv_head * layout.per_group;
   const std::uint16_t* const group_query = qkv + layout.group(sample, kv_head);
@@ -612,7 +634,7 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
   float dv[row_tiles][head_dim / 8][4];
   clear(dk);
   clear(dv);
-  for (int step = 0, tile = first_tile; step < steps; ++step) {
+  for (int step = 0, tile = first_tile, query_head = first_head; step < steps; ++step) {
     ptx::cp_async_wait<stages - 2>();
     __syncthreads();
     start_load(step + stages - 1);
@@ -621,8 +643,13 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
       value.start();
     }
     const int first_query = tile * queries;
-    if (++tile == tiles) tile = first_tile;
+    const int head = query_head;
+    if (++tile == tiles) {
+      tile = first_tile;
+      ++query_head;
+    }
     if (first_query + queries <= warp_key) continue;  // they see none of this warp's keys
+    if (!plain && first_query >= layout.last_query(warp_key + 16 * row_tiles - 1)) continue;
     const unsigned char* const query_tile = ring + step % stages * Tiles::stage_bytes;
     const unsigned char* const dy_tile = query_tile + Tiles::tile_bytes;
     const float* const statistics = reinterpret_cast<const float*>(query_tile + 2 * Tiles::tile_bytes) + lane() % 4 * 2;
@@ -630,6 +657,37 @@ __global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::bloc
     float probabilities[row_tiles][queries / 8][4];
     clear(probabilities);
     add_product_transposed<T, head_dim, row_tiles, queries>(probabilities, key, query_tile);
+    if constexpr (!plain) {
+      float ds[row_tiles][queries / 8][4];
+      clear(ds);
+      add_product_transposed<T, head_dim, row_tiles, queries>(ds, value, dy_tile);
+      const AttentionScores head_scores(layout, head);
+#pragma unroll
+      for (int n = 0; n < queries / 8; ++n) {
+        const float2 shift = *reinterpret_cast<const float2*>(statistics + 8 * n);
+        const float2 sum = *reinterpret_cast<const float2*>(statistics + queries + 8 * n);
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int key_position = warp_key + 16 * m + lane() / 4 + e / 2 * 8;
+            const int position = first_query + 8 * n + lane() % 4 * 2 + e % 2;
+            const bool sees = position < layout.sequence && key_position <= position && key_position >= layout.first_key(position);
+            float to_product;
+            const float score = head_scores.of(probabilities[m][n][e], key_position - position, to_product);
+            const float probability = sees ? ptx::exp2_approximate((score - (e % 2 == 0 ? shift.x : shift.y)) * log2_e) : 0.0f;
+            probabilities[m][n][e] = probability;
+            ds[m][n][e] = probability * (ds[m][n][e] - (e % 2 == 0 ? sum.x : sum.y)) * to_product;
+          }
+        }
+      }
+      std::uint32_t left[row_tiles][queries / 16][4];
+      pack<T, row_tiles, queries>(probabilities, left);
+      add_product<T, head_dim, row_tiles, queries>(dv, left, dy_tile);
+      pack<T, row_tiles, queries>(ds, left);
+      add_product<T, head_dim, row_tiles, queries>(dk, left, query_tile);
+      continue;
+    }
     if (first_query < warp_key + 16 * row_tiles - 1) {
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
@@ -691,17 +749,17 @@ Grid grid_of(void (*kernel)(Parameters...), std::int64_t tiles, int heads, int b
           .shared = Tiles::shared};
 }
 
-template <class T, int head_dim>
+template <class T, int head_dim, bool plain>
 void forward(const AttentionForward& work, cudaStream_t stream) {
   using Tiles = ForwardTiles<head_dim>;
-  const auto kernel = attention_forward<T, head_dim>;
+  const auto kernel = attention_forward<T, head_dim, plain>;
   launch("attention", kernel,
          grid_of<Tiles>(kernel, divide_up(work.layout.sequence, Tiles::queries), work.layout.heads, work.batch), stream,
          work.layout, static_cast<const std::uint16_t*>(work.qkv), static_cast<std::uint16_t*>(work.y),
          work.log_sum_exp);
 }
 
-template <class T, int head_dim>
+template <class T, int head_dim, bool plain>
 void backward(const AttentionBackward& work, cudaStream_t stream) {
   const AttentionLayout& layout = work.layout;
   const auto* const dy = static_cast<const std::uint16_t*>(work.dy);
@@ -709,12 +767,12 @@ void backward(const AttentionBackward& work, cudaStream_t stream) {
   const auto* const y = static_cast<const std::uint16_t*>(work.y);
   auto* const dqkv = static_cast<std::uint16_t*>(work.dqkv);
   using QueryTiles = QueryGradientTiles<head_dim>;
-  const auto queries = query_gradients<T, head_dim>;
+  const auto queries = query_gradients<T, head_dim, plain>;
   launch("attention_gradient: queries", queries,
          grid_of<QueryTiles>(queries, divide_up(layout.sequence, QueryTiles::queries), layout.heads, work.batch),
          stream, layout, dy, qkv, y, work.log_sum_exp, dqkv, work.sums);
   using KeyTiles = KeyValueGradientTiles<head_dim>;
-  const auto keys = key_value_gradients<T, head_dim>;
+  const auto keys = key_value_gradients<T, head_dim, plain>;
   launch(
       "attention_gradient: keys and values", keys,
       grid_of<KeyTiles>(keys, divide_up(layout.sequence, KeyTiles::keys), layout.heads / layout.per_group, work.batch),
@@ -724,13 +782,17 @@ void backward(const AttentionBackward& work, cudaStream_t stream) {
 struct Row {
   DataType type{};
   int head_dim = 0;
-  void (*forward)(const AttentionForward&, cudaStream_t) = nullptr;
-  void (*backward)(const AttentionBackward&, cudaStream_t) = nullptr;
+  // [1]: plain
+  void (*forward[2])(const AttentionForward&, cudaStream_t) = {};
+  void (*backward[2])(const AttentionBackward&, cudaStream_t) = {};
 };
 
 template <class T, int head_dim>
 constexpr Row row(DataType type) {
-  return {.type = type, .head_dim = head_dim, .forward = forward<T, head_dim>, .backward = backward<T, head_dim>};
+  return {.type = type,
+          .head_dim = head_dim,
+          .forward = {forward<T, head_dim, false>, forward<T, head_dim, true>},
+          .backward = {backward<T, head_dim, false>, backward<T, head_dim, true>}};
 }
 
 constexpr Row rows[] = {
@@ -753,14 +815,14 @@ const Row* find_row(DataType type, int head_dim) {
 bool attention_on_matrix_units(const AttentionForward& work, DataType type, cudaStream_t stream) {
   const Row* const row = find_row(type, work.layout.head_dim);
   if (row == nullptr) return false;
-  row->forward(work, stream);
+  row->forward[work.layout.is_plain()](work, stream);
   return true;
 }
 
 bool attention_gradient_on_matrix_units(const AttentionBackward& work, DataType type, cudaStream_t stream) {
   const Row* const row = find_row(type, work.layout.head_dim);
   if (row == nullptr) return false;
-  row->backward(work, stream);
+  row->backward[work.layout.is_plain()](work, stream);
   return true;
 }
 

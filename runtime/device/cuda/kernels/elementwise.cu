@@ -31,6 +31,14 @@ struct GeluErf {
   }
 };
 
+struct Silu {
+  __device__ __forceinline__ static float value(float x) { return x * sigmoid(x); }
+  __device__ __forceinline__ static float slope(float x) {
+    const float s = sigmoid(x);
+    return s + x * s * (1.0f - s);
+  }
+};
+
 // (NaN stays NaN.)
 struct Relu {
   __device__ __forceinline__ static float value(float x) { return x <= 0.0f ? 0.0f : x; }
@@ -46,6 +54,8 @@ void for_activation(ActivationKind kind, const Body& body) {
       return body(GeluErf{});
     case ActivationKind::relu:
       return body(Relu{});
+    case ActivationKind::silu:
+      return body(Silu{});
   }
 }
 
@@ -74,41 +84,74 @@ __global__ void apply_gradient(FlatRange range, const T* dy, const T* x, T* dx, 
   });
 }
 
-template <class T, int width>
-__global__ void gate(FlatRange range, const T* gates, const T* up, T* y) {
+template <class T, int width, class Function>
+__global__ void apply_gate(FlatRange range, const T* gates, const T* up, T* y) {
   for_each_flat<width>(range, [&](std::int64_t i, auto count) {
     constexpr int n = decltype(count)::width;
     float g[n], u[n];
     load(gates + i, g);
     load(up + i, u);
 #pragma unroll
-    for (int k = 0; k < n; ++k) g[k] = g[k] * sigmoid(g[k]) * u[k];
+    for (int k = 0; k < n; ++k) g[k] = Function::value(g[k]) * u[k];
     store(y + i, g);
   });
 }
 
 // All is read before anything is written, so that operands may share storage.
-template <class T, int width>
-__global__ void gate_gradient(FlatRange range, const T* dy, const T* gates, const T* up, T* dgates, T* dup, bool accumulate) {
+template <class T, int width, class Function>
+__global__ void apply_gate_gradient(FlatRange range, const T* dy, const T* gates, const T* up, T* dgates, T* dup) {
   for_each_flat<width>(range, [&](std::int64_t i, auto count) {
     constexpr int n = decltype(count)::width;
-    float d[n], g[n], u[n], before_gate[n] = {}, before_up[n] = {};
+    float d[n], g[n], u[n];
     load(dy + i, d);
     load(gates + i, g);
     load(up + i, u);
-    if (accumulate) {
-      load(dgates + i, before_gate);
-      load(dup + i, before_up);
-    }
 #pragma unroll
     for (int k = 0; k < n; ++k) {
-      const float s = sigmoid(g[k]);
-      const float to_up = d[k] * (g[k] * s);
-      g[k] = before_gate[k] + d[k] * u[k] * (s + g[k] * s * (1.0f - s));
-      u[k] = before_up[k] + to_up;
+      const float to_up = d[k] * Function::value(g[k]);
+      g[k] = d[k] * u[k] * Function::slope(g[k]);
+      u[k] = to_up;
     }
     store(dgates + i, g);
     store(dup + i, u);
+  });
+}
+
+template <class T, int width>
+__global__ void scale_flat(FlatRange range, const T* x, T* y, float factor) {
+  for_each_flat<width>(range, [&](std::int64_t i, auto count) {
+    float values[decltype(count)::width];
+    load(x + i, values);
+#pragma unroll
+    for (float& value : values) value *= factor;
+    store(y + i, values);
+  });
+}
+
+template <class T, int width>
+__global__ void softcap_flat(FlatRange range, const T* x, T* y, float cap) {
+  for_each_flat<width>(range, [&](std::int64_t i, auto count) {
+    float values[decltype(count)::width];
+    load(x + i, values);
+#pragma unroll
+    for (float& value : values) value = cap * tanhf(value / cap);
+    store(y + i, values);
+  });
+}
+
+template <class T, int width>
+__global__ void softcap_slope(FlatRange range, const T* dy, const T* y, T* dx, float cap) {
+  for_each_flat<width>(range, [&](std::int64_t i, auto count) {
+    constexpr int n = decltype(count)::width;
+    float d[n], at[n];
+    load(dy + i, d);
+    load(y + i, at);
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const float tangent = at[k] / cap;
+      d[k] *= 1.0f - tangent * tangent;
+    }
+    store(dx + i, d);
   });
 }
 
@@ -178,8 +221,10 @@ void gate(const CudaKernelArguments& a) {
     using T = typename decltype(number)::Type;
     const T *gates = a.at<const T>(0), *up = a.at<const T>(1);
     T* y = a.at<T>(2);
-    submit_flat<vector_width<T>>(elements(a.shape), {gates, up, y}, [&](auto width, FlatRange range, const Grid& grid) {
-      launch("gate", gate<T, decltype(width)::width>, grid, a.stream, range, gates, up, y);
+    for_activation(a.shape.activation, [&](auto function) {
+      submit_flat<vector_width<T>>(elements(a.shape), {gates, up, y}, [&](auto width, FlatRange range, const Grid& grid) {
+        launch("gate", apply_gate<T, decltype(width)::width, decltype(function)>, grid, a.stream, range, gates, up, y);
+      });
     });
   });
 }
@@ -190,11 +235,53 @@ void gate_gradient(const CudaKernelArguments& a) {
     using T = typename decltype(number)::Type;
     const T *dy = a.at<const T>(0), *gates = a.at<const T>(1), *up = a.at<const T>(2);
     T *dgates = a.at<T>(3), *dup = a.at<T>(4);
-    submit_flat<vector_width<T>>(elements(a.shape), {dy, gates, up, dgates, dup},
-                                 [&](auto width, FlatRange range, const Grid& grid) {
-                                   launch("gate_gradient", gate_gradient<T, decltype(width)::width>, grid, a.stream, range,
-                                          dy, gates, up, dgates, dup, a.shape.accumulate);
-                                 });
+    for_activation(a.shape.activation, [&](auto function) {
+      submit_flat<vector_width<T>>(elements(a.shape), {dy, gates, up, dgates, dup},
+                                   [&](auto width, FlatRange range, const Grid& grid) {
+                                     launch("gate_gradient", apply_gate_gradient<T, decltype(width)::width, decltype(function)>,
+                                            grid, a.stream, range, dy, gates, up, dgates, dup);
+                                   });
+    });
+  });
+}
+
+// x -> x * factor
+void scale(const CudaKernelArguments& a) {
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    const T* x = a.at<const T>(0);
+    T* y = a.at<T>(1);
+    submit_flat<vector_width<T>>(elements(a.shape), {x, y}, [&](auto width, FlatRange range, const Grid& grid) {
+      launch("scale", scale_flat<T, decltype(width)::width>, grid, a.stream, range, x, y, static_cast<float>(a.shape.factor));
+    });
+  });
+}
+
+// dy -> dx
+void scale_gradient(const CudaKernelArguments& a) { scale(a); }
+
+// x -> softcap * tanh(x / softcap)
+void softcap(const CudaKernelArguments& a) {
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    const T* x = a.at<const T>(0);
+    T* y = a.at<T>(1);
+    submit_flat<vector_width<T>>(elements(a.shape), {x, y}, [&](auto width, FlatRange range, const Grid& grid) {
+      launch("softcap", softcap_flat<T, decltype(width)::width>, grid, a.stream, range, x, y, static_cast<float>(a.shape.softcap));
+    });
+  });
+}
+
+// dy, y -> dx
+void softcap_gradient(const CudaKernelArguments& a) {
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    const T *dy = a.at<const T>(0), *y = a.at<const T>(1);
+    T* dx = a.at<T>(2);
+    submit_flat<vector_width<T>>(elements(a.shape), {dy, y, dx}, [&](auto width, FlatRange range, const Grid& grid) {
+      launch("softcap_gradient", softcap_slope<T, decltype(width)::width>, grid, a.stream, range, dy, y, dx,
+             static_cast<float>(a.shape.softcap));
+    });
   });
 }
 

@@ -25,6 +25,14 @@ void add_rms_norm(const CudaKernelArguments& a);
 void layer_norm_gradient(const CudaKernelArguments& a);
 void rms_norm_gradient(const CudaKernelArguments& a);
 
+// query_key_norm.cu
+void head_norm(const CudaKernelArguments& a);
+void head_norm_gradient(const CudaKernelArguments& a);
+void query_key_squares(const CudaKernelArguments& a);
+void query_key_squares_gradient(const CudaKernelArguments& a);
+void query_key_norm(const CudaKernelArguments& a);
+void query_key_norm_gradient(const CudaKernelArguments& a);
+
 // rotary.cu
 void rotary(const CudaKernelArguments& a);
 void rotary_gradient(const CudaKernelArguments& a);
@@ -34,6 +42,10 @@ void activation(const CudaKernelArguments& a);
 void activation_gradient(const CudaKernelArguments& a);
 void gate(const CudaKernelArguments& a);
 void gate_gradient(const CudaKernelArguments& a);
+void scale(const CudaKernelArguments& a);
+void scale_gradient(const CudaKernelArguments& a);
+void softcap(const CudaKernelArguments& a);
+void softcap_gradient(const CudaKernelArguments& a);
 void add(const CudaKernelArguments& a);
 void accumulate(const CudaKernelArguments& a);
 void fill_zero(const CudaKernelArguments& a);

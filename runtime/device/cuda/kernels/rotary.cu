@@ -11,14 +11,22 @@ namespace {
 struct Heads {
   int heads = 0;      // of all kinds
   int per_group = 0;  // queries, the key, the value
-  int half = 0;       // of a head's elements
+  int head_dim = 0;
+  int half = 0;       // of a head's elements that turn, which are its first
 };
 
+// One pair turned.
+__device__ __forceinline__ void turn(float& low, float& high, float cosine, float sine) {
+  const float turned = low * cosine - high * sine;
+  high = high * cosine + low * sine;
+  low = turned;
+}
+
 // blockIdx.x is the position; its cosines and sines are computed once for all heads and samples (blockIdx.y shares out
-// those). Element i of a head is paired with i + half (the convention of GPT-NeoX and Hugging Face); the angle
-// position * theta^(-2 i / head_dim) is rounded to fp32 where Hugging Face does. `direction` -1 rotates back, which is the
-// gradient. Values are copied; `to` may be `from`.
-template <class T, int width>
+// those). Element i of a head is paired with i + half (the convention of GPT-NeoX and Hugging Face), `interleaved` 2i with 2i + 1
+// (GPT-J's); the angle position * theta^(-i / half) is rounded to fp32 where Hugging Face does. `direction` -1 rotates back, which is
+// the gradient. The rest of a head and values are copied; `to` may be `from`.
+template <class T, int width, bool interleaved>
 __global__ void rotate(const T* from, T* to, Heads h, std::int64_t batch, std::int64_t begin, double theta, float direction) {
   float* cosine = reinterpret_cast<float*>(dynamic_shared);
   float* sine = cosine + h.half;
@@ -33,29 +41,41 @@ __global__ void rotate(const T* from, T* to, Heads h, std::int64_t batch, std::i
   __syncthreads();
   const int vectors_per_head = h.half / width;
   const int vectors = h.heads * vectors_per_head;
-  const std::int64_t columns = static_cast<std::int64_t>(h.heads) * h.half * 2;
+  const int copies_per_head = from == to ? 0 : (h.head_dim - 2 * h.half) / width;
+  const std::int64_t columns = static_cast<std::int64_t>(h.heads) * h.head_dim;
   for (std::int64_t sample = blockIdx.y; sample < batch; sample += gridDim.y) {
     const std::int64_t row = (blockIdx.x * batch + sample) * columns;
     for (int v = thread; v < vectors; v += threads) {
       const int head = v / vectors_per_head;
-      const int i = (v - head * vectors_per_head) * width;
-      const std::int64_t at = row + static_cast<std::int64_t>(head) * h.half * 2 + i;
+      const int i = (v - head * vectors_per_head) * width;  // the first pair
+      const std::int64_t at = row + static_cast<std::int64_t>(head) * h.head_dim + (interleaved ? 2 * i : i);
+      const int apart = interleaved ? width : h.half;
       const bool is_value = head % h.per_group == h.per_group - 1;
       if (is_value && from == to) continue;
       float low[width], high[width];
       load(from + at, low);
-      load(from + at + h.half, high);
+      load(from + at + apart, high);
       if (!is_value) {
+        if constexpr (interleaved && width > 1) {
 #pragma unroll
-        for (int k = 0; k < width; ++k) {
-          const float c = cosine[i + k], s = sine[i + k];
-          const float turned = low[k] * c - high[k] * s;
-          high[k] = high[k] * c + low[k] * s;
-          low[k] = turned;
+          for (int k = 0; k < width / 2; ++k) {
+            turn(low[2 * k], low[2 * k + 1], cosine[i + k], sine[i + k]);
+            turn(high[2 * k], high[2 * k + 1], cosine[i + width / 2 + k], sine[i + width / 2 + k]);
+          }
+        } else {
+#pragma unroll
+          for (int k = 0; k < width; ++k) turn(low[k], high[k], cosine[i + k], sine[i + k]);
         }
       }
       store(to + at, low);
-      store(to + at + h.half, high);
+      store(to + at + apart, high);
+    }
+    for (int v = thread; v < h.heads * copies_per_head; v += threads) {
+      const int head = v / copies_per_head;
+      const std::int64_t at = row + static_cast<std::int64_t>(head) * h.head_dim + 2 * h.half + (v - head * copies_per_head) * width;
+      float values[width];
+      load(from + at, values);
+      store(to + at, values);
     }
   }
 }
@@ -65,7 +85,8 @@ void submit(const CudaKernelArguments& a, float direction) {
   if (s.sequence <= 0 || s.batch <= 0) return;
   const Heads heads{.heads = static_cast<int>(s.heads + 2 * s.kv_heads),
                     .per_group = static_cast<int>(s.heads / s.kv_heads + 2),
-                    .half = static_cast<int>(s.head_dim / 2)};
+                    .head_dim = static_cast<int>(s.head_dim),
+                    .half = static_cast<int>((s.rotary_dim > 0 ? s.rotary_dim : s.head_dim) / 2)};
   const std::size_t shared = 2 * sizeof(float) * static_cast<std::size_t>(heads.half);
   PARPLAN_ASSERT(shared <= 48 << 10, "head_dim " + std::to_string(s.head_dim));
   // One sample a block where there are few positions; the angles are computed again in each.
@@ -78,9 +99,11 @@ void submit(const CudaKernelArguments& a, float direction) {
     const T* from = a.at<const T>(0);
     T* to = a.at<T>(1);
     const auto submit_width = [&](auto width) {
-      launch("rotary", rotate<T, decltype(width)::width>, grid, a.stream, from, to, heads, s.batch, s.begin, s.theta, direction);
+      constexpr int n = decltype(width)::width;
+      launch("rotary", s.interleaved ? rotate<T, n, true> : rotate<T, n, false>, grid, a.stream, from, to, heads, s.batch, s.begin,
+             s.theta, direction);
     };
-    if (rows_can_move(vector_width<T>, heads.half, {from, to})) {
+    if (heads.half % vector_width<T> == 0 && rows_can_move(vector_width<T>, heads.head_dim, {from, to})) {
       submit_width(Count<vector_width<T>>{});
     } else {
       submit_width(Count<1>{});
