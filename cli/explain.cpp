@@ -3,20 +3,45 @@
 #include <memory>
 
 #include <CLI/CLI.hpp>
+#include <fmt/ostream.h>
 
-#include "cli/arguments.h"
 #include "cli/commands.h"
-#include "planner/base/file.h"
+#include "cli/inputs.h"
+#include "cli/progress.h"
+#include "planner/reasons.h"
+#include "planner/report/explain_json.h"
 
 namespace parplan {
+namespace {
+
+struct ExplainArguments {
+  std::string path;
+  OutputArguments output;
+  bool quick = false;
+};
+
+int carry_out(const ExplainArguments& arguments, Terminal& terminal) {
+  check_output(arguments.output);
+  const LoadedPlan loaded = load_plan(arguments.path);
+  Progress progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
+  ReasonsOptions options;
+  options.searches = !arguments.quick;
+  options.progress = [&](const std::string& doing) { progress.show(doing); };
+  const Reasons reasons = find_reasons(loaded.graph, loaded.plan, options);
+  progress.clear();
+  if (arguments.output.shows_table()) fmt::print(terminal.out, "{}", explain(loaded.plan, reasons));
+  write_outputs(arguments.output, terminal, explain_json(report_inputs(loaded.plan), loaded.plan, reasons), std::span<const Json>());
+  return exit_done;
+}
+
+}  // namespace
 
 CommandBody declare_explain(CLI::App& app) {
-  const auto path = std::make_shared<std::string>();
-  add_subject(app, *path, "PLAN", "a plan.yaml that suggest or simulate wrote");
-  return [path](Terminal& terminal) {
-    terminal.out << explain(read_plan(read_file(*path), *path));
-    return exit_done;
-  };
+  const auto arguments = std::make_shared<ExplainArguments>();
+  add_subject(app, arguments->path, "PLAN", "a plan.yaml that suggest or simulate wrote");
+  app.add_flag("--quick", arguments->quick, "only what simulations of the plan and of layouts one choice away say; no searches");
+  add_output(app, arguments->output, CsvOutput::absent);
+  return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }
 
 }  // namespace parplan

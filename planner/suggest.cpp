@@ -5,11 +5,11 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
-#include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
+#include "planner/remedies.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidate.h"
-#include "planner/simulator/estimate.h"
+#include "planner/search/candidates.h"
 #include "planner/simulator/simulate.h"
 
 namespace parplan {
@@ -37,35 +37,6 @@ Plan complete(const SuggestRequest& request, const ParallelSpec& spec) {
   if (spec.mesh.size() < request.cluster.devices())
     plan.notes.push_back(fmt::format("uses {} of {} devices: no plan on all of them is faster", spec.mesh.size(), request.cluster.devices()));
   return plan;
-}
-
-std::string layout(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} zero {} micro-batch {} recompute {}", spec.dp(), spec.tp(), spec.pp(), spec.zero_stage,
-                     spec.micro_batch, name(spec.recompute));
-}
-
-// What would make it fit, each found by the same search: more memory a device, more nodes.
-std::vector<std::string> changes_that_fit(const SuggestRequest& request, const SearchResult& failed) {
-  std::vector<std::string> changes;
-  if (failed.smallest)
-    changes.push_back(fmt::format("{} of memory a device instead of {} ({})", format_bytes(failed.smallest->result.memory.peak()),
-                                  format_bytes(request.options.memory_limit.value_or(request.cluster.groups.front().device.memory_capacity)),
-                                  layout(failed.smallest->spec)));
-  const bool has_network = std::ranges::any_of(request.cluster.groups.front().node.vertices, [](const Vertex& v) { return v.kind == VertexKind::network; });
-  for (int factor = 2; has_network && factor <= 64; factor *= 2) {
-    SuggestRequest larger = request;
-    larger.cluster.groups.front().nodes *= factor;
-    larger.options.top = 1;
-    larger.options.most_simulated = 1;
-    larger.options.fewer_devices = false;
-    larger.options.progress = nullptr;
-    const SearchResult found = search(*larger.graph, larger.cluster, larger.training, larger.layout, larger.options);
-    if (found.plans.empty()) continue;
-    changes.push_back(fmt::format("{} devices instead of {} ({}, {} of memory)", larger.cluster.devices(), request.cluster.devices(),
-                                  layout(found.plans.front().spec), format_bytes(found.plans.front().result.memory.peak())));
-    break;
-  }
-  return changes;
 }
 
 // The given layout as a spec; degrees that were not given follow from the others or are 1.
@@ -97,7 +68,8 @@ SuggestResult suggest(const SuggestRequest& request) {
   SuggestResult result;
   result.counts = found.counts;
   if (found.plans.empty()) {
-    result.changes = changes_that_fit(request, found);
+    result.remedies = find_remedies(request, found);
+    for (const Remedy& remedy : result.remedies) result.changes.push_back(describe(remedy));
     return result;
   }
   result.plan = complete(request, found.plans.front().spec);
@@ -109,9 +81,8 @@ SuggestResult suggest(const SuggestRequest& request) {
 
 Plan simulate_layout(const SuggestRequest& request, std::string* trace) {
   ParallelSpec spec = fixed_spec(request);
-  Estimator estimator(*request.graph, request.cluster, request.training);
   if (spec.stage_blocks.empty())
-    spec.stage_blocks = cut_stages(estimator.block_seconds(spec, place(*request.graph, spec)), spec.pp());
+    spec.stage_blocks = CandidateMaker(*request.graph, request.cluster, request.training, request.options.memory_limit).cut_of(spec);
   Plan plan = complete(request, spec);
   plan.prediction = simulate_plan(*request.graph, plan, trace);
   return plan;

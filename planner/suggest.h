@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/reasons.h"
 #include "planner/search/search.h"
 #include "planner/search/space.h"
 
@@ -21,13 +23,18 @@ struct SuggestRequest {
   TrainingSpec training;
   LayoutRequest layout;
   SearchOptions options;
+  // To look for what would make it fit, where the caller can give them: the graph for sequences of another length, the cluster with
+  // another number of devices of the same kind (nothing where there is none).
+  std::function<OpGraph(std::int64_t sequence_length)> graph_of_length;
+  std::function<std::optional<Cluster>(int devices)> cluster_of;
 };
 
 // What a search gave: the best plan, complete, with the next best as its alternatives; or why there is none.
 struct SuggestResult {
   std::optional<Plan> plan;
   SearchCounts counts;
-  std::vector<std::string> changes;  // without a plan: what would make it fit, each checked by the same search
+  std::vector<Remedy> remedies;      // without a plan: what would make it fit, each checked by the same search
+  std::vector<std::string> changes;  // these in words
 };
 
 // The flow of `parplan suggest`.

@@ -3,16 +3,9 @@
 #include <string>
 
 #include "planner/plan/plan.h"
+#include "planner/plan/reasons.h"
 
 namespace parplan {
-
-// What keeps a plan from being faster.
-enum class Constraint { compute, communication, bubble, memory };
-const char* name(Constraint constraint);
-
-// Memory, where the plan fills most of the device or pays for room by recomputing; else the largest of computation (with the optimizer),
-// exposed communication and bubble.
-Constraint binding_constraint(const Plan& plan);
 
 // One line on what the search did and how sure the result is.
 std::string explain_search(const SearchCounts& search);
@@ -20,5 +13,15 @@ std::string explain_search(const SearchCounts& search);
 // For people, from the plan alone: where time and memory go, what the runner-up loses on, what binds, what the
 // search rejected and how sure it is.
 std::string explain(const Plan& plan);
+
+// The same with all that was found out about it: stage by stage, the critical path, what binds and what more of it would give, layouts one
+// choice away, the best of each family, the guides' rules as numbers, more and less of everything, and how sure the order is.
+std::string explain(const Plan& plan, const Reasons& reasons);
+
+// Two lines of it: what binds, and what the runner-up loses on.
+std::string explain_briefly(const Plan& plan);
+
+// A work of the critical path in words: "forward of layers", "reduction of gradients".
+std::string describe(const CriticalWork& work);
 
 }  // namespace parplan

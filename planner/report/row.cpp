@@ -1,13 +1,10 @@
 #include "planner/report/row.h"
 
 #include <array>
-#include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "planner/base/error.h"
-#include "planner/base/text.h"
 
 namespace parplan {
 namespace {
@@ -122,39 +119,6 @@ Json row(const RowSubject& subject) {
   Json object = Json::object();
   for (const Column& column : columns()) object[std::string(column.key)] = column.value(subject);
   return object;
-}
-
-std::string layout_text(const ParallelSpec& spec) {
-  std::vector<std::string> words{fmt::format("dp{}", spec.dp()), fmt::format("tp{}{}", spec.tp(), spec.sequence_parallel ? "+sp" : ""),
-                                 fmt::format("pp{}", spec.pp())};
-  if (spec.dp() > 1) words.push_back(fmt::format("zero{}", spec.zero_stage));
-  words.push_back(fmt::format("mb{}", spec.micro_batch));
-  if (spec.pp() > 1) words.push_back(name(spec.schedule));
-  if (spec.recompute == Recompute::per_stage)
-    words.push_back(fmt::format("recompute={}", stage_recompute(spec)));
-  else if (spec.recompute != Recompute::none)
-    words.push_back(fmt::format("recompute={}", name(spec.recompute)));
-  std::vector<std::string> axes;  // of several ranks, outermost first
-  for (const Axis axis : spec.mesh.order)
-    if (spec.mesh.degree_of(axis) > 1) axes.push_back(name(axis));
-  if (axes.size() > 1) words.push_back(join(axes, ">"));
-  return join(words, " ");
-}
-
-std::string stage_layers(const ParallelSpec& spec) {
-  std::vector<int> layers = spec.stage_blocks;
-  // The first block is the embedding and the last one the head (models/decoder.h, models/mlp.h).
-  if (!layers.empty()) {
-    layers.front() -= 1;
-    layers.back() -= 1;
-  }
-  return fmt::format("{}", fmt::join(layers, ","));
-}
-
-std::string stage_recompute(const ParallelSpec& spec) {
-  std::vector<std::string> stages;
-  for (const Recompute recompute : spec.stage_recompute) stages.emplace_back(name(recompute));
-  return fmt::format("{}", fmt::join(stages, ","));
 }
 
 double tokens_per_second(const RowSubject& subject) {

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "planner/base/json.h"
+#include "planner/plan/layout_text.h"
 #include "planner/plan/plan.h"
 
 namespace parplan {
@@ -36,13 +37,6 @@ std::span<const Column> columns();
 
 // An object with a key a column.
 Json row(const RowSubject& subject);
-
-// "dp2 tp4+sp pp2 zero1 mb1 1f1b recompute tp-dp-pp": degrees above 1 and what differs from the plainest choice.
-std::string layout_text(const ParallelSpec& spec);
-// Layers per stage, embedding and head not counted: "6,6".
-std::string stage_layers(const ParallelSpec& spec);
-// "full,full,none".
-std::string stage_recompute(const ParallelSpec& spec);
 
 double tokens_per_second(const RowSubject& subject);
 // Model FLOP/s per device; over the device's peak at the precision, null where no peak is known.

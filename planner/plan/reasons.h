@@ -1,0 +1,139 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/plan/plan.h"
+#include "planner/plan/step_details.h"
+
+namespace parplan {
+
+// What keeps a plan from being faster.
+enum class Constraint { compute, communication, bubble, memory };
+const char* name(Constraint constraint);
+
+// From this share of a device's memory on, memory counts as full: another micro-batch in flight or a ZeRO stage less rarely fits in a tenth.
+inline constexpr double full_share = 0.9;
+// The peak over the capacity, on the stage that needs most.
+double memory_share(const Plan& plan);
+Seconds exposed_communication(const StepTime& time);
+
+// Memory, where the plan fills most of the device or pays for room by recomputing; else the largest of computation (with the optimizer),
+// exposed communication and bubble.
+Constraint binding_constraint(const Plan& plan);
+
+// Another layout beside the plan. One that does not fit has its estimate.
+struct Rival {
+  RankedPlan plan;
+  Bytes capacity;  // of the devices of the stage that needs most
+  bool fits() const { return plan.result.memory.peak() <= capacity; }
+};
+
+// The best of a family of layouts: a part of the search space that people know by name.
+struct FamilyBest {
+  std::string_view family;
+  std::optional<Rival> best;  // the fastest that fits; where none does, the one that needs least memory; absent where the family has no layout
+  bool of_the_plan = false;   // the plan is of this family
+};
+
+// What a plan has, changed.
+enum class Resource { compute, node_links, network, memory, global_batch, count_ };
+const char* name(Resource resource);  // "compute", "links inside nodes", "network", "memory", "global batch"
+
+// The choice, if one resource were more or less.
+struct Variation {
+  Resource resource{};
+  double factor = 1.0;        // of what there is now
+  std::int64_t global_batch = 0;
+  Rival plan;                 // the plan as it stands
+  std::optional<RankedPlan> best;  // the fastest that fits then: the plan itself where nothing is faster; absent where nothing fits
+  bool changes = false;       // `best` is another layout than the plan
+};
+
+// The plan with one of its choices made differently.
+struct Neighbour {
+  std::string change;  // "without recompute"
+  Rival rival;
+};
+
+// The rules of the well-known guides, as they come out for this model on this cluster. What the numbers do not say is absent.
+struct Guide {
+  struct OneDevice {
+    Rival least;  // the layout of one device that needs least memory, or the fastest that fits
+  };
+  struct LargestBlock {  // does not fit on one device
+    std::string block;
+    Bytes state;     // of its parameters: themselves, gradients, optimizer state
+    Bytes capacity;
+  };
+  struct BeyondNode {  // tensor parallelism over more devices than a node has
+    int inside_ranks = 0;
+    BytesPerSecond inside;  // what a device's ring reaches with as many ranks as a node has devices
+    int across_ranks = 0;
+    BytesPerSecond across;
+    Rival best;             // the fastest of these degrees
+  };
+  struct ShardedPipeline {  // ZeRO-2 or 3 with a pipeline reduces or gathers in every micro-batch
+    Rival rival;            // the plan with that stage
+    Bytes sent;             // by a device in a step for data parallelism, in the plan
+    std::int64_t micro_batches = 0;
+  };
+  struct GatheredEachMicroBatch {  // the plan is ZeRO-3
+    std::int64_t micro_batches = 0;
+    Bytes sent;
+    Seconds exposed;
+  };
+  struct Bubble {
+    int stages = 0;
+    std::int64_t micro_batches = 0;
+    double closed_form = 0.0;  // (p - 1) / (m + p - 1)
+    double simulated = 0.0;    // share of the step
+  };
+  std::optional<OneDevice> one_device;
+  std::optional<LargestBlock> largest_block;
+  std::optional<BeyondNode> beyond_node;
+  std::vector<ShardedPipeline> sharded_pipeline;
+  std::optional<GatheredEachMicroBatch> gathered;
+  std::optional<Bubble> bubble;
+};
+
+// Prediction over measurement, minus one, over runs of one model on one cluster in several layouts: what is common to all does not change
+// which layout is the faster one; what is not says how far apart two predictions have to be.
+struct ModelError {
+  double least = 0.0;
+  double most = 0.0;
+  int runs = 0;
+  std::string_view source;
+  // Predicted step times that differ by a smaller part may come out in the other order.
+  double undecided() const { return (1.0 + most) / (1.0 + least) - 1.0; }
+};
+
+// With no plan that fits: a change, the smallest of its kind, and the plan that fits then.
+struct Remedy {
+  std::string_view of;   // what is changed: "memory", "devices", "global_batch" ...
+  std::string instead;   // "1.20 GiB of memory a device instead of 1.00 GiB"
+  double value = 0.0;    // the number that it becomes; 0 where it is none
+  Cluster cluster;       // as changed
+  TrainingSpec training;
+  RankedPlan plan;       // simulated
+};
+
+// Why a plan is as it is.
+struct Reasons {
+  StepDetails details;
+  std::vector<Bytes> capacities;  // of each stage's devices
+  std::optional<ModelError> error;  // where runs on such devices are known
+  std::vector<Neighbour> neighbours;
+  Guide guide;
+  // By searches; empty where none were wanted.
+  std::vector<FamilyBest> families;
+  std::optional<Variation> unrestricted;  // as things are, where the whole space has a faster plan
+  std::optional<Variation> relaxed;       // twice of what binds the plan
+  std::vector<Variation> sensitivity;     // a fifth less and more
+  double seconds = 0.0;                  // that finding them took
+};
+
+}  // namespace parplan

@@ -1,0 +1,421 @@
+#include "planner/reasons.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <iterator>
+
+#include <fmt/format.h>
+
+#include "planner/parallel/pipeline.h"
+#include "planner/parallel/techniques.h"
+#include "planner/program/lower.h"
+#include "planner/program/memory.h"
+#include "planner/schedule/schedules.h"
+#include "planner/search/candidate.h"
+#include "planner/search/candidates.h"
+#include "planner/search/search.h"
+#include "planner/simulator/simulate.h"
+
+namespace parplan {
+namespace {
+
+// Faster by less is a tie: sums of the same parts in another order differ by as much.
+constexpr double noise = 1e-9;
+
+constexpr std::array family_table = {
+    LayoutFamily{"data parallel, nothing sharded (ZeRO-0)", Degree::several, Degree::one, Degree::one, 0},
+    LayoutFamily{"data parallel, ZeRO-1", Degree::several, Degree::one, Degree::one, 1},
+    LayoutFamily{"data parallel, ZeRO-2", Degree::several, Degree::one, Degree::one, 2},
+    LayoutFamily{"data parallel, ZeRO-3", Degree::several, Degree::one, Degree::one, 3},
+    LayoutFamily{"pipeline alone", Degree::one, Degree::one, Degree::several, {}},
+    LayoutFamily{"tensor parallel inside a node alone", Degree::one, Degree::inside_node, Degree::one, {}},
+    LayoutFamily{"tensor parallel inside nodes x data parallel", Degree::several, Degree::inside_node, Degree::one, {}},
+    LayoutFamily{"pipeline x data parallel", Degree::several, Degree::one, Degree::several, {}},
+    LayoutFamily{"tensor parallel inside nodes x pipeline", Degree::one, Degree::inside_node, Degree::several, {}},
+    LayoutFamily{"tensor parallel inside nodes x pipeline x data parallel", Degree::several, Degree::inside_node, Degree::several, {}},
+    LayoutFamily{"tensor parallel across nodes", Degree::any, Degree::beyond_node, Degree::any, {}},
+};
+
+bool matches(Degree wanted, int degree, int devices_per_node) {
+  switch (wanted) {
+    case Degree::one: return degree == 1;
+    case Degree::several: return degree > 1;
+    case Degree::inside_node: return degree > 1 && degree <= devices_per_node;
+    case Degree::beyond_node: return degree > devices_per_node;
+    case Degree::any: return true;
+  }
+  return false;
+}
+
+// Whether so many devices can be spread so at all, whatever the model says.
+bool is_possible(const LayoutFamily& family, int devices, int devices_per_node) {
+  for (int tp = 1; tp <= devices; ++tp) {
+    if (devices % tp != 0 || !matches(family.tp, tp, devices_per_node)) continue;
+    for (int pp = 1; pp <= devices / tp; ++pp)
+      if (devices / tp % pp == 0 && matches(family.pp, pp, devices_per_node) && matches(family.dp, devices / tp / pp, devices_per_node)) return true;
+  }
+  return false;
+}
+
+int fewest_per_node(const Cluster& cluster) {
+  int fewest = cluster.groups.front().devices_per_node();
+  for (const NodeGroup& group : cluster.groups) fewest = std::min(fewest, group.devices_per_node());
+  return fewest;
+}
+
+Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {
+  return row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
+}
+
+std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh) {
+  std::vector<CostModel> models;
+  for (int stage = 0; stage < mesh.degree_of(Axis::pp); ++stage) models.push_back(cost_model(networks, mesh, stage));
+  return models;
+}
+
+StepDetails details_of(const OpGraph& graph, NetworkCache& networks, const Plan& plan) {
+  const Job job{.graph = &graph, .training = plan.training, .spec = plan.spec, .placements = plan.placements, .schedule = plan.schedule,
+                .backend = plan.cluster.backend(), .overhead = memory_overhead(plan.cluster)};
+  StepDetails details;
+  simulate(lower_representatives(job), cost_models(networks, plan.spec.mesh), nullptr, &details);
+  return details;
+}
+
+Rival rival(const Cluster& cluster, RankedPlan plan) {
+  const Bytes capacity = memory_capacity(cluster, plan.spec.mesh, plan.result.memory_stage);
+  return {.plan = std::move(plan), .capacity = capacity};
+}
+
+// All that a reason is found from.
+struct Inquiry {
+  const OpGraph& graph;
+  const Plan& plan;
+  const ReasonsOptions& options;
+
+  void say(const std::string& doing) const {
+    if (options.progress) options.progress(doing);
+  }
+  // In the plan's own schedule, which may be of the user's making, where it is one for `spec`.
+  RankedPlan simulated(NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec) const {
+    const Placements placements = place(graph, spec);
+    const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+    const bool same_tasks = spec.pp() == plan.spec.pp() && spec.schedule == plan.spec.schedule &&
+                            micro_batches(spec, training) == micro_batches(plan.spec, plan.training);
+    const Schedule usual = schedule_of(spec, training);
+    if (same_tasks && plan.schedule != usual)
+      return {.spec = spec, .result = simulate_spec(graph, networks.cluster(), training, spec, placements, plan.schedule, models, nullptr)};
+    const std::optional<StepResult> steady = simulate_steady(graph, networks.cluster(), training, spec, placements, models);
+    return {.spec = spec, .result = steady ? *steady : simulate_spec(graph, networks.cluster(), training, spec, placements, usual, models, nullptr)};
+  }
+  SearchResult searched(const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& layout, bool fewer_devices) const {
+    SearchOptions search_options;
+    search_options.top = 1;
+    search_options.most_simulated = options.most_simulated;
+    search_options.fewer_devices = fewer_devices;
+    return search(graph, cluster, training, layout, search_options);
+  }
+};
+
+// One choice made differently -------------------------------------------------------------------------------------
+
+std::vector<std::pair<std::string, ParallelSpec>> specs_one_choice_away(const OpGraph& graph, const Plan& plan) {
+  std::vector<std::pair<std::string, ParallelSpec>> specs;
+  const ParallelSpec& own = plan.spec;
+  const auto add = [&](std::string change, const auto& alter) {
+    ParallelSpec spec = own;
+    alter(spec);
+    if (spec != own && !illegal(graph, plan.training, spec)) specs.emplace_back(std::move(change), std::move(spec));
+  };
+  const auto recompute = [&](const char* change, Recompute as) {
+    add(change, [&](ParallelSpec& spec) {
+      spec.recompute = as;
+      spec.stage_recompute.clear();
+    });
+  };
+  recompute("without recompute", Recompute::none);
+  recompute("with full recompute", Recompute::full);
+  if (own.dp() > 1)
+    for (int zero = 0; zero <= 3; ++zero) add(fmt::format("ZeRO-{}", zero), [&](ParallelSpec& spec) { spec.zero_stage = zero; });
+  if (own.tp() > 1)
+    add(own.sequence_parallel ? "without sequence parallelism" : "with sequence parallelism",
+        [&](ParallelSpec& spec) { spec.sequence_parallel = !own.sequence_parallel; });
+  if (own.pp() > 1) {
+    for (const ScheduleRow& row : schedule_rows())
+      add(fmt::format("schedule {}", row.name), [&](ParallelSpec& spec) { spec.schedule = row.kind; });
+    add("blocks cut evenly over the stages", [&](ParallelSpec& spec) { spec.stage_blocks = even_stages(graph, own.pp()); });
+  }
+  const std::int64_t each = plan.training.global_batch / own.dp();
+  std::int64_t less = own.micro_batch - 1;
+  while (less > 0 && each % less != 0) --less;
+  std::int64_t more = own.micro_batch + 1;
+  while (more <= each && each % more != 0) ++more;
+  if (less > 0) add(fmt::format("micro-batch {}", less), [&](ParallelSpec& spec) { spec.micro_batch = less; });
+  if (more <= each) add(fmt::format("micro-batch {}", more), [&](ParallelSpec& spec) { spec.micro_batch = more; });
+  return specs;
+}
+
+std::vector<Neighbour> find_neighbours(const Inquiry& inquiry, NetworkCache& networks) {
+  std::vector<Neighbour> neighbours;
+  for (auto& [change, spec] : specs_one_choice_away(inquiry.graph, inquiry.plan)) {
+    inquiry.say("one choice away: " + change);
+    neighbours.push_back({.change = change, .rival = rival(networks.cluster(), inquiry.simulated(networks, inquiry.plan.training, spec))});
+  }
+  return neighbours;
+}
+
+// The guide -------------------------------------------------------------------------------------------------------
+
+std::optional<Guide::LargestBlock> block_beyond_a_device(const Inquiry& inquiry) {
+  const OpGraph& graph = inquiry.graph;
+  const Plan& plan = inquiry.plan;
+  ParallelSpec alone;
+  alone.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  const Placements placements = place(graph, alone);
+  const Job job{.graph = &graph, .training = plan.training, .spec = alone, .placements = placements, .schedule = {},
+                .backend = plan.cluster.backend(), .overhead = {}};
+  const BlockChoice choice = block_choice(job, 0, 0);
+  Guide::LargestBlock largest;
+  for (const Block& block : graph.blocks) {
+    const BlockParameters parameters = block_parameters(graph, block);
+    std::vector<BucketSizes> buckets{{.elements = bucket_layout(graph, parameters.own, choice).elements}};
+    if (parameters.tied >= 0) buckets.push_back({.elements = bucket_layout(graph, {parameters.tied}, choice).elements, .tied = true});
+    const MemoryUse use = stage_memory({.buckets = buckets, .saved = {}}, alone, placements, plan.training);
+    const Bytes state = use.parameters + use.gradients + use.optimizer;
+    if (state > largest.state) largest = {.block = block.name, .state = state, .capacity = {}};
+  }
+  largest.capacity = memory_capacity(plan.cluster, plan.spec.mesh, 0);
+  if (largest.state + memory_overhead(plan.cluster) <= largest.capacity) return std::nullopt;
+  return largest;
+}
+
+// The fastest of these layouts that fits, by as many simulations as bounds leave open; where none fits, the one that needs least memory.
+std::optional<Rival> best_among(const Inquiry& inquiry, CandidateMaker& maker, const std::vector<ParallelSpec>& specs) {
+  std::vector<Candidate> fitting;
+  std::optional<Candidate> smallest;
+  std::vector<Candidate> made;
+  for (const ParallelSpec& spec : specs) {
+    made.clear();
+    maker.add(spec, true, made);
+    for (Candidate& candidate : made)
+      if (candidate.estimate.spare.count >= 0)
+        fitting.push_back(std::move(candidate));
+      else if (!smallest || candidate.estimate.memory.peak() < smallest->estimate.memory.peak())
+        smallest = std::move(candidate);
+  }
+  NetworkCache& networks = maker.estimator().networks();
+  if (fitting.empty()) {
+    if (!smallest) return std::nullopt;
+    const Estimate& estimate = smallest->estimate;
+    return rival(networks.cluster(), {.spec = std::move(smallest->spec),
+                                      .result = {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}});
+  }
+  std::ranges::stable_sort(fitting, {}, [](const Candidate& candidate) { return candidate.estimate.lower_bound; });
+  std::optional<RankedPlan> best;
+  std::int64_t simulated = 0;
+  for (const Candidate& candidate : fitting) {
+    if (simulated++ == inquiry.options.most_simulated || (best && candidate.estimate.lower_bound >= best->result.time.total())) break;
+    RankedPlan plan = inquiry.simulated(networks, inquiry.plan.training, candidate.spec);
+    if (!best || plan.result.time.total() < best->result.time.total()) best = std::move(plan);
+  }
+  return rival(networks.cluster(), std::move(*best));
+}
+
+std::optional<Guide::BeyondNode> tensor_beyond_a_node(const Inquiry& inquiry, CandidateMaker& maker) {
+  const Cluster& cluster = inquiry.plan.cluster;
+  const int inside = fewest_per_node(cluster);
+  const int devices = inquiry.plan.spec.mesh.size();
+  if (cluster.nodes() < 2 || inside < 2 || devices % (2 * inside) != 0) return std::nullopt;
+  const auto ring = [&](int tp) {
+    DeviceMesh mesh;
+    mesh.degree = {1, devices / tp, tp};
+    return group_network(cluster, mesh, Axis::tp).ring_bandwidth;
+  };
+  inquiry.say("tensor parallelism beyond a node");
+  LayoutRequest layout;
+  layout.tp = 2 * inside;
+  const std::optional<Rival> best = best_among(inquiry, maker, enumerate_specs(inquiry.graph, inquiry.plan.training, devices, layout));
+  if (!best) return std::nullopt;
+  const Guide::BeyondNode found{.inside_ranks = inside, .inside = ring(inside), .across_ranks = 2 * inside, .across = ring(2 * inside), .best = *best};
+  const bool slower = !best->fits() || best->plan.result.time.total() > inquiry.plan.prediction.time.total();
+  return found.across < found.inside && slower ? std::optional(found) : std::nullopt;
+}
+
+Guide find_guide(const Inquiry& inquiry, CandidateMaker& maker, const std::vector<Neighbour>& neighbours) {
+  const Plan& plan = inquiry.plan;
+  const StepResult& own = plan.prediction;
+  const std::int64_t count = micro_batches(plan.spec, plan.training);
+  Guide guide;
+  guide.largest_block = block_beyond_a_device(inquiry);
+  if (plan.spec.pp() > 1 && plan.spec.dp() > 1 && plan.spec.zero_stage < 2)
+    for (const Neighbour& neighbour : neighbours) {
+      const RankedPlan& other = neighbour.rival.plan;
+      if (other.spec.zero_stage >= 2 && other.result.communication.data > own.communication.data)
+        guide.sharded_pipeline.push_back({.rival = neighbour.rival, .sent = own.communication.data, .micro_batches = count});
+    }
+  if (plan.spec.zero_stage == 3 && plan.spec.dp() > 1 && count > 1)
+    guide.gathered = {.micro_batches = count, .sent = own.communication.data, .exposed = own.time.data_exposed};
+  if (plan.spec.pp() > 1)
+    guide.bubble = {.stages = plan.spec.pp(), .micro_batches = count,
+                    .closed_form = static_cast<double>(plan.spec.pp() - 1) / static_cast<double>(count + plan.spec.pp() - 1),
+                    .simulated = own.time.bubble / own.time.total()};
+  if (!inquiry.options.searches) return guide;
+  inquiry.say("one device");
+  if (std::optional<Rival> least = best_among(inquiry, maker, enumerate_specs(inquiry.graph, plan.training, 1, {}))) guide.one_device = {.least = std::move(*least)};
+  guide.beyond_node = tensor_beyond_a_node(inquiry, maker);
+  return guide;
+}
+
+// Families --------------------------------------------------------------------------------------------------------
+
+std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& maker) {
+  const Plan& plan = inquiry.plan;
+  const int inside = fewest_per_node(plan.cluster);
+  const int devices = plan.spec.mesh.size();
+  const std::vector<ParallelSpec> specs = enumerate_specs(inquiry.graph, plan.training, devices, {});
+  std::vector<FamilyBest> families;
+  for (const LayoutFamily& family : layout_families()) {
+    if (!is_possible(family, devices, inside)) continue;
+    inquiry.say(fmt::format("best plan of: {}", family.name));
+    std::vector<ParallelSpec> own;
+    std::ranges::copy_if(specs, std::back_inserter(own), [&](const ParallelSpec& spec) { return belongs(family, spec, inside); });
+    FamilyBest best{.family = family.name, .best = best_among(inquiry, maker, own), .of_the_plan = belongs(family, plan.spec, inside)};
+    // What the plan's own search found counts too: it looked longer.
+    const auto offer = [&](const ParallelSpec& spec, const StepResult& result) {
+      if (!belongs(family, spec, inside) || spec.mesh.size() != devices) return;
+      Rival known = rival(plan.cluster, {.spec = spec, .result = result});
+      if (known.fits() && (!best.best || !best.best->fits() || result.time.total() <= best.best->plan.result.time.total())) best.best = std::move(known);
+    };
+    for (const RankedPlan& alternative : plan.alternatives) offer(alternative.spec, alternative.result);
+    offer(plan.spec, plan.prediction);
+    families.push_back(std::move(best));
+  }
+  return families;
+}
+
+// More and less of everything -------------------------------------------------------------------------------------
+
+Variation vary(const Inquiry& inquiry, Resource resource, double factor) {
+  const Plan& plan = inquiry.plan;
+  inquiry.say(fmt::format("{} x {:.2g}", name(resource), factor));
+  TrainingSpec training = plan.training;
+  if (resource == Resource::global_batch) {
+    // In whole micro-batches of the plan, so that it stays legal; at least one more or less.
+    const std::int64_t unit = plan.spec.dp() * plan.spec.micro_batch;
+    const std::int64_t now = training.global_batch / unit;
+    std::int64_t then = std::llround(static_cast<double>(now) * factor);
+    if (then == now) then += factor > 1.0 ? 1 : -1;
+    then = std::max<std::int64_t>(then, 1);
+    training.global_batch = then * unit;
+    factor = static_cast<double>(then) / static_cast<double>(now);
+  }
+  const Cluster cluster = varied(plan.cluster, resource, factor);
+  NetworkCache networks(cluster);
+  Variation variation{.resource = resource, .factor = factor, .global_batch = training.global_batch,
+                      .plan = rival(cluster, inquiry.simulated(networks, training, plan.spec)), .best = {}, .changes = false};
+  const RankedPlan& own = variation.plan.plan;
+  // What fits in less memory fitted before, when nothing was faster than the plan.
+  if (resource == Resource::memory && factor < 1.0 && variation.plan.fits() && plan.search.certified) {
+    variation.best = own;
+    return variation;
+  }
+  const SearchResult found = inquiry.searched(cluster, training, {}, plan.spec.mesh.size() < cluster.devices());
+  if (found.plans.empty()) {
+    if (variation.plan.fits()) variation.best = own;
+    return variation;
+  }
+  const RankedPlan& best = found.plans.front();
+  const bool faster = best.result.time.total() < own.result.time.total() * (1.0 - noise);
+  variation.changes = best.spec != own.spec && (faster || !variation.plan.fits());
+  variation.best = variation.changes ? best : own;
+  return variation;
+}
+
+// Twice of what binds the plan: of the two kinds of links those that shorten its step more.
+Variation relax(const Inquiry& inquiry) {
+  const Plan& plan = inquiry.plan;
+  switch (binding_constraint(plan)) {
+    case Constraint::memory: return vary(inquiry, Resource::memory, 2.0);
+    case Constraint::compute: return vary(inquiry, Resource::compute, 2.0);
+    case Constraint::bubble: return vary(inquiry, Resource::global_batch, 2.0);
+    case Constraint::communication: break;
+  }
+  const auto step = [&](Resource resource) {
+    const Cluster cluster = varied(plan.cluster, resource, 2.0);
+    NetworkCache networks(cluster);
+    return inquiry.simulated(networks, plan.training, plan.spec).result.time.total();
+  };
+  return vary(inquiry, step(Resource::network) < step(Resource::node_links) ? Resource::network : Resource::node_links, 2.0);
+}
+
+}  // namespace
+
+std::optional<ModelError> model_error(const Cluster& cluster) {
+  if (!is_accelerator(cluster.backend())) return std::nullopt;
+  return ModelError{.least = -0.236, .most = -0.157, .runs = 15,
+          .source = "steps of GPT-3 175B in 14 layouts on 512 A100 80 GB, measured by vTrain (Bang et al., MICRO 2024)"};
+}
+
+std::span<const LayoutFamily> layout_families() { return family_table; }
+
+bool belongs(const LayoutFamily& family, const ParallelSpec& spec, int devices_per_node) {
+  const bool tensor_neighbours = family.tp != Degree::inside_node || spec.mesh.stride_of(Axis::tp) == 1;
+  return matches(family.dp, spec.dp(), devices_per_node) && matches(family.tp, spec.tp(), devices_per_node) &&
+         matches(family.pp, spec.pp(), devices_per_node) && tensor_neighbours && (!family.zero_stage || spec.zero_stage == *family.zero_stage);
+}
+
+Cluster varied(Cluster cluster, Resource resource, double factor) {
+  for (NodeGroup& group : cluster.groups) {
+    DeviceKind& device = group.device;
+    if (resource == Resource::memory)
+      device.memory_capacity = Bytes(std::llround(static_cast<double>(device.memory_capacity.count) * factor));
+    if (resource == Resource::compute) {
+      for (FlopsPerSecond* rate : {&device.peak_fp32, &device.peak_half, &device.peak_tf32}) *rate *= factor;
+      device.kernel_launch *= 1.0 / factor;
+      for (DeviceRates& rates : device.rates) {
+        for (FlopsPerSecond* rate : {&rates.matrix_fp32, &rates.matrix_half, &rates.matrix_tf32, &rates.vector}) *rate *= factor;
+        rates.memory *= factor;
+      }
+      if (device.measured)
+        for (KernelFit& fit : device.measured->fits) {
+          fit.floor *= 1.0 / factor;
+          fit.rate *= factor;
+          fit.memory *= factor;
+        }
+    }
+    const auto is_network = [&](int vertex) { return group.node.vertices[static_cast<std::size_t>(vertex)].kind == VertexKind::network; };
+    for (Link& link : group.node.links) {
+      const Resource of = is_network(link.a) || is_network(link.b) ? Resource::network : Resource::node_links;
+      if (of == resource) link.bandwidth *= factor;
+    }
+  }
+  return cluster;
+}
+
+Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Inquiry inquiry{graph, plan, options};
+  NetworkCache networks(plan.cluster);
+  Reasons reasons;
+  inquiry.say("the plan, stage by stage");
+  reasons.details = details_of(graph, networks, plan);
+  for (int stage = 0; stage < plan.spec.pp(); ++stage) reasons.capacities.push_back(memory_capacity(plan.cluster, plan.spec.mesh, stage));
+  reasons.error = model_error(plan.cluster);
+  reasons.neighbours = find_neighbours(inquiry, networks);
+  CandidateMaker maker(graph, plan.cluster, plan.training, {});
+  reasons.guide = find_guide(inquiry, maker, reasons.neighbours);
+  if (options.searches) {
+    reasons.families = find_families(inquiry, maker);
+    if (Variation now = vary(inquiry, Resource::compute, 1.0); now.changes) reasons.unrestricted = std::move(now);
+    reasons.relaxed = relax(inquiry);
+    for (int resource = 0; resource < static_cast<int>(Resource::count_); ++resource)
+      for (const double factor : {0.8, 1.2})
+        if (static_cast<Resource>(resource) != Resource::network || plan.cluster.nodes() > 1)
+          reasons.sensitivity.push_back(vary(inquiry, static_cast<Resource>(resource), factor));
+  }
+  reasons.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return reasons;
+}
+
+}  // namespace parplan

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/graph/op_graph.h"
+#include "planner/plan/parallel_spec.h"
+#include "planner/plan/reasons.h"
+
+namespace parplan {
+
+struct ReasonsOptions {
+  bool searches = true;             // without: only what simulations of the plan and its neighbours say
+  std::int64_t most_simulated = 8;  // by each search
+  std::function<void(const std::string& doing)> progress;  // may be empty
+};
+
+// Why the plan is as it is: the plan simulated stage by stage, layouts one choice away, the best of each family, the rules of the guides as
+// numbers, and the search made anew with more and less of everything.
+Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOptions& options);
+
+// From published runs in tests/data/published, which a test simulates anew; they are of GPUs.
+std::optional<ModelError> model_error(const Cluster& cluster);
+
+// A family of layouts as degrees: each of one, of several, or of several up to the devices of a node.
+enum class Degree { one, several, inside_node, beyond_node, any };
+struct LayoutFamily {
+  std::string_view name;
+  Degree dp{}, tp{}, pp{};
+  std::optional<int> zero_stage;
+};
+std::span<const LayoutFamily> layout_families();
+bool belongs(const LayoutFamily& family, const ParallelSpec& spec, int devices_per_node);
+
+// The cluster with more or less of one resource: devices that compute `factor` times as fast (every kernel takes 1 / factor of its time),
+// links that carry, or memory that holds, `factor` times as much.
+Cluster varied(Cluster cluster, Resource resource, double factor);
+
+}  // namespace parplan

@@ -1,0 +1,260 @@
+#include "planner/remedies.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "planner/plan/layout_text.h"
+#include "planner/search/objective.h"
+
+namespace parplan {
+namespace {
+
+// Of one remedy's search for the fastest plan that fits.
+constexpr std::int64_t most_simulated = 8;
+
+SearchResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated) {
+  SearchOptions options;
+  options.top = 1;
+  options.objective = objective;
+  options.memory_limit = request.options.memory_limit;
+  options.most_simulated = simulated;
+  options.fewer_devices = false;
+  options.threads = request.options.threads;
+  return search(*request.graph, request.cluster, request.training, request.layout, options);
+}
+
+bool is_uniform(const Cluster& cluster) { return cluster.groups.size() == 1; }
+
+// Whether anything fits. What decides it is memory alone: of what the user leaves free, the smallest micro-batch, the schedule with fewest
+// micro-batches in flight, and any order of equal devices.
+bool fits(SuggestRequest request) {
+  if (!request.layout.micro_batch) request.layout.micro_batch = 1;
+  if (!request.layout.schedule) request.layout.schedule = ScheduleKind::one_f_one_b;
+  if (!request.layout.order && is_uniform(request.cluster)) request.layout.order = {Axis::pp, Axis::dp, Axis::tp};
+  return !search_for(request, Objective::memory, 1).plans.empty();
+}
+
+std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of, std::string instead, double value = 0.0) {
+  SearchResult found = search_for(changed, changed.options.objective, most_simulated);
+  if (found.plans.empty()) return std::nullopt;
+  return Remedy{.of = of, .instead = std::move(instead), .value = value, .cluster = changed.cluster, .training = changed.training, .plan = std::move(found.plans.front())};
+}
+
+// The number in (low, high] nearest to `low` for which `helps` holds, when it holds for `high`, not for `low`, and once it does, further on.
+std::int64_t nearest_that_helps(std::int64_t low, std::int64_t high, const std::function<bool(std::int64_t)>& helps) {
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (helps(middle) ? high : low) = middle;
+  }
+  return high;
+}
+
+Bytes memory_of_a_device(const SuggestRequest& request) {
+  Bytes least = request.cluster.groups.front().device.memory_capacity;
+  for (const NodeGroup& group : request.cluster.groups) least = std::min(least, group.device.memory_capacity);
+  return request.options.memory_limit ? std::min(least, *request.options.memory_limit) : least;
+}
+
+// Devices with at least so much memory.
+SuggestRequest with_memory(const SuggestRequest& request, Bytes bytes) {
+  SuggestRequest changed = request;
+  changed.options.memory_limit.reset();
+  for (NodeGroup& group : changed.cluster.groups) {
+    Bytes& capacity = group.device.memory_capacity;
+    if (request.options.memory_limit) capacity = std::min(capacity, *request.options.memory_limit);
+    capacity = std::max(capacity, bytes);
+  }
+  return changed;
+}
+
+std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchResult& failed) {
+  if (!failed.smallest) return std::nullopt;
+  Bytes enough = failed.smallest->result.memory.peak();
+  if (search_for(with_memory(request, enough), Objective::memory, 1).plans.empty()) return std::nullopt;
+  // Cuts of the model change with the room that there is: with what the frugalest plan needs, a byte less may do, too.
+  constexpr int most_rounds = 16;
+  for (int round = 0; round < most_rounds; ++round) {
+    const SearchResult found = search_for(with_memory(request, enough - Bytes(1)), Objective::memory, 1);
+    if (found.plans.empty()) break;
+    enough = std::min(enough - Bytes(1), found.plans.front().result.memory.peak());
+  }
+  return remedy(with_memory(request, enough), "memory",
+                fmt::format("{} of memory a device instead of {}", format_bytes(enough), format_bytes(memory_of_a_device(request))), static_cast<double>(enough.count));
+}
+
+// Of the same kind: what the caller can give, else whole nodes where there is a network between them.
+std::optional<SuggestRequest> with_devices(const SuggestRequest& request, int devices) {
+  SuggestRequest changed = request;
+  if (request.cluster_of)
+    if (std::optional<Cluster> cluster = request.cluster_of(devices); cluster && cluster->devices() == devices) {
+      changed.cluster = std::move(*cluster);
+      // A limit of the request's memory holds for those that are added, too.
+      for (NodeGroup& group : changed.cluster.groups)
+        group.device.memory_capacity = std::min(group.device.memory_capacity, request.cluster.groups.back().device.memory_capacity);
+      return changed;
+    }
+  NodeGroup& group = changed.cluster.groups.back();
+  const bool has_network = std::ranges::any_of(group.node.vertices, [](const Vertex& v) { return v.kind == VertexKind::network; });
+  const int more = devices - request.cluster.devices();
+  if (!has_network || more % group.devices_per_node() != 0) return std::nullopt;
+  group.nodes += more / group.devices_per_node();
+  return changed;
+}
+
+std::optional<Remedy> more_devices(const SuggestRequest& request) {
+  if (request.layout.dp && request.layout.tp && request.layout.pp) return std::nullopt;
+  const int now = request.cluster.devices();
+  const auto helps = [&](int devices) {
+    const std::optional<SuggestRequest> changed = with_devices(request, devices);
+    return changed && fits(*changed);
+  };
+  const auto found = [&](int devices) { return remedy(*with_devices(request, devices), "devices", fmt::format("{} devices instead of {}", devices, now), devices); };
+  // Within a node one by one.
+  int node = request.cluster.groups.back().devices_per_node();
+  if (request.cluster.nodes() == 1)
+    for (int devices = now + 1;; ++devices) {
+      const std::optional<SuggestRequest> changed = with_devices(request, devices);
+      if (!changed || changed->cluster.nodes() > 1) break;
+      if (fits(*changed)) return found(devices);
+      node = devices;
+    }
+  // Beyond so many, devices are not what is missing.
+  const int most = std::max(64 * node, 4 * now);
+  // Beyond it node by node: doubled until it fits, then the first number in between; of many, by halving, since more seldom fit worse.
+  int low = (now + node - 1) / node;
+  int high = low + 1;
+  while (!helps(high * node)) {
+    low = high;
+    high *= 2;
+    if (high * node > most) return std::nullopt;
+  }
+  constexpr int few = 8;
+  if (high - low <= few)
+    for (int nodes = low + 1; nodes < high; ++nodes)
+      if (helps(nodes * node)) return found(nodes * node);
+  const auto nodes = high - low <= few ? high : static_cast<int>(nearest_that_helps(low, high, [&](std::int64_t count) { return helps(static_cast<int>(count) * node); }));
+  return found(nodes * node);
+}
+
+// Each given part of the layout, left to the search or, where parts have an order, as near as can be to what was given.
+void add_layouts(const SuggestRequest& request, const std::function<void(std::optional<Remedy>)>& add) {
+  const LayoutRequest& given = request.layout;
+  if (given.zero_stage)
+    for (int zero = *given.zero_stage + 1; zero <= 3; ++zero) {
+      SuggestRequest changed = request;
+      changed.layout.zero_stage = zero;
+      if (!fits(changed)) continue;
+      add(remedy(changed, "zero_stage", fmt::format("ZeRO stage {} instead of {}", zero, *given.zero_stage), zero));
+      break;
+    }
+  if (given.micro_batch)
+    for (std::int64_t micro_batch = *given.micro_batch - 1; micro_batch >= 1; --micro_batch) {
+      if (request.training.global_batch % micro_batch != 0) continue;
+      SuggestRequest changed = request;
+      changed.layout.micro_batch = micro_batch;
+      if (!fits(changed)) continue;
+      add(remedy(changed, "micro_batch", fmt::format("micro-batches of {} instead of {}", micro_batch, *given.micro_batch), static_cast<double>(micro_batch)));
+      break;
+    }
+  const auto leave_free = [&](auto part, std::string_view of, const auto& say) {
+    if (!(given.*part)) return;
+    SuggestRequest changed = request;
+    (changed.layout.*part).reset();
+    if (!fits(changed)) return;
+    std::optional<Remedy> found = remedy(changed, of, "");
+    if (!found) return;
+    std::tie(found->instead, found->value) = say(found->plan.spec);
+    add(std::move(found));
+  };
+  using Said = std::pair<std::string, double>;
+  leave_free(&LayoutRequest::recompute, "recompute", [&](const ParallelSpec& spec) {
+    return Said(fmt::format("recompute {} instead of {}", name(spec.recompute), name(*given.recompute)), 0.0);
+  });
+  leave_free(&LayoutRequest::tp, "tp", [&](const ParallelSpec& spec) { return Said(fmt::format("tp {} instead of {}", spec.tp(), *given.tp), spec.tp()); });
+  leave_free(&LayoutRequest::pp, "pp", [&](const ParallelSpec& spec) { return Said(fmt::format("pp {} instead of {}", spec.pp(), *given.pp), spec.pp()); });
+  leave_free(&LayoutRequest::dp, "dp", [&](const ParallelSpec& spec) { return Said(fmt::format("dp {} instead of {}", spec.dp(), *given.dp), spec.dp()); });
+  leave_free(&LayoutRequest::schedule, "schedule", [&](const ParallelSpec& spec) {
+    return Said(fmt::format("schedule {} instead of {}", name(spec.schedule), name(*given.schedule)), 0.0);
+  });
+  leave_free(&LayoutRequest::sequence_parallel, "sequence_parallel",
+             [&](const ParallelSpec& spec) { return Said(spec.sequence_parallel ? "with sequence parallelism" : "without sequence parallelism", 0.0); });
+  leave_free(&LayoutRequest::stage_blocks, "stage_blocks", [&](const ParallelSpec& spec) {
+    return Said(fmt::format("layers per stage {} instead of what was given", stage_layers(spec)), 0.0);
+  });
+}
+
+std::optional<Remedy> smaller_batch(const SuggestRequest& request) {
+  // In multiples of what the given parts of the layout allow.
+  const std::int64_t unit = request.layout.dp.value_or(1) * request.layout.micro_batch.value_or(1);
+  const std::int64_t now = request.training.global_batch / unit;
+  const auto with = [&](std::int64_t count) {
+    SuggestRequest changed = request;
+    changed.training.global_batch = count * unit;
+    return changed;
+  };
+  if (now < 2 || !fits(with(1))) return std::nullopt;
+  const std::int64_t fewer = nearest_that_helps(0, now - 1, [&](std::int64_t less) { return fits(with(now - less)); });
+  return remedy(with(now - fewer), "global_batch", fmt::format("a global batch of {} instead of {}", (now - fewer) * unit, request.training.global_batch),
+                static_cast<double>((now - fewer) * unit));
+}
+
+std::optional<Remedy> shorter_sequence(const SuggestRequest& request, OpGraph& graph) {
+  if (!request.graph_of_length) return std::nullopt;
+  // Whole steps that kernels like, of a sequence of any use.
+  const std::int64_t now = request.training.sequence_length;
+  const std::int64_t unit = now > 128 ? 128 : 1;
+  const std::int64_t count = (now - 1) / unit;  // the longest that is shorter
+  const auto with = [&](std::int64_t units) {
+    SuggestRequest changed = request;
+    graph = request.graph_of_length(units * unit);
+    changed.graph = &graph;
+    changed.training.sequence_length = units * unit;
+    return changed;
+  };
+  if (count < 1 || !fits(with(1))) return std::nullopt;
+  const std::int64_t fewer = nearest_that_helps(-1, count - 1, [&](std::int64_t less) { return fits(with(count - less)); });
+  const std::int64_t tokens = (count - fewer) * unit;
+  return remedy(with(count - fewer), "sequence_length", fmt::format("sequences of {} tokens instead of {}", tokens, now), static_cast<double>(tokens));
+}
+
+}  // namespace
+
+std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchResult& failed) {
+  std::vector<Remedy> remedies;
+  const auto add = [&](std::optional<Remedy> found) {
+    if (found) remedies.push_back(std::move(*found));
+  };
+  add(more_memory(request, failed));
+  add(more_devices(request));
+  add_layouts(request, add);
+  add(smaller_batch(request));
+  OpGraph shorter;
+  add(shorter_sequence(request, shorter));
+  const DeviceKind& device = request.cluster.groups.front().device;
+  for (const DataType half : {DataType::bf16, DataType::fp16}) {
+    SuggestRequest changed = request;
+    changed.training.precision = half;
+    if (is_half(request.training.precision) || !has_units(device, half) || !fits(changed)) continue;
+    add(remedy(changed, "precision", fmt::format("precision {} instead of {}", name(half), name(request.training.precision))));
+    break;
+  }
+  if (request.training.optimizer != Optimizer::sgd) {
+    SuggestRequest changed = request;
+    changed.training.optimizer = Optimizer::sgd;
+    if (fits(changed)) add(remedy(changed, "optimizer", fmt::format("optimizer sgd instead of {}, which keeps less state", name(request.training.optimizer))));
+  }
+  return remedies;
+}
+
+std::string describe(const Remedy& remedy) {
+  return fmt::format("{} ({}, {} a step, {} a device)", remedy.instead, layout_text(remedy.plan.spec), format_duration(remedy.plan.result.time.total()),
+                     format_bytes(remedy.plan.result.memory.peak()));
+}
+
+}  // namespace parplan

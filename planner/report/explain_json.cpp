@@ -1,0 +1,139 @@
+#include "planner/report/explain_json.h"
+
+#include <algorithm>
+
+#include "planner/report/explain.h"
+#include "planner/report/row.h"
+
+namespace parplan {
+namespace {
+
+constexpr const char* key(Resource resource) {
+  constexpr const char* keys[] = {"compute", "node_links", "network", "memory", "global_batch"};
+  return keys[static_cast<std::size_t>(resource)];
+}
+
+Json row_of(const Plan& plan, const RankedPlan& other, const TrainingSpec& training) {
+  return row({.rank = 0, .model = plan.model, .cluster = plan.cluster, .training = training, .spec = other.spec, .result = other.result});
+}
+// A row with what is needed to compare: rows of rivals have no rank.
+Json rival_json(const Plan& plan, const Rival& rival, const TrainingSpec& training) {
+  Json json = row_of(plan, rival.plan, training);
+  json["rank"] = nullptr;
+  json["memory_capacity_bytes"] = rival.capacity.count;
+  json["fits"] = rival.fits();
+  json["slower"] = json_number(rival.plan.result.time.total() / plan.prediction.time.total() - 1.0);
+  return json;
+}
+
+Json variation_json(const Plan& plan, const Variation& variation) {
+  TrainingSpec training = plan.training;
+  training.global_batch = variation.global_batch;
+  Json json;
+  json["resource"] = key(variation.resource);
+  json["factor"] = json_number(variation.factor);
+  json["global_batch"] = variation.global_batch;
+  json["plan"] = rival_json(plan, variation.plan, training);
+  json["changes"] = variation.changes;
+  json["best"] = nullptr;
+  if (variation.best) {
+    json["best"] = row_of(plan, *variation.best, training);
+    json["best"]["rank"] = nullptr;
+    json["best"]["memory_capacity_bytes"] = variation.plan.capacity.count;
+  }
+  return json;
+}
+
+Json guide_json(const Plan& plan, const Guide& guide) {
+  Json json = Json::array();
+  const auto add = [&](const char* rule) -> Json& {
+    json.push_back({{"rule", rule}});
+    return json.back();
+  };
+  if (guide.one_device) add("one_device")["least"] = rival_json(plan, guide.one_device->least, plan.training);
+  if (guide.largest_block) {
+    Json& rule = add("largest_block");
+    rule["block"] = guide.largest_block->block;
+    rule["state_bytes"] = guide.largest_block->state.count;
+    rule["memory_capacity_bytes"] = guide.largest_block->capacity.count;
+  }
+  if (guide.beyond_node) {
+    Json& rule = add("tensor_parallel_beyond_node");
+    rule["inside_ranks"] = guide.beyond_node->inside_ranks;
+    rule["inside_bytes_per_s"] = json_number(guide.beyond_node->inside.value);
+    rule["across_ranks"] = guide.beyond_node->across_ranks;
+    rule["across_bytes_per_s"] = json_number(guide.beyond_node->across.value);
+    rule["best"] = rival_json(plan, guide.beyond_node->best, plan.training);
+  }
+  for (const Guide::ShardedPipeline& sharded : guide.sharded_pipeline) {
+    Json& rule = add("sharding_in_pipeline");
+    rule["zero_stage"] = sharded.rival.plan.spec.zero_stage;
+    rule["micro_batches"] = sharded.micro_batches;
+    rule["plan_communication_dp_bytes"] = sharded.sent.count;
+    rule["with"] = rival_json(plan, sharded.rival, plan.training);
+  }
+  if (guide.gathered) {
+    Json& rule = add("parameters_gathered_each_micro_batch");
+    rule["micro_batches"] = guide.gathered->micro_batches;
+    rule["communication_dp_bytes"] = guide.gathered->sent.count;
+    rule["time_dp_exposed_s"] = json_number(guide.gathered->exposed.value);
+  }
+  if (guide.bubble) {
+    Json& rule = add("bubble");
+    rule["stages"] = guide.bubble->stages;
+    rule["micro_batches"] = guide.bubble->micro_batches;
+    rule["closed_form"] = json_number(guide.bubble->closed_form);
+    rule["simulated"] = json_number(guide.bubble->simulated);
+  }
+  return json;
+}
+
+}  // namespace
+
+Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& reasons) {
+  Json json = suggest_json(inputs, plan.search, &plan, {});
+  json["schema"] = "parplan.explain/1";
+  for (const char* of_suggest : {"changes", "environment", "launch"}) json.erase(of_suggest);
+
+  const Seconds step = plan.prediction.time.total();
+  json["stages"] = Json::array();
+  for (std::size_t i = 0; i < reasons.details.stages.size(); ++i) {
+    const StageResult& stage = reasons.details.stages[i];
+    // The columns of a plan's row, of this stage alone; what is left of the step when it is done, it waits.
+    RankedPlan of_stage{.spec = plan.spec, .result = {.time = stage.time, .memory = stage.memory, .memory_stage = static_cast<int>(i), .communication = stage.communication}};
+    of_stage.result.time.bubble += std::max(step - stage.time.total(), Seconds(0.0));
+    const Json whole = row_of(plan, of_stage, plan.training);
+    Json part{{"stage", i}, {"layers", layers_of_stages(plan.spec)[i]}};
+    for (const auto& [column, value] : whole.items())
+      if (column.starts_with("time_") || column.starts_with("memory_") || column.starts_with("communication_")) part[column] = value;
+    part["memory_capacity_bytes"] = reasons.capacities[i].count;
+    json["stages"].push_back(std::move(part));
+  }
+  json["critical_path"] = Json::array();
+  for (const CriticalWork& work : reasons.details.critical_path)
+    json["critical_path"].push_back({{"stage", work.stage}, {"what", describe(work)}, {"segment", work.segment}, {"label", name(work.label)},
+                                     {"runs", work.runs}, {"time_s", json_number(work.time.value)}});
+  json["binding_constraint"] = name(binding_constraint(plan));
+  json["relaxed"] = reasons.relaxed ? variation_json(plan, *reasons.relaxed) : Json(nullptr);
+  json["model_error"] = nullptr;
+  if (reasons.error)
+    json["model_error"] = {{"least", json_number(reasons.error->least)}, {"most", json_number(reasons.error->most)}, {"runs", reasons.error->runs},
+                           {"undecided_below", json_number(reasons.error->undecided())}, {"source", reasons.error->source}};
+  json["one_choice_away"] = Json::array();
+  for (const Neighbour& neighbour : reasons.neighbours) {
+    Json other{{"change", neighbour.change}};
+    other.update(rival_json(plan, neighbour.rival, plan.training));
+    json["one_choice_away"].push_back(std::move(other));
+  }
+  json["families"] = Json::array();
+  for (const FamilyBest& family : reasons.families)
+    json["families"].push_back({{"family", family.family}, {"of_the_plan", family.of_the_plan},
+                                {"best", family.best ? rival_json(plan, *family.best, plan.training) : Json(nullptr)}});
+  json["guide"] = guide_json(plan, reasons.guide);
+  json["sensitivity"] = Json::array();
+  for (const Variation& variation : reasons.sensitivity) json["sensitivity"].push_back(variation_json(plan, variation));
+  json["unrestricted"] = reasons.unrestricted ? variation_json(plan, *reasons.unrestricted) : Json(nullptr);
+  return json;
+}
+
+}  // namespace parplan
