@@ -262,9 +262,15 @@ std::optional<std::string> problem_with(const Cluster& cluster) {
       return fmt::format("'{}' works by {} and '{}' by {}; a cluster needs one of them", cluster.groups.front().device.name,
                          name(cluster.backend()), group.device.name, name(group.device.backend));
     if (const auto problem = problem_with(group, cluster.nodes())) return problem;
-    if (cluster.nodes() > 1 && cluster.network.rails && levels_of(cluster.network).size() == 1 && !(cluster.network.pxn && routes_of(group.node)->nvlink_everywhere))
-      return fmt::format("rails that only devices of a node could join, and those of '{}' {}; give the network a level above the rails", group.device.name,
-                         cluster.network.pxn ? "have no NVLink between all of them" : "do not, with 'pxn: false'");
+    if (cluster.nodes() > 1 && cluster.network.rails && levels_of(cluster.network).size() == 1) {
+      const auto routes = routes_of(group.node);
+      const char* reason = !cluster.network.pxn           ? "do not, with 'pxn: false'"
+                           : !routes->nvlink_everywhere ? "have no NVLink between all of them"
+                           : routes->nics.size() != routes_of(cluster.groups.front().node)->nics.size() ? "have another number of NICs than others"
+                                                                                                        : nullptr;
+      if (reason != nullptr)
+        return fmt::format("rails that only devices of a node could join, and those of '{}' {}; give the network a level above the rails", group.device.name, reason);
+    }
   }
   if (cluster.nodes() > 1) {
     const FabricLevel highest = levels_of(cluster.network).back();

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <optional>
+#include <set>
+#include <tuple>
 
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
 #include "planner/base/text.h"
+#include "planner/cluster/fabric.h"
 #include "planner/cluster/routes.h"
 
 namespace parplan {
@@ -21,10 +25,16 @@ constexpr double infinite = std::numeric_limits<double>::infinity();
 struct NodeLoad {
   std::vector<double> arcs;  // per link and direction
   double out = 0.0;          // leaves for other nodes
+  double between_rails = 0.0;  // of that, over a level above the rails though the other node is in the same block
   Seconds intra_latency;
   Seconds uplink_latency;    // device to network
 
   explicit NodeLoad(const NodeRoutes& routes) : arcs(2 * routes.node.links.size(), 0.0) {}
+  void clear() {
+    std::ranges::fill(arcs, 0.0);
+    out = between_rails = 0.0;
+    intra_latency = uplink_latency = Seconds();
+  }
 };
 
 void add_hop(const NodeRoutes& routes, int from, int to, double share, NodeLoad& load) {
@@ -35,11 +45,19 @@ void add_hop(const NodeRoutes& routes, int from, int to, double share, NodeLoad&
   load.intra_latency = std::max(load.intra_latency, path.latency);
 }
 
-// To the network and, as much, from it.
-void add_exchange(const NodeRoutes& routes, int device, double share, NodeLoad& load) {
+const std::vector<Uplink>& uplinks_of(const NodeRoutes& routes, int device) {
   const auto& uplinks = routes.uplinks[static_cast<std::size_t>(device)];
   PARPLAN_ASSERT(!uplinks.empty(), "device " + std::to_string(device) + " of " + routes.node.name + " reaches no network");
-  for (const Uplink& uplink : uplinks) {
+  return uplinks;
+}
+
+void add_sent(const Uplink& uplink, double share, NodeLoad& load) {
+  for (const Arc arc : uplink.path.arcs) load.arcs[static_cast<std::size_t>(arc)] += share;
+}
+
+// To the network and, as much, from it.
+void add_exchange(const NodeRoutes& routes, int device, double share, NodeLoad& load) {
+  for (const Uplink& uplink : uplinks_of(routes, device)) {
     for (const Arc arc : uplink.path.arcs) {
       load.arcs[static_cast<std::size_t>(arc)] += share * uplink.share;
       load.arcs[static_cast<std::size_t>(reversed(arc))] += share * uplink.share;
@@ -49,14 +67,71 @@ void add_exchange(const NodeRoutes& routes, int device, double share, NodeLoad& 
   load.out += share;
 }
 
-// The rate of one rank at which the first link is full. The fabric carries the NICs' sum divided by its
-// oversubscription for each node.
-BytesPerSecond rate(const NodeRoutes& routes, const Network& network, const NodeLoad& load) {
+// The rate of one rank at which the first link is full. The fabric carries the NICs' sum divided by the oversubscription of its lowest
+// level for each node.
+BytesPerSecond rate(const NodeRoutes& routes, double oversubscription, const NodeLoad& load) {
   double least = infinite;
   for (std::size_t arc = 0; arc < load.arcs.size(); ++arc)
     if (load.arcs[arc] > 0.0) least = std::min(least, routes.node.links[arc / 2].bandwidth.value / load.arcs[arc]);
-  if (load.out > 0.0) least = std::min(least, routes.network_bandwidth.value / (network.oversubscription * load.out));
+  if (load.out > 0.0) least = std::min(least, routes.network_bandwidth.value / (oversubscription * load.out));
   return BytesPerSecond(least);
+}
+
+// What each rail (NIC, in the order of NodeRoutes::nics) carries of what `devices` send evenly.
+std::vector<double> rail_shares(const NodeRoutes& routes, const std::vector<int>& devices) {
+  std::vector<double> shares(routes.nics.size(), 0.0);
+  for (const int device : devices)
+    for (const Uplink& uplink : uplinks_of(routes, device))
+      shares[static_cast<std::size_t>(std::ranges::find(routes.nics, uplink.nic) - routes.nics.begin())] += uplink.share / static_cast<double>(devices.size());
+  return shares;
+}
+
+// Where rail r of a node is entered from inside: a device that uses its NIC, the first of them.
+struct RailEntry {
+  int device = 0;
+  const Uplink* uplink = nullptr;
+};
+std::optional<RailEntry> entry_of(const NodeRoutes& routes, std::size_t rail) {
+  for (std::size_t device = 0; device < routes.uplinks.size(); ++device)
+    for (const Uplink& uplink : routes.uplinks[device])
+      if (uplink.nic == routes.nics[rail]) return RailEntry{.device = static_cast<int>(device), .uplink = &uplink};
+  return std::nullopt;
+}
+
+// What `devices` of a node send evenly, `share` in all, to the NICs by which `others` of another node receive it evenly, and receive from
+// their own NICs. What leaves by another rail than it has to arrive on goes to a device of the right rail first, over NVLink, as NCCL
+// does (PXN, src/graph/paths.cc and transport/net.cc); where it cannot, it leaves as it would and crosses the level above the rails.
+void add_exchange_on_rails(const NodeRoutes& routes, const std::vector<int>& devices, const NodeRoutes& other_routes, const std::vector<int>& others,
+                           double share, const Network& network, NodeLoad& load) {
+  const std::vector<double> here = rail_shares(routes, devices);
+  std::vector<double> there = rail_shares(other_routes, others);
+  const bool moves = network.pxn && routes.nvlink_everywhere;
+  double missing = 0.0;  // of rails that more arrives on than leaves by; only of those that this node has
+  for (std::size_t rail = 0; rail < here.size() && rail < there.size(); ++rail)
+    if (entry_of(routes, rail)) missing += std::max(0.0, there[rail] - here[rail]);
+  there.resize(here.size(), 0.0);
+  double surplus = 0.0;
+  for (std::size_t rail = 0; rail < here.size(); ++rail) surplus += std::max(0.0, here[rail] - there[rail]);
+  const double moved = moves && surplus > 0.0 ? std::min(1.0, missing / surplus) : 0.0;  // of what is on the wrong rail
+  for (const int device : devices)
+    for (const Uplink& uplink : uplinks_of(routes, device)) {
+      const auto rail = static_cast<std::size_t>(std::ranges::find(routes.nics, uplink.nic) - routes.nics.begin());
+      const double sent = share * uplink.share / static_cast<double>(devices.size());
+      const double wrong = std::max(0.0, 1.0 - there[rail] / here[rail]) * moved;
+      for (const Arc arc : uplink.path.arcs) load.arcs[static_cast<std::size_t>(reversed(arc))] += sent;
+      add_sent(uplink, sent * (1.0 - wrong), load);
+      load.uplink_latency = std::max(load.uplink_latency, uplink.path.latency);
+      if (wrong == 0.0) continue;
+      for (std::size_t to = 0; to < here.size(); ++to) {
+        const auto entry = there[to] > here[to] ? entry_of(routes, to) : std::nullopt;
+        if (!entry) continue;
+        const double part = sent * wrong * (there[to] - here[to]) / missing;
+        if (entry->device != device) add_hop(routes, device, entry->device, part, load);
+        add_sent(*entry->uplink, part, load);
+      }
+    }
+  load.out += share;
+  load.between_rails += share * surplus * (1.0 - moved);
 }
 
 // How the hops inside a node are laid out. NCCL searches for the best channels (src/graph/search.cc); here the best
@@ -93,9 +168,18 @@ std::vector<int> nearest_next(const NodeRoutes& routes, std::vector<int> members
 struct Segment {
   std::vector<int> members;  // local devices, ascending
   bool closed = false;
+  // Where rails matter: the group's members in the node that a ring goes on to.
+  std::shared_ptr<const NodeRoutes> next_routes;
+  std::vector<int> next;
 };
 
-void add_ring(const NodeRoutes& routes, Segment segment, Layout layout, NodeLoad& load) {
+void add_exchange(const NodeRoutes& routes, const Segment& segment, double exchanged, const Network& network, NodeLoad& load) {
+  if (segment.closed) return;
+  if (segment.next_routes != nullptr) return add_exchange_on_rails(routes, segment.members, *segment.next_routes, segment.next, exchanged, network, load);
+  for (const int member : segment.members) add_exchange(routes, member, exchanged / static_cast<double>(segment.members.size()), load);
+}
+
+void add_ring(const NodeRoutes& routes, Segment segment, Layout layout, const Network& network, NodeLoad& load) {
   const auto count = segment.members.size();
   const auto n = static_cast<double>(count);
   if (layout == Layout::nearest_next) segment.members = nearest_next(routes, std::move(segment.members));
@@ -108,11 +192,10 @@ void add_ring(const NodeRoutes& routes, Segment segment, Layout layout, NodeLoad
     const double share = segment.closed ? 1.0 : (n - 1.0) / n;
     for (std::size_t i = 0; i < count; ++i) add_hop(routes, segment.members[i], segment.members[(i + 1) % count], share, load);
   }
-  if (!segment.closed)
-    for (const int member : segment.members) add_exchange(routes, member, 1.0 / n, load);
+  add_exchange(routes, segment, 1.0, network, load);
 }
 
-void add_tree(const NodeRoutes& routes, Segment segment, Layout layout, double exchanged, NodeLoad& load) {
+void add_tree(const NodeRoutes& routes, Segment segment, Layout layout, double exchanged, const Network& network, NodeLoad& load) {
   const auto count = segment.members.size();
   const auto n = static_cast<double>(count);
   if (layout == Layout::nearest_next) segment.members = nearest_next(routes, std::move(segment.members));
@@ -123,8 +206,7 @@ void add_tree(const NodeRoutes& routes, Segment segment, Layout layout, double e
   } else {
     for (std::size_t i = 0; i + 1 < count; ++i) add_hop(routes, segment.members[i], segment.members[i + 1], 1.0, load);
   }
-  if (!segment.closed)
-    for (const int member : segment.members) add_exchange(routes, member, exchanged / n, load);
+  add_exchange(routes, segment, exchanged, network, load);
 }
 
 // The groups of an axis as they fall on the node whose first rank is `first`: ranks of one block of stride * degree
@@ -146,18 +228,26 @@ std::vector<Segment> segments_of(int first, int count, int stride, int degree) {
 
 // Nodes that show every pattern in which the groups fall on a node. Groups of a stride of at least a node leave it
 // with each member, whichever node. Otherwise the pattern depends only on where the first block border falls inside
-// the node, and the last node may be partly used.
-std::vector<int> distinct_nodes(int ranks, int per_node, int stride, int degree) {
-  if (stride >= per_node || ranks <= per_node) return {0};
+// the node, and the last node may be partly used. With rails it also matters which members the next node has: where the border falls in
+// there, and of a stride that is no whole number of nodes, whether the group goes on or closes its ring.
+std::vector<int> distinct_nodes(int ranks, int per_node, int stride, int degree, bool rails) {
+  if (ranks <= per_node) return {0};
   const int block = stride * degree;
+  if (stride >= per_node) {
+    if (!rails || stride % per_node == 0) return {0};
+    std::vector<int> ends = {0, (block - stride) / per_node, (block - per_node) / per_node, (block - 1) / per_node};
+    ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+    return ends;
+  }
+  const int looked_at = rails ? 2 * per_node : per_node;
   const int nodes = static_cast<int>(ceil_div(ranks, per_node));
-  std::vector<bool> seen(static_cast<std::size_t>(per_node), false);
+  std::vector<bool> seen(static_cast<std::size_t>(looked_at), false);
   std::vector<int> distinct;
   const int period = block / std::gcd(block, per_node);
   for (int node = 0; node < std::min(period, nodes); ++node) {
     const int border = (block - node * per_node % block) % block;
     // A border at the very start and none inside look alike: one stretch of one block.
-    const auto key = static_cast<std::size_t>(border < per_node ? border : 0);
+    const auto key = static_cast<std::size_t>(border < looked_at ? border : 0);
     if (seen[key]) continue;
     seen[key] = true;
     distinct.push_back(node);
@@ -202,6 +292,16 @@ std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks) {
   return nodes;
 }
 
+// Of unlike nodes those that differ in kind, in how many ranks they hold, or in where blocks of the axis begin in them (which is nothing to
+// groups that have one member a node).
+std::vector<FilledNode> distinct_of(const std::vector<FilledNode>& nodes, int stride, int degree, bool rails) {
+  std::set<std::tuple<const NodeRoutes*, int, int>> seen;
+  std::vector<FilledNode> distinct;
+  for (const FilledNode& node : nodes)
+    if (seen.emplace(node.routes.get(), node.ranks, stride >= node.ranks && !rails ? 0 : node.first % (stride * degree)).second) distinct.push_back(node);
+  return distinct;
+}
+
 // The given nodes of a cluster of one kind.
 std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks, const std::vector<int>& numbers) {
   const NodeGroup& group = cluster.groups.front();
@@ -213,6 +313,63 @@ std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks, const st
   }
   return nodes;
 }
+
+// The node that holds a rank.
+FilledNode node_of(const Cluster& cluster, int ranks, int rank) {
+  int first = 0;
+  for (const NodeGroup& group : cluster.groups) {
+    if (rank < first + group.devices()) {
+      first += (rank - first) / group.devices_per_node() * group.devices_per_node();
+      return {.first = first, .ranks = std::min(group.devices_per_node(), ranks - first), .routes = routes_of(group.node)};
+    }
+    first += group.devices();
+  }
+  throw InternalError(fmt::format("rank {} of {}", rank, first));
+}
+
+// Says of each segment which members of its group a ring comes to in the next node.
+void add_next_members(const Cluster& cluster, const AxisLayout& axis, const FilledNode& node, std::vector<Segment>& segments) {
+  const int block = axis.stride * axis.degree;
+  for (Segment& segment : segments) {
+    if (segment.closed) continue;
+    const int last = node.first + segment.members.back();
+    const int start = last / block * block;
+    const int next = last + axis.stride < start + block ? last + axis.stride : start + (last - start) % axis.stride;
+    const FilledNode other = node_of(cluster, axis.ranks, next);
+    segment.next_routes = other.routes;
+    for (int rank = next; rank < std::min(start + block, other.first + other.ranks); rank += axis.stride) segment.next.push_back(rank - other.first);
+  }
+}
+
+// The rates at which the first block of a level above the lowest is full, and the highest level that the axis crosses.
+struct FabricRates {
+  BytesPerSecond ring{infinite};
+  BytesPerSecond tree{infinite};
+  std::size_t level = 0;
+};
+
+// `leaving(first, last)`: what leaves the ranks [first, last) in units of the rate of one rank. `between_rails`: what leaves a node by the
+// wrong rail for another node of its block.
+template <class Leaving>
+FabricRates fabric_rates(const Cluster& cluster, const AxisLayout& axis, double exchanged, double between_rails_ring, double between_rails_tree, const Leaving& leaving) {
+  FabricRates rates;
+  const std::vector<FabricLevel>& levels = cluster.network.levels;
+  for (std::size_t level = 1; level < levels.size(); ++level)
+    for (const FabricBlock& block : blocks_of(cluster, axis, *levels[level - 1].nodes)) {
+      const double out = leaving(block.first, block.last);
+      const double inside = level == 1 ? block.nodes - (out > 0.0 ? 1.0 : 0.0) : 0.0;  // hops from node to node within the block
+      const double ring = out + inside * between_rails_ring;
+      const double tree = out * exchanged + inside * between_rails_tree;
+      if (ring <= 0.0) continue;
+      rates.level = level;
+      rates.ring = std::min(rates.ring, block.nics / (levels[level].oversubscription * ring));
+      rates.tree = std::min(rates.tree, block.nics / (levels[level].oversubscription * tree));
+    }
+  return rates;
+}
+
+double lowest_oversubscription(const Network& network) { return network.levels.empty() ? network.oversubscription : network.levels.front().oversubscription; }
+Seconds latency_through(const Network& network, std::size_t level) { return network.levels.empty() ? network.latency : network.levels[level].latency; }
 
 // The most nodes that one group of the axis touches, of unlike nodes.
 int nodes_spanned(const std::vector<FilledNode>& nodes, int ranks, int stride, int degree) {
@@ -299,7 +456,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
   const int per_node = cluster.groups.front().devices_per_node();
   const bool alike = cluster.groups.size() == 1 || ranks <= cluster.groups.front().devices();
   const std::vector<FilledNode> nodes =
-      alike ? filled_nodes(cluster, ranks, distinct_nodes(ranks, per_node, stride, degree)) : filled_nodes(cluster, ranks);
+      alike ? filled_nodes(cluster, ranks, distinct_nodes(ranks, per_node, stride, degree, cluster.network.rails)) : filled_nodes(cluster, ranks);
   GroupNetwork result{.ranks = degree,
                       .nodes = alike ? nodes_spanned(ranks, per_node, stride, degree) : nodes_spanned(nodes, ranks, stride, degree),
                       .ring_bandwidth = BytesPerSecond(infinite),
@@ -308,27 +465,43 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
                       .inter_latency = {}};
   if (degree == 1) return result;
   const double exchanged = result.nodes == 2 ? 0.5 : 1.0;
+  const Network& network = cluster.network;
+  const AxisLayout axis_layout{.ranks = ranks, .stride = stride, .degree = degree};
 
   std::array<BytesPerSecond, all_layouts.size()> ring;
   std::array<BytesPerSecond, all_layouts.size()> tree;
   std::array<Seconds, all_layouts.size()> intra_latency;
   ring.fill(BytesPerSecond(infinite));
   tree.fill(BytesPerSecond(infinite));
-  for (const FilledNode& node : nodes) {
+  Seconds uplink_latency;
+  double between_rails_ring = 0.0;
+  double between_rails_tree = 0.0;
+  for (const FilledNode& node : alike ? nodes : distinct_of(nodes, stride, degree, network.rails)) {
     const NodeRoutes& routes = *node.routes;
-    const std::vector<Segment> segments = segments_of(node.first, node.ranks, stride, degree);
+    std::vector<Segment> segments = segments_of(node.first, node.ranks, stride, degree);
+    if (network.rails && result.nodes > 1) add_next_members(cluster, axis_layout, node, segments);
+    NodeLoad ring_load(routes);
+    NodeLoad tree_load(routes);
+    BytesPerSecond ring_here;
+    BytesPerSecond tree_here;
     for (std::size_t i = 0; i < all_layouts.size(); ++i) {
-      NodeLoad ring_load(routes);
-      NodeLoad tree_load(routes);
-      for (const Segment& segment : segments) {
-        add_ring(routes, segment, all_layouts[i], ring_load);
-        add_tree(routes, segment, all_layouts[i], exchanged, tree_load);
+      // Around one switch every layout crosses the same links: the first stands for all.
+      if (!routes.star || i == 0) {
+        ring_load.clear();
+        tree_load.clear();
+        for (const Segment& segment : segments) {
+          add_ring(routes, segment, all_layouts[i], network, ring_load);
+          add_tree(routes, segment, all_layouts[i], exchanged, network, tree_load);
+        }
+        ring_here = rate(routes, lowest_oversubscription(network), ring_load);
+        tree_here = rate(routes, lowest_oversubscription(network), tree_load);
       }
-      ring[i] = std::min(ring[i], rate(routes, cluster.network, ring_load));
-      tree[i] = std::min(tree[i], rate(routes, cluster.network, tree_load));
+      ring[i] = std::min(ring[i], ring_here);
+      tree[i] = std::min(tree[i], tree_here);
       intra_latency[i] = std::max(intra_latency[i], ring_load.intra_latency);
-      if (ring_load.out > 0.0)
-        result.inter_latency = std::max(result.inter_latency, 2.0 * ring_load.uplink_latency + cluster.network.latency);
+      uplink_latency = std::max(uplink_latency, ring_load.uplink_latency);
+      between_rails_ring = std::max(between_rails_ring, ring_load.between_rails);
+      between_rails_tree = std::max(between_rails_tree, tree_load.between_rails);
     }
   }
   // Layouts that differ by rounding only are one: the first is taken.
@@ -339,9 +512,12 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
     return best;
   };
   const std::size_t best = best_of(ring);
-  result.ring_bandwidth = ring[best];
+  const FabricRates fabric = fabric_rates(cluster, axis_layout, exchanged, between_rails_ring, between_rails_tree,
+                                          [&](int first, int last) { return static_cast<double>(groups_leaving(axis_layout, first, last)); });
+  result.ring_bandwidth = std::min(ring[best], fabric.ring);
   result.intra_latency = intra_latency[best];
-  result.tree_bandwidth = tree[best_of(tree)];
+  result.tree_bandwidth = std::min(tree[best_of(tree)], fabric.tree);
+  if (result.nodes > 1) result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
   return result;
 }
 
@@ -356,8 +532,8 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   const int per_node = cluster.groups.front().devices_per_node();
   const int distance = (to_stage - from_stage) * stride;
 
-  // Nodes that show every pattern: with whole nodes in a stage, one of each stage; with whole blocks in a node, any;
-  // else, and of unlike nodes, all.
+  // Nodes that show every pattern: with whole nodes in a stage, one of each stage; with whole blocks in a node, any; else those at which
+  // the two stages begin and end in each block, and those behind them; of unlike nodes, all.
   const bool alike = cluster.groups.size() == 1 || ranks <= cluster.groups.front().devices();
   std::vector<int> nodes;
   const int used = static_cast<int>(ceil_div(ranks, per_node));
@@ -368,8 +544,19 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   } else if (per_node % block == 0 || ranks <= per_node) {
     nodes = {0};
   } else {
-    for (int node = 0; node < std::min(used, block / std::gcd(block, per_node)); ++node) nodes.push_back(node);
-    if (ranks % per_node != 0 && nodes.back() != used - 1) nodes.push_back(used - 1);
+    const int period = std::min(used, block / std::gcd(block, per_node));
+    const int blocks = std::min(ranks / block, per_node / std::gcd(block, per_node));
+    if (period <= 16 * blocks) {
+      for (int node = 0; node < period; ++node) nodes.push_back(node);
+    } else {
+      for (int b = 0; b < blocks; ++b)
+        for (const int stage : {from_stage, from_stage + 1, to_stage, to_stage + 1})
+          for (const int before : {per_node, 1, 0, -per_node})
+            nodes.push_back(std::clamp((b * block + stage * stride - before) / per_node, 0, used - 1));
+    }
+    nodes.push_back(used - 1);
+    std::ranges::sort(nodes);
+    nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
   }
 
   GroupNetwork result{.ranks = 2,
@@ -378,6 +565,10 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
                       .tree_bandwidth = BytesPerSecond(infinite),
                       .intra_latency = {},
                       .inter_latency = {}};
+  const Network& network = cluster.network;
+  const AxisLayout axis_layout{.ranks = ranks, .stride = stride, .degree = stages};
+  Seconds uplink_latency;
+  double between_rails = 0.0;
   for (const FilledNode& node : alike ? filled_nodes(cluster, ranks, nodes) : filled_nodes(cluster, ranks)) {
     const NodeRoutes& routes = *node.routes;
     NodeLoad load(routes);
@@ -388,18 +579,26 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
       if (stage != from_stage && stage != to_stage) continue;
       const int partner = stage == from_stage ? rank + distance : rank - distance;
       // Activations go one way while gradients come back: each rank sends to its partner and receives from it.
-      if (partner >= first && partner < last)
+      if (partner >= first && partner < last) {
         add_hop(routes, rank - first, partner - first, 1.0, load);
-      else
+      } else if (network.rails) {
+        const FilledNode other = node_of(cluster, ranks, partner);
+        add_exchange_on_rails(routes, {rank - first}, *other.routes, {partner - other.first}, 1.0, network, load);
+      } else {
         add_exchange(routes, rank - first, 1.0, load);
+      }
     }
-    result.ring_bandwidth = std::min(result.ring_bandwidth, rate(routes, cluster.network, load));
+    result.ring_bandwidth = std::min(result.ring_bandwidth, rate(routes, lowest_oversubscription(network), load));
     result.intra_latency = std::max(result.intra_latency, load.intra_latency);
-    if (load.out > 0.0) {
-      result.nodes = 2;
-      result.inter_latency = std::max(result.inter_latency, 2.0 * load.uplink_latency + cluster.network.latency);
-    }
+    uplink_latency = std::max(uplink_latency, load.uplink_latency);
+    between_rails = std::max(between_rails, load.between_rails);
+    if (load.out > 0.0) result.nodes = 2;
   }
+  const FabricRates fabric = fabric_rates(cluster, axis_layout, 1.0, between_rails, between_rails, [&](int first, int last) {
+    return static_cast<double>(ranks_leaving(axis_layout, from_stage, to_stage, first, last));
+  });
+  result.ring_bandwidth = std::min(result.ring_bandwidth, fabric.ring);
+  if (result.nodes > 1) result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
   result.tree_bandwidth = result.ring_bandwidth;
   return result;
 }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -67,6 +68,13 @@ struct Allowed {
   }
 };
 
+struct LengthOfLink {
+  using result_type = Length;
+  const Graph* graph = nullptr;
+  const NodeKind* node = nullptr;
+  Length operator()(const Edge& edge) const { return {1, node->links[static_cast<std::size_t>(link_of((*graph)[edge]))].latency.value}; }
+};
+
 // The NIC's link to the network, away from it; nothing where it has none.
 std::optional<Arc> network_arc(const NodeKind& node, int nic) {
   for (std::size_t i = 0; i < node.links.size(); ++i) {
@@ -92,24 +100,24 @@ std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std
   std::vector<Path> paths(count);
   paths[static_cast<std::size_t>(source)] = {
       .distance = PathClass::local, .arcs = {}, .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()), .latency = {}};
+  // The network is behind NICs, which no path crosses.
+  auto left = std::ranges::count_if(node.vertices, [](const Vertex& vertex) { return vertex.kind != VertexKind::network; }) - 1;
   const std::set<PathClass> distinct_classes(classes.begin(), classes.end());
   for (const PathClass farthest : distinct_classes) {
     std::set<double, std::greater<>> widths;
     for (std::size_t link = 0; link < classes.size(); ++link)
       if (classes[link] <= farthest) widths.insert(node.links[link].bandwidth.value);
     for (const double narrowest : widths) {
+      if (left == 0) return paths;
       const Allowed allowed{&graph, &node, &classes, farthest, narrowest, source};
       const boost::filtered_graph<Graph, Allowed> filtered(graph, allowed);
       std::vector<Length> length(count);
       std::vector<std::size_t> previous(count);
-      const std::function<Length(const Edge&)> weight = [&](const Edge& edge) {
-        return Length{1, node.links[static_cast<std::size_t>(link_of(graph[edge]))].latency.value};
-      };
       boost::dijkstra_shortest_paths(
           filtered, static_cast<std::size_t>(source),
           boost::predecessor_map(previous.data())
               .distance_map(length.data())
-              .weight_map(boost::make_function_property_map<Edge>(weight))
+              .weight_map(boost::make_function_property_map<Edge>(LengthOfLink{&graph, &node}))
               .distance_compare(std::less<Length>())
               .distance_combine(std::plus<Length>())
               .distance_inf(unreachable_length)
@@ -131,10 +139,26 @@ std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std
         const std::vector<Arc> backwards = std::exchange(path.arcs, {});
         for (auto arc = backwards.rbegin(); arc != backwards.rend(); ++arc) append(node, *arc, path);
         paths[v] = std::move(path);
+        --left;
       }
     }
   }
   return paths;
+}
+
+bool is_star(const std::vector<std::vector<Path>>& between) {
+  if (between.size() < 2) return true;
+  const Path& one = between[0][1];
+  for (std::size_t i = 0; i < between.size(); ++i)
+    for (std::size_t j = 0; j < between.size(); ++j) {
+      if (i == j) continue;
+      const Path& path = between[i][j];
+      if (path.arcs.size() != 2 || path.bandwidth != one.bandwidth || path.latency != one.latency || path.distance != one.distance) return false;
+      const std::size_t other = j == 0 ? (i == 1 ? 2 : 1) : (i == 0 ? (j == 1 ? 2 : 1) : 0);  // neither i nor j
+      if (other < between.size() && path.arcs[0] != between[i][other].arcs[0]) return false;
+      if (path.arcs[0] != reversed(between[j][i].arcs[1])) return false;
+    }
+  return true;
 }
 
 std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
@@ -177,6 +201,7 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
     }
     if (!nearest.empty()) devices_near[nearest].push_back(device);
   }
+  routes->star = is_star(routes->between);
   routes->uplinks.resize(node.devices.size());
   std::set<int> used;
   for (const auto& [near, devices] : devices_near) {
@@ -202,13 +227,29 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
 }  // namespace
 
 std::shared_ptr<const NodeRoutes> routes_of(const NodeKind& node) {
-  constexpr std::size_t remembered = 8;
-  thread_local std::deque<std::shared_ptr<const NodeRoutes>> recent;
-  for (const auto& routes : recent)
-    if (routes->node == node) return routes;
-  recent.push_front(find_routes(node));
-  if (recent.size() > remembered) recent.pop_back();
-  return recent.front();
+  constexpr std::size_t remembered = 32;
+  using Routes = std::deque<std::shared_ptr<const NodeRoutes>>;
+  const auto find_in = [&](const Routes& routes) {
+    const auto found = std::ranges::find_if(routes, [&](const auto& known) { return known->node == node; });
+    return found == routes.end() ? nullptr : *found;
+  };
+  const auto remember = [&](Routes& routes, const std::shared_ptr<const NodeRoutes>& found) {
+    routes.push_front(found);
+    if (routes.size() > remembered) routes.pop_back();
+  };
+  // What this thread asked for, and what others did: finding takes long, and looking should not wait.
+  thread_local Routes recent;
+  if (const auto found = find_in(recent)) return found;
+  static std::mutex mutex;
+  static Routes of_all_threads;
+  const std::lock_guard lock(mutex);
+  auto found = find_in(of_all_threads);
+  if (!found) {
+    found = find_routes(node);
+    remember(of_all_threads, found);
+  }
+  remember(recent, found);
+  return found;
 }
 
 Route route(const NodeKind& node, int from_device, int to_device) {

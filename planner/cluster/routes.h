@@ -43,13 +43,14 @@ struct NodeRoutes {
   NodeKind node;
   std::vector<std::vector<Path>> between;    // [from local device][to local device]
   bool nvlink_everywhere = true;             // between all devices, or shared memory
+  bool star = true;                          // each device has one link of the same rate to a middle that joins them all
   std::vector<std::vector<Uplink>> uplinks;  // [local device]; empty without a network
   std::vector<int> nics;                     // vertices of the NICs that have a way to the network
   std::vector<std::vector<Path>> to_nic;     // [local device][of `nics`]
   BytesPerSecond network_bandwidth;          // sum of the NICs that some device uses
 };
 
-// Remembers the last few nodes asked for (in each thread), since planning asks for the same node again and again.
+// Remembers the last few nodes asked for, since planning asks for the same node again and again; any thread may ask.
 std::shared_ptr<const NodeRoutes> routes_of(const NodeKind& node);
 
 }  // namespace parplan

@@ -22,7 +22,7 @@ const ClusterCatalog catalog{.devices_folder = source + "/configs/devices", .clu
 ClusterOptions card(const std::string& name) { return {.device = name, .network = {}, .devices = {}, .nodes = {}}; }
 
 const std::string device_text =
-    "{name: d, title: D, backend: cuda, memory: {capacity: 10 GB, overhead: 1 GB}, peak: {fp32: 2 TFLOP/s}, kernel_launch: 2 us, pcie: {generation: 3, lanes: 16}, "
+    "{name: d, title: D, backend: cuda, memory: {capacity: 10 GiB, overhead: 1 GiB}, peak: {fp32: 2 TFLOP/s}, kernel_launch: 2 us, pcie: {generation: 3, lanes: 16}, "
     "rates: [{active: 1, matrix_fp32: 1 TFLOP/s, vector: 1 TFLOP/s, memory: 1 TB/s}]}";
 
 Cluster read(const std::string& text) { return read_cluster(YamlNode::parse(text, "c.yaml")); }
@@ -114,7 +114,7 @@ TEST_CASE("unlike nodes are described one kind after the other, then the network
   CHECK(describe(two_kinds()) ==
         "two kinds: 5 devices on 3 nodes of 2 kinds\n"
         "devices 0 to 3: 2 nodes of 2 x D (d)\n"
-        "  memory    10.0 GB, 1.00 GB of it for libraries; 1.00 TB/s reached\n"
+        "  memory    10.0 GiB, 1.00 GiB of it for libraries; 1.00 TB/s reached\n"
         "  fp32      1.00 TFLOP/s reached of 2.00 TFLOP/s\n"
         "  price     2.5 USD an hour and device\n"
         "  NVLink    100 GB/s, 600 ns: GPU0-GPU1\n"
@@ -123,7 +123,7 @@ TEST_CASE("unlike nodes are described one kind after the other, then the network
         "  GPU1      NVLink 100G  X            -           PIX 12.0G*\n"
         "  network   19.2 GB/s a node: GPU0 by NIC0, GPU1 by NIC1\n"
         "devices 4 to 4: 1 node of 1 x D (d)\n"
-        "  memory    10.0 GB, 1.00 GB of it for libraries; 1.00 TB/s reached\n"
+        "  memory    10.0 GiB, 1.00 GiB of it for libraries; 1.00 TB/s reached\n"
         "  fp32      1.00 TFLOP/s reached of 2.00 TFLOP/s\n"
         "  network   9.60 GB/s a node: GPU0 by NIC0\n"
         "  leaf      blocks of 1 node, 1.00 us, oversubscription 1\n"
