@@ -146,7 +146,7 @@ TEST_CASE("AWS's p4d names the card and leaves NVLink and NICs to be filled in")
   CHECK(ring(cluster, 1, 8) == doctest::Approx(240));
 }
 
-TEST_CASE("Azure's NDv4 needs the card; its GPUs are numbered by bus id, across NUMA nodes") {
+TEST_CASE("Azure's NDv4 needs the card, and its GPUs are numbered by bus id, across NUMA nodes") {
   const std::string text = read_file(topologies + "nccl-azure-ndv4-topo.xml");
   CHECK(error_of(text, options({})) == "node.xml: error: NCCL's topology file does not say the card (give --device with one of " + join(device_names(catalog)) + ")");
   CHECK(error_of(text, options({}, "", 2)) == "node.xml: error: NCCL's topology file does not say the card (give --device with one of " +

@@ -224,7 +224,7 @@ TEST_CASE("ALiBi's slopes are those of the paper for powers of two and of its au
   CHECK(alibi_slope(0, 1) == std::exp2(-8.0));
 }
 
-TEST_CASE("norms of queries and keys move what they read and write; values pass through them") {
+TEST_CASE("norms of queries and keys move what they read and write, and values pass through them") {
   // 6 rows of 4 query, 2 key and 2 value heads of 2.
   const OpShape shape{.sequence = 3, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 2, .all_heads = 4};
   const std::int64_t fused = 6 * 8 * 2, query_key = 6 * 6 * 2;

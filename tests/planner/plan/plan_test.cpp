@@ -177,6 +177,7 @@ prediction:
   memory_activations_bytes: 9007199254740993
   memory_buffers_bytes: 16000
   memory_overhead_bytes: 16777216
+  memory_stage: 0
   communication_tp_bytes: 0
   communication_dp_bytes: 123456789
   communication_pp_bytes: 77
@@ -347,7 +348,7 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
   CHECK(error_with("zero_stage: 2", "zero_stagee: 2") ==
         place_of("zero_stage: 2") +
             "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, mesh_order, sequence_parallel, zero_stage, "
-            "micro_batch, micro_batches, schedule, recompute, stage_blocks; did you mean 'zero_stage'?");
+            "micro_batch, micro_batches, schedule, recompute, stage_recompute, stage_blocks; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=
@@ -387,7 +388,11 @@ TEST_CASE("A layout that does not add up says how") {
   CHECK(error_with("schedule: 1f1b", "schedule: 1b1f") ==
         value_place("schedule: 1f1b") + "expected one of gpipe, 1f1b, found '1b1f'");
   CHECK(error_with("recompute: full", "recompute: fully") ==
-        value_place("recompute: full") + "expected one of none, full, found 'fully'; did you mean 'full'?");
+        value_place("recompute: full") + "expected one of none, full, per_stage, found 'fully'; did you mean 'full'?");
+  CHECK(error_with("recompute: full", "recompute: per_stage").find("missing key 'stage_recompute'") != std::string::npos);
+  CHECK(error_with("recompute: full", "recompute: full\n  stage_recompute: [full, none]").find(
+            "stage_recompute goes with recompute per_stage, and recompute is full") != std::string::npos);
+  CHECK(error_with("recompute: full", "recompute: per_stage\n  stage_recompute: [full]").find("stage_recompute has 1 stages, and pp is 2") != std::string::npos);
   // The stage cut of an alternative must be of the same model.
   CHECK(error_with("stage_blocks: [5]", "stage_blocks: [6]") ==
         value_place("stage_blocks: [5]") + "the stages hold 6 blocks, and the plan's own hold 5");

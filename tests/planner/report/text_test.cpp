@@ -127,7 +127,7 @@ TEST_CASE("the JSON of a failed search has no plans and says what to change") {
                                  nullptr, {"2 GiB instead of 1 GiB"});
   std::vector<std::string> keys;
   for (const auto& item : json.items()) keys.push_back(item.key());
-  CHECK(keys == std::vector<std::string>{"schema", "tool", "inputs", "search", "columns", "plans", "changes", "notes"});
+  CHECK(keys == std::vector<std::string>{"schema", "tool", "inputs", "search", "columns", "plans", "changes", "notes", "environment", "launch"});
   CHECK(json.at("plans").dump() == "[]");
   CHECK(json.at("changes").dump() == R"(["2 GiB instead of 1 GiB"])");
   CHECK(json.at("search").dump() ==
