@@ -354,7 +354,7 @@ Variation relax(const Inquiry& inquiry) {
 std::optional<ModelError> model_error(const Cluster& cluster) {
   if (!is_accelerator(cluster.backend())) return std::nullopt;
   return ModelError{.least = -0.236, .most = -0.157, .runs = 15,
-          .source = "steps of GPT-3 175B in 14 layouts on 512 A100 80 GB, measured by vTrain (Bang et al., MICRO 2024)"};
+          .source = "runs of GPT-3 175B in 14 layouts on 512 A100 80 GB, by vTrain, MICRO 2024"};
 }
 
 std::span<const LayoutFamily> layout_families() { return family_table; }

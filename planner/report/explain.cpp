@@ -293,7 +293,7 @@ std::string what_binds(const Plan& plan, const Reasons& reasons) {
                       : relaxed.resource == Resource::global_batch ? "twice the global batch"
                       : relaxed.resource == Resource::network ? "twice the network"
                                                               : "twice the rate inside nodes";
-  text += fmt::format("\n  with {}: the plan {}; {}", twice, plan_then(relaxed, plan), changed_to(relaxed));
+  text += fmt::format("\n  with {}: the plan: {}; {}", twice, plan_then(relaxed, plan), changed_to(relaxed));
   return text;
 }
 
@@ -304,9 +304,9 @@ std::string how_sure(const Plan& plan, const Reasons& reasons) {
     return "how sure: no published steps of such devices are known to hold the model against; `parplan run` measures a plan\n";
   const ModelError& error = *reasons.error;
   const auto close = std::ranges::count_if(plan.alternatives, [&](const RankedPlan& p) { return slower(p.result, plan.prediction) < error.undecided(); });
-  std::string text = fmt::format("how sure: predictions were {:.1f} to {:.1f} % below measured steps ({}: {} runs), so that plans that are predicted "
-                                 "within {:.1f} % of one another may come out in the other order\n",
-                                 -100.0 * error.most, -100.0 * error.least, error.source, error.runs, 100.0 * error.undecided());
+  std::string text = fmt::format("how sure: predictions were {:.1f} to {:.1f} % below measured steps ({} {}),\n"
+                                 "  so that plans that are predicted within {:.1f} % of one another may come out in the other order\n",
+                                 -100.0 * error.most, -100.0 * error.least, error.runs, error.source, 100.0 * error.undecided());
   if (gap < error.undecided())
     return text + fmt::format("  the runner-up is {:.2f} % slower: the model cannot tell the two apart ({} of {} ranked alternatives are that close);\n"
                               "  a few steps of each (`parplan run`) decide, or a device file with measured kernels (`parplan measure`)\n",
@@ -335,13 +335,16 @@ std::string table_with_words(const std::vector<std::vector<std::string>>& rows, 
   std::vector<std::vector<std::string>> columns = rows;
   for (std::vector<std::string>& row : columns) row.pop_back();
   const std::string aligned = align_columns(columns, left);
-  std::string text;
-  std::size_t begin = 0;
-  for (const std::vector<std::string>& row : rows) {
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < aligned.size();) {
     const std::size_t end = aligned.find('\n', begin);
-    text += "  " + aligned.substr(begin, end - begin) + "  " + row.back() + '\n';
+    lines.push_back(aligned.substr(begin, end - begin));
     begin = end + 1;
   }
+  std::size_t width = 0;
+  for (const std::string& line : lines) width = std::max(width, line.size());
+  std::string text;
+  for (std::size_t i = 0; i < rows.size(); ++i) text += fmt::format("  {:<{}}  {}\n", lines[i], width, rows[i].back());
   return text;
 }
 

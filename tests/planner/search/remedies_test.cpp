@@ -1,0 +1,219 @@
+// With nothing that fits: each change makes it fit, and a smaller one does not.
+#include "planner/remedies.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/cluster/catalog.h"
+#include "planner/plan/layout_text.h"
+
+namespace parplan {
+namespace {
+
+const std::string source = PARPLAN_SOURCE_DIR;
+
+Cluster cluster_of(const std::string& name, std::optional<int> devices = {}) {
+  return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"}, {.device = {}, .network = {}, .devices = devices, .nodes = {}});
+}
+
+bool fits(const SuggestRequest& request) {
+  SearchOptions options = request.options;
+  options.top = 1;
+  options.most_simulated = 1;
+  return !search(*request.graph, request.cluster, request.training, request.layout, options).plans.empty();
+}
+
+// A request of a tiny model, and its devices with so little memory that nothing fits.
+struct Crowded {
+  ModelSpec model = load_model(source + "/tests/data/models/tiny-llama.yaml", "").spec;
+  OpGraph graph = build_graph(model, 256);
+  SuggestRequest request;
+
+  Crowded(const std::string& cluster, int devices) {
+    request.graph = &graph;
+    request.cluster = cluster_of(cluster, devices);
+    request.training.global_batch = 16;
+    request.training.sequence_length = 256;
+    request.training.precision = request.cluster.backend() == BackendKind::cpu ? DataType::fp32 : DataType::bf16;
+    request.options.fewer_devices = false;
+    request.graph_of_length = [this](std::int64_t length) { return build_graph(model, length); };
+  }
+  void leave(Bytes bytes) {
+    for (NodeGroup& group : request.cluster.groups) group.device.memory_capacity = bytes;
+  }
+  std::vector<Remedy> remedies() const {
+    const SuggestResult result = suggest(request);
+    REQUIRE(!result.plan);
+    REQUIRE(result.changes.size() == result.remedies.size());
+    return result.remedies;
+  }
+};
+
+const Remedy* find(const std::vector<Remedy>& remedies, std::string_view of) {
+  const auto found = std::ranges::find(remedies, of, &Remedy::of);
+  return found == remedies.end() ? nullptr : &*found;
+}
+
+// The remedy's plan is what the changed request is planned as.
+void check_plan(const SuggestRequest& changed, const Remedy& remedy) {
+  INFO(describe(remedy));
+  CHECK(remedy.plan.result.memory.peak() <= memory_capacity(changed.cluster, remedy.plan.spec.mesh, remedy.plan.result.memory_stage));
+  const SuggestResult again = suggest(changed);
+  REQUIRE(again.plan);
+  CHECK(again.plan->prediction.time.total() <= remedy.plan.result.time.total());
+}
+
+}  // namespace
+
+TEST_CASE("more memory: the bytes that the changes name are enough, and one less is not") {
+  for (const auto& [name, devices] : {std::pair{source + "/tests/data/clusters/cpu-8.yaml", 2}, std::pair{std::string("dgx-a100"), 16}}) {
+    Crowded crowded(name, devices);
+    const Bytes overhead = crowded.request.cluster.groups.front().device.memory_overhead;
+    crowded.leave(overhead + Bytes(10'000));
+    const std::vector<Remedy> remedies = crowded.remedies();
+    const Remedy* memory = find(remedies, "memory");
+    REQUIRE(memory);
+    const Bytes enough(static_cast<std::int64_t>(memory->value));
+    CHECK(memory->instead == fmt::format("{} of memory a device instead of {}", format_bytes(enough), format_bytes(overhead + Bytes(10'000))));
+    SuggestRequest changed = crowded.request;
+    changed.cluster = memory->cluster;
+    check_plan(changed, *memory);
+    crowded.leave(enough);
+    CHECK(fits(crowded.request));
+    crowded.leave(enough - Bytes(1));
+    CHECK(!fits(crowded.request));
+  }
+}
+
+TEST_CASE("more devices: the number that the changes name is enough, and no smaller one is") {
+  // 16 GPUs in two nodes need less memory each than 8 do; how much, the search says.
+  Crowded eight("dgx-a100", 8);
+  eight.leave(eight.request.cluster.groups.front().device.memory_overhead + Bytes(10'000));
+  const Remedy of_eight = *find(eight.remedies(), "memory");
+  eight.leave(Bytes(static_cast<std::int64_t>(of_eight.value) - 1));
+  const std::vector<Remedy> remedies = eight.remedies();
+  const Remedy* more = find(remedies, "devices");
+  REQUIRE(more);
+  const auto devices = static_cast<int>(more->value);
+  CHECK(more->instead == fmt::format("{} devices instead of 8", devices));
+  CHECK(more->cluster.devices() == devices);
+  CHECK(devices % 8 == 0);
+  SuggestRequest changed = eight.request;
+  changed.cluster = more->cluster;
+  check_plan(changed, *more);
+  for (int nodes = 1; nodes < devices / 8; ++nodes) {
+    changed.cluster.groups.front().nodes = nodes;
+    CHECK(!fits(changed));
+  }
+}
+
+TEST_CASE("devices of a node are counted one by one, where the caller can give them") {
+  Crowded two(source + "/tests/data/clusters/cpu-8.yaml", 2);
+  two.leave(two.request.cluster.groups.front().device.memory_overhead + Bytes(10'000));
+  const Bytes of_two(static_cast<std::int64_t>(find(two.remedies(), "memory")->value));
+  two.leave(of_two - Bytes(1));
+  CHECK(find(two.remedies(), "devices") == nullptr);  // no network to more nodes
+  two.request.cluster_of = [](int devices) -> std::optional<Cluster> {
+    if (devices > 8) return std::nullopt;
+    return cluster_of(source + "/tests/data/clusters/cpu-8.yaml", devices);
+  };
+  const std::vector<Remedy> remedies = two.remedies();
+  // Its node of two cores is all that the request knows; the caller's has eight.
+  const Remedy* more = find(remedies, "devices");
+  REQUIRE(more);
+  CHECK(more->value > 2);
+  CHECK(more->value <= 8);
+  CHECK(more->cluster.groups.front().device.memory_capacity == of_two - Bytes(1));
+  SuggestRequest changed = two.request;
+  for (int devices = 3; devices <= static_cast<int>(more->value); ++devices) {
+    changed.cluster = cluster_of(source + "/tests/data/clusters/cpu-8.yaml", devices);
+    changed.cluster.groups.front().device.memory_capacity = of_two - Bytes(1);
+    CHECK(fits(changed) == (devices == static_cast<int>(more->value)));
+  }
+}
+
+TEST_CASE("parts of the layout that were given are changed as little as helps") {
+  Crowded crowded(source + "/tests/data/clusters/cpu-8.yaml", 4);
+  SuggestRequest& request = crowded.request;
+  request.layout.dp = 4;
+  request.layout.tp = 1;
+  request.layout.pp = 1;
+  request.layout.zero_stage = 0;
+  request.layout.micro_batch = 4;
+  request.layout.recompute = Recompute::none;
+  const Bytes needed = simulate_layout(request).prediction.memory.peak();
+  crowded.leave(needed - Bytes(1));
+  const std::vector<Remedy> remedies = crowded.remedies();
+  const Remedy* zero = find(remedies, "zero_stage");
+  REQUIRE(zero);
+  CHECK(zero->instead == "ZeRO stage 1 instead of 0");
+  CHECK(zero->plan.spec.zero_stage == 1);
+  const Remedy* micro_batch = find(remedies, "micro_batch");
+  REQUIRE(micro_batch);
+  CHECK(micro_batch->instead == "micro-batches of 2 instead of 4");  // 3 does not divide the batch
+  CHECK(micro_batch->plan.spec.micro_batch == 2);
+  const Remedy* recompute = find(remedies, "recompute");
+  REQUIRE(recompute);
+  CHECK(recompute->instead == "recompute full instead of none");
+  CHECK(find(remedies, "devices") == nullptr);       // dp, tp and pp are given
+  CHECK(find(remedies, "global_batch") == nullptr);  // 4 x 4 is all of it
+  for (const Remedy& remedy : remedies) {
+    SuggestRequest changed = request;
+    changed.cluster = remedy.cluster;
+    changed.training = remedy.training;
+    OpGraph graph = build_graph(crowded.model, remedy.training.sequence_length);
+    changed.graph = &graph;
+    changed.layout = {};
+    CHECK(fits(changed));
+  }
+}
+
+TEST_CASE("a shorter sequence and a smaller batch are the largest that fit") {
+  Crowded crowded(source + "/tests/data/clusters/cpu-8.yaml", 1);
+  SuggestRequest& request = crowded.request;
+  request.layout.micro_batch = 2;
+  crowded.leave(request.cluster.groups.front().device.memory_overhead + Bytes(10'000));
+  const Bytes least(static_cast<std::int64_t>(find(crowded.remedies(), "memory")->value));
+  crowded.leave(least - Bytes(1));
+  const std::vector<Remedy> remedies = crowded.remedies();
+  const Remedy* sequence = find(remedies, "sequence_length");
+  REQUIRE(sequence);
+  CHECK(sequence->instead == "sequences of 128 tokens instead of 256");
+  CHECK(sequence->training.sequence_length == 128);
+  const Remedy* optimizer = find(remedies, "optimizer");
+  REQUIRE(optimizer);
+  CHECK(optimizer->training.optimizer == Optimizer::sgd);
+  // On one device a smaller batch runs fewer micro-batches one after the other: each needs what it needed.
+  CHECK(find(remedies, "global_batch") == nullptr);
+
+  // GPipe holds all micro-batches at once: there it helps.
+  Crowded pipeline(source + "/tests/data/clusters/cpu-8.yaml", 2);
+  pipeline.request.layout = {.dp = 1, .tp = 1, .pp = 2, .zero_stage = 0, .micro_batch = 1, .schedule = ScheduleKind::gpipe, .sequence_parallel = {},
+                             .recompute = Recompute::none, .order = {}, .stage_blocks = {}};
+  const auto needs = [&](std::int64_t batch) {
+    SuggestRequest changed = pipeline.request;
+    changed.training.global_batch = batch;
+    return simulate_layout(changed).prediction.memory.peak();
+  };
+  REQUIRE(needs(10) < needs(16));
+  pipeline.leave(needs(10));
+  const std::vector<Remedy> of_pipeline = pipeline.remedies();
+  const Remedy* batch = find(of_pipeline, "global_batch");
+  REQUIRE(batch);
+  const auto fewer = static_cast<std::int64_t>(batch->value);
+  CHECK(fewer >= 10);
+  SuggestRequest changed = pipeline.request;
+  changed.training.global_batch = fewer;
+  CHECK(fits(changed));
+  changed.training.global_batch = fewer + 1;
+  CHECK(!fits(changed));
+  const Remedy* schedule = find(of_pipeline, "schedule");
+  REQUIRE(schedule);
+  CHECK(schedule->instead == "schedule 1f1b instead of gpipe");
+}
+
+}  // namespace parplan
