@@ -30,6 +30,7 @@ int carry_out(const ExplainArguments& arguments, Terminal& terminal) {
   const Reasons reasons = find_reasons(loaded.graph, loaded.plan, options);
   progress.clear();
   if (arguments.output.shows_table()) fmt::print(terminal.out, "{}", explain(loaded.plan, reasons));
+  if (arguments.output.verbose) fmt::print(terminal.err, "found in {}\n", format_duration(Seconds(reasons.seconds)));
   write_outputs(arguments.output, terminal, explain_json(report_inputs(loaded.plan), loaded.plan, reasons), std::span<const Json>());
   return exit_done;
 }
@@ -39,7 +40,7 @@ int carry_out(const ExplainArguments& arguments, Terminal& terminal) {
 CommandBody declare_explain(CLI::App& app) {
   const auto arguments = std::make_shared<ExplainArguments>();
   add_subject(app, arguments->path, "PLAN", "a plan.yaml that suggest or simulate wrote");
-  app.add_flag("--quick", arguments->quick, "only what simulations of the plan and of layouts one choice away say; no searches");
+  app.add_flag("--quick", arguments->quick, "no searches: only what simulations of the plan and its neighbours say");
   add_output(app, arguments->output, CsvOutput::absent);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/inputs.h"
 #include "cli/progress.h"
+#include "models/families.h"
 #include "planner/base/file.h"
 #include "planner/report/explain.h"
 #include "planner/report/json.h"
@@ -51,6 +53,17 @@ std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster
   return text;
 }
 
+// The named cluster with another number of devices, where it has as many.
+std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Terminal& terminal, const OutputArguments& output) {
+  where.options.devices = devices;
+  where.options.nodes.reset();
+  try {
+    return resolve_cluster(where, terminal, output);
+  } catch (const ConfigError&) {
+    return std::nullopt;
+  }
+}
+
 int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   check_output(arguments.output);
   const bool talks = !arguments.output.quiet;
@@ -61,6 +74,9 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   SuggestRequest request = request_of(inputs, arguments.layout);
   request.options.top = arguments.top;
   request.options.most_simulated = arguments.limits.most_candidates;
+  // For what would make it fit.
+  request.graph_of_length = [&](std::int64_t length) { return build_graph(inputs.model.spec, length); };
+  if (arguments.where.cluster) request.cluster_of = [&](int devices) { return same_cluster_of(arguments.where, devices, terminal, arguments.output); };
   Progress progress(terminal, talks ? Talk::wanted : Talk::quiet);
   request.options.progress = [&](std::int64_t done, std::int64_t of) { progress.show(fmt::format("simulated {} of at most {} candidates", done, of)); };
   SuggestResult result = suggest(request);
@@ -82,7 +98,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
       fmt::print(terminal.out, "\n{}\n{}\n", write_table(*result.plan), explain_search(result.counts));
       for (const std::string& note : result.plan->notes) fmt::print(terminal.out, "note: {}\n", note);
       fmt::print(terminal.out, "\n{}", write_launch_line(launch_line(*result.plan, plan_file)));
-      if (arguments.output.verbose) fmt::print(terminal.out, "\n{}", explain(*result.plan));
+      fmt::print(terminal.out, "\n{}", arguments.output.verbose ? explain(*result.plan) : explain_briefly(*result.plan));
     }
   } else if (talks) {
     fmt::print(terminal.err, "{}", describe_inputs(reported));

@@ -3,6 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
+#include "planner/base/file.h"
 #include "planner/report/explain_json.h"
 #include "tests/planner/report/small_plan.h"
 
@@ -196,6 +199,31 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
   CHECK(rules == std::vector<std::string>{"one_device", "largest_block", "tensor_parallel_beyond_node", "sharding_in_pipeline", "bubble"});
   CHECK(json.at("sensitivity")[3].at("plan").at("global_batch") == 6);
   CHECK(json.at("unrestricted").is_null());
+}
+
+TEST_CASE("the JSON Schema has exactly the keys that are written") {
+  const Plan plan = small_plan();
+  const Json json = explain_json({.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}}, plan, small_reasons());
+  const Json schema = Json::parse(read_file(std::string(PARPLAN_SOURCE_DIR) + "/docs/schemas/explain.schema.json"));
+  const auto check = [](const Json& described, const Json& object) {
+    std::vector<std::string> keys;
+    for (const auto& item : object.items()) keys.push_back(item.key());
+    CHECK(described.at("required").get<std::vector<std::string>>() == keys);
+    CHECK(described.at("properties").size() == keys.size());
+    CHECK(described.at("additionalProperties") == false);
+  };
+  check(schema, json);
+  CHECK(schema.at("properties").at("schema").at("const") == json.at("schema"));
+  for (const char* list : {"stages", "critical_path", "families"}) check(schema.at("properties").at(list).at("items"), json.at(list)[0]);
+  check(schema.at("properties").at("model_error").at("oneOf")[0], json.at("model_error"));
+  check(schema.at("$defs").at("variation"), json.at("relaxed"));
+  const Json& rules = schema.at("properties").at("guide").at("items").at("oneOf");
+  for (const Json& rule : json.at("guide")) {
+    const auto described = std::ranges::find_if(rules, [&](const Json& one) { return one.at("properties").at("rule").at("const") == rule.at("rule"); });
+    REQUIRE(described != rules.end());
+    check(*described, rule);
+  }
+  for (const std::string key : schema.at("$defs").at("rival").at("required")) CHECK(json.at("one_choice_away")[0].contains(key));
 }
 
 TEST_CASE("a plan for devices of which no measured steps are known says so") {
