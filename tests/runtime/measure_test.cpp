@@ -96,7 +96,8 @@ TEST_CASE("what is measured is what plans are made of: every kernel of a trainin
                                          OpKind::load_tokens, OpKind::load_targets, OpKind::sgd, OpKind::update_loss_scale,
                                          // of few families, priced as the kinds that move bytes alike (planner/cost/kernel.cpp, made_of)
                                          OpKind::head_norm, OpKind::head_norm_gradient, OpKind::query_key_squares, OpKind::query_key_squares_gradient,
-                                         OpKind::query_key_norm, OpKind::query_key_norm_gradient, OpKind::scale, OpKind::softcap, OpKind::softcap_gradient};
+                                         OpKind::query_key_norm, OpKind::query_key_norm_gradient, OpKind::scale, OpKind::scale_gradient, OpKind::softcap,
+                                         OpKind::softcap_gradient};
       CHECK((measured.count(row.kind) == 1) == (left_out.count(row.kind) == 0));
     }
   }
