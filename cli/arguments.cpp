@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <limits>
 
 #include <CLI/CLI.hpp>
@@ -55,7 +56,7 @@ std::vector<int> parse_ids(const std::string& option, const std::string& text) {
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
     const int id = static_cast<int>(parse_whole(option, text.substr(begin, end - begin), 0, most_devices));
-    if (std::ranges::find(ids, id) != ids.end()) throw ConfigError(fmt::format("{}: device {} is listed twice", option, id));
+    if (std::ranges::find(ids, id) != ids.end()) throw ConfigError(fmt::format("{}: device {} is listed twice; name each once", option, id));
     ids.push_back(id);
     begin = end + 1;
   }
@@ -95,6 +96,42 @@ std::size_t parse_choice(const std::string& option, const std::string& text, con
   return static_cast<std::size_t>(found - allowed.begin());
 }
 
+std::int64_t parse_count(const std::string& option, const std::string& text) {
+  constexpr std::array<std::pair<char, double>, 4> powers = {{{'K', 1e3}, {'M', 1e6}, {'B', 1e9}, {'T', 1e12}}};
+  constexpr double largest = 1e15;
+  double factor = 1.0;
+  const char* end = text.data() + text.size();
+  for (const auto& [letter, power] : powers)
+    if (!text.empty() && text.back() == letter) {
+      factor = power;
+      --end;
+    }
+  double number = 0.0;
+  const auto [stopped, error] = std::from_chars(text.data(), end, number);
+  const double value = std::round(number * factor);
+  // 1.1T is 1.1e12 to all digits that were written, though not to all that a double has.
+  const bool whole = std::abs(number * factor - value) <= 1e-12 * value;
+  if (error == std::errc() && stopped == end && whole && value >= 1.0 && value <= largest) return static_cast<std::int64_t>(value);
+  throw ConfigError(fmt::format("{}: expected a whole number from 1 to 1000T, such as '300B' (K, M, B and T are powers of a thousand) or '1e12', found '{}'", option, text));
+}
+
+std::vector<std::string> parse_list(const std::string& option, const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    if (word.empty()) throw ConfigError(fmt::format("{}: expected values with commas between them, found '{}'", option, text));
+    if (std::ranges::find(words, word) != words.end()) throw ConfigError(fmt::format("{}: {} is listed twice; name each once", option, word));
+    words.push_back(word);
+    begin = end + 1;
+  }
+  return words;
+}
+
+Price parse_price_of(const std::string& option, const std::string& text) {
+  return parse_quantity(option, text, [](const std::string& t) { return parse_price(t); });
+}
+
 void add_subject(CLI::App& app, std::string& subject, const std::string& name, const std::string& description) {
   app.add_option(name, subject, description)->type_name("")->required();
 }
@@ -113,16 +150,27 @@ void add_where(CLI::App& app, WhereArguments& where) {
   add(app, group, "--device-ids", "N,N,...", "which devices of the one node, in this order",
       [&](const std::string& text) { where.device_ids = parse_ids("--device-ids", text); });
   add(app, group, "--device", "KIND", "kind of device, for a text of nvidia-smi, which names none", [&](const std::string& text) { where.options.device = text; });
-  add(app, group, "--network", "RATE", "line rate of each NIC, such as '400 Gbit/s'", [&](const std::string& text) {
+  add_network(app, where);
+  add(app, group, "--price", "PRICE", "what an hour of one device costs, such as '2.50 USD' (default: the cluster's file)",
+      [&](const std::string& text) { where.price = parse_price_of("--price", text); });
+  add_flag(app, group, "--measure-again", "measure this machine again instead of taking the cached numbers", [&] { where.measure_again = true; });
+}
+
+void add_network(CLI::App& app, WhereArguments& where) {
+  add(app, "Where", "--network", "RATE", "line rate of each NIC, such as '400 Gbit/s'", [&](const std::string& text) {
     where.options.network = parse_quantity("--network", text, [](const std::string& t) { return parse_bandwidth(t); });
   });
-  add_flag(app, group, "--measure-again", "measure this machine again instead of taking the cached numbers", [&] { where.measure_again = true; });
 }
 
 void add_what(CLI::App& app, WhatArguments& what) {
   const std::string group = "What";
   add_whole(app, group, "--global-batch", "sequences of one optimizer step (default: 512 on GPUs, 4 a device on CPUs)", what.global_batch, most);
   add_whole(app, group, "--seq-len", "tokens of a sequence (default: the model's context; on CPUs at most 256)", what.sequence_length, most);
+  add_number_formats(app, what);
+}
+
+void add_number_formats(CLI::App& app, WhatArguments& what) {
+  const std::string group = "What";
   add_choice(app, group, "--precision", "number format of computation (default: bf16 on GPUs, fp32 on CPUs)", what.precision,
              std::array{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32});
   add_choice(app, group, "--optimizer", "optimizer (default: adamw)", what.optimizer, std::array{Optimizer::adamw, Optimizer::adam, Optimizer::sgd});
@@ -159,6 +207,8 @@ void add_limits(CLI::App& app, LimitArguments& limits) {
       [&](const std::string& text) { limits.memory = parse_memory_limit("--memory-limit", text); });
   add(app, group, "--max-candidates", "N", "simulate at most so many candidates (default: 64)",
       [&](const std::string& text) { limits.most_candidates = parse_whole("--max-candidates", text, 1, most); });
+  add_choice(app, group, "--objective", "what the best plan has least of: time of a step, its cost (without prices: device-seconds), or memory (default: time)", limits.objective,
+             std::array{Objective::time, Objective::cost, Objective::memory});
 }
 
 void add_output(CLI::App& app, OutputArguments& output, CsvOutput csv) {
@@ -173,7 +223,7 @@ void add_output(CLI::App& app, OutputArguments& output, CsvOutput csv) {
 }
 
 void check_output(const OutputArguments& output) {
-  if (output.quiet && output.verbose) throw ConfigError("--quiet and --verbose exclude one another");
+  if (output.quiet && output.verbose) throw ConfigError("--quiet and --verbose exclude one another; leave one of them out");
   if (output.json == "-" && output.csv == "-")
     throw ConfigError("--json and --csv cannot both go to standard output; give one of them a file");
 }

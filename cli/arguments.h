@@ -10,6 +10,7 @@
 #include "planner/base/error.h"
 #include "planner/cluster/catalog.h"
 #include "planner/graph/training.h"
+#include "planner/search/objective.h"
 #include "planner/search/space.h"
 
 namespace CLI {
@@ -26,11 +27,13 @@ struct WhereArguments {
   std::optional<std::string> cluster;  // this machine where absent
   ClusterOptions options;
   std::vector<int> device_ids;  // of the cluster's one node, in this order; empty: as they are
+  std::optional<Price> price;   // of every device
   bool measure_again = false;
 };
-// Whether anything of it was given.
+// Whether anything of it was given that says which devices.
 bool is_given(const WhereArguments& where);
 void add_where(CLI::App& app, WhereArguments& where);
+void add_network(CLI::App& app, WhereArguments& where);
 
 // [what]
 struct WhatArguments {
@@ -41,6 +44,8 @@ struct WhatArguments {
   bool operator==(const WhatArguments&) const = default;
 };
 void add_what(CLI::App& app, WhatArguments& what);
+// Of these precision and optimizer alone.
+void add_number_formats(CLI::App& app, WhatArguments& what);
 
 // [layout]
 void add_layout(CLI::App& app, LayoutRequest& layout);
@@ -53,6 +58,7 @@ struct MemoryLimit {
 struct LimitArguments {
   std::optional<MemoryLimit> memory;
   std::int64_t most_candidates = 64;
+  std::optional<Objective> objective;  // time where absent
 };
 void add_limits(CLI::App& app, LimitArguments& limits);
 
@@ -76,6 +82,11 @@ void add_subject(CLI::App& app, std::string& subject, const std::string& name, c
 // Reading of single values; `option` is how the message names it.
 std::int64_t parse_whole(const std::string& option, const std::string& text, std::int64_t minimum, std::int64_t maximum);
 std::size_t parse_choice(const std::string& option, const std::string& text, const std::vector<std::string>& allowed);
+// "15T", "300B", "1e12", "20971520": a whole number, K, M, B and T for powers of a thousand.
+std::int64_t parse_count(const std::string& option, const std::string& text);
+// The words between commas, none of them empty and none twice.
+std::vector<std::string> parse_list(const std::string& option, const std::string& text);
+Price parse_price_of(const std::string& option, const std::string& text);
 
 // The message of a ConfigError without its "error: ".
 std::string message_of(const ConfigError& error);

@@ -27,6 +27,7 @@ constexpr std::array command_rows = {
     Command{"simulate", "One given layout, or a plan, simulated", declare_simulate},
     Command{"run", "Execute a plan and put what it took beside what was promised", declare_run},
     Command{"explain", "Why this plan: where time and memory go, what it beats, what binds", declare_explain},
+    Command{"sweep", "Capacity: the best plans over cluster sizes, devices, batches and sequences, with time, cost and energy", declare_sweep},
     Command{"measure", "What the kernels of this machine take, as a device and a cluster to plan with", declare_measure},
     Command{"topology", "Show a cluster as parplan sees it", declare_topology},
     Command{"completion", "Let the shell complete commands, options and names", declare_completion},

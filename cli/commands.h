@@ -41,6 +41,7 @@ CommandBody declare_run(CLI::App& app);
 CommandBody declare_explain(CLI::App& app);
 CommandBody declare_measure(CLI::App& app);
 CommandBody declare_topology(CLI::App& app);
+CommandBody declare_sweep(CLI::App& app);
 CommandBody declare_completion(CLI::App& app);
 
 }  // namespace parplan

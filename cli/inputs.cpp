@@ -15,6 +15,7 @@
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
+#include "planner/cluster/running_costs.h"
 #include "planner/parallel/techniques.h"
 #include "planner/report/csv.h"
 #include "planner/report/row.h"
@@ -71,7 +72,7 @@ Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const O
   options.device_ids = where.device_ids;
   options.environment = visibility_of_environment();
   if (where.cluster) {
-    if (where.measure_again) throw ConfigError(fmt::format("--measure-again measures this machine, and --cluster {} is given", *where.cluster));
+    if (where.measure_again) throw ConfigError(fmt::format("--measure-again measures this machine, and --cluster {} is given; leave one of them out", *where.cluster));
     cluster = find_cluster(*where.cluster, cluster_catalog(), options);
   } else {
     if (where.options.device || where.options.network)
@@ -87,7 +88,28 @@ Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const O
                                     cluster.devices() == 1 ? "" : "s"));
     choose_devices(cluster, options);
   }
+  set_price(cluster, where.price);
   return cluster;
+}
+
+void set_price(Cluster& cluster, const std::optional<Price>& price) {
+  if (price)
+    for (NodeGroup& group : cluster.groups) group.price = price;
+  if (const auto problem = problem_with_prices(cluster)) throw ConfigError(*problem);
+}
+
+TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, const WhatArguments& what, std::vector<std::string>& defaults) {
+  TrainingSpec training = with_overrides(default_training(cluster, model.spec), model.training);
+  const auto choose = [&](const char* field, auto& value, const auto& given, bool from_file) {
+    if (given) value = *given;
+    else if (!from_file) defaults.push_back(field);
+  };
+  const TrainingOverrides& file = model.training;
+  choose("global_batch", training.global_batch, what.global_batch, file.global_batch.has_value());
+  choose("sequence_length", training.sequence_length, what.sequence_length, file.sequence_length.has_value());
+  choose("precision", training.precision, what.precision, file.precision.has_value());
+  choose("optimizer", training.optimizer, what.optimizer, file.optimizer.has_value());
+  return training;
 }
 
 Inputs resolve_inputs(const std::string& model, const WhereArguments& where, const WhatArguments& what, Terminal& terminal,
@@ -102,18 +124,20 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
   if (const BackendRow& backend = row_of(inputs.cluster.backend()); !output.quiet && !backend.runs)
     fmt::print(terminal.err, "note: {}: planned only, for parplan runs nothing on {}; {} is taken to communicate as NCCL does\n", inputs.cluster.name,
                backend.runtime, backend.collectives);
-  inputs.training = with_overrides(default_training(inputs.cluster, inputs.model.spec), inputs.model.training);
-  const auto choose = [&](const char* field, auto& value, const auto& given, bool from_file) {
-    if (given) value = *given;
-    else if (!from_file) inputs.defaults.push_back(field);
-  };
-  const TrainingOverrides& file = inputs.model.training;
-  choose("global_batch", inputs.training.global_batch, what.global_batch, file.global_batch.has_value());
-  choose("sequence_length", inputs.training.sequence_length, what.sequence_length, file.sequence_length.has_value());
-  choose("precision", inputs.training.precision, what.precision, file.precision.has_value());
-  choose("optimizer", inputs.training.optimizer, what.optimizer, file.optimizer.has_value());
+  inputs.training = choose_training(inputs.cluster, inputs.model, what, inputs.defaults);
   inputs.graph = build_graph(inputs.model.spec, inputs.training.sequence_length);
   return inputs;
+}
+
+void limit_memory(Cluster& cluster, const MemoryLimit& limit, Terminal& terminal, const OutputArguments& output) {
+  Bytes capacity = cluster.groups.front().device.memory_capacity;
+  for (const NodeGroup& group : cluster.groups) capacity = std::min(capacity, group.device.memory_capacity);
+  const Bytes allowed = limit.bytes.value_or(Bytes(static_cast<std::int64_t>(static_cast<double>(capacity.count) * limit.share)));
+  if (allowed > capacity)
+    throw ConfigError(fmt::format("--memory-limit: a device of cluster '{}' has {}, found {}; give less, or a percentage", cluster.name, format_bytes(capacity), format_bytes(allowed)));
+  cluster.notes.push_back(fmt::format("memory limited to {} of a device's {}", format_bytes(allowed), format_bytes(capacity)));
+  for (NodeGroup& group : cluster.groups) group.device.memory_capacity = allowed;
+  if (!output.quiet) fmt::print(terminal.err, "note: {}: {}\n", cluster.name, cluster.notes.back());
 }
 
 SuggestRequest request_of(const Inputs& inputs, const LayoutRequest& layout) {
@@ -128,7 +152,11 @@ SuggestRequest request_of(const Inputs& inputs, const LayoutRequest& layout) {
 }
 
 void check_layout(const Inputs& inputs, const LayoutRequest& layout, const WhereArguments& where) {
-  const int devices = inputs.cluster.devices();
+  check_layout(inputs.graph, inputs.training, inputs.cluster, layout, where);
+}
+
+void check_layout(const OpGraph& graph, const TrainingSpec& training, const Cluster& cluster, const LayoutRequest& layout, const WhereArguments& where) {
+  const int devices = cluster.devices();
   std::vector<std::string> given;
   std::int64_t product = 1;
   for (const auto& [option, degree] : {std::pair{"dp", layout.dp}, std::pair{"tp", layout.tp}, std::pair{"pp", layout.pp}})
@@ -137,9 +165,9 @@ void check_layout(const Inputs& inputs, const LayoutRequest& layout, const Where
       product *= *degree;
     }
   if (product > devices)
-    throw ConfigError(fmt::format("the layout needs {} devices ({}); the cluster has {}", product, join(given, " x "), devices));
+    throw ConfigError(fmt::format("the layout needs {} devices ({}); the cluster has {}; lower a degree, or give more with --devices or --nodes", product, join(given, " x "), devices));
   if (given.size() == 3 && where.options.devices && product != devices)
-    throw ConfigError(fmt::format("the layout takes {} devices ({}), and --devices asks for {}", product, join(given, " x "), devices));
+    throw ConfigError(fmt::format("the layout takes {} devices ({}), and --devices asks for {}; make them equal, or leave one part out", product, join(given, " x "), devices));
   ParallelSpec spec;
   spec.mesh.degree = {layout.pp.value_or(1), layout.dp.value_or(1), layout.tp.value_or(1)};
   spec.micro_batch = layout.micro_batch.value_or(1);
@@ -147,7 +175,7 @@ void check_layout(const Inputs& inputs, const LayoutRequest& layout, const Where
   spec.sequence_parallel = layout.tp && layout.sequence_parallel.value_or(false);
   spec.zero_stage = layout.dp ? layout.zero_stage.value_or(0) : 0;
   if (layout.pp && layout.stage_blocks) spec.stage_blocks = *layout.stage_blocks;
-  if (const auto reason = illegal(inputs.graph, inputs.training, spec)) throw ConfigError(*reason);
+  if (const auto reason = illegal(graph, training, spec)) throw ConfigError(*reason);
 }
 
 ReportInputs report_inputs(const Inputs& inputs) {
@@ -184,6 +212,10 @@ std::string describe_inputs(const ReportInputs& inputs) {
 }
 
 void write_outputs(const OutputArguments& output, Terminal& terminal, const Json& json, std::span<const Json> rows) {
+  write_json_and_csv(output, terminal, json, [&] { return write_csv(rows); });
+}
+
+void write_json_and_csv(const OutputArguments& output, Terminal& terminal, const Json& json, const std::function<std::string()>& csv) {
   const auto write = [&](const std::optional<std::string>& where, const auto& text) {
     if (!where) return;
     if (*where == "-") {
@@ -194,7 +226,7 @@ void write_outputs(const OutputArguments& output, Terminal& terminal, const Json
     if (!output.quiet) fmt::print(terminal.err, "wrote {}\n", *where);
   };
   write(output.json, [&] { return write_json(json); });
-  write(output.csv, [&] { return write_csv(rows); });
+  write(output.csv, csv);
 }
 
 }  // namespace parplan

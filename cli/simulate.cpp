@@ -34,9 +34,10 @@ Plan simulate_file(const SimulateArguments& arguments, Terminal& terminal, std::
   if (is_given(arguments.where)) {
     loaded.plan.cluster = resolve_cluster(arguments.where, terminal, arguments.output);
     if (loaded.plan.spec.mesh.size() > loaded.plan.cluster.devices())
-      throw ConfigError(fmt::format("the plan takes {} devices; cluster '{}' has {}", loaded.plan.spec.mesh.size(), loaded.plan.cluster.name,
+      throw ConfigError(fmt::format("the plan takes {} devices; cluster '{}' has {}; give more with --devices or --nodes", loaded.plan.spec.mesh.size(), loaded.plan.cluster.name,
                                     loaded.plan.cluster.devices()));
   }
+  set_price(loaded.plan.cluster, arguments.where.price);
   loaded.plan.alternatives.clear();
   loaded.plan.search = {};
   loaded.plan.prediction = simulate_plan(loaded.graph, loaded.plan, trace);

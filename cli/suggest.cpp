@@ -33,18 +33,6 @@ struct SuggestArguments {
   int top = 10;
 };
 
-// The limit becomes what the device has, so that the plan carries it.
-void limit_memory(Cluster& cluster, const MemoryLimit& limit, Terminal& terminal, const OutputArguments& output) {
-  Bytes capacity = cluster.groups.front().device.memory_capacity;
-  for (const NodeGroup& group : cluster.groups) capacity = std::min(capacity, group.device.memory_capacity);
-  const Bytes allowed = limit.bytes.value_or(Bytes(static_cast<std::int64_t>(static_cast<double>(capacity.count) * limit.share)));
-  if (allowed > capacity)
-    throw ConfigError(fmt::format("--memory-limit: a device of cluster '{}' has {}, found {}", cluster.name, format_bytes(capacity), format_bytes(allowed)));
-  cluster.notes.push_back(fmt::format("memory limited to {} of a device's {}", format_bytes(allowed), format_bytes(capacity)));
-  for (NodeGroup& group : cluster.groups) group.device.memory_capacity = allowed;
-  if (!output.quiet) fmt::print(terminal.err, "note: {}: {}\n", cluster.name, cluster.notes.back());
-}
-
 std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
   if (result.counts.candidates == 0) return "no feasible plan: the batch, the model and the devices allow no layout\n";
   std::string text = fmt::format("no feasible plan: of {} candidates none fits in {} of memory a device\n", result.counts.candidates,
@@ -74,6 +62,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   SuggestRequest request = request_of(inputs, arguments.layout);
   request.options.top = arguments.top;
   request.options.most_simulated = arguments.limits.most_candidates;
+  request.options.objective = arguments.limits.objective.value_or(Objective::time);
   // For what would make it fit.
   request.graph_of_length = [&](std::int64_t length) { return build_graph(inputs.model.spec, length); };
   if (arguments.where.cluster) request.cluster_of = [&](int devices) { return same_cluster_of(arguments.where, devices, terminal, arguments.output); };

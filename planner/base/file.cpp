@@ -36,18 +36,30 @@ std::string read_file(const std::filesystem::path& path) {
 }
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view text) {
+  write_through_temporary(path, [&](const std::string& temporary) {
+    const auto refuse = [&] { throw RunError(fmt::format("cannot write '{}': {}", path.string(), std::strerror(errno))); };
+    OpenFile file(std::fopen(temporary.c_str(), "wb"));
+    if (!file || std::fwrite(text.data(), 1, text.size(), file.get()) != text.size()) refuse();
+    if (std::fclose(file.release()) != 0) refuse();
+  });
+}
+
+void write_through_temporary(const std::filesystem::path& path, const std::function<void(const std::string& temporary)>& write) {
   // Named by process: two that write the same file at once do not meet in the temporary one.
-  const std::filesystem::path temporary =
-      path.parent_path() / fmt::format(".{}.{}.tmp", path.filename().string(), getpid());
-  const auto refuse = [&](int reason) {
+  const std::string temporary = path.parent_path() / fmt::format(".{}.{}.tmp", path.filename().string(), getpid());
+  const auto refuse = [&] {
+    const int reason = errno;
     std::remove(temporary.c_str());
     throw RunError(fmt::format("cannot write '{}': {}", path.string(), std::strerror(reason)));
   };
-  OpenFile file(std::fopen(temporary.c_str(), "wb"));
-  if (!file) refuse(errno);
-  if (std::fwrite(text.data(), 1, text.size(), file.get()) != text.size()) refuse(errno);
-  if (std::fclose(file.release()) != 0) refuse(errno);
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) refuse(errno);
+  if (!OpenFile(std::fopen(temporary.c_str(), "wb"))) refuse();
+  try {
+    write(temporary);
+  } catch (...) {
+    std::remove(temporary.c_str());
+    throw;
+  }
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) refuse();
 }
 
 }  // namespace parplan

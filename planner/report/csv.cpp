@@ -1,5 +1,6 @@
 #include "planner/report/csv.h"
 
+#include "planner/base/text.h"
 #include "planner/report/row.h"
 
 namespace parplan {
@@ -20,18 +21,19 @@ std::string field(const Json& value) {
 }  // namespace
 
 std::string write_csv(std::span<const Json> rows) {
-  std::string text;
-  for (const Column& column : columns()) {
-    if (!text.empty()) text += ',';
-    text += column.key;
-  }
-  text += '\n';
+  std::vector<std::string> keys;
+  for (const Column& column : columns()) keys.emplace_back(column.key);
+  return write_csv(keys, rows);
+}
+
+std::string write_csv(const std::vector<std::string>& keys, std::span<const Json> rows) {
+  std::string text = join(keys, ",") + '\n';
   for (const Json& row : rows) {
     bool first = true;
-    for (const Column& column : columns()) {
+    for (const std::string& key : keys) {
       if (!first) text += ',';
       first = false;
-      text += field(row.at(std::string(column.key)));
+      text += field(row.at(key));
     }
     text += '\n';
   }

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/cluster/running_costs.h"
 
 namespace parplan {
 namespace {
@@ -43,8 +44,6 @@ constexpr std::array column_rows = {
     Column{"cp_method", "", "how context parallelism exchanges keys and values", [](const Subject&) { return Json(nullptr); }},
     Column{"recompute", "", "activations that the backward pass computes again",
            [](const Subject& s) { return Json(name(s.spec.recompute)); }},
-    Column{"stage_recompute", "", "recompute of each stage, where it is per_stage; else null",
-           [](const Subject& s) { return s.spec.recompute == Recompute::per_stage ? Json(stage_recompute(s.spec)) : Json(nullptr); }},
     Column{"offload", "", "what is kept in host memory", [](const Subject&) { return Json("none"); }},
     Column{"step_time_s", "s", "one optimizer step, on the rank that finishes last",
            [](const Subject& s) { return seconds(s.result.time.total()); }},
@@ -92,8 +91,19 @@ constexpr std::array column_rows = {
            [](const Subject&) { return Json(0); }},
     Column{"communication_ep_bytes", "B", "logical bytes that a device sends in a step for expert parallelism",
            [](const Subject&) { return Json(0); }},
-    Column{"cost_per_step", "currency", "price of one step; null without prices", [](const Subject&) { return Json(nullptr); }},
-    Column{"currency", "", "currency of cost_per_step", [](const Subject&) { return Json(nullptr); }},
+    Column{"cost_per_step", "currency", "price of one step of the devices that the plan uses; null without prices",
+           [](const Subject& s) {
+             const std::optional<double> price = hourly_price(s.cluster, s.spec.mesh.size());
+             return price ? json_number(*price / 3600.0 * s.result.time.total().value) : Json(nullptr);
+           }},
+    Column{"currency", "", "currency of prices; null without prices",
+           [](const Subject& s) {
+             const std::optional<std::string> known = currency(s.cluster);
+             return known ? Json(*known) : Json(nullptr);
+           }},
+    // Beyond the contract's:
+    Column{"stage_recompute", "", "recompute of each stage, where it is per_stage; else null",
+           [](const Subject& s) { return s.spec.recompute == Recompute::per_stage ? Json(stage_recompute(s.spec)) : Json(nullptr); }},
 };
 
 }  // namespace

@@ -70,7 +70,9 @@ const std::vector<HeavyLibrary>& heavy_libraries() {
       {"Eigen", "(unsupported/)?Eigen/.*", {"planner/cost", "runtime/device/cpu"}},
       // Reading is base's alone; a writer of files may use the emitter.
       {"yaml-cpp", "yaml-cpp/.*", {"planner/base", "planner/cluster"}},
+      {"pugixml", "pugixml\\.hpp", {"planner/cluster"}},
       {"CLI11", "CLI/.*", {"cli"}},
+      {"libxlsxwriter", "xlsxwriter(/.*|\\.h)", {"planner/report"}},
       {"MPI", "mpi\\.h", {"runtime/comm/mpi"}},
       {"CUDA", "(cuda|cublas|cudnn|cub/|thrust/|nvml|nvtx3/).*",
        {"runtime/device/cuda", "runtime/comm/nccl", "runtime/comm/cuda_local", "runtime/comm/cuda_plugin"},

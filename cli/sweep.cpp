@@ -1,0 +1,339 @@
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include "cli/commands.h"
+#include "cli/data_folder.h"
+#include "cli/inputs.h"
+#include "cli/progress.h"
+#include "cli/version.h"
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/base/text.h"
+#include "planner/cluster/running_costs.h"
+#include "planner/report/sweep.h"
+#include "planner/report/workbook.h"
+#include "planner/search/search.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::int64_t most_devices = std::int64_t{1} << 20;
+constexpr std::int64_t most = std::int64_t{1} << 40;
+
+struct GivenPrice {
+  std::optional<std::string> cluster;  // all of them where absent
+  Price price;
+};
+
+struct SweepArguments {
+  std::string model;
+  std::vector<std::string> clusters;  // this machine where empty
+  std::vector<std::string> device_kinds;
+  std::vector<std::int64_t> sizes;
+  std::vector<GivenPrice> prices;
+  std::vector<std::int64_t> batches;
+  std::vector<std::int64_t> sequences;
+  std::optional<std::int64_t> tokens;
+  WhereArguments where;  // what is the same for all points
+  WhatArguments what;
+  LayoutRequest layout;
+  LimitArguments limits;
+  OutputArguments output;
+  std::string workbook;
+};
+
+// All devices of one kind that are swept over: a cluster at each size.
+struct SweptCluster {
+  std::vector<Cluster> sizes;
+};
+
+std::string words_of(const SweepPoint& point) {
+  return fmt::format("{} devices of {}, batch {}, sequence length {}", point.cluster.devices(), point.cluster.name, point.training.global_batch,
+                     point.training.sequence_length);
+}
+
+std::vector<std::int64_t> parse_numbers(const std::string& option, const std::string& text, std::int64_t largest) {
+  std::vector<std::int64_t> numbers;
+  for (const std::string& word : parse_list(option, text)) {
+    const std::int64_t number = parse_whole(option, word, 1, largest);
+    if (std::ranges::find(numbers, number) != numbers.end()) throw ConfigError(fmt::format("{}: {} is listed twice; name each once", option, number));
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+std::vector<GivenPrice> parse_prices(const std::string& option, const std::string& text) {
+  std::vector<GivenPrice> prices;
+  for (const std::string& word : parse_list(option, text)) {
+    const std::size_t sign = word.rfind('=');
+    GivenPrice& given = prices.emplace_back();
+    if (sign != std::string::npos) given.cluster = word.substr(0, sign);
+    given.price = parse_price_of(option, sign == std::string::npos ? word : word.substr(sign + 1));
+    for (std::size_t other = 0; other + 1 < prices.size(); ++other)
+      if (prices[other].cluster == given.cluster)
+        throw ConfigError(fmt::format("{}: {} has two prices; give one", option, given.cluster ? fmt::format("cluster '{}'", *given.cluster) : "every cluster"));
+  }
+  return prices;
+}
+
+// A price for the cluster's name comes before one for all.
+std::optional<Price> price_of(const SweepArguments& arguments, const std::optional<std::string>& cluster) {
+  std::optional<Price> of_all;
+  for (const GivenPrice& given : arguments.prices) {
+    if (!given.cluster) of_all = given.price;
+    else if (given.cluster == cluster) return given.price;
+  }
+  return of_all;
+}
+
+std::vector<SweptCluster> resolve_clusters(const SweepArguments& arguments, Terminal& terminal) {
+  for (const GivenPrice& given : arguments.prices)
+    if (given.cluster && std::ranges::find(arguments.clusters, *given.cluster) == arguments.clusters.end())
+      throw ConfigError(arguments.clusters.empty()
+                            ? fmt::format("--price: '{}' is not swept over, for no --cluster is given; leave the name out", *given.cluster)
+                            : fmt::format("--price: '{}' is not among --cluster {}{}", *given.cluster, join(arguments.clusters, ","),
+                                          did_you_mean(*given.cluster, arguments.clusters)));
+  // One pass where nothing is listed.
+  std::vector<std::optional<std::string>> clusters(arguments.clusters.begin(), arguments.clusters.end());
+  std::vector<std::optional<std::string>> kinds(arguments.device_kinds.begin(), arguments.device_kinds.end());
+  std::vector<std::optional<int>> sizes(arguments.sizes.begin(), arguments.sizes.end());
+  if (clusters.empty()) clusters.emplace_back();
+  if (kinds.empty()) kinds.emplace_back();
+  if (sizes.empty()) sizes.emplace_back();
+  std::vector<SweptCluster> swept;
+  for (const auto& cluster : clusters) {
+    for (const auto& kind : kinds) {
+      SweptCluster& all = swept.emplace_back();
+      for (const auto& size : sizes) {
+        WhereArguments where = arguments.where;
+        where.cluster = cluster;
+        where.options.device = kind;
+        where.options.devices = size;
+        where.price = price_of(arguments, cluster);
+        all.sizes.push_back(resolve_cluster(where, terminal, arguments.output));
+      }
+    }
+  }
+  return swept;
+}
+
+// The front compares clusters, so that their prices must be comparable.
+void check_currencies(const std::vector<SweptCluster>& swept) {
+  const Cluster* first = nullptr;
+  for (const SweptCluster& all : swept)
+    for (const Cluster& cluster : all.sizes) {
+      if (!currency(cluster)) continue;
+      if (first == nullptr) first = &cluster;
+      else if (currency(*first) != currency(cluster))
+        throw ConfigError(fmt::format("cluster '{}' is priced in {} and '{}' in {}, and currencies cannot be compared; give prices in one with --price NAME=PRICE,...",
+                                      first->name, *currency(*first), cluster.name, *currency(cluster)));
+    }
+}
+
+// What is swept over, the sizes of a cluster next to each other; nothing is planned yet.
+std::vector<SweepPoint> points_of(const SweepArguments& arguments, const std::vector<SweptCluster>& swept, const ModelFile& model,
+                                  std::vector<std::string>& defaults) {
+  std::vector<std::optional<std::int64_t>> batches(arguments.batches.begin(), arguments.batches.end());
+  std::vector<std::optional<std::int64_t>> sequences(arguments.sequences.begin(), arguments.sequences.end());
+  if (batches.empty()) batches.emplace_back();
+  if (sequences.empty()) sequences.emplace_back();
+  std::vector<SweepPoint> points;
+  for (const SweptCluster& all : swept) {
+    for (const auto& batch : batches) {
+      for (const auto& sequence : sequences) {
+        WhatArguments what = arguments.what;
+        what.global_batch = batch;
+        what.sequence_length = sequence;
+        // All sizes train the same: where the default batch depends on the number of devices, that of the most.
+        const Cluster& largest = *std::ranges::max_element(all.sizes, {}, [](const Cluster& cluster) { return cluster.devices(); });
+        defaults.clear();
+        const TrainingSpec training = choose_training(largest, model, what, defaults);
+        for (const Cluster& cluster : all.sizes) {
+          SweepPoint& point = points.emplace_back();
+          point.cluster = cluster;
+          point.training = training;
+        }
+      }
+    }
+  }
+  return points;
+}
+
+std::string why_there_is_none(const SearchResult& found, const Cluster& cluster, const LayoutRequest& layout) {
+  if (found.counts.candidates == 0)
+    return fmt::format("the batch, the model and the devices allow no layout{}", layout == LayoutRequest{} ? "" : " with the parts that are given");
+  std::string text = fmt::format("none of {} candidates fits in {} of memory a device", found.counts.candidates,
+                                 format_bytes(cluster.groups.front().device.memory_capacity));
+  if (found.smallest) text += fmt::format("; the smallest needs {}", format_bytes(found.smallest->result.memory.peak()));
+  return text;
+}
+
+// Points are independent of each other: each is planned by whichever thread is free.
+void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const SweepArguments& arguments, Terminal& terminal) {
+  Progress progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
+  std::mutex talking;
+  std::size_t done = 0;
+  const auto show = [&](std::size_t more) {
+    const std::lock_guard lock(talking);
+    done += more;
+    progress.show(fmt::format("planned {} of {} points", done, sweep.points.size()));
+  };
+  SearchOptions options;
+  options.top = 1;
+  options.objective = arguments.limits.objective.value_or(Objective::time);
+  options.most_simulated = arguments.limits.most_candidates;
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int threads = std::min(cores, static_cast<int>(sweep.points.size()));
+  options.threads = cores / threads;  // of each search: its result does not depend on them
+  options.progress = [&](std::int64_t, std::int64_t) { show(0); };
+
+  std::vector<std::exception_ptr> failures(sweep.points.size());
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < sweep.points.size(); i = next++) {
+      SweepPoint& point = sweep.points[i];
+      try {
+        SearchResult found = search(graphs.at(point.training.sequence_length), point.cluster, point.training, arguments.layout, options);
+        point.search = found.counts;
+        if (found.plans.empty()) point.reason = why_there_is_none(found, point.cluster, arguments.layout);
+        else point.best = std::move(found.plans.front());
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+      show(1);
+    }
+  };
+  std::vector<std::jthread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back(work);
+  work();
+  others.clear();
+  for (const std::exception_ptr& failure : failures)
+    if (failure) std::rethrow_exception(failure);
+}
+
+std::string describe(const Sweep& sweep) {
+  std::string text = fmt::format("model     {}: {} parameters\n", sweep.points.front().model.name, sweep.points.front().model.parameters);
+  const SweepPoint& first = sweep.points.front();
+  const auto marked = [&](const std::string& value, const char* field) {
+    return value + (std::ranges::find(sweep.defaults, field) != sweep.defaults.end() ? " (default)" : "");
+  };
+  // What all points share stands here, what differs in the table.
+  const auto shared = [&](const auto& of_point, const char* field) {
+    const std::string value = of_point(first);
+    for (const SweepPoint& point : sweep.points)
+      if (of_point(point) != value) return std::string("swept");
+    return marked(value, field);
+  };
+  text += fmt::format("cluster   {}, {} points\n", shared([](const SweepPoint& p) { return fmt::format("{} of {}", p.cluster.name, device_name(p.cluster)); }, "cluster"), sweep.points.size());
+  text += fmt::format("training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
+                      shared([](const SweepPoint& p) { return fmt::format("{}", p.training.global_batch); }, "global_batch"),
+                      shared([](const SweepPoint& p) { return fmt::format("{}", p.training.sequence_length); }, "sequence_length"),
+                      shared([](const SweepPoint& p) { return std::string(name(p.training.precision)); }, "precision"),
+                      shared([](const SweepPoint& p) { return std::string(name(p.training.optimizer)); }, "optimizer"));
+  if (sweep.tokens) text += fmt::format("tokens    {}\n", *sweep.tokens);
+  return text;
+}
+
+int carry_out(const SweepArguments& arguments, Terminal& terminal) {
+  check_output(arguments.output);
+  const bool talks = !arguments.output.quiet;
+  const ModelFile model = load_model(arguments.model, zoo_folder());
+  std::vector<std::string> notes;
+  for (const std::string& note : model.notes) notes.push_back(fmt::format("{}: {}", arguments.model, note));
+
+  std::vector<SweptCluster> swept = resolve_clusters(arguments, terminal);
+  check_currencies(swept);
+  OutputArguments silent = arguments.output;
+  silent.quiet = true;
+  for (SweptCluster& all : swept)
+    for (Cluster& cluster : all.sizes) {
+      if (arguments.limits.memory) limit_memory(cluster, *arguments.limits.memory, terminal, silent);
+      for (const std::string& note : cluster.notes)
+        if (const std::string said = fmt::format("{}: {}", cluster.name, note); std::ranges::find(notes, said) == notes.end()) notes.push_back(said);
+    }
+  if (talks)
+    for (const std::string& note : notes) fmt::print(terminal.err, "note: {}\n", note);
+
+  Sweep sweep{.version = version(), .objective = name(arguments.limits.objective.value_or(Objective::time)), .defaults = {}, .tokens = arguments.tokens, .points = {}};
+  sweep.points = points_of(arguments, swept, model, sweep.defaults);
+  std::map<std::int64_t, OpGraph> graphs;  // by sequence length
+  for (SweepPoint& point : sweep.points) {
+    const std::int64_t length = point.training.sequence_length;
+    if (!graphs.contains(length)) graphs.emplace(length, build_graph(model.spec, length));
+    const OpGraph& graph = graphs.at(length);
+    point.model = {.name = model.spec.name, .parameters = parameter_count(graph), .flops_per_sample = model_flops_per_sample(graph)};
+  }
+  for (const SweepPoint& point : sweep.points) {
+    WhereArguments where;
+    if (!arguments.sizes.empty()) where.options.devices = point.cluster.devices();
+    try {
+      check_layout(graphs.at(point.training.sequence_length), point.training, point.cluster, arguments.layout, where);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: {}", words_of(point), message_of(error)));
+    }
+  }
+
+  plan_all(sweep, graphs, arguments, terminal);
+
+  if (arguments.output.shows_table()) {
+    fmt::print(terminal.out, "{}\n{}\n", describe(sweep), sweep_table(sweep));
+    for (const std::string& note : sweep_notes(sweep)) fmt::print(terminal.out, "note: {}\n", note);
+  } else if (talks) {
+    fmt::print(terminal.err, "{}", describe(sweep));
+  }
+  write_json_and_csv(arguments.output, terminal, sweep_json(sweep), [&] { return sweep_csv(sweep); });
+  if (!arguments.workbook.empty()) {
+    write_workbook(arguments.workbook, sweep);
+    if (talks) fmt::print(terminal.err, "wrote {}\n", arguments.workbook);
+  }
+  if (std::ranges::any_of(sweep.points, [](const SweepPoint& point) { return point.best.has_value(); })) return exit_done;
+  fmt::print(terminal.err, "no feasible plan at any point\n");
+  return exit_failed;
+}
+
+}  // namespace
+
+CommandBody declare_sweep(CLI::App& app) {
+  const auto arguments = std::make_shared<SweepArguments>();
+  SweepArguments& all = *arguments;
+  const auto add = [&](const char* group, const char* name, const char* type, const char* description, std::function<void(const std::string&)> read) {
+    app.add_option_function<std::string>(name, std::move(read), description)->type_name(type)->group(group);
+  };
+  add_subject(app, all.model, "MODEL", "a model.yaml, a Hugging Face config.json or a name of the zoo");
+  add("Where", "--cluster", "FILE|NAME,...", "clusters to compare, each a cluster.yaml, text of nvidia-smi topo -m, or a named cluster (default: this machine)",
+      [&all](const std::string& text) { all.clusters = parse_list("--cluster", text); });
+  add("Where", "--devices", "N,N,...", "numbers of devices to compare (default: all of the cluster)",
+      [&all](const std::string& text) { all.sizes = parse_numbers("--devices", text, most_devices); });
+  add("Where", "--device", "KIND,...", "kinds of device to compare, for a text of nvidia-smi, which names none",
+      [&all](const std::string& text) { all.device_kinds = parse_list("--device", text); });
+  add_network(app, all.where);
+  add("Where", "--price", "PRICE|NAME=PRICE,...", "what an hour of one device costs, such as '2.50 USD', for all clusters or by the name of each (default: the cluster's file)",
+      [&all](const std::string& text) { all.prices = parse_prices("--price", text); });
+  add("What", "--global-batch", "N,N,...", "sequences of one optimizer step, each to compare (default: 512 on GPUs, 4 for each of the most devices on CPUs)",
+      [&all](const std::string& text) { all.batches = parse_numbers("--global-batch", text, most); });
+  add("What", "--seq-len", "N,N,...", "tokens of a sequence, each to compare (default: the model's context; on CPUs at most 256)",
+      [&all](const std::string& text) { all.sequences = parse_numbers("--seq-len", text, most); });
+  add_number_formats(app, all.what);
+  add("What", "--tokens", "N", "tokens to train on, such as 15T, 300B or 1e12: gives days, device-hours, cost and energy",
+      [&all](const std::string& text) { all.tokens = parse_count("--tokens", text); });
+  add_limits(app, all.limits);
+  add_layout(app, all.layout);
+  add("Output", "-o,--output,--xlsx", "FILE.xlsx", "a workbook whose days, costs and energy are formulas (docs/capacity.md)", [&all](const std::string& text) {
+    if (!text.ends_with(".xlsx"))
+      throw ConfigError(fmt::format("--output: a workbook's name ends in .xlsx, found '{}'; for other formats there are --json and --csv", text));
+    all.workbook = text;
+  });
+  add_output(app, all.output, CsvOutput::offered);
+  return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
+}
+
+}  // namespace parplan

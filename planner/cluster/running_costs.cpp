@@ -1,0 +1,68 @@
+#include "planner/cluster/running_costs.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace parplan {
+namespace {
+
+// The sum over the first devices of what each group says of one device, where all say it.
+template <class Value>
+std::optional<double> sum_over_devices(const Cluster& cluster, int devices, Value value_of_one) {
+  double sum = 0.0;
+  for (std::size_t g = 0; g < cluster.groups.size(); ++g) {
+    const int taken = devices_of_group(cluster, g, devices);
+    if (taken == 0) continue;
+    const std::optional<double> value = value_of_one(cluster.groups[g]);
+    if (!value) return std::nullopt;
+    sum += taken * *value;
+  }
+  return sum;
+}
+
+}  // namespace
+
+int devices_of_group(const Cluster& cluster, std::size_t group, int devices) {
+  int before = 0;
+  for (std::size_t g = 0; g < group; ++g) before += cluster.groups[g].devices();
+  return std::clamp(devices - before, 0, cluster.groups[group].devices());
+}
+
+std::optional<std::string> currency(const Cluster& cluster) {
+  std::optional<std::string> found;
+  for (const NodeGroup& group : cluster.groups) {
+    if (!group.price) continue;
+    if (found && *found != group.price->currency) return std::nullopt;
+    found = group.price->currency;
+  }
+  return found;
+}
+
+std::optional<std::string> problem_with_prices(const Cluster& cluster) {
+  const NodeGroup* first = nullptr;
+  for (const NodeGroup& group : cluster.groups) {
+    if (!group.price) continue;
+    if (first == nullptr) first = &group;
+    else if (first->price->currency != group.price->currency)
+      return fmt::format("cluster '{}': {} costs {} and {} costs {}, and currencies cannot be added; give all prices in one currency", cluster.name,
+                         first->device.name, write_price(*first->price), group.device.name, write_price(*group.price));
+  }
+  return std::nullopt;
+}
+
+std::optional<double> hourly_price(const Cluster& cluster, int devices) {
+  if (!currency(cluster)) return std::nullopt;
+  return sum_over_devices(cluster, devices, [](const NodeGroup& group) {
+    return group.price ? std::optional<double>(group.price->per_device_hour) : std::nullopt;
+  });
+}
+
+std::optional<Watts> board_power(const Cluster& cluster, int devices) {
+  const std::optional<double> sum = sum_over_devices(cluster, devices, [](const NodeGroup& group) {
+    return group.device.power ? std::optional<double>(group.device.power->value) : std::nullopt;
+  });
+  return sum ? std::optional<Watts>(*sum) : std::nullopt;
+}
+
+}  // namespace parplan

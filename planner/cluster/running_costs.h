@@ -1,0 +1,28 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "planner/base/units.h"
+#include "planner/cluster/cluster.h"
+
+namespace parplan {
+
+// What the devices of a cluster cost while they work. A plan of n devices has the first n of the cluster, group by group.
+
+// How many of the first `devices` devices are of group `group`.
+int devices_of_group(const Cluster& cluster, std::size_t group, int devices);
+
+// The currency of all prices of the cluster's groups; nothing without prices, or where they differ.
+std::optional<std::string> currency(const Cluster& cluster);
+
+// Why prices of the groups cannot be added: they are in different currencies.
+std::optional<std::string> problem_with_prices(const Cluster& cluster);
+
+// What an hour of the first `devices` devices costs, in `currency`; nothing where one of them has no price.
+std::optional<double> hourly_price(const Cluster& cluster, int devices);
+
+// What the boards of the first `devices` devices are rated for together; nothing where one of them does not say.
+std::optional<Watts> board_power(const Cluster& cluster, int devices);
+
+}  // namespace parplan
