@@ -18,13 +18,13 @@ namespace {
 // Of one remedy's search for the fastest plan that fits.
 constexpr std::int64_t most_simulated = 8;
 
-SearchResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated) {
+SearchResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated, bool fewer_devices = false) {
   SearchOptions options;
   options.top = 1;
   options.objective = objective;
   options.memory_limit = request.options.memory_limit;
   options.most_simulated = simulated;
-  options.fewer_devices = false;
+  options.fewer_devices = fewer_devices;
   options.threads = request.options.threads;
   return search(*request.graph, request.cluster, request.training, request.layout, options);
 }
@@ -42,6 +42,7 @@ bool fits(SuggestRequest request) {
 
 std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of, std::string instead, double value = 0.0) {
   SearchResult found = search_for(changed, changed.options.objective, most_simulated);
+  if (found.plans.empty()) found = search_for(changed, changed.options.objective, most_simulated, changed.options.fewer_devices);
   if (found.plans.empty()) return std::nullopt;
   return Remedy{.of = of, .instead = std::move(instead), .value = value, .cluster = changed.cluster, .training = changed.training, .plan = std::move(found.plans.front())};
 }
@@ -76,13 +77,19 @@ SuggestRequest with_memory(const SuggestRequest& request, Bytes bytes) {
 std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchResult& failed) {
   if (!failed.smallest) return std::nullopt;
   Bytes enough = failed.smallest->result.memory.peak();
-  if (search_for(with_memory(request, enough), Objective::memory, 1).plans.empty()) return std::nullopt;
-  // Cuts of the model change with the room that there is: with what the frugalest plan needs, a byte less may do, too.
+  const bool fewer = request.options.fewer_devices;  // the frugalest plan may be one of them
+  if (search_for(with_memory(request, enough), Objective::memory, 1, fewer).plans.empty()) return std::nullopt;
+  // Cuts of the model change with the room that there is: with less than the frugalest plan needs, another may fit, and with just what that one
+  // needs it may be cut otherwise and not fit.
+  const auto fits_in = [&](Bytes bytes) { return search_for(with_memory(request, bytes), Objective::memory, 1, fewer); };
   constexpr int most_rounds = 16;
   for (int round = 0; round < most_rounds; ++round) {
-    const SearchResult found = search_for(with_memory(request, enough - Bytes(1)), Objective::memory, 1);
+    const SearchResult found = fits_in(enough - Bytes(1));
     if (found.plans.empty()) break;
-    enough = std::min(enough - Bytes(1), found.plans.front().result.memory.peak());
+    enough -= Bytes(1);
+    const Bytes needed = found.plans.front().result.memory.peak();
+    if (fits_in(needed).plans.empty()) break;
+    enough = std::min(enough, needed);
   }
   return remedy(with_memory(request, enough), "memory",
                 fmt::format("{} of memory a device instead of {}", format_bytes(enough), format_bytes(memory_of_a_device(request))), static_cast<double>(enough.count));
