@@ -23,11 +23,11 @@ struct TopologyArguments {
 int carry_out(const TopologyArguments& arguments, Terminal& terminal) {
   WhereArguments where = arguments.where;
   if (!arguments.cluster.empty()) {
-    if (where.cluster) throw ConfigError("a cluster is given twice: as argument and with --cluster");
+    if (where.cluster) throw ConfigError("a cluster is given twice: as argument and with --cluster; leave one of them out");
     where.cluster = arguments.cluster;
   }
   check_output(arguments.output);
-  if (arguments.graphviz == "-" && arguments.output.json == "-") throw ConfigError("--json - and --graphviz - both write to standard output; give one of them a file");
+  if (arguments.graphviz == "-" && arguments.output.json == "-") throw ConfigError("--json and --graphviz cannot both go to standard output; give one of them a file");
   const Cluster cluster = resolve_cluster(where, terminal, arguments.output);
   if (arguments.output.shows_table() && arguments.graphviz != "-") terminal.out << describe(cluster);
   write_outputs(arguments.output, terminal, topology_json(cluster, version()), std::span<const Json>{});

@@ -227,7 +227,7 @@ TEST_CASE("a run that breaks a promise of its plan is a bug of ours") {
   promised.replace(begin, promised.find('\n', begin) - begin, "0");
   const Called called = call({"run", folder.write("less.yaml", promised), "--data", text, "--quiet"});
   CHECK(called.code == 70);
-  CHECK(called.err.starts_with("internal error (a bug of parplan): the worst rank's arena is "));
+  CHECK(called.err.starts_with("internal error (a bug of parplan: please report it with the command and its files): the worst rank's arena is "));
 }
 
 TEST_CASE("what a plan promises to send and to hold is what its run sends and holds, uneven buffers too") {
@@ -276,8 +276,8 @@ TEST_CASE("this machine is measured once, cached with its date, and measured aga
   const Cluster machine = read_cluster(YamlNode::load(file.string()));
   CHECK(machine.devices() == usable_cores());
   CHECK(machine.measured_on->starts_with("20"));
-  CHECK(machine.device.backend == BackendKind::cpu);
-  for (const DeviceRates& rates : machine.device.rates) {
+  CHECK(machine.groups.front().device.backend == BackendKind::cpu);
+  for (const DeviceRates& rates : machine.groups.front().device.rates) {
     CHECK(rates.matrix_fp32.value > 1e8);
     CHECK(rates.vector.value > 1e7);
     CHECK(rates.memory.value > 1e8);

@@ -23,14 +23,14 @@ TEST_CASE("measuring the CPU writes a cluster to plan with and a device with all
   CHECK(called.out.find("\nlaunch ") != std::string::npos);
 
   const Cluster cluster = read_cluster(YamlNode::load(cluster_file));
-  REQUIRE(cluster.device.measured);
-  CHECK(cluster.device.backend == BackendKind::cpu);
+  REQUIRE(cluster.groups.front().device.measured);
+  CHECK(cluster.groups.front().device.backend == BackendKind::cpu);
   CHECK(cluster.devices() >= 1);
   const YamlNode document = YamlNode::load(device_file);
-  CHECK(read_device(document) == cluster.device);
+  CHECK(read_device(document) == cluster.groups.front().device);
   const Measurements measurements = read_measurements(document.at("measured"));
   CHECK(measurements.kernels.size() > 50);
-  CHECK(fit_kernels(measurements.kernels, cluster.device) == cluster.device.measured->fits);
+  CHECK(fit_kernels(measurements.kernels, cluster.groups.front().device) == cluster.groups.front().device.measured->fits);
 
   const Called planned = call({"suggest", tiny_gpt2, "--cluster", cluster_file, "-o", folder.path("plan.yaml")});
   CHECK(planned.code == 0);
@@ -49,7 +49,7 @@ TEST_CASE("what cannot be measured is said in full") {
   CHECK(error({"--device", "gpu"}) == "error: --device: expected cpu, cuda or cuda:N, found 'gpu'\n");
   CHECK(error({"--device", "cuda:x"}) == "error: --device: expected a whole number from 0 to 1024, found 'x'\n");
   CHECK(error({"--budget", "5"}) == "error: --budget: expected a duration with its unit such as '2 us', found '5'; allowed units: ns, us, ms, s, min, h\n");
-  CHECK(error({"--device", "cpu", "--like", "k80"}) == "error: --like names the card that is measured; --device is cpu\n");
+  CHECK(error({"--device", "cpu", "--like", "k80"}) == "error: --like names the card that is measured, and that is the CPU; leave --like out, or give --device cuda\n");
   CHECK(error({"model.yaml"}) == "error: unexpected argument 'model.yaml'; measure takes options only\n");
 }
 

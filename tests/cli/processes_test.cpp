@@ -62,7 +62,8 @@ TEST_CASE("what one process refuses is said by the first with whose it is, and t
 
 TEST_CASE("processes that parplan starts itself refuse once, too") {
   const Job job;
-  const Called called = shell(fmt::format("{} run {} --processes 2 --quiet", PARPLAN_BINARY, job.plan));
+  const std::string text = job.folder.write("digits.txt", "31415926535897932384626433832795028841971693993751");
+  const Called called = shell(fmt::format("{} run {} --processes 2 --quiet --data {}", PARPLAN_BINARY, job.plan, text));
   CHECK(called.code == 2);
   CHECK(called.out == "error: CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan in one process\n");
 }

@@ -26,13 +26,18 @@ void check(const std::vector<Mistake>& mistakes) {
 }
 
 const std::string models =
-    "gpt2, gpt2-large, gpt2-medium, gpt2-xl, gpt3-175b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, mistral-7b, mlp, qwen2.5-7b";
-const std::string clusters = "dgx-a100, dgx-h100, hgx-h200, titan-rtx-2, titan-rtx-2-nvlink";
+    "bloom-176b, bloom-7b1, falcon-40b, falcon-7b, gemma-7b, gemma2-27b, gemma2-9b, gpt-neox-20b, gpt2, gpt2-large, gpt2-medium, gpt2-xl, "
+    "gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, mistral-7b, mlp, olmo2-13b, "
+    "olmo2-7b, opt-6.7b, phi3-mini, pythia-6.9b, qwen2.5-7b, qwen3-32b, qwen3-8b, starcoder2-15b";
+const std::string clusters =
+    "aurora, aws-p4d, aws-p4de, aws-p5, aws-p5en, azure-nd-a100-v4, azure-nd-h100-v5, azure-ndv2, dgx-1-v100, dgx-2-v100, "
+    "dgx-a100, dgx-b200, dgx-h100, gaudi2-8, gaudi3-8, gb200-nvl72, gb300-nvl72, hgx-h200, l40s-8, mi300x-8, rtx-3090-8, "
+    "rtx-4090-4, rtx-4090-8, rtx-a6000-2-nvlink, titan-rtx-2, titan-rtx-2-nvlink";
 
 TEST_CASE("commands that do not exist are refused with those that do") {
-  check({{{"sugest"}, "unknown command 'sugest'; allowed: suggest, simulate, run, explain, measure, topology; did you mean 'suggest'?"},
-         {{"frobnicate"}, "unknown command 'frobnicate'; allowed: suggest, simulate, run, explain, measure, topology"},
-         {{"--cluster", "dgx-a100"}, "unknown option '--cluster'; expected a command: suggest, simulate, run, explain, measure, topology"}});
+  check({{{"sugest"}, "unknown command 'sugest'; allowed: suggest, simulate, run, explain, sweep, measure, topology, completion; did you mean 'suggest'?"},
+         {{"frobnicate"}, "unknown command 'frobnicate'; allowed: suggest, simulate, run, explain, sweep, measure, topology, completion"},
+         {{"--cluster", "dgx-a100"}, "unknown option '--cluster'; expected a command: suggest, simulate, run, explain, sweep, measure, topology, completion"}});
 }
 
 TEST_CASE("without a command the help goes to standard error") {
@@ -50,11 +55,11 @@ TEST_CASE("options and arguments that a command does not take are refused") {
          {{"suggest"}, "suggest needs a MODEL: a model.yaml, a Hugging Face config.json or a name of the zoo"},
          {{"run"}, "run needs a PLAN: a plan.yaml that suggest or simulate wrote"},
          {{"suggest", "gpt2", "llama3-8b"}, "unexpected argument 'llama3-8b'; suggest takes one MODEL"},
-         {{"suggest", "gpt2", "--dp", "2", "--dp", "4"}, "--dp is given twice"},
-         {{"suggest", "gpt2", "-o", "a.yaml", "--output", "b.yaml"}, "--output is given twice"},
+         {{"suggest", "gpt2", "--dp", "2", "--dp", "4"}, "--dp is given twice; give it once"},
+         {{"suggest", "gpt2", "-o", "a.yaml", "--output", "b.yaml"}, "--output is given twice; give it once"},
          {{"suggest", "gpt2", "--dp"}, "--dp needs a value (N)"},
          {{"suggest", "gpt2", "--cluster", "--dp", "2"}, "--cluster needs a value (FILE|NAME)"},
-         {{"suggest", "gpt2", "--quiet=yes"}, "--quiet takes no value, found '--quiet=yes'"}});
+         {{"suggest", "gpt2", "--quiet=yes"}, "--quiet takes no value, found '--quiet=yes'; write --quiet alone"}});
 }
 
 TEST_CASE("values that cannot be read are refused") {
@@ -76,7 +81,7 @@ TEST_CASE("values that cannot be read are refused") {
          {{"simulate", "gpt2", "--recompute", "selective"}, "--recompute: expected one of none, full, found 'selective'"},
          {{"simulate", "gpt2", "--stage-blocks", "7,x"}, "--stage-blocks: expected a whole number from 1 to 1048576, found 'x'"},
          {{"suggest", "gpt2", "--device-ids", "0,,1"}, "--device-ids: expected a whole number from 0 to 1048576, found ''"},
-         {{"suggest", "gpt2", "--device-ids", "1,0,1"}, "--device-ids: device 1 is listed twice"},
+         {{"suggest", "gpt2", "--device-ids", "1,0,1"}, "--device-ids: device 1 is listed twice; name each once"},
          {{"suggest", "gpt2", "--memory-limit", "3"},
           "--memory-limit: expected a size with its unit such as '80 GiB', found '3'; allowed units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB"},
          {{"suggest", "gpt2", "--memory-limit", "120%"},
@@ -111,8 +116,8 @@ TEST_CASE("a layout that contradicts devices, model or batch is refused") {
     all.insert(all.end(), more.begin(), more.end());
     return all;
   };
-  check({{with({"--dp", "3", "--tp", "2", "--pp", "1", "--devices", "8"}), "the layout takes 6 devices (dp 3 x tp 2 x pp 1), and --devices asks for 8"},
-         {with({"--dp", "4", "--tp", "4"}), "the layout needs 16 devices (dp 4 x tp 4); the cluster has 8"},
+  check({{with({"--dp", "3", "--tp", "2", "--pp", "1", "--devices", "8"}), "the layout takes 6 devices (dp 3 x tp 2 x pp 1), and --devices asks for 8; make them equal, or leave one part out"},
+         {with({"--dp", "4", "--tp", "4"}), "the layout needs 16 devices (dp 4 x tp 4); the cluster has 8; lower a degree, or give more with --devices or --nodes"},
          {with({"--tp", "5"}), "tensor parallelism over 5 cannot split 12 attention heads (12 key/value groups); legal degrees: 1, 2, 3, 4, 6, 12"},
          {with({"--dp", "2", "--global-batch", "7"}),
           "data parallelism over 2 cannot split a global batch of 7 sequences in micro-batches of 1; legal degrees: 1, 7"},
@@ -127,7 +132,7 @@ TEST_CASE("a layout that contradicts devices, model or batch is refused") {
           "ZeRO stage 1 shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0"},
          {with({"--tp", "2", "--dp", "1", "--pp", "1", "--stage-blocks", "7,7"}), "the stage cut [7, 7] has 2 stages, and pp is 1"},
          {with({"--seq-len", "2048"}), "sequence length 2048 is longer than the 1024 learned positions of model 'gpt2'; allowed: 1 to 1024"},
-         {{"simulate", "gpt2", "--cluster", "dgx-a100", "--tp", "16"}, "the layout needs 16 devices (tp 16); the cluster has 8"}});
+         {{"simulate", "gpt2", "--cluster", "dgx-a100", "--tp", "16"}, "the layout needs 16 devices (tp 16); the cluster has 8; lower a degree, or give more with --devices or --nodes"}});
 }
 
 TEST_CASE("a layout that leaves the search nothing is refused") {
@@ -145,18 +150,18 @@ TEST_CASE("devices that the cluster does not have are refused") {
          {{"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "4", "--device-ids", "0,1"},
           "--device-ids says how many devices already; leave --devices out"},
          {{"suggest", "gpt2", "--cluster", "dgx-a100", "--device", "h100-sxm-80gb"},
-          "--device h100-sxm-80gb: cluster 'dgx-a100' already says its device, a100-sxm4-80gb; --device is for texts of nvidia-smi topo -m"},
-         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--measure-again"}, "--measure-again measures this machine, and --cluster dgx-a100 is given"},
+          "--device h100-sxm-80gb: cluster 'dgx-a100' already says its device, a100-sxm4-80gb; --device is for texts of nvidia-smi topo -m and NCCL's topologies"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--measure-again"}, "--measure-again measures this machine, and --cluster dgx-a100 is given; leave one of them out"},
          {{"suggest", "gpt2", "--nodes", "2"}, "--nodes 2: this machine is one node; give --cluster for others"},
          {{"suggest", "gpt2", "--device", "h100-sxm-80gb"}, "--device describes a cluster's text of nvidia-smi topo -m; give that with --cluster"},
-         {{"topology", "dgx-a100", "--cluster", "dgx-h100"}, "a cluster is given twice: as argument and with --cluster"},
+         {{"topology", "dgx-a100", "--cluster", "dgx-h100"}, "a cluster is given twice: as argument and with --cluster; leave one of them out"},
          {{"suggest", "gpt2", "--cluster", "dgx-a100", "--memory-limit", "100 GiB"},
-          "--memory-limit: a device of cluster 'dgx-a100' has 79.1 GiB, found 100 GiB"}});
+          "--memory-limit: a device of cluster 'dgx-a100' has 79.1 GiB, found 100 GiB; give less, or a percentage"}});
 }
 
 TEST_CASE("outputs that exclude one another are refused") {
   check({{{"suggest", "gpt2", "--cluster", cpu_8, "--json", "--csv"}, "--json and --csv cannot both go to standard output; give one of them a file"},
-         {{"suggest", "gpt2", "--cluster", cpu_8, "--quiet", "--verbose"}, "--quiet and --verbose exclude one another"}});
+         {{"suggest", "gpt2", "--cluster", cpu_8, "--quiet", "--verbose"}, "--quiet and --verbose exclude one another; leave one of them out"}});
 }
 
 TEST_CASE("files that cannot be written are a failed run") {
@@ -172,7 +177,7 @@ TEST_CASE("a folder of data that holds none is refused") {
   const Called called = call({"suggest", "gpt2"});
   unsetenv("PARPLAN_DATA");
   CHECK(called.code == 2);
-  CHECK(called.err == "error: PARPLAN_DATA is '" + folder.path("") + "', and that folder does not hold models/ and configs/\n");
+  CHECK(called.err == "error: PARPLAN_DATA is '" + folder.path("") + "', and that folder does not hold models/ and configs/; name the folder that does, or unset PARPLAN_DATA\n");
 }
 
 TEST_CASE("a plan for GPUs does not run where there is no plugin and says what is missing") {
@@ -195,7 +200,7 @@ TEST_CASE("plans that cannot be used as asked are refused") {
   const std::string fixed = plan + " is a plan: it fixes layout and training; give the model instead to choose them";
   check({{{"simulate", plan, "--tp", "2"}, fixed},
          {{"simulate", plan, "--global-batch", "8"}, fixed},
-         {{"simulate", plan, "--cluster", cpu_8, "--devices", "4"}, "the plan takes 8 devices; cluster 'cpu-8' has 4"}});
+         {{"simulate", plan, "--cluster", cpu_8, "--devices", "4"}, "the plan takes 8 devices; cluster 'cpu-8' has 4; give more with --devices or --nodes"}});
   // A model is no plan.
   const Called called = call({"explain", tiny_gpt2});
   CHECK(called.code == 2);
@@ -245,11 +250,11 @@ TEST_CASE("a plan with placements that no technique sets is refused") {
   Called called = call({"run", changed});
   CHECK(called.code == 2);
   CHECK(called.err == changed + ": error: placements: 'attention.qkv.weight' is Replicate over tp; the plan's techniques place it as "
-                                "Shard(kv_groups), and only that can be carried out\n");
+                                "Shard(kv_groups), and only that can be carried out; write it so\n");
   changed = change("\"attention.qkv.weight\": ", "\"attention.kqv.weight\": Replicate\n    \"attention.qkv.weight\": ");
   called = call({"simulate", changed});
   CHECK(called.code == 2);
-  CHECK(called.err == changed + ": error: placements: the model has no parameter 'attention.kqv.weight'\n");
+  CHECK(called.err == changed + ": error: placements: the model has no parameter 'attention.kqv.weight'; take it out\n");
 }
 
 }  // namespace
