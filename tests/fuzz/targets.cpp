@@ -16,7 +16,8 @@
 #include "planner/base/text.h"
 #include "planner/cluster/catalog.h"
 #include "planner/cluster/draw.h"
-#include "planner/cluster/routes.h"
+#include "planner/cluster/nccl_import.h"
+#include "planner/cluster/nccl_xml.h"
 #include "planner/cluster/smi_topology.h"
 #include "planner/plan/plan.h"
 #include "planner/report/csv.h"
@@ -73,6 +74,22 @@ void take_smi_topology(const std::string& input) {
       } catch (const ConfigError&) {  // the links do not fit this device; they may fit the next
       }
     }
+}
+
+// As the file stands, and with what options say where that is not enough.
+void take_nccl_topology(const std::string& input) {
+  ClusterOptions options;
+  try {
+    use_cluster(import_nccl_topology(input, file, catalog, options));
+  } catch (const ConfigError&) {
+    options.device = "h100-sxm-80gb";
+    options.network = BytesPerSecond(50e9);
+    use_cluster(import_nccl_topology(input, file, catalog, options));
+  }
+}
+
+void take_nccl_graphs(const std::string& input) {
+  for (const NcclGraph& graph : read_nccl_graphs(input, file)) PARPLAN_ASSERT(name(graph.algorithm) != nullptr, input);
 }
 
 // What explain prints of a plan, and simulate where the plan is small: lowering takes time in proportion to ranks, blocks and actions.
@@ -138,6 +155,8 @@ constexpr std::array target_rows = {
     Target{"device", take_device},
     Target{"cluster", take_cluster},
     Target{"smi_topology", take_smi_topology},
+    Target{"nccl_topology", take_nccl_topology},
+    Target{"nccl_graphs", take_nccl_graphs},
     Target{"plan", take_plan},
     Target{"csv", take_csv},
 };
