@@ -59,7 +59,7 @@ void check_backend(const std::string& wanted, const Plan& plan) {
   const BackendKind backend = plan.cluster.backend();
   if (wanted == "auto" || wanted == name(backend)) return;
   throw ConfigError(fmt::format("--backend {}: the plan is for {} ({}); its memory and its kernels are that backend's: plan again with a cluster of {} devices", wanted,
-                                plan.cluster.groups.front().device.title.empty() ? plan.cluster.groups.front().device.name : plan.cluster.groups.front().device.title, name(backend),
+                                device_title(plan.cluster), name(backend),
                                 wanted == "cpu" ? "CPU" : is_accelerator(backend) ? "CUDA" : "GPU"));
 }
 

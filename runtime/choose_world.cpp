@@ -10,8 +10,6 @@
 namespace parplan {
 namespace {
 
-const std::string& title(const DeviceKind& device) { return device.title.empty() ? device.name : device.title; }
-
 // The CUDA architecture that a precision needs: bf16 and tf32 units came with Ampere, and no kernels are built for less.
 constexpr int least_compute_major = 8;
 
@@ -37,7 +35,7 @@ MakeWorld choose_cpu_world(const Plan& plan, Rendezvous& rendezvous) {
 std::vector<GpuProperties> gpus_for(const Plan& plan, const OpenedGpu& opened) {
   const auto refuse = [&](const std::string& missing) {
     throw ConfigError(fmt::format("the plan is for {} and cannot run here. Missing: {}; make a plan for this machine with `parplan suggest MODEL`",
-                                  title(plan.cluster.groups.front().device), missing));
+                                  device_title(plan.cluster), missing));
   };
   if (opened.gpu == nullptr) refuse(opened.missing);
   std::vector<GpuProperties> found;
@@ -80,7 +78,7 @@ MakeWorld choose_world(const Plan& plan, const WorldOptions& options, Rendezvous
   if (const BackendRow& backend = row_of(plan.cluster.backend()); !backend.runs)
     throw ConfigError(fmt::format("the plan is for {}, and parplan runs nothing on {}: carry it out with another framework, or make a plan for this machine "
                                   "with `parplan suggest MODEL`",
-                                  title(plan.cluster.groups.front().device), backend.runtime));
+                                  device_title(plan.cluster), backend.runtime));
   check_processes(plan, rendezvous);
   return plan.cluster.backend() == BackendKind::cuda ? choose_gpu_world(plan, options, rendezvous) : choose_cpu_world(plan, rendezvous);
 }

@@ -131,12 +131,13 @@ void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& op
   const bool network = !routes_of(first.node)->uplinks.front().empty();
   const bool any_number = network && nodes_of == NodesOf::any_number;
   const int most = !network ? 1 : any_number ? 1 << 20 : cluster.nodes();
+  const Cluster whole = cluster;
   const auto refuse = [&](const std::string& asked) {
     if (!alike) {
       std::vector<std::string> kinds;
-      for (const NodeGroup& group : cluster.groups) kinds.push_back(fmt::format("{} of {}", counted(group.nodes, "node"), counted(group.devices_per_node(), "device")));
+      for (const NodeGroup& group : whole.groups) kinds.push_back(fmt::format("{} of {}", counted(group.nodes, "node"), counted(group.devices_per_node(), "device")));
       throw ConfigError(fmt::format("{}: cluster '{}' has {}, and whole nodes are taken in this order; allowed are 1 to {} nodes, or 1 to {} devices and {}", asked,
-                                    cluster.name, join(kinds), most, per_node, some_of(devices_by_nodes(cluster))));
+                                    cluster.name, join(kinds), most, per_node, some_of(devices_by_nodes(whole))));
     }
     const std::string nodes = !network ? "no network, so it is one node" : any_number ? "any number of nodes" : counted(most, "node");
     throw ConfigError(fmt::format("{}: cluster '{}' has {} a node and {}; allowed are 1 to {}{}", asked, cluster.name, counted(per_node, "device"), nodes, per_node,

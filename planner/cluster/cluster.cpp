@@ -241,6 +241,13 @@ std::string device_name(const Cluster& cluster) {
   return names;
 }
 
+std::string device_title(const Cluster& cluster) {
+  std::string titles;
+  for (const NodeGroup& group : cluster.groups)
+    titles += (titles.empty() ? "" : " and ") + (group.device.title.empty() ? group.device.name : group.device.title);
+  return titles;
+}
+
 Price parse_price(const std::string& text) {
   const auto fail = [&]() -> Price {
     throw ConfigError(fmt::format("expected a price of a device for an hour, such as '2.50 USD', found '{}'", text));

@@ -104,6 +104,8 @@ struct Cluster {
 
 // "h100-sxm-80gb"; of unlike devices "a100-sxm4-80gb+v100-sxm2-32gb".
 std::string device_name(const Cluster& cluster);
+// "NVIDIA H100 SXM5 80 GB"; of unlike devices "A and B".
+std::string device_title(const Cluster& cluster);
 
 // "2.50 USD": an amount and a currency in three capital letters (ISO 4217). `parse_price` throws ConfigError.
 Price parse_price(const std::string& text);

@@ -41,8 +41,8 @@ void add_commands_of_several_nodes(const Plan& plan, const std::vector<int>& cou
   line.commands.push_back(fmt::format("mpirun -n {} --hostfile hosts --map-by {}{} {}", ranks, fills ? fmt::format("ppr:{}:node", most) : "slot",
                                       cores ? " --bind-to core" : "", run));
   if (alike) line.commands.push_back(fmt::format("srun --mpi=pmix --kill-on-bad-exit=1 --nodes {} --ntasks-per-node {} {}", counts.size(), most, run));
-  // torchrun numbers nodes as it likes, and has no CPU ranks.
-  if (alike && !cores && plan.cluster.groups.size() == 1)
+  // torchrun numbers nodes as it likes, which matters where they are unlike or far from one another; and it has no CPU ranks.
+  if (alike && !cores && plan.cluster.groups.size() == 1 && plan.cluster.network.levels.size() <= 1)
     line.commands.push_back(fmt::format("torchrun --no-python --nnodes {} --nproc-per-node {} --rdzv-backend c10d --rdzv-endpoint node1:29400 {}", counts.size(), most, run));
   std::string slots;
   int node = 1;

@@ -220,6 +220,38 @@ TEST_CASE("a file that says how many nodes it has gives no more") {
         "error: --devices 24: cluster 'mine' has 8 devices a node and 2 nodes; allowed are 1 to 8 devices and multiples of 8 up to 16");
 }
 
+TEST_CASE("of a cluster of unlike nodes whole nodes are taken in order, or a part of the first") {
+  const std::string path = (std::filesystem::temp_directory_path() / "parplan_catalog_test_unlike.yaml").string();
+  std::ofstream(path) << "name: unlike\ngroups:\n"
+                         "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}, nodes: 2}\n"
+                         "  - {device: v100-sxm2-32gb, node: {devices: 4, intra: nvlink_mesh, bandwidth: 40 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 3}\n"
+                         "network: {latency: 1 us}\n";
+  CHECK(find_cluster(path, catalog).devices() == 28);
+  CHECK(device_name(find_cluster(path, catalog)) == "a100-sxm4-80gb+v100-sxm2-32gb");
+  const Cluster five = find_cluster(path, catalog, devices(24));
+  CHECK(five.nodes() == 4);
+  CHECK(five.groups.size() == 2);
+  CHECK(five.groups[1].nodes == 2);
+  CHECK(find_cluster(path, catalog, nodes(4)) == five);
+  CHECK(find_cluster(path, catalog, {.device = {}, .network = {}, .devices = 24, .nodes = 4}) == five);
+  CHECK(find_cluster(path, catalog, devices(16)).groups.size() == 1);
+  CHECK(find_cluster(path, catalog, nodes(1)).devices() == 8);
+  CHECK(find_cluster(path, catalog, devices(3)).devices() == 3);
+  const std::string has = ": cluster 'unlike' has 2 nodes of 8 devices, 3 nodes of 4 devices, and whole nodes are taken in this order; allowed are 1 to 5 nodes, or 1 to 8 "
+                          "devices and 8, 16, 20, 24, 28";
+  CHECK(error_of(path, devices(12)) == "error: --devices 12" + has);
+  CHECK(error_of(path, devices(32)) == "error: --devices 32" + has);
+  CHECK(error_of(path, nodes(6)) == "error: --nodes 6" + has);
+  CHECK(error_of(path, {.device = {}, .network = {}, .devices = 16, .nodes = 4}) == "error: --devices 16 with --nodes 4" + has);
+  // --network is of the NICs of all kinds.
+  const Cluster faster = find_cluster(path, catalog, {.device = {}, .network = parse_bandwidth("400 Gbit/s"), .devices = {}, .nodes = {}});
+  for (const NodeGroup& group : faster.groups)
+    for (const Link& link : group.node.links)
+      if (link.kind == "network") CHECK(link.bandwidth.value == doctest::Approx(48e9));
+  CHECK(error_of(path, {.device = "h100-sxm-80gb", .network = {}, .devices = {}, .nodes = {}}).starts_with(
+      "error: --device h100-sxm-80gb: cluster 'unlike' already says its device, a100-sxm4-80gb+v100-sxm2-32gb; "));
+}
+
 TEST_CASE("unknown names list the known ones") {
   CHECK(error_of("dgx-a10") ==
         "error: unknown cluster 'dgx-a10'; expected a file or one of " + join(cluster_names(catalog)) + "; did you mean 'dgx-a100'?");
@@ -282,5 +314,5 @@ TEST_CASE("the examples of docs/cluster.md are clusters") {
     CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
     ++examples;
   }
-  CHECK(examples == 2);
+  CHECK(examples == 4);
 }

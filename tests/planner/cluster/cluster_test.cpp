@@ -211,3 +211,104 @@ TEST_CASE("the order of devices is kept through writing and reading") {
   CHECK(cluster.measured_on == "2026-11-21, host: a");
   CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
 }
+
+namespace {
+
+const std::string one_device = "{name: d, title: D, backend: cuda, memory: {capacity: 10 GB, overhead: 1 GB}, peak: {fp32: 2 TFLOP/s}, kernel_launch: 2 us, "
+                               "pcie: {generation: 3, lanes: 16}, rates: [{active: 1, matrix_fp32: 1 TFLOP/s, vector: 1 TFLOP/s, memory: 1 TB/s}]}";
+const std::string with_nics = "node: {devices: 2, intra: nvswitch, bandwidth: 1 GB/s, nics: {count: 2, line_rate: 8 Gbit/s}}";
+
+std::string error_in(const std::string& text) {
+  try {
+    read_cluster(YamlNode::parse(text, "c.yaml"));
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+// Line 3 is the network.
+std::string network_error(const std::string& network, int nodes = 4, const std::string& node = with_nics) {
+  return error_in("name: c\n" + node + "\nnetwork: " + network + "\ndevice: " + one_device + "\nnodes: " + std::to_string(nodes) + "\n");
+}
+
+}  // namespace
+
+TEST_CASE("clusters of unlike nodes are written and read back, with everything that networks may say") {
+  const std::string text = "name: two kinds\ngroups:\n  - device: " + one_device + "\n    " + with_nics + "\n    nodes: 3\n    price: 2.5 USD\n  - device: " +
+                           replaced(one_device, "{name: d", "{name: e") +
+                           "\n    node: {devices: 4, intra: nvlink_mesh, bandwidth: 1 GB/s, nics: {count: 2, line_rate: 8 Gbit/s}}\n"
+                           "network: {latency: 1 us, rails: true, pxn: false, levels: [{name: leaf, nodes: 2}, {nodes: 4, oversubscription: 3, latency: 2.5 us}, "
+                           "{name: core, oversubscription: 7}]}\nsources: [\"made up\"]\n";
+  const Cluster cluster = read_cluster(YamlNode::parse(text, "c.yaml"));
+  CHECK(cluster.nodes() == 4);
+  CHECK(cluster.devices() == 10);
+  CHECK(device_name(cluster) == "d+e");
+  CHECK(cluster.groups[1].nodes == 1);
+  CHECK(cluster.groups[0].price == Price{.per_device_hour = 2.5, .currency = "USD"});
+  CHECK(cluster.group_of(5).device.name == "d");
+  CHECK(cluster.group_of(6).device.name == "e");
+  CHECK(cluster.network == Network{.latency = Seconds(1e-6),
+                                   .levels = {{.name = "leaf", .nodes = 2, .oversubscription = 1, .latency = Seconds(1e-6)},
+                                              {.name = "level 2", .nodes = 4, .oversubscription = 3, .latency = Seconds(2.5e-6)},
+                                              {.name = "core", .nodes = std::nullopt, .oversubscription = 7, .latency = Seconds(2.5e-6)}},
+                                   .rails = true,
+                                   .pxn = false});
+  CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
+  CHECK(write_cluster(read_cluster(YamlNode::parse(write_cluster(cluster), "written"))) == write_cluster(cluster));
+}
+
+TEST_CASE("which devices of a machine these are, and tiles of cards, are kept through writing and reading") {
+  Cluster cluster = read_cluster(YamlNode::parse("name: c\ndevice: " + one_device + "\nnode: {devices: 4, intra: pcie, tiles_per_card: 2}\ndevice_ids: [6, 0, 3, 1]\n", "c.yaml"));
+  CHECK(cluster.device_ids == std::vector<int>{6, 0, 3, 1});
+  CHECK(cluster.groups.front().node.tiles_per_card == 2);
+  CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
+}
+
+TEST_CASE("what is wrong in levels and rails is named with its place") {
+  CHECK(network_error("{latency: 1 us, level: []}") ==
+        "c.yaml:3:26: error: unknown key 'level'; allowed: latency, oversubscription, levels, rails, pxn; did you mean 'levels'?");
+  CHECK(network_error("{latency: 1 us, levels: []}") == "c.yaml:3:34: error: expected a list of levels from the nodes up, such as [{nodes: 32}, {oversubscription: 3}]");
+  CHECK(network_error("{latency: 1 us, oversubscription: 2, levels: [{nodes: 2}]}") ==
+        "c.yaml:3:44: error: 'levels' have an oversubscription each; leave this one out");
+  CHECK(network_error("{latency: 1 us, levels: [{node: 2}]}") ==
+        "c.yaml:3:36: error: unknown key 'node'; allowed: name, nodes, oversubscription, latency; did you mean 'nodes'?");
+  CHECK(network_error("{latency: 1 us, levels: [{nodes: 2}, {nodes: 3}, {}]}") ==
+        "c.yaml:3:55: error: expected a multiple of the 2 nodes that a block of the level below joins, found 3");
+  CHECK(network_error("{latency: 1 us, levels: [{}, {nodes: 8}]}") == "c.yaml:3:39: error: the level before this one joins all nodes: it has no 'nodes'");
+  CHECK(network_error("{latency: 1 us, levels: [{nodes: 2, oversubscription: 0.5}, {}]}") ==
+        "c.yaml:3:64: error: expected an oversubscription of at least 1, found 0.5");
+  CHECK(network_error("{latency: 1 us, levels: [{nodes: 2}]}") ==
+        "c.yaml:2:7: error: 4 nodes, but the highest level of the network, 'level 1', joins 2; take fewer nodes, or add a level above it");
+  CHECK(network_error("{latency: 1 us, levels: [{nodes: 2}]}", 2) == "");
+  CHECK(network_error("{latency: 1 us, pxn: false}") == "c.yaml:3:31: error: 'pxn' says how traffic changes rails; it needs 'rails: true'");
+  CHECK(network_error("{latency: 1 us, rails: true}") == "");
+  CHECK(network_error("{latency: 1 us, rails: true, pxn: false}") ==
+        "c.yaml:2:7: error: rails that only devices of a node could join, and those of 'd' do not, with 'pxn: false'; give the network a level above the rails");
+  CHECK(network_error("{latency: 1 us, rails: true}", 4, "node: {devices: 2, intra: pcie, nics: {count: 2, line_rate: 8 Gbit/s}}") ==
+        "c.yaml:2:7: error: rails that only devices of a node could join, and those of 'd' have no NVLink between all of them; give the network a level above the rails");
+}
+
+TEST_CASE("what is wrong in groups is named with its place") {
+  const std::string group = "  - device: " + one_device + "\n    " + with_nics + "\n";
+  CHECK(error_in("name: c\ngroups: []\n") == "c.yaml:2:9: error: expected a list of kinds of nodes, each with 'device', 'node' and 'nodes'");
+  CHECK(error_in("name: c\ndevice: d\ngroups: []\n") ==
+        "c.yaml:2:1: error: unknown key 'device'; allowed: name, groups, network, device_ids, measured_on, notes, sources; did you mean 'device_ids'?");
+  CHECK(error_in("name: c\ngroups:\n" + group + "    count: 2\nnetwork: {latency: 1 us}\n") ==
+        "c.yaml:5:5: error: unknown key 'count'; allowed: device, node, nodes, price");
+  CHECK(error_in("name: c\ngroups:\n" + group) == "c.yaml:1:1: error: a node with NICs needs 'network' with its 'latency'");
+  CHECK(error_in("name: c\ngroups:\n" + group + "  - device: " + replaced(replaced(one_device, "{name: d", "{name: e"), "backend: cuda", "backend: cpu") + "\n    " + with_nics +
+                 "\nnetwork: {latency: 1 us}\n") == "c.yaml:3:3: error: 'd' works by cuda and 'e' by cpu; a cluster needs one of them");
+  CHECK(error_in("name: c\ngroups:\n" + group + "  - device: " + one_device + "\n    node: {devices: 2, intra: pcie}\nnetwork: {latency: 1 us}\n") ==
+        "c.yaml:3:3: error: 2 nodes, but device 'GPU0' reaches no NIC");
+}
+
+TEST_CASE("what is wrong in device_ids and tiles_per_card is named with its place") {
+  const std::string node = "name: c\ndevice: " + one_device + "\nnode: {devices: 2, intra: pcie}\n";
+  CHECK(error_in(node + "device_ids: [1]\n") == "c.yaml:4:13: error: lists 1 numbers for 2 devices");
+  CHECK(error_in(node + "device_ids: [1, 1]\n") == "c.yaml:4:17: error: device 1 is listed twice");
+  CHECK(error_in(node + "device_ids: [1, -2]\n") == "c.yaml:4:17: error: expected a whole number from 0 to 1048576, found '-2'");
+  CHECK(error_in("name: c\ndevice: " + one_device + "\n" + with_nics + "\nnetwork: {latency: 1 us}\nnodes: 2\ndevice_ids: [0, 1, 2, 3]\n") ==
+        "c.yaml:6:13: error: says which devices of one machine these are, and there are 2 nodes");
+  CHECK(error_in("name: c\ndevice: " + one_device + "\nnode: {devices: 3, intra: pcie, tiles_per_card: 2}\n") ==
+        "c.yaml:3:49: error: 3 devices are not cards of 2 tiles each");
+}

@@ -49,6 +49,14 @@ std::string error_of(const std::string& from, const std::string& to) {
 
 }  // namespace
 
+TEST_CASE("files that were measured before gates had several activations are read as gates of silu") {
+  for (const auto& [written, kind] : {std::pair{"silu_gate", OpKind::gate}, {"silu_gate_gradient", OpKind::gate_gradient}, {"gate", OpKind::gate}}) {
+    const YamlNode document = YamlNode::parse(replaced(measured_text, "kernel: add", std::string("kernel: ") + written), "d.yaml");
+    CHECK(read_device(document).measured->fits[2].kind == kind);
+  }
+  CHECK(measured_kernel(OpKind::gate, DataType::fp32, {.rows = 2, .columns = 3}).shape.activation == ActivationKind::silu);
+}
+
 TEST_CASE("a measured device is read with its fits, its rows stay in the file") {
   const YamlNode document = YamlNode::parse(measured_text, "d.yaml");
   const DeviceKind device = read_device(document);
