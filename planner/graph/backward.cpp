@@ -97,8 +97,10 @@ class Derivation {
         for (std::size_t later = i; later < block.backward.size(); ++later)
           for (const TrainingOperand& read : block.backward[later].operands)
             if (is_gradient(read.source) && root(block, read.tensor) == root(block, changed.tensor) &&
-                !descends(block, read.tensor, changed.tensor))
+                !descends(block, read.tensor, changed.tensor)) {
+              PARPLAN_ASSERT(passed_by_[index(changed.tensor)] >= 0, tensor_name(changed.tensor));
               return Pass{passed_by_[index(changed.tensor)], changed.tensor};
+            }
       }
     return std::nullopt;
   }

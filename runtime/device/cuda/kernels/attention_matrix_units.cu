@@ -568,7 +568,7 @@ struct KeyValueGradientTiles {
 // dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns
 // queries.
 template <class T, int head_dim, bool plain>
-__global__ void __launch_bounds__(threads, KeyValueGradientTiles<head_dim>::blocks)
+__global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_dim>::blocks : 2)  // (Three of the other form spill.)
     key_value_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv,
                         const float* log_sum_exp, const float* sums, std::uint16_t* dqkv) {
   using Tiles = KeyValueGradientTiles<head_dim>;
