@@ -68,7 +68,7 @@ constexpr std::array what_it_takes = {
     PointColumn{"certified", "", "nothing in the plan's search space is faster under the cost model",
                 [](const PointView& v) { return of_plan(v, v.point.search.certified); }},
     PointColumn{"gap", "", "else: the plan's step time over the smallest bound left, minus one", [](const PointView& v) { return optional_number(v.point.search.gap); }},
-    PointColumn{"knee", "", "of the points that differ in devices alone, the one beyond which more devices pay off least",
+    PointColumn{"knee", "", "of the points that differ in devices alone, the one beyond which more devices pay off ever less",
                 [](const PointView& v) { return of_plan(v, v.marked.knee); }},
     PointColumn{"pareto", "", "of the points of equal batch and sequence, none is both as fast and as cheap, and better in one",
                 [](const PointView& v) { return of_plan(v, v.marked.pareto); }},
@@ -84,8 +84,6 @@ Json known_without_plan(const SweepPoint& point, std::string_view key) {
     if (const std::optional<std::string> known = currency(point.cluster)) return *known;
   return nullptr;
 }
-
-double tokens_per_step(const TrainingSpec& training) { return static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length); }
 
 // Points that train the same, and those of them that differ in nothing but the number of devices.
 std::tuple<std::int64_t, std::int64_t> workload_of(const SweepPoint& point) { return {point.training.global_batch, point.training.sequence_length}; }
@@ -154,21 +152,14 @@ std::optional<std::size_t> knee(std::span<const std::array<double, 2>> curve) {
   if (curve.size() < 3) return std::nullopt;
   const auto [x0, y0] = curve.front();
   const auto [x1, y1] = curve.back();
-  const auto [least, most] = std::minmax_element(curve.begin(), curve.end(), [](const auto& a, const auto& b) { return a[1] < b[1]; });
-  if (!(x1 > x0) || !((*most)[1] > (*least)[1])) return std::nullopt;
-  // What counts as above the chord: more than rounding makes of points that lie on it.
-  constexpr double rounding = 1e-9;
-  std::optional<std::size_t> farthest;
-  double best = rounding;
-  for (std::size_t i = 0; i < curve.size(); ++i) {
-    const double along = (curve[i][0] - x0) / (x1 - x0);
-    const double above = (curve[i][1] - y0 - along * (y1 - y0)) / ((*most)[1] - (*least)[1]);
-    if (above > best) {
-      best = above;
-      farthest = i;
-    }
-  }
-  return farthest;
+  if (!(x1 > x0) || !(y1 > y0)) return std::nullopt;
+  std::vector<double> above;  // how far each point lies above the chord, along y
+  for (const auto& [x, y] : curve) above.push_back((y - y0) / (y1 - y0) - (x - x0) / (x1 - x0));
+  const auto farthest = std::ranges::max_element(above);
+  const double mean_step = 1.0 / static_cast<double>(curve.size() - 1);
+  const double falls_to = *std::min_element(farthest, above.end());
+  if (!(*farthest - falls_to > mean_step)) return std::nullopt;
+  return static_cast<std::size_t>(farthest - above.begin());
 }
 
 std::vector<SweepMarks> marks(const Sweep& sweep) {
@@ -225,7 +216,9 @@ std::vector<std::string> assumptions(const Sweep& sweep) {
   notes.emplace_back("only devices that a plan uses are counted; those that it leaves idle are taken to be free for others");
   notes.emplace_back("energy is the rated power of the boards times time: at most what the devices take; hosts, network and cooling are not in it");
   notes.emplace_back(
-      "knee is the point farthest above the chord of tokens per second over devices, both scaled to 0..1 (Satopaa et al. 2011); it depends on the sizes swept");
+      "knee is the point farthest above the chord of tokens per second over devices, both scaled to 0..1 (Kneedle at sensitivity 1: Satopaa et al. 2011); it depends "
+      "on the sizes swept");
+  if (std::ranges::none_of(marks(sweep), &SweepMarks::knee)) notes.emplace_back("no knee: over the sizes swept speed grows nearly in proportion, or they are too few");
   const SweepPoint& first = sweep.points.front();
   if (std::ranges::any_of(sweep.points, [&](const SweepPoint& p) { return p.training.precision != first.training.precision; }))
     notes.emplace_back("precision differs between devices; its column says where");

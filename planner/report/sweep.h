@@ -60,8 +60,9 @@ FrontMeasure front_measure(const Sweep& sweep);
 // token, so that the front is the same for any number of tokens.
 //
 // The knee, where points differ in nothing but the number of devices: the point that is farthest above the chord from the smallest to the
-// largest, devices and tokens per second both scaled to 0..1 (Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCSW 2011, section III;
-// here without smoothing and without a threshold, for there is no noise). Of equal ones the smallest; none where nothing lies above.
+// largest, devices and tokens per second both scaled to 0..1, if the distance later falls by more than the mean step between sizes. That is
+// Kneedle at its sensitivity 1, without smoothing, as there is no noise (Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS Workshops
+// 2011, section III). Of equal points the smallest; none where speed grows nearly in proportion.
 std::vector<SweepMarks> marks(const Sweep& sweep);
 
 // (x, y), smaller is better in both: whether each is on the front. Equal points stand or fall together.
