@@ -157,8 +157,7 @@ std::optional<std::size_t> knee(std::span<const std::array<double, 2>> curve) {
   for (const auto& [x, y] : curve) above.push_back((y - y0) / (y1 - y0) - (x - x0) / (x1 - x0));
   const auto farthest = std::ranges::max_element(above);
   const double mean_step = 1.0 / static_cast<double>(curve.size() - 1);
-  const double falls_to = *std::min_element(farthest, above.end());
-  if (!(*farthest - falls_to > mean_step)) return std::nullopt;
+  if (!(*farthest > mean_step)) return std::nullopt;
   return static_cast<std::size_t>(farthest - above.begin());
 }
 

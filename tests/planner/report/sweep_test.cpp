@@ -137,7 +137,7 @@ TEST_CASE("the knee is the point farthest above the chord, if it is so by more t
   std::mt19937 random(20110620);
   int found = 0;
   int straight = 0;
-  for (int round = 0; round < 600; ++round) {
+  for (int round = 0; round < 2000; ++round) {
     std::vector<Point> curve;
     const double bend = std::uniform_real_distribution<double>(0.05, 1.5)(random);
     double x = 1.0;

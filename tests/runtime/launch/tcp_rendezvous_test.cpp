@@ -148,8 +148,13 @@ TEST_CASE("one that leaves without contributing ends the waiting of all others")
       barrier(rendezvous);
       if (process != leaver) barrier(rendezvous);
     });
-    for (int process = 0; process < 4; ++process)
-      CHECK(messages[static_cast<std::size_t>(process)] == (process == leaver ? nothing : fmt::format("process {} has ended", leaver)));
+    for (int process = 0; process < 4; ++process) {
+      const std::string& message = messages[static_cast<std::size_t>(process)];
+      INFO("process " << process << ": " << message);
+      // Those who hear of it first leave too, and whoever is slow may find one of them gone before the reason.
+      CHECK((process == leaver ? message == nothing
+                               : message == fmt::format("process {} has ended", leaver) || message.ends_with(" was lost: its connection closed")));
+    }
   }
 }
 
