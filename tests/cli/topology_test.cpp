@@ -114,7 +114,7 @@ TEST_CASE("suggest says which variables and which command put ranks where they w
   CHECK(chosen["environment"].dump() == R"({"CUDA_DEVICE_ORDER":"PCI_BUS_ID","CUDA_VISIBLE_DEVICES":"2,0"})");
   CHECK(chosen["launch"] == "parplan run plan.yaml");
   CHECK(chosen["inputs"]["cluster"]["device_ids"] == Json({2, 0}));
-  CHECK(suggested({"--cluster", "dgx-a100", "--nodes", "2", "--dp", "16", "--tp", "1", "--pp", "1", "--global-batch", "16"})["launch"] ==
+  CHECK(suggested({"--cluster", "dgx-a100", "--nodes", "2", "--dp", "8", "--tp", "2", "--pp", "1"})["launch"] ==
         "mpirun -n 16 --hostfile hosts --map-by ppr:8:node parplan run plan.yaml");
 }
 
