@@ -157,8 +157,7 @@ std::string describe_rails(const Network& network) {
 }
 
 std::string title_of(const NodeGroup& group) {
-  const std::string machines = group.node.devices_per_machine ? fmt::format(", {} a machine", *group.node.devices_per_machine) : "";
-  return fmt::format("{} of {} x {} ({}){}", counted(group.nodes, "node"), group.devices_per_node(), group.device.title, group.device.name, machines);
+  return fmt::format("{} of {} x {} ({})", counted(group.nodes, "node"), group.devices_per_node(), group.device.title, group.device.name);
 }
 
 }  // namespace
