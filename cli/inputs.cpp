@@ -16,6 +16,7 @@
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
 #include "planner/cluster/running_costs.h"
+#include "planner/graph/countable.h"
 #include "planner/parallel/techniques.h"
 #include "planner/report/csv.h"
 #include "planner/report/row.h"
@@ -156,6 +157,7 @@ void check_layout(const Inputs& inputs, const LayoutRequest& layout, const Where
 }
 
 void check_layout(const OpGraph& graph, const TrainingSpec& training, const Cluster& cluster, const LayoutRequest& layout, const WhereArguments& where) {
+  if (const auto reason = beyond_counting(graph, training)) throw ConfigError(*reason);
   const int devices = cluster.devices();
   std::vector<std::string> given;
   std::int64_t product = 1;

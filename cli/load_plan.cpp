@@ -7,6 +7,7 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/yaml.h"
+#include "planner/graph/countable.h"
 #include "planner/parallel/techniques.h"
 
 namespace parplan {
@@ -45,6 +46,7 @@ LoadedPlan load_plan(const std::string& text, const std::string& path) {
   loaded.graph = build_graph(read_model(plan.model_text, path + " (model)").spec, plan.training.sequence_length);
   if (parameter_count(loaded.graph) != plan.model.parameters)
     throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}; plan again instead of changing the model in a plan", parameter_count(loaded.graph), plan.model.parameters));
+  if (const auto reason = beyond_counting(loaded.graph, plan.training)) throw ConfigError({path}, *reason);
   if (const auto reason = illegal(loaded.graph, plan.training, plan.spec)) throw ConfigError({path}, *reason);
   refuse_unknown_placements(place(loaded.graph, plan.spec), plan.placements, path);
   return loaded;

@@ -302,7 +302,8 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
     node.at("sequence_parallel").fail("sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)");
   spec.zero_stage = read_int(node.at("zero_stage"), 0, 3);
   spec.micro_batch = node.at("micro_batch").as_integer(1, training.global_batch);
-  if (training.global_batch % (spec.dp() * spec.micro_batch) != 0)
+  // (The product of the two may be more than 64 bits count.)
+  if (training.global_batch % spec.dp() != 0 || training.global_batch / spec.dp() % spec.micro_batch != 0)
     node.at("micro_batch").fail(fmt::format("a global batch of {} is no multiple of dp {} x micro_batch {}",
                                             training.global_batch, spec.dp(), spec.micro_batch));
   if (const std::int64_t found = node.at("micro_batches").as_integer(1); found != micro_batches(spec, training))

@@ -135,6 +135,15 @@ TEST_CASE("a layout that contradicts devices, model or batch is refused") {
          {{"simulate", "gpt2", "--cluster", "dgx-a100", "--tp", "16"}, "the layout needs 16 devices (tp 16); the cluster has 8; lower a degree, or give more with --devices or --nodes"}});
 }
 
+TEST_CASE("a batch whose bytes cannot be counted is refused instead of counted wrong") {
+  for (const char* command : {"suggest", "simulate"}) {
+    const Called called = call({command, "gpt2", "--cluster", "dgx-a100", "--global-batch", "1099511627776", "--quiet"});
+    CHECK(called.code == 2);
+    CHECK(called.err.starts_with("error: a global batch of 1099511627776 sequences of 1024 tokens has "));
+    CHECK(called.err.find(" bytes of activations and their gradients, more than can be counted; give at most ") != std::string::npos);
+  }
+}
+
 TEST_CASE("a layout that leaves the search nothing is refused") {
   const Called called = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--zero", "2", "--quiet"});
   CHECK(called.code == 2);
