@@ -121,6 +121,11 @@ std::vector<SweptCluster> resolve_clusters(const SweepArguments& arguments, Term
         where.price = price_of(arguments, cluster);
         all.sizes.push_back(resolve_cluster(where, terminal, arguments.output));
       }
+      // Rows tell clusters apart by name and device.
+      const Cluster& here = all.sizes.front();
+      for (std::size_t other = 0; other + 1 < swept.size(); ++other)
+        if (const Cluster& there = swept[other].sizes.front(); there.name == here.name && device_name(there) == device_name(here))
+          throw ConfigError(fmt::format("--cluster: two clusters are named '{}' and have the same devices; give one of them another 'name'", here.name));
     }
   }
   return swept;

@@ -18,10 +18,12 @@ void check_processes(const Plan& plan, const Rendezvous& rendezvous) {
   if (rendezvous.processes() > 1 && rendezvous.processes() != ranks)
     throw ConfigError(fmt::format("{} processes were started for a plan of {} ranks: start one process a rank, or one that hosts all ranks",
                                   rendezvous.processes(), ranks));
-  if (rendezvous.processes() == 1 && plan.cluster.nodes() > 1 && ranks > plan.cluster.groups.front().devices_per_node())
+  int machines = 0;
+  for (const NodeGroup& group : plan.cluster.groups) machines += group.machines();
+  if (rendezvous.processes() == 1 && machines > 1 && ranks > plan.cluster.groups.front().devices_per_machine())
     throw ConfigError(fmt::format("the plan spreads over {} nodes and ranks of one process are on one machine: start a process for each of the {} ranks "
                                   "(mpirun, srun or torchrun's variables), or plan again with --nodes 1",
-                                  plan.cluster.nodes(), ranks));
+                                  machines, ranks));
 }
 
 MakeWorld choose_cpu_world(const Plan& plan, Rendezvous& rendezvous) {

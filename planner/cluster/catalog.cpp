@@ -110,9 +110,12 @@ void keep_first_devices(Cluster& cluster, int devices) {
 
 // Which of one node's devices; `environment` chooses before --device-ids and --devices do.
 void choose_of_node(Cluster& cluster, const ClusterOptions& options, const VisibilityVariables& environment) {
+  const int machines = cluster.groups.front().machines();
+  if (!options.device_ids.empty() && machines > 1)
+    throw ConfigError(fmt::format("--device-ids chooses devices of one machine, and a node of cluster '{}' is {} machines; give --devices", cluster.name, machines));
   if (!options.device_ids.empty() && options.devices) throw ConfigError("--device-ids says how many devices already; leave --devices out");
   const int there = cluster.devices();
-  const DeviceSelection selection = select_devices(cluster, environment, options.device_ids);
+  const DeviceSelection selection = select_devices(cluster, machines > 1 ? VisibilityVariables{} : environment, options.device_ids);
   const int shown = cluster.devices();
   if (!options.devices || *options.devices == shown) return;
   if (*options.devices > shown)

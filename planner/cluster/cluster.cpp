@@ -29,6 +29,14 @@ BytesPerSecond read_positive_bandwidth(const YamlNode& value) {
   return bandwidth;
 }
 
+std::optional<int> read_devices_per_machine(const YamlNode& value, int devices) {
+  const auto given = value.find("devices_per_machine");
+  if (!given) return std::nullopt;
+  const auto per_machine = static_cast<int>(given->as_integer(1, most_devices));
+  if (per_machine >= devices) given->fail(fmt::format("expected less than the node's {} devices: a node of one machine does not say it", devices));
+  return per_machine;
+}
+
 int read_tiles_per_card(const YamlNode& value, int devices) {
   const auto given = value.find("tiles_per_card");
   if (!given) return 1;
@@ -38,7 +46,7 @@ int read_tiles_per_card(const YamlNode& value, int devices) {
 }
 
 NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, const DeviceKind& device) {
-  value.allow_keys({"name", "devices", "intra", "bandwidth", "latency", "nics", "tiles_per_card"});
+  value.allow_keys({"name", "devices", "intra", "bandwidth", "latency", "nics", "devices_per_machine", "tiles_per_card"});
   NodeLayout layout;
   layout.name = cluster_name;
   if (const auto given = value.find("name")) layout.name = given->as_string();
@@ -53,12 +61,13 @@ NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, con
   }
   if (const auto problem = problem_with(layout, device)) value.fail(*problem);
   NodeKind node = build_node(layout, device);
+  node.devices_per_machine = read_devices_per_machine(value, layout.devices);
   node.tiles_per_card = read_tiles_per_card(value, layout.devices);
   return node;
 }
 
 NodeKind read_vertices_and_links(const YamlNode& value, const std::string& cluster_name) {
-  value.allow_keys({"name", "vertices", "links", "devices", "tiles_per_card"});
+  value.allow_keys({"name", "vertices", "links", "devices", "devices_per_machine", "tiles_per_card"});
   NodeKind node;
   node.name = cluster_name;
   if (const auto given = value.find("name")) node.name = given->as_string();
@@ -104,6 +113,7 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
       order->fail(fmt::format("lists {} of the node's {} devices", devices.size(), node.devices.size()));
     node.devices = devices;
   }
+  node.devices_per_machine = read_devices_per_machine(value, static_cast<int>(node.devices.size()));
   node.tiles_per_card = read_tiles_per_card(value, static_cast<int>(node.devices.size()));
   return node;
 }
@@ -357,6 +367,7 @@ void write_node(YAML::Emitter& out, const NodeKind& node) {
   out << YAML::Key << "devices" << YAML::Value << YAML::Flow << YAML::BeginSeq;
   for (const int device : node.devices) out << name_of(device);
   out << YAML::EndSeq;
+  if (node.devices_per_machine) out << YAML::Key << "devices_per_machine" << YAML::Value << *node.devices_per_machine;
   if (node.tiles_per_card > 1) out << YAML::Key << "tiles_per_card" << YAML::Value << node.tiles_per_card;
   out << YAML::EndMap;
 }

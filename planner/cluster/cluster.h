@@ -37,6 +37,7 @@ struct NodeKind {
   std::vector<Vertex> vertices;
   std::vector<Link> links;
   std::vector<int> devices;  // vertices of kind device, local device 0 first
+  std::optional<int> devices_per_machine;  // in a row, where a node is several machines: trays of a rack in one NVLink domain
   int tiles_per_card = 1;    // so many devices in a row are tiles of one card: how Level Zero may number them
   bool operator==(const NodeKind&) const = default;
 };
@@ -79,6 +80,8 @@ struct NodeGroup {
 
   int devices_per_node() const { return static_cast<int>(node.devices.size()); }
   int devices() const { return nodes * devices_per_node(); }
+  int devices_per_machine() const { return node.devices_per_machine.value_or(devices_per_node()); }
+  int machines() const { return nodes * static_cast<int>(ceil_div(devices_per_node(), devices_per_machine())); }
   bool operator==(const NodeGroup&) const = default;
 };
 

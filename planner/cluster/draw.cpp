@@ -157,7 +157,8 @@ std::string describe_rails(const Network& network) {
 }
 
 std::string title_of(const NodeGroup& group) {
-  return fmt::format("{} of {} x {} ({})", counted(group.nodes, "node"), group.devices_per_node(), group.device.title, group.device.name);
+  const std::string machines = group.node.devices_per_machine ? fmt::format(", {} a machine", *group.node.devices_per_machine) : "";
+  return fmt::format("{} of {} x {} ({}){}", counted(group.nodes, "node"), group.devices_per_node(), group.device.title, group.device.name, machines);
 }
 
 }  // namespace

@@ -134,7 +134,9 @@ NodeKind with_devices(const NodeKind& node, const std::vector<int>& devices) {
 NodeKind first_devices(const NodeKind& node, int devices) {
   std::vector<int> first(static_cast<std::size_t>(devices));
   std::iota(first.begin(), first.end(), 0);
-  return with_devices(node, first);
+  NodeKind part = with_devices(node, first);
+  if (node.devices_per_machine && *node.devices_per_machine < devices) part.devices_per_machine = node.devices_per_machine;
+  return part;
 }
 
 }  // namespace parplan

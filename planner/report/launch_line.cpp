@@ -18,15 +18,16 @@ std::string quoted(const std::string& word) {
   return text + "'";
 }
 
-// Ranks on each node, of the nodes that hold any.
-std::vector<int> ranks_by_node(const Plan& plan) {
+// Ranks on each machine, of those that hold any.
+std::vector<int> ranks_by_machine(const Plan& plan) {
   std::vector<int> counts;
   int left = plan.spec.mesh.size();
   for (const NodeGroup& group : plan.cluster.groups)
-    for (int node = 0; node < group.nodes && left > 0; ++node) {
-      counts.push_back(std::min(group.devices_per_node(), left));
-      left -= counts.back();
-    }
+    for (int node = 0; node < group.nodes; ++node)
+      for (int device = 0; device < group.devices_per_node() && left > 0; device += group.devices_per_machine()) {
+        counts.push_back(std::min({group.devices_per_machine(), group.devices_per_node() - device, left}));
+        left -= counts.back();
+      }
   return counts;
 }
 
@@ -41,8 +42,8 @@ void add_commands_of_several_nodes(const Plan& plan, const std::vector<int>& cou
   line.commands.push_back(fmt::format("mpirun -n {} --hostfile hosts --map-by {}{} {}", ranks, fills ? fmt::format("ppr:{}:node", most) : "slot",
                                       cores ? " --bind-to core" : "", run));
   if (alike) line.commands.push_back(fmt::format("srun --mpi=pmix --kill-on-bad-exit=1 --nodes {} --ntasks-per-node {} {}", counts.size(), most, run));
-  // torchrun numbers nodes as it likes, which matters where they are unlike or far from one another; and it has no CPU ranks.
-  if (alike && !cores && plan.cluster.groups.size() == 1 && plan.cluster.network.levels.size() <= 1)
+  // torchrun numbers machines as it likes, which matters where they are unlike, in racks, or far from one another; and it has no CPU ranks.
+  if (alike && !cores && plan.cluster.groups.size() == 1 && !plan.cluster.groups.front().node.devices_per_machine && plan.cluster.network.levels.size() <= 1)
     line.commands.push_back(fmt::format("torchrun --no-python --nnodes {} --nproc-per-node {} --rdzv-backend c10d --rdzv-endpoint node1:29400 {}", counts.size(), most, run));
   std::string slots;
   int node = 1;
@@ -75,7 +76,7 @@ LaunchLine launch_line(const Plan& plan, const std::string& plan_file) {
     return line;
   }
   const std::string run = "parplan run " + quoted(plan_file);
-  const std::vector<int> counts = ranks_by_node(plan);
+  const std::vector<int> counts = ranks_by_machine(plan);
   if (counts.size() == 1) {
     line.commands.push_back(run);
   } else {

@@ -218,6 +218,10 @@ TEST_CASE("what a sweep cannot do is refused before anything is planned") {
   CHECK(call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "8,16"}).err ==
         "error: --devices 16: cluster 'cpu-8' has 8 devices a node and no network, so it is one node; allowed are 1 to 8 devices\n");
   CHECK(call({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-a100"}).err == "error: --cluster: dgx-a100 is listed twice; name each once\n");
+  std::ifstream file(cpu_8);
+  const std::string copy = folder.write("copy.yaml", {std::istreambuf_iterator<char>(file), {}});
+  CHECK(call({"sweep", tiny_gpt2, "--cluster", cpu_8 + "," + copy, "--quiet"}).err ==
+        "error: --cluster: two clusters are named 'cpu-8' and have the same devices; give one of them another 'name'\n");
   // Currencies.
   CHECK(call({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h100", "--price", "dgx-a100=2 USD,dgx-h100=3 EUR"}).err ==
         "error: cluster 'dgx-a100' is priced in USD and 'dgx-h100' in EUR, and currencies cannot be compared; give prices in one with --price NAME=PRICE,...\n");

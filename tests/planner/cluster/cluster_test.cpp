@@ -7,6 +7,7 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/cluster/mesh.h"
+#include "planner/cluster/node_layout.h"
 
 using namespace parplan;
 
@@ -264,6 +265,14 @@ TEST_CASE("which devices of a machine these are, and tiles of cards, are kept th
   CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
 }
 
+TEST_CASE("a node of several machines stays that as far as it is taken") {
+  const Cluster rack = read_cluster(YamlNode::parse("name: c\ndevice: " + one_device + "\nnode: {devices: 6, intra: pcie, devices_per_machine: 2}\n", "c.yaml"));
+  CHECK(rack.groups.front().machines() == 3);
+  CHECK(read_cluster(YamlNode::parse(write_cluster(rack), "written")) == rack);
+  CHECK(first_devices(rack.groups.front().node, 3).devices_per_machine == 2);
+  CHECK(!first_devices(rack.groups.front().node, 2).devices_per_machine);
+}
+
 TEST_CASE("what is wrong in levels and rails is named with its place") {
   CHECK(network_error("{latency: 1 us, level: []}") ==
         "c.yaml:3:26: error: unknown key 'level'; allowed: latency, oversubscription, levels, rails, pxn; did you mean 'levels'?");
@@ -311,4 +320,6 @@ TEST_CASE("what is wrong in device_ids and tiles_per_card is named with its plac
         "c.yaml:6:13: error: says which devices of one machine these are, and there are 2 nodes");
   CHECK(error_in("name: c\ndevice: " + one_device + "\nnode: {devices: 3, intra: pcie, tiles_per_card: 2}\n") ==
         "c.yaml:3:49: error: 3 devices are not cards of 2 tiles each");
+  CHECK(error_in("name: c\ndevice: " + one_device + "\nnode: {devices: 4, intra: pcie, devices_per_machine: 4}\n") ==
+        "c.yaml:3:54: error: expected less than the node's 4 devices: a node of one machine does not say it");
 }

@@ -76,6 +76,16 @@ TEST_CASE("nodes that hold unlike numbers of ranks are filled in order") {
         "          ('hosts' holds a line a node, such as 'node1 slots=4', in the cluster's order: slots=4 of node 1, slots=8 of nodes 2 to 3)\n");
 }
 
+TEST_CASE("machines of a rack are started one by one, though the rack is a node") {
+  NodeGroup rack = group(BackendKind::cuda, 6, 2);
+  rack.node.devices_per_machine = 2;
+  CHECK(lines(plan_of({rack}, 12)) ==
+        "start     mpirun -n 12 --hostfile hosts --map-by ppr:2:node parplan run plan.yaml\n"
+        "  or      srun --mpi=pmix --kill-on-bad-exit=1 --nodes 6 --ntasks-per-node 2 parplan run plan.yaml\n"
+        "          ('hosts' holds a line a node, such as 'node1 slots=2', in the cluster's order: slots=2 of nodes 1 to 6)\n");
+  CHECK(lines(plan_of({rack}, 2)) == "start     parplan run plan.yaml\n");
+}
+
 TEST_CASE("devices that parplan does not run have variables at most") {
   Plan plan = plan_of({group(BackendKind::oneapi, 2, 1)}, 2);
   CHECK(lines(plan) == "          (parplan runs nothing on oneAPI: another framework has to carry the plan out)\n");
