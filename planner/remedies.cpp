@@ -16,7 +16,7 @@ namespace parplan {
 namespace {
 
 // Of one remedy's search for the fastest plan that fits.
-constexpr std::int64_t most_simulated = 8;
+constexpr std::int64_t most_simulated = 4;
 
 SearchResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated, bool fewer_devices = false) {
   SearchOptions options;
@@ -29,6 +29,13 @@ SearchResult search_for(const SuggestRequest& request, Objective objective, std:
   return search(*request.graph, request.cluster, request.training, request.layout, options);
 }
 
+// Of the candidates that fit the one that needs least memory. Nothing is simulated: the estimate knows a Program's memory to the byte.
+std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_devices = false) {
+  const SearchResult found = search_for(request, Objective::memory, 0, fewer_devices);
+  if (found.counts.candidates == found.counts.infeasible_memory) return std::nullopt;
+  return found.smallest->result.memory.peak();
+}
+
 bool is_uniform(const Cluster& cluster) { return cluster.groups.size() == 1; }
 
 // Whether anything fits. What decides it is memory alone: of what the user leaves free, the smallest micro-batch, the schedule with fewest
@@ -37,7 +44,7 @@ bool fits(SuggestRequest request) {
   if (!request.layout.micro_batch) request.layout.micro_batch = 1;
   if (!request.layout.schedule) request.layout.schedule = ScheduleKind::one_f_one_b;
   if (!request.layout.order && is_uniform(request.cluster)) request.layout.order = {Axis::pp, Axis::dp, Axis::tp};
-  return !search_for(request, Objective::memory, 1).plans.empty();
+  return least_that_fits(request).has_value();
 }
 
 std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of, std::string instead, double value = 0.0) {
@@ -78,18 +85,17 @@ std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchRes
   if (!failed.smallest) return std::nullopt;
   Bytes enough = failed.smallest->result.memory.peak();
   const bool fewer = request.options.fewer_devices;  // the frugalest plan may be one of them
-  if (search_for(with_memory(request, enough), Objective::memory, 1, fewer).plans.empty()) return std::nullopt;
+  const auto least_in = [&](Bytes bytes) { return least_that_fits(with_memory(request, bytes), fewer); };
+  if (!least_in(enough)) return std::nullopt;
   // Cuts of the model change with the room that there is: with less than the frugalest plan needs, another may fit, and with just what that one
   // needs it may be cut otherwise and not fit.
-  const auto fits_in = [&](Bytes bytes) { return search_for(with_memory(request, bytes), Objective::memory, 1, fewer); };
   constexpr int most_rounds = 16;
   for (int round = 0; round < most_rounds; ++round) {
-    const SearchResult found = fits_in(enough - Bytes(1));
-    if (found.plans.empty()) break;
+    const std::optional<Bytes> needed = least_in(enough - Bytes(1));
+    if (!needed) break;
     enough -= Bytes(1);
-    const Bytes needed = found.plans.front().result.memory.peak();
-    if (fits_in(needed).plans.empty()) break;
-    enough = std::min(enough, needed);
+    if (!least_in(*needed)) break;
+    enough = std::min(enough, *needed);
   }
   return remedy(with_memory(request, enough), "memory",
                 fmt::format("{} of memory a device instead of {}", format_bytes(enough), format_bytes(memory_of_a_device(request))), static_cast<double>(enough.count));

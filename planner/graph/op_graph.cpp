@@ -265,7 +265,7 @@ struct BlockPattern {
   bool operator==(const BlockPattern&) const = default;
 };
 
-BlockPattern pattern(const OpGraph& graph, const Block& block, const std::vector<TensorId>& tied) {
+BlockPattern pattern(const OpGraph& graph, const Block& block) {
   BlockPattern result;
   std::map<TensorId, TensorId> number;
   const std::string prefix = block.name + ".";
@@ -276,7 +276,7 @@ BlockPattern pattern(const OpGraph& graph, const Block& block, const std::vector
       if (local.role != TensorRole::parameter) local.name.clear();
       if (local.name.starts_with(prefix)) local.name.erase(0, prefix.size());
       result.tensors.push_back(std::move(local));
-      if (contains(tied, id)) result.tied.push_back(id);
+      if (contains(graph.tied, id)) result.tied.push_back(id);
     }
     return found->second;
   };
@@ -312,20 +312,6 @@ std::int64_t parameter_count(const OpGraph& graph) {
   return result;
 }
 
-std::vector<TensorId> tied_parameters(const OpGraph& graph) {
-  std::vector<int> first_block(graph.tensors.size(), -1);
-  std::vector<bool> tied(graph.tensors.size(), false);
-  for (std::size_t b = 0; b < graph.blocks.size(); ++b)
-    for (int i = graph.blocks[b].first_op; i < graph.blocks[b].last_op; ++i)
-      for (const TensorId id : graph.ops[index(i)].parameters) {
-        if (first_block[index(id)] < 0) first_block[index(id)] = static_cast<int>(b);
-        if (first_block[index(id)] != static_cast<int>(b)) tied[index(id)] = true;
-      }
-  std::vector<TensorId> result = parameters(graph);
-  std::erase_if(result, [&](TensorId id) { return !tied[index(id)]; });
-  return result;
-}
-
 Flops model_flops_per_sample(const OpGraph& graph) {
   // Chowdhery et al. 2022 (PaLM), appendix B, and Narayanan et al. 2021 (Megatron-LM), section 5.1.
   double forward = 0.0;
@@ -341,6 +327,24 @@ Flops model_flops_per_sample(const OpGraph& graph) {
   return Flops(3 * forward);
 }
 
+namespace {
+
+std::vector<TensorId> tied_parameters(const OpGraph& graph) {
+  std::vector<int> first_block(graph.tensors.size(), -1);
+  std::vector<bool> tied(graph.tensors.size(), false);
+  for (std::size_t b = 0; b < graph.blocks.size(); ++b)
+    for (int i = graph.blocks[b].first_op; i < graph.blocks[b].last_op; ++i)
+      for (const TensorId id : graph.ops[index(i)].parameters) {
+        if (first_block[index(id)] < 0) first_block[index(id)] = static_cast<int>(b);
+        if (first_block[index(id)] != static_cast<int>(b)) tied[index(id)] = true;
+      }
+  std::vector<TensorId> result = parameters(graph);
+  std::erase_if(result, [&](TensorId id) { return !tied[index(id)]; });
+  return result;
+}
+
+}  // namespace
+
 void finish(OpGraph& graph) {
   if (graph.ops.empty()) wrong(graph, "no ops");
   for (const Op& op : graph.ops) check_operands(graph, op);
@@ -348,10 +352,10 @@ void finish(OpGraph& graph) {
   check_order(graph);
   check_blocks(graph);
 
-  const std::vector<TensorId> tied = tied_parameters(graph);
+  graph.tied = tied_parameters(graph);
   std::vector<BlockPattern> kinds;
   for (Block& block : graph.blocks) {
-    BlockPattern mine = pattern(graph, block, tied);
+    BlockPattern mine = pattern(graph, block);
     const auto found = std::find(kinds.begin(), kinds.end(), mine);
     block.kind = static_cast<int>(found - kinds.begin());
     if (found == kinds.end()) kinds.push_back(std::move(mine));

@@ -44,19 +44,18 @@ struct OpGraph {
   std::vector<Tensor> tensors;
   std::vector<Op> ops;
   std::vector<Block> blocks;
+  std::vector<TensorId> tied;   // parameters that several blocks use (tied embeddings), in order of first use
 };
 
 // Parameters in order of first use, each once.
 std::vector<TensorId> parameters(const OpGraph& graph);
 std::int64_t parameter_count(const OpGraph& graph);
-// Parameters that several blocks use (tied embeddings), in order of first use.
-std::vector<TensorId> tied_parameters(const OpGraph& graph);
 
 // Model FLOPs of forward and backward of one sample by the convention of PaLM and Megatron-LM: matrix
 // products only, backward twice the forward, attention scores as if they were not causal, nothing recomputed.
 Flops model_flops_per_sample(const OpGraph& graph);
 
-// Fills in `kind` of every block (equal work gets an equal kind) and checks what the declarations above
+// Fills in `tied` and the `kind` of every block (equal work gets an equal kind) and checks what the declarations above
 // promise: topological order (Boost.Graph), one activation across each block boundary, operands that fit their
 // op's row. Throws InternalError with the op's name. Families call it last.
 void finish(OpGraph& graph);

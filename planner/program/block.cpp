@@ -615,7 +615,7 @@ std::vector<bool> needed_for_backward(const OpGraph& graph, const TrainingBlock&
 }  // namespace
 
 BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
-  const std::vector<TensorId> tied = tied_parameters(graph);
+  const std::vector<TensorId>& tied = graph.tied;
   BlockParameters result;
   for (int i = block.first_op; i < block.last_op; ++i)
     for (TensorId id : graph.ops[static_cast<std::size_t>(i)].parameters) {

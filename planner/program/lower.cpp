@@ -40,7 +40,7 @@ class Lowering {
     set(GroupKind::tensor, group_of(job_.spec.mesh, program_.rank, Axis::tp));
     set(GroupKind::data, group_of(job_.spec.mesh, program_.rank, Axis::dp));
     set(GroupKind::pipeline, pipeline);
-    const bool crosses = pipeline.size() > 1 && !tied_parameters(graph_).empty();
+    const bool crosses = pipeline.size() > 1 && !graph_.tied.empty();
     if (crosses && (is_first() || is_last())) set(GroupKind::tied, {pipeline.front(), pipeline.back()});
     if (!is_last()) set(GroupKind::next, {pipeline[static_cast<std::size_t>(program_.stage) + 1]});
     if (!is_first()) set(GroupKind::previous, {pipeline[static_cast<std::size_t>(program_.stage) - 1]});
@@ -442,9 +442,19 @@ class Lowering {
       transfer("pipeline.send.gradient", InstructionKind::send, GroupKind::previous, Stream::send_previous, gradient).frees.push_back(gradient);
   }
 
+  // There are many, and all of one kind and direction are one Segment.
   Call& transfer(std::string name, InstructionKind kind, GroupKind group, Stream stream, int buffer) {
-    return call_on_pieces(std::move(name), stream, {communication(kind, group, stream, Label::pipeline, in_memory(job_.training.precision))},
-                          {{{buffer, 0, crossing_bytes_, kind == InstructionKind::send ? Access::read : Access::write}}});
+    const auto [known, first] = transfers_.try_emplace({kind, group}, -1);
+    if (!first) {
+      Call& call = program_.calls.emplace_back();
+      call.segment = known->second;
+      call.buffers = {buffer};
+      return call;
+    }
+    Call& call = call_on_pieces(std::move(name), stream, {communication(kind, group, stream, Label::pipeline, in_memory(job_.training.precision))},
+                                {{{buffer, 0, crossing_bytes_, kind == InstructionKind::send ? Access::read : Access::write}}});
+    known->second = call.segment;
+    return call;
   }
 
   void fill_zero_range(int buffer, std::int64_t elements) {
@@ -616,6 +626,7 @@ class Lowering {
   std::vector<int> gradient_;
   std::vector<int> output_;
   int scratch_ = -1;
+  std::map<std::pair<InstructionKind, GroupKind>, int> transfers_;  // the Segment of each
   int gathers_ = 0;
   int reductions_ = 0;
   int last_visit_ = -1;  // the call of the block that was visited last

@@ -17,7 +17,6 @@
 #include "planner/search/candidates.h"
 #include "planner/simulator/simulate.h"
 #include "planner/simulator/steady.h"
-#include "planner/simulator/simulate.h"
 
 namespace parplan {
 namespace {
@@ -56,7 +55,7 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   // Time to become steady, a window that is longer than anything reaches back, and the end of the schedule.
   int some = 6 * stages + 24;
   some += static_cast<int>((all - some) & 1);
-  if (all < 2 * some) return std::nullopt;
+  if (all < 3 * some) return std::nullopt;  // it would save too little
   const ScheduleRow& row = row_of(spec.schedule);
   for (int stage = 0; stage < stages; ++stage)
     if (row.in_flight(stage, stages, some - period) != row.in_flight(stage, stages, static_cast<int>(all))) return std::nullopt;
@@ -136,6 +135,11 @@ void in_parallel(int threads, std::size_t items, const std::function<void(int th
   if (failure) std::rethrow_exception(failure);
 }
 
+RankedPlan estimated(const Candidate& candidate) {
+  const Estimate& estimate = candidate.estimate;
+  return {candidate.spec, {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
+}
+
 Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {
   return row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
 }
@@ -210,10 +214,11 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
   std::vector<Candidate> candidates;  // that fit, in the order of the space
   candidates.reserve(fitting.size());
   for (auto& [number, candidate] : fitting) candidates.push_back(std::move(candidate));
-  if (candidates.empty() && smallest) {
-    const Estimate& estimate = smallest->second.estimate;
-    result.smallest = RankedPlan{std::move(smallest->second.spec), {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
-  }
+  const auto least = std::ranges::min_element(candidates, {}, [](const Candidate& one) { return one.estimate.memory.peak(); });
+  if (least != candidates.end())
+    result.smallest = estimated(*least);
+  else if (smallest)
+    result.smallest = estimated(smallest->second);
 
   // Most promising first.
   std::vector<std::pair<Score, std::size_t>> order;

@@ -17,7 +17,7 @@ struct SearchOptions {
   int top = 10;                         // plans to rank
   Objective objective = Objective::time;
   std::optional<Bytes> memory_limit;    // of a device; its capacity otherwise
-  std::int64_t most_simulated = 64;     // programs are simulated for at most so many candidates
+  std::int64_t most_simulated = 64;     // programs are simulated for at most so many candidates; 0: only what fits is asked
   bool fewer_devices = true;            // also plans that leave devices idle
   int threads = 0;                      // 0: as many as the machine has cores; the result is the same for any number
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
@@ -26,7 +26,8 @@ struct SearchOptions {
 struct SearchResult {
   std::vector<RankedPlan> plans;  // best by the objective first, simulated; ties by the order of the space
   SearchCounts counts;
-  // The candidate that needs least memory, where none fits.
+  // The candidate that needs least memory: of those that fit, or of all where none does. Its times are estimated; its memory is what a
+  // simulation would say.
   std::optional<RankedPlan> smallest;
 };
 

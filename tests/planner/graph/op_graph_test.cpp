@@ -37,10 +37,10 @@ TEST_CASE("a tied table counts once and is the only tied parameter") {
   const OpGraph tied = small_gpt2(3);
   const std::int64_t layer = 4 * 8 + (24 * 8 + 24) + (8 * 8 + 8) + (32 * 8 + 32) + (8 * 32 + 8);
   CHECK(parameter_count(tied) == 11 * 8 + 4 * 8 + 3 * layer + 16);
-  CHECK(names_of(tied, tied_parameters(tied)) == std::vector<std::string>{"embedding.weight"});
+  CHECK(names_of(tied, tied.tied) == std::vector<std::string>{"embedding.weight"});
   const OpGraph untied = small_llama(2);
   CHECK(parameter_count(untied) == 2 * 11 * 8 + 2 * (2 * 8 + 16 * 8 + 8 * 8 + 3 * 24 * 8) + 8);
-  CHECK(tied_parameters(untied).empty());
+  CHECK(untied.tied.empty());
 }
 
 TEST_CASE("model FLOPs are six per matrix weight and token, and twelve per layer, hidden and pair of tokens") {
