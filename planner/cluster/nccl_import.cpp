@@ -30,8 +30,10 @@ struct Card {
   Board board;
 };
 
-// PCI device ids: pci.ids of 2023-04-10, NVIDIA/gpu-admin-tools gpu/devid_names.py (L40S), H200 and B200 as NCCL captured
-// them (tests/data/topologies/nccl-hgx-*). Compute capabilities: NVIDIA, "CUDA GPU Compute Capability".
+// PCI device ids: pci.ids of 2026-08-22 (pciutils/pciids at c1c1254), from Turing on also the names beside them in
+// NVIDIA/open-gpu-kernel-modules 595.45.04, README.md; H200 and B200 as NCCL captured them, too
+// (tests/data/topologies/nccl-hgx-*). NVIDIA lists one id, 2d04, for the RTX 5060 Ti, which is sold with 8 and with 16 GB.
+// Compute capabilities: NVIDIA, "CUDA GPU Compute Capability".
 constexpr std::array<Card, 27> cards = {{
     {0x102d, 37, "k80", Board::slot},
     {0x1db1, 70, "v100-sxm2-16gb", Board::module},
@@ -53,12 +55,12 @@ constexpr std::array<Card, 27> cards = {{
     {0x26b9, 89, "l40s", Board::slot},
     {0x2330, 90, "h100-sxm-80gb", Board::module},
     {0x2331, 90, "h100-pcie-80gb", Board::slot},
-    {0, 90, "h100-nvl-94gb", Board::slot},
+    {0x2321, 90, "h100-nvl-94gb", Board::slot},
     {0x2335, 90, "h200-sxm-141gb", Board::module},
     {0x2901, 100, "b200-sxm-180gb", Board::module},
-    {0, 103, "b300-sxm-288gb", Board::module},
-    {0, 100, "gb200-186gb", Board::switched},
-    {0, 103, "gb300-288gb", Board::switched},
+    {0x3182, 103, "b300-sxm-288gb", Board::module},
+    {0x2941, 100, "gb200-186gb", Board::switched},
+    {0x31c2, 103, "gb300-288gb", Board::switched},
     {0, 120, "rtx-5060ti-16gb", Board::slot},
 }};
 

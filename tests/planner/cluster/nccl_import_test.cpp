@@ -192,6 +192,17 @@ TEST_CASE("every card that is told by its PCI id has a kind, whose NVLinks are w
   CHECK(!compute_capability_of("mi300x-192gb"));
 }
 
+TEST_CASE("a card is told by its PCI device id, unless cards of several sizes have it") {
+  const auto error_with = [](const char* id, const char* device) {
+    return error_of(system_of(fmt::format("<pci busid=\"0000:01:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"{}\"/>", id)), options(device));
+  };
+  for (const auto& [id, kind] : {std::pair{"0x2321", "h100-nvl-94gb"}, std::pair{"0x3182", "b300-sxm-288gb"}, std::pair{"0x2941", "gb200-186gb"},
+                                 std::pair{"0x31c2", "gb300-288gb"}, std::pair{"0x26b9", "l40s"}})
+    CHECK(error_with(id, "k80") == fmt::format("node.xml:3:1: error: --device k80: the GPU 0000:01:00.0 is a 10de:{}, which is {}; leave --device out", id + 2, kind));
+  CHECK(error_with("0x2d04", "rtx-5060ti-16gb").empty());
+  CHECK(error_of(system_of("<pci busid=\"0000:01:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x2d04\"/>"), options({})).find("10de:2d04") != std::string::npos);
+}
+
 TEST_CASE("a file and the options must agree") {
   const std::string h200 = read_file(topologies + "nccl-hgx-h200-8gpu-topo.xml");
   CHECK(error_of(h200, options("h200-sxm-141gb")).empty());
