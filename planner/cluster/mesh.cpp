@@ -12,6 +12,7 @@
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/cluster/fabric.h"
+#include "planner/cluster/rings.h"
 #include "planner/cluster/routes.h"
 
 namespace parplan {
@@ -135,10 +136,10 @@ void add_exchange_on_rails(const NodeRoutes& routes, const std::vector<int>& dev
 }
 
 // How the hops inside a node are laid out. NCCL searches for the best channels (src/graph/search.cc); here the best
-// of three layouts is taken, which between them are exact for switches (any), direct full meshes (all pairs) and
-// PCIe trees or NVLink pairs (nearest next).
-enum class Layout { rank_order, nearest_next, all_pairs };
-constexpr std::array<Layout, 3> all_layouts = {Layout::rank_order, Layout::nearest_next, Layout::all_pairs};
+// of four layouts is taken, which between them are exact for switches (any), direct full meshes (all pairs),
+// PCIe trees or NVLink pairs (nearest next) and meshes of NVLinks between some pairs (several rings, rings.h).
+enum class Layout { rank_order, nearest_next, all_pairs, several_rings };
+constexpr std::array<Layout, 4> all_layouts = {Layout::rank_order, Layout::nearest_next, Layout::all_pairs, Layout::several_rings};
 
 // From the first member on, always to the nearest member left, ties to the lowest rank.
 std::vector<int> nearest_next(const NodeRoutes& routes, std::vector<int> members) {
@@ -168,6 +169,7 @@ std::vector<int> nearest_next(const NodeRoutes& routes, std::vector<int> members
 struct Segment {
   std::vector<int> members;  // local devices, ascending
   bool closed = false;
+  std::vector<std::vector<int>> rings;  // of several_rings; without them that layout is rank_order
   // Where rails matter: the group's members in the node that a ring goes on to.
   std::shared_ptr<const NodeRoutes> next_routes;
   std::vector<int> next;
@@ -179,6 +181,13 @@ void add_exchange(const NodeRoutes& routes, const Segment& segment, double excha
   for (const int member : segment.members) add_exchange(routes, member, exchanged / static_cast<double>(segment.members.size()), load);
 }
 
+// Around each of the segment's rings; of every hop the given share of one rank's rate, divided over them.
+void add_several(const NodeRoutes& routes, const Segment& segment, double share, NodeLoad& load) {
+  for (const std::vector<int>& ring : segment.rings)
+    for (std::size_t i = 0; i < ring.size(); ++i)
+      add_hop(routes, ring[i], ring[(i + 1) % ring.size()], share / static_cast<double>(segment.rings.size()), load);
+}
+
 void add_ring(const NodeRoutes& routes, Segment segment, Layout layout, const Network& network, NodeLoad& load) {
   const auto count = segment.members.size();
   const auto n = static_cast<double>(count);
@@ -188,6 +197,8 @@ void add_ring(const NodeRoutes& routes, Segment segment, Layout layout, const Ne
     for (const int a : segment.members)
       for (const int b : segment.members)
         if (a != b) add_hop(routes, a, b, share, load);
+  } else if (layout == Layout::several_rings && !segment.rings.empty()) {
+    add_several(routes, segment, segment.closed ? 1.0 : (n - 1.0) / n, load);
   } else if (count > 1) {
     const double share = segment.closed ? 1.0 : (n - 1.0) / n;
     for (std::size_t i = 0; i < count; ++i) add_hop(routes, segment.members[i], segment.members[(i + 1) % count], share, load);
@@ -203,6 +214,8 @@ void add_tree(const NodeRoutes& routes, Segment segment, Layout layout, double e
     for (const int a : segment.members)
       for (const int b : segment.members)
         if (a != b) add_hop(routes, a, b, 1.0 / (n - 1.0), load);
+  } else if (layout == Layout::several_rings && !segment.rings.empty()) {
+    add_several(routes, segment, 1.0, load);  // chains, each cut at another place: NCCL's have the rings' rate
   } else {
     for (std::size_t i = 0; i + 1 < count; ++i) add_hop(routes, segment.members[i], segment.members[i + 1], 1.0, load);
   }
@@ -480,6 +493,8 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
     const NodeRoutes& routes = *node.routes;
     std::vector<Segment> segments = segments_of(node.first, node.ranks, stride, degree);
     if (network.rails && result.nodes > 1) add_next_members(cluster, axis_layout, node, segments);
+    if (!routes.star)
+      for (Segment& segment : segments) segment.rings = disjoint_rings(routes, segment.members);
     NodeLoad ring_load(routes);
     NodeLoad tree_load(routes);
     BytesPerSecond ring_here;
