@@ -143,13 +143,13 @@ bool is_given(const WhereArguments& where) {
 
 void add_where(CLI::App& app, WhereArguments& where) {
   const std::string group = "Where";
-  add(app, group, "--cluster", "FILE|NAME", "cluster.yaml, text of nvidia-smi topo -m, or a named cluster (default: this machine, measured once and cached)",
+  add(app, group, "--cluster", "FILE|NAME", "cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named cluster (default: this machine, measured once and cached)",
       [&](const std::string& text) { where.cluster = text; });
   add_whole(app, group, "--devices", "how many devices (default: all of the cluster)", where.options.devices, most_devices);
   add_whole(app, group, "--nodes", "how many nodes", where.options.nodes, most_devices);
   add(app, group, "--device-ids", "N,N,...", "which devices of the one node, in this order",
       [&](const std::string& text) { where.device_ids = parse_ids("--device-ids", text); });
-  add(app, group, "--device", "KIND", "kind of device, for a text of nvidia-smi, which names none", [&](const std::string& text) { where.options.device = text; });
+  add(app, group, "--device", "KIND", "kind of device, for a topology, which seldom names it", [&](const std::string& text) { where.options.device = text; });
   add_network(app, where);
   add(app, group, "--price", "PRICE", "what an hour of one device costs, such as '2.50 USD' (default: the cluster's file)",
       [&](const std::string& text) { where.price = parse_price_of("--price", text); });
@@ -171,7 +171,7 @@ void add_what(CLI::App& app, WhatArguments& what) {
 
 void add_number_formats(CLI::App& app, WhatArguments& what) {
   const std::string group = "What";
-  add_choice(app, group, "--precision", "number format of computation (default: bf16 on GPUs, fp32 on CPUs)", what.precision,
+  add_choice(app, group, "--precision", "number format of computation (default: bf16 where all devices have units for it, else fp16; fp32 on CPUs)", what.precision,
              std::array{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32});
   add_choice(app, group, "--optimizer", "optimizer (default: adamw)", what.optimizer, std::array{Optimizer::adamw, Optimizer::adam, Optimizer::sgd});
 }

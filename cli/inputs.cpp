@@ -77,7 +77,7 @@ Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const O
     cluster = find_cluster(*where.cluster, cluster_catalog(), options);
   } else {
     if (where.options.device || where.options.network)
-      throw ConfigError(fmt::format("{} describes a cluster's text of nvidia-smi topo -m; give that with --cluster", where.options.device ? "--device" : "--network"));
+      throw ConfigError(fmt::format("{} completes a topology (text of nvidia-smi topo -m, XML of NCCL); give that with --cluster", where.options.device ? "--device" : "--network"));
     if (where.options.nodes.value_or(1) > 1)
       throw ConfigError(fmt::format("--nodes {}: this machine is one node; give --cluster for others", *where.options.nodes));
     const auto say = [&](const std::string& text) {

@@ -36,7 +36,7 @@ struct SuggestArguments {
 std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
   if (result.counts.candidates == 0) return "no feasible plan: the batch, the model and the devices allow no layout\n";
   std::string text = fmt::format("no feasible plan: of {} candidates none fits in {} of memory a device\n", result.counts.candidates,
-                                 format_bytes(cluster.groups.front().device.memory_capacity));
+                                 device_memory(cluster));
   for (const std::string& change : result.changes) text += fmt::format("what would make it fit: {}\n", change);
   return text;
 }

@@ -177,7 +177,7 @@ std::string why_there_is_none(const SearchResult& found, const Cluster& cluster,
   if (found.counts.candidates == 0)
     return fmt::format("the batch, the model and the devices allow no layout{}", layout == LayoutRequest{} ? "" : " with the parts that are given");
   std::string text = fmt::format("none of {} candidates fits in {} of memory a device", found.counts.candidates,
-                                 format_bytes(cluster.groups.front().device.memory_capacity));
+                                 device_memory(cluster));
   if (found.smallest) text += fmt::format("; the smallest needs {}", format_bytes(found.smallest->result.memory.peak()));
   return text;
 }
@@ -314,11 +314,11 @@ CommandBody declare_sweep(CLI::App& app) {
     app.add_option_function<std::string>(name, std::move(read), description)->type_name(type)->group(group);
   };
   add_subject(app, all.model, "MODEL", "a model.yaml, a Hugging Face config.json or a name of the zoo");
-  add("Where", "--cluster", "FILE|NAME,...", "clusters to compare, each a cluster.yaml, text of nvidia-smi topo -m, or a named cluster (default: this machine)",
+  add("Where", "--cluster", "FILE|NAME,...", "clusters to compare, each a cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named cluster (default: this machine)",
       [&all](const std::string& text) { all.clusters = parse_list("--cluster", text); });
   add("Where", "--devices", "N,N,...", "numbers of devices to compare (default: all of the cluster)",
       [&all](const std::string& text) { all.sizes = parse_numbers("--devices", text, most_devices); });
-  add("Where", "--device", "KIND,...", "kinds of device to compare, for a text of nvidia-smi, which names none",
+  add("Where", "--device", "KIND,...", "kinds of device to compare, for topologies, which seldom name theirs",
       [&all](const std::string& text) { all.device_kinds = parse_list("--device", text); });
   add_network(app, all.where);
   add("Where", "--price", "PRICE|NAME=PRICE,...", "what an hour of one device costs, such as '2.50 USD', for all clusters or by the name of each (default: the cluster's file)",

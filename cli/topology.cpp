@@ -44,7 +44,7 @@ int carry_out(const TopologyArguments& arguments, Terminal& terminal) {
 
 CommandBody declare_topology(CLI::App& app) {
   const auto arguments = std::make_shared<TopologyArguments>();
-  app.add_option("CLUSTER", arguments->cluster, "cluster.yaml, text of nvidia-smi topo -m, or a named cluster (default: this machine)")->type_name("");
+  app.add_option("CLUSTER", arguments->cluster, "cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named cluster (default: this machine)")->type_name("");
   add_where(app, arguments->where);
   app.add_option("--graphviz", arguments->graphviz, "write a graph in the DOT language, which Graphviz's dot draws, to a file, or to standard output with - or nothing")
       ->type_name("FILE|-")

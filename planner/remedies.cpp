@@ -64,8 +64,7 @@ std::int64_t nearest_that_helps(std::int64_t low, std::int64_t high, const std::
 }
 
 Bytes memory_of_a_device(const SuggestRequest& request) {
-  Bytes least = request.cluster.groups.front().device.memory_capacity;
-  for (const NodeGroup& group : request.cluster.groups) least = std::min(least, group.device.memory_capacity);
+  const Bytes least = least_memory(request.cluster);
   return request.options.memory_limit ? std::min(least, *request.options.memory_limit) : least;
 }
 

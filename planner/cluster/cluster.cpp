@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <ranges>
 #include <sstream>
 
 #include "planner/base/error.h"
@@ -256,6 +257,17 @@ std::string device_title(const Cluster& cluster) {
   for (const NodeGroup& group : cluster.groups)
     titles += (titles.empty() ? "" : " and ") + (group.device.title.empty() ? group.device.name : group.device.title);
   return titles;
+}
+
+Bytes least_memory(const Cluster& cluster) {
+  return std::ranges::min(cluster.groups | std::views::transform([](const NodeGroup& group) { return group.device.memory_capacity; }));
+}
+
+std::string device_memory(const Cluster& cluster) {
+  const Bytes least = least_memory(cluster);
+  const Bytes most = std::ranges::max(cluster.groups | std::views::transform([](const NodeGroup& group) { return group.device.memory_capacity; }));
+  if (least == most) return format_bytes(least);
+  return fmt::format("{} to {}", format_bytes(least), format_bytes(most));
 }
 
 Price parse_price(const std::string& text) {

@@ -109,6 +109,10 @@ struct Cluster {
 std::string device_name(const Cluster& cluster);
 // "NVIDIA H100 SXM5 80 GB"; of unlike devices "A and B".
 std::string device_title(const Cluster& cluster);
+// The least memory of any device.
+Bytes least_memory(const Cluster& cluster);
+// "79.1 GiB"; of unlike devices from the least to the most, "31.8 GiB to 79.1 GiB".
+std::string device_memory(const Cluster& cluster);
 
 // "2.50 USD": an amount and a currency in three capital letters (ISO 4217). `parse_price` throws ConfigError.
 Price parse_price(const std::string& text);

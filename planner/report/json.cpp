@@ -20,8 +20,6 @@ Json devices_per_node(const Cluster& cluster) {
 
 Json head(const char* schema, const ReportInputs& inputs) {
   const Cluster& cluster = inputs.cluster;
-  Bytes least_memory = cluster.groups.front().device.memory_capacity;
-  for (const NodeGroup& group : cluster.groups) least_memory = std::min(least_memory, group.device.memory_capacity);
   Json json;
   json["schema"] = schema;
   json["tool"] = {{"name", "parplan"}, {"version", inputs.version}};
@@ -34,7 +32,7 @@ Json head(const char* schema, const ReportInputs& inputs) {
                                {"devices_per_node", devices_per_node(cluster)},
                                {"nodes", cluster.nodes()},
                                {"backend", name(cluster.backend())},
-                               {"memory_capacity_bytes", least_memory.count},
+                               {"memory_capacity_bytes", least_memory(cluster).count},
                                {"device_ids", cluster.device_ids.empty() ? Json(nullptr) : Json(cluster.device_ids)},
                                {"measured_on", cluster.measured_on ? Json(*cluster.measured_on) : Json(nullptr)}};
   json["inputs"]["training"] = {{"global_batch", inputs.training.global_batch},

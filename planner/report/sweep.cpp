@@ -88,7 +88,7 @@ Json known_without_plan(const SweepPoint& point, std::string_view key) {
 // Points that train the same, and those of them that differ in nothing but the number of devices.
 std::tuple<std::int64_t, std::int64_t> workload_of(const SweepPoint& point) { return {point.training.global_batch, point.training.sequence_length}; }
 std::tuple<std::int64_t, std::int64_t, std::string, std::string> series_of(const SweepPoint& point) {
-  return {point.training.global_batch, point.training.sequence_length, point.cluster.name, point.cluster.groups.front().device.name};
+  return {point.training.global_batch, point.training.sequence_length, point.cluster.name, device_name(point.cluster)};
 }
 
 template <class Key>

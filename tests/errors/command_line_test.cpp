@@ -162,7 +162,7 @@ TEST_CASE("devices that the cluster does not have are refused") {
           "--device h100-sxm-80gb: cluster 'dgx-a100' already says its device, a100-sxm4-80gb; --device is for texts of nvidia-smi topo -m and NCCL's topologies"},
          {{"suggest", "gpt2", "--cluster", "dgx-a100", "--measure-again"}, "--measure-again measures this machine, and --cluster dgx-a100 is given; leave one of them out"},
          {{"suggest", "gpt2", "--nodes", "2"}, "--nodes 2: this machine is one node; give --cluster for others"},
-         {{"suggest", "gpt2", "--device", "h100-sxm-80gb"}, "--device describes a cluster's text of nvidia-smi topo -m; give that with --cluster"},
+         {{"suggest", "gpt2", "--device", "h100-sxm-80gb"}, "--device completes a topology (text of nvidia-smi topo -m, XML of NCCL); give that with --cluster"},
          {{"topology", "dgx-a100", "--cluster", "dgx-h100"}, "a cluster is given twice: as argument and with --cluster; leave one of them out"},
          {{"suggest", "gpt2", "--cluster", "dgx-a100", "--memory-limit", "100 GiB"},
           "--memory-limit: a device of cluster 'dgx-a100' has 79.1 GiB, found 100 GiB; give less, or a percentage"}});
