@@ -198,6 +198,7 @@ void add_layout(CLI::App& app, LayoutRequest& layout) {
       begin = end + 1;
     }
     layout.stage_blocks = blocks;
+    if (!layout.pp) layout.pp = static_cast<int>(blocks.size());
   });
 }
 

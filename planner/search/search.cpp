@@ -144,18 +144,17 @@ Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {
   return row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
 }
 
-// Candidates of one layout on equal networks take equal time, whatever the order of their axes.
-struct Simulated {
+// What decides what a candidate takes.
+struct Work {
   ParallelSpec spec;
-  std::vector<CostModel> models;
-  StepResult result;
-  bool in_full = true;
+  std::vector<CostModel> models;  // by stage
 };
-bool equal_work(const ParallelSpec& spec, const std::vector<CostModel>& models, const Simulated& known) {
-  ParallelSpec same_order = spec;
-  same_order.mesh.order = known.spec.mesh.order;
-  return same_order == known.spec && std::ranges::equal(models, known.models, [](const CostModel& a, const CostModel& b) {
-    return *a.device == *b.device && a.rates == b.rates && a.networks == b.networks;
+// Candidates of one layout on equal networks are one plan, whatever the order of their axes.
+bool equal_work(const Work& a, const Work& b) {
+  ParallelSpec same_order = a.spec;
+  same_order.mesh.order = b.spec.mesh.order;
+  return same_order == b.spec && std::ranges::equal(a.models, b.models, [](const CostModel& of_a, const CostModel& of_b) {
+    return *of_a.device == *of_b.device && of_a.rates == of_b.rates && of_a.networks == of_b.networks;
   });
 }
 
@@ -235,55 +234,67 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
     bool in_full = true;
   };
   std::vector<Ranked> best;
+  const auto place = [](const Ranked& one) { return std::pair(one.score, one.index); };
   const auto cannot_win = [&](const Score& bound) { return static_cast<int>(best.size()) >= options.top && bound >= best.back().score; };
-  std::vector<Simulated> known;
+  std::vector<Work> known;
+  const auto work_of = [&](const ParallelSpec& spec) {
+    Work work{.spec = spec, .models = {}};
+    for (int stage = 0; stage < spec.pp(); ++stage) work.models.push_back(cost_model(makers.front()->estimator().networks(), spec.mesh, stage));
+    return work;
+  };
   std::size_t next = 0;
+  std::int64_t simulated = 0;
   // Batches do not depend on the number of threads: as many as are still missing to the best `top`, then few.
   constexpr std::int64_t batch = 4;
-  while (next < order.size() && result.counts.simulated < options.most_simulated && !cannot_win(order[next].first)) {
+  while (next < order.size() && simulated < options.most_simulated && !cannot_win(order[next].first)) {
     const std::int64_t missing = options.top - static_cast<std::int64_t>(best.size());
-    const std::int64_t room = std::min(options.most_simulated - result.counts.simulated, std::max(missing, batch));
+    const auto room = static_cast<std::size_t>(std::min(options.most_simulated - simulated, std::max(missing, batch)));
     struct Turn {
       std::size_t index = 0;
-      std::vector<CostModel> models;
+      std::size_t work = 0;  // in `known`
       StepResult result;
       bool in_full = true;
     };
     std::vector<Turn> jobs;
-    for (; next < order.size() && static_cast<std::int64_t>(jobs.size()) < room && !cannot_win(order[next].first); ++next) jobs.push_back({.index = order[next].second, .models = {}, .result = {}, .in_full = true});
+    for (; next < order.size() && jobs.size() < room && !cannot_win(order[next].first); ++next) {
+      Work work = work_of(candidates[order[next].second].spec);
+      if (std::ranges::any_of(known, [&](const Work& other) { return equal_work(work, other); })) {
+        ++result.counts.simulated;
+        continue;
+      }
+      known.push_back(std::move(work));
+      jobs.push_back({.index = order[next].second, .work = known.size() - 1, .result = {}, .in_full = true});
+    }
     in_parallel(threads, jobs.size(), [&](int thread, std::size_t number) {
       Turn& job = jobs[number];
-      const ParallelSpec& spec = candidates[job.index].spec;
-      CandidateMaker& maker = *makers[static_cast<std::size_t>(thread)];
-      for (int stage = 0; stage < spec.pp(); ++stage) job.models.push_back(cost_model(maker.estimator().networks(), spec.mesh, stage));
-      for (const Simulated& one : known)
-        if (equal_work(spec, job.models, one)) {
-          job.result = one.result;
-          job.in_full = one.in_full;
-          return;
-        }
-      const Placements& placements = maker.placements_of(spec);
-      const std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, job.models);
+      const auto& [spec, models] = known[job.work];
+      const Placements& placements = makers[static_cast<std::size_t>(thread)]->placements_of(spec);
+      const std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, models);
       job.in_full = !steady;
-      job.result = steady ? *steady : simulate_spec(graph, cluster, training, spec, placements, schedule_of(spec, training), job.models, nullptr);
+      job.result = steady ? *steady : simulate_spec(graph, cluster, training, spec, placements, schedule_of(spec, training), models, nullptr);
     });
-    for (Turn& job : jobs) {
-      const ParallelSpec& spec = candidates[job.index].spec;
-      known.push_back({spec, std::move(job.models), job.result, job.in_full});
+    for (const Turn& job : jobs) {
+      const ParallelSpec& spec = known[job.work].spec;
       best.push_back({.score = score(options.objective, cluster, spec, job.result.time.total(), job.result.memory), .index = job.index, .plan = {spec, job.result}, .in_full = job.in_full});
       ++result.counts.simulated;
+      ++simulated;
     }
-    std::ranges::sort(best, {}, [](const Ranked& one) { return std::pair(one.score, one.index); });
+    std::ranges::sort(best, {}, place);
     if (static_cast<int>(best.size()) > options.top) best.erase(best.begin() + options.top, best.end());
     if (options.progress) options.progress(result.counts.simulated, std::min<std::int64_t>(options.most_simulated, static_cast<std::int64_t>(order.size())));
+  }
+  // The winner in full, to the last digit of what simulating its plan gives.
+  while (!best.empty() && !best.front().in_full) {
+    auto& [winner, index, plan, in_full] = best.front();
+    CandidateMaker& maker = *makers.front();
+    plan.result = simulate_spec(graph, maker.estimator().networks(), training, plan.spec, maker.placements_of(plan.spec), schedule_of(plan.spec, training), nullptr);
+    winner = score(options.objective, cluster, plan.spec, plan.result.time.total(), plan.result.memory);
+    in_full = true;
+    std::ranges::sort(best, {}, place);
   }
 
   for (Ranked& one : best) result.plans.push_back(std::move(one.plan));
   if (!result.plans.empty()) {
-    // The winner in full, to the last digit of what simulating its plan gives.
-    RankedPlan& first = result.plans.front();
-    CandidateMaker& maker = *makers.front();
-    if (!best.front().in_full) first.result = simulate_spec(graph, maker.estimator().networks(), training, first.spec, maker.placements_of(first.spec), schedule_of(first.spec, training), nullptr);
     // The bounds ascend: what is left is no better than the next.
     const Score& winner = best.front().score;
     result.counts.pruned_by_bound = 0;

@@ -24,7 +24,9 @@ struct SearchOptions {
 };
 
 struct SearchResult {
-  std::vector<RankedPlan> plans;  // best by the objective first, simulated; ties by the order of the space
+  // Best by the objective first, simulated; ties by the order of the space. Of candidates that differ in the order of axes alone, and to
+  // whose groups the links are the same, the first.
+  std::vector<RankedPlan> plans;
   SearchCounts counts;
   // The candidate that needs least memory: of those that fit, or of all where none does. Its times are estimated; its memory is what a
   // simulation would say.

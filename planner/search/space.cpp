@@ -50,6 +50,7 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
       spec.mesh.degree = {static_cast<int>(pp), static_cast<int>(devices / tp / pp), static_cast<int>(tp)};
       if (fixed_differs(request.tp, spec.tp()) || fixed_differs(request.pp, spec.pp()) || fixed_differs(request.dp, spec.dp())) continue;
       if (training.global_batch % spec.dp() != 0) continue;
+      if (request.stage_blocks) spec.stage_blocks = *request.stage_blocks;
       // What a technique forbids at these degrees, it forbids for every choice of the others.
       for (const bool sequence_parallel : choices(request.sequence_parallel, spec.tp() > 1 ? std::vector{false, true} : std::vector{false}))
         for (const int zero : choices(request.zero_stage, spec.dp() > 1 ? std::vector{0, 1, 2, 3} : std::vector{0})) {
@@ -58,7 +59,7 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
           spec.micro_batch = request.micro_batch.value_or(1);
           if (illegal(graph, training, spec)) continue;
           for (const std::int64_t micro_batch : choices(request.micro_batch, divisors(training.global_batch / spec.dp())))
-            for (const ScheduleKind schedule : choices(request.schedule, spec.pp() > 1 ? schedules : std::vector{ScheduleKind::one_f_one_b}))
+            for (const ScheduleKind schedule : spec.pp() > 1 ? choices(request.schedule, schedules) : std::vector{ScheduleKind::one_f_one_b})
               for (const Recompute recompute : choices(request.recompute, {Recompute::none, Recompute::full}))
                 for (const std::array<Axis, 3>& order : distinct_orders(spec.mesh.degree, request)) {
                   ParallelSpec candidate = spec;
@@ -66,7 +67,6 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
                   candidate.schedule = schedule;
                   candidate.recompute = recompute;
                   candidate.mesh.order = order;
-                  if (request.stage_blocks) candidate.stage_blocks = *request.stage_blocks;
                   specs.push_back(std::move(candidate));
                 }
         }

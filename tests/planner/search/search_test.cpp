@@ -251,6 +251,43 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
     }
 }
 
+TEST_CASE("plans that differ only in the order of axes with equal links are ranked once") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  const TrainingSpec training = training_of(8, DataType::bf16);
+  const Cluster cluster = cluster_of("dgx-a100", 8);  // around one switch every order is the same
+  SearchOptions options;
+  options.top = 40;
+  options.most_simulated = 1 << 20;
+  const SearchResult found = search(graph, cluster, training, {}, options);
+  REQUIRE(found.plans.size() == 40);
+  CHECK(found.counts.certified);
+  for (std::size_t i = 0; i < found.plans.size(); ++i) {
+    if (i > 0) CHECK(found.plans[i - 1].result.time.total() <= found.plans[i].result.time.total());
+    for (std::size_t j = 0; j < i; ++j) {
+      ParallelSpec same_order = found.plans[j].spec;
+      same_order.mesh.order = found.plans[i].spec.mesh.order;
+      CHECK(!(same_order == found.plans[i].spec));
+    }
+  }
+  CHECK(found.counts.candidates == found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
+}
+
+TEST_CASE("a given cut is taken for as many stages as it has alone, and a given schedule where there is a pipeline") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  const TrainingSpec training = training_of(8, DataType::bf16);
+  LayoutRequest request;
+  request.stage_blocks = {1, static_cast<int>(graph.blocks.size()) - 1};
+  for (const ParallelSpec& spec : enumerate_specs(graph, training, 8, request)) CHECK(spec.pp() == 2);
+  CHECK(!enumerate_specs(graph, training, 8, request).empty());
+  request.stage_blocks = {1, static_cast<int>(graph.blocks.size())};
+  CHECK(enumerate_specs(graph, training, 8, request).empty());
+
+  LayoutRequest gpipe;
+  gpipe.schedule = ScheduleKind::gpipe;
+  for (const ParallelSpec& spec : enumerate_specs(graph, training, 8, gpipe))
+    CHECK(spec.schedule == (spec.pp() > 1 ? ScheduleKind::gpipe : ScheduleKind::one_f_one_b));
+}
+
 TEST_CASE("the best plan by memory has the least memory that any candidate needs, by cost the least cost") {
   const OpGraph graph = graph_of("tiny-llama", 16);
   const TrainingSpec training = training_of(8, DataType::bf16);
