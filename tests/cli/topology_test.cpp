@@ -54,8 +54,9 @@ TEST_CASE("topology prints a node as nvidia-smi does, with rates") {
   CHECK(call(words({"topology"}, four_cards)).out ==
         "smi-4x-rtx5060ti-phb: 1 node of 4 x NVIDIA GeForce RTX 5060 Ti 16 GB (rtx-5060ti-16gb)\n"
         "  memory    15.5 GiB, 768 MiB of it for libraries; 394 GB/s reached\n"
-        "  fp32      17.8 TFLOP/s reached of 23.7 TFLOP/s\n"
-        "  half      40.8 TFLOP/s reached of 47.4 TFLOP/s\n"
+        "  fp32      17.4 TFLOP/s reached of 23.7 TFLOP/s\n"
+        "  half      47.4 TFLOP/s reached of 47.4 TFLOP/s\n"
+        "  tf32      23.7 TFLOP/s reached of 23.7 TFLOP/s\n"
         "  PCIe      24.0 GB/s, 1.00 us: all 6 pairs\n"
         "  network   none\n"
         "  note      PCIe links taken as generation 5 x8, the card's\n");
@@ -77,7 +78,7 @@ TEST_CASE("topology prints levels and rails") {
   CHECK(call({"topology", file}).out ==
         "rails: 64 nodes of 2 x NVIDIA H100 SXM5 80 GB (h100-sxm-80gb)\n"
         "  memory    79.1 GiB, 1.25 GiB of it for libraries; 2.97 TB/s reached\n"
-        "  fp32      50.2 TFLOP/s reached of 67.0 TFLOP/s\n"
+        "  fp32      52.0 TFLOP/s reached of 67.0 TFLOP/s\n"
         "  half      794 TFLOP/s reached of 989 TFLOP/s\n"
         "  tf32      397 TFLOP/s reached of 495 TFLOP/s\n"
         "  NV18      371 GB/s, 600 ns: GPU0-GPU1\n"

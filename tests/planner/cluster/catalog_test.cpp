@@ -295,7 +295,7 @@ TEST_CASE("a cluster is described in a few lines") {
   CHECK(describe(find_cluster("dgx-a100", catalog, devices(2))) ==
         "dgx-a100: 1 node of 2 x NVIDIA A100 SXM4 80 GB (a100-sxm4-80gb)\n"
         "  memory    79.1 GiB, 1.00 GiB of it for libraries; 1.79 TB/s reached\n"
-        "  fp32      14.6 TFLOP/s reached of 19.5 TFLOP/s\n"
+        "  fp32      19.2 TFLOP/s reached of 19.5 TFLOP/s\n"
         "  half      268 TFLOP/s reached of 312 TFLOP/s\n"
         "  tf32      134 TFLOP/s reached of 156 TFLOP/s\n"
         "  NV12      240 GB/s, 600 ns: GPU0-GPU1\n"
