@@ -403,7 +403,7 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   for (int stage = 0; stage < plan.spec.pp(); ++stage) reasons.capacities.push_back(memory_capacity(plan.cluster, plan.spec.mesh, stage));
   reasons.error = model_error(plan.cluster);
   reasons.neighbours = find_neighbours(inquiry, networks);
-  CandidateMaker maker(graph, plan.cluster, plan.training, {});
+  CandidateMaker maker(graph, plan.cluster, plan.training);
   reasons.guide = find_guide(inquiry, maker, reasons.neighbours);
   if (options.searches) {
     reasons.families = find_families(inquiry, maker);

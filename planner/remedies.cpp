@@ -22,7 +22,6 @@ SearchResult search_for(const SuggestRequest& request, Objective objective, std:
   SearchOptions options;
   options.top = 1;
   options.objective = objective;
-  options.memory_limit = request.options.memory_limit;
   options.most_simulated = simulated;
   options.fewer_devices = fewer_devices;
   options.threads = request.options.threads;
@@ -63,18 +62,11 @@ std::int64_t nearest_that_helps(std::int64_t low, std::int64_t high, const std::
   return high;
 }
 
-Bytes memory_of_a_device(const SuggestRequest& request) {
-  const Bytes least = least_memory(request.cluster);
-  return request.options.memory_limit ? std::min(least, *request.options.memory_limit) : least;
-}
-
 // Devices with at least so much memory.
 SuggestRequest with_memory(const SuggestRequest& request, Bytes bytes) {
   SuggestRequest changed = request;
-  changed.options.memory_limit.reset();
   for (NodeGroup& group : changed.cluster.groups) {
     Bytes& capacity = group.device.memory_capacity;
-    if (request.options.memory_limit) capacity = std::min(capacity, *request.options.memory_limit);
     capacity = std::max(capacity, bytes);
   }
   return changed;
@@ -85,7 +77,12 @@ std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchRes
   Bytes enough = failed.smallest->result.memory.peak();
   const bool fewer = request.options.fewer_devices;  // the frugalest plan may be one of them
   const auto least_in = [&](Bytes bytes) { return least_that_fits(with_memory(request, bytes), fewer); };
-  if (!least_in(enough)) return std::nullopt;
+  // Of unlike devices the stage that fills its own most need not be the one that needs most.
+  constexpr int most_doublings = 8;
+  for (int doublings = 0; !least_in(enough); ++doublings) {
+    if (doublings == most_doublings) return std::nullopt;
+    enough = 2 * enough;
+  }
   // Cuts of the model change with the room that there is: with less than the frugalest plan needs, another may fit, and with just what that one
   // needs it may be cut otherwise and not fit.
   constexpr int most_rounds = 16;
@@ -97,7 +94,7 @@ std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchRes
     enough = std::min(enough, *needed);
   }
   return remedy(with_memory(request, enough), "memory",
-                fmt::format("{} of memory a device instead of {}", format_bytes(enough), format_bytes(memory_of_a_device(request))), static_cast<double>(enough.count));
+                fmt::format("{} of memory a device instead of {}", format_bytes(enough), device_memory(request.cluster)), static_cast<double>(enough.count));
 }
 
 // Of the same kind: what the caller can give, else whole nodes where there is a network between them.
@@ -211,7 +208,12 @@ std::optional<Remedy> smaller_batch(const SuggestRequest& request) {
     return changed;
   };
   if (now < 2 || !fits(with(1))) return std::nullopt;
-  const std::int64_t fewer = nearest_that_helps(0, now - 1, [&](std::int64_t less) { return fits(with(now - less)); });
+  const auto helps = [&](std::int64_t less) { return fits(with(now - less)); };
+  std::int64_t fewer = nearest_that_helps(0, now - 1, helps);
+  // A batch with fewer divisors may fit worse than a larger one.
+  constexpr std::int64_t looked_at = 8;
+  for (std::int64_t less = std::max<std::int64_t>(fewer - looked_at, 1); less < fewer - 1; ++less)
+    if (helps(less)) fewer = less;
   return remedy(with(now - fewer), "global_batch", fmt::format("a global batch of {} instead of {}", (now - fewer) * unit, request.training.global_batch),
                 static_cast<double>((now - fewer) * unit));
 }
@@ -248,11 +250,10 @@ std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchRes
   add(smaller_batch(request));
   OpGraph shorter;
   add(shorter_sequence(request, shorter));
-  const DeviceKind& device = request.cluster.groups.front().device;
   for (const DataType half : {DataType::bf16, DataType::fp16}) {
     SuggestRequest changed = request;
     changed.training.precision = half;
-    if (is_half(request.training.precision) || !has_units(device, half) || !fits(changed)) continue;
+    if (is_half(request.training.precision) || !has_units(request.cluster, half) || !fits(changed)) continue;
     add(remedy(changed, "precision", fmt::format("precision {} instead of {}", name(half), name(request.training.precision))));
     break;
   }

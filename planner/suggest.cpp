@@ -82,7 +82,7 @@ SuggestResult suggest(const SuggestRequest& request) {
 Plan simulate_layout(const SuggestRequest& request, std::string* trace) {
   ParallelSpec spec = fixed_spec(request);
   if (spec.stage_blocks.empty())
-    spec.stage_blocks = CandidateMaker(*request.graph, request.cluster, request.training, request.options.memory_limit).cut_of(spec);
+    spec.stage_blocks = CandidateMaker(*request.graph, request.cluster, request.training).cut_of(spec);
   Plan plan = complete(request, spec);
   plan.prediction = simulate_plan(*request.graph, plan, trace);
   return plan;

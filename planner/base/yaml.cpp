@@ -13,6 +13,7 @@
 
 #include "planner/base/file.h"
 #include "planner/base/text.h"
+#include "planner/base/utf8.h"
 
 namespace parplan {
 
@@ -35,28 +36,6 @@ Location place(const std::string& file, const YAML::Mark& mark) {
   // yaml-cpp counts from 0, and marks what is not there with -1.
   if (mark.line < 0) return {.file = file, .line = 0, .column = 0};
   return {.file = file, .line = mark.line + 1, .column = mark.column + 1};
-}
-
-// yaml-cpp passes broken UTF-8 on; whatever is written from it later (JSON, a plan) could not be read back.
-void check_utf8(const std::string& text, const std::string& file) {
-  int line = 1;
-  std::size_t line_start = 0;
-  for (std::size_t i = 0; i < text.size();) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    if (byte == '\n') {
-      ++line;
-      line_start = i + 1;
-    }
-    // Lengths by RFC 3629; 0xC0, 0xC1 and 0xF5 on begin nothing.
-    const std::size_t length = byte < 0x80 ? 1 : byte < 0xC2 ? 0 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : byte < 0xF5 ? 4 : 0;
-    bool valid = length > 0 && i + length <= text.size();
-    for (std::size_t k = 1; valid && k < length; ++k) valid = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
-    if (!valid) {
-      throw ConfigError({.file = file, .line = line, .column = static_cast<int>(i - line_start) + 1},
-                        fmt::format("expected text in UTF-8, found the byte 0x{:02x}", byte));
-    }
-    i += length;
-  }
 }
 
 // Walks the events of a document, each once, for what yaml-cpp accepts silently: a key given twice (the first

@@ -259,6 +259,10 @@ std::string device_title(const Cluster& cluster) {
   return titles;
 }
 
+bool has_units(const Cluster& cluster, DataType type) {
+  return std::ranges::all_of(cluster.groups, [&](const NodeGroup& group) { return has_units(group.device, type); });
+}
+
 Bytes least_memory(const Cluster& cluster) {
   return std::ranges::min(cluster.groups | std::views::transform([](const NodeGroup& group) { return group.device.memory_capacity; }));
 }

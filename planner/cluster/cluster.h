@@ -109,6 +109,8 @@ struct Cluster {
 std::string device_name(const Cluster& cluster);
 // "NVIDIA H100 SXM5 80 GB"; of unlike devices "A and B".
 std::string device_title(const Cluster& cluster);
+// Whether every device has units for it.
+bool has_units(const Cluster& cluster, DataType type);
 // The least memory of any device.
 Bytes least_memory(const Cluster& cluster);
 // "79.1 GiB"; of unlike devices from the least to the most, "31.8 GiB to 79.1 GiB".

@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "planner/base/text.h"
+#include "planner/base/utf8.h"
 
 namespace parplan {
 namespace {
@@ -28,6 +29,7 @@ constexpr int nvswitch_class = 0x068000;
 class Document {
  public:
   Document(const std::string& text, std::string file) : file_(std::move(file)) {
+    check_utf8(text, file_);
     lines_.push_back(0);
     for (std::size_t i = 0; i < text.size(); ++i)
       if (text[i] == '\n') lines_.push_back(i + 1);

@@ -146,6 +146,8 @@ std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std
   return paths;
 }
 
+bool starts_with(const Path& path, Arc arc) { return !path.arcs.empty() && path.arcs.front() == arc; }
+
 bool is_star(const std::vector<std::vector<Path>>& between) {
   if (between.size() < 2) return true;
   const Path& one = between[0][1];
@@ -155,8 +157,8 @@ bool is_star(const std::vector<std::vector<Path>>& between) {
       const Path& path = between[i][j];
       if (path.arcs.size() != 2 || path.bandwidth != one.bandwidth || path.latency != one.latency || path.distance != one.distance) return false;
       const std::size_t other = j == 0 ? (i == 1 ? 2 : 1) : (i == 0 ? (j == 1 ? 2 : 1) : 0);  // neither i nor j
-      if (other < between.size() && path.arcs[0] != between[i][other].arcs[0]) return false;
-      if (path.arcs[0] != reversed(between[j][i].arcs[1])) return false;
+      if (other < between.size() && !starts_with(between[i][other], path.arcs[0])) return false;
+      if (!starts_with(between[j][i], reversed(path.arcs[1]))) return false;
     }
   return true;
 }

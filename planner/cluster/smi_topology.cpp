@@ -12,6 +12,7 @@
 
 #include "planner/base/error.h"
 #include "planner/base/text.h"
+#include "planner/base/utf8.h"
 #include "planner/cluster/node_layout.h"
 
 namespace parplan {
@@ -259,6 +260,7 @@ bool is_smi_topology(const std::string& text) {
 }
 
 SmiTopology read_smi_topology(const std::string& text, const std::string& file_name) {
+  check_utf8(text, file_name);
   // The header, then rows up to the legend or to the first line that is no row.
   std::vector<std::string> columns;
   std::vector<std::string> titles;  // of the affinity columns, as they stand

@@ -64,42 +64,74 @@ namespace {
 
 constexpr double infinite = std::numeric_limits<double>::infinity();
 
+bool has_room(const StageOption& option, std::size_t begin, std::size_t end) {
+  if (option.state.empty()) return true;
+  const std::int64_t bytes = option.state[end] - option.state[begin] + option.in_flight * (option.saved[end] - option.saved[begin]);
+  return bytes <= option.surely_fits || (bytes <= option.may_fit && option.fits && option.fits(begin, end));
+}
+
 // Time of blocks [begin, end) on a stage by its fastest option that fits; infinite where none does.
 double stage_seconds(const std::vector<StageOption>& options, std::size_t begin, std::size_t end, int* chosen = nullptr) {
   double least = infinite;
   for (std::size_t i = 0; i < options.size(); ++i) {
     const StageOption& option = options[i];
-    if (!option.state.empty() &&
-        option.state[end] - option.state[begin] + option.in_flight * (option.saved[end] - option.saved[begin]) > option.capacity)
-      continue;
     const double seconds = option.seconds[end] - option.seconds[begin];
-    if (seconds >= least) continue;
+    if (seconds >= least || !has_room(option, begin, end)) continue;
     least = seconds;
     if (chosen != nullptr) *chosen = static_cast<int>(i);
   }
   return least;
 }
 
-// The slowest stage of a cut in which none takes longer than `most`; infinite where there is none. Each stage takes as many blocks
-// as it can: what fits and is fast enough with more blocks is so with fewer, so nothing is lost for the stages behind.
+// The slowest stage of a cut in which none takes longer than `most`; infinite where there is none.
 double slowest_within(std::span<const std::vector<StageOption>> stages, std::size_t blocks, double most) {
+  // Each stage takes as many blocks as it can: what fits and is fast enough with more blocks is so with fewer. A stage that cannot take
+  // the next one takes none for now; even so, no cut gets further.
   double slowest = 0.0;
-  std::size_t begin = 0;
+  bool none_empty = true;
+  std::size_t filled = 0;
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const std::size_t last = blocks - (stages.size() - 1 - s);  // one block is left for each stage behind
-    std::size_t end = begin;
+    std::size_t end = filled;
     double taken = 0.0;
     while (end < last) {
-      const double seconds = stage_seconds(stages[s], begin, end + 1);
+      const double seconds = stage_seconds(stages[s], filled, end + 1);
       if (seconds > most) break;
       taken = seconds;
       ++end;
     }
-    if (end == begin) return infinite;
+    none_empty = none_empty && end > filled;
     slowest = std::max(slowest, taken);
-    begin = end;
+    filled = end;
   }
-  return begin == blocks ? slowest : infinite;
+  if (filled < blocks) return infinite;
+  if (none_empty) return slowest;
+  // Of stages that are not alike one may hold a block before the one that it was left with.
+  const std::size_t p = stages.size();
+  // Whether stages before s can end at block b, and how far stage s gets from there; which is no less far from later blocks.
+  std::vector<std::vector<char>> ends(p + 1, std::vector<char>(blocks + 1, 0));
+  std::vector<std::vector<std::size_t>> farthest(p, std::vector<std::size_t>(blocks + 1, 0));
+  ends[0][0] = 1;
+  for (std::size_t s = 0; s < p; ++s) {
+    const std::size_t last = blocks - (p - 1 - s);
+    std::size_t end = s, marked = s;
+    for (std::size_t begin = s; begin < last; ++begin) {
+      end = std::max(end, begin);
+      while (end < last && stage_seconds(stages[s], begin, end + 1) <= most) ++end;
+      farthest[s][begin] = end;
+      if (!ends[s][begin]) continue;
+      for (marked = std::max(marked, begin); marked < end; ++marked) ends[s + 1][marked + 1] = 1;
+    }
+  }
+  if (!ends[p][blocks]) return infinite;
+  slowest = 0.0;
+  for (std::size_t s = p, end = blocks; s-- > 0;) {
+    std::size_t begin = end - 1;
+    while (!ends[s][begin] || farthest[s][begin] < end) --begin;
+    slowest = std::max(slowest, stage_seconds(stages[s], begin, end));
+    end = begin;
+  }
+  return slowest;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,14 +24,17 @@ void place_pipeline(const OpGraph& graph, const ParallelSpec& spec, Placements& 
 std::vector<int> cut_stages(std::span<const double> block_cost, int stages);
 
 // One way in which a stage can hold blocks, as prefix sums over the model's blocks (one more than blocks): the time of a
-// micro-batch, bytes of state, and of what is saved for each micro-batch in flight; no more than `capacity` bytes fit. No `state`:
-// everything fits.
+// micro-batch, bytes of state, and of what is saved for each micro-batch in flight. No `state`: everything fits.
 struct StageOption {
   std::span<const double> seconds;
   std::span<const std::int64_t> state;
   std::span<const std::int64_t> saved;
   std::int64_t in_flight = 0;
-  std::int64_t capacity = 0;
+  // Whatever the blocks, with no more than `surely_fits` bytes of these they fit, with more than `may_fit` they do not; in between `fits` is
+  // asked, which what fits with more blocks has to say of fewer, too.
+  std::int64_t surely_fits = 0;
+  std::int64_t may_fit = 0;
+  std::function<bool(std::size_t begin, std::size_t end)> fits = nullptr;
 };
 struct StageCut {
   std::vector<int> blocks;   // of each stage, at least one

@@ -36,13 +36,24 @@ std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& tra
   return std::nullopt;
 }
 
-std::string list_degrees(const std::vector<int>& degrees) {
+std::vector<std::int64_t> divisors(std::int64_t number) {
+  std::vector<std::int64_t> low, high;
+  for (std::int64_t d = 1; d <= number / d; ++d) {
+    if (number % d != 0) continue;
+    low.push_back(d);
+    if (d != number / d) high.push_back(number / d);
+  }
+  low.insert(low.end(), high.rbegin(), high.rend());
+  return low;
+}
+
+std::string list_degrees(const std::vector<std::int64_t>& degrees) {
   if (degrees.empty()) return "none";
   constexpr std::size_t readable = 8;
-  if (degrees.size() > readable && degrees.back() - degrees.front() + 1 == static_cast<int>(degrees.size()))
+  if (degrees.size() > readable && degrees.back() - degrees.front() + 1 == static_cast<std::int64_t>(degrees.size()))
     return fmt::format("{} to {}", degrees.front(), degrees.back());
   std::vector<std::string> words;
-  for (int degree : degrees) words.push_back(fmt::format("{}", degree));
+  for (const std::int64_t degree : degrees) words.push_back(fmt::format("{}", degree));
   return join(words);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -32,7 +33,10 @@ Placements place(const OpGraph& graph, const ParallelSpec& spec);
 // The first technique's reason against `spec`.
 std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
 
+// Ascending; of 1 and more.
+std::vector<std::int64_t> divisors(std::int64_t number);
+
 // "1, 5, 25"; "1 to 64" for a long ascending run of neighbours; "none" for no degree.
-std::string list_degrees(const std::vector<int>& degrees);
+std::string list_degrees(const std::vector<std::int64_t>& degrees);
 
 }  // namespace parplan

@@ -83,7 +83,8 @@ std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSp
     return "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)";
   const std::vector<Limit> all = limits(graph, spec.sequence_parallel);
   if (allowed(all, tp)) return std::nullopt;
-  const std::string degrees = list_degrees(legal_tensor_degrees(graph, training, spec, std::numeric_limits<int>::max()));
+  const std::vector<int> legal = legal_tensor_degrees(graph, training, spec, std::numeric_limits<int>::max());
+  const std::string degrees = list_degrees({legal.begin(), legal.end()});
   for (const Limit& limit : all)
     if (!limit.allows(tp))
       return fmt::format("tensor parallelism over {} cannot split {}; legal degrees: {}", tp, describe(graph, limit),

@@ -4,6 +4,8 @@
 
 namespace parplan {
 
+std::int64_t padded_elements(std::int64_t elements, int data_degree) { return align_up(Bytes(elements), 16 * std::int64_t{data_degree}).count; }
+
 std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int tensor_rank, int data_rank) {
   const OpGraph& graph = *job.graph;
   const BlockChoice choice = block_choice(job, 0, tensor_rank);  // how parameters lie does not depend on the stage
@@ -35,7 +37,7 @@ std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int ten
 
   const bool sharded = job.placements.optimizer_data_axis == flat_shard() && job.spec.dp() > 1;
   for (StageBucket& bucket : buckets) {
-    bucket.elements = align_up(Bytes(bucket.layout.elements), 16 * job.spec.dp()).count;
+    bucket.elements = padded_elements(bucket.layout.elements, job.spec.dp());
     bucket.shard_elements = sharded ? bucket.elements / job.spec.dp() : bucket.elements;
     bucket.shard_begin = sharded ? bucket.shard_elements * data_rank : 0;
   }

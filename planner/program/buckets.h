@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "planner/program/block.h"
@@ -18,6 +19,9 @@ struct StageBucket {
   std::int64_t shard_begin = 0;    // of this rank; the whole bucket without ZeRO
   std::int64_t shard_elements = 0;
 };
+
+// A bucket's elements, padded so that the ranks of the data axis have equal and aligned shards of it.
+std::int64_t padded_elements(std::int64_t elements, int data_degree);
 
 // The stage's buckets: one per block in order, then one per tied parameter in order of first use.
 std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int tensor_rank, int data_rank);

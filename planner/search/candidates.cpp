@@ -42,8 +42,8 @@ ScheduleForms forms_of(const ParallelSpec& spec) {
 
 }  // namespace
 
-CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, std::optional<Bytes> memory_limit)
-    : graph_(graph), training_(training), estimator_(graph, cluster, training, memory_limit) {}
+CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
+    : graph_(graph), training_(training), estimator_(graph, cluster, training) {}
 
 const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
   const std::tuple key{spec.tp(), spec.sequence_parallel, spec.dp() > 1 ? spec.zero_stage : 0};
@@ -93,8 +93,19 @@ std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec,
       std::vector<StageOption>& options = stages.emplace_back();
       for (std::size_t choice = 0; choice < choices.size(); ++choice) {
         const BlockTable& table = tables[(paces.size() == 1 ? 0 : static_cast<std::size_t>(s)) * choices.size() + choice];
-        options.push_back({.seconds = table.seconds, .state = table.state, .saved = table.saved, .in_flight = schedule.in_flight(s, spec.pp(), micro),
-                           .capacity = estimator_.capacity(spec.mesh, s).count - table.fixed});
+        const std::int64_t capacity = estimator_.capacity(spec.mesh, s).count;
+        const int in_flight = schedule.in_flight(s, spec.pp(), micro);
+        const auto fits = [this, &spec, &placements, &table, schedule, s, capacity, in_flight, recompute = choices[choice],
+                           fixed = std::vector<std::pair<std::uint64_t, std::int64_t>>()](std::size_t begin, std::size_t end) mutable {
+          const BlockRange range{static_cast<int>(begin), static_cast<int>(end)};
+          const std::int64_t growing = table.state[end] - table.state[begin] + in_flight * (table.saved[end] - table.saved[begin]);
+          const std::uint64_t kinds = estimator_.kinds_in(range);
+          auto known = std::ranges::find(fixed, kinds, &std::pair<std::uint64_t, std::int64_t>::first);
+          if (known == fixed.end()) known = fixed.insert(known, {kinds, estimator_.peak(spec, placements, schedule, s, range, recompute).count - growing});
+          return growing + known->second <= capacity;
+        };
+        options.push_back({.seconds = table.seconds, .state = table.state, .saved = table.saved, .in_flight = in_flight, .surely_fits = capacity - table.most_fixed,
+                           .may_fit = capacity - table.least_fixed, .fits = fits});
       }
     }
     return cut_stages(stages);
@@ -132,7 +143,7 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
     one.stage_blocks = cut;
     candidates.push_back(estimated(one));
     const bool fits = candidates.back().estimate.spare.count >= 0;
-    if (fits || !mixes || spec.recompute != Recompute::none || (1 << spec.pp()) > most_cuts) continue;
+    if (fits || !mixes || spec.recompute != Recompute::none || spec.pp() > most_choosing_stages) continue;
     one.recompute = Recompute::per_stage;
     for (int bits = 1; bits + 1 < 1 << spec.pp(); ++bits) {
       one.stage_recompute.clear();
@@ -147,8 +158,12 @@ void CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candi
     candidates.push_back(estimated(spec));
     return;
   }
-  if (spec.pp() <= 5 && cuts_of(static_cast<int>(graph_.blocks.size()), spec.pp()) <= most_cuts) {
+  if (cuts_of(static_cast<int>(graph_.blocks.size()), spec.pp()) <= most_cuts) {
+    const std::size_t before = candidates.size();
     add_all_cuts(spec, mixes, candidates);
+    const auto fits = [](const Candidate& candidate) { return candidate.estimate.spare.count >= 0; };
+    if (mixes && spec.recompute == Recompute::none && spec.pp() > most_choosing_stages && std::none_of(candidates.begin() + static_cast<std::ptrdiff_t>(before), candidates.end(), fits))
+      if (std::optional<Candidate> mixed = cut_that_fits(spec, true)) candidates.push_back(std::move(*mixed));
     return;
   }
   ParallelSpec cut = spec;

@@ -21,18 +21,20 @@ struct Candidate {
   Estimate estimate;
 };
 
-// Cuts of a model that are few enough are candidates all; beyond that, a layout stands with the cut of the dynamic programme.
+// Cuts of a model that are few enough are candidates all, and so are choices of stages that recompute; beyond that, a layout stands with what the
+// dynamic programme chooses.
 inline constexpr std::int64_t most_cuts = 32;
+inline constexpr int most_choosing_stages = 5;  // as many choices
 
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it; used by one thread.
 class CandidateMaker {
  public:
-  CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, std::optional<Bytes> memory_limit);
+  CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
 
   // Candidates of one spec of enumerate_specs, appended in a fixed order:
   // - with given stage blocks, that one;
   // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one does not fit without recompute, then
-  //   also every choice of stages that recompute, as long as those are few;
+  //   also every choice of stages that recompute, and with more than `most_choosing_stages` the best cut with stages choosing for themselves;
   // - else the cut whose slowest stage is fastest; if it does not fit, but all stages together have room, the best cut that fits; and if
   //   there is none without recompute, but would be with it, the best with stages choosing for themselves.
   // `mixes`: whether stages may differ in what they recompute.

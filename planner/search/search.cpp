@@ -165,7 +165,7 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
   const auto begin = std::chrono::steady_clock::now();
   const int threads = options.threads > 0 ? options.threads : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
   std::vector<std::unique_ptr<CandidateMaker>> makers;  // by thread
-  for (int thread = 0; thread < threads; ++thread) makers.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.memory_limit));
+  for (int thread = 0; thread < threads; ++thread) makers.push_back(std::make_unique<CandidateMaker>(graph, cluster, training));
 
   // Specs whose blocks have equal shapes go to one thread together, since they share what is lowered.
   std::vector<ParallelSpec> specs;

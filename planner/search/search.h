@@ -16,7 +16,6 @@ namespace parplan {
 struct SearchOptions {
   int top = 10;                         // plans to rank
   Objective objective = Objective::time;
-  std::optional<Bytes> memory_limit;    // of a device; its capacity otherwise
   std::int64_t most_simulated = 64;     // programs are simulated for at most so many candidates; 0: only what fits is asked
   bool fewer_devices = true;            // also plans that leave devices idle
   int threads = 0;                      // 0: as many as the machine has cores; the result is the same for any number

@@ -9,13 +9,6 @@
 namespace parplan {
 namespace {
 
-std::vector<std::int64_t> divisors(std::int64_t n) {
-  std::vector<std::int64_t> result;
-  for (std::int64_t d = 1; d <= n; ++d)
-    if (n % d == 0) result.push_back(d);
-  return result;
-}
-
 // The orders that differ on axes of more than one rank; each stands for those that differ elsewhere only.
 std::vector<std::array<Axis, 3>> distinct_orders(const std::array<int, 3>& degree, const LayoutRequest& request) {
   if (request.order) return {*request.order};

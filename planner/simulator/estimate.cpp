@@ -5,6 +5,7 @@
 
 #include "planner/cost/collective.h"
 #include "planner/cost/kernel.h"
+#include "planner/program/buckets.h"
 #include "planner/program/lower.h"
 #include "planner/program/workspace.h"
 #include "planner/simulator/segment_cost.h"
@@ -23,12 +24,12 @@ Sharded sharded(const ParallelSpec& spec, const Placements& placements) {
   return {.optimizer = is(placements.optimizer_data_axis), .gradients = is(placements.gradients_data_axis), .parameters = is(placements.parameters_data_axis)};
 }
 
-std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) { return align_up(Bytes(elements), 16 * spec.dp()).count; }
+std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) { return padded_elements(elements, spec.dp()); }
 
 }  // namespace
 
-Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, std::optional<Bytes> memory_limit)
-    : graph_(graph), cluster_(cluster), training_(training), memory_limit_(memory_limit), networks_(cluster) {
+Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
+    : graph_(graph), cluster_(cluster), training_(training), networks_(cluster) {
   for (const Block& block : graph.blocks) {
     if (block_parameters(graph, block).tied >= 0) tied_blocks_.push_back(static_cast<int>(uses_tied_.size()));
     uses_tied_.push_back(block_parameters(graph, block).tied >= 0);
@@ -91,9 +92,8 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   view.tensor = &networks_.group(mesh, Axis::tp);
   view.data = &networks_.group(mesh, Axis::dp);
   view.pipeline = &networks_.group(mesh, Axis::pp);
-  if (stages > 1) view.tied = &networks_.stages(mesh, 0, stages - 1);
-  // With whole nodes to a stage every boundary looks like the first.
-  const bool alike = cluster_.groups.size() == 1 && mesh.stride_of(Axis::pp) % cluster_.groups.front().devices_per_node() == 0;
+  // With whole nodes to a stage every boundary looks like the first, but for levels above the nodes.
+  const bool alike = cluster_.groups.size() == 1 && cluster_.network.levels.size() <= 1 && mesh.stride_of(Axis::pp) % cluster_.groups.front().devices_per_node() == 0;
   for (int s = 0; s + 1 < stages; ++s) view.next.push_back(&networks_.stages(mesh, alike ? 0 : s, alike ? 1 : s + 1));
   for (int s = 0; s < stages; ++s) {
     const NetworkCache::StageDevice& device = networks_.device(mesh, s);
@@ -102,8 +102,7 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
     });
     view.environments.push_back(static_cast<int>(found - environments_.begin()));
     if (found == environments_.end()) environments_.push_back({*view.tensor, device.device, device.rates});
-    const Bytes capacity = memory_capacity(cluster_, mesh, s);
-    view.capacities.push_back(memory_limit_ ? std::min(*memory_limit_, capacity) : capacity);
+    view.capacities.push_back(memory_capacity(cluster_, mesh, s));
   }
   return view;
 }
@@ -184,7 +183,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
     return persistent(stage_memory({.buckets = {&bucket, 1}, .saved = {}, .crossing_bytes = 0, .scratch_bytes = 0, .in_flight = 1, .last_stage = false}, spec,
                                    placements, training_));
   };
-  // What does not grow with blocks is counted with the largest of all blocks and as on the last stage, at most a little too much.
+  // What does not grow with blocks: with all of them on the stage, and the tied parameter twice, it is the most.
   std::vector<BucketSizes> buckets;
   std::vector<std::int64_t> state;
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
@@ -195,16 +194,21 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
     scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
     crossing = std::max(crossing, shapes.kinds[k].crossing_bytes);
   }
-  const BucketSizes tied{.elements = padded(shapes.tied_elements, spec), .tied = true};
-  const std::int64_t tied_state = state_of(tied);
+  const MemoryUse none = stage_memory({.buckets = {}, .saved = {}, .crossing_bytes = 0, .scratch_bytes = step_scratch_bytes(training_, cluster_.backend()).count,
+                                       .in_flight = 1, .last_stage = true},
+                                      spec, placements, training_);
+  const BucketSizes tied{.elements = padded(shapes.tied_elements, spec), .tied = true, .used_twice = true};
+  const std::int64_t tied_state = shapes.tied_elements > 0 ? state_of(tied) : 0;
   if (shapes.tied_elements > 0) buckets.push_back(tied);
   const MemoryUse all = stage_memory({.buckets = buckets, .saved = {}, .crossing_bytes = crossing, .scratch_bytes = scratch, .in_flight = 1, .last_stage = false},
                                      spec, placements, training_);
-  BlockTable table{.seconds = {0.0}, .state = {0}, .saved = {0}, .fixed = all.peak().count - persistent(all) + memory_overhead(cluster_).count};
+  const std::int64_t overhead = memory_overhead(cluster_).count;
+  BlockTable table{.seconds = {0.0}, .state = {0}, .saved = {0}, .least_fixed = none.peak().count + overhead,
+                   .most_fixed = all.peak().count - persistent(all) + tied_state + overhead};
   for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
     const std::size_t kind = static_cast<std::size_t>(graph_.blocks[b].kind);
     table.seconds.push_back(table.seconds.back() + (costs.forward_seconds[kind] + costs.backward_seconds[kind]).value);
-    table.state.push_back(table.state.back() + state[kind] + (uses_tied_[b] ? tied_state : 0));
+    table.state.push_back(table.state.back() + state[kind]);
     table.saved.push_back(table.saved.back() + align_up(Bytes(shapes.kinds[kind].saved_bytes), buffer_alignment).count);
   }
   return table;
@@ -237,12 +241,26 @@ MemoryUse Estimator::memory_of_stage(const ParallelSpec& spec, const Placements&
   return memory;
 }
 
+Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range, Recompute recompute) {
+  const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_of(spec, placements, recompute))];
+  return memory_of_stage(spec, placements, schedule, stage, range, shapes).peak();
+}
+
+std::uint64_t Estimator::kinds_in(BlockRange range) const {
+  // Of too many kinds each range is another.
+  if (blocks_of_kind_.size() > 31) return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(range.first) << 31 | static_cast<std::uint64_t>(range.last);
+  std::uint64_t kinds = 0;
+  for (const std::vector<int>& before : blocks_of_kind_)
+    kinds = kinds << 2 | static_cast<std::uint64_t>(std::min(before[static_cast<std::size_t>(range.last)] - before[static_cast<std::size_t>(range.first)], 2));
+  return kinds;
+}
+
 // Letters: blocks 1 .. n of the stage in the order in which a phase visits them; c_k a block's computation in that phase, g_k the
 // gather of its parameters (ZeRO-3), r_k the reduction of its gradients behind its backward (ZeRO-2, 3: of every
 // micro-batch; else of the last one only).
 //   A phase takes at least sum c_k. Two buffers of gathered parameters and two of unreduced gradients take turns, so from its first
 //   block on it takes at least c_1 + sum_{k>=3} g_k + sum_{k<=n-2} r_k + c_n: the gather of block k waits for block k - 2, and
-//   block n for the reduction of block n - 2, on one stream.
+//   block n for the reduction of block n - 2 (its own bucket's; the tied one's comes behind that), on one stream.
 //   Behind the last backward come the reductions that it did not cover: max over k of (sum_{i>=k} r_i - sum_{i>k} c_i).
 //   Updates run in the order of blocks, the gathers of updated parameters (ZeRO-1, 2) each behind its update.
 // Ranks that carry out their own communication do all of this one after the other.
@@ -265,7 +283,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     every_own = every_own && shapes.own_elements[kind] > 0;
     Visit& visit = visits_[static_cast<std::size_t>(i)];
     visit = {.forward = costs.forward_seconds[kind], .backward = costs.backward_seconds[kind], .clear = own.clear + tied.clear,
-             .gather = shards.parameters ? own.gather : Seconds(0.0), .reduce = own.reduce + own.accumulate + tied.reduce + tied.accumulate};
+             .gather = shards.parameters ? own.gather : Seconds(0.0), .reduce = own.reduce + own.accumulate + tied.reduce + tied.accumulate,
+             .own_reduce = own.reduce + own.accumulate};
     bound.plain_forward += visit.forward;
     bound.plain_backward += visit.backward + visit.clear;
     gathers += visit.gather;
@@ -300,7 +319,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       for (int i = 2; i < count; ++i) {
         down += visits_[static_cast<std::size_t>(i)].gather;
         up += visits_[static_cast<std::size_t>(count - 1 - i)].gather;
-        if (shards.gradients) up += visits_[static_cast<std::size_t>(i)].reduce;  // all but of the last two visited: blocks 0 and 1
+        // All but of the last two visited, blocks 0 and 1. Block 0 waits for block 2's own buffer alone: a tied one lies elsewhere.
+        if (shards.gradients) up += i == 2 ? visits_[2].own_reduce : visits_[static_cast<std::size_t>(i)].reduce;
       }
       bound.forward = std::max(bound.forward, down);
       bound.backward = std::max(bound.backward, up);

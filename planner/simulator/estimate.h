@@ -40,23 +40,28 @@ struct Estimate {
 // What stages could hold: prefix sums over the model's blocks, one more than blocks.
 struct BlockTable {
   std::vector<double> seconds;           // forward and backward of a micro-batch
-  std::vector<std::int64_t> state;       // bytes of parameters, gradients, optimizer
+  std::vector<std::int64_t> state;       // bytes of parameters, gradients, optimizer, but for the tied parameter
   std::vector<std::int64_t> saved;       // bytes of saved activations of one micro-batch in flight
-  std::int64_t fixed = 0;                // bytes that do not grow with blocks, at most
+  std::int64_t least_fixed = 0;          // bytes that do not grow with blocks: at least
+  std::int64_t most_fixed = 0;           // at most
 };
 
 // Estimates candidates of one model on one cluster, from Segments that are lowered and costed once each and kept. The graph
 // and the cluster must outlive it; used by one thread.
 class Estimator {
  public:
-  // `memory_limit`: of every device, where less than it has.
-  Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, std::optional<Bytes> memory_limit = {});
+  Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
 
   // Seconds of forward and backward of each block of the graph on `stage`: what stage cuts balance.
   std::vector<double> block_seconds(const ParallelSpec& spec, const Placements& placements, int stage = 0);
   // The same as prefix sums, with bytes, for a stage that recomputes so.
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);
+  // What these blocks need on a stage, to the byte.
+  Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range, Recompute recompute);
+  // A number that says whether there are none, one or more blocks of each kind in the range. What of a stage's memory does not grow with blocks
+  // hangs on nothing else of them.
+  std::uint64_t kinds_in(BlockRange range) const;
   // Numbers for what blocks cost on each stage: equal numbers, equal costs. One where all stages are alike.
   std::vector<std::pair<int, int>> paces(const ParallelSpec& spec, const Placements& placements);
 
@@ -86,7 +91,6 @@ class Estimator {
     const GroupNetwork* tensor = nullptr;
     const GroupNetwork* data = nullptr;
     const GroupNetwork* pipeline = nullptr;
-    const GroupNetwork* tied = nullptr;          // with several stages
     std::vector<const GroupNetwork*> next;       // per stage but the last
     std::vector<Bytes> capacities;               // per stage
   };
@@ -103,7 +107,8 @@ class Estimator {
     Seconds forward, backward;  // compute stream
     Seconds clear;              // of the buffer for unreduced gradients, before the backward
     Seconds gather;             // of its own bucket, ahead
-    Seconds reduce;             // data stream, behind its backward
+    Seconds reduce;             // data stream, behind its backward: its own bucket, then the tied one
+    Seconds own_reduce;         // of its own bucket
   };
   // What a stage takes at least.
   struct StageBound {
@@ -130,7 +135,6 @@ class Estimator {
   const OpGraph& graph_;
   const Cluster& cluster_;
   TrainingSpec training_;
-  std::optional<Bytes> memory_limit_;
   NetworkCache networks_;
   std::vector<char> uses_tied_;  // by block
   std::vector<int> tied_blocks_;

@@ -66,6 +66,16 @@ TEST_CASE("no way leads through a third device or a NIC") {
   CHECK(routes_of(node)->between[0][2].distance == PathClass::unreachable);
 }
 
+TEST_CASE("devices around one switch are a star, and with one that has no link they are none") {
+  NodeKind node = node_of(4);
+  const int nvswitch = add_vertex(node, "NVSwitch", VertexKind::nvswitch);
+  for (const int device : {0, 1, 3}) add_link(node, device, nvswitch, BytesPerSecond(9), Seconds(1), "NVLink");
+  CHECK(!routes_of(node)->star);
+  CHECK(routes_of(node)->between[0][2].distance == PathClass::unreachable);
+  add_link(node, 2, nvswitch, BytesPerSecond(9), Seconds(1), "NVLink");
+  CHECK(routes_of(node)->star);
+}
+
 TEST_CASE("devices take turns at NICs that are equally near, and take the nearest") {
   // GPU0 has a NIC at its own switch; GPU1, 2 and 3 have two at the host bridge.
   NodeKind node = node_of(4);

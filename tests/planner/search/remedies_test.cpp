@@ -9,6 +9,7 @@
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/cluster/catalog.h"
+#include "planner/cluster/node_layout.h"
 #include "planner/plan/layout_text.h"
 
 namespace parplan {
@@ -136,6 +137,29 @@ TEST_CASE("devices of a node are counted one by one, where the caller can give t
   }
 }
 
+TEST_CASE("of unlike devices so much memory is named that the fullest of any kind has enough") {
+  Crowded crowded("dgx-a100", 4);
+  SuggestRequest& request = crowded.request;
+  request.layout.tp = 1;
+  request.layout.dp = 1;
+  request.cluster.groups.push_back(request.cluster.groups.front());
+  for (NodeGroup& group : request.cluster.groups) {
+    group.node = first_devices(group.node, 2);
+    group.nodes = 1;
+    group.device.memory_overhead = Bytes(0);
+  }
+  request.cluster.groups[0].device.name = "small";
+  request.cluster.groups[0].device.memory_capacity = Bytes(2'000);
+  request.cluster.groups[1].device.memory_capacity = Bytes(100'000);
+  const std::vector<Remedy> remedies = crowded.remedies();
+  const Remedy* memory = find(remedies, "memory");
+  REQUIRE(memory);
+  for (const NodeGroup& group : memory->cluster.groups) CHECK(group.device.memory_capacity >= Bytes(static_cast<std::int64_t>(memory->value)));
+  SuggestRequest changed = request;
+  changed.cluster = memory->cluster;
+  CHECK(fits(changed));
+}
+
 TEST_CASE("parts of the layout that were given are changed as little as helps") {
   Crowded crowded(source + "/tests/data/clusters/cpu-8.yaml", 4);
   SuggestRequest& request = crowded.request;
@@ -167,7 +191,14 @@ TEST_CASE("parts of the layout that were given are changed as little as helps") 
     changed.training = remedy.training;
     OpGraph graph = build_graph(crowded.model, remedy.training.sequence_length);
     changed.graph = &graph;
-    changed.layout = {};
+    // Its own part is changed, the others stay.
+    if (remedy.of == "zero_stage") changed.layout.zero_stage = remedy.plan.spec.zero_stage;
+    if (remedy.of == "micro_batch") changed.layout.micro_batch = remedy.plan.spec.micro_batch;
+    if (remedy.of == "recompute") changed.layout.recompute = remedy.plan.spec.recompute;
+    if (remedy.of == "tp") changed.layout.tp.reset();
+    if (remedy.of == "pp") changed.layout.pp.reset();
+    if (remedy.of == "dp") changed.layout.dp.reset();
+    INFO(describe(remedy));
     CHECK(fits(changed));
   }
 }
