@@ -10,7 +10,7 @@
 #include "planner/base/error.h"
 #include "planner/cluster/catalog.h"
 #include "planner/graph/training.h"
-#include "planner/search/objective.h"
+#include "planner/plan/objective.h"
 #include "planner/search/space.h"
 
 namespace CLI {

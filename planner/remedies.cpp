@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "planner/plan/layout_text.h"
-#include "planner/search/objective.h"
+#include "planner/plan/objective.h"
 
 namespace parplan {
 namespace {

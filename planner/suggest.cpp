@@ -1,6 +1,7 @@
 #include "planner/suggest.h"
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 
@@ -34,9 +35,18 @@ Plan complete(const SuggestRequest& request, const ParallelSpec& spec) {
   plan.spec = spec;
   plan.placements = place(*request.graph, spec);
   plan.schedule = schedule_of(spec, request.training);
-  if (spec.mesh.size() < request.cluster.devices())
-    plan.notes.push_back(fmt::format("uses {} of {} devices: no plan on all of them is faster", spec.mesh.size(), request.cluster.devices()));
   return plan;
+}
+
+// What is said of a plan that leaves devices idle, by what the search knows.
+std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
+  const std::string used = fmt::format("uses {} of {} devices", plan.spec.mesh.size(), request.cluster.devices());
+  const LayoutRequest& layout = request.layout;
+  if (plan.search.candidates == 0 || (layout.dp && layout.tp && layout.pp)) return used + ", as the layout that was given does";
+  constexpr std::array better = {"is faster", "costs less", "needs less memory"};  // by Objective
+  const std::string claim = better[static_cast<std::size_t>(plan.search.objective)];
+  if (!plan.search.certified) return fmt::format("{}: the search found no plan on all of them that {}, and looked at a part of them only", used, claim);
+  return fmt::format("{}: no plan on all of them {}{}", used, layout == LayoutRequest{} ? "" : "with what was given ", claim);
 }
 
 // The given layout as a spec; degrees that were not given follow from the others or are 1.
@@ -54,7 +64,7 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
   spec.sequence_parallel = layout.sequence_parallel.value_or(false);
   spec.zero_stage = layout.zero_stage.value_or(0);
   spec.micro_batch = layout.micro_batch.value_or(1);
-  spec.schedule = layout.schedule.value_or(ScheduleKind::one_f_one_b);
+  spec.schedule = pp > 1 ? layout.schedule.value_or(ScheduleKind::one_f_one_b) : ScheduleKind::one_f_one_b;
   spec.recompute = layout.recompute.value_or(Recompute::none);
   if (layout.stage_blocks) spec.stage_blocks = *layout.stage_blocks;
   if (const std::optional<std::string> reason = illegal(*request.graph, request.training, spec)) throw ConfigError(*reason);
@@ -67,6 +77,7 @@ SuggestResult suggest(const SuggestRequest& request) {
   const SearchResult found = search(*request.graph, request.cluster, request.training, request.layout, request.options);
   SuggestResult result;
   result.counts = found.counts;
+  result.counts.objective = request.options.objective;
   if (found.plans.empty()) {
     result.remedies = find_remedies(request, found);
     for (const Remedy& remedy : result.remedies) result.changes.push_back(describe(remedy));
@@ -75,7 +86,8 @@ SuggestResult suggest(const SuggestRequest& request) {
   result.plan = complete(request, found.plans.front().spec);
   result.plan->prediction = found.plans.front().result;
   result.plan->alternatives.assign(found.plans.begin() + 1, found.plans.end());
-  result.plan->search = found.counts;
+  result.plan->search = result.counts;
+  if (found.plans.front().spec.mesh.size() < request.cluster.devices()) result.plan->notes.push_back(devices_left_idle(request, *result.plan));
   return result;
 }
 
@@ -85,6 +97,7 @@ Plan simulate_layout(const SuggestRequest& request, std::string* trace) {
     spec.stage_blocks = CandidateMaker(*request.graph, request.cluster, request.training).cut_of(spec);
   Plan plan = complete(request, spec);
   plan.prediction = simulate_plan(*request.graph, plan, trace);
+  if (spec.mesh.size() < request.cluster.devices()) plan.notes.push_back(devices_left_idle(request, plan));
   return plan;
 }
 

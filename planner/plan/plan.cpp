@@ -76,6 +76,7 @@ constexpr std::array learning_rate_schedules = {LearningRateSchedule::constant, 
                                                 LearningRateSchedule::linear};
 constexpr std::array schedule_kinds = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b};
 constexpr std::array recomputes = {Recompute::none, Recompute::full, Recompute::per_stage};
+constexpr std::array objectives = {Objective::time, Objective::cost, Objective::memory};
 constexpr std::array stage_recomputes = {Recompute::none, Recompute::full};
 
 // ---- writing ----
@@ -208,8 +209,8 @@ std::string write_result(const StepResult& result) {
 
 std::string write_search(const SearchCounts& search) {
   return fmt::format(
-      "candidates: {}\ninfeasible_memory: {}\npruned_by_bound: {}\nsimulated: {}\nseconds: {}\ncertified: {}\ngap: {}\n",
-      search.candidates, search.infeasible_memory, search.pruned_by_bound, search.simulated, number(search.seconds),
+      "objective: {}\ncandidates: {}\ninfeasible_memory: {}\npruned_by_bound: {}\nsimulated: {}\nseconds: {}\ncertified: {}\ngap: {}\n",
+      name(search.objective), search.candidates, search.infeasible_memory, search.pruned_by_bound, search.simulated, number(search.seconds),
       search.certified, search.gap ? number(*search.gap) : "null");
 }
 
@@ -388,7 +389,7 @@ StepResult read_result(const YamlNode& node) {
 }
 
 SearchCounts read_search(const YamlNode& node) {
-  node.allow_keys({"candidates", "infeasible_memory", "pruned_by_bound", "simulated", "seconds", "certified", "gap"});
+  node.allow_keys({"objective", "candidates", "infeasible_memory", "pruned_by_bound", "simulated", "seconds", "certified", "gap"});
   SearchCounts search{.candidates = node.at("candidates").as_integer(0),
                       .infeasible_memory = node.at("infeasible_memory").as_integer(0),
                       .pruned_by_bound = node.at("pruned_by_bound").as_integer(0),
@@ -396,6 +397,7 @@ SearchCounts read_search(const YamlNode& node) {
                       .seconds = read_number(node.at("seconds")),
                       .certified = node.at("certified").as_bool(),
                       .gap = std::nullopt};
+  if (const auto objective = node.find("objective")) search.objective = read_choice(*objective, objectives);
   if (const auto gap = node.find("gap")) search.gap = read_number(*gap);
   return search;
 }

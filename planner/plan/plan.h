@@ -7,6 +7,7 @@
 
 #include "planner/cluster/cluster.h"
 #include "planner/graph/training.h"
+#include "planner/plan/objective.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
 #include "planner/plan/schedule.h"
@@ -31,6 +32,7 @@ struct RankedPlan {
 
 // What the search did. `simulated` counts candidates that are the same work as a simulated one, too. `gap`: best found over the smallest bound that was not simulated, minus one; absent when certified.
 struct SearchCounts {
+  Objective objective = Objective::time;  // of which the best plan has least
   std::int64_t candidates = 0;
   std::int64_t infeasible_memory = 0;
   std::int64_t pruned_by_bound = 0;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include <algorithm>
-
 #include "planner/report/launch_line.h"
 #include "planner/report/row.h"
 
@@ -72,6 +70,7 @@ Json bytes_json(const std::vector<Bytes>& values) {
 Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, const std::vector<std::string>& changes,
                   const std::string& plan_file) {
   Json json = head("parplan.suggest/1", inputs);
+  json["inputs"]["objective"] = name(search.objective);
   json["search"] = search_json(search);
   json["columns"] = columns_json();
   json["plans"] = Json::array();

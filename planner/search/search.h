@@ -8,7 +8,7 @@
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/plan.h"
-#include "planner/search/objective.h"
+#include "planner/plan/objective.h"
 #include "planner/search/space.h"
 
 namespace parplan {

@@ -80,7 +80,7 @@ Plan some_plan() {
   other.stage_blocks = {5};
   other.schedule = ScheduleKind::gpipe;
   plan.alternatives = {{other, some_result(1.25)}, {two_by_two(), some_result(3.0)}};
-  plan.search = {.candidates = 120, .infeasible_memory = 3, .pruned_by_bound = 80, .simulated = 37, .seconds = 0.125,
+  plan.search = {.objective = Objective::cost, .candidates = 120, .infeasible_memory = 3, .pruned_by_bound = 80, .simulated = 37, .seconds = 0.125,
                  .certified = false, .gap = 0.0625};
   plan.notes = {"uses 4 of 4 devices: \"all\"", "two\nlines, a tab\t and a back\\slash", "", "ü"};
   return plan;
@@ -210,6 +210,7 @@ schedule:
   - "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3"
   - "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"
 search:
+  objective: cost
   candidates: 120
   infeasible_memory: 3
   pruned_by_bound: 80
@@ -357,12 +358,18 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
         place_of("residual_over_tp") + "unknown key 'residual'; allowed: residual_over_tp, parameters_over_tp, "
                                        "parameters_over_dp, gradients_over_dp, optimizer_over_dp; did you mean 'residual_over_tp'?");
   CHECK(error_with("  candidates: 120\n", "") == 
-        place_of("candidates: 120") + "missing key 'candidates' in 'search'");
+        place_of("objective: cost") + "missing key 'candidates' in 'search'");
   CHECK(error_with("  tp: 1\n", "") == place_of("devices: 4") + "missing key 'tp' in 'layout'");
   CHECK(error_with("  - layout:", "  - layouts:").find("unknown key 'layouts'; allowed: layout, prediction; did you mean 'layout'?") !=
         std::string::npos);
   CHECK(error_with("flops_per_sample", "flops").find("unknown key 'flops'; allowed: name, parameters, flops_per_sample") !=
         std::string::npos);
+}
+
+TEST_CASE("A plan without an objective has least time") {
+  CHECK(read_plan(edited("  objective: cost\n", ""), "plan.yaml").search.objective == Objective::time);
+  CHECK(error_with("objective: cost", "objective: costs") ==
+        value_place("objective: cost") + "expected one of time, cost, memory, found 'costs'; did you mean 'cost'?");
 }
 
 TEST_CASE("A layout that does not add up says how") {

@@ -21,4 +21,7 @@ struct Score {
 };
 Score score(Objective objective, const Cluster& cluster, const ParallelSpec& spec, Seconds time, const MemoryUse& memory);
 
+// Whether `a` is less than `b` by more than the part `margin` of it; where neither differs by as much in what comes first, in what comes second.
+bool better(const Score& a, const Score& b, double margin);
+
 }  // namespace parplan

@@ -1,7 +1,8 @@
-#include "planner/search/objective.h"
+#include "planner/plan/objective.h"
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace parplan {
 namespace {
@@ -33,6 +34,11 @@ Score score(Objective objective, const Cluster& cluster, const ParallelSpec& spe
     case Objective::memory: return {static_cast<double>(memory.peak().count), time.value};
   }
   return {};
+}
+
+bool better(const Score& a, const Score& b, double margin) {
+  if (std::abs(a.first - b.first) > margin * b.first) return a.first < b.first;
+  return a.second < b.second * (1.0 - margin);
 }
 
 }  // namespace parplan
