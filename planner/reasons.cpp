@@ -21,8 +21,10 @@
 namespace parplan {
 namespace {
 
-// Faster by less is a tie: sums of the same parts in another order differ by as much.
+// Better by a smaller part is a tie: sums of the same parts in another order differ by as much.
 constexpr double noise = 1e-9;
+// Better by a smaller part is not worth another layout.
+constexpr double worth = 5e-4;
 
 constexpr std::array family_table = {
     LayoutFamily{"data parallel, nothing sharded (ZeRO-0)", Degree::several, Degree::one, Degree::one, 0},
@@ -109,13 +111,17 @@ struct Inquiry {
     const std::optional<StepResult> steady = simulate_steady(graph, networks.cluster(), training, spec, placements, models);
     return {.spec = spec, .result = steady ? *steady : simulate_spec(graph, networks.cluster(), training, spec, placements, usual, models, nullptr)};
   }
-  SearchResult searched(const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& layout, bool fewer_devices) const {
+  // The whole space, by the plan's objective. Time is rarely less on fewer devices, where the plan has all.
+  SearchResult searched(const Cluster& cluster, const TrainingSpec& training, int top) const {
     SearchOptions search_options;
-    search_options.top = 1;
+    search_options.top = top;
+    search_options.objective = objective();
     search_options.most_simulated = options.most_simulated;
-    search_options.fewer_devices = fewer_devices;
-    return search(graph, cluster, training, layout, search_options);
+    search_options.fewer_devices = objective() != Objective::time || plan.spec.mesh.size() < cluster.devices();
+    return search(graph, cluster, training, {}, search_options);
   }
+  Objective objective() const { return plan.search.objective; }
+  Score score_of(const RankedPlan& of) const { return score(objective(), plan.cluster, of.spec, of.result.time.total(), of.result.memory); }
 };
 
 // One choice made differently -------------------------------------------------------------------------------------
@@ -190,7 +196,7 @@ std::optional<Guide::LargestBlock> block_beyond_a_device(const Inquiry& inquiry)
   return largest;
 }
 
-// The fastest of these layouts that fits, by as many simulations as bounds leave open; where none fits, the one that needs least memory.
+// The best of these layouts that fits, by as many simulations as bounds leave open; where none fits, the one that needs least memory.
 std::optional<Rival> best_among(const Inquiry& inquiry, CandidateMaker& maker, const std::vector<ParallelSpec>& specs) {
   std::vector<Candidate> fitting;
   std::optional<Candidate> smallest;
@@ -211,13 +217,16 @@ std::optional<Rival> best_among(const Inquiry& inquiry, CandidateMaker& maker, c
     return rival(networks.cluster(), {.spec = std::move(smallest->spec),
                                       .result = {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}});
   }
-  std::ranges::stable_sort(fitting, {}, [](const Candidate& candidate) { return candidate.estimate.lower_bound; });
+  const auto bound = [&](const Candidate& candidate) {
+    return score(inquiry.objective(), networks.cluster(), candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory);
+  };
+  std::ranges::stable_sort(fitting, {}, bound);
   std::optional<RankedPlan> best;
   std::int64_t simulated = 0;
   for (const Candidate& candidate : fitting) {
-    if (simulated++ == inquiry.options.most_simulated || (best && candidate.estimate.lower_bound >= best->result.time.total())) break;
+    if (simulated++ == inquiry.options.most_simulated || (best && bound(candidate) >= inquiry.score_of(*best))) break;
     RankedPlan plan = inquiry.simulated(networks, inquiry.plan.training, candidate.spec);
-    if (!best || plan.result.time.total() < best->result.time.total()) best = std::move(plan);
+    if (!best || inquiry.score_of(plan) < inquiry.score_of(*best)) best = std::move(plan);
   }
   return rival(networks.cluster(), std::move(*best));
 }
@@ -259,7 +268,8 @@ Guide find_guide(const Inquiry& inquiry, CandidateMaker& maker, const std::vecto
   if (plan.spec.pp() > 1)
     guide.bubble = {.stages = plan.spec.pp(), .micro_batches = count,
                     .closed_form = static_cast<double>(plan.spec.pp() - 1) / static_cast<double>(count + plan.spec.pp() - 1),
-                    .simulated = own.time.bubble / own.time.total()};
+                    .simulated = own.time.bubble / own.time.total(), .enough = 4 * plan.spec.pp(),
+                    .closed_form_then = static_cast<double>(plan.spec.pp() - 1) / static_cast<double>(5 * plan.spec.pp() - 1)};
   if (!inquiry.options.searches) return guide;
   inquiry.say("one device");
   if (std::optional<Rival> least = best_among(inquiry, maker, enumerate_specs(inquiry.graph, plan.training, 1, {}))) guide.one_device = {.least = std::move(*least)};
@@ -272,7 +282,8 @@ Guide find_guide(const Inquiry& inquiry, CandidateMaker& maker, const std::vecto
 std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& maker) {
   const Plan& plan = inquiry.plan;
   const int inside = fewest_per_node(plan.cluster);
-  const int devices = plan.spec.mesh.size();
+  // One device has no families: then those of all, which the plan leaves idle.
+  const int devices = plan.spec.mesh.size() > 1 ? plan.spec.mesh.size() : plan.cluster.devices();
   const std::vector<ParallelSpec> specs = enumerate_specs(inquiry.graph, plan.training, devices, {});
   std::vector<FamilyBest> families;
   for (const LayoutFamily& family : layout_families()) {
@@ -282,13 +293,13 @@ std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& ma
     std::ranges::copy_if(specs, std::back_inserter(own), [&](const ParallelSpec& spec) { return belongs(family, spec, inside); });
     FamilyBest best{.family = family.name, .best = best_among(inquiry, maker, own), .of_the_plan = belongs(family, plan.spec, inside)};
     // What the plan's own search found counts too: it looked longer.
-    const auto offer = [&](const ParallelSpec& spec, const StepResult& result) {
-      if (!belongs(family, spec, inside) || spec.mesh.size() != devices) return;
-      Rival known = rival(plan.cluster, {.spec = spec, .result = result});
-      if (known.fits() && (!best.best || !best.best->fits() || result.time.total() <= best.best->plan.result.time.total())) best.best = std::move(known);
+    const auto offer = [&](const RankedPlan& one) {
+      if (!belongs(family, one.spec, inside) || one.spec.mesh.size() != devices) return;
+      Rival known = rival(plan.cluster, one);
+      if (known.fits() && (!best.best || !best.best->fits() || !better(inquiry.score_of(best.best->plan), inquiry.score_of(one), noise))) best.best = std::move(known);
     };
-    for (const RankedPlan& alternative : plan.alternatives) offer(alternative.spec, alternative.result);
-    offer(plan.spec, plan.prediction);
+    for (const RankedPlan& alternative : plan.alternatives) offer(alternative);
+    offer({.spec = plan.spec, .result = plan.prediction});  // last: it wins ties
     families.push_back(std::move(best));
   }
   return families;
@@ -296,65 +307,114 @@ std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& ma
 
 // More and less of everything -------------------------------------------------------------------------------------
 
-Variation vary(const Inquiry& inquiry, Resource resource, double factor) {
-  const Plan& plan = inquiry.plan;
-  inquiry.say(fmt::format("{} x {:.2g}", name(resource), factor));
-  TrainingSpec training = plan.training;
-  if (resource == Resource::global_batch) {
-    // In whole micro-batches of the plan, so that it stays legal; at least one more or less.
-    const std::int64_t unit = plan.spec.dp() * plan.spec.micro_batch;
-    const std::int64_t now = training.global_batch / unit;
-    std::int64_t then = std::llround(static_cast<double>(now) * factor);
-    if (then == now) then += factor > 1.0 ? 1 : -1;
-    then = std::max<std::int64_t>(then, 1);
-    training.global_batch = then * unit;
-    factor = static_cast<double>(then) / static_cast<double>(now);
-  }
-  const Cluster cluster = varied(plan.cluster, resource, factor);
-  NetworkCache networks(cluster);
-  Variation variation{.resource = resource, .factor = factor, .global_batch = training.global_batch,
-                      .plan = rival(cluster, inquiry.simulated(networks, training, plan.spec)), .best = {}, .changes = false};
-  const RankedPlan& own = variation.plan.plan;
-  // What fits in less memory fitted before, when nothing was faster than the plan.
-  if (resource == Resource::memory && factor < 1.0 && variation.plan.fits() && plan.search.certified) {
-    variation.best = own;
-    return variation;
-  }
-  const SearchResult found = inquiry.searched(cluster, training, {}, plan.spec.mesh.size() < cluster.devices());
-  if (found.plans.empty()) {
-    if (variation.plan.fits()) variation.best = own;
-    return variation;
-  }
-  const RankedPlan& best = found.plans.front();
-  const bool faster = best.result.time.total() < own.result.time.total() * (1.0 - noise);
-  variation.changes = best.spec != own.spec && (faster || !variation.plan.fits());
-  variation.best = variation.changes ? best : own;
-  return variation;
+struct ChangedBatch {
+  std::int64_t global_batch = 0;
+  std::int64_t micro_batch = 0;
+};
+
+// About `factor` times the batch, more or less by something: in whole micro-batches of the plan, where that comes near enough, else in
+// sequences of a data-parallel rank, in micro-batches as near to the plan's as divide them. Nothing where a rank has one sequence and is
+// to have less.
+std::optional<ChangedBatch> changed_batch(const Plan& plan, double factor) {
+  const std::int64_t ranks = plan.spec.dp();
+  const auto scaled = [&](std::int64_t count) {
+    const std::int64_t then = std::llround(static_cast<double>(count) * factor);
+    return then != count ? then : count + (factor > 1.0 ? 1 : -1);
+  };
+  const std::int64_t now = micro_batches(plan.spec, plan.training);
+  const std::int64_t then = scaled(now);
+  const double off = std::abs(static_cast<double>(then) / static_cast<double>(now) - factor);
+  if (then > 0 && off <= 0.5 * std::abs(factor - 1.0)) return ChangedBatch{.global_batch = then * ranks * plan.spec.micro_batch, .micro_batch = plan.spec.micro_batch};
+  const std::int64_t each = scaled(plan.training.global_batch / ranks);
+  if (each < 1) return std::nullopt;
+  const auto apart = [&](std::int64_t micro) { return std::abs(std::log(static_cast<double>(micro) / static_cast<double>(plan.spec.micro_batch))); };
+  std::int64_t nearest = 1;
+  for (std::int64_t micro = 2; micro <= each; ++micro)
+    if (each % micro == 0 && apart(micro) <= apart(nearest)) nearest = micro;
+  return ChangedBatch{.global_batch = each * ranks, .micro_batch = nearest};
 }
 
-// Twice of what binds the plan: of the two kinds of links those that shorten its step more.
-Variation relax(const Inquiry& inquiry) {
+// The plan as it stands when things are otherwise.
+struct Circumstances {
+  Cluster cluster;
+  TrainingSpec training;
+  Variation variation;
+};
+std::optional<Circumstances> changed(const Inquiry& inquiry, Resource resource, double factor) {
   const Plan& plan = inquiry.plan;
-  switch (binding_constraint(plan)) {
-    case Constraint::memory: return vary(inquiry, Resource::memory, 2.0);
-    case Constraint::compute: return vary(inquiry, Resource::compute, 2.0);
-    case Constraint::bubble: return vary(inquiry, Resource::global_batch, 2.0);
-    case Constraint::communication: break;
+  inquiry.say(fmt::format("{} x {:.2g}", name(resource), factor));
+  Circumstances then{.cluster = varied(plan.cluster, resource, factor), .training = plan.training, .variation = {}};
+  ParallelSpec spec = plan.spec;
+  if (resource == Resource::global_batch) {
+    const std::optional<ChangedBatch> batch = changed_batch(plan, factor);
+    if (!batch) return std::nullopt;
+    then.training.global_batch = batch->global_batch;
+    spec.micro_batch = batch->micro_batch;
+    factor = static_cast<double>(batch->global_batch) / static_cast<double>(plan.training.global_batch);
   }
-  const auto step = [&](Resource resource) {
-    const Cluster cluster = varied(plan.cluster, resource, 2.0);
-    NetworkCache networks(cluster);
-    return inquiry.simulated(networks, plan.training, plan.spec).result.time.total();
-  };
-  return vary(inquiry, step(Resource::network) < step(Resource::node_links) ? Resource::network : Resource::node_links, 2.0);
+  NetworkCache networks(then.cluster);
+  then.variation = {.resource = resource, .factor = factor, .global_batch = then.training.global_batch,
+                    .plan = rival(then.cluster, inquiry.simulated(networks, then.training, spec)), .best = {}, .changes = false};
+  return then;
 }
+
+// Takes the best of what was found, or the plan where that is as good.
+void choose(const Inquiry& inquiry, const SearchResult& found, Variation& variation) {
+  const RankedPlan& own = variation.plan.plan;
+  const bool fits = variation.plan.fits();
+  if (!found.plans.empty()) {
+    const RankedPlan& best = found.plans.front();
+    variation.changes = best.spec != own.spec && (!fits || better(inquiry.score_of(best), inquiry.score_of(own), worth));
+    if (variation.changes) variation.best = best;
+  }
+  if (!variation.changes && fits) variation.best = own;
+}
+
+std::optional<Variation> vary(const Inquiry& inquiry, Resource resource, double factor) {
+  std::optional<Circumstances> then = changed(inquiry, resource, factor);
+  if (!then) return std::nullopt;
+  choose(inquiry, inquiry.searched(then->cluster, then->training, 1), then->variation);
+  return std::move(then->variation);
+}
+
+// The same, of a plan than which nothing in the whole space is better as things are: what fits in less memory fitted before.
+std::optional<Variation> vary_best_of_all(const Inquiry& inquiry, Resource resource, double factor) {
+  if (resource != Resource::memory || factor > 1.0) return vary(inquiry, resource, factor);
+  std::optional<Circumstances> then = changed(inquiry, resource, factor);
+  choose(inquiry, then->variation.plan.fits() ? SearchResult{} : inquiry.searched(then->cluster, then->training, 1), then->variation);
+  return std::move(then->variation);
+}
+
+// The best of what else was looked at and fits. Not the plan in another order of axes that comes to the same.
+std::optional<RankedPlan> next_best(const Inquiry& inquiry, const std::vector<RankedPlan>& found, const Reasons& reasons) {
+  const Plan& plan = inquiry.plan;
+  const Score own = inquiry.score_of({.spec = plan.spec, .result = plan.prediction});
+  std::optional<RankedPlan> best;
+  const auto offer = [&](const RankedPlan& one) {
+    ParallelSpec same_order = one.spec;
+    same_order.mesh.order = plan.spec.mesh.order;
+    const Score score = inquiry.score_of(one);
+    if (same_order == plan.spec && !better(score, own, noise) && !better(own, score, noise)) return;
+    if (!best || better(score, inquiry.score_of(*best), noise)) best = one;
+  };
+  for (const RankedPlan& one : found) offer(one);
+  for (const FamilyBest& family : reasons.families)
+    if (family.best && family.best->fits()) offer(family.best->plan);
+  for (const Neighbour& neighbour : reasons.neighbours)
+    if (neighbour.rival.fits()) offer(neighbour.rival.plan);
+  return best;
+}
+
+// GPT-3 175B in 14 layouts, as tests/planner/search/model_error_test.cpp simulates them.
+constexpr ModelError published_error{.least = -0.236, .most = -0.157, .runs = 15,
+                                     .source = "runs of GPT-3 175B in 14 layouts on 512 A100 80 GB, by vTrain, MICRO 2024"};
+constexpr std::string_view published_device = "a100-sxm4-80gb";
 
 }  // namespace
 
 std::optional<ModelError> model_error(const Cluster& cluster) {
-  if (!is_accelerator(cluster.backend())) return std::nullopt;
-  return ModelError{.least = -0.236, .most = -0.157, .runs = 15,
-          .source = "runs of GPT-3 175B in 14 layouts on 512 A100 80 GB, by vTrain, MICRO 2024"};
+  const bool such = std::ranges::all_of(cluster.groups, [](const NodeGroup& group) { return group.device.name == published_device; });
+  return such ? std::optional(published_error) : std::nullopt;
 }
 
 std::span<const LayoutFamily> layout_families() { return family_table; }
@@ -402,18 +462,32 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   reasons.details = details_of(graph, networks, plan);
   for (int stage = 0; stage < plan.spec.pp(); ++stage) reasons.capacities.push_back(memory_capacity(plan.cluster, plan.spec.mesh, stage));
   reasons.error = model_error(plan.cluster);
+  if (!reasons.error && is_accelerator(plan.cluster.backend())) reasons.elsewhere = published_error;
   reasons.neighbours = find_neighbours(inquiry, networks);
   CandidateMaker maker(graph, plan.cluster, plan.training);
   reasons.guide = find_guide(inquiry, maker, reasons.neighbours);
+  reasons.binding = binding_constraint(plan);
+  SearchResult now;
   if (options.searches) {
     reasons.families = find_families(inquiry, maker);
-    if (Variation now = vary(inquiry, Resource::compute, 1.0); now.changes) reasons.unrestricted = std::move(now);
-    reasons.relaxed = relax(inquiry);
-    for (int resource = 0; resource < static_cast<int>(Resource::count_); ++resource)
+    inquiry.say("the whole space");
+    now = inquiry.searched(plan.cluster, plan.training, 2);
+    Variation as_it_is{.resource = Resource::compute, .factor = 1.0, .global_batch = plan.training.global_batch,
+                       .plan = rival(plan.cluster, {.spec = plan.spec, .result = plan.prediction}), .best = {}, .changes = false};
+    choose(inquiry, now, as_it_is);
+    const auto change = now.counts.certified && !as_it_is.changes ? vary_best_of_all : vary;
+    const auto has = [&](Resource resource) { return resource != Resource::network || plan.cluster.nodes() > 1; };
+    for (int i = 0; i < static_cast<int>(Resource::count_); ++i) {
+      const Resource resource = static_cast<Resource>(i);
+      if (!has(resource)) continue;
+      reasons.twice.push_back(*change(inquiry, resource, 2.0));
       for (const double factor : {0.8, 1.2})
-        if (static_cast<Resource>(resource) != Resource::network || plan.cluster.nodes() > 1)
-          reasons.sensitivity.push_back(vary(inquiry, static_cast<Resource>(resource), factor));
+        if (std::optional<Variation> variation = change(inquiry, resource, factor)) reasons.sensitivity.push_back(std::move(*variation));
+    }
+    reasons.binding = binding_constraint(plan, reasons.twice, as_it_is.best ? *as_it_is.best : RankedPlan{.spec = plan.spec, .result = plan.prediction});
+    if (as_it_is.changes) reasons.unrestricted = std::move(as_it_is);
   }
+  if (plan.alternatives.empty()) reasons.runner_up = next_best(inquiry, now.plans, reasons);
   reasons.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return reasons;
 }

@@ -24,7 +24,7 @@ struct ReasonsOptions {
 // numbers, and the search made anew with more and less of everything.
 Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOptions& options);
 
-// From published runs in tests/data/published, which a test simulates anew; they are of GPUs.
+// From published runs in tests/data/published, which a test simulates anew. They are of one kind of GPU: nothing for a cluster of others.
 std::optional<ModelError> model_error(const Cluster& cluster);
 
 // A family of layouts as degrees: each of one, of several, or of several up to the devices of a node.

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,8 +22,9 @@ inline constexpr double full_share = 0.9;
 double memory_share(const Plan& plan);
 Seconds exposed_communication(const StepTime& time);
 
-// Memory, where the plan fills most of the device or pays for room by recomputing; else the largest of computation (with the optimizer),
-// exposed communication and bubble.
+// By the plan alone: what could be gained most from. Half of what computes, of what communication is waited for and of the bubble, as if
+// devices, links or micro-batches were doubled; and of memory all that is computed again, since nothing recomputes for any other reason
+// than room, with the exposed communication of a sharding (ZeRO-2, 3) in a device that is full.
 Constraint binding_constraint(const Plan& plan);
 
 // Another layout beside the plan. One that does not fit has its estimate.
@@ -48,10 +50,19 @@ struct Variation {
   Resource resource{};
   double factor = 1.0;        // of what there is now
   std::int64_t global_batch = 0;
-  Rival plan;                 // the plan as it stands
-  std::optional<RankedPlan> best;  // the fastest that fits then: the plan itself where nothing is faster; absent where nothing fits
+  Rival plan;                 // the plan as it stands; its micro-batch may be another, where the batch is
+  std::optional<RankedPlan> best;  // the best that fits then: the plan itself where nothing is better; absent where nothing fits
   bool changes = false;       // `best` is another layout than the plan
 };
+
+// The same, measured by variations to twice of each resource. What the plan itself gains from faster devices counts up to half of what it
+// computes (the bubble waits for computing, and is shorter too when there are more micro-batches), and from a larger batch up to half of
+// its bubble; what memory gains, or a batch with which the plan does not fit, is by how much the best plan is better than `now`, the best
+// of today.
+Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now);
+
+// By how much more another result has of what the plan's objective counts: 0.1 is a tenth more, negative is better.
+double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result);
 
 // The plan with one of its choices made differently.
 struct Neighbour {
@@ -91,6 +102,9 @@ struct Guide {
     std::int64_t micro_batches = 0;
     double closed_form = 0.0;  // (p - 1) / (m + p - 1)
     double simulated = 0.0;    // share of the step
+    // A bubble is negligible from four times as many micro-batches as stages on (Huang et al., GPipe, 2019, section 2.3).
+    std::int64_t enough = 0;   // micro-batches
+    double closed_form_then = 0.0;
   };
   std::optional<OneDevice> one_device;
   std::optional<LargestBlock> largest_block;
@@ -125,15 +139,21 @@ struct Remedy {
 struct Reasons {
   StepDetails details;
   std::vector<Bytes> capacities;  // of each stage's devices
-  std::optional<ModelError> error;  // where runs on such devices are known
+  std::optional<ModelError> error;      // where runs on such devices are known
+  std::optional<ModelError> elsewhere;  // else, for accelerators: of the devices of which runs are known
+  std::optional<RankedPlan> runner_up;  // the next best of all that was looked at, where the plan keeps no alternatives
+  Constraint binding{};
   std::vector<Neighbour> neighbours;
   Guide guide;
   // By searches; empty where none were wanted.
   std::vector<FamilyBest> families;
-  std::optional<Variation> unrestricted;  // as things are, where the whole space has a faster plan
-  std::optional<Variation> relaxed;       // twice of what binds the plan
-  std::vector<Variation> sensitivity;     // a fifth less and more
-  double seconds = 0.0;                  // that finding them took
+  std::optional<Variation> unrestricted;  // as things are, where the whole space has a better plan
+  std::vector<Variation> twice;           // of each resource
+  std::vector<Variation> sensitivity;     // a fifth less and more; of the batch no less where it cannot be lessened
+  double seconds = 0.0;                   // that finding them took
 };
+
+// Of `twice`, the one of what binds; null without searches.
+const Variation* relaxed(const Reasons& reasons);
 
 }  // namespace parplan

@@ -8,12 +8,53 @@
 #include <fmt/format.h>
 
 #include "planner/base/text.h"
+#include "planner/cluster/running_costs.h"
 #include "planner/report/parts.h"
 #include "planner/report/row.h"
 #include "planner/report/table.h"
 
 namespace parplan {
 namespace {
+
+constexpr std::size_t width = 140;  // of a line
+
+// What is said of more and less of what an objective counts.
+struct ObjectiveWords {
+  const char* best;  // of this space
+  const char* less;
+  const char* more;
+  const char* same;
+};
+const ObjectiveWords& words_of(Objective objective) {
+  static constexpr std::array table = {ObjectiveWords{"the fastest", "faster", "slower", "as fast"},
+                                       ObjectiveWords{"the cheapest", "cheaper", "dearer", "as cheap"},
+                                       ObjectiveWords{"the one of least memory", "less memory", "more memory", "as much memory"}};
+  return table[static_cast<std::size_t>(objective)];
+}
+// "15.00 % slower", "as fast".
+std::string compared(double change, Objective objective, int digits) {
+  const ObjectiveWords& words = words_of(objective);
+  const std::string share = fmt::format("{:.{}f}", 100.0 * std::abs(change), digits);
+  if (share.find_first_not_of("0.") == std::string::npos) return words.same;
+  return fmt::format("{} % {}", share, change < 0.0 ? words.less : words.more);
+}
+// "11.5 s (15.00 % slower)", and what the plan's objective counts where that is not time. `now`: what the plan itself has.
+std::string measured_against(const Plan& plan, const RankedPlan& other, const RankedPlan& now, int digits) {
+  const auto ratio = [](double a, double b) { return a / b - 1.0; };
+  const Seconds time = other.result.time.total();
+  std::string text = fmt::format("{} ({})", format_duration(time), compared(ratio(time.value, now.result.time.total().value), Objective::time, digits));
+  const auto counted = [&](const RankedPlan& of) {
+    return score(plan.search.objective, plan.cluster, of.spec, of.result.time.total(), of.result.memory).first;
+  };
+  const std::string change = compared(ratio(counted(other), counted(now)), plan.search.objective, digits);
+  switch (plan.search.objective) {
+    case Objective::time: break;
+    case Objective::cost: text += fmt::format(", {} ({})", format_cost(plan.cluster, other.spec.mesh.size(), time), change); break;
+    case Objective::memory: text += fmt::format(", {} ({})", format_bytes(other.result.memory.peak()), change); break;
+  }
+  return text;
+}
+RankedPlan own_of(const Plan& plan) { return {.spec = plan.spec, .result = plan.prediction}; }
 
 std::string indent(const std::string& text) {
   std::string out;
@@ -60,49 +101,64 @@ std::string differences(const StepTime& best, const StepTime& other) {
   return words.empty() ? "no part differs by a thousandth of the step" : join(words);
 }
 
-std::string runner_up(const Plan& plan) {
-  if (plan.alternatives.empty()) return "runner-up: none is known\n";
-  const RankedPlan& second = plan.alternatives.front();
-  const double slower = second.result.time.total() / plan.prediction.time.total() - 1.0;
-  std::string text = fmt::format("runner-up: {}, {} ({:.2f} % slower)\n", layout_text(second.spec), format_duration(second.result.time.total()), 100.0 * slower);
+std::string runner_up(const Plan& plan, const RankedPlan& second) {
+  std::string text = fmt::format("runner-up: {}, {}\n", layout_text(second.spec), measured_against(plan, second, own_of(plan), 2));
   text += fmt::format("  against the plan: {}\n", differences(plan.prediction.time, second.result.time));
   text += fmt::format("  it needs {} of memory, the plan {}\n", format_bytes(second.result.memory.peak()), format_bytes(plan.prediction.memory.peak()));
   return text;
 }
 
-std::string what_binds(const Plan& plan) {
+std::string runner_up(const Plan& plan) {
+  if (!plan.alternatives.empty()) return runner_up(plan, plan.alternatives.front());
+  if (plan.search.candidates == 0) return "runner-up: none; no other layout was looked at\n";
+  if (plan.search.candidates - plan.search.infeasible_memory <= 1) return "runner-up: none; no other layout of the space fits\n";
+  return "runner-up: the plan keeps the best alone (--top 1); `parplan explain` finds the next\n";
+}
+
+// What the plan itself shows of a constraint.
+std::string signs_of(Constraint constraint, const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   const auto share = [&](Seconds part) { return format_share(part.value, time.total().value); };
-  switch (binding_constraint(plan)) {
-    case Constraint::memory:
-      if (memory_share(plan) >= full_share)
-        return fmt::format("memory: the peak is {:.1f} % of a device's {}; more memory would allow layouts that communicate or recompute less",
-                           100.0 * memory_share(plan), format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage)));
-      return fmt::format("memory: {} of the step recomputes activations that there is no room to keep", share(time.recompute));
+  switch (constraint) {
+    case Constraint::memory: {
+      std::vector<std::string> signs;
+      if (time.recompute.value > 0.0) signs.push_back(fmt::format("{} of the step recomputes activations that there is no room to keep", share(time.recompute)));
+      if (plan.spec.zero_stage >= 2 && time.data_exposed.value > 0.0)
+        signs.push_back(fmt::format("{} waits for the communication of ZeRO-{}", share(time.data_exposed), plan.spec.zero_stage));
+      signs.push_back(fmt::format("the peak is {:.1f} % of a device's {}", 100.0 * memory_share(plan),
+                                  format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage))));
+      return join(signs);
+    }
     case Constraint::compute:
-      return fmt::format("compute: {} of the step computes; faster or more devices would help, more memory or bandwidth would not",
-                         share(time.compute + time.recompute + time.optimizer));
+      return fmt::format("{} of the step computes{}", share(time.compute + time.recompute + time.optimizer),
+                         time.recompute.value > 0.0 ? fmt::format(", {} again what there was no room to keep", share(time.recompute)) : "");
     case Constraint::communication: {
       const std::array parts = {std::pair{time.tensor_exposed, "tensor-parallel communication"}, std::pair{time.data_exposed, "data-parallel communication"},
                                 std::pair{time.pipeline_exposed, "transfers between stages"}};
       const auto most = std::max_element(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-      return fmt::format("communication: {} of the step waits for it, most for {}; faster links or a larger batch would help",
-                         share(exposed_communication(time)), most->second);
+      return fmt::format("{} of the step waits for it, most for {}", share(exposed_communication(time)), most->second);
     }
-    case Constraint::bubble:
-      return fmt::format("bubble: {} of the step waits for other stages; more micro-batches (a larger batch) would help", share(time.bubble));
+    case Constraint::bubble: return fmt::format("{} of the step waits for other stages", share(time.bubble));
   }
   return "";
+}
+
+std::string what_binds(const Plan& plan) {
+  // By Constraint.
+  constexpr std::array helps = {"faster or more devices", "faster links or a larger batch", "more micro-batches (a larger batch)", "more memory"};
+  const Constraint constraint = binding_constraint(plan);
+  return fmt::format("{}: {}; {} would help first", name(constraint), signs_of(constraint, plan), helps[static_cast<std::size_t>(constraint)]);
 }
 
 }  // namespace
 
 std::string explain_search(const SearchCounts& search) {
   if (search.candidates == 0) return "no search was made: the layout was given";
-  std::string text = fmt::format("{} candidates: {} do not fit in memory, {} cannot be faster by their lower bound, {} simulated",
-                                 search.candidates, search.infeasible_memory, search.pruned_by_bound, search.simulated);
-  if (search.certified) return text + "; certified: the fastest of this space under this cost model";
-  if (search.gap) return text + fmt::format("; gap: at most {:.1f} % faster may be left", 100.0 * *search.gap);
+  std::string text = fmt::format("{} candidates: {} do not fit in memory, {} cannot be {} by their lower bound, {} simulated",
+                                 search.candidates, search.infeasible_memory, search.pruned_by_bound, search.objective == Objective::time ? "faster" : "better", search.simulated);
+  const ObjectiveWords& words = words_of(search.objective);
+  if (search.certified) return text + fmt::format("; certified: {} of this space under this cost model", words.best);
+  if (search.gap) return text + fmt::format("; gap: at most {:.1f} % {} may be left", 100.0 * *search.gap, words.less);
   return text + "; not certified";
 }
 
@@ -136,19 +192,37 @@ namespace {
 
 // Facts about the plan ----------------------------------------------------------------------------------------------
 
+// "1,2*30,1": stages in a row of as many layers.
+std::string layers_text(const ParallelSpec& spec) {
+  const std::vector<int> layers = layers_of_stages(spec);
+  std::vector<std::string> runs;
+  for (std::size_t i = 0; i < layers.size();) {
+    std::size_t end = i;
+    while (end < layers.size() && layers[end] == layers[i]) ++end;
+    runs.push_back(end - i < 3 ? join(std::vector<std::string>(end - i, fmt::format("{}", layers[i])), ",") : fmt::format("{}*{}", layers[i], end - i));
+    i = end;
+  }
+  return join(runs, ",");
+}
+
 std::string heading(const Plan& plan) {
   const std::int64_t count = micro_batches(plan.spec, plan.training);
-  return fmt::format("plan {}: {} on {} of {} x {} ({})\nlayout: {}; {} micro-batch{} a step; layers per stage {}\n",
-                     plan_id(plan.model, plan.training, plan.spec), plan.model.name, plan.spec.mesh.size(), plan.cluster.devices(),
-                     device_name(plan.cluster), plan.cluster.name, layout_text(plan.spec), count, count == 1 ? "" : "es", stage_layers(plan.spec));
+  std::string text = fmt::format("plan {}: {} on {} of {} x {} ({})\nlayout: {}; {} micro-batch{} a step; layers per stage {}\n",
+                                 plan_id(plan.model, plan.training, plan.spec), plan.model.name, plan.spec.mesh.size(), plan.cluster.devices(),
+                                 device_name(plan.cluster), plan.cluster.name, layout_text(plan.spec), count, count == 1 ? "" : "es", layers_text(plan.spec));
+  if (plan.search.objective == Objective::cost) text += "objective: the cost of a step, its devices for its time\n";
+  if (plan.search.objective == Objective::memory) text += "objective: the memory of the fullest device, then time\n";
+  return text;
 }
 
 std::string time_and_memory(const Plan& plan) {
   const RowSubject subject = subject_of(plan);
   const StepTime& time = plan.prediction.time;
   const MemoryUse& memory = plan.prediction.memory;
-  std::string text = fmt::format("a step takes {} ({} tokens/s, {} a device):\n", format_duration(time.total()), format_count(tokens_per_second(subject)),
-                                 format_flop_rate(model_rate_per_device(subject)));
+  const bool costs = plan.search.objective == Objective::cost || currency(plan.cluster);
+  std::string text = fmt::format("a step takes {}{} ({} tokens/s, {} a device):\n", format_duration(time.total()),
+                                 costs ? fmt::format(" and costs {}", format_cost(plan.cluster, plan.spec.mesh.size(), time.total())) : "",
+                                 format_count(tokens_per_second(subject)), format_flop_rate(model_rate_per_device(subject)));
   text += where_time_goes(time);
   text += fmt::format("\nthe worst rank's memory peaks at {}, {:.1f} % of {}:\n", format_bytes(memory.peak()), 100.0 * memory_share(plan),
                       format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage)));
@@ -157,38 +231,77 @@ std::string time_and_memory(const Plan& plan) {
 
 // With reasons ------------------------------------------------------------------------------------------------------
 
-std::string signed_share(double change) { return fmt::format("{:+.{}f} %", 100.0 * change, std::abs(change) < 0.0995 ? 1 : 0); }
+std::string signed_share(double change) {
+  if (std::abs(change) < 5e-4) return "0.0 %";
+  return fmt::format("{:+.{}f} %", 100.0 * change, std::abs(change) < 0.0995 ? 1 : 0);
+}
 std::string more_or_less(double factor) { return fmt::format("{:.0f} % {}", 100.0 * std::abs(factor - 1.0), factor < 1.0 ? "less" : "more"); }
 double slower(const StepResult& other, const StepResult& than) { return other.time.total() / than.time.total() - 1.0; }
+
+// A row a stage; neighbours that are alike share one, and columns in which no stage has anything are left out. Of long pipelines the first,
+// the last, and where `most` is largest.
+std::string stage_table(std::vector<std::string> heads, const std::vector<std::vector<std::string>>& cells, const std::vector<double>& most) {
+  constexpr std::size_t most_rows = 16;
+  constexpr std::size_t ends = 4;
+  std::vector<bool> wanted;
+  for (std::size_t column = 0; column < heads.size(); ++column)
+    wanted.push_back(std::ranges::any_of(cells, [&](const auto& stage) { return stage[column] != "0 s" && stage[column] != "0 B"; }));
+  const std::size_t largest = static_cast<std::size_t>(std::ranges::max_element(most) - most.begin());
+  struct Run {
+    std::size_t first = 0, last = 0;
+  };
+  std::vector<Run> runs;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    if (!runs.empty() && cells[i] == cells[runs.back().first])
+      runs.back().last = i;
+    else
+      runs.push_back({i, i});
+  }
+  const auto row_of = [&](std::string first, const std::vector<std::string>& others) {
+    std::vector<std::string> row{std::move(first)};
+    for (std::size_t column = 0; column < heads.size(); ++column)
+      if (wanted[column]) row.push_back(others[column]);
+    return row;
+  };
+  std::vector<std::vector<std::string>> rows{row_of("stage", heads)};
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    const Run& run = runs[r];
+    const bool shown = runs.size() <= most_rows || r < ends || r + ends >= runs.size() || (run.first <= largest && largest <= run.last);
+    if (shown)
+      rows.push_back(row_of(run.first == run.last ? fmt::format("{}", run.first) : fmt::format("{}-{}", run.first, run.last), cells[run.first]));
+    else if (rows.back().front() != "...")
+      rows.push_back(row_of("...", std::vector<std::string>(heads.size())));
+  }
+  return indent(align_columns(rows, 1));
+}
 
 std::string each_stage(const Plan& plan, const Reasons& reasons) {
   const std::vector<StageResult>& stages = reasons.details.stages;
   if (stages.size() < 2) return "";
   const Seconds step = plan.prediction.time.total();
-  // Of long pipelines the first, the last, and those that compute and hold most.
-  constexpr std::size_t most_rows = 16;
-  std::vector<bool> shown(stages.size(), stages.size() <= most_rows);
-  const auto computes = [](const StageResult& s) { return s.time.compute + s.time.recompute; };
-  for (std::size_t i = 0; i < 4; ++i) shown[std::min(i, stages.size() - 1)] = shown[stages.size() - 1 - std::min(i, stages.size() - 1)] = true;
-  shown[static_cast<std::size_t>(std::ranges::max_element(stages, {}, computes) - stages.begin())] = true;
-  shown[static_cast<std::size_t>(std::ranges::max_element(stages, {}, [](const StageResult& s) { return s.memory.peak(); }) - stages.begin())] = true;
-
   const std::vector<int> layers = layers_of_stages(plan.spec);
-  std::vector<std::vector<std::string>> rows{{"stage", "layers", "compute", "recompute", "communication", "waiting", "optimizer", "memory peak", "of capacity"}};
+  std::vector<std::vector<std::string>> times;
+  std::vector<std::vector<std::string>> memory;
+  std::vector<double> computing;
+  std::vector<double> peaks;
   for (std::size_t i = 0; i < stages.size(); ++i) {
-    if (!shown[i]) {
-      if (shown[i - 1]) rows.push_back({"...", "", "", "", "", "", "", "", ""});
-      continue;
-    }
-    const StageResult& stage = stages[i];
+    const StepTime& time = stages[i].time;
+    const MemoryUse& use = stages[i].memory;
     // What is left of the step when a stage is done, it waits for the others.
-    const Seconds waiting = stage.time.bubble + std::max(step - stage.time.total(), Seconds(0.0));
-    rows.push_back({fmt::format("{}", i), fmt::format("{}", layers[i]), format_duration(stage.time.compute), format_duration(stage.time.recompute),
-                    format_duration(exposed_communication(stage.time)), format_duration(waiting), format_duration(stage.time.optimizer),
-                    format_bytes(stage.memory.peak()),
-                    format_share(static_cast<double>(stage.memory.peak().count), static_cast<double>(reasons.capacities[i].count))});
+    const Seconds waiting = time.bubble + std::max(step - time.total(), Seconds(0.0));
+    times.push_back({fmt::format("{}", layers[i]), format_duration(time.compute), format_duration(time.recompute), format_duration(time.tensor_exposed),
+                     format_duration(time.data_exposed), format_duration(time.pipeline_exposed), format_duration(waiting), format_duration(time.optimizer)});
+    memory.push_back({});
+    for (const MemoryPart& part : memory_parts()) memory.back().push_back(format_bytes(use.*part.part));
+    memory.back().push_back(format_bytes(use.peak()));
+    memory.back().push_back(format_share(static_cast<double>(use.peak().count), static_cast<double>(reasons.capacities[i].count)));
+    computing.push_back((time.compute + time.recompute).value);
+    peaks.push_back(static_cast<double>(use.peak().count));
   }
-  return "\neach stage:\n" + indent(align_columns(rows, 1));
+  return "\neach stage's time, communication as far as it is waited for:\n" +
+         stage_table({"layers", "compute", "recompute", "tensor-parallel", "data-parallel", "transfers", "waiting", "optimizer"}, times, computing) +
+         "\neach stage's memory:\n" +
+         stage_table({"parameters", "gradients", "optimizer state", "activations", "buffers", "libraries", "peak", "of capacity"}, memory, peaks);
 }
 
 std::string numbers(const std::vector<int>& ascending) {
@@ -247,13 +360,12 @@ std::string critical_path(const Reasons& reasons) {
   return fmt::format("\nthe critical path: what the end of the step hangs on, {} in all:\n", format_duration(total)) + indent(align_columns(cells, 1));
 }
 
-std::string changed_to(const Variation& variation) {
+std::string changed_to(const Plan& plan, const Variation& variation) {
   if (!variation.best) return "nothing fits";
   if (!variation.changes) return "the plan stays the best";
-  const Rival& own = variation.plan;
-  std::string text = fmt::format("best: {}, {}", layout_text(variation.best->spec), format_duration(variation.best->result.time.total()));
-  if (own.fits()) text += fmt::format(" ({:.1f} % faster)", 100.0 * (1.0 - variation.best->result.time.total() / own.plan.result.time.total()));
-  return text;
+  const RankedPlan& best = *variation.best;
+  if (!variation.plan.fits()) return fmt::format("best: {}, {}", layout_text(best.spec), format_duration(best.result.time.total()));
+  return fmt::format("best: {}, {}", layout_text(best.spec), measured_against(plan, best, variation.plan.plan, 1));
 }
 
 // What the plan itself does under a variation.
@@ -265,7 +377,8 @@ std::string plan_then(const Variation& variation, const Plan& plan) {
     return std::abs(change) < 5e-4 ? "as now" : fmt::format("{} ({})", format_duration(own.result.time.total()), signed_share(change));
   // A larger step is not a slower one.
   const double rate = variation.factor * (plan.prediction.time.total() / own.result.time.total()) - 1.0;
-  return fmt::format("{}, {}", format_duration(own.result.time.total()), std::abs(rate) < 5e-4 ? "as many tokens/s" : "tokens/s " + signed_share(rate));
+  const std::string micro_batch = own.spec.micro_batch != plan.spec.micro_batch ? fmt::format(" (micro-batch {})", own.spec.micro_batch) : "";
+  return fmt::format("{}{}, {}", format_duration(own.result.time.total()), micro_batch, std::abs(rate) < 5e-4 ? "as many tokens/s" : "tokens/s " + signed_share(rate));
 }
 
 std::string resource_then(const Variation& variation) {
@@ -273,45 +386,30 @@ std::string resource_then(const Variation& variation) {
                                                       : fmt::format("{} {}", name(variation.resource), more_or_less(variation.factor));
 }
 
-std::string what_binds(const Plan& plan, const Reasons& reasons) {
-  if (!reasons.relaxed) return what_binds(plan);
-  const StepTime& time = plan.prediction.time;
-  const auto share = [&](Seconds part) { return format_share(part.value, time.total().value); };
-  std::string text;
-  switch (binding_constraint(plan)) {
-    case Constraint::memory:
-      text = memory_share(plan) >= full_share ? fmt::format("memory: the peak is {:.1f} % of a device's", 100.0 * memory_share(plan))
-                                              : fmt::format("memory: {} of the step recomputes activations that there is no room to keep", share(time.recompute));
-      break;
-    case Constraint::compute: text = fmt::format("compute: {} of the step computes", share(time.compute + time.recompute + time.optimizer)); break;
-    case Constraint::communication: text = fmt::format("communication: {} of the step waits for it", share(exposed_communication(time))); break;
-    case Constraint::bubble: text = fmt::format("bubble: {} of the step waits for other stages", share(time.bubble)); break;
-  }
-  const Variation& relaxed = *reasons.relaxed;
-  const char* twice = relaxed.resource == Resource::compute ? "computation twice as fast"
-                      : relaxed.resource == Resource::memory ? "twice the memory"
-                      : relaxed.resource == Resource::global_batch ? "twice the global batch"
-                      : relaxed.resource == Resource::network ? "twice the network"
-                                                              : "twice the rate inside nodes";
-  text += fmt::format("\n  with {}: the plan: {}; {}", twice, plan_then(relaxed, plan), changed_to(relaxed));
-  return text;
-}
-
 std::string how_sure(const Plan& plan, const Reasons& reasons) {
-  if (plan.alternatives.empty()) return "";
-  const double gap = slower(plan.alternatives.front().result, plan.prediction);
-  if (!reasons.error)
-    return "how sure: no published steps of such devices are known to hold the model against; `parplan run` measures a plan\n";
+  if (plan.search.objective == Objective::memory) return "how sure: memory is counted as the runtime allocates it, not estimated; libraries' share is a measured constant\n";
+  if (!reasons.error) {
+    const std::string none = "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a plan\n";
+    if (!reasons.elsewhere) return none;
+    const ModelError& seen = *reasons.elsewhere;
+    return none + fmt::format("  (on other devices predictions were {:.1f} to {:.1f} % below measured steps: {} {})\n", -100.0 * seen.most, -100.0 * seen.least, seen.runs,
+                              seen.source);
+  }
   const ModelError& error = *reasons.error;
-  const auto close = std::ranges::count_if(plan.alternatives, [&](const RankedPlan& p) { return slower(p.result, plan.prediction) < error.undecided(); });
   std::string text = fmt::format("how sure: predictions were {:.1f} to {:.1f} % below measured steps ({} {}),\n"
                                  "  so that plans that are predicted within {:.1f} % of one another may come out in the other order\n",
                                  -100.0 * error.most, -100.0 * error.least, error.runs, error.source, 100.0 * error.undecided());
-  if (gap < error.undecided())
-    return text + fmt::format("  the runner-up is {:.2f} % slower: the model cannot tell the two apart ({} of {} ranked alternatives are that close);\n"
-                              "  a few steps of each (`parplan run`) decide, or a device file with measured kernels (`parplan measure`)\n",
-                              100.0 * gap, close, plan.alternatives.size());
-  return text + fmt::format("  the runner-up is {:.1f} % slower: more than that\n", 100.0 * gap);
+  const RankedPlan* second = !plan.alternatives.empty() ? &plan.alternatives.front() : reasons.runner_up ? &*reasons.runner_up : nullptr;
+  if (second == nullptr) return text;
+  // Where one is predicted above the other, whichever it is.
+  const auto is_close = [&](const RankedPlan& p) { return std::abs(excess(plan, p.spec, p.result)) < error.undecided(); };
+  const double gap = excess(plan, second->spec, second->result);
+  const std::string is = "  the runner-up is " + compared(gap, plan.search.objective, is_close(*second) ? 2 : 1);
+  if (!is_close(*second)) return text + is + ": more than that\n";
+  const std::string others = plan.alternatives.size() < 2 ? "" : fmt::format(" ({} of {} ranked alternatives are that close)",
+                                                                            std::ranges::count_if(plan.alternatives, is_close), plan.alternatives.size());
+  return text + is + fmt::format(": the model cannot tell the two apart{};\n"
+                                 "  a few steps of each (`parplan run`) decide, or a device file with measured kernels (`parplan measure`)\n", others);
 }
 
 // What another layout loses on, or by how much it does not fit.
@@ -320,18 +418,39 @@ std::string loss(const Plan& plan, const Rival& rival) {
   return fmt::format("does not fit: {} more than the {} of a device", format_bytes(rival.plan.result.memory.peak() - rival.capacity), format_bytes(rival.capacity));
 }
 
-std::vector<std::string> rival_cells(const Plan& plan, const Rival& rival, std::string first, bool with_layout) {
-  std::vector<std::string> cells{std::move(first)};
-  if (with_layout) cells.push_back(layout_text(rival.plan.spec));
-  cells.push_back(rival.fits() ? format_duration(rival.plan.result.time.total()) : "-");
-  cells.push_back(rival.fits() ? signed_share(slower(rival.plan.result, plan.prediction)) : "-");
-  cells.push_back(format_bytes(rival.plan.result.memory.peak()));
-  cells.push_back(loss(plan, rival));
+// Heads of the numbers of a rival, and the numbers; by how much they are more or less than the plan's.
+std::vector<std::string> rival_heads(const Plan& plan) {
+  switch (plan.search.objective) {
+    case Objective::time: break;
+    case Objective::cost: return {"step", "vs plan", "cost", "vs plan", "memory peak"};
+    case Objective::memory: return {"step", "vs plan", "memory peak", "vs plan"};
+  }
+  return {"step", "vs plan", "memory peak"};
+}
+std::vector<std::string> rival_cells(const Plan& plan, const Rival& rival) {
+  const RankedPlan& other = rival.plan;
+  const Seconds time = other.result.time.total();
+  const auto if_fits = [&](std::string text) { return rival.fits() ? std::move(text) : "-"; };
+  const std::string more = if_fits(signed_share(excess(plan, other.spec, other.result)));
+  std::vector<std::string> cells{if_fits(format_duration(time)), if_fits(signed_share(slower(other.result, plan.prediction)))};
+  if (plan.search.objective == Objective::cost) {
+    cells.push_back(if_fits(format_cost(plan.cluster, other.spec.mesh.size(), time)));
+    cells.push_back(more);
+  }
+  cells.push_back(format_bytes(other.result.memory.peak()));
+  if (plan.search.objective == Objective::memory) cells.push_back(more);
   return cells;
 }
 
-// The last column flush left: it is a sentence.
-std::string table_with_words(const std::vector<std::vector<std::string>>& rows, int left) {
+std::vector<std::string> row_of(std::string first, std::vector<std::string> numbers, std::string last) {
+  std::vector<std::string> row{std::move(first)};
+  std::ranges::move(numbers, std::back_inserter(row));
+  row.push_back(std::move(last));
+  return row;
+}
+
+// The last column flush left and folded: it is a sentence. A text of `below` goes under its row.
+std::string table_with_words(const std::vector<std::vector<std::string>>& rows, int left, const std::vector<std::string>& below = {}) {
   std::vector<std::vector<std::string>> columns = rows;
   for (std::vector<std::string>& row : columns) row.pop_back();
   const std::string aligned = align_columns(columns, left);
@@ -341,32 +460,50 @@ std::string table_with_words(const std::vector<std::vector<std::string>>& rows, 
     lines.push_back(aligned.substr(begin, end - begin));
     begin = end + 1;
   }
-  std::size_t width = 0;
-  for (const std::string& line : lines) width = std::max(width, line.size());
+  std::size_t widest = 0;
+  for (const std::string& line : lines) widest = std::max(widest, line.size());
+  constexpr std::size_t least = 40;  // columns for the words, even where a line is longer then
+  const std::size_t room = std::max(width - std::min(width, widest + 4), least);
   std::string text;
-  for (std::size_t i = 0; i < rows.size(); ++i) text += fmt::format("  {:<{}}  {}\n", lines[i], width, rows[i].back());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::string words = fold_lines(rows[i].back(), room);
+    for (std::size_t begin = 0; begin < words.size();) {
+      const std::size_t end = words.find('\n', begin);
+      text += fmt::format("  {:<{}}  {}\n", begin == 0 ? lines[i] : "", widest, words.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    if (i < below.size() && !below[i].empty()) text += fold_lines(fmt::format("      {}\n", below[i]), width);
+  }
   return text;
 }
 
 std::string neighbours(const Plan& plan, const Reasons& reasons) {
   if (reasons.neighbours.empty()) return "";
-  std::vector<std::vector<std::string>> rows{{"one choice away", "step", "slower by", "memory peak", "against the plan"}};
-  for (const Neighbour& neighbour : reasons.neighbours) rows.push_back(rival_cells(plan, neighbour.rival, neighbour.change, false));
+  std::vector<std::vector<std::string>> rows{row_of("one choice away", rival_heads(plan), "against the plan")};
+  for (const Neighbour& neighbour : reasons.neighbours) rows.push_back(row_of(neighbour.change, rival_cells(plan, neighbour.rival), loss(plan, neighbour.rival)));
   return "\n" + table_with_words(rows, 1);
 }
 
 std::string families(const Plan& plan, const Reasons& reasons) {
   if (reasons.families.empty()) return "";
-  std::vector<std::vector<std::string>> rows{{"best of its family", "layout", "step", "slower by", "memory peak", "against the plan"}};
+  std::vector<std::vector<std::string>> rows{row_of("best of its family, and what it loses on", rival_heads(plan), "layout")};
+  std::vector<std::string> below{""};
   for (const FamilyBest& family : reasons.families) {
-    if (!family.best)
-      rows.push_back({std::string(family.family), "-", "-", "-", "-", "no layout is legal"});
-    else if (family.best->plan.spec == plan.spec)
-      rows.push_back({std::string(family.family), layout_text(plan.spec), format_duration(plan.prediction.time.total()), "", format_bytes(plan.prediction.memory.peak()), "the plan"});
-    else
-      rows.push_back(rival_cells(plan, *family.best, std::string(family.family), true));
+    const bool is_plan = family.best && family.best->plan.spec == plan.spec;
+    std::vector<std::string> cells = family.best ? rival_cells(plan, *family.best) : std::vector<std::string>(rival_heads(plan).size(), "-");
+    if (is_plan) cells[1] = "the plan";
+    rows.push_back(row_of(std::string(family.family), std::move(cells), family.best ? layout_text(family.best->plan.spec) : "no layout is legal"));
+    below.push_back(family.best && !is_plan ? loss(plan, *family.best) : "");
   }
-  return "\n" + table_with_words(rows, 2);
+  return "\n" + table_with_words(rows, 1, below);
+}
+
+std::string bubble_rule(const Guide::Bubble& bubble) {
+  std::string text = fmt::format("a pipeline of p = {} stages and m = {} micro-batches is idle for (p - 1) / (m + p - 1) = {:.1f} % of its time; simulated, {:.1f} % of the step waits: ",
+                                 bubble.stages, bubble.micro_batches, 100.0 * bubble.closed_form, 100.0 * bubble.simulated);
+  if (bubble.micro_batches >= bubble.enough) return text + fmt::format("enough, at least 4 p = {} micro-batches", bubble.enough);
+  return text + fmt::format("too few; 4 p = {} micro-batches (a larger batch, smaller micro-batches or fewer data-parallel ranks) would leave {:.1f} %",
+                            bubble.enough, 100.0 * bubble.closed_form_then);
 }
 
 std::string guide(const Plan& plan, const Reasons& reasons) {
@@ -405,19 +542,31 @@ std::string guide(const Plan& plan, const Reasons& reasons) {
   if (found.gathered)
     lines.push_back(fmt::format("ZeRO-3 gathers parameters in each of {} micro-batches, forward and backward: a device sends {} a step for data parallelism; {} of it are waited for, the rest hides behind computation",
                                 found.gathered->micro_batches, format_bytes(found.gathered->sent), format_duration(found.gathered->exposed)));
-  if (found.bubble)
-    lines.push_back(fmt::format("{} stages and {} micro-batches: (p - 1) / (m + p - 1) leaves {:.1f} % of the pipeline idle; simulated, {:.1f} % of the step",
-                                found.bubble->stages, found.bubble->micro_batches, 100.0 * found.bubble->closed_form, 100.0 * found.bubble->simulated));
+  if (found.bubble) lines.push_back(bubble_rule(*found.bubble));
   std::string text = lines.empty() ? "" : "\nwhat the rules of the guides come to here:\n";
   for (const std::string& line : lines) text += "  - " + line + '\n';
   return text;
 }
 
+std::string what_binds(const Plan& plan, const Reasons& reasons) {
+  if (reasons.twice.empty()) return what_binds(plan) + "\n";
+  std::vector<std::vector<std::string>> rows{{"with twice", "the plan", "then"}};
+  for (const Variation& variation : reasons.twice) rows.push_back({name(variation.resource), plan_then(variation, plan), changed_to(plan, variation)});
+  return fmt::format("{}: {}\n", name(reasons.binding), signs_of(reasons.binding, plan)) + table_with_words(rows, 2);
+}
+
 std::string sensitivity(const Plan& plan, const Reasons& reasons) {
   if (reasons.sensitivity.empty()) return "";
   std::vector<std::vector<std::string>> rows{{"with", "the plan", "then"}};
-  for (const Variation& variation : reasons.sensitivity) rows.push_back({resource_then(variation), plan_then(variation, plan), changed_to(variation)});
+  for (const Variation& variation : reasons.sensitivity) rows.push_back({resource_then(variation), plan_then(variation, plan), changed_to(plan, variation)});
+  const bool lessened = std::ranges::any_of(reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::global_batch && v.factor < 1.0; });
+  if (!lessened) rows.push_back({"global batch less", "-", "it cannot be less: each data-parallel rank has one sequence"});
   return "\n" + table_with_words(rows, 2);
+}
+
+std::string unrestricted(const Plan& plan, const Variation& found) {
+  const char* where = plan.search.candidates == 0 || plan.search.certified ? "without what was given for the layout" : "where the search goes on";
+  return fmt::format("note: {}, {} takes {}\n", where, layout_text(found.best->spec), measured_against(plan, *found.best, own_of(plan), 1));
 }
 
 }  // namespace
@@ -428,27 +577,25 @@ std::string explain(const Plan& plan) {
   text += "\nbinding constraint: " + what_binds(plan) + "\n";
   text += "search: " + explain_search(plan.search) + "\n";
   for (const std::string& note : plan.notes) text += "note: " + note + "\n";
-  return text;
+  return fold_lines(text, width);
 }
 
 std::string explain_briefly(const Plan& plan) {
   const std::string second = runner_up(plan);
   std::string text = "binding constraint: " + what_binds(plan) + "\n";
-  // Its heading and what it loses on, without what memory it needs.
-  return text + second.substr(0, second.find('\n', second.find('\n') + 1) + 1);
+  // Without what memory it needs.
+  return fold_lines(text + second.substr(0, std::min(second.find("  it needs"), second.size())), width);
 }
 
 std::string explain(const Plan& plan, const Reasons& reasons) {
   std::string text = heading(plan) + "\n" + time_and_memory(plan) + each_stage(plan, reasons) + critical_path(reasons);
-  text += "\nbinding constraint: " + what_binds(plan, reasons) + "\n";
-  text += "\n" + runner_up(plan) + how_sure(plan, reasons);
+  text += "\nbinding constraint: " + what_binds(plan, reasons);
+  text += "\n" + (reasons.runner_up ? runner_up(plan, *reasons.runner_up) : runner_up(plan)) + how_sure(plan, reasons);
   text += neighbours(plan, reasons) + families(plan, reasons) + guide(plan, reasons) + sensitivity(plan, reasons);
   text += "\nsearch: " + explain_search(plan.search) + "\n";
-  if (reasons.unrestricted && reasons.unrestricted->best)
-    text += fmt::format("note: without what was given for the layout, {} takes {} ({})\n", layout_text(reasons.unrestricted->best->spec),
-                        format_duration(reasons.unrestricted->best->result.time.total()), signed_share(slower(reasons.unrestricted->best->result, plan.prediction)));
+  if (reasons.unrestricted) text += unrestricted(plan, *reasons.unrestricted);
   for (const std::string& note : plan.notes) text += "note: " + note + "\n";
-  return text;
+  return fold_lines(text, width);
 }
 
 }  // namespace parplan

@@ -18,7 +18,7 @@ std::string explain(const Plan& plan);
 // choice away, the best of each family, the guides' rules as numbers, more and less of everything, and how sure the order is.
 std::string explain(const Plan& plan, const Reasons& reasons);
 
-// Two lines of it: what binds, and what the runner-up loses on.
+// What binds, and what the runner-up loses on.
 std::string explain_briefly(const Plan& plan);
 
 // A work of the critical path in words: "forward of layers", "reduction of gradients".

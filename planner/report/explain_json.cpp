@@ -23,7 +23,14 @@ Json rival_json(const Plan& plan, const Rival& rival, const TrainingSpec& traini
   json["memory_capacity_bytes"] = rival.capacity.count;
   json["fits"] = rival.fits();
   json["slower"] = json_number(rival.plan.result.time.total() / plan.prediction.time.total() - 1.0);
+  json["objective_excess"] = json_number(excess(plan, rival.plan.spec, rival.plan.result));
   return json;
+}
+
+Json error_json(const std::optional<ModelError>& error) {
+  if (!error) return nullptr;
+  return {{"least", json_number(error->least)}, {"most", json_number(error->most)}, {"runs", error->runs},
+          {"undecided_below", json_number(error->undecided())}, {"source", error->source}};
 }
 
 Json variation_json(const Plan& plan, const Variation& variation) {
@@ -84,6 +91,8 @@ Json guide_json(const Plan& plan, const Guide& guide) {
     rule["micro_batches"] = guide.bubble->micro_batches;
     rule["closed_form"] = json_number(guide.bubble->closed_form);
     rule["simulated"] = json_number(guide.bubble->simulated);
+    rule["enough_micro_batches"] = guide.bubble->enough;
+    rule["closed_form_then"] = json_number(guide.bubble->closed_form_then);
   }
   return json;
 }
@@ -113,12 +122,17 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   for (const CriticalWork& work : reasons.details.critical_path)
     json["critical_path"].push_back({{"stage", work.stage}, {"what", describe(work)}, {"segment", work.segment}, {"label", name(work.label)},
                                      {"runs", work.runs}, {"time_s", json_number(work.time.value)}});
-  json["binding_constraint"] = name(binding_constraint(plan));
-  json["relaxed"] = reasons.relaxed ? variation_json(plan, *reasons.relaxed) : Json(nullptr);
-  json["model_error"] = nullptr;
-  if (reasons.error)
-    json["model_error"] = {{"least", json_number(reasons.error->least)}, {"most", json_number(reasons.error->most)}, {"runs", reasons.error->runs},
-                           {"undecided_below", json_number(reasons.error->undecided())}, {"source", reasons.error->source}};
+  json["binding_constraint"] = name(reasons.binding);
+  const Variation* const of_what_binds = relaxed(reasons);
+  json["relaxed"] = of_what_binds != nullptr ? variation_json(plan, *of_what_binds) : Json(nullptr);
+  json["twice"] = Json::array();
+  for (const Variation& variation : reasons.twice) json["twice"].push_back(variation_json(plan, variation));
+  json["model_error"] = error_json(reasons.error);
+  json["model_error_elsewhere"] = error_json(reasons.elsewhere);
+  const RankedPlan* const second = reasons.runner_up ? &*reasons.runner_up : plan.alternatives.empty() ? nullptr : &plan.alternatives.front();
+  json["runner_up"] = nullptr;
+  if (second != nullptr)
+    json["runner_up"] = rival_json(plan, {.plan = *second, .capacity = memory_capacity(plan.cluster, second->spec.mesh, second->result.memory_stage)}, plan.training);
   json["one_choice_away"] = Json::array();
   for (const Neighbour& neighbour : reasons.neighbours) {
     Json other{{"change", neighbour.change}};

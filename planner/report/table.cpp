@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/cluster/running_costs.h"
 #include "planner/report/row.h"
 
 namespace parplan {
@@ -27,6 +28,34 @@ std::string align_columns(const std::vector<std::vector<std::string>>& rows, int
   return text;
 }
 
+std::string fold_lines(const std::string& text, std::size_t width) {
+  std::string out;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    std::string line = text.substr(begin, end - begin);
+    begin = end + 1;
+    const std::size_t first = std::min(line.find_first_not_of(' '), line.size());
+    const std::string indent(first + 2, ' ');
+    while (line.size() > width) {
+      std::size_t space = line.rfind(' ', width);
+      if (space == std::string::npos || space < indent.size()) space = line.find(' ', width);
+      if (space == std::string::npos) break;
+      out += line.substr(0, line.find_last_not_of(' ', space) + 1) + '\n';
+      line = indent + line.substr(std::min(line.find_first_not_of(' ', space), line.size()));
+    }
+    out += line + '\n';
+  }
+  return out;
+}
+
+std::string format_cost(const Cluster& cluster, int devices, Seconds time) {
+  const std::optional<double> hour = hourly_price(cluster, devices);
+  const std::optional<std::string> of = currency(cluster);
+  const bool priced = hour && of;
+  const double cost = priced ? *hour / 3600.0 * time.value : devices * time.value;
+  return fmt::format("{} {}", cost >= 999.5 ? fmt::format("{:.0f}", cost) : fmt::format("{:#.3g}", cost), priced ? *of : "device-seconds");
+}
+
 std::string format_count(double value) { return value >= 999.5 ? fmt::format("{:.0f}", value) : fmt::format("{:.3g}", value); }
 
 std::string format_share(double part, double whole) {
@@ -36,6 +65,8 @@ std::string format_share(double part, double whole) {
 std::string write_table(const Plan& plan) {
   std::vector<std::vector<std::string>> rows{
       {"rank", "layout", "devices", "step", "tokens/s", "MFU", "memory peak", "of capacity", "bubble", "exposed comm"}};
+  const bool costs = plan.search.objective == Objective::cost || currency(plan.cluster).has_value();
+  if (costs) rows.front().push_back("cost a step");
   for (int rank = 1; rank <= static_cast<int>(plan.alternatives.size()) + 1; ++rank) {
     const RowSubject subject = subject_of(plan, rank);
     const StepTime& time = subject.result.time;
@@ -47,6 +78,7 @@ std::string write_table(const Plan& plan) {
                                  static_cast<double>(memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage).count)),
                     format_share(time.bubble.value, time.total().value),
                     format_share((time.tensor_exposed + time.data_exposed + time.pipeline_exposed).value, time.total().value)});
+    if (costs) rows.back().push_back(format_cost(subject.cluster, subject.spec.mesh.size(), time.total()));
   }
   return align_columns(rows, 2);
 }

@@ -1,6 +1,9 @@
 // `parplan explain` as people call it.
 #include <doctest/doctest.h>
 
+#include <string>
+#include <vector>
+
 #include "planner/base/file.h"
 #include "planner/base/json.h"
 #include "tests/cli/call.h"
@@ -46,6 +49,49 @@ TEST_CASE("explain says why in words, or as JSON") {
   CHECK(verbose.err.starts_with("found in "));
   CHECK(verbose.err.find("wrote ") != std::string::npos);
   CHECK(Json::parse(read_file(folder.path("why.json"))).at("families").empty());
+}
+
+TEST_CASE("a plan of least cost is explained by its cost") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  const Called found = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--objective", "cost", "--price", "3 USD", "--quiet", "-o", plan});
+  REQUIRE(found.code == 0);
+  CHECK(found.out.find("cost a step\n") != std::string::npos);
+  CHECK(found.out.find("certified: the cheapest of this space under this cost model") != std::string::npos);
+  CHECK(found.out.find("no plan on all of them costs less\n") != std::string::npos);
+  CHECK(found.out.find("% slower)\n") == std::string::npos);  // it is faster or slower, and dearer
+  const Called json = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--objective", "cost", "--price", "3 USD", "--quiet", "--json", "-"});
+  CHECK(Json::parse(json.out).at("inputs").at("objective") == "cost");
+
+  const Called why = call({"explain", plan});
+  REQUIRE(why.code == 0);
+  for (const char* wanted : {"objective: the cost of a step", "cost  vs plan", "certified: the cheapest", " USD ("}) {
+    INFO(wanted);
+    CHECK(why.out.find(wanted) != std::string::npos);
+  }
+  CHECK(why.out.find("without what was given") == std::string::npos);
+  CHECK(Json::parse(call({"explain", plan, "--json", "-"}).out).at("inputs").at("objective") == "cost");
+}
+
+TEST_CASE("nothing is said to differ that does not, and lines are not wider than a screen") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  for (const std::vector<std::string>& given : {std::vector<std::string>{"--devices", "1", "--top", "1"}, {"--pp", "4"}, {}}) {
+    std::vector<std::string> command{"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet", "-o", plan};
+    command.insert(command.end(), given.begin(), given.end());
+    REQUIRE(call(command).code == 0);
+    const std::string text = call({"explain", plan}).out;
+    for (const char* wrong : {"-0.0 %", "+0.0 %", "-0.00 %", "(0.0", "(0 % ", "is known\n", "more)  (0"}) {
+      INFO(wrong);
+      CHECK(text.find(wrong) == std::string::npos);
+    }
+    for (std::size_t begin = 0; begin < text.size();) {
+      const std::size_t end = text.find('\n', begin);
+      INFO(text.substr(begin, end - begin));
+      CHECK(end - begin <= 140);
+      begin = end + 1;
+    }
+  }
 }
 
 }  // namespace

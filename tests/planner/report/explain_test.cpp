@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "planner/base/file.h"
 #include "planner/report/explain_json.h"
@@ -63,7 +64,7 @@ Reasons small_reasons() {
                                      }),
                                      .sent = Bytes(300),
                                      .micro_batches = 2}};
-  reasons.guide.bubble = {.stages = 2, .micro_batches = 2, .closed_form = 1.0 / 3.0, .simulated = 0.2};
+  reasons.guide.bubble = {.stages = 2, .micro_batches = 2, .closed_form = 1.0 / 3.0, .simulated = 0.2, .enough = 8, .closed_form_then = 1.0 / 9.0};
   reasons.families = {{.family = "data parallel, ZeRO-1", .best = rival([](RankedPlan& other) {
                          other.spec.mesh.degree = {1, 4, 1};
                          other.result.time.bubble = Seconds(0.0);
@@ -82,7 +83,8 @@ Reasons small_reasons() {
       varied.best = varied.plan.plan;
     };
   };
-  reasons.relaxed = variation(Resource::compute, 2.0, compute_takes(3.0));
+  reasons.binding = Constraint::compute;
+  reasons.twice = {variation(Resource::compute, 2.0, compute_takes(3.0)), variation(Resource::memory, 2.0, [](Variation& varied) { varied.best = varied.plan.plan; })};
   reasons.sensitivity = {variation(Resource::compute, 0.8, compute_takes(7.5)),
                          variation(Resource::memory, 0.6,
                                    [](Variation& varied) {
@@ -117,10 +119,15 @@ TEST_CASE("explain with reasons says it all") {
   // Stage 1 is done after 8 s and waits for 2. With a fifth more memory 9 s instead of 10; with half more of the batch 12 s for 6 sequences
   // instead of 10 s for 4: 0.5 a second instead of 0.4. Predictions at 0.88 and 0.8 of what was measured: 10 % apart.
   CHECK(text.substr(beginning.size()) == R"(
-each stage:
-  stage  layers  compute  recompute  communication  waiting  optimizer  memory peak  of capacity
-  0           2   6.00 s        0 s         1.50 s   2.00 s     500 ms        640 B       64.0 %
-  1           1   6.00 s        0 s         1.50 s   2.00 s     500 ms        600 B       60.0 %
+each stage's time, communication as far as it is waited for:
+  stage  layers  compute  data-parallel  transfers  waiting  optimizer
+  0           2   6.00 s         1.00 s     500 ms   2.00 s     500 ms
+  1           1   6.00 s         1.00 s     500 ms   2.00 s     500 ms
+
+each stage's memory:
+  stage  parameters  gradients  optimizer state  activations  buffers  libraries   peak  of capacity
+  0           200 B      200 B            100 B         80 B     40 B       20 B  640 B       64.0 %
+  1           200 B      200 B            100 B         40 B     40 B       20 B  600 B       60.0 %
 
 the critical path: what the end of the step hangs on, 10.0 s in all:
   stage 0: layers                    3 x  5.00 s  50.0 %
@@ -131,7 +138,9 @@ the critical path: what the end of the step hangs on, 10.0 s in all:
   stage 1: layers                    1 x  1.00 s  10.0 %
 
 binding constraint: compute: 65.0 % of the step computes
-  with computation twice as fast: the plan: 7.00 s (-30 %); the plan stays the best
+  with twice  the plan        then
+  compute     7.00 s (-30 %)  the plan stays the best
+  memory      as now          the plan stays the best
 
 runner-up: dp2 tp1 pp2 zero1 mb2 1f1b pp>dp, 11.5 s (15.00 % slower)
   against the plan: bubble +2.00 s, data-parallel communication -500 ms
@@ -140,29 +149,36 @@ how sure: predictions were 12.0 to 20.0 % below measured steps (3 runs of a mode
   so that plans that are predicted within 10.0 % of one another may come out in the other order
   the runner-up is 15.0 % slower: more than that
 
-  one choice away    step  slower by  memory peak  against the plan
-  ZeRO-0           10.5 s     +5.0 %        640 B  data-parallel communication +500 ms
-  micro-batch 2         -          -     1.07 KiB  does not fit: 100 B more than the 1000 B of a device
+  one choice away    step  vs plan  memory peak  against the plan
+  ZeRO-0           10.5 s   +5.0 %        640 B  data-parallel communication +500 ms
+  micro-batch 2         -        -     1.07 KiB  does not fit: 100 B more than the 1000 B of a device
 
-  best of its family        layout                              step  slower by  memory peak  against the plan
-  data parallel, ZeRO-1     dp4 tp1 pp1 zero1 mb1             11.0 s      +10 %        640 B  data-parallel communication +3.00 s, bubble -2.00 s
-  pipeline alone            -                                      -          -            -  no layout is legal
-  pipeline x data parallel  dp2 tp1 pp2 zero1 mb1 1f1b pp>dp  10.0 s                   640 B  the plan
+  best of its family, and what it loses on    step   vs plan  memory peak  layout
+  data parallel, ZeRO-1                     11.0 s     +10 %        640 B  dp4 tp1 pp1 zero1 mb1
+      data-parallel communication +3.00 s, bubble -2.00 s
+  pipeline alone                                 -         -            -  no layout is legal
+  pipeline x data parallel                  10.0 s  the plan        640 B  dp2 tp1 pp2 zero1 mb1 1f1b pp>dp
 
 what the rules of the guides come to here:
   - one device is not enough: at least 2.44 KiB are needed (dp1 tp1 pp1 mb1), 2.5 times its 1000 B; something has to be divided
-  - parameters, gradients and optimizer state of 'head' alone take 1.46 KiB of a device's 1000 B: only tensor parallelism or ZeRO divides them
-  - tensor parallelism beyond a node: rings over 8 devices reach 100 B/s a device, 3.0 times less than the 300 B/s inside a node; the best such layout, dp1 tp8 pp1 mb1, takes 15.0 s (+50 %)
-  - ZeRO-2 in this pipeline reduces gradients in each of 2 micro-batches: a device sends 600 B a step for it instead of 300 B, 2.0 times as much; the step 11.0 s (+10 %)
-  - 2 stages and 2 micro-batches: (p - 1) / (m + p - 1) leaves 33.3 % of the pipeline idle; simulated, 20.0 % of the step
+  - parameters, gradients and optimizer state of 'head' alone take 1.46 KiB of a device's 1000 B: only tensor parallelism or ZeRO divides
+    them
+  - tensor parallelism beyond a node: rings over 8 devices reach 100 B/s a device, 3.0 times less than the 300 B/s inside a node; the best
+    such layout, dp1 tp8 pp1 mb1, takes 15.0 s (+50 %)
+  - ZeRO-2 in this pipeline reduces gradients in each of 2 micro-batches: a device sends 600 B a step for it instead of 300 B, 2.0 times as
+    much; the step 11.0 s (+10 %)
+  - a pipeline of p = 2 stages and m = 2 micro-batches is idle for (p - 1) / (m + p - 1) = 33.3 % of its time; simulated, 20.0 % of the step
+    waits: too few; 4 p = 8 micro-batches (a larger batch, smaller micro-batches or fewer data-parallel ranks) would leave 11.1 %
 
   with                        the plan                      then
   compute 20 % less           11.5 s (+15 %)                the plan stays the best
   memory 40 % less            does not fit: 640 B of 600 B  best: dp2 tp1 pp2 zero1 mb2 1f1b pp>dp, 11.0 s
   memory 20 % more            as now                        best: dp2 tp1 pp2 zero1 mb1 1f1b recompute=full pp>dp, 9.00 s (10.0 % faster)
   global batch 6 (50 % more)  12.0 s, tokens/s +25 %        the plan stays the best
+  global batch less           -                             it cannot be less: each data-parallel rank has one sequence
 
-search: 12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower bound, 4 simulated; certified: the fastest of this space under this cost model
+search: 12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower bound, 4 simulated; certified: the fastest of this space
+  under this cost model
 )");
 }
 
@@ -174,7 +190,7 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
   std::vector<std::string> keys;
   for (const auto& item : json.items()) keys.push_back(item.key());
   CHECK(keys == std::vector<std::string>{"schema", "tool", "inputs", "search", "columns", "plans", "notes", "stages", "critical_path", "binding_constraint",
-                                         "relaxed", "model_error", "one_choice_away", "families", "guide", "sensitivity", "unrestricted"});
+                                         "relaxed", "twice", "model_error", "model_error_elsewhere", "runner_up", "one_choice_away", "families", "guide", "sensitivity", "unrestricted"});
   REQUIRE(json.at("stages").size() == 2);
   for (const Json& stage : json.at("stages")) {
     double seconds = 0.0;
@@ -188,6 +204,9 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
         R"({"stage":0,"what":"reductions of gradients","segment":"data.reduce_scatter.gradients","label":"data","runs":1,"time_s":1.0})");
   CHECK(json.at("binding_constraint") == "compute");
   CHECK(json.at("relaxed").at("plan").at("step_time_s") == 7.0);
+  CHECK(json.at("twice")[1].at("resource") == "memory");
+  CHECK(json.at("runner_up").at("slower").get<double>() == doctest::Approx(0.15));
+  CHECK(json.at("model_error_elsewhere").is_null());
   CHECK(json.at("model_error").at("undecided_below").get<double>() == doctest::Approx(0.1));
   CHECK(json.at("one_choice_away")[1].at("change") == "micro-batch 2");
   CHECK(json.at("one_choice_away")[1].at("fits") == false);
@@ -217,6 +236,7 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
   for (const char* list : {"stages", "critical_path", "families"}) check(schema.at("properties").at(list).at("items"), json.at(list)[0]);
   check(schema.at("properties").at("model_error").at("oneOf")[0], json.at("model_error"));
   check(schema.at("$defs").at("variation"), json.at("relaxed"));
+  check(schema.at("$defs").at("variation"), json.at("twice")[1]);
   const Json& rules = schema.at("properties").at("guide").at("items").at("oneOf");
   for (const Json& rule : json.at("guide")) {
     const auto described = std::ranges::find_if(rules, [&](const Json& one) { return one.at("properties").at("rule").at("const") == rule.at("rule"); });
@@ -226,14 +246,38 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
   for (const std::string key : schema.at("$defs").at("rival").at("required")) CHECK(json.at("one_choice_away")[0].contains(key));
 }
 
-TEST_CASE("a plan for devices of which no measured steps are known says so") {
+TEST_CASE("an error is told, not judged by, where it was measured on other devices, or nowhere") {
   Reasons reasons = small_reasons();
-  reasons.error.reset();
-  CHECK(explain(small_plan(), reasons).find("how sure: no published steps of such devices are known to hold the model against; `parplan run` measures a plan\n") !=
+  const std::string nothing = "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a plan\n";
+  reasons.elsewhere = std::exchange(reasons.error, std::nullopt);
+  CHECK(explain(small_plan(), reasons).find(nothing + "  (on other devices predictions were 12.0 to 20.0 % below measured steps: 3 runs of a model)\n\n") !=
         std::string::npos);
+  reasons.elsewhere.reset();
+  CHECK(explain(small_plan(), reasons).find(nothing + "\n") != std::string::npos);
 }
 
-TEST_CASE("of a long pipeline the ends are shown, and the stages that compute and hold most") {
+TEST_CASE("the model cannot tell apart what is near, on either side") {
+  Plan plan = small_plan();
+  plan.alternatives.push_back(plan.alternatives.front());
+  const auto of = [&](double bubble) {
+    plan.alternatives.front().result.time.bubble = Seconds(bubble);
+    const std::string text = explain(plan, small_reasons());
+    const std::size_t begin = text.find("  the runner-up is ");
+    return text.substr(begin, text.find_first_of(":;", begin) - begin) + (text.find("cannot tell") != std::string::npos ? ": close" : ": apart");
+  };
+  CHECK(of(3.0) == "  the runner-up is 5.00 % slower: close");
+  CHECK(of(2.5) == "  the runner-up is as fast: close");
+  CHECK(of(2.0) == "  the runner-up is 5.00 % faster: close");
+  CHECK(of(0.0) == "  the runner-up is 25.0 % faster: apart");  // by the objective of a plan that was given, say
+}
+
+TEST_CASE("a bubble is judged by four micro-batches a stage") {
+  Reasons reasons = small_reasons();
+  reasons.guide.bubble->micro_batches = 8;
+  CHECK(explain(small_plan(), reasons).find("waits: enough, at least 4 p = 8 micro-batches\n") != std::string::npos);
+}
+
+TEST_CASE("of a long pipeline like neighbours share a row, and the ends are shown with the stage that computes or holds most") {
   Plan plan = small_plan();
   plan.spec.mesh.degree = {40, 1, 1};
   plan.spec.stage_blocks.assign(40, 2);
@@ -243,26 +287,32 @@ TEST_CASE("of a long pipeline the ends are shown, and the stages that compute an
   stage.memory.parameters = Bytes(100);
   reasons.details.stages.assign(40, stage);
   reasons.details.stages[20].time.compute = Seconds(2.0);
-  reasons.details.stages[25].memory.parameters = Bytes(200);
+  for (int i = 0; i < 40; ++i) reasons.details.stages[static_cast<std::size_t>(i)].memory.parameters = Bytes(i == 25 ? 200 : 100 + i);
   reasons.capacities.assign(40, Bytes(1000));
   const std::string text = explain(plan, reasons);
-  const std::size_t begin = text.find("each stage:\n");
+  const std::size_t begin = text.find("each stage's time");
   REQUIRE(begin != std::string::npos);
-  CHECK(text.substr(begin, text.find("\n\n", begin) + 1 - begin) == R"(each stage:
-  stage  layers  compute  recompute  communication  waiting  optimizer  memory peak  of capacity
-  0           1   1.00 s        0 s            0 s   9.00 s        0 s        100 B       10.0 %
-  1           2   1.00 s        0 s            0 s   9.00 s        0 s        100 B       10.0 %
-  2           2   1.00 s        0 s            0 s   9.00 s        0 s        100 B       10.0 %
-  3           2   1.00 s        0 s            0 s   9.00 s        0 s        100 B       10.0 %
+  CHECK(text.substr(begin, text.find("\n\nthe critical", begin) + 1 - begin) == R"(each stage's time, communication as far as it is waited for:
+  stage  layers  compute  waiting
+  0           1   1.00 s   9.00 s
+  1-19        2   1.00 s   9.00 s
+  20          2   2.00 s   8.00 s
+  21-38       2   1.00 s   9.00 s
+  39          1   1.00 s   9.00 s
+
+each stage's memory:
+  stage  parameters   peak  of capacity
+  0           100 B  100 B       10.0 %
+  1           101 B  101 B       10.1 %
+  2           102 B  102 B       10.2 %
+  3           103 B  103 B       10.3 %
   ...
-  20          2   2.00 s        0 s            0 s   8.00 s        0 s        100 B       10.0 %
+  25          200 B  200 B       20.0 %
   ...
-  25          2   1.00 s        0 s            0 s   9.00 s        0 s        200 B       20.0 %
-  ...
-  36          2   1.00 s        0 s            0 s   9.00 s        0 s        100 B       10.0 %
-  37          2   1.00 s        0 s            0 s   9.00 s        0 s        100 B       10.0 %
-  38          2   1.00 s        0 s            0 s   9.00 s        0 s        100 B       10.0 %
-  39          1   1.00 s        0 s            0 s   9.00 s        0 s        100 B       10.0 %
+  36          136 B  136 B       13.6 %
+  37          137 B  137 B       13.7 %
+  38          138 B  138 B       13.8 %
+  39          139 B  139 B       13.9 %
 )");
 }
 

@@ -43,28 +43,103 @@ runner-up: dp2 tp1 pp2 zero1 mb2 1f1b pp>dp, 11.5 s (15.00 % slower)
   against the plan: bubble +2.00 s, data-parallel communication -500 ms
   it needs 720 B of memory, the plan 640 B
 
-binding constraint: compute: 65.0 % of the step computes; faster or more devices would help, more memory or bandwidth would not
-search: 12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower bound, 4 simulated; certified: the fastest of this space under this cost model
+binding constraint: compute: 65.0 % of the step computes; faster or more devices would help first
+search: 12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower bound, 4 simulated; certified: the fastest of this space
+  under this cost model
 )");
 }
 
-TEST_CASE("the binding constraint is memory, communication or bubble where that is so") {
+TEST_CASE("the binding constraint is what could be gained most from") {
   Plan plan = small_plan();
+  CHECK(binding_constraint(plan) == Constraint::compute);  // 3.25 s of 10
+  // A full device says nothing where neither recompute nor a sharding costs anything.
+  plan.prediction.memory.activations = Bytes(340);  // 900 of 1000
   CHECK(binding_constraint(plan) == Constraint::compute);
   plan.prediction.time.bubble = Seconds(7.0);
-  CHECK(binding_constraint(plan) == Constraint::bubble);
+  CHECK(binding_constraint(plan) == Constraint::bubble);  // 3.5 s
+  CHECK(explain(plan).find("binding constraint: bubble: 46.7 % of the step waits for other stages; more micro-batches (a larger batch) would help first\n") !=
+        std::string::npos);  // 7 of 15
   plan.prediction.time.tensor_exposed = Seconds(8.0);
-  CHECK(binding_constraint(plan) == Constraint::communication);
+  CHECK(binding_constraint(plan) == Constraint::communication);  // 4.75 s
   CHECK(explain(plan).find("binding constraint: communication: 41.3 % of the step waits for it, most for tensor-parallel communication; "
-                           "faster links or a larger batch would help\n") != std::string::npos);  // 9.5 of 23
-  plan.prediction.time.recompute = Seconds(10.0);
+                           "faster links or a larger batch\n  would help first\n") != std::string::npos);  // 9.5 of 23
+  plan.prediction.time.recompute = Seconds(7.0);  // computing is 13.5 then
   CHECK(binding_constraint(plan) == Constraint::memory);
-  CHECK(explain(plan).find("binding constraint: memory: 30.3 % of the step recomputes activations that there is no room to keep\n") !=
-        std::string::npos);  // 10 of 33
+  CHECK(explain(plan).find("binding constraint: memory: 23.3 % of the step recomputes activations that there is no room to keep, the peak is 90.0 % of a "
+                           "device's 1000\n  B; more memory would help first\n") != std::string::npos);  // 7 of 30
   plan.prediction.time.recompute = Seconds(0.0);
-  plan.prediction.memory.activations = Bytes(340);  // 900 of 1000
+  plan.prediction.time.data_exposed = Seconds(4.0);
+  plan.prediction.time.tensor_exposed = Seconds(1.0);
+  plan.prediction.time.bubble = Seconds(1.0);
+  CHECK(binding_constraint(plan) == Constraint::compute);
+  plan.spec.zero_stage = 3;  // and the device is full
   CHECK(binding_constraint(plan) == Constraint::memory);
-  CHECK(explain(plan).find("binding constraint: memory: the peak is 90.0 % of a device's 1000 B;") != std::string::npos);
+  plan.prediction.memory.activations = Bytes(80);
+  CHECK(binding_constraint(plan) == Constraint::compute);
+}
+
+TEST_CASE("with variations to twice of everything the binding constraint is what gains most") {
+  // 6.5 s of 10 compute, 2 s are bubble, 1.5 s are waited for communication.
+  const Plan plan = small_plan();
+  const RankedPlan now{.spec = plan.spec, .result = plan.prediction};
+  const auto twice = [&](Resource resource, double own, double best) {
+    Variation variation{.resource = resource, .factor = 2.0, .global_batch = resource == Resource::global_batch ? 8 : 4,
+                        .plan = {.plan = now, .capacity = Bytes(1000)}, .best = now, .changes = best != own};
+    variation.plan.plan.result.time = {};
+    variation.plan.plan.result.time.compute = Seconds(own);
+    variation.best->result.time = {};
+    variation.best->result.time.compute = Seconds(best);
+    return variation;
+  };
+  struct Case {
+    double compute, links, network, batch, memory;  // steps; of memory that of the best plan
+    Constraint binding;
+  };
+  for (const Case& one : {Case{6.7, 9.5, 9.8, 18.0, 9.97, Constraint::compute},
+                          Case{5.0, 9.5, 9.8, 18.0, 6.8, Constraint::compute},      // at most 3.25 s count, against 3.2 s
+                          Case{5.0, 9.5, 9.8, 18.0, 6.7, Constraint::memory},       // 3.3 s
+                          Case{5.0, 8.3, 8.3, 18.0, 9.97, Constraint::communication},  // 1.7 s each
+                          Case{9.5, 9.5, 9.8, 13.0, 9.97, Constraint::bubble}}) {   // at most 1 s counts
+    const std::vector<Variation> all = {twice(Resource::compute, one.compute, one.compute), twice(Resource::node_links, one.links, one.links),
+                                        twice(Resource::network, one.network, one.network), twice(Resource::global_batch, one.batch, one.batch),
+                                        twice(Resource::memory, 10.0, one.memory)};
+    CHECK(std::string(name(binding_constraint(plan, all, now))) == name(one.binding));
+  }
+}
+
+TEST_CASE("with another objective it is said what it has least of") {
+  Plan plan = small_plan();
+  plan.cluster.groups.front().price = Price{.per_device_hour = 90.0, .currency = "EUR"};
+  plan.search.objective = Objective::cost;
+  RankedPlan& second = plan.alternatives.front();
+  second.spec.mesh.degree = {1, 2, 1};  // half of the devices
+  second.result.time.bubble = Seconds(4.5);
+  CHECK(explain_search(plan.search).ends_with("5 cannot be better by their lower bound, 4 simulated; certified: the cheapest of this space under this cost model"));
+  // 4 devices for 10 s, 2 for 12 s, at 0.025 EUR a second.
+  CHECK(explain_briefly(plan).find("runner-up: dp2 tp1 pp1 zero1 mb2, 12.0 s (20.00 % slower), 0.600 EUR (40.00 % cheaper)\n") != std::string::npos);
+  CHECK(write_table(plan).find("exposed comm  cost a step\n") != std::string::npos);
+  CHECK(write_table(plan).find("15.0 %     1.00 EUR\n") != std::string::npos);
+  plan.cluster.groups.front().price.reset();
+  CHECK(write_table(plan).find("15.0 %  40.0 device-seconds\n") != std::string::npos);
+  plan.search.objective = Objective::memory;
+  CHECK(explain_search(plan.search).ends_with("certified: the one of least memory of this space under this cost model"));
+  CHECK(explain_briefly(plan).find("12.0 s (20.00 % slower), 720 B (12.50 % more memory)\n") != std::string::npos);
+}
+
+TEST_CASE("a plan without alternatives says why it has none") {
+  Plan plan = small_plan();
+  plan.alternatives.clear();
+  CHECK(explain_briefly(plan).ends_with("runner-up: the plan keeps the best alone (--top 1); `parplan explain` finds the next\n"));
+  plan.search.infeasible_memory = 11;  // of 12
+  CHECK(explain_briefly(plan).ends_with("runner-up: none; no other layout of the space fits\n"));
+  plan.search = {};
+  CHECK(explain_briefly(plan).ends_with("runner-up: none; no other layout was looked at\n"));
+}
+
+TEST_CASE("long lines go on in the next, between words") {
+  CHECK(fold_lines("short\n", 10) == "short\n");
+  CHECK(fold_lines("a list of words\n  - of several lines\n", 11) == "a list of\n  words\n  - of\n    several\n    lines\n");
+  CHECK(fold_lines("unbreakable-word and more\n", 10) == "unbreakable-word\n  and more\n");
 }
 
 TEST_CASE("a search says how sure it is") {
@@ -130,6 +205,7 @@ TEST_CASE("the JSON of a failed search has no plans and says what to change") {
   CHECK(keys == std::vector<std::string>{"schema", "tool", "inputs", "search", "columns", "plans", "changes", "notes", "environment", "launch"});
   CHECK(json.at("plans").dump() == "[]");
   CHECK(json.at("changes").dump() == R"(["2 GiB instead of 1 GiB"])");
+  CHECK(json.at("inputs").at("objective") == "time");
   CHECK(json.at("search").dump() ==
         R"({"candidates":7,"infeasible_memory":7,"pruned_by_bound":0,"simulated":0,"seconds":0.5,"certified":false,"gap":null})");
   CHECK(json.at("inputs").at("training").dump() ==

@@ -76,8 +76,10 @@ TEST_CASE("the stated error is that of the published steps of GPT-3 175B on 512 
 }
 
 TEST_CASE("no error is stated for devices of which no published steps are known") {
-  Cluster cores = find_cluster(source + "/tests/data/clusters/cpu-8.yaml", {source + "/configs/devices", source + "/configs/clusters"}, {});
-  CHECK(!model_error(cores));
+  for (const std::string& name : {source + "/tests/data/clusters/cpu-8.yaml", std::string("mi300x-8"), std::string("gaudi2-8"), std::string("dgx-h100")}) {
+    INFO(name);
+    CHECK(!model_error(find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"}, {})));
+  }
 }
 
 }  // namespace

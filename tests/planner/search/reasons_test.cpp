@@ -8,6 +8,7 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
+#include "planner/base/text.h"
 #include "planner/cluster/catalog.h"
 #include "planner/plan/layout_text.h"
 #include "planner/search/space.h"
@@ -143,16 +144,18 @@ TEST_CASE("the reasons of a certified plan agree with it") {
     CHECK(!reasons.unrestricted);
 
     // More of anything does not make the best slower, less not faster; a plan that is not the best any more has a faster one beside it.
-    REQUIRE(reasons.relaxed);
+    REQUIRE(relaxed(reasons));
+    CHECK(reasons.twice.size() == (cluster.nodes() > 1 ? 5 : 4));
     for (const Variation& variation : reasons.sensitivity) {
       INFO(name(variation.resource) << " x " << variation.factor);
       REQUIRE(variation.best);
       const double then = step(variation.plan.plan.result);
       const double best = step(variation.best->result);
       if (variation.plan.fits()) CHECK(best <= then);
-      CHECK((variation.best->spec != plan.spec) == variation.changes);
+      CHECK((variation.best->spec != variation.plan.plan.spec) == variation.changes);
       if (variation.resource == Resource::global_batch) {
-        CHECK(variation.global_batch % (plan.spec.dp() * plan.spec.micro_batch) == 0);
+        CHECK(variation.global_batch % (plan.spec.dp() * variation.plan.plan.spec.micro_batch) == 0);
+        CHECK(variation.factor != 1.0);
         CHECK((variation.factor > 1.0) == (variation.global_batch > plan.training.global_batch));
         continue;
       }
@@ -176,7 +179,8 @@ TEST_CASE("without searches there are the plan's own numbers and those of its ne
   CHECK(!reasons.neighbours.empty());
   CHECK(reasons.families.empty());
   CHECK(reasons.sensitivity.empty());
-  CHECK(!reasons.relaxed);
+  CHECK(reasons.twice.empty());
+  CHECK(relaxed(reasons) == nullptr);
   CHECK(!reasons.guide.one_device);
 }
 
@@ -195,6 +199,137 @@ TEST_CASE("a plan of a given layout is told what a free search finds") {
   const Reasons reasons = find_reasons(graph, *fixed.plan, {});
   REQUIRE(reasons.unrestricted);
   CHECK(step(reasons.unrestricted->best->result) < step(fixed.plan->prediction));
+}
+
+TEST_CASE("less memory for a given layout is what a search with less memory finds") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of("dgx-a100", 16), 32);
+  request.layout.pp = 4;
+  request.layout.schedule = ScheduleKind::gpipe;
+  const SuggestResult fixed = suggest(request);
+  REQUIRE(fixed.plan);
+  REQUIRE(fixed.plan->search.certified);
+  ReasonsOptions options;
+  options.most_simulated = 64;
+  const Reasons reasons = find_reasons(graph, *fixed.plan, options);
+  const auto less = std::ranges::find_if(reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::memory && v.factor < 1.0; });
+  REQUIRE(less != reasons.sensitivity.end());
+  REQUIRE(less->best);
+  request.layout = {};
+  request.cluster = varied(request.cluster, Resource::memory, 0.8);
+  const SuggestResult free = suggest(request);
+  REQUIRE(free.plan);
+  CHECK(less->changes);
+  CHECK(step(less->best->result) == doctest::Approx(step(free.plan->prediction)).epsilon(1e-9));
+}
+
+TEST_CASE("a batch of few micro-batches changes by sequences, in micro-batches that divide it") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  struct Case {
+    int dp;
+    std::int64_t batch, micro_batch;
+    std::optional<std::pair<std::int64_t, std::int64_t>> less, more;  // batch, micro-batch
+  };
+  for (const Case& one : {Case{1, 4, 4, {{3, 3}}, {{5, 5}}},      // one micro-batch
+                          Case{1, 10, 5, {{8, 4}}, {{12, 6}}},    // two
+                          Case{2, 20, 2, {{16, 2}}, {{24, 2}}},   // five, of which four and six are a fifth away
+                          Case{2, 2, 1, {}, {{4, 1}}}}) {         // a sequence a rank
+    INFO("dp " << one.dp << " batch " << one.batch << " micro-batch " << one.micro_batch);
+    SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", one.dp), one.batch);
+    request.layout.dp = one.dp;
+    request.layout.micro_batch = one.micro_batch;
+    const Reasons reasons = find_reasons(graph, simulate_layout(request), {});
+    std::optional<std::pair<std::int64_t, std::int64_t>> less, more;
+    for (const Variation& variation : reasons.sensitivity)
+      if (variation.resource == Resource::global_batch)
+        (variation.factor < 1.0 ? less : more) = std::pair(variation.global_batch, variation.plan.plan.spec.micro_batch);
+    CHECK(less == one.less);
+    CHECK(more == one.more);
+  }
+}
+
+TEST_CASE("the reasons of a plan with another objective count by it") {
+  const OpGraph graph = graph_of("tiny-gpt2", 32);
+  Cluster cluster = cluster_of("dgx-a100", 8);
+  cluster.groups.front().price = Price{.per_device_hour = 3.0, .currency = "USD"};
+  for (const Objective objective : {Objective::cost, Objective::memory}) {
+    INFO(name(objective));
+    SuggestRequest request = request_of(graph, cluster, 16);
+    request.options.objective = objective;
+    request.options.most_simulated = 1 << 20;
+    const SuggestResult found = suggest(request);
+    REQUIRE(found.plan);
+    const Plan& plan = *found.plan;
+    CHECK(plan.search.objective == objective);
+    ReasonsOptions options;
+    options.most_simulated = 1 << 20;
+    const Reasons reasons = find_reasons(graph, plan, options);
+    // Nothing has less of it: not beside the plan, not in a family, not when the whole space is searched.
+    CHECK(!reasons.unrestricted);
+    for (const Neighbour& neighbour : reasons.neighbours)
+      if (neighbour.rival.fits()) CHECK(excess(plan, neighbour.rival.plan.spec, neighbour.rival.plan.result) >= -1e-9);
+    CHECK(!reasons.families.empty());
+    for (const FamilyBest& family : reasons.families)
+      if (family.best && family.best->fits()) CHECK(excess(plan, family.best->plan.spec, family.best->plan.result) >= -1e-9);
+    for (const Variation& variation : reasons.sensitivity) {
+      const auto of = [&](const RankedPlan& p) { return score(objective, plan.cluster, p.spec, p.result.time.total(), p.result.memory); };
+      REQUIRE(variation.best);
+      CHECK(!better(of(variation.plan.plan), of(*variation.best), 1e-9));
+    }
+  }
+}
+
+TEST_CASE("a plan alone gets a runner-up") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
+  const SuggestResult ranked = suggest(request);
+  request.options.top = 1;
+  const SuggestResult alone = suggest(request);
+  REQUIRE(ranked.plan);
+  REQUIRE(alone.plan);
+  REQUIRE(alone.plan->alternatives.empty());
+  CHECK(!find_reasons(graph, *ranked.plan, {}).runner_up);
+  const Reasons reasons = find_reasons(graph, *alone.plan, {});
+  REQUIRE(reasons.runner_up);
+  CHECK(reasons.runner_up->spec != alone.plan->spec);
+  CHECK(step(reasons.runner_up->result) <= step(ranked.plan->alternatives.front().result) * (1 + 1e-9));
+  CHECK(step(reasons.runner_up->result) >= step(alone.plan->prediction) * (1 - 1e-9));
+}
+
+TEST_CASE("why devices are left idle is said as far as it is known") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  Cluster cluster = cluster_of("dgx-h100", 8);
+  cluster.groups.front().price = Price{.per_device_hour = 3.0, .currency = "USD"};
+  struct Case {
+    Objective objective;
+    std::optional<int> dp, tp, pp;
+    std::int64_t most_simulated;
+    std::string note;
+  };
+  for (const Case& one : {Case{Objective::time, {}, {}, {}, 1 << 20, ": no plan on all of them is faster"},
+                          Case{Objective::time, {}, 1, 1, 1 << 20, ": no plan on all of them with what was given is faster"},
+                          Case{Objective::time, 1, 1, 1, 1 << 20, ", as the layout that was given does"},
+                          Case{Objective::cost, {}, {}, {}, 1 << 20, ": no plan on all of them costs less"}}) {
+    SuggestRequest request = request_of(graph, cluster, 8);
+    request.options.objective = one.objective;
+    request.options.most_simulated = one.most_simulated;
+    request.layout.dp = one.dp;
+    request.layout.tp = one.tp;
+    request.layout.pp = one.pp;
+    const SuggestResult found = suggest(request);
+    REQUIRE(found.plan);
+    REQUIRE(found.plan->spec.mesh.size() < 8);
+    CHECK(join(found.plan->notes) == fmt::format("uses {} of 8 devices{}", found.plan->spec.mesh.size(), one.note));
+  }
+  SuggestRequest request = request_of(graph, cluster, 8);
+  request.layout.dp = 2;
+  CHECK(join(simulate_layout(request).notes) == "uses 2 of 8 devices, as the layout that was given does");
+  request.options.most_simulated = 1;
+  request.layout.dp.reset();
+  const SuggestResult cut = suggest(request);
+  REQUIRE(!cut.plan->search.certified);
+  REQUIRE(cut.plan->spec.mesh.size() < 8);
+  CHECK(cut.plan->notes.front().ends_with(" of 8 devices: the search found no plan on all of them that is faster, and looked at a part of them only"));
 }
 
 TEST_CASE("the guide's rules are said when the numbers say so") {
@@ -217,6 +352,8 @@ TEST_CASE("the guide's rules are said when the numbers say so") {
   // 4 micro-batches on 2 stages: 1 / (4 + 1).
   REQUIRE(guide.bubble);
   CHECK(guide.bubble->closed_form == doctest::Approx(0.2));
+  CHECK(guide.bubble->enough == 8);
+  CHECK(guide.bubble->closed_form_then == doctest::Approx(1.0 / 9.0));
   CHECK(guide.bubble->simulated == doctest::Approx(plan.prediction.time.bubble / plan.prediction.time.total()));
   // ZeRO-2 reduces gradients in each of the 4 micro-batches and not once: 4 (n - 1) / n of them and once (n - 1) / n of the parameters
   // gathered at the end (half the bytes of a gradient), instead of 1 and 1/2: (4 + 1/2) / (1 + 1/2) = 3 times as much.
