@@ -53,10 +53,10 @@ Found found_file(const std::string& path, const ClusterCatalog& catalog, const C
   if (is_smi_topology(text)) {
     const SmiTopology topology = read_smi_topology(text, path);
     std::optional<DeviceKind> device;
-    if (options.device) device = find_device(*options.device, catalog);
+    if (options.device) device = find_nvidia_card(*options.device, "nvidia-smi topo -m", catalog);
     const bool several_nodes = options.nodes.value_or(1) > 1 || options.devices.value_or(1) > topology.devices();
     std::vector<std::string> missing;
-    if (!device) missing.push_back("the card (give --device with one of " + join(device_names(catalog)) + ")");
+    if (!device) missing.push_back("the card (give --device with one of " + join(nvidia_card_names(catalog)) + ")");
     if (several_nodes && !options.network && !topology.nics.empty())
       missing.push_back("the speed of its NICs (give --network, such as --network '400 Gbit/s')");
     if (!missing.empty())
@@ -66,7 +66,19 @@ Found found_file(const std::string& path, const ClusterCatalog& catalog, const C
             .takes_device = true};
   }
   if (is_xml(text)) return {.cluster = import_nccl_topology(text, path, catalog, options), .nodes_of = NodesOf::any_number, .takes_device = true};
-  return found_yaml(YamlNode::parse(text, path), catalog);
+  const Location file{.file = path};
+  const char* kinds = "a cluster.yaml, the text of nvidia-smi topo -m or NCCL's topology (XML)";
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos) throw ConfigError(file, fmt::format("the file is empty; expected {}", kinds));
+  const std::string ending = std::filesystem::path(path).extension().string();
+  const bool is_called_yaml = ending == ".yaml" || ending == ".yml";
+  std::optional<YamlNode> document;
+  try {
+    document = YamlNode::parse(text, path);
+  } catch (const ConfigError&) {
+    if (is_called_yaml) throw;
+  }
+  if (!document || (!document->is_map() && !is_called_yaml)) throw ConfigError(file, fmt::format("expected {}; it is none of them", kinds));
+  return found_yaml(*document, catalog);
 }
 
 std::string counted(int count, const char* what) { return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s"); }
@@ -181,11 +193,28 @@ void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& op
 std::vector<std::string> device_names(const ClusterCatalog& catalog) { return names_in(catalog.devices_folder); }
 std::vector<std::string> cluster_names(const ClusterCatalog& catalog) { return names_in(catalog.clusters_folder); }
 
+std::vector<std::string> nvidia_card_names(const ClusterCatalog& catalog) {
+  std::vector<std::string> names = device_names(catalog);
+  std::erase_if(names, [&](const std::string& name) { return find_device(name, catalog).backend != BackendKind::cuda; });
+  return names;
+}
+
 DeviceKind find_device(const std::string& name, const ClusterCatalog& catalog) {
   const std::vector<std::string> names = device_names(catalog);
   if (!contains(names, name))
     throw ConfigError(fmt::format("unknown device '{}'; known are {}{}", name, join(names), did_you_mean(name, names)));
   return read_device(YamlNode::load((std::filesystem::path(catalog.devices_folder) / (name + ".yaml")).string()));
+}
+
+DeviceKind find_nvidia_card(const std::string& name, const std::string& what, const ClusterCatalog& catalog) {
+  if (contains(device_names(catalog), name)) {
+    DeviceKind device = find_device(name, catalog);
+    if (device.backend == BackendKind::cuda) return device;
+    throw ConfigError(fmt::format("--device {}: {} is of NVIDIA's cards, and '{}' works by {}; give one of {}", name, what, name, parplan::name(device.backend),
+                                  join(nvidia_card_names(catalog))));
+  }
+  const std::vector<std::string> cards = nvidia_card_names(catalog);
+  throw ConfigError(fmt::format("--device: unknown card '{}'; known are {}{}", name, join(cards), did_you_mean(name, cards)));
 }
 
 void choose_devices(Cluster& this_machine, const ClusterOptions& options) { choose_of_node(this_machine, options, options.environment); }

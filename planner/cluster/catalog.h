@@ -15,10 +15,14 @@ struct ClusterCatalog {
   std::string clusters_folder;  // configs/clusters
 };
 std::vector<std::string> device_names(const ClusterCatalog& catalog);   // sorted
+std::vector<std::string> nvidia_card_names(const ClusterCatalog& catalog);  // of these the ones that work by CUDA
 std::vector<std::string> cluster_names(const ClusterCatalog& catalog);  // sorted
 
 // configs/devices/NAME.yaml. ConfigError lists the known names.
 DeviceKind find_device(const std::string& name, const ClusterCatalog& catalog);
+
+// The same for --device and `what`, which is of NVIDIA's cards: no other is known there.
+DeviceKind find_nvidia_card(const std::string& name, const std::string& what, const ClusterCatalog& catalog);
 
 // A cluster.yaml; a device that is only named is looked up.
 Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog);

@@ -7,7 +7,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <ranges>
 #include <sstream>
 
 #include "planner/base/error.h"
@@ -23,6 +22,9 @@ constexpr std::array<const char*, 7> vertex_kind_names = {"device", "nvswitch", 
                                                           "nic",    "memory",   "network"};
 constexpr std::array<const char*, 4> intra_names = {"nvswitch", "nvlink_mesh", "pcie", "memory"};
 constexpr int most_devices = 1 << 20;
+constexpr int most_oversubscription = 1'000'000;
+// Of any currency: a device that costs 10 USD an hour costs some hundred thousand of the smallest units.
+constexpr double most_price = 1e9;
 
 BytesPerSecond read_positive_bandwidth(const YamlNode& value) {
   const BytesPerSecond bandwidth = value.as_bandwidth();
@@ -121,7 +123,8 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
 
 double read_oversubscription(const YamlNode& value) {
   const double oversubscription = value.as_number();
-  if (oversubscription < 1.0) value.fail(fmt::format("expected an oversubscription of at least 1, found {}", value.as_string()));
+  if (oversubscription < 1.0 || oversubscription > most_oversubscription)
+    value.fail(fmt::format("expected an oversubscription from 1 to {}, found '{}'", most_oversubscription, value.as_string()));
   return oversubscription;
 }
 
@@ -162,6 +165,12 @@ Network read_network(const YamlNode& value) {
 // `nodes`: of the whole cluster.
 std::optional<std::string> problem_with(const NodeGroup& group, int nodes) {
   const NodeKind& node = group.node;
+  // Links that were built from what a file says, too: what is written of them must be read again.
+  for (const Link& link : node.links)
+    if (link.bandwidth < least_bandwidth || link.bandwidth > most_bandwidth || link.latency > longest_duration)
+      return fmt::format("the link between '{}' and '{}' comes to {} and {}; allowed are {} to {}, and up to {}", node.vertices[static_cast<std::size_t>(link.a)].name,
+                         node.vertices[static_cast<std::size_t>(link.b)].name, format_bandwidth(link.bandwidth), format_duration(link.latency),
+                         write_bandwidth(least_bandwidth), write_bandwidth(most_bandwidth), write_duration(longest_duration));
   for (std::size_t v = 0; v < node.vertices.size(); ++v) {
     if (node.vertices[v].kind != VertexKind::nic) continue;
     int ways = 0;
@@ -263,28 +272,43 @@ bool has_units(const Cluster& cluster, DataType type) {
   return std::ranges::all_of(cluster.groups, [&](const NodeGroup& group) { return has_units(group.device, type); });
 }
 
-Bytes least_memory(const Cluster& cluster) {
-  return std::ranges::min(cluster.groups | std::views::transform([](const NodeGroup& group) { return group.device.memory_capacity; }));
-}
+namespace {
+
+Bytes capacity(const NodeGroup& group) { return group.device.memory_capacity; }
+
+}  // namespace
+
+Bytes least_memory(const Cluster& cluster) { return capacity(*std::ranges::min_element(cluster.groups, {}, capacity)); }
 
 std::string device_memory(const Cluster& cluster) {
   const Bytes least = least_memory(cluster);
-  const Bytes most = std::ranges::max(cluster.groups | std::views::transform([](const NodeGroup& group) { return group.device.memory_capacity; }));
+  const Bytes most = capacity(*std::ranges::max_element(cluster.groups, {}, capacity));
   if (least == most) return format_bytes(least);
   return fmt::format("{} to {}", format_bytes(least), format_bytes(most));
 }
 
 Price parse_price(const std::string& text) {
-  const auto fail = [&]() -> Price {
-    throw ConfigError(fmt::format("expected a price of a device for an hour, such as '2.50 USD', found '{}'", text));
+  const auto fail = [&](const std::string& why) {
+    throw ConfigError(fmt::format("expected a price of a device for an hour, such as '2.50 USD', found '{}'{}", text, why.empty() ? "" : ": " + why));
   };
-  const auto space = text.find(' ');
-  if (space == std::string::npos) return fail();
-  Price price{.per_device_hour = 0.0, .currency = text.substr(space + 1)};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + space, price.per_device_hour);
-  const bool amount = error == std::errc() && end == text.data() + space && std::isfinite(price.per_device_hour) && price.per_device_hour >= 0.0;
-  const bool currency = price.currency.size() == 3 && std::ranges::all_of(price.currency, [](char c) { return c >= 'A' && c <= 'Z'; });
-  return amount && currency ? price : fail();
+  const std::size_t end_of_number = std::min(text.find_first_not_of("0123456789.,+-"), text.size());
+  if (text.find_first_of("0123456789") == std::string::npos) fail("");
+  if (end_of_number == 0) fail("the amount stands before the currency, which is three letters of ISO 4217");
+  if (text.substr(0, end_of_number).find(',') != std::string::npos) fail("decimals stand behind a point, and thousands have nothing between them");
+  Price price;
+  const char* last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, price.per_device_hour);
+  if (end == last && error == std::errc()) fail("it names no currency");
+  if (error == std::errc::result_out_of_range || std::abs(price.per_device_hour) > most_price) fail(fmt::format("at most {:.0f} is allowed", most_price));
+  if (error != std::errc()) fail("");
+  if (price.per_device_hour < 0.0) fail("a price is at least 0");
+  if (*end != ' ') fail("a space stands between the amount and the currency");
+  price.currency.assign(end + 1, last);
+  const auto is_capital = [](char c) { return c >= 'A' && c <= 'Z'; };
+  if (price.currency.find('/') != std::string::npos) fail("the hour is understood; leave what begins with '/' out");
+  if (price.currency.size() != 3 || !std::ranges::all_of(price.currency, is_capital))
+    fail(fmt::format("a currency is three capital letters (ISO 4217), found '{}'", price.currency));
+  return price;
 }
 
 std::string write_price(const Price& price) { return fmt::format("{} {}", price.per_device_hour, price.currency); }
@@ -323,6 +347,7 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
     document.allow_keys({"name", "device", "node", "nodes", "price", "network", "device_ids", "measured_on", "notes", "sources"});
   }
   cluster.name = document.at("name").as_string();
+  if (cluster.name.empty()) document.at("name").fail("expected a name, found ''");
   if (const auto network = document.find("network")) {
     cluster.network = read_network(*network);
   }

@@ -18,6 +18,8 @@ constexpr std::array<BackendRow, 5> backend_rows = {{{.name = "cpu", .runtime = 
                                                      {.name = "oneapi", .runtime = "oneAPI", .collectives = "oneCCL", .runs = false},
                                                      {.name = "synapse", .runtime = "SynapseAI", .collectives = "HCCL", .runs = false}}};
 
+constexpr Bytes most_memory{std::int64_t{1} << 50};  // no device has as much, and sums over many devices fit 64 bits
+
 constexpr std::array<DataType, 2> halves = {DataType::bf16, DataType::fp16};
 
 template <typename Unit>
@@ -74,11 +76,14 @@ DeviceKind read_device(const YamlNode& document) {
                        "rates", "nvlink", "pcie", "power", "driver_names", "measured", "sources"});
   DeviceKind device;
   device.name = document.at("name").as_string();
+  if (device.name.empty()) document.at("name").fail("expected a name, found ''");
   device.title = document.at("title").as_string();
   device.backend = static_cast<BackendKind>(document.at("backend").as_choice(backend_names()));
   const YamlNode memory = document.at("memory");
   memory.allow_keys({"capacity", "overhead"});
   device.memory_capacity = memory.at("capacity").as_bytes();
+  if (device.memory_capacity > most_memory)
+    memory.at("capacity").fail(fmt::format("expected a capacity of at most {}, found '{}'", write_bytes(most_memory), memory.at("capacity").as_string()));
   device.memory_overhead = memory.at("overhead").as_bytes();
   if (device.memory_overhead >= device.memory_capacity)
     memory.at("overhead").fail(fmt::format("the overhead of {} leaves nothing of the capacity of {}", write_bytes(device.memory_overhead),

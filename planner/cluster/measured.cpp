@@ -10,6 +10,8 @@
 namespace parplan {
 namespace {
 
+constexpr double most_half_length = 1e12;  // longer than any product
+
 constexpr std::array<const char*, 3> route_names = {"on_device", "to_device", "to_host"};
 
 // How files name an OpShape's sizes.
@@ -57,7 +59,8 @@ KernelFit read_fit(const YamlNode& item) {
   }
   if (const auto half = item.find("half_length")) {
     fit.half_length = half->as_number();
-    if (fit.half_length < 0.0) half->fail("'half_length' must be at least 0");
+    if (fit.half_length < 0.0 || fit.half_length > most_half_length)
+      half->fail(fmt::format("'half_length' must be from 0 to {}", most_half_length));
   }
   fit.memory = item.at("memory").as_bandwidth();
   if (fit.memory.value <= 0.0) item.at("memory").fail("'memory' must be more than 0");

@@ -431,9 +431,10 @@ NcclTopology completed(NcclTopology topology, const DeviceKind& device, std::opt
     }
     if (nets.empty() && without.empty()) throw ConfigError(fmt::format("--network: '{}' lists no NICs", topology.file));
   } else if (!without.empty() && nets.empty()) {
-    topology.notes.push_back(fmt::format("{} left out, as their speed is not known: one node only; give --network for several", times(without.size(), "NIC")));
+    topology.notes.push_back(fmt::format("{} {} left out, as {} speed is not known: one node only; give --network for several", times(without.size(), "NIC"),
+                                         without.size() == 1 ? "is" : "are", without.size() == 1 ? "its" : "their"));
   } else if (!without.empty()) {
-    topology.notes.push_back(fmt::format("{} without <net> left out, as NCCL does", times(without.size(), "NIC")));
+    topology.notes.push_back(fmt::format("{} without <net> {} left out, as by NCCL", times(without.size(), "NIC"), without.size() == 1 ? "is" : "are"));
   }
   return topology;
 }
@@ -465,15 +466,13 @@ Cluster import_nccl_topology(const std::string& text, const std::string& file_na
   std::vector<std::string> missing;
   std::optional<DeviceKind> device;
   if (kind) {
-    device = find_device(*kind, catalog);
-    if (device->backend != BackendKind::cuda)
-      throw ConfigError(fmt::format("--device {}: NCCL's topologies are of NVIDIA's GPUs; '{}' works by {}", *kind, device->name, name(device->backend)));
+    device = find_nvidia_card(*kind, "a topology of NCCL", catalog);
     if (assumed_wiring(gpus, *device) == Wiring::unknown)
       missing.push_back(fmt::format("how its {} GPUs are joined by NVLink (give the text of nvidia-smi topo -m instead)", gpus.size()));
   } else {
     const int id = gpus.front()->device_id();
     missing.push_back(fmt::format("the card{} (give --device with one of {})", id == 0 ? "" : fmt::format(", but that it is a {:04x}:{:04x}", gpus.front()->vendor_id(), id),
-                                  join(kinds)));
+                                  join(nvidia_card_names(catalog))));
   }
   const bool any_net = std::any_of(topology.cpus.begin(), topology.cpus.end(), [](const NcclCpu& cpu) {
     const std::function<bool(const NcclPci&)> has_net = [&](const NcclPci& pci) {

@@ -19,6 +19,9 @@ std::optional<std::string> currency(const Cluster& cluster);
 // Why prices of the groups cannot be added: they are in different currencies.
 std::optional<std::string> problem_with_prices(const Cluster& cluster);
 
+// Which groups have no price where others have one, so that plans that use them have no cost; nothing where all have one or none has.
+std::optional<std::string> missing_prices(const Cluster& cluster);
+
 // What an hour of the first `devices` devices costs, in `currency`; nothing where one of them has no price.
 std::optional<double> hourly_price(const Cluster& cluster, int devices);
 

@@ -50,14 +50,17 @@ std::string numbered(std::size_t count) { return count == 1 ? "0" : fmt::format(
                                 numbered(request.devices.size())));
 }
 
-// The machine's devices as CUDA numbers them: by bus ids with CUDA_DEVICE_ORDER=PCI_BUS_ID, else the fastest first, equally fast ones
+// The machine's devices as CUDA numbers them: by bus ids with CUDA_DEVICE_ORDER=PCI_BUS_ID, else (also where it is empty) the fastest first, equally fast ones
 // by bus ids (CUDA Programming Guide, Environment Variables; it leaves the order of equal ones open, and this is what CUDA does).
 std::vector<int> cuda_order(const SelectionRequest& request) {
   std::vector<int> order(request.devices.size());
   std::iota(order.begin(), order.end(), 0);
-  const std::string kind = request.environment.cuda_device_order.value_or("FASTEST_FIRST");
+  const std::string given = request.environment.cuda_device_order.value_or("");
   const std::vector<std::string> known = {"FASTEST_FIRST", "PCI_BUS_ID"};
-  if (std::ranges::find(known, kind) == known.end())
+  const std::string kind = given.empty() ? known.front() : given;
+  const bool unlike = std::ranges::any_of(request.devices, [&](const MachineDevice& device) { return device.speed != request.devices.front().speed; });
+  // Nothing goes by the order of equal devices that nobody numbers.
+  if (std::ranges::find(known, kind) == known.end() && (unlike || request.environment.cuda_visible_devices))
     throw ConfigError(fmt::format("CUDA_DEVICE_ORDER='{}': expected one of {}{}", kind, join(known), did_you_mean(kind, known)));
   if (kind == "FASTEST_FIRST")
     std::ranges::stable_sort(order, [&](int a, int b) {
@@ -199,17 +202,22 @@ DeviceSelection select_devices(Cluster& cluster, const VisibilityVariables& envi
   NodeGroup& group = cluster.groups.front();
   const std::size_t count = group.node.devices.size();
   // A node has one kind of device: all are equally fast.
-  DeviceSelection selection = select_devices({.machine = fmt::format("cluster '{}'", cluster.name),
-                                              .backend = group.device.backend,
-                                              .devices = std::vector<MachineDevice>(count),
-                                              .tiles_per_card = group.node.tiles_per_card,
-                                              .environment = environment,
-                                              .device_ids = device_ids});
+  const SelectionRequest request{.machine = fmt::format("cluster '{}'", cluster.name),
+                                 .backend = group.device.backend,
+                                 .devices = std::vector<MachineDevice>(count),
+                                 .tiles_per_card = group.node.tiles_per_card,
+                                 .environment = environment,
+                                 .device_ids = device_ids};
+  const DeviceSelection selection = select_devices(request);
   if (device_ids.empty() && selection.shown_by.empty()) return selection;
   group.node = with_devices(group.node, selection.devices);
-  if (!selection.shown_by.empty())
-    cluster.notes.push_back(fmt::format("{} shows device{} {} of {}", selection.shown_by, selection.devices.size() == 1 ? "" : "s",
-                                        fmt::join(selection.devices, ", "), count));
+  if (!selection.shown_by.empty()) {
+    SelectionRequest before_ids = request;
+    before_ids.device_ids.clear();
+    const std::vector<int> shown = select_devices(before_ids).devices;
+    const std::string chosen = device_ids.empty() ? "" : fmt::format("; --device-ids {} chose {} of them", fmt::join(device_ids, ","), fmt::join(selection.devices, ", "));
+    cluster.notes.push_back(fmt::format("{} shows device{} {} of {}{}", selection.shown_by, shown.size() == 1 ? "" : "s", fmt::join(shown, ", "), count, chosen));
+  }
   // A file may itself be a selection of a machine's devices.
   const std::vector<int> before = cluster.device_ids;
   cluster.device_ids = selection.devices;

@@ -385,8 +385,9 @@ Cluster cluster_of(const SmiTopology& topology, const std::string& name, const D
     }
     cluster.network.latency = network_latency;
   } else if (!topology.nics.empty()) {
-    cluster.notes.push_back(fmt::format("{} NIC{} left out, as their speed is not known: one node only; give --network for several", topology.nics.size(),
-                                        topology.nics.size() == 1 ? "" : "s"));
+    cluster.notes.push_back(fmt::format("{} left out, as {} speed is not known: one node only; give --network for several",
+                                        topology.nics.size() == 1 ? "1 NIC is" : fmt::format("{} NICs are", topology.nics.size()),
+                                        topology.nics.size() == 1 ? "its" : "their"));
   }
   if (network || (!all_nvlink && topology.gpus.size() > 1)) {
     if (device.pcie_generation == 0) throw ConfigError(fmt::format("the GPUs are connected by PCIe, but device '{}' has none", device.name));

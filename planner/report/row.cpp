@@ -99,7 +99,7 @@ constexpr std::array column_rows = {
     Column{"currency", "", "currency of prices; null without prices",
            [](const Subject& s) {
              const std::optional<std::string> known = currency(s.cluster);
-             return known ? Json(*known) : Json(nullptr);
+             return known && hourly_price(s.cluster, s.spec.mesh.size()) ? Json(*known) : Json(nullptr);
            }},
     // Beyond the contract's:
     Column{"stage_recompute", "", "recompute of each stage, where it is per_stage; else null",

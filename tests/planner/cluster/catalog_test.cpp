@@ -258,6 +258,14 @@ TEST_CASE("unknown names list the known ones") {
   CHECK_THROWS_WITH_AS(find_device("h100-sxm-80", catalog),
                        ("error: unknown device 'h100-sxm-80'; known are " + join(device_names(catalog)) + "; did you mean 'h100-sxm-80gb'?").c_str(),
                        ConfigError);
+  const std::string matrix = source + "/tests/data/topologies/smi-2x-rtx3090-nvlink.txt";
+  const auto with_device = [&](const char* kind) { return error_of(matrix, {.device = kind, .network = {}, .devices = {}, .nodes = {}}); };
+  const std::string cards = join(nvidia_card_names(catalog));
+  CHECK(with_device("h100") == "error: --device: unknown card 'h100'; known are " + cards + "; did you mean 'h100-nvl-94gb', 'h100-pcie-80gb' or 'h100-sxm-80gb'?");
+  CHECK(with_device("H200") == "error: --device: unknown card 'H200'; known are " + cards + "; did you mean 'h200-sxm-141gb'?");
+  CHECK(with_device("mi300x-192gb") ==
+        "error: --device mi300x-192gb: nvidia-smi topo -m is of NVIDIA's cards, and 'mi300x-192gb' works by rocm; give one of " + cards);
+  CHECK(cards.find("gaudi") == std::string::npos);
   CHECK(error_of("no/such/file.yaml") == "error: cannot read 'no/such/file.yaml': No such file or directory");
 }
 

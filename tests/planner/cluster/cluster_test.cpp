@@ -149,7 +149,7 @@ TEST_CASE("what is wrong in a device file is named with its place") {
 
 TEST_CASE("what is wrong in a cluster file is named with its place") {
   CHECK(cluster_error("nod: {}\n") ==
-        "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, price, network, device_ids, measured_on, notes, sources; did you mean 'node'?");
+        "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, price, network, device_ids, measured_on, notes, sources; did you mean 'node' or 'nodes'?");
   CHECK(cluster_error("node: {devices: 4}\n") == "c.yaml:4:7: error: expected a node with either 'devices' and 'intra' or 'vertices' and 'links'");
   CHECK(cluster_error("node: {devices: 4, intra: nvswitc}\n") ==
         "c.yaml:4:27: error: expected one of nvswitch, nvlink_mesh, pcie, memory, found 'nvswitc'; did you mean 'nvswitch'?");
@@ -162,7 +162,7 @@ TEST_CASE("what is wrong in a cluster file is named with its place") {
         "c.yaml:4:7: error: device 'd' has no PCIe to reach NICs by");
   CHECK(cluster_error("node: {devices: 4, intra: memory, bandwidth: 1 GB/s}\nnodes: 2\n") == "c.yaml:4:7: error: 2 nodes, but device 'core0' reaches no NIC");
   CHECK(cluster_error("node: {devices: 4, intra: memory, bandwidth: 1 GB/s}\nnetwork: {latency: 0 s, oversubscription: 0.5}\n") ==
-        "c.yaml:5:43: error: expected an oversubscription of at least 1, found 0.5");
+        "c.yaml:5:43: error: expected an oversubscription from 1 to 1000000, found '0.5'");
   CHECK(cluster_error("node: {devices: 0, intra: memory, bandwidth: 1 GB/s}\n") == "c.yaml:4:17: error: expected a whole number from 1 to 4096, found '0'");
 }
 
@@ -285,7 +285,7 @@ TEST_CASE("what is wrong in levels and rails is named with its place") {
         "c.yaml:3:55: error: expected a multiple of the 2 nodes that a block of the level below joins, found 3");
   CHECK(network_error("{latency: 1 us, levels: [{}, {nodes: 8}]}") == "c.yaml:3:39: error: the level before this one joins all nodes: it has no 'nodes'");
   CHECK(network_error("{latency: 1 us, levels: [{nodes: 2, oversubscription: 0.5}, {}]}") ==
-        "c.yaml:3:64: error: expected an oversubscription of at least 1, found 0.5");
+        "c.yaml:3:64: error: expected an oversubscription from 1 to 1000000, found '0.5'");
   CHECK(network_error("{latency: 1 us, levels: [{nodes: 2}]}") ==
         "c.yaml:2:7: error: 4 nodes, but the highest level of the network, 'level 1', joins 2; take fewer nodes, or add a level above it");
   CHECK(network_error("{latency: 1 us, levels: [{nodes: 2}]}", 2) == "");
@@ -295,6 +295,54 @@ TEST_CASE("what is wrong in levels and rails is named with its place") {
         "c.yaml:2:7: error: rails that only devices of a node could join, and those of 'd' do not, with 'pxn: false'; give the network a level above the rails");
   CHECK(network_error("{latency: 1 us, rails: true}", 4, "node: {devices: 2, intra: pcie, nics: {count: 2, line_rate: 8 Gbit/s}}") ==
         "c.yaml:2:7: error: rails that only devices of a node could join, and those of 'd' have no NVLink between all of them; give the network a level above the rails");
+}
+
+TEST_CASE("a price that is none says what is wrong with it") {
+  CHECK(parse_price("2.50 USD") == Price{.per_device_hour = 2.5, .currency = "USD"});
+  CHECK(parse_price("1e9 IRR") == Price{.per_device_hour = 1e9, .currency = "IRR"});
+  CHECK(parse_price("0 EUR") == Price{.per_device_hour = 0.0, .currency = "EUR"});
+  for (const auto& [text, why] : std::vector<std::pair<std::string, std::string>>{
+           {"", ""},
+           {"USD", ""},
+           {"nan USD", ""},
+           {"+2 USD", ""},
+           {"1e308 USD", ": at most 1000000000 is allowed"},
+           {"1e999 USD", ": at most 1000000000 is allowed"},
+           {"1000000001 USD", ": at most 1000000000 is allowed"},
+           {"-1 USD", ": a price is at least 0"},
+           {"2.50", ": it names no currency"},
+           {"2.50USD", ": a space stands between the amount and the currency"},
+           {"2.50 usd", ": a currency is three capital letters (ISO 4217), found 'usd'"},
+           {"2.50 dollars", ": a currency is three capital letters (ISO 4217), found 'dollars'"},
+           {"2,50 EUR", ": decimals stand behind a point, and thousands have nothing between them"},
+           {"2.50 USD/h", ": the hour is understood; leave what begins with '/' out"},
+           {"$2.50", ": the amount stands before the currency, which is three letters of ISO 4217"},
+           {"EUR 2.50", ": the amount stands before the currency, which is three letters of ISO 4217"}}) {
+    try {
+      parse_price(text);
+      FAIL_CHECK(text);
+    } catch (const ConfigError& error) {
+      CHECK(error.message() == "expected a price of a device for an hour, such as '2.50 USD', found '" + text + "'" + why);
+    }
+  }
+}
+
+TEST_CASE("what no machine has is refused with its place and the range") {
+  CHECK(network_error("{latency: 1e308 s}") == "c.yaml:3:20: error: expected a duration of at most 24 h, found '1e308 s'");
+  CHECK(network_error("{latency: 1 us, oversubscription: 1e300}") == "c.yaml:3:44: error: expected an oversubscription from 1 to 1000000, found '1e300'");
+  const std::string node = "\nnode: {devices: 2, intra: memory, bandwidth: 1e-30 B/s}\n";
+  CHECK(error_in("name: c\ndevice: " + one_device + node) == "c.yaml:3:46: error: expected a bandwidth from 1 B/s to 1000000 TB/s, found '1e-30 B/s'");
+  const auto device_error = [](const std::string& from, const std::string& to) {
+    return error_in("name: c\n" + with_nics + "\nnetwork: {latency: 1 us}\ndevice: " + replaced(one_device, from, to) + "\n");
+  };
+  CHECK(device_error("capacity: 10 GB", "capacity: 2 EB").find("unknown unit 'EB'") != std::string::npos);
+  CHECK(device_error("capacity: 10 GB", "capacity: 1025 TiB").ends_with("error: expected a capacity of at most 1024 TiB, found '1025 TiB'"));
+  CHECK(device_error("vector: 1 TFLOP/s", "vector: 1e-9 FLOP/s").ends_with("error: expected a compute rate from 1 FLOP/s to 1000000 PFLOP/s, found '1e-9 FLOP/s'"));
+  CHECK(device_error("name: d", "name: ''").ends_with("error: expected a name, found ''"));
+  // What NICs reach of their line rate is less than it.
+  CHECK(network_error("{latency: 1 us}", 2, "node: {devices: 2, intra: pcie, nics: {count: 2, line_rate: 1 B/s}}") ==
+        "c.yaml:2:7: error: the link between 'nic0' and 'network' comes to 0.96 B/s and 0 s; allowed are 1 B/s to 1000000 TB/s, and up to 24 h");
+  CHECK(error_in("name: ''\ndevice: " + one_device + "\n") == "c.yaml:1:7: error: expected a name, found ''");
 }
 
 TEST_CASE("what is wrong in groups is named with its place") {

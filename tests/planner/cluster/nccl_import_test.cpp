@@ -131,7 +131,7 @@ TEST_CASE("AWS's p4d names the card and leaves NVLink and NICs to be filled in")
   CHECK(cluster.groups.front().device.name == "a100-sxm4-40gb");
   CHECK(cluster.notes == std::vector<std::string>{"the file lists no <gpu>: its 8 PCI devices of class 0x03 in the order of their bus ids",
                                                   "the file lists no NVLinks: each GPU's 12 taken to lead to NVSwitches",
-                                                  "4 NICs left out, as their speed is not known: one node only; give --network for several",
+                                                  "4 NICs are left out, as their speed is not known: one node only; give --network for several",
                                                   "the card is a100-sxm4-40gb, by its PCI device id 10de:20b0",
                                                   "links between sockets taken as 10.0 GB/s, NCCL's for this CPU (src/graph/topo.h)"});
   cluster = import_file("nccl-aws-p4d-24xl-topo.xml", options({}, "100 Gbit/s", 2));
@@ -148,9 +148,9 @@ TEST_CASE("AWS's p4d names the card and leaves NVLink and NICs to be filled in")
 
 TEST_CASE("Azure's NDv4 needs the card, and its GPUs are numbered by bus id, across NUMA nodes") {
   const std::string text = read_file(topologies + "nccl-azure-ndv4-topo.xml");
-  CHECK(error_of(text, options({})) == "node.xml: error: NCCL's topology file does not say the card (give --device with one of " + join(device_names(catalog)) + ")");
+  CHECK(error_of(text, options({})) == "node.xml: error: NCCL's topology file does not say the card (give --device with one of " + join(nvidia_card_names(catalog)) + ")");
   CHECK(error_of(text, options({}, "", 2)) == "node.xml: error: NCCL's topology file does not say the card (give --device with one of " +
-                                                  join(device_names(catalog)) + "), nor the speed of its NICs (give --network, such as --network '400 Gbit/s')");
+                                                  join(nvidia_card_names(catalog)) + "), nor the speed of its NICs (give --network, such as --network '400 Gbit/s')");
   const Cluster cluster = import_file("nccl-azure-ndv4-topo.xml", options("a100-sxm4-40gb", "200 Gbit/s", 4));
   CHECK(shape(cluster) ==
         "8 x device-nvswitch NV12 240 GB/s\n"
@@ -215,14 +215,14 @@ TEST_CASE("a file and the options must agree") {
   CHECK(error_of(system_of(gpu_of(0, std::string(to_nvswitch) + to_nvswitch)), options("a100-sxm4-40gb")) ==
         "node.xml:3:189: error: GPU0 has 24 NVLinks or more, but device 'a100-sxm4-40gb' has 12; is --device right?");
   CHECK(error_of(pair, options("mi300x-192gb")) ==
-        "error: --device mi300x-192gb: NCCL's topologies are of NVIDIA's GPUs; 'mi300x-192gb' works by rocm");
+        "error: --device mi300x-192gb: a topology of NCCL is of NVIDIA's cards, and 'mi300x-192gb' works by rocm; give one of " + join(nvidia_card_names(catalog)));
   CHECK(error_of(pair, options("a100-sxm4-40gb", "100 Gbit/s")) == "error: --network: 'node.xml' lists no NICs");
   CHECK(error_of(system_of("<nic><net dev=\"0\"/></nic>"), options("a10g")) == "node.xml: error: the file has no GPUs (PCI devices of class 0x03)");
   CHECK(error_of(system_of("<pci busid=\"0000:01:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x2335\"/>\n"
                            "<pci busid=\"0000:02:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x2330\"/>"), options({})) ==
         "node.xml:4:1: error: the GPU 0000:02:00.0 is a 10de:2330 and the GPU 0000:01:00.0 (line 3) a 10de:2335; parplan's nodes have GPUs of one kind");
   CHECK(error_of(system_of("<pci busid=\"0000:01:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x9999\"/>"), options({})) ==
-        "node.xml: error: NCCL's topology file does not say the card, but that it is a 10de:9999 (give --device with one of " + join(device_names(catalog)) + ")");
+        "node.xml: error: NCCL's topology file does not say the card, but that it is a 10de:9999 (give --device with one of " + join(nvidia_card_names(catalog)) + ")");
 }
 
 TEST_CASE("NVLinks of boards of four are pair by pair, and bridges are not assumed") {

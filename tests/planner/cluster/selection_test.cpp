@@ -111,6 +111,18 @@ TEST_CASE("CUDA numbers unlike devices the fastest first unless told to go by bu
         "error: CUDA_DEVICE_ORDER='PCI_BUSID': expected one of FASTEST_FIRST, PCI_BUS_ID; did you mean 'PCI_BUS_ID'?");
 }
 
+TEST_CASE("CUDA_DEVICE_ORDER counts as unset where it is empty, and matters only where something goes by it") {
+  CHECK(chosen(cards(3, {.cuda_visible_devices = "2,0", .cuda_device_order = ""})) == Devices{2, 0});
+  SelectionRequest request = cards(3, {.cuda_device_order = "PCI"});
+  CHECK(chosen(request) == Devices{0, 1, 2});
+  request.device_ids = {2, 1};
+  CHECK(chosen(request) == Devices{2, 1});
+  const std::string refused = "error: CUDA_DEVICE_ORDER='PCI': expected one of FASTEST_FIRST, PCI_BUS_ID; did you mean 'PCI_BUS_ID'?";
+  request.devices[1].speed = 2.0;
+  CHECK(error_of([&] { select_devices(request); }) == refused);
+  CHECK(error_of([] { select_devices(cards(3, {.cuda_visible_devices = "1", .cuda_device_order = "PCI"})); }) == refused);
+}
+
 TEST_CASE("--device-ids count the devices that are visible") {
   CHECK(chosen(cards(4, {}, {3, 1})) == Devices{3, 1});
   CHECK(chosen(cards(4, {.cuda_visible_devices = "3,1,0"}, {1, 0})) == Devices{1, 3});
@@ -136,7 +148,7 @@ TEST_CASE("masks that name what is not there are refused") {
         "error: ZE_AFFINITY_MASK='0.1' names tiles of cards, and with ZE_FLAT_DEVICE_HIERARCHY=FLAT tiles are devices of their own: number them from 0 to 3, or set "
         "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE");
   CHECK(error_of([] { select_devices(tiles(2, 2, "0", "flat")); }) ==
-        "error: ZE_FLAT_DEVICE_HIERARCHY='flat': expected one of FLAT, COMPOSITE, COMBINED");
+        "error: ZE_FLAT_DEVICE_HIERARCHY='flat': expected one of FLAT, COMPOSITE, COMBINED; did you mean 'FLAT'?");
 }
 
 TEST_CASE("a variable speaks for devices of its driver only") {
@@ -191,6 +203,10 @@ TEST_CASE("the environment chooses devices of a file that is one node, and a not
   options.devices.reset();
   options.device_ids = {1};
   CHECK(find_cluster(four_cards, catalog, options).device_ids == Devices{0});
+  CHECK(find_cluster(four_cards, catalog, options).notes.back() == "CUDA_VISIBLE_DEVICES='2,0' shows devices 2, 0 of 4; --device-ids 1 chose 0 of them");
+  options.environment.cuda_visible_devices = "3,2,1";
+  options.device_ids = {2, 0};
+  CHECK(find_cluster(four_cards, catalog, options).notes.back() == "CUDA_VISIBLE_DEVICES='3,2,1' shows devices 3, 2, 1 of 4; --device-ids 2,0 chose 1, 3 of them");
   options.device_ids = {};
   options.environment.cuda_visible_devices = "";
   CHECK(error_of([&] { find_cluster(four_cards, catalog, options); }) ==

@@ -209,7 +209,7 @@ TEST_CASE("every published topology without its card names what is missing") {
   for (const Case& row : cases())
     CHECK_THROWS_WITH_AS(find_cluster(topologies + row.file + ".txt", catalog),
                          (topologies + row.file +
-                          ".txt: error: nvidia-smi topo -m does not say the card (give --device with one of " + join(device_names(catalog)) + ")").c_str(),
+                          ".txt: error: nvidia-smi topo -m does not say the card (give --device with one of " + join(nvidia_card_names(catalog)) + ")").c_str(),
                          ConfigError);
 }
 
@@ -226,7 +226,7 @@ TEST_CASE("several nodes need the speed of the NICs") {
 TEST_CASE("on one node NICs of unknown speed are left out, and the cluster says so") {
   const Cluster cluster = find_cluster(topologies + "smi-hgx-h200-8gpu-8nic.txt", catalog, {.device = "h200-sxm-141gb", .network = {}, .devices = {}, .nodes = {}});
   CHECK(shape(cluster) == "8 devices\n8 x device-nvswitch NV18 371 GB/s\n");
-  CHECK(cluster.notes == std::vector<std::string>{"8 NICs left out, as their speed is not known: one node only; give --network for several"});
+  CHECK(cluster.notes == std::vector<std::string>{"8 NICs are left out, as their speed is not known: one node only; give --network for several"});
 }
 
 TEST_CASE("a card that cannot have the links is refused") {
