@@ -34,7 +34,9 @@ ModelFile load_model(const std::string& name_or_path, const std::filesystem::pat
   }
   const std::vector<std::string> names = zoo_names(zoo_folder);
   if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
-    throw ConfigError(fmt::format("unknown model '{}'; allowed: a path to a .yaml or .json file, or one of {}{}",
+    if (std::filesystem::is_directory(path))
+      throw ConfigError(fmt::format("the folder '{}' holds no config.json; name a folder that does, a .yaml or .json file, or one of {}", name_or_path, join(names)));
+    throw ConfigError(fmt::format("unknown model '{}'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, or one of {}{}",
                                   name_or_path, join(names), did_you_mean(name_or_path, names)));
   }
   const std::filesystem::path file = zoo_folder / (name_or_path + ".yaml");

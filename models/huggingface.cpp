@@ -157,6 +157,10 @@ std::string some_of(const std::vector<std::string>& keys) {
 }
 
 const HuggingFaceType& find_type(const YamlNode& root) {
+  const std::vector<std::string> keys = root.is_map() ? root.keys() : std::vector<std::string>{};
+  if (root.is_map() && std::ranges::find(keys, "model_type") == keys.end())
+    root.fail("missing key 'model_type', which says what kind of model this is; take the config.json of the model's repository as it stands, or write a model.yaml "
+              "(docs/model.md)");
   const YamlNode node = root.at("model_type");
   const std::string type = node.as_string();
   std::vector<std::string> supported;

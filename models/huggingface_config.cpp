@@ -22,10 +22,20 @@ constexpr Activation gated_activations[] = {
     {"gelu_fast", FeedForwardKind::gated_gelu_tanh}, {"gelu", FeedForwardKind::gated_gelu_erf},
 };
 
-FeedForwardKind read_activation(const YamlNode& node, std::span<const Activation> activations) {
+// What `read` makes of the node, whose errors say what is expected; a line of a config.json may hold all of its keys, so they name theirs, too.
+template <class Read>
+auto named(const char* key, const YamlNode& node, Read read) {
+  try {
+    return read(node);
+  } catch (const ConfigError& error) {
+    node.fail(fmt::format("{}: {}", key, error.message()));
+  }
+}
+
+FeedForwardKind read_activation(const char* key, const YamlNode& node, std::span<const Activation> activations) {
   std::vector<std::string> names;
   for (const Activation& activation : activations) names.emplace_back(activation.name);
-  return activations[node.as_choice(names)].kind;
+  return activations[named(key, node, [&](const YamlNode& n) { return n.as_choice(names); })].kind;
 }
 
 }  // namespace
@@ -41,6 +51,10 @@ bool HuggingFaceConfig::says(const char* key) {
   return std::ranges::find(all, key) != all.end();
 }
 
+std::int64_t HuggingFaceConfig::whole(const char* key, const YamlNode& node, std::int64_t minimum, std::int64_t maximum) const {
+  return named(key, node, [&](const YamlNode& n) { return n.as_integer(minimum, maximum); });
+}
+
 std::int64_t HuggingFaceConfig::size(const std::string& field, std::initializer_list<const char*> names, std::int64_t maximum,
                                      std::int64_t absent) {
   keys[field] = *names.begin();
@@ -49,7 +63,7 @@ std::int64_t HuggingFaceConfig::size(const std::string& field, std::initializer_
   for (const char* name : names) {
     const auto node = find(name);
     if (!node) continue;
-    const std::int64_t value = node->as_integer(1, maximum);
+    const std::int64_t value = whole(name, *node, 1, maximum);
     if (found && *found != value) node->fail(fmt::format("{} is {}, but {} is {}", name, value, found_at, *found));
     if (found) continue;
     found = value;
@@ -61,30 +75,30 @@ std::int64_t HuggingFaceConfig::size(const std::string& field, std::initializer_
 double HuggingFaceConfig::number(const char* key, double absent) {
   const auto node = find(key);
   if (!node) return absent;
-  const double value = node->as_number();
+  const double value = named(key, *node, [](const YamlNode& n) { return n.as_number(); });
   if (value <= 0.0) node->fail(fmt::format("expected {} above 0, found '{}'", key, node->as_string()));
   return value;
 }
 
 bool HuggingFaceConfig::flag(const char* key, bool absent) {
   const auto node = find(key);
-  return node ? node->as_bool() : absent;
+  return node ? named(key, *node, [](const YamlNode& n) { return n.as_bool(); }) : absent;
 }
 
 FeedForwardKind HuggingFaceConfig::plain_activation(const char* key, FeedForwardKind absent) {
   const auto node = find(key);
-  return node ? read_activation(*node, plain_activations) : absent;
+  return node ? read_activation(key, *node, plain_activations) : absent;
 }
 
 FeedForwardKind HuggingFaceConfig::gated_activation(const char* key, FeedForwardKind absent) {
   const auto node = find(key);
-  return node ? read_activation(*node, gated_activations) : absent;
+  return node ? read_activation(key, *node, gated_activations) : absent;
 }
 
 void HuggingFaceConfig::note_dropout(std::initializer_list<const char*> names) {
   for (const char* name : names) {
     const auto node = find(name);
-    if (node && node->as_number() > 0.0) {
+    if (node && named(name, *node, [](const YamlNode& n) { return n.as_number(); }) > 0.0) {
       notes.push_back(fmt::format("{} {} is ignored: parplan trains without dropout", name, node->as_string()));
     }
   }
@@ -92,7 +106,7 @@ void HuggingFaceConfig::note_dropout(std::initializer_list<const char*> names) {
 
 void HuggingFaceConfig::require(const char* key, bool supported, std::string_view reason) {
   const auto node = find(key);
-  if (node && node->as_bool() != supported) node->fail(fmt::format("{} {} is not supported: {}", key, !supported, reason));
+  if (node && named(key, *node, [](const YamlNode& n) { return n.as_bool(); }) != supported) node->fail(fmt::format("{} {} is not supported: {}", key, !supported, reason));
 }
 
 void HuggingFaceConfig::fail(const std::string& field, const std::string& message) const {

@@ -27,6 +27,8 @@ struct HuggingFaceConfig {
   // Whether the key stands there at all: for some, null says something else than absence.
   bool says(const char* key);
 
+  // The whole number of a node that `key` led to; errors name the key.
+  std::int64_t whole(const char* key, const YamlNode& node, std::int64_t minimum, std::int64_t maximum) const;
   // A whole number of at least 1 for the spec's `field`. Several keys are names of one thing: they must agree.
   std::int64_t size(const std::string& field, std::initializer_list<const char*> names, std::int64_t maximum,
                     std::int64_t absent);

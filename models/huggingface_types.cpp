@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <limits>
+
 #include <fmt/format.h>
 
 #include "models/huggingface_config.h"
@@ -40,7 +42,7 @@ void divide_heads(Config& config, ModelSpec& spec) {
   if (spec.hidden % spec.heads != 0) fail_uneven(config, spec, "");
   spec.head_dim = spec.hidden / spec.heads;
   const auto node = config.find("head_dim");
-  if (node && node->as_integer() != spec.head_dim) {
+  if (node && config.whole("head_dim", *node, 1, largest_width) != spec.head_dim) {
     node->fail(fmt::format("heads of this model_type are {} / {} = {} wide, found head_dim {}", config.keys["hidden"],
                            config.keys["heads"], spec.head_dim, node->as_string()));
   }
@@ -94,7 +96,7 @@ void read_rotary(Config& config, ModelSpec& spec, const RotaryKeys& keys = {}) {
 // `absent`: what the class takes where the file says nothing; null means no window.
 void read_window(Config& config, ModelSpec& spec, std::optional<std::int64_t> absent) {
   if (const auto window = config.find("sliding_window")) {
-    spec.sliding_window = window->as_integer(1, largest_vocabulary);
+    spec.sliding_window = config.whole("sliding_window", *window, 1, largest_vocabulary);
   } else if (!config.says("sliding_window")) {
     spec.sliding_window = absent;
   }
@@ -230,7 +232,7 @@ void read_bloom(Config& config, ModelSpec& spec) {
   spec.kv_heads = spec.heads;
   divide_heads(config, spec);
   spec.feature = 4 * spec.hidden;
-  if (const auto inner = config.find("n_inner"); inner && inner->as_integer(1, largest_width) != spec.feature) {
+  if (const auto inner = config.find("n_inner"); inner && config.whole("n_inner", *inner, 1, largest_width) != spec.feature) {
     inner->fail(fmt::format("transformers' bloom has feed-forward layers of 4 x hidden_size = {}, found n_inner {}", spec.feature,
                             inner->as_string()));
   }
@@ -278,7 +280,7 @@ void read_falcon(Config& config, ModelSpec& spec) {
   spec.parallel_residual = parallel;
   std::int64_t norms = new_architecture ? 2 : 1;
   if (const auto node = config.find("num_ln_in_parallel_attn")) {
-    norms = node->as_integer(1, 2);
+    norms = config.whole("num_ln_in_parallel_attn", *node, 1, 2);
     if (norms == 2 && !new_architecture) node->fail("2 norms side by side need new_decoder_architecture: expected 1");
   }
   spec.shared_norm = parallel && norms == 1;
@@ -445,7 +447,7 @@ void read_qwen_window(Config& config, ModelSpec& spec) {
   read_window(config, spec, 4096);
   if (!config.flag("use_sliding_window", false)) spec.sliding_window = std::nullopt;
   std::int64_t first = 28;
-  if (const auto node = config.find("max_window_layers")) first = node->as_integer(0);
+  if (const auto node = config.find("max_window_layers")) first = config.whole("max_window_layers", *node, 0, std::numeric_limits<std::int64_t>::max());
   std::vector<AttentionSpan> spans;
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
     spans.push_back(spec.sliding_window && layer >= first ? AttentionSpan::sliding : AttentionSpan::full);

@@ -371,7 +371,9 @@ TEST_CASE("Other types of model are refused with what of them parplan understand
   CHECK(error(many + "}")
             .find("it does not know k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11, k12, k13, k14, k15 and 984 more;") !=
         std::string::npos);
-  CHECK(error(R"({"hidden_size": 3})") == "c.json:1:1: error: missing key 'model_type' at the top level");
+  CHECK(error(R"({"hidden_size": 3})") ==
+        "c.json:1:1: error: missing key 'model_type', which says what kind of model this is; take the config.json of the model's repository as it stands, or write a "
+        "model.yaml (docs/model.md)");
   CHECK(error("[]") == "c.json:1:1: error: expected a map with key 'model_type', found a list");
   CHECK(error(R"({"model_type": null})") == "c.json:1:16: error: expected text, found nothing");
   CHECK(error(R"({"model_type": ["llama"]})") == "c.json:1:16: error: expected text, found a list");
@@ -413,19 +415,24 @@ TEST_CASE("Contradictions and values that cannot be are errors with their place"
   CHECK(error("{\"model_type\": \"gpt2\", \"n_layer\": 12, \"num_hidden_layers\": 24}") ==
         "c.json:1:60: error: num_hidden_layers is 24, but n_layer is 12");
   CHECK(error("{\"model_type\": \"gpt2\", \"n_layer\": 0}") ==
-        "c.json:1:35: error: expected a whole number from 1 to 10000, found '0'");
+        "c.json:1:35: error: n_layer: expected a whole number from 1 to 10000, found '0'");
+  CHECK(error("{\"model_type\": \"gpt2\", \"layer_norm_epsilon\": \"small\"}") ==
+        "c.json:1:46: error: layer_norm_epsilon: expected a number, found 'small'");
+  CHECK(error("{\"model_type\": \"gpt2\", \"n_embd\": 1e400}") == "c.json:1:34: error: invalid JSON: the number 1e400 is beyond what a double holds");
+  CHECK(error("{\"model_type\": \"gpt2\", \"n_embd\": 1e300}").find("error: n_embd: expected a whole number from 1 to ") != std::string::npos);
+  CHECK(error("{\"model_type\": \"mistral\", \"sliding_window\": -1}").find("error: sliding_window: expected a whole number from 1 to ") != std::string::npos);
   CHECK(error("{\"model_type\": \"gpt2\", \"layer_norm_epsilon\": 0}") ==
         "c.json:1:46: error: expected layer_norm_epsilon above 0, found '0'");
   CHECK(error("{\"model_type\": \"gpt2\", \"activation_function\": \"tanh\"}") ==
-        "c.json:1:47: error: expected one of gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, relu, found 'tanh'");
+        "c.json:1:47: error: activation_function: expected one of gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, relu, found 'tanh'");
   CHECK(error("{\"model_type\": \"gpt2\", \"add_cross_attention\": true}") ==
         "c.json:1:47: error: add_cross_attention true is not supported: parplan builds decoder-only models");
   CHECK(error("{\"model_type\": \"llama\", \"hidden_act\": \"relu\"}") ==
-        "c.json:1:39: error: expected one of silu, swish, gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, found 'relu'; did you "
+        "c.json:1:39: error: hidden_act: expected one of silu, swish, gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, found 'relu'; did you "
         "mean 'gelu'?");
   CHECK(error("{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_theta\": 0}}") ==
         "c.json:1:59: error: expected rope_theta above 0, found '0'");
-  CHECK(error("{\"model_type\": \"llama\", \"mlp_bias\": \"yes\"}") == "c.json:1:37: error: expected true or false, found 'yes'");
+  CHECK(error("{\"model_type\": \"llama\", \"mlp_bias\": \"yes\"}") == "c.json:1:37: error: mlp_bias: expected true or false, found 'yes'");
   CHECK(error("{\"model_type\": \"llama\", \"mlp_bias\": true, \"mlp_bias\": false}") ==
         "c.json:1:43: error: duplicate key 'mlp_bias', first given on line 1");
 }

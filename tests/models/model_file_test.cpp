@@ -155,7 +155,7 @@ TEST_CASE("Unknown, missing and duplicate keys of a model are errors") {
       "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias; did you mean 'hidden'?");
   CHECK(error(decoder + "hidden: 3\n") == "m.yaml:12:1: error: duplicate key 'hidden', first given on line 4");
   CHECK(error(replaced("layers: 2\n", "")) == "m.yaml:1:1: error: missing key 'layers' at the top level");
-  CHECK(error("") == "m.yaml: error: expected a map with key 'family', found nothing");
+  CHECK(error("") == "m.yaml: error: the file is empty; expected a map with key 'family'");
   CHECK(error("just text") == "m.yaml:1:1: error: expected a map with key 'family', found 'just text'");
 }
 
@@ -191,8 +191,7 @@ TEST_CASE("Kinds are told from their like") {
         "m.yaml:10:7: error: expected one of layer_norm, rms_norm, found 'batch_norm'");
   CHECK(error(replaced("gated_silu", "gelu")) ==
         "m.yaml:11:13: error: expected one of gelu_tanh, gelu_erf, relu, gated_silu, gated_gelu_tanh, gated_gelu_erf, found "
-        "'gelu'; "
-        "did you mean 'gelu_tanh'?");
+        "'gelu'; did you mean 'gelu_tanh' or 'gelu_erf'?");
   CHECK(error(decoder + "tied_embeddings: yes\n") == "m.yaml:12:18: error: expected true or false, found 'yes'");
 }
 

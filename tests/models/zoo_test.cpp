@@ -103,10 +103,10 @@ TEST_CASE("A model that is not there is told apart from those that are") {
       "gpt2-xl, gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, "
       "mistral-7b, mlp, olmo2-13b, olmo2-7b, opt-6.7b, phi3-mini, pythia-6.9b, qwen2.5-7b, qwen3-32b, qwen3-8b, starcoder2-15b";
   CHECK(error_of<ConfigError>([] { load_model("lama3-8b", zoo); }) ==
-        "error: unknown model 'lama3-8b'; allowed: a path to a .yaml or .json file, or one of " + names +
+        "error: unknown model 'lama3-8b'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, or one of " + names +
             "; did you mean 'llama3-8b'?");
   CHECK(error_of<ConfigError>([] { load_model("bert-base", zoo); }) ==
-        "error: unknown model 'bert-base'; allowed: a path to a .yaml or .json file, or one of " + names);
+        "error: unknown model 'bert-base'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, or one of " + names);
   CHECK(error_of<ConfigError>([] { load_model("/nowhere/model.yaml", zoo); }) ==
         "error: cannot read '/nowhere/model.yaml': No such file or directory");
   CHECK(error_of<ConfigError>([] { load_model("/nowhere/config.json", zoo); }) ==
