@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "planner/base/file.h"
 #include "planner/base/text.h"
 
 namespace parplan {
@@ -159,6 +160,7 @@ void add_where(CLI::App& app, WhereArguments& where) {
 void add_network(CLI::App& app, WhereArguments& where) {
   add(app, "Where", "--network", "RATE", "line rate of each NIC, such as '400 Gbit/s'", [&](const std::string& text) {
     where.options.network = parse_quantity("--network", text, [](const std::string& t) { return parse_bandwidth(t); });
+    if (where.options.network->value == 0.0) throw ConfigError(fmt::format("--network: expected a rate above 0, found '{}'; leave --network out for none", text));
   });
 }
 
@@ -214,19 +216,37 @@ void add_limits(CLI::App& app, LimitArguments& limits) {
 
 void add_output(CLI::App& app, OutputArguments& output, CsvOutput csv) {
   const std::string group = "Output";
-  add(app, group, "--json", "[FILE|-]", "JSON to a file, or to standard output instead of the table", [&](const std::string& text) { output.json = text; })
+  add(app, group, "--json", "[FILE|-]", "JSON to a file, or to standard output instead of the table", [&](const std::string& text) { output.json = text == "/dev/stdout" ? "-" : text; })
       ->expected(0, 1);
   if (csv == CsvOutput::offered)
-    add(app, group, "--csv", "[FILE|-]", "CSV to a file, or to standard output instead of the table", [&](const std::string& text) { output.csv = text; })
+    add(app, group, "--csv", "[FILE|-]", "CSV to a file, or to standard output instead of the table", [&](const std::string& text) { output.csv = text == "/dev/stdout" ? "-" : text; })
         ->expected(0, 1);
   add_flag(app, group, "--quiet", "no talk on standard error but errors", [&] { output.quiet = true; });
   add_flag(app, group, "--verbose", "say more", [&] { output.verbose = true; });
 }
 
-void check_output(const OutputArguments& output) {
+void check_outputs(const std::vector<NamedOutput>& outputs) {
+  const auto file_of = [](const NamedOutput& output) { return file_behind(output.path == "-" ? "/dev/stdout" : output.path); };
+  for (auto one = outputs.begin(); one != outputs.end(); ++one) {
+    if (one->path.empty()) continue;
+    const std::filesystem::path file = file_of(*one);
+    if (file == "/dev/null") continue;
+    for (auto other = outputs.begin(); other != one; ++other) {
+      if (other->path.empty() || file_of(*other) != file) continue;
+      if (one->path == "-" && other->path == "-")
+        throw ConfigError(fmt::format("{} and {} cannot both go to standard output; give one of them a file", other->option, one->option));
+      throw ConfigError(one->path == other->path
+                            ? fmt::format("{} and {} both write to '{}'; give one of them another file", other->option, one->option, one->path)
+                            : fmt::format("{} and {} write to one file, '{}' and '{}'; give one of them another", other->option, one->option, other->path, one->path));
+    }
+  }
+}
+
+void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others) {
   if (output.quiet && output.verbose) throw ConfigError("--quiet and --verbose exclude one another; leave one of them out");
-  if (output.json == "-" && output.csv == "-")
-    throw ConfigError("--json and --csv cannot both go to standard output; give one of them a file");
+  std::vector<NamedOutput> all{{"--json", output.json.value_or("")}, {"--csv", output.csv.value_or("")}};
+  all.insert(all.end(), others.begin(), others.end());
+  check_outputs(all);
 }
 
 }  // namespace parplan

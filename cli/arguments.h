@@ -73,8 +73,15 @@ struct OutputArguments {
 };
 enum class CsvOutput { absent, offered };
 void add_output(CLI::App& app, OutputArguments& output, CsvOutput csv);
-// Where two things would share standard output, or talk is both asked for and forbidden.
-void check_output(const OutputArguments& output);
+// An output that an option names: a path, "-" for standard output, empty where it is not given.
+struct NamedOutput {
+  std::string option;
+  std::string path;
+};
+// Where two outputs would share a file or standard output, under whatever names; /dev/null takes any number.
+void check_outputs(const std::vector<NamedOutput>& outputs);
+// The same for --json, --csv and what a command writes beside them; and where talk is both asked for and forbidden.
+void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others = {});
 
 // The command's one argument.
 void add_subject(CLI::App& app, std::string& subject, const std::string& name, const std::string& description);

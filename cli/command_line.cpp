@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <iostream>
+#include <optional>
 #include <set>
+#include <streambuf>
 
 #include <unistd.h>
 
@@ -67,6 +71,9 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
       if (found_positionals == positionals.size())
         throw ConfigError(fmt::format("unexpected argument '{}'; {} takes {}", word, app.get_name(),
                                       positionals.empty() ? "options only" : fmt::format("one {}", positionals.front()->get_name(true))));
+      if (word.empty())
+        throw ConfigError(fmt::format("the {0} is empty; {1}", positionals[found_positionals]->get_name(true),
+                                      positionals[found_positionals]->get_required() ? "give " + positionals[found_positionals]->get_description() : "name one, or leave it out"));
       ++found_positionals;
       result.push_back(word);
       continue;
@@ -82,6 +89,8 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
       continue;
     }
     const bool has_value = word != name;
+    if (has_value ? word == name + "=" : is_value(i + 1) && words[i + 1].empty())
+      throw ConfigError(fmt::format("{0} needs a value ({1}), found an empty one; give one, or leave {0} out", name, option->get_type_name()));
     if (has_value) {
       result.push_back(word);
     } else if (is_value(i + 1)) {
@@ -100,6 +109,52 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
       throw ConfigError(fmt::format("{} needs a {}: {}", app.get_name(), positionals[p]->get_name(true), positionals[p]->get_description()));
   return result;
 }
+
+// Passes on what is written to a stream, and remembers why that first failed: later nobody can tell, for errno is somebody else's by then.
+class WatchedBuffer : public std::streambuf {
+ public:
+  explicit WatchedBuffer(std::ostream& stream) : stream_(stream), passed_to_(stream.rdbuf(this)) {}
+  ~WatchedBuffer() override { stream_.rdbuf(passed_to_); }
+  WatchedBuffer(const WatchedBuffer&) = delete;
+  WatchedBuffer& operator=(const WatchedBuffer&) = delete;
+
+  // Gives the system's reason if anything that was written did not arrive.
+  std::optional<std::string> failure() {
+    stream_.flush();
+    if (stream_.good() && !failed_) return std::nullopt;
+    return error_ == 0 ? "it takes no more" : std::strerror(error_);
+  }
+
+ protected:
+  int_type overflow(int_type c) override {
+    if (traits_type::eq_int_type(c, traits_type::eof())) return traits_type::not_eof(c);
+    errno = 0;
+    return note(passed_to_->sputc(traits_type::to_char_type(c)), [](int_type put) { return !traits_type::eq_int_type(put, traits_type::eof()); });
+  }
+  std::streamsize xsputn(const char* text, std::streamsize size) override {
+    errno = 0;
+    return note(passed_to_->sputn(text, size), [&](std::streamsize written) { return written == size; });
+  }
+  int sync() override {
+    errno = 0;
+    return note(passed_to_->pubsync(), [](int result) { return result == 0; });
+  }
+
+ private:
+  template <class Result, class Succeeded>
+  Result note(Result result, Succeeded succeeded) {
+    if (!succeeded(result) && !failed_) {
+      failed_ = true;
+      error_ = errno;
+    }
+    return result;
+  }
+
+  std::ostream& stream_;
+  std::streambuf* passed_to_;
+  bool failed_ = false;
+  int error_ = 0;
+};
 
 int carry_out(const std::vector<std::string>& arguments, Terminal& terminal) {
   if (arguments.empty()) {
@@ -144,9 +199,13 @@ std::span<const Command> commands() { return command_rows; }
 
 int run_command_line(std::vector<std::string> arguments, std::ostream& out, std::ostream& err) {
   Terminal terminal{.out = out, .err = err, .watched = &err == &std::cerr && isatty(STDERR_FILENO) != 0};
+  WatchedBuffer watched(out);
   try {
     const int code = carry_out(arguments, terminal);
-    out.flush();
+    if (const auto reason = watched.failure()) {
+      err << "error: cannot write to standard output: " << *reason << '\n';
+      return code == exit_done ? exit_failed : code;
+    }
     return code;
   } catch (const SaidElsewhere&) {
     return exit_bad_input;

@@ -28,11 +28,11 @@ struct KindOfValue {
 
 std::vector<std::string> models() { return zoo_names(zoo_folder()); }
 std::vector<std::string> clusters() { return cluster_names(cluster_catalog()); }
-std::vector<std::string> devices() { return device_names(cluster_catalog()); }
+std::vector<std::string> cards() { return nvidia_card_names(cluster_catalog()); }  // what --device and --like take
 
 constexpr std::array kinds_of_values = {
     KindOfValue{"MODEL", models, true},   KindOfValue{"PLAN", nullptr, true}, KindOfValue{"CLUSTER", clusters, true}, KindOfValue{"NAME", clusters},
-    KindOfValue{"KIND", devices},         KindOfValue{"FILE", nullptr, true}, KindOfValue{"DIR", nullptr, true},
+    KindOfValue{"KIND", cards},         KindOfValue{"FILE", nullptr, true}, KindOfValue{"DIR", nullptr, true},
 };
 
 // Scripts hold names as they stand, so nothing in them may mean something to a shell.
@@ -55,7 +55,7 @@ std::vector<std::string> long_and_short_names(const std::vector<DeclaredOption>&
 // ---- bash ----
 
 std::string bash_offer(const Offer& offer) {
-  return fmt::format("offers={}{}", single_quoted(join(offer.values, " ")), offer.files ? " files=yes" : "");
+  return fmt::format("offers={}{}{}", single_quoted(join(offer.values, " ")), offer.files ? " files=yes" : "", offer.list ? " list=yes" : "");
 }
 
 std::string bash_script(const std::vector<DeclaredCommand>& commands) {
@@ -81,7 +81,7 @@ std::string bash_script(const std::vector<DeclaredCommand>& commands) {
   names.insert(names.end(), {"--help", "--version"});
   return fmt::format(R"script(# Completion of parplan {version} for bash: source <(parplan completion bash)
 _parplan() {{
-  local current=${{COMP_WORDS[COMP_CWORD]}} command= option= argument= given=' ' flags= optional= options= offers= files= takes_argument= word i
+  local current=${{COMP_WORDS[COMP_CWORD]}} command= option= argument= given=' ' flags= optional= options= offers= files= list= before= takes_argument= word i
   # bash cuts --option=value at the equals sign.
   [[ $current == = ]] && current=
   for ((i = 1; i < COMP_CWORD; ++i)); do
@@ -115,8 +115,12 @@ _parplan() {{
     done
   fi
   COMPREPLY=()
+  if [[ -n $list && $current == *,* ]]; then
+    before=${{current%,*}},
+    current=${{current##*,}}
+  fi
   while IFS= read -r word; do
-    COMPREPLY+=("$word")
+    COMPREPLY+=("$before$word")
   done < <(compgen -W "$offers" -- "$current"; [[ -n $files ]] && compgen -f -- "$current")
   [[ -n $files ]] && compopt -o filenames 2>/dev/null
   return 0
@@ -142,6 +146,7 @@ std::string zsh_escaped(std::string_view text) {
 std::string zsh_action(const Offer& offer) {
   if (offer.values.empty()) return offer.files ? "_files" : " ";
   const std::string values = join(offer.values, " ");
+  if (offer.list) return fmt::format(" {} {}", offer.files ? "_parplan_list_or_files" : "_parplan_list", values);
   return offer.files ? fmt::format(" _parplan_name_or_file {}", values) : fmt::format("({})", values);
 }
 
@@ -172,6 +177,14 @@ std::string zsh_script(const std::vector<DeclaredCommand>& commands) {
 # Completion of parplan {version} for zsh: source <(parplan completion zsh), after compinit
 _parplan_name_or_file() {{
   _alternative "names:name:($*)" 'files:file:_files'
+}}
+_parplan_list() {{
+  compset -P '*,'
+  compadd - "$@"
+}}
+_parplan_list_or_files() {{
+  compset -P '*,'
+  _parplan_name_or_file "$@"
 }}
 _parplan() {{
   local curcontext="$curcontext" state line
@@ -208,7 +221,9 @@ std::string fish_quoted(std::string_view text) {
 }
 
 std::string fish_offer(const Offer& offer) {
-  return (offer.values.empty() ? "" : " -a " + fish_quoted(join(offer.values, " "))) + (offer.files ? " -F" : " -f");
+  std::string values = join(offer.values, " ");
+  if (offer.list) values = fmt::format("(__fish_complete_list , \"printf '%s\\n' {}\")", values);
+  return (offer.values.empty() ? "" : " -a " + fish_quoted(values)) + (offer.files ? " -F" : " -f");
 }
 
 std::string fish_script(const std::vector<DeclaredCommand>& commands) {
@@ -247,11 +262,14 @@ const char* name(Shell shell) { return shell_rows[static_cast<std::size_t>(shell
 Offer offer(const DeclaredOption& option) {
   Offer all;
   for (std::string word : words_of_type(option.type)) {
-    if (const std::string more = ",..."; word.ends_with(more)) word.resize(word.size() - more.size());  // the first of a list
+    const std::string more = ",...";
+    const bool list = word.ends_with(more);
+    if (list) word.resize(word.size() - more.size());
     const auto kind = std::ranges::find(kinds_of_values, word, &KindOfValue::word);
     if (kind != kinds_of_values.end()) {
       if (kind->names != nullptr) std::ranges::copy_if(kind->names(), std::back_inserter(all.values), is_plain);
       all.files = all.files || kind->files;
+      all.list = all.list || list;
     } else if (word.ends_with(".yaml")) {  // written there
       all.files = true;
     } else if (const std::size_t dots = word.find(".."); dots != std::string::npos && word.find(',') == std::string::npos) {

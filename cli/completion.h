@@ -11,6 +11,7 @@ namespace parplan {
 struct Offer {
   std::vector<std::string> values;
   bool files = false;  // names of files and folders, too
+  bool list = false;   // of these several with commas between them
   bool operator==(const Offer&) const = default;
 };
 

@@ -97,6 +97,7 @@ void set_price(Cluster& cluster, const std::optional<Price>& price) {
   if (price)
     for (NodeGroup& group : cluster.groups) group.price = price;
   if (const auto problem = problem_with_prices(cluster)) throw ConfigError(*problem);
+  if (const auto missing = missing_prices(cluster); missing && std::ranges::find(cluster.notes, *missing) == cluster.notes.end()) cluster.notes.push_back(*missing);
 }
 
 TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, const WhatArguments& what, std::vector<std::string>& defaults) {
@@ -131,13 +132,18 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
 }
 
 void limit_memory(Cluster& cluster, const MemoryLimit& limit, Terminal& terminal, const OutputArguments& output) {
-  Bytes capacity = cluster.groups.front().device.memory_capacity;
-  for (const NodeGroup& group : cluster.groups) capacity = std::min(capacity, group.device.memory_capacity);
-  const Bytes allowed = limit.bytes.value_or(Bytes(static_cast<std::int64_t>(static_cast<double>(capacity.count) * limit.share)));
-  if (allowed > capacity)
-    throw ConfigError(fmt::format("--memory-limit: a device of cluster '{}' has {}, found {}; give less, or a percentage", cluster.name, format_bytes(capacity), format_bytes(allowed)));
-  cluster.notes.push_back(fmt::format("memory limited to {} of a device's {}", format_bytes(allowed), format_bytes(capacity)));
-  for (NodeGroup& group : cluster.groups) group.device.memory_capacity = allowed;
+  const std::string had = device_memory(cluster);
+  if (limit.bytes && std::ranges::none_of(cluster.groups, [&](const NodeGroup& group) { return group.device.memory_capacity >= *limit.bytes; }))
+    throw ConfigError(fmt::format("--memory-limit: a device of cluster '{}' has {}, found {}; give less, or a percentage", cluster.name, had, format_bytes(*limit.bytes)));
+  bool limits = false;
+  for (NodeGroup& group : cluster.groups) {
+    Bytes& capacity = group.device.memory_capacity;
+    const Bytes allowed = limit.bytes ? std::min(*limit.bytes, capacity) : Bytes(static_cast<std::int64_t>(static_cast<double>(capacity.count) * limit.share));
+    limits = limits || allowed < capacity;
+    capacity = allowed;
+  }
+  if (!limits) return;
+  cluster.notes.push_back(fmt::format("memory limited to {} of a device's {}", device_memory(cluster), had));
   if (!output.quiet) fmt::print(terminal.err, "note: {}: {}\n", cluster.name, cluster.notes.back());
 }
 
@@ -213,6 +219,12 @@ std::string describe_inputs(const ReportInputs& inputs) {
   return text;
 }
 
+void write_said(const std::string& path, const std::string& text, Terminal& terminal, bool talks) {
+  terminal.out.flush();  // the file may be /dev/stdout
+  write_file_atomically(path, text);
+  if (talks) fmt::print(terminal.err, "wrote {}\n", path);
+}
+
 void write_outputs(const OutputArguments& output, Terminal& terminal, const Json& json, std::span<const Json> rows) {
   write_json_and_csv(output, terminal, json, [&] { return write_csv(rows); });
 }
@@ -224,8 +236,7 @@ void write_json_and_csv(const OutputArguments& output, Terminal& terminal, const
       terminal.out << text();
       return;
     }
-    write_file_atomically(*where, text());
-    if (!output.quiet) fmt::print(terminal.err, "wrote {}\n", *where);
+    write_said(*where, text(), terminal, !output.quiet);
   };
   write(output.json, [&] { return write_json(json); });
   write(output.csv, csv);

@@ -37,7 +37,7 @@ TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, con
 // What an hour of every device costs, where it is given; ConfigError where the prices that the cluster then has cannot be added.
 void set_price(Cluster& cluster, const std::optional<Price>& price);
 
-// The limit becomes what the device has, so that the plan carries it.
+// The limit, or its share of each kind of device, becomes what the devices have, so that the plan carries it. ConfigError where none has as much.
 void limit_memory(Cluster& cluster, const MemoryLimit& limit, Terminal& terminal, const OutputArguments& output);
 
 // The request that the flows of planner/suggest.h take. Refers to `inputs`.
@@ -51,6 +51,9 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
 std::string describe_inputs(const ReportInputs& inputs);
 ReportInputs report_inputs(const Inputs& inputs);
 ReportInputs report_inputs(const Plan& plan);
+
+// Writes a file after all that standard output got so far, and says so where talk is wanted.
+void write_said(const std::string& path, const std::string& text, Terminal& terminal, bool talks);
 
 // JSON and CSV where they were asked for; the latter of plans' rows, or as it is given.
 void write_outputs(const OutputArguments& output, Terminal& terminal, const Json& json, std::span<const Json> rows);

@@ -41,6 +41,8 @@ void refuse_unknown_placements(const Placements& placed, const Placements& found
 LoadedPlan load_plan(const std::string& path) { return load_plan(read_file(path), path); }
 
 LoadedPlan load_plan(const std::string& text, const std::string& path) {
+  if (text.find("parplan.plan/") == std::string::npos)  // its schema, somewhere
+    throw ConfigError({path}, "this is no plan: it has no 'schema: parplan.plan/1'; make one with parplan suggest MODEL -o plan.yaml");
   LoadedPlan loaded{.plan = read_plan(text, path), .graph = {}};
   const Plan& plan = loaded.plan;
   loaded.graph = build_graph(read_model(plan.model_text, path + " (model)").spec, plan.training.sequence_length);

@@ -11,10 +11,10 @@
 #include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/data_folder.h"
+#include "cli/inputs.h"
 #include "cli/local_machine.h"
 #include "cli/progress.h"
 #include "cli/version.h"
-#include "planner/base/file.h"
 #include "planner/base/text.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/cost/calibration.h"
@@ -136,6 +136,7 @@ std::string describe_fits(const Measured& measured) {
 }
 
 int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
+  check_outputs({{"--output", arguments.cluster_file}, {"--write-device", arguments.device_file}});
   const bool anything = !arguments.device.empty();
   std::optional<int> number = anything ? gpu_of(arguments.device) : std::nullopt;
   if (!anything) {
@@ -166,12 +167,9 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
                kernels.size() - measured.measurements.kernels.size(), kernels.size());
 
   fmt::print(terminal.out, "{}", describe_fits(measured));
-  const auto write = [&](const std::string& path, const std::string& text) {
-    write_file_atomically(path, text);
-    if (!arguments.quiet) fmt::print(terminal.err, "wrote {}\n", path);
-  };
-  if (!arguments.cluster_file.empty()) write(arguments.cluster_file, write_cluster(measured.cluster));
-  if (!arguments.device_file.empty()) write(arguments.device_file, write_device(measured.cluster.groups.front().device, measured.measurements));
+  if (!arguments.cluster_file.empty()) write_said(arguments.cluster_file, write_cluster(measured.cluster), terminal, !arguments.quiet);
+  if (!arguments.device_file.empty())
+    write_said(arguments.device_file, write_device(measured.cluster.groups.front().device, measured.measurements), terminal, !arguments.quiet);
   return exit_done;
 }
 

@@ -6,7 +6,6 @@
 
 #include "cli/commands.h"
 #include "cli/inputs.h"
-#include "planner/base/file.h"
 #include "planner/report/explain.h"
 #include "planner/report/json.h"
 #include "planner/report/row.h"
@@ -45,7 +44,7 @@ Plan simulate_file(const SimulateArguments& arguments, Terminal& terminal, std::
 }
 
 int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
-  check_output(arguments.output);
+  check_output(arguments.output, {{"--output", arguments.plan_file}, {"--trace", arguments.trace}});
   std::string trace;
   std::string* wanted_trace = arguments.trace.empty() ? nullptr : &trace;
   Plan plan;
@@ -70,13 +69,8 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     fmt::print(terminal.err, "{}", describe_inputs(reported));
   }
   write_outputs(arguments.output, terminal, suggest_json(reported, plan.search, &plan, {}), rows);
-  const auto write = [&](const std::string& path, const std::string& text) {
-    if (path.empty()) return;
-    write_file_atomically(path, text);
-    if (!arguments.output.quiet) fmt::print(terminal.err, "wrote {}\n", path);
-  };
-  write(arguments.trace, trace);
-  write(arguments.plan_file, write_plan(plan));
+  if (wanted_trace != nullptr) write_said(arguments.trace, trace, terminal, !arguments.output.quiet);
+  if (!arguments.plan_file.empty()) write_said(arguments.plan_file, write_plan(plan), terminal, !arguments.output.quiet);
   if (plan.prediction.memory.peak() > memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage))
     fmt::print(terminal.err, "warning: the plan does not fit: it needs {} of memory on its worst rank, and a device has {}\n",
                format_bytes(plan.prediction.memory.peak()), format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage)));

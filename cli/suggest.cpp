@@ -12,7 +12,6 @@
 #include "cli/inputs.h"
 #include "cli/progress.h"
 #include "models/families.h"
-#include "planner/base/file.h"
 #include "planner/report/explain.h"
 #include "planner/report/json.h"
 #include "planner/report/launch_line.h"
@@ -53,7 +52,7 @@ std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Termin
 }
 
 int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
-  check_output(arguments.output);
+  check_output(arguments.output, {{"--output", arguments.plan_file}});
   const bool talks = !arguments.output.quiet;
   Inputs inputs = resolve_inputs(arguments.model, arguments.where, arguments.what, terminal, arguments.output);
   if (arguments.limits.memory) limit_memory(inputs.cluster, *arguments.limits.memory, terminal, arguments.output);
@@ -86,7 +85,8 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
     if (result.plan) {
       fmt::print(terminal.out, "\n{}\n{}\n", write_table(*result.plan), explain_search(result.counts));
       for (const std::string& note : result.plan->notes) fmt::print(terminal.out, "note: {}\n", note);
-      fmt::print(terminal.out, "\n{}", write_launch_line(launch_line(*result.plan, plan_file)));
+      if (arguments.plan_file.empty()) fmt::print(terminal.out, "\nwrite     it with -o {}, and then\n{}", plan_file, write_launch_line(launch_line(*result.plan, plan_file)));
+      else fmt::print(terminal.out, "\n{}", write_launch_line(launch_line(*result.plan, plan_file)));
       fmt::print(terminal.out, "\n{}", arguments.output.verbose ? explain(*result.plan) : explain_briefly(*result.plan));
     }
   } else if (talks) {
@@ -97,10 +97,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
     fmt::print(terminal.err, "{}", why_nothing_fits(result, inputs.cluster));
     return exit_failed;
   }
-  if (!arguments.plan_file.empty()) {
-    write_file_atomically(arguments.plan_file, write_plan(*result.plan));
-    if (talks) fmt::print(terminal.err, "wrote {}\n", arguments.plan_file);
-  }
+  if (!arguments.plan_file.empty()) write_said(arguments.plan_file, write_plan(*result.plan), terminal, talks);
   return exit_done;
 }
 

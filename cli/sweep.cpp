@@ -57,7 +57,7 @@ struct SweptCluster {
 };
 
 std::string words_of(const SweepPoint& point) {
-  return fmt::format("{} devices of {}, batch {}, sequence length {}", point.cluster.devices(), point.cluster.name, point.training.global_batch,
+  return fmt::format("{} device{} of {}, batch {}, sequence length {}", point.cluster.devices(), point.cluster.devices() == 1 ? "" : "s", point.cluster.name, point.training.global_batch,
                      point.training.sequence_length);
 }
 
@@ -73,6 +73,8 @@ std::vector<std::int64_t> parse_numbers(const std::string& option, const std::st
 
 std::vector<GivenPrice> parse_prices(const std::string& option, const std::string& text) {
   std::vector<GivenPrice> prices;
+  const std::string first = text.substr(0, text.find(','));
+  if (first.size() < text.size() && first.find_first_not_of("0123456789. ") == std::string::npos) parse_price_of(option, text);  // a decimal comma, and the message says so
   for (const std::string& word : parse_list(option, text)) {
     const std::size_t sign = word.rfind('=');
     GivenPrice& given = prices.emplace_back();
@@ -227,29 +229,31 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
 
 std::string describe(const Sweep& sweep) {
   std::string text = fmt::format("model     {}: {} parameters\n", sweep.points.front().model.name, sweep.points.front().model.parameters);
-  const SweepPoint& first = sweep.points.front();
   const auto marked = [&](const std::string& value, const char* field) {
     return value + (std::ranges::find(sweep.defaults, field) != sweep.defaults.end() ? " (default)" : "");
   };
-  // What all points share stands here, what differs in the table.
-  const auto shared = [&](const auto& of_point, const char* field) {
-    const std::string value = of_point(first);
+  // Each value once: "8", "8 and 16", "8, 16 and 32".
+  const auto all = [&](const auto& of_point, const char* field) {
+    std::vector<std::string> values;
     for (const SweepPoint& point : sweep.points)
-      if (of_point(point) != value) return std::string("swept");
-    return marked(value, field);
+      if (std::string value = of_point(point); std::ranges::find(values, value) == values.end()) values.push_back(std::move(value));
+    const std::string last = values.back();
+    values.pop_back();
+    return marked(values.empty() ? last : join(values) + " and " + last, field);
   };
-  text += fmt::format("cluster   {}, {} points\n", shared([](const SweepPoint& p) { return fmt::format("{} of {}", p.cluster.name, device_name(p.cluster)); }, "cluster"), sweep.points.size());
+  text += fmt::format("cluster   {}: {} point{}\n", all([](const SweepPoint& p) { return fmt::format("{} of {}", p.cluster.name, device_name(p.cluster)); }, "cluster"),
+                      sweep.points.size(), sweep.points.size() == 1 ? "" : "s");
   text += fmt::format("training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
-                      shared([](const SweepPoint& p) { return fmt::format("{}", p.training.global_batch); }, "global_batch"),
-                      shared([](const SweepPoint& p) { return fmt::format("{}", p.training.sequence_length); }, "sequence_length"),
-                      shared([](const SweepPoint& p) { return std::string(name(p.training.precision)); }, "precision"),
-                      shared([](const SweepPoint& p) { return std::string(name(p.training.optimizer)); }, "optimizer"));
+                      all([](const SweepPoint& p) { return fmt::format("{}", p.training.global_batch); }, "global_batch"),
+                      all([](const SweepPoint& p) { return fmt::format("{}", p.training.sequence_length); }, "sequence_length"),
+                      all([](const SweepPoint& p) { return std::string(name(p.training.precision)); }, "precision"),
+                      all([](const SweepPoint& p) { return std::string(name(p.training.optimizer)); }, "optimizer"));
   if (sweep.tokens) text += fmt::format("tokens    {}\n", *sweep.tokens);
   return text;
 }
 
 int carry_out(const SweepArguments& arguments, Terminal& terminal) {
-  check_output(arguments.output);
+  check_output(arguments.output, {{"--output", arguments.workbook}});
   const bool talks = !arguments.output.quiet;
   const ModelFile model = load_model(arguments.model, zoo_folder());
   std::vector<std::string> notes;
@@ -297,6 +301,7 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
   }
   write_json_and_csv(arguments.output, terminal, sweep_json(sweep), [&] { return sweep_csv(sweep); });
   if (!arguments.workbook.empty()) {
+    terminal.out.flush();
     write_workbook(arguments.workbook, sweep);
     if (talks) fmt::print(terminal.err, "wrote {}\n", arguments.workbook);
   }

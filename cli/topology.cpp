@@ -1,13 +1,11 @@
 #include <memory>
 
 #include <CLI/CLI.hpp>
-#include <fmt/ostream.h>
 
 #include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/inputs.h"
 #include "cli/version.h"
-#include "planner/base/file.h"
 #include "planner/cluster/draw.h"
 
 namespace parplan {
@@ -26,16 +24,14 @@ int carry_out(const TopologyArguments& arguments, Terminal& terminal) {
     if (where.cluster) throw ConfigError("a cluster is given twice: as argument and with --cluster; leave one of them out");
     where.cluster = arguments.cluster;
   }
-  check_output(arguments.output);
-  if (arguments.graphviz == "-" && arguments.output.json == "-") throw ConfigError("--json and --graphviz cannot both go to standard output; give one of them a file");
+  check_output(arguments.output, {{"--graphviz", arguments.graphviz.value_or("")}});
   const Cluster cluster = resolve_cluster(where, terminal, arguments.output);
   if (arguments.output.shows_table() && arguments.graphviz != "-") terminal.out << describe(cluster);
   write_outputs(arguments.output, terminal, topology_json(cluster, version()), std::span<const Json>{});
   if (arguments.graphviz == "-") {
     terminal.out << draw_graphviz(cluster);
   } else if (arguments.graphviz) {
-    write_file_atomically(*arguments.graphviz, draw_graphviz(cluster));
-    if (!arguments.output.quiet) fmt::print(terminal.err, "wrote {}\n", *arguments.graphviz);
+    write_said(*arguments.graphviz, draw_graphviz(cluster), terminal, !arguments.output.quiet);
   }
   return exit_done;
 }

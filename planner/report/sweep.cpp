@@ -81,7 +81,7 @@ Json known_without_plan(const SweepPoint& point, std::string_view key) {
   if (key == "precision") return name(point.training.precision);
   if (key == "global_batch") return point.training.global_batch;
   if (key == "currency")
-    if (const std::optional<std::string> known = currency(point.cluster)) return *known;
+    if (const std::optional<std::string> known = currency(point.cluster); known && hourly_price(point.cluster, point.cluster.devices())) return *known;
   return nullptr;
 }
 
@@ -209,15 +209,29 @@ std::vector<Json> sweep_rows(const Sweep& sweep) {
   return rows;
 }
 
+namespace {
+
+constexpr const char* energy_is_an_upper_bound =
+    "energy is the rated power of the boards times time: at most what the devices take; hosts, network and cooling are not in it";
+
+bool any_plan(const Sweep& sweep) {
+  return std::ranges::any_of(sweep.points, [](const SweepPoint& point) { return point.best.has_value(); });
+}
+
+}  // namespace
+
 std::vector<std::string> assumptions(const Sweep& sweep) {
+  if (!any_plan(sweep)) return {};
   std::vector<std::string> notes{"tokens per second are those of a steady step: restarts, evaluation, checkpoints and loading of data are not in them"};
   if (sweep.tokens) notes.emplace_back("days are tokens / tokens_per_s / 86400, not rounded up to whole steps");
   notes.emplace_back("only devices that a plan uses are counted; those that it leaves idle are taken to be free for others");
-  notes.emplace_back("energy is the rated power of the boards times time: at most what the devices take; hosts, network and cooling are not in it");
-  notes.emplace_back(
-      "knee is the point farthest above the chord of tokens per second over devices, both scaled to 0..1 (Kneedle at sensitivity 1: Satopaa et al. 2011); it depends "
-      "on the sizes swept");
-  if (std::ranges::none_of(marks(sweep), &SweepMarks::knee)) notes.emplace_back("no knee: over the sizes swept speed grows nearly in proportion, or they are too few");
+  notes.emplace_back(energy_is_an_upper_bound);
+  const bool several_sizes = std::ranges::any_of(planned_points_by(sweep, series_of), [](const auto& series) { return series.second.size() > 1; });
+  if (several_sizes)
+    notes.emplace_back(
+        "knee is the point farthest above the chord of tokens per second over devices, both scaled to 0..1 (Kneedle at sensitivity 1: Satopaa et al. 2011); it depends "
+        "on the sizes swept");
+  if (several_sizes && std::ranges::none_of(marks(sweep), &SweepMarks::knee)) notes.emplace_back("no knee: over the sizes swept speed grows nearly in proportion, or they are too few");
   const SweepPoint& first = sweep.points.front();
   if (std::ranges::any_of(sweep.points, [&](const SweepPoint& p) { return p.training.precision != first.training.precision; }))
     notes.emplace_back("precision differs between devices; its column says where");
@@ -226,6 +240,9 @@ std::vector<std::string> assumptions(const Sweep& sweep) {
 
 std::vector<std::string> sweep_notes(const Sweep& sweep) {
   std::vector<std::string> notes = assumptions(sweep);
+  if (notes.empty()) return notes;
+  const bool says_energy = sweep.tokens && std::ranges::any_of(sweep.points, [&](const SweepPoint& point) { return spending(sweep, point).energy_kwh.has_value(); });
+  if (!says_energy) std::erase(notes, energy_is_an_upper_bound);
   notes.emplace_back(front_measure(sweep) == FrontMeasure::cost
                          ? "pareto weighs time against cost, among points of equal batch and sequence"
                          : "pareto weighs time against device-hours, among points of equal batch and sequence, for not every device has a price");

@@ -100,6 +100,10 @@ TEST_CASE("bash completes commands, options, choices, names and files" * doctest
   CHECK(bash.complete({"completion", ""}) == Words{"bash", "zsh", "fish"});
   CHECK(bash.complete({"frobnicate", ""}) == Words{});
   CHECK(bash.complete({"measure", "--device", ""}) == Words{"cpu", "cuda"});
+  CHECK(bash.complete({"sweep", "gpt2", "--cluster", "dgx-a"}) == Words{"dgx-a100"});
+  CHECK(bash.complete({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h"}) == Words{"dgx-a100,dgx-h100"});
+  CHECK(bash.complete({"sweep", "gpt2", "--cluster", "=", "dgx-a100,gaudi3-8,pl"}) == Words{"dgx-a100,gaudi3-8,plan.yaml"});
+  CHECK(bash.complete({"sweep", "gpt2", "--device", "t4,h200"}) == Words{"t4,h200-sxm-141gb"});
 }
 
 TEST_CASE("bash completes an argument once, then the options that are not given yet" * doctest::skip(!installed("bash"))) {
@@ -136,6 +140,8 @@ TEST_CASE("fish completes commands, options, choices, names and files" * doctest
   CHECK(complete("parplan suggest gpt2 --devices ") == Words{});
   CHECK(complete("parplan explain ") == Words{"plan.yaml", "my models/"});
   CHECK(complete("parplan completion ") == Words{"bash", "zsh", "fish"});
+  CHECK(complete("parplan sweep gpt2 --cluster dgx-a") == Words{"dgx-a100"});
+  CHECK(complete("parplan sweep gpt2 --cluster dgx-a100,dgx-h") == Words{"dgx-a100,dgx-h100"});
 }
 
 // zsh completes on a terminal only: a second zsh gets one, the line and a tab, and writes down what is added to its list.
@@ -187,6 +193,8 @@ cat $2/found
   CHECK(complete("parplan suggest gpt2 --devices ") == Words{});
   CHECK(complete("parplan explain ") == Words{"plan.yaml", "my\\ models"});
   CHECK(complete("parplan measure --device ") == Words{"cpu", "cuda"});
+  CHECK(complete("parplan sweep gpt2 --cluster dgx-a100,dgx-h") == Words{"dgx-h100"});
+  CHECK(complete("parplan sweep gpt2 --device t4,h200") == Words{"h200-sxm-141gb"});
   CHECK(holds(complete("parplan run plan.yaml -"), {"--steps", "--data", "--json", "--quiet", "--help", "-h"}));
 }
 
@@ -199,9 +207,10 @@ TEST_CASE("what is offered for a value follows from its type") {
   CHECK(of_type("N,N,...") == Offer{});
   CHECK(of_type("") == Offer{});
   CHECK(set_of(of_type("MODEL|PLAN").values) == zoo());
-  CHECK(of_type("KIND").values == device_names(cluster_catalog()));
+  CHECK(of_type("KIND").values == nvidia_card_names(cluster_catalog()));
   CHECK(of_type("cpu|cuda|cuda:N").values == std::vector<std::string>{"cpu", "cuda"});
-  CHECK(of_type("KIND,...") == of_type("KIND"));
+  CHECK(of_type("KIND,...") == Offer{.values = nvidia_card_names(cluster_catalog()), .files = false, .list = true});
+  CHECK(of_type("FILE|NAME,...") == Offer{.values = cluster_names(cluster_catalog()), .files = true, .list = true});
   CHECK(of_type("PRICE|NAME=PRICE,...") == Offer{});
 }
 

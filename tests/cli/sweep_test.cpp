@@ -192,7 +192,7 @@ TEST_CASE("what a sweep cannot do is refused before anything is planned") {
       {{"--global-batch", "256,256"}, "--global-batch: 256 is listed twice; name each once"},
       {{"--seq-len", "512,x"}, "--seq-len: expected a whole number from 1 to 1099511627776, found 'x'"},
       {{"--seq-len", "512,2048"}, "sequence length 2048 is longer than the 1024 learned positions of model 'gpt2'; allowed: 1 to 1024"},
-      {{"--price", "2.50"}, "--price: expected a price of a device for an hour, such as '2.50 USD', found '2.50'"},
+      {{"--price", "2.50"}, "--price: expected a price of a device for an hour, such as '2.50 USD', found '2.50': it names no currency"},
       {{"--price", "1 USD,2 USD"}, "--price: every cluster has two prices; give one"},
       {{"--price", "dgx-a100=1 USD,dgx-a100=2 USD"}, "--price: cluster 'dgx-a100' has two prices; give one"},
       {{"--price", "dgx-a10=1 USD"}, "--price: 'dgx-a10' is not among --cluster dgx-a100; did you mean 'dgx-a100'?"},

@@ -1,6 +1,11 @@
 // What a user may do wrong on the command line: exit code and the whole message.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <sstream>
+#include <streambuf>
 #include <string>
 #include <vector>
 
@@ -70,7 +75,7 @@ TEST_CASE("values that cannot be read are refused") {
          {{"suggest", "gpt2", "--devices", "99999999999999999999"},
           "--devices: expected a whole number from 1 to 1048576, found '99999999999999999999'"},
          {{"suggest", "gpt2", "--zero", "4"}, "--zero: expected a whole number from 0 to 3, found '4'"},
-         {{"suggest", "gpt2", "--global-batch", ""}, "--global-batch: expected a whole number from 1 to 1099511627776, found ''"},
+         {{"suggest", "gpt2", "--global-batch", ""}, "--global-batch needs a value (N), found an empty one; give one, or leave --global-batch out"},
          {{"suggest", "gpt2", "--seq-len", "1k"}, "--seq-len: expected a whole number from 1 to 1099511627776, found '1k'"},
          {{"suggest", "gpt2", "--top", "0"}, "--top: expected a whole number from 1 to 1000, found '0'"},
          {{"suggest", "gpt2", "--max-candidates", "0"}, "--max-candidates: expected a whole number from 1 to 1099511627776, found '0'"},
@@ -94,7 +99,7 @@ TEST_CASE("values that cannot be read are refused") {
 
 TEST_CASE("names and files that are not there are refused with those that are") {
   check({{{"suggest", "gpt4", "--cluster", cpu_8},
-          "unknown model 'gpt4'; allowed: a path to a .yaml or .json file, or one of " + models + "; did you mean 'gpt2'?"},
+          "unknown model 'gpt4'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, or one of " + models + "; did you mean 'gpt2'?"},
          {{"suggest", "gpt2", "--cluster", "dgxa100"},
           "unknown cluster 'dgxa100'; expected a file or one of " + clusters + "; did you mean 'dgx-a100'?"},
          {{"topology", "nowhere"}, "unknown cluster 'nowhere'; expected a file or one of " + clusters},
@@ -105,7 +110,7 @@ TEST_CASE("names and files that are not there are refused with those that are") 
          {{"explain", "nothing.yaml"}, "cannot read 'nothing.yaml': No such file or directory"}});
   const Called called = call({"suggest", "gpt2", "--cluster", data + "/topologies/smi-hgx-h200-8gpu-8nic.txt", "--device", "h200-sxm-141g"});
   CHECK(called.code == 2);
-  CHECK(called.err.starts_with("error: unknown device 'h200-sxm-141g'; known are a100-"));
+  CHECK(called.err.starts_with("error: --device: unknown card 'h200-sxm-141g'; known are a100-"));
   CHECK(called.err.ends_with("; did you mean 'h200-sxm-141gb'?\n"));
 }
 
@@ -165,12 +170,109 @@ TEST_CASE("devices that the cluster does not have are refused") {
          {{"suggest", "gpt2", "--device", "h100-sxm-80gb"}, "--device completes a topology (text of nvidia-smi topo -m, XML of NCCL); give that with --cluster"},
          {{"topology", "dgx-a100", "--cluster", "dgx-h100"}, "a cluster is given twice: as argument and with --cluster; leave one of them out"},
          {{"suggest", "gpt2", "--cluster", "dgx-a100", "--memory-limit", "100 GiB"},
-          "--memory-limit: a device of cluster 'dgx-a100' has 79.1 GiB, found 100 GiB; give less, or a percentage"}});
+          "--memory-limit: a device of cluster 'dgx-a100' has 79.1 GiB, found 100 GiB; give less, or a percentage"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--network", "1e300 Gbit/s"},
+          "--network: expected a bandwidth from 1 B/s to 1000000 TB/s, found '1e300 Gbit/s'"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--network", "0 Gbit/s"}, "--network: expected a rate above 0, found '0 Gbit/s'; leave --network out for none"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--price", "1e308 USD"},
+          "--price: expected a price of a device for an hour, such as '2.50 USD', found '1e308 USD': at most 1000000000 is allowed"},
+         {{"sweep", "gpt2", "--cluster", "dgx-a100", "--price", "2,50 EUR"},
+          "--price: expected a price of a device for an hour, such as '2.50 USD', found '2,50 EUR': decimals stand behind a point, and thousands have nothing between "
+          "them"}});
 }
 
 TEST_CASE("outputs that exclude one another are refused") {
   check({{{"suggest", "gpt2", "--cluster", cpu_8, "--json", "--csv"}, "--json and --csv cannot both go to standard output; give one of them a file"},
          {{"suggest", "gpt2", "--cluster", cpu_8, "--quiet", "--verbose"}, "--quiet and --verbose exclude one another; leave one of them out"}});
+}
+
+TEST_CASE("two outputs to one file are refused, whatever they are called") {
+  const Folder folder;
+  const std::string same = folder.path("same");
+  const std::string link = folder.path("link");
+  std::filesystem::create_symlink("same", link);
+  check({{{"suggest", "gpt2", "--cluster", cpu_8, "--json", same, "--csv", same}, "--json and --csv both write to '" + same + "'; give one of them another file"},
+         {{"suggest", "gpt2", "--cluster", cpu_8, "--csv", same, "-o", same}, "--csv and --output both write to '" + same + "'; give one of them another file"},
+         {{"simulate", "gpt2", "--cluster", cpu_8, "--trace", same, "-o", link},
+          "--output and --trace write to one file, '" + link + "' and '" + same + "'; give one of them another"},
+         {{"topology", cpu_8, "--json", same, "--graphviz", folder.path("./same")},
+          "--json and --graphviz write to one file, '" + same + "' and '" + folder.path("./same") + "'; give one of them another"},
+         {{"topology", cpu_8, "--json", "--graphviz"}, "--json and --graphviz cannot both go to standard output; give one of them a file"},
+         {{"suggest", "gpt2", "--cluster", cpu_8, "--json", "/dev/stdout", "--csv"}, "--json and --csv cannot both go to standard output; give one of them a file"},
+         {{"sweep", "gpt2", "--cluster", cpu_8, "--csv", folder.path("same.xlsx"), "-o", folder.path("same.xlsx")},
+          "--csv and --output both write to '" + folder.path("same.xlsx") + "'; give one of them another file"},
+         {{"measure", "--device", "cpu", "-o", same, "--write-device", same}, "--output and --write-device both write to '" + same + "'; give one of them another file"}});
+  CHECK_FALSE(std::filesystem::exists(same));
+  CHECK(call({"topology", cpu_8, "--quiet", "--json", "/dev/null", "--graphviz", "/dev/null"}).code == 0);
+}
+
+TEST_CASE("names and values that are empty are refused") {
+  check({{{"suggest", "gpt2", "-o", ""}, "-o needs a value (PLAN.yaml), found an empty one; give one, or leave -o out"},
+         {{"suggest", "gpt2", "--output="}, "--output needs a value (PLAN.yaml), found an empty one; give one, or leave --output out"},
+         {{"suggest", "gpt2", "--json", ""}, "--json needs a value ([FILE|-]), found an empty one; give one, or leave --json out"},
+         {{"suggest", "gpt2", "--cluster", ""}, "--cluster needs a value (FILE|NAME), found an empty one; give one, or leave --cluster out"},
+         {{"simulate", "gpt2", "--trace", ""}, "--trace needs a value (FILE), found an empty one; give one, or leave --trace out"},
+         {{"run", "plan.yaml", "--data", ""}, "--data needs a value (FILE), found an empty one; give one, or leave --data out"},
+         {{"topology", ""}, "the CLUSTER is empty; name one, or leave it out"},
+         {{"suggest", ""}, "the MODEL is empty; give a model.yaml, a Hugging Face config.json or a name of the zoo"}});
+}
+
+// A standard output that takes so many bytes and then fails as a full disk does.
+struct FullDisk : std::streambuf {
+  std::streamsize room;
+  explicit FullDisk(std::streamsize bytes) : room(bytes) {}
+  std::streamsize xsputn(const char*, std::streamsize size) override {
+    const std::streamsize taken = std::min(size, room);
+    room -= taken;
+    if (taken < size) errno = ENOSPC;
+    return taken;
+  }
+  int_type overflow(int_type c) override {
+    const char letter = traits_type::to_char_type(c);
+    return xsputn(&letter, 1) == 1 ? c : traits_type::eof();
+  }
+};
+
+TEST_CASE("a standard output that takes no more is a failed run, and says why") {
+  const std::vector<std::vector<std::string>> all{{"--help"}, {"--version"}, {"suggest", "--help"}, {"topology", cpu_8}, {"completion", "bash"},
+                                                  {"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet"},
+                                                  {"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet", "--json", "-"},
+                                                  {"sweep", tiny_gpt2, "--cluster", cpu_8, "--quiet", "--csv"}};
+  for (const std::vector<std::string>& arguments : all) {
+    for (const std::streamsize room : {0, 10}) {
+      FullDisk disk(room);
+      std::ostream out(&disk);
+      std::ostringstream err;
+      CHECK(run_command_line(arguments, out, err) == 1);
+      CHECK(err.str() == "error: cannot write to standard output: No space left on device\n");
+    }
+  }
+  // What failed otherwise keeps its own code.
+  FullDisk disk(0);
+  std::ostream out(&disk);
+  std::ostringstream err;
+  CHECK(run_command_line({"frobnicate"}, out, err) == 2);
+}
+
+TEST_CASE("files that are something else than what is asked for say what was expected") {
+  const Folder folder;
+  const std::string empty = folder.write("empty", "\n");
+  const std::string page = folder.write("README.md", "# A page\n\n`a: [b`: - c\n");
+  const std::string config = folder.write("config.json", "{\"model_type\": \"gpt2\"}");
+  const std::string kinds = "a cluster.yaml, the text of nvidia-smi topo -m or NCCL's topology (XML)";
+  std::filesystem::create_directory(folder.path("no-config"));
+  const auto check_file = [](std::vector<std::string> arguments, const std::string& message) {
+    const Called called = call(std::move(arguments));
+    CHECK(called.code == 2);
+    CHECK(called.err == message + "\n");
+  };
+  check_file({"topology", empty}, empty + ": error: the file is empty; expected " + kinds);
+  check_file({"topology", page}, page + ": error: expected " + kinds + "; it is none of them");
+  for (const char* command : {"explain", "run"})
+    check_file({command, config}, config + ": error: this is no plan: it has no 'schema: parplan.plan/1'; make one with parplan suggest MODEL -o plan.yaml");
+  const Called called = call({"suggest", folder.path("no-config")});
+  CHECK(called.code == 2);
+  CHECK(called.err.starts_with("error: the folder '" + folder.path("no-config") + "' holds no config.json; name a folder that does, a .yaml or .json file, or one of "));
 }
 
 TEST_CASE("files that cannot be written are a failed run") {
@@ -213,7 +315,7 @@ TEST_CASE("plans that cannot be used as asked are refused") {
   // A model is no plan.
   const Called called = call({"explain", tiny_gpt2});
   CHECK(called.code == 2);
-  CHECK(called.err == tiny_gpt2 + ":1:1: error: missing key 'schema' at the top level\n");
+  CHECK(called.err == tiny_gpt2 + ": error: this is no plan: it has no 'schema: parplan.plan/1'; make one with parplan suggest MODEL -o plan.yaml\n");
 }
 
 TEST_CASE("a text that the model cannot read is refused") {
