@@ -25,17 +25,34 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+std::string lower(std::string_view word) {
+  std::string small(word);
+  for (char& c : small)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return small;
+}
+
+// The candidate that is the word, but for capitals; else all that it begins.
+std::vector<std::string> completions(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string small = lower(word);
+  std::vector<std::string> found;
+  for (const std::string& candidate : candidates) {
+    const std::string other = lower(candidate);
+    if (other == small) return {candidate};
+    if (word.size() >= 3 && other.starts_with(small)) found.push_back(candidate);
+  }
+  return found;
+}
+
 }  // namespace
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   if (std::find(candidates.begin(), candidates.end(), word) != candidates.end()) return std::string(word);
-  for (const std::string& candidate : candidates) {
-    if (word.size() >= 3 && candidate.starts_with(word)) return candidate;
-  }
+  if (const std::vector<std::string> all = completions(word, candidates); !all.empty()) return all.front();
   std::size_t allowed = std::max<std::size_t>(1, word.size() / 3);
   std::string found;
   for (const std::string& candidate : candidates) {
-    const std::size_t distance = edit_distance(word, candidate);
+    const std::size_t distance = edit_distance(lower(word), lower(candidate));
     // A one-letter word is one edit from every other one: that says nothing.
     if (distance >= std::max(word.size(), candidate.size())) continue;
     if (distance < allowed || (distance == allowed && found.empty())) {
@@ -47,6 +64,12 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 }
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
+  std::vector<std::string> all = completions(word, candidates);
+  if (all.size() > 1 && std::find(candidates.begin(), candidates.end(), word) == candidates.end()) {
+    const std::string last = all.back();
+    all.pop_back();
+    return fmt::format("; did you mean '{}' or '{}'?", join(all, "', '"), last);
+  }
   const std::string found = nearest(word, candidates);
   return found.empty() ? "" : fmt::format("; did you mean '{}'?", found);
 }

@@ -72,12 +72,16 @@ struct Kind {
   std::string_view what;
   std::string_view example;
   std::span<const UnitRow> units;
+  // In the base unit, and as messages say it; 0 is always allowed.
+  double least = 0.0;
+  double most = std::numeric_limits<double>::max();
+  std::string_view range = "";
 };
-constexpr Kind byte_kind{"a size", "80 GiB", byte_units};
-constexpr Kind bandwidth_kind{"a bandwidth", "450 GB/s", bandwidth_units};
-constexpr Kind duration_kind{"a duration", "2 us", duration_units};
-constexpr Kind flop_rate_kind{"a compute rate", "989 TFLOP/s", flop_rate_units};
-constexpr Kind power_kind{"a power", "700 W", power_units};
+constexpr Kind byte_kind{.what = "a size", .example = "80 GiB", .units = byte_units};
+constexpr Kind bandwidth_kind{"a bandwidth", "450 GB/s", bandwidth_units, least_bandwidth.value, most_bandwidth.value, "from 1 B/s to 1000000 TB/s"};
+constexpr Kind duration_kind{"a duration", "2 us", duration_units, 0.0, longest_duration.value, "of at most 24 h"};
+constexpr Kind flop_rate_kind{"a compute rate", "989 TFLOP/s", flop_rate_units, 1.0, 1e21, "from 1 FLOP/s to 1000000 PFLOP/s"};
+constexpr Kind power_kind{"a power", "700 W", power_units, 0.0, 1e6, "of at most 1 MW"};
 
 std::vector<std::string> unit_names(const Kind& kind) {
   std::vector<std::string> names;
@@ -138,8 +142,8 @@ double scaled(const Parsed& parsed) {
 
 double parse_real(const Kind& kind, std::string_view text) {
   const double value = scaled(parse(kind, text));
-  if (!std::isfinite(value)) {
-    throw ConfigError(fmt::format("expected {} within the range of a double, found '{}'", kind.what, text));
+  if (value > kind.most || (value != 0.0 && value < kind.least)) {
+    throw ConfigError(fmt::format("expected {} {}, found '{}'", kind.what, kind.range, text));
   }
   return value;
 }
@@ -177,7 +181,7 @@ std::string write(const Kind& kind, double value) {
   for (const UnitRow& unit : kind.units) {
     if (!unit.written) continue;
     const std::string text = fmt::format("{} {}", value / unit.factor, unit.name);
-    if (parse_real(kind, text) == value && (best.empty() || cost(text) < cost(best))) best = text;
+    if (scaled(parse(kind, text)) == value && (best.empty() || cost(text) < cost(best))) best = text;
   }
   PARPLAN_ASSERT(!best.empty(), fmt::format("value {}", value));  // the base unit always reads back
   return best;

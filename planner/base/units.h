@@ -78,7 +78,15 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 //   rate       FLOP/s, kFLOP/s, MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s
 //   power      mW, W, kW, MW
 // Throws ConfigError (without a location; readers of files add theirs) that says what was found and
-// which units are allowed. A number without its unit is an error; so are negative and non-finite ones.
+// which units are allowed. A number without its unit is an error; so are negative and non-finite ones, and what no machine has, so that
+// nothing that is computed from it leaves the range of a double:
+//   bandwidth  0, or from 1 B/s to 1000000 TB/s
+//   duration   up to 24 h
+//   rate       0, or from 1 FLOP/s to 1000000 PFLOP/s
+//   power      up to 1 MW
+inline constexpr BytesPerSecond least_bandwidth{1.0};
+inline constexpr BytesPerSecond most_bandwidth{1e18};
+inline constexpr Seconds longest_duration{86400.0};
 Bytes parse_bytes(std::string_view text);
 BytesPerSecond parse_bandwidth(std::string_view text);
 Seconds parse_duration(std::string_view text);
@@ -93,7 +101,7 @@ std::string format_duration(Seconds seconds);
 std::string format_flop_rate(FlopsPerSecond rate);
 std::string format_power(Watts power);
 
-// For files: the shortest text that the parse function above reads back to the same value to the last bit.
+// For files: the shortest text that the parse function above reads back to the same value to the last bit, where it accepts the value.
 std::string write_bytes(Bytes bytes);
 std::string write_bandwidth(BytesPerSecond rate);
 std::string write_duration(Seconds seconds);

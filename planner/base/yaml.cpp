@@ -101,6 +101,12 @@ std::string found(const YAML::Node& node) {
   return "nothing";
 }
 
+// What keys are asked of and is no map.
+std::string no_map(const Entry& entry, const std::string& wanted) {
+  if (entry.path.empty() && entry.node.IsNull()) return fmt::format("the file is empty; expected {}", wanted);
+  return fmt::format("expected {}, found {}", wanted, found(entry.node));
+}
+
 std::shared_ptr<const Entry> child(YAML::Node node, std::string path) {
   return std::make_shared<const Entry>(Entry{.node = std::move(node), .path = std::move(path)});
 }
@@ -158,7 +164,7 @@ Location YamlNode::location() const { return place(document_->file, entry(node_)
 
 YamlNode YamlNode::at(std::string_view key) const {
   const Entry& map = entry(node_);
-  if (!map.node.IsMap()) fail(fmt::format("expected a map with key '{}', found {}", key, found(map.node)));
+  if (!map.node.IsMap()) fail(no_map(map, fmt::format("a map with key '{}'", key)));
   YAML::Node value = map.node[std::string(key)];
   if (!value.IsDefined()) {
     fail(map.path.empty() ? fmt::format("missing key '{}' at the top level", key)
@@ -169,7 +175,7 @@ YamlNode YamlNode::at(std::string_view key) const {
 
 std::optional<YamlNode> YamlNode::find(std::string_view key) const {
   const Entry& map = entry(node_);
-  if (!map.node.IsMap()) fail(fmt::format("expected a map, found {}", found(map.node)));
+  if (!map.node.IsMap()) fail(no_map(map, "a map"));
   YAML::Node value = map.node[std::string(key)];
   if (!value.IsDefined() || value.IsNull()) return std::nullopt;
   return YamlNode(document_, child(std::move(value), path_of_key(map.path, key)));
@@ -177,7 +183,7 @@ std::optional<YamlNode> YamlNode::find(std::string_view key) const {
 
 std::vector<std::string> YamlNode::keys() const {
   const Entry& map = entry(node_);
-  if (!map.node.IsMap()) fail(fmt::format("expected a map, found {}", found(map.node)));
+  if (!map.node.IsMap()) fail(no_map(map, "a map"));
   std::vector<std::string> names;
   for (const auto& pair : map.node) names.push_back(pair.first.Scalar());
   return names;
@@ -185,7 +191,7 @@ std::vector<std::string> YamlNode::keys() const {
 
 void YamlNode::allow_keys(const std::vector<std::string>& allowed) const {
   const Entry& map = entry(node_);
-  if (!map.node.IsMap()) fail(fmt::format("expected a map, found {}", found(map.node)));
+  if (!map.node.IsMap()) fail(no_map(map, "a map"));
   for (const auto& pair : map.node) {
     const std::string& key = pair.first.Scalar();
     if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) continue;

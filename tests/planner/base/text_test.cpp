@@ -24,6 +24,18 @@ TEST_CASE("did_you_mean ends a message or adds nothing") {
   CHECK(did_you_mean("depth", {"hidden", "layers"}) == "");
 }
 
+TEST_CASE("Capitals do not matter, and all that a word begins are named") {
+  const std::vector<std::string> kinds = {"a100", "h100-nvl", "h100-pcie", "h100-sxm", "h200-sxm", "PCI_BUS_ID"};
+  CHECK(did_you_mean("h100", kinds) == "; did you mean 'h100-nvl', 'h100-pcie' or 'h100-sxm'?");
+  CHECK(did_you_mean("H100-P", kinds) == "; did you mean 'h100-pcie'?");
+  CHECK(did_you_mean("H200", kinds) == "; did you mean 'h200-sxm'?");
+  CHECK(did_you_mean("H200-SMX", kinds) == "; did you mean 'h200-sxm'?");
+  CHECK(did_you_mean("A100", {"a100-40gb", "a100", "a100-80gb"}) == "; did you mean 'a100'?");
+  CHECK(did_you_mean("h1", kinds) == "");
+  CHECK(nearest("pci_bus_id", kinds) == "PCI_BUS_ID");
+  CHECK(nearest("H100", kinds) == "h100-nvl");
+}
+
 TEST_CASE("Words are joined by commas") {
   CHECK(join({"a", "b", "c"}) == "a, b, c");
   CHECK(join({"a", "b"}, "|") == "a|b");

@@ -74,7 +74,9 @@ TEST_CASE("A missing key names the part of the file that it is missing from") {
         "a.yaml:2:5: error: missing key 'b' in 'x[0]'");
   CHECK(error_of<ConfigError>([] { yaml("x: 5\n").at("x").at("b"); }) ==
         "a.yaml:1:4: error: expected a map with key 'b', found '5'");
-  CHECK(error_of<ConfigError>([] { yaml("").at("b"); }) == "a.yaml: error: expected a map with key 'b', found nothing");
+  CHECK(error_of<ConfigError>([] { yaml("# nothing\n").keys(); }) == "a.yaml: error: the file is empty; expected a map");
+  CHECK(error_of<ConfigError>([] { yaml("x:\n").at("x").at("b"); }).ends_with("error: expected a map with key 'b', found nothing"));
+  CHECK(error_of<ConfigError>([] { yaml("").at("b"); }) == "a.yaml: error: the file is empty; expected a map with key 'b'");
 }
 
 TEST_CASE("An unknown key is an error that lists the allowed ones") {
