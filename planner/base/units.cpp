@@ -223,6 +223,9 @@ std::string format_bytes(Bytes bytes) {
 }
 std::string format_bandwidth(BytesPerSecond rate) { return format(bandwidth_kind, rate.value); }
 std::string format_duration(Seconds seconds) {
+  // Minutes would hide how far apart two steps are.
+  const double size = std::abs(seconds.value);
+  if (size >= 59.5 && size < 600.0) return fmt::format("{:.1f} s", seconds.value);
   return seconds.value == 0.0 ? "0 s" : format(duration_kind, seconds.value);
 }
 std::string format_flop_rate(FlopsPerSecond rate) { return format(flop_rate_kind, rate.value); }

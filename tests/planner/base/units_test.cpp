@@ -102,7 +102,11 @@ TEST_CASE("People see three significant digits and the fitting unit") {
   CHECK(format_duration(Seconds(0.0123)) == "12.3 ms");
   CHECK(format_duration(Seconds(0.0009996)) == "1.00 ms");
   CHECK(format_duration(Seconds(9.996)) == "10.0 s");
-  CHECK(format_duration(Seconds(90)) == "1.50 min");
+  CHECK(format_duration(Seconds(59.94)) == "59.9 s");
+  CHECK(format_duration(Seconds(90)) == "90.0 s");
+  CHECK(format_duration(Seconds(-123.44)) == "-123.4 s");
+  CHECK(format_duration(Seconds(599.9)) == "599.9 s");
+  CHECK(format_duration(Seconds(600)) == "10.0 min");
   CHECK(format_duration(Seconds(7200)) == "2.00 h");
   CHECK(format_duration(Seconds(0)) == "0 s");
   CHECK(format_flop_rate(FlopsPerSecond(989e12)) == "989 TFLOP/s");
