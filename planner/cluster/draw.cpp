@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "planner/base/text.h"
@@ -135,6 +137,27 @@ std::string describe_pairs(const NodeRoutes& routes) {
   return text;
 }
 
+// "GPUi by NICi": what is the same of every device but for its number, which is where it stands; nothing where that is not so, or of few.
+std::optional<std::string> by_number(const std::vector<std::string>& ways) {
+  constexpr std::size_t few = 4;
+  if (ways.size() <= few) return std::nullopt;
+  const auto pattern = [&](std::size_t i) {
+    const std::string number = std::to_string(i);
+    std::string text;
+    for (std::size_t at = 0; at < ways[i].size();) {
+      std::size_t end = at;
+      while (end < ways[i].size() && std::isdigit(static_cast<unsigned char>(ways[i][end]))) ++end;
+      text += end > at && ways[i].substr(at, end - at) == number ? "i" : ways[i].substr(at, std::max<std::size_t>(end - at, 1));
+      at = std::max(end, at + 1);
+    }
+    return text;
+  };
+  const std::string first = pattern(0);
+  for (std::size_t i = 1; i < ways.size(); ++i)
+    if (pattern(i) != first) return std::nullopt;
+  return fmt::format("{}, i from 0 to {}", first, ways.size() - 1);
+}
+
 std::string describe_uplinks(const NodeRoutes& routes, const Network& network) {
   if (routes.uplinks.empty() || routes.uplinks.front().empty()) return "  network   none\n";
   std::vector<std::string> ways;
@@ -144,7 +167,7 @@ std::string describe_uplinks(const NodeRoutes& routes, const Network& network) {
     ways.push_back(device_name_of(routes.node, i) + " by " + join(nics, "+"));
   }
   const std::string fabric = network.levels.empty() ? fmt::format(", {}, oversubscription {}", format_duration(network.latency), network.oversubscription) : "";
-  return fmt::format("  network   {} a node{}: {}\n", format_bandwidth(routes.network_bandwidth), fabric, join(ways));
+  return fmt::format("  network   {} a node{}: {}\n", format_bandwidth(routes.network_bandwidth), fabric, by_number(ways).value_or(join(ways)));
 }
 
 std::string describe_level(const FabricLevel& level) {

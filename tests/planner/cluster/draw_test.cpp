@@ -131,6 +131,16 @@ TEST_CASE("unlike nodes are described one kind after the other, then the network
         "  rails     a switch for each NIC of a node; traffic changes rails inside nodes where there is NVLink\n");
 }
 
+TEST_CASE("NICs of many devices are said by number where each has its own") {
+  const auto network_of = [](const char* name) {
+    const std::string text = describe(find_cluster(name, catalog, {}));
+    const std::size_t begin = text.find("  network ");
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  CHECK(network_of("gb200-nvl72").ends_with(": GPUi by NICi, i from 0 to 71"));
+  CHECK(network_of("dgx-h100").ends_with(": GPUi by NICi, i from 0 to 7"));
+}
+
 TEST_CASE("devices that were selected are named by their numbers on the machine") {
   ClusterOptions options;
   options.device_ids = {5, 2};
