@@ -37,7 +37,9 @@ Seconds computing(const StepTime& time) { return time.compute + time.recompute +
 
 Constraint binding_constraint(const Plan& plan) {
   const StepTime& time = plan.prediction.time;
-  Seconds memory = time.recompute;
+  Seconds memory;
+  // (A plan of least memory does without.)
+  if (plan.search.objective != Objective::memory) memory += time.recompute;
   if (plan.spec.zero_stage >= 2 && plan.spec.dp() > 1 && memory_share(plan) >= full_share) memory += time.data_exposed;
   return largest(computing(time).value / 2, exposed_communication(time).value / 2, time.bubble.value / 2, memory.value);
 }

@@ -131,7 +131,7 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
     }
     case Constraint::compute:
       return fmt::format("{} of the step computes{}", share(time.compute + time.recompute + time.optimizer),
-                         time.recompute.value > 0.0 ? fmt::format(", {} again what there was no room to keep", share(time.recompute)) : "");
+                         time.recompute.value > 0.0 ? fmt::format(", {} recomputes", share(time.recompute)) : "");
     case Constraint::communication: {
       const std::array parts = {std::pair{time.tensor_exposed, "tensor-parallel communication"}, std::pair{time.data_exposed, "data-parallel communication"},
                                 std::pair{time.pipeline_exposed, "transfers between stages"}};
@@ -392,11 +392,12 @@ std::string how_sure(const Plan& plan, const Reasons& reasons) {
     const std::string none = "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a plan\n";
     if (!reasons.elsewhere) return none;
     const ModelError& seen = *reasons.elsewhere;
-    return none + fmt::format("  (on other devices predictions were {:.1f} to {:.1f} % below measured steps: {} {})\n", -100.0 * seen.most, -100.0 * seen.least, seen.runs,
+    return none + fmt::format("  (on other devices predictions were {:.1f} to {:.1f} % below measured steps:\n  {} {})\n", -100.0 * seen.most, -100.0 * seen.least, seen.runs,
                               seen.source);
   }
   const ModelError& error = *reasons.error;
-  std::string text = fmt::format("how sure: predictions were {:.1f} to {:.1f} % below measured steps ({} {}),\n"
+  std::string text = fmt::format("how sure: predictions were {:.1f} to {:.1f} % below measured steps\n"
+                                 "  ({} {}),\n"
                                  "  so that plans that are predicted within {:.1f} % of one another may come out in the other order\n",
                                  -100.0 * error.most, -100.0 * error.least, error.runs, error.source, 100.0 * error.undecided());
   const RankedPlan* second = !plan.alternatives.empty() ? &plan.alternatives.front() : reasons.runner_up ? &*reasons.runner_up : nullptr;

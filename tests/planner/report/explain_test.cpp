@@ -145,7 +145,8 @@ binding constraint: compute: 65.0 % of the step computes
 runner-up: dp2 tp1 pp2 zero1 mb2 1f1b pp>dp, 11.5 s (15.00 % slower)
   against the plan: bubble +2.00 s, data-parallel communication -500 ms
   it needs 720 B of memory, the plan 640 B
-how sure: predictions were 12.0 to 20.0 % below measured steps (3 runs of a model),
+how sure: predictions were 12.0 to 20.0 % below measured steps
+  (3 runs of a model),
   so that plans that are predicted within 10.0 % of one another may come out in the other order
   the runner-up is 15.0 % slower: more than that
 
@@ -250,7 +251,7 @@ TEST_CASE("an error is told, not judged by, where it was measured on other devic
   Reasons reasons = small_reasons();
   const std::string nothing = "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a plan\n";
   reasons.elsewhere = std::exchange(reasons.error, std::nullopt);
-  CHECK(explain(small_plan(), reasons).find(nothing + "  (on other devices predictions were 12.0 to 20.0 % below measured steps: 3 runs of a model)\n\n") !=
+  CHECK(explain(small_plan(), reasons).find(nothing + "  (on other devices predictions were 12.0 to 20.0 % below measured steps:\n  3 runs of a model)\n\n") !=
         std::string::npos);
   reasons.elsewhere.reset();
   CHECK(explain(small_plan(), reasons).find(nothing + "\n") != std::string::npos);

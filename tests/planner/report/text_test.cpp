@@ -67,6 +67,9 @@ TEST_CASE("the binding constraint is what could be gained most from") {
   CHECK(binding_constraint(plan) == Constraint::memory);
   CHECK(explain(plan).find("binding constraint: memory: 23.3 % of the step recomputes activations that there is no room to keep, the peak is 90.0 % of a "
                            "device's 1000\n  B; more memory would help first\n") != std::string::npos);  // 7 of 30
+  plan.search.objective = Objective::memory;
+  CHECK(binding_constraint(plan) == Constraint::compute);
+  plan.search.objective = Objective::time;
   plan.prediction.time.recompute = Seconds(0.0);
   plan.prediction.time.data_exposed = Seconds(4.0);
   plan.prediction.time.tensor_exposed = Seconds(1.0);
