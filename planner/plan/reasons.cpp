@@ -36,6 +36,7 @@ Seconds computing(const StepTime& time) { return time.compute + time.recompute +
 }  // namespace
 
 Constraint binding_constraint(const Plan& plan) {
+  if (memory_share(plan) > 1.0) return Constraint::memory;
   const StepTime& time = plan.prediction.time;
   Seconds memory;
   // (A plan of least memory does without.)
@@ -45,6 +46,7 @@ Constraint binding_constraint(const Plan& plan) {
 }
 
 Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now) {
+  if (memory_share(plan) > 1.0) return Constraint::memory;
   const StepTime& time = plan.prediction.time;
   const Objective objective = plan.search.objective;
   std::array<double, static_cast<std::size_t>(Resource::count_)> gains{};

@@ -22,7 +22,7 @@ inline constexpr double full_share = 0.9;
 double memory_share(const Plan& plan);
 Seconds exposed_communication(const StepTime& time);
 
-// By the plan alone: what could be gained most from. Half of what computes, of what communication is waited for and of the bubble, as if
+// By the plan alone: memory, where it does not fit; else what could be gained most from. Half of what computes, of what communication is waited for and of the bubble, as if
 // devices, links or micro-batches were doubled; and of memory all that is computed again, since nothing recomputes for any other reason
 // than room, with the exposed communication of a sharding (ZeRO-2, 3) in a device that is full.
 Constraint binding_constraint(const Plan& plan);

@@ -122,6 +122,7 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
   switch (constraint) {
     case Constraint::memory: {
       std::vector<std::string> signs;
+      if (memory_share(plan) > 1.0) signs.push_back("the plan does not fit");
       if (time.recompute.value > 0.0) signs.push_back(fmt::format("{} of the step recomputes activations that there is no room to keep", share(time.recompute)));
       if (plan.spec.zero_stage >= 2 && time.data_exposed.value > 0.0)
         signs.push_back(fmt::format("{} waits for the communication of ZeRO-{}", share(time.data_exposed), plan.spec.zero_stage));
@@ -502,7 +503,9 @@ std::string families(const Plan& plan, const Reasons& reasons) {
 std::string bubble_rule(const Guide::Bubble& bubble) {
   std::string text = fmt::format("a pipeline of p = {} stages and m = {} micro-batches is idle for (p - 1) / (m + p - 1) = {:.1f} % of its time; simulated, {:.1f} % of the step waits: ",
                                  bubble.stages, bubble.micro_batches, 100.0 * bubble.closed_form, 100.0 * bubble.simulated);
-  if (bubble.micro_batches >= bubble.enough) return text + fmt::format("enough, at least 4 p = {} micro-batches", bubble.enough);
+  // Waiting beyond the closed form, which takes stages for equal, by what is worth a word.
+  const char* const unequal = bubble.simulated - bubble.closed_form > 0.05 ? ", the rest for stages that take longer" : "";
+  if (bubble.micro_batches >= bubble.enough) return text + fmt::format("enough, at least 4 p = {} micro-batches{}", bubble.enough, unequal);
   return text + fmt::format("too few; 4 p = {} micro-batches (a larger batch, smaller micro-batches or fewer data-parallel ranks) would leave {:.1f} %",
                             bubble.enough, 100.0 * bubble.closed_form_then);
 }

@@ -275,7 +275,11 @@ TEST_CASE("the model cannot tell apart what is near, on either side") {
 TEST_CASE("a bubble is judged by four micro-batches a stage") {
   Reasons reasons = small_reasons();
   reasons.guide.bubble->micro_batches = 8;
+  reasons.guide.bubble->closed_form = 1.0 / 9.0;
+  reasons.guide.bubble->simulated = 0.125;
   CHECK(explain(small_plan(), reasons).find("waits: enough, at least 4 p = 8 micro-batches\n") != std::string::npos);
+  reasons.guide.bubble->simulated = 0.2;
+  CHECK(explain(small_plan(), reasons).find("waits: enough, at least 4 p = 8 micro-batches, the rest for stages that take longer\n") != std::string::npos);
 }
 
 TEST_CASE("of a long pipeline like neighbours share a row, and the ends are shown with the stage that computes or holds most") {

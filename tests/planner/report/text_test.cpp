@@ -81,6 +81,15 @@ TEST_CASE("the binding constraint is what could be gained most from") {
   CHECK(binding_constraint(plan) == Constraint::compute);
 }
 
+TEST_CASE("memory binds a plan that does not fit") {
+  Plan plan = small_plan();
+  plan.prediction.memory.activations = Bytes(940);  // 1500 of 1000
+  CHECK(binding_constraint(plan) == Constraint::memory);
+  CHECK(binding_constraint(plan, {}, {.spec = plan.spec, .result = plan.prediction}) == Constraint::memory);
+  CHECK(explain(plan).find("binding constraint: memory: the plan does not fit, the peak is 150.0 % of a device's 1000 B; more memory would help first\n") !=
+        std::string::npos);
+}
+
 TEST_CASE("with variations to twice of everything the binding constraint is what gains most") {
   // 6.5 s of 10 compute, 2 s are bubble, 1.5 s are waited for communication.
   const Plan plan = small_plan();
