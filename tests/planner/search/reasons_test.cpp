@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "models/families.h"
@@ -276,6 +277,29 @@ TEST_CASE("the reasons of a plan with another objective count by it") {
       REQUIRE(variation.best);
       CHECK(!better(of(variation.plan.plan), of(*variation.best), 1e-9));
     }
+  }
+}
+
+TEST_CASE("of layouts that differ in the order of axes alone and take as long, the plan is the best of its family") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
+  request.layout.dp = 2;
+  request.layout.pp = 2;
+  for (const std::array<Axis, 3>& order : {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::dp, Axis::pp, Axis::tp}}) {
+    request.layout.order = order;
+    SuggestResult found = suggest(request);
+    REQUIRE(found.plan);
+    Plan& plan = *found.plan;
+    plan.alternatives.clear();
+    plan.prediction.time.compute *= 1.0 + 1e-12;  // sums of the same parts in another order
+    const Reasons reasons = find_reasons(graph, plan, {});
+    const auto own = std::ranges::find_if(reasons.families, &FamilyBest::of_the_plan);
+    REQUIRE(own != reasons.families.end());
+    CHECK(own->best->plan.spec == plan.spec);
+    REQUIRE(reasons.runner_up);
+    ParallelSpec same_order = reasons.runner_up->spec;
+    same_order.mesh.order = order;
+    CHECK(same_order != plan.spec);
   }
 }
 
