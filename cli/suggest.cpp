@@ -85,8 +85,9 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
     if (result.plan) {
       fmt::print(terminal.out, "\n{}\n{}\n", write_table(*result.plan), explain_search(result.counts));
       for (const std::string& note : result.plan->notes) fmt::print(terminal.out, "note: {}\n", note);
-      if (arguments.plan_file.empty()) fmt::print(terminal.out, "\nwrite     it with -o {}, and then\n{}", plan_file, write_launch_line(launch_line(*result.plan, plan_file)));
-      else fmt::print(terminal.out, "\n{}", write_launch_line(launch_line(*result.plan, plan_file)));
+      const LaunchLine line = launch_line(*result.plan, plan_file);
+      const bool to_be_written = arguments.plan_file.empty() && !line.commands.empty();
+      fmt::print(terminal.out, "\n{}{}", to_be_written ? fmt::format("write     it with -o {}, and then\n", plan_file) : "", write_launch_line(line));
       fmt::print(terminal.out, "\n{}", arguments.output.verbose ? explain(*result.plan) : explain_briefly(*result.plan));
     }
   } else if (talks) {

@@ -124,6 +124,20 @@ TEST_CASE("a given layout fixes that part of the search") {
   }
 }
 
+TEST_CASE("suggest says how to start a plan that is there, and how to write it where it is not") {
+  const Folder folder;
+  const std::string unwritten = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet"}).out;
+  CHECK(unwritten.find("\nwrite     it with -o plan.yaml, and then\nstart     parplan run plan.yaml\n") != std::string::npos);
+  const std::string written = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet", "-o", folder.path("p.yaml")}).out;
+  CHECK(written.find("\n\nstart     parplan run " + folder.path("p.yaml") + "\n") != std::string::npos);
+  CHECK(written.find("\nwrite ") == std::string::npos);
+}
+
+TEST_CASE("all of the memory is no limit") {
+  CHECK(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "100%"}).err.find("memory limited") == std::string::npos);
+  CHECK(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "99%"}).err.find("memory limited") != std::string::npos);
+}
+
 TEST_CASE("exit code 1, no plans and what would make it fit where memory is short") {
   // The libraries take 16 MiB, 16,777,216 bytes of it.
   const std::vector<std::string> arguments{"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "16780 kB", "--json", "-"};

@@ -96,6 +96,52 @@ TEST_CASE("a price in the cluster's file counts, --price goes before it, and sug
   check({"--price", "7.2 USD"}, 7.2, "USD");
 }
 
+TEST_CASE("where a group has no price a plan that uses it has neither cost nor currency, and a note names the group") {
+  const Folder folder;
+  const std::string mixed = folder.write("mixed.yaml",
+                                         "name: mixed\ngroups:\n"
+                                         "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}, nodes: 1, price: 2 USD}\n"
+                                         "  - {device: v100-sxm2-32gb, node: {devices: 8, intra: nvlink_mesh, bandwidth: 40 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 1}\n"
+                                         "network: {latency: 1 us}\n");
+  const std::string missing =
+      "no price is known of v100-sxm2-32gb (1 node), so that plans with devices of it have no cost: give its group a 'price', or all devices one with --price";
+  for (const char* command : {"suggest", "sweep"}) {
+    std::vector<std::string> arguments{command, "gpt2", "--cluster", mixed, "--max-candidates", "2", "--dp", "16", "--json"};
+    const Called of_all = call(arguments);
+    CHECK(of_all.err.find("note: mixed: " + missing + "\n") != std::string::npos);
+    const Json row = Json::parse(of_all.out).at(command == std::string("sweep") ? "rows" : "plans").at(0);
+    CHECK(row.at("devices") == 16);
+    CHECK(row.at("cost_per_step").is_null());
+    CHECK(row.at("currency").is_null());
+  }
+  // Of the first group alone all is known.
+  const Called of_first = call({"suggest", "gpt2", "--cluster", mixed, "--devices", "8", "--max-candidates", "2", "--json"});
+  CHECK(of_first.err.find("no price is known") == std::string::npos);
+  const Json row = Json::parse(of_first.out).at("plans").at(0);
+  CHECK(row.at("cost_per_step").is_number());
+  CHECK(row.at("currency") == "USD");
+}
+
+TEST_CASE("a sweep's table says what was swept, and notes what is in it alone") {
+  const auto notes = [](const std::string& out) {
+    std::string all;
+    for (const char* word : {"energy is", "knee is", "no knee", "pareto weighs", "days are"})
+      if (out.find(std::string("\nnote: ") + word) != std::string::npos) all += std::string(all.empty() ? "" : ", ") + word;
+    return all;
+  };
+  const std::string one = call({"sweep", "gpt2", "--cluster", "dgx-a100", "--max-candidates", "2", "--quiet"}).out;
+  CHECK(one.find("\ncluster   dgx-a100 of a100-sxm4-80gb: 1 point\n") != std::string::npos);
+  CHECK(notes(one) == "pareto weighs");
+  const std::string several = call({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h100", "--devices", "1,2,4", "--global-batch", "8,16", "--tokens", "1B", "--max-candidates", "2",
+                                    "--quiet"}).out;
+  CHECK(several.find("\ncluster   dgx-a100 of a100-sxm4-80gb and dgx-h100 of h100-sxm-80gb: 12 points\ntraining  global batch 8 and 16, sequence length 1024 (default), ") !=
+        std::string::npos);
+  CHECK(notes(several).starts_with("energy is, knee is, "));
+  const Called nothing = call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--memory-limit", "1 MB", "--quiet"});
+  CHECK(nothing.code == 1);
+  CHECK(nothing.out.find("\nnote: ") == std::string::npos);
+}
+
 TEST_CASE("a plan is simulated at another price") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
