@@ -42,6 +42,16 @@ struct Job {
   }
 };
 
+TEST_CASE("a standard output that is full or closed fails, and no file that is written gets what it was to have") {
+  const Folder folder;
+  CHECK(shell(fmt::format("{} --help > /dev/full", PARPLAN_BINARY)).out == "error: cannot write to standard output: No space left on device\n");
+  const Called closed = shell(fmt::format("{} topology {} --quiet --json {} >&-", PARPLAN_BINARY, cpu_8, folder.path("a.json")));
+  CHECK(closed.code == 1);
+  CHECK(closed.out == "error: cannot write to standard output: Bad file descriptor\n");
+  CHECK(folder.read("a.json").starts_with("{\n  \"schema\": "));
+  CHECK(folder.read("a.json").ends_with("}\n"));
+}
+
 TEST_CASE("what all processes refuse is said once") {
   const Job job;
   const Called missing = job.run("/nowhere/plan.yaml", "/nowhere/plan.yaml");
