@@ -67,16 +67,6 @@ int fewest_per_node(const Cluster& cluster) {
   return fewest;
 }
 
-Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {
-  return row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
-}
-
-std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh) {
-  std::vector<CostModel> models;
-  for (int stage = 0; stage < mesh.degree_of(Axis::pp); ++stage) models.push_back(cost_model(networks, mesh, stage));
-  return models;
-}
-
 StepDetails details_of(const OpGraph& graph, NetworkCache& networks, const Plan& plan) {
   const Job job{.graph = &graph, .training = plan.training, .spec = plan.spec, .placements = plan.placements, .schedule = plan.schedule,
                 .backend = plan.cluster.backend(), .overhead = memory_overhead(plan.cluster)};

@@ -21,10 +21,6 @@ ModelSummary summarise(const SuggestRequest& request) {
           .flops_per_sample = model_flops_per_sample(*request.graph)};
 }
 
-Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {
-  return row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
-}
-
 // Everything of a plan but its result.
 Plan complete(const SuggestRequest& request, const ParallelSpec& spec) {
   Plan plan;

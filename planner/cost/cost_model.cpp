@@ -90,6 +90,12 @@ CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int stage) 
   return cost_model(networks, mesh, stage);
 }
 
+std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh) {
+  std::vector<CostModel> models;
+  for (int stage = 0; stage < mesh.degree_of(Axis::pp); ++stage) models.push_back(cost_model(networks, mesh, stage));
+  return models;
+}
+
 Bytes communicated_bytes(const Instruction& instruction) {
   std::int64_t bytes = 0;
   for (const Operand& operand : instruction.operands) bytes = std::max(bytes, operand.bytes);

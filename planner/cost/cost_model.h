@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <vector>
 
 #include "planner/cluster/cluster.h"
 #include "planner/cluster/mesh.h"
@@ -50,6 +51,8 @@ class NetworkCache {
 // one to the other; tied what the first and the last stage see.
 CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int stage);
 CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int stage);
+// Of all stages of the mesh, the first stage first.
+std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh);
 
 // Bytes of the whole buffer that a communication is about (collective.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);

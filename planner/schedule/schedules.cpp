@@ -26,4 +26,8 @@ const ScheduleRow& row_of(ScheduleKind kind) {
   assertion_failed("every schedule has a row", __FILE__, __LINE__, fmt::format("schedule {}", static_cast<int>(kind)));
 }
 
+Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {
+  return row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
+}
+
 }  // namespace parplan

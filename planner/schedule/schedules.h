@@ -25,5 +25,7 @@ struct ScheduleRow {
 
 std::span<const ScheduleRow> schedule_rows();
 const ScheduleRow& row_of(ScheduleKind kind);
+// What every stage of a layout does in one step of a training: its schedule's actions for its stages and micro-batches.
+Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training);
 
 }  // namespace parplan

@@ -102,9 +102,7 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
 
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec,
                          const Placements& placements, const Schedule& schedule, Timeline* timeline) {
-  std::vector<CostModel> models;
-  for (int stage = 0; stage < spec.pp(); ++stage) models.push_back(cost_model(networks, spec.mesh, stage));
-  return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule, models, timeline);
+  return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule, cost_models(networks, spec.mesh), timeline);
 }
 
 namespace {
@@ -138,10 +136,6 @@ void in_parallel(int threads, std::size_t items, const std::function<void(int th
 RankedPlan estimated(const Candidate& candidate) {
   const Estimate& estimate = candidate.estimate;
   return {candidate.spec, {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
-}
-
-Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {
-  return row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
 }
 
 // What decides what a candidate takes.
@@ -237,11 +231,6 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
   const auto place = [](const Ranked& one) { return std::pair(one.score, one.index); };
   const auto cannot_win = [&](const Score& bound) { return static_cast<int>(best.size()) >= options.top && bound >= best.back().score; };
   std::vector<Work> known;
-  const auto work_of = [&](const ParallelSpec& spec) {
-    Work work{.spec = spec, .models = {}};
-    for (int stage = 0; stage < spec.pp(); ++stage) work.models.push_back(cost_model(makers.front()->estimator().networks(), spec.mesh, stage));
-    return work;
-  };
   std::size_t next = 0;
   std::int64_t simulated = 0;
   // Batches do not depend on the number of threads: as many as are still missing to the best `top`, then few.
@@ -257,7 +246,8 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
     };
     std::vector<Turn> jobs;
     for (; next < order.size() && jobs.size() < room && !cannot_win(order[next].first); ++next) {
-      Work work = work_of(candidates[order[next].second].spec);
+      const ParallelSpec& spec = candidates[order[next].second].spec;
+      Work work{.spec = spec, .models = cost_models(makers.front()->estimator().networks(), spec.mesh)};
       if (std::ranges::any_of(known, [&](const Work& other) { return equal_work(work, other); })) {
         ++result.counts.simulated;
         continue;
