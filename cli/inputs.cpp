@@ -52,7 +52,7 @@ std::string describe_groups(const Cluster& cluster) {
 DataType default_precision(const Cluster& cluster) {
   if (!is_accelerator(cluster.backend())) return DataType::fp32;
   for (const DataType half : {DataType::bf16, DataType::fp16})
-    if (std::ranges::all_of(cluster.groups, [&](const NodeGroup& group) { return has_units(group.device, half); })) return half;
+    if (has_units(cluster, half)) return half;
   return DataType::fp32;
 }
 

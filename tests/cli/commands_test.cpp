@@ -138,6 +138,20 @@ TEST_CASE("all of the memory is no limit") {
   CHECK(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "99%"}).err.find("memory limited") != std::string::npos);
 }
 
+TEST_CASE("of unlike devices each kind is limited by itself") {
+  const Folder folder;
+  const std::string cluster = folder.write("unlike.yaml",
+                                           "name: unlike\ngroups:\n"
+                                           "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}, nodes: 1}\n"
+                                           "  - {device: v100-sxm2-16gb, node: {devices: 8, intra: nvlink_mesh, bandwidth: 20 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 1}\n"
+                                           "network: {latency: 1 us}\n");
+  const auto said = [&](const std::string& limit) { return call({"suggest", "gpt2", "--cluster", cluster, "--memory-limit", limit, "--top", "1"}).err; };
+  CHECK(said("50%").find("memory limited to 7.89 GiB to 39.6 GiB of a device's 15.8 GiB to 79.1 GiB") != std::string::npos);
+  CHECK(said("40 GiB").find("memory limited to 15.8 GiB to 40.0 GiB of a device's 15.8 GiB to 79.1 GiB") != std::string::npos);
+  CHECK(said("10 GiB").find("memory limited to 10.0 GiB of a device's 15.8 GiB to 79.1 GiB") != std::string::npos);
+  CHECK(said("80 GiB").find("--memory-limit: a device of cluster 'unlike' has 15.8 GiB to 79.1 GiB, found 80.0 GiB; give less, or a percentage") != std::string::npos);
+}
+
 TEST_CASE("exit code 1, no plans and what would make it fit where memory is short") {
   // The libraries take 16 MiB, 16,777,216 bytes of it.
   const std::vector<std::string> arguments{"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "16780 kB", "--json", "-"};
