@@ -94,7 +94,7 @@ FlopsPerSecond parse_flop_rate(std::string_view text);
 Watts parse_power(std::string_view text);
 
 // For people: three significant digits and the fitting unit ("1.50 GiB", "450 GB/s", "12.3 ms", "989 TFLOP/s",
-// "700 W").
+// "700 W"); durations of a minute to ten in seconds with one decimal ("87.1 s").
 std::string format_bytes(Bytes bytes);
 std::string format_bandwidth(BytesPerSecond rate);
 std::string format_duration(Seconds seconds);

@@ -49,6 +49,12 @@ search: 12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower
 )");
 }
 
+TEST_CASE("the counts of a search add up, with what was not simulated where it ended before") {
+  const SearchCounts ended{.candidates = 12, .infeasible_memory = 3, .pruned_by_bound = 5, .simulated = 1, .seconds = 0.25, .certified = false, .gap = 0.074};
+  CHECK(explain_search(ended) ==
+        "12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower bound, 1 simulated, 3 not simulated; gap: at most 7.4 % faster may be left");
+}
+
 TEST_CASE("the binding constraint is what could be gained most from") {
   Plan plan = small_plan();
   CHECK(binding_constraint(plan) == Constraint::compute);  // 3.25 s of 10
