@@ -37,26 +37,32 @@ constexpr std::array family_table = {
     LayoutFamily{"pipeline x data parallel", Degree::several, Degree::one, Degree::several, {}},
     LayoutFamily{"tensor parallel inside nodes x pipeline", Degree::one, Degree::inside_node, Degree::several, {}},
     LayoutFamily{"tensor parallel inside nodes x pipeline x data parallel", Degree::several, Degree::inside_node, Degree::several, {}},
-    LayoutFamily{"tensor parallel across nodes", Degree::any, Degree::beyond_node, Degree::any, {}},
+    LayoutFamily{"tensor parallel across nodes", Degree::any, Degree::across_nodes, Degree::any, {}},
 };
 
-bool matches(Degree wanted, int degree, int devices_per_node) {
+bool matches(Degree wanted, int degree, bool is_inside) {
   switch (wanted) {
     case Degree::one: return degree == 1;
     case Degree::several: return degree > 1;
-    case Degree::inside_node: return degree > 1 && degree <= devices_per_node;
-    case Degree::beyond_node: return degree > devices_per_node;
+    case Degree::inside_node: return degree > 1 && is_inside;
+    case Degree::across_nodes: return degree > 1 && !is_inside;
     case Degree::any: return true;
   }
   return false;
 }
 
-// Whether so many devices can be spread so at all, whatever the model says.
-bool is_possible(const LayoutFamily& family, int devices, int devices_per_node) {
+// Groups of `tp` neighbours on all of so many devices that they divide.
+DeviceMesh neighbours_mesh(int devices, int tp) { return {.degree = {1, devices / tp, tp}, .order = {Axis::pp, Axis::dp, Axis::tp}}; }
+
+bool tensor_inside_nodes(const DeviceMesh& mesh, NetworkCache& networks) { return networks.group(mesh, Axis::tp).nodes == 1; }
+
+// Whether so many devices can be spread so at all, whatever the model says. Neighbours are the likeliest to lie inside nodes; all devices
+// as one group lie across nodes where any do.
+bool is_possible(const LayoutFamily& family, int devices, NetworkCache& networks) {
   for (int tp = 1; tp <= devices; ++tp) {
-    if (devices % tp != 0 || !matches(family.tp, tp, devices_per_node)) continue;
+    if (devices % tp != 0 || !matches(family.tp, tp, tensor_inside_nodes(neighbours_mesh(devices, tp), networks))) continue;
     for (int pp = 1; pp <= devices / tp; ++pp)
-      if (devices / tp % pp == 0 && matches(family.pp, pp, devices_per_node) && matches(family.dp, devices / tp / pp, devices_per_node)) return true;
+      if (devices / tp % pp == 0 && matches(family.pp, pp, false) && matches(family.dp, devices / tp / pp, false)) return true;
   }
   return false;
 }
@@ -73,11 +79,6 @@ StepDetails details_of(const OpGraph& graph, NetworkCache& networks, const Plan&
   StepDetails details;
   simulate(lower_representatives(job), cost_models(networks, plan.spec.mesh), nullptr, &details);
   return details;
-}
-
-Rival rival(const Cluster& cluster, RankedPlan plan) {
-  const Bytes capacity = memory_capacity(cluster, plan.spec.mesh, plan.result.memory_stage);
-  return {.plan = std::move(plan), .capacity = capacity};
 }
 
 // All that a reason is found from.
@@ -181,8 +182,10 @@ std::optional<Guide::LargestBlock> block_beyond_a_device(const Inquiry& inquiry)
     const Bytes state = use.parameters + use.gradients + use.optimizer;
     if (state > largest.state) largest = {.block = block.name, .state = state, .capacity = {}};
   }
-  largest.capacity = memory_capacity(plan.cluster, plan.spec.mesh, 0);
-  if (largest.state + memory_overhead(plan.cluster) <= largest.capacity) return std::nullopt;
+  for (const NodeGroup& group : plan.cluster.groups) {
+    if (largest.state + group.device.memory_overhead <= group.device.memory_capacity) return std::nullopt;
+    largest.capacity = std::max(largest.capacity, group.device.memory_capacity);
+  }
   return largest;
 }
 
@@ -207,38 +210,66 @@ std::optional<Rival> best_among(const Inquiry& inquiry, CandidateMaker& maker, c
     return rival(networks.cluster(), {.spec = std::move(smallest->spec),
                                       .result = {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}});
   }
-  const auto bound = [&](const Candidate& candidate) {
-    return score(inquiry.objective(), networks.cluster(), candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory);
-  };
+  const auto counted = [&](const ParallelSpec& spec, Seconds time, const MemoryUse& memory) { return score(inquiry.objective(), networks.cluster(), spec, time, memory); };
+  const auto bound = [&](const Candidate& candidate) { return counted(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory); };
+  const auto score_of = [&](const RankedPlan& plan) { return counted(plan.spec, plan.result.time.total(), plan.result.memory); };
   std::ranges::stable_sort(fitting, {}, bound);
   std::optional<RankedPlan> best;
   std::int64_t simulated = 0;
   for (const Candidate& candidate : fitting) {
-    if (simulated++ == inquiry.options.most_simulated || (best && bound(candidate) >= inquiry.score_of(*best))) break;
+    if (simulated++ == inquiry.options.most_simulated || (best && bound(candidate) >= score_of(*best))) break;
     RankedPlan plan = inquiry.simulated(networks, inquiry.plan.training, candidate.spec);
-    if (!best || inquiry.score_of(plan) < inquiry.score_of(*best)) best = std::move(plan);
+    if (!best || score_of(plan) < score_of(*best)) best = std::move(plan);
   }
   return rival(networks.cluster(), std::move(*best));
 }
 
 std::optional<Guide::BeyondNode> tensor_beyond_a_node(const Inquiry& inquiry, CandidateMaker& maker) {
   const Cluster& cluster = inquiry.plan.cluster;
+  NetworkCache& networks = maker.estimator().networks();
   const int inside = fewest_per_node(cluster);
   const int devices = inquiry.plan.spec.mesh.size();
-  if (cluster.nodes() < 2 || inside < 2 || devices % (2 * inside) != 0) return std::nullopt;
-  const auto ring = [&](int tp) {
-    DeviceMesh mesh;
-    mesh.degree = {1, devices / tp, tp};
-    return group_network(cluster, mesh, Axis::tp).ring_bandwidth;
-  };
+  if (inside < 2) return std::nullopt;
+  const auto ring = [&](int tp) { return networks.group(neighbours_mesh(devices, tp), Axis::tp).ring_bandwidth; };
+  std::vector<ParallelSpec> specs;
+  for (int tp = inside + 1; tp <= devices; ++tp) {
+    if (devices % tp != 0 || tensor_inside_nodes(neighbours_mesh(devices, tp), networks)) continue;
+    LayoutRequest layout;
+    layout.tp = tp;
+    std::ranges::move(enumerate_specs(inquiry.graph, inquiry.plan.training, devices, layout), std::back_inserter(specs));
+  }
   inquiry.say("tensor parallelism beyond a node");
-  LayoutRequest layout;
-  layout.tp = 2 * inside;
-  const std::optional<Rival> best = best_among(inquiry, maker, enumerate_specs(inquiry.graph, inquiry.plan.training, devices, layout));
+  const std::optional<Rival> best = best_among(inquiry, maker, specs);
   if (!best) return std::nullopt;
-  const Guide::BeyondNode found{.inside_ranks = inside, .inside = ring(inside), .across_ranks = 2 * inside, .across = ring(2 * inside), .best = *best};
+  const int across = best->plan.spec.tp();
+  const Guide::BeyondNode found{.inside_ranks = inside, .inside = ring(inside), .across_ranks = across, .across = ring(across), .best = *best};
   const bool slower = !best->fits() || best->plan.result.time.total() > inquiry.plan.prediction.time.total();
   return found.across < found.inside && slower ? std::optional(found) : std::nullopt;
+}
+
+// The best on one device of any kind: each kind is asked by itself. Where none has room, the kind that lacks least of what it has.
+std::optional<Guide::OneDevice> on_one_device(const Inquiry& inquiry) {
+  inquiry.say("one device");
+  const std::vector<ParallelSpec> specs = enumerate_specs(inquiry.graph, inquiry.plan.training, 1, {});
+  const auto rank = [&](const Guide::OneDevice& one) {
+    const RankedPlan& plan = one.least.plan;
+    if (one.least.fits()) return std::pair(false, score(inquiry.objective(), one.cluster, plan.spec, plan.result.time.total(), plan.result.memory));
+    return std::pair(true, Score{static_cast<double>(plan.result.memory.peak().count) / static_cast<double>(one.least.capacity.count), 0.0});
+  };
+  std::optional<Guide::OneDevice> best;
+  const std::vector<NodeGroup>& groups = inquiry.plan.cluster.groups;
+  for (auto group = groups.begin(); group != groups.end(); ++group) {
+    if (std::any_of(groups.begin(), group, [&](const NodeGroup& before) { return before.device == group->device; })) continue;
+    Cluster alone = inquiry.plan.cluster;
+    alone.groups = {*group};
+    alone.groups.front().nodes = 1;
+    CandidateMaker maker(inquiry.graph, alone, inquiry.plan.training);
+    std::optional<Rival> least = best_among(inquiry, maker, specs);
+    if (!least) continue;
+    Guide::OneDevice one{.cluster = std::move(alone), .least = std::move(*least)};
+    if (!best || rank(one) < rank(*best)) best = std::move(one);
+  }
+  return best;
 }
 
 Guide find_guide(const Inquiry& inquiry, CandidateMaker& maker, const std::vector<Neighbour>& neighbours) {
@@ -261,8 +292,7 @@ Guide find_guide(const Inquiry& inquiry, CandidateMaker& maker, const std::vecto
                     .simulated = own.time.bubble / own.time.total(), .enough = 4 * plan.spec.pp(),
                     .closed_form_then = static_cast<double>(plan.spec.pp() - 1) / static_cast<double>(5 * plan.spec.pp() - 1)};
   if (!inquiry.options.searches) return guide;
-  inquiry.say("one device");
-  if (std::optional<Rival> least = best_among(inquiry, maker, enumerate_specs(inquiry.graph, plan.training, 1, {}))) guide.one_device = {.least = std::move(*least)};
+  guide.one_device = on_one_device(inquiry);
   guide.beyond_node = tensor_beyond_a_node(inquiry, maker);
   return guide;
 }
@@ -271,20 +301,20 @@ Guide find_guide(const Inquiry& inquiry, CandidateMaker& maker, const std::vecto
 
 std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& maker) {
   const Plan& plan = inquiry.plan;
-  const int inside = fewest_per_node(plan.cluster);
+  NetworkCache& networks = maker.estimator().networks();
   // One device has no families: then those of all, which the plan leaves idle.
   const int devices = plan.spec.mesh.size() > 1 ? plan.spec.mesh.size() : plan.cluster.devices();
   const std::vector<ParallelSpec> specs = enumerate_specs(inquiry.graph, plan.training, devices, {});
   std::vector<FamilyBest> families;
   for (const LayoutFamily& family : layout_families()) {
-    if (!is_possible(family, devices, inside)) continue;
+    if (!is_possible(family, devices, networks)) continue;
     inquiry.say(fmt::format("best plan of: {}", family.name));
     std::vector<ParallelSpec> own;
-    std::ranges::copy_if(specs, std::back_inserter(own), [&](const ParallelSpec& spec) { return belongs(family, spec, inside); });
-    FamilyBest best{.family = family.name, .best = best_among(inquiry, maker, own), .of_the_plan = belongs(family, plan.spec, inside)};
+    std::ranges::copy_if(specs, std::back_inserter(own), [&](const ParallelSpec& spec) { return belongs(family, spec, networks); });
+    FamilyBest best{.family = family.name, .best = best_among(inquiry, maker, own), .of_the_plan = belongs(family, plan.spec, networks)};
     // What the plan's own search found counts too: it looked longer.
     const auto offer = [&](const RankedPlan& one) {
-      if (!belongs(family, one.spec, inside) || one.spec.mesh.size() != devices) return;
+      if (one.spec.mesh.size() != devices || !belongs(family, one.spec, networks)) return;
       Rival known = rival(plan.cluster, one);
       if (known.fits() && (!best.best || !best.best->fits() || !better(inquiry.score_of(best.best->plan), inquiry.score_of(one), noise))) best.best = std::move(known);
     };
@@ -326,14 +356,15 @@ std::optional<ChangedBatch> changed_batch(const Plan& plan, double factor) {
 
 // The plan as it stands when things are otherwise.
 struct Circumstances {
-  Cluster cluster;
   TrainingSpec training;
   Variation variation;
 };
 std::optional<Circumstances> changed(const Inquiry& inquiry, Resource resource, double factor) {
   const Plan& plan = inquiry.plan;
   inquiry.say(fmt::format("{} x {:.2g}", name(resource), factor));
-  Circumstances then{.cluster = varied(plan.cluster, resource, factor), .training = plan.training, .variation = {}};
+  Circumstances then{.training = plan.training, .variation = {}};
+  then.variation.resource = resource;
+  then.variation.cluster = varied(plan.cluster, resource, factor);
   ParallelSpec spec = plan.spec;
   if (resource == Resource::global_batch) {
     const std::optional<ChangedBatch> batch = changed_batch(plan, factor);
@@ -342,9 +373,10 @@ std::optional<Circumstances> changed(const Inquiry& inquiry, Resource resource, 
     spec.micro_batch = batch->micro_batch;
     factor = static_cast<double>(batch->global_batch) / static_cast<double>(plan.training.global_batch);
   }
-  NetworkCache networks(then.cluster);
-  then.variation = {.resource = resource, .factor = factor, .global_batch = then.training.global_batch,
-                    .plan = rival(then.cluster, inquiry.simulated(networks, then.training, spec)), .best = {}, .changes = false};
+  NetworkCache networks(then.variation.cluster);
+  then.variation.factor = factor;
+  then.variation.global_batch = then.training.global_batch;
+  then.variation.plan = rival(then.variation.cluster, inquiry.simulated(networks, then.training, spec));
   return then;
 }
 
@@ -358,12 +390,14 @@ void choose(const Inquiry& inquiry, const SearchResult& found, Variation& variat
     if (variation.changes) variation.best = best;
   }
   if (!variation.changes && fits) variation.best = own;
+  // That nothing fits needs no simulation.
+  variation.certified = found.plans.empty() || found.counts.certified;
 }
 
 std::optional<Variation> vary(const Inquiry& inquiry, Resource resource, double factor) {
   std::optional<Circumstances> then = changed(inquiry, resource, factor);
   if (!then) return std::nullopt;
-  choose(inquiry, inquiry.searched(then->cluster, then->training, 1), then->variation);
+  choose(inquiry, inquiry.searched(then->variation.cluster, then->training, 1), then->variation);
   return std::move(then->variation);
 }
 
@@ -371,7 +405,7 @@ std::optional<Variation> vary(const Inquiry& inquiry, Resource resource, double 
 std::optional<Variation> vary_best_of_all(const Inquiry& inquiry, Resource resource, double factor) {
   if (resource != Resource::memory || factor > 1.0) return vary(inquiry, resource, factor);
   std::optional<Circumstances> then = changed(inquiry, resource, factor);
-  choose(inquiry, then->variation.plan.fits() ? SearchResult{} : inquiry.searched(then->cluster, then->training, 1), then->variation);
+  choose(inquiry, then->variation.plan.fits() ? SearchResult{} : inquiry.searched(then->variation.cluster, then->training, 1), then->variation);
   return std::move(then->variation);
 }
 
@@ -409,10 +443,9 @@ std::optional<ModelError> model_error(const Cluster& cluster) {
 
 std::span<const LayoutFamily> layout_families() { return family_table; }
 
-bool belongs(const LayoutFamily& family, const ParallelSpec& spec, int devices_per_node) {
-  const bool tensor_neighbours = family.tp != Degree::inside_node || spec.mesh.stride_of(Axis::tp) == 1;
-  return matches(family.dp, spec.dp(), devices_per_node) && matches(family.tp, spec.tp(), devices_per_node) &&
-         matches(family.pp, spec.pp(), devices_per_node) && tensor_neighbours && (!family.zero_stage || spec.zero_stage == *family.zero_stage);
+bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks) {
+  return matches(family.dp, spec.dp(), false) && matches(family.pp, spec.pp(), false) && (!family.zero_stage || spec.zero_stage == *family.zero_stage) &&
+         matches(family.tp, spec.tp(), tensor_inside_nodes(spec.mesh, networks));
 }
 
 Cluster varied(Cluster cluster, Resource resource, double factor) {
@@ -462,8 +495,8 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
     reasons.families = find_families(inquiry, maker);
     inquiry.say("the whole space");
     now = inquiry.searched(plan.cluster, plan.training, 2);
-    Variation as_it_is{.resource = Resource::compute, .factor = 1.0, .global_batch = plan.training.global_batch,
-                       .plan = rival(plan.cluster, {.spec = plan.spec, .result = plan.prediction}), .best = {}, .changes = false};
+    Variation as_it_is{.resource = Resource::compute, .factor = 1.0, .global_batch = plan.training.global_batch, .cluster = plan.cluster,
+                       .plan = rival(plan.cluster, {.spec = plan.spec, .result = plan.prediction}), .best = {}};
     choose(inquiry, now, as_it_is);
     const auto change = now.counts.certified && !as_it_is.changes ? vary_best_of_all : vary;
     const auto has = [&](Resource resource) { return resource != Resource::network || plan.cluster.nodes() > 1; };

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "planner/cost/cost_model.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/reasons.h"
@@ -27,15 +28,15 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
 // From published runs in tests/data/published, which a test simulates anew. They are of one kind of GPU: nothing for a cluster of others.
 std::optional<ModelError> model_error(const Cluster& cluster);
 
-// A family of layouts as degrees: each of one, of several, or of several up to the devices of a node.
-enum class Degree { one, several, inside_node, beyond_node, any };
+// A family of layouts as degrees: each of one or of several; of several whose groups lie inside a node each, or of which one lies across nodes.
+enum class Degree { one, several, inside_node, across_nodes, any };
 struct LayoutFamily {
   std::string_view name;
   Degree dp{}, tp{}, pp{};
   std::optional<int> zero_stage;
 };
 std::span<const LayoutFamily> layout_families();
-bool belongs(const LayoutFamily& family, const ParallelSpec& spec, int devices_per_node);
+bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks);
 
 // The cluster with more or less of one resource: devices that compute `factor` times as fast (every kernel takes 1 / factor of its time),
 // links that carry, or memory that holds, `factor` times as much.

@@ -21,6 +21,11 @@ double memory_share(const Plan& plan) {
   return static_cast<double>(plan.prediction.memory.peak().count) / static_cast<double>(capacity.count);
 }
 
+Rival rival(const Cluster& cluster, RankedPlan plan) {
+  const Bytes capacity = memory_capacity(cluster, plan.spec.mesh, plan.result.memory_stage);
+  return {.plan = std::move(plan), .capacity = capacity};
+}
+
 Seconds exposed_communication(const StepTime& time) { return time.tensor_exposed + time.data_exposed + time.pipeline_exposed; }
 
 namespace {
@@ -67,9 +72,11 @@ Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice
                  std::min(of(Resource::global_batch), 0.5 * (time.bubble / time.total())), of(Resource::memory));
 }
 
-double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result) {
-  const auto of = [&](const ParallelSpec& s, const StepResult& r) { return score(plan.search.objective, plan.cluster, s, r.time.total(), r.memory).first; };
-  return of(spec, result) / of(plan.spec, plan.prediction) - 1.0;
+double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result) { return excess(plan, plan.cluster, spec, result); }
+
+double excess(const Plan& plan, const Cluster& cluster, const ParallelSpec& spec, const StepResult& result) {
+  const auto of = [&](const Cluster& c, const ParallelSpec& s, const StepResult& r) { return score(plan.search.objective, c, s, r.time.total(), r.memory).first; };
+  return of(cluster, spec, result) / of(plan.cluster, plan.spec, plan.prediction) - 1.0;
 }
 
 const Variation* relaxed(const Reasons& reasons) {

@@ -33,6 +33,7 @@ struct Rival {
   Bytes capacity;  // of the devices of the stage that needs most
   bool fits() const { return plan.result.memory.peak() <= capacity; }
 };
+Rival rival(const Cluster& cluster, RankedPlan plan);  // on this cluster
 
 // The best of a family of layouts: a part of the search space that people know by name.
 struct FamilyBest {
@@ -50,9 +51,11 @@ struct Variation {
   Resource resource{};
   double factor = 1.0;        // of what there is now
   std::int64_t global_batch = 0;
+  Cluster cluster = {};       // as changed
   Rival plan;                 // the plan as it stands; its micro-batch may be another, where the batch is
   std::optional<RankedPlan> best;  // the best that fits then: the plan itself where nothing is better; absent where nothing fits
   bool changes = false;       // `best` is another layout than the plan
+  bool certified = false;     // nothing in the space is better than `best`: no limit on simulations kept the search from seeing that
 };
 
 // The same, measured by variations to twice of each resource. What the plan itself gains from faster devices counts up to half of what it
@@ -63,6 +66,7 @@ Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice
 
 // By how much more another result has of what the plan's objective counts: 0.1 is a tenth more, negative is better.
 double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result);
+double excess(const Plan& plan, const Cluster& cluster, const ParallelSpec& spec, const StepResult& result);  // of another cluster
 
 // The plan with one of its choices made differently.
 struct Neighbour {
@@ -73,19 +77,20 @@ struct Neighbour {
 // The rules of the well-known guides, as they come out for this model on this cluster. What the numbers do not say is absent.
 struct Guide {
   struct OneDevice {
-    Rival least;  // the layout of one device that needs least memory, or the fastest that fits
+    Cluster cluster;  // of unlike devices those of one kind: the best of those that have room, else those that lack least
+    Rival least;      // the layout of one device that needs least memory, or the best that fits
   };
   struct LargestBlock {  // does not fit on one device
     std::string block;
     Bytes state;     // of its parameters: themselves, gradients, optimizer state
-    Bytes capacity;
+    Bytes capacity;  // of the device that has most
   };
   struct BeyondNode {  // tensor parallelism over more devices than a node has
     int inside_ranks = 0;
     BytesPerSecond inside;  // what a device's ring reaches with as many ranks as a node has devices
     int across_ranks = 0;
-    BytesPerSecond across;
-    Rival best;             // the fastest of these degrees
+    BytesPerSecond across;  // the same with as many ranks as the best beyond has
+    Rival best;             // the best of all degrees beyond
   };
   struct ShardedPipeline {  // ZeRO-2 or 3 with a pipeline reduces or gathers in every micro-batch
     Rival rival;            // the plan with that stage

@@ -157,6 +157,7 @@ std::string explain_search(const SearchCounts& search) {
   if (search.candidates == 0) return "no search was made: the layout was given";
   std::string text = fmt::format("{} candidates: {} do not fit in memory, {} cannot be {} by their lower bound, {} simulated",
                                  search.candidates, search.infeasible_memory, search.pruned_by_bound, search.objective == Objective::time ? "faster" : "better", search.simulated);
+  if (const std::int64_t left = search.candidates - search.infeasible_memory - search.pruned_by_bound - search.simulated; left > 0) text += fmt::format(", {} not simulated", left);
   const ObjectiveWords& words = words_of(search.objective);
   if (search.certified) return text + fmt::format("; certified: {} of this space under this cost model", words.best);
   if (search.gap) return text + fmt::format("; gap: at most {:.1f} % {} may be left", 100.0 * *search.gap, words.less);
@@ -363,10 +364,16 @@ std::string critical_path(const Reasons& reasons) {
 
 std::string changed_to(const Plan& plan, const Variation& variation) {
   if (!variation.best) return "nothing fits";
-  if (!variation.changes) return "the plan stays the best";
+  const char* const found = variation.certified ? "" : " found";
+  if (!variation.changes) return fmt::format("the plan stays the best{}", found);
   const RankedPlan& best = *variation.best;
-  if (!variation.plan.fits()) return fmt::format("best: {}, {}", layout_text(best.spec), format_duration(best.result.time.total()));
-  return fmt::format("best: {}, {}", layout_text(best.spec), measured_against(plan, best, variation.plan.plan, 1));
+  const std::string layout = fmt::format("best{}: {}, ", found, layout_text(best.spec));
+  if (!variation.plan.fits()) return layout + format_duration(best.result.time.total());
+  return layout + measured_against(plan, best, variation.plan.plan, 1);
+}
+std::string what_found_means(const std::vector<Variation>& variations) {
+  if (std::ranges::all_of(variations, &Variation::certified)) return "";
+  return "  (found: of the most promising candidates, which were simulated; others may be better)\n";
 }
 
 // What the plan itself does under a variation.
@@ -412,6 +419,10 @@ std::string how_sure(const Plan& plan, const Reasons& reasons) {
                                                                             std::ranges::count_if(plan.alternatives, is_close), plan.alternatives.size());
   return text + is + fmt::format(": the model cannot tell the two apart{};\n"
                                  "  a few steps of each (`parplan run`) decide, or a device file with measured kernels (`parplan measure`)\n", others);
+}
+
+bool has_unlike_devices(const Cluster& cluster) {
+  return std::ranges::any_of(cluster.groups, [&](const NodeGroup& group) { return group.device.name != cluster.groups.front().device.name; });
 }
 
 // What another layout loses on, or by how much it does not fit.
@@ -516,16 +527,18 @@ std::string guide(const Plan& plan, const Reasons& reasons) {
   if (found.one_device) {
     const Rival& least = found.one_device->least;
     const Bytes needed = least.plan.result.memory.peak();
+    const std::string kind = has_unlike_devices(plan.cluster) ? device_name(found.one_device->cluster) : "";
     if (least.fits())
-      lines.push_back(fmt::format("one device is enough: {} needs {} of {} and {} a step; more devices only make it faster", layout_text(least.plan.spec),
+      lines.push_back(fmt::format("one device{} is enough: {} needs {} of {} and {} a step; more devices only make it faster", kind.empty() ? kind : fmt::format(" ({})", kind), layout_text(least.plan.spec),
                                   format_bytes(needed), format_bytes(least.capacity), format_duration(least.plan.result.time.total())));
     else
-      lines.push_back(fmt::format("one device is not enough: at least {} are needed ({}), {:.1f} times its {}; something has to be divided", format_bytes(needed),
-                                  layout_text(least.plan.spec), static_cast<double>(needed.count) / static_cast<double>(least.capacity.count), format_bytes(least.capacity)));
+      lines.push_back(fmt::format("one device is not enough{}: at least {} are needed ({}), {:.1f} times its {}; something has to be divided",
+                                  kind.empty() ? kind : ", not even " + kind, format_bytes(needed), layout_text(least.plan.spec), static_cast<double>(needed.count) / static_cast<double>(least.capacity.count), format_bytes(least.capacity)));
   }
   if (found.largest_block)
-    lines.push_back(fmt::format("parameters, gradients and optimizer state of '{}' alone take {} of a device's {}: only tensor parallelism or ZeRO divides them",
-                                found.largest_block->block, format_bytes(found.largest_block->state), format_bytes(found.largest_block->capacity)));
+    lines.push_back(fmt::format("parameters, gradients and optimizer state of '{}' alone take {} of {} {}: only tensor parallelism or ZeRO divides them",
+                                found.largest_block->block, format_bytes(found.largest_block->state), has_unlike_devices(plan.cluster) ? "the largest device's" : "a device's",
+                                format_bytes(found.largest_block->capacity)));
   if (found.beyond_node) {
     const Guide::BeyondNode& beyond = *found.beyond_node;
     lines.push_back(fmt::format("tensor parallelism beyond a node: rings over {} devices reach {} a device, {:.1f} times less than the {} inside a node; the best such layout, {}, {}",
@@ -556,7 +569,7 @@ std::string what_binds(const Plan& plan, const Reasons& reasons) {
   if (reasons.twice.empty()) return what_binds(plan) + "\n";
   std::vector<std::vector<std::string>> rows{{"with twice", "the plan", "then"}};
   for (const Variation& variation : reasons.twice) rows.push_back({name(variation.resource), plan_then(variation, plan), changed_to(plan, variation)});
-  return fmt::format("{}: {}\n", name(reasons.binding), signs_of(reasons.binding, plan)) + table_with_words(rows, 2);
+  return fmt::format("{}: {}\n", name(reasons.binding), signs_of(reasons.binding, plan)) + table_with_words(rows, 2) + what_found_means(reasons.twice);
 }
 
 std::string sensitivity(const Plan& plan, const Reasons& reasons) {
@@ -565,12 +578,13 @@ std::string sensitivity(const Plan& plan, const Reasons& reasons) {
   for (const Variation& variation : reasons.sensitivity) rows.push_back({resource_then(variation), plan_then(variation, plan), changed_to(plan, variation)});
   const bool lessened = std::ranges::any_of(reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::global_batch && v.factor < 1.0; });
   if (!lessened) rows.push_back({"global batch less", "-", "it cannot be less: each data-parallel rank has one sequence"});
-  return "\n" + table_with_words(rows, 2);
+  return "\n" + table_with_words(rows, 2) + what_found_means(reasons.sensitivity);
 }
 
 std::string unrestricted(const Plan& plan, const Variation& found) {
   const char* where = plan.search.candidates == 0 || plan.search.certified ? "without what was given for the layout" : "where the search goes on";
-  return fmt::format("note: {}, {} takes {}\n", where, layout_text(found.best->spec), measured_against(plan, *found.best, own_of(plan), 1));
+  return fmt::format("note: {}, {} takes {}{}\n", where, layout_text(found.best->spec), measured_against(plan, *found.best, own_of(plan), 1),
+                     found.certified ? "" : "; others may be better yet");
 }
 
 }  // namespace

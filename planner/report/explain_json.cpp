@@ -13,19 +13,26 @@ constexpr const char* key(Resource resource) {
   return keys[static_cast<std::size_t>(resource)];
 }
 
-Json row_of(const Plan& plan, const RankedPlan& other, const TrainingSpec& training) {
-  return row({.rank = 0, .model = plan.model, .cluster = plan.cluster, .training = training, .spec = other.spec, .result = other.result});
+// Where a layout would run: on another cluster, with another batch than the plan's.
+struct Circumstances {
+  const Cluster& cluster;
+  const TrainingSpec& training;
+};
+
+Json row_of(const Plan& plan, const RankedPlan& other, const Circumstances& where) {
+  return row({.rank = 0, .model = plan.model, .cluster = where.cluster, .training = where.training, .spec = other.spec, .result = other.result});
 }
 // A row with what is needed to compare: rows of rivals have no rank.
-Json rival_json(const Plan& plan, const Rival& rival, const TrainingSpec& training) {
-  Json json = row_of(plan, rival.plan, training);
+Json rival_json(const Plan& plan, const Rival& rival, const Circumstances& where) {
+  Json json = row_of(plan, rival.plan, where);
   json["rank"] = nullptr;
   json["memory_capacity_bytes"] = rival.capacity.count;
   json["fits"] = rival.fits();
   json["slower"] = json_number(rival.plan.result.time.total() / plan.prediction.time.total() - 1.0);
-  json["objective_excess"] = json_number(excess(plan, rival.plan.spec, rival.plan.result));
+  json["objective_excess"] = json_number(excess(plan, where.cluster, rival.plan.spec, rival.plan.result));
   return json;
 }
+Json rival_json(const Plan& plan, const Rival& rival) { return rival_json(plan, rival, {.cluster = plan.cluster, .training = plan.training}); }
 
 Json error_json(const std::optional<ModelError>& error) {
   if (!error) return nullptr;
@@ -36,18 +43,15 @@ Json error_json(const std::optional<ModelError>& error) {
 Json variation_json(const Plan& plan, const Variation& variation) {
   TrainingSpec training = plan.training;
   training.global_batch = variation.global_batch;
+  const Circumstances then{.cluster = variation.cluster, .training = training};
   Json json;
   json["resource"] = key(variation.resource);
   json["factor"] = json_number(variation.factor);
   json["global_batch"] = variation.global_batch;
-  json["plan"] = rival_json(plan, variation.plan, training);
+  json["plan"] = rival_json(plan, variation.plan, then);
   json["changes"] = variation.changes;
-  json["best"] = nullptr;
-  if (variation.best) {
-    json["best"] = row_of(plan, *variation.best, training);
-    json["best"]["rank"] = nullptr;
-    json["best"]["memory_capacity_bytes"] = variation.plan.capacity.count;
-  }
+  json["certified"] = variation.certified;
+  json["best"] = variation.best ? rival_json(plan, rival(variation.cluster, *variation.best), then) : Json(nullptr);
   return json;
 }
 
@@ -57,7 +61,11 @@ Json guide_json(const Plan& plan, const Guide& guide) {
     json.push_back({{"rule", rule}});
     return json.back();
   };
-  if (guide.one_device) add("one_device")["least"] = rival_json(plan, guide.one_device->least, plan.training);
+  if (guide.one_device) {
+    Json& rule = add("one_device");
+    rule["device"] = device_name(guide.one_device->cluster);
+    rule["least"] = rival_json(plan, guide.one_device->least, {.cluster = guide.one_device->cluster, .training = plan.training});
+  }
   if (guide.largest_block) {
     Json& rule = add("largest_block");
     rule["block"] = guide.largest_block->block;
@@ -70,14 +78,14 @@ Json guide_json(const Plan& plan, const Guide& guide) {
     rule["inside_bytes_per_s"] = json_number(guide.beyond_node->inside.value);
     rule["across_ranks"] = guide.beyond_node->across_ranks;
     rule["across_bytes_per_s"] = json_number(guide.beyond_node->across.value);
-    rule["best"] = rival_json(plan, guide.beyond_node->best, plan.training);
+    rule["best"] = rival_json(plan, guide.beyond_node->best);
   }
   for (const Guide::ShardedPipeline& sharded : guide.sharded_pipeline) {
     Json& rule = add("sharding_in_pipeline");
     rule["zero_stage"] = sharded.rival.plan.spec.zero_stage;
     rule["micro_batches"] = sharded.micro_batches;
     rule["plan_communication_dp_bytes"] = sharded.sent.count;
-    rule["with"] = rival_json(plan, sharded.rival, plan.training);
+    rule["with"] = rival_json(plan, sharded.rival);
   }
   if (guide.gathered) {
     Json& rule = add("parameters_gathered_each_micro_batch");
@@ -111,7 +119,7 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
     // The columns of a plan's row, of this stage alone; what is left of the step when it is done, it waits.
     RankedPlan of_stage{.spec = plan.spec, .result = {.time = stage.time, .memory = stage.memory, .memory_stage = static_cast<int>(i), .communication = stage.communication}};
     of_stage.result.time.bubble += std::max(step - stage.time.total(), Seconds(0.0));
-    const Json whole = row_of(plan, of_stage, plan.training);
+    const Json whole = row_of(plan, of_stage, {.cluster = plan.cluster, .training = plan.training});
     Json part{{"stage", i}, {"layers", layers_of_stages(plan.spec)[i]}};
     for (const auto& [column, value] : whole.items())
       if (column.starts_with("time_") || column.starts_with("memory_") || column.starts_with("communication_")) part[column] = value;
@@ -132,17 +140,17 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   const RankedPlan* const second = reasons.runner_up ? &*reasons.runner_up : plan.alternatives.empty() ? nullptr : &plan.alternatives.front();
   json["runner_up"] = nullptr;
   if (second != nullptr)
-    json["runner_up"] = rival_json(plan, {.plan = *second, .capacity = memory_capacity(plan.cluster, second->spec.mesh, second->result.memory_stage)}, plan.training);
+    json["runner_up"] = rival_json(plan, rival(plan.cluster, *second));
   json["one_choice_away"] = Json::array();
   for (const Neighbour& neighbour : reasons.neighbours) {
     Json other{{"change", neighbour.change}};
-    other.update(rival_json(plan, neighbour.rival, plan.training));
+    other.update(rival_json(plan, neighbour.rival));
     json["one_choice_away"].push_back(std::move(other));
   }
   json["families"] = Json::array();
   for (const FamilyBest& family : reasons.families)
     json["families"].push_back({{"family", family.family}, {"of_the_plan", family.of_the_plan},
-                                {"best", family.best ? rival_json(plan, *family.best, plan.training) : Json(nullptr)}});
+                                {"best", family.best ? rival_json(plan, *family.best) : Json(nullptr)}});
   json["guide"] = guide_json(plan, reasons.guide);
   json["sensitivity"] = Json::array();
   for (const Variation& variation : reasons.sensitivity) json["sensitivity"].push_back(variation_json(plan, variation));

@@ -47,7 +47,7 @@ Reasons small_reasons() {
                            other.spec.micro_batch = 2;
                            other.result.memory.activations = Bytes(540);  // 1100 of 1000
                          })}};
-  reasons.guide.one_device = {.least = rival([](RankedPlan& other) {
+  reasons.guide.one_device = {.cluster = plan.cluster, .least = rival([](RankedPlan& other) {
     other.spec = {};
     other.result.memory.parameters = Bytes(2060);  // 2500
   })};
@@ -73,7 +73,7 @@ Reasons small_reasons() {
                       {.family = "pipeline alone", .best = {}},
                       {.family = "pipeline x data parallel", .best = rival([](RankedPlan&) {}), .of_the_plan = true}};
   const auto variation = [&](Resource resource, double factor, auto change) {
-    Variation varied{.resource = resource, .factor = factor, .global_batch = 4, .plan = rival([](RankedPlan&) {}), .best = {}, .changes = false};
+    Variation varied{.resource = resource, .factor = factor, .global_batch = 4, .cluster = plan.cluster, .plan = rival([](RankedPlan&) {}), .best = {}, .changes = false, .certified = true};
     change(varied);
     return varied;
   };
@@ -219,6 +219,59 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
   CHECK(rules == std::vector<std::string>{"one_device", "largest_block", "tensor_parallel_beyond_node", "sharding_in_pipeline", "bubble"});
   CHECK(json.at("sensitivity")[3].at("plan").at("global_batch") == 6);
   CHECK(json.at("unrestricted").is_null());
+}
+
+TEST_CASE("the rows of a variation are of its own devices") {
+  const Plan plan = small_plan();
+  Reasons reasons = small_reasons();
+  // Twice as fast, 4 sequences of 500 FLOP on 4 devices of 200 FLOP/s in 7 s; and of two kinds, the second stage's with 700 bytes.
+  Variation& twice = reasons.twice.front();
+  twice.cluster.groups.front().device.peak_fp32 = FlopsPerSecond(200.0);
+  NodeGroup& group = twice.cluster.groups.front();
+  group.node.devices = {0, 1};
+  twice.cluster.groups.push_back(group);
+  twice.cluster.groups.back().device.memory_capacity = Bytes(700);
+  twice.best->result.memory_stage = 1;
+  twice.certified = false;
+  const Json json = explain_json({.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}}, plan, reasons);
+  const Json& compute = json.at("twice")[0];
+  CHECK(compute.at("plan").at("mfu").get<double>() == doctest::Approx(2000.0 / 7.0 / 4.0 / 200.0));
+  CHECK(compute.at("plan").at("memory_capacity_bytes") == 1000);
+  CHECK(compute.at("best").at("mfu") == compute.at("plan").at("mfu"));
+  CHECK(compute.at("best").at("memory_capacity_bytes") == 700);
+  CHECK(compute.at("best").at("fits") == true);
+  CHECK(compute.at("best").at("slower").get<double>() == doctest::Approx(-0.3));
+  CHECK(compute.at("certified") == false);
+  CHECK(json.at("twice")[1].at("certified") == true);
+}
+
+TEST_CASE("what a search found that a limit cut is not called the best") {
+  Reasons reasons = small_reasons();
+  const std::string meaning = "  (found: of the most promising candidates, which were simulated; others may be better)\n";
+  CHECK(explain(small_plan(), reasons).find("found") == std::string::npos);
+  reasons.twice[1].certified = false;
+  reasons.sensitivity[1].certified = reasons.sensitivity[2].certified = false;
+  reasons.unrestricted = reasons.sensitivity[2];
+  const std::string text = explain(small_plan(), reasons);
+  CHECK(text.find("  compute     7.00 s (-30 %)  the plan stays the best\n"
+                  "  memory      as now          the plan stays the best found\n" + meaning) != std::string::npos);
+  CHECK(text.find("best found: dp2 tp1 pp2 zero1 mb2 1f1b pp>dp, 11.0 s\n") != std::string::npos);
+  CHECK(text.find("best found: dp2 tp1 pp2 zero1 mb1 1f1b recompute=full pp>dp, 9.00 s") != std::string::npos);
+  CHECK(text.find("each data-parallel rank has one sequence\n" + meaning) != std::string::npos);
+  CHECK(text.find("9.00 s (10.0 % faster); others may be") != std::string::npos);
+}
+
+TEST_CASE("of unlike devices it is said which is enough, or the largest") {
+  Plan plan = small_plan();
+  plan.cluster.groups.push_back(plan.cluster.groups.front());
+  plan.cluster.groups.back().device.name = "crate";
+  Reasons reasons = small_reasons();
+  reasons.guide.one_device->cluster.groups = {plan.cluster.groups.back()};
+  const std::string text = explain(plan, reasons);
+  CHECK(text.find("  - one device is not enough, not even crate: at least 2.44 KiB are needed (dp1 tp1 pp1 mb1), 2.5 times its 1000 B;") != std::string::npos);
+  CHECK(text.find("'head' alone take 1.46 KiB of the largest device's 1000 B: ") != std::string::npos);
+  reasons.guide.one_device->least.capacity = Bytes(4000);
+  CHECK(explain(plan, reasons).find("  - one device (crate) is enough: dp1 tp1 pp1 mb1 needs 2.44 KiB of 3.91 KiB") != std::string::npos);
 }
 
 TEST_CASE("the JSON Schema has exactly the keys that are written") {

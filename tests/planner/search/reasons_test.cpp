@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <tuple>
 
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/base/text.h"
 #include "planner/cluster/catalog.h"
+#include "planner/cluster/node_layout.h"
 #include "planner/plan/layout_text.h"
 #include "planner/search/space.h"
 #include "planner/suggest.h"
@@ -39,11 +41,20 @@ SuggestRequest request_of(const OpGraph& graph, Cluster cluster, std::int64_t ba
   return request;
 }
 
+// Of a DGX A100's GPUs the first of each node.
+Cluster nodes_of(int devices_per_node, int nodes) {
+  Cluster cluster = cluster_of("dgx-a100", 16);
+  NodeGroup& group = cluster.groups.front();
+  group.node = first_devices(group.node, devices_per_node);
+  group.nodes = nodes;
+  return cluster;
+}
+
 double step(const StepResult& result) { return result.time.total().value; }
 
 }  // namespace
 
-TEST_CASE("a layout is of one family at most, and every family has a name of its own") {
+TEST_CASE("a layout is of one family, and every family has a name of its own") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   TrainingSpec training;
   training.global_batch = 16;
@@ -52,20 +63,46 @@ TEST_CASE("a layout is of one family at most, and every family has a name of its
   std::set<std::string_view> met;
   for (const LayoutFamily& family : layout_families()) CHECK(names.insert(family.name).second);
   // tiny-gpt2 has four heads: alone, tensor parallelism takes four devices.
-  for (const auto& [devices, devices_per_node] : {std::pair{8, 2}, std::pair{8, 4}, std::pair{8, 8}, std::pair{4, 4}})
+  for (const auto& [devices, devices_per_node] : {std::pair{8, 2}, std::pair{8, 4}, std::pair{8, 8}, std::pair{4, 4}}) {
+    const Cluster cluster = nodes_of(devices_per_node, devices / devices_per_node);
+    NetworkCache networks(cluster);
     for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, {})) {
       int families = 0;
       for (const LayoutFamily& family : layout_families())
-        if (belongs(family, spec, devices_per_node)) {
+        if (belongs(family, spec, networks)) {
           ++families;
           met.insert(family.name);
         }
       INFO(layout_text(spec) << " with nodes of " << devices_per_node);
-      // Tensor-parallel groups that are small enough for a node but lie across nodes are of none.
-      CHECK(families <= 1);
-      if (spec.mesh.stride_of(Axis::tp) == 1) CHECK(families == 1);
+      CHECK(families == 1);
     }
+  }
   CHECK(met == names);
+}
+
+TEST_CASE("tensor parallelism is inside nodes where each of its groups is") {
+  struct Case {
+    int per_node, nodes;
+    std::array<int, 3> degree;  // pp, dp, tp
+    std::array<Axis, 3> order;
+    std::string_view family;
+  };
+  constexpr std::array neighbours = {Axis::pp, Axis::dp, Axis::tp};
+  constexpr std::array apart = {Axis::tp, Axis::pp, Axis::dp};
+  for (const Case& one : {Case{8, 3, {1, 4, 6}, neighbours, "tensor parallel across nodes"},  // ranks 6 to 11 are on two nodes
+                          Case{8, 3, {1, 3, 8}, neighbours, "tensor parallel inside nodes x data parallel"},
+                          Case{8, 3, {1, 1, 6}, neighbours, "tensor parallel inside a node alone"},
+                          Case{8, 2, {1, 8, 2}, apart, "tensor parallel across nodes"},  // ranks 0 and 8
+                          Case{8, 2, {1, 4, 2}, apart, "tensor parallel inside nodes x data parallel"}}) {
+    const Cluster cluster = nodes_of(one.per_node, one.nodes);
+    NetworkCache networks(cluster);
+    ParallelSpec spec;
+    spec.mesh = {.degree = one.degree, .order = one.order};
+    for (const LayoutFamily& family : layout_families()) {
+      INFO(layout_text(spec) << " on " << one.nodes << " nodes of " << one.per_node << ": " << family.name);
+      CHECK(belongs(family, spec, networks) == (family.name == one.family));
+    }
+  }
 }
 
 TEST_CASE("a varied cluster has more of one thing alone") {
@@ -402,6 +439,92 @@ TEST_CASE("the guide's rules are said when the numbers say so") {
   CHECK(none.largest_block->state.count > 200'000);
   REQUIRE(none.gathered);
   CHECK(none.gathered->micro_batches == 2);
+}
+
+TEST_CASE("each kind of device is asked by itself whether one is enough, and the one with most memory whether a block is too large") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  for (const bool small_first : {true, false}) {
+    INFO(small_first);
+    SuggestRequest request = request_of(graph, nodes_of(2, 1), 16);
+    std::vector<NodeGroup>& groups = request.cluster.groups;
+    groups.push_back(groups.front());
+    NodeGroup& small = groups[small_first ? 0 : 1];
+    small.device.name = "small";
+    small.device.memory_capacity = small.device.memory_overhead + Bytes(50'000);
+    request.layout.dp = 4;
+    request.layout.zero_stage = 3;
+    const Plan plan = simulate_layout(request);
+    const Guide guide = find_reasons(graph, plan, {}).guide;
+    REQUIRE(guide.one_device);
+    CHECK(guide.one_device->least.fits());
+    CHECK(device_name(guide.one_device->cluster) == "a100-sxm4-80gb");
+    CHECK(!guide.largest_block);
+
+    // Where none has room, the kind that lacks least.
+    NodeGroup& large = groups[small_first ? 1 : 0];
+    large.device.memory_capacity = large.device.memory_overhead + Bytes(60'000);
+    const Guide none = find_reasons(graph, simulate_layout(request), {}).guide;
+    REQUIRE(none.one_device);
+    CHECK(!none.one_device->least.fits());
+    CHECK(none.one_device->least.capacity == large.device.memory_capacity);
+    CHECK(device_name(none.one_device->cluster) == "a100-sxm4-80gb");
+    REQUIRE(none.largest_block);
+    CHECK(none.largest_block->capacity == large.device.memory_capacity);
+  }
+}
+
+TEST_CASE("tensor parallelism beyond a node is looked for in every degree, and the one that is named is the best's") {
+  ModelSpec spec = load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec;
+  spec.heads = spec.kv_heads = 12;
+  spec.hidden = 12 * 64;
+  spec.head_dim = 64;
+  spec.feature = 4 * spec.hidden;
+  const OpGraph graph = build_graph(spec, 16);
+  // Three nodes of eight: of 12 heads beyond a node 12 ranks alone, which are not twice a node's. Four of two: 3 does not divide eight
+  // devices, 4 does. Three of two: 3 and 6.
+  for (const auto& [per_node, nodes, degrees] : {std::tuple{8, 3, std::set{12}}, std::tuple{2, 4, std::set{4}}, std::tuple{2, 3, std::set{3, 6}}}) {
+    INFO(nodes << " nodes of " << per_node);
+    SuggestRequest request = request_of(graph, nodes_of(per_node, nodes), 24);
+    request.options.fewer_devices = false;
+    const SuggestResult free = suggest(request);
+    REQUIRE(free.plan);
+    REQUIRE(!degrees.contains(free.plan->spec.tp()));
+    const Guide guide = find_reasons(graph, *free.plan, {}).guide;
+    REQUIRE(guide.beyond_node);
+    CHECK(degrees.contains(guide.beyond_node->across_ranks));
+    CHECK(guide.beyond_node->best.plan.spec.tp() == guide.beyond_node->across_ranks);
+    CHECK(guide.beyond_node->inside_ranks == per_node);
+    for (const int tp : degrees) {
+      SuggestRequest fixed = request;
+      fixed.layout.tp = tp;
+      const SuggestResult found = suggest(fixed);
+      REQUIRE(found.plan);
+      CHECK(step(guide.beyond_node->best.plan.result) <= step(found.plan->prediction) * (1 + 1e-9));
+    }
+  }
+}
+
+TEST_CASE("variations carry the cluster that they are of, and say whether a limit cut their search") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, nodes_of(4, 2), 16);
+  request.layout.pp = 4;
+  const SuggestResult found = suggest(request);
+  REQUIRE(found.plan);
+  for (const std::int64_t most : {std::int64_t{1}, std::int64_t{1} << 20}) {
+    ReasonsOptions options;
+    options.most_simulated = most;
+    const Reasons reasons = find_reasons(graph, *found.plan, options);
+    int certified = 0;
+    for (const Variation& variation : reasons.twice) {
+      INFO(name(variation.resource));
+      CHECK(variation.cluster == varied(request.cluster, variation.resource, 2.0));
+      certified += variation.certified;
+    }
+    CHECK(certified == (most == 1 ? 0 : 5));
+    REQUIRE(reasons.unrestricted);
+    CHECK(reasons.unrestricted->certified == (most > 1));
+    CHECK(reasons.unrestricted->cluster == request.cluster);
+  }
 }
 
 }  // namespace parplan
