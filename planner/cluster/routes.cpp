@@ -126,11 +126,15 @@ std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std
         if (paths[v].distance != PathClass::unreachable || length[v] == unreachable_length) continue;
         Path path{.distance = farthest, .arcs = {}, .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()), .latency = {}};
         for (std::size_t at = v; at != static_cast<std::size_t>(source); at = previous[at]) {
-          // Of parallel links the least that is allowed, so that the choice does not depend on anything else.
+          // Of parallel links the least that is allowed, so that the choice does not depend on anything else. They are sought at the end that has
+          // fewer links: a switch has one to every device.
+          const std::size_t before = previous[at];
+          const bool from_behind = boost::out_degree(at, graph) < boost::out_degree(before, graph);
           Arc best = -1;
-          for (const auto& edge : boost::make_iterator_range(boost::out_edges(previous[at], graph))) {
-            if (boost::target(edge, graph) != at || !allowed(edge)) continue;
-            const Arc arc = graph[edge];
+          for (const auto& edge : boost::make_iterator_range(boost::out_edges(from_behind ? at : before, graph))) {
+            const Arc arc = from_behind ? reversed(graph[edge]) : graph[edge];
+            const auto link = static_cast<std::size_t>(link_of(arc));
+            if (boost::target(edge, graph) != (from_behind ? before : at) || classes[link] > farthest || node.links[link].bandwidth.value < narrowest) continue;
             const auto latency_of = [&](Arc a) { return node.links[static_cast<std::size_t>(link_of(a))].latency; };
             if (best < 0 || std::tuple(latency_of(arc), arc) < std::tuple(latency_of(best), best)) best = arc;
           }
