@@ -86,7 +86,7 @@ double stage_seconds(const std::vector<StageOption>& options, std::size_t begin,
 // The slowest stage of a cut in which none takes longer than `most`; infinite where there is none.
 double slowest_within(std::span<const std::vector<StageOption>> stages, std::size_t blocks, double most) {
   // Each stage takes as many blocks as it can: what fits and is fast enough with more blocks is so with fewer. A stage that cannot take
-  // the next one takes none for now; even so, no cut gets further.
+  // the next one takes none, which no cut may; so no cut gets further than this.
   double slowest = 0.0;
   bool none_empty = true;
   std::size_t filled = 0;

@@ -30,7 +30,8 @@ struct RankedPlan {
   bool operator==(const RankedPlan&) const = default;
 };
 
-// What the search did. `simulated` counts candidates that are the same work as a simulated one, too. `gap`: best found over the smallest bound that was not simulated, minus one; absent when certified.
+// What the search did. `simulated` counts candidates that are the same work as a simulated one, too. `gap`: best found over the smallest
+// bound that was not simulated, minus one; absent when certified.
 struct SearchCounts {
   Objective objective = Objective::time;  // of which the best plan has least
   std::int64_t candidates = 0;
