@@ -225,7 +225,7 @@ void add_output(CLI::App& app, OutputArguments& output, CsvOutput csv) {
   add_flag(app, group, "--verbose", "say more", [&] { output.verbose = true; });
 }
 
-void check_outputs(const std::vector<NamedOutput>& outputs) {
+void check_outputs(const std::vector<NamedOutput>& outputs, const std::vector<NamedInput>& inputs) {
   const auto file_of = [](const NamedOutput& output) { return file_behind(output.path == "-" ? "/dev/stdout" : output.path); };
   for (auto one = outputs.begin(); one != outputs.end(); ++one) {
     if (one->path.empty()) continue;
@@ -239,14 +239,19 @@ void check_outputs(const std::vector<NamedOutput>& outputs) {
                             ? fmt::format("{} and {} both write to '{}'; give one of them another file", other->option, one->option, one->path)
                             : fmt::format("{} and {} write to one file, '{}' and '{}'; give one of them another", other->option, one->option, other->path, one->path));
     }
+    for (const NamedInput& input : inputs)
+      if (std::filesystem::is_regular_file(input.path) && file_behind(input.path) == file)
+        throw ConfigError(fmt::format("{} would replace '{}', which is read as {}; give another name", one->option, one->path, input.word));
   }
+  for (const NamedOutput& output : outputs)
+    if (!output.path.empty() && output.path != "-") check_can_write(output.path);
 }
 
-void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others) {
+void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others, const std::vector<NamedInput>& inputs) {
   if (output.quiet && output.verbose) throw ConfigError("--quiet and --verbose exclude one another; leave one of them out");
   std::vector<NamedOutput> all{{"--json", output.json.value_or("")}, {"--csv", output.csv.value_or("")}};
   all.insert(all.end(), others.begin(), others.end());
-  check_outputs(all);
+  check_outputs(all, inputs);
 }
 
 }  // namespace parplan

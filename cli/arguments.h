@@ -78,10 +78,16 @@ struct NamedOutput {
   std::string option;
   std::string path;
 };
-// Where two outputs would share a file or standard output, under whatever names; /dev/null takes any number.
-void check_outputs(const std::vector<NamedOutput>& outputs);
+// A file that a command reads, or a name that is none: how a message calls it, and its path.
+struct NamedInput {
+  std::string word;
+  std::string path;
+};
+// Before any work. ConfigError where two outputs would share a file or standard output, under whatever names (/dev/null takes any number), or one
+// would replace an input; RunError where a file could not be written.
+void check_outputs(const std::vector<NamedOutput>& outputs, const std::vector<NamedInput>& inputs);
 // The same for --json, --csv and what a command writes beside them; and where talk is both asked for and forbidden.
-void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others = {});
+void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others, const std::vector<NamedInput>& inputs);
 
 // The command's one argument.
 void add_subject(CLI::App& app, std::string& subject, const std::string& name, const std::string& description);

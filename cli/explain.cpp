@@ -21,7 +21,7 @@ struct ExplainArguments {
 };
 
 int carry_out(const ExplainArguments& arguments, Terminal& terminal) {
-  check_output(arguments.output);
+  check_output(arguments.output, {}, {{"PLAN", arguments.path}});
   const LoadedPlan loaded = load_plan(arguments.path);
   Progress progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
   ReasonsOptions options;

@@ -220,6 +220,10 @@ std::string describe_inputs(const ReportInputs& inputs) {
 }
 
 void write_said(const std::string& path, const std::string& text, Terminal& terminal, bool talks) {
+  if (path == "-") {
+    terminal.out << text;
+    return;
+  }
   terminal.out.flush();  // the file may be /dev/stdout
   write_file_atomically(path, text);
   if (talks) fmt::print(terminal.err, "wrote {}\n", path);
@@ -231,12 +235,7 @@ void write_outputs(const OutputArguments& output, Terminal& terminal, const Json
 
 void write_json_and_csv(const OutputArguments& output, Terminal& terminal, const Json& json, const std::function<std::string()>& csv) {
   const auto write = [&](const std::optional<std::string>& where, const auto& text) {
-    if (!where) return;
-    if (*where == "-") {
-      terminal.out << text();
-      return;
-    }
-    write_said(*where, text(), terminal, !output.quiet);
+    if (where) write_said(*where, text(), terminal, !output.quiet);
   };
   write(output.json, [&] { return write_json(json); });
   write(output.csv, csv);

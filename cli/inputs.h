@@ -52,7 +52,7 @@ std::string describe_inputs(const ReportInputs& inputs);
 ReportInputs report_inputs(const Inputs& inputs);
 ReportInputs report_inputs(const Plan& plan);
 
-// Writes a file after all that standard output got so far, and says so where talk is wanted.
+// Writes a file after all that standard output got so far, and says so where talk is wanted; standard output itself where the path is "-".
 void write_said(const std::string& path, const std::string& text, Terminal& terminal, bool talks);
 
 // JSON and CSV where they were asked for; the latter of plans' rows, or as it is given.

@@ -136,7 +136,7 @@ std::string describe_fits(const Measured& measured) {
 }
 
 int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
-  check_outputs({{"--output", arguments.cluster_file}, {"--write-device", arguments.device_file}});
+  check_outputs({{"--output", arguments.cluster_file}, {"--write-device", arguments.device_file}}, {});
   const bool anything = !arguments.device.empty();
   std::optional<int> number = anything ? gpu_of(arguments.device) : std::nullopt;
   if (!anything) {
@@ -166,7 +166,7 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
     fmt::print(terminal.err, "note: {} of {} kernels were left out: the device has not their type, or they need more memory or time (--budget)\n",
                kernels.size() - measured.measurements.kernels.size(), kernels.size());
 
-  fmt::print(terminal.out, "{}", describe_fits(measured));
+  if (arguments.cluster_file != "-" && arguments.device_file != "-") fmt::print(terminal.out, "{}", describe_fits(measured));
   if (!arguments.cluster_file.empty()) write_said(arguments.cluster_file, write_cluster(measured.cluster), terminal, !arguments.quiet);
   if (!arguments.device_file.empty())
     write_said(arguments.device_file, write_device(measured.cluster.groups.front().device, measured.measurements), terminal, !arguments.quiet);
@@ -194,8 +194,8 @@ CommandBody declare_measure(CLI::App& app) {
     }
   });
   const std::string group = "Output";
-  app.add_option("-o,--output", arguments->cluster_file, "write this machine as a cluster with the measured device")->type_name("CLUSTER.yaml")->group(group);
-  app.add_option("--write-device", arguments->device_file, "write the device with all that was timed, as in configs/devices")->type_name("DEVICE.yaml")->group(group);
+  app.add_option("-o,--output", arguments->cluster_file, "write this machine as a cluster with the measured device, to a file, or to standard output with -")->type_name("CLUSTER.yaml")->group(group);
+  app.add_option("--write-device", arguments->device_file, "write the device with all that was timed, as in configs/devices, to a file, or to standard output with -")->type_name("DEVICE.yaml")->group(group);
   app.add_flag("--quiet", arguments->quiet, "no talk on standard error but errors")->group(group);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

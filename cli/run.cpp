@@ -84,23 +84,24 @@ std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const 
 }
 
 int carry_out(const RunArguments& arguments, Terminal& terminal) {
-  check_output(arguments.output);
   LoadedPlan loaded;
   const Plan& plan = loaded.plan;
-  const auto load = [&] {
+  // Only the process that speaks for all writes.
+  const auto load = [&](bool writes) {
+    if (writes) check_output(arguments.output, {}, {{"PLAN", arguments.plan}, {"--data", arguments.data}});
     loaded = load_plan(arguments.plan);
     check_backend(arguments.backend, plan);
   };
   if (arguments.processes > 1) {
-    load();
+    load(true);
     ChildrenOptions children;
     children.processes = static_cast<int>(arguments.processes);
     children.on_line = [&](int process, std::string_view line) { fmt::print(terminal.err, "[rank {}] {}\n", process, line); };
     return run_children(arguments_of_child(arguments), children);
   }
   const std::unique_ptr<Rendezvous> rendezvous = find_rendezvous();
-  agree(*rendezvous, load);
   const bool speaks = rendezvous->process() == 0;  // for all processes
+  agree(*rendezvous, [&] { load(speaks); });
   const bool talks = speaks && !arguments.output.quiet;
   const bool table = speaks && arguments.output.shows_table();
   std::ostream& report = table ? terminal.out : terminal.err;

@@ -44,7 +44,8 @@ Plan simulate_file(const SimulateArguments& arguments, Terminal& terminal, std::
 }
 
 int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
-  check_output(arguments.output, {{"--output", arguments.plan_file}, {"--trace", arguments.trace}});
+  check_output(arguments.output, {{"--output", arguments.plan_file}, {"--trace", arguments.trace}},
+               {{"MODEL|PLAN", arguments.subject}, {"--cluster", arguments.where.cluster.value_or("")}});
   std::string trace;
   std::string* wanted_trace = arguments.trace.empty() ? nullptr : &trace;
   Plan plan;
@@ -62,7 +63,7 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
   }
 
   const std::vector<Json> rows{row(subject_of(plan))};
-  if (arguments.output.shows_table()) {
+  if (arguments.output.shows_table() && arguments.plan_file != "-" && arguments.trace != "-") {
     fmt::print(terminal.out, "{}\n{}", describe_inputs(reported), write_table(plan));
     if (arguments.output.verbose) fmt::print(terminal.out, "\n{}", explain(plan));
   } else if (!arguments.output.quiet) {
@@ -85,8 +86,8 @@ CommandBody declare_simulate(CLI::App& app) {
   add_where(app, arguments->where);
   add_what(app, arguments->what);
   add_layout(app, arguments->layout);
-  app.add_option("-o,--output", arguments->plan_file, "write the plan to this file")->type_name("PLAN.yaml")->group("Output");
-  app.add_option("--trace", arguments->trace, "write a Chrome trace, which ui.perfetto.dev opens")->type_name("FILE")->group("Output");
+  app.add_option("-o,--output", arguments->plan_file, "write the plan to this file, or to standard output with -")->type_name("PLAN.yaml")->group("Output");
+  app.add_option("--trace", arguments->trace, "write a Chrome trace, which ui.perfetto.dev opens, to a file, or to standard output with -")->type_name("FILE")->group("Output");
   add_output(app, arguments->output, CsvOutput::offered);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

@@ -52,7 +52,7 @@ std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Termin
 }
 
 int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
-  check_output(arguments.output, {{"--output", arguments.plan_file}});
+  check_output(arguments.output, {{"--output", arguments.plan_file}}, {{"MODEL", arguments.model}, {"--cluster", arguments.where.cluster.value_or("")}});
   const bool talks = !arguments.output.quiet;
   Inputs inputs = resolve_inputs(arguments.model, arguments.where, arguments.what, terminal, arguments.output);
   if (arguments.limits.memory) limit_memory(inputs.cluster, *arguments.limits.memory, terminal, arguments.output);
@@ -77,10 +77,11 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   std::vector<Json> rows;
   if (result.plan)
     for (int rank = 1; rank <= static_cast<int>(result.plan->alternatives.size()) + 1; ++rank) rows.push_back(row(subject_of(*result.plan, rank)));
-  const std::string plan_file = arguments.plan_file.empty() ? "plan.yaml" : arguments.plan_file;
+  const bool writes_plan_out = arguments.plan_file == "-";
+  const std::string plan_file = arguments.plan_file.empty() || writes_plan_out ? "plan.yaml" : arguments.plan_file;
   const Json json = suggest_json(reported, result.counts, result.plan ? &*result.plan : nullptr, result.changes, plan_file);
 
-  if (arguments.output.shows_table()) {
+  if (arguments.output.shows_table() && !writes_plan_out) {
     fmt::print(terminal.out, "{}", describe_inputs(reported));
     if (result.plan) {
       fmt::print(terminal.out, "\n{}\n{}\n", write_table(*result.plan), explain_search(result.counts));
@@ -111,7 +112,7 @@ CommandBody declare_suggest(CLI::App& app) {
   add_what(app, arguments->what);
   add_limits(app, arguments->limits);
   add_layout(app, arguments->layout);
-  app.add_option("-o,--output", arguments->plan_file, "write the best plan to this file")->type_name("PLAN.yaml")->group("Output");
+  app.add_option("-o,--output", arguments->plan_file, "write the best plan to this file, or to standard output with -")->type_name("PLAN.yaml")->group("Output");
   app.add_option_function<std::string>(
          "--top", [arguments](const std::string& text) { arguments->top = static_cast<int>(parse_whole("--top", text, 1, 1000)); },
          "how many plans to rank (default: 10)")

@@ -253,7 +253,9 @@ std::string describe(const Sweep& sweep) {
 }
 
 int carry_out(const SweepArguments& arguments, Terminal& terminal) {
-  check_output(arguments.output, {{"--output", arguments.workbook}});
+  std::vector<NamedInput> inputs{{"MODEL", arguments.model}};
+  for (const std::string& cluster : arguments.clusters) inputs.push_back({"--cluster", cluster});
+  check_output(arguments.output, {{"--output", arguments.workbook}}, inputs);
   const bool talks = !arguments.output.quiet;
   const ModelFile model = load_model(arguments.model, zoo_folder());
   std::vector<std::string> notes;

@@ -24,15 +24,11 @@ int carry_out(const TopologyArguments& arguments, Terminal& terminal) {
     if (where.cluster) throw ConfigError("a cluster is given twice: as argument and with --cluster; leave one of them out");
     where.cluster = arguments.cluster;
   }
-  check_output(arguments.output, {{"--graphviz", arguments.graphviz.value_or("")}});
+  check_output(arguments.output, {{"--graphviz", arguments.graphviz.value_or("")}}, {{"CLUSTER", where.cluster.value_or("")}});
   const Cluster cluster = resolve_cluster(where, terminal, arguments.output);
   if (arguments.output.shows_table() && arguments.graphviz != "-") terminal.out << describe(cluster);
   write_outputs(arguments.output, terminal, topology_json(cluster, version()), std::span<const Json>{});
-  if (arguments.graphviz == "-") {
-    terminal.out << draw_graphviz(cluster);
-  } else if (arguments.graphviz) {
-    write_said(*arguments.graphviz, draw_graphviz(cluster), terminal, !arguments.output.quiet);
-  }
+  if (arguments.graphviz) write_said(*arguments.graphviz, draw_graphviz(cluster), terminal, !arguments.output.quiet);
   return exit_done;
 }
 

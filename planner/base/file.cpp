@@ -146,6 +146,12 @@ std::filesystem::path file_behind(const std::filesystem::path& path) {
   return path;  // links in a circle: writing says so
 }
 
+void check_can_write(const std::filesystem::path& path) {
+  const Target target = target_of(path);
+  if (target.existing && S_ISDIR(target.existing->st_mode)) refuse_to_write(path, EISDIR);
+  if (target.is_replaced() && access(target.path.parent_path().c_str(), W_OK | X_OK) != 0) refuse_to_write(path, errno);
+}
+
 void write_file_atomically(const std::filesystem::path& path, std::string_view text) {
   if (const Target target = target_of(path); !target.is_replaced()) return write_as_it_stands(target, path, text);
   write_through_temporary(path, [&](const std::string& temporary) { write_and_close(open(temporary.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC), path, text); });

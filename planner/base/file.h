@@ -19,6 +19,9 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
 // The same for libraries that write files themselves: `write` is given the temporary name, whose file is there and empty.
 void write_through_temporary(const std::filesystem::path& path, const std::function<void(const std::string& temporary)>& write);
 
+// RunError as write_file_atomically's, where it already shows that it would be thrown: before work that would be lost.
+void check_can_write(const std::filesystem::path& path);
+
 // What a name leads to: symbolic links followed as far as they lead, so that two names of one file are equal. It need not be there.
 std::filesystem::path file_behind(const std::filesystem::path& path);
 

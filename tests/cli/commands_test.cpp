@@ -133,6 +133,21 @@ TEST_CASE("suggest says how to start a plan that is there, and how to write it w
   CHECK(written.find("\nwrite ") == std::string::npos);
 }
 
+TEST_CASE("a plan and a trace go to standard output alone where they are asked for there") {
+  const Folder folder;
+  const std::string file = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "-o", file}).code == 0);
+  const std::string& written = folder.read("plan.yaml");
+  const auto beginning = [](const std::string& plan) { return plan.substr(0, plan.find("backend:")); };  // how long the search took stands behind it
+  for (const Called& called : {call({"suggest", tiny_gpt2, "--cluster", cpu_8, "-o", "-"}), call({"simulate", file, "-o", "-"})}) {
+    CHECK(called.code == 0);
+    CHECK(beginning(called.out) == beginning(written));
+    CHECK(called.err.find("wrote") == std::string::npos);
+  }
+  CHECK(Json::parse(call({"simulate", file, "--trace", "-"}).out).contains("traceEvents"));
+  CHECK(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "-o", "-", "--json", "-"}).code == 2);
+}
+
 TEST_CASE("all of the memory is no limit") {
   CHECK(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "100%"}).err.find("memory limited") == std::string::npos);
   CHECK(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "99%"}).err.find("memory limited") != std::string::npos);

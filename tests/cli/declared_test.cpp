@@ -88,7 +88,7 @@ TEST_CASE("what is declared says types, optional values and required arguments")
     FAIL("no option " << name);
     return DeclaredOption{};
   };
-  CHECK(option("suggest", "-o") == DeclaredOption{.names = {"-o", "--output"}, .type = "PLAN.yaml", .description = "write the best plan to this file", .group = "Output"});
+  CHECK(option("suggest", "-o") == DeclaredOption{.names = {"-o", "--output"}, .type = "PLAN.yaml", .description = "write the best plan to this file, or to standard output with -", .group = "Output"});
   CHECK(option("suggest", "--json").value_optional);
   CHECK(option("suggest", "--quiet").type == "");
   CHECK(option("run", "--share-gpu").type == "");

@@ -206,6 +206,39 @@ TEST_CASE("two outputs to one file are refused, whatever they are called") {
   CHECK(call({"topology", cpu_8, "--quiet", "--json", "/dev/null", "--graphviz", "/dev/null"}).code == 0);
 }
 
+TEST_CASE("an output that would replace an input is refused, whatever they are called") {
+  const Folder folder;
+  const std::string model = folder.path("model.yaml");
+  const std::string cluster = folder.path("cluster.yaml");
+  const std::string plan = folder.path("plan.yaml");
+  const std::string link = folder.path("link.json");
+  std::filesystem::copy_file(tiny_gpt2, model);
+  std::filesystem::copy_file(cpu_8, cluster);
+  std::filesystem::create_symlink("model.yaml", link);
+  REQUIRE(call({"suggest", model, "--cluster", cluster, "--global-batch", "8", "-o", plan}).code == 0);
+  check({{{"suggest", model, "--cluster", cpu_8, "-o", model}, "--output would replace '" + model + "', which is read as MODEL; give another name"},
+         {{"suggest", model, "--cluster", cpu_8, "--json", link}, "--json would replace '" + link + "', which is read as MODEL; give another name"},
+         {{"suggest", model, "--cluster", cluster, "--csv", cluster}, "--csv would replace '" + cluster + "', which is read as --cluster; give another name"},
+         {{"simulate", plan, "-o", plan}, "--output would replace '" + plan + "', which is read as MODEL|PLAN; give another name"},
+         {{"explain", plan, "--json", plan}, "--json would replace '" + plan + "', which is read as PLAN; give another name"},
+         {{"run", plan, "--json", plan}, "--json would replace '" + plan + "', which is read as PLAN; give another name"},
+         {{"topology", cluster, "--graphviz", cluster}, "--graphviz would replace '" + cluster + "', which is read as CLUSTER; give another name"},
+         {{"sweep", model, "--cluster", cluster, "--json", cluster}, "--json would replace '" + cluster + "', which is read as --cluster; give another name"}});
+}
+
+TEST_CASE("a file that cannot be written is refused before any work") {
+  const Folder folder;
+  const std::string absent = folder.path("absent/plan.yaml");
+  const std::string taken = folder.path("taken");
+  std::filesystem::create_directory(taken);
+  for (const auto& [path, reason] : {std::pair(absent, "No such file or directory"), std::pair(taken, "Is a directory")}) {
+    const Called called = call({"suggest", "gpt3-175b", "--cluster", "dgx-a100", "--devices", "1024", "-o", path});
+    CHECK(called.code == 1);
+    CHECK(called.err == "error: cannot write '" + path + "': " + reason + "\n");
+    CHECK(called.out.empty());
+  }
+}
+
 TEST_CASE("names and values that are empty are refused") {
   check({{{"suggest", "gpt2", "-o", ""}, "-o needs a value (PLAN.yaml), found an empty one; give one, or leave -o out"},
          {{"suggest", "gpt2", "--output="}, "--output needs a value (PLAN.yaml), found an empty one; give one, or leave --output out"},
