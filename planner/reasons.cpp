@@ -189,8 +189,12 @@ std::optional<Guide::LargestBlock> block_beyond_a_device(const Inquiry& inquiry)
   return largest;
 }
 
+struct BestAmong {
+  Rival rival;
+  bool certified = true;  // false where `most_simulated` ended the search before the bounds did
+};
 // The best of these layouts that fits, by as many simulations as bounds leave open; where none fits, the one that needs least memory.
-std::optional<Rival> best_among(const Inquiry& inquiry, CandidateMaker& maker, const std::vector<ParallelSpec>& specs) {
+std::optional<BestAmong> best_among(const Inquiry& inquiry, CandidateMaker& maker, const std::vector<ParallelSpec>& specs) {
   std::vector<Candidate> fitting;
   std::optional<Candidate> smallest;
   std::vector<Candidate> made;
@@ -207,8 +211,8 @@ std::optional<Rival> best_among(const Inquiry& inquiry, CandidateMaker& maker, c
   if (fitting.empty()) {
     if (!smallest) return std::nullopt;
     const Estimate& estimate = smallest->estimate;
-    return rival(networks.cluster(), {.spec = std::move(smallest->spec),
-                                      .result = {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}});
+    return BestAmong{.rival = rival(networks.cluster(), {.spec = std::move(smallest->spec),
+                                                         .result = {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}})};
   }
   const auto counted = [&](const ParallelSpec& spec, Seconds time, const MemoryUse& memory) { return score(inquiry.objective(), networks.cluster(), spec, time, memory); };
   const auto bound = [&](const Candidate& candidate) { return counted(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory); };
@@ -216,12 +220,15 @@ std::optional<Rival> best_among(const Inquiry& inquiry, CandidateMaker& maker, c
   std::ranges::stable_sort(fitting, {}, bound);
   std::optional<RankedPlan> best;
   std::int64_t simulated = 0;
+  bool certified = true;
   for (const Candidate& candidate : fitting) {
-    if (simulated++ == inquiry.options.most_simulated || (best && bound(candidate) >= score_of(*best))) break;
+    if (best && bound(candidate) >= score_of(*best)) break;
+    certified = simulated++ < inquiry.options.most_simulated;
+    if (!certified) break;
     RankedPlan plan = inquiry.simulated(networks, inquiry.plan.training, candidate.spec);
     if (!best || score_of(plan) < score_of(*best)) best = std::move(plan);
   }
-  return rival(networks.cluster(), std::move(*best));
+  return BestAmong{.rival = rival(networks.cluster(), std::move(*best)), .certified = certified};
 }
 
 std::optional<Guide::BeyondNode> tensor_beyond_a_node(const Inquiry& inquiry, CandidateMaker& maker) {
@@ -239,11 +246,12 @@ std::optional<Guide::BeyondNode> tensor_beyond_a_node(const Inquiry& inquiry, Ca
     std::ranges::move(enumerate_specs(inquiry.graph, inquiry.plan.training, devices, layout), std::back_inserter(specs));
   }
   inquiry.say("tensor parallelism beyond a node");
-  const std::optional<Rival> best = best_among(inquiry, maker, specs);
-  if (!best) return std::nullopt;
-  const int across = best->plan.spec.tp();
-  const Guide::BeyondNode found{.inside_ranks = inside, .inside = ring(inside), .across_ranks = across, .across = ring(across), .best = *best};
-  const bool slower = !best->fits() || best->plan.result.time.total() > inquiry.plan.prediction.time.total();
+  const std::optional<BestAmong> found_best = best_among(inquiry, maker, specs);
+  if (!found_best) return std::nullopt;
+  const Rival& best = found_best->rival;
+  const int across = best.plan.spec.tp();
+  const Guide::BeyondNode found{.inside_ranks = inside, .inside = ring(inside), .across_ranks = across, .across = ring(across), .best = best, .certified = found_best->certified};
+  const bool slower = !best.fits() || best.plan.result.time.total() > inquiry.plan.prediction.time.total();
   return found.across < found.inside && slower ? std::optional(found) : std::nullopt;
 }
 
@@ -264,9 +272,9 @@ std::optional<Guide::OneDevice> on_one_device(const Inquiry& inquiry) {
     alone.groups = {*group};
     alone.groups.front().nodes = 1;
     CandidateMaker maker(inquiry.graph, alone, inquiry.plan.training);
-    std::optional<Rival> least = best_among(inquiry, maker, specs);
+    std::optional<BestAmong> least = best_among(inquiry, maker, specs);
     if (!least) continue;
-    Guide::OneDevice one{.cluster = std::move(alone), .least = std::move(*least)};
+    Guide::OneDevice one{.cluster = std::move(alone), .least = std::move(least->rival)};
     if (!best || rank(one) < rank(*best)) best = std::move(one);
   }
   return best;
@@ -311,7 +319,11 @@ std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& ma
     inquiry.say(fmt::format("best plan of: {}", family.name));
     std::vector<ParallelSpec> own;
     std::ranges::copy_if(specs, std::back_inserter(own), [&](const ParallelSpec& spec) { return belongs(family, spec, networks); });
-    FamilyBest best{.family = family.name, .best = best_among(inquiry, maker, own), .of_the_plan = belongs(family, plan.spec, networks)};
+    FamilyBest best{.family = family.name, .best = {}, .of_the_plan = belongs(family, plan.spec, networks)};
+    if (std::optional<BestAmong> found = best_among(inquiry, maker, own)) {
+      best.best = std::move(found->rival);
+      best.certified = found->certified;
+    }
     // What the plan's own search found counts too: it looked longer.
     const auto offer = [&](const RankedPlan& one) {
       if (one.spec.mesh.size() != devices || !belongs(family, one.spec, networks)) return;
@@ -507,6 +519,9 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
       for (const double factor : {0.8, 1.2})
         if (std::optional<Variation> variation = change(inquiry, resource, factor)) reasons.sensitivity.push_back(std::move(*variation));
     }
+    // What is the best of all is the best of its family.
+    if (now.counts.certified && !as_it_is.changes)
+      for (FamilyBest& family : reasons.families) family.certified |= family.best && family.best->plan.spec == plan.spec;
     reasons.binding = binding_constraint(plan, reasons.twice, as_it_is.best ? *as_it_is.best : RankedPlan{.spec = plan.spec, .result = plan.prediction});
     if (as_it_is.changes) reasons.unrestricted = std::move(as_it_is);
   }

@@ -39,6 +39,7 @@ Rival rival(const Cluster& cluster, RankedPlan plan);  // on this cluster
 struct FamilyBest {
   std::string_view family;
   std::optional<Rival> best;  // the fastest that fits; where none does, the one that needs least memory; absent where the family has no layout
+  bool certified = true;      // nothing else of the family is better; false where a limit on simulated candidates ended the search
   bool of_the_plan = false;   // the plan is of this family
 };
 
@@ -91,6 +92,7 @@ struct Guide {
     int across_ranks = 0;
     BytesPerSecond across;  // the same with as many ranks as the best beyond has
     Rival best;             // the best of all degrees beyond
+    bool certified = true;  // of these
   };
   struct ShardedPipeline {  // ZeRO-2 or 3 with a pipeline reduces or gathers in every micro-batch
     Rival rival;            // the plan with that stage

@@ -371,8 +371,9 @@ std::string changed_to(const Plan& plan, const Variation& variation) {
   if (!variation.plan.fits()) return layout + format_duration(best.result.time.total());
   return layout + measured_against(plan, best, variation.plan.plan, 1);
 }
-std::string what_found_means(const std::vector<Variation>& variations) {
-  if (std::ranges::all_of(variations, &Variation::certified)) return "";
+template <class Found>  // Variation, FamilyBest
+std::string what_found_means(const std::vector<Found>& several) {
+  if (std::ranges::all_of(several, &Found::certified)) return "";
   return "  (found: of the most promising candidates, which were simulated; others may be better)\n";
 }
 
@@ -506,9 +507,11 @@ std::string families(const Plan& plan, const Reasons& reasons) {
     std::vector<std::string> cells = family.best ? rival_cells(plan, *family.best) : std::vector<std::string>(rival_heads(plan).size(), "-");
     if (is_plan) cells[1] = "the plan";
     rows.push_back(row_of(std::string(family.family), std::move(cells), family.best ? layout_text(family.best->plan.spec) : "no layout is legal"));
-    below.push_back(family.best && !is_plan ? loss(plan, *family.best) : "");
+    std::string words = family.best && !is_plan ? loss(plan, *family.best) : "";
+    if (!family.certified) words = words.empty() ? "best found" : "best found: " + words;
+    below.push_back(std::move(words));
   }
-  return "\n" + table_with_words(rows, 1, below);
+  return "\n" + table_with_words(rows, 1, below) + what_found_means(reasons.families);
 }
 
 std::string bubble_rule(const Guide::Bubble& bubble) {
@@ -541,9 +544,9 @@ std::string guide(const Plan& plan, const Reasons& reasons) {
                                 format_bytes(found.largest_block->capacity)));
   if (found.beyond_node) {
     const Guide::BeyondNode& beyond = *found.beyond_node;
-    lines.push_back(fmt::format("tensor parallelism beyond a node: rings over {} devices reach {} a device, {:.1f} times less than the {} inside a node; the best such layout, {}, {}",
+    lines.push_back(fmt::format("tensor parallelism beyond a node: rings over {} devices reach {} a device, {:.1f} times less than the {} inside a node; the best such layout{}, {}, {}",
                                 beyond.across_ranks, format_bandwidth(beyond.across), beyond.inside / beyond.across, format_bandwidth(beyond.inside),
-                                layout_text(beyond.best.plan.spec),
+                                beyond.certified ? "" : " found", layout_text(beyond.best.plan.spec),
                                 beyond.best.fits() ? fmt::format("takes {} ({})", format_duration(beyond.best.plan.result.time.total()),
                                                                  signed_share(slower(beyond.best.plan.result, plan.prediction)))
                                                    : loss(plan, beyond.best)));

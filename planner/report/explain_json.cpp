@@ -79,6 +79,7 @@ Json guide_json(const Plan& plan, const Guide& guide) {
     rule["across_ranks"] = guide.beyond_node->across_ranks;
     rule["across_bytes_per_s"] = json_number(guide.beyond_node->across.value);
     rule["best"] = rival_json(plan, guide.beyond_node->best);
+    rule["certified"] = guide.beyond_node->certified;
   }
   for (const Guide::ShardedPipeline& sharded : guide.sharded_pipeline) {
     Json& rule = add("sharding_in_pipeline");
@@ -149,7 +150,7 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   }
   json["families"] = Json::array();
   for (const FamilyBest& family : reasons.families)
-    json["families"].push_back({{"family", family.family}, {"of_the_plan", family.of_the_plan},
+    json["families"].push_back({{"family", family.family}, {"of_the_plan", family.of_the_plan}, {"certified", family.certified},
                                 {"best", family.best ? rival_json(plan, *family.best) : Json(nullptr)}});
   json["guide"] = guide_json(plan, reasons.guide);
   json["sensitivity"] = Json::array();

@@ -251,6 +251,7 @@ TEST_CASE("what a search found that a limit cut is not called the best") {
   CHECK(explain(small_plan(), reasons).find("found") == std::string::npos);
   reasons.twice[1].certified = false;
   reasons.sensitivity[1].certified = reasons.sensitivity[2].certified = false;
+  reasons.families[0].certified = reasons.families[2].certified = false;
   reasons.unrestricted = reasons.sensitivity[2];
   const std::string text = explain(small_plan(), reasons);
   CHECK(text.find("  compute     7.00 s (-30 %)  the plan stays the best\n"
@@ -259,6 +260,8 @@ TEST_CASE("what a search found that a limit cut is not called the best") {
   CHECK(text.find("best found: dp2 tp1 pp2 zero1 mb1 1f1b recompute=full pp>dp, 9.00 s") != std::string::npos);
   CHECK(text.find("each data-parallel rank has one sequence\n" + meaning) != std::string::npos);
   CHECK(text.find("9.00 s (10.0 % faster); others may be") != std::string::npos);
+  CHECK(text.find("\n      best found: data-parallel communication") != std::string::npos);
+  CHECK(text.find("pp>dp\n      best found\n" + meaning) != std::string::npos);
 }
 
 TEST_CASE("of unlike devices it is said which is enough, or the largest") {

@@ -137,6 +137,33 @@ TEST_CASE("devices that compute twice as fast take half of the time, where nothi
   }
 }
 
+TEST_CASE("a family's best is certified where no longer search finds a better one") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  const SuggestResult found = suggest(request_of(graph, cluster_of("dgx-a100", 16), 16));
+  REQUIRE(found.plan);
+  const auto families_after = [&](std::int64_t simulated) {
+    ReasonsOptions options;
+    options.most_simulated = simulated;
+    return find_reasons(graph, *found.plan, options).families;
+  };
+  const std::vector<FamilyBest> few = families_after(1);
+  const std::vector<FamilyBest> all = families_after(1 << 20);
+  REQUIRE(few.size() == all.size());
+  int certified = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    INFO(all[i].family);
+    CHECK(all[i].certified);
+    REQUIRE(few[i].best.has_value() == all[i].best.has_value());
+    if (!all[i].best) continue;
+    const double best = step(all[i].best->plan.result);
+    CHECK(best <= step(few[i].best->plan.result) * (1 + 1e-9));
+    certified += few[i].certified ? 1 : 0;
+    if (few[i].certified) CHECK(step(few[i].best->plan.result) == doctest::Approx(best).epsilon(1e-9));
+  }
+  CHECK(certified > 0);
+  CHECK(certified < static_cast<int>(all.size()));
+}
+
 TEST_CASE("the reasons of a certified plan agree with it") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   for (Cluster cluster : {cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), cluster_of("dgx-a100", 16)}) {
@@ -168,6 +195,7 @@ TEST_CASE("the reasons of a certified plan agree with it") {
     for (const FamilyBest& family : reasons.families) {
       INFO(family.family);
       if (family.best && family.best->fits()) CHECK(step(family.best->plan.result) >= own * (1 - 1e-9));
+      CHECK(family.certified);
       if (!family.of_the_plan) continue;
       ++of_the_plan;
       CHECK(family.best->plan.spec == plan.spec);
