@@ -158,6 +158,15 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
   // (differences of prefix sums carry rounding, which must not decide between equal stages)
   const double largest = reached * (1 + 1e-9);
 
+  // Where stage s has to end at least, for the stages behind it to hold the rest: each of these begins as early as it can.
+  std::vector<std::size_t> least_end(p);
+  for (std::size_t s = p, end = n; s-- > 0;) {
+    least_end[s] = end;
+    std::size_t first = end - 1;
+    while (first > s && stage_seconds(stages[s], first - 1, end) <= largest) --first;
+    end = std::max(first, s);
+  }
+
   // Of the cuts that reach it, the least sum of squares: squares[s][e] for the first e blocks in s + 1 stages.
   const auto at = [&](std::size_t s, std::size_t end) { return s * (n + 1) + end; };
   thread_local std::vector<double> squares;
@@ -168,7 +177,7 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
     for (std::size_t b = s == 0 ? 0 : s; b <= (s == 0 ? 0 : n - 1); ++b) {
       const double so_far = s == 0 ? 0.0 : squares[at(s - 1, b)];
       if (so_far == infinite) continue;
-      for (std::size_t e = b + 1; e <= n - (p - 1 - s); ++e) {
+      for (std::size_t e = std::max(b + 1, least_end[s]); e <= n - (p - 1 - s); ++e) {
         const double seconds = stage_seconds(stages[s], b, e);
         if (seconds > largest) break;
         const double sum = so_far + seconds * seconds;

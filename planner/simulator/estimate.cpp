@@ -35,6 +35,11 @@ Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const Trainin
     uses_tied_.push_back(block_parameters(graph, block).tied >= 0);
     if (static_cast<std::size_t>(block.kind) >= blocks_of_kind_.size()) blocks_of_kind_.resize(static_cast<std::size_t>(block.kind) + 1);
   }
+  run_ends_.assign(graph.blocks.size(), static_cast<int>(graph.blocks.size()));
+  for (std::size_t b = graph.blocks.size() - 1; b-- > 0;) {
+    const bool alike = graph.blocks[b].kind == graph.blocks[b + 1].kind && uses_tied_[b] == uses_tied_[b + 1];
+    run_ends_[b] = alike ? run_ends_[b + 1] : static_cast<int>(b) + 1;
+  }
   for (std::size_t kind = 0; kind < blocks_of_kind_.size(); ++kind) {
     std::vector<int>& before = blocks_of_kind_[kind];
     before.push_back(0);
@@ -364,13 +369,13 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   estimate.spare = Bytes(std::numeric_limits<std::int64_t>::max());
   double fullest = -1.0;
   for (std::vector<Seconds>* one : {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_}) one->clear();
-  StageBound first;
+  StageBound first, bound;
   Seconds synchronised;  // when all gradients are reduced, by any stage alone
   Seconds finish;        // of the slowest stage
   Seconds data;          // of the stage that communicates most
   Seconds before;        // forwards and transfers of the stages before
 
-  int first_block = 0;
+  BlockRange range;
   int shapes_number = 0;
   const Costs* costs = nullptr;
   const DataCosts* data_costs = nullptr;
@@ -378,14 +383,17 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   Seconds known_transfer;
   for (int s = 0; s < stages; ++s) {
     const int environment = view.environments[static_cast<std::size_t>(s)];
+    const BlockRange last_range = range;
+    range = {last_range.last, last_range.last + spec.stage_blocks[static_cast<std::size_t>(s)]};
+    // Behind the first stage, equal blocks are bounded once.
+    bool as_before = s > 1 && range.last - range.first == last_range.last - last_range.first && run_ends_[static_cast<std::size_t>(last_range.first)] >= range.last;
     if (s == 0 || environment != view.environments[static_cast<std::size_t>(s - 1)] || spec.recompute_of(s) != spec.recompute_of(s - 1)) {
+      as_before = false;
       shapes_number = shapes_of(spec, placements, spec.recompute_of(s));
       costs = &costs_of(shapes_number, environment);
       data_costs = &data_costs_of(spec, placements, shapes_[static_cast<std::size_t>(shapes_number)], view, environment);
     }
     const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_number)];
-    const BlockRange range{first_block, first_block + spec.stage_blocks[static_cast<std::size_t>(s)]};
-    first_block = range.last;
 
     const MemoryUse memory = memory_of_stage(spec, placements, schedule, s, range, shapes);
     const Bytes capacity = view.capacities[static_cast<std::size_t>(s)];
@@ -398,7 +406,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     }
 
     const bool sequential = !environments_[static_cast<std::size_t>(environment)].device->overlaps_communication;
-    const StageBound bound = bound_of_stage(spec, placements, range, s == 0, sequential, *costs, shapes, *data_costs);
+    if (!as_before) bound = bound_of_stage(spec, placements, range, s == 0, sequential, *costs, shapes, *data_costs);
     if (s == 0) first = bound;
     forward_.push_back(bound.forward);
     backward_.push_back(bound.backward);

@@ -138,6 +138,7 @@ class Estimator {
   NetworkCache networks_;
   std::vector<char> uses_tied_;  // by block
   std::vector<int> tied_blocks_;
+  std::vector<int> run_ends_;    // by block: where the run of like blocks ends that it is in
   std::vector<std::vector<int>> blocks_of_kind_;  // [kind][block]: blocks of the kind before it
   std::map<ShapesKey, int> shapes_index_;
   std::vector<Shapes> shapes_;
