@@ -271,7 +271,7 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
     }
     std::ranges::sort(best, {}, place);
     if (static_cast<int>(best.size()) > options.top) best.erase(best.begin() + options.top, best.end());
-    if (options.progress) options.progress(result.counts.simulated, std::min<std::int64_t>(options.most_simulated, static_cast<std::int64_t>(order.size())));
+    if (options.progress) options.progress(simulated, std::min<std::int64_t>(options.most_simulated, static_cast<std::int64_t>(order.size())));
   }
   // The winner in full, to the last digit of what simulating its plan gives.
   while (!best.empty() && !best.front().in_full) {
