@@ -93,6 +93,11 @@ Placement gradient_placement(Placement placement) {
   throw InternalError("a Partial(max) tensor has no gradient");
 }
 
+DataShards data_shards(const Placements& placements, int data_ranks) {
+  const auto is_shard = [&](Placement placement) { return data_ranks > 1 && placement == flat_shard(); };
+  return {.parameters = is_shard(placements.parameters_data_axis), .gradients = is_shard(placements.gradients_data_axis), .optimizer = is_shard(placements.optimizer_data_axis)};
+}
+
 std::string name_in_block(const std::string& parameter) {
   // "layers.3.mlp.up.weight": a word, a number, the rest.
   const std::size_t first = parameter.find('.');

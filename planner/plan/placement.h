@@ -53,6 +53,14 @@ struct Placements {
   bool operator==(const Placements&) const = default;
 };
 
+// Which of a rank's persistent tensors are shards over the data axis: none where it has one rank.
+struct DataShards {
+  bool parameters = false;
+  bool gradients = false;
+  bool optimizer = false;
+};
+DataShards data_shards(const Placements& placements, int data_ranks);
+
 // The name that `Placements::tensor_axis` uses: "layers.3.mlp.up.weight" -> "mlp.up.weight".
 std::string name_in_block(const std::string& parameter);
 

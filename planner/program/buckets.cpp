@@ -35,7 +35,7 @@ std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int ten
   }
   buckets.insert(buckets.end(), tied_buckets.begin(), tied_buckets.end());
 
-  const bool sharded = job.placements.optimizer_data_axis == flat_shard() && job.spec.dp() > 1;
+  const bool sharded = data_shards(job.placements, job.spec.dp()).optimizer;
   for (StageBucket& bucket : buckets) {
     bucket.elements = padded_elements(bucket.layout.elements, job.spec.dp());
     bucket.shard_elements = sharded ? bucket.elements / job.spec.dp() : bucket.elements;

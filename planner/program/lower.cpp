@@ -27,10 +27,7 @@ class Lowering {
     program_.rank = rank;
     program_.stage = coordinate(Axis::pp);
     range_ = blocks_of_stage(job.spec, program_.stage);
-    const bool several = job.spec.dp() > 1;
-    shards_optimizer_ = several && job.placements.optimizer_data_axis == flat_shard();
-    shards_gradients_ = several && job.placements.gradients_data_axis == flat_shard();
-    shards_parameters_ = several && job.placements.parameters_data_axis == flat_shard();
+    shards_ = data_shards(job.placements, job.spec.dp());
   }
 
   // Who this rank communicates with.
@@ -72,7 +69,7 @@ class Lowering {
     for (const StageBucket& from : stage_buckets_) {
       Bucket bucket{.name = from.name, .elements = from.elements, .shard_begin = from.shard_begin,
                     .shard_elements = from.shard_elements};
-      bucket.parameters = add("parameters", from, MemoryCategory::parameters, shards_parameters_, precision);
+      bucket.parameters = add("parameters", from, MemoryCategory::parameters, shards_.parameters, precision);
       program_.buckets.push_back(bucket);
       for (ParameterPart part : from.layout.parts) {
         part.bucket = static_cast<int>(program_.buckets.size()) - 1;
@@ -82,9 +79,9 @@ class Lowering {
     for (std::size_t i = 0; i < stage_buckets_.size(); ++i) {
       const StageBucket& from = stage_buckets_[i];
       Bucket& bucket = program_.buckets[i];
-      bucket.gradients = add("gradients", from, MemoryCategory::gradients, shards_gradients_, DataType::fp32);
+      bucket.gradients = add("gradients", from, MemoryCategory::gradients, shards_.gradients, DataType::fp32);
       if (from.blocks.size() > 1)
-        bucket.second_gradients = add("second gradients", from, MemoryCategory::gradients, shards_gradients_, DataType::fp32);
+        bucket.second_gradients = add("second gradients", from, MemoryCategory::gradients, shards_.gradients, DataType::fp32);
     }
     const bool adaptive = job_.training.optimizer != Optimizer::sgd;
     for (std::size_t i = 0; i < stage_buckets_.size(); ++i) {
@@ -110,11 +107,11 @@ class Lowering {
       for (int i = 0; i < 2; ++i) ids[static_cast<std::size_t>(i)] = add_buffer(fmt::format("{} {}", what, i), MemoryCategory::buffers, bytes);
     };
     const std::int64_t element = size_of(job_.training.precision);
-    if (shards_parameters_) {
+    if (shards_.parameters) {
       pair("gathered parameters", largest(false) * element, gathered_);
       if (largest(true) > 0) gathered_tied_ = add_buffer("gathered tied parameter", MemoryCategory::buffers, largest(true) * element);
     }
-    if (shards_gradients_) {
+    if (shards_.gradients) {
       pair("unreduced gradients", largest(false) * size_of(DataType::fp32), unreduced_);
       if (largest(true) > 0)
         unreduced_tied_ = add_buffer("unreduced tied gradients", MemoryCategory::buffers, largest(true) * size_of(DataType::fp32));
@@ -170,7 +167,7 @@ class Lowering {
     if (program_.norm_buffer >= 0) compute_norm();
     for (std::size_t i = 0; i < program_.buckets.size(); ++i) update(i);
     if (program_.loss_scale_buffer >= 0) update_loss_scale();
-    if (shards_optimizer_ && !shards_parameters_)
+    if (shards_.optimizer && !shards_.parameters)
       for (const Bucket& bucket : program_.buckets) gather_in_place(bucket);
     if (program_.loss_buffer >= 0 && job_.spec.dp() > 1)
       collective("data.all_reduce.loss", InstructionKind::all_reduce_sum, GroupKind::data, Stream::data, Label::data,
@@ -364,7 +361,7 @@ class Lowering {
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const int block = blocks[i];
       const int tied = tied_bucket_of(block);
-      if (!shards_parameters_) {
+      if (!shards_.parameters) {
         visit(block, bucket_of(block).parameters, tied < 0 ? -1 : program_.buckets[static_cast<std::size_t>(tied)].parameters);
         continue;
       }
@@ -419,7 +416,7 @@ class Lowering {
         accumulator = block == stage_buckets_[static_cast<std::size_t>(tied)].blocks.front() ? shared.gradients : shared.second_gradients;
         tied_gradients = accumulator;
       }
-      if (shards_gradients_) {
+      if (shards_.gradients) {
         gradients = unreduced_[static_cast<std::size_t>(reductions_++ % 2)];
         fill_zero_range(gradients, bucket.elements);
         if (tied >= 0) fill_zero_range(tied_gradients = unreduced_tied_, program_.buckets[static_cast<std::size_t>(tied)].elements);
@@ -468,9 +465,9 @@ class Lowering {
   void reduce_over_data_axis(const Bucket& bucket, int accumulator, int unreduced, bool last_micro_batch) {
     if (job_.spec.dp() == 1 || bucket.elements == 0) return;
     const std::int64_t bytes = bucket.elements * 4;
-    if (!shards_gradients_) {
+    if (!shards_.gradients) {
       if (!last_micro_batch) return;
-      const InstructionKind kind = shards_optimizer_ ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum;
+      const InstructionKind kind = shards_.optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum;
       collective(fmt::format("data.{}.gradients", name(kind)), kind, GroupKind::data, Stream::data, Label::data, {{accumulator, 0, bytes}});
       return;
     }
@@ -487,12 +484,12 @@ class Lowering {
 
   // Where element `element` of the bucket lies in its gradient, parameter and optimizer buffers.
   Piece gradient_piece(const Bucket& bucket, int buffer, BucketLayout::Range range, Access access) const {
-    const std::int64_t begin = shards_gradients_ ? bucket.shard_begin : 0;
+    const std::int64_t begin = shards_.gradients ? bucket.shard_begin : 0;
     return {buffer, (range.begin - begin) * 4, (range.end - range.begin) * 4, access};
   }
   Piece parameter_piece(const Bucket& bucket, BucketLayout::Range range, Access access) const {
     const std::int64_t element = size_of(job_.training.precision);
-    const std::int64_t begin = shards_parameters_ ? bucket.shard_begin : 0;
+    const std::int64_t begin = shards_.parameters ? bucket.shard_begin : 0;
     return {bucket.parameters, (range.begin - begin) * element, (range.end - range.begin) * element, access};
   }
   Piece state_piece(const Bucket& bucket, int buffer, BucketLayout::Range range) const {
@@ -555,7 +552,7 @@ class Lowering {
       pieces.push_back({norm});
     };
     if (job_.spec.tp() > 1) reduce(GroupKind::tensor, Label::tensor);
-    if (shards_optimizer_) reduce(GroupKind::data, Label::data);
+    if (shards_.optimizer) reduce(GroupKind::data, Label::data);
     if (job_.spec.pp() > 1) reduce(GroupKind::pipeline, Label::pipeline);
     call_on_pieces("gradient_norm", Stream::compute, std::move(instructions), pieces, std::move(frees));
   }
@@ -613,7 +610,7 @@ class Lowering {
   const OpGraph& graph_;
   Coordinates coordinates_;
   BlockRange range_;
-  bool shards_optimizer_ = false, shards_gradients_ = false, shards_parameters_ = false;
+  DataShards shards_;
   Program program_;
   std::map<int, Kind> kinds_;  // by Block::kind
   std::int64_t crossing_bytes_ = 0;

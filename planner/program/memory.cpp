@@ -7,11 +7,7 @@
 namespace parplan {
 
 MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const Placements& placements, const TrainingSpec& training) {
-  const bool several = spec.dp() > 1;
-  const auto sharded = [&](Placement placement) { return several && placement == flat_shard(); };
-  const bool shards_optimizer = sharded(placements.optimizer_data_axis);
-  const bool shards_gradients = sharded(placements.gradients_data_axis);
-  const bool shards_parameters = sharded(placements.parameters_data_axis);
+  const DataShards shards = data_shards(placements, spec.dp());
   const std::int64_t element = size_of(training.precision);
   const bool adaptive = training.optimizer != Optimizer::sgd;
   const int moments = (adaptive || training.momentum != 0.0 ? 1 : 0) + (adaptive ? 1 : 0) + (is_half(training.precision) ? 1 : 0);
@@ -22,18 +18,18 @@ MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const 
   std::int64_t largest_tied = 0;
   for (const BucketSizes& bucket : sizes.buckets) {
     const auto local = [&](bool is_sharded) { return is_sharded ? bucket.elements / spec.dp() : bucket.elements; };
-    add(use.parameters, local(shards_parameters) * element, bucket.times);
-    add(use.gradients, local(shards_gradients) * 4, bucket.used_twice ? 2 : bucket.times);
-    add(use.optimizer, local(shards_optimizer) * 4, moments * bucket.times);
+    add(use.parameters, local(shards.parameters) * element, bucket.times);
+    add(use.gradients, local(shards.gradients) * 4, bucket.used_twice ? 2 : bucket.times);
+    add(use.optimizer, local(shards.optimizer) * 4, moments * bucket.times);
     std::int64_t& largest = bucket.tied ? largest_tied : largest_own;
     largest = std::max(largest, bucket.elements);
   }
   if (scales_loss(training)) add(use.optimizer, sizeof(LossScale));
-  if (shards_parameters) {
+  if (shards.parameters) {
     add(use.buffers, largest_own * element, 2);
     add(use.buffers, largest_tied * element);
   }
-  if (shards_gradients) {
+  if (shards.gradients) {
     add(use.buffers, largest_own * 4, 2);
     add(use.buffers, largest_tied * 4);
   }

@@ -13,17 +13,6 @@
 namespace parplan {
 namespace {
 
-// Which of parameters, gradients and optimizer state are shards.
-struct Sharded {
-  bool optimizer = false;
-  bool gradients = false;
-  bool parameters = false;
-};
-Sharded sharded(const ParallelSpec& spec, const Placements& placements) {
-  const auto is = [&](Placement placement) { return spec.dp() > 1 && placement == flat_shard(); };
-  return {.optimizer = is(placements.optimizer_data_axis), .gradients = is(placements.gradients_data_axis), .parameters = is(placements.parameters_data_axis)};
-}
-
 std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) { return padded_elements(elements, spec.dp()); }
 
 }  // namespace
@@ -125,7 +114,7 @@ std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, cons
 
 const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, const Placements& placements, const Shapes& shapes, const MeshView& view,
                                                      int environment) {
-  const Sharded shards = sharded(spec, placements);
+  const DataShards shards = data_shards(placements, spec.dp());
   const int sharding = shards.optimizer + 2 * shards.gradients + 4 * shards.parameters;
   const auto [entry, inserted] = data_costs_.try_emplace({spec.tp(), spec.dp(), sharding, view.data, environment});
   if (!inserted) return entry->second;
@@ -271,7 +260,7 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
 // Ranks that carry out their own communication do all of this one after the other.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range, bool first, bool sequential,
                                                 const Costs& costs, const Shapes& shapes, const DataCosts& data) {
-  const Sharded shards = sharded(spec, placements);
+  const DataShards shards = data_shards(placements, spec.dp());
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int count = range.last - range.first;
   StageBound bound;
@@ -429,7 +418,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   if (norm) {
     const auto agree = [&](const GroupNetwork& network) { agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), network, backend); };
     if (spec.tp() > 1) agree(*view.tensor);
-    if (sharded(spec, placements).optimizer) agree(*view.data);
+    if (data_shards(placements, spec.dp()).optimizer) agree(*view.data);
     if (stages > 1) agree(*view.pipeline);
   }
   const Seconds pipeline = first.begin + schedule.closed_form(forward_, backward_, transfer_, micro);
