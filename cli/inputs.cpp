@@ -40,14 +40,6 @@ VisibilityVariables visibility_of_environment() {
           .ze_flat_device_hierarchy = variable("ZE_FLAT_DEVICE_HIERARCHY")};
 }
 
-// "2 nodes of 8 x a100-sxm4-80gb, 1 node of 4 x v100-sxm2-32gb"
-std::string describe_groups(const Cluster& cluster) {
-  std::vector<std::string> groups;
-  for (const NodeGroup& group : cluster.groups)
-    groups.push_back(fmt::format("{} node{} of {} x {}", group.nodes, group.nodes == 1 ? "" : "s", group.devices_per_node(), group.device.name));
-  return join(groups);
-}
-
 // bf16 where all devices have units for it, else fp16 (V100, TITAN RTX, T4), else fp32.
 DataType default_precision(const Cluster& cluster) {
   if (!is_accelerator(cluster.backend())) return DataType::fp32;

@@ -21,7 +21,7 @@
 #include "planner/cluster/running_costs.h"
 #include "planner/report/sweep.h"
 #include "planner/report/workbook.h"
-#include "planner/search/search.h"
+#include "planner/search/arrangements.h"
 
 namespace parplan {
 namespace {
@@ -209,7 +209,9 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
     for (std::size_t i = next++; i < sweep.points.size(); i = next++) {
       SweepPoint& point = sweep.points[i];
       try {
-        SearchResult found = search(graphs.at(point.training.sequence_length), point.cluster, point.training, arguments.layout, options);
+        ArrangedResult arranged = search_arrangements(graphs.at(point.training.sequence_length), point.cluster, point.training, arguments.layout, options);
+        SearchResult& found = arranged.found;
+        if (arranged.cluster != point.cluster) point.arranged = std::move(arranged.cluster);
         point.search = found.counts;
         if (found.plans.empty()) point.reason = why_there_is_none(found, point.cluster, arguments.layout);
         else point.best = std::move(found.plans.front());

@@ -6,9 +6,12 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/cluster/running_costs.h"
 #include "planner/parallel/techniques.h"
+#include "planner/plan/layout_text.h"
 #include "planner/remedies.h"
 #include "planner/schedule/schedules.h"
+#include "planner/search/arrangements.h"
 #include "planner/search/candidate.h"
 #include "planner/search/candidates.h"
 #include "planner/simulator/simulate.h"
@@ -45,6 +48,15 @@ std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
   return fmt::format("{}: no plan on all of them {}{}", used, layout == LayoutRequest{} ? "" : "with what was given ", claim);
 }
 
+// Which groups of unlike nodes a plan takes, and in which order, where that is not how the cluster stands.
+std::string groups_taken(const SuggestRequest& request, const Plan& plan, const std::optional<RankedPlan>& as_stands) {
+  const Cluster taken = first_nodes(plan.cluster, plan.spec.mesh.size());
+  std::string text = fmt::format("takes {}{}, of {}: ", describe_groups(taken), taken.groups.size() > 1 ? " in this order" : " alone", describe_groups(request.cluster));
+  if (!as_stands) return text + "no plan fits the cluster as it stands";
+  return text + fmt::format("the best plan of the cluster as it stands, {}, takes {} and {} of memory", layout_text(as_stands->spec), format_duration(as_stands->result.time.total()),
+                            format_bytes(as_stands->result.memory.peak()));
+}
+
 // The given layout as a spec; degrees that were not given follow from the others or are 1.
 ParallelSpec fixed_spec(const SuggestRequest& request) {
   const LayoutRequest& layout = request.layout;
@@ -70,7 +82,8 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
 }  // namespace
 
 SuggestResult suggest(const SuggestRequest& request) {
-  const SearchResult found = search(*request.graph, request.cluster, request.training, request.layout, request.options);
+  const ArrangedResult arranged = search_arrangements(*request.graph, request.cluster, request.training, request.layout, request.options);
+  const SearchResult& found = arranged.found;
   SuggestResult result;
   result.counts = found.counts;
   result.counts.objective = request.options.objective;
@@ -80,10 +93,12 @@ SuggestResult suggest(const SuggestRequest& request) {
     return result;
   }
   result.plan = complete(request, found.plans.front().spec);
+  result.plan->cluster = arranged.cluster;
   result.plan->prediction = found.plans.front().result;
   result.plan->alternatives.assign(found.plans.begin() + 1, found.plans.end());
   result.plan->search = result.counts;
-  if (found.plans.front().spec.mesh.size() < request.cluster.devices()) result.plan->notes.push_back(devices_left_idle(request, *result.plan));
+  if (arranged.cluster != request.cluster) result.plan->notes.push_back(groups_taken(request, *result.plan, arranged.as_stands));
+  if (result.plan->spec.mesh.size() < request.cluster.devices()) result.plan->notes.push_back(devices_left_idle(request, *result.plan));
   return result;
 }
 

@@ -261,6 +261,13 @@ std::string device_name(const Cluster& cluster) {
   return names;
 }
 
+std::string describe_groups(const Cluster& cluster) {
+  std::vector<std::string> groups;
+  for (const NodeGroup& group : cluster.groups)
+    groups.push_back(fmt::format("{} node{} of {} x {}", group.nodes, group.nodes == 1 ? "" : "s", group.devices_per_node(), group.device.name));
+  return join(groups);
+}
+
 std::string device_title(const Cluster& cluster) {
   std::string titles;
   for (const NodeGroup& group : cluster.groups)

@@ -107,6 +107,8 @@ struct Cluster {
 
 // "h100-sxm-80gb"; of unlike devices "a100-sxm4-80gb+v100-sxm2-32gb".
 std::string device_name(const Cluster& cluster);
+// "2 nodes of 8 x a100-sxm4-80gb, 1 node of 4 x v100-sxm2-32gb".
+std::string describe_groups(const Cluster& cluster);
 // "NVIDIA H100 SXM5 80 GB"; of unlike devices "A and B".
 std::string device_title(const Cluster& cluster);
 // Whether every device has units for it.

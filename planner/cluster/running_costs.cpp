@@ -31,6 +31,18 @@ int devices_of_group(const Cluster& cluster, std::size_t group, int devices) {
   return std::clamp(devices - before, 0, cluster.groups[group].devices());
 }
 
+Cluster first_nodes(const Cluster& cluster, int devices) {
+  Cluster first = cluster;
+  first.groups.clear();
+  for (std::size_t g = 0; g < cluster.groups.size(); ++g) {
+    const int taken = devices_of_group(cluster, g, devices);
+    if (taken == 0) break;
+    first.groups.push_back(cluster.groups[g]);
+    first.groups.back().nodes = static_cast<int>(ceil_div(taken, cluster.groups[g].devices_per_node()));
+  }
+  return first;
+}
+
 std::optional<std::string> currency(const Cluster& cluster) {
   std::optional<std::string> found;
   for (const NodeGroup& group : cluster.groups) {

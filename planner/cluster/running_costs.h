@@ -13,6 +13,9 @@ namespace parplan {
 // How many of the first `devices` devices are of group `group`.
 int devices_of_group(const Cluster& cluster, std::size_t group, int devices);
 
+// The nodes that hold the first `devices` devices.
+Cluster first_nodes(const Cluster& cluster, int devices);
+
 // The currency of all prices of the cluster's groups; nothing without prices, or where they differ.
 std::optional<std::string> currency(const Cluster& cluster);
 

@@ -19,43 +19,50 @@ std::string quoted(const std::string& word) {
 }
 
 // Ranks on each machine, of those that hold any.
-std::vector<int> ranks_by_machine(const Plan& plan) {
-  std::vector<int> counts;
+struct MachineRanks {
+  int count = 0;
+  const NodeGroup* group = nullptr;
+  bool operator==(const MachineRanks&) const = default;
+};
+std::vector<MachineRanks> ranks_by_machine(const Plan& plan) {
+  std::vector<MachineRanks> machines;
   int left = plan.spec.mesh.size();
   for (const NodeGroup& group : plan.cluster.groups)
     for (int node = 0; node < group.nodes; ++node)
       for (int device = 0; device < group.devices_per_node() && left > 0; device += group.devices_per_machine()) {
-        counts.push_back(std::min({group.devices_per_machine(), group.devices_per_node() - device, left}));
-        left -= counts.back();
+        machines.push_back({.count = std::min({group.devices_per_machine(), group.devices_per_node() - device, left}), .group = &group});
+        left -= machines.back().count;
       }
-  return counts;
+  return machines;
 }
 
 // Started once a node's ranks: which machine is which matters where nodes differ.
-void add_commands_of_several_nodes(const Plan& plan, const std::vector<int>& counts, const std::string& run, LaunchLine& line) {
+void add_commands_of_several_nodes(const Plan& plan, const std::vector<MachineRanks>& machines, const std::string& run, LaunchLine& line) {
   const int ranks = plan.spec.mesh.size();
-  const int most = *std::ranges::max_element(counts);
-  const bool alike = std::ranges::all_of(counts, [&](int count) { return count == most; });
+  const int most = std::ranges::max(machines, {}, &MachineRanks::count).count;
+  const auto has_most = [&](const MachineRanks& machine) { return machine.count == most; };
+  const bool alike = std::ranges::all_of(machines, has_most);
   // ppr fills node by node, so that only the last may have fewer.
-  const bool fills = std::all_of(counts.begin(), counts.end() - 1, [&](int count) { return count == most; });
+  const bool fills = std::all_of(machines.begin(), machines.end() - 1, has_most);
   const bool cores = plan.cluster.backend() == BackendKind::cpu;
   line.commands.push_back(fmt::format("mpirun -n {} --hostfile hosts --map-by {}{} {}", ranks, fills ? fmt::format("ppr:{}:node", most) : "slot",
                                       cores ? " --bind-to core" : "", run));
-  if (alike) line.commands.push_back(fmt::format("srun --mpi=pmix --kill-on-bad-exit=1 --nodes {} --ntasks-per-node {} {}", counts.size(), most, run));
+  if (alike) line.commands.push_back(fmt::format("srun --mpi=pmix --kill-on-bad-exit=1 --nodes {} --ntasks-per-node {} {}", machines.size(), most, run));
   // torchrun numbers machines as it likes, which matters where they are unlike, in racks, or far from one another; and it has no CPU ranks.
   if (alike && !cores && plan.cluster.groups.size() == 1 && !plan.cluster.groups.front().node.devices_per_machine && plan.cluster.network.levels.size() <= 1)
-    line.commands.push_back(fmt::format("torchrun --no-python --nnodes {} --nproc-per-node {} --rdzv-backend c10d --rdzv-endpoint node1:29400 {}", counts.size(), most, run));
+    line.commands.push_back(fmt::format("torchrun --no-python --nnodes {} --nproc-per-node {} --rdzv-backend c10d --rdzv-endpoint node1:29400 {}", machines.size(), most, run));
   std::string slots;
   int node = 1;
-  for (auto count = counts.begin(); count != counts.end();) {
-    const auto end = std::find_if(count, counts.end(), [&](int other) { return other != *count; });
-    const auto nodes = static_cast<int>(end - count);
-    slots += fmt::format("{}{} of node{}{}", slots.empty() ? "" : ", ", fmt::format("slots={}", *count), nodes > 1 ? "s " : " ",
-                         nodes > 1 ? fmt::format("{} to {}", node, node + nodes - 1) : fmt::format("{}", node));
+  const bool unlike = plan.cluster.groups.size() > 1;
+  for (auto machine = machines.begin(); machine != machines.end();) {
+    const auto end = std::find_if(machine, machines.end(), [&](const MachineRanks& other) { return other != *machine; });
+    const auto nodes = static_cast<int>(end - machine);
+    slots += fmt::format("{}slots={} of node{}{}{}", slots.empty() ? "" : ", ", machine->count, nodes > 1 ? "s " : " ",
+                         nodes > 1 ? fmt::format("{} to {}", node, node + nodes - 1) : fmt::format("{}", node), unlike ? fmt::format(" ({})", machine->group->device.name) : "");
     node += nodes;
-    count = end;
+    machine = end;
   }
-  line.notes.push_back(fmt::format("'hosts' holds a line a node, such as 'node1 slots={}', in the cluster's order: {}", counts.front(), slots));
+  line.notes.push_back(fmt::format("'hosts' holds a line a node, such as 'node1 slots={}', in the cluster's order: {}", machines.front().count, slots));
 }
 
 }  // namespace
@@ -76,11 +83,11 @@ LaunchLine launch_line(const Plan& plan, const std::string& plan_file) {
     return line;
   }
   const std::string run = "parplan run " + quoted(plan_file);
-  const std::vector<int> counts = ranks_by_machine(plan);
-  if (counts.size() == 1) {
+  const std::vector<MachineRanks> machines = ranks_by_machine(plan);
+  if (machines.size() == 1) {
     line.commands.push_back(run);
   } else {
-    add_commands_of_several_nodes(plan, counts, run, line);
+    add_commands_of_several_nodes(plan, machines, run, line);
   }
   return line;
 }

@@ -21,7 +21,7 @@ constexpr double seconds_per_day = 86400.0;
 Json optional_number(const std::optional<double>& value) { return value ? json_number(*value) : Json(nullptr); }
 
 RowSubject subject_of(const SweepPoint& point) {
-  return {.rank = 1, .model = point.model, .cluster = point.cluster, .training = point.training, .spec = point.best->spec, .result = point.best->result};
+  return {.rank = 1, .model = point.model, .cluster = point.planned(), .training = point.training, .spec = point.best->spec, .result = point.best->result};
 }
 
 // All that a column reads.
@@ -114,8 +114,8 @@ Spending spending(const Sweep& sweep, const SweepPoint& point) {
   if (!point.best) return spent;
   const int devices = point.best->spec.mesh.size();
   const double tokens_per_s = tokens_per_second(subject_of(point));
-  spent.price_per_hour = hourly_price(point.cluster, devices);
-  if (const std::optional<Watts> power = board_power(point.cluster, devices)) spent.power_w = power->value;
+  spent.price_per_hour = hourly_price(point.planned(), devices);
+  if (const std::optional<Watts> power = board_power(point.planned(), devices)) spent.power_w = power->value;
   if (spent.price_per_hour) spent.cost_per_million_tokens = *spent.price_per_hour / tokens_per_s / 3600.0 * 1e6;
   if (!sweep.tokens) return spent;
   const std::int64_t step = point.training.global_batch * point.training.sequence_length;
@@ -129,7 +129,7 @@ Spending spending(const Sweep& sweep, const SweepPoint& point) {
 
 FrontMeasure front_measure(const Sweep& sweep) {
   const bool priced = std::ranges::all_of(
-      sweep.points, [](const SweepPoint& point) { return !point.best || hourly_price(point.cluster, point.best->spec.mesh.size()).has_value(); });
+      sweep.points, [](const SweepPoint& point) { return !point.best || hourly_price(point.planned(), point.best->spec.mesh.size()).has_value(); });
   return priced ? FrontMeasure::cost : FrontMeasure::device_hours;
 }
 
@@ -170,7 +170,7 @@ std::vector<SweepMarks> marks(const Sweep& sweep) {
     for (const std::size_t i : places) {
       const SweepPoint& point = sweep.points[i];
       const int devices = point.best->spec.mesh.size();
-      const double spent_per_hour = measure == FrontMeasure::cost ? *hourly_price(point.cluster, devices) : devices;
+      const double spent_per_hour = measure == FrontMeasure::cost ? *hourly_price(point.planned(), devices) : devices;
       points.push_back({-rate(i), spent_per_hour / rate(i)});
     }
     const std::vector<bool> front = pareto_front(points);
@@ -246,6 +246,12 @@ std::vector<std::string> sweep_notes(const Sweep& sweep) {
   notes.emplace_back(front_measure(sweep) == FrontMeasure::cost
                          ? "pareto weighs time against cost, among points of equal batch and sequence"
                          : "pareto weighs time against device-hours, among points of equal batch and sequence, for not every device has a price");
+  for (const SweepPoint& point : sweep.points)
+    if (point.arranged && point.best) {
+      const Cluster taken = first_nodes(point.planned(), point.best->spec.mesh.size());
+      notes.push_back(fmt::format("of {} devices of {}, batch {}, sequence {}, the plan takes {}{}", point.cluster.devices(), point.cluster.name, point.training.global_batch,
+                                  point.training.sequence_length, describe_groups(taken), taken.groups.size() > 1 ? " in this order" : " alone"));
+    }
   return notes;
 }
 
@@ -294,8 +300,8 @@ std::string sweep_table(const Sweep& sweep) {
   const auto differ = [&](auto value) { return any([&](const SweepPoint& point) { return value(point) != value(sweep.points.front()); }); };
   const bool clusters = differ([](const SweepPoint& p) { return p.cluster.name; });
   const bool kinds = differ([](const SweepPoint& p) { return device_name(p.cluster); });
-  const bool priced = any([](const SweepPoint& p) { return p.best && hourly_price(p.cluster, p.best->spec.mesh.size()); });
-  const bool powered = any([](const SweepPoint& p) { return p.best && board_power(p.cluster, p.best->spec.mesh.size()); });
+  const bool priced = any([](const SweepPoint& p) { return p.best && hourly_price(p.planned(), p.best->spec.mesh.size()); });
+  const bool powered = any([](const SweepPoint& p) { return p.best && board_power(p.planned(), p.best->spec.mesh.size()); });
 
   struct TableColumn {
     std::string title;

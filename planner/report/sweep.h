@@ -20,6 +20,9 @@ struct SweepPoint {
   std::optional<RankedPlan> best;
   SearchCounts search;
   std::string reason;  // without a plan
+  std::optional<Cluster> arranged;  // the groups of `cluster` that `best` takes, in their order, where that is not how it stands
+
+  const Cluster& planned() const { return arranged ? *arranged : cluster; }
 };
 
 struct Sweep {

@@ -233,10 +233,10 @@ class Workbook {
     const int devices = point.best->spec.mesh.size();
     std::vector<std::string> cells;
     std::vector<std::string> terms;
-    for (std::size_t g = 0; g < point.cluster.groups.size(); ++g) {
-      const int taken = devices_of_group(point.cluster, g, devices);
+    for (std::size_t g = 0; g < point.planned().groups.size(); ++g) {
+      const int taken = devices_of_group(point.planned(), g, devices);
       if (taken == 0) continue;
-      const auto line = std::ranges::find(lines_, line_of(point, point.cluster.groups[g]));
+      const auto line = std::ranges::find(lines_, line_of(point, point.planned().groups[g]));
       cells.push_back(input(first_line_row + static_cast<int>(line - lines_.begin()), input_column));
       terms.push_back(fmt::format("{}*{}", taken == devices ? devices_cell : fmt::format("{}", taken), cells.back()));
     }

@@ -71,9 +71,12 @@ TEST_CASE("nodes that hold unlike numbers of ranks are filled in order") {
   CHECK(lines(plan_of({group(BackendKind::cuda, 8, 2)}, 12)) ==
         "start     mpirun -n 12 --hostfile hosts --map-by ppr:8:node parplan run plan.yaml\n"
         "          ('hosts' holds a line a node, such as 'node1 slots=8', in the cluster's order: slots=8 of node 1, slots=4 of node 2)\n");
-  CHECK(lines(plan_of({group(BackendKind::cuda, 4, 1), group(BackendKind::cuda, 8, 2)}, 20)) ==
+  std::vector<NodeGroup> unlike{group(BackendKind::cuda, 4, 1), group(BackendKind::cuda, 8, 2)};
+  unlike[0].device.name = "old";
+  unlike[1].device.name = "new";
+  CHECK(lines(plan_of(unlike, 20)) ==
         "start     mpirun -n 20 --hostfile hosts --map-by slot parplan run plan.yaml\n"
-        "          ('hosts' holds a line a node, such as 'node1 slots=4', in the cluster's order: slots=4 of node 1, slots=8 of nodes 2 to 3)\n");
+        "          ('hosts' holds a line a node, such as 'node1 slots=4', in the cluster's order: slots=4 of node 1 (old), slots=8 of nodes 2 to 3 (new))\n");
 }
 
 TEST_CASE("machines of a rack are started one by one, though the rack is a node") {
