@@ -312,6 +312,12 @@ std::int64_t parameter_count(const OpGraph& graph) {
   return result;
 }
 
+double uncausal_pairs(const OpGraph& graph, const Op& op) {
+  const double sequence = static_cast<double>(graph.sequence);
+  const double window = op.attributes.window > 0 ? static_cast<double>(std::min(op.attributes.window, graph.sequence)) : sequence;
+  return sequence * (2 * window - 1) - window * (window - 1);
+}
+
 Flops model_flops_per_sample(const OpGraph& graph) {
   // Chowdhery et al. 2022 (PaLM), appendix B, and Narayanan et al. 2021 (Megatron-LM), section 5.1.
   double forward = 0.0;
@@ -320,8 +326,7 @@ Flops model_flops_per_sample(const OpGraph& graph) {
       const double inner = static_cast<double>(tensor(graph, op.inputs[0]).dims.back().size);
       forward += 2 * inner * static_cast<double>(element_count(tensor(graph, op.outputs[0])));
     } else if (op.kind == OpKind::attention) {
-      const double sequence = static_cast<double>(graph.sequence);
-      forward += 4 * sequence * sequence * static_cast<double>(op.attributes.heads * op.attributes.head_dim);
+      forward += 4 * uncausal_pairs(graph, op) * static_cast<double>(op.attributes.heads * op.attributes.head_dim);
     }
   }
   return Flops(3 * forward);

@@ -12,8 +12,8 @@
 namespace parplan {
 namespace {
 
-// Multiply-adds of a block's matrix products for one token: linear layers by their weights, attention by scores and
-// values over the whole sequence (not halved for causality, as model_flops_per_sample counts).
+// Multiply-adds of a block's matrix products for one token, as model_flops_per_sample counts: linear layers by their weights, attention by
+// scores and values, not halved for causality.
 double block_weight(const OpGraph& graph, const Block& block) {
   double weight = 0;
   for (int i = block.first_op; i < block.last_op; ++i) {
@@ -21,7 +21,8 @@ double block_weight(const OpGraph& graph, const Block& block) {
     if (op.kind == OpKind::linear)
       weight += static_cast<double>(element_count(graph.tensors[static_cast<std::size_t>(op.parameters[0])]));
     if (op.kind == OpKind::attention)
-      weight += 2.0 * static_cast<double>(graph.sequence * op.attributes.heads * op.attributes.head_dim);
+      weight += 2.0 * uncausal_pairs(graph, op) / static_cast<double>(graph.sequence) *
+                static_cast<double>(op.attributes.heads * op.attributes.head_dim);
   }
   return weight;
 }

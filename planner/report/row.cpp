@@ -50,7 +50,7 @@ constexpr std::array column_rows = {
     Column{"tokens_per_s", "1/s", "tokens trained on, all devices", [](const Subject& s) { return json_number(tokens_per_second(s)); }},
     Column{"tokens_per_s_per_device", "1/s", "tokens trained on, per device that the plan uses",
            [](const Subject& s) { return json_number(tokens_per_second(s) / s.spec.mesh.size()); }},
-    Column{"model_tflops_per_device", "TFLOP/s", "model FLOPs (matrix products, backward twice forward, nothing recomputed) per device",
+    Column{"model_tflops_per_device", "TFLOP/s", "model FLOPs (matrix products, causal attention counted whole, backward twice forward, nothing recomputed) per device",
            [](const Subject& s) { return json_number(model_rate_per_device(s).value * 1e-12); }},
     Column{"mfu", "", "model_tflops_per_device over the device's peak at the precision; null where no peak is known",
            [](const Subject& s) { return model_flops_utilization(s); }},

@@ -48,6 +48,25 @@ TEST_CASE("model FLOPs are six per matrix weight and token, and twelve per layer
   CHECK(model_flops_per_sample(small_gpt2(2)) == Flops(6 * weights * 4 + 12.0 * 2 * 8 * 4 * 4));
 }
 
+TEST_CASE("model FLOPs count the pairs of a layer's window on both sides, and of layers without one all pairs") {
+  const auto attention = [](OpGraph& graph, std::int64_t layer) -> Op& { return op_named(graph, "layers." + std::to_string(layer) + ".attention"); };
+  for (const std::int64_t sequence : {1, 4, 9})
+    for (const std::int64_t window : {0, 1, 2, 4, 8, 9, 100}) {
+      std::int64_t pairs = 0;
+      for (std::int64_t query = 0; query < sequence; ++query)
+        for (std::int64_t key = 0; key < sequence; ++key) pairs += window == 0 || (query - key < window && key - query < window) ? 1 : 0;
+      INFO("sequence " << sequence << ", window " << window);
+      OpGraph graph = small_gpt2(2);
+      graph.sequence = sequence;
+      const Flops full = model_flops_per_sample(graph);
+      attention(graph, 1).attributes.window = window;
+      CHECK(uncausal_pairs(graph, attention(graph, 0)) == static_cast<double>(sequence * sequence));
+      CHECK(uncausal_pairs(graph, attention(graph, 1)) == static_cast<double>(pairs));
+      // 2 products of 2 FLOPs, forward and twice that backward, for 2 heads of 4.
+      CHECK(full - model_flops_per_sample(graph) == Flops(12.0 * 8 * static_cast<double>(sequence * sequence - pairs)));
+    }
+}
+
 TEST_CASE("layers are of one kind, embedding and head of their own") {
   const auto kinds = [](const OpGraph& graph) {
     std::vector<int> result;

@@ -361,4 +361,9 @@ TEST_CASE("The default cut counts the head and not the look-up") {
   // GPT-2: a layer 7.08M + 1.57M for attention over 1024 tokens, the head 38.6M: more than four layers.
   const OpGraph gpt2 = graph_of(models_folder, "gpt2", 1024);
   CHECK(even_stages(gpt2, 2) == std::vector<int>{9, 5});
+  // Where each token sees itself alone, a layer is 7.08M, and the head more than five of them.
+  OpGraph windowed = gpt2;
+  for (Op& op : windowed.ops)
+    if (op.kind == OpKind::attention) op.attributes.window = 1;
+  CHECK(even_stages(windowed, 2) == std::vector<int>{10, 4});
 }
