@@ -3,15 +3,12 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include <unistd.h>
-
 #include "cli/command_line.h"
+#include "tests/temporary_folder.h"
 
 namespace parplan::testing {
 
@@ -33,32 +30,10 @@ inline Called call(std::vector<std::string> arguments) {
   return {.code = code, .out = out.str(), .err = err.str()};
 }
 
-// A folder of its own that is gone afterwards; parplan's cache lies in it meanwhile.
-class Folder {
+// A temporary folder in which parplan's cache lies, too.
+class Folder : public TemporaryFolder {
  public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "parplan-test-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-    setenv("XDG_CACHE_HOME", (path_ / "cache").c_str(), 1);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string path(const std::string& name) const { return (path_ / name).string(); }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name, std::ios::binary) << text;
-    return path(name);
-  }
-  std::string read(const std::string& name) const {
-    std::ifstream file(path_ / name, std::ios::binary);
-    REQUIRE(file.good());
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
- private:
-  std::filesystem::path path_;
+  Folder() { setenv("XDG_CACHE_HOME", path("cache").c_str(), 1); }
 };
 
 }  // namespace parplan::testing

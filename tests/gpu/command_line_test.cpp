@@ -2,26 +2,22 @@
 #include <doctest/doctest.h>
 
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <string>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "tests/gpu/device.h"
+#include "tests/temporary_folder.h"
 
 namespace parplan {
 
 using namespace testing;
 
 namespace {
-
-namespace fs = std::filesystem;
 
 const std::string model = std::string(PARPLAN_SOURCE_DIR) + "/tests/data/models/tiny-llama.yaml";
 
@@ -39,32 +35,24 @@ Shell shell(const std::string& command) {
   return result;
 }
 
-struct TestFolder {
-  fs::path path = fs::temp_directory_path() / fmt::format("parplan_gpu_{}", getpid());
-  TestFolder() { fs::create_directories(path); }
-  ~TestFolder() { fs::remove_all(path); }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-};
-
 }  // namespace
 
 TEST_CASE("suggest plans for GPUs and run trains that plan, every byte as promised") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
-  const TestFolder folder;
-  std::ofstream text(folder.path / "text.bin", std::ios::binary);
-  for (int i = 0; i < 600; ++i) text.put(static_cast<char>(i * i % 11));
-  text.close();
+  const TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 600; ++i) text += static_cast<char>(i * i % 11);
+  const std::string data = folder.write("text.bin", text);
   for (const std::string precision : {"bf16", "fp16"})
     for (const std::string layout : {"--tp 2 --pp 2 --dp 1", "--dp 4 --tp 1 --pp 1 --zero 3"}) {
       INFO(precision << ", " << layout);
-      const std::string plan = (folder.path / "plan.yaml").string();
+      const std::string plan = folder.path("plan.yaml");
       Shell called = shell(fmt::format("{} suggest {} --cluster dgx-h100 --devices 4 --global-batch 8 --seq-len 16 --precision {} {} -o {} --quiet",
                                        PARPLAN_BINARY, model, precision, layout, plan));
       INFO(called.out);
       REQUIRE(called.code == 0);
-      called = shell(fmt::format("{} run {} --share-gpu --steps 5 --data {} --json - --quiet", PARPLAN_BINARY, plan, (folder.path / "text.bin").string()));
+      called = shell(fmt::format("{} run {} --share-gpu --steps 5 --data {} --json - --quiet", PARPLAN_BINARY, plan, data));
       INFO(called.out);
       REQUIRE(called.code == 0);
       const nlohmann::json run = nlohmann::json::parse(called.out);
@@ -81,8 +69,8 @@ TEST_CASE("more ranks than GPUs are refused with what to do") {
   if (gpu == nullptr) return;
   const std::size_t devices = gpu->devices().size();
   if (devices >= 16) return;
-  const TestFolder folder;
-  const std::string plan = (folder.path / "plan.yaml").string();
+  const TemporaryFolder folder;
+  const std::string plan = folder.path("plan.yaml");
   REQUIRE(shell(fmt::format("{} suggest {} --cluster dgx-h100 --nodes 1 --devices 8 --global-batch 16 --seq-len 16 --dp 8 --tp 1 --pp 1 -o {} --quiet", PARPLAN_BINARY, model,
                             plan)).code == 0);
   if (devices >= 8) return;  // they are enough

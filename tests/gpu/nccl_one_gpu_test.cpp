@@ -2,7 +2,6 @@
 
 #include <spawn.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -24,6 +23,7 @@
 #include "planner/base/error.h"
 #include "runtime/comm/gpu.h"
 #include "tests/gpu/device.h"
+#include "tests/temporary_folder.h"
 
 extern char** environ;
 
@@ -159,9 +159,9 @@ TEST_CASE("several processes are ranks of NCCL on one GPU") {
     MESSAGE("for a GPU only: ranks of the emulated NCCL are threads of one process");
     return;
   }
-  const std::filesystem::path file = std::filesystem::temp_directory_path() / fmt::format("parplan-nccl-id-{}", getpid());
+  const testing::TemporaryFolder folder;
   std::vector<pid_t> processes;
-  for (int rank = 0; rank < ranks; ++rank) processes.push_back(start_rank(rank, file));
+  for (int rank = 0; rank < ranks; ++rank) processes.push_back(start_rank(rank, folder / "id"));
   // Once a rank has failed the others wait for it in vain.
   const auto deadline = std::chrono::steady_clock::now() + patience;
   std::vector<std::string> failures;
@@ -180,6 +180,5 @@ TEST_CASE("several processes are ranks of NCCL on one GPU") {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
-  std::filesystem::remove(file);
   CHECK_MESSAGE(failures.empty(), fmt::format("{}", fmt::join(failures, "; ")));
 }

@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/temporary_folder.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -260,25 +262,19 @@ std::vector<std::string> house_faults(const fs::path& root) {
   return faults;
 }
 
-// A small tree in a folder of its own, removed at the end.
+// A small tree.
 class FakeTree {
  public:
   explicit FakeTree(const std::map<std::string, std::string>& files) {
-    std::string pattern = (fs::temp_directory_path() / "parplan-house-XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    root_ = pattern;
     for (const auto& [path, text] : files) {
-      fs::create_directories((root_ / path).parent_path());
-      std::ofstream(root_ / path) << text;
+      fs::create_directories((folder_ / path).parent_path());
+      folder_.write(path, text);
     }
   }
-  ~FakeTree() { fs::remove_all(root_); }
-  FakeTree(const FakeTree&) = delete;
-  FakeTree& operator=(const FakeTree&) = delete;
-  const fs::path& root() const { return root_; }
+  const fs::path& root() const { return folder_.root(); }
 
  private:
-  fs::path root_;
+  parplan::testing::TemporaryFolder folder_;
 };
 
 using Faults = std::vector<std::string>;
@@ -353,6 +349,22 @@ TEST_CASE("every test case has a name that CTest runs as one") {
   }
   CHECK(names_that_ctest_splits("TEST_CASE(\"a\") {}\nTEST_CASE(\n    \"b; c\" * skip()) {}\nTEST_CASE(\"[d]\") {}") ==
         Faults{"b; c", "[d]"});
+}
+
+// A name of a temporary file that another test, or the same one in another build, may have at the same time.
+bool names_a_shared_temporary_file(const std::string& text) {
+  static const std::regex pattern(R"re(\b(temp_directory_path|tmpnam|tempnam|tmpfile|P_tmpdir)\b|"TMPDIR"|"/tmp/parplan)re");
+  return std::regex_search(text, pattern);
+}
+
+TEST_CASE("tests put their files into folders of their own") {
+  for (const std::string& path : sources(PARPLAN_SOURCE_DIR)) {
+    if (!is_inside(path, "tests") || is_inside(path, "tests/house") || path == "tests/temporary_folder.h") continue;
+    CAPTURE(path);
+    CHECK_MESSAGE(!names_a_shared_temporary_file(text_of(fs::path(PARPLAN_SOURCE_DIR) / path)), "a test's files are for TemporaryFolder of tests/temporary_folder.h");
+  }
+  CHECK(names_a_shared_temporary_file("std::filesystem::temp_directory_path() / \"data.bin\""));
+  CHECK_FALSE(names_a_shared_temporary_file("TemporaryFolder folder;"));
 }
 
 TEST_CASE("a tree that keeps to the table has no faults") {

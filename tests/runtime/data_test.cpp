@@ -1,20 +1,15 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
+#include <string>
+#include <vector>
 
 #include "planner/base/error.h"
 #include "runtime/data.h"
+#include "tests/temporary_folder.h"
 
 namespace parplan {
 namespace {
-
-const std::string folder = std::filesystem::temp_directory_path().string() + "/";
-const std::string binary = folder + "parplan_data_test.bin";
-const std::string text = folder + "parplan_data_test.txt";
-
-void write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 std::string integers(std::initializer_list<std::int32_t> values) {
   std::string bytes;
@@ -30,10 +25,9 @@ std::string llmc(std::int32_t version, std::int32_t promised, std::initializer_l
   return bytes;
 }
 
-std::string message_of(const std::string& bytes, std::int64_t sequence, std::int64_t vocabulary) {
-  write(binary, bytes);
+std::string message_of(const std::string& path, std::int64_t sequence, std::int64_t vocabulary) {
   try {
-    TokenData::load(binary, sequence, vocabulary);
+    TokenData::load(path, sequence, vocabulary);
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -43,8 +37,8 @@ std::string message_of(const std::string& bytes, std::int64_t sequence, std::int
 }  // namespace
 
 TEST_CASE("a text is read as bytes and starts over at its end") {
-  write(text, "abcdefghi");
-  const TokenData data = TokenData::load(text, 4, 256);
+  const testing::TemporaryFolder folder;
+  const TokenData data = TokenData::load(folder.write("text.txt", "abcdefghi"), 4, 256);
   CHECK(data.size() == 9);
   std::vector<std::int32_t> sample(5);
   data.sample(0, 4, sample.data());
@@ -56,25 +50,25 @@ TEST_CASE("a text is read as bytes and starts over at its end") {
 }
 
 TEST_CASE("tokens in llm.c's layout are read as tokens") {
-  write(binary, llmc(1, 4, {7, 50256, 0, 9}));
-  const TokenData data = TokenData::load(binary, 3, 50257);
+  const testing::TemporaryFolder folder;
+  const TokenData data = TokenData::load(folder.write("tokens.bin", llmc(1, 4, {7, 50256, 0, 9})), 3, 50257);
   std::vector<std::int32_t> sample(4);
   data.sample(0, 3, sample.data());
   CHECK(sample == std::vector<std::int32_t>{7, 50256, 0, 9});
 }
 
 TEST_CASE("data that cannot be trained on is refused with its reason") {
-  CHECK(message_of("abc", 3, 256) == binary + ": error: 3 tokens; one sequence takes 3 and the token after it");
-  CHECK(message_of("abcd", 3, 99) == binary + ": error: token 100 at position 3; the model's vocabulary ends at 98");
-  CHECK(message_of(llmc(2, 4, {1, 2, 3, 4}), 3, 256) == binary + ": error: token file of version 2; version 1 (uint16 tokens) can be read");
-  CHECK(message_of(llmc(1, 5, {1, 2, 3, 4}), 3, 256) ==
-        binary + ": error: the header promises 5 tokens, 1034 bytes; the file has 1032");
-  try {
-    TokenData::load("no-such-file.txt", 3, 256);
-    CHECK(false);
-  } catch (const ConfigError& error) {
-    CHECK(std::string(error.what()) == "error: cannot read 'no-such-file.txt': No such file or directory");
-  }
+  const testing::TemporaryFolder folder;
+  const std::string file = folder.path("tokens.bin");
+  const auto refusal = [&](const std::string& bytes, std::int64_t sequence, std::int64_t vocabulary) {
+    return message_of(folder.write("tokens.bin", bytes), sequence, vocabulary);
+  };
+  CHECK(refusal("abc", 3, 256) == file + ": error: 3 tokens; one sequence takes 3 and the token after it");
+  CHECK(refusal("abcd", 3, 99) == file + ": error: token 100 at position 3; the model's vocabulary ends at 98");
+  CHECK(refusal(llmc(2, 4, {1, 2, 3, 4}), 3, 256) == file + ": error: token file of version 2; version 1 (uint16 tokens) can be read");
+  CHECK(refusal(llmc(1, 5, {1, 2, 3, 4}), 3, 256) ==
+        file + ": error: the header promises 5 tokens, 1034 bytes; the file has 1032");
+  CHECK(message_of("no-such-file.txt", 3, 256) == "error: cannot read 'no-such-file.txt': No such file or directory");
 }
 
 }  // namespace parplan

@@ -1,9 +1,8 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
-#include <filesystem>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -14,6 +13,7 @@
 #include "runtime/local_job.h"
 #include "runtime/run.h"
 #include "tests/runtime/device/counting_allocator.h"
+#include "tests/temporary_folder.h"
 
 namespace parplan {
 namespace {
@@ -105,12 +105,10 @@ TEST_CASE("after the first step, steps allocate nothing") {
 
 TEST_CASE("a run reports losses, promises and what each instruction took") {
   const OpGraph graph = tiny("tiny-gpt2");
-  const std::string path = (std::filesystem::temp_directory_path() / "parplan_job_test.txt").string();
-  {
-    std::FILE* file = std::fopen(path.c_str(), "wb");
-    for (int i = 0; i < 400; ++i) std::fputc(i * 5 % 32, file);
-    std::fclose(file);
-  }
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += static_cast<char>(i * 5 % 32);
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("text.bin", text);
   const std::unique_ptr<Rendezvous> rendezvous = alone();
   for (const Plan& plan : {plan_of(graph, 2, 1), plan_of(graph, 1, 2)}) {
     std::int64_t calls = 0;
@@ -131,7 +129,6 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
   broken = plan_of(graph, 2, 1);
   broken.prediction.communication.data += Bytes(4);
   CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}, *rendezvous), InternalError);
-  std::remove(path.c_str());
 }
 
 TEST_CASE("a plan that cannot run here says what is missing") {
@@ -146,7 +143,8 @@ TEST_CASE("a plan that cannot run here says what is missing") {
   plan = plan_of(graph, 2, 1);
   plan.cluster.groups.front().device.backend = BackendKind::cuda;
   plan.cluster.groups.front().device.title = "NVIDIA H100 SXM5 80 GB";
-  const std::string nowhere = (std::filesystem::temp_directory_path() / "parplan_no_plugins").string();
+  const testing::TemporaryFolder folder;  // an empty one
+  const std::string nowhere = folder.root().string();
   REQUIRE(setenv("PARPLAN_PLUGINS", nowhere.c_str(), 1) == 0);
   CHECK(refusal(plan) ==
         fmt::format("error: the plan is for NVIDIA H100 SXM5 80 GB and cannot run here. Missing: {}; make a plan for this machine with "

@@ -16,7 +16,8 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <unistd.h>
+
+#include "tests/temporary_folder.h"
 
 namespace parplan {
 namespace {
@@ -98,17 +99,11 @@ std::string with_one_step(const std::string& command) {
 // A folder that looks like the top of the tree after setup.sh, without its sources.
 class Workplace {
  public:
-  Workplace() : folder_(files::temp_directory_path() / fmt::format("parplan-transcripts-{}", ::getpid())) {
+  Workplace() {
     files::create_directories(folder_ / "cache");
     ::setenv("XDG_CACHE_HOME", (folder_ / "cache").c_str(), 1);  // this machine is measured once for all pages
     ::unsetenv("PARPLAN_DATA");
   }
-  ~Workplace() {
-    std::error_code ignored;
-    files::remove_all(folder_, ignored);
-  }
-  Workplace(const Workplace&) = delete;
-  Workplace& operator=(const Workplace&) = delete;
 
   files::path page(const std::string& name) const {
     std::string flat = name;
@@ -122,7 +117,7 @@ class Workplace {
   }
 
  private:
-  files::path folder_;
+  testing::TemporaryFolder folder_;
 };
 
 // The exit code of `command`, run by the shell; minus the signal's number where one ended it.

@@ -12,30 +12,17 @@
 
 #include "planner/base/error.h"
 #include "tests/planner/base/error_of.h"
+#include "tests/temporary_folder.h"
 
 using namespace parplan;
 
 namespace {
 
-// A folder that is gone afterwards.
-struct Folder {
-  std::filesystem::path path;
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "parplan-file-test-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::filesystem::path operator/(const char* name) const { return path / name; }
-  int files() const {
-    int count = 0;
-    for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator(path)) ++count;
-    return count;
-  }
-};
+int files_in(const testing::TemporaryFolder& folder) {
+  int count = 0;
+  for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator(folder.root())) ++count;
+  return count;
+}
 
 unsigned mode_of(const std::filesystem::path& path) {
   struct stat found {};
@@ -50,16 +37,16 @@ void write_through_library(const std::filesystem::path& path, const std::string&
 }  // namespace
 
 TEST_CASE("What was written is read back, and no temporary file stays") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   write_file_atomically(folder / "a.txt", "first");
   write_file_atomically(folder / "a.txt", std::string("zero\0byte", 9));
   CHECK(read_file(folder / "a.txt") == std::string("zero\0byte", 9));
-  CHECK(folder.files() == 1);
+  CHECK(files_in(folder) == 1);
   write_through_library(folder / "a.txt", "of a library");
   CHECK(read_file(folder / "a.txt") == "of a library");
   CHECK_THROWS_AS(write_through_temporary(folder / "a.txt", [](const std::string&) { throw RunError("no"); }), RunError);
   CHECK(read_file(folder / "a.txt") == "of a library");
-  CHECK(folder.files() == 1);
+  CHECK(files_in(folder) == 1);
 }
 
 TEST_CASE("Files that cannot be read or written are named with the system's reason") {
@@ -73,7 +60,7 @@ TEST_CASE("Files that cannot be read or written are named with the system's reas
 }
 
 TEST_CASE("A new file has the mode that the umask leaves, an old one keeps its own") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   const mode_t before = umask(027);
   write_file_atomically(folder / "new.txt", "x");
   umask(before);
@@ -88,7 +75,7 @@ TEST_CASE("A new file has the mode that the umask leaves, an old one keeps its o
 }
 
 TEST_CASE("A file that is read-only is refused and stays, for root too") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   write_file_atomically(folder / "kept.txt", "kept");
   chmod((folder / "kept.txt").c_str(), 0400);
   const std::string path = (folder / "kept.txt").string();
@@ -97,11 +84,11 @@ TEST_CASE("A file that is read-only is refused and stays, for root too") {
   CHECK(error_of<RunError>([&] { write_through_library(path, "x"); }).starts_with("cannot write '" + path + "': it is read-only"));
   chmod(path.c_str(), 0600);
   CHECK(read_file(path) == "kept");
-  CHECK(folder.files() == 1);
+  CHECK(files_in(folder) == 1);
 }
 
 TEST_CASE("A symbolic link stays one, and what it leads to gets the text") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   std::filesystem::create_directory(folder / "far");
   write_file_atomically(folder / "far/target.txt", "old");
   std::filesystem::create_symlink("far/target.txt", folder / "near.txt");
@@ -123,7 +110,7 @@ TEST_CASE("A symbolic link stays one, and what it leads to gets the text") {
 }
 
 TEST_CASE("A pipe stays a pipe and gets the text") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
   std::filesystem::create_symlink("pipe", folder / "link");
   for (const char* name : {"pipe", "link"}) {
@@ -135,11 +122,11 @@ TEST_CASE("A pipe stays a pipe and gets the text") {
     CHECK(read.get() == "of a library");
   }
   CHECK(std::filesystem::is_fifo(folder / "pipe"));
-  CHECK(folder.files() == 2);
+  CHECK(files_in(folder) == 2);
 }
 
 TEST_CASE("A descriptor of this process goes on where it stands") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   write_file_atomically(folder / "log.txt", "before ");
   const int descriptor = open((folder / "log.txt").c_str(), O_WRONLY);
   REQUIRE(descriptor >= 0);

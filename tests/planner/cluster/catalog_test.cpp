@@ -3,8 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <map>
 
 #include "planner/base/error.h"
@@ -12,6 +10,7 @@
 #include "planner/cluster/draw.h"
 #include "planner/base/text.h"
 #include "planner/cluster/mesh.h"
+#include "tests/temporary_folder.h"
 
 using namespace parplan;
 
@@ -211,9 +210,10 @@ TEST_CASE("numbers of devices that there are not are refused with those that the
 }
 
 TEST_CASE("a file that says how many nodes it has gives no more") {
-  const std::string path = (std::filesystem::temp_directory_path() / "parplan_catalog_test_two_nodes.yaml").string();
-  std::ofstream(path) << "name: mine\ndevice: a100-sxm4-80gb\nnode: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}\n"
-                         "network: {latency: 1 us}\nnodes: 2\n";
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("two-nodes.yaml",
+                                        "name: mine\ndevice: a100-sxm4-80gb\nnode: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}\n"
+                                        "network: {latency: 1 us}\nnodes: 2\n");
   CHECK(find_cluster(path, catalog).devices() == 16);
   CHECK(find_cluster(path, catalog, devices(8)).devices() == 8);
   CHECK(error_of(path, devices(24)) ==
@@ -221,11 +221,12 @@ TEST_CASE("a file that says how many nodes it has gives no more") {
 }
 
 TEST_CASE("of a cluster of unlike nodes whole nodes are taken in order, or a part of the first") {
-  const std::string path = (std::filesystem::temp_directory_path() / "parplan_catalog_test_unlike.yaml").string();
-  std::ofstream(path) << "name: unlike\ngroups:\n"
-                         "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}, nodes: 2}\n"
-                         "  - {device: v100-sxm2-32gb, node: {devices: 4, intra: nvlink_mesh, bandwidth: 40 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 3}\n"
-                         "network: {latency: 1 us}\n";
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("unlike.yaml",
+                                        "name: unlike\ngroups:\n"
+                                        "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}, nodes: 2}\n"
+                                        "  - {device: v100-sxm2-32gb, node: {devices: 4, intra: nvlink_mesh, bandwidth: 40 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 3}\n"
+                                        "network: {latency: 1 us}\n");
   CHECK(find_cluster(path, catalog).devices() == 28);
   CHECK(device_name(find_cluster(path, catalog)) == "a100-sxm4-80gb+v100-sxm2-32gb");
   const Cluster five = find_cluster(path, catalog, devices(24));

@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <regex>
 #include <set>
@@ -11,6 +10,7 @@
 #include "planner/base/file.h"
 #include "planner/cluster/catalog.h"
 #include "planner/cluster/node_layout.h"
+#include "tests/temporary_folder.h"
 
 using namespace parplan;
 
@@ -191,10 +191,10 @@ TEST_CASE("Graphviz draws what is drawn, where it is installed") {
     MESSAGE("Graphviz is not installed");
     return;
   }
-  const std::string file = std::string(std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp") + "/parplan_draw_test.dot";
+  const testing::TemporaryFolder folder;
   for (const Cluster& cluster : {two_kinds(), find_cluster("dgx-h100", catalog)}) {
-    std::ofstream(file) << draw_graphviz(cluster);
-    CHECK(std::system(("dot -Tsvg " + file + " > /dev/null").c_str()) == 0);
+    const std::string file = folder.write("cluster.dot", draw_graphviz(cluster));
+    CHECK(std::system(("dot -Tsvg '" + file + "' > /dev/null").c_str()) == 0);
   }
 }
 

@@ -18,6 +18,7 @@
 #include "planner/base/file.h"
 #include "tests/planner/base/error_of.h"
 #include "tests/planner/report/small_sweep.h"
+#include "tests/temporary_folder.h"
 
 namespace parplan {
 namespace {
@@ -27,22 +28,6 @@ using testing::planned_point;
 using testing::point_without_plan;
 using testing::read_csv;
 using Table = std::vector<std::vector<std::string>>;
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "parplan-workbook-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  fs::path path_;
-};
 
 bool calls(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
 
@@ -100,7 +85,7 @@ void unpack(const fs::path& workbook, const fs::path& folder) {
 }
 
 TEST_CASE("days, device-hours, cost, energy and the front are formulas of step time, tokens, prices and power") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   const Sweep sweep = sweep_of_all_kinds();
   write_workbook(folder / "plans.xlsx", sweep);
   unpack(folder / "plans.xlsx", folder / "parts");
@@ -141,7 +126,7 @@ TEST_CASE("days, device-hours, cost, energy and the front are formulas of step t
 }
 
 TEST_CASE("formulas carry the values of the JSON, for who shows a workbook without calculating it") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   const Sweep sweep = sweep_of_all_kinds();
   write_workbook(folder / "plans.xlsx", sweep);
   unpack(folder / "plans.xlsx", folder / "parts");
@@ -164,7 +149,7 @@ TEST_CASE("formulas carry the values of the JSON, for who shows a workbook witho
 }
 
 TEST_CASE("equal sweeps give equal workbooks, and one that cannot be written leaves nothing") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   const Sweep sweep = sweep_of_all_kinds();
   write_workbook(folder / "a.xlsx", sweep);
   write_workbook(folder / "b.xlsx", sweep);
@@ -180,7 +165,7 @@ TEST_CASE("equal sweeps give equal workbooks, and one that cannot be written lea
 }
 
 TEST_CASE("a sweep without tokens, prices and power gives a workbook to fill in") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   Sweep sweep = sweep_of_all_kinds();
   sweep.tokens.reset();
   for (SweepPoint& point : sweep.points)
@@ -256,7 +241,7 @@ int compare(const Table& table, const std::vector<Json>& rows) {
 
 TEST_CASE("LibreOffice calculates every number of the JSON") {
   if (!office_is_here()) return;
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   const Sweep sweep = sweep_of_all_kinds();
   write_workbook(folder / "plans.xlsx", sweep);
   const auto sheets = calculated(folder / "", folder / "plans.xlsx");
@@ -279,7 +264,7 @@ TEST_CASE("LibreOffice calculates every number of the JSON") {
 
 TEST_CASE("in LibreOffice a changed price changes costs and the front, and nothing else") {
   if (!office_is_here()) return;
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   Sweep sweep = sweep_of_all_kinds();
   for (SweepPoint& point : sweep.points)
     for (NodeGroup& group : point.cluster.groups)

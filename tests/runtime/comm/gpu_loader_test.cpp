@@ -4,13 +4,13 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "planner/base/error.h"
 #include "runtime/comm/gpu.h"
+#include "tests/temporary_folder.h"
 
 namespace parplan {
 namespace {
@@ -35,22 +35,15 @@ OpenedGpu open_from(const char* folder) {
   return opened;
 }
 
-fs::path new_folder() {
-  std::string pattern = (fs::temp_directory_path() / "parplan-plugins-XXXXXX").string();
-  REQUIRE(mkdtemp(pattern.data()) != nullptr);
-  return pattern;
-}
-
 const std::string planted = PARPLAN_TEST_PLUGINS;
 
 }  // namespace
 
 TEST_CASE("a folder without the CUDA plugin is named") {
-  const fs::path folder = new_folder();
-  const OpenedGpu opened = open_from(folder.c_str());
+  const testing::TemporaryFolder folder;
+  const OpenedGpu opened = open_from(folder.root().c_str());
   CHECK(opened.gpu == nullptr);
-  CHECK(opened.missing == "no libparplan_cuda.so in " + folder.string() + " (the folder that PARPLAN_PLUGINS names)");
-  fs::remove_all(folder);
+  CHECK(opened.missing == "no libparplan_cuda.so in " + folder.root().string() + " (the folder that PARPLAN_PLUGINS names)");
 }
 
 TEST_CASE("without PARPLAN_PLUGINS the folders beside the program are searched") {
@@ -62,13 +55,12 @@ TEST_CASE("without PARPLAN_PLUGINS the folders beside the program are searched")
 }
 
 TEST_CASE("a CUDA plugin that does not open is reported with the loader's words") {
-  const fs::path folder = new_folder();
-  const std::string path = (folder / "libparplan_cuda.so").string();
-  std::ofstream(path) << "no library, but a text of more than the sixty-four bytes that a header of a library has\n";
-  const OpenedGpu opened = open_from(folder.c_str());
+  const testing::TemporaryFolder folder;
+  const std::string path =
+      folder.write("libparplan_cuda.so", "no library, but a text of more than the sixty-four bytes that a header of a library has\n");
+  const OpenedGpu opened = open_from(folder.root().c_str());
   CHECK(opened.gpu == nullptr);
   CHECK(opened.missing == path + " does not open: " + path + ": invalid ELF header");
-  fs::remove_all(folder);
 }
 
 TEST_CASE("a CUDA plugin of another version is not used") {

@@ -7,11 +7,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "planner/base/error.h"
+#include "tests/temporary_folder.h"
 
 using namespace parplan;
 
@@ -37,20 +35,16 @@ Outcome outcome_of(const std::vector<std::string>& arguments, int processes) {
 }  // namespace
 
 TEST_CASE("children find each other by the variables that their parent sets") {
-  const std::filesystem::path file = std::filesystem::temp_directory_path() / fmt::format("parplan-children-{}", getpid());
+  const testing::TemporaryFolder folder;
   // What another starter left in the environment is not theirs.
   setenv("OMPI_COMM_WORLD_RANK", "5", 1);
   setenv("OMPI_COMM_WORLD_SIZE", "6", 1);
-  const Outcome outcome = outcome_of({"meet", file.string()}, 4);
+  const Outcome outcome = outcome_of({"meet", folder.path("met.txt")}, 4);
   unsetenv("OMPI_COMM_WORLD_RANK");
   unsetenv("OMPI_COMM_WORLD_SIZE");
   CHECK(outcome.code == 0);
   CHECK(outcome.lines == std::vector<std::string>{});
-  std::ifstream written(file);
-  std::ostringstream text;
-  text << written.rdbuf();
-  CHECK(text.str() == "10 bytes, 4 here");
-  std::filesystem::remove(file);
+  CHECK(folder.read("met.txt") == "10 bytes, 4 here");
 }
 
 TEST_CASE("both outputs of processes other than 0 come line by line, whose it is along with it") {
