@@ -202,14 +202,13 @@ Bytes parse_bytes(std::string_view text) {
     if (whole > std::numeric_limits<std::int64_t>::max() / factor) too_large();
     return Bytes(whole * factor);
   }
-  // 0.3 GB is meant as 300000000 bytes, though no double is 0.3: two roundings are forgiven, half a byte is not.
+  // 0.3 GB is meant as 300000000 bytes, though no double is 0.3: two roundings are forgiven. A part of a byte is left out.
   const double value = scaled(parsed);
   const double rounded = std::round(value);
-  if (rounded >= 0x1p63) too_large();
-  if (std::abs(value - rounded) > value * 0x1p-51) {
-    throw ConfigError(fmt::format("expected a whole number of bytes, found '{}' ({} B)", text, value));
-  }
-  return Bytes(static_cast<std::int64_t>(rounded));
+  const double bytes = std::abs(value - rounded) > value * 0x1p-51 ? std::floor(value) : rounded;
+  if (bytes >= 0x1p63) too_large();
+  if (value > 0.0 && bytes < 1.0) throw ConfigError(fmt::format("expected a size of 0 or at least 1 B, found '{}' ({} B)", text, value));
+  return Bytes(static_cast<std::int64_t>(bytes));
 }
 
 BytesPerSecond parse_bandwidth(std::string_view text) { return BytesPerSecond(parse_real(bandwidth_kind, text)); }

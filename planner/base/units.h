@@ -72,7 +72,7 @@ constexpr Bytes align_up(Bytes bytes, std::int64_t alignment) {
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Units as text, as they stand in files: a number, a space (optional) and a unit.
-//   bytes      B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024)
+//   bytes      B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024); with decimals rounded down to a whole byte
 //   bandwidth  B/s .. TB/s, KiB/s .. TiB/s, bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s (and Gb/s = Gbit/s)
 //   duration   ns, us, ms, s, min, h
 //   rate       FLOP/s, kFLOP/s, MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s
@@ -80,6 +80,7 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 // Throws ConfigError (without a location; readers of files add theirs) that says what was found and
 // which units are allowed. A number without its unit is an error; so are negative and non-finite ones, and what no machine has, so that
 // nothing that is computed from it leaves the range of a double:
+//   bytes      0, or from 1 B
 //   bandwidth  0, or from 1 B/s to 1000000 TB/s
 //   duration   up to 24 h
 //   rate       0, or from 1 FLOP/s to 1000000 PFLOP/s

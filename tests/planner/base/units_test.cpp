@@ -27,7 +27,20 @@ TEST_CASE("Sizes are read in powers of 1000 and of 1024, with or without a space
   CHECK(parse_bytes("1.5 KiB") == Bytes(1536));
   CHECK(parse_bytes("0.3 GB") == Bytes(300000000));
   CHECK(parse_bytes("0 B") == Bytes(0));
+  CHECK(parse_bytes("0.0 GiB") == Bytes(0));
   CHECK(parse_bytes("9223372036854775807 B") == Bytes(INT64_MAX));
+}
+
+TEST_CASE("A size with decimals is rounded down to a whole byte") {
+  CHECK(parse_bytes("1.41 GiB") == Bytes(1513975971));      // 1.41 * 1024^3 = 1513975971.84
+  CHECK(parse_bytes("23.6 GiB") == Bytes(25340307046));     // 25340307046.4
+  CHECK(parse_bytes("79.1 GiB") == Bytes(84932978278));     // 84932978278.4
+  CHECK(parse_bytes("12.345678901 kB") == Bytes(12345));
+  CHECK(parse_bytes("1.999 B") == Bytes(1));
+  for (int tenths = 1; tenths < 2000; ++tenths) {
+    const Bytes bytes = parse_bytes(std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " GiB");
+    CHECK(bytes == Bytes(tenths * (std::int64_t{1} << 30) / 10));
+  }
 }
 
 TEST_CASE("Bandwidths are read in bytes and in bits") {
@@ -58,7 +71,8 @@ TEST_CASE("A quantity that cannot be read says what was found and what is allowe
   CHECK(bytes_error("80 Gib") == "error: unknown unit 'Gib' of a size in '80 Gib'; allowed units: " + units +
                                      "; did you mean 'GiB'?");
   CHECK(bytes_error("-3 GiB") == "error: expected a size of at least 0, found '-3 GiB'");
-  CHECK(bytes_error("1.5 B") == "error: expected a whole number of bytes, found '1.5 B' (1.5 B)");
+  CHECK(bytes_error("0.5 B") == "error: expected a size of 0 or at least 1 B, found '0.5 B' (0.5 B)");
+  CHECK(bytes_error("1e-30 GiB").starts_with("error: expected a size of 0 or at least 1 B, found '1e-30 GiB'"));
   CHECK(bytes_error("9000000000 GiB") ==
         "error: expected a size below 9223372036854775807 B, found '9000000000 GiB'");
   CHECK(error_of<ConfigError>([] { parse_duration("1e308 h"); }) ==
