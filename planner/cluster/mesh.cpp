@@ -242,25 +242,30 @@ std::vector<Segment> segments_of(int first, int count, int stride, int degree) {
 // Nodes that show every pattern in which the groups fall on a node. Groups of a stride of at least a node leave it
 // with each member, whichever node. Otherwise the pattern depends only on where the first block border falls inside
 // the node, and the last node may be partly used. With rails it also matters which members the next node has: where the border falls in
-// there, and of a stride that is no whole number of nodes, whether the group goes on or closes its ring.
+// there, and of a stride that is no whole number of nodes, which ranks of the node go on to the next member of their group and which,
+// the last stride of a block, close its ring.
 std::vector<int> distinct_nodes(int ranks, int per_node, int stride, int degree, bool rails) {
   if (ranks <= per_node) return {0};
   const int block = stride * degree;
-  if (stride >= per_node) {
-    if (!rails || stride % per_node == 0) return {0};
-    std::vector<int> ends = {0, (block - stride) / per_node, (block - per_node) / per_node, (block - 1) / per_node};
-    ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
-    return ends;
-  }
+  if (stride >= per_node && (!rails || stride % per_node == 0)) return {0};
   const int looked_at = rails ? 2 * per_node : per_node;
   const int nodes = static_cast<int>(ceil_div(ranks, per_node));
   std::vector<bool> seen(static_cast<std::size_t>(looked_at), false);
   std::vector<int> distinct;
   const int period = block / std::gcd(block, per_node);
   for (int node = 0; node < std::min(period, nodes); ++node) {
-    const int border = (block - node * per_node % block) % block;
-    // A border at the very start and none inside look alike: one stretch of one block.
-    const auto key = static_cast<std::size_t>(border < looked_at ? border : 0);
+    const int begin = node * per_node % block;
+    std::size_t key = 0;
+    if (stride >= per_node) {
+      // Neither stretch is shorter than a node, so at most one border between them falls inside: what the node begins with, and where that ends.
+      const bool closing = begin >= block - stride;
+      const int end = (closing ? block : block - stride) - begin;
+      key = static_cast<std::size_t>((closing ? per_node : 0) + (end < per_node ? end : 0));
+    } else {
+      // A border at the very start and none inside look alike: one stretch of one block.
+      const int border = (block - begin) % block;
+      key = static_cast<std::size_t>(border < looked_at ? border : 0);
+    }
     if (seen[key]) continue;
     seen[key] = true;
     distinct.push_back(node);

@@ -3,7 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <random>
+#include <vector>
 
 #include "planner/cluster/mesh.h"
 #include "planner/cluster/node_layout.h"
@@ -20,11 +23,11 @@ DeviceKind test_device() {
   return device;
 }
 
-// Nodes of `devices` devices of `intra` B/s to a switch, with `nics` NICs that reach 10 B/s each.
-NodeGroup nodes_of(int devices, int nics, int nodes, double intra = 100.0) {
+// Nodes of `devices` devices of `bandwidth` B/s to a switch, or joined otherwise, with `nics` NICs that reach 10 B/s each.
+NodeGroup nodes_of(int devices, int nics, int nodes, double bandwidth = 100.0, Intra intra = Intra::nvswitch) {
   NodeGroup group;
   group.device = test_device();
-  group.node = build_node({.name = "node", .devices = devices, .intra = Intra::nvswitch, .bandwidth = BytesPerSecond(intra), .latency = Seconds(2),
+  group.node = build_node({.name = "node", .devices = devices, .intra = intra, .bandwidth = BytesPerSecond(bandwidth), .latency = Seconds(2),
                            .nics = NicLayout{.count = nics, .line_rate = BytesPerSecond(10.0 / nic_reached_share)}},
                           group.device);
   group.nodes = nodes;
@@ -252,6 +255,67 @@ TEST_CASE("unlike nodes: the slowest decides, by hand") {
   // Four ranks of the small nodes to four of the large one: 10 / 4.
   CHECK(stage_network(cluster, mesh(2, 4, 1), 0, 1).ring_bandwidth.value == doctest::Approx(2.5));
   CHECK(stage_network(cluster, mesh(2, 4, 1), 0, 1).nodes == 2);
+}
+
+TEST_CASE("rails: groups whose stride is more than a node and no whole number of nodes are seen at their worst node") {
+  // Pairs of ranks nine apart on nodes of eight, two devices a NIC: a block is 0-8 and 9-17, the next 18-26 and 27-35. A rank's partner is one
+  // device further in its node, or for the second half one device back, and each flow leaves by its partner's rail. Node 0: all go one further,
+  // two flows a NIC. Node 1 (ranks 8-15): devices 0 and 2 send to 1, device 1 to 0: three flows leave by the first NIC. Node 2 (16-23), devices 0
+  // and 1 back, the others further: to 7, 0, 3, 4, 5, 6, 7, 0, three by the last. Node 3 (24-31), devices 0 to 2 further, the others back: to 1, 2,
+  // 3, 2, 3, 4, 5, 6, and four flows share 10 B/s.
+  Cluster cluster = cluster_of({nodes_of(8, 4, 5)}, leaf_and_spine(5, 1.0));
+  cluster.network.rails = true;
+  CHECK(ring(cluster, mesh(2, 2, 9), Axis::dp) == doctest::Approx(2.5));
+}
+
+TEST_CASE("random clusters have the same networks written as one group of nodes and as groups of one node each") {
+  std::mt19937 random(20261121);
+  const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most)); };
+  const auto divisor_of = [&](int number) {
+    std::vector<int> divisors;
+    for (int d = 1; d <= number; ++d)
+      if (number % d == 0) divisors.push_back(d);
+    return divisors[static_cast<std::size_t>(upto(static_cast<int>(divisors.size())))];
+  };
+  int several_nodes = 0;
+  for (int setting = 0; setting < 400; ++setting) {
+    const int devices = 2 + upto(7), nodes = 2 + upto(12);
+    const Intra intra = std::array{Intra::nvswitch, Intra::nvlink_mesh, Intra::pcie}[static_cast<std::size_t>(upto(3))];
+    NodeGroup group = nodes_of(devices, divisor_of(devices), nodes, std::array{4.0, 20.0, 100.0}[static_cast<std::size_t>(upto(3))], intra);
+    Cluster one = cluster_of({group});
+    one.network.oversubscription = 1.0 + upto(3);
+    if (upto(4) > 0) {
+      one.network.oversubscription = 1.0;
+      one.network.levels = leaf_and_spine(1 + upto(4), std::exp2(upto(6)));
+      one.network.rails = upto(4) > 0;
+      one.network.pxn = upto(2) == 0;
+    }
+    Cluster split = one;
+    group.nodes = 1;
+    split.groups.assign(static_cast<std::size_t>(nodes), group);
+    for (int trial = 0; trial < 40; ++trial) {
+      const int size = 1 + upto(one.devices());
+      const int pp = divisor_of(size), dp = divisor_of(size / pp);
+      const DeviceMesh m = mesh(pp, dp, size / pp / dp, orders[static_cast<std::size_t>(upto(6))]);
+      const auto same = [&](const char* what, const GroupNetwork& a, const GroupNetwork& b) {
+        INFO(what, " of pp ", pp, " dp ", dp, " tp ", size / pp / dp, " ", write_order(m.order), " on ", nodes, " nodes of ", devices, ", ", write_cluster(one));
+        CHECK(a.ranks == b.ranks);
+        CHECK(a.nodes == b.nodes);
+        CHECK(a.ring_bandwidth.value == doctest::Approx(b.ring_bandwidth.value).epsilon(1e-9));
+        CHECK(a.tree_bandwidth.value == doctest::Approx(b.tree_bandwidth.value).epsilon(1e-9));
+        CHECK(a.intra_latency.value == doctest::Approx(b.intra_latency.value));
+        CHECK(a.inter_latency.value == doctest::Approx(b.inter_latency.value));
+        several_nodes += a.nodes > 1;
+      };
+      for (const Axis axis : all_axes)
+        if (m.degree_of(axis) > 1) same(name(axis), group_network(one, m, axis), group_network(split, m, axis));
+      for (int stage = 1; stage < pp; ++stage) {
+        same("stages", stage_network(one, m, stage - 1, stage), stage_network(split, m, stage - 1, stage));
+        same("stages back", stage_network(one, m, stage, stage - 1), stage_network(split, m, stage, stage - 1));
+      }
+    }
+  }
+  CHECK(several_nodes > 10'000);
 }
 
 TEST_CASE("a cluster written as several groups of equal nodes is the cluster of one group") {
