@@ -208,7 +208,7 @@ void add_limits(CLI::App& app, LimitArguments& limits) {
   const std::string group = "Limits";
   add(app, group, "--memory-limit", "BYTES|PERCENT", "memory of a device that may be used, such as '40 GiB' or 80%",
       [&](const std::string& text) { limits.memory = parse_memory_limit("--memory-limit", text); });
-  add(app, group, "--max-candidates", "N", "simulate at most so many candidates (default: 64)",
+  add(app, group, "--max-candidates", "N", "simulate at most so many candidates (default: 64, and more as long as that is little work)",
       [&](const std::string& text) { limits.most_candidates = parse_whole("--max-candidates", text, 1, most); });
   add_choice(app, group, "--objective", "what the best plan has least of: time of a step, its cost (without prices: device-seconds), or memory (default: time)", limits.objective,
              std::array{Objective::time, Objective::cost, Objective::memory});

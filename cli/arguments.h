@@ -57,7 +57,7 @@ struct MemoryLimit {
 };
 struct LimitArguments {
   std::optional<MemoryLimit> memory;
-  std::int64_t most_candidates = 64;
+  std::optional<std::int64_t> most_candidates;  // absent: as many as SearchOptions says
   std::optional<Objective> objective;  // time where absent
 };
 void add_limits(CLI::App& app, LimitArguments& limits);

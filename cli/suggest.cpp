@@ -71,7 +71,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   progress.clear();
 
   if (result.counts.candidates == 0 && !(arguments.layout == LayoutRequest{}))
-    throw ConfigError(fmt::format("no layout of {} devices has the parts that are given; leave some of them to the search", inputs.cluster.devices()));
+    throw ConfigError(fmt::format("no layout of up to {} devices has the parts that are given; leave some of them to the search", inputs.cluster.devices()));
 
   const ReportInputs reported = report_inputs(inputs);
   std::vector<Json> rows;

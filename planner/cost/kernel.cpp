@@ -142,6 +142,21 @@ KernelFits find_fits(const MeasuredKernels& measured, OpKind kind, DataType type
   return {};
 }
 
+FlopsPerSecond fastest_product(DataType type, const DeviceKind& device) {
+  const FlopsPerSecond alone = rate(true, type, device, device.rates.front());
+  FlopsPerSecond fastest;
+  double gained = 1.0;
+  for (const DeviceRates& rates : device.rates) {
+    const FlopsPerSecond with_others = rate(true, type, device, rates);
+    fastest = std::max(fastest, with_others);
+    gained = std::max(gained, 1.0 / slowdown(alone, with_others));
+  }
+  if (device.measured)
+    for (const KernelFit& fit : device.measured->fits) fastest = std::max(fastest, fit.rate * gained);
+  const FlopsPerSecond most = is_accelerator(device.backend) ? peak(device, type) : FlopsPerSecond(0.0);
+  return most.value > 0.0 ? std::min(fastest, most) : fastest;
+}
+
 Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device, const DeviceRates& rates) {
   if (op == OpKind::load_tokens || op == OpKind::load_targets)
     return device.backend == BackendKind::cpu ? Seconds(0.0) : device.kernel_launch;

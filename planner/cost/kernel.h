@@ -23,6 +23,9 @@ namespace parplan {
 // The time does not fall when a size grows.
 Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device, const DeviceRates& rates);
 
+// No matrix product of linear layers goes faster on the device, whatever its shape and however many devices are at work.
+FlopsPerSecond fastest_product(DataType type, const DeviceKind& device);
+
 // Attention as a fit sees it: arithmetic, and what of it there is for a key (divided by the sequence).
 struct AttentionWork {
   double flops = 0.0;

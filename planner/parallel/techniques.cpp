@@ -33,7 +33,16 @@ Placements place(const OpGraph& graph, const ParallelSpec& spec) {
 std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
   for (const TechniqueRow& row : rows)
     if (auto reason = row.illegal(graph, training, spec)) return reason;
-  return std::nullopt;
+  return too_many_calls(training, spec);
+}
+
+std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec) {
+  const std::int64_t count = micro_batches(spec, training);
+  const std::int64_t most = most_calls / 2 / spec.pp();
+  if (count <= most) return std::nullopt;
+  return fmt::format("a step would be {} micro-batches of {} on each data-parallel rank; with {} stage{} a plan holds at most {}: take larger micro-batches, more data parallelism, "
+                     "or a smaller batch",
+                     count, spec.micro_batch, spec.pp(), spec.pp() == 1 ? "" : "s", most);
 }
 
 std::vector<std::int64_t> divisors(std::int64_t number) {

@@ -33,6 +33,11 @@ Placements place(const OpGraph& graph, const ParallelSpec& spec);
 // The first technique's reason against `spec`.
 std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
 
+// A plan lists every call of every stage: at most this many forwards and backwards.
+inline constexpr std::int64_t most_calls = std::int64_t{1} << 19;
+// Why the micro-batches of `spec`, which divide the batch, are too many for that; nothing where they are not. `illegal` asks it, too.
+std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec);
+
 // Ascending; of 1 and more.
 std::vector<std::int64_t> divisors(std::int64_t number);
 

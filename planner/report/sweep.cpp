@@ -246,6 +246,9 @@ std::vector<std::string> sweep_notes(const Sweep& sweep) {
   notes.emplace_back(front_measure(sweep) == FrontMeasure::cost
                          ? "pareto weighs time against cost, among points of equal batch and sequence"
                          : "pareto weighs time against device-hours, among points of equal batch and sequence, for not every device has a price");
+  const auto open = std::ranges::count_if(sweep.points, [](const SweepPoint& point) { return point.best && !point.search.certified; });
+  if (open > 0)
+    notes.push_back(fmt::format("{} of {} points are not certified: a better plan may be left (certified and gap in JSON and CSV); --max-candidates looks further", open, sweep.points.size()));
   for (const SweepPoint& point : sweep.points)
     if (point.arranged && point.best) {
       const Cluster taken = first_nodes(point.planned(), point.best->spec.mesh.size());

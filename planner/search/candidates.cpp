@@ -42,8 +42,8 @@ ScheduleForms forms_of(const ParallelSpec& spec) {
 
 }  // namespace
 
-CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
-    : graph_(graph), training_(training), estimator_(graph, cluster, training) {}
+CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, Objective objective)
+    : graph_(graph), training_(training), objective_(objective), estimator_(graph, cluster, training) {}
 
 const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
   const std::tuple key{spec.tp(), spec.sequence_parallel, spec.dp() > 1 ? spec.zero_stage : 0};
@@ -53,8 +53,13 @@ const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
 
 Candidate CandidateMaker::estimated(ParallelSpec spec) {
   Candidate candidate{.spec = std::move(spec), .estimate = {}};
-  candidate.estimate = estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(candidate.spec));
+  candidate.estimate = estimator_.bound(candidate.spec, placements_of(candidate.spec), forms_of(candidate.spec));
   return candidate;
+}
+
+RankedPlan CandidateMaker::with_times(const Candidate& candidate) {
+  const Estimate estimate = estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(candidate.spec));
+  return {candidate.spec, {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
 }
 
 const std::vector<int>& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
@@ -143,7 +148,8 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
     one.stage_blocks = cut;
     candidates.push_back(estimated(one));
     const bool fits = candidates.back().estimate.spare.count >= 0;
-    if (fits || !mixes || spec.recompute != Recompute::none || spec.pp() > most_choosing_stages) continue;
+    // Stages that do not recompute are faster; where they fit, a mix can only need less memory.
+    if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none || spec.pp() > most_choosing_stages) continue;
     one.recompute = Recompute::per_stage;
     for (int bits = 1; bits + 1 < 1 << spec.pp(); ++bits) {
       one.stage_recompute.clear();

@@ -8,8 +8,10 @@
 
 #include "planner/graph/op_graph.h"
 #include "planner/parallel/pipeline.h"
+#include "planner/plan/objective.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
+#include "planner/plan/plan.h"
 #include "planner/search/space.h"
 #include "planner/simulator/estimate.h"
 
@@ -29,19 +31,23 @@ inline constexpr int most_choosing_stages = 5;  // as many choices
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it; used by one thread.
 class CandidateMaker {
  public:
-  CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
+  CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, Objective objective = Objective::time);
 
   // Candidates of one spec of enumerate_specs, appended in a fixed order:
   // - with given stage blocks, that one;
   // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one does not fit without recompute, then
-  //   also every choice of stages that recompute, and with more than `most_choosing_stages` the best cut with stages choosing for themselves;
+  //   (for the objective memory: always) also every choice of stages that recompute, and with more than `most_choosing_stages` the best cut with stages choosing for themselves;
   // - else the cut whose slowest stage is fastest; if it does not fit, but all stages together have room, the best cut that fits; and if
   //   there is none without recompute, but would be with it, the best with stages choosing for themselves.
+  // Estimates have bounds alone, and where a candidate does not fit no more than its memory.
   // `mixes`: whether stages may differ in what they recompute.
   void add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
 
   // The cut for one layout that is given but for its cut: the one whose slowest stage is fastest, of those that fit where any does.
   std::vector<int> cut_of(const ParallelSpec& spec);
+
+  // A candidate with the times of its estimate.
+  RankedPlan with_times(const Candidate& candidate);
 
   const Placements& placements_of(const ParallelSpec& spec);
   Estimator& estimator() { return estimator_; }
@@ -54,6 +60,7 @@ class CandidateMaker {
 
   const OpGraph& graph_;
   TrainingSpec training_;
+  Objective objective_;
   Estimator estimator_;
   std::map<std::tuple<int, bool, int>, Placements> placements_;  // tp, sequence parallel, ZeRO stage
   using Paces = std::vector<std::pair<int, int>>;  // of stages

@@ -3,109 +3,50 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
+#include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <tuple>
+#include <utility>
 
-#include "planner/program/lower.h"
+#include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidate.h"
 #include "planner/search/candidates.h"
-#include "planner/simulator/simulate.h"
-#include "planner/simulator/steady.h"
+#include "planner/search/floor.h"
 
 namespace parplan {
 namespace {
 
-// Sizes of job to consider: all devices; on small clusters every smaller number, on large ones half of them and the
-// largest power of two below.
-std::vector<int> device_counts(int devices, const LayoutRequest& request, bool fewer) {
-  std::vector<int> counts{devices};
-  if (request.dp && request.tp && request.pp) return {*request.dp * *request.tp * *request.pp};
-  if (!fewer) return counts;
-  if (devices <= 16) {
-    for (int n = devices - 1; n >= 1; --n) counts.push_back(n);
-    return counts;
+// Numbers of devices to consider, all of them first. On up to 16 devices every number; beyond that all whole nodes up to 16, halves of all, powers
+// of two, and what the given degrees multiply to: as often as it goes, and by powers of two.
+std::vector<int> device_counts(const Cluster& cluster, const LayoutRequest& request, bool fewer) {
+  const int devices = cluster.devices();
+  const int given = request.dp.value_or(1) * request.tp.value_or(1) * request.pp.value_or(1);
+  if (request.dp && request.tp && request.pp) return {given};
+  if (!fewer || given > devices) return {devices};
+  std::set<int, std::greater<>> counts{devices};
+  constexpr int few = 16;
+  if (devices <= few)
+    for (int n = devices; n >= 1; --n) counts.insert(n);
+  for (int n = devices; n >= 1; n /= 2) {
+    counts.insert(n);
+    if (n % 2 != 0) break;
   }
-  int power = 1;
-  while (power * 2 < devices) power *= 2;
-  counts.push_back(power);
-  if (devices % 2 == 0 && devices / 2 != power) counts.push_back(devices / 2);
-  return counts;
+  for (int power = 1; power <= devices; power *= 2) counts.insert(power);
+  int whole = 0, nodes = 0;
+  for (const NodeGroup& group : cluster.groups)
+    for (int node = 0; node < group.nodes && nodes < few; ++node, ++nodes) counts.insert(whole += group.devices_per_node());
+  counts.insert(devices / given * given);
+  for (int product = given; product <= devices; product *= 2) counts.insert(product);
+  std::erase_if(counts, [&](int n) { return n > devices; });
+  return {counts.begin(), counts.end()};
 }
-
-}  // namespace
-
-StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
-                         const Placements& placements, const Schedule& schedule, std::span<const CostModel> models, Timeline* timeline) {
-  const Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = schedule,
-                .backend = cluster.backend(), .overhead = memory_overhead(cluster)};
-  return simulate(lower_representatives(job), models, timeline);
-}
-
-std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
-                                          const Placements& placements, std::span<const CostModel> models) {
-  constexpr int period = 2;  // buffers take turns by two
-  const int stages = spec.pp();
-  const std::int64_t all = micro_batches(spec, training);
-  // Time to become steady, a window that is longer than anything reaches back, and the end of the schedule.
-  int some = 6 * stages + 24;
-  some += static_cast<int>((all - some) & 1);
-  if (all < 3 * some) return std::nullopt;  // it would save too little
-  const ScheduleRow& row = row_of(spec.schedule);
-  for (int stage = 0; stage < stages; ++stage)
-    if (row.in_flight(stage, stages, some - period) != row.in_flight(stage, stages, static_cast<int>(all))) return std::nullopt;
-  Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = {},
-          .backend = cluster.backend(), .overhead = memory_overhead(cluster)};
-  std::vector<Program> programs;
-  const auto play = [&](int count, std::vector<CallEnds>* ends) {
-    job.training.global_batch = count * spec.dp() * spec.micro_batch;
-    job.schedule = row.actions(stages, count);
-    programs = lower_representatives(job);
-    return simulate(programs, models, nullptr, nullptr, ends);
-  };
-  const StepResult before = play(some - period, nullptr);
-  std::vector<CommunicationVolume> sent_before;
-  for (const Program& program : programs) sent_before.push_back(program.communication);
-  std::vector<CallEnds> ends;
-  StepResult result = play(some, &ends);
-  const int window = stages + 4;
-  const std::optional<double> later = steady_seconds(programs, ends, some - stages - 2 - period - window, window, period);
-  const double grown = (result.time.total() - before.time.total()).value;
-  if (!later || std::abs(grown - *later) > 1e-9 * *later || !(before.memory == result.memory)) return std::nullopt;
-
-  const std::int64_t times = (all - some) / period;
-  StepTime of_period = result.time;
-  StepTime less = before.time;
-  less *= -1.0;
-  of_period += less;
-  of_period *= static_cast<double>(times);
-  result.time += of_period;
-  Bytes most(-1);
-  for (std::size_t s = 0; s < programs.size(); ++s) {
-    CommunicationVolume sent = programs[s].communication;
-    const auto extend = [&](Bytes& volume, Bytes shorter) { volume += (volume - shorter) * times; };
-    extend(sent.tensor, sent_before[s].tensor);
-    extend(sent.data, sent_before[s].data);
-    extend(sent.pipeline, sent_before[s].pipeline);
-    if (const Bytes sum = sent.tensor + sent.data + sent.pipeline; sum > most) {
-      most = sum;
-      result.communication = sent;
-    }
-  }
-  return result;
-}
-
-StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec,
-                         const Placements& placements, const Schedule& schedule, Timeline* timeline) {
-  return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule, cost_models(networks, spec.mesh), timeline);
-}
-
-namespace {
 
 // Calls `work(thread, item)` for every item, each once, on several threads. What one of them throws is thrown here.
 void in_parallel(int threads, std::size_t items, const std::function<void(int thread, std::size_t item)>& work) {
@@ -133,11 +74,6 @@ void in_parallel(int threads, std::size_t items, const std::function<void(int th
   if (failure) std::rethrow_exception(failure);
 }
 
-RankedPlan estimated(const Candidate& candidate) {
-  const Estimate& estimate = candidate.estimate;
-  return {candidate.spec, {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
-}
-
 // What decides what a candidate takes.
 struct Work {
   ParallelSpec spec;
@@ -152,151 +88,245 @@ bool equal_work(const Work& a, const Work& b) {
   });
 }
 
+// A plan, once it was simulated.
+struct Ranked {
+  Score score;
+  std::uint64_t place = 0;  // in the space, for ties
+  RankedPlan plan;
+  bool in_full = true;
+};
+bool operator<(const Ranked& a, const Ranked& b) { return std::pair(a.score, a.place) < std::pair(b.score, b.place); }
+
+// One search, from the numbers of devices to the plans. `open_` holds what is left by its bound: numbers of devices that were not looked into,
+// and candidates that were not simulated.
+class BestFirst {
+ public:
+  BestFirst(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request, const SearchOptions& options)
+      : graph_(graph), cluster_(cluster), training_(training), request_(request), options_(options), floor_(graph, cluster, training),
+        threads_(options.threads > 0 ? options.threads : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u))) {
+    for (int thread = 0; thread < threads_; ++thread) makers_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective));
+    for (const int devices : device_counts(cluster, request, options.fewer_devices)) {
+      const std::int64_t layouts = count_specs(graph, training, devices, request);
+      counts_.candidates += layouts;
+      if (layouts == 0) continue;
+      ParallelSpec any;
+      any.mesh.degree = {1, devices, 1};
+      MemoryUse least;
+      least.parameters = floor_.memory(devices);
+      push({.bound = score_of(any, floor_.time(devices), least), .place = std::uint64_t{sizes_.size()} << 40, .candidate = nullptr});
+      sizes_.push_back({.devices = devices, .layouts = layouts, .candidates = {}});
+    }
+  }
+
+  SearchResult run() {
+    const auto begin = std::chrono::steady_clock::now();
+    while (!open_.empty() && !cannot_win(open_.front().bound)) {
+      if (open_.front().candidate == nullptr) look_into_next_size();
+      else if (!may_simulate()) break;
+      else simulate_next();
+    }
+    simulate_winner_in_full();
+    SearchResult result = take_result();
+    result.counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return result;
+  }
+
+ private:
+  struct Size {
+    int devices = 0;
+    std::int64_t layouts = 0;
+    std::vector<Candidate> candidates;  // that fit, once it was looked into
+  };
+  struct Open {
+    Score bound;
+    std::uint64_t place = 0;  // in the space: the number of the size, and within it of the candidate
+    const Candidate* candidate = nullptr;
+  };
+  static bool comes_later(const Open& a, const Open& b) { return std::tie(a.bound, a.place) > std::tie(b.bound, b.place); }
+  struct Turn {
+    std::uint64_t place = 0;
+    std::size_t work = 0;  // in `known_`
+    StepResult result;
+    bool in_full = true;
+  };
+
+  Score score_of(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const { return score(options_.objective, cluster_, spec, time, memory); }
+  bool cannot_win(const Score& bound) const { return static_cast<int>(best_.size()) >= options_.top && bound >= best_.back().score; }
+  bool may_simulate() const { return options_.most_simulated ? simulated_ < *options_.most_simulated : simulated_ < usual_simulated || calls_ < free_calls; }
+
+  void push(const Open& one) {
+    open_.push_back(one);
+    std::ranges::push_heap(open_, comes_later);
+  }
+  Open pop() {
+    std::ranges::pop_heap(open_, comes_later);
+    const Open next = open_.back();
+    open_.pop_back();
+    return next;
+  }
+
+  void look_into_next_size() {
+    const std::uint64_t place = pop().place;
+    Size& size = sizes_[place >> 40];
+    // Where other numbers of devices have plans, it is enough to know that these have not the room.
+    if (fits_any_ && floor_.lacks_room(size.devices)) {
+      counts_.infeasible_memory += size.layouts;
+      return;
+    }
+    counts_.candidates -= size.layouts;
+    make_candidates(size);
+    for (std::size_t i = 0; i < size.candidates.size(); ++i) {
+      const Candidate& candidate = size.candidates[i];
+      open_.push_back({.bound = score_of(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory), .place = place + i, .candidate = &candidate});
+    }
+    std::ranges::make_heap(open_, comes_later);
+    fits_any_ = fits_any_ || !size.candidates.empty();
+  }
+
+  // Specs whose blocks have equal shapes go to one thread together, since they share what is lowered.
+  void make_candidates(Size& size) {
+    const std::vector<ParallelSpec> specs = enumerate_specs(graph_, training_, size.devices, request_);
+    std::map<std::tuple<std::int64_t, int, bool>, std::vector<std::size_t>> by_shape;
+    for (std::size_t i = 0; i < specs.size(); ++i) by_shape[{specs[i].micro_batch, specs[i].tp(), specs[i].sequence_parallel}].push_back(i);
+    std::vector<const std::vector<std::size_t>*> tasks;
+    for (const auto& [shape, members] : by_shape) tasks.push_back(&members);
+    struct Made {
+      std::int64_t candidates = 0;
+      std::vector<std::pair<std::size_t, Candidate>> fitting;     // with the number of their spec
+      std::optional<std::pair<std::size_t, Candidate>> smallest;  // of all
+    };
+    const auto smaller = [](const std::pair<std::size_t, Candidate>& a, const std::pair<std::size_t, Candidate>& b) {
+      return std::pair(a.second.estimate.memory.peak(), a.first) < std::pair(b.second.estimate.memory.peak(), b.first);
+    };
+    std::vector<Made> made(tasks.size());
+    in_parallel(threads_, tasks.size(), [&](int thread, std::size_t task) {
+      std::vector<Candidate> candidates;
+      for (const std::size_t i : *tasks[task]) {
+        candidates.clear();
+        makers_[static_cast<std::size_t>(thread)]->add(specs[i], !request_.recompute, candidates);
+        Made& to = made[task];
+        to.candidates += static_cast<std::int64_t>(candidates.size());
+        for (Candidate& candidate : candidates) {
+          if (candidate.estimate.spare.count >= 0)
+            to.fitting.emplace_back(i, std::move(candidate));
+          else if (std::pair one(i, std::move(candidate)); !to.smallest || smaller(one, *to.smallest))
+            to.smallest = std::move(one);
+        }
+      }
+    });
+    std::vector<std::pair<std::size_t, Candidate>> fitting;
+    std::optional<std::pair<std::size_t, Candidate>> smallest;
+    for (Made& one : made) {
+      counts_.candidates += one.candidates;
+      counts_.infeasible_memory += one.candidates - static_cast<std::int64_t>(one.fitting.size());
+      std::ranges::move(one.fitting, std::back_inserter(fitting));
+      if (one.smallest && (!smallest || smaller(*one.smallest, *smallest))) smallest = std::move(one.smallest);
+    }
+    std::ranges::stable_sort(fitting, {}, &std::pair<std::size_t, Candidate>::first);
+    for (auto& [number, candidate] : fitting) size.candidates.push_back(std::move(candidate));
+    // The smallest of those that fit, else of all.
+    const auto least = std::ranges::min_element(size.candidates, {}, [](const Candidate& one) { return one.estimate.memory.peak(); });
+    const Candidate* const one = least != size.candidates.end() ? &*least : smallest ? &smallest->second : nullptr;
+    if (one == nullptr) return;
+    const bool fits = least != size.candidates.end();
+    if (!smallest_ || (fits && !fits_any_) || (fits == fits_any_ && one->estimate.memory.peak() < smallest_->estimate.memory.peak())) smallest_ = *one;
+  }
+
+  // The most promising candidates, together: as many as are still missing to the best `top`, then few; never as many as there are threads, so
+  // that their number decides nothing.
+  void simulate_next() {
+    constexpr std::int64_t batch = 4;
+    const std::int64_t missing = options_.top - static_cast<std::int64_t>(best_.size());
+    std::int64_t room = std::max(missing, batch);
+    if (options_.most_simulated) room = std::min(room, *options_.most_simulated - simulated_);
+    std::vector<Turn> turns;
+    while (!open_.empty() && static_cast<std::int64_t>(turns.size()) < room && open_.front().candidate != nullptr && !cannot_win(open_.front().bound)) {
+      const auto [bound, place, candidate] = pop();
+      Work work{.spec = candidate->spec, .models = cost_models(makers_.front()->estimator().networks(), candidate->spec.mesh)};
+      if (std::ranges::any_of(known_, [&](const Work& other) { return equal_work(work, other); })) {
+        ++counts_.simulated;
+        continue;
+      }
+      known_.push_back(std::move(work));
+      turns.push_back({.place = place, .work = known_.size() - 1, .result = {}, .in_full = true});
+    }
+    in_parallel(threads_, turns.size(), [&](int thread, std::size_t number) {
+      Turn& turn = turns[number];
+      const auto& [spec, models] = known_[turn.work];
+      const Placements& placements = makers_[static_cast<std::size_t>(thread)]->placements_of(spec);
+      const std::optional<StepResult> steady = simulate_steady(graph_, cluster_, training_, spec, placements, models);
+      turn.in_full = !steady;
+      turn.result = steady ? *steady : simulate_spec(graph_, cluster_, training_, spec, placements, schedule_of(spec, training_), models, nullptr);
+    });
+    for (const Turn& turn : turns) {
+      const ParallelSpec& spec = known_[turn.work].spec;
+      best_.push_back({.score = score_of(spec, turn.result.time.total(), turn.result.memory), .place = turn.place, .plan = {spec, turn.result}, .in_full = turn.in_full});
+      calls_ += 2 * spec.pp() * std::min(micro_batches(spec, training_), turn.in_full ? most_calls : std::int64_t{2} * steady_micro_batches(spec.pp()));
+      ++counts_.simulated;
+      ++simulated_;
+    }
+    std::sort(best_.begin(), best_.end());
+    if (static_cast<int>(best_.size()) > options_.top) best_.erase(best_.begin() + options_.top, best_.end());
+    if (options_.progress) options_.progress(simulated_, options_.most_simulated.value_or(std::max(usual_simulated, simulated_)));
+  }
+
+  // To the last digit of what simulating its plan gives.
+  void simulate_winner_in_full() {
+    while (!best_.empty() && !best_.front().in_full) {
+      auto& [winner, place, plan, in_full] = best_.front();
+      CandidateMaker& maker = *makers_.front();
+      plan.result = simulate_spec(graph_, maker.estimator().networks(), training_, plan.spec, maker.placements_of(plan.spec), schedule_of(plan.spec, training_), nullptr);
+      winner = score_of(plan.spec, plan.result.time.total(), plan.result.memory);
+      in_full = true;
+      std::sort(best_.begin(), best_.end());
+    }
+  }
+
+  SearchResult take_result() {
+    SearchResult result;
+    if (smallest_) result.smallest = makers_.front()->with_times(*smallest_);
+    result.counts = counts_;
+    if (best_.empty()) return result;
+    const Score winner = best_.front().score;
+    result.counts.certified = open_.empty() || open_.front().bound >= winner;
+    for (const Open& left : open_)
+      if (left.bound >= winner) result.counts.pruned_by_bound += left.candidate != nullptr ? 1 : sizes_[left.place >> 40].layouts;
+    if (!result.counts.certified) {
+      const Score& bound = open_.front().bound;
+      result.counts.gap = winner.first > bound.first ? winner.first / bound.first - 1.0 : winner.second / bound.second - 1.0;
+    }
+    for (Ranked& one : best_) result.plans.push_back(std::move(one.plan));
+    return result;
+  }
+
+  // Without a limit of the user's.
+  static constexpr std::int64_t usual_simulated = 64;
+  static constexpr std::int64_t free_calls = 400'000;
+
+  const OpGraph& graph_;
+  const Cluster& cluster_;
+  const TrainingSpec& training_;
+  const LayoutRequest& request_;
+  const SearchOptions& options_;
+  Floor floor_;
+  int threads_;
+  std::vector<std::unique_ptr<CandidateMaker>> makers_;  // by thread
+  std::vector<Size> sizes_;
+  std::vector<Open> open_;  // a heap, the least bound in front
+  std::vector<Work> known_;
+  std::vector<Ranked> best_;  // at most `top`, the best first
+  SearchCounts counts_;
+  std::optional<Candidate> smallest_;
+  bool fits_any_ = false;
+  std::int64_t simulated_ = 0;
+  std::int64_t calls_ = 0;  // of what was simulated
+};
+
 }  // namespace
 
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
                     const SearchOptions& options) {
-  const auto begin = std::chrono::steady_clock::now();
-  const int threads = options.threads > 0 ? options.threads : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
-  std::vector<std::unique_ptr<CandidateMaker>> makers;  // by thread
-  for (int thread = 0; thread < threads; ++thread) makers.push_back(std::make_unique<CandidateMaker>(graph, cluster, training));
-
-  // Specs whose blocks have equal shapes go to one thread together, since they share what is lowered.
-  std::vector<ParallelSpec> specs;
-  for (const int devices : device_counts(cluster.devices(), request, options.fewer_devices))
-    for (ParallelSpec& spec : enumerate_specs(graph, training, devices, request)) specs.push_back(std::move(spec));
-  std::map<std::tuple<std::int64_t, int, bool>, std::vector<std::size_t>> by_shape;
-  for (std::size_t i = 0; i < specs.size(); ++i) by_shape[{specs[i].micro_batch, specs[i].tp(), specs[i].sequence_parallel}].push_back(i);
-  std::vector<const std::vector<std::size_t>*> tasks;
-  for (const auto& [shape, members] : by_shape) tasks.push_back(&members);
-  struct Made {
-    std::int64_t candidates = 0;
-    std::vector<std::pair<std::size_t, Candidate>> fitting;                // with the number of their spec
-    std::optional<std::pair<std::size_t, Candidate>> smallest;  // of those that do not fit
-  };
-  const auto smaller = [](const std::pair<std::size_t, Candidate>& a, const std::pair<std::size_t, Candidate>& b) {
-    return std::pair(a.second.estimate.memory.peak(), a.first) < std::pair(b.second.estimate.memory.peak(), b.first);
-  };
-  std::vector<Made> made(tasks.size());
-  in_parallel(threads, tasks.size(), [&](int thread, std::size_t task) {
-    std::vector<Candidate> candidates;
-    for (const std::size_t i : *tasks[task]) {
-      candidates.clear();
-      makers[static_cast<std::size_t>(thread)]->add(specs[i], !request.recompute, candidates);
-      Made& to = made[task];
-      to.candidates += static_cast<std::int64_t>(candidates.size());
-      for (Candidate& candidate : candidates) {
-        if (candidate.estimate.spare.count >= 0)
-          to.fitting.emplace_back(i, std::move(candidate));
-        else if (std::pair one(i, std::move(candidate)); !to.smallest || smaller(one, *to.smallest))
-          to.smallest = std::move(one);
-      }
-    }
-  });
-
-  SearchResult result;
-  std::vector<std::pair<std::size_t, Candidate>> fitting;
-  std::optional<std::pair<std::size_t, Candidate>> smallest;
-  for (Made& one : made) {
-    result.counts.candidates += one.candidates;
-    result.counts.infeasible_memory += one.candidates - static_cast<std::int64_t>(one.fitting.size());
-    std::ranges::move(one.fitting, std::back_inserter(fitting));
-    if (one.smallest && (!smallest || smaller(*one.smallest, *smallest))) smallest = std::move(one.smallest);
-  }
-  std::ranges::stable_sort(fitting, {}, &std::pair<std::size_t, Candidate>::first);
-  std::vector<Candidate> candidates;  // that fit, in the order of the space
-  candidates.reserve(fitting.size());
-  for (auto& [number, candidate] : fitting) candidates.push_back(std::move(candidate));
-  const auto least = std::ranges::min_element(candidates, {}, [](const Candidate& one) { return one.estimate.memory.peak(); });
-  if (least != candidates.end())
-    result.smallest = estimated(*least);
-  else if (smallest)
-    result.smallest = estimated(smallest->second);
-
-  // Most promising first.
-  std::vector<std::pair<Score, std::size_t>> order;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const Candidate& candidate = candidates[i];
-    order.emplace_back(score(options.objective, cluster, candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory), i);
-  }
-  std::ranges::sort(order);
-
-  struct Ranked {
-    Score score;
-    std::size_t index = 0;  // in the space, for ties
-    RankedPlan plan;
-    bool in_full = true;
-  };
-  std::vector<Ranked> best;
-  const auto place = [](const Ranked& one) { return std::pair(one.score, one.index); };
-  const auto cannot_win = [&](const Score& bound) { return static_cast<int>(best.size()) >= options.top && bound >= best.back().score; };
-  std::vector<Work> known;
-  std::size_t next = 0;
-  std::int64_t simulated = 0;
-  // Batches do not depend on the number of threads: as many as are still missing to the best `top`, then few.
-  constexpr std::int64_t batch = 4;
-  while (next < order.size() && simulated < options.most_simulated && !cannot_win(order[next].first)) {
-    const std::int64_t missing = options.top - static_cast<std::int64_t>(best.size());
-    const auto room = static_cast<std::size_t>(std::min(options.most_simulated - simulated, std::max(missing, batch)));
-    struct Turn {
-      std::size_t index = 0;
-      std::size_t work = 0;  // in `known`
-      StepResult result;
-      bool in_full = true;
-    };
-    std::vector<Turn> jobs;
-    for (; next < order.size() && jobs.size() < room && !cannot_win(order[next].first); ++next) {
-      const ParallelSpec& spec = candidates[order[next].second].spec;
-      Work work{.spec = spec, .models = cost_models(makers.front()->estimator().networks(), spec.mesh)};
-      if (std::ranges::any_of(known, [&](const Work& other) { return equal_work(work, other); })) {
-        ++result.counts.simulated;
-        continue;
-      }
-      known.push_back(std::move(work));
-      jobs.push_back({.index = order[next].second, .work = known.size() - 1, .result = {}, .in_full = true});
-    }
-    in_parallel(threads, jobs.size(), [&](int thread, std::size_t number) {
-      Turn& job = jobs[number];
-      const auto& [spec, models] = known[job.work];
-      const Placements& placements = makers[static_cast<std::size_t>(thread)]->placements_of(spec);
-      const std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, models);
-      job.in_full = !steady;
-      job.result = steady ? *steady : simulate_spec(graph, cluster, training, spec, placements, schedule_of(spec, training), models, nullptr);
-    });
-    for (const Turn& job : jobs) {
-      const ParallelSpec& spec = known[job.work].spec;
-      best.push_back({.score = score(options.objective, cluster, spec, job.result.time.total(), job.result.memory), .index = job.index, .plan = {spec, job.result}, .in_full = job.in_full});
-      ++result.counts.simulated;
-      ++simulated;
-    }
-    std::ranges::sort(best, {}, place);
-    if (static_cast<int>(best.size()) > options.top) best.erase(best.begin() + options.top, best.end());
-    if (options.progress) options.progress(simulated, std::min<std::int64_t>(options.most_simulated, static_cast<std::int64_t>(order.size())));
-  }
-  // The winner in full, to the last digit of what simulating its plan gives.
-  while (!best.empty() && !best.front().in_full) {
-    auto& [winner, index, plan, in_full] = best.front();
-    CandidateMaker& maker = *makers.front();
-    plan.result = simulate_spec(graph, maker.estimator().networks(), training, plan.spec, maker.placements_of(plan.spec), schedule_of(plan.spec, training), nullptr);
-    winner = score(options.objective, cluster, plan.spec, plan.result.time.total(), plan.result.memory);
-    in_full = true;
-    std::ranges::sort(best, {}, place);
-  }
-
-  for (Ranked& one : best) result.plans.push_back(std::move(one.plan));
-  if (!result.plans.empty()) {
-    // The bounds ascend: what is left is no better than the next.
-    const Score& winner = best.front().score;
-    result.counts.pruned_by_bound = 0;
-    for (std::size_t i = next; i < order.size(); ++i) result.counts.pruned_by_bound += order[i].first >= winner;
-    result.counts.certified = next >= order.size() || order[next].first >= winner;
-    if (!result.counts.certified) {
-      const Score& bound = order[next].first;
-      result.counts.gap = winner.first > bound.first ? winner.first / bound.first - 1.0 : winner.second / bound.second - 1.0;
-    }
-  }
-  result.counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return result;
+  return BestFirst(graph, cluster, training, request, options).run();
 }
 
 }  // namespace parplan

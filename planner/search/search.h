@@ -16,7 +16,9 @@ namespace parplan {
 struct SearchOptions {
   int top = 10;                         // plans to rank
   Objective objective = Objective::time;
-  std::int64_t most_simulated = 64;     // programs are simulated for at most so many candidates; 0: only what fits is asked
+  // Programs are simulated for at most so many candidates; 0: only what fits is asked. Where it is absent: for 64, and for more as long as
+  // that is little work, counted in calls (the same on every machine).
+  std::optional<std::int64_t> most_simulated = {};
   bool fewer_devices = true;            // also plans that leave devices idle
   int threads = 0;                      // 0: as many as the machine has cores; the result is the same for any number
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
@@ -32,8 +34,9 @@ struct SearchResult {
   std::optional<RankedPlan> smallest;
 };
 
-// Estimates every candidate of the space (candidates.h), rejects those that do not fit, and simulates in the order of lower bounds until
-// no unsimulated candidate's bound beats the worst of the best `top`, or `most_simulated` is reached.
+// Best first: of the numbers of devices to use, each is looked into once its floor (floor.h) is the least bound that is left: its candidates
+// (candidates.h) are made and estimated, and those that do not fit rejected. Of candidates the one of the least lower bound is simulated. So on
+// until no bound that is left beats the worst of the best `top`, or `most_simulated` is reached.
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
                     const SearchOptions& options);
 

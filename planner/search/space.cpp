@@ -29,43 +29,75 @@ std::vector<T> choices(const std::optional<T>& fixed, std::vector<T> free) {
   return fixed ? std::vector<T>{*fixed} : free;
 }
 
-}  // namespace
+// The choices that are free once degrees, sequence parallelism and ZeRO stage are fixed.
+struct FreeChoices {
+  ParallelSpec spec;  // of what is fixed
+  std::vector<std::int64_t> micro_batches;
+  std::vector<ScheduleKind> schedules;
+  std::vector<Recompute> recomputes;
+  std::vector<std::array<Axis, 3>> orders;
+};
 
-std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request) {
-  std::vector<ParallelSpec> specs;
+template <class Visit>
+void walk_space(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request, const Visit& visit) {
   std::vector<ScheduleKind> schedules;
   for (const ScheduleRow& row : schedule_rows()) schedules.push_back(row.kind);
   const auto fixed_differs = [](const std::optional<int>& fixed, int degree) { return fixed && *fixed != degree; };
 
   for (const std::int64_t tp : divisors(devices)) {
     for (const std::int64_t pp : divisors(devices / tp)) {
-      ParallelSpec spec;
+      FreeChoices choice;
+      ParallelSpec& spec = choice.spec;
       spec.mesh.degree = {static_cast<int>(pp), static_cast<int>(devices / tp / pp), static_cast<int>(tp)};
       if (fixed_differs(request.tp, spec.tp()) || fixed_differs(request.pp, spec.pp()) || fixed_differs(request.dp, spec.dp())) continue;
       if (training.global_batch % spec.dp() != 0) continue;
       if (request.stage_blocks) spec.stage_blocks = *request.stage_blocks;
+      choice.schedules = spec.pp() > 1 ? choices(request.schedule, schedules) : std::vector{ScheduleKind::one_f_one_b};
+      choice.recomputes = choices(request.recompute, {Recompute::none, Recompute::full});
+      for (const std::int64_t micro_batch : choices(request.micro_batch, divisors(training.global_batch / spec.dp()))) {
+        spec.micro_batch = micro_batch;
+        if (!too_many_calls(training, spec)) choice.micro_batches.push_back(micro_batch);
+      }
+      if (choice.micro_batches.empty()) continue;
       // What a technique forbids at these degrees, it forbids for every choice of the others.
+      spec.micro_batch = choice.micro_batches.front();
       for (const bool sequence_parallel : choices(request.sequence_parallel, spec.tp() > 1 ? std::vector{false, true} : std::vector{false}))
         for (const int zero : choices(request.zero_stage, spec.dp() > 1 ? std::vector{0, 1, 2, 3} : std::vector{0})) {
           spec.sequence_parallel = sequence_parallel;
           spec.zero_stage = zero;
-          spec.micro_batch = request.micro_batch.value_or(1);
           if (illegal(graph, training, spec)) continue;
-          for (const std::int64_t micro_batch : choices(request.micro_batch, divisors(training.global_batch / spec.dp())))
-            for (const ScheduleKind schedule : spec.pp() > 1 ? choices(request.schedule, schedules) : std::vector{ScheduleKind::one_f_one_b})
-              for (const Recompute recompute : choices(request.recompute, {Recompute::none, Recompute::full}))
-                for (const std::array<Axis, 3>& order : distinct_orders(spec.mesh.degree, request)) {
-                  ParallelSpec candidate = spec;
-                  candidate.micro_batch = micro_batch;
-                  candidate.schedule = schedule;
-                  candidate.recompute = recompute;
-                  candidate.mesh.order = order;
-                  specs.push_back(std::move(candidate));
-                }
+          if (choice.orders.empty()) choice.orders = distinct_orders(spec.mesh.degree, request);
+          visit(choice);
         }
     }
   }
+}
+
+}  // namespace
+
+std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request) {
+  std::vector<ParallelSpec> specs;
+  walk_space(graph, training, devices, request, [&](const FreeChoices& choice) {
+    for (const std::int64_t micro_batch : choice.micro_batches)
+      for (const ScheduleKind schedule : choice.schedules)
+        for (const Recompute recompute : choice.recomputes)
+          for (const std::array<Axis, 3>& order : choice.orders) {
+            ParallelSpec& spec = specs.emplace_back(choice.spec);
+            spec.micro_batch = micro_batch;
+            spec.schedule = schedule;
+            spec.recompute = recompute;
+            spec.mesh.order = order;
+          }
+  });
   return specs;
+}
+
+std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request) {
+  std::size_t count = 0;
+  walk_space(graph, training, devices, request, [&](const FreeChoices& choice) {
+    count += choice.micro_batches.size() * choice.schedules.size() * choice.recomputes.size() * choice.orders.size();
+  });
+  return static_cast<std::int64_t>(count);
 }
 
 }  // namespace parplan

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -27,5 +28,7 @@ struct LayoutRequest {
 // 0 to 3 where dp > 1, both schedules where pp > 1 (without a pipeline one micro-batch follows another, as in 1F1B), sequence
 // parallelism where tp > 1, recompute none and full, and every order of those axes whose degree is above 1.
 std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request);
+// How many these are.
+std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request);
 
 }  // namespace parplan

@@ -347,7 +347,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
 // it come the reductions that it did not cover, the gradient norm, which all stages await, the update and the gathers of
 // updated parameters. Data-parallel communication of one rank shares one stream: the step takes at least its sum.
 // Every term is something that the simulated step does in this order, so the bound is never above it (a property test holds this).
-Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
+Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, Wanted wanted) {
   const MeshView& view = view_of(spec.mesh);
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int stages = spec.pp();
@@ -357,6 +357,22 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   Estimate estimate;
   estimate.spare = Bytes(std::numeric_limits<std::int64_t>::max());
   double fullest = -1.0;
+  BlockRange held;
+  for (int s = 0; s < stages; ++s) {
+    held = {held.last, held.last + spec.stage_blocks[static_cast<std::size_t>(s)]};
+    const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_of(spec, placements, spec.recompute_of(s)))];
+    const MemoryUse memory = memory_of_stage(spec, placements, schedule, s, held, shapes);
+    const Bytes capacity = view.capacities[static_cast<std::size_t>(s)];
+    estimate.spare = std::min(estimate.spare, capacity - memory.peak());
+    estimate.spare_in_all += capacity - memory.peak();
+    if (const double share = static_cast<double>(memory.peak().count) / static_cast<double>(std::max<std::int64_t>(capacity.count, 1)); share > fullest) {
+      fullest = share;
+      estimate.memory = memory;
+      estimate.memory_stage = s;
+    }
+  }
+  if (wanted == Wanted::bound && estimate.spare.count < 0) return estimate;
+
   for (std::vector<Seconds>* one : {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_}) one->clear();
   StageBound first, bound;
   Seconds synchronised;  // when all gradients are reduced, by any stage alone
@@ -383,16 +399,6 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
       data_costs = &data_costs_of(spec, placements, shapes_[static_cast<std::size_t>(shapes_number)], view, environment);
     }
     const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_number)];
-
-    const MemoryUse memory = memory_of_stage(spec, placements, schedule, s, range, shapes);
-    const Bytes capacity = view.capacities[static_cast<std::size_t>(s)];
-    estimate.spare = std::min(estimate.spare, capacity - memory.peak());
-    estimate.spare_in_all += capacity - memory.peak();
-    if (const double share = static_cast<double>(memory.peak().count) / static_cast<double>(std::max<std::int64_t>(capacity.count, 1)); share > fullest) {
-      fullest = share;
-      estimate.memory = memory;
-      estimate.memory_stage = s;
-    }
 
     const bool sequential = !environments_[static_cast<std::size_t>(environment)].device->overlaps_communication;
     if (!as_before) bound = bound_of_stage(spec, placements, range, s == 0, sequential, *costs, shapes, *data_costs);
@@ -426,6 +432,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   estimate.lower_bound = norm ? std::max({pipeline + first.behind + first.norms, synchronised, data}) + agreed + finish
                               : std::max(pipeline + std::max(first.behind, first.finish), data);
 
+  if (wanted == Wanted::bound) return estimate;
+
   // The first stage's own work, what the schedule adds, and what is left is communication over the data axis.
   estimate.time = first.parts;
   estimate.time *= micro;
@@ -439,6 +447,14 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   estimate.time.optimizer += std::min(norm ? finish + agreed : first.finish, left());
   estimate.time.data_exposed += left();
   return estimate;
+}
+
+Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
+  return estimate(spec, placements, schedule, Wanted::all);
+}
+
+Estimate Estimator::bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
+  return estimate(spec, placements, schedule, Wanted::bound);
 }
 
 }  // namespace parplan

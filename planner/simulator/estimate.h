@@ -67,6 +67,8 @@ class Estimator {
 
   // `spec.stage_blocks` is set.
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
+  // The same without `time`, and without `lower_bound` where it does not fit: what a search needs of most candidates.
+  Estimate bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
 
   NetworkCache& networks() { return networks_; }
 
@@ -123,6 +125,8 @@ class Estimator {
   };
   using ShapesKey = std::tuple<int, bool, std::int64_t, bool>;  // tp, sequence parallel, micro-batch, recompute
 
+  enum class Wanted { bound, all };
+  Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, Wanted wanted);
   int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
   const Costs& costs_of(int shapes, int environment);
   const MeshView& view_of(const DeviceMesh& mesh);

@@ -152,7 +152,7 @@ TEST_CASE("a batch whose bytes cannot be counted is refused instead of counted w
 TEST_CASE("a layout that leaves the search nothing is refused") {
   const Called called = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--zero", "2", "--quiet"});
   CHECK(called.code == 2);
-  CHECK(called.err == "error: no layout of 1 devices has the parts that are given; leave some of them to the search\n");
+  CHECK(called.err == "error: no layout of up to 1 devices has the parts that are given; leave some of them to the search\n");
 }
 
 TEST_CASE("devices that the cluster does not have are refused") {
@@ -179,6 +179,15 @@ TEST_CASE("devices that the cluster does not have are refused") {
          {{"sweep", "gpt2", "--cluster", "dgx-a100", "--price", "2,50 EUR"},
           "--price: expected a price of a device for an hour, such as '2.50 USD', found '2,50 EUR': decimals stand behind a point, and thousands have nothing between "
           "them"}});
+}
+
+TEST_CASE("more micro-batches than a plan can list are refused") {
+  check({{{"simulate", "gpt2", "--cluster", "dgx-a100", "--global-batch", "2500000000", "--dp", "1", "--tp", "1", "--pp", "1"},
+          "a step would be 2500000000 micro-batches of 1 on each data-parallel rank; with 1 stage a plan holds at most 262144: take larger micro-batches, more data "
+          "parallelism, or a smaller batch"},
+         {{"suggest", "gpt2", "--cluster", "dgx-a100", "--global-batch", "1000000", "--dp", "1", "--tp", "1", "--pp", "8", "--micro-batch", "1"},
+          "a step would be 1000000 micro-batches of 1 on each data-parallel rank; with 8 stages a plan holds at most 32768: take larger micro-batches, more data "
+          "parallelism, or a smaller batch"}});
 }
 
 TEST_CASE("outputs that exclude one another are refused") {

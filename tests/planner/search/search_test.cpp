@@ -18,6 +18,7 @@
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidate.h"
 #include "planner/search/candidates.h"
+#include "planner/search/floor.h"
 #include "planner/search/search.h"
 #include "planner/simulator/estimate.h"
 #include "planner/suggest.h"
@@ -123,7 +124,9 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
     TrainingSpec training = training_of(16, precisions[random() % 2]);
     training.clip_norm = setting % 2;
     training.optimizer = setting % 7 == 0 ? Optimizer::sgd : Optimizer::adamw;
+    if (setting % 14 == 0) training.momentum = 0.9;
     Estimator estimator(graph, cluster, training);
+    const Floor floor(graph, cluster, training);
     const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, cluster.groups.size() > 1 || setting % 2 ? cluster.devices() : std::min(8, cluster.devices()), {});
     REQUIRE(!specs.empty());
     for (int trial = 0; trial < 40; ++trial) {
@@ -147,7 +150,15 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
         const Score bound = score(objective, cluster, spec, estimate.lower_bound, estimate.memory);
         const Score reached = score(objective, cluster, spec, simulated.time.total() * (1 + 1e-12), simulated.memory);
         CHECK(bound <= reached);
+        MemoryUse least;
+        least.parameters = floor.memory(spec.mesh.size());
+        CHECK(score(objective, cluster, spec, floor.time(spec.mesh.size()), least) <= reached);
       }
+      if (floor.lacks_room(spec.mesh.size())) CHECK(estimate.spare < Bytes(0));
+      const Estimate bounded = estimator.bound(spec, placements, {row.closed_form, row.in_flight});
+      CHECK(bounded.memory == estimate.memory);
+      CHECK(bounded.spare == estimate.spare);
+      if (bounded.spare >= Bytes(0)) CHECK(bounded.lower_bound == estimate.lower_bound);
       if (!cluster.network.levels.empty()) continue;
       gaps += simulated.time.total() / estimate.lower_bound - 1.0;
       ++count;
@@ -291,8 +302,11 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
 
       // Brute force: every spec, every cut, every choice of stages that recompute; what fits is simulated.
       NetworkCache networks(cluster);
-      std::vector<Seconds> times;
-      std::vector<std::pair<Bytes, Seconds>> all;
+      struct Tried {
+        ParallelSpec spec;
+        StepResult result;
+      };
+      std::vector<Tried> all;
       for (ParallelSpec spec : enumerate_specs(graph, training, 4, request)) {
         const Placements placements = place(graph, spec);
         const Schedule schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
@@ -300,34 +314,95 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
           ParallelSpec one = spec;
           one.stage_blocks = cut;
           const StepResult result = simulate_spec(graph, networks, training, one, placements, schedule, nullptr);
-          all.emplace_back(result.memory.peak(), result.time.total());
+          all.push_back({one, result});
           if (spec.recompute != Recompute::none) continue;
           one.recompute = Recompute::per_stage;
           for (int bits = 1; bits + 1 < 1 << spec.pp(); ++bits) {
             one.stage_recompute.clear();
             for (int s = 0; s < spec.pp(); ++s) one.stage_recompute.push_back(bits >> s & 1 ? Recompute::full : Recompute::none);
-            const StepResult mixed = simulate_spec(graph, networks, training, one, placements, schedule, nullptr);
-            all.emplace_back(mixed.memory.peak(), mixed.time.total());
+            all.push_back({one, simulate_spec(graph, networks, training, one, placements, schedule, nullptr)});
           }
         }
       }
       // Tight: the most memory that still leaves no plan which recomputes nothing and fits in less than a tenth of all.
-      std::ranges::sort(all);
-      const Bytes limit = tight ? all[all.size() / 10].first : cluster.groups.front().device.memory_capacity;
+      std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
+      const Bytes limit = tight ? all[all.size() / 10].result.memory.peak() : cluster.groups.front().device.memory_capacity;
       cluster.groups.front().device.memory_capacity = limit;
-      for (const auto& [memory, time] : all)
-        if (memory <= limit) times.push_back(time);
-      std::ranges::sort(times);
 
-      const SearchResult found = search(graph, cluster, training, request, options);
-      INFO((gpu ? "gpu" : "cpu") << (tight ? ", tight" : "") << ": " << found.counts.simulated << " of " << found.counts.candidates << " simulated, " << all.size()
-                                 << " by brute force");
-      REQUIRE(!found.plans.empty());
-      CHECK(found.counts.certified);
-      CHECK(!found.counts.gap);
-      CHECK(found.plans.front().result.time.total() == times.front());
-      for (const RankedPlan& plan : found.plans) CHECK(plan.result.memory.peak() <= limit);
+      for (const Objective objective : {Objective::time, Objective::cost, Objective::memory}) {
+        const auto score_of = [&](const ParallelSpec& spec, const StepResult& result) { return score(objective, cluster, spec, result.time.total(), result.memory); };
+        Score best{std::numeric_limits<double>::infinity(), 0.0};
+        for (const auto& [spec, result] : all)
+          if (result.memory.peak() <= limit) best = std::min(best, score_of(spec, result));
+        options.objective = objective;
+        const SearchResult found = search(graph, cluster, training, request, options);
+        INFO(name(objective) << " on " << (gpu ? "gpu" : "cpu") << (tight ? ", tight" : "") << ": " << found.counts.simulated << " of " << found.counts.candidates << " simulated, " << all.size()
+                                   << " by brute force");
+        REQUIRE(!found.plans.empty());
+        CHECK(found.counts.certified);
+        CHECK(!found.counts.gap);
+        CHECK(score_of(found.plans.front().spec, found.plans.front().result) == best);
+        for (const RankedPlan& plan : found.plans) CHECK(plan.result.memory.peak() <= limit);
+      }
     }
+}
+
+TEST_CASE("plans on fewer devices are looked into where more do not pay: whole nodes, and what given degrees allow") {
+  const OpGraph graph = build_graph(load_model(source + "/models/gpt2.yaml", "").spec, 1024);
+  TrainingSpec training = training_of(16, DataType::fp16);
+  training.sequence_length = 1024;
+  SearchOptions options;
+  options.top = 1;
+  // Slow NICs: one of four nodes is faster than all.
+  const SearchResult found = search(graph, cluster_of("azure-ndv2", 32), training, {}, options);
+  REQUIRE(found.counts.certified);
+  const SearchResult alone = search(graph, cluster_of("azure-ndv2", 8), training, {}, options);
+  CHECK(found.plans.front().result.time.total() <= alone.plans.front().result.time.total());
+  CHECK(found.plans.front().spec.mesh.size() == 8);
+  // Three nodes, of 8 ranks each.
+  LayoutRequest three;
+  three.dp = 3;
+  three.tp = 4;
+  training.global_batch = 24;
+  const SearchResult given = search(graph, cluster_of("dgx-a100", 64), training, three, options);
+  REQUIRE(!given.plans.empty());
+  CHECK(given.plans.front().spec.mesh.size() % 12 == 0);
+}
+
+TEST_CASE("numbers of devices are left out only where their floor says that none of their plans is better") {
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  for (const Objective objective : {Objective::time, Objective::cost, Objective::memory})
+    for (const std::int64_t batch : {8, 48, 4096}) {
+      INFO(name(objective) << ", batch " << batch);
+      const TrainingSpec training = training_of(batch, DataType::bf16);
+      const Cluster cluster = cluster_of("dgx-a100", 24);
+      SearchOptions options;
+      options.objective = objective;
+      options.most_simulated = 1 << 20;
+      const SearchResult found = search(graph, cluster, training, {}, options);
+      REQUIRE(found.counts.certified);
+      CHECK(found.counts.candidates >= found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
+      options.fewer_devices = false;
+      const auto score_of = [&](const RankedPlan& plan) { return score(objective, cluster, plan.spec, plan.result.time.total(), plan.result.memory); };
+      for (const int devices : {24, 16, 8, 6, 4, 3, 2, 1}) {
+        const SearchResult one = search(graph, cluster_of("dgx-a100", devices), training, {}, options);
+        for (std::size_t i = 0; i < one.plans.size(); ++i)
+          if (found.plans.size() == static_cast<std::size_t>(options.top)) CHECK(score_of(found.plans[i]) <= score_of(one.plans[i]));
+      }
+    }
+}
+
+TEST_CASE("a search goes on beyond its usual number of simulations while that is little work") {
+  const OpGraph graph = build_graph(load_model(source + "/models/gpt2.yaml", "").spec, 1024);
+  TrainingSpec training = training_of(16, DataType::fp16);
+  training.sequence_length = 1024;
+  SearchOptions options;
+  const SearchResult usual = search(graph, cluster_of("azure-ndv2", 32), training, {}, options);
+  options.most_simulated = 64;
+  const SearchResult limited = search(graph, cluster_of("azure-ndv2", 32), training, {}, options);
+  CHECK(usual.counts.certified);
+  CHECK(usual.counts.simulated > limited.counts.simulated);
+  CHECK(!limited.counts.certified);
 }
 
 TEST_CASE("where some cut fits, a layout is a candidate with one that does") {

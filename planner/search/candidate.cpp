@@ -1,0 +1,80 @@
+#include "planner/search/candidate.h"
+
+#include <cmath>
+#include <utility>
+
+#include "planner/program/lower.h"
+#include "planner/schedule/schedules.h"
+#include "planner/simulator/simulate.h"
+#include "planner/simulator/steady.h"
+
+namespace parplan {
+
+StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
+                         const Placements& placements, const Schedule& schedule, std::span<const CostModel> models, Timeline* timeline) {
+  const Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = schedule,
+                .backend = cluster.backend(), .overhead = memory_overhead(cluster)};
+  return simulate(lower_representatives(job), models, timeline);
+}
+
+int steady_micro_batches(int stages) { return 6 * stages + 24; }
+
+std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
+                                          const Placements& placements, std::span<const CostModel> models) {
+  constexpr int period = 2;  // buffers take turns by two
+  const int stages = spec.pp();
+  const std::int64_t all = micro_batches(spec, training);
+  // Time to become steady, a window that is longer than anything reaches back, and the end of the schedule.
+  int some = steady_micro_batches(stages);
+  some += static_cast<int>((all - some) & 1);
+  if (all < 3 * some) return std::nullopt;  // it would save too little
+  const ScheduleRow& row = row_of(spec.schedule);
+  for (int stage = 0; stage < stages; ++stage)
+    if (row.in_flight(stage, stages, some - period) != row.in_flight(stage, stages, static_cast<int>(all))) return std::nullopt;
+  Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = {},
+          .backend = cluster.backend(), .overhead = memory_overhead(cluster)};
+  std::vector<Program> programs;
+  const auto play = [&](int count, std::vector<CallEnds>* ends) {
+    job.training.global_batch = count * spec.dp() * spec.micro_batch;
+    job.schedule = row.actions(stages, count);
+    programs = lower_representatives(job);
+    return simulate(programs, models, nullptr, nullptr, ends);
+  };
+  const StepResult before = play(some - period, nullptr);
+  std::vector<CommunicationVolume> sent_before;
+  for (const Program& program : programs) sent_before.push_back(program.communication);
+  std::vector<CallEnds> ends;
+  StepResult result = play(some, &ends);
+  const int window = stages + 4;
+  const std::optional<double> later = steady_seconds(programs, ends, some - stages - 2 - period - window, window, period);
+  const double grown = (result.time.total() - before.time.total()).value;
+  if (!later || std::abs(grown - *later) > 1e-9 * *later || !(before.memory == result.memory)) return std::nullopt;
+
+  const std::int64_t times = (all - some) / period;
+  StepTime of_period = result.time;
+  StepTime less = before.time;
+  less *= -1.0;
+  of_period += less;
+  of_period *= static_cast<double>(times);
+  result.time += of_period;
+  Bytes most(-1);
+  for (std::size_t s = 0; s < programs.size(); ++s) {
+    CommunicationVolume sent = programs[s].communication;
+    const auto extend = [&](Bytes& volume, Bytes shorter) { volume += (volume - shorter) * times; };
+    extend(sent.tensor, sent_before[s].tensor);
+    extend(sent.data, sent_before[s].data);
+    extend(sent.pipeline, sent_before[s].pipeline);
+    if (const Bytes sum = sent.tensor + sent.data + sent.pipeline; sum > most) {
+      most = sum;
+      result.communication = sent;
+    }
+  }
+  return result;
+}
+
+StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec,
+                         const Placements& placements, const Schedule& schedule, Timeline* timeline) {
+  return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule, cost_models(networks, spec.mesh), timeline);
+}
+
+}  // namespace parplan
