@@ -210,6 +210,8 @@ void add_limits(CLI::App& app, LimitArguments& limits) {
       [&](const std::string& text) { limits.memory = parse_memory_limit("--memory-limit", text); });
   add(app, group, "--max-candidates", "N", "simulate at most so many candidates (default: 64, and more as long as that is little work)",
       [&](const std::string& text) { limits.most_candidates = parse_whole("--max-candidates", text, 1, most); });
+  add(app, group, "--threads", "N", "plan with so many threads (default: as many as the machine has cores); the plan is the same with any number",
+      [&](const std::string& text) { limits.threads = static_cast<int>(parse_whole("--threads", text, 1, 1024)); });
   add_choice(app, group, "--objective", "what the best plan has least of: time of a step, its cost (without prices: device-seconds), or memory (default: time)", limits.objective,
              std::array{Objective::time, Objective::cost, Objective::memory});
 }

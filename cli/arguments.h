@@ -59,6 +59,7 @@ struct LimitArguments {
   std::optional<MemoryLimit> memory;
   std::optional<std::int64_t> most_candidates;  // absent: as many as SearchOptions says
   std::optional<Objective> objective;  // time where absent
+  int threads = 0;                     // 0: as many as the machine has cores
 };
 void add_limits(CLI::App& app, LimitArguments& limits);
 

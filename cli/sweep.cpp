@@ -198,7 +198,7 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
   options.top = 1;
   options.objective = arguments.limits.objective.value_or(Objective::time);
   options.most_simulated = arguments.limits.most_candidates;
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int cores = arguments.limits.threads > 0 ? arguments.limits.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads = std::min(cores, static_cast<int>(sweep.points.size()));
   options.threads = cores / threads;  // of each search: its result does not depend on them
   options.progress = [&](std::int64_t, std::int64_t) { show(0); };
