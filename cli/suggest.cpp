@@ -15,6 +15,7 @@
 #include "planner/report/explain.h"
 #include "planner/report/json.h"
 #include "planner/report/launch_line.h"
+#include "planner/report/remedy.h"
 #include "planner/report/row.h"
 #include "planner/report/table.h"
 
@@ -36,7 +37,7 @@ std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster
   if (result.counts.candidates == 0) return "no feasible plan: the batch, the model and the devices allow no layout\n";
   std::string text = fmt::format("no feasible plan: of {} candidates none fits in {} of memory a device\n", result.counts.candidates,
                                  device_memory(cluster));
-  for (const std::string& change : result.changes) text += fmt::format("what would make it fit: {}\n", change);
+  for (const Remedy& remedy : result.remedies) text += fmt::format("what would make it fit: {}\n", describe(remedy));
   return text;
 }
 
@@ -79,7 +80,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
     for (int rank = 1; rank <= static_cast<int>(result.plan->alternatives.size()) + 1; ++rank) rows.push_back(row(subject_of(*result.plan, rank)));
   const bool writes_plan_out = arguments.plan_file == "-";
   const std::string plan_file = arguments.plan_file.empty() || writes_plan_out ? "plan.yaml" : arguments.plan_file;
-  const Json json = suggest_json(reported, result.counts, result.plan ? &*result.plan : nullptr, result.changes, plan_file);
+  const Json json = suggest_json(reported, result.counts, result.plan ? &*result.plan : nullptr, result.remedies, plan_file);
 
   if (arguments.output.shows_table() && !writes_plan_out) {
     fmt::print(terminal.out, "{}", describe_inputs(reported));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "planner/plan/layout_text.h"
 #include "planner/plan/objective.h"
@@ -46,11 +47,12 @@ bool fits(SuggestRequest request) {
   return least_that_fits(request).has_value();
 }
 
-std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of, std::string instead, double value = 0.0) {
+std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of, std::string instead, RemedyValue value) {
   SearchResult found = search_for(changed, changed.options.objective, most_simulated);
   if (found.plans.empty()) found = search_for(changed, changed.options.objective, most_simulated, changed.options.fewer_devices);
   if (found.plans.empty()) return std::nullopt;
-  return Remedy{.of = of, .instead = std::move(instead), .value = value, .cluster = changed.cluster, .training = changed.training, .plan = std::move(found.plans.front())};
+  const ModelSummary model{.name = changed.model_name, .parameters = parameter_count(*changed.graph), .flops_per_sample = model_flops_per_sample(*changed.graph)};
+  return Remedy{.of = of, .instead = std::move(instead), .value = std::move(value), .model = model, .cluster = changed.cluster, .training = changed.training, .plan = std::move(found.plans.front())};
 }
 
 // The number in (low, high] nearest to `low` for which `helps` holds, when it holds for `high`, not for `low`, and once it does, further on.
@@ -70,6 +72,29 @@ SuggestRequest with_memory(const SuggestRequest& request, Bytes bytes) {
     capacity = std::max(capacity, bytes);
   }
   return changed;
+}
+
+// Of a device of equal ones; of unlike ones the range.
+std::string memory_now(const Cluster& cluster, int digits) {
+  return digits == 3 || !is_uniform(cluster) ? device_memory(cluster) : format_bytes_up(least_memory(cluster), digits);
+}
+
+// The words have as few digits as can be for what they name to be typed: it fits, is not more than the devices have where `enough` is not, and
+// differs from what there is now.
+std::string memory_in_words(const SuggestRequest& request, Bytes enough, const std::function<bool(Bytes)>& fits_in) {
+  std::optional<Bytes> most;
+  if (const auto whole = request.cluster_of ? request.cluster_of(request.cluster.devices()) : std::nullopt)
+    for (const NodeGroup& group : whole->groups) most = std::max(most.value_or(Bytes(0)), group.device.memory_capacity);
+  constexpr int most_digits = 17;  // by then it is `enough`
+  std::string text, now;
+  for (int digits = 3; digits <= most_digits; ++digits) {
+    text = format_bytes_up(enough, digits);
+    now = memory_now(request.cluster, digits);
+    const Bytes typed = parse_bytes(text);
+    const bool beyond = most && enough <= *most && typed > *most;
+    if (text != now && !beyond && (typed == enough || fits_in(typed))) break;
+  }
+  return fmt::format("{} of memory a device instead of {}", text, now);
 }
 
 std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchResult& failed) {
@@ -93,8 +118,8 @@ std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchRes
     if (!least_in(*needed)) break;
     enough = std::min(enough, *needed);
   }
-  return remedy(with_memory(request, enough), "memory",
-                fmt::format("{} of memory a device instead of {}", format_bytes(enough), device_memory(request.cluster)), static_cast<double>(enough.count));
+  const std::string words = memory_in_words(request, enough, [&](Bytes bytes) { return least_in(bytes).has_value(); });
+  return remedy(with_memory(request, enough), "memory", words, enough.count);
 }
 
 // Of the same kind: what the caller can give, else whole nodes where there is a network between them.
@@ -123,7 +148,7 @@ std::optional<Remedy> more_devices(const SuggestRequest& request) {
     const std::optional<SuggestRequest> changed = with_devices(request, devices);
     return changed && fits(*changed);
   };
-  const auto found = [&](int devices) { return remedy(*with_devices(request, devices), "devices", fmt::format("{} devices instead of {}", devices, now), devices); };
+  const auto found = [&](int devices) { return remedy(*with_devices(request, devices), "devices", fmt::format("{} devices instead of {}", devices, now), std::int64_t{devices}); };
   // Within a node one by one.
   int node = request.cluster.groups.back().devices_per_node();
   if (request.cluster.nodes() == 1)
@@ -159,7 +184,7 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
       SuggestRequest changed = request;
       changed.layout.zero_stage = zero;
       if (!fits(changed)) continue;
-      add(remedy(changed, "zero_stage", fmt::format("ZeRO stage {} instead of {}", zero, *given.zero_stage), zero));
+      add(remedy(changed, "zero_stage", fmt::format("ZeRO stage {} instead of {}", zero, *given.zero_stage), std::int64_t{zero}));
       break;
     }
   if (given.micro_batch)
@@ -168,7 +193,7 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
       SuggestRequest changed = request;
       changed.layout.micro_batch = micro_batch;
       if (!fits(changed)) continue;
-      add(remedy(changed, "micro_batch", fmt::format("micro-batches of {} instead of {}", micro_batch, *given.micro_batch), static_cast<double>(micro_batch)));
+      add(remedy(changed, "micro_batch", fmt::format("micro-batches of {} instead of {}", micro_batch, *given.micro_batch), micro_batch));
       break;
     }
   const auto leave_free = [&](auto part, std::string_view of, const auto& say) {
@@ -176,25 +201,25 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
     SuggestRequest changed = request;
     (changed.layout.*part).reset();
     if (!fits(changed)) return;
-    std::optional<Remedy> found = remedy(changed, of, "");
+    std::optional<Remedy> found = remedy(changed, of, "", {});
     if (!found) return;
     std::tie(found->instead, found->value) = say(found->plan.spec);
     add(std::move(found));
   };
-  using Said = std::pair<std::string, double>;
+  using Said = std::pair<std::string, RemedyValue>;
   leave_free(&LayoutRequest::recompute, "recompute", [&](const ParallelSpec& spec) {
-    return Said(fmt::format("recompute {} instead of {}", name(spec.recompute), name(*given.recompute)), 0.0);
+    return Said(fmt::format("recompute {} instead of {}", name(spec.recompute), name(*given.recompute)), name(spec.recompute));
   });
-  leave_free(&LayoutRequest::tp, "tp", [&](const ParallelSpec& spec) { return Said(fmt::format("tp {} instead of {}", spec.tp(), *given.tp), spec.tp()); });
-  leave_free(&LayoutRequest::pp, "pp", [&](const ParallelSpec& spec) { return Said(fmt::format("pp {} instead of {}", spec.pp(), *given.pp), spec.pp()); });
-  leave_free(&LayoutRequest::dp, "dp", [&](const ParallelSpec& spec) { return Said(fmt::format("dp {} instead of {}", spec.dp(), *given.dp), spec.dp()); });
+  leave_free(&LayoutRequest::tp, "tp", [&](const ParallelSpec& spec) { return Said(fmt::format("tp {} instead of {}", spec.tp(), *given.tp), std::int64_t{spec.tp()}); });
+  leave_free(&LayoutRequest::pp, "pp", [&](const ParallelSpec& spec) { return Said(fmt::format("pp {} instead of {}", spec.pp(), *given.pp), std::int64_t{spec.pp()}); });
+  leave_free(&LayoutRequest::dp, "dp", [&](const ParallelSpec& spec) { return Said(fmt::format("dp {} instead of {}", spec.dp(), *given.dp), std::int64_t{spec.dp()}); });
   leave_free(&LayoutRequest::schedule, "schedule", [&](const ParallelSpec& spec) {
-    return Said(fmt::format("schedule {} instead of {}", name(spec.schedule), name(*given.schedule)), 0.0);
+    return Said(fmt::format("schedule {} instead of {}", name(spec.schedule), name(*given.schedule)), name(spec.schedule));
   });
   leave_free(&LayoutRequest::sequence_parallel, "sequence_parallel",
-             [&](const ParallelSpec& spec) { return Said(spec.sequence_parallel ? "with sequence parallelism" : "without sequence parallelism", 0.0); });
+             [&](const ParallelSpec& spec) { return Said(spec.sequence_parallel ? "with sequence parallelism" : "without sequence parallelism", spec.sequence_parallel); });
   leave_free(&LayoutRequest::stage_blocks, "stage_blocks", [&](const ParallelSpec& spec) {
-    return Said(fmt::format("layers per stage {} instead of what was given", stage_layers(spec)), 0.0);
+    return Said(fmt::format("layers per stage {} instead of what was given", stage_layers(spec)), fmt::format("{}", fmt::join(spec.stage_blocks, ",")));
   });
 }
 
@@ -215,7 +240,7 @@ std::optional<Remedy> smaller_batch(const SuggestRequest& request) {
   for (std::int64_t less = std::max<std::int64_t>(fewer - looked_at, 1); less < fewer - 1; ++less)
     if (helps(less)) fewer = less;
   return remedy(with(now - fewer), "global_batch", fmt::format("a global batch of {} instead of {}", (now - fewer) * unit, request.training.global_batch),
-                static_cast<double>((now - fewer) * unit));
+                (now - fewer) * unit);
 }
 
 std::optional<Remedy> shorter_sequence(const SuggestRequest& request, OpGraph& graph) {
@@ -234,7 +259,7 @@ std::optional<Remedy> shorter_sequence(const SuggestRequest& request, OpGraph& g
   if (count < 1 || !fits(with(1))) return std::nullopt;
   const std::int64_t fewer = nearest_that_helps(-1, count - 1, [&](std::int64_t less) { return fits(with(count - less)); });
   const std::int64_t tokens = (count - fewer) * unit;
-  return remedy(with(count - fewer), "sequence_length", fmt::format("sequences of {} tokens instead of {}", tokens, now), static_cast<double>(tokens));
+  return remedy(with(count - fewer), "sequence_length", fmt::format("sequences of {} tokens instead of {}", tokens, now), tokens);
 }
 
 }  // namespace
@@ -254,20 +279,15 @@ std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchRes
     SuggestRequest changed = request;
     changed.training.precision = half;
     if (is_half(request.training.precision) || !has_units(request.cluster, half) || !fits(changed)) continue;
-    add(remedy(changed, "precision", fmt::format("precision {} instead of {}", name(half), name(request.training.precision))));
+    add(remedy(changed, "precision", fmt::format("precision {} instead of {}", name(half), name(request.training.precision)), name(half)));
     break;
   }
   if (request.training.optimizer != Optimizer::sgd) {
     SuggestRequest changed = request;
     changed.training.optimizer = Optimizer::sgd;
-    if (fits(changed)) add(remedy(changed, "optimizer", fmt::format("optimizer sgd instead of {}, which keeps less state", name(request.training.optimizer))));
+    if (fits(changed)) add(remedy(changed, "optimizer", fmt::format("optimizer sgd instead of {}, which keeps less state", name(request.training.optimizer)), name(Optimizer::sgd)));
   }
   return remedies;
-}
-
-std::string describe(const Remedy& remedy) {
-  return fmt::format("{} ({}, {} a step, {} a device)", remedy.instead, layout_text(remedy.plan.spec), format_duration(remedy.plan.result.time.total()),
-                     format_bytes(remedy.plan.result.memory.peak()));
 }
 
 }  // namespace parplan

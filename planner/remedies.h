@@ -14,7 +14,4 @@ namespace parplan {
 // not help are absent.
 std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchResult& failed);
 
-// "24 devices instead of 8 (dp1 tp8 pp3 mb1 1f1b pp>tp, 2.31 s a step, 78.1 GiB a device)"
-std::string describe(const Remedy& remedy);
-
 }  // namespace parplan

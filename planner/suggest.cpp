@@ -90,7 +90,6 @@ SuggestResult suggest(const SuggestRequest& request) {
   result.counts.objective = request.options.objective;
   if (found.plans.empty()) {
     result.remedies = find_remedies(request, found);
-    for (const Remedy& remedy : result.remedies) result.changes.push_back(describe(remedy));
     return result;
   }
   result.plan = complete(request, found.plans.front().spec);

@@ -33,8 +33,7 @@ struct SuggestRequest {
 struct SuggestResult {
   std::optional<Plan> plan;
   SearchCounts counts;
-  std::vector<Remedy> remedies;      // without a plan: what would make it fit, each checked by the same search
-  std::vector<std::string> changes;  // these in words
+  std::vector<Remedy> remedies;  // without a plan: what would make it fit, each checked by the same search
 };
 
 // The flow of `parplan suggest`.

@@ -220,6 +220,38 @@ std::string format_bytes(Bytes bytes) {
   if (bytes.count > -1024 && bytes.count < 1024) return fmt::format("{} B", bytes.count);
   return format(byte_kind, static_cast<double>(bytes.count));
 }
+std::string format_bytes_up(Bytes bytes, int digits) {
+  PARPLAN_ASSERT(bytes.count >= 0 && digits >= 3 && digits <= 17, fmt::format("{} bytes, {} digits", bytes.count, digits));
+  if (bytes.count < 1024) return fmt::format("{} B", bytes.count);
+  const UnitRow* unit = nullptr;
+  const UnitRow* next = nullptr;
+  for (const UnitRow& row : byte_units) {
+    if (!row.shown) continue;
+    if (static_cast<std::int64_t>(row.factor) <= bytes.count) unit = &row;
+    else if (next == nullptr) next = &row;
+  }
+  const auto factor = static_cast<std::int64_t>(unit->factor);
+  const auto power_of_ten = [](int exponent) {
+    std::int64_t power = 1;
+    while (exponent-- > 0) power *= 10;
+    return power;
+  };
+  const std::int64_t most = power_of_ten(digits);
+  for (int decimals = digits - 1;; --decimals) {
+    const std::int64_t power = power_of_ten(decimals);
+    std::int64_t number = bytes.count / factor, rest = bytes.count % factor;
+    if (decimals > 0 && number >= most / power) continue;
+    for (int i = 0; i < decimals; ++i) {  // long division, which is exact
+      rest *= 10;
+      number = 10 * number + rest / factor;
+      rest %= factor;
+    }
+    if (rest > 0) ++number;
+    if (next != nullptr && number / power >= 1024) return format_bytes_up(Bytes(static_cast<std::int64_t>(next->factor)), digits);
+    if (decimals == 0) return fmt::format("{} {}", number, unit->name);
+    if (number < most) return fmt::format("{}.{:0{}} {}", number / power, number % power, decimals, unit->name);
+  }
+}
 std::string format_bandwidth(BytesPerSecond rate) { return format(bandwidth_kind, rate.value); }
 std::string format_duration(Seconds seconds) {
   // Minutes would hide how far apart two steps are.

@@ -97,6 +97,8 @@ Watts parse_power(std::string_view text);
 // For people: three significant digits and the fitting unit ("1.50 GiB", "450 GB/s", "12.3 ms", "989 TFLOP/s",
 // "700 W"); durations of a minute to ten in seconds with one decimal ("87.1 s").
 std::string format_bytes(Bytes bytes);
+// The same for who types it again: rounded up, to `digits` significant ones (3 to 17), so that parse_bytes gives no fewer bytes.
+std::string format_bytes_up(Bytes bytes, int digits = 3);
 std::string format_bandwidth(BytesPerSecond rate);
 std::string format_duration(Seconds seconds);
 std::string format_flop_rate(FlopsPerSecond rate);

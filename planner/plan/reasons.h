@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "planner/plan/plan.h"
@@ -132,11 +133,15 @@ struct ModelError {
   double undecided() const { return (1.0 + most) / (1.0 + least) - 1.0; }
 };
 
+// What a remedy changes to: a number (memory in bytes), whether, or a name as options take it.
+using RemedyValue = std::variant<std::int64_t, bool, std::string>;
+
 // With no plan that fits: a change, the smallest of its kind, and the plan that fits then.
 struct Remedy {
   std::string_view of;   // what is changed: "memory", "devices", "global_batch" ...
   std::string instead;   // "1.20 GiB of memory a device instead of 1.00 GiB"
-  double value = 0.0;    // the number that it becomes; 0 where it is none
+  RemedyValue value;
+  ModelSummary model;    // of the sequence as changed
   Cluster cluster;       // as changed
   TrainingSpec training;
   RankedPlan plan;       // simulated

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "planner/report/launch_line.h"
+#include "planner/report/remedy.h"
 #include "planner/report/row.h"
 
 namespace parplan {
@@ -67,7 +68,7 @@ Json bytes_json(const std::vector<Bytes>& values) {
 
 }  // namespace
 
-Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, const std::vector<std::string>& changes,
+Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, std::span<const Remedy> remedies,
                   const std::string& plan_file) {
   Json json = head("parplan.suggest/1", inputs);
   json["inputs"]["objective"] = name(search.objective);
@@ -76,7 +77,8 @@ Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const 
   json["plans"] = Json::array();
   if (plan != nullptr)
     for (int rank = 1; rank <= static_cast<int>(plan->alternatives.size()) + 1; ++rank) json["plans"].push_back(row(subject_of(*plan, rank)));
-  json["changes"] = changes;
+  json["changes"] = Json::array();
+  for (const Remedy& remedy : remedies) json["changes"].push_back(remedy_json(remedy));
   json["notes"] = plan != nullptr ? Json(plan->notes) : Json::array();
   const LaunchLine launch = plan != nullptr ? launch_line(*plan, plan_file) : LaunchLine{};
   json["environment"] = Json::object();

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
 #include "planner/base/json.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/reasons.h"
 #include "planner/report/comparison.h"
 
 namespace parplan {
@@ -18,9 +20,9 @@ struct ReportInputs {
   std::vector<std::string> defaults;  // fields of `training` that nobody gave: "global_batch", ...
 };
 
-// parplan.suggest/1. Without a plan, "plans" is empty and "changes" says what would make one fit. `plan_file`: where the plan is, for
+// parplan.suggest/1. Without a plan, "plans" is empty and "changes" holds the remedies. `plan_file`: where the plan is, for
 // "launch".
-Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, const std::vector<std::string>& changes,
+Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, std::span<const Remedy> remedies,
                   const std::string& plan_file = "plan.yaml");
 
 // parplan.run/1.

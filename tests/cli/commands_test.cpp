@@ -1,8 +1,10 @@
 // Commands carried out in this process, on the tiny models of tests/data.
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -178,6 +180,69 @@ TEST_CASE("exit code 1, no plans and what would make it fit where memory is shor
   CHECK(json.at("search").at("infeasible_memory") == json.at("search").at("candidates"));
   CHECK(called.err.find("no feasible plan: of ") != std::string::npos);
   CHECK(called.err.find("what would make it fit: ") != std::string::npos);
+}
+
+TEST_CASE("every change that is said to make it fit does, typed as it is said") {
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string memory;
+  };
+  const std::vector<Case> cases = {
+      {{tiny_gpt2, "--cluster", cpu_8}, "16780 kB"},
+      {{"gpt2", "--cluster", "dgx-a100", "--devices", "2", "--dp", "2", "--tp", "1", "--pp", "1", "--zero", "0", "--micro-batch", "4", "--recompute", "none",
+        "--global-batch", "16"}, "4.5 GiB"},
+      {{"gpt2", "--cluster", "dgx-a100", "--devices", "2", "--dp", "1", "--tp", "1", "--pp", "2", "--schedule", "gpipe", "--micro-batch", "1", "--recompute", "none",
+        "--global-batch", "64", "--stage-blocks", "7,7"}, "5 GiB"},
+      {{"gpt2", "--cluster", "dgx-a100", "--devices", "1", "--seq-len", "1024"}, "2.3 GiB"},
+      {{"gpt2-xl", "--cluster", "dgx-a100", "--devices", "4", "--precision", "fp32", "--global-batch", "8"}, "5.01 GiB"},
+      {{"llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--global-batch", "16", "--pp", "2", "--tp", "1"}, "19.9 GiB"},
+      {{"mistral-7b", "--cluster", "hgx-h200", "--devices", "2", "--global-batch", "8"}, "40%"},
+      {{"llama3-8b", "--cluster", "dgx-h100", "--devices", "1", "--global-batch", "8"}, "100%"},
+  };
+  const std::map<std::string, std::string> option_of = {
+      {"devices", "--devices"}, {"zero_stage", "--zero"}, {"micro_batch", "--micro-batch"}, {"recompute", "--recompute"}, {"tp", "--tp"}, {"pp", "--pp"},
+      {"dp", "--dp"}, {"schedule", "--schedule"}, {"stage_blocks", "--stage-blocks"}, {"global_batch", "--global-batch"}, {"sequence_length", "--seq-len"},
+      {"precision", "--precision"}, {"optimizer", "--optimizer"}};
+  std::set<std::string> seen;
+  for (const Case& one : cases) {
+    const auto with = [&](const std::string& option, const std::string& value, const std::string& memory) {
+      std::vector<std::string> arguments{"suggest"};
+      arguments.insert(arguments.end(), one.arguments.begin(), one.arguments.end());
+      const auto at = std::ranges::find(arguments, option);
+      if (at != arguments.end()) at[1] = value;
+      else if (!option.empty()) arguments.insert(arguments.end(), {option, value});
+      arguments.insert(arguments.end(), {"--memory-limit", memory, "--top", "1", "--quiet", "--json", "-"});
+      return call(arguments);
+    };
+    const Called none = with("", "", one.memory);
+    INFO(fmt::format("{} in {}: {}", one.arguments.front(), one.memory, none.err));
+    REQUIRE(none.code == 1);
+    const Json json = Json::parse(none.out);
+    REQUIRE_FALSE(json.at("changes").empty());
+    for (const Json& change : json.at("changes")) {
+      const std::string of = change.at("change"), text = change.at("text");
+      INFO(text);
+      seen.insert(of);
+      CHECK(none.err.find("what would make it fit: " + text + "\n") != std::string::npos);
+      CHECK(change.at("plan").at("rank").is_null());
+      CHECK(change.at("plan").size() == columns().size());
+      CHECK(change.at("plan").at("memory_peak_bytes").get<std::int64_t>() <= change.at("plan").at("memory_capacity_bytes").get<std::int64_t>());
+      if (of == "memory") {
+        if (one.memory == "100%") continue;  // no option gives a device more than it has
+        CHECK(with("", "", text.substr(0, text.find(" of memory"))).code == 0);
+        CHECK(with("", "", fmt::format("{} B", change.at("value").get<std::int64_t>())).code == 0);
+        CHECK(with("", "", fmt::format("{} B", change.at("value").get<std::int64_t>() - 1)).code == 1);
+      } else {
+        REQUIRE(option_of.contains(of));
+        const Json& value = change.at("value");
+        CHECK(with(option_of.at(of), value.is_string() ? value.get<std::string>() : value.dump(), one.memory).code == 0);
+      }
+    }
+  }
+  for (const char* of : {"memory", "devices", "zero_stage", "micro_batch", "recompute", "tp", "schedule", "global_batch", "sequence_length", "optimizer"}) {
+    INFO(std::string(of));
+    CHECK(seen.contains(of));
+  }
 }
 
 TEST_CASE("a memory limit is what plans are held to, and the plan carries it") {

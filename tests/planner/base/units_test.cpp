@@ -128,6 +128,30 @@ TEST_CASE("People see three significant digits and the fitting unit") {
   CHECK(format_power(Watts(11.2e6)) == "11.2 MW");
 }
 
+TEST_CASE("A size rounded up is enough when it is typed, and no more than the last digit too much") {
+  CHECK(format_bytes_up(Bytes(0)) == "0 B");
+  CHECK(format_bytes_up(Bytes(1023)) == "1023 B");
+  CHECK(format_bytes_up(Bytes(1024)) == "1.00 KiB");
+  CHECK(format_bytes_up(Bytes(1025)) == "1.01 KiB");
+  CHECK(format_bytes_up(Bytes(1025), 5) == "1.0010 KiB");  // 1.0009765625
+  CHECK(format_bytes_up(Bytes(1025), 11) == "1.0009765625 KiB");
+  CHECK(format_bytes_up(Bytes(9999 * 1024LL / 1000)) == "10.0 KiB");
+  CHECK(format_bytes_up(Bytes(1513975971)) == "1.41 GiB");
+  CHECK(format_bytes_up(Bytes(1513975972)) == "1.42 GiB");
+  CHECK(format_bytes_up(Bytes(100LL << 30)) == "100 GiB");
+  CHECK(format_bytes_up(Bytes((100LL << 30) + 1)) == "101 GiB");
+  CHECK(format_bytes_up(Bytes((1LL << 30) - 1)) == "1.00 GiB");
+  CHECK(format_bytes_up(Bytes(1LL << 62)) == "4194304 TiB");
+  for (std::int64_t bytes = 1000; bytes < std::int64_t{1} << 50; bytes += bytes / 7 + 1)
+    for (const int digits : {3, 4, 7, 12, 17}) {
+      const std::string text = format_bytes_up(Bytes(bytes), digits);
+      INFO(bytes << " B is " << text);
+      CHECK(parse_bytes(text) >= Bytes(bytes));
+      CHECK(static_cast<double>(parse_bytes(text).count) <= static_cast<double>(bytes) * (1.0 + 0.011));
+      if (digits == 17) CHECK(parse_bytes(text) == Bytes(bytes));
+    }
+}
+
 TEST_CASE("Files get the shortest text that is read back to the same bits") {
   CHECK(write_bytes(Bytes(85899345920)) == "80 GiB");
   CHECK(write_bytes(Bytes(80000000000)) == "80 GB");

@@ -4,6 +4,8 @@
 #include "planner/report/comparison.h"
 #include "planner/report/explain.h"
 #include "planner/report/json.h"
+#include "planner/report/remedy.h"
+#include "planner/report/row.h"
 #include "planner/report/table.h"
 #include "tests/planner/report/small_plan.h"
 
@@ -216,13 +218,21 @@ TEST_CASE("the JSON of a run has both rows with the same keys") {
 TEST_CASE("the JSON of a failed search has no plans and says what to change") {
   const Plan plan = small_plan();
   const ReportInputs inputs{.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {"global_batch"}};
+  const Remedy remedy{.of = "memory", .instead = "2.00 GiB of memory a device instead of 1.00 GiB", .value = std::int64_t{2} << 30, .model = plan.model,
+                      .cluster = plan.cluster, .training = plan.training, .plan = {.spec = plan.spec, .result = plan.prediction}};
   const Json json = suggest_json(inputs, {.candidates = 7, .infeasible_memory = 7, .pruned_by_bound = 0, .simulated = 0, .seconds = 0.5, .certified = false, .gap = {}},
-                                 nullptr, {"2 GiB instead of 1 GiB"});
+                                 nullptr, std::vector<Remedy>{remedy, {.of = "recompute", .instead = "recompute full instead of none", .value = "full", .model = plan.model,
+                                                                      .cluster = plan.cluster, .training = plan.training, .plan = remedy.plan}});
   std::vector<std::string> keys;
   for (const auto& item : json.items()) keys.push_back(item.key());
   CHECK(keys == std::vector<std::string>{"schema", "tool", "inputs", "search", "columns", "plans", "changes", "notes", "environment", "launch"});
   CHECK(json.at("plans").dump() == "[]");
-  CHECK(json.at("changes").dump() == R"(["2 GiB instead of 1 GiB"])");
+  Json unranked = row(subject_of(plan));
+  unranked["rank"] = nullptr;
+  Json wanted = {{"change", "memory"}, {"value", 2147483648}, {"text", describe(remedy)}, {"plan", unranked}};
+  CHECK(json.at("changes").size() == 2);
+  CHECK(json.at("changes")[0].dump() == wanted.dump());
+  CHECK(json.at("changes")[1].at("value") == "full");
   CHECK(json.at("inputs").at("objective") == "time");
   CHECK(json.at("search").dump() ==
         R"({"candidates":7,"infeasible_memory":7,"pruned_by_bound":0,"simulated":0,"seconds":0.5,"certified":false,"gap":null})");

@@ -603,10 +603,10 @@ TEST_CASE("when nothing fits, what would fit is named and does") {
   request.cluster.groups.front().device.memory_capacity = Bytes(100'000);
   const SuggestResult none = suggest(request);
   CHECK(!none.plan);
-  REQUIRE(!none.changes.empty());
+  REQUIRE(!none.remedies.empty());
   const SearchResult failed = search(graph, request.cluster, request.training, {}, request.options);
   REQUIRE(failed.smallest);
-  CHECK(none.changes.front().starts_with(format_bytes(failed.smallest->result.memory.peak()) + " of memory a device instead of"));
+  CHECK(none.remedies.front().instead.starts_with(format_bytes_up(failed.smallest->result.memory.peak()) + " of memory a device instead of"));
   request.cluster.groups.front().device.memory_capacity = failed.smallest->result.memory.peak();
   CHECK(suggest(request).plan);
 }
