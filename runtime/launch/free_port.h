@@ -2,7 +2,21 @@
 
 namespace parplan {
 
-// A port of 127.0.0.1 that nobody listened at a moment ago. RunError where there is none.
-int free_loopback_port();
+// A port of 127.0.0.1 (and of ::1, where there is IPv6) for process 0 of a job to listen at. It is bound for as long as this lives, so that
+// no other program gets it from the system, neither to listen at nor for a connection of its own. Only a socket with SO_REUSEADDR that
+// names the number, as process 0's does, can listen there: Linux lets it as long as none of the two sockets listens already.
+class LoopbackPort {
+ public:
+  LoopbackPort();  // RunError where there is none
+  ~LoopbackPort();
+  LoopbackPort(const LoopbackPort&) = delete;
+  LoopbackPort& operator=(const LoopbackPort&) = delete;
+
+  int number() const { return number_; }
+
+ private:
+  int number_ = 0;
+  int sockets_[2] = {-1, -1};  // of IPv4 and IPv6
+};
 
 }  // namespace parplan

@@ -215,10 +215,10 @@ std::optional<int> reap(Children& children) {
 int run_children(const std::vector<std::string>& arguments, const ChildrenOptions& options) {
   PARPLAN_ASSERT(options.processes > 0, fmt::format("{} processes", options.processes));
   const TakenSignals signals;
-  const int port = free_loopback_port();
+  const LoopbackPort port;
   Children children;
   for (int process = 0; process < options.processes; ++process)
-    children.all.push_back(start(options.program, arguments, process, options.processes, port, signals.before()));
+    children.all.push_back(start(options.program, arguments, process, options.processes, port.number(), signals.before()));
 
   int result = 0;
   std::optional<Clock::time_point> deadline;  // for what comes next
@@ -252,6 +252,10 @@ int run_children(const std::vector<std::string>& arguments, const ChildrenOption
     }
     if (!children.any_running() && !last_lines) last_lines = Clock::now() + time_for_last_lines;
   }
+  // However late this process comes to it: what a pipe holds by now, and then its end.
+  for (Child& child : children.all)
+    for (int read = 0; read < 2 && child.output.get() >= 0; ++read)
+      if (pollfd ready{.fd = child.output.get(), .events = POLLIN, .revents = 0}; poll(&ready, 1, 0) > 0) read_lines(child, options);
   return result;
 }
 

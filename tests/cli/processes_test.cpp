@@ -36,7 +36,8 @@ struct Job {
   }
   // Two processes as torchrun starts them, with the arguments of each.
   Called run(const std::string& first, const std::string& second) const {
-    const std::string variables = fmt::format("WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={}", free_loopback_port());
+    const LoopbackPort port;
+    const std::string variables = fmt::format("WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={}", port.number());
     return shell(fmt::format("{0} RANK=1 LOCAL_RANK=1 {1} run {3} & {0} RANK=0 LOCAL_RANK=0 {1} run {2}; code=$?; wait $! && exit 99; exit $code", variables, PARPLAN_BINARY,
                              first, second));
   }

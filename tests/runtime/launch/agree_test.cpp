@@ -17,14 +17,14 @@ namespace {
 
 // What each of four processes (threads here) ends with: "went on", "silent", or its message. `refuse` gives a process's message, or "".
 std::vector<std::string> ends(const std::function<std::string(int)>& refuse) {
-  const int port = free_loopback_port();
+  const LoopbackPort port;
   std::vector<std::string> all(4);
   std::vector<std::jthread> threads;
   for (int process = 0; process < 4; ++process)
     threads.emplace_back([&, process] {
       std::string& end = all[static_cast<std::size_t>(process)];
       try {
-        const auto rendezvous = tcp_rendezvous({.process = process, .processes = 4, .local_process = process, .local_processes = 4, .address = "127.0.0.1", .port = port}, 20s);
+        const auto rendezvous = tcp_rendezvous({.process = process, .processes = 4, .local_process = process, .local_processes = 4, .address = "127.0.0.1", .port = port.number()}, 20s);
         agree(*rendezvous, [&] {
           if (const std::string text = refuse(process); !text.empty()) throw ConfigError({.file = "plan.yaml", .line = 3}, text);
         });

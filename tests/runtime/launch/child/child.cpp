@@ -1,5 +1,5 @@
 // What local_parent_test.cpp starts. The first argument says what to do; then process 1 does that, the others wait for it to
-// end them.
+// end them, and say when they are told to.
 #include <unistd.h>
 
 #include <chrono>
@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "runtime/launch/launch.h"
@@ -17,9 +18,20 @@ using namespace std::chrono_literals;
 namespace {
 
 int wait_to_be_ended() {
-  std::this_thread::sleep_for(60s);
+  std::this_thread::sleep_for(300s);
   return 99;
 }
+
+void say_that_it_was_told() {
+  constexpr char line[] = "told to end\n";
+  // The output of process 0 is the test's own.
+  if (std::string_view(std::getenv("RANK")) != "0") [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, line, sizeof line - 1);
+}
+void end_when_told(int) {
+  say_that_it_was_told();
+  _exit(98);
+}
+void stay_when_told(int) { say_that_it_was_told(); }
 
 }  // namespace
 
@@ -43,17 +55,18 @@ int main(int count, char** words) {
     std::fprintf(stderr, "error of %d\nwithout an end", rank);
     return 0;
   }
-  if (task == "stubborn") {
-    if (rank == 1) return 3;
-    std::signal(SIGTERM, SIG_IGN);
-    return wait_to_be_ended();
+  if (task == "stubborn" || task == "fail") {
+    // Process 1 fails when all others listen to the signal.
+    std::signal(SIGTERM, task == "fail" ? end_when_told : stay_when_told);
+    parplan::barrier(*parplan::find_rendezvous());
+    if (rank == 1) return task == "fail" ? 7 : 3;
+    for (;;) wait_to_be_ended();  // a test of a parent that does not end them is not to pass
   }
   if (task == "signalled") {
     if (rank == 1) kill(getppid(), SIGTERM);
     return wait_to_be_ended();
   }
   if (rank != 1) return wait_to_be_ended();
-  if (task == "fail") return 7;
   if (task == "crash") std::raise(SIGKILL);
   return 98;
 }
