@@ -981,7 +981,7 @@ TEST_CASE("an abort ends a rank's communication that waits, on the host and on t
     if (rank == 0) {
       CHECK(ncclAllReduce(data.get(), data.get(), 4, ncclFloat32, ncclSum, communicator, stream) == ncclSuccess);  // connected, alone
       std::thread aborter([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        while (emulator::ranks_that_wait() == 0) std::this_thread::yield();
         CHECK(ncclCommAbort(communicator) == ncclSuccess);
       });
       CHECK(ncclSend(data.get(), 4, ncclFloat32, 1, communicator, stream) == ncclInternalError);  // waits to be connected

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -110,6 +111,7 @@ struct Process {
   std::condition_variable changed;
   std::map<std::string, std::weak_ptr<World>> worlds;  // by unique id
   std::int64_t ids = 0;
+  std::atomic<int> waiting = 0;  // calls that wait for other ranks on the host
 };
 Process& process() {
   static auto* made = new Process;
@@ -150,7 +152,9 @@ void must_be_live(const Lock&, ncclComm_t communicator, const char* what) {
 }
 
 void wait_for_ranks(Lock& lock, const char* what, const std::function<bool()>& ready) {
+  ++process().waiting;
   if (!process().changed.wait_for(lock, patience, ready)) fail_with(std::string(what) + ": other ranks have not called it for 60 s");
+  --process().waiting;
 }
 
 // What ranks may not differ in.
@@ -619,6 +623,8 @@ constexpr ResultRow result_rows[] = {
 };
 
 }  // namespace
+int ranks_that_wait() { return process().waiting; }
+
 }  // namespace emulator
 
 using namespace emulator;

@@ -112,3 +112,8 @@ ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t type, 
 ncclResult_t ncclRecv(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream);
 ncclResult_t ncclGroupStart();
 ncclResult_t ncclGroupEnd();
+
+namespace emulator {
+// How many calls wait on the host for other ranks to make theirs. For tests: NCCL has nothing like it.
+int ranks_that_wait();
+}  // namespace emulator
