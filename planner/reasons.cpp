@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/cluster/routes.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
@@ -296,7 +297,7 @@ Guide find_guide(const Inquiry& inquiry, CandidateMaker& maker, const std::vecto
     guide.gathered = {.micro_batches = count, .sent = own.communication.data, .exposed = own.time.data_exposed};
   if (plan.spec.pp() > 1)
     guide.bubble = {.stages = plan.spec.pp(), .micro_batches = count,
-                    .closed_form = static_cast<double>(plan.spec.pp() - 1) / static_cast<double>(count + plan.spec.pp() - 1),
+                    .closed_form = closed_form_bubble(plan),
                     .simulated = own.time.bubble / own.time.total(), .enough = 4 * plan.spec.pp(),
                     .closed_form_then = static_cast<double>(plan.spec.pp() - 1) / static_cast<double>(5 * plan.spec.pp() - 1)};
   if (!inquiry.options.searches) return guide;
@@ -460,6 +461,19 @@ bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache&
          matches(family.tp, spec.tp(), tensor_inside_nodes(spec.mesh, networks));
 }
 
+std::vector<bool> network_links(const NodeKind& node) {
+  const std::shared_ptr<const NodeRoutes> routes = routes_of(node);
+  std::vector<bool> of_network(node.links.size(), false);
+  const auto mark = [&](const Path& path, bool as) {
+    for (const Arc arc : path.arcs) of_network[static_cast<std::size_t>(link_of(arc))] = as;
+  };
+  for (const std::vector<Uplink>& uplinks : routes->uplinks)
+    for (const Uplink& uplink : uplinks) mark(uplink.path, true);
+  for (const std::vector<Path>& row : routes->between)
+    for (const Path& path : row) mark(path, false);
+  return of_network;
+}
+
 Cluster varied(Cluster cluster, Resource resource, double factor) {
   for (NodeGroup& group : cluster.groups) {
     DeviceKind& device = group.device;
@@ -479,11 +493,10 @@ Cluster varied(Cluster cluster, Resource resource, double factor) {
           fit.memory *= factor;
         }
     }
-    const auto is_network = [&](int vertex) { return group.node.vertices[static_cast<std::size_t>(vertex)].kind == VertexKind::network; };
-    for (Link& link : group.node.links) {
-      const Resource of = is_network(link.a) || is_network(link.b) ? Resource::network : Resource::node_links;
-      if (of == resource) link.bandwidth *= factor;
-    }
+    if (resource != Resource::node_links && resource != Resource::network && resource != Resource::links) continue;
+    const std::vector<bool> of_network = network_links(group.node);
+    for (std::size_t link = 0; link < of_network.size(); ++link)
+      if (resource == Resource::links || (resource == Resource::network) == of_network[link]) group.node.links[link].bandwidth *= factor;
   }
   return cluster;
 }
@@ -501,28 +514,35 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   reasons.neighbours = find_neighbours(inquiry, networks);
   CandidateMaker maker(graph, plan.cluster, plan.training);
   reasons.guide = find_guide(inquiry, maker, reasons.neighbours);
-  reasons.binding = binding_constraint(plan);
+  const RankedPlan own{.spec = plan.spec, .result = plan.prediction};
+  const auto has = [&](Resource resource) { return (resource != Resource::network && resource != Resource::links) || plan.cluster.nodes() > 1; };
   SearchResult now;
-  if (options.searches) {
+  if (!options.searches) {
+    // What memory gains, only a search says.
+    std::vector<Variation> twice;
+    for (const Resource resource : {Resource::compute, Resource::node_links, Resource::network, Resource::links, Resource::global_batch})
+      if (has(resource)) twice.push_back(std::move(changed(inquiry, resource, 2.0)->variation));
+    reasons.binding = binding_constraint(plan, twice, own);
+  } else {
     reasons.families = find_families(inquiry, maker);
     inquiry.say("the whole space");
     now = inquiry.searched(plan.cluster, plan.training, 2);
     Variation as_it_is{.resource = Resource::compute, .factor = 1.0, .global_batch = plan.training.global_batch, .cluster = plan.cluster,
-                       .plan = rival(plan.cluster, {.spec = plan.spec, .result = plan.prediction}), .best = {}};
+                       .plan = rival(plan.cluster, own), .best = {}};
     choose(inquiry, now, as_it_is);
     const auto change = now.counts.certified && !as_it_is.changes ? vary_best_of_all : vary;
-    const auto has = [&](Resource resource) { return resource != Resource::network || plan.cluster.nodes() > 1; };
     for (int i = 0; i < static_cast<int>(Resource::count_); ++i) {
       const Resource resource = static_cast<Resource>(i);
       if (!has(resource)) continue;
       reasons.twice.push_back(*change(inquiry, resource, 2.0));
+      if (resource == Resource::links) continue;  // a fifth of each kind says as much
       for (const double factor : {0.8, 1.2})
         if (std::optional<Variation> variation = change(inquiry, resource, factor)) reasons.sensitivity.push_back(std::move(*variation));
     }
     // What is the best of all is the best of its family.
     if (now.counts.certified && !as_it_is.changes)
       for (FamilyBest& family : reasons.families) family.certified |= family.best && family.best->plan.spec == plan.spec;
-    reasons.binding = binding_constraint(plan, reasons.twice, as_it_is.best ? *as_it_is.best : RankedPlan{.spec = plan.spec, .result = plan.prediction});
+    reasons.binding = binding_constraint(plan, reasons.twice, as_it_is.best ? *as_it_is.best : own);
     if (as_it_is.changes) reasons.unrestricted = std::move(as_it_is);
   }
   if (plan.alternatives.empty()) reasons.runner_up = next_best(inquiry, now.plans, reasons);

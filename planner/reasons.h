@@ -38,8 +38,13 @@ struct LayoutFamily {
 std::span<const LayoutFamily> layout_families();
 bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks);
 
+// Of each link of a node, whether it is of the network: on a device's way there, and on no route between two devices. PCIe leads to the
+// NICs alone where NVLink joins the devices, and carries both where nothing does.
+std::vector<bool> network_links(const NodeKind& node);
+
 // The cluster with more or less of one resource: devices that compute `factor` times as fast (every kernel takes 1 / factor of its time),
-// links that carry, or memory that holds, `factor` times as much.
+// links that carry, or memory that holds, `factor` times as much. The fabric between nodes carries what the NICs do, by its
+// oversubscription: it is varied with them.
 Cluster varied(Cluster cluster, Resource resource, double factor);
 
 }  // namespace parplan

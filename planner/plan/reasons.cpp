@@ -11,7 +11,7 @@ const char* name(Constraint constraint) {
 }
 
 const char* name(Resource resource) {
-  constexpr std::array names = {"compute", "links inside nodes", "network", "memory", "global batch"};
+  constexpr std::array names = {"compute", "links inside nodes", "network", "all links", "memory", "global batch"};
   static_assert(names.size() == static_cast<std::size_t>(Resource::count_));
   return names[static_cast<std::size_t>(resource)];
 }
@@ -36,18 +36,38 @@ Constraint largest(double compute, double communication, double bubble, double m
   return static_cast<Constraint>(std::ranges::max_element(gains) - gains.begin());
 }
 
-Seconds computing(const StepTime& time) { return time.compute + time.recompute + time.optimizer; }
+// And waiting for others that do, however many micro-batches there are.
+Seconds computing(const Plan& plan) {
+  const StepTime& time = plan.prediction.time;
+  return time.compute + time.recompute + time.optimizer + waiting(plan).unequal;
+}
 
-}  // namespace
-
-Constraint binding_constraint(const Plan& plan) {
-  if (memory_share(plan) > 1.0) return Constraint::memory;
+// What there is for want of memory.
+Seconds for_want_of_memory(const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   Seconds memory;
   // (A plan of least memory does without.)
   if (plan.search.objective != Objective::memory) memory += time.recompute;
   if (plan.spec.zero_stage >= 2 && plan.spec.dp() > 1 && memory_share(plan) >= full_share) memory += time.data_exposed;
-  return largest(computing(time).value / 2, exposed_communication(time).value / 2, time.bubble.value / 2, memory.value);
+  return memory;
+}
+
+}  // namespace
+
+double closed_form_bubble(const Plan& plan) {
+  const double others = plan.spec.pp() - 1;
+  return others / (static_cast<double>(micro_batches(plan.spec, plan.training)) + others);
+}
+
+Waiting waiting(const Plan& plan) {
+  const StepTime& time = plan.prediction.time;
+  const Seconds filling = std::min(time.bubble, closed_form_bubble(plan) * time.total());
+  return {.filling = filling, .unequal = time.bubble - filling};
+}
+
+Constraint binding_constraint(const Plan& plan) {
+  if (memory_share(plan) > 1.0) return Constraint::memory;
+  return largest(computing(plan).value / 2, exposed_communication(plan.prediction.time).value / 2, waiting(plan).filling.value / 2, for_want_of_memory(plan).value);
 }
 
 Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now) {
@@ -55,6 +75,7 @@ Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice
   const StepTime& time = plan.prediction.time;
   const Objective objective = plan.search.objective;
   std::array<double, static_cast<std::size_t>(Resource::count_)> gains{};
+  gains[static_cast<std::size_t>(Resource::memory)] = for_want_of_memory(plan) / time.total();
   const auto counted = [&](const RankedPlan& p) { return score(objective, plan.cluster, p.spec, p.result.time.total(), p.result.memory).first; };
   for (const Variation& variation : twice) {
     double& gain = gains[static_cast<std::size_t>(variation.resource)];
@@ -62,14 +83,14 @@ Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice
     const double batches = static_cast<double>(variation.global_batch) / static_cast<double>(plan.training.global_batch);
     // A plan does not change by itself where there is more memory, and may not fit with a larger batch.
     if (variation.resource == Resource::memory || !variation.plan.fits()) {
-      if (variation.best) gain = 1.0 - counted(*variation.best) / counted(now) / batches;
+      gain = variation.best ? 1.0 - counted(*variation.best) / counted(now) / batches : 0.0;
     } else {
       gain = 1.0 - own.result.time.total() / time.total() / batches;
     }
   }
   const auto of = [&](Resource resource) { return gains[static_cast<std::size_t>(resource)]; };
-  return largest(std::min(of(Resource::compute), 0.5 * (computing(time) / time.total())), of(Resource::node_links) + of(Resource::network),
-                 std::min(of(Resource::global_batch), 0.5 * (time.bubble / time.total())), of(Resource::memory));
+  return largest(std::min(of(Resource::compute), 0.5 * (computing(plan) / time.total())), std::max(of(Resource::node_links), of(Resource::links)),
+                 std::min(of(Resource::global_batch), 0.5 * (waiting(plan).filling / time.total())), of(Resource::memory));
 }
 
 double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result) { return excess(plan, plan.cluster, spec, result); }
@@ -90,10 +111,8 @@ const Variation* relaxed(const Reasons& reasons) {
     case Constraint::memory: return of(Resource::memory);
     case Constraint::communication: break;
   }
-  // Of the two kinds of links those that shorten the plan's step more.
-  const Variation* inside = of(Resource::node_links);
-  const Variation* network = of(Resource::network);
-  return inside && network && network->plan.plan.result.time.total() < inside->plan.plan.result.time.total() ? network : inside;
+  const Variation* links = of(Resource::links);
+  return links != nullptr ? links : of(Resource::node_links);  // of one node the only ones
 }
 
 }  // namespace parplan

@@ -23,9 +23,20 @@ inline constexpr double full_share = 0.9;
 double memory_share(const Plan& plan);
 Seconds exposed_communication(const StepTime& time);
 
-// By the plan alone: memory, where it does not fit; else what could be gained most from. Half of what computes, of what communication is waited for and of the bubble, as if
-// devices, links or micro-batches were doubled; and of memory all that is computed again, since nothing recomputes for any other reason
-// than room, with the exposed communication of a sharding (ZeRO-2, 3) in a device that is full.
+// What of a pipeline of equal stages is idle: (p - 1) / (m + p - 1) of p stages and m micro-batches.
+double closed_form_bubble(const Plan& plan);
+// A plan's bubble by what it waits for: up to the closed form for the pipeline to fill and drain, which is shorter with more micro-batches; the
+// rest for stages that take longer than others, which is not.
+struct Waiting {
+  Seconds filling;
+  Seconds unequal;
+};
+Waiting waiting(const Plan& plan);
+
+// By the parts of the plan's step alone: memory, where it does not fit; else what could be gained most from. Half of what computes or waits for
+// stages that take longer, of what communication is waited for and of the bubble of few micro-batches, as if devices, links or micro-batches
+// were doubled; and of memory all that is computed again, since nothing recomputes for any other reason than room, with the exposed
+// communication of a sharding (ZeRO-2, 3) in a device that is full.
 Constraint binding_constraint(const Plan& plan);
 
 // Another layout beside the plan. One that does not fit has its estimate.
@@ -45,8 +56,8 @@ struct FamilyBest {
 };
 
 // What a plan has, changed.
-enum class Resource { compute, node_links, network, memory, global_batch, count_ };
-const char* name(Resource resource);  // "compute", "links inside nodes", "network", "memory", "global batch"
+enum class Resource { compute, node_links, network, links, memory, global_batch, count_ };
+const char* name(Resource resource);  // "compute", "links inside nodes", "network", "all links", "memory", "global batch"
 
 // The choice, if one resource were more or less.
 struct Variation {
@@ -60,9 +71,10 @@ struct Variation {
   bool certified = false;     // nothing in the space is better than `best`: no limit on simulations kept the search from seeing that
 };
 
-// The same, measured by variations to twice of each resource. What the plan itself gains from faster devices counts up to half of what it
-// computes (the bubble waits for computing, and is shorter too when there are more micro-batches), and from a larger batch up to half of
-// its bubble; what memory gains, or a batch with which the plan does not fit, is by how much the best plan is better than `now`, the best
+// The same, measured by variations to twice of each resource. Communication counts by all links: routes cross several kinds of them in a row,
+// and where these are alike twice of one alone gains nothing. What the plan itself gains from faster devices counts up to half of what
+// it computes or waits for stages that take longer (the rest of the bubble waits for computing too, but is shorter with more micro-batches), and
+// from a larger batch up to half of that rest; what memory gains (without a variation of it: as by the parts), or a batch with which the plan does not fit, is by how much the best plan is better than `now`, the best
 // of today.
 Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now);
 

@@ -115,10 +115,15 @@ std::string runner_up(const Plan& plan) {
   return "runner-up: the plan keeps the best alone (--top 1); `parplan explain` finds the next\n";
 }
 
+// Waiting for unequal stages is said from this share of the step on.
+constexpr double worth_a_word = 0.05;
+
 // What the plan itself shows of a constraint.
 std::string signs_of(Constraint constraint, const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   const auto share = [&](Seconds part) { return format_share(part.value, time.total().value); };
+  const Waiting waits = waiting(plan);
+  const bool unequal = waits.unequal > worth_a_word * time.total();
   switch (constraint) {
     case Constraint::memory: {
       std::vector<std::string> signs;
@@ -131,23 +136,25 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
       return join(signs);
     }
     case Constraint::compute:
-      return fmt::format("{} of the step computes{}", share(time.compute + time.recompute + time.optimizer),
-                         time.recompute.value > 0.0 ? fmt::format(", {} recomputes", share(time.recompute)) : "");
+      return fmt::format("{} of the step computes{}{}", share(time.compute + time.recompute + time.optimizer),
+                         time.recompute.value > 0.0 ? fmt::format(", {} recomputes", share(time.recompute)) : "",
+                         unequal ? fmt::format(", {} waits for stages that take longer", share(waits.unequal)) : "");
     case Constraint::communication: {
       const std::array parts = {std::pair{time.tensor_exposed, "tensor-parallel communication"}, std::pair{time.data_exposed, "data-parallel communication"},
                                 std::pair{time.pipeline_exposed, "transfers between stages"}};
       const auto most = std::max_element(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
       return fmt::format("{} of the step waits for it, most for {}", share(exposed_communication(time)), most->second);
     }
-    case Constraint::bubble: return fmt::format("{} of the step waits for other stages", share(time.bubble));
+    case Constraint::bubble:
+      if (!unequal) return fmt::format("{} of the step waits for other stages", share(time.bubble));
+      return fmt::format("{} of the step waits for other stages, {} more for those that take longer", share(waits.filling), share(waits.unequal));
   }
   return "";
 }
 
-std::string what_binds(const Plan& plan) {
+std::string what_binds(const Plan& plan, Constraint constraint) {
   // By Constraint.
   constexpr std::array helps = {"faster or more devices", "faster links or a larger batch", "more micro-batches (a larger batch)", "more memory"};
-  const Constraint constraint = binding_constraint(plan);
   return fmt::format("{}: {}; {} would help first", name(constraint), signs_of(constraint, plan), helps[static_cast<std::size_t>(constraint)]);
 }
 
@@ -517,8 +524,8 @@ std::string families(const Plan& plan, const Reasons& reasons) {
 std::string bubble_rule(const Guide::Bubble& bubble) {
   std::string text = fmt::format("a pipeline of p = {} stages and m = {} micro-batches is idle for (p - 1) / (m + p - 1) = {:.1f} % of its time; simulated, {:.1f} % of the step waits: ",
                                  bubble.stages, bubble.micro_batches, 100.0 * bubble.closed_form, 100.0 * bubble.simulated);
-  // Waiting beyond the closed form, which takes stages for equal, by what is worth a word.
-  const char* const unequal = bubble.simulated - bubble.closed_form > 0.05 ? ", the rest for stages that take longer" : "";
+  // Waiting beyond the closed form, which takes stages for equal.
+  const char* const unequal = bubble.simulated - bubble.closed_form > worth_a_word ? ", the rest for stages that take longer" : "";
   if (bubble.micro_batches >= bubble.enough) return text + fmt::format("enough, at least 4 p = {} micro-batches{}", bubble.enough, unequal);
   return text + fmt::format("too few; 4 p = {} micro-batches (a larger batch, smaller micro-batches or fewer data-parallel ranks) would leave {:.1f} %",
                             bubble.enough, 100.0 * bubble.closed_form_then);
@@ -569,7 +576,7 @@ std::string guide(const Plan& plan, const Reasons& reasons) {
 }
 
 std::string what_binds(const Plan& plan, const Reasons& reasons) {
-  if (reasons.twice.empty()) return what_binds(plan) + "\n";
+  if (reasons.twice.empty()) return what_binds(plan, reasons.binding) + "\n";
   std::vector<std::vector<std::string>> rows{{"with twice", "the plan", "then"}};
   for (const Variation& variation : reasons.twice) rows.push_back({name(variation.resource), plan_then(variation, plan), changed_to(plan, variation)});
   return fmt::format("{}: {}\n", name(reasons.binding), signs_of(reasons.binding, plan)) + table_with_words(rows, 2) + what_found_means(reasons.twice);
@@ -595,7 +602,7 @@ std::string unrestricted(const Plan& plan, const Variation& found) {
 std::string explain(const Plan& plan) {
   std::string text = heading(plan) + "\n" + time_and_memory(plan);
   text += "\n" + runner_up(plan);
-  text += "\nbinding constraint: " + what_binds(plan) + "\n";
+  text += "\nbinding constraint: " + what_binds(plan, binding_constraint(plan)) + "\n";
   text += "search: " + explain_search(plan.search) + "\n";
   for (const std::string& note : plan.notes) text += "note: " + note + "\n";
   return fold_lines(text, width);
@@ -603,7 +610,7 @@ std::string explain(const Plan& plan) {
 
 std::string explain_briefly(const Plan& plan) {
   const std::string second = runner_up(plan);
-  std::string text = "binding constraint: " + what_binds(plan) + "\n";
+  std::string text = "binding constraint: " + what_binds(plan, binding_constraint(plan)) + "\n";
   // Without what memory it needs.
   return fold_lines(text + second.substr(0, std::min(second.find("  it needs"), second.size())), width);
 }

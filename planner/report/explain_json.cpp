@@ -9,7 +9,7 @@ namespace parplan {
 namespace {
 
 constexpr const char* key(Resource resource) {
-  constexpr const char* keys[] = {"compute", "node_links", "network", "memory", "global_batch"};
+  constexpr const char* keys[] = {"compute", "node_links", "network", "links", "memory", "global_batch"};
   return keys[static_cast<std::size_t>(resource)];
 }
 

@@ -64,9 +64,20 @@ TEST_CASE("the binding constraint is what could be gained most from") {
   plan.prediction.memory.activations = Bytes(340);  // 900 of 1000
   CHECK(binding_constraint(plan) == Constraint::compute);
   plan.prediction.time.bubble = Seconds(7.0);
+  // Two micro-batches on two stages: a third of 15 s is idle however equal stages are, 2 s wait for the longer one.
+  CHECK(waiting(plan).filling.value == doctest::Approx(5.0));
+  CHECK(waiting(plan).unequal.value == doctest::Approx(2.0));
+  CHECK(binding_constraint(plan) == Constraint::compute);  // 8.5 / 2 s
+  CHECK(explain(plan).find("binding constraint: compute: 43.3 % of the step computes, 13.3 % waits for stages that take longer; faster or more devices would help first\n") !=
+        std::string::npos);  // 6.5 of 15
+  plan.training.global_batch = 2;  // one micro-batch: up to half of the step
   CHECK(binding_constraint(plan) == Constraint::bubble);  // 3.5 s
   CHECK(explain(plan).find("binding constraint: bubble: 46.7 % of the step waits for other stages; more micro-batches (a larger batch) would help first\n") !=
         std::string::npos);  // 7 of 15
+  plan.prediction.time.bubble = Seconds(10.0);  // of 18 s: 9 and 1
+  CHECK(explain(plan).find("binding constraint: bubble: 50.0 % of the step waits for other stages, 5.6 % more for those that take longer; more micro-batches (a larger\n  batch) "
+                           "would help first\n") != std::string::npos);
+  plan.prediction.time.bubble = Seconds(7.0);
   plan.prediction.time.tensor_exposed = Seconds(8.0);
   CHECK(binding_constraint(plan) == Constraint::communication);  // 4.75 s
   CHECK(explain(plan).find("binding constraint: communication: 41.3 % of the step waits for it, most for tensor-parallel communication; "
@@ -112,16 +123,16 @@ TEST_CASE("with variations to twice of everything the binding constraint is what
     return variation;
   };
   struct Case {
-    double compute, links, network, batch, memory;  // steps; of memory that of the best plan
+    double compute, inside, network, links, batch, memory;  // steps; of memory that of the best plan
     Constraint binding;
   };
-  for (const Case& one : {Case{6.7, 9.5, 9.8, 18.0, 9.97, Constraint::compute},
-                          Case{5.0, 9.5, 9.8, 18.0, 6.8, Constraint::compute},      // at most 3.25 s count, against 3.2 s
-                          Case{5.0, 9.5, 9.8, 18.0, 6.7, Constraint::memory},       // 3.3 s
-                          Case{5.0, 8.3, 8.3, 18.0, 9.97, Constraint::communication},  // 1.7 s each
-                          Case{9.5, 9.5, 9.8, 13.0, 9.97, Constraint::bubble}}) {   // at most 1 s counts
-    const std::vector<Variation> all = {twice(Resource::compute, one.compute, one.compute), twice(Resource::node_links, one.links, one.links),
-                                        twice(Resource::network, one.network, one.network), twice(Resource::global_batch, one.batch, one.batch),
+  for (const Case& one : {Case{6.7, 9.5, 9.8, 9.3, 18.0, 9.97, Constraint::compute},
+                          Case{5.0, 9.5, 9.8, 9.3, 18.0, 6.8, Constraint::compute},      // at most 3.25 s count, against 3.2 s
+                          Case{5.0, 9.5, 9.8, 9.3, 18.0, 6.7, Constraint::memory},       // 3.3 s
+                          Case{5.0, 10.0, 10.0, 6.6, 18.0, 9.97, Constraint::communication},  // neither kind of links alone gains anything, both 3.4 s
+                          Case{9.5, 9.5, 9.8, 9.3, 13.0, 9.97, Constraint::bubble}}) {   // at most 1 s counts
+    const std::vector<Variation> all = {twice(Resource::compute, one.compute, one.compute), twice(Resource::node_links, one.inside, one.inside),
+                                        twice(Resource::network, one.network, one.network), twice(Resource::links, one.links, one.links), twice(Resource::global_batch, one.batch, one.batch),
                                         twice(Resource::memory, 10.0, one.memory)};
     CHECK(std::string(name(binding_constraint(plan, all, now))) == name(one.binding));
   }
