@@ -211,9 +211,7 @@ std::optional<BestAmong> best_among(const Inquiry& inquiry, CandidateMaker& make
   NetworkCache& networks = maker.estimator().networks();
   if (fitting.empty()) {
     if (!smallest) return std::nullopt;
-    const Estimate& estimate = smallest->estimate;
-    return BestAmong{.rival = rival(networks.cluster(), {.spec = std::move(smallest->spec),
-                                                         .result = {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}})};
+    return BestAmong{.rival = rival(networks.cluster(), maker.with_times(*smallest))};
   }
   const auto counted = [&](const ParallelSpec& spec, Seconds time, const MemoryUse& memory) { return score(inquiry.objective(), networks.cluster(), spec, time, memory); };
   const auto bound = [&](const Candidate& candidate) { return counted(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory); };
