@@ -103,13 +103,12 @@ struct Inquiry {
     const std::optional<StepResult> steady = simulate_steady(graph, networks.cluster(), training, spec, placements, models);
     return {.spec = spec, .result = steady ? *steady : simulate_spec(graph, networks.cluster(), training, spec, placements, usual, models, nullptr)};
   }
-  // The whole space, by the plan's objective. Time is rarely less on fewer devices, where the plan has all.
+  // The whole space, by the plan's objective.
   SearchResult searched(const Cluster& cluster, const TrainingSpec& training, int top) const {
     SearchOptions search_options;
     search_options.top = top;
     search_options.objective = objective();
     search_options.most_simulated = options.most_simulated;
-    search_options.fewer_devices = objective() != Objective::time || plan.spec.mesh.size() < cluster.devices();
     return search(graph, cluster, training, {}, search_options);
   }
   Objective objective() const { return plan.search.objective; }
@@ -323,9 +322,9 @@ std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& ma
       best.best = std::move(found->rival);
       best.certified = found->certified;
     }
-    // What the plan's own search found counts too: it looked longer.
+    // What the plan's own search found counts too, on however many devices: it looked longer.
     const auto offer = [&](const RankedPlan& one) {
-      if (one.spec.mesh.size() != devices || !belongs(family, one.spec, networks)) return;
+      if (!belongs(family, one.spec, networks)) return;
       Rival known = rival(plan.cluster, one);
       if (known.fits() && (!best.best || !best.best->fits() || !better(inquiry.score_of(best.best->plan), inquiry.score_of(one), noise))) best.best = std::move(known);
     };
@@ -510,7 +509,7 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   reasons.error = model_error(plan.cluster);
   if (!reasons.error && is_accelerator(plan.cluster.backend())) reasons.elsewhere = published_error;
   reasons.neighbours = find_neighbours(inquiry, networks);
-  CandidateMaker maker(graph, plan.cluster, plan.training);
+  CandidateMaker maker(graph, plan.cluster, plan.training, plan.search.objective);
   reasons.guide = find_guide(inquiry, maker, reasons.neighbours);
   const RankedPlan own{.spec = plan.spec, .result = plan.prediction};
   const auto has = [&](Resource resource) { return (resource != Resource::network && resource != Resource::links) || plan.cluster.nodes() > 1; };

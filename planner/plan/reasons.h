@@ -47,11 +47,12 @@ struct Rival {
 };
 Rival rival(const Cluster& cluster, RankedPlan plan);  // on this cluster
 
-// The best of a family of layouts: a part of the search space that people know by name.
+// The best of a family of layouts, a part of the search space that people know by name: of those on as many devices as the plan has (where it
+// has one, on all), and of its alternatives on however many.
 struct FamilyBest {
   std::string_view family;
   std::optional<Rival> best;  // the fastest that fits; where none does, the one that needs least memory; absent where the family has no layout
-  bool certified = true;      // nothing else of the family is better; false where a limit on simulated candidates ended the search
+  bool certified = true;      // nothing else of the family on so many devices is better; false where a limit on simulated candidates ended the search
   bool of_the_plan = false;   // the plan is of this family
 };
 

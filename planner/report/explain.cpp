@@ -518,7 +518,10 @@ std::string families(const Plan& plan, const Reasons& reasons) {
     if (!family.certified) words = words.empty() ? "best found" : "best found: " + words;
     below.push_back(std::move(words));
   }
-  return "\n" + table_with_words(rows, 1, below) + what_found_means(reasons.families);
+  // Alternatives of the plan are looked at on however many devices.
+  const int devices = plan.spec.mesh.size() > 1 ? plan.spec.mesh.size() : plan.cluster.devices();
+  const std::string which = devices < plan.cluster.devices() || plan.search.objective != Objective::time ? fmt::format("  (of layouts on {} devices, and of the plan's alternatives)\n", devices) : "";
+  return "\n" + table_with_words(rows, 1, below) + which + what_found_means(reasons.families);
 }
 
 std::string bubble_rule(const Guide::Bubble& bubble) {
