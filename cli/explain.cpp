@@ -1,6 +1,7 @@
 #include "planner/report/explain.h"
 
 #include <memory>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 #include <fmt/ostream.h>
@@ -22,11 +23,12 @@ struct ExplainArguments {
 
 int carry_out(const ExplainArguments& arguments, Terminal& terminal) {
   check_output(arguments.output, {}, {{"PLAN", arguments.path}});
-  const LoadedPlan loaded = load_plan(arguments.path);
+  LoadedPlan loaded = load_plan(arguments.path);
   Progress progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
   ReasonsOptions options;
   options.searches = !arguments.quick;
   options.progress = [&](const std::string& doing) { progress.show(doing); };
+  loaded.plan = simulated_anew(loaded.graph, std::move(loaded.plan));
   const Reasons reasons = find_reasons(loaded.graph, loaded.plan, options);
   progress.clear();
   if (arguments.output.shows_table()) fmt::print(terminal.out, "{}", explain(loaded.plan, reasons));

@@ -419,6 +419,11 @@ std::optional<Variation> vary_best_of_all(const Inquiry& inquiry, Resource resou
   return std::move(then->variation);
 }
 
+bool promised(const StepResult& promise, const StepResult& result) {
+  const double apart = std::abs(promise.time.total() / result.time.total() - 1.0);
+  return apart < 1e-6 && promise.memory == result.memory && promise.memory_stage == result.memory_stage;
+}
+
 // The best of what else was looked at and fits. Not the plan in another order of axes that comes to the same.
 std::optional<RankedPlan> next_best(const Inquiry& inquiry, const std::vector<RankedPlan>& found, const Reasons& reasons) {
   const Plan& plan = inquiry.plan;
@@ -449,6 +454,25 @@ constexpr std::string_view published_device = "a100-sxm4-80gb";
 std::optional<ModelError> model_error(const Cluster& cluster) {
   const bool such = std::ranges::all_of(cluster.groups, [](const NodeGroup& group) { return group.device.name == published_device; });
   return such ? std::optional(published_error) : std::nullopt;
+}
+
+Plan simulated_anew(const OpGraph& graph, Plan plan) {
+  NetworkCache networks(plan.cluster);
+  const StepResult promise = plan.prediction;
+  const auto in_full = [&] { return simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, nullptr); };
+  const bool usual = plan.placements == place(graph, plan.spec);
+  // A promise that is kept stands: it is exact, and a steady state is so but for rounding.
+  if (promised(promise, usual ? Inquiry{graph, plan, {}}.simulated(networks, plan.training, plan.spec).result : in_full())) return plan;
+  plan.prediction = in_full();
+  plan.notes.push_back(fmt::format("the file promises a step of {} and {} of memory, and this plan takes {} and {}: it was edited, or written by another version of parplan. "
+                                   "All here is simulated anew; what the file says of its search and of alternatives is left out",
+                                   format_duration(promise.time.total()), format_bytes(promise.memory.peak()), format_duration(plan.prediction.time.total()),
+                                   format_bytes(plan.prediction.memory.peak())));
+  plan.alternatives.clear();
+  const Objective objective = plan.search.objective;
+  plan.search = {};
+  plan.search.objective = objective;
+  return plan;
 }
 
 std::span<const LayoutFamily> layout_families() { return family_table; }

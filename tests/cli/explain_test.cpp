@@ -51,6 +51,31 @@ TEST_CASE("explain says why in words, or as JSON") {
   CHECK(Json::parse(read_file(folder.path("why.json"))).at("families").empty());
 }
 
+TEST_CASE("an edited plan is explained by what it comes to, and the file's promise is named") {
+  const Folder folder;
+  const std::string path = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "4", "--pp", "2", "--quiet", "-o", path}).code == 0);
+  CHECK(call({"explain", path, "--quick"}).out.find("the file promises") == std::string::npos);
+  std::string text = read_file(path);
+  const std::size_t begin = text.find("stage_blocks: [");
+  REQUIRE(begin != std::string::npos);
+  text.replace(begin, text.find('\n', begin) - begin, "stage_blocks: [1, 5]");
+  write_file_atomically(path, text);
+  const std::string why = call({"explain", path, "--quick"}).out;
+  const auto between = [&](const std::string& before, const std::string& behind) {
+    const std::size_t at = why.find(before);
+    REQUIRE(at != std::string::npos);
+    return why.substr(at + before.size(), why.find(behind, at) - at - before.size());
+  };
+  CHECK(between("a step takes ", " (") == between("the end of the step hangs on, ", " in all"));
+  CHECK(why.find("note: the file promises a step of ") != std::string::npos);
+  CHECK(why.find("search: no search was made: the layout was given\n") != std::string::npos);
+  const Json json = Json::parse(call({"explain", path, "--quick", "--json", "-"}).out);
+  double seconds = 0.0;
+  for (const Json& work : json.at("critical_path")) seconds += work.at("time_s").get<double>();
+  CHECK(seconds == doctest::Approx(json.at("plans")[0].at("step_time_s").get<double>()));
+}
+
 TEST_CASE("a plan of least cost is explained by its cost") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");

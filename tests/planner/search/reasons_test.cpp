@@ -322,6 +322,69 @@ TEST_CASE("the reasons of a certified plan agree with it") {
   }
 }
 
+TEST_CASE("a plan on all devices is told that fewer are faster, as things are and as they might be") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of("dgx-a100", 16), 16);
+  request.options.fewer_devices = false;
+  const SuggestResult all = suggest(request);
+  request.options.fewer_devices = true;
+  const SuggestResult free = suggest(request);
+  REQUIRE(all.plan);
+  REQUIRE(free.plan);
+  REQUIRE(free.plan->search.certified);
+  REQUIRE(free.plan->spec.mesh.size() < 16);
+  ReasonsOptions options;
+  options.most_simulated = 1 << 20;
+  const Reasons reasons = find_reasons(graph, *all.plan, options);
+  REQUIRE(reasons.unrestricted);
+  CHECK(step(reasons.unrestricted->best->result) == doctest::Approx(step(free.plan->prediction)).epsilon(1e-9));
+  const auto more = std::ranges::find_if(reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::global_batch && v.factor > 1.0; });
+  REQUIRE(more != reasons.sensitivity.end());
+  REQUIRE(more->best);
+  request.training.global_batch = more->global_batch;
+  CHECK(step(more->best->result) <= step(suggest(request).plan->prediction) * (1 + 5e-4));
+}
+
+TEST_CASE("a plan whose file promises something else is simulated anew, and its search forgotten") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
+  request.layout.pp = 2;
+  const SuggestResult found = suggest(request);
+  REQUIRE(found.plan);
+  const Plan& plan = *found.plan;
+  REQUIRE(!plan.alternatives.empty());
+  const Plan same = simulated_anew(graph, plan);
+  CHECK(same.prediction == plan.prediction);
+  CHECK(same.alternatives == plan.alternatives);
+  CHECK(same.search == plan.search);
+  CHECK(same.notes == plan.notes);
+
+  const int blocks = static_cast<int>(graph.blocks.size());
+  Plan edited = plan;
+  edited.spec.stage_blocks = {1, blocks - 1};
+  REQUIRE(edited.spec.stage_blocks != plan.spec.stage_blocks);
+  Plan of_another_version = plan;
+  of_another_version.prediction.time.compute *= 1.001;
+  Plan of_other_memory = plan;
+  of_other_memory.prediction.memory.buffers += Bytes(1);
+  for (const Plan& one : {edited, of_another_version, of_other_memory}) {
+    const Plan anew = simulated_anew(graph, one);
+    CHECK(!(anew.prediction == one.prediction));
+    CHECK((anew.prediction == plan.prediction) == (one.spec == plan.spec));
+    CHECK(anew.alternatives.empty());
+    CHECK(anew.search == SearchCounts{});
+    REQUIRE(anew.notes.size() == plan.notes.size() + 1);
+    CHECK(anew.notes.back().starts_with("the file promises a step of " + format_duration(one.prediction.time.total()) + " and "));
+    CHECK(simulated_anew(graph, anew).notes == anew.notes);
+    // The parts are those of the whole.
+    ReasonsOptions options;
+    options.searches = false;
+    double path = 0.0;
+    for (const CriticalWork& work : find_reasons(graph, anew, options).details.critical_path) path += work.time.value;
+    CHECK(path == doctest::Approx(step(anew.prediction)).epsilon(1e-9));
+  }
+}
+
 TEST_CASE("without searches there are the plan's own numbers and those of its neighbours") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   const SuggestResult found = suggest(request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16));
