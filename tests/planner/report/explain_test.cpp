@@ -264,6 +264,25 @@ TEST_CASE("what a search found that a limit cut is not called the best") {
   CHECK(text.find("pp>dp\n      best found\n" + meaning) != std::string::npos);
 }
 
+TEST_CASE("it is said on how many devices families were looked for, where the plan leaves some idle or another objective may") {
+  Plan plan = small_plan();
+  const std::string which = "  (of layouts on 4 devices, and of the plan's alternatives)\n";
+  CHECK(explain(plan, small_reasons()).find("(of layouts on") == std::string::npos);
+  plan.search.objective = Objective::cost;
+  CHECK(explain(plan, small_reasons()).find(which) != std::string::npos);
+  plan.search.objective = Objective::time;
+  plan.cluster.groups.front().nodes = 2;
+  CHECK(explain(plan, small_reasons()).find(which) != std::string::npos);
+}
+
+TEST_CASE("without searches what binds is what simulations say, with what would help") {
+  Reasons reasons = small_reasons();
+  reasons.twice.clear();
+  reasons.binding = Constraint::communication;  // and not by the parts
+  CHECK(explain(small_plan(), reasons).find("binding constraint: communication: 15.0 % of the step waits for it, most for data-parallel communication; faster links or a larger batch\n"
+                                            "  would help first\n") != std::string::npos);
+}
+
 TEST_CASE("of unlike devices it is said which is enough, or the largest") {
   Plan plan = small_plan();
   plan.cluster.groups.push_back(plan.cluster.groups.front());
@@ -294,6 +313,14 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
   check(schema.at("properties").at("model_error").at("oneOf")[0], json.at("model_error"));
   check(schema.at("$defs").at("variation"), json.at("relaxed"));
   check(schema.at("$defs").at("variation"), json.at("twice")[1]);
+  const Json& resources = schema.at("$defs").at("variation").at("properties").at("resource").at("enum");
+  CHECK(resources.size() == static_cast<std::size_t>(Resource::count_));
+  for (int resource = 0; resource < static_cast<int>(Resource::count_); ++resource) {
+    Reasons reasons = small_reasons();
+    reasons.twice.front().resource = static_cast<Resource>(resource);
+    const Json written = explain_json({.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}}, plan, reasons);
+    CHECK(written.at("twice")[0].at("resource") == resources.at(static_cast<std::size_t>(resource)));
+  }
   const Json& rules = schema.at("properties").at("guide").at("items").at("oneOf");
   for (const Json& rule : json.at("guide")) {
     const auto described = std::ranges::find_if(rules, [&](const Json& one) { return one.at("properties").at("rule").at("const") == rule.at("rule"); });
