@@ -1,5 +1,7 @@
 #include "cli/load_plan.h"
 
+#include <filesystem>
+
 #include <fmt/format.h>
 
 #include "models/families.h"
@@ -38,7 +40,11 @@ void refuse_unknown_placements(const Placements& placed, const Placements& found
 
 }  // namespace
 
-LoadedPlan load_plan(const std::string& path) { return load_plan(read_file(path), path); }
+LoadedPlan load_plan(const std::string& path) {
+  if (!std::filesystem::exists(path) && std::filesystem::path(path).extension().empty())
+    throw ConfigError(fmt::format("there is no file '{}'; a plan is wanted, such as parplan suggest {} -o plan.yaml writes", path, path));
+  return load_plan(read_file(path), path);
+}
 
 LoadedPlan load_plan(const std::string& text, const std::string& path) {
   if (text.find("parplan.plan/") == std::string::npos)  // its schema, somewhere

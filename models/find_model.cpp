@@ -9,6 +9,7 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
+#include "planner/base/yaml.h"
 
 namespace parplan {
 
@@ -23,10 +24,26 @@ std::vector<std::string> zoo_names(const std::filesystem::path& zoo_folder) {
   return names;
 }
 
+namespace {
+
+void refuse_plan(const std::string& text, const std::string& path) {
+  if (text.find("parplan.plan/") == std::string::npos) return;
+  const YamlNode root = YamlNode::parse(text, path);
+  const auto schema = root.is_map() ? root.find("schema") : std::nullopt;
+  if (schema && schema->is_scalar() && schema->as_string().starts_with("parplan.plan/"))
+    schema->fail("this is a plan, and a model is wanted; give the model that it was made of, or give the plan to parplan simulate, explain or run");
+}
+
+}  // namespace
+
 ModelFile load_model(const std::string& name_or_path, const std::filesystem::path& zoo_folder) {
   const std::filesystem::path path(name_or_path);
   const std::string ending = path.extension().string();
-  if (ending == ".yaml" || ending == ".yml") return read_model(read_file(path), name_or_path);
+  if (ending == ".yaml" || ending == ".yml") {
+    const std::string text = read_file(path);
+    refuse_plan(text, name_or_path);
+    return read_model(text, name_or_path);
+  }
   if (ending == ".json") return read_huggingface(read_file(path), name_or_path);
   if (std::filesystem::is_regular_file(path / "config.json")) {
     const std::filesystem::path config = path / "config.json";

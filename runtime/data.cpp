@@ -46,8 +46,9 @@ TokenData TokenData::load(const std::string& path, std::int64_t sequence, std::i
     throw ConfigError({path}, fmt::format("{} tokens; one sequence takes {} and the token after it", tokens.size(), sequence));
   const auto largest = std::max_element(tokens.begin(), tokens.end());
   if (*largest >= vocabulary)
-    throw ConfigError({path}, fmt::format("token {} at position {}; the model's vocabulary ends at {}", *largest,
-                                          largest - tokens.begin(), vocabulary - 1));
+    throw ConfigError({path}, fmt::format("token {} at position {}; the model's vocabulary ends at {}; give others with --data (each byte of a text is a token, as "
+                                          "of the default; or tokens in llm.c's layout)",
+                                          *largest, largest - tokens.begin(), vocabulary - 1));
   return TokenData(std::move(tokens));
 }
 

@@ -347,11 +347,13 @@ std::optional<std::string> problem_with(const Cluster& cluster) {
 
 Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
   Cluster cluster;
+  if (const auto schema = document.is_map() ? document.find("schema") : std::nullopt; schema && schema->is_scalar() && schema->as_string().starts_with("parplan.plan/"))
+    schema->fail("this is a plan, and a cluster is wanted: a cluster.yaml, a topology or the name of one; a plan's own cluster stands under its 'cluster'");
   const auto groups = document.find("groups");
   if (groups) {
     document.allow_keys({"name", "groups", "network", "device_ids", "measured_on", "notes", "sources"});
   } else {
-    document.allow_keys({"name", "device", "node", "nodes", "price", "network", "device_ids", "measured_on", "notes", "sources"});
+    document.allow_keys({"name", "device", "node", "nodes", "price", "groups", "network", "device_ids", "measured_on", "notes", "sources"});
   }
   cluster.name = document.at("name").as_string();
   if (cluster.name.empty()) document.at("name").fail("expected a name, found ''");

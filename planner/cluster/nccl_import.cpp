@@ -429,7 +429,7 @@ NcclTopology completed(NcclTopology topology, const DeviceKind& device, std::opt
       pci->has_nic = true;
       pci->nets.push_back({.name = {}, .dev = dev, .megabits = megabits, .guid = {}, .direct_rdma = true, .rail = {}, .plane = {}, .where = pci->where});
     }
-    if (nets.empty() && without.empty()) throw ConfigError(fmt::format("--network: '{}' lists no NICs", topology.file));
+    if (nets.empty() && without.empty()) throw ConfigError(fmt::format("--network: '{}' lists no NICs, whose speed it is; leave it out for one node, or write a cluster.yaml whose node has 'nics' (docs/cluster.md)", topology.file));
   } else if (!without.empty() && nets.empty()) {
     topology.notes.push_back(fmt::format("{} {} left out, as {} speed is not known: one node only; give --network for several", times(without.size(), "NIC"),
                                          without.size() == 1 ? "is" : "are", without.size() == 1 ? "its" : "their"));

@@ -376,7 +376,7 @@ Cluster cluster_of(const SmiTopology& topology, const std::string& name, const D
   for (const std::string& gpu : topology.gpus) ends.push_back(add_vertex(node, gpu, VertexKind::device));
   const bool all_nvlink = add_nvlinks(topology, device, node);
   if (network && topology.nics.empty())
-    throw ConfigError(fmt::format("--network: '{}' lists no NICs", name));
+    throw ConfigError(fmt::format("--network: '{}' lists no NICs, whose speed it is; leave it out for one node, or write a cluster.yaml whose node has 'nics' (docs/cluster.md)", name));
   if (network) {
     const int fabric = add_vertex(node, "network", VertexKind::network);
     for (const std::string& nic : topology.nics) {

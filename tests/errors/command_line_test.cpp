@@ -360,6 +360,25 @@ TEST_CASE("plans that cannot be used as asked are refused") {
   CHECK(called.err == tiny_gpt2 + ": error: this is no plan: it has no 'schema: parplan.plan/1'; make one with parplan suggest MODEL -o plan.yaml\n");
 }
 
+TEST_CASE("a plan where a model or a cluster is wanted is known as a plan, and a model where a plan is wanted") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--quiet", "-o", plan}).code == 0);
+  const auto refused = [&](const std::vector<std::string>& arguments, const std::string& message) {
+    const Called called = call(arguments);
+    CHECK(called.code == 2);
+    CHECK(called.err.starts_with(plan));
+    CHECK(called.err.ends_with(": error: " + message + "\n"));
+  };
+  const std::string no_model = "this is a plan, and a model is wanted; give the model that it was made of, or give the plan to parplan simulate, explain or run";
+  refused({"suggest", plan}, no_model);
+  refused({"sweep", plan, "--cluster", "dgx-a100", "--devices", "8"}, no_model);
+  refused({"suggest", tiny_gpt2, "--cluster", plan},
+          "this is a plan, and a cluster is wanted: a cluster.yaml, a topology or the name of one; a plan's own cluster stands under its 'cluster'");
+  check({{{"explain", "gpt2"}, "there is no file 'gpt2'; a plan is wanted, such as parplan suggest gpt2 -o plan.yaml writes"},
+         {{"run", "llama3-8b"}, "there is no file 'llama3-8b'; a plan is wanted, such as parplan suggest llama3-8b -o plan.yaml writes"}});
+}
+
 TEST_CASE("a text that the model cannot read is refused") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
@@ -367,7 +386,7 @@ TEST_CASE("a text that the model cannot read is refused") {
   const std::string letters = folder.write("letters.txt", "01234567890 a");
   Called called = call({"run", plan, "--quiet", "--data", letters});
   CHECK(called.code == 2);
-  CHECK(called.err == letters + ": error: token 97 at position 12; the model's vocabulary ends at 60\n");
+  CHECK(called.err == letters + ": error: token 97 at position 12; the model's vocabulary ends at 60; give others with --data (each byte of a text is a token, as of the default; or tokens in llm.c's layout)\n");
   const std::string few = folder.write("few.txt", "0123");
   called = call({"run", plan, "--quiet", "--data", few});
   CHECK(called.code == 2);

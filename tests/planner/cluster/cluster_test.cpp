@@ -149,7 +149,7 @@ TEST_CASE("what is wrong in a device file is named with its place") {
 
 TEST_CASE("what is wrong in a cluster file is named with its place") {
   CHECK(cluster_error("nod: {}\n") ==
-        "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, price, network, device_ids, measured_on, notes, sources; did you mean 'node' or 'nodes'?");
+        "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, price, groups, network, device_ids, measured_on, notes, sources; did you mean 'node' or 'nodes'?");
   CHECK(cluster_error("node: {devices: 4}\n") == "c.yaml:4:7: error: expected a node with either 'devices' and 'intra' or 'vertices' and 'links'");
   CHECK(cluster_error("node: {devices: 4, intra: nvswitc}\n") ==
         "c.yaml:4:27: error: expected one of nvswitch, nvlink_mesh, pcie, memory, found 'nvswitc'; did you mean 'nvswitch'?");

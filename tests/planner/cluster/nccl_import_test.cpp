@@ -216,7 +216,7 @@ TEST_CASE("a file and the options must agree") {
         "node.xml:3:189: error: GPU0 has 24 NVLinks or more, but device 'a100-sxm4-40gb' has 12; is --device right?");
   CHECK(error_of(pair, options("mi300x-192gb")) ==
         "error: --device mi300x-192gb: a topology of NCCL is of NVIDIA's cards, and 'mi300x-192gb' works by rocm; give one of " + join(nvidia_card_names(catalog)));
-  CHECK(error_of(pair, options("a100-sxm4-40gb", "100 Gbit/s")) == "error: --network: 'node.xml' lists no NICs");
+  CHECK(error_of(pair, options("a100-sxm4-40gb", "100 Gbit/s")) == "error: --network: 'node.xml' lists no NICs, whose speed it is; leave it out for one node, or write a cluster.yaml whose node has 'nics' (docs/cluster.md)");
   CHECK(error_of(system_of("<nic><net dev=\"0\"/></nic>"), options("a10g")) == "node.xml: error: the file has no GPUs (PCI devices of class 0x03)");
   CHECK(error_of(system_of("<pci busid=\"0000:01:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x2335\"/>\n"
                            "<pci busid=\"0000:02:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x2330\"/>"), options({})) ==

@@ -247,7 +247,7 @@ TEST_CASE("a card that cannot have the links is refused") {
 TEST_CASE("a network for GPUs without NICs is refused") {
   CHECK_THROWS_WITH_AS(find_cluster(topologies + "smi-hgx-b200-8gpu-nonic.txt", catalog,
                                     {.device = "b200-sxm-180gb", .network = parse_bandwidth("400 Gbit/s"), .devices = {}, .nodes = {}}),
-                       "error: --network: 'smi-hgx-b200-8gpu-nonic' lists no NICs", ConfigError);
+                       "error: --network: 'smi-hgx-b200-8gpu-nonic' lists no NICs, whose speed it is; leave it out for one node, or write a cluster.yaml whose node has 'nics' (docs/cluster.md)", ConfigError);
   CHECK_THROWS_WITH_AS(find_cluster(topologies + "smi-hgx-b200-8gpu-nonic.txt", catalog, {.device = "b200-sxm-180gb", .network = {}, .devices = {}, .nodes = 2}),
                        "error: --nodes 2: cluster 'smi-hgx-b200-8gpu-nonic' has 8 devices a node and no network, so it is one node; allowed are 1 to 8 devices",
                        ConfigError);
