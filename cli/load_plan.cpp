@@ -1,5 +1,6 @@
 #include "cli/load_plan.h"
 
+#include <cmath>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -54,6 +55,9 @@ LoadedPlan load_plan(const std::string& text, const std::string& path) {
   loaded.graph = build_graph(read_model(plan.model_text, path + " (model)").spec, plan.training.sequence_length);
   if (parameter_count(loaded.graph) != plan.model.parameters)
     throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}; plan again instead of changing the model in a plan", parameter_count(loaded.graph), plan.model.parameters));
+  const Flops flops = model_flops_per_sample(loaded.graph);
+  if (std::abs(plan.model.flops_per_sample.value - flops.value) > 1e-9 * flops.value)
+    throw ConfigError({path}, fmt::format("the plan's model takes {} FLOPs a sample, and its summary says {} (flops_per_sample); plan again instead of changing it in a plan", flops.value, plan.model.flops_per_sample.value));
   if (const auto reason = beyond_counting(loaded.graph, plan.training)) throw ConfigError({path}, *reason);
   if (const auto reason = illegal(loaded.graph, plan.training, plan.spec)) throw ConfigError({path}, *reason);
   refuse_unknown_placements(place(loaded.graph, plan.spec), plan.placements, path);

@@ -245,6 +245,22 @@ double read_number(const YamlNode& node) {
   return value;
 }
 
+// Above what the slowest device that a file may describe takes for the largest model that can be counted, and small enough for what is computed
+// from it to stay a number.
+constexpr double longest_step_s = 1e30;
+
+Seconds read_time(const YamlNode& node) {
+  const double value = read_number(node);
+  if (value > longest_step_s) node.fail(fmt::format("expected seconds from 0 to {}, found {}; take the number that parplan wrote, or plan again", longest_step_s, value));
+  return Seconds(value);
+}
+
+// Of parts that are summed.
+Bytes read_part(const YamlNode& node) {
+  constexpr std::int64_t most = std::int64_t{1} << 60;
+  return Bytes(node.as_integer(0, most));
+}
+
 int read_int(const YamlNode& node, int minimum, int maximum = std::numeric_limits<int>::max()) {
   return static_cast<int>(node.as_integer(minimum, maximum));
 }
@@ -380,11 +396,11 @@ StepResult read_result(const YamlNode& node) {
   for (const CommunicationKey& row : communication_keys) keys.push_back(row.key);
   node.allow_keys(keys);
   StepResult result;
-  for (const TimeKey& row : time_keys) result.time.*row.part = Seconds(read_number(node.at(row.key)));
-  for (const MemoryKey& row : memory_keys) result.memory.*row.part = Bytes(node.at(row.key).as_integer(0));
+  for (const TimeKey& row : time_keys) result.time.*row.part = read_time(node.at(row.key));
+  for (const MemoryKey& row : memory_keys) result.memory.*row.part = read_part(node.at(row.key));
   if (const auto stage = node.find("memory_stage")) result.memory_stage = read_int(*stage, 0);
   for (const CommunicationKey& row : communication_keys)
-    result.communication.*row.part = Bytes(node.at(row.key).as_integer(0));
+    result.communication.*row.part = read_part(node.at(row.key));
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/base/file.h"
 #include "tests/cli/call.h"
 
 namespace parplan {
@@ -377,6 +378,31 @@ TEST_CASE("a plan where a model or a cluster is wanted is known as a plan, and a
           "this is a plan, and a cluster is wanted: a cluster.yaml, a topology or the name of one; a plan's own cluster stands under its 'cluster'");
   check({{{"explain", "gpt2"}, "there is no file 'gpt2'; a plan is wanted, such as parplan suggest gpt2 -o plan.yaml writes"},
          {{"run", "llama3-8b"}, "there is no file 'llama3-8b'; a plan is wanted, such as parplan suggest llama3-8b -o plan.yaml writes"}});
+}
+
+TEST_CASE("a plan whose numbers are not its model's, or of no step, is refused") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--quiet", "-o", plan}).code == 0);
+  const std::string text = read_file(plan);
+  // With the first line of the key changed; `%` stands for what stood there.
+  const auto refused = [&](const std::string& key, const std::string& value, const std::string& message) {
+    const std::size_t begin = text.find(key + ": ") + key.size() + 2, end = text.find('\n', begin);
+    REQUIRE(end != std::string::npos);
+    const std::string changed = folder.write("changed.yaml", text.substr(0, begin) + value + text.substr(end));
+    const std::size_t line = static_cast<std::size_t>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(begin), '\n')) + 1;
+    std::string wanted = changed + message;
+    if (const std::size_t at = wanted.find('%'); at != std::string::npos) wanted.replace(at, 1, text.substr(begin, end - begin));
+    if (const std::size_t at = wanted.find('@'); at != std::string::npos) wanted.replace(at, 1, std::to_string(line));
+    for (const char* command : {"explain", "simulate", "run"}) {
+      const Called called = call({command, changed});
+      CHECK(called.code == 2);
+      CHECK(called.err == wanted + "\n");
+    }
+  };
+  refused("parameters", "1", ": error: the plan's model has % parameters, and its summary says 1; plan again instead of changing the model in a plan");
+  refused("flops_per_sample", "1", ": error: the plan's model takes % FLOPs a sample, and its summary says 1 (flops_per_sample); plan again instead of changing it in a plan");
+  refused("time_compute_s", "1e308", ":@:19: error: expected seconds from 0 to 1e+30, found 1e+308; take the number that parplan wrote, or plan again");
 }
 
 TEST_CASE("a text that the model cannot read is refused") {

@@ -444,7 +444,7 @@ TEST_CASE("Numbers out of range and a backend that is not the cluster's are erro
   CHECK(error_with("beta2: 0.95", "beta2: 1") ==
         value_place("beta2: 0.95") + "expected a number of at least 0 and below 1, found 1");
   CHECK(error_with("memory_buffers_bytes: 16000", "memory_buffers_bytes: 16 KiB") ==
-        value_place("memory_buffers_bytes: 16000") + "expected a whole number of at least 0, found '16 KiB'");
+        value_place("memory_buffers_bytes: 16000") + "expected a whole number from 0 to 1152921504606846976, found '16 KiB'");
   CHECK(error_with("global_batch: 16", "global_batch: 0") ==
         value_place("global_batch: 16") + "expected a whole number of at least 1, found '0'");
   CHECK(error_with("precision: fp32", "precision: int32") ==
