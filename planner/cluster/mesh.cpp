@@ -12,6 +12,7 @@
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/cluster/fabric.h"
+#include "planner/cluster/nccl_import.h"
 #include "planner/cluster/rings.h"
 #include "planner/cluster/routes.h"
 
@@ -29,12 +30,14 @@ struct NodeLoad {
   double between_rails = 0.0;  // of that, over a level above the rails though the other node is in the same block
   Seconds intra_latency;
   Seconds uplink_latency;    // device to network
+  bool nvlink = true;        // all hops inside the node
 
   explicit NodeLoad(const NodeRoutes& routes) : arcs(2 * routes.node.links.size(), 0.0) {}
   void clear() {
     std::ranges::fill(arcs, 0.0);
     out = between_rails = 0.0;
     intra_latency = uplink_latency = Seconds();
+    nvlink = true;
   }
 };
 
@@ -44,6 +47,8 @@ void add_hop(const NodeRoutes& routes, int from, int to, double share, NodeLoad&
                  "device " + std::to_string(from) + " to " + std::to_string(to) + " of " + routes.node.name);
   for (const Arc arc : path.arcs) load.arcs[static_cast<std::size_t>(arc)] += share;
   load.intra_latency = std::max(load.intra_latency, path.latency);
+  // (Devices that a link of their own joins, as AMD's and Intel's do: RCCL takes XGMI for NVLink.)
+  load.nvlink = load.nvlink && (path.distance <= PathClass::nvlink || path.arcs.size() == 1);
 }
 
 const std::vector<Uplink>& uplinks_of(const NodeRoutes& routes, int device) {
@@ -405,6 +410,16 @@ int nodes_spanned(const std::vector<FilledNode>& nodes, int ranks, int stride, i
   return most;
 }
 
+// Of all its GPUs the lowest, which is what NCCL goes by; 0 where one's is not known.
+int lowest_capability(const Cluster& cluster) {
+  std::optional<int> lowest;
+  for (const NodeGroup& group : cluster.groups) {
+    const int own = compute_capability_of(group.device.name).value_or(0);
+    lowest = std::min(lowest.value_or(own), own);
+  }
+  return lowest.value_or(0);
+}
+
 void check_fits(const Cluster& cluster, const DeviceMesh& mesh) {
   PARPLAN_ASSERT(mesh.size() <= cluster.devices(),
                  std::to_string(mesh.size()) + " ranks on " + std::to_string(cluster.devices()) + " devices");
@@ -482,6 +497,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
                       .intra_latency = {},
                       .inter_latency = {}};
   if (degree == 1) return result;
+  result.compute_capability = lowest_capability(cluster);
   const double exchanged = result.nodes == 2 ? 0.5 : 1.0;
   const Network& network = cluster.network;
   const AxisLayout axis_layout{.ranks = ranks, .stride = stride, .degree = degree};
@@ -489,8 +505,10 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
   std::array<BytesPerSecond, all_layouts.size()> ring;
   std::array<BytesPerSecond, all_layouts.size()> tree;
   std::array<Seconds, all_layouts.size()> intra_latency;
+  std::array<bool, all_layouts.size()> nvlink;
   ring.fill(BytesPerSecond(infinite));
   tree.fill(BytesPerSecond(infinite));
+  nvlink.fill(true);
   Seconds uplink_latency;
   double between_rails_ring = 0.0;
   double between_rails_tree = 0.0;
@@ -519,6 +537,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
       ring[i] = std::min(ring[i], ring_here);
       tree[i] = std::min(tree[i], tree_here);
       intra_latency[i] = std::max(intra_latency[i], ring_load.intra_latency);
+      nvlink[i] = nvlink[i] && ring_load.nvlink;
       uplink_latency = std::max(uplink_latency, ring_load.uplink_latency);
       between_rails_ring = std::max(between_rails_ring, ring_load.between_rails);
       between_rails_tree = std::max(between_rails_tree, tree_load.between_rails);
@@ -536,6 +555,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
                                           [&](int first, int last) { return static_cast<double>(groups_leaving(axis_layout, first, last)); });
   result.ring_bandwidth = std::min(ring[best], fabric.ring);
   result.intra_latency = intra_latency[best];
+  result.nvlink = nvlink[best];
   result.tree_bandwidth = std::min(tree[best_of(tree)], fabric.tree);
   if (result.nodes > 1) result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
   return result;
@@ -610,6 +630,7 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
     }
     result.ring_bandwidth = std::min(result.ring_bandwidth, rate(routes, lowest_oversubscription(network), load));
     result.intra_latency = std::max(result.intra_latency, load.intra_latency);
+    result.nvlink = result.nvlink && load.nvlink;
     uplink_latency = std::max(uplink_latency, load.uplink_latency);
     between_rails = std::max(between_rails, load.between_rails);
     if (load.out > 0.0) result.nodes = 2;
@@ -620,6 +641,7 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   result.ring_bandwidth = std::min(result.ring_bandwidth, fabric.ring);
   if (result.nodes > 1) result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
   result.tree_bandwidth = result.ring_bandwidth;
+  result.compute_capability = lowest_capability(cluster);
   return result;
 }
 

@@ -44,6 +44,8 @@ struct GroupNetwork {
   BytesPerSecond tree_bandwidth;  // per rank, double binary tree over nodes, chains inside nodes
   Seconds intra_latency;          // one hop inside a node
   Seconds inter_latency;          // one hop between nodes; 0 with one node
+  bool nvlink = true;             // every hop inside a node is over NVLink, another direct link or shared memory
+  int compute_capability = 0;     // the lowest of the cluster's GPUs, 80 for 8.0; 0 where it is not known
   bool operator==(const GroupNetwork&) const = default;
 };
 // Computed from the links: rings of all sibling groups are laid over their routes, every link divides its bandwidth

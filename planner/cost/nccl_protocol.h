@@ -1,6 +1,8 @@
 #pragma once
 
-#include "planner/base/units.h"
+#include <limits>
+
+#include "planner/cluster/mesh.h"
 
 namespace parplan {
 
@@ -10,32 +12,63 @@ namespace parplan {
 //
 // All constants: NVIDIA/nccl src/graph/tuning.cc at 5067397c (2.30.7), tables baseLatency and hwLatency. The hops
 // of a GroupNetwork are hardware latencies; they stand for what NCCL counts per LL hop, and every other entry of
-// hwLatency is kept as its excess over the ring's LL entry in the same row (NVLINK for hops inside a node, NET between).
+// hwLatency is kept as its excess over the ring's LL entry in the same row (NVLINK or PCI for hops inside a node, NET between).
+//
+// A hop inside a node of a ring that also leaves it takes at least the time in which the CPU's network thread serves a transfer (netOverhead:
+// 1 us on Intel, 2 us on AMD, three times as much for Simple). Whose CPU it is is not known; Intel's is taken.
 struct NcclProtocol {
   Seconds ring_base;
-  Seconds ring_intra_excess;
+  Seconds ring_intra_excess;       // on NVLink
+  Seconds ring_pcie_excess;        // inside a node, where a hop leaves NVLink
   Seconds ring_inter_excess;
+  Seconds ring_network_overhead;
   Seconds tree_base;
   Seconds tree_intra_excess;
+  Seconds tree_pcie_excess;
   Seconds tree_inter_excess;
 };
+
+// What a protocol makes of one hop inside a node.
+inline Seconds ring_hop_inside(const GroupNetwork& network, const NcclProtocol& protocol) {
+  return network.intra_latency + (network.nvlink ? protocol.ring_intra_excess : protocol.ring_pcie_excess);
+}
+inline Seconds tree_hop_inside(const GroupNetwork& network, const NcclProtocol& protocol) {
+  return network.intra_latency + (network.nvlink ? protocol.tree_intra_excess : protocol.tree_pcie_excess);
+}
 
 inline constexpr NcclProtocol low_latency = {
     .ring_base = Seconds(6.6e-6),
     .ring_intra_excess = Seconds(0.0),           // 0.6 - 0.6
+    .ring_pcie_excess = Seconds(0.0),            // 1.0 - 1.0
     .ring_inter_excess = Seconds(0.0),           // 2.7 - 2.7
+    .ring_network_overhead = Seconds(1e-6),
     .tree_base = Seconds(6.8e-6),
     .tree_intra_excess = Seconds(0.0),           // 0.6 - 0.6
+    .tree_pcie_excess = Seconds(0.0),            // 1.0 - 1.0
     .tree_inter_excess = Seconds(2.3e-6),        // 5.0 - 2.7
 };
 
 inline constexpr NcclProtocol simple = {
     .ring_base = Seconds(8.4e-6),
     .ring_intra_excess = Seconds(2.8e-6),        // 3.4 - 0.6
+    .ring_pcie_excess = Seconds(4.7e-6),         // 5.7 - 1.0
     .ring_inter_excess = Seconds(11.3e-6),       // 14 - 2.7
+    .ring_network_overhead = Seconds(3e-6),
     .tree_base = Seconds(8.4e-6),
     .tree_intra_excess = Seconds(3.4e-6),        // 4.0 - 0.6
+    .tree_pcie_excess = Seconds(3.0e-6),         // 4.0 - 1.0
     .tree_inter_excess = Seconds(11.3e-6),       // 14 - 2.7
 };
+
+// llMaxBw: what low latency reaches at most, of a ring or a tree. In one node it depends on the GPUs; over several on the CPUs, of which the
+// row that tuning.cc takes for Intel's stands here. Infinite where the GPUs are not known.
+inline BytesPerSecond low_latency_cap(const GroupNetwork& network) {
+  if (network.nodes > 2) return BytesPerSecond(20.4e9);
+  if (network.nodes == 2) return BytesPerSecond(39e9);
+  if (network.compute_capability == 0) return BytesPerSecond(std::numeric_limits<double>::infinity());
+  if (network.compute_capability < 80) return BytesPerSecond(39e9);
+  if (network.compute_capability < 90) return BytesPerSecond(87.7e9);
+  return BytesPerSecond(network.compute_capability < 100 ? 141e9 : 282e9);
+}
 
 }  // namespace parplan

@@ -10,7 +10,7 @@ bool point_to_point_applies(InstructionKind kind, BackendKind backend) {
 
 Seconds point_to_point_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
   const Seconds hop = network.nodes > 1 ? network.inter_latency + simple.ring_inter_excess
-                                        : network.intra_latency + simple.ring_intra_excess;
+                                        : ring_hop_inside(network, simple);
   return simple.ring_base + hop + bytes / network.ring_bandwidth;
 }
 

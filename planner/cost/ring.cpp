@@ -11,14 +11,24 @@ bool reduces_all(InstructionKind kind) {
   return kind == InstructionKind::all_reduce_sum || kind == InstructionKind::all_reduce_max;
 }
 
+// From here on every channel of every rank has a piece of 64 bytes. A GroupNetwork does not hold the number of channels; 16 is what NCCL
+// searches out for nodes with eight NICs. Below this buffer low latency is faster at most rates, so that little hangs on it.
+Bytes plateau_begin(const GroupNetwork& network) {
+  constexpr std::int64_t channels = 16;
+  return Bytes(64 * channels * network.ranks);
+}
+
 Seconds ring_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, const NcclProtocol& protocol,
-                  double hop_factor, BytesPerSecond bandwidth) {
+                  double latency_factor, BytesPerSecond bandwidth) {
   const int passes = reduces_all(kind) ? 2 : 1;
   const double steps = passes * (network.ranks - 1);
   const double between_nodes = passes * (network.nodes - 1);
-  const Seconds hops = (steps - between_nodes) * (network.intra_latency + protocol.ring_intra_excess) +
-                       between_nodes * (network.inter_latency + protocol.ring_inter_excess);
-  return protocol.ring_base + hops * hop_factor + (bytes / bandwidth) * (steps / network.ranks);
+  Seconds inside = ring_hop_inside(network, protocol);
+  if (network.nodes > 1) inside = std::max(inside, protocol.ring_network_overhead);
+  // With one rank a node tuning.cc takes the tree's row between nodes.
+  const Seconds between = network.inter_latency + (network.ranks == network.nodes ? protocol.tree_inter_excess : protocol.ring_inter_excess);
+  const Seconds latency = protocol.ring_base + (steps - between_nodes) * inside + between_nodes * between;
+  return latency * latency_factor + (bytes / bandwidth) * (steps / network.ranks);
 }
 
 }  // namespace
@@ -29,14 +39,13 @@ bool ring_applies(InstructionKind kind, BackendKind backend) {
 }
 
 Seconds ring_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network) {
-  const double hop_factor = reduces_all(kind) && network.nodes > 1 ? 1.4 : 1.0;
-  return ring_time(kind, bytes, network, simple, hop_factor, network.ring_bandwidth);
+  const bool on_plateau = reduces_all(kind) && network.nodes > 1 && bytes >= plateau_begin(network);
+  const double plateau = network.compute_capability != 0 && network.compute_capability < 80 ? 1.9 : 1.4;
+  return ring_time(kind, bytes, network, simple, on_plateau ? plateau : 1.0, network.ring_bandwidth);
 }
 
 Seconds ring_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network) {
-  BytesPerSecond bandwidth = network.ring_bandwidth * 0.5;
-  if (network.nodes == 2) bandwidth = std::min(bandwidth, BytesPerSecond(39e9));
-  if (network.nodes > 2) bandwidth = std::min(bandwidth, BytesPerSecond(20.4e9));
+  const BytesPerSecond bandwidth = std::min(network.ring_bandwidth * 0.5, low_latency_cap(network));
   return ring_time(kind, bytes, network, low_latency, 1.0, bandwidth);
 }
 

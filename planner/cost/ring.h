@@ -14,13 +14,12 @@ namespace parplan {
 //   steps          k = n-1 (all-gather, reduce-scatter), 2(n-1) (all-reduce)
 //   on the wire    k S/n bytes out of each rank, which is the least possible (Patarasuk and Yuan, JPDC 2009)
 //   hops           i = N-1, 2(N-1) of the steps cross between nodes (0 when N = 1), the others stay inside
-//   time           base + (k - i) l' + i L' + k S / (n B')
+//   time           f (base + (k - i) l' + i L') + k S / (n B')
 //
-// simple: B' = B; l', L' and base of the protocol (nccl_protocol.h); hops of an all-reduce over several nodes count
-//   1.4 times, the constant of tuning.cc for sm_80 and later.
-// low_latency: B' = B/2, half of every eight bytes being flag, and over several nodes at most 39 GB/s (2 nodes) or
-//   20.4 GB/s: llMaxBw, row Volta, which tuning.cc takes for every GPU there.
-//   Inside a node the cap depends on the GPU (39 to 282 GB/s) and is left out.
+// l', L' and base are of the protocol (nccl_protocol.h). Over several nodes l' is at least the protocol's network overhead.
+// simple: B' = B; f is 1.4 for an all-reduce over several nodes of at least 64 bytes a channel and rank, the constant of tuning.cc
+//   for sm_80 and later and for GPUs that are not known, 1.9 below; else f is 1.
+// low_latency: f = 1, B' = B/2, half of every eight bytes being flag, and at most low_latency_cap.
 // Source: NVIDIA/nccl src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime; against measurements, see
 // docs/cost-model.md.
 bool ring_applies(InstructionKind kind, BackendKind backend);

@@ -39,16 +39,14 @@ bool tree_applies(InstructionKind kind, BackendKind backend) {
 Seconds tree_simple_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
   const BytesPerSecond bandwidth = network.tree_bandwidth * 0.92;
   return simple.tree_base +
-         hops(network, network.intra_latency + simple.tree_intra_excess, network.inter_latency + simple.tree_inter_excess) +
+         hops(network, tree_hop_inside(network, simple), network.inter_latency + simple.tree_inter_excess) +
          2.0 * (bytes / (bandwidth * corrected(simple_correction, bytes)));
 }
 
 Seconds tree_low_latency_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
-  BytesPerSecond bandwidth = network.tree_bandwidth * (0.92 / 3.8);
-  if (network.nodes == 2) bandwidth = std::min(bandwidth, BytesPerSecond(39e9));
-  if (network.nodes > 2) bandwidth = std::min(bandwidth, BytesPerSecond(20.4e9));
+  const BytesPerSecond bandwidth = std::min(network.tree_bandwidth * (0.92 / 3.8), low_latency_cap(network));
   return low_latency.tree_base +
-         hops(network, network.intra_latency + low_latency.tree_intra_excess,
+         hops(network, tree_hop_inside(network, low_latency),
               network.inter_latency + low_latency.tree_inter_excess) +
          2.0 * (bytes / (bandwidth * corrected(low_latency_correction, bytes)));
 }

@@ -13,7 +13,7 @@ namespace parplan {
 //                  (Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009)
 //   time           base + 2((n/N - 1) l' + log2(N) L') + 2 S / (T' c(S))
 //
-// simple: T' = 0.92 T. low_latency: T' = 0.92 T / 3.8, over several nodes at most llMaxBw as in ring.h.
+// simple: T' = 0.92 T. low_latency: T' = 0.92 T / 3.8, at most low_latency_cap.
 // c(S) is tuning.cc's treeCorrectionFactor, measured by NVIDIA: what a tree reaches of its bandwidth at S bytes.
 // It wins where the ring's 2(n-1) hops take longer than its transfer: many ranks, small buffers.
 // Source: NVIDIA/nccl src/graph/tuning.cc. The further factor 0.85 for plain tree patterns is not applied.

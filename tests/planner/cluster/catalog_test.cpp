@@ -209,6 +209,32 @@ TEST_CASE("numbers of devices that there are not are refused with those that the
         "error: --nodes 2: cluster 'titan-rtx-2' has 2 devices a node and no network, so it is one node; allowed are 1 to 2 devices");
 }
 
+TEST_CASE("a group of GPUs knows whether its hops stay on NVLink, and its oldest GPU") {
+  const auto tensor = [](const Cluster& cluster, int ranks) {
+    return group_network(cluster, {.degree = {1, cluster.devices() / ranks, ranks}, .order = parse_order("pp-dp-tp")}, Axis::tp);
+  };
+  struct Case {
+    const char* cluster;
+    int ranks;
+    bool nvlink;
+    int compute_capability;
+  };
+  for (const Case& wanted : {Case{"dgx-a100", 8, true, 80}, {"dgx-h100", 2, true, 90}, {"dgx-1-v100", 2, true, 70}, {"rtx-a6000-2-nvlink", 2, true, 86},
+                             {"l40s-8", 8, false, 89}, {"rtx-3090-8", 2, false, 86}, {"mi300x-8", 8, true, 0}}) {
+    CAPTURE(wanted.cluster);
+    const GroupNetwork network = tensor(find_cluster(wanted.cluster, catalog), wanted.ranks);
+    CHECK(network.nvlink == wanted.nvlink);
+    CHECK(network.compute_capability == wanted.compute_capability);
+  }
+  Cluster both = find_cluster("dgx-a100", catalog, nodes(1));
+  both.groups.push_back(find_cluster("dgx-1-v100", catalog, nodes(1)).groups.front());
+  CHECK(tensor(both, 16).compute_capability == 70);
+  both.groups.back().device.name = "mine";
+  CHECK(tensor(both, 16).compute_capability == 0);
+  CHECK(group_network(find_cluster("l40s-8", catalog), {.degree = {2, 1, 4}, .order = parse_order("pp-dp-tp")}, Axis::pp).nvlink == false);
+  CHECK(stage_network(find_cluster("l40s-8", catalog), {.degree = {2, 1, 4}, .order = parse_order("pp-dp-tp")}, 0, 1).nvlink == false);
+}
+
 TEST_CASE("a file that says how many nodes it has gives no more") {
   const testing::TemporaryFolder folder;
   const std::string path = folder.write("two-nodes.yaml",

@@ -305,6 +305,7 @@ TEST_CASE("random clusters have the same networks written as one group of nodes 
         CHECK(a.tree_bandwidth.value == doctest::Approx(b.tree_bandwidth.value).epsilon(1e-9));
         CHECK(a.intra_latency.value == doctest::Approx(b.intra_latency.value));
         CHECK(a.inter_latency.value == doctest::Approx(b.inter_latency.value));
+        CHECK(a.nvlink == b.nvlink);
         several_nodes += a.nodes > 1;
       };
       for (const Axis axis : all_axes)
