@@ -62,6 +62,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   SuggestRequest request = request_of(inputs, arguments.layout);
   request.options.top = arguments.top;
   request.options.most_simulated = arguments.limits.most_candidates;
+  request.options.threads = arguments.limits.threads;
   request.options.objective = arguments.limits.objective.value_or(Objective::time);
   // For what would make it fit.
   request.graph_of_length = [&](std::int64_t length) { return build_graph(inputs.model.spec, length); };

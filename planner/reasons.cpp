@@ -14,7 +14,7 @@
 #include "planner/program/lower.h"
 #include "planner/program/memory.h"
 #include "planner/schedule/schedules.h"
-#include "planner/search/candidate.h"
+#include "planner/search/simulate_spec.h"
 #include "planner/search/candidates.h"
 #include "planner/search/search.h"
 #include "planner/simulator/simulate.h"
@@ -97,11 +97,9 @@ struct Inquiry {
     const std::vector<CostModel> models = cost_models(networks, spec.mesh);
     const bool same_tasks = spec.pp() == plan.spec.pp() && spec.schedule == plan.spec.schedule &&
                             micro_batches(spec, training) == micro_batches(plan.spec, plan.training);
-    const Schedule usual = schedule_of(spec, training);
-    if (same_tasks && plan.schedule != usual)
+    if (same_tasks && plan.schedule != schedule_of(spec, training))
       return {.spec = spec, .result = simulate_spec(graph, networks.cluster(), training, spec, placements, plan.schedule, models, nullptr)};
-    const std::optional<StepResult> steady = simulate_steady(graph, networks.cluster(), training, spec, placements, models);
-    return {.spec = spec, .result = steady ? *steady : simulate_spec(graph, networks.cluster(), training, spec, placements, usual, models, nullptr)};
+    return {.spec = spec, .result = simulate_soon(graph, networks.cluster(), training, spec, placements, models).result};
   }
   // The whole space, by the plan's objective.
   SearchResult searched(const Cluster& cluster, const TrainingSpec& training, int top) const {

@@ -12,7 +12,7 @@
 #include "planner/remedies.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/arrangements.h"
-#include "planner/search/candidate.h"
+#include "planner/search/simulate_spec.h"
 #include "planner/search/candidates.h"
 #include "planner/simulator/simulate.h"
 

@@ -16,7 +16,7 @@
 
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
-#include "planner/search/candidate.h"
+#include "planner/search/simulate_spec.h"
 #include "planner/search/candidates.h"
 #include "planner/search/floor.h"
 
@@ -146,8 +146,7 @@ class BestFirst {
   struct Turn {
     std::uint64_t place = 0;
     std::size_t work = 0;  // in `known_`
-    StepResult result;
-    bool in_full = true;
+    SimulatedSpec simulated;
   };
 
   Score score_of(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const { return score(options_.objective, cluster_, spec, time, memory); }
@@ -248,20 +247,19 @@ class BestFirst {
         continue;
       }
       known_.push_back(std::move(work));
-      turns.push_back({.place = place, .work = known_.size() - 1, .result = {}, .in_full = true});
+      turns.push_back({.place = place, .work = known_.size() - 1, .simulated = {}});
     }
     in_parallel(threads_, turns.size(), [&](int thread, std::size_t number) {
       Turn& turn = turns[number];
       const auto& [spec, models] = known_[turn.work];
       const Placements& placements = makers_[static_cast<std::size_t>(thread)]->placements_of(spec);
-      const std::optional<StepResult> steady = simulate_steady(graph_, cluster_, training_, spec, placements, models);
-      turn.in_full = !steady;
-      turn.result = steady ? *steady : simulate_spec(graph_, cluster_, training_, spec, placements, schedule_of(spec, training_), models, nullptr);
+      turn.simulated = simulate_soon(graph_, cluster_, training_, spec, placements, models);
     });
     for (const Turn& turn : turns) {
       const ParallelSpec& spec = known_[turn.work].spec;
-      best_.push_back({.score = score_of(spec, turn.result.time.total(), turn.result.memory), .place = turn.place, .plan = {spec, turn.result}, .in_full = turn.in_full});
-      calls_ += 2 * spec.pp() * std::min(micro_batches(spec, training_), turn.in_full ? most_calls : std::int64_t{2} * steady_micro_batches(spec.pp()));
+      const auto& [result, in_full] = turn.simulated;
+      best_.push_back({.score = score_of(spec, result.time.total(), result.memory), .place = turn.place, .plan = {spec, result}, .in_full = in_full});
+      calls_ += 2 * spec.pp() * std::min(micro_batches(spec, training_), in_full ? most_calls : std::int64_t{2} * steady_micro_batches(spec.pp()));
       ++counts_.simulated;
       ++simulated_;
     }

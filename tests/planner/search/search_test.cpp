@@ -16,7 +16,7 @@
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
-#include "planner/search/candidate.h"
+#include "planner/search/simulate_spec.h"
 #include "planner/search/candidates.h"
 #include "planner/search/floor.h"
 #include "planner/search/search.h"

@@ -1,4 +1,4 @@
-#include "planner/search/candidate.h"
+#include "planner/search/simulate_spec.h"
 
 #include <cmath>
 #include <utility>
@@ -70,6 +70,12 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
     }
   }
   return result;
+}
+
+SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec, const Placements& placements,
+                            std::span<const CostModel> models) {
+  if (std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, models)) return {.result = std::move(*steady), .in_full = false};
+  return {.result = simulate_spec(graph, cluster, training, spec, placements, schedule_of(spec, training), models, nullptr), .in_full = true};
 }
 
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec,

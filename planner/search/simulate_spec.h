@@ -22,6 +22,13 @@ StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const Tra
 // many micro-batches as there are stages.
 std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
                                           const Placements& placements, std::span<const CostModel> models);
+// The one where it can be had, else in full, under the schedule's own order of calls.
+struct SimulatedSpec {
+  StepResult result;
+  bool in_full = true;
+};
+SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec, const Placements& placements,
+                            std::span<const CostModel> models);
 // Micro-batches of the shorter step, where the step has an even number of them.
 int steady_micro_batches(int stages);
 // In full, with cost models from the cluster's networks.
