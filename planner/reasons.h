@@ -25,8 +25,8 @@ struct ReasonsOptions {
 // edited, or written by another version: a note says so, and the alternatives and counts of its search, which speak of another, are gone.
 Plan simulated_anew(const OpGraph& graph, Plan plan);
 
-// Why the plan is as it is, its prediction being simulated_anew: the plan simulated stage by stage, layouts one choice away, the best of each family, the rules of the guides as
-// numbers, and the search made anew with more and less of everything.
+// Why the plan is as it is, its prediction being simulated_anew: the plan simulated stage by stage, layouts one choice away, the best of each
+// family, the rules of the guides as numbers, and the search made anew with more and less of everything.
 Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOptions& options);
 
 // From published runs in tests/data/published, which a test simulates anew. They are of one kind of GPU: nothing for a cluster of others.

@@ -42,7 +42,8 @@ std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
   const std::string used = fmt::format("uses {} of {} devices", plan.spec.mesh.size(), request.cluster.devices());
   const LayoutRequest& layout = request.layout;
   if (plan.search.candidates == 0 || (layout.dp && layout.tp && layout.pp)) return used + ", as the layout that was given does";
-  if (count_specs(*request.graph, request.training, request.cluster.devices(), layout) == 0) return fmt::format("{}: no layout of all of them is legal{}", used, layout == LayoutRequest{} ? "" : " with what was given");
+  if (count_specs(*request.graph, request.training, request.cluster.devices(), layout) == 0)
+    return fmt::format("{}: no layout of all of them is legal{}", used, layout == LayoutRequest{} ? "" : " with what was given");
   constexpr std::array better = {"is faster", "costs less", "needs less memory"};  // by Objective
   const std::string claim = better[static_cast<std::size_t>(plan.search.objective)];
   if (!plan.search.certified) return fmt::format("{}: the search found no plan on all of them that {}, and looked at a part of them only", used, claim);

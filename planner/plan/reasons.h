@@ -75,8 +75,8 @@ struct Variation {
 // The same, measured by variations to twice of each resource. Communication counts by all links: routes cross several kinds of them in a row,
 // and where these are alike twice of one alone gains nothing. What the plan itself gains from faster devices counts up to half of what
 // it computes or waits for stages that take longer (the rest of the bubble waits for computing too, but is shorter with more micro-batches), and
-// from a larger batch up to half of that rest; what memory gains (without a variation of it: as by the parts), or a batch with which the plan does not fit, is by how much the best plan is better than `now`, the best
-// of today.
+// from a larger batch up to half of that rest; what memory gains (without a variation of it: as by the parts), or a batch with which the plan
+// does not fit, is by how much the best plan is better than `now`, the best of today.
 Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now);
 
 // By how much more another result has of what the plan's objective counts: 0.1 is a tenth more, negative is better.

@@ -35,8 +35,9 @@ class CandidateMaker {
 
   // Candidates of one spec of enumerate_specs, appended in a fixed order:
   // - with given stage blocks, that one;
-  // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one does not fit without recompute, then
-  //   (for the objective memory: always) also every choice of stages that recompute, and with more than `most_choosing_stages` the best cut with stages choosing for themselves;
+  // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one does not fit without recompute (for the
+  //   objective memory: always) also every choice of stages that recompute, and with more than `most_choosing_stages` the best cut with stages
+  //   choosing for themselves;
   // - else the cut whose slowest stage is fastest; if it does not fit, but all stages together have room, the best cut that fits; and if
   //   there is none without recompute, but would be with it, the best with stages choosing for themselves.
   // Estimates have bounds alone, and where a candidate does not fit no more than its memory.

@@ -192,7 +192,7 @@ class BestFirst {
     struct Made {
       std::int64_t candidates = 0;
       std::vector<std::pair<std::size_t, Candidate>> fitting;     // with the number of their spec
-      std::optional<std::pair<std::size_t, Candidate>> smallest;  // of all
+      std::optional<std::pair<std::size_t, Candidate>> smallest;  // of those that do not fit
     };
     const auto smaller = [](const std::pair<std::size_t, Candidate>& a, const std::pair<std::size_t, Candidate>& b) {
       return std::pair(a.second.estimate.memory.peak(), a.first) < std::pair(b.second.estimate.memory.peak(), b.first);
@@ -223,7 +223,7 @@ class BestFirst {
     }
     std::ranges::stable_sort(fitting, {}, &std::pair<std::size_t, Candidate>::first);
     for (auto& [number, candidate] : fitting) size.candidates.push_back(std::move(candidate));
-    // The smallest of those that fit, else of all.
+    // The smallest of those that fit; where none does, of all.
     const auto least = std::ranges::min_element(size.candidates, {}, [](const Candidate& one) { return one.estimate.memory.peak(); });
     const Candidate* const one = least != size.candidates.end() ? &*least : smallest ? &smallest->second : nullptr;
     if (one == nullptr) return;
@@ -231,8 +231,7 @@ class BestFirst {
     if (!smallest_ || (fits && !fits_any_) || (fits == fits_any_ && one->estimate.memory.peak() < smallest_->estimate.memory.peak())) smallest_ = *one;
   }
 
-  // The most promising candidates, together: as many as are still missing to the best `top`, then few; never as many as there are threads, so
-  // that their number decides nothing.
+  // The most promising candidates, several at once: as many as are still missing to the best `top`, then few, whatever the number of threads.
   void simulate_next() {
     constexpr std::int64_t batch = 4;
     const std::int64_t missing = options_.top - static_cast<std::int64_t>(best_.size());
