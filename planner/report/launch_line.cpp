@@ -49,7 +49,8 @@ void add_commands_of_several_nodes(const Plan& plan, const std::vector<MachineRa
                                       cores ? " --bind-to core" : "", run));
   if (alike) line.commands.push_back(fmt::format("srun --mpi=pmix --kill-on-bad-exit=1 --nodes {} --ntasks-per-node {} {}", machines.size(), most, run));
   // torchrun numbers machines as it likes, which matters where they are unlike, in racks, or far from one another; and it has no CPU ranks.
-  if (alike && !cores && plan.cluster.groups.size() == 1 && !plan.cluster.groups.front().node.devices_per_machine && plan.cluster.network.levels.size() <= 1)
+  const bool one_kind = std::ranges::all_of(machines, [&](const MachineRanks& machine) { return machine.group == machines.front().group; });
+  if (alike && !cores && one_kind && !plan.cluster.groups.front().node.devices_per_machine && plan.cluster.network.levels.size() <= 1)
     line.commands.push_back(fmt::format("torchrun --no-python --nnodes {} --nproc-per-node {} --rdzv-backend c10d --rdzv-endpoint node1:29400 {}", machines.size(), most, run));
   std::string slots;
   int node = 1;

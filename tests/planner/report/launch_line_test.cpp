@@ -79,6 +79,18 @@ TEST_CASE("nodes that hold unlike numbers of ranks are filled in order") {
         "          ('hosts' holds a line a node, such as 'node1 slots=4', in the cluster's order: slots=4 of node 1 (old), slots=8 of nodes 2 to 3 (new))\n");
 }
 
+TEST_CASE("nodes that a plan leaves idle do not make those that it takes unlike") {
+  std::vector<NodeGroup> unlike{group(BackendKind::cuda, 8, 2), group(BackendKind::cuda, 8, 2)};
+  unlike[0].device.name = "new";
+  unlike[1].device.name = "old";
+  CHECK(lines(plan_of(unlike, 16)) ==
+        "start     mpirun -n 16 --hostfile hosts --map-by ppr:8:node parplan run plan.yaml\n"
+        "  or      srun --mpi=pmix --kill-on-bad-exit=1 --nodes 2 --ntasks-per-node 8 parplan run plan.yaml\n"
+        "  or      torchrun --no-python --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29400 parplan run plan.yaml\n"
+        "          ('hosts' holds a line a node, such as 'node1 slots=8', in the cluster's order: slots=8 of nodes 1 to 2 (new))\n");
+  CHECK(launch_line(plan_of(unlike, 32), "plan.yaml").commands.size() == 2);  // torchrun numbers nodes as it likes
+}
+
 TEST_CASE("machines of a rack are started one by one, though the rack is a node") {
   NodeGroup rack = group(BackendKind::cuda, 6, 2);
   rack.node.devices_per_machine = 2;
