@@ -22,7 +22,7 @@ inline CostModel unit_model(bool overlaps_communication, int data_ranks = 2) {
   device.rates[0].matrix_fp32 = FlopsPerSecond(2.0);
   model.rates = device.rates[0];
   model.device = std::make_shared<const DeviceKind>(device);
-  model.networks.fill(unit_network(2));
+  for (GroupNetwork& network : model.networks) network = unit_network(2);
   model.networks[static_cast<std::size_t>(GroupKind::data)] = unit_network(data_ranks);
   return model;
 }

@@ -424,7 +424,7 @@ TEST_CASE("random pipelines take what the recurrence of their schedule says, the
 TEST_CASE("fractional times sum to the end of the step up to rounding") {
   CostModel model = concurrent();
   model.rates.matrix_fp32 = FlopsPerSecond(2.0 / 0.1);  // a unit of work takes 0.1 s
-  model.networks.fill(unit_network(2));
+  for (GroupNetwork& network : model.networks) network = unit_network(2);
   Timeline timeline;
   const StepTime time = simulate_stages(pipeline(4, 50, ScheduleKind::one_f_one_b, 1, 2, 1), model, &timeline);
   double last = 0.0;
