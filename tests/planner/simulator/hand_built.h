@@ -22,7 +22,8 @@ inline CostModel unit_model(bool overlaps_communication, int data_ranks = 2) {
   device.rates[0].matrix_fp32 = FlopsPerSecond(2.0);
   model.rates = device.rates[0];
   model.device = std::make_shared<const DeviceKind>(device);
-  for (GroupNetwork& network : model.networks) network = unit_network(2);
+  const GroupNetwork two = unit_network(2);
+  model.networks = {two, two, two, two, two, two};
   model.networks[static_cast<std::size_t>(GroupKind::data)] = unit_network(data_ranks);
   return model;
 }
