@@ -1,6 +1,7 @@
 #include "planner/base/utf8.h"
 
 #include <cstddef>
+#include <cstdint>
 
 #include <fmt/format.h>
 
@@ -28,6 +29,10 @@ Form form_of(unsigned char first) {
   return {};
 }
 
+// U+0000, which no text holds; U+FDD0 to U+FDEF, and the last two of every plane, which Unicode keeps free of characters. YAML's reader and
+// writer replace them.
+bool is_no_character(std::uint32_t point) { return point == 0 || (point & 0xFFFE) == 0xFFFE || (point >= 0xFDD0 && point <= 0xFDEF); }
+
 }  // namespace
 
 void check_utf8(const std::string& text, const std::string& file_name) {
@@ -43,8 +48,13 @@ void check_utf8(const std::string& text, const std::string& file_name) {
     bool valid = form.length > 0 && i + form.length <= text.size();
     if (valid && form.length > 1) valid = byte(i + 1) >= form.least && byte(i + 1) <= form.most;
     for (std::size_t k = 2; valid && k < form.length; ++k) valid = (byte(i + k) & 0xC0) == 0x80;
-    if (!valid)
-      throw ConfigError({.file = file_name, .line = line, .column = static_cast<int>(i - line_start) + 1}, fmt::format("expected text in UTF-8, found the byte 0x{:02x}", byte(i)));
+    const auto refuse = [&](const std::string& found) {
+      throw ConfigError({.file = file_name, .line = line, .column = static_cast<int>(i - line_start) + 1}, "expected text in UTF-8, found " + found);
+    };
+    if (!valid) refuse(fmt::format("the byte 0x{:02x}", byte(i)));
+    std::uint32_t point = form.length == 1 ? byte(i) : byte(i) & (0x7Fu >> form.length);
+    for (std::size_t k = 1; k < form.length; ++k) point = point << 6 | (byte(i + k) & 0x3Fu);
+    if (is_no_character(point)) refuse(fmt::format("U+{:04X}, which is no character", point));
     i += form.length;
   }
 }

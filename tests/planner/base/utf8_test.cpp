@@ -29,14 +29,17 @@ bool taken(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("every code point but surrogates is UTF-8, and nothing that is cut off") {
+TEST_CASE("every code point but surrogates and what is no character is UTF-8, and nothing that is cut off") {
   for (std::uint32_t point = 1; point <= 0x10FFFF; point += point < 0x900 || (point > 0xD7F0 && point < 0x10100) ? 1 : 97) {
     const std::string text = utf8_of(point);
     const bool surrogate = point >= 0xD800 && point <= 0xDFFF;
-    if (taken("a" + text + "b") == surrogate) FAIL_CHECK(point);
+    const bool no_character = (point >= 0xFDD0 && point <= 0xFDEF) || point % 0x10000 >= 0xFFFE;
+    if (taken("a" + text + "b") == (surrogate || no_character)) FAIL_CHECK(point);
     if (text.size() > 1 && taken(text.substr(0, text.size() - 1))) FAIL_CHECK(point);
   }
   CHECK(!taken(utf8_of(0x110000)));
+  CHECK(!taken(utf8_of(0x10FFFF)));
+  CHECK(!taken(std::string("a\0b", 3)));
 }
 
 TEST_CASE("overlong forms are not UTF-8") {
@@ -46,4 +49,5 @@ TEST_CASE("overlong forms are not UTF-8") {
 
 TEST_CASE("the place of a byte that is not UTF-8 is said") {
   CHECK_THROWS_WITH_AS(check_utf8("ab\ncd\xE0\x90\x91", "file"), "file:2:3: error: expected text in UTF-8, found the byte 0xe0", ConfigError);
+  CHECK_THROWS_WITH_AS(check_utf8("ab\xEF\xBF\xBE", "file"), "file:1:3: error: expected text in UTF-8, found U+FFFE, which is no character", ConfigError);
 }
