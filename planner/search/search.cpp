@@ -119,16 +119,13 @@ class BestFirst {
   }
 
   SearchResult run() {
-    const auto begin = std::chrono::steady_clock::now();
     while (!open_.empty() && !cannot_win(open_.front().bound)) {
       if (open_.front().candidate == nullptr) look_into_next_size();
       else if (!may_simulate()) break;
       else simulate_next();
     }
     simulate_winner_in_full();
-    SearchResult result = take_result();
-    result.counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    return result;
+    return take_result();
   }
 
  private:
@@ -323,7 +320,10 @@ class BestFirst {
 
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
                     const SearchOptions& options) {
-  return BestFirst(graph, cluster, training, request, options).run();
+  const auto begin = std::chrono::steady_clock::now();
+  SearchResult result = BestFirst(graph, cluster, training, request, options).run();
+  result.counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
 }
 
 }  // namespace parplan

@@ -29,15 +29,10 @@ void allow_a_listener(int socket) {
   setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
 }
 
-// A socket on the number that the system gives, or -1 with errno.
-int bind_any(int& number) {
-  const int made = new_socket(AF_INET);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  if (made >= 0 && bind(made, reinterpret_cast<const sockaddr*>(&address), size) == 0 && getsockname(made, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
-    number = ntohs(address.sin_port);
+// The socket, or -1 with errno; then it is closed.
+template <class Address>
+int bound(int made, const Address& address) {
+  if (made >= 0 && bind(made, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
     allow_a_listener(made);
     return made;
   }
@@ -47,21 +42,25 @@ int bind_any(int& number) {
   return -1;
 }
 
+// A socket on the number that the system gives, or -1 with errno.
+int bind_any(int& number) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int made = bound(new_socket(AF_INET), address);
+  socklen_t size = sizeof address;
+  if (made >= 0) getsockname(made, reinterpret_cast<sockaddr*>(&address), &size);  // of a socket of ours it cannot fail
+  number = ntohs(address.sin_port);
+  return made;
+}
+
 // The same number of ::1, or -1 with errno.
 int bind_same(int number) {
-  const int made = new_socket(AF_INET6);
   sockaddr_in6 address{};
   address.sin6_family = AF_INET6;
   address.sin6_addr = in6addr_loopback;
   address.sin6_port = htons(static_cast<std::uint16_t>(number));
-  if (made >= 0 && bind(made, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
-    allow_a_listener(made);
-    return made;
-  }
-  const int error = errno;
-  if (made >= 0) close(made);
-  errno = error;
-  return -1;
+  return bound(new_socket(AF_INET6), address);
 }
 
 }  // namespace
