@@ -18,29 +18,34 @@ namespace {
 constexpr std::int64_t most_devices = std::int64_t{1} << 20;
 constexpr std::int64_t most = std::int64_t{1} << 40;
 
-CLI::Option* add(CLI::App& app, const std::string& group, const std::string& name, const std::string& type, const std::string& description,
-                 std::function<void(const std::string&)> read) {
+CLI::Option* add(CLI::App& app, const std::string& group, const std::string& name, const std::string& type,
+                 const std::string& description, std::function<void(const std::string&)> read) {
   return app.add_option_function<std::string>(name, std::move(read), description)->type_name(type)->group(group);
 }
 
-void add_flag(CLI::App& app, const std::string& group, const std::string& name, const std::string& description, std::function<void()> read) {
+void add_flag(CLI::App& app, const std::string& group, const std::string& name, const std::string& description,
+              std::function<void()> read) {
   app.add_flag_callback(name, std::move(read), description)->group(group);
 }
 
 template <class T>
-void add_whole(CLI::App& app, const std::string& group, const std::string& name, const std::string& description, std::optional<T>& value,
-               std::int64_t maximum) {
-  add(app, group, name, "N", description, [name, &value, maximum](const std::string& text) { value = static_cast<T>(parse_whole(name, text, 1, maximum)); });
+void add_whole(CLI::App& app, const std::string& group, const std::string& name, const std::string& description,
+               std::optional<T>& value, std::int64_t maximum) {
+  add(app, group, name, "N", description, [name, &value, maximum](const std::string& text) {
+    value = static_cast<T>(parse_whole(name, text, 1, maximum));
+  });
 }
 
 // A choice among `rows`, each of which has a name.
 template <class T, std::size_t n>
-void add_choice(CLI::App& app, const std::string& group, const std::string& name_of_option, const std::string& description, std::optional<T>& value,
-                const std::array<T, n>& rows) {
+void add_choice(CLI::App& app, const std::string& group, const std::string& name_of_option,
+                const std::string& description, std::optional<T>& value, const std::array<T, n>& rows) {
   std::vector<std::string> names;
   for (const T row : rows) names.push_back(name(row));
   add(app, group, name_of_option, join(names, "|"), description,
-      [name_of_option, names, &value, rows](const std::string& text) { value = rows[parse_choice(name_of_option, text, names)]; });
+      [name_of_option, names, &value, rows](const std::string& text) {
+        value = rows[parse_choice(name_of_option, text, names)];
+      });
 }
 
 template <class Read>
@@ -57,7 +62,8 @@ std::vector<int> parse_ids(const std::string& option, const std::string& text) {
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
     const int id = static_cast<int>(parse_whole(option, text.substr(begin, end - begin), 0, most_devices));
-    if (std::ranges::find(ids, id) != ids.end()) throw ConfigError(fmt::format("{}: device {} is listed twice; name each once", option, id));
+    if (std::ranges::find(ids, id) != ids.end())
+      throw ConfigError(fmt::format("{}: device {} is listed twice; name each once", option, id));
     ids.push_back(id);
     begin = end + 1;
   }
@@ -65,12 +71,14 @@ std::vector<int> parse_ids(const std::string& option, const std::string& text) {
 }
 
 MemoryLimit parse_memory_limit(const std::string& option, const std::string& text) {
-  if (!text.ends_with('%')) return {.bytes = parse_quantity(option, text, [](const std::string& t) { return parse_bytes(t); })};
+  if (!text.ends_with('%'))
+    return {.bytes = parse_quantity(option, text, [](const std::string& t) { return parse_bytes(t); })};
   double percent = 0.0;
   const char* end = text.data() + text.size() - 1;
   const auto [stopped, error] = std::from_chars(text.data(), end, percent);
   if (error != std::errc() || stopped != end || !(percent > 0.0 && percent <= 100.0))
-    throw ConfigError(fmt::format("{}: expected bytes, such as '40 GiB', or a percentage above 0% and up to 100%, found '{}'", option, text));
+    throw ConfigError(fmt::format(
+        "{}: expected bytes, such as '40 GiB', or a percentage above 0% and up to 100%, found '{}'", option, text));
   return {.bytes = std::nullopt, .share = percent / 100.0};
 }
 
@@ -82,18 +90,21 @@ std::string message_of(const ConfigError& error) {
   return std::string(text.starts_with(prefix) ? text.substr(prefix.size()) : text);
 }
 
-std::int64_t parse_whole(const std::string& option, const std::string& text, std::int64_t minimum, std::int64_t maximum) {
+std::int64_t parse_whole(const std::string& option, const std::string& text, std::int64_t minimum,
+                         std::int64_t maximum) {
   std::int64_t value = 0;
   const char* end = text.data() + text.size();
   const auto [stopped, error] = std::from_chars(text.data(), end, value);
   if (error == std::errc() && stopped == end && value >= minimum && value <= maximum) return value;
-  throw ConfigError(fmt::format("{}: expected a whole number from {} to {}, found '{}'", option, minimum, maximum, text));
+  throw ConfigError(
+      fmt::format("{}: expected a whole number from {} to {}, found '{}'", option, minimum, maximum, text));
 }
 
 std::size_t parse_choice(const std::string& option, const std::string& text, const std::vector<std::string>& allowed) {
   const auto found = std::ranges::find(allowed, text);
   if (found == allowed.end())
-    throw ConfigError(fmt::format("{}: expected one of {}, found '{}'{}", option, join(allowed), text, did_you_mean(text, allowed)));
+    throw ConfigError(
+        fmt::format("{}: expected one of {}, found '{}'{}", option, join(allowed), text, did_you_mean(text, allowed)));
   return static_cast<std::size_t>(found - allowed.begin());
 }
 
@@ -112,8 +123,12 @@ std::int64_t parse_count(const std::string& option, const std::string& text) {
   const double value = std::round(number * factor);
   // 1.1T is 1.1e12 to all digits that were written, though not to all that a double has.
   const bool whole = std::abs(number * factor - value) <= 1e-12 * value;
-  if (error == std::errc() && stopped == end && whole && value >= 1.0 && value <= largest) return static_cast<std::int64_t>(value);
-  throw ConfigError(fmt::format("{}: expected a whole number from 1 to 1000T, such as '300B' (K, M, B and T are powers of a thousand) or '1e12', found '{}'", option, text));
+  if (error == std::errc() && stopped == end && whole && value >= 1.0 && value <= largest)
+    return static_cast<std::int64_t>(value);
+  throw ConfigError(
+      fmt::format("{}: expected a whole number from 1 to 1000T, such as '300B' (K, M, B and T are powers of a "
+                  "thousand) or '1e12', found '{}'",
+                  option, text));
 }
 
 std::vector<std::string> parse_list(const std::string& option, const std::string& text) {
@@ -121,8 +136,10 @@ std::vector<std::string> parse_list(const std::string& option, const std::string
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
     const std::string word = text.substr(begin, end - begin);
-    if (word.empty()) throw ConfigError(fmt::format("{}: expected values with commas between them, found '{}'", option, text));
-    if (std::ranges::find(words, word) != words.end()) throw ConfigError(fmt::format("{}: {} is listed twice; name each once", option, word));
+    if (word.empty())
+      throw ConfigError(fmt::format("{}: expected values with commas between them, found '{}'", option, text));
+    if (std::ranges::find(words, word) != words.end())
+      throw ConfigError(fmt::format("{}: {} is listed twice; name each once", option, word));
     words.push_back(word);
     begin = end + 1;
   }
@@ -139,43 +156,57 @@ void add_subject(CLI::App& app, std::string& subject, const std::string& name, c
 
 bool is_given(const WhereArguments& where) {
   const ClusterOptions& options = where.options;
-  return where.cluster || options.device || options.network || options.devices || options.nodes || !where.device_ids.empty() || where.measure_again;
+  return where.cluster || options.device || options.network || options.devices || options.nodes ||
+         !where.device_ids.empty() || where.measure_again;
 }
 
 void add_where(CLI::App& app, WhereArguments& where) {
   const std::string group = "Where";
-  add(app, group, "--cluster", "FILE|NAME", "cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named cluster (default: this machine, measured once and cached)",
+  add(app, group, "--cluster", "FILE|NAME",
+      "cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named cluster (default: this machine, "
+      "measured once and cached)",
       [&](const std::string& text) { where.cluster = text; });
-  add_whole(app, group, "--devices", "how many devices (default: all of the cluster)", where.options.devices, most_devices);
+  add_whole(app, group, "--devices", "how many devices (default: all of the cluster)", where.options.devices,
+            most_devices);
   add_whole(app, group, "--nodes", "how many nodes", where.options.nodes, most_devices);
   add(app, group, "--device-ids", "N,N,...", "which devices of the one node, in this order",
       [&](const std::string& text) { where.device_ids = parse_ids("--device-ids", text); });
-  add(app, group, "--device", "KIND", "kind of device, for a topology, which seldom names it", [&](const std::string& text) { where.options.device = text; });
+  add(app, group, "--device", "KIND", "kind of device, for a topology, which seldom names it",
+      [&](const std::string& text) { where.options.device = text; });
   add_network(app, where);
-  add(app, group, "--price", "PRICE", "what an hour of one device costs, such as '2.50 USD' (default: the cluster's file)",
+  add(app, group, "--price", "PRICE",
+      "what an hour of one device costs, such as '2.50 USD' (default: the cluster's file)",
       [&](const std::string& text) { where.price = parse_price_of("--price", text); });
-  add_flag(app, group, "--measure-again", "measure this machine again instead of taking the cached numbers", [&] { where.measure_again = true; });
+  add_flag(app, group, "--measure-again", "measure this machine again instead of taking the cached numbers",
+           [&] { where.measure_again = true; });
 }
 
 void add_network(CLI::App& app, WhereArguments& where) {
   add(app, "Where", "--network", "RATE", "line rate of each NIC, such as '400 Gbit/s'", [&](const std::string& text) {
     where.options.network = parse_quantity("--network", text, [](const std::string& t) { return parse_bandwidth(t); });
-    if (where.options.network->value == 0.0) throw ConfigError(fmt::format("--network: expected a rate above 0, found '{}'; leave --network out for none", text));
+    if (where.options.network->value == 0.0)
+      throw ConfigError(
+          fmt::format("--network: expected a rate above 0, found '{}'; leave --network out for none", text));
   });
 }
 
 void add_what(CLI::App& app, WhatArguments& what) {
   const std::string group = "What";
-  add_whole(app, group, "--global-batch", "sequences of one optimizer step (default: 512 on GPUs, 4 a device on CPUs)", what.global_batch, most);
-  add_whole(app, group, "--seq-len", "tokens of a sequence (default: the model's context; on CPUs at most 256)", what.sequence_length, most);
+  add_whole(app, group, "--global-batch", "sequences of one optimizer step (default: 512 on GPUs, 4 a device on CPUs)",
+            what.global_batch, most);
+  add_whole(app, group, "--seq-len", "tokens of a sequence (default: the model's context; on CPUs at most 256)",
+            what.sequence_length, most);
   add_number_formats(app, what);
 }
 
 void add_number_formats(CLI::App& app, WhatArguments& what) {
   const std::string group = "What";
-  add_choice(app, group, "--precision", "number format of computation (default: bf16 where all devices have units for it, else fp16; fp32 on CPUs)", what.precision,
-             std::array{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32});
-  add_choice(app, group, "--optimizer", "optimizer (default: adamw)", what.optimizer, std::array{Optimizer::adamw, Optimizer::adam, Optimizer::sgd});
+  add_choice(
+      app, group, "--precision",
+      "number format of computation (default: bf16 where all devices have units for it, else fp16; fp32 on CPUs)",
+      what.precision, std::array{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32});
+  add_choice(app, group, "--optimizer", "optimizer (default: adamw)", what.optimizer,
+             std::array{Optimizer::adamw, Optimizer::adam, Optimizer::sgd});
 }
 
 void add_layout(CLI::App& app, LayoutRequest& layout) {
@@ -183,52 +214,68 @@ void add_layout(CLI::App& app, LayoutRequest& layout) {
   add_whole(app, group, "--dp", "data-parallel degree", layout.dp, most_devices);
   add_whole(app, group, "--tp", "tensor-parallel degree", layout.tp, most_devices);
   add_whole(app, group, "--pp", "pipeline stages", layout.pp, most_devices);
-  add(app, group, "--zero", "0..3", "ZeRO stage", [&](const std::string& text) { layout.zero_stage = static_cast<int>(parse_whole("--zero", text, 0, 3)); });
+  add(app, group, "--zero", "0..3", "ZeRO stage",
+      [&](const std::string& text) { layout.zero_stage = static_cast<int>(parse_whole("--zero", text, 0, 3)); });
   add_whole(app, group, "--micro-batch", "sequences of a micro-batch", layout.micro_batch, most);
-  add_choice(app, group, "--schedule", "order of the pipeline's tasks", layout.schedule, std::array{ScheduleKind::gpipe, ScheduleKind::one_f_one_b});
-  app.add_flag_callback("--sequence-parallel", [&] { layout.sequence_parallel = true; }, "shard activations between tensor-parallel regions along the sequence")
+  add_choice(app, group, "--schedule", "order of the pipeline's tasks", layout.schedule,
+             std::array{ScheduleKind::gpipe, ScheduleKind::one_f_one_b});
+  app.add_flag_callback(
+         "--sequence-parallel", [&] { layout.sequence_parallel = true; },
+         "shard activations between tensor-parallel regions along the sequence")
       ->group(group);
-  add_choice(app, group, "--recompute", "activations that the backward pass computes again", layout.recompute, std::array{Recompute::none, Recompute::full});
-  add(app, group, "--mesh-order", "AXES", "mesh axes from the outermost to the one of neighbouring devices: pp-dp-tp", [&](const std::string& text) {
-    layout.order = parse_quantity("--mesh-order", text, [](const std::string& t) { return parse_order(t); });
-  });
-  add(app, group, "--stage-blocks", "N,N,...", "blocks of the model per stage; the embedding and the head are one each", [&](const std::string& text) {
-    std::vector<int> blocks;
-    for (std::size_t begin = 0; begin <= text.size();) {
-      const std::size_t end = std::min(text.find(',', begin), text.size());
-      blocks.push_back(static_cast<int>(parse_whole("--stage-blocks", text.substr(begin, end - begin), 1, most_devices)));
-      begin = end + 1;
-    }
-    layout.stage_blocks = blocks;
-    if (!layout.pp) layout.pp = static_cast<int>(blocks.size());
-  });
+  add_choice(app, group, "--recompute", "activations that the backward pass computes again", layout.recompute,
+             std::array{Recompute::none, Recompute::full});
+  add(app, group, "--mesh-order", "AXES", "mesh axes from the outermost to the one of neighbouring devices: pp-dp-tp",
+      [&](const std::string& text) {
+        layout.order = parse_quantity("--mesh-order", text, [](const std::string& t) { return parse_order(t); });
+      });
+  add(app, group, "--stage-blocks", "N,N,...", "blocks of the model per stage; the embedding and the head are one each",
+      [&](const std::string& text) {
+        std::vector<int> blocks;
+        for (std::size_t begin = 0; begin <= text.size();) {
+          const std::size_t end = std::min(text.find(',', begin), text.size());
+          blocks.push_back(
+              static_cast<int>(parse_whole("--stage-blocks", text.substr(begin, end - begin), 1, most_devices)));
+          begin = end + 1;
+        }
+        layout.stage_blocks = blocks;
+        if (!layout.pp) layout.pp = static_cast<int>(blocks.size());
+      });
 }
 
 void add_limits(CLI::App& app, LimitArguments& limits) {
   const std::string group = "Limits";
   add(app, group, "--memory-limit", "BYTES|PERCENT", "memory of a device that may be used, such as '40 GiB' or 80%",
       [&](const std::string& text) { limits.memory = parse_memory_limit("--memory-limit", text); });
-  add(app, group, "--max-candidates", "N", "simulate at most so many candidates (default: 64, and more as long as that is little work)",
+  add(app, group, "--max-candidates", "N",
+      "simulate at most so many candidates (default: 64, and more as long as that is little work)",
       [&](const std::string& text) { limits.most_candidates = parse_whole("--max-candidates", text, 1, most); });
-  add(app, group, "--threads", "N", "plan with so many threads (default: as many as the machine has cores); the plan is the same with any number",
+  add(app, group, "--threads", "N",
+      "plan with so many threads (default: as many as the machine has cores); the plan is the same with any number",
       [&](const std::string& text) { limits.threads = static_cast<int>(parse_whole("--threads", text, 1, 1024)); });
-  add_choice(app, group, "--objective", "what the best plan has least of: time of a step, its cost (without prices: device-seconds), or memory (default: time)", limits.objective,
-             std::array{Objective::time, Objective::cost, Objective::memory});
+  add_choice(app, group, "--objective",
+             "what the best plan has least of: time of a step, its cost (without prices: device-seconds), or memory "
+             "(default: time)",
+             limits.objective, std::array{Objective::time, Objective::cost, Objective::memory});
 }
 
 void add_output(CLI::App& app, OutputArguments& output, CsvOutput csv) {
   const std::string group = "Output";
-  add(app, group, "--json", "[FILE|-]", "JSON to a file, or to standard output instead of the table", [&](const std::string& text) { output.json = text == "/dev/stdout" ? "-" : text; })
+  add(app, group, "--json", "[FILE|-]", "JSON to a file, or to standard output instead of the table",
+      [&](const std::string& text) { output.json = text == "/dev/stdout" ? "-" : text; })
       ->expected(0, 1);
   if (csv == CsvOutput::offered)
-    add(app, group, "--csv", "[FILE|-]", "CSV to a file, or to standard output instead of the table", [&](const std::string& text) { output.csv = text == "/dev/stdout" ? "-" : text; })
+    add(app, group, "--csv", "[FILE|-]", "CSV to a file, or to standard output instead of the table",
+        [&](const std::string& text) { output.csv = text == "/dev/stdout" ? "-" : text; })
         ->expected(0, 1);
   add_flag(app, group, "--quiet", "no talk on standard error but errors", [&] { output.quiet = true; });
   add_flag(app, group, "--verbose", "say more", [&] { output.verbose = true; });
 }
 
 void check_outputs(const std::vector<NamedOutput>& outputs, const std::vector<NamedInput>& inputs) {
-  const auto file_of = [](const NamedOutput& output) { return file_behind(output.path == "-" ? "/dev/stdout" : output.path); };
+  const auto file_of = [](const NamedOutput& output) {
+    return file_behind(output.path == "-" ? "/dev/stdout" : output.path);
+  };
   for (auto one = outputs.begin(); one != outputs.end(); ++one) {
     if (one->path.empty()) continue;
     const std::filesystem::path file = file_of(*one);
@@ -236,21 +283,27 @@ void check_outputs(const std::vector<NamedOutput>& outputs, const std::vector<Na
     for (auto other = outputs.begin(); other != one; ++other) {
       if (other->path.empty() || file_of(*other) != file) continue;
       if (one->path == "-" && other->path == "-")
-        throw ConfigError(fmt::format("{} and {} cannot both go to standard output; give one of them a file", other->option, one->option));
+        throw ConfigError(fmt::format("{} and {} cannot both go to standard output; give one of them a file",
+                                      other->option, one->option));
       throw ConfigError(one->path == other->path
-                            ? fmt::format("{} and {} both write to '{}'; give one of them another file", other->option, one->option, one->path)
-                            : fmt::format("{} and {} write to one file, '{}' and '{}'; give one of them another", other->option, one->option, other->path, one->path));
+                            ? fmt::format("{} and {} both write to '{}'; give one of them another file", other->option,
+                                          one->option, one->path)
+                            : fmt::format("{} and {} write to one file, '{}' and '{}'; give one of them another",
+                                          other->option, one->option, other->path, one->path));
     }
     for (const NamedInput& input : inputs)
       if (std::filesystem::is_regular_file(input.path) && file_behind(input.path) == file)
-        throw ConfigError(fmt::format("{} would replace '{}', which is read as {}; give another name", one->option, one->path, input.word));
+        throw ConfigError(fmt::format("{} would replace '{}', which is read as {}; give another name", one->option,
+                                      one->path, input.word));
   }
   for (const NamedOutput& output : outputs)
     if (!output.path.empty() && output.path != "-") check_can_write(output.path);
 }
 
-void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others, const std::vector<NamedInput>& inputs) {
-  if (output.quiet && output.verbose) throw ConfigError("--quiet and --verbose exclude one another; leave one of them out");
+void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others,
+                  const std::vector<NamedInput>& inputs) {
+  if (output.quiet && output.verbose)
+    throw ConfigError("--quiet and --verbose exclude one another; leave one of them out");
   std::vector<NamedOutput> all{{"--json", output.json.value_or("")}, {"--csv", output.csv.value_or("")}};
   all.insert(all.end(), others.begin(), others.end());
   check_outputs(all, inputs);

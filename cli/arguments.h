@@ -19,8 +19,9 @@ class App;
 
 namespace parplan {
 
-// The groups of options that commands share (contract.md): each struct is what one group says, each function declares
-// the group on a command. Values are checked while they are read; ConfigError names the option.
+// The groups of options that commands share (contract.md): each struct is what one group says, each
+// function declares the group on a command. Values are checked while they are read; ConfigError
+// names the option.
 
 // [where]
 struct WhereArguments {
@@ -84,17 +85,21 @@ struct NamedInput {
   std::string word;
   std::string path;
 };
-// Before any work. ConfigError where two outputs would share a file or standard output, under whatever names (/dev/null takes any number), or one
-// would replace an input; RunError where a file could not be written.
+// Before any work. ConfigError where two outputs would share a file or standard output, under
+// whatever names (/dev/null takes any number), or one would replace an input; RunError where a file
+// could not be written.
 void check_outputs(const std::vector<NamedOutput>& outputs, const std::vector<NamedInput>& inputs);
-// The same for --json, --csv and what a command writes beside them; and where talk is both asked for and forbidden.
-void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others, const std::vector<NamedInput>& inputs);
+// The same for --json, --csv and what a command writes beside them; and where talk is both asked
+// for and forbidden.
+void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others,
+                  const std::vector<NamedInput>& inputs);
 
 // The command's one argument.
 void add_subject(CLI::App& app, std::string& subject, const std::string& name, const std::string& description);
 
 // Reading of single values; `option` is how the message names it.
-std::int64_t parse_whole(const std::string& option, const std::string& text, std::int64_t minimum, std::int64_t maximum);
+std::int64_t parse_whole(const std::string& option, const std::string& text, std::int64_t minimum,
+                         std::int64_t maximum);
 std::size_t parse_choice(const std::string& option, const std::string& text, const std::vector<std::string>& allowed);
 // "15T", "300B", "1e12", "20971520": a whole number, K, M, B and T for powers of a thousand.
 std::int64_t parse_count(const std::string& option, const std::string& text);

@@ -31,8 +31,11 @@ constexpr std::array command_rows = {
     Command{"simulate", "One given layout, or a plan, simulated", declare_simulate},
     Command{"run", "Execute a plan and put what it took beside what was promised", declare_run},
     Command{"explain", "Why this plan: where time and memory go, what it beats, what binds", declare_explain},
-    Command{"sweep", "Capacity: the best plans over cluster sizes, devices, batches and sequences, with time, cost and energy", declare_sweep},
-    Command{"measure", "What the kernels of this machine take, as a device and a cluster to plan with", declare_measure},
+    Command{"sweep",
+            "Capacity: the best plans over cluster sizes, devices, batches and sequences, with time, cost and energy",
+            declare_sweep},
+    Command{"measure", "What the kernels of this machine take, as a device and a cluster to plan with",
+            declare_measure},
     Command{"topology", "Show a cluster as parplan sees it", declare_topology},
     Command{"completion", "Let the shell complete commands, options and names", declare_completion},
 };
@@ -54,8 +57,8 @@ std::string option_of(const std::string& word) {
   return word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
 }
 
-// Says what is wrong with the words of a command before CLI11 reads them, in our words; and gives options whose value
-// may be left out their value "-", so that nothing is guessed.
+// Says what is wrong with the words of a command before CLI11 reads them, in our words; and gives
+// options whose value may be left out their value "-", so that nothing is guessed.
 std::vector<std::string> checked(const CLI::App& app, const std::vector<std::string>& words) {
   const std::vector<std::string> names = option_names(app);
   std::vector<const CLI::Option*> positionals;
@@ -69,11 +72,14 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
     const std::string& word = words[i];
     if (!looks_like_option(word)) {
       if (found_positionals == positionals.size())
-        throw ConfigError(fmt::format("unexpected argument '{}'; {} takes {}", word, app.get_name(),
-                                      positionals.empty() ? "options only" : fmt::format("one {}", positionals.front()->get_name(true))));
+        throw ConfigError(fmt::format(
+            "unexpected argument '{}'; {} takes {}", word, app.get_name(),
+            positionals.empty() ? "options only" : fmt::format("one {}", positionals.front()->get_name(true))));
       if (word.empty())
         throw ConfigError(fmt::format("the {0} is empty; {1}", positionals[found_positionals]->get_name(true),
-                                      positionals[found_positionals]->get_required() ? "give " + positionals[found_positionals]->get_description() : "name one, or leave it out"));
+                                      positionals[found_positionals]->get_required()
+                                          ? "give " + positionals[found_positionals]->get_description()
+                                          : "name one, or leave it out"));
       ++found_positionals;
       result.push_back(word);
       continue;
@@ -81,7 +87,8 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
     const std::string name = option_of(word);
     const CLI::Option* option = app.get_option_no_throw(name);
     if (option == nullptr)
-      throw ConfigError(fmt::format("unknown option '{}'; see parplan {} --help{}", name, app.get_name(), name.starts_with("--") ? did_you_mean(name, names) : ""));
+      throw ConfigError(fmt::format("unknown option '{}'; see parplan {} --help{}", name, app.get_name(),
+                                    name.starts_with("--") ? did_you_mean(name, names) : ""));
     if (!seen.insert(option).second) throw ConfigError(fmt::format("{} is given twice; give it once", name));
     if (option->get_items_expected_max() == 0) {  // a flag
       if (word != name) throw ConfigError(fmt::format("{0} takes no value, found '{1}'; write {0} alone", name, word));
@@ -90,7 +97,8 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
     }
     const bool has_value = word != name;
     if (has_value ? word == name + "=" : is_value(i + 1) && words[i + 1].empty())
-      throw ConfigError(fmt::format("{0} needs a value ({1}), found an empty one; give one, or leave {0} out", name, option->get_type_name()));
+      throw ConfigError(fmt::format("{0} needs a value ({1}), found an empty one; give one, or leave {0} out", name,
+                                    option->get_type_name()));
     if (has_value) {
       result.push_back(word);
     } else if (is_value(i + 1)) {
@@ -102,15 +110,18 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
       throw ConfigError(fmt::format("{} needs a value ({})", name, option->get_type_name()));
     }
   }
-  const bool asks_for_help = std::ranges::any_of(result, [](const std::string& word) { return word == "--help" || word == "-h"; });
+  const bool asks_for_help =
+      std::ranges::any_of(result, [](const std::string& word) { return word == "--help" || word == "-h"; });
   if (asks_for_help) return {"--help"};
   for (std::size_t p = found_positionals; p < positionals.size(); ++p)
     if (positionals[p]->get_required())
-      throw ConfigError(fmt::format("{} needs a {}: {}", app.get_name(), positionals[p]->get_name(true), positionals[p]->get_description()));
+      throw ConfigError(fmt::format("{} needs a {}: {}", app.get_name(), positionals[p]->get_name(true),
+                                    positionals[p]->get_description()));
   return result;
 }
 
-// Passes on what is written to a stream, and remembers why that first failed: later nobody can tell, for errno is somebody else's by then.
+// Passes on what is written to a stream, and remembers why that first failed: later nobody can
+// tell, for errno is somebody else's by then.
 class WatchedBuffer : public std::streambuf {
  public:
   explicit WatchedBuffer(std::ostream& stream) : stream_(stream), passed_to_(stream.rdbuf(this)) {}
@@ -129,7 +140,8 @@ class WatchedBuffer : public std::streambuf {
   int_type overflow(int_type c) override {
     if (traits_type::eq_int_type(c, traits_type::eof())) return traits_type::not_eof(c);
     errno = 0;
-    return note(passed_to_->sputc(traits_type::to_char_type(c)), [](int_type put) { return !traits_type::eq_int_type(put, traits_type::eof()); });
+    return note(passed_to_->sputc(traits_type::to_char_type(c)),
+                [](int_type put) { return !traits_type::eq_int_type(put, traits_type::eof()); });
   }
   std::streamsize xsputn(const char* text, std::streamsize size) override {
     errno = 0;
@@ -176,7 +188,8 @@ int carry_out(const std::vector<std::string>& arguments, Terminal& terminal) {
   if (found == command_rows.end()) {
     if (looks_like_option(first))
       throw ConfigError(fmt::format("unknown option '{}'; expected a command: {}", first, join(names)));
-    throw ConfigError(fmt::format("unknown command '{}'; allowed: {}{}", first, join(names), did_you_mean(first, names)));
+    throw ConfigError(
+        fmt::format("unknown command '{}'; allowed: {}{}", first, join(names), did_you_mean(first, names)));
   }
   CLI::App app{std::string(found->description), std::string(found->name)};
   const CommandBody body = found->declare(app);
@@ -216,7 +229,8 @@ int run_command_line(std::vector<std::string> arguments, std::ostream& out, std:
     err << "error: " << error.what() << '\n';
     return exit_failed;
   } catch (const std::exception& error) {
-    err << "internal error (a bug of parplan: please report it with the command and its files): " << error.what() << '\n';
+    err << "internal error (a bug of parplan: please report it with the command and its files): " << error.what()
+        << '\n';
     return exit_bug;
   }
 }

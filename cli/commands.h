@@ -26,8 +26,8 @@ struct Terminal {
 // Carries a command out, with the arguments that were parsed, and gives the exit code.
 using CommandBody = std::function<int(Terminal&)>;
 
-// One command: its name, one line for people, and the function that declares its options on an App and gives the body
-// that reads them.
+// One command: its name, one line for people, and the function that declares its options on an App
+// and gives the body that reads them.
 struct Command {
   std::string_view name;
   std::string_view description;

@@ -14,12 +14,14 @@
 #include "cli/data_folder.h"
 #include "cli/version.h"
 #include "models/find_model.h"
+#include "planner/base/enum.h"
 #include "planner/base/text.h"
 
 namespace parplan {
 namespace {
 
-// What upper-case words of types stand for, where that can be listed: of an N or a RATE nothing is offered.
+// What upper-case words of types stand for, where that can be listed: of an N or a RATE nothing is
+// offered.
 struct KindOfValue {
   std::string_view word;
   std::vector<std::string> (*names)() = nullptr;  // of what parplan brings
@@ -31,13 +33,16 @@ std::vector<std::string> clusters() { return cluster_names(cluster_catalog()); }
 std::vector<std::string> cards() { return nvidia_card_names(cluster_catalog()); }  // what --device and --like take
 
 constexpr std::array kinds_of_values = {
-    KindOfValue{"MODEL", models, true},   KindOfValue{"PLAN", nullptr, true}, KindOfValue{"CLUSTER", clusters, true}, KindOfValue{"NAME", clusters},
-    KindOfValue{"KIND", cards},         KindOfValue{"FILE", nullptr, true}, KindOfValue{"DIR", nullptr, true},
+    KindOfValue{"MODEL", models, true}, KindOfValue{"PLAN", nullptr, true}, KindOfValue{"CLUSTER", clusters, true},
+    KindOfValue{"NAME", clusters},      KindOfValue{"KIND", cards},         KindOfValue{"FILE", nullptr, true},
+    KindOfValue{"DIR", nullptr, true},
 };
 
 // Scripts hold names as they stand, so nothing in them may mean something to a shell.
 bool is_plain(const std::string& word) {
-  return !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-") == std::string::npos;
+  return !word.empty() &&
+         word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-") ==
+             std::string::npos;
 }
 
 std::string single_quoted(std::string_view text) {
@@ -55,7 +60,8 @@ std::vector<std::string> long_and_short_names(const std::vector<DeclaredOption>&
 // ---- bash ----
 
 std::string bash_offer(const Offer& offer) {
-  return fmt::format("offers={}{}{}", single_quoted(join(offer.values, " ")), offer.files ? " files=yes" : "", offer.list ? " list=yes" : "");
+  return fmt::format("offers={}{}{}", single_quoted(join(offer.values, " ")), offer.files ? " files=yes" : "",
+                     offer.list ? " list=yes" : "");
 }
 
 std::string bash_script(const std::vector<DeclaredCommand>& commands) {
@@ -74,8 +80,11 @@ std::string bash_script(const std::vector<DeclaredCommand>& commands) {
       for (const std::string& name : option.names) patterns.push_back(single_quoted(command.name + " " + name));
       by_option += fmt::format("    {}) {} ;;\n", join(patterns, "|"), bash_offer(offer(option)));
     }
-    const std::string argument = command.arguments.empty() ? "" : fmt::format(" takes_argument=yes {}", bash_offer(offer(command.arguments.front())));
-    by_command += fmt::format("    {}) flags={} optional={} options={}{} ;;\n", command.name, single_quoted(join(flags, " ")), single_quoted(join(optional, " ")),
+    const std::string argument =
+        command.arguments.empty() ? ""
+                                  : fmt::format(" takes_argument=yes {}", bash_offer(offer(command.arguments.front())));
+    by_command += fmt::format("    {}) flags={} optional={} options={}{} ;;\n", command.name,
+                              single_quoted(join(flags, " ")), single_quoted(join(optional, " ")),
                               single_quoted(join(long_and_short_names(command.options), " ")), argument);
   }
   names.insert(names.end(), {"--help", "--version"});
@@ -127,8 +136,8 @@ _parplan() {{
 }}
 complete -F _parplan parplan
 )script",
-                     fmt::arg("version", version()), fmt::arg("by_command", by_command), fmt::arg("by_option", by_option),
-                     fmt::arg("names", single_quoted(join(names, " "))));
+                     fmt::arg("version", version()), fmt::arg("by_command", by_command),
+                     fmt::arg("by_option", by_option), fmt::arg("names", single_quoted(join(names, " "))));
 }
 
 // ---- zsh ----
@@ -152,7 +161,9 @@ std::string zsh_action(const Offer& offer) {
 
 std::string zsh_option(const DeclaredOption& option) {
   const std::string explanation = fmt::format("[{}]", zsh_escaped(option.description));
-  const std::string value = option.type.empty() ? "" : fmt::format("{}{}:{}", option.value_optional ? "::" : ":", zsh_escaped(option.type), zsh_action(offer(option)));
+  const std::string value = option.type.empty() ? ""
+                                                : fmt::format("{}{}:{}", option.value_optional ? "::" : ":",
+                                                              zsh_escaped(option.type), zsh_action(offer(option)));
   std::string text;
   for (const std::string& name : option.names) {
     const std::string excluded = option.names.size() > 1 ? fmt::format("({})", join(option.names, " ")) : "";
@@ -170,7 +181,9 @@ std::string zsh_script(const std::vector<DeclaredCommand>& commands) {
     by_command += fmt::format("    {})\n      _arguments -S : \\\n", command.name);
     for (const DeclaredOption& option : command.options) by_command += zsh_option(option);
     for (const DeclaredOption& argument : command.arguments)
-      by_command += fmt::format("        {} \\\n", single_quoted(fmt::format("1:{}:{}", zsh_escaped(argument.type), zsh_action(offer(argument)))));
+      by_command +=
+          fmt::format("        {} \\\n",
+                      single_quoted(fmt::format("1:{}:{}", zsh_escaped(argument.type), zsh_action(offer(argument)))));
     by_command += "        && return 0\n      ;;\n";
   }
   return fmt::format(R"script(#compdef parplan
@@ -227,16 +240,21 @@ std::string fish_offer(const Offer& offer) {
 }
 
 std::string fish_script(const std::vector<DeclaredCommand>& commands) {
-  std::string text = fmt::format("# Completion of parplan {} for fish: parplan completion fish | source\ncomplete -c parplan -e\ncomplete -c parplan -f\n", version());
+  std::string text = fmt::format(
+      "# Completion of parplan {} for fish: parplan completion fish | source\ncomplete -c parplan -e\ncomplete -c "
+      "parplan -f\n",
+      version());
   const std::string anywhere = "complete -c parplan -n __fish_use_subcommand";
   text += anywhere + " -l version -d 'print the version'\n" + anywhere + " -s h -l help -d 'print this help'\n";
-  for (const DeclaredCommand& command : commands) text += fmt::format("{} -a {} -d {}\n", anywhere, command.name, fish_quoted(command.description));
+  for (const DeclaredCommand& command : commands)
+    text += fmt::format("{} -a {} -d {}\n", anywhere, command.name, fish_quoted(command.description));
   for (const DeclaredCommand& command : commands) {
     const std::string here = fmt::format("complete -c parplan -n '__fish_seen_subcommand_from {}'", command.name);
     for (const DeclaredOption& argument : command.arguments) text += here + fish_offer(offer(argument)) + '\n';
     for (const DeclaredOption& option : command.options) {
       text += here;
-      for (const std::string& name : option.names) text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+      for (const std::string& name : option.names)
+        text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       if (!option.type.empty()) text += " -r" + fish_offer(offer(option));
       text += " -d " + fish_quoted(option.description) + '\n';
     }
@@ -257,7 +275,7 @@ constexpr std::array shell_rows = {
 
 }  // namespace
 
-const char* name(Shell shell) { return shell_rows[static_cast<std::size_t>(shell)].name; }
+const char* name(Shell shell) { return shell_rows[index_of(shell)].name; }
 
 Offer offer(const DeclaredOption& option) {
   Offer all;
@@ -272,9 +290,12 @@ Offer offer(const DeclaredOption& option) {
       all.list = all.list || list;
     } else if (word.ends_with(".yaml")) {  // written there
       all.files = true;
-    } else if (const std::size_t dots = word.find(".."); dots != std::string::npos && word.find(',') == std::string::npos) {
-      for (int value = std::stoi(word); value <= std::stoi(word.substr(dots + 2)); ++value) all.values.push_back(std::to_string(value));
-    } else if (is_plain(word) && word != "-" && std::ranges::none_of(word, [](char c) { return c >= 'A' && c <= 'Z'; })) {
+    } else if (const std::size_t dots = word.find("..");
+               dots != std::string::npos && word.find(',') == std::string::npos) {
+      for (int value = std::stoi(word); value <= std::stoi(word.substr(dots + 2)); ++value)
+        all.values.push_back(std::to_string(value));
+    } else if (is_plain(word) && word != "-" &&
+               std::ranges::none_of(word, [](char c) { return c >= 'A' && c <= 'Z'; })) {
       all.values.push_back(word);
     }
   }
@@ -282,7 +303,7 @@ Offer offer(const DeclaredOption& option) {
 }
 
 std::string completion_script(Shell shell, const std::vector<DeclaredCommand>& commands) {
-  return shell_rows[static_cast<std::size_t>(shell)].script(commands);
+  return shell_rows[index_of(shell)].script(commands);
 }
 
 CommandBody declare_completion(CLI::App& app) {
@@ -290,7 +311,8 @@ CommandBody declare_completion(CLI::App& app) {
   std::vector<std::string> names;
   for (const ShellRow& row : shell_rows) names.emplace_back(row.name);
   app.add_option_function<std::string>(
-         join(names, "|"), [wanted, names](const std::string& text) { *wanted = shell_rows[parse_choice("shell", text, names)].shell; },
+         join(names, "|"),
+         [wanted, names](const std::string& text) { *wanted = shell_rows[parse_choice("shell", text, names)].shell; },
          "the shell that the script is for")
       ->type_name("")
       ->required();

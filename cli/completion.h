@@ -15,7 +15,8 @@ struct Offer {
   bool operator==(const Offer&) const = default;
 };
 
-// From the words of the option's type: choices as they stand, names of models, clusters and devices from models/ and configs/.
+// From the words of the option's type: choices as they stand, names of models, clusters and devices
+// from models/ and configs/.
 Offer offer(const DeclaredOption& option);
 
 enum class Shell { bash, zsh, fish };

@@ -11,20 +11,26 @@ namespace {
 
 bool holds_data(const std::filesystem::path& folder) {
   std::error_code ignored;
-  return std::filesystem::is_directory(folder / "models", ignored) && std::filesystem::is_directory(folder / "configs", ignored);
+  return std::filesystem::is_directory(folder / "models", ignored) &&
+         std::filesystem::is_directory(folder / "configs", ignored);
 }
 
 }  // namespace
 
 std::filesystem::path data_folder() {
   if (const char* given = std::getenv("PARPLAN_DATA"); given != nullptr && *given != '\0') {
-    if (!holds_data(given)) throw ConfigError(fmt::format("PARPLAN_DATA is '{}', and that folder does not hold models/ and configs/; name the folder that does, or unset PARPLAN_DATA", given));
+    if (!holds_data(given))
+      throw ConfigError(
+          fmt::format("PARPLAN_DATA is '{}', and that folder does not hold models/ and configs/; name the folder that "
+                      "does, or unset PARPLAN_DATA",
+                      given));
     return given;
   }
   for (const char* folder : {PARPLAN_SOURCE_DATA, PARPLAN_INSTALL_DATA})
     if (holds_data(folder)) return folder;
-  throw ConfigError(fmt::format("found no models/ and configs/ in '{}' and '{}'; set PARPLAN_DATA to the folder that holds them", PARPLAN_SOURCE_DATA,
-                                PARPLAN_INSTALL_DATA));
+  throw ConfigError(
+      fmt::format("found no models/ and configs/ in '{}' and '{}'; set PARPLAN_DATA to the folder that holds them",
+                  PARPLAN_SOURCE_DATA, PARPLAN_INSTALL_DATA));
 }
 
 std::filesystem::path zoo_folder() { return data_folder() / "models"; }

@@ -12,14 +12,17 @@
 namespace parplan {
 namespace {
 
-const DeclaredOption help_option{.names = {"-h", "--help"}, .type = "", .description = "print this help", .group = "Options"};
-const DeclaredOption version_option{.names = {"--version"}, .type = "", .description = "print the version", .group = "Options"};
+const DeclaredOption help_option{
+    .names = {"-h", "--help"}, .type = "", .description = "print this help", .group = "Options"};
+const DeclaredOption version_option{
+    .names = {"--version"}, .type = "", .description = "print the version", .group = "Options"};
 
 // Where descriptions begin, and how far lines go, for a terminal of usual width.
 constexpr std::size_t indent = 34;
 constexpr std::size_t width = 120;
 
-// "  left   right", the right side wrapped between words. A left side that is too long has a line of its own.
+// "  left   right", the right side wrapped between words. A left side that is too long has a line
+// of its own.
 std::string entry(const std::string& left, const std::string& right) {
   std::string text = "  " + left;
   std::size_t column = text.size();
@@ -65,14 +68,18 @@ std::string grouped(const std::vector<DeclaredOption>& options) {
 }  // namespace
 
 DeclaredCommand declared(const CLI::App& app) {
-  DeclaredCommand command{.name = app.get_name(), .description = app.get_description(), .arguments = {}, .options = {help_option}};
+  DeclaredCommand command{
+      .name = app.get_name(), .description = app.get_description(), .arguments = {}, .options = {help_option}};
   for (const CLI::Option* option : app.get_options()) {
     if (option == app.get_help_ptr()) continue;
     // What stands in no group of ours is in CLI11's: "Options", or "OPTIONS" from version 2.5 on.
     const bool ungrouped = CLI::detail::to_lower(option->get_group()) == "options";
-    DeclaredOption one{.names = {}, .type = option->get_type_name(), .description = option->get_description(),
+    DeclaredOption one{.names = {},
+                       .type = option->get_type_name(),
+                       .description = option->get_description(),
                        .group = ungrouped ? "Options" : option->get_group(),
-                       .required = option->get_required(), .value_optional = option->get_items_expected_min() == 0 && option->get_items_expected_max() > 0};
+                       .required = option->get_required(),
+                       .value_optional = option->get_items_expected_min() == 0 && option->get_items_expected_max() > 0};
     if (option->get_positional()) {
       one.type = option->get_single_name();
       command.arguments.push_back(one);
@@ -114,7 +121,8 @@ std::string spelled(const DeclaredOption& option) {
 
 std::string usage(const DeclaredCommand& command) {
   std::string text = fmt::format("parplan {} [OPTIONS]", command.name);
-  for (const DeclaredOption& argument : command.arguments) text += argument.required ? " " + argument.type : " [" + argument.type + "]";
+  for (const DeclaredOption& argument : command.arguments)
+    text += argument.required ? " " + argument.type : " [" + argument.type + "]";
   return text;
 }
 
@@ -126,7 +134,9 @@ std::string help(const DeclaredCommand& command) {
 }
 
 std::string help(const std::vector<DeclaredCommand>& commands) {
-  std::string text = "parplan: the query planner of distributed training\n\nUsage: parplan COMMAND [OPTIONS] ...\n\nCommands (parplan COMMAND --help says more):\n";
+  std::string text =
+      "parplan: the query planner of distributed training\n\nUsage: parplan COMMAND [OPTIONS] ...\n\nCommands (parplan "
+      "COMMAND --help says more):\n";
   for (const DeclaredCommand& command : commands) text += entry(command.name, command.description);
   return text + grouped({help_option, version_option});
 }

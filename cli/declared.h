@@ -7,7 +7,8 @@
 
 namespace parplan {
 
-// What commands declare, as data: --help, the tables of docs/cli.md and shell completion are all written from it.
+// What commands declare, as data: --help, the tables of docs/cli.md and shell completion are all
+// written from it.
 
 struct DeclaredOption {
   std::vector<std::string> names;  // "-o", "--output"; of a command's argument none
@@ -30,7 +31,8 @@ DeclaredCommand declared(const Command& command);
 DeclaredCommand declared(const CLI::App& app);  // on which a command was declared
 std::vector<DeclaredCommand> declared_commands();
 
-// "[FILE|-]" is the words "FILE" and "-": what a value may be. A lower-case word is a value as it stands, an upper-case one a kind of value.
+// "[FILE|-]" is the words "FILE" and "-": what a value may be. A lower-case word is a value as it
+// stands, an upper-case one a kind of value.
 std::vector<std::string> words_of_type(const std::string& type);
 
 // "-o, --output PLAN.yaml"

@@ -65,20 +65,25 @@ Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const O
   options.device_ids = where.device_ids;
   options.environment = visibility_of_environment();
   if (where.cluster) {
-    if (where.measure_again) throw ConfigError(fmt::format("--measure-again measures this machine, and --cluster {} is given; leave one of them out", *where.cluster));
+    if (where.measure_again)
+      throw ConfigError(fmt::format(
+          "--measure-again measures this machine, and --cluster {} is given; leave one of them out", *where.cluster));
     cluster = find_cluster(*where.cluster, cluster_catalog(), options);
   } else {
     if (where.options.device || where.options.network)
-      throw ConfigError(fmt::format("{} completes a topology (text of nvidia-smi topo -m, XML of NCCL); give that with --cluster", where.options.device ? "--device" : "--network"));
+      throw ConfigError(
+          fmt::format("{} completes a topology (text of nvidia-smi topo -m, XML of NCCL); give that with --cluster",
+                      where.options.device ? "--device" : "--network"));
     if (where.options.nodes.value_or(1) > 1)
-      throw ConfigError(fmt::format("--nodes {}: this machine is one node; give --cluster for others", *where.options.nodes));
+      throw ConfigError(
+          fmt::format("--nodes {}: this machine is one node; give --cluster for others", *where.options.nodes));
     const auto say = [&](const std::string& text) {
       if (!output.quiet) terminal.err << text << '\n';
     };
     cluster = local_machine(where.measure_again ? LocalNumbers::measure : LocalNumbers::cached, say);
     if (const int devices = where.options.devices.value_or(cluster.devices()); devices > cluster.devices())
-      throw ConfigError(fmt::format("--devices {}: this machine has {} usable core{}; give --cluster for others", devices, cluster.devices(),
-                                    cluster.devices() == 1 ? "" : "s"));
+      throw ConfigError(fmt::format("--devices {}: this machine has {} usable core{}; give --cluster for others",
+                                    devices, cluster.devices(), cluster.devices() == 1 ? "" : "s"));
     choose_devices(cluster, options);
   }
   set_price(cluster, where.price);
@@ -89,10 +94,13 @@ void set_price(Cluster& cluster, const std::optional<Price>& price) {
   if (price)
     for (NodeGroup& group : cluster.groups) group.price = price;
   if (const auto problem = problem_with_prices(cluster)) throw ConfigError(*problem);
-  if (const auto missing = missing_prices(cluster); missing && std::ranges::find(cluster.notes, *missing) == cluster.notes.end()) cluster.notes.push_back(*missing);
+  if (const auto missing = missing_prices(cluster);
+      missing && std::ranges::find(cluster.notes, *missing) == cluster.notes.end())
+    cluster.notes.push_back(*missing);
 }
 
-TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, const WhatArguments& what, std::vector<std::string>& defaults) {
+TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, const WhatArguments& what,
+                             std::vector<std::string>& defaults) {
   TrainingSpec training = with_overrides(default_training(cluster, model.spec), model.training);
   const auto choose = [&](const char* field, auto& value, const auto& given, bool from_file) {
     if (given) value = *given;
@@ -106,18 +114,20 @@ TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, con
   return training;
 }
 
-Inputs resolve_inputs(const std::string& model, const WhereArguments& where, const WhatArguments& what, Terminal& terminal,
-                      const OutputArguments& output) {
+Inputs resolve_inputs(const std::string& model, const WhereArguments& where, const WhatArguments& what,
+                      Terminal& terminal, const OutputArguments& output) {
   Inputs inputs;
   inputs.model = load_model(model, zoo_folder());
   if (!output.quiet)
     for (const std::string& note : inputs.model.notes) fmt::print(terminal.err, "note: {}: {}\n", model, note);
   inputs.cluster = resolve_cluster(where, terminal, output);
   if (!output.quiet)
-    for (const std::string& note : inputs.cluster.notes) fmt::print(terminal.err, "note: {}: {}\n", inputs.cluster.name, note);
+    for (const std::string& note : inputs.cluster.notes)
+      fmt::print(terminal.err, "note: {}: {}\n", inputs.cluster.name, note);
   if (const BackendRow& backend = row_of(inputs.cluster.backend()); !output.quiet && !backend.runs)
-    fmt::print(terminal.err, "note: {}: planned only, for parplan runs nothing on {}; {} is taken to communicate as NCCL does\n", inputs.cluster.name,
-               backend.runtime, backend.collectives);
+    fmt::print(terminal.err,
+               "note: {}: planned only, for parplan runs nothing on {}; {} is taken to communicate as NCCL does\n",
+               inputs.cluster.name, backend.runtime, backend.collectives);
   inputs.training = choose_training(inputs.cluster, inputs.model, what, inputs.defaults);
   inputs.graph = build_graph(inputs.model.spec, inputs.training.sequence_length);
   return inputs;
@@ -125,12 +135,18 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
 
 void limit_memory(Cluster& cluster, const MemoryLimit& limit, Terminal& terminal, const OutputArguments& output) {
   const std::string had = device_memory(cluster);
-  if (limit.bytes && std::ranges::none_of(cluster.groups, [&](const NodeGroup& group) { return group.device.memory_capacity >= *limit.bytes; }))
-    throw ConfigError(fmt::format("--memory-limit: a device of cluster '{}' has {}, found {}; give less, or a percentage", cluster.name, had, format_bytes(*limit.bytes)));
+  if (limit.bytes && std::ranges::none_of(cluster.groups, [&](const NodeGroup& group) {
+        return group.device.memory_capacity >= *limit.bytes;
+      }))
+    throw ConfigError(
+        fmt::format("--memory-limit: a device of cluster '{}' has {}, found {}; give less, or a percentage",
+                    cluster.name, had, format_bytes(*limit.bytes)));
   bool limits = false;
   for (NodeGroup& group : cluster.groups) {
     Bytes& capacity = group.device.memory_capacity;
-    const Bytes allowed = limit.bytes ? std::min(*limit.bytes, capacity) : Bytes(static_cast<std::int64_t>(static_cast<double>(capacity.count) * limit.share));
+    const Bytes allowed = limit.bytes
+                              ? std::min(*limit.bytes, capacity)
+                              : Bytes(static_cast<std::int64_t>(static_cast<double>(capacity.count) * limit.share));
     limits = limits || allowed < capacity;
     capacity = allowed;
   }
@@ -154,20 +170,26 @@ void check_layout(const Inputs& inputs, const LayoutRequest& layout, const Where
   check_layout(inputs.graph, inputs.training, inputs.cluster, layout, where);
 }
 
-void check_layout(const OpGraph& graph, const TrainingSpec& training, const Cluster& cluster, const LayoutRequest& layout, const WhereArguments& where) {
+void check_layout(const OpGraph& graph, const TrainingSpec& training, const Cluster& cluster,
+                  const LayoutRequest& layout, const WhereArguments& where) {
   if (const auto reason = beyond_counting(graph, training)) throw ConfigError(*reason);
   const int devices = cluster.devices();
   std::vector<std::string> given;
   std::int64_t product = 1;
-  for (const auto& [option, degree] : {std::pair{"dp", layout.dp}, std::pair{"tp", layout.tp}, std::pair{"pp", layout.pp}})
+  for (const auto& [option, degree] :
+       {std::pair{"dp", layout.dp}, std::pair{"tp", layout.tp}, std::pair{"pp", layout.pp}})
     if (degree) {
       given.push_back(fmt::format("{} {}", option, *degree));
       product *= *degree;
     }
   if (product > devices)
-    throw ConfigError(fmt::format("the layout needs {} devices ({}); the cluster has {}; lower a degree, or give more with --devices or --nodes", product, join(given, " x "), devices));
+    throw ConfigError(fmt::format(
+        "the layout needs {} devices ({}); the cluster has {}; lower a degree, or give more with --devices or --nodes",
+        product, join(given, " x "), devices));
   if (given.size() == 3 && where.options.devices && product != devices)
-    throw ConfigError(fmt::format("the layout takes {} devices ({}), and --devices asks for {}; make them equal, or leave one part out", product, join(given, " x "), devices));
+    throw ConfigError(fmt::format(
+        "the layout takes {} devices ({}), and --devices asks for {}; make them equal, or leave one part out", product,
+        join(given, " x "), devices));
   ParallelSpec spec;
   spec.mesh.degree = {layout.pp.value_or(1), layout.dp.value_or(1), layout.tp.value_or(1)};
   spec.micro_batch = layout.micro_batch.value_or(1);
@@ -180,14 +202,17 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
 
 ReportInputs report_inputs(const Inputs& inputs) {
   return {.version = version(),
-          .model = {.name = inputs.model.spec.name, .parameters = parameter_count(inputs.graph), .flops_per_sample = model_flops_per_sample(inputs.graph)},
+          .model = {.name = inputs.model.spec.name,
+                    .parameters = parameter_count(inputs.graph),
+                    .flops_per_sample = model_flops_per_sample(inputs.graph)},
           .cluster = inputs.cluster,
           .training = inputs.training,
           .defaults = inputs.defaults};
 }
 
 ReportInputs report_inputs(const Plan& plan) {
-  return {.version = version(), .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}};
+  return {
+      .version = version(), .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}};
 }
 
 std::string describe_inputs(const ReportInputs& inputs) {
@@ -199,15 +224,17 @@ std::string describe_inputs(const ReportInputs& inputs) {
   std::string text = fmt::format("model     {}: {} parameters\n", inputs.model.name, inputs.model.parameters);
   const std::string measured = cluster.measured_on ? ", measured " + *cluster.measured_on : "";
   if (cluster.groups.size() == 1) {
-    text += fmt::format("cluster   {}: {} x {}, {} node{} of {}{}\n", cluster.name, cluster.devices(), device_name(cluster), cluster.nodes(), cluster.nodes() == 1 ? "" : "s",
+    text += fmt::format("cluster   {}: {} x {}, {} node{} of {}{}\n", cluster.name, cluster.devices(),
+                        device_name(cluster), cluster.nodes(), cluster.nodes() == 1 ? "" : "s",
                         cluster.groups.front().devices_per_node(), measured);
   } else {
-    text += fmt::format("cluster   {}: {} devices, {}{}\n", cluster.name, cluster.devices(), describe_groups(cluster), measured);
+    text += fmt::format("cluster   {}: {} devices, {}{}\n", cluster.name, cluster.devices(), describe_groups(cluster),
+                        measured);
   }
   text += fmt::format("training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
                       marked(fmt::format("{}", training.global_batch), "global_batch"),
-                      marked(fmt::format("{}", training.sequence_length), "sequence_length"), marked(name(training.precision), "precision"),
-                      marked(name(training.optimizer), "optimizer"));
+                      marked(fmt::format("{}", training.sequence_length), "sequence_length"),
+                      marked(name(training.precision), "precision"), marked(name(training.optimizer), "optimizer"));
   return text;
 }
 
@@ -225,7 +252,8 @@ void write_outputs(const OutputArguments& output, Terminal& terminal, const Json
   write_json_and_csv(output, terminal, json, [&] { return write_csv(rows); });
 }
 
-void write_json_and_csv(const OutputArguments& output, Terminal& terminal, const Json& json, const std::function<std::string()>& csv) {
+void write_json_and_csv(const OutputArguments& output, Terminal& terminal, const Json& json,
+                        const std::function<std::string()>& csv) {
   const auto write = [&](const std::optional<std::string>& where, const auto& text) {
     if (where) write_said(*where, text(), terminal, !output.quiet);
   };

@@ -31,7 +31,8 @@ void refuse_unknown_placements(const Placements& placed, const Placements& found
     const auto entry = found.tensor_axis.find(parameter);
     const Placement given = entry == found.tensor_axis.end() ? replicate() : entry->second;
     if (given != placement)
-      throw ConfigError({path}, fmt::format("placements: '{}' is {} over tp; the plan's techniques place it as {}, and only that can be carried out; write it so",
+      throw ConfigError({path}, fmt::format("placements: '{}' is {} over tp; the plan's techniques place it as {}, and "
+                                            "only that can be carried out; write it so",
                                             parameter, write_placement(given), write_placement(placement)));
   }
   for (const auto& [parameter, placement] : found.tensor_axis)
@@ -43,21 +44,28 @@ void refuse_unknown_placements(const Placements& placed, const Placements& found
 
 LoadedPlan load_plan(const std::string& path) {
   if (!std::filesystem::exists(path) && std::filesystem::path(path).extension().empty())
-    throw ConfigError(fmt::format("there is no file '{}'; a plan is wanted, such as parplan suggest {} -o plan.yaml writes", path, path));
+    throw ConfigError(fmt::format(
+        "there is no file '{}'; a plan is wanted, such as parplan suggest {} -o plan.yaml writes", path, path));
   return load_plan(read_file(path), path);
 }
 
 LoadedPlan load_plan(const std::string& text, const std::string& path) {
   if (text.find("parplan.plan/") == std::string::npos)  // its schema, somewhere
-    throw ConfigError({path}, "this is no plan: it has no 'schema: parplan.plan/1'; make one with parplan suggest MODEL -o plan.yaml");
+    throw ConfigError(
+        {path},
+        "this is no plan: it has no 'schema: parplan.plan/1'; make one with parplan suggest MODEL -o plan.yaml");
   LoadedPlan loaded{.plan = read_plan(text, path), .graph = {}};
   const Plan& plan = loaded.plan;
   loaded.graph = build_graph(read_model(plan.model_text, path + " (model)").spec, plan.training.sequence_length);
   if (parameter_count(loaded.graph) != plan.model.parameters)
-    throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}; plan again instead of changing the model in a plan", parameter_count(loaded.graph), plan.model.parameters));
+    throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}; plan again "
+                                          "instead of changing the model in a plan",
+                                          parameter_count(loaded.graph), plan.model.parameters));
   const Flops flops = model_flops_per_sample(loaded.graph);
   if (std::abs(plan.model.flops_per_sample.value - flops.value) > 1e-9 * flops.value)
-    throw ConfigError({path}, fmt::format("the plan's model takes {} FLOPs a sample, and its summary says {} (flops_per_sample); plan again instead of changing it in a plan", flops.value, plan.model.flops_per_sample.value));
+    throw ConfigError({path}, fmt::format("the plan's model takes {} FLOPs a sample, and its summary says {} "
+                                          "(flops_per_sample); plan again instead of changing it in a plan",
+                                          flops.value, plan.model.flops_per_sample.value));
   if (const auto reason = beyond_counting(loaded.graph, plan.training)) throw ConfigError({path}, *reason);
   if (const auto reason = illegal(loaded.graph, plan.training, plan.spec)) throw ConfigError({path}, *reason);
   refuse_unknown_placements(place(loaded.graph, plan.spec), plan.placements, path);

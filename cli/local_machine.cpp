@@ -50,9 +50,9 @@ std::uint32_t hash_of(const std::string& text) {
   return hash;
 }
 
-// How a group of threads moves data, in the terms of planner/cost/direct.cpp: an all-reduce of S bytes over n ranks takes
-// 2 (hop + (n - 1) / n * S / bandwidth). The hop is read off the smallest buffer; the bandwidth is the geometric mean over
-// buffers of the sizes that training moves.
+// How a group of threads moves data, in the terms of planner/cost/direct.cpp: an all-reduce of S
+// bytes over n ranks takes 2 (hop + (n - 1) / n * S / bandwidth). The hop is read off the smallest
+// buffer; the bandwidth is the geometric mean over buffers of the sizes that training moves.
 struct LinkFit {
   Seconds hop;
   BytesPerSecond bandwidth;
@@ -112,11 +112,13 @@ std::string today() {
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  int cores =
+      sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   std::istringstream limit(first_line("/sys/fs/cgroup/cpu.max"));  // "200000 100000" or "max 100000"
   double quota = 0.0;
   double period = 0.0;
-  if (limit >> quota >> period && quota > 0.0 && period > 0.0) cores = std::min(cores, static_cast<int>(std::ceil(quota / period)));
+  if (limit >> quota >> period && quota > 0.0 && period > 0.0)
+    cores = std::min(cores, static_cast<int>(std::ceil(quota / period)));
   return std::max(cores, 1);
 }
 
@@ -131,7 +133,9 @@ std::filesystem::path local_machine_file() {
     if (folder.empty()) return {};
     folder /= ".cache";
   }
-  return folder / "parplan" / fmt::format("machine-{:08x}.yaml", hash_of(fmt::format("{}|{}|{}", processor_name(), usable_cores(), version())));
+  return folder / "parplan" /
+         fmt::format("machine-{:08x}.yaml",
+                     hash_of(fmt::format("{}|{}|{}", processor_name(), usable_cores(), version())));
 }
 
 Cluster probe_local_machine() {
@@ -140,7 +144,8 @@ Cluster probe_local_machine() {
   cluster.name = "this-machine";
   cluster.groups.front().nodes = 1;
   cluster.measured_on = fmt::format("{} on {}", today(), host_name());
-  cluster.sources.push_back(fmt::format("parplan {}: probe of {} threads, kernels for {}", version(), cores, chosen_cpu_instruction_set()));
+  cluster.sources.push_back(
+      fmt::format("parplan {}: probe of {} threads, kernels for {}", version(), cores, chosen_cpu_instruction_set()));
 
   DeviceKind& device = cluster.groups.front().device;
   device.name = "cpu-core";
@@ -151,9 +156,18 @@ Cluster probe_local_machine() {
   device.kernel_launch = rounded(measure_kernel_launch());
   for (const int active : counts_to_measure(cores)) {
     const MeasuredRates rates = measure_rates(active);
-    device.rates.push_back({.active = active, .matrix_fp32 = rounded(rates.matrix), .matrix_half = {}, .vector = rounded(rates.vector), .memory = rounded(rates.memory)});
+    device.rates.push_back({.active = active,
+                            .matrix_fp32 = rounded(rates.matrix),
+                            .matrix_half = {},
+                            .vector = rounded(rates.vector),
+                            .memory = rounded(rates.memory)});
   }
-  NodeLayout layout{.name = "this-machine", .devices = cores, .intra = Intra::memory, .bandwidth = device.rates.front().memory, .latency = Seconds(0.0), .nics = {}};
+  NodeLayout layout{.name = "this-machine",
+                    .devices = cores,
+                    .intra = Intra::memory,
+                    .bandwidth = device.rates.front().memory,
+                    .latency = Seconds(0.0),
+                    .nics = {}};
   if (cores > 1) {
     const LinkFit fit = fit_link(measure_all_reduce(cores), cores);
     layout.bandwidth = rounded(fit.bandwidth);
@@ -165,8 +179,9 @@ Cluster probe_local_machine() {
 
 namespace {
 
-// Threads of other programs that run or wait for a core, as long as they are looked at (a tenth of a second); the load
-// average would still count a build that is over. 0 where the system does not say.
+// Threads of other programs that run or wait for a core, as long as they are looked at (a tenth of
+// a second); the load average would still count a build that is over. 0 where the system does not
+// say.
 int others_at_work() {
   int least = std::numeric_limits<int>::max();
   for (int sample = 0; sample < 5; ++sample) {
@@ -198,7 +213,10 @@ Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::
   const int busy = others_at_work();
   Cluster cluster = probe_local_machine();
   if (busy > 0)
-    say(fmt::format("note: other programs were at work ({} running), so the numbers are low; measure again when it is quiet: --measure-again", busy));
+    say(
+        fmt::format("note: other programs were at work ({} running), so the numbers are low; measure again when it is "
+                    "quiet: --measure-again",
+                    busy));
   // Cached or not, the next command sees these very numbers.
   cluster = read_cluster(YamlNode::parse(write_cluster(cluster), "this machine"));
   if (file.empty()) {

@@ -11,17 +11,19 @@
 
 namespace {
 
-// A descriptor that was closed (`>&-`) would be the next file's, and what is said would go into that file. Opened the wrong way round, it gives the
-// error that a closed one gives.
+// A descriptor that was closed (`>&-`) would be the next file's, and what is said would go into
+// that file. Opened the wrong way round, it gives the error that a closed one gives.
 void occupy_closed_descriptors() {
   constexpr std::array ways = {O_WRONLY, O_RDONLY, O_RDONLY};  // of standard input, output and error
   for (int descriptor = 0; descriptor < static_cast<int>(ways.size()); ++descriptor)
-    if (fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) [[maybe_unused]] const int opened = open("/dev/null", ways[static_cast<std::size_t>(descriptor)]);
+    if (fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) [[maybe_unused]]
+      const int opened = open("/dev/null", ways[descriptor]);
 }
 
 }  // namespace
 
 int main(int count, char** words) {
   occupy_closed_descriptors();
-  return parplan::run_command_line(std::vector<std::string>(words + (count > 0 ? 1 : 0), words + count), std::cout, std::cerr);
+  return parplan::run_command_line(std::vector<std::string>(words + (count > 0 ? 1 : 0), words + count), std::cout,
+                                   std::cerr);
 }

@@ -8,7 +8,9 @@
 namespace parplan {
 
 Progress::Progress(Terminal& terminal, Talk talk, std::chrono::milliseconds patience)
-    : terminal_(terminal), shown_at_all_(terminal.watched && talk == Talk::wanted), next_(std::chrono::steady_clock::now() + patience) {}
+    : terminal_(terminal),
+      shown_at_all_(terminal.watched && talk == Talk::wanted),
+      next_(std::chrono::steady_clock::now() + patience) {}
 
 void Progress::show(const std::string& text) {
   if (!shown_at_all_) return;

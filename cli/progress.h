@@ -9,8 +9,9 @@ namespace parplan {
 
 enum class Talk { wanted, quiet };
 
-// How far long work is: one line of standard error that is written over. Only where a person watches and talk is wanted, only once the work
-// takes longer than `patience`, at most ten times a second, and gone when it is done (or thrown out of).
+// How far long work is: one line of standard error that is written over. Only where a person
+// watches and talk is wanted, only once the work takes longer than `patience`, at most ten times a
+// second, and gone when it is done (or thrown out of).
 class Progress {
  public:
   Progress(Terminal& terminal, Talk talk, std::chrono::milliseconds patience = std::chrono::seconds(1));

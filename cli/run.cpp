@@ -37,7 +37,8 @@ struct RunArguments {
 
 // What a child process is told: the same, but for what only the parent does.
 std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
-  std::vector<std::string> list{"run", arguments.plan, "--steps", fmt::format("{}", arguments.steps), "--backend", arguments.backend};
+  std::vector<std::string> list{"run",       arguments.plan,   "--steps", fmt::format("{}", arguments.steps),
+                                "--backend", arguments.backend};
   const auto add = [&](const char* option, const std::string& value) {
     if (!value.empty()) list.insert(list.end(), {option, value});
   };
@@ -58,16 +59,26 @@ bool waits_after_kernels() {
 void check_backend(const std::string& wanted, const Plan& plan) {
   const BackendKind backend = plan.cluster.backend();
   if (wanted == "auto" || wanted == name(backend)) return;
-  throw ConfigError(fmt::format("--backend {}: the plan is for {} ({}); its memory and its kernels are that backend's: plan again with a cluster of {} devices", wanted,
-                                device_title(plan.cluster), name(backend),
-                                wanted == "cpu" ? "CPU" : is_accelerator(backend) ? "CUDA" : "GPU"));
+  throw ConfigError(
+      fmt::format("--backend {}: the plan is for {} ({}); its memory and its kernels are that backend's: plan again "
+                  "with a cluster of {} devices",
+                  wanted, device_title(plan.cluster), name(backend),
+                  wanted == "cpu"           ? "CPU"
+                  : is_accelerator(backend) ? "CUDA"
+                                            : "GPU"));
 }
 
-// What each instruction of the measured rank took, beside what the cost model of its stage says of the same Program.
+// What each instruction of the measured rank took, beside what the cost model of its stage says of
+// the same Program.
 std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const RunReport& report) {
   const Plan& plan = loaded.plan;
-  const Job job{.graph = &loaded.graph, .training = plan.training, .spec = plan.spec, .placements = plan.placements, .schedule = plan.schedule,
-                .backend = plan.cluster.backend(), .overhead = memory_overhead(plan.cluster)};
+  const Job job{.graph = &loaded.graph,
+                .training = plan.training,
+                .spec = plan.spec,
+                .placements = plan.placements,
+                .schedule = plan.schedule,
+                .backend = plan.cluster.backend(),
+                .overhead = memory_overhead(plan.cluster)};
   const Program program = lower(job, report.measured_rank);
   const CostModel model = cost_model(plan.cluster, plan.spec.mesh, program.stage);
   std::vector<InstructionTimes> joined;
@@ -75,7 +86,9 @@ std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const 
   for (const Segment& segment : program.segments)
     for (const Instruction& instruction : segment.instructions) {
       if (measured == report.instructions.end()) return joined;  // no step was run
-      joined.push_back({.segment = measured->segment, .instruction = measured->instruction, .runs_per_step = measured->runs_per_step,
+      joined.push_back({.segment = measured->segment,
+                        .instruction = measured->instruction,
+                        .runs_per_step = measured->runs_per_step,
                         .predicted = duration(instruction, model) * static_cast<double>(measured->runs_per_step),
                         .measured = Seconds(measured->measured_s)});
       ++measured;
@@ -96,7 +109,9 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
     load(true);
     ChildrenOptions children;
     children.processes = static_cast<int>(arguments.processes);
-    children.on_line = [&](int process, std::string_view line) { fmt::print(terminal.err, "[rank {}] {}\n", process, line); };
+    children.on_line = [&](int process, std::string_view line) {
+      fmt::print(terminal.err, "[rank {}] {}\n", process, line);
+    };
     return run_children(arguments_of_child(arguments), children);
   }
   const std::unique_ptr<Rendezvous> rendezvous = find_rendezvous();
@@ -110,11 +125,13 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   RunOptions options;
   options.steps = arguments.steps;
   options.data = arguments.data.empty() ? default_text().string() : arguments.data;
-  options.world = {.share_gpu = arguments.share_gpu, .gpu = {.deterministic = arguments.deterministic, .synchronous = waits_after_kernels()}};
+  options.world = {.share_gpu = arguments.share_gpu,
+                   .gpu = {.deterministic = arguments.deterministic, .synchronous = waits_after_kernels()}};
   if (talks)
     options.on_start = [&] {
-      fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)), layout_text(plan.spec), plan.spec.mesh.size(),
-                 plan.spec.mesh.size() == 1 ? "" : "s", options.data, arguments.data.empty() ? " (default)" : "");
+      fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)),
+                 layout_text(plan.spec), plan.spec.mesh.size(), plan.spec.mesh.size() == 1 ? "" : "s", options.data,
+                 arguments.data.empty() ? " (default)" : "");
     };
   if (reports)
     options.on_step = [&](std::int64_t step, double loss, double step_time_s) {
@@ -122,12 +139,15 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
       report.flush();
     };
   if (talks && plan.cluster.backend() == BackendKind::cpu && plan.spec.mesh.size() > usable_cores())
-    fmt::print(terminal.err, "note: {} ranks share the {} usable cores of this machine; the prediction gives each a core\n", plan.spec.mesh.size(), usable_cores());
+    fmt::print(terminal.err,
+               "note: {} ranks share the {} usable cores of this machine; the prediction gives each a core\n",
+               plan.spec.mesh.size(), usable_cores());
 
   RunReport result = run_plan(loaded.graph, plan, options, *rendezvous);
   if (!speaks) return exit_done;
   if (talks && !result.not_recorded.empty())
-    fmt::print(terminal.err, "note: work that repeats was submitted each time instead of being replayed: {}\n", result.not_recorded);
+    fmt::print(terminal.err, "note: work that repeats was submitted each time instead of being replayed: {}\n",
+               result.not_recorded);
   const RunComparison comparison{.measured = result.measured,
                                  .loss = result.loss,
                                  .step_times_s = result.step_times_s,
@@ -151,20 +171,26 @@ CommandBody declare_run(CLI::App& app) {
   const auto arguments = std::make_shared<RunArguments>();
   add_subject(app, arguments->plan, "PLAN", "a plan.yaml that suggest or simulate wrote");
   app.add_option_function<std::string>(
-         "--steps", [arguments](const std::string& text) { arguments->steps = parse_whole("--steps", text, 1, 1'000'000'000); },
+         "--steps",
+         [arguments](const std::string& text) { arguments->steps = parse_whole("--steps", text, 1, 1'000'000'000); },
          "optimizer steps to run (default: 20)")
       ->type_name("N");
-  app.add_option("--data", arguments->data, "a text file, read as bytes, or tokens in llm.c's layout (default: a text that comes with parplan)")->type_name("FILE");
+  app.add_option("--data", arguments->data,
+                 "a text file, read as bytes, or tokens in llm.c's layout (default: a text that comes with parplan)")
+      ->type_name("FILE");
   app.add_option_function<std::string>(
          "--backend",
          [arguments](const std::string& text) { parse_choice("--backend", text, {"auto", "cpu", "cuda"});
            arguments->backend = text; },
          "what carries out the kernels (default: auto, the plan's)")
       ->type_name("auto|cpu|cuda");
-  app.add_flag("--share-gpu", arguments->share_gpu, "all ranks as threads on one GPU, to try a plan out where there are fewer GPUs than ranks");
-  app.add_flag("--deterministic", arguments->deterministic, "the same bits in every run on the same GPU (CPUs always give them)");
+  app.add_flag("--share-gpu", arguments->share_gpu,
+               "all ranks as threads on one GPU, to try a plan out where there are fewer GPUs than ranks");
+  app.add_flag("--deterministic", arguments->deterministic,
+               "the same bits in every run on the same GPU (CPUs always give them)");
   app.add_option_function<std::string>(
-         "--processes", [arguments](const std::string& text) { arguments->processes = parse_whole("--processes", text, 1, 100'000); },
+         "--processes",
+         [arguments](const std::string& text) { arguments->processes = parse_whole("--processes", text, 1, 100'000); },
          "start this many processes of this machine, one a rank (default: 1, whose threads are the ranks)")
       ->type_name("N");
   add_output(app, arguments->output, CsvOutput::absent);

@@ -28,13 +28,15 @@ struct SimulateArguments {
 // A plan is simulated as it stands; only the cluster may be another one.
 Plan simulate_file(const SimulateArguments& arguments, Terminal& terminal, std::string* trace) {
   if (!(arguments.layout == LayoutRequest{}) || !(arguments.what == WhatArguments{}))
-    throw ConfigError(fmt::format("{} is a plan: it fixes layout and training; give the model instead to choose them", arguments.subject));
+    throw ConfigError(fmt::format("{} is a plan: it fixes layout and training; give the model instead to choose them",
+                                  arguments.subject));
   LoadedPlan loaded = load_plan(arguments.subject);
   if (is_given(arguments.where)) {
     loaded.plan.cluster = resolve_cluster(arguments.where, terminal, arguments.output);
     if (loaded.plan.spec.mesh.size() > loaded.plan.cluster.devices())
-      throw ConfigError(fmt::format("the plan takes {} devices; cluster '{}' has {}; give more with --devices or --nodes", loaded.plan.spec.mesh.size(), loaded.plan.cluster.name,
-                                    loaded.plan.cluster.devices()));
+      throw ConfigError(
+          fmt::format("the plan takes {} devices; cluster '{}' has {}; give more with --devices or --nodes",
+                      loaded.plan.spec.mesh.size(), loaded.plan.cluster.name, loaded.plan.cluster.devices()));
   }
   set_price(loaded.plan.cluster, arguments.where.price);
   loaded.plan.alternatives.clear();
@@ -54,7 +56,8 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     plan = simulate_file(arguments, terminal, wanted_trace);
     reported = report_inputs(plan);
   } else {
-    const Inputs inputs = resolve_inputs(arguments.subject, arguments.where, arguments.what, terminal, arguments.output);
+    const Inputs inputs =
+        resolve_inputs(arguments.subject, arguments.where, arguments.what, terminal, arguments.output);
     check_layout(inputs, arguments.layout, arguments.where);
     plan = simulate_layout(request_of(inputs, arguments.layout), wanted_trace);
     // Whether fewer devices are the better choice was not asked.
@@ -71,10 +74,13 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
   }
   write_outputs(arguments.output, terminal, suggest_json(reported, plan.search, &plan, {}), rows);
   if (wanted_trace != nullptr) write_said(arguments.trace, trace, terminal, !arguments.output.quiet);
-  if (!arguments.plan_file.empty()) write_said(arguments.plan_file, write_plan(plan), terminal, !arguments.output.quiet);
+  if (!arguments.plan_file.empty())
+    write_said(arguments.plan_file, write_plan(plan), terminal, !arguments.output.quiet);
   if (plan.prediction.memory.peak() > memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage))
-    fmt::print(terminal.err, "warning: the plan does not fit: it needs {} of memory on its worst rank, and a device has {}\n",
-               format_bytes(plan.prediction.memory.peak()), format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage)));
+    fmt::print(terminal.err,
+               "warning: the plan does not fit: it needs {} of memory on its worst rank, and a device has {}\n",
+               format_bytes(plan.prediction.memory.peak()),
+               format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage)));
   return exit_done;
 }
 
@@ -82,12 +88,18 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
 
 CommandBody declare_simulate(CLI::App& app) {
   const auto arguments = std::make_shared<SimulateArguments>();
-  add_subject(app, arguments->subject, "MODEL|PLAN", "a model.yaml, a Hugging Face config.json, a name of the zoo, or a plan.yaml");
+  add_subject(app, arguments->subject, "MODEL|PLAN",
+              "a model.yaml, a Hugging Face config.json, a name of the zoo, or a plan.yaml");
   add_where(app, arguments->where);
   add_what(app, arguments->what);
   add_layout(app, arguments->layout);
-  app.add_option("-o,--output", arguments->plan_file, "write the plan to this file, or to standard output with -")->type_name("PLAN.yaml")->group("Output");
-  app.add_option("--trace", arguments->trace, "write a Chrome trace, which ui.perfetto.dev opens, to a file, or to standard output with -")->type_name("FILE")->group("Output");
+  app.add_option("-o,--output", arguments->plan_file, "write the plan to this file, or to standard output with -")
+      ->type_name("PLAN.yaml")
+      ->group("Output");
+  app.add_option("--trace", arguments->trace,
+                 "write a Chrome trace, which ui.perfetto.dev opens, to a file, or to standard output with -")
+      ->type_name("FILE")
+      ->group("Output");
   add_output(app, arguments->output, CsvOutput::offered);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

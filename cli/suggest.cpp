@@ -35,14 +35,15 @@ struct SuggestArguments {
 
 std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
   if (result.counts.candidates == 0) return "no feasible plan: the batch, the model and the devices allow no layout\n";
-  std::string text = fmt::format("no feasible plan: of {} candidates none fits in {} of memory a device\n", result.counts.candidates,
-                                 device_memory(cluster));
+  std::string text = fmt::format("no feasible plan: of {} candidates none fits in {} of memory a device\n",
+                                 result.counts.candidates, device_memory(cluster));
   for (const Remedy& remedy : result.remedies) text += fmt::format("what would make it fit: {}\n", describe(remedy));
   return text;
 }
 
 // The named cluster with another number of devices, where it has as many.
-std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Terminal& terminal, const OutputArguments& output) {
+std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Terminal& terminal,
+                                       const OutputArguments& output) {
   where.options.devices = devices;
   where.options.nodes.reset();
   try {
@@ -53,7 +54,8 @@ std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Termin
 }
 
 int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
-  check_output(arguments.output, {{"--output", arguments.plan_file}}, {{"MODEL", arguments.model}, {"--cluster", arguments.where.cluster.value_or("")}});
+  check_output(arguments.output, {{"--output", arguments.plan_file}},
+               {{"MODEL", arguments.model}, {"--cluster", arguments.where.cluster.value_or("")}});
   const bool talks = !arguments.output.quiet;
   Inputs inputs = resolve_inputs(arguments.model, arguments.where, arguments.what, terminal, arguments.output);
   if (arguments.limits.memory) limit_memory(inputs.cluster, *arguments.limits.memory, terminal, arguments.output);
@@ -66,22 +68,31 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   request.options.objective = arguments.limits.objective.value_or(Objective::time);
   // For what would make it fit.
   request.graph_of_length = [&](std::int64_t length) { return build_graph(inputs.model.spec, length); };
-  if (arguments.where.cluster) request.cluster_of = [&](int devices) { return same_cluster_of(arguments.where, devices, terminal, arguments.output); };
+  if (arguments.where.cluster)
+    request.cluster_of = [&](int devices) {
+      return same_cluster_of(arguments.where, devices, terminal, arguments.output);
+    };
   Progress progress(terminal, talks ? Talk::wanted : Talk::quiet);
-  request.options.progress = [&](std::int64_t done, std::int64_t of) { progress.show(fmt::format("simulated {} of at most {} candidates", done, of)); };
+  request.options.progress = [&](std::int64_t done, std::int64_t of) {
+    progress.show(fmt::format("simulated {} of at most {} candidates", done, of));
+  };
   SuggestResult result = suggest(request);
   progress.clear();
 
   if (result.counts.candidates == 0 && !(arguments.layout == LayoutRequest{}))
-    throw ConfigError(fmt::format("no layout of up to {} devices has the parts that are given; leave some of them to the search", inputs.cluster.devices()));
+    throw ConfigError(
+        fmt::format("no layout of up to {} devices has the parts that are given; leave some of them to the search",
+                    inputs.cluster.devices()));
 
   const ReportInputs reported = report_inputs(inputs);
   std::vector<Json> rows;
   if (result.plan)
-    for (int rank = 1; rank <= static_cast<int>(result.plan->alternatives.size()) + 1; ++rank) rows.push_back(row(subject_of(*result.plan, rank)));
+    for (int rank = 1; rank <= static_cast<int>(result.plan->alternatives.size()) + 1; ++rank)
+      rows.push_back(row(subject_of(*result.plan, rank)));
   const bool writes_plan_out = arguments.plan_file == "-";
   const std::string plan_file = arguments.plan_file.empty() || writes_plan_out ? "plan.yaml" : arguments.plan_file;
-  const Json json = suggest_json(reported, result.counts, result.plan ? &*result.plan : nullptr, result.remedies, plan_file);
+  const Json json =
+      suggest_json(reported, result.counts, result.plan ? &*result.plan : nullptr, result.remedies, plan_file);
 
   if (arguments.output.shows_table() && !writes_plan_out) {
     fmt::print(terminal.out, "{}", describe_inputs(reported));
@@ -90,8 +101,11 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
       for (const std::string& note : result.plan->notes) fmt::print(terminal.out, "note: {}\n", note);
       const LaunchLine line = launch_line(*result.plan, plan_file);
       const bool to_be_written = arguments.plan_file.empty() && !line.commands.empty();
-      fmt::print(terminal.out, "\n{}{}", to_be_written ? fmt::format("write     it with -o {}, and then\n", plan_file) : "", write_launch_line(line));
-      fmt::print(terminal.out, "\n{}", arguments.output.verbose ? explain(*result.plan) : explain_briefly(*result.plan));
+      fmt::print(terminal.out, "\n{}{}",
+                 to_be_written ? fmt::format("write     it with -o {}, and then\n", plan_file) : "",
+                 write_launch_line(line));
+      fmt::print(terminal.out, "\n{}",
+                 arguments.output.verbose ? explain(*result.plan) : explain_briefly(*result.plan));
     }
   } else if (talks) {
     fmt::print(terminal.err, "{}", describe_inputs(reported));
@@ -114,9 +128,14 @@ CommandBody declare_suggest(CLI::App& app) {
   add_what(app, arguments->what);
   add_limits(app, arguments->limits);
   add_layout(app, arguments->layout);
-  app.add_option("-o,--output", arguments->plan_file, "write the best plan to this file, or to standard output with -")->type_name("PLAN.yaml")->group("Output");
+  app.add_option("-o,--output", arguments->plan_file, "write the best plan to this file, or to standard output with -")
+      ->type_name("PLAN.yaml")
+      ->group("Output");
   app.add_option_function<std::string>(
-         "--top", [arguments](const std::string& text) { arguments->top = static_cast<int>(parse_whole("--top", text, 1, 1000)); },
+         "--top",
+         [arguments](const std::string& text) {
+           arguments->top = static_cast<int>(parse_whole("--top", text, 1, 1000));
+         },
          "how many plans to rank (default: 10)")
       ->type_name("N")
       ->group("Output");

@@ -57,7 +57,8 @@ struct SweptCluster {
 };
 
 std::string words_of(const SweepPoint& point) {
-  return fmt::format("{} device{} of {}, batch {}, sequence length {}", point.cluster.devices(), point.cluster.devices() == 1 ? "" : "s", point.cluster.name, point.training.global_batch,
+  return fmt::format("{} device{} of {}, batch {}, sequence length {}", point.cluster.devices(),
+                     point.cluster.devices() == 1 ? "" : "s", point.cluster.name, point.training.global_batch,
                      point.training.sequence_length);
 }
 
@@ -65,7 +66,8 @@ std::vector<std::int64_t> parse_numbers(const std::string& option, const std::st
   std::vector<std::int64_t> numbers;
   for (const std::string& word : parse_list(option, text)) {
     const std::int64_t number = parse_whole(option, word, 1, largest);
-    if (std::ranges::find(numbers, number) != numbers.end()) throw ConfigError(fmt::format("{}: {} is listed twice; name each once", option, number));
+    if (std::ranges::find(numbers, number) != numbers.end())
+      throw ConfigError(fmt::format("{}: {} is listed twice; name each once", option, number));
     numbers.push_back(number);
   }
   return numbers;
@@ -74,7 +76,8 @@ std::vector<std::int64_t> parse_numbers(const std::string& option, const std::st
 std::vector<GivenPrice> parse_prices(const std::string& option, const std::string& text) {
   std::vector<GivenPrice> prices;
   const std::string first = text.substr(0, text.find(','));
-  if (first.size() < text.size() && first.find_first_not_of("0123456789. ") == std::string::npos) parse_price_of(option, text);  // a decimal comma, and the message says so
+  if (first.size() < text.size() && first.find_first_not_of("0123456789. ") == std::string::npos)
+    parse_price_of(option, text);  // a decimal comma, and the message says so
   for (const std::string& word : parse_list(option, text)) {
     const std::size_t sign = word.rfind('=');
     GivenPrice& given = prices.emplace_back();
@@ -82,7 +85,8 @@ std::vector<GivenPrice> parse_prices(const std::string& option, const std::strin
     given.price = parse_price_of(option, sign == std::string::npos ? word : word.substr(sign + 1));
     for (std::size_t other = 0; other + 1 < prices.size(); ++other)
       if (prices[other].cluster == given.cluster)
-        throw ConfigError(fmt::format("{}: {} has two prices; give one", option, given.cluster ? fmt::format("cluster '{}'", *given.cluster) : "every cluster"));
+        throw ConfigError(fmt::format("{}: {} has two prices; give one", option,
+                                      given.cluster ? fmt::format("cluster '{}'", *given.cluster) : "every cluster"));
   }
   return prices;
 }
@@ -100,10 +104,12 @@ std::optional<Price> price_of(const SweepArguments& arguments, const std::option
 std::vector<SweptCluster> resolve_clusters(const SweepArguments& arguments, Terminal& terminal) {
   for (const GivenPrice& given : arguments.prices)
     if (given.cluster && std::ranges::find(arguments.clusters, *given.cluster) == arguments.clusters.end())
-      throw ConfigError(arguments.clusters.empty()
-                            ? fmt::format("--price: '{}' is not swept over, for no --cluster is given; leave the name out", *given.cluster)
-                            : fmt::format("--price: '{}' is not among --cluster {}{}", *given.cluster, join(arguments.clusters, ","),
-                                          did_you_mean(*given.cluster, arguments.clusters)));
+      throw ConfigError(
+          arguments.clusters.empty()
+              ? fmt::format("--price: '{}' is not swept over, for no --cluster is given; leave the name out",
+                            *given.cluster)
+              : fmt::format("--price: '{}' is not among --cluster {}{}", *given.cluster, join(arguments.clusters, ","),
+                            did_you_mean(*given.cluster, arguments.clusters)));
   // One pass where nothing is listed.
   std::vector<std::optional<std::string>> clusters(arguments.clusters.begin(), arguments.clusters.end());
   std::vector<std::optional<std::string>> kinds(arguments.device_kinds.begin(), arguments.device_kinds.end());
@@ -126,8 +132,11 @@ std::vector<SweptCluster> resolve_clusters(const SweepArguments& arguments, Term
       // Rows tell clusters apart by name and device.
       const Cluster& here = all.sizes.front();
       for (std::size_t other = 0; other + 1 < swept.size(); ++other)
-        if (const Cluster& there = swept[other].sizes.front(); there.name == here.name && device_name(there) == device_name(here))
-          throw ConfigError(fmt::format("--cluster: two clusters are named '{}' and have the same devices; give one of them another 'name'", here.name));
+        if (const Cluster& there = swept[other].sizes.front();
+            there.name == here.name && device_name(there) == device_name(here))
+          throw ConfigError(fmt::format(
+              "--cluster: two clusters are named '{}' and have the same devices; give one of them another 'name'",
+              here.name));
     }
   }
   return swept;
@@ -141,14 +150,16 @@ void check_currencies(const std::vector<SweptCluster>& swept) {
       if (!currency(cluster)) continue;
       if (first == nullptr) first = &cluster;
       else if (currency(*first) != currency(cluster))
-        throw ConfigError(fmt::format("cluster '{}' is priced in {} and '{}' in {}, and currencies cannot be compared; give prices in one with --price NAME=PRICE,...",
-                                      first->name, *currency(*first), cluster.name, *currency(cluster)));
+        throw ConfigError(
+            fmt::format("cluster '{}' is priced in {} and '{}' in {}, and currencies cannot be compared; give prices "
+                        "in one with --price NAME=PRICE,...",
+                        first->name, *currency(*first), cluster.name, *currency(cluster)));
     }
 }
 
 // What is swept over, the sizes of a cluster next to each other; nothing is planned yet.
-std::vector<SweepPoint> points_of(const SweepArguments& arguments, const std::vector<SweptCluster>& swept, const ModelFile& model,
-                                  std::vector<std::string>& defaults) {
+std::vector<SweepPoint> points_of(const SweepArguments& arguments, const std::vector<SweptCluster>& swept,
+                                  const ModelFile& model, std::vector<std::string>& defaults) {
   std::vector<std::optional<std::int64_t>> batches(arguments.batches.begin(), arguments.batches.end());
   std::vector<std::optional<std::int64_t>> sequences(arguments.sequences.begin(), arguments.sequences.end());
   if (batches.empty()) batches.emplace_back();
@@ -160,8 +171,10 @@ std::vector<SweepPoint> points_of(const SweepArguments& arguments, const std::ve
         WhatArguments what = arguments.what;
         what.global_batch = batch;
         what.sequence_length = sequence;
-        // All sizes train the same: where the default batch depends on the number of devices, that of the most.
-        const Cluster& largest = *std::ranges::max_element(all.sizes, {}, [](const Cluster& cluster) { return cluster.devices(); });
+        // All sizes train the same: where the default batch depends on the number of devices, that
+        // of the most.
+        const Cluster& largest =
+            *std::ranges::max_element(all.sizes, {}, [](const Cluster& cluster) { return cluster.devices(); });
         defaults.clear();
         const TrainingSpec training = choose_training(largest, model, what, defaults);
         for (const Cluster& cluster : all.sizes) {
@@ -177,15 +190,18 @@ std::vector<SweepPoint> points_of(const SweepArguments& arguments, const std::ve
 
 std::string why_there_is_none(const SearchResult& found, const Cluster& cluster, const LayoutRequest& layout) {
   if (found.counts.candidates == 0)
-    return fmt::format("the batch, the model and the devices allow no layout{}", layout == LayoutRequest{} ? "" : " with the parts that are given");
+    return fmt::format("the batch, the model and the devices allow no layout{}",
+                       layout == LayoutRequest{} ? "" : " with the parts that are given");
   std::string text = fmt::format("none of {} candidates fits in {} of memory a device", found.counts.candidates,
                                  device_memory(cluster));
-  if (found.smallest) text += fmt::format("; the smallest needs {}", format_bytes(found.smallest->result.memory.peak()));
+  if (found.smallest)
+    text += fmt::format("; the smallest needs {}", format_bytes(found.smallest->result.memory.peak()));
   return text;
 }
 
 // Points are independent of each other: each is planned by whichever thread is free.
-void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const SweepArguments& arguments, Terminal& terminal) {
+void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const SweepArguments& arguments,
+              Terminal& terminal) {
   Progress progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
   std::mutex talking;
   std::size_t done = 0;
@@ -198,7 +214,8 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
   options.top = 1;
   options.objective = arguments.limits.objective.value_or(Objective::time);
   options.most_simulated = arguments.limits.most_candidates;
-  const int cores = arguments.limits.threads > 0 ? arguments.limits.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int cores = arguments.limits.threads > 0 ? arguments.limits.threads
+                                                 : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads = std::min(cores, static_cast<int>(sweep.points.size()));
   options.threads = cores / threads;  // of each search: its result does not depend on them
   options.progress = [&](std::int64_t, std::int64_t) { show(0); };
@@ -209,7 +226,8 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
     for (std::size_t i = next++; i < sweep.points.size(); i = next++) {
       SweepPoint& point = sweep.points[i];
       try {
-        ArrangedResult arranged = search_arrangements(graphs.at(point.training.sequence_length), point.cluster, point.training, arguments.layout, options);
+        ArrangedResult arranged = search_arrangements(graphs.at(point.training.sequence_length), point.cluster,
+                                                      point.training, arguments.layout, options);
         SearchResult& found = arranged.found;
         if (arranged.cluster != point.cluster) point.arranged = std::move(arranged.cluster);
         point.search = found.counts;
@@ -230,7 +248,8 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
 }
 
 std::string describe(const Sweep& sweep) {
-  std::string text = fmt::format("model     {}: {} parameters\n", sweep.points.front().model.name, sweep.points.front().model.parameters);
+  std::string text = fmt::format("model     {}: {} parameters\n", sweep.points.front().model.name,
+                                 sweep.points.front().model.parameters);
   const auto marked = [&](const std::string& value, const char* field) {
     return value + (std::ranges::find(sweep.defaults, field) != sweep.defaults.end() ? " (default)" : "");
   };
@@ -238,18 +257,23 @@ std::string describe(const Sweep& sweep) {
   const auto all = [&](const auto& of_point, const char* field) {
     std::vector<std::string> values;
     for (const SweepPoint& point : sweep.points)
-      if (std::string value = of_point(point); std::ranges::find(values, value) == values.end()) values.push_back(std::move(value));
+      if (std::string value = of_point(point); std::ranges::find(values, value) == values.end())
+        values.push_back(std::move(value));
     const std::string last = values.back();
     values.pop_back();
     return marked(values.empty() ? last : join(values) + " and " + last, field);
   };
-  text += fmt::format("cluster   {}: {} point{}\n", all([](const SweepPoint& p) { return fmt::format("{} of {}", p.cluster.name, device_name(p.cluster)); }, "cluster"),
-                      sweep.points.size(), sweep.points.size() == 1 ? "" : "s");
-  text += fmt::format("training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
-                      all([](const SweepPoint& p) { return fmt::format("{}", p.training.global_batch); }, "global_batch"),
-                      all([](const SweepPoint& p) { return fmt::format("{}", p.training.sequence_length); }, "sequence_length"),
-                      all([](const SweepPoint& p) { return std::string(name(p.training.precision)); }, "precision"),
-                      all([](const SweepPoint& p) { return std::string(name(p.training.optimizer)); }, "optimizer"));
+  text += fmt::format(
+      "cluster   {}: {} point{}\n",
+      all([](const SweepPoint& p) { return fmt::format("{} of {}", p.cluster.name, device_name(p.cluster)); },
+          "cluster"),
+      sweep.points.size(), sweep.points.size() == 1 ? "" : "s");
+  text += fmt::format(
+      "training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
+      all([](const SweepPoint& p) { return fmt::format("{}", p.training.global_batch); }, "global_batch"),
+      all([](const SweepPoint& p) { return fmt::format("{}", p.training.sequence_length); }, "sequence_length"),
+      all([](const SweepPoint& p) { return std::string(name(p.training.precision)); }, "precision"),
+      all([](const SweepPoint& p) { return std::string(name(p.training.optimizer)); }, "optimizer"));
   if (sweep.tokens) text += fmt::format("tokens    {}\n", *sweep.tokens);
   return text;
 }
@@ -271,19 +295,27 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
     for (Cluster& cluster : all.sizes) {
       if (arguments.limits.memory) limit_memory(cluster, *arguments.limits.memory, terminal, silent);
       for (const std::string& note : cluster.notes)
-        if (const std::string said = fmt::format("{}: {}", cluster.name, note); std::ranges::find(notes, said) == notes.end()) notes.push_back(said);
+        if (const std::string said = fmt::format("{}: {}", cluster.name, note);
+            std::ranges::find(notes, said) == notes.end())
+          notes.push_back(said);
     }
   if (talks)
     for (const std::string& note : notes) fmt::print(terminal.err, "note: {}\n", note);
 
-  Sweep sweep{.version = version(), .objective = name(arguments.limits.objective.value_or(Objective::time)), .defaults = {}, .tokens = arguments.tokens, .points = {}};
+  Sweep sweep{.version = version(),
+              .objective = name(arguments.limits.objective.value_or(Objective::time)),
+              .defaults = {},
+              .tokens = arguments.tokens,
+              .points = {}};
   sweep.points = points_of(arguments, swept, model, sweep.defaults);
   std::map<std::int64_t, OpGraph> graphs;  // by sequence length
   for (SweepPoint& point : sweep.points) {
     const std::int64_t length = point.training.sequence_length;
     if (!graphs.contains(length)) graphs.emplace(length, build_graph(model.spec, length));
     const OpGraph& graph = graphs.at(length);
-    point.model = {.name = model.spec.name, .parameters = parameter_count(graph), .flops_per_sample = model_flops_per_sample(graph)};
+    point.model = {.name = model.spec.name,
+                   .parameters = parameter_count(graph),
+                   .flops_per_sample = model_flops_per_sample(graph)};
   }
   for (const SweepPoint& point : sweep.points) {
     WhereArguments where;
@@ -309,7 +341,8 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
     write_workbook(arguments.workbook, sweep);
     if (talks) fmt::print(terminal.err, "wrote {}\n", arguments.workbook);
   }
-  if (std::ranges::any_of(sweep.points, [](const SweepPoint& point) { return point.best.has_value(); })) return exit_done;
+  if (std::ranges::any_of(sweep.points, [](const SweepPoint& point) { return point.best.has_value(); }))
+    return exit_done;
   fmt::print(terminal.err, "no feasible plan at any point\n");
   return exit_failed;
 }
@@ -319,33 +352,44 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
 CommandBody declare_sweep(CLI::App& app) {
   const auto arguments = std::make_shared<SweepArguments>();
   SweepArguments& all = *arguments;
-  const auto add = [&](const char* group, const char* name, const char* type, const char* description, std::function<void(const std::string&)> read) {
+  const auto add = [&](const char* group, const char* name, const char* type, const char* description,
+                       std::function<void(const std::string&)> read) {
     app.add_option_function<std::string>(name, std::move(read), description)->type_name(type)->group(group);
   };
   add_subject(app, all.model, "MODEL", "a model.yaml, a Hugging Face config.json or a name of the zoo");
-  add("Where", "--cluster", "FILE|NAME,...", "clusters to compare, each a cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named cluster (default: this machine)",
+  add("Where", "--cluster", "FILE|NAME,...",
+      "clusters to compare, each a cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named "
+      "cluster (default: this machine)",
       [&all](const std::string& text) { all.clusters = parse_list("--cluster", text); });
   add("Where", "--devices", "N,N,...", "numbers of devices to compare (default: all of the cluster)",
       [&all](const std::string& text) { all.sizes = parse_numbers("--devices", text, most_devices); });
   add("Where", "--device", "KIND,...", "kinds of device to compare, for topologies, which seldom name theirs",
       [&all](const std::string& text) { all.device_kinds = parse_list("--device", text); });
   add_network(app, all.where);
-  add("Where", "--price", "PRICE|NAME=PRICE,...", "what an hour of one device costs, such as '2.50 USD', for all clusters or by the name of each (default: the cluster's file)",
+  add("Where", "--price", "PRICE|NAME=PRICE,...",
+      "what an hour of one device costs, such as '2.50 USD', for all clusters or by the name of each (default: the "
+      "cluster's file)",
       [&all](const std::string& text) { all.prices = parse_prices("--price", text); });
-  add("What", "--global-batch", "N,N,...", "sequences of one optimizer step, each to compare (default: 512 on GPUs, 4 for each of the most devices on CPUs)",
+  add("What", "--global-batch", "N,N,...",
+      "sequences of one optimizer step, each to compare (default: 512 on GPUs, 4 for each of the most devices on CPUs)",
       [&all](const std::string& text) { all.batches = parse_numbers("--global-batch", text, most); });
-  add("What", "--seq-len", "N,N,...", "tokens of a sequence, each to compare (default: the model's context; on CPUs at most 256)",
+  add("What", "--seq-len", "N,N,...",
+      "tokens of a sequence, each to compare (default: the model's context; on CPUs at most 256)",
       [&all](const std::string& text) { all.sequences = parse_numbers("--seq-len", text, most); });
   add_number_formats(app, all.what);
-  add("What", "--tokens", "N", "tokens to train on, such as 15T, 300B or 1e12: gives days, device-hours, cost and energy",
+  add("What", "--tokens", "N",
+      "tokens to train on, such as 15T, 300B or 1e12: gives days, device-hours, cost and energy",
       [&all](const std::string& text) { all.tokens = parse_count("--tokens", text); });
   add_limits(app, all.limits);
   add_layout(app, all.layout);
-  add("Output", "-o,--output,--xlsx", "FILE.xlsx", "a workbook whose days, costs and energy are formulas (docs/capacity.md)", [&all](const std::string& text) {
-    if (!text.ends_with(".xlsx"))
-      throw ConfigError(fmt::format("--output: a workbook's name ends in .xlsx, found '{}'; for other formats there are --json and --csv", text));
-    all.workbook = text;
-  });
+  add("Output", "-o,--output,--xlsx", "FILE.xlsx",
+      "a workbook whose days, costs and energy are formulas (docs/capacity.md)", [&all](const std::string& text) {
+        if (!text.ends_with(".xlsx"))
+          throw ConfigError(fmt::format(
+              "--output: a workbook's name ends in .xlsx, found '{}'; for other formats there are --json and --csv",
+              text));
+        all.workbook = text;
+      });
   add_output(app, all.output, CsvOutput::offered);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

@@ -21,10 +21,12 @@ struct TopologyArguments {
 int carry_out(const TopologyArguments& arguments, Terminal& terminal) {
   WhereArguments where = arguments.where;
   if (!arguments.cluster.empty()) {
-    if (where.cluster) throw ConfigError("a cluster is given twice: as argument and with --cluster; leave one of them out");
+    if (where.cluster)
+      throw ConfigError("a cluster is given twice: as argument and with --cluster; leave one of them out");
     where.cluster = arguments.cluster;
   }
-  check_output(arguments.output, {{"--graphviz", arguments.graphviz.value_or("")}}, {{"CLUSTER", where.cluster.value_or("")}});
+  check_output(arguments.output, {{"--graphviz", arguments.graphviz.value_or("")}},
+               {{"CLUSTER", where.cluster.value_or("")}});
   const Cluster cluster = resolve_cluster(where, terminal, arguments.output);
   if (arguments.output.shows_table() && arguments.graphviz != "-") terminal.out << describe(cluster);
   write_outputs(arguments.output, terminal, topology_json(cluster, version()), std::span<const Json>{});
@@ -36,9 +38,14 @@ int carry_out(const TopologyArguments& arguments, Terminal& terminal) {
 
 CommandBody declare_topology(CLI::App& app) {
   const auto arguments = std::make_shared<TopologyArguments>();
-  app.add_option("CLUSTER", arguments->cluster, "cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named cluster (default: this machine)")->type_name("");
+  app.add_option("CLUSTER", arguments->cluster,
+                 "cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named cluster (default: this "
+                 "machine)")
+      ->type_name("");
   add_where(app, arguments->where);
-  app.add_option("--graphviz", arguments->graphviz, "write a graph in the DOT language, which Graphviz's dot draws, to a file, or to standard output with - or nothing")
+  app.add_option("--graphviz", arguments->graphviz,
+                 "write a graph in the DOT language, which Graphviz's dot draws, to a file, or to standard output with "
+                 "- or nothing")
       ->type_name("FILE|-")
       ->expected(0, 1)
       ->group("Output");

@@ -24,8 +24,8 @@ TensorId norm(GraphBuilder& builder, const ModelSpec& spec, const std::string& n
   return y;
 }
 
-// The widths of attention. Query, key and value are one product: per key/value group all its query heads, then its key,
-// then its value, so that a shard of whole groups is contiguous.
+// The widths of attention. Query, key and value are one product: per key/value group all its query
+// heads, then its key, then its value, so that a shard of whole groups is contiguous.
 struct AttentionWidths {
   std::int64_t queries = 0;  // query heads of a group
   TensorDim fused, mixed;    // query, key and value; what attention gives
@@ -38,8 +38,8 @@ struct AttentionWidths {
         attributes{.heads = spec.heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim} {}
 };
 
-TensorId query_key_norm(GraphBuilder& builder, const ModelSpec& spec, const AttentionWidths& widths, const std::string& name,
-                        TensorId qkv) {
+TensorId query_key_norm(GraphBuilder& builder, const ModelSpec& spec, const AttentionWidths& widths,
+                        const std::string& name, TensorId qkv) {
   OpShape attributes = widths.attributes;
   attributes.epsilon = spec.norm_epsilon;
   const bool per_head = spec.qk_norm == QkNorm::per_head;
@@ -64,7 +64,8 @@ TensorId query_key_norm(GraphBuilder& builder, const ModelSpec& spec, const Atte
 TensorId attention(GraphBuilder& builder, const ModelSpec& spec, std::int64_t layer, std::int64_t sequence,
                    const std::string& name, TensorId x) {
   const AttentionWidths widths(spec);
-  TensorId qkv = builder.linear(name + ".qkv", x, widths.fused, builder.hidden(), spec.initializer_range, spec.qkv_bias);
+  TensorId qkv =
+      builder.linear(name + ".qkv", x, widths.fused, builder.hidden(), spec.initializer_range, spec.qkv_bias);
   if (spec.qk_norm != QkNorm::none) qkv = query_key_norm(builder, spec, widths, name, qkv);
   if (spec.position == PositionKind::rotary) {
     OpShape rotary = widths.attributes;
@@ -105,14 +106,16 @@ TensorId feed_forward(GraphBuilder& builder, const ModelSpec& spec, const std::s
     inner = builder.activation(name + ".activation", builder.feature());
     builder.op(OpKind::activation, name + ".activation", {up}, {}, {inner}, attributes);
   }
-  return builder.linear(name + ".down", inner, builder.hidden(), builder.feature(), builder.residual_deviation(), false);
+  return builder.linear(name + ".down", inner, builder.hidden(), builder.feature(), builder.residual_deviation(),
+                        false);
 }
 
-// Adds a branch to the residual stream: `name` is "layers.3.attention" or the like. The branch's last bias stands in the
-// sum, unless something comes between the two.
+// Adds a branch to the residual stream: `name` is "layers.3.attention" or the like. The branch's
+// last bias stands in the sum, unless something comes between the two.
 TensorId join(GraphBuilder& builder, const ModelSpec& spec, const std::string& name, TensorId x, TensorId branch,
               const std::string& bias_name, bool bias) {
-  const bool normed = spec.norm_placement == NormPlacement::after_branch || spec.norm_placement == NormPlacement::around_branch;
+  const bool normed =
+      spec.norm_placement == NormPlacement::after_branch || spec.norm_placement == NormPlacement::around_branch;
   const bool scaled = spec.residual_multiplier != 1.0;
   const bool bias_first = bias && (normed || scaled);
   if (bias_first) branch = builder.add(name + "_bias", -1, branch, bias_name, true);
@@ -124,14 +127,18 @@ TensorId join(GraphBuilder& builder, const ModelSpec& spec, const std::string& n
 
 TensorId layer_of(GraphBuilder& builder, const ModelSpec& spec, std::int64_t layer, std::int64_t sequence, TensorId x) {
   const std::string name = fmt::format("layers.{}", layer);
-  const bool normed = spec.norm_placement == NormPlacement::before_branch || spec.norm_placement == NormPlacement::around_branch;
+  const bool normed =
+      spec.norm_placement == NormPlacement::before_branch || spec.norm_placement == NormPlacement::around_branch;
   const auto before = [&](const char* part, TensorId stream) {
     return normed ? norm(builder, spec, name + part, stream) : stream;
   };
-  const auto attend = [&](TensorId from) { return attention(builder, spec, layer, sequence, name + ".attention", from); };
+  const auto attend = [&](TensorId from) {
+    return attention(builder, spec, layer, sequence, name + ".attention", from);
+  };
   const auto feed = [&](TensorId from) { return feed_forward(builder, spec, name + ".feed_forward", from); };
   const auto join_attention = [&](TensorId stream, TensorId branch) {
-    return join(builder, spec, name + ".attention", stream, branch, name + ".attention.output.bias", spec.attention_output_bias);
+    return join(builder, spec, name + ".attention", stream, branch, name + ".attention.output.bias",
+                spec.attention_output_bias);
   };
   const auto join_feed_forward = [&](TensorId stream, TensorId branch) {
     return join(builder, spec, name + ".feed_forward", stream, branch, name + ".feed_forward.down.bias", spec.mlp_bias);

@@ -4,6 +4,7 @@
 
 #include "models/decoder.h"
 #include "models/mlp.h"
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 
 namespace parplan {
@@ -11,10 +12,32 @@ namespace {
 
 constexpr std::string_view decoder_required[] = {"heads", "position", "norm"};
 constexpr std::string_view decoder_optional[] = {
-    "embedding_width", "kv_heads", "head_dim", "position_offset", "rope_theta", "rotary_dim", "rotary_interleaved",
-    "alibi_multiplier", "norm_epsilon", "norm_placement", "qk_norm", "embedding_norm", "parallel_residual", "shared_norm",
-    "sliding_window", "attention_pattern", "attention_scale", "attention_softcap", "logits_softcap", "embedding_multiplier",
-    "residual_multiplier", "logits_multiplier", "qkv_bias", "attention_output_bias", "mlp_bias", "head_bias",
+    "embedding_width",
+    "kv_heads",
+    "head_dim",
+    "position_offset",
+    "rope_theta",
+    "rotary_dim",
+    "rotary_interleaved",
+    "alibi_multiplier",
+    "norm_epsilon",
+    "norm_placement",
+    "qk_norm",
+    "embedding_norm",
+    "parallel_residual",
+    "shared_norm",
+    "sliding_window",
+    "attention_pattern",
+    "attention_scale",
+    "attention_softcap",
+    "logits_softcap",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_multiplier",
+    "qkv_bias",
+    "attention_output_bias",
+    "mlp_bias",
+    "head_bias",
 };
 
 // In the order of Family.
@@ -29,7 +52,7 @@ std::span<const FamilyRow> family_rows() {
   return rows;
 }
 const FamilyRow& row_of(Family family) {
-  return rows[static_cast<std::size_t>(family)];
+  return rows[index_of(family)];
 }
 
 OpGraph build_graph(const ModelSpec& spec, std::int64_t sequence_length) {
@@ -37,12 +60,14 @@ OpGraph build_graph(const ModelSpec& spec, std::int64_t sequence_length) {
     throw ConfigError(fmt::format("model '{}': {}: {}", spec.name, problem->key, problem->message));
   }
   if (sequence_length < 1 || sequence_length > largest_vocabulary) {
-    throw ConfigError(fmt::format("expected a sequence length from 1 to {}, found {}", largest_vocabulary, sequence_length));
+    throw ConfigError(
+        fmt::format("expected a sequence length from 1 to {}, found {}", largest_vocabulary, sequence_length));
   }
   const bool learned = spec.family == Family::decoder && spec.position == PositionKind::learned;
   if (learned && sequence_length > spec.context) {
-    throw ConfigError(fmt::format("sequence length {} is longer than the {} learned positions of model '{}'; allowed: 1 to {}",
-                                  sequence_length, spec.context, spec.name, spec.context));
+    throw ConfigError(
+        fmt::format("sequence length {} is longer than the {} learned positions of model '{}'; allowed: 1 to {}",
+                    sequence_length, spec.context, spec.name, spec.context));
   }
   return row_of(spec.family).build(spec, sequence_length);
 }

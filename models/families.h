@@ -9,7 +9,8 @@
 
 namespace parplan {
 
-// One kind of model: how its graph is made, and which keys of model.yaml it reads beside those of every model.
+// One kind of model: how its graph is made, and which keys of model.yaml it reads beside those of
+// every model.
 struct FamilyRow {
   Family family{};
   std::string_view name;
@@ -20,8 +21,8 @@ struct FamilyRow {
 std::span<const FamilyRow> family_rows();
 const FamilyRow& row_of(Family family);
 
-// The forward graph of one sample of `sequence_length` tokens. ConfigError (without a place) where the spec
-// contradicts itself or the sequence does not fit the model's learned positions.
+// The forward graph of one sample of `sequence_length` tokens. ConfigError (without a place) where
+// the spec contradicts itself or the sequence does not fit the model's learned positions.
 OpGraph build_graph(const ModelSpec& spec, std::int64_t sequence_length);
 
 }  // namespace parplan

@@ -31,7 +31,9 @@ void refuse_plan(const std::string& text, const std::string& path) {
   const YamlNode root = YamlNode::parse(text, path);
   const auto schema = root.is_map() ? root.find("schema") : std::nullopt;
   if (schema && schema->is_scalar() && schema->as_string().starts_with("parplan.plan/"))
-    schema->fail("this is a plan, and a model is wanted; give the model that it was made of, or give the plan to parplan simulate, explain or run");
+    schema->fail(
+        "this is a plan, and a model is wanted; give the model that it was made of, or give the plan to parplan "
+        "simulate, explain or run");
 }
 
 }  // namespace
@@ -52,9 +54,13 @@ ModelFile load_model(const std::string& name_or_path, const std::filesystem::pat
   const std::vector<std::string> names = zoo_names(zoo_folder);
   if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
     if (std::filesystem::is_directory(path))
-      throw ConfigError(fmt::format("the folder '{}' holds no config.json; name a folder that does, a .yaml or .json file, or one of {}", name_or_path, join(names)));
-    throw ConfigError(fmt::format("unknown model '{}'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, or one of {}{}",
-                                  name_or_path, join(names), did_you_mean(name_or_path, names)));
+      throw ConfigError(fmt::format(
+          "the folder '{}' holds no config.json; name a folder that does, a .yaml or .json file, or one of {}",
+          name_or_path, join(names)));
+    throw ConfigError(
+        fmt::format("unknown model '{}'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, "
+                    "or one of {}{}",
+                    name_or_path, join(names), did_you_mean(name_or_path, names)));
   }
   const std::filesystem::path file = zoo_folder / (name_or_path + ".yaml");
   return read_model(read_file(file), file.string());

@@ -29,7 +29,9 @@ TensorId GraphBuilder::tensor(const std::string& name, TensorRole role, std::vec
   return static_cast<TensorId>(graph_.tensors.size()) - 1;
 }
 
-TensorId GraphBuilder::tokens(const std::string& name) { return tensor(name, TensorRole::tokens, {sequence(), batch()}); }
+TensorId GraphBuilder::tokens(const std::string& name) {
+  return tensor(name, TensorRole::tokens, {sequence(), batch()});
+}
 
 TensorId GraphBuilder::activation(const std::string& name, TensorDim width) {
   return tensor(name, TensorRole::activation, {sequence(), batch(), width});
@@ -98,17 +100,18 @@ TensorId GraphBuilder::add(const std::string& name, TensorId residual, TensorId 
 }
 
 TensorId GraphBuilder::scale(const std::string& name, TensorId x, double factor) {
-  const TensorId y = activation(name, graph_.tensors[static_cast<std::size_t>(x)].dims.back());
+  const TensorId y = activation(name, graph_.tensors[x].dims.back());
   op(OpKind::scale, name, {x}, {}, {y}, {.factor = factor});
   return y;
 }
 
 void GraphBuilder::head_and_loss(TensorId x) {
   if (spec_.logits_multiplier != 1.0) x = scale("head.scale", x, spec_.logits_multiplier);
-  if (spec_.embedding_width) x = linear("head.projection", x, embedding_width(), hidden(), spec_.initializer_range, false);
-  std::vector<TensorId> parameters = {spec_.tied_embeddings
-                                          ? embedding_weight_
-                                          : weight("head.weight", vocabulary(), embedding_width(), spec_.initializer_range)};
+  if (spec_.embedding_width)
+    x = linear("head.projection", x, embedding_width(), hidden(), spec_.initializer_range, false);
+  std::vector<TensorId> parameters = {
+      spec_.tied_embeddings ? embedding_weight_
+                            : weight("head.weight", vocabulary(), embedding_width(), spec_.initializer_range)};
   if (spec_.head_bias) parameters.push_back(zeros("head.bias", vocabulary()));
   TensorId logits = activation("head.logits", vocabulary());
   op(OpKind::linear, "head", {x}, std::move(parameters), {logits});

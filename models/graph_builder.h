@@ -8,12 +8,14 @@
 
 namespace parplan {
 
-// What families share when they write down a graph: tensors and ops are appended in the order of the calls.
+// What families share when they write down a graph: tensors and ops are appended in the order of
+// the calls.
 class GraphBuilder {
  public:
   GraphBuilder(const ModelSpec& spec, std::int64_t sequence_length);
 
-  // Ops from here on belong to the block `name`, which reads `input` (-1: the first block) of the block before.
+  // Ops from here on belong to the block `name`, which reads `input` (-1: the first block) of the
+  // block before.
   void begin_block(const std::string& name, TensorId input);
   // `output`: what the next block reads; -1 for the last one.
   void end_block(TensorId output);
@@ -33,17 +35,19 @@ class GraphBuilder {
   void op(OpKind kind, const std::string& name, std::vector<TensorId> inputs, std::vector<TensorId> parameters,
           std::vector<TensorId> outputs, OpShape attributes = {});
 
-  // tokens -> rows of the table "embedding.weight", which is kept for a tied head, in the width of the residual stream.
+  // tokens -> rows of the table "embedding.weight", which is kept for a tied head, in the width of
+  // the residual stream.
   TensorId embed();
   // x -> x weight^T (+ bias); the parameters are `name`.weight and, where `bias`, `name`.bias.
-  TensorId linear(const std::string& name, TensorId x, TensorDim out, TensorDim in, double standard_deviation, bool bias);
-  // residual + branch + bias; without a residual where that is -1. The bias of a row-parallel product stands here, so
-  // that it is added once, after the reduction.
+  TensorId linear(const std::string& name, TensorId x, TensorDim out, TensorDim in, double standard_deviation,
+                  bool bias);
+  // residual + branch + bias; without a residual where that is -1. The bias of a row-parallel
+  // product stands here, so that it is added once, after the reduction.
   TensorId add(const std::string& name, TensorId residual, TensorId branch, const std::string& bias_name, bool bias);
   // x times a number
   TensorId scale(const std::string& name, TensorId x, double factor);
-  // x -> logits -> loss; a multiplier of the logits is put to x, which is narrower. The weight is "head.weight", or the
-  // embedding's where the spec ties them.
+  // x -> logits -> loss; a multiplier of the logits is put to x, which is narrower. The weight is
+  // "head.weight", or the embedding's where the spec ties them.
   void head_and_loss(TensorId x);
 
   // Standard deviation of what writes into the residual stream.

@@ -13,7 +13,7 @@
 namespace parplan {
 namespace {
 
-// Keys by what they are ---------------------------------------------------------------------------------------------------
+// Keys by what they are ---------------------------------------------------------------------------
 // A star at the end of a key stands for any ending.
 
 bool matches(std::string_view pattern, std::string_view key) {
@@ -23,62 +23,211 @@ bool matches(std::string_view pattern, std::string_view key) {
 
 // What a decoder's sizes and structure are called, over all supported types.
 constexpr std::string_view understood[] = {
-    "vocab_size", "hidden_size", "n_embd", "n_embed", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head",
-    "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query", "head_dim", "intermediate_size", "n_inner", "ffn_dim",
-    "ffn_hidden_size", "max_position_embeddings", "n_positions", "seq_length", "hidden_act", "hidden_activation",
-    "activation_function", "activation", "tie_word_embeddings", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
-    "norm_epsilon", "rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct", "rotary_emb_base",
-    "partial_rotary_factor", "alibi", "attention_bias", "mlp_bias", "bias", "use_bias", "enable_bias", "use_parallel_residual",
-    "parallel_attn", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "attn_logit_softcapping",
-    "final_logit_softcapping", "query_pre_attn_scalar", "attention_multiplier", "embedding_multiplier", "residual_multiplier",
-    "logits_scaling", "initializer_range", "init_std", "attention_dropout", "hidden_dropout", "dropout", "attn_pdrop",
-    "embd_pdrop", "resid_pdrop",
+    "vocab_size",
+    "hidden_size",
+    "n_embd",
+    "n_embed",
+    "num_hidden_layers",
+    "n_layer",
+    "num_attention_heads",
+    "n_head",
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",
+    "multi_query",
+    "head_dim",
+    "intermediate_size",
+    "n_inner",
+    "ffn_dim",
+    "ffn_hidden_size",
+    "max_position_embeddings",
+    "n_positions",
+    "seq_length",
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "activation",
+    "tie_word_embeddings",
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "norm_epsilon",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "rotary_dim",
+    "rotary_pct",
+    "rotary_emb_base",
+    "partial_rotary_factor",
+    "alibi",
+    "attention_bias",
+    "mlp_bias",
+    "bias",
+    "use_bias",
+    "enable_bias",
+    "use_parallel_residual",
+    "parallel_attn",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "layer_types",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "attention_multiplier",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+    "initializer_range",
+    "init_std",
+    "attention_dropout",
+    "hidden_dropout",
+    "dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
 };
 
-// Tokens, generation, bookkeeping, other tasks' heads, choices of implementation: neither graph nor time nor memory.
+// Tokens, generation, bookkeeping, other tasks' heads, choices of implementation: neither graph nor
+// time nor memory.
 constexpr std::string_view without_effect[] = {
-    "model_type", "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype", "_*", "name_or_path",
-    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
-    "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "tokenizer_class", "prefix", "use_cache",
-    "cache_implementation", "task_specific_params", "summary_*", "classifier_dropout", "id2label", "label2id", "num_labels",
-    "problem_type", "finetuning_task", "output_attentions", "output_hidden_states", "output_scores", "return_dict",
-    "return_dict_in_generate", "torchscript", "use_bfloat16", "tf_legacy_loss", "pruned_heads", "tie_encoder_decoder",
-    "is_decoder", "cross_attention_hidden_size", "chunk_size_feed_forward", "gradient_checkpointing", "pretraining_tp",
-    "slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion", "skip_bias_add",
-    "skip_bias_add_qkv", "offset_alibi", "reorder_and_upcast_attn", "n_ctx", "original_max_position_embeddings",
-    "sliding_window_size", "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
-    "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
-    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "remove_invalid_values",
-    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "quantization_config", "scale_attn_weights",
+    "model_type",
+    "architectures",
+    "auto_map",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "_*",
+    "name_or_path",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "unk_token_id",
+    "sep_token_id",
+    "cls_token_id",
+    "mask_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "tokenizer_class",
+    "prefix",
+    "use_cache",
+    "cache_implementation",
+    "task_specific_params",
+    "summary_*",
+    "classifier_dropout",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "problem_type",
+    "finetuning_task",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "return_dict",
+    "return_dict_in_generate",
+    "torchscript",
+    "use_bfloat16",
+    "tf_legacy_loss",
+    "pruned_heads",
+    "tie_encoder_decoder",
+    "is_decoder",
+    "cross_attention_hidden_size",
+    "chunk_size_feed_forward",
+    "gradient_checkpointing",
+    "pretraining_tp",
+    "slow_but_exact",
+    "attention_softmax_in_fp32",
+    "masked_softmax_fusion",
+    "bias_dropout_fusion",
+    "skip_bias_add",
+    "skip_bias_add_qkv",
+    "offset_alibi",
+    "reorder_and_upcast_attn",
+    "n_ctx",
+    "original_max_position_embeddings",
+    "sliding_window_size",
+    "max_length",
+    "min_length",
+    "do_sample",
+    "early_stopping",
+    "num_beams",
+    "num_beam_groups",
+    "diversity_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "repetition_penalty",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "num_return_sequences",
+    "remove_invalid_values",
+    "exponential_decay_length_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "quantization_config",
+    "scale_attn_weights",
 };
 
-// Structures that parplan does not build, by the keys that speak of them. A key says nothing where it is null, false, zero
-// or empty.
+// Structures that parplan does not build, by the keys that speak of them. A key says nothing where
+// it is null, false, zero or empty.
 struct Structure {
   std::string_view meaning;
   std::span<const std::string_view> keys;
 };
 constexpr std::string_view expert_keys[] = {
-    "num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "num_shared_experts",
-    "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_*", "router_*", "first_k_dense_replace",
-    "decoder_sparse_step", "norm_topk_prob", "n_group", "topk_group", "topk_method", "routed_scaling_factor",
-    "shared_expert_intermediate_size", "shared_intermediate_size", "mlp_only_layers", "expert_capacity", "ffn_config",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "num_shared_experts",
+    "num_experts_per_token",
+    "experts_per_token",
+    "top_k_experts",
+    "moe_*",
+    "router_*",
+    "first_k_dense_replace",
+    "decoder_sparse_step",
+    "norm_topk_prob",
+    "n_group",
+    "topk_group",
+    "topk_method",
+    "routed_scaling_factor",
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "mlp_only_layers",
+    "expert_capacity",
+    "ffn_config",
 };
-constexpr std::string_view latent_keys[] = {"kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"};
+constexpr std::string_view latent_keys[] = {"kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
+                                            "v_head_dim"};
 constexpr std::string_view state_keys[] = {
-    "ssm_*", "mamba_*", "state_size", "d_state", "d_conv", "conv_kernel", "time_step_*", "use_conv_bias", "rescale_every",
-    "attention_hidden_size", "lru_width",
+    "ssm_*",       "mamba_*",     "state_size",    "d_state",       "d_conv",
+    "conv_kernel", "time_step_*", "use_conv_bias", "rescale_every", "attention_hidden_size",
+    "lru_width",
 };
 constexpr std::string_view linear_keys[] = {"linear_*", "full_attention_interval", "attn_layers", "lightning_*"};
 constexpr std::string_view mixed_keys[] = {
-    "layers_block_type", "block_types", "hybrid_override_pattern", "attn_layer_period", "attn_layer_offset", "attention_types",
-    "hybrid_layer_ids", "no_rope_layers",
+    "layers_block_type", "block_types",     "hybrid_override_pattern", "attn_layer_period",
+    "attn_layer_offset", "attention_types", "hybrid_layer_ids",        "no_rope_layers",
 };
 constexpr std::string_view encoder_keys[] = {
-    "encoder_*", "num_encoder_layers", "decoder_layers", "num_decoder_layers", "is_encoder_decoder", "relative_attention_*",
-    "d_kv", "type_vocab_size", "encoder",
+    "encoder_*",
+    "num_encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+    "is_encoder_decoder",
+    "relative_attention_*",
+    "d_kv",
+    "type_vocab_size",
+    "encoder",
 };
-constexpr std::string_view other_input_keys[] = {"vision_*", "audio_*", "image_*", "video_*", "mm_*", "text_config", "speech_*"};
+constexpr std::string_view other_input_keys[] = {"vision_*", "audio_*",     "image_*", "video_*",
+                                                 "mm_*",     "text_config", "speech_*"};
 constexpr std::string_view cross_keys[] = {"cross_attention_layers", "add_cross_attention"};
 constexpr std::string_view future_keys[] = {"num_nextn_predict_layers", "mtp_*", "num_mtp_modules"};
 constexpr std::string_view per_layer_keys[] = {
@@ -122,7 +271,7 @@ std::string some_of(const std::vector<std::string>& keys) {
   return fmt::format("{} and {} more", join({keys.begin(), keys.begin() + most}), keys.size() - most);
 }
 
-// Flow --------------------------------------------------------------------------------------------------------------------
+// Flow --------------------------------------------------------------------------------------------
 
 // What a file of an unknown type has and what of it parplan has not.
 [[noreturn]] void refuse_type(const YamlNode& root, const YamlNode& node, const std::string& type,
@@ -131,7 +280,7 @@ std::string some_of(const std::vector<std::string>& keys) {
   std::array<std::vector<std::string>, std::size(structures)> unmapped;
   for (const std::string& key : root.keys()) {
     if (const Structure* structure = structure_of(root, key)) {
-      unmapped[static_cast<std::size_t>(structure - structures)].push_back(key);
+      unmapped[structure - structures].push_back(key);
     } else if (is_any_of(understood, key)) {
       known.push_back(key);
     } else if (!is_any_of(without_effect, key) && root.find(key) && says_something(*root.find(key))) {
@@ -141,15 +290,16 @@ std::string some_of(const std::vector<std::string>& keys) {
   std::string message = fmt::format("model_type '{}' is not supported; supported: {}", type, join(supported));
   if (!known.empty()) message += fmt::format("; of its keys parplan understands {}", some_of(known));
   for (std::size_t i = 0; i < unmapped.size(); ++i) {
-    if (!unmapped[i].empty()) message += fmt::format("; it cannot map {} ({})", some_of(unmapped[i]), structures[i].meaning);
+    if (!unmapped[i].empty())
+      message += fmt::format("; it cannot map {} ({})", some_of(unmapped[i]), structures[i].meaning);
   }
   if (!unknown.empty()) message += fmt::format("; it does not know {}", some_of(unknown));
   if (const auto text_config = root.find("text_config"); text_config && text_config->is_map()) {
     const auto inner = text_config->find("model_type");
     if (inner && inner->is_scalar() && std::ranges::find(supported, inner->as_string()) != supported.end()) {
-      message +=
-          fmt::format("; its text_config is of type '{}': save it as a config.json of its own to plan the language model alone",
-                      inner->as_string());
+      message += fmt::format(
+          "; its text_config is of type '{}': save it as a config.json of its own to plan the language model alone",
+          inner->as_string());
     }
   }
   message += "; a dense decoder can be written as a model.yaml (docs/model.md)";
@@ -159,8 +309,10 @@ std::string some_of(const std::vector<std::string>& keys) {
 const HuggingFaceType& find_type(const YamlNode& root) {
   const std::vector<std::string> keys = root.is_map() ? root.keys() : std::vector<std::string>{};
   if (root.is_map() && std::ranges::find(keys, "model_type") == keys.end())
-    root.fail("missing key 'model_type', which says what kind of model this is; take the config.json of the model's repository as it stands, or write a model.yaml "
-              "(docs/model.md)");
+    root.fail(
+        "missing key 'model_type', which says what kind of model this is; take the config.json of the model's "
+        "repository as it stands, or write a model.yaml "
+        "(docs/model.md)");
   const YamlNode node = root.at("model_type");
   const std::string type = node.as_string();
   std::vector<std::string> supported;
@@ -171,7 +323,8 @@ const HuggingFaceType& find_type(const YamlNode& root) {
   refuse_type(root, node, type, supported);
 }
 
-// Keys of a supported type that its reader did not ask for: structure that parplan lacks is refused, strangers are noted.
+// Keys of a supported type that its reader did not ask for: structure that parplan lacks is
+// refused, strangers are noted.
 void check_other_keys(HuggingFaceConfig& config, std::string_view type) {
   std::vector<std::string> strangers;
   for (const std::string& key : config.root.keys()) {
@@ -179,20 +332,22 @@ void check_other_keys(HuggingFaceConfig& config, std::string_view type) {
     const auto node = config.root.find(key);
     if (!node || !says_something(*node)) continue;
     if (const Structure* structure = structure_of(config.root, key)) {
-      node->fail(
-          fmt::format("{} means {}, which parplan does not build in a model of type '{}'; take the key out, or write what there "
-                      "is as a model.yaml (docs/model.md)",
-                      key, structure->meaning, type));
+      node->fail(fmt::format(
+          "{} means {}, which parplan does not build in a model of type '{}'; take the key out, or write what there "
+          "is as a model.yaml (docs/model.md)",
+          key, structure->meaning, type));
     }
     strangers.push_back(key);
   }
   if (!strangers.empty()) {
-    config.notes.push_back(fmt::format("{} {} ignored: parplan does not know {} in a model of type '{}'", some_of(strangers),
-                                       strangers.size() == 1 ? "is" : "are", strangers.size() == 1 ? "it" : "them", type));
+    config.notes.push_back(fmt::format("{} {} ignored: parplan does not know {} in a model of type '{}'",
+                                       some_of(strangers), strangers.size() == 1 ? "is" : "are",
+                                       strangers.size() == 1 ? "it" : "them", type));
   }
 }
 
-// "meta-llama/Meta-Llama-3-8B" -> "Meta-Llama-3-8B"; else the name of the file's folder; else the model's type.
+// "meta-llama/Meta-Llama-3-8B" -> "Meta-Llama-3-8B"; else the name of the file's folder; else the
+// model's type.
 std::string name_of(const YamlNode& root, const std::string& file_name, std::string_view type) {
   const auto last_part = [](std::string path) {
     while (path.ends_with('/')) path.pop_back();

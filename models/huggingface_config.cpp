@@ -22,7 +22,8 @@ constexpr Activation gated_activations[] = {
     {"gelu_fast", FeedForwardKind::gated_gelu_tanh}, {"gelu", FeedForwardKind::gated_gelu_erf},
 };
 
-// What `read` makes of the node, whose errors say what is expected; a line of a config.json may hold all of its keys, so they name theirs, too.
+// What `read` makes of the node, whose errors say what is expected; a line of a config.json may
+// hold all of its keys, so they name theirs, too.
 template <class Read>
 auto named(const char* key, const YamlNode& node, Read read) {
   try {
@@ -51,12 +52,13 @@ bool HuggingFaceConfig::says(const char* key) {
   return std::ranges::find(all, key) != all.end();
 }
 
-std::int64_t HuggingFaceConfig::whole(const char* key, const YamlNode& node, std::int64_t minimum, std::int64_t maximum) const {
+std::int64_t HuggingFaceConfig::whole(const char* key, const YamlNode& node, std::int64_t minimum,
+                                      std::int64_t maximum) const {
   return named(key, node, [&](const YamlNode& n) { return n.as_integer(minimum, maximum); });
 }
 
-std::int64_t HuggingFaceConfig::size(const std::string& field, std::initializer_list<const char*> names, std::int64_t maximum,
-                                     std::int64_t absent) {
+std::int64_t HuggingFaceConfig::size(const std::string& field, std::initializer_list<const char*> names,
+                                     std::int64_t maximum, std::int64_t absent) {
   keys[field] = *names.begin();
   std::optional<std::int64_t> found;
   std::string found_at;
@@ -106,7 +108,8 @@ void HuggingFaceConfig::note_dropout(std::initializer_list<const char*> names) {
 
 void HuggingFaceConfig::require(const char* key, bool supported, std::string_view reason) {
   const auto node = find(key);
-  if (node && named(key, *node, [](const YamlNode& n) { return n.as_bool(); }) != supported) node->fail(fmt::format("{} {} is not supported: {}", key, !supported, reason));
+  if (node && named(key, *node, [](const YamlNode& n) { return n.as_bool(); }) != supported)
+    node->fail(fmt::format("{} {} is not supported: {}", key, !supported, reason));
 }
 
 void HuggingFaceConfig::fail(const std::string& field, const std::string& message) const {

@@ -14,8 +14,8 @@
 
 namespace parplan {
 
-// A Hugging Face config.json while a family reads it. Absent keys have the value that the caller gives: the default of
-// transformers' config class. Every error is a ConfigError at its key.
+// A Hugging Face config.json while a family reads it. Absent keys have the value that the caller
+// gives: the default of transformers' config class. Every error is a ConfigError at its key.
 struct HuggingFaceConfig {
   YamlNode root;
   std::vector<std::string> notes = {};            // what was read and ignored, for the user
@@ -29,13 +29,15 @@ struct HuggingFaceConfig {
 
   // The whole number of a node that `key` led to; errors name the key.
   std::int64_t whole(const char* key, const YamlNode& node, std::int64_t minimum, std::int64_t maximum) const;
-  // A whole number of at least 1 for the spec's `field`. Several keys are names of one thing: they must agree.
+  // A whole number of at least 1 for the spec's `field`. Several keys are names of one thing: they
+  // must agree.
   std::int64_t size(const std::string& field, std::initializer_list<const char*> names, std::int64_t maximum,
                     std::int64_t absent);
   double number(const char* key, double absent);  // above 0
   bool flag(const char* key, bool absent);
 
-  // One of transformers' activation names (ACT2FN) that parplan has as such, `absent` where there is none.
+  // One of transformers' activation names (ACT2FN) that parplan has as such, `absent` where there
+  // is none.
   FeedForwardKind plain_activation(const char* key, FeedForwardKind absent);
   FeedForwardKind gated_activation(const char* key, FeedForwardKind absent);
 

@@ -1,5 +1,6 @@
-// What the config classes of transformers mean, one function a model_type: which keys, which defaults (v5.23.0,
-// transformers/models/TYPE/configuration_TYPE.py) and what modeling_TYPE.py builds of them.
+// What the config classes of transformers mean, one function a model_type: which keys, which
+// defaults (v5.23.0, transformers/models/TYPE/configuration_TYPE.py) and what modeling_TYPE.py
+// builds of them.
 #include <algorithm>
 #include <cmath>
 
@@ -14,7 +15,7 @@ namespace {
 
 using Config = HuggingFaceConfig;
 
-// Parts that several types share ------------------------------------------------------------------------------------------
+// Parts that several types share ------------------------------------------------------------------
 
 // Null means one key/value head a query head, whatever the class's default.
 void read_kv_heads(Config& config, ModelSpec& spec, const char* key, std::int64_t absent) {
@@ -23,8 +24,8 @@ void read_kv_heads(Config& config, ModelSpec& spec, const char* key, std::int64_
 }
 
 [[noreturn]] void fail_uneven(Config& config, const ModelSpec& spec, std::string_view more) {
-  config.fail("heads", fmt::format("{} {} is not a multiple of {} {}{}", config.keys["hidden"], spec.hidden, config.keys["heads"],
-                                   spec.heads, more));
+  config.fail("heads", fmt::format("{} {} is not a multiple of {} {}{}", config.keys["hidden"], spec.hidden,
+                                   config.keys["heads"], spec.heads, more));
 }
 
 // head_dim where the file gives one or its class does, else hidden / heads.
@@ -54,8 +55,8 @@ struct RotaryKeys {
   double absent_fraction = 1.0;
 };
 
-// The head_dim is known. transformers 5 keeps theta, fraction and scaling in one map, `rope_parameters`; before, scaling stood
-// in `rope_scaling` and the others beside it.
+// The head_dim is known. transformers 5 keeps theta, fraction and scaling in one map,
+// `rope_parameters`; before, scaling stood in `rope_scaling` and the others beside it.
 void read_rotary(Config& config, ModelSpec& spec, const RotaryKeys& keys = {}) {
   spec.position = PositionKind::rotary;
   spec.rope_theta = config.number("rope_theta", config.number(keys.theta, 10000.0));
@@ -73,7 +74,8 @@ void read_rotary(Config& config, ModelSpec& spec, const RotaryKeys& keys = {}) {
     }
     if (const auto theta = rope->find("rope_theta")) {
       spec.rope_theta = theta->as_number();
-      if (spec.rope_theta <= 0.0) theta->fail(fmt::format("expected rope_theta above 0, found '{}'", theta->as_string()));
+      if (spec.rope_theta <= 0.0)
+        theta->fail(fmt::format("expected rope_theta above 0, found '{}'", theta->as_string()));
     }
     if (const auto node = rope->find("partial_rotary_factor")) {
       fraction = node->as_number();
@@ -83,10 +85,12 @@ void read_rotary(Config& config, ModelSpec& spec, const RotaryKeys& keys = {}) {
     if (!type) type = rope->find("type");
     const std::string kind = type ? type->as_string() : "default";
     if (kind == "default") continue;
-    config.notes.push_back(fmt::format("{} of type {} is ignored: it changes angles, neither time nor memory", key, kind));
+    config.notes.push_back(
+        fmt::format("{} of type {} is ignored: it changes angles, neither time nor memory", key, kind));
   }
   if (fraction <= 0.0 || fraction > 1.0) {
-    (blamed ? *blamed : config.root).fail(fmt::format("expected a part of every head above 0 and at most 1, found {}", fraction));
+    (blamed ? *blamed : config.root)
+        .fail(fmt::format("expected a part of every head above 0 and at most 1, found {}", fraction));
   }
   const auto rotary_dim = static_cast<std::int64_t>(static_cast<double>(spec.head_dim) * fraction);
   if (rotary_dim != spec.head_dim) spec.rotary_dim = rotary_dim;
@@ -112,7 +116,8 @@ std::vector<AttentionSpan> period_of(const std::vector<AttentionSpan>& spans) {
   return spans;
 }
 
-// `layer_types` where the file has them, else `absent`. Where all layers are one, no pattern is needed.
+// `layer_types` where the file has them, else `absent`. Where all layers are one, no pattern is
+// needed.
 void read_layer_types(Config& config, ModelSpec& spec, std::vector<AttentionSpan> absent) {
   std::vector<AttentionSpan> spans = std::move(absent);
   const auto types = config.find("layer_types");
@@ -124,7 +129,8 @@ void read_layer_types(Config& config, ModelSpec& spec, std::vector<AttentionSpan
       spans.push_back(kinds[type.as_choice({"full_attention", "sliding_attention"})]);
     }
     if (static_cast<std::int64_t>(spans.size()) != spec.layers) {
-      types->fail(fmt::format("layer_types names {} layers, but {} is {}", spans.size(), config.keys["layers"], spec.layers));
+      types->fail(
+          fmt::format("layer_types names {} layers, but {} is {}", spans.size(), config.keys["layers"], spec.layers));
     }
   }
   spans = period_of(spans);
@@ -211,7 +217,8 @@ void read_openai_sizes(Config& config, ModelSpec& spec, std::int64_t layers, std
 // Gemma scales embeddings by sqrt(hidden), and its tied heads not.
 void read_gemma_parts(Config& config, ModelSpec& spec) {
   spec.embedding_multiplier = std::sqrt(static_cast<double>(spec.hidden));
-  // "gelu" stands in the first releases' hidden_act and means the tanh form: huggingface/transformers#29402.
+  // "gelu" stands in the first releases' hidden_act and means the tanh form:
+  // huggingface/transformers#29402.
   const auto act = config.find("hidden_act");
   spec.activation = FeedForwardKind::gated_gelu_tanh;
   if (config.find("hidden_activation")) {
@@ -223,7 +230,7 @@ void read_gemma_parts(Config& config, ModelSpec& spec) {
   config.require("use_bidirectional_attention", false, "parplan's attention is causal");
 }
 
-// Types ---------------------------------------------------------------------------------------------------------------------
+// Types -------------------------------------------------------------------------------------------
 
 void read_bloom(Config& config, ModelSpec& spec) {
   spec.layers = config.size("layers", {"n_layer", "num_hidden_layers"}, largest_layers, 2);
@@ -232,9 +239,10 @@ void read_bloom(Config& config, ModelSpec& spec) {
   spec.kv_heads = spec.heads;
   divide_heads(config, spec);
   spec.feature = 4 * spec.hidden;
-  if (const auto inner = config.find("n_inner"); inner && config.whole("n_inner", *inner, 1, largest_width) != spec.feature) {
-    inner->fail(fmt::format("transformers' bloom has feed-forward layers of 4 x hidden_size = {}, found n_inner {}", spec.feature,
-                            inner->as_string()));
+  if (const auto inner = config.find("n_inner");
+      inner && config.whole("n_inner", *inner, 1, largest_width) != spec.feature) {
+    inner->fail(fmt::format("transformers' bloom has feed-forward layers of 4 x hidden_size = {}, found n_inner {}",
+                            spec.feature, inner->as_string()));
   }
   spec.vocabulary = config.size("vocabulary", {"vocab_size"}, largest_vocabulary, 250880);
   // The class has no length: 2048 is what BLOOM was trained on (arXiv:2211.05100, table 3).
@@ -246,7 +254,8 @@ void read_bloom(Config& config, ModelSpec& spec) {
   spec.activation = FeedForwardKind::gelu_tanh;
   spec.qkv_bias = spec.attention_output_bias = spec.mlp_bias = true;
   spec.tied_embeddings = config.flag("tie_word_embeddings", true);
-  config.require("apply_residual_connection_post_layernorm", false, "residuals that begin behind the norm are not built");
+  config.require("apply_residual_connection_post_layernorm", false,
+                 "residuals that begin behind the norm are not built");
   config.note_dropout({"hidden_dropout", "attention_dropout"});
 }
 
@@ -287,7 +296,8 @@ void read_falcon(Config& config, ModelSpec& spec) {
   spec.activation = config.plain_activation("activation", FeedForwardKind::gelu_erf);
   spec.qkv_bias = spec.attention_output_bias = spec.mlp_bias = config.flag("bias", false);
   spec.tied_embeddings = config.flag("tie_word_embeddings", true);
-  config.require("apply_residual_connection_post_layernorm", false, "residuals that begin behind the norm are not built");
+  config.require("apply_residual_connection_post_layernorm", false,
+                 "residuals that begin behind the norm are not built");
   config.note_dropout({"hidden_dropout", "attention_dropout"});
 }
 
@@ -341,7 +351,8 @@ void read_gpt2(Config& config, ModelSpec& spec) {
   config.require("add_cross_attention", false, "parplan builds decoder-only models");
   if (!config.flag("scale_attn_weights", true)) spec.attention_scale = 1.0;
   if (config.flag("scale_attn_by_inverse_layer_idx", false)) {
-    config.notes.push_back("scale_attn_by_inverse_layer_idx true is ignored: it changes numbers, neither time nor memory");
+    config.notes.push_back(
+        "scale_attn_by_inverse_layer_idx true is ignored: it changes numbers, neither time nor memory");
   }
 }
 
@@ -422,12 +433,14 @@ void read_opt(Config& config, ModelSpec& spec) {
   spec.position_offset = 2;  // OPTLearnedPositionalEmbedding
   spec.norm = NormKind::layer_norm;
   spec.norm_epsilon = 1e-5;  // torch.nn.LayerNorm's own
-  spec.norm_placement = config.flag("do_layer_norm_before", true) ? NormPlacement::before_branch : NormPlacement::after_add;
+  spec.norm_placement =
+      config.flag("do_layer_norm_before", true) ? NormPlacement::before_branch : NormPlacement::after_add;
   spec.activation = config.plain_activation("activation_function", FeedForwardKind::relu);
   spec.qkv_bias = spec.attention_output_bias = spec.mlp_bias = config.flag("enable_bias", true);
   spec.tied_embeddings = config.flag("tie_word_embeddings", true);
   spec.initializer_range = config.number("init_std", 0.02);
-  const std::int64_t embedding_width = config.size("embedding_width", {"word_embed_proj_dim"}, largest_width, spec.hidden);
+  const std::int64_t embedding_width =
+      config.size("embedding_width", {"word_embed_proj_dim"}, largest_width, spec.hidden);
   if (embedding_width != spec.hidden) spec.embedding_width = embedding_width;
   config.require("_remove_final_layer_norm", false, "the last norm is built wherever norms stand before branches");
   config.require("layer_norm_elementwise_affine", true, "norms have weights and biases in parplan");
@@ -435,7 +448,8 @@ void read_opt(Config& config, ModelSpec& spec) {
 }
 
 void read_phi3(Config& config, ModelSpec& spec) {
-  read_gated(config, spec, {.hidden = 3072, .feature = 8192, .vocabulary = 32064, .context = 4096, .norm_epsilon = 1e-5});
+  read_gated(config, spec,
+             {.hidden = 3072, .feature = 8192, .vocabulary = 32064, .context = 4096, .norm_epsilon = 1e-5});
   read_gated_silu(config, spec);
   read_window(config, spec, std::nullopt);
   refuse_layer_types(config);
@@ -447,7 +461,8 @@ void read_qwen_window(Config& config, ModelSpec& spec) {
   read_window(config, spec, 4096);
   if (!config.flag("use_sliding_window", false)) spec.sliding_window = std::nullopt;
   std::int64_t first = 28;
-  if (const auto node = config.find("max_window_layers")) first = config.whole("max_window_layers", *node, 0, std::numeric_limits<std::int64_t>::max());
+  if (const auto node = config.find("max_window_layers"))
+    first = config.whole("max_window_layers", *node, 0, std::numeric_limits<std::int64_t>::max());
   std::vector<AttentionSpan> spans;
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
     spans.push_back(spec.sliding_window && layer >= first ? AttentionSpan::sliding : AttentionSpan::full);

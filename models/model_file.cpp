@@ -13,7 +13,7 @@
 namespace parplan {
 namespace {
 
-// The values of an enumeration by name ---------------------------------------------------------------------------
+// The values of an enumeration by name ------------------------------------------------------------
 
 constexpr std::array all_positions = {PositionKind::learned, PositionKind::rotary, PositionKind::alibi};
 constexpr std::array all_norms = {NormKind::layer_norm, NormKind::rms_norm};
@@ -36,7 +36,7 @@ Value read_choice(const YamlNode& node, const std::array<Value, count>& values) 
   return values[node.as_choice(names)];
 }
 
-// Numbers ------------------------------------------------------------------------------------------------------------
+// Numbers -----------------------------------------------------------------------------------------
 
 struct Range {
   double minimum = 0.0;
@@ -72,7 +72,8 @@ constexpr OptimizerNumber optimizer_numbers[] = {
     {"clip_norm", &TrainingOverrides::clip_norm, at_least_zero},
 };
 
-// What decoders may say beyond their sizes; absent, it is what a ModelSpec starts with. Read and written in this order.
+// What decoders may say beyond their sizes; absent, it is what a ModelSpec starts with. Read and
+// written in this order.
 struct Flag {
   const char* key;
   bool ModelSpec::*member;
@@ -117,7 +118,7 @@ constexpr PositionKey position_keys[] = {
     {"alibi_multiplier", PositionKind::alibi},
 };
 
-// Sections ------------------------------------------------------------------------------------------------------------
+// Sections ----------------------------------------------------------------------------------------
 
 void read_optimizer(const YamlNode& node, TrainingOverrides& training) {
   std::vector<std::string> allowed = {"name", "schedule", "warmup_steps", "decay_steps"};
@@ -183,15 +184,18 @@ void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
   for (const PositionKey& of : position_keys) {
     const auto node = root.find(of.key);
     if (node && spec.position != of.position) {
-      node->fail(fmt::format("{} belongs to {} positions, and position is {}", of.key, name(of.position), name(spec.position)));
+      node->fail(fmt::format("{} belongs to {} positions, and position is {}", of.key, name(of.position),
+                             name(spec.position)));
     }
   }
   if (const auto theta = root.find("rope_theta")) spec.rope_theta = read_number(*theta, above_zero);
   if (const auto width = root.find("embedding_width")) spec.embedding_width = width->as_integer(1, largest_width);
   if (const auto dim = root.find("rotary_dim")) spec.rotary_dim = dim->as_integer(2, largest_width);
-  if (const auto offset = root.find("position_offset")) spec.position_offset = offset->as_integer(0, largest_vocabulary);
+  if (const auto offset = root.find("position_offset"))
+    spec.position_offset = offset->as_integer(0, largest_vocabulary);
   spec.norm = read_choice(root.at("norm"), all_norms);
-  if (const auto placement = root.find("norm_placement")) spec.norm_placement = read_choice(*placement, all_norm_placements);
+  if (const auto placement = root.find("norm_placement"))
+    spec.norm_placement = read_choice(*placement, all_norm_placements);
   if (const auto qk_norm = root.find("qk_norm")) spec.qk_norm = read_choice(*qk_norm, all_qk_norms);
   if (const auto window = root.find("sliding_window")) spec.sliding_window = window->as_integer(1, largest_vocabulary);
   if (const auto pattern = root.find("attention_pattern")) {
@@ -215,7 +219,8 @@ void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
   for (const Flag& each : flags) spec.*each.member = flag(each.key);
 }
 
-// PyYAML and other readers of YAML 1.1 take "1e-05" for text: they want a point before the exponent.
+// PyYAML and other readers of YAML 1.1 take "1e-05" for text: they want a point before the
+// exponent.
 std::string written(double number) {
   std::string text = fmt::format("{}", number);
   const std::size_t exponent = text.find('e');

@@ -97,15 +97,16 @@ std::optional<SpecProblem> find_problem(const ModelSpec& spec) {
   }
   if (spec.position == PositionKind::rotary) {
     if (spec.rotary_dim && (*spec.rotary_dim % 2 != 0 || *spec.rotary_dim < 2 || *spec.rotary_dim > spec.head_dim)) {
-      return SpecProblem{"rotary_dim",
-                         fmt::format("rotary positions turn pairs of a head's {} numbers: expected an even rotary_dim from 2 to "
-                                     "{}, found {}",
-                                     spec.head_dim, spec.head_dim, *spec.rotary_dim)};
+      return SpecProblem{
+          "rotary_dim",
+          fmt::format("rotary positions turn pairs of a head's {} numbers: expected an even rotary_dim from 2 to "
+                      "{}, found {}",
+                      spec.head_dim, spec.head_dim, *spec.rotary_dim)};
     }
     if (!spec.rotary_dim && spec.head_dim % 2 != 0) {
-      return SpecProblem{"head_dim",
-                         fmt::format("rotary positions turn pairs of numbers: the width of a head must be even, found {}",
-                                     spec.head_dim)};
+      return SpecProblem{
+          "head_dim", fmt::format("rotary positions turn pairs of numbers: the width of a head must be even, found {}",
+                                  spec.head_dim)};
     }
   }
   if (spec.position == PositionKind::learned && spec.context + spec.position_offset > largest_vocabulary) {
@@ -113,14 +114,16 @@ std::optional<SpecProblem> find_problem(const ModelSpec& spec) {
                                                       spec.position_offset, spec.context, largest_vocabulary)};
   }
   if (spec.parallel_residual && spec.norm_placement != NormPlacement::before_branch) {
-    return SpecProblem{"parallel_residual",
-                       fmt::format("branches that run side by side have their norms before them, and norm_placement is {}; "
-                                   "leave out norm_placement, or set parallel_residual to false",
-                                   name(spec.norm_placement))};
+    return SpecProblem{
+        "parallel_residual",
+        fmt::format("branches that run side by side have their norms before them, and norm_placement is {}; "
+                    "leave out norm_placement, or set parallel_residual to false",
+                    name(spec.norm_placement))};
   }
   if (spec.shared_norm && !spec.parallel_residual) {
-    return SpecProblem{"shared_norm", "branches that run one after the other cannot share a norm; leave out shared_norm, or set "
-                                      "parallel_residual to true"};
+    return SpecProblem{"shared_norm",
+                       "branches that run one after the other cannot share a norm; leave out shared_norm, or set "
+                       "parallel_residual to true"};
   }
   if (static_cast<std::int64_t>(spec.attention_pattern.size()) > spec.layers) {
     return SpecProblem{"attention_pattern", fmt::format("the pattern names {} layers of {}; shorten it to what repeats",

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/cluster/running_costs.h"
 #include "planner/parallel/techniques.h"
@@ -41,21 +42,30 @@ Plan complete(const SuggestRequest& request, const ParallelSpec& spec) {
 std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
   const std::string used = fmt::format("uses {} of {} devices", plan.spec.mesh.size(), request.cluster.devices());
   const LayoutRequest& layout = request.layout;
-  if (plan.search.candidates == 0 || (layout.dp && layout.tp && layout.pp)) return used + ", as the layout that was given does";
+  if (plan.search.candidates == 0 || (layout.dp && layout.tp && layout.pp))
+    return used + ", as the layout that was given does";
   if (count_specs(*request.graph, request.training, request.cluster.devices(), layout) == 0)
-    return fmt::format("{}: no layout of all of them is legal{}", used, layout == LayoutRequest{} ? "" : " with what was given");
+    return fmt::format("{}: no layout of all of them is legal{}", used,
+                       layout == LayoutRequest{} ? "" : " with what was given");
   constexpr std::array better = {"is faster", "costs less", "needs less memory"};  // by Objective
-  const std::string claim = better[static_cast<std::size_t>(plan.search.objective)];
-  if (!plan.search.certified) return fmt::format("{}: the search found no plan on all of them that {}, and looked at a part of them only", used, claim);
-  return fmt::format("{}: no plan on all of them {}{}", used, layout == LayoutRequest{} ? "" : "with what was given ", claim);
+  const std::string claim = better[index_of(plan.search.objective)];
+  if (!plan.search.certified)
+    return fmt::format("{}: the search found no plan on all of them that {}, and looked at a part of them only", used,
+                       claim);
+  return fmt::format("{}: no plan on all of them {}{}", used, layout == LayoutRequest{} ? "" : "with what was given ",
+                     claim);
 }
 
-// Which groups of unlike nodes a plan takes, and in which order, where that is not how the cluster stands.
+// Which groups of unlike nodes a plan takes, and in which order, where that is not how the cluster
+// stands.
 std::string groups_taken(const SuggestRequest& request, const Plan& plan, const std::optional<RankedPlan>& as_stands) {
   const Cluster taken = first_nodes(plan.cluster, plan.spec.mesh.size());
-  std::string text = fmt::format("takes {}{}, of {}: ", describe_groups(taken), taken.groups.size() > 1 ? " in this order" : " alone", describe_groups(request.cluster));
+  std::string text =
+      fmt::format("takes {}{}, of {}: ", describe_groups(taken), taken.groups.size() > 1 ? " in this order" : " alone",
+                  describe_groups(request.cluster));
   if (!as_stands) return text + "no plan fits the cluster as it stands";
-  return text + fmt::format("the best plan of the cluster as it stands, {}, takes {} and {} of memory", layout_text(as_stands->spec), format_duration(as_stands->result.time.total()),
+  return text + fmt::format("the best plan of the cluster as it stands, {}, takes {} and {} of memory",
+                            layout_text(as_stands->spec), format_duration(as_stands->result.time.total()),
                             format_bytes(as_stands->result.memory.peak()));
 }
 
@@ -68,7 +78,8 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
   const int pp = layout.pp.value_or(1);
   const int dp = layout.dp.value_or(std::max(devices / (tp * pp), 1));
   if (dp * tp * pp > devices)
-    throw ConfigError(fmt::format("the layout needs {} devices (dp {} x tp {} x pp {}); the cluster has {}", dp * tp * pp, dp, tp, pp, devices));
+    throw ConfigError(fmt::format("the layout needs {} devices (dp {} x tp {} x pp {}); the cluster has {}",
+                                  dp * tp * pp, dp, tp, pp, devices));
   spec.mesh.degree = {pp, dp, tp};
   if (layout.order) spec.mesh.order = *layout.order;
   spec.sequence_parallel = layout.sequence_parallel.value_or(false);
@@ -77,14 +88,16 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
   spec.schedule = pp > 1 ? layout.schedule.value_or(ScheduleKind::one_f_one_b) : ScheduleKind::one_f_one_b;
   spec.recompute = layout.recompute.value_or(Recompute::none);
   if (layout.stage_blocks) spec.stage_blocks = *layout.stage_blocks;
-  if (const std::optional<std::string> reason = illegal(*request.graph, request.training, spec)) throw ConfigError(*reason);
+  if (const std::optional<std::string> reason = illegal(*request.graph, request.training, spec))
+    throw ConfigError(*reason);
   return spec;
 }
 
 }  // namespace
 
 SuggestResult suggest(const SuggestRequest& request) {
-  const ArrangedResult arranged = search_arrangements(*request.graph, request.cluster, request.training, request.layout, request.options);
+  const ArrangedResult arranged =
+      search_arrangements(*request.graph, request.cluster, request.training, request.layout, request.options);
   const SearchResult& found = arranged.found;
   SuggestResult result;
   result.counts = found.counts;
@@ -98,8 +111,10 @@ SuggestResult suggest(const SuggestRequest& request) {
   result.plan->prediction = found.plans.front().result;
   result.plan->alternatives.assign(found.plans.begin() + 1, found.plans.end());
   result.plan->search = result.counts;
-  if (arranged.cluster != request.cluster) result.plan->notes.push_back(groups_taken(request, *result.plan, arranged.as_stands));
-  if (result.plan->spec.mesh.size() < request.cluster.devices()) result.plan->notes.push_back(devices_left_idle(request, *result.plan));
+  if (arranged.cluster != request.cluster)
+    result.plan->notes.push_back(groups_taken(request, *result.plan, arranged.as_stands));
+  if (result.plan->spec.mesh.size() < request.cluster.devices())
+    result.plan->notes.push_back(devices_left_idle(request, *result.plan));
   return result;
 }
 
@@ -116,7 +131,8 @@ Plan simulate_layout(const SuggestRequest& request, std::string* trace) {
 StepResult simulate_plan(const OpGraph& graph, const Plan& plan, std::string* trace) {
   NetworkCache networks(plan.cluster);
   Timeline timeline;
-  const StepResult result = simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, trace ? &timeline : nullptr);
+  const StepResult result = simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule,
+                                          trace ? &timeline : nullptr);
   if (trace) *trace = write_trace(timeline);
   return result;
 }

@@ -23,13 +23,15 @@ struct SuggestRequest {
   TrainingSpec training;
   LayoutRequest layout;
   SearchOptions options;
-  // To look for what would make it fit, where the caller can give them: the graph for sequences of another length, the cluster with
-  // another number of devices of the same kind (nothing where there is none).
+  // To look for what would make it fit, where the caller can give them: the graph for sequences of
+  // another length, the cluster with another number of devices of the same kind (nothing where
+  // there is none).
   std::function<OpGraph(std::int64_t sequence_length)> graph_of_length;
   std::function<std::optional<Cluster>(int devices)> cluster_of;
 };
 
-// What a search gave: the best plan, complete, with the next best as its alternatives; or why there is none.
+// What a search gave: the best plan, complete, with the next best as its alternatives; or why there
+// is none.
 struct SuggestResult {
   std::optional<Plan> plan;
   SearchCounts counts;
@@ -39,8 +41,9 @@ struct SuggestResult {
 // The flow of `parplan suggest`.
 SuggestResult suggest(const SuggestRequest& request);
 
-// The flow of `parplan simulate`: one given layout, all of whose degrees are fixed in `request.layout`. ConfigError says
-// why a layout is not legal; memory beyond the capacity is reported, not refused. With `trace`, the Chrome trace.
+// The flow of `parplan simulate`: one given layout, all of whose degrees are fixed in
+// `request.layout`. ConfigError says why a layout is not legal; memory beyond the capacity is
+// reported, not refused. With `trace`, the Chrome trace.
 Plan simulate_layout(const SuggestRequest& request, std::string* trace = nullptr);
 
 // Simulates a plan that was read from a file, as it stands.

@@ -43,7 +43,7 @@ void Arena::write(int buffer, const void* from, Bytes bytes) const {
 }
 
 void Arena::zero(int buffer) const {
-  const std::int64_t bytes = program_.buffers[static_cast<std::size_t>(buffer)].bytes;
+  const std::int64_t bytes = program_.buffers[buffer].bytes;
   backend_.attach_thread();
   backend_.fill(stream, at(buffer), 0, ceil_div(bytes, word));
   backend_.synchronize();
@@ -63,7 +63,7 @@ std::int64_t Arena::highest_touched() const {
 }
 
 std::int64_t Arena::highest_touched(int buffer) const {
-  const Buffer& b = program_.buffers[static_cast<std::size_t>(buffer)];
+  const Buffer& b = program_.buffers[buffer];
   if (b.bytes == 0) return 0;
   return highest_touched(b.offset, b.offset + b.bytes) - b.offset;
 }

@@ -10,34 +10,41 @@
 namespace parplan {
 namespace {
 
-// The CUDA architecture that a precision needs: bf16 and tf32 units came with Ampere, and no kernels are built for less.
+// The CUDA architecture that a precision needs: bf16 and tf32 units came with Ampere, and no
+// kernels are built for less.
 constexpr int least_compute_major = 8;
 
 void check_processes(const Plan& plan, const Rendezvous& rendezvous) {
   const int ranks = plan.spec.mesh.size();
   if (rendezvous.processes() > 1 && rendezvous.processes() != ranks)
-    throw ConfigError(fmt::format("{} processes were started for a plan of {} ranks: start one process a rank, or one that hosts all ranks",
-                                  rendezvous.processes(), ranks));
+    throw ConfigError(fmt::format(
+        "{} processes were started for a plan of {} ranks: start one process a rank, or one that hosts all ranks",
+        rendezvous.processes(), ranks));
   int machines = 0;
   for (const NodeGroup& group : plan.cluster.groups) machines += group.machines();
   if (rendezvous.processes() == 1 && machines > 1 && ranks > plan.cluster.groups.front().devices_per_machine())
-    throw ConfigError(fmt::format("the plan spreads over {} nodes and ranks of one process are on one machine: start a process for each of the {} ranks "
-                                  "(mpirun, srun or torchrun's variables), or plan again with --nodes 1",
-                                  machines, ranks));
+    throw ConfigError(
+        fmt::format("the plan spreads over {} nodes and ranks of one process are on one machine: start a process for "
+                    "each of the {} ranks "
+                    "(mpirun, srun or torchrun's variables), or plan again with --nodes 1",
+                    machines, ranks));
 }
 
 MakeWorld choose_cpu_world(const Plan& plan, Rendezvous& rendezvous) {
   if (plan.training.precision != DataType::fp32 && plan.training.precision != DataType::tf32)
-    throw ConfigError(fmt::format("the plan computes in {}; the CPU backend computes in fp32: plan again with --precision fp32",
-                                  name(plan.training.precision)));
+    throw ConfigError(
+        fmt::format("the plan computes in {}; the CPU backend computes in fp32: plan again with --precision fp32",
+                    name(plan.training.precision)));
   if (rendezvous.processes() == 1) return cpu_threads();
   return cpu_processes(rendezvous);
 }
 
 std::vector<GpuProperties> gpus_for(const Plan& plan, const OpenedGpu& opened) {
   const auto refuse = [&](const std::string& missing) {
-    throw ConfigError(fmt::format("the plan is for {} and cannot run here. Missing: {}; make a plan for this machine with `parplan suggest MODEL`",
-                                  device_title(plan.cluster), missing));
+    throw ConfigError(
+        fmt::format("the plan is for {} and cannot run here. Missing: {}; make a plan for this machine with `parplan "
+                    "suggest MODEL`",
+                    device_title(plan.cluster), missing));
   };
   if (opened.gpu == nullptr) refuse(opened.missing);
   std::vector<GpuProperties> found;
@@ -49,7 +56,8 @@ std::vector<GpuProperties> gpus_for(const Plan& plan, const OpenedGpu& opened) {
   if (found.empty()) refuse("a GPU that CUDA sees");
   for (const GpuProperties& gpu : found)
     if (gpu.compute_major < least_compute_major)
-      refuse(fmt::format("a GPU of compute capability 8.0 or later ({} has {}.{})", gpu.name, gpu.compute_major, gpu.compute_minor));
+      refuse(fmt::format("a GPU of compute capability 8.0 or later ({} has {}.{})", gpu.name, gpu.compute_major,
+                         gpu.compute_minor));
   return found;
 }
 
@@ -61,14 +69,19 @@ MakeWorld choose_gpu_world(const Plan& plan, const WorldOptions& options, Rendez
   const int wanted = rendezvous.processes() == 1 ? ranks : rendezvous.local_processes();
   if (devices < wanted && rendezvous.processes() > 1)
     // The same words in every process, so that they are said once.
-    throw ConfigError(fmt::format("{} processes of the job are on one machine and each takes the GPU of its own number there, but they see {} GPU{}: let each see "
-                                  "all GPUs of its machine (srun: --gpus-per-node={} instead of --gpus-per-task and --gpu-bind; CUDA_VISIBLE_DEVICES "
-                                  "unset, or the same in all), or start at most one process a GPU",
-                                  wanted, devices, devices == 1 ? "" : "s", wanted));
+    throw ConfigError(
+        fmt::format("{} processes of the job are on one machine and each takes the GPU of its own number there, but "
+                    "they see {} GPU{}: let each see "
+                    "all GPUs of its machine (srun: --gpus-per-node={} instead of --gpus-per-task and --gpu-bind; "
+                    "CUDA_VISIBLE_DEVICES "
+                    "unset, or the same in all), or start at most one process a GPU",
+                    wanted, devices, devices == 1 ? "" : "s", wanted));
   if (devices < wanted)
-    throw ConfigError(fmt::format("the plan has {} ranks and this machine {} GPU{}: plan again with --devices {}, or try the plan out on one GPU with "
-                                  "--share-gpu (one process, no timing that means anything)",
-                                  ranks, devices, devices == 1 ? "" : "s", devices));
+    throw ConfigError(
+        fmt::format("the plan has {} ranks and this machine {} GPU{}: plan again with --devices {}, or try the plan "
+                    "out on one GPU with "
+                    "--share-gpu (one process, no timing that means anything)",
+                    ranks, devices, devices == 1 ? "" : "s", devices));
   std::vector<int> numbers(static_cast<std::size_t>(wanted));
   std::iota(numbers.begin(), numbers.end(), 0);
   return gpu_per_rank(opened.gpu, std::move(numbers), rendezvous, options.gpu);
@@ -78,11 +91,14 @@ MakeWorld choose_gpu_world(const Plan& plan, const WorldOptions& options, Rendez
 
 MakeWorld choose_world(const Plan& plan, const WorldOptions& options, Rendezvous& rendezvous) {
   if (const BackendRow& backend = row_of(plan.cluster.backend()); !backend.runs)
-    throw ConfigError(fmt::format("the plan is for {}, and parplan runs nothing on {}: carry it out with another framework, or make a plan for this machine "
-                                  "with `parplan suggest MODEL`",
-                                  device_title(plan.cluster), backend.runtime));
+    throw ConfigError(
+        fmt::format("the plan is for {}, and parplan runs nothing on {}: carry it out with another framework, or make "
+                    "a plan for this machine "
+                    "with `parplan suggest MODEL`",
+                    device_title(plan.cluster), backend.runtime));
   check_processes(plan, rendezvous);
-  return plan.cluster.backend() == BackendKind::cuda ? choose_gpu_world(plan, options, rendezvous) : choose_cpu_world(plan, rendezvous);
+  return plan.cluster.backend() == BackendKind::cuda ? choose_gpu_world(plan, options, rendezvous)
+                                                     : choose_cpu_world(plan, rendezvous);
 }
 
 }  // namespace parplan

@@ -27,7 +27,8 @@ TokenData TokenData::load(const std::string& path, std::int64_t sequence, std::i
   std::vector<std::int32_t> tokens;
   if (bytes.size() >= llmc_header_bytes && integer_at(bytes, 0) == llmc_magic) {
     if (integer_at(bytes, 1) != 1)
-      throw ConfigError({path}, fmt::format("token file of version {}; version 1 (uint16 tokens) can be read", integer_at(bytes, 1)));
+      throw ConfigError(
+          {path}, fmt::format("token file of version {}; version 1 (uint16 tokens) can be read", integer_at(bytes, 1)));
     const std::size_t count = static_cast<std::size_t>(std::max(integer_at(bytes, 2), 0));
     if (bytes.size() != llmc_header_bytes + 2 * count)
       throw ConfigError({path}, fmt::format("the header promises {} tokens, {} bytes; the file has {}", count,
@@ -43,10 +44,12 @@ TokenData TokenData::load(const std::string& path, std::int64_t sequence, std::i
     for (const char c : bytes) tokens.push_back(static_cast<unsigned char>(c));
   }
   if (static_cast<std::int64_t>(tokens.size()) < sequence + 1)
-    throw ConfigError({path}, fmt::format("{} tokens; one sequence takes {} and the token after it", tokens.size(), sequence));
+    throw ConfigError({path},
+                      fmt::format("{} tokens; one sequence takes {} and the token after it", tokens.size(), sequence));
   const auto largest = std::max_element(tokens.begin(), tokens.end());
   if (*largest >= vocabulary)
-    throw ConfigError({path}, fmt::format("token {} at position {}; the model's vocabulary ends at {}; give others with --data (each byte of a text is a token, as "
+    throw ConfigError({path}, fmt::format("token {} at position {}; the model's vocabulary ends at {}; give others "
+                                          "with --data (each byte of a text is a token, as "
                                           "of the default; or tokens in llm.c's layout)",
                                           *largest, largest - tokens.begin(), vocabulary - 1));
   return TokenData(std::move(tokens));

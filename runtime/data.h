@@ -6,17 +6,17 @@
 
 namespace parplan {
 
-// A sequence of token ids to train on: a text file as bytes, or tokens in llm.c's layout (256 int32 of header:
-// magic 20240520, version 1, count; then uint16 ids), told apart by the magic number.
+// A sequence of token ids to train on: a text file as bytes, or tokens in llm.c's layout (256 int32
+// of header: magic 20240520, version 1, count; then uint16 ids), told apart by the magic number.
 class TokenData {
  public:
-  // ConfigError names the file when it cannot be read, is too short for one sequence, or holds an id that is not
-  // below `vocabulary`.
+  // ConfigError names the file when it cannot be read, is too short for one sequence, or holds an
+  // id that is not below `vocabulary`.
   static TokenData load(const std::string& path, std::int64_t sequence, std::int64_t vocabulary);
   explicit TokenData(std::vector<std::int32_t> tokens) : tokens_(std::move(tokens)) {}
 
-  // Sample `index` of the job (from 0, over all steps): `sequence` + 1 ids into `to`. Samples follow each other in the
-  // data and start over behind its end.
+  // Sample `index` of the job (from 0, over all steps): `sequence` + 1 ids into `to`. Samples
+  // follow each other in the data and start over behind its end.
   void sample(std::int64_t index, std::int64_t sequence, std::int32_t* to) const;
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
 

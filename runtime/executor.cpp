@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 
 namespace parplan {
@@ -24,7 +25,9 @@ bool is_load(const Instruction& instruction) {
          (instruction.op == OpKind::load_tokens || instruction.op == OpKind::load_targets);
 }
 
-int position_in(const std::vector<int>& ranks, int rank) { return static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin()); }
+int position_in(const std::vector<int>& ranks, int rank) {
+  return static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
+}
 
 }  // namespace
 
@@ -52,7 +55,8 @@ int GroupTable::id_of(const std::vector<int>& ranks) const {
 
 void warm_up(const Program& program, Backend& backend, const Arena& arena) {
   if (backend.works_at_once()) return;
-  // What decides which kernel runs: that of a matrix product also depends on how its operands are aligned, to at most 256 bytes.
+  // What decides which kernel runs: that of a matrix product also depends on how its operands are
+  // aligned, to at most 256 bytes.
   struct Launch {
     OpKind op{};
     DataType type{};
@@ -69,18 +73,21 @@ void warm_up(const Program& program, Backend& backend, const Arena& arena) {
   backend.set_scalars({});
   std::vector<Launch> launched;
   for (const Call& call : program.calls)
-    for (const Instruction& instruction : program.segments[static_cast<std::size_t>(call.segment)].instructions) {
+    for (const Instruction& instruction : program.segments[call.segment].instructions) {
       if (instruction.kind != InstructionKind::kernel || is_load(instruction)) continue;
       Launch launch{.op = instruction.op, .type = instruction.type, .shape = instruction.shape, .alignments = {}};
       std::vector<void*> operands;
       for (const Operand& operand : instruction.operands) {
-        operands.push_back(arena.at(call.buffers[static_cast<std::size_t>(operand.binding)]) + operand.offset);
-        launch.alignments.push_back(std::min(std::countr_zero(reinterpret_cast<std::uintptr_t>(operands.back())), most_alignment));
+        operands.push_back(arena.at(call.buffers[operand.binding]) + operand.offset);
+        launch.alignments.push_back(
+            std::min(std::countr_zero(reinterpret_cast<std::uintptr_t>(operands.back())), most_alignment));
       }
       if (std::ranges::find(launched, launch) != launched.end()) continue;
       launched.push_back(std::move(launch));
-      for (std::size_t i = 0; i < operands.size(); ++i) backend.fill(compute, operands[i], 0, ceil_div(instruction.operands[i].bytes, word));
-      backend.run(compute, {.kind = instruction.op, .shape = instruction.shape, .type = instruction.type, .operands = operands});
+      for (std::size_t i = 0; i < operands.size(); ++i)
+        backend.fill(compute, operands[i], 0, ceil_div(instruction.operands[i].bytes, word));
+      backend.run(compute,
+                  {.kind = instruction.op, .shape = instruction.shape, .type = instruction.type, .operands = operands});
     }
   backend.synchronize();
   arena.refill();
@@ -88,8 +95,14 @@ void warm_up(const Program& program, Backend& backend, const Arena& arena) {
 
 Executor::Executor(const Program& program, const GroupTable& groups, Backend& backend, Communicator& communicator,
                    const Arena& arena, int data_rank, int data_ranks)
-    : program_(program), backend_(backend), communicator_(communicator), arena_(arena), data_rank_(data_rank), data_ranks_(data_ranks) {
-  for (const std::vector<int>& ranks : program.groups) group_ids_.push_back(ranks.size() > 1 ? groups.id_of(ranks) : -1);
+    : program_(program),
+      backend_(backend),
+      communicator_(communicator),
+      arena_(arena),
+      data_rank_(data_rank),
+      data_ranks_(data_ranks) {
+  for (const std::vector<int>& ranks : program.groups)
+    group_ids_.push_back(ranks.size() > 1 ? groups.id_of(ranks) : -1);
   tickets_.resize(static_cast<std::size_t>(program.events));
   unrecorded_.reserve(program.calls.size());
 
@@ -114,8 +127,9 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
   std::int64_t tokens = 0;
   std::size_t pieces = 0;
   for (const Call& call : program.calls) {
-    keys_.push_back(known.try_emplace({call.segment, call.buffers}, static_cast<std::int64_t>(known.size())).first->second);
-    const Segment& segment = program.segments[static_cast<std::size_t>(call.segment)];
+    keys_.push_back(
+        known.try_emplace({call.segment, call.buffers}, static_cast<std::int64_t>(known.size())).first->second);
+    const Segment& segment = program.segments[call.segment];
     pieces += segment.instructions.size();
     staged_at_.push_back(std::ranges::any_of(segment.instructions, is_load) ? tokens : -1);
     for (const Instruction& instruction : segment.instructions)
@@ -141,7 +155,7 @@ Executor::~Executor() {
 }
 
 std::byte* Executor::address(const Operand& operand, const Call& call) const {
-  return arena_.at(call.buffers[static_cast<std::size_t>(operand.binding)]) + operand.offset;
+  return arena_.at(call.buffers[operand.binding]) + operand.offset;
 }
 
 StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalars, StepTiming timing) {
@@ -177,7 +191,8 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
   return step;
 }
 
-// Token ids of the micro-batches in memory order [sequence, batch]; targets are the ids one position further.
+// Token ids of the micro-batches in memory order [sequence, batch]; targets are the ids one
+// position further.
 void Executor::stage_tokens(const Batch& batch) {
   const std::int64_t stride = batch.sequence + 1;
   const std::int64_t global_batch = static_cast<std::int64_t>(batch.ids.size()) / stride;
@@ -185,13 +200,13 @@ void Executor::stage_tokens(const Batch& batch) {
     if (staged_at_[c] < 0) continue;
     const Call& call = program_.calls[c];
     std::int32_t* to = tokens_ + staged_at_[c];
-    for (const Instruction& instruction : program_.segments[static_cast<std::size_t>(call.segment)].instructions) {
+    for (const Instruction& instruction : program_.segments[call.segment].instructions) {
       if (!is_load(instruction)) continue;
       const std::int64_t samples = instruction.shape.batch;
       const std::int64_t first = data_rank_ * (global_batch / data_ranks_) + call.micro_batch * samples;
       const std::int64_t shift = instruction.op == OpKind::load_targets ? 1 : 0;
       for (std::int64_t s = 0; s < instruction.shape.sequence; ++s)
-        for (std::int64_t b = 0; b < samples; ++b) *to++ = batch.ids[static_cast<std::size_t>((first + b) * stride + s + shift)];
+        for (std::int64_t b = 0; b < samples; ++b) *to++ = batch.ids[(first + b) * stride + s + shift];
     }
   }
 }
@@ -199,18 +214,18 @@ void Executor::stage_tokens(const Batch& batch) {
 void Executor::wait(Stream stream, int event) {
   backend_.wait(static_cast<int>(stream), event);
   if (!timing_) return;
-  const Heads& from = event_heads_[static_cast<std::size_t>(event)];
-  Heads& heads = stream_heads_[static_cast<std::size_t>(stream)];
+  const Heads& from = event_heads_[event];
+  Heads& heads = stream_heads_[index_of(stream)];
   heads.insert(heads.end(), from.begin(), from.end());
 }
 
 void Executor::record(Stream stream, int event) {
   backend_.record(static_cast<int>(stream), event);
-  if (timing_) event_heads_[static_cast<std::size_t>(event)] = stream_heads_[static_cast<std::size_t>(stream)];
+  if (timing_) event_heads_[event] = stream_heads_[index_of(stream)];
 }
 
 void Executor::wait_sent(Stream stream, int event) {
-  std::optional<SendTicket>& ticket = tickets_[static_cast<std::size_t>(event)];
+  std::optional<SendTicket>& ticket = tickets_[event];
   if (!ticket) return;
   communicator_.wait_sent(static_cast<int>(stream), *ticket);
   ticket.reset();
@@ -218,8 +233,8 @@ void Executor::wait_sent(Stream stream, int event) {
 
 void Executor::run_call(std::size_t index) {
   const Call& call = program_.calls[index];
-  const Segment& segment = program_.segments[static_cast<std::size_t>(call.segment)];
-  const Submission& submission = submissions_[static_cast<std::size_t>(call.segment)];
+  const Segment& segment = program_.segments[call.segment];
+  const Submission& submission = submissions_[call.segment];
   for (const int event : call.waits) {
     wait_sent(segment.stream, event);
     wait(segment.stream, event);
@@ -242,7 +257,7 @@ void Executor::run_call(std::size_t index) {
   if (call.records) record(segment.stream, *call.records);
   if (!posted_) return;
   if (call.records) {
-    tickets_[static_cast<std::size_t>(*call.records)] = posted_;
+    tickets_[*call.records] = posted_;
   } else {
     unrecorded_.emplace_back(segment.stream, *posted_);
   }
@@ -259,7 +274,9 @@ void Executor::submit(const Segment& segment, const Call& call, std::size_t inde
     } else {
       const Transfer transfer = communicate(instruction, call);
       waited = transfer.waited;
-      (instruction.label == Label::tensor ? sent_.tensor : instruction.label == Label::data ? sent_.data : sent_.pipeline) += transfer.sent;
+      (instruction.label == Label::tensor ? sent_.tensor
+       : instruction.label == Label::data ? sent_.data
+                                          : sent_.pipeline) += transfer.sent;
     }
     if (timing_) end_piece(waited);
     if (instruction.records) record(instruction.stream, first_segment_event_ + *instruction.records);
@@ -270,7 +287,7 @@ void Executor::submit(const Instruction& instruction, const Call& call, std::siz
   const int stream = static_cast<int>(instruction.stream);
   if (is_load(instruction)) {
     std::int64_t at = staged_at_[call_index];
-    for (const Instruction& earlier : program_.segments[static_cast<std::size_t>(call.segment)].instructions) {
+    for (const Instruction& earlier : program_.segments[call.segment].instructions) {
       if (&earlier == &instruction) break;
       if (is_load(earlier)) at += earlier.shape.rows;
     }
@@ -288,7 +305,7 @@ void Executor::submit(const Instruction& instruction, const Call& call, std::siz
 
 Transfer Executor::communicate(const Instruction& instruction, const Call& call) {
   const std::vector<int>& ranks = program_.group(instruction.group);
-  const int group = group_ids_[static_cast<std::size_t>(instruction.group)];
+  const int group = group_ids_[index_of(instruction.group)];
   const int stream = static_cast<int>(instruction.stream);
   const Operand& last = instruction.operands.back();
   const std::int64_t element = size_of(instruction.type);
@@ -300,33 +317,37 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
     case InstructionKind::reduce_scatter: return communicator_.reduce_scatter(stream, group, data);
     case InstructionKind::all_gather: {
       const int members = static_cast<int>(ranks.size());
-      std::byte* own = address(last, call) + chunk_begin(data.count, members, position_in(ranks, program_.rank)) * element;
+      std::byte* own =
+          address(last, call) + chunk_begin(data.count, members, position_in(ranks, program_.rank)) * element;
       const std::byte* shard = address(instruction.operands[0], call);
       if (own != shard) backend_.copy(stream, own, shard, Bytes(instruction.operands[0].bytes));
       return communicator_.all_gather(stream, group, data);
     }
     case InstructionKind::send:
-      posted_ = communicator_.send(stream, ranks.front(), towards_next ? GroupTable::to_next : GroupTable::to_previous, data);
+      posted_ =
+          communicator_.send(stream, ranks.front(), towards_next ? GroupTable::to_next : GroupTable::to_previous, data);
       return {.sent = Bytes(last.bytes), .waited = {}, .moving = {}};
     case InstructionKind::receive:  // what comes from the next stage was sent to the previous one
-      return communicator_.receive(stream, ranks.front(), towards_next ? GroupTable::to_previous : GroupTable::to_next, data);
+      return communicator_.receive(stream, ranks.front(), towards_next ? GroupTable::to_previous : GroupTable::to_next,
+                                   data);
     case InstructionKind::kernel: break;
   }
   PARPLAN_ASSERT(false, name(instruction.kind));
   return {};
 }
 
-// Steps that are taken apart -------------------------------------------------------------------------------------------
+// Steps that are taken apart ----------------------------------------------------------------------
 
-// What works at once has one order of work, the launch order: each piece waits for the one before. Otherwise a piece waits for
-// what its stream came from.
+// What works at once has one order of work, the launch order: each piece waits for the one before.
+// Otherwise a piece waits for what its stream came from.
 void Executor::begin_piece(const Segment& segment, std::size_t instruction) {
   const Instruction& what = segment.instructions[instruction];
   const int piece = static_cast<int>(pieces_.size());
   pieces_.push_back({.work = {.computes = what.kind == InstructionKind::kernel, .label = what.label}});
-  piece_of_.push_back({.segment = static_cast<int>(&segment - program_.segments.data()), .instruction = static_cast<int>(instruction)});
-  Heads& dependencies = dependencies_[static_cast<std::size_t>(piece)];
-  Heads& heads = stream_heads_[static_cast<std::size_t>(what.stream)];
+  piece_of_.push_back(
+      {.segment = static_cast<int>(&segment - program_.segments.data()), .instruction = static_cast<int>(instruction)});
+  Heads& dependencies = dependencies_[piece];
+  Heads& heads = stream_heads_[index_of(what.stream)];
   if (backend_.works_at_once()) {
     dependencies.clear();
     if (piece > 0) dependencies.push_back(piece - 1);
@@ -341,7 +362,7 @@ void Executor::end_piece(Seconds waited) {
   const int piece = static_cast<int>(pieces_.size()) - 1;
   const PieceOf& of = piece_of_.back();
   piece_of_.back().waited_s = waited.value;
-  const Instruction& what = program_.segments[static_cast<std::size_t>(of.segment)].instructions[static_cast<std::size_t>(of.instruction)];
+  const Instruction& what = program_.segments[of.segment].instructions[of.instruction];
   backend_.mark(static_cast<int>(what.stream), 2 * piece + 2);
 }
 
@@ -355,20 +376,21 @@ void Executor::take_apart(StepMeasurement& step) {
     piece.start = std::min(backend_.seconds_at(2 * static_cast<int>(p) + 1) + of.waited_s, piece.end);
     piece.cause = -1;
     for (const int before : dependencies_[p])
-      if (piece.cause < 0 || pieces_[static_cast<std::size_t>(before)].end > pieces_[static_cast<std::size_t>(piece.cause)].end)
+      if (piece.cause < 0 || pieces_[before].end > pieces_[piece.cause].end)
         piece.cause = before;
     if (last < 0 || piece.end >= end) {
       last = static_cast<int>(p);
       end = piece.end;
     }
-    InstructionMeasurement& measurement = measurements_[static_cast<std::size_t>(of.segment)][static_cast<std::size_t>(of.instruction)];
+    InstructionMeasurement& measurement = measurements_[of.segment][of.instruction];
     measurement.runs += 1;
     measurement.busy_s += piece.end - piece.start;
     measurement.waited_s += of.waited_s;
   }
   step.taken_apart = true;
   step.time = sum(attribute(pieces_, last, computing_));
-  // What is left of the step is no instruction's: the last sends, the copy of the loss, the way back to the caller.
+  // What is left of the step is no instruction's: the last sends, the copy of the loss, the way
+  // back to the caller.
   step.time.bubble += std::max(step.total - step.time.total(), Seconds(0.0));
 }
 

@@ -14,7 +14,8 @@
 
 namespace parplan {
 
-// What one instruction of one Segment cost over the steps taken apart so far; the join of prediction and measurement.
+// What one instruction of one Segment cost over the steps taken apart so far; the join of
+// prediction and measurement.
 struct InstructionMeasurement {
   std::int64_t runs = 0;
   double busy_s = 0.0;    // computing, or moving data
@@ -29,7 +30,8 @@ struct StepMeasurement {
   CommunicationVolume communication;
 };
 
-// Whether each instruction of a step is timed. On a GPU the marks between instructions cost time, and no work is replayed.
+// Whether each instruction of a step is timed. On a GPU the marks between instructions cost time,
+// and no work is replayed.
 enum class StepTiming { whole, each_instruction };
 
 // Numbers for the communicator's groups and channels, equal on all ranks of a job.
@@ -49,20 +51,22 @@ class GroupTable {
   std::vector<SendRoute> routes_;
 };
 
-// Makes what a GPU makes when it is first used: streams, and kernels, which CUDA loads when they are first launched. Loading
-// one may wait for all work of the GPU, under a lock that other threads want, and so for ever once NCCL's kernels wait for other
-// ranks ("Lazy Loading" in the CUDA Programming Guide; meta-pytorch/torchcomms, pull request 2334; openxla/xla, pull request
-// 38932). Called by every rank before any of them communicates. Every kernel of the Program runs once, on zeros; then the
-// arena is as it was made. Nothing to do for what works at once.
+// Makes what a GPU makes when it is first used: streams, and kernels, which CUDA loads when they
+// are first launched. Loading one may wait for all work of the GPU, under a lock that other threads
+// want, and so for ever once NCCL's kernels wait for other ranks ("Lazy Loading" in the CUDA
+// Programming Guide; meta-pytorch/torchcomms, pull request 2334; openxla/xla, pull request 38932).
+// Called by every rank before any of them communicates. Every kernel of the Program runs once, on
+// zeros; then the arena is as it was made. Nothing to do for what works at once.
 void warm_up(const Program& program, Backend& backend, const Arena& arena);
 
-// Carries out a Program: submits its calls in launch order to the backend's streams, which meet at the Program's events.
-// After the first steps (two, where work is recorded for replay) it allocates nothing.
+// Carries out a Program: submits its calls in launch order to the backend's streams, which meet at
+// the Program's events. After the first steps (two, where work is recorded for replay) it allocates
+// nothing.
 class Executor {
  public:
   // `data_rank` of `data_ranks` decides which samples of a batch are this rank's.
-  Executor(const Program& program, const GroupTable& groups, Backend& backend, Communicator& communicator, const Arena& arena,
-           int data_rank, int data_ranks);
+  Executor(const Program& program, const GroupTable& groups, Backend& backend, Communicator& communicator,
+           const Arena& arena, int data_rank, int data_ranks);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -81,7 +85,8 @@ class Executor {
     std::vector<Stream> side_streams;  // those of its instructions besides its own
     bool repeats = false;              // kernels on one stream: what a backend may record and replay
   };
-  // What was submitted last to a stream, or stood before an event: what the next piece of work there waits for.
+  // What was submitted last to a stream, or stood before an event: what the next piece of work
+  // there waits for.
   using Heads = std::vector<int>;
 
   void run_call(std::size_t index);
@@ -109,7 +114,8 @@ class Executor {
   int first_segment_event_ = 0;          // events: the Program's, a Segment's, the fork, one join a stream
   int fork_event_ = 0;
 
-  // Sends: by event of the Program, the ticket that was not waited for yet; and those that no call waits for.
+  // Sends: by event of the Program, the ticket that was not waited for yet; and those that no call
+  // waits for.
   std::vector<std::optional<SendTicket>> tickets_;
   std::vector<std::pair<Stream, SendTicket>> unrecorded_;
   std::optional<SendTicket> posted_;

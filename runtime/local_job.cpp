@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 
 namespace parplan {
@@ -43,7 +44,8 @@ T take(std::span<const std::byte>& bytes) {
 
 }  // namespace
 
-// In the order of destruction, last first: a communicator goes before the memory that it may have registered.
+// In the order of destruction, last first: a communicator goes before the memory that it may have
+// registered.
 struct LocalJob::Rank {
   std::unique_ptr<Backend> backend;
   Arena arena;
@@ -63,12 +65,12 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
   batch_.sequence = job.training.sequence_length;
   // Each rank's thread makes and fills its own arena, so that a CPU's pages lie near its core.
   for_each_rank([&](std::size_t r) {
-    const Program& program = programs_[static_cast<std::size_t>(hosted()[r])];
+    const Program& program = programs_[hosted()[r]];
     ranks_[r] = std::make_unique<Rank>(world_->make_backend(hosted()[r]), program);
     warm_up(program, *ranks_[r]->backend, ranks_[r]->arena);
   });
-  // Ranks that connect wait for all others, some of which may have no memory to come with: nobody connects before all have
-  // theirs.
+  // Ranks that connect wait for all others, some of which may have no memory to come with: nobody
+  // connects before all have theirs.
   if (rendezvous_.processes() > 1) barrier(rendezvous_);
   for_each_rank([&](std::size_t r) {
     Rank& rank = *ranks_[r];
@@ -76,14 +78,16 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
     rank.communicator = world_->make_communicator(hosted()[r], *rank.backend);
     rank.communicator->register_memory(rank.arena.begin(), rank.arena.size());
   });
-  // Not while others connect: page-locked memory is every GPU's of the process, which may be at work for NCCL.
+  // Not while others connect: page-locked memory is every GPU's of the process, which may be at
+  // work for NCCL.
   for_each_rank([&](std::size_t r) {
     const int number = hosted()[r];
-    const Program& program = programs_[static_cast<std::size_t>(number)];
-    const int data_rank = coordinates_of(job_.spec.mesh, number)[static_cast<std::size_t>(Axis::dp)];
+    const Program& program = programs_[number];
+    const int data_rank = coordinates_of(job_.spec.mesh, number)[index_of(Axis::dp)];
     Rank& rank = *ranks_[r];
     rank.backend->attach_thread();
-    rank.executor = std::make_unique<Executor>(program, groups_, *rank.backend, *rank.communicator, rank.arena, data_rank, job_.spec.dp());
+    rank.executor = std::make_unique<Executor>(program, groups_, *rank.backend, *rank.communicator, rank.arena,
+                                               data_rank, job_.spec.dp());
     initialise(*job_.graph, program, rank.arena, job_.training.precision, initial);
   });
   step_.ranks.resize(programs_.size());
@@ -99,7 +103,8 @@ void LocalJob::for_each_rank(const std::function<void(std::size_t)>& work) {
           work(r);
         } catch (const std::exception& failure) {
           failures[r] = std::current_exception();
-          if (ranks_[r] != nullptr && ranks_[r]->communicator != nullptr) ranks_[r]->communicator->abort(failure.what());
+          if (ranks_[r] != nullptr && ranks_[r]->communicator != nullptr)
+            ranks_[r]->communicator->abort(failure.what());
           rendezvous_.abort(failure.what());
         }
       });
@@ -108,7 +113,8 @@ void LocalJob::for_each_rank(const std::function<void(std::size_t)>& work) {
     if (failure) std::rethrow_exception(failure);
 }
 
-// Side by side: NCCL lets the ranks of one machine wait for each other when they leave (its documentation of ncclCommDestroy).
+// Side by side: NCCL lets the ranks of one machine wait for each other when they leave (its
+// documentation of ncclCommDestroy).
 LocalJob::~LocalJob() {
   std::vector<std::jthread> threads;
   for (std::unique_ptr<Rank>& rank : ranks_) threads.emplace_back([&rank] { rank.reset(); });
@@ -117,7 +123,7 @@ LocalJob::~LocalJob() {
 const LocalJob::Rank& LocalJob::rank(int number) const {
   const auto found = std::ranges::find(hosted(), number);
   PARPLAN_ASSERT(found != hosted().end(), fmt::format("rank {} is another process's", number));
-  return *ranks_[static_cast<std::size_t>(found - hosted().begin())];
+  return *ranks_[found - hosted().begin()];
 }
 const Arena& LocalJob::arena(int number) const { return rank(number).arena; }
 const Executor& LocalJob::executor(int number) const { return *rank(number).executor; }
@@ -130,16 +136,17 @@ std::string LocalJob::not_recorded(int number) const { return rank(number).backe
 LogicalTensors LocalJob::collect(ParameterContent content) const {
   LogicalTensors tensors;
   for (const int number : hosted())
-    parplan::collect(*job_.graph, programs_[static_cast<std::size_t>(number)], arena(number), job_.training.precision, content, tensors);
+    parplan::collect(*job_.graph, programs_[number], arena(number), job_.training.precision, content, tensors);
   return tensors;
 }
 
 // Every last-stage rank of data coordinate 0 holds the same reduced loss; the first is read.
 void LocalJob::share_step() {
-  const double tokens = static_cast<double>(job_.training.global_batch) * static_cast<double>(job_.training.sequence_length);
+  const double tokens =
+      static_cast<double>(job_.training.global_batch) * static_cast<double>(job_.training.sequence_length);
   SharedStep own{.step_time_s = step_.step_time_s};
   for (const int number : hosted())
-    if (!own.holds_loss && programs_[static_cast<std::size_t>(number)].loss_buffer >= 0)
+    if (!own.holds_loss && programs_[number].loss_buffer >= 0)
       own = {.loss = executor(number).loss() / tokens, .holds_loss = true, .step_time_s = own.step_time_s};
   if (rendezvous_.processes() == 1) {
     step_.loss = own.loss;
@@ -149,7 +156,7 @@ void LocalJob::share_step() {
   append(bytes, own);
   for (const int number : hosted()) {
     append(bytes, number);
-    append(bytes, step_.ranks[static_cast<std::size_t>(number)]);
+    append(bytes, step_.ranks[number]);
   }
   bool found = false;
   for (const std::vector<std::byte>& contribution : rendezvous_.all_gather(bytes)) {
@@ -210,7 +217,7 @@ void LocalJob::run(const Steps& steps) {
       threads.emplace_back([&, r] {
         try {
           while (!stop) {
-            step_.ranks[static_cast<std::size_t>(hosted()[r])] = ranks_[r]->executor->run_step(batch_, scalars, timing);
+            step_.ranks[hosted()[r]] = ranks_[r]->executor->run_step(batch_, scalars, timing);
             step_end.arrive_and_wait();
           }
         } catch (const std::exception& failure) {
@@ -225,8 +232,8 @@ void LocalJob::run(const Steps& steps) {
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
   if (!between) return;
-  // Other processes may be well: leaving NCCL's communicators in good order waits for theirs (ncclCommDestroy), while they
-  // wait at the rendezvous.
+  // Other processes may be well: leaving NCCL's communicators in good order waits for theirs
+  // (ncclCommDestroy), while they wait at the rendezvous.
   try {
     std::rethrow_exception(between);
   } catch (const std::exception& failure) {

@@ -21,8 +21,9 @@ struct JobStep {
   std::vector<StepMeasurement> ranks;  // all of the job
 };
 
-// The ranks of a job that this process hosts, each a thread with a backend, an arena and a communicator. With several
-// processes each of them makes one, and all calls are made by all of them.
+// The ranks of a job that this process hosts, each a thread with a backend, an arena and a
+// communicator. With several processes each of them makes one, and all calls are made by all of
+// them.
 class LocalJob {
  public:
   LocalJob(const Job& job, const InitialValues& initial, const MakeWorld& make_world, Rendezvous& rendezvous);
@@ -30,8 +31,9 @@ class LocalJob {
   LocalJob(const LocalJob&) = delete;
   LocalJob& operator=(const LocalJob&) = delete;
 
-  // Runs `steps` steps, of which the first is number `first_step` (from 0). `batch_of` gives each step's sequences, `timing_of` says
-  // how it is timed; they and `on_step` are called by one thread, between steps. What a rank throws is thrown here, once all have stopped.
+  // Runs `steps` steps, of which the first is number `first_step` (from 0). `batch_of` gives each
+  // step's sequences, `timing_of` says how it is timed; they and `on_step` are called by one
+  // thread, between steps. What a rank throws is thrown here, once all have stopped.
   struct Steps {
     std::int64_t first = 0;
     std::int64_t count = 1;
@@ -54,7 +56,8 @@ class LocalJob {
  private:
   struct Rank;
   const Rank& rank(int number) const;
-  // Calls `work` with the place of every hosted rank, each in a thread of its own. What one throws is thrown here.
+  // Calls `work` with the place of every hosted rank, each in a thread of its own. What one throws
+  // is thrown here.
   void for_each_rank(const std::function<void(std::size_t)>& work);
   void share_step();  // fills in the other processes' ranks
 

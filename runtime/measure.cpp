@@ -18,10 +18,12 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 // Long enough to see past the clock's ramp and other programs' slices.
 constexpr double seconds_per_kernel = 0.3;
-// Elements of a tensor that stays in no cache: 64 MiB for one thread, divided among several down to 16 MiB.
+// Elements of a tensor that stays in no cache: 64 MiB for one thread, divided among several down to
+// 16 MiB.
 std::int64_t large_elements(int threads) { return (std::int64_t{16} << 20) / std::min(threads, 4); }
 
-// A kernel on operands of its own: elements for each operand in the order of the op's row, the workspace added by itself.
+// A kernel on operands of its own: elements for each operand in the order of the op's row, the
+// workspace added by itself.
 class Probe {
  public:
   Probe(Backend& backend, OpKind kind, const OpShape& shape, const std::vector<std::int64_t>& elements)
@@ -83,7 +85,7 @@ void in_threads(int threads, const std::function<void(int)>& body) {
         try {
           body(t);
         } catch (...) {
-          failures[static_cast<std::size_t>(t)] = std::current_exception();
+          failures[t] = std::current_exception();
         }
       });
   }
@@ -115,7 +117,7 @@ MeasuredRates measure_rates(int threads) {
     const std::int64_t elements = large_elements(threads);
     Probe accumulate(*backend, OpKind::accumulate, {.rows = elements}, {elements, elements});
 
-    MeasuredRates& rates = measured[static_cast<std::size_t>(thread)];
+    MeasuredRates& rates = measured[thread];
     together.arrive_and_wait();
     const Flops products = forward.work().flops + input_gradient.work().flops + weight_gradient.work().flops;
     rates.matrix = products / Seconds(seconds_of({&forward, &input_gradient, &weight_gradient}));

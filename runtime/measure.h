@@ -19,7 +19,8 @@ MeasuredRates measure_rates(int threads);
 // Time of a kernel that has next to nothing to do.
 Seconds measure_kernel_launch();
 
-// All-reduces of fp32 over threads of this process: the time of a call (lower quartile), by size, ascending.
+// All-reduces of fp32 over threads of this process: the time of a call (lower quartile), by size,
+// ascending.
 struct MeasuredTransfer {
   Bytes bytes;
   Seconds time;

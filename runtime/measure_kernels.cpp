@@ -43,10 +43,12 @@ std::vector<Piece> operands_of(const KernelMeasurement& kernel) {
     case OpKind::linear: return {of(s.rows * s.inner), of(s.columns * s.inner), of(all)};
     case OpKind::linear_gelu: return {of(s.rows * s.inner), of(s.columns * s.inner), of(all), of(all)};
     case OpKind::linear_input_gradient: return {of(all), of(s.columns * s.inner), of(s.rows * s.inner)};
-    case OpKind::linear_input_gradient_gelu: return {of(all), of(s.columns * s.inner), of(s.rows * s.inner), of(s.rows * s.inner)};
+    case OpKind::linear_input_gradient_gelu:
+      return {of(all), of(s.columns * s.inner), of(s.rows * s.inner), of(s.rows * s.inner)};
     case OpKind::linear_weight_gradient: return {of(all), of(s.rows * s.inner), fp32(s.columns * s.inner)};
     case OpKind::attention: return {of(fused), of(heads * s.head_dim), fp32(heads)};
-    case OpKind::attention_gradient: return {of(heads * s.head_dim), of(fused), of(heads * s.head_dim), fp32(heads), of(fused)};
+    case OpKind::attention_gradient:
+      return {of(heads * s.head_dim), of(fused), of(heads * s.head_dim), fp32(heads), of(fused)};
     case OpKind::rotary:
     case OpKind::rotary_gradient: return {of(fused), of(fused)};
     case OpKind::layer_norm: return {of(all), of(s.columns), of(s.columns), of(all), fp32(s.rows), fp32(s.rows)};
@@ -73,7 +75,8 @@ std::vector<Piece> operands_of(const KernelMeasurement& kernel) {
     case OpKind::copy: return {of(s.rows), of(s.rows)};
     case OpKind::sum_squares: return {fp32(s.rows), fp32(1)};
     case OpKind::adamw: {
-      std::vector<Piece> pieces{fp32(s.rows), of(s.rows), fp32(s.rows), {.elements = s.rows, .content = Content::positive}};
+      std::vector<Piece> pieces{
+          fp32(s.rows), of(s.rows), fp32(s.rows), {.elements = s.rows, .content = Content::positive}};
       if (s.master) pieces.push_back(fp32(s.rows));
       return pieces;
     }
@@ -88,7 +91,8 @@ Bytes workspace_of(const KernelMeasurement& kernel, bool on_cpu) {
   return workspace ? align_up(workspace(kernel.shape), 256) : Bytes(0);
 }
 
-// The median on a device of its own; the lower quartile on a CPU, where other programs only make runs longer.
+// The median on a device of its own; the lower quartile on a CPU, where other programs only make
+// runs longer.
 double typical(std::vector<double> values, bool on_cpu) {
   const auto chosen = values.begin() + static_cast<std::ptrdiff_t>(values.size() / (on_cpu ? 4 : 2));
   std::nth_element(values.begin(), chosen, values.end());
@@ -103,10 +107,12 @@ std::uint64_t next_random(std::uint64_t& state) {
   return z ^ (z >> 31);
 }
 
-// A word of numbers between 1/2 and 1 of either sign: sign and fraction are random, the exponent is that of 1/2.
+// A word of numbers between 1/2 and 1 of either sign: sign and fraction are random, the exponent is
+// that of 1/2.
 std::uint32_t word_of(Content content, DataType type, std::uint64_t random, std::int64_t valid) {
   const std::uint32_t bits = static_cast<std::uint32_t>(random >> 32);
-  if (content == Content::tokens) return static_cast<std::uint32_t>((random >> 33) % static_cast<std::uint64_t>(std::max<std::int64_t>(valid, 1)));
+  if (content == Content::tokens)
+    return static_cast<std::uint32_t>((random >> 33) % static_cast<std::uint64_t>(std::max<std::int64_t>(valid, 1)));
   if (content == Content::positive) return 0x3c23d70au;  // 0.01f
   switch (type) {
     case DataType::bf16: return (bits & 0x807f807fu) | 0x3f003f00u;
@@ -165,13 +171,17 @@ class Bench {
     const double once = std::max(backend_.seconds_at(1), 1e-7);
     if (once > share.value) return std::nullopt;
 
-    // Many in a row, so that the clock between them does not count and operands come from memory, as far as the share allows.
+    // Many in a row, so that the clock between them does not count and operands come from memory,
+    // as far as the share allows.
     constexpr double long_enough = 200e-6;
     constexpr double fewest_rows = 8.0;  // warm-up and runs
-    const std::int64_t sets = std::clamp<std::int64_t>(std::min(ceil_div(options_.footprint.count, set.count), (options_.memory - workspace).count / set.count),
-                                                       1, most_sets);
-    const double wanted = std::max(static_cast<double>(sets), std::min(long_enough / once, static_cast<double>(most_sets)));
-    const std::int64_t in_a_row = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(wanted, share.value / fewest_rows / once)));
+    const std::int64_t sets = std::clamp<std::int64_t>(
+        std::min(ceil_div(options_.footprint.count, set.count), (options_.memory - workspace).count / set.count), 1,
+        most_sets);
+    const double wanted =
+        std::max(static_cast<double>(sets), std::min(long_enough / once, static_cast<double>(most_sets)));
+    const std::int64_t in_a_row =
+        std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(wanted, share.value / fewest_rows / once)));
     while (static_cast<std::int64_t>(operands.size()) < std::min(sets, in_a_row)) add_set();
     const double row_seconds = once * static_cast<double>(in_a_row);
     const std::int64_t key = next_key_++;
@@ -195,7 +205,8 @@ class Bench {
       memory += piece.bytes().count;
     }
     const auto work = [&] {
-      for (int i = 0; i < in_a_row; ++i) backend_.run(0, {.kind = kernel.kind, .shape = kernel.shape, .type = kernel.type, .operands = operands});
+      for (int i = 0; i < in_a_row; ++i)
+        backend_.run(0, {.kind = kernel.kind, .shape = kernel.shape, .type = kernel.type, .operands = operands});
     };
     const std::int64_t key = next_key_++;
     const auto row = [&] {
@@ -212,7 +223,9 @@ class Bench {
     void* outside = route == CopyRoute::on_device ? nullptr : backend_.allocate_host(bytes);
     std::byte* inside = static_cast<std::byte*>(pool_);
     void* from = route == CopyRoute::to_device ? outside : inside;
-    void* to = route == CopyRoute::to_host ? outside : route == CopyRoute::to_device ? inside : inside + options_.memory.count / 2;
+    void* to = route == CopyRoute::to_host     ? outside
+               : route == CopyRoute::to_device ? inside
+                                               : inside + options_.memory.count / 2;
     const double seconds = typical_of([&] { backend_.copy(0, to, from, bytes); }, 10.0);
     if (outside != nullptr) backend_.release_host(outside);
     return Seconds(seconds);
@@ -221,7 +234,8 @@ class Bench {
  private:
   static constexpr Bytes pattern_bytes{4 << 20};
 
-  // Each run after the last, timed one by one: as many as `runs` says, but at least 5 and at most 50, after 3 that are not counted.
+  // Each run after the last, timed one by one: as many as `runs` says, but at least 5 and at most
+  // 50, after 3 that are not counted.
   template <class Row>
   double typical_of(const Row& row, double runs) {
     const int count = static_cast<int>(std::clamp(runs, 5.0, 50.0));
@@ -290,10 +304,21 @@ struct Sizes {
   std::vector<std::int64_t> flat;
 };
 
-// Features are those of GPT-2 (768, 1280, 1600) and of Llama 3.2 1B (2048); the products beside them fill no tile, or are deep, or narrow.
+// Features are those of GPT-2 (768, 1280, 1600) and of Llama 3.2 1B (2048); the products beside
+// them fill no tile, or are deep, or narrow.
 Sizes gpu_sizes() {
   return {.tokens = {1024, 4096, 16384},
-          .features = {{768, 768}, {2304, 768}, {3072, 768}, {768, 3072}, {3840, 1280}, {1280, 5120}, {6400, 1600}, {1600, 6400}, {3072, 2048}, {8192, 2048}, {2048, 8192}},
+          .features = {{768, 768},
+                       {2304, 768},
+                       {3072, 768},
+                       {768, 3072},
+                       {3840, 1280},
+                       {1280, 5120},
+                       {6400, 1600},
+                       {1600, 6400},
+                       {3072, 2048},
+                       {8192, 2048},
+                       {2048, 8192}},
           .products = {{.rows = 4096, .columns = 4096, .inner = 4096},
                        {.rows = 8192, .columns = 8192, .inner = 8192},
                        {.rows = 1000, .columns = 1000, .inner = 1000},
@@ -305,8 +330,13 @@ Sizes gpu_sizes() {
           .attention_tokens = 16384,
           .head_dims = {64, 128},
           .heads = 16,
-          .elementwise = {{.rows = 256, .columns = 768}, {.rows = 2048, .columns = 768}, {.rows = 8192, .columns = 1600}, {.rows = 16384, .columns = 3072}},
-          .vocabulary = {{.rows = 256, .columns = 50304}, {.rows = 1024, .columns = 50304}, {.rows = 4096, .columns = 50304}},
+          .elementwise = {{.rows = 256, .columns = 768},
+                          {.rows = 2048, .columns = 768},
+                          {.rows = 8192, .columns = 1600},
+                          {.rows = 16384, .columns = 3072}},
+          .vocabulary = {{.rows = 256, .columns = 50304},
+                         {.rows = 1024, .columns = 50304},
+                         {.rows = 4096, .columns = 50304}},
           .flat = {1 << 16, 1 << 20, 1 << 23, 1 << 25}};
 }
 Sizes cpu_sizes() {
@@ -321,7 +351,10 @@ Sizes cpu_sizes() {
           .attention_tokens = 512,
           .head_dims = {32, 64, 128},
           .heads = 4,
-          .elementwise = {{.rows = 32, .columns = 256}, {.rows = 128, .columns = 768}, {.rows = 512, .columns = 768}, {.rows = 512, .columns = 3072}},
+          .elementwise = {{.rows = 32, .columns = 256},
+                          {.rows = 128, .columns = 768},
+                          {.rows = 512, .columns = 768},
+                          {.rows = 512, .columns = 3072}},
           .vocabulary = {{.rows = 16, .columns = 8192}, {.rows = 64, .columns = 8192}, {.rows = 128, .columns = 50304}},
           .flat = {1 << 12, 1 << 16, 1 << 20, 1 << 22}};
 }
@@ -332,10 +365,12 @@ std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std
   const Sizes sizes = backend == BackendKind::cuda ? gpu_sizes() : cpu_sizes();
   std::vector<OpShape> products = sizes.products;
   for (const std::int64_t tokens : sizes.tokens)
-    for (const Features& features : sizes.features) products.push_back({.rows = tokens, .columns = features.out, .inner = features.in});
+    for (const Features& features : sizes.features)
+      products.push_back({.rows = tokens, .columns = features.out, .inner = features.in});
   std::vector<KernelMeasurement> kernels;
   for (const DataType type : types) {
-    for (const OpKind kind : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient, OpKind::linear_gelu, OpKind::linear_input_gradient_gelu})
+    for (const OpKind kind : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient,
+                              OpKind::linear_gelu, OpKind::linear_input_gradient_gelu})
       for (const OpShape& shape : products) kernels.push_back(measured_kernel(kind, type, shape));
     for (const OpKind kind : {OpKind::attention, OpKind::attention_gradient})
       for (const std::int64_t head_dim : sizes.head_dims)
@@ -343,27 +378,36 @@ std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std
           // Of equal tokens a launch and what every token costs could not be told apart.
           const std::int64_t most = std::max<std::int64_t>(sizes.attention_tokens / sequence, 1);
           for (const std::int64_t batch : std::set{most, std::max<std::int64_t>(most / 4, 1)})
-            kernels.push_back(measured_kernel(kind, type, {.sequence = sequence, .batch = batch, .heads = sizes.heads, .kv_heads = sizes.heads, .head_dim = head_dim}));
+            kernels.push_back(measured_kernel(kind, type,
+                                              {.sequence = sequence,
+                                               .batch = batch,
+                                               .heads = sizes.heads,
+                                               .kv_heads = sizes.heads,
+                                               .head_dim = head_dim}));
         }
     if (type == DataType::tf32) continue;  // the rest is fp32's
-    for (const OpKind kind : {OpKind::layer_norm, OpKind::layer_norm_gradient, OpKind::rms_norm, OpKind::rms_norm_gradient, OpKind::add_layer_norm,
-                              OpKind::add_rms_norm, OpKind::add, OpKind::bias_gradient, OpKind::activation, OpKind::activation_gradient,
-                              OpKind::gate, OpKind::gate_gradient, OpKind::embedding, OpKind::embedding_gradient})
+    for (const OpKind kind : {OpKind::layer_norm, OpKind::layer_norm_gradient, OpKind::rms_norm,
+                              OpKind::rms_norm_gradient, OpKind::add_layer_norm, OpKind::add_rms_norm, OpKind::add,
+                              OpKind::bias_gradient, OpKind::activation, OpKind::activation_gradient, OpKind::gate,
+                              OpKind::gate_gradient, OpKind::embedding, OpKind::embedding_gradient})
       for (const OpShape& shape : sizes.elementwise) kernels.push_back(measured_kernel(kind, type, shape));
     for (const OpKind kind : {OpKind::cross_entropy_max, OpKind::cross_entropy_sums, OpKind::cross_entropy_gradient})
       for (const OpShape& shape : sizes.vocabulary) kernels.push_back(measured_kernel(kind, type, shape));
     for (const std::int64_t sequence : sizes.sequences)
-      kernels.push_back(measured_kernel(OpKind::rotary, type,
-                                        {.sequence = sequence, .batch = 2, .heads = sizes.heads, .kv_heads = sizes.heads, .head_dim = 64}));
+      kernels.push_back(measured_kernel(
+          OpKind::rotary, type,
+          {.sequence = sequence, .batch = 2, .heads = sizes.heads, .kv_heads = sizes.heads, .head_dim = 64}));
     for (const OpKind kind : {OpKind::copy, OpKind::fill_zero, OpKind::accumulate, OpKind::adamw})
       for (const std::int64_t rows : sizes.flat) kernels.push_back(measured_kernel(kind, type, {.rows = rows}));
     if (type == DataType::fp32)
-      for (const std::int64_t rows : sizes.flat) kernels.push_back(measured_kernel(OpKind::sum_squares, type, {.rows = rows}));
+      for (const std::int64_t rows : sizes.flat)
+        kernels.push_back(measured_kernel(OpKind::sum_squares, type, {.rows = rows}));
   }
   return kernels;
 }
 
-Measurements measure_kernels(Backend& backend, const std::vector<KernelMeasurement>& kernels, const MeasureOptions& options) {
+Measurements measure_kernels(Backend& backend, const std::vector<KernelMeasurement>& kernels,
+                             const MeasureOptions& options) {
   backend.attach_thread();
   backend.set_scalars({.step = 1000, .learning_rate = 1e-4});
   Measurements measurements;
@@ -371,11 +415,12 @@ Measurements measure_kernels(Backend& backend, const std::vector<KernelMeasureme
   measurements.launch = bench.launch(false);
   measurements.replayed_launch = bench.launch(true);
   const int all = static_cast<int>(kernels.size());
-  // Warm-up and what it takes to fill operands come on top of the runs that are counted: half of the budget.
+  // Warm-up and what it takes to fill operands come on top of the runs that are counted: half of
+  // the budget.
   const Seconds share = options.budget * 0.5 / std::max(all, 1);
   for (int i = 0; i < all; ++i) {
     options.progress(i, all);
-    KernelMeasurement kernel = kernels[static_cast<std::size_t>(i)];
+    KernelMeasurement kernel = kernels[i];
     if (const auto time = bench.time(kernel, share)) {
       kernel.time = *time;
       measurements.kernels.push_back(kernel);
@@ -383,10 +428,12 @@ Measurements measure_kernels(Backend& backend, const std::vector<KernelMeasureme
   }
   for (const CopyRoute route : {CopyRoute::on_device, CopyRoute::to_device, CopyRoute::to_host})
     for (const Bytes bytes : options.copies)
-      if (2 * bytes <= options.memory) measurements.copies.push_back({.route = route, .bytes = bytes, .time = bench.copy(route, bytes)});
+      if (2 * bytes <= options.memory)
+        measurements.copies.push_back({.route = route, .bytes = bytes, .time = bench.copy(route, bytes)});
   options.progress(all, all);
   const Bytes used = backend.memory().used;
-  if (std::string_view(backend.name()) != "cpu") measurements.library_memory = std::max(used - options.memory, Bytes(0));
+  if (std::string_view(backend.name()) != "cpu")
+    measurements.library_memory = std::max(used - options.memory, Bytes(0));
   return measurements;
 }
 

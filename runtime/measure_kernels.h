@@ -10,23 +10,26 @@
 
 namespace parplan {
 
-// Kernels to time, `time` left open: matrix products over sizes of transformers and some that fill no tile, attention, and what memory
-// binds, from small to large. Of a GPU's size or a core's.
+// Kernels to time, `time` left open: matrix products over sizes of transformers and some that fill
+// no tile, attention, and what memory binds, from small to large. Of a GPU's size or a core's.
 std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std::vector<DataType>& types);
 
 struct MeasureOptions {
   Seconds budget{30.0};
   // Device memory to work in; kernels that need more are left out.
   Bytes memory{std::int64_t{2} << 30};
-  // Sets of operands take turns until they have this many together, so that no kernel finds its operands in a cache.
+  // Sets of operands take turns until they have this many together, so that no kernel finds its
+  // operands in a cache.
   Bytes footprint{std::int64_t{256} << 20};
   std::vector<Bytes> copies{Bytes(1 << 20), Bytes(16 << 20), Bytes(256 << 20)};
   std::function<void(int done, int of)> progress = [](int, int) {};
 };
 
-// Times kernels, copies and launches on `backend`, which nothing else uses meanwhile: after warm-up the median of repeated runs, each of
-// several kernels in a row that the backend may replay, as it does in training. A kernel whose single run takes more than its share of the
-// budget is left out. Operands hold numbers that look random, since the power that matrix units draw depends on them.
-Measurements measure_kernels(Backend& backend, const std::vector<KernelMeasurement>& kernels, const MeasureOptions& options);
+// Times kernels, copies and launches on `backend`, which nothing else uses meanwhile: after warm-up
+// the median of repeated runs, each of several kernels in a row that the backend may replay, as it
+// does in training. A kernel whose single run takes more than its share of the budget is left out.
+// Operands hold numbers that look random, since the power that matrix units draw depends on them.
+Measurements measure_kernels(Backend& backend, const std::vector<KernelMeasurement>& kernels,
+                             const MeasureOptions& options);
 
 }  // namespace parplan

@@ -26,11 +26,11 @@ std::uint64_t hash(const std::string& text) {
 
 double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1.0p-53; }
 
-// Calls visit(offset in this rank's shard of the bucket, logical index or -1 for padding) for every element of `part`
-// that lies in the shard.
+// Calls visit(offset in this rank's shard of the bucket, logical index or -1 for padding) for every
+// element of `part` that lies in the shard.
 template <class Visit>
 void for_each_element(const OpGraph& graph, const ParameterPart& part, const Bucket& bucket, bool whole, Visit visit) {
-  const Tensor& tensor = graph.tensors[static_cast<std::size_t>(part.tensor)];
+  const Tensor& tensor = graph.tensors[part.tensor];
   const std::int64_t logical_rows = tensor.dims[0].size;
   const std::int64_t logical_columns = tensor.dims.size() == 2 ? tensor.dims[1].size : 1;
   const std::int64_t begin = whole ? 0 : bucket.shard_begin;
@@ -46,7 +46,7 @@ void for_each_element(const OpGraph& graph, const ParameterPart& part, const Buc
 }
 
 std::int64_t elements_of(const Program& program, int buffer, DataType type) {
-  return program.buffers[static_cast<std::size_t>(buffer)].bytes / size_of(type);
+  return program.buffers[buffer].bytes / size_of(type);
 }
 
 void write_numbers(const Arena& arena, int buffer, DataType type, const float* values, std::int64_t count) {
@@ -74,12 +74,14 @@ InitialValues initializer(std::uint64_t seed) {
     return [stream = splitmix64(seed ^ hash(tensor.name)), deviation = tensor.standard_deviation](std::int64_t index) {
       const std::uint64_t counter = stream + 2 * static_cast<std::uint64_t>(index);
       const double radius = std::sqrt(-2.0 * std::log(uniform(splitmix64(counter))));
-      return static_cast<float>(deviation * radius * std::cos(2.0 * std::numbers::pi * uniform(splitmix64(counter + 1))));
+      return static_cast<float>(deviation * radius *
+                                std::cos(2.0 * std::numbers::pi * uniform(splitmix64(counter + 1))));
     };
   };
 }
 
-void initialise(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision, const InitialValues& initial) {
+void initialise(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision,
+                const InitialValues& initial) {
   for (const Bucket& bucket : program.buckets)
     for (const int buffer : {bucket.first_moment, bucket.second_moment})
       if (buffer >= 0) arena.zero(buffer);
@@ -94,19 +96,20 @@ void initialise(const OpGraph& graph, const Program& program, const Arena& arena
     std::vector<float> values(static_cast<std::size_t>(held), 0.0f);
     for (const ParameterPart& part : program.parameters) {
       if (part.bucket != static_cast<int>(b)) continue;
-      const std::function<float(std::int64_t)> value = initial(graph.tensors[static_cast<std::size_t>(part.tensor)]);
+      const std::function<float(std::int64_t)> value = initial(graph.tensors[part.tensor]);
       for_each_element(graph, part, bucket, whole, [&](std::int64_t at, std::int64_t logical) {
-        if (logical >= 0) values[static_cast<std::size_t>(at)] = value(logical);
+        if (logical >= 0) values[at] = value(logical);
       });
     }
     write_numbers(arena, bucket.parameters, precision, values.data(), held);
     if (bucket.master >= 0)
-      write_numbers(arena, bucket.master, DataType::fp32, values.data() + (whole ? bucket.shard_begin : 0), bucket.shard_elements);
+      write_numbers(arena, bucket.master, DataType::fp32, values.data() + (whole ? bucket.shard_begin : 0),
+                    bucket.shard_elements);
   }
 }
 
-void collect(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision, ParameterContent content,
-             LogicalTensors& into) {
+void collect(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision,
+             ParameterContent content, LogicalTensors& into) {
   for (std::size_t b = 0; b < program.buckets.size(); ++b) {
     const Bucket& bucket = program.buckets[b];
     const bool gradients = content == ParameterContent::gradients;
@@ -122,11 +125,11 @@ void collect(const OpGraph& graph, const Program& program, const Arena& arena, D
     const std::int64_t skip = whole && shard_only ? bucket.shard_begin : 0;
     for (const ParameterPart& part : program.parameters) {
       if (part.bucket != static_cast<int>(b)) continue;
-      const Tensor& tensor = graph.tensors[static_cast<std::size_t>(part.tensor)];
+      const Tensor& tensor = graph.tensors[part.tensor];
       std::vector<float>& logical_values = into[tensor.name];
       logical_values.resize(static_cast<std::size_t>(element_count(tensor)));
       for_each_element(graph, part, bucket, !shard_only, [&](std::int64_t at, std::int64_t logical) {
-        if (logical >= 0) logical_values[static_cast<std::size_t>(logical)] = values[static_cast<std::size_t>(at + skip)];
+        if (logical >= 0) logical_values[logical] = values[at + skip];
       });
     }
   }

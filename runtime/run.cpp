@@ -33,16 +33,18 @@ Bytes resident_memory() {
 
 // A promise that the run broke is a bug of ours.
 void check_promises(const LocalJob& job, const StepMeasurement& step, int rank) {
-  const Program& program = job.programs()[static_cast<std::size_t>(rank)];
+  const Program& program = job.programs()[rank];
   const std::int64_t touched = job.arena(rank).highest_touched();
   if (touched != program.arena_bytes)
-    throw InternalError(fmt::format("rank {} was promised an arena of {} bytes and touched {}", rank, program.arena_bytes, touched));
+    throw InternalError(
+        fmt::format("rank {} was promised an arena of {} bytes and touched {}", rank, program.arena_bytes, touched));
   const CommunicationVolume& promised = program.communication;
   const CommunicationVolume& sent = step.communication;
   if (!(sent == promised))
-    throw InternalError(fmt::format("rank {} was to send {} + {} + {} bytes a step (tensor, data, pipeline) and sent {} + {} + {}", rank,
-                                    promised.tensor.count, promised.data.count, promised.pipeline.count, sent.tensor.count,
-                                    sent.data.count, sent.pipeline.count));
+    throw InternalError(
+        fmt::format("rank {} was to send {} + {} + {} bytes a step (tensor, data, pipeline) and sent {} + {} + {}",
+                    rank, promised.tensor.count, promised.data.count, promised.pipeline.count, sent.tensor.count,
+                    sent.data.count, sent.pipeline.count));
 }
 
 Bytes sum(const CommunicationVolume& volume) { return volume.tensor + volume.data + volume.pipeline; }
@@ -57,18 +59,21 @@ std::vector<int> representatives(const Plan& plan) {
 // What the run measured against what the plan says, to the byte.
 void check_prediction(const Plan& plan, const StepResult& measured) {
   if (measured.memory.arena() != plan.prediction.memory.arena())
-    throw InternalError(fmt::format("the worst rank's arena is {} bytes; the plan promises {} (was the plan changed by hand?)",
-                                    measured.memory.arena().count, plan.prediction.memory.arena().count));
+    throw InternalError(
+        fmt::format("the worst rank's arena is {} bytes; the plan promises {} (was the plan changed by hand?)",
+                    measured.memory.arena().count, plan.prediction.memory.arena().count));
   const CommunicationVolume& sent = measured.communication;
   const CommunicationVolume& promised = plan.prediction.communication;
   if (!(sent == promised))
-    throw InternalError(fmt::format("{} + {} + {} bytes were sent a step (tensor, data, pipeline); the plan promises {} + {} + {} "
-                                    "(was the plan changed by hand?)",
-                                    sent.tensor.count, sent.data.count, sent.pipeline.count, promised.tensor.count,
-                                    promised.data.count, promised.pipeline.count));
+    throw InternalError(
+        fmt::format("{} + {} + {} bytes were sent a step (tensor, data, pipeline); the plan promises {} + {} + {} "
+                    "(was the plan changed by hand?)",
+                    sent.tensor.count, sent.data.count, sent.pipeline.count, promised.tensor.count, promised.data.count,
+                    promised.pipeline.count));
 }
 
-// Steps until what is recorded is replayed and caches are warm: CUDA work runs directly, is recorded, is replayed.
+// Steps until what is recorded is replayed and caches are warm: CUDA work runs directly, is
+// recorded, is replayed.
 std::int64_t warm_up_steps(BackendKind backend) { return backend == BackendKind::cuda ? 3 : 1; }
 
 // The numbers of the steps behind the warm-up, if there are any, else of the last.
@@ -104,11 +109,14 @@ void append(std::vector<T>& to, const std::vector<std::byte>& bytes) {
   if (count > 0) std::memcpy(to.data() + old, bytes.data(), count * sizeof(T));
 }
 
-JobEnd share_end(const LocalJob& job, Rendezvous& rendezvous, int measured_rank, const std::vector<InstructionMeasurement>& warm_up) {
+JobEnd share_end(const LocalJob& job, Rendezvous& rendezvous, int measured_rank,
+                 const std::vector<InstructionMeasurement>& warm_up) {
   std::vector<RankEnd> own;
   std::vector<InstructionMeasurement> instructions;
   for (const int rank : job.hosted()) {
-    own.push_back({.rank = rank, .touched = job.arena(rank).highest_touched(), .device_used = job.device_memory(rank).used.count});
+    own.push_back({.rank = rank,
+                   .touched = job.arena(rank).highest_touched(),
+                   .device_used = job.device_memory(rank).used.count});
     if (rank != measured_rank) continue;
     for (const std::vector<InstructionMeasurement>& segment : job.executor(rank).instructions())
       instructions.insert(instructions.end(), segment.begin(), segment.end());
@@ -119,14 +127,16 @@ JobEnd share_end(const LocalJob& job, Rendezvous& rendezvous, int measured_rank,
   }
   JobEnd end;
   for (const std::vector<std::byte>& bytes : rendezvous.all_gather(bytes_of(own))) append(end.ranks, bytes);
-  for (const std::vector<std::byte>& bytes : rendezvous.all_gather(bytes_of(instructions))) append(end.instructions, bytes);
+  for (const std::vector<std::byte>& bytes : rendezvous.all_gather(bytes_of(instructions)))
+    append(end.instructions, bytes);
   std::ranges::sort(end.ranks, {}, &RankEnd::rank);
   return end;
 }
 
 std::vector<InstructionMeasurement> flat(const std::vector<std::vector<InstructionMeasurement>>& segments) {
   std::vector<InstructionMeasurement> all;
-  for (const std::vector<InstructionMeasurement>& segment : segments) all.insert(all.end(), segment.begin(), segment.end());
+  for (const std::vector<InstructionMeasurement>& segment : segments)
+    all.insert(all.end(), segment.begin(), segment.end());
   return all;
 }
 
@@ -151,7 +161,8 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
 
   RunReport report;
   std::vector<std::vector<StepMeasurement>> steps;
-  std::map<int, std::vector<InstructionMeasurement>> warmed_up;  // by hosted rank: what the first step took, to be left out
+  std::map<int, std::vector<InstructionMeasurement>>
+      warmed_up;  // by hosted rank: what the first step took, to be left out
   job.run({.first = 0,
            .count = options.steps,
            .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, plan.training.global_batch); },
@@ -162,7 +173,7 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
              report.loss.push_back(result.loss);
              report.step_times_s.push_back(result.step_time_s);
              steps.push_back(result.ranks);
-             for (const int rank : job.hosted()) check_promises(job, result.ranks[static_cast<std::size_t>(rank)], rank);
+             for (const int rank : job.hosted()) check_promises(job, result.ranks[rank], rank);
              if (step == 0 && options.steps > 1)
                for (const int rank : job.hosted()) warmed_up[rank] = flat(job.executor(rank).instructions());
              if (options.on_step) options.on_step(step, result.loss, result.step_time_s);
@@ -173,8 +184,8 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
     if (report.not_recorded.empty()) report.not_recorded = job.not_recorded(rank);
   if (steps.empty()) return report;
 
-  // The median of the steps that nothing slowed down: those behind the warm-up, and of these those that were not taken apart where
-  // that costs time.
+  // The median of the steps that nothing slowed down: those behind the warm-up, and of these those
+  // that were not taken apart where that costs time.
   std::vector<std::size_t> counted = behind_warm_up(steps.size(), warm_up);
   if (backend == BackendKind::cuda && counted.size() > 1) counted.pop_back();
   std::nth_element(counted.begin(), counted.begin() + static_cast<std::ptrdiff_t>(counted.size() / 2), counted.end(),
@@ -182,43 +193,48 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   const std::vector<StepMeasurement>& median = steps[counted[counted.size() / 2]];
   const auto last = std::ranges::max_element(median, {}, [](const StepMeasurement& step) { return step.total.value; });
   report.measured_rank = static_cast<int>(last - median.begin());
-  const StepMeasurement& apart = last->taken_apart ? *last : steps.back()[static_cast<std::size_t>(report.measured_rank)];
+  const StepMeasurement& apart = last->taken_apart ? *last : steps.back()[report.measured_rank];
   report.measured.time = apart.time;
   if (!last->taken_apart) report.measured.time *= last->total / apart.time.total();
 
   const JobEnd end = share_end(job, rendezvous, report.measured_rank, warmed_up[report.measured_rank]);
   for (const RankEnd& rank : end.ranks) report.touched_bytes.push_back(Bytes(rank.touched));
 
-  const auto worst = std::ranges::max_element(job.programs(), {}, [](const Program& program) { return program.memory.peak(); });
-  // Parts as planned: every rank touched its arena to the promised byte, or check_promises had thrown.
+  const auto worst =
+      std::ranges::max_element(job.programs(), {}, [](const Program& program) { return program.memory.peak(); });
+  // Parts as planned: every rank touched its arena to the promised byte, or check_promises had
+  // thrown.
   report.measured.memory = worst->memory;
   if (backend == BackendKind::cuda) {
     Bytes used;
     for (const RankEnd& rank : end.ranks) used = std::max(used, Bytes(rank.device_used));
-    // Ranks that share a GPU share what the libraries take, and no rank's prediction speaks of the whole.
+    // Ranks that share a GPU share what the libraries take, and no rank's prediction speaks of the
+    // whole.
     const bool shares = options.world.share_gpu && rendezvous.processes() == 1;
     if (!shares) report.device_used = used;
     Bytes arenas = worst->memory.arena();
     if (shares) arenas = std::accumulate(report.arena_bytes.begin(), report.arena_bytes.end(), Bytes(0));
-    report.measured.memory.overhead = Bytes((used - arenas).count / (shares ? static_cast<std::int64_t>(job.programs().size()) : 1));
+    report.measured.memory.overhead =
+        Bytes((used - arenas).count / (shares ? static_cast<std::int64_t>(job.programs().size()) : 1));
   }
   for (const int rank : representatives(plan)) {
-    const CommunicationVolume& sent = median[static_cast<std::size_t>(rank)].communication;
+    const CommunicationVolume& sent = median[rank].communication;
     if (sum(sent) > sum(report.measured.communication)) report.measured.communication = sent;
   }
   check_prediction(plan, report.measured);
 
-  const Program& program = job.programs()[static_cast<std::size_t>(report.measured_rank)];
+  const Program& program = job.programs()[report.measured_rank];
   const std::int64_t taken_apart = backend == BackendKind::cuda ? 1 : std::max<std::int64_t>(options.steps - 1, 1);
   std::size_t next = 0;
   for (const Segment& segment : program.segments)
     for (const Instruction& instruction : segment.instructions) {
       const InstructionMeasurement& measurement = end.instructions[next++];
       const char* what = instruction.kind == InstructionKind::kernel ? name(instruction.op) : name(instruction.kind);
-      report.instructions.push_back({.segment = segment.name,
-                                     .instruction = instruction.name == what ? what : fmt::format("{} {}", instruction.name, what),
-                                     .runs_per_step = measurement.runs / taken_apart,
-                                     .measured_s = measurement.busy_s / static_cast<double>(taken_apart)});
+      report.instructions.push_back(
+          {.segment = segment.name,
+           .instruction = instruction.name == what ? what : fmt::format("{} {}", instruction.name, what),
+           .runs_per_step = measurement.runs / taken_apart,
+           .measured_s = measurement.busy_s / static_cast<double>(taken_apart)});
     }
   return report;
 }

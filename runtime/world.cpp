@@ -21,7 +21,8 @@ std::vector<int> all_ranks(int ranks) {
 
 std::vector<int> hosted_ranks(const Rendezvous& rendezvous, int ranks) {
   if (rendezvous.processes() == 1) return all_ranks(ranks);
-  PARPLAN_ASSERT(rendezvous.processes() == ranks, fmt::format("{} processes for {} ranks", rendezvous.processes(), ranks));
+  PARPLAN_ASSERT(rendezvous.processes() == ranks,
+                 fmt::format("{} processes for {} ranks", rendezvous.processes(), ranks));
   return {rendezvous.process()};
 }
 
@@ -35,8 +36,12 @@ class BorrowedCommunicator final : public Communicator {
   Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) override {
     return kept_.all_reduce(stream, group, reduction, data);
   }
-  Transfer reduce_scatter(StreamId stream, int group, Elements data) override { return kept_.reduce_scatter(stream, group, data); }
-  Transfer all_gather(StreamId stream, int group, Elements data) override { return kept_.all_gather(stream, group, data); }
+  Transfer reduce_scatter(StreamId stream, int group, Elements data) override {
+    return kept_.reduce_scatter(stream, group, data);
+  }
+  Transfer all_gather(StreamId stream, int group, Elements data) override {
+    return kept_.all_gather(stream, group, data);
+  }
   SendTicket send(StreamId stream, int destination, int channel, Elements data) override {
     return kept_.send(stream, destination, channel, data);
   }
@@ -54,7 +59,8 @@ class BorrowedCommunicator final : public Communicator {
 
 class CpuThreads final : public World {
  public:
-  CpuThreads(const GroupTable& groups, int ranks) : hosted_(all_ranks(ranks)), world_(ranks, groups.groups(), GroupTable::channels) {}
+  CpuThreads(const GroupTable& groups, int ranks)
+      : hosted_(all_ranks(ranks)), world_(ranks, groups.groups(), GroupTable::channels) {}
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return make_cpu_backend(); }
   std::unique_ptr<Communicator> make_communicator(int rank, Backend&) override {
@@ -69,10 +75,13 @@ class CpuThreads final : public World {
 class CpuProcesses final : public World {
  public:
   CpuProcesses(const GroupTable& groups, int ranks, Rendezvous& rendezvous)
-      : hosted_(hosted_ranks(rendezvous, ranks)), communicator_(rendezvous.make_communicator(groups.groups(), GroupTable::channels)) {
+      : hosted_(hosted_ranks(rendezvous, ranks)),
+        communicator_(rendezvous.make_communicator(groups.groups(), GroupTable::channels)) {
     agree(rendezvous, [&] {
       if (communicator_ == nullptr)
-        throw ConfigError("CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan in one process");
+        throw ConfigError(
+            "CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan in "
+            "one process");
     });
   }
   const std::vector<int>& hosted() const override { return hosted_; }
@@ -91,7 +100,9 @@ class OneGpu final : public World {
         world_(gpu_->make_local_world(ranks, groups.groups(), GroupTable::channels)) {}
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return gpu_->make_backend(device_, options_); }
-  std::unique_ptr<Communicator> make_communicator(int rank, Backend& backend) override { return world_->communicator(rank, backend); }
+  std::unique_ptr<Communicator> make_communicator(int rank, Backend& backend) override {
+    return world_->communicator(rank, backend);
+  }
 
  private:
   std::vector<int> hosted_;
@@ -103,10 +114,15 @@ class OneGpu final : public World {
 
 class GpuPerRank final : public World {
  public:
-  GpuPerRank(const GroupTable& groups, int ranks, std::shared_ptr<Gpu> gpu, std::vector<int> devices, Rendezvous& rendezvous,
-             GpuBackendOptions options)
-      : groups_(groups), ranks_(ranks), hosted_(hosted_ranks(rendezvous, ranks)), gpu_(std::move(gpu)), devices_(std::move(devices)),
-        first_device_(rendezvous.processes() == 1 ? 0 : rendezvous.local_process()), options_(options) {
+  GpuPerRank(const GroupTable& groups, int ranks, std::shared_ptr<Gpu> gpu, std::vector<int> devices,
+             Rendezvous& rendezvous, GpuBackendOptions options)
+      : groups_(groups),
+        ranks_(ranks),
+        hosted_(hosted_ranks(rendezvous, ranks)),
+        gpu_(std::move(gpu)),
+        devices_(std::move(devices)),
+        first_device_(rendezvous.processes() == 1 ? 0 : rendezvous.local_process()),
+        options_(options) {
     const bool makes_id = rendezvous.process() == 0;
     id_ = broadcast(rendezvous, makes_id ? gpu_->make_nccl_id() : std::vector<std::byte>{}, 0);
   }
@@ -138,7 +154,9 @@ MakeWorld cpu_threads() {
 }
 
 MakeWorld cpu_processes(Rendezvous& rendezvous) {
-  return [&rendezvous](const GroupTable& groups, int ranks) { return std::make_unique<CpuProcesses>(groups, ranks, rendezvous); };
+  return [&rendezvous](const GroupTable& groups, int ranks) {
+    return std::make_unique<CpuProcesses>(groups, ranks, rendezvous);
+  };
 }
 
 MakeWorld one_gpu(std::shared_ptr<Gpu> gpu, int device, GpuBackendOptions options) {
@@ -147,10 +165,12 @@ MakeWorld one_gpu(std::shared_ptr<Gpu> gpu, int device, GpuBackendOptions option
   };
 }
 
-MakeWorld gpu_per_rank(std::shared_ptr<Gpu> gpu, std::vector<int> devices, Rendezvous& rendezvous, GpuBackendOptions options) {
-  return [gpu = std::move(gpu), devices = std::move(devices), &rendezvous, options](const GroupTable& groups, int ranks) {
-    return std::make_unique<GpuPerRank>(groups, ranks, gpu, devices, rendezvous, options);
-  };
+MakeWorld gpu_per_rank(std::shared_ptr<Gpu> gpu, std::vector<int> devices, Rendezvous& rendezvous,
+                       GpuBackendOptions options) {
+  return
+      [gpu = std::move(gpu), devices = std::move(devices), &rendezvous, options](const GroupTable& groups, int ranks) {
+        return std::make_unique<GpuPerRank>(groups, ranks, gpu, devices, rendezvous, options);
+      };
 }
 
 }  // namespace parplan

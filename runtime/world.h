@@ -25,12 +25,15 @@ using MakeWorld = std::function<std::unique_ptr<World>(const GroupTable& groups,
 
 // All ranks are threads of this process, on its CPU cores.
 MakeWorld cpu_threads();
-// Every process hosts one rank, on a CPU core; they exchange through the rendezvous (ConfigError where it carries nothing).
+// Every process hosts one rank, on a CPU core; they exchange through the rendezvous (ConfigError
+// where it carries nothing).
 MakeWorld cpu_processes(Rendezvous& rendezvous);
 // All ranks are threads of this process and share one GPU.
 MakeWorld one_gpu(std::shared_ptr<Gpu> gpu, int device, GpuBackendOptions options);
-// A GPU for every rank, NCCL between them. Every rank is a thread of this process (`rendezvous` is alone, rank r on devices[r]), or
-// every process hosts one rank (on devices[its number on this machine]).
-MakeWorld gpu_per_rank(std::shared_ptr<Gpu> gpu, std::vector<int> devices, Rendezvous& rendezvous, GpuBackendOptions options);
+// A GPU for every rank, NCCL between them. Every rank is a thread of this process (`rendezvous` is
+// alone, rank r on devices[r]), or every process hosts one rank (on devices[its number on this
+// machine]).
+MakeWorld gpu_per_rank(std::shared_ptr<Gpu> gpu, std::vector<int> devices, Rendezvous& rendezvous,
+                       GpuBackendOptions options);
 
 }  // namespace parplan

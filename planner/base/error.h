@@ -14,8 +14,8 @@ struct Location {
   bool operator==(const Location&) const = default;
 };
 
-// The user's mistake: bad usage or bad input. `what()` reads `file:line:column: error: message`,
-// or `error: message` where there is no place. The message says what was found, what is allowed and,
+// The user's mistake: bad usage or bad input. `what()` reads `file:line:column: error: message`, or
+// `error: message` where there is no place. The message says what was found, what is allowed and,
 // where something near was meant, "did you mean". The command line maps it to exit code 2.
 class ConfigError : public std::runtime_error {
  public:

@@ -27,9 +27,12 @@ using OpenFile = std::unique_ptr<std::FILE, FileCloser>;
 [[noreturn]] void refuse_to_write(const std::filesystem::path& path, const std::string& reason) {
   throw RunError(fmt::format("cannot write '{}': {}", path.string(), reason));
 }
-[[noreturn]] void refuse_to_write(const std::filesystem::path& path, int error) { refuse_to_write(path, std::strerror(error)); }
+[[noreturn]] void refuse_to_write(const std::filesystem::path& path, int error) {
+  refuse_to_write(path, std::strerror(error));
+}
 
-// A descriptor's own file is a link of this folder, but to follow that link would open the file anew, at its beginning.
+// A descriptor's own file is a link of this folder, but to follow that link would open the file
+// anew, at its beginning.
 std::optional<int> descriptor_of(const std::filesystem::path& followed) {
   std::error_code none;
   const std::filesystem::path descriptors = std::filesystem::canonical("/proc/self/fd", none);
@@ -59,7 +62,9 @@ Target target_of(const std::filesystem::path& path) {
   if (target.existing && target.is_replaced()) {
     // For root the system would let it pass; who took the right away from all meant it to stay.
     if ((target.existing->st_mode & 0222) == 0)
-      refuse_to_write(path, fmt::format("it is read-only (mode {:04o}); allow writing (chmod u+w), or give another name", target.existing->st_mode & 07777));
+      refuse_to_write(path,
+                      fmt::format("it is read-only (mode {:04o}); allow writing (chmod u+w), or give another name",
+                                  target.existing->st_mode & 07777));
     if (access(target.path.c_str(), W_OK) != 0) refuse_to_write(path, errno);
   }
   return target;
@@ -82,7 +87,9 @@ void write_and_close(int descriptor, const std::filesystem::path& path, std::str
 }
 
 void write_as_it_stands(const Target& target, const std::filesystem::path& path, std::string_view text) {
-  write_and_close(target.descriptor ? dup(*target.descriptor) : open(target.path.c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC), path, text);
+  write_and_close(
+      target.descriptor ? dup(*target.descriptor) : open(target.path.c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC), path,
+      text);
 }
 
 // A file that is gone unless it took its place.
@@ -103,7 +110,8 @@ class Temporary {
   const std::filesystem::path& name() const { return name_; }
   void take_place_of(const Target& target, const std::filesystem::path& path) {
     if (target.existing) {
-      // Not everybody may give files away; the mode comes after, for a change of owner takes bits of it.
+      // Not everybody may give files away; the mode comes after, for a change of owner takes bits
+      // of it.
       [[maybe_unused]] const int given = chown(name_.c_str(), target.existing->st_uid, target.existing->st_gid);
       if (chmod(name_.c_str(), target.existing->st_mode & 07777) != 0) refuse_to_write(path, errno);
     }
@@ -135,7 +143,8 @@ std::filesystem::path file_behind(const std::filesystem::path& path) {
   std::filesystem::path name = path;
   for (int followed = 0; followed < most_links; ++followed) {
     std::error_code error;
-    const std::filesystem::path folder = std::filesystem::canonical(name.has_parent_path() ? name.parent_path() : ".", error);
+    const std::filesystem::path folder =
+        std::filesystem::canonical(name.has_parent_path() ? name.parent_path() : ".", error);
     if (error) return name;  // no such folder
     name = folder / name.filename();
     if (descriptor_of(name)) return name;
@@ -154,15 +163,21 @@ void check_can_write(const std::filesystem::path& path) {
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view text) {
   if (const Target target = target_of(path); !target.is_replaced()) return write_as_it_stands(target, path, text);
-  write_through_temporary(path, [&](const std::string& temporary) { write_and_close(open(temporary.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC), path, text); });
+  write_through_temporary(path, [&](const std::string& temporary) {
+    write_and_close(open(temporary.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC), path, text);
+  });
 }
 
-void write_through_temporary(const std::filesystem::path& path, const std::function<void(const std::string& temporary)>& write) {
+void write_through_temporary(const std::filesystem::path& path,
+                             const std::function<void(const std::string& temporary)>& write) {
   const Target target = target_of(path);
-  // Named by process: two that write the same file at once do not meet in the temporary one. Beside what is no file there may be no place for it.
-  const std::filesystem::path folder = target.is_replaced() ? target.path.parent_path() : std::filesystem::temp_directory_path();
+  // Named by process: two that write the same file at once do not meet in the temporary one. Beside
+  // what is no file there may be no place for it.
+  const std::filesystem::path folder =
+      target.is_replaced() ? target.path.parent_path() : std::filesystem::temp_directory_path();
   // The old file may be private.
-  Temporary temporary(folder / fmt::format(".{}.{}.tmp", target.path.filename().string(), getpid()), path, target.existing ? 0600 : 0666);
+  Temporary temporary(folder / fmt::format(".{}.{}.tmp", target.path.filename().string(), getpid()), path,
+                      target.existing ? 0600 : 0666);
   write(temporary.name());
   if (target.is_replaced()) return temporary.take_place_of(target, path);
   write_as_it_stands(target, path, read_file(temporary.name()));

@@ -31,8 +31,10 @@ struct SyntaxOnly : nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return true; }
   bool start_array(std::size_t) override { return true; }
   bool end_array() override { return true; }
-  // `position` is where reading stopped. Of a number that no double holds, which nlohmann::json::parse reports without a place, it is the end.
-  bool parse_error(std::size_t position, const std::string& last_read, const nlohmann::detail::exception& found) override {
+  // `position` is where reading stopped. Of a number that no double holds, which
+  // nlohmann::json::parse reports without a place, it is the end.
+  bool parse_error(std::size_t position, const std::string& last_read,
+                   const nlohmann::detail::exception& found) override {
     const bool too_large = dynamic_cast<const nlohmann::json::out_of_range*>(&found) != nullptr;
     byte = too_large ? position + 1 - last_read.size() : position;
     error = too_large ? fmt::format("the number {} is beyond what a double holds", last_read) : found.what();
@@ -47,7 +49,8 @@ YamlNode parse_json(const std::string& text, const std::string& file_name) {
     const std::string_view before = std::string_view(text).substr(0, syntax.byte == 0 ? 0 : syntax.byte - 1);
     const auto line = 1 + std::count(before.begin(), before.end(), '\n');
     const std::size_t line_start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
-    // "[json.exception.parse_error.101] parse error at line 3, column 5: syntax error while ... - unexpected ..."
+    // "[json.exception.parse_error.101] parse error at line 3, column 5: syntax error while ... -
+    // unexpected ..."
     const std::string_view what = syntax.error;
     const std::size_t colon = what.find(": ");
     std::string_view reason = what.substr(colon == std::string_view::npos ? 0 : colon + 2);

@@ -17,8 +17,8 @@ Json json_number(double value);
 // Indented by two spaces, ends with a newline.
 std::string write_json(const Json& json);
 
-// Reads a user's JSON file as strictly as YAML (JSON is a part of it): the same located errors, duplicate keys
-// refused. What YAML would accept beyond JSON is refused too: "invalid JSON: ...".
+// Reads a user's JSON file as strictly as YAML (JSON is a part of it): the same located errors,
+// duplicate keys refused. What YAML would accept beyond JSON is refused too: "invalid JSON: ...".
 YamlNode parse_json(const std::string& text, const std::string& file_name);
 
 }  // namespace parplan

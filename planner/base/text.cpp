@@ -8,8 +8,8 @@
 namespace parplan {
 namespace {
 
-// Optimal string alignment: insertions, deletions, replacements and swaps of neighbours ("gtp2" for "gpt2") that turn
-// `a` into `b`. Three rows of the table are kept.
+// Optimal string alignment: insertions, deletions, replacements and swaps of neighbours ("gtp2" for
+// "gpt2") that turn `a` into `b`. Three rows of the table are kept.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});

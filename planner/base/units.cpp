@@ -16,7 +16,8 @@ namespace {
 constexpr double KiB = 1024.0;
 constexpr double bit = 1.0 / 8.0;
 
-// A unit in terms of the base unit. `shown`: in format_..., which takes ascending units; `written`: in write_....
+// A unit in terms of the base unit. `shown`: in format_..., which takes ascending units; `written`:
+// in write_....
 struct UnitRow {
   std::string_view name;
   double factor;
@@ -54,7 +55,8 @@ constexpr UnitRow bandwidth_units[] = {
     {"Gb/s", 1e9 * bit, false, false},  // as network cards are sold
 };
 
-// Below a second the divisor is exact and the factor is not, so they are given as 1 / divisor in `parse`.
+// Below a second the divisor is exact and the factor is not, so they are given as 1 / divisor in
+// `parse`.
 constexpr UnitRow duration_units[] = {
     {"ns", 1e-9, true, true}, {"us", 1e-6, true, true}, {"ms", 1e-3, true, true},
     {"s", 1, true, true},     {"min", 60, true, true},  {"h", 3600, true, true},
@@ -65,7 +67,8 @@ constexpr UnitRow flop_rate_units[] = {
     {"GFLOP/s", 1e9, true, true}, {"TFLOP/s", 1e12, true, true}, {"PFLOP/s", 1e15, true, true},
 };
 
-constexpr UnitRow power_units[] = {{"mW", 1e-3, true, true}, {"W", 1, true, true}, {"kW", 1e3, true, true}, {"MW", 1e6, true, true}};
+constexpr UnitRow power_units[] = {
+    {"mW", 1e-3, true, true}, {"W", 1, true, true}, {"kW", 1e3, true, true}, {"MW", 1e6, true, true}};
 
 // A quantity as a user knows it, for messages.
 struct Kind {
@@ -78,9 +81,11 @@ struct Kind {
   std::string_view range = "";
 };
 constexpr Kind byte_kind{.what = "a size", .example = "80 GiB", .units = byte_units};
-constexpr Kind bandwidth_kind{"a bandwidth", "450 GB/s", bandwidth_units, least_bandwidth.value, most_bandwidth.value, "from 1 B/s to 1000000 TB/s"};
+constexpr Kind bandwidth_kind{"a bandwidth",         "450 GB/s",           bandwidth_units,
+                              least_bandwidth.value, most_bandwidth.value, "from 1 B/s to 1000000 TB/s"};
 constexpr Kind duration_kind{"a duration", "2 us", duration_units, 0.0, longest_duration.value, "of at most 24 h"};
-constexpr Kind flop_rate_kind{"a compute rate", "989 TFLOP/s", flop_rate_units, 1.0, 1e21, "from 1 FLOP/s to 1000000 PFLOP/s"};
+constexpr Kind flop_rate_kind{
+    "a compute rate", "989 TFLOP/s", flop_rate_units, 1.0, 1e21, "from 1 FLOP/s to 1000000 PFLOP/s"};
 constexpr Kind power_kind{"a power", "700 W", power_units, 0.0, 1e6, "of at most 1 MW"};
 
 std::vector<std::string> unit_names(const Kind& kind) {
@@ -107,7 +112,8 @@ Parsed parse(const Kind& kind, std::string_view whole) {
   const std::string_view text = trim(whole);
   Parsed parsed;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed.value);
-  const bool starts_as_number = !text.empty() && (std::string_view("0123456789.-").find(text[0]) != std::string_view::npos);
+  const bool starts_as_number =
+      !text.empty() && (std::string_view("0123456789.-").find(text[0]) != std::string_view::npos);
   if (error == std::errc::invalid_argument || !starts_as_number) {
     throw ConfigError(fmt::format("expected {} such as '{}', found '{}'", kind.what, kind.example, whole));
   }
@@ -134,7 +140,8 @@ Parsed parse(const Kind& kind, std::string_view whole) {
   return parsed;
 }
 
-// Dividing by 1e9 rounds once where multiplying by 1e-9 rounds twice: '2 us' is the double nearest to 2e-6.
+// Dividing by 1e9 rounds once where multiplying by 1e-9 rounds twice: '2 us' is the double nearest
+// to 2e-6.
 double scaled(const Parsed& parsed) {
   const double factor = parsed.unit->factor;
   return factor < 1.0 ? parsed.value / std::round(1.0 / factor) : parsed.value * factor;
@@ -171,7 +178,8 @@ std::string format(const Kind& kind, double value) {
   return text;
 }
 
-// The shortest of the units' texts that is read back to `value`; without an exponent where there is such a text.
+// The shortest of the units' texts that is read back to `value`; without an exponent where there is
+// such a text.
 std::string write(const Kind& kind, double value) {
   PARPLAN_ASSERT(std::isfinite(value) && value >= 0.0, fmt::format("value {}", value));
   const auto cost = [](const std::string& text) {
@@ -192,7 +200,8 @@ std::string write(const Kind& kind, double value) {
 Bytes parse_bytes(std::string_view text) {
   const Parsed parsed = parse(byte_kind, text);
   const auto too_large = [&] {
-    throw ConfigError(fmt::format("expected a size below {} B, found '{}'", std::numeric_limits<std::int64_t>::max(), text));
+    throw ConfigError(
+        fmt::format("expected a size below {} B, found '{}'", std::numeric_limits<std::int64_t>::max(), text));
   };
   const std::int64_t factor = static_cast<std::int64_t>(parsed.unit->factor);
   std::int64_t whole = 0;
@@ -202,12 +211,14 @@ Bytes parse_bytes(std::string_view text) {
     if (whole > std::numeric_limits<std::int64_t>::max() / factor) too_large();
     return Bytes(whole * factor);
   }
-  // 0.3 GB is meant as 300000000 bytes, though no double is 0.3: two roundings are forgiven. A part of a byte is left out.
+  // 0.3 GB is meant as 300000000 bytes, though no double is 0.3: two roundings are forgiven. A part
+  // of a byte is left out.
   const double value = scaled(parsed);
   const double rounded = std::round(value);
   const double bytes = std::abs(value - rounded) > value * 0x1p-51 ? std::floor(value) : rounded;
   if (bytes >= 0x1p63) too_large();
-  if (value > 0.0 && bytes < 1.0) throw ConfigError(fmt::format("expected a size of 0 or at least 1 B, found '{}' ({} B)", text, value));
+  if (value > 0.0 && bytes < 1.0)
+    throw ConfigError(fmt::format("expected a size of 0 or at least 1 B, found '{}' ({} B)", text, value));
   return Bytes(static_cast<std::int64_t>(bytes));
 }
 
@@ -221,7 +232,8 @@ std::string format_bytes(Bytes bytes) {
   return format(byte_kind, static_cast<double>(bytes.count));
 }
 std::string format_bytes_up(Bytes bytes, int digits) {
-  PARPLAN_ASSERT(bytes.count >= 0 && digits >= 3 && digits <= 17, fmt::format("{} bytes, {} digits", bytes.count, digits));
+  PARPLAN_ASSERT(bytes.count >= 0 && digits >= 3 && digits <= 17,
+                 fmt::format("{} bytes, {} digits", bytes.count, digits));
   if (bytes.count < 1024) return fmt::format("{} B", bytes.count);
   const UnitRow* unit = nullptr;
   const UnitRow* next = nullptr;
@@ -247,7 +259,8 @@ std::string format_bytes_up(Bytes bytes, int digits) {
       rest %= factor;
     }
     if (rest > 0) ++number;
-    if (next != nullptr && number / power >= 1024) return format_bytes_up(Bytes(static_cast<std::int64_t>(next->factor)), digits);
+    if (next != nullptr && number / power >= 1024)
+      return format_bytes_up(Bytes(static_cast<std::int64_t>(next->factor)), digits);
     if (decimals == 0) return fmt::format("{} {}", number, unit->name);
     if (number < most) return fmt::format("{}.{:0{}} {}", number / power, number % power, decimals, unit->name);
   }

@@ -10,7 +10,8 @@
 namespace parplan {
 namespace {
 
-// What may stand behind a first byte: how many bytes in all, and the range of the second; those behind it are 0x80 to 0xBF.
+// What may stand behind a first byte: how many bytes in all, and the range of the second; those
+// behind it are 0x80 to 0xBF.
 struct Form {
   std::size_t length = 0;  // 0: the byte begins nothing
   unsigned char least = 0x80;
@@ -29,9 +30,11 @@ Form form_of(unsigned char first) {
   return {};
 }
 
-// U+0000, which no text holds; U+FDD0 to U+FDEF, and the last two of every plane, which Unicode keeps free of characters. YAML's reader and
-// writer replace them.
-bool is_no_character(std::uint32_t point) { return point == 0 || (point & 0xFFFE) == 0xFFFE || (point >= 0xFDD0 && point <= 0xFDEF); }
+// U+0000, which no text holds; U+FDD0 to U+FDEF, and the last two of every plane, which Unicode
+// keeps free of characters. YAML's reader and writer replace them.
+bool is_no_character(std::uint32_t point) {
+  return point == 0 || (point & 0xFFFE) == 0xFFFE || (point >= 0xFDD0 && point <= 0xFDEF);
+}
 
 }  // namespace
 
@@ -49,7 +52,8 @@ void check_utf8(const std::string& text, const std::string& file_name) {
     if (valid && form.length > 1) valid = byte(i + 1) >= form.least && byte(i + 1) <= form.most;
     for (std::size_t k = 2; valid && k < form.length; ++k) valid = (byte(i + k) & 0xC0) == 0x80;
     const auto refuse = [&](const std::string& found) {
-      throw ConfigError({.file = file_name, .line = line, .column = static_cast<int>(i - line_start) + 1}, "expected text in UTF-8, found " + found);
+      throw ConfigError({.file = file_name, .line = line, .column = static_cast<int>(i - line_start) + 1},
+                        "expected text in UTF-8, found " + found);
     };
     if (!valid) refuse(fmt::format("the byte 0x{:02x}", byte(i)));
     std::uint32_t point = form.length == 1 ? byte(i) : byte(i) & (0x7Fu >> form.length);

@@ -23,8 +23,8 @@ struct YamlNode::Document {
 
 namespace {
 
-// What `node_` points to. `path` says which part of the file a node is: "training.optimizer", "links[2]"; empty at the
-// top.
+// What `node_` points to. `path` says which part of the file a node is: "training.optimizer",
+// "links[2]"; empty at the top.
 struct Entry {
   YAML::Node node;
   std::string path;
@@ -38,8 +38,8 @@ Location place(const std::string& file, const YAML::Mark& mark) {
   return {.file = file, .line = mark.line + 1, .column = mark.column + 1};
 }
 
-// Walks the events of a document, each once, for what yaml-cpp accepts silently: a key given twice (the first
-// would win), and aliases (which would let a small file unfold into a huge one).
+// Walks the events of a document, each once, for what yaml-cpp accepts silently: a key given twice
+// (the first would win), and aliases (which would let a small file unfold into a huge one).
 class StrictEvents : public YAML::EventHandler {
  public:
   explicit StrictEvents(const std::string& file) : file_(file) {}

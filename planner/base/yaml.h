@@ -12,9 +12,10 @@
 
 namespace parplan {
 
-// Strict reading of YAML over yaml-cpp: every error carries file:line:column; duplicate keys are errors as
-// soon as a document is parsed; unknown keys are errors where `allow_keys` is called. A value type (shares
-// the parsed document). A YamlNode is always a node that exists; optional ones come from `find`.
+// Strict reading of YAML over yaml-cpp: every error carries file:line:column; duplicate keys are
+// errors as soon as a document is parsed; unknown keys are errors where `allow_keys` is called. A
+// value type (shares the parsed document). A YamlNode is always a node that exists; optional ones
+// come from `find`.
 class YamlNode {
  public:
   static YamlNode parse(const std::string& text, const std::string& file_name);
@@ -26,11 +27,13 @@ class YamlNode {
   bool is_null() const;
   Location location() const;
 
-  // Maps. `at` throws "missing key 'k' in <what this map is>"; `find` gives nullopt when absent or null.
+  // Maps. `at` throws "missing key 'k' in <what this map is>"; `find` gives nullopt when absent or
+  // null.
   YamlNode at(std::string_view key) const;
   std::optional<YamlNode> find(std::string_view key) const;
   std::vector<std::string> keys() const;
-  // Throws for the first key that is not allowed: "unknown key 'hiden'; allowed: a, b, c; did you mean 'hidden'?".
+  // Throws for the first key that is not allowed: "unknown key 'hiden'; allowed: a, b, c; did you
+  // mean 'hidden'?".
   void allow_keys(const std::vector<std::string>& allowed) const;
 
   // Lists.
@@ -38,7 +41,8 @@ class YamlNode {
   YamlNode operator[](std::size_t i) const;
   std::vector<YamlNode> items() const;
 
-  // Scalars. Each throws what was found and what is wanted: "expected a whole number of at least 1, found 'abc'".
+  // Scalars. Each throws what was found and what is wanted: "expected a whole number of at least 1,
+  // found 'abc'".
   std::string as_string() const;
   bool as_bool() const;
   std::int64_t as_integer(std::int64_t minimum = INT64_MIN, std::int64_t maximum = INT64_MAX) const;

@@ -44,7 +44,9 @@ struct Found {
 
 Found found_yaml(const YamlNode& document, const ClusterCatalog& catalog) {
   Found found{.cluster = read_cluster(document, catalog)};
-  found.nodes_of = document.find("nodes") || document.find("groups") || !found.cluster.device_ids.empty() ? NodesOf::file : NodesOf::any_number;
+  found.nodes_of = document.find("nodes") || document.find("groups") || !found.cluster.device_ids.empty()
+                       ? NodesOf::file
+                       : NodesOf::any_number;
   return found;
 }
 
@@ -65,10 +67,14 @@ Found found_file(const std::string& path, const ClusterCatalog& catalog, const C
             .nodes_of = NodesOf::any_number,
             .takes_device = true};
   }
-  if (is_xml(text)) return {.cluster = import_nccl_topology(text, path, catalog, options), .nodes_of = NodesOf::any_number, .takes_device = true};
+  if (is_xml(text))
+    return {.cluster = import_nccl_topology(text, path, catalog, options),
+            .nodes_of = NodesOf::any_number,
+            .takes_device = true};
   const Location file{.file = path};
   const char* kinds = "a cluster.yaml, the text of nvidia-smi topo -m or NCCL's topology (XML)";
-  if (text.find_first_not_of(" \t\r\n") == std::string::npos) throw ConfigError(file, fmt::format("the file is empty; expected {}", kinds));
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos)
+    throw ConfigError(file, fmt::format("the file is empty; expected {}", kinds));
   const std::string ending = std::filesystem::path(path).extension().string();
   const bool is_called_yaml = ending == ".yaml" || ending == ".yml";
   std::optional<YamlNode> document;
@@ -77,7 +83,8 @@ Found found_file(const std::string& path, const ClusterCatalog& catalog, const C
   } catch (const ConfigError&) {
     if (is_called_yaml) throw;
   }
-  if (!document || (!document->is_map() && !is_called_yaml)) throw ConfigError(file, fmt::format("expected {}; it is none of them", kinds));
+  if (!document || (!document->is_map() && !is_called_yaml))
+    throw ConfigError(file, fmt::format("expected {}; it is none of them", kinds));
   return found_yaml(*document, catalog);
 }
 
@@ -87,7 +94,8 @@ std::string counted(int count, const char* what) { return fmt::format("{} {}{}",
 std::vector<int> devices_by_nodes(const Cluster& cluster) {
   std::vector<int> sums;
   for (const NodeGroup& group : cluster.groups)
-    for (int node = 0; node < group.nodes; ++node) sums.push_back((sums.empty() ? 0 : sums.back()) + group.devices_per_node());
+    for (int node = 0; node < group.nodes; ++node)
+      sums.push_back((sums.empty() ? 0 : sums.back()) + group.devices_per_node());
   return sums;
 }
 
@@ -124,22 +132,29 @@ void keep_first_devices(Cluster& cluster, int devices) {
 void choose_of_node(Cluster& cluster, const ClusterOptions& options, const VisibilityVariables& environment) {
   const int machines = cluster.groups.front().machines();
   if (!options.device_ids.empty() && machines > 1)
-    throw ConfigError(fmt::format("--device-ids chooses devices of one machine, and a node of cluster '{}' is {} machines; give --devices", cluster.name, machines));
-  if (!options.device_ids.empty() && options.devices) throw ConfigError("--device-ids says how many devices already; leave --devices out");
+    throw ConfigError(fmt::format(
+        "--device-ids chooses devices of one machine, and a node of cluster '{}' is {} machines; give --devices",
+        cluster.name, machines));
+  if (!options.device_ids.empty() && options.devices)
+    throw ConfigError("--device-ids says how many devices already; leave --devices out");
   const int there = cluster.devices();
-  const DeviceSelection selection = select_devices(cluster, machines > 1 ? VisibilityVariables{} : environment, options.device_ids);
+  const DeviceSelection selection =
+      select_devices(cluster, machines > 1 ? VisibilityVariables{} : environment, options.device_ids);
   const int shown = cluster.devices();
   if (!options.devices || *options.devices == shown) return;
   if (*options.devices > shown)
-    throw ConfigError(selection.shown_by.empty()
-                          ? fmt::format("--devices {}: cluster '{}' has {}", *options.devices, cluster.name, counted(there, "device"))
-                          : fmt::format("--devices {}: {} shows {} of the {} of cluster '{}'; leave --devices out, or let the variable show more", *options.devices,
-                                        selection.shown_by, shown, counted(there, "device"), cluster.name));
+    throw ConfigError(
+        selection.shown_by.empty()
+            ? fmt::format("--devices {}: cluster '{}' has {}", *options.devices, cluster.name, counted(there, "device"))
+            : fmt::format("--devices {}: {} shows {} of the {} of cluster '{}'; leave --devices out, or let the "
+                          "variable show more",
+                          *options.devices, selection.shown_by, shown, counted(there, "device"), cluster.name));
   keep_first_devices(cluster, *options.devices);
 }
 
 // What --devices, --nodes, --device-ids and the environment ask for.
-void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& options, const VisibilityVariables& environment) {
+void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& options,
+                    const VisibilityVariables& environment) {
   const bool alike = cluster.groups.size() == 1;
   NodeGroup& first = cluster.groups.front();
   const int per_node = first.devices_per_node();
@@ -150,15 +165,23 @@ void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& op
   const auto refuse = [&](const std::string& asked) {
     if (!alike) {
       std::vector<std::string> kinds;
-      for (const NodeGroup& group : whole.groups) kinds.push_back(fmt::format("{} of {}", counted(group.nodes, "node"), counted(group.devices_per_node(), "device")));
-      throw ConfigError(fmt::format("{}: cluster '{}' has {}, and whole nodes are taken in this order; allowed are 1 to {} nodes, or 1 to {} devices and {}", asked,
-                                    cluster.name, join(kinds), most, per_node, some_of(devices_by_nodes(whole))));
+      for (const NodeGroup& group : whole.groups)
+        kinds.push_back(
+            fmt::format("{} of {}", counted(group.nodes, "node"), counted(group.devices_per_node(), "device")));
+      throw ConfigError(
+          fmt::format("{}: cluster '{}' has {}, and whole nodes are taken in this order; allowed are 1 to {} nodes, or "
+                      "1 to {} devices and {}",
+                      asked, cluster.name, join(kinds), most, per_node, some_of(devices_by_nodes(whole))));
     }
-    const std::string nodes = !network ? "no network, so it is one node" : any_number ? "any number of nodes" : counted(most, "node");
-    throw ConfigError(fmt::format("{}: cluster '{}' has {} a node and {}; allowed are 1 to {}{}", asked, cluster.name, counted(per_node, "device"), nodes, per_node,
-                                  most == 1    ? " devices"
-                                  : any_number ? fmt::format(" devices and multiples of {}", per_node)
-                                               : fmt::format(" devices and multiples of {} up to {}", per_node, per_node * most)));
+    const std::string nodes = !network     ? "no network, so it is one node"
+                              : any_number ? "any number of nodes"
+                                           : counted(most, "node");
+    throw ConfigError(
+        fmt::format("{}: cluster '{}' has {} a node and {}; allowed are 1 to {}{}", asked, cluster.name,
+                    counted(per_node, "device"), nodes, per_node,
+                    most == 1    ? " devices"
+                    : any_number ? fmt::format(" devices and multiples of {}", per_node)
+                                 : fmt::format(" devices and multiples of {} up to {}", per_node, per_node * most)));
   };
   const std::string asked_nodes = options.nodes ? fmt::format("--nodes {}", *options.nodes) : "";
   if (options.nodes) {
@@ -185,7 +208,9 @@ void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& op
   }
   if (cluster.nodes() == 1) return choose_of_node(cluster, options, environment);
   if (!options.device_ids.empty())
-    throw ConfigError(fmt::format("--device-ids chooses devices of one node, and cluster '{}' has {} nodes; give --nodes 1", cluster.name, cluster.nodes()));
+    throw ConfigError(
+        fmt::format("--device-ids chooses devices of one node, and cluster '{}' has {} nodes; give --nodes 1",
+                    cluster.name, cluster.nodes()));
 }
 
 }  // namespace
@@ -195,7 +220,8 @@ std::vector<std::string> cluster_names(const ClusterCatalog& catalog) { return n
 
 std::vector<std::string> nvidia_card_names(const ClusterCatalog& catalog) {
   std::vector<std::string> names = device_names(catalog);
-  std::erase_if(names, [&](const std::string& name) { return find_device(name, catalog).backend != BackendKind::cuda; });
+  std::erase_if(names,
+                [&](const std::string& name) { return find_device(name, catalog).backend != BackendKind::cuda; });
   return names;
 }
 
@@ -210,21 +236,25 @@ DeviceKind find_nvidia_card(const std::string& name, const std::string& what, co
   if (contains(device_names(catalog), name)) {
     DeviceKind device = find_device(name, catalog);
     if (device.backend == BackendKind::cuda) return device;
-    throw ConfigError(fmt::format("--device {}: {} is of NVIDIA's cards, and '{}' works by {}; give one of {}", name, what, name, parplan::name(device.backend),
-                                  join(nvidia_card_names(catalog))));
+    throw ConfigError(fmt::format("--device {}: {} is of NVIDIA's cards, and '{}' works by {}; give one of {}", name,
+                                  what, name, parplan::name(device.backend), join(nvidia_card_names(catalog))));
   }
   const std::vector<std::string> cards = nvidia_card_names(catalog);
-  throw ConfigError(fmt::format("--device: unknown card '{}'; known are {}{}", name, join(cards), did_you_mean(name, cards)));
+  throw ConfigError(
+      fmt::format("--device: unknown card '{}'; known are {}{}", name, join(cards), did_you_mean(name, cards)));
 }
 
-void choose_devices(Cluster& this_machine, const ClusterOptions& options) { choose_of_node(this_machine, options, options.environment); }
+void choose_devices(Cluster& this_machine, const ClusterOptions& options) {
+  choose_of_node(this_machine, options, options.environment);
+}
 
 Cluster find_cluster(const std::string& name_or_path, const ClusterCatalog& catalog, const ClusterOptions& options) {
   const std::vector<std::string> names = cluster_names(catalog);
   Found found;
   VisibilityVariables environment = options.environment;
   if (contains(names, name_or_path)) {
-    found = found_yaml(YamlNode::load((std::filesystem::path(catalog.clusters_folder) / (name_or_path + ".yaml")).string()), catalog);
+    found = found_yaml(
+        YamlNode::load((std::filesystem::path(catalog.clusters_folder) / (name_or_path + ".yaml")).string()), catalog);
     if (found.cluster.groups.size() == 1) found.nodes_of = NodesOf::any_number;
     environment = {};
   } else if (std::filesystem::exists(name_or_path) || looks_like_path(name_or_path)) {
@@ -235,8 +265,10 @@ Cluster find_cluster(const std::string& name_or_path, const ClusterCatalog& cata
   }
   Cluster& cluster = found.cluster;
   if (options.device && !found.takes_device)
-    throw ConfigError(fmt::format("--device {}: cluster '{}' already says its device, {}; --device is for texts of nvidia-smi topo -m and NCCL's topologies",
-                                  *options.device, cluster.name, device_name(cluster)));
+    throw ConfigError(
+        fmt::format("--device {}: cluster '{}' already says its device, {}; --device is for texts of nvidia-smi topo "
+                    "-m and NCCL's topologies",
+                    *options.device, cluster.name, device_name(cluster)));
   if (options.network && !found.takes_device) {
     bool any = false;
     for (NodeGroup& group : cluster.groups)

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/cluster/catalog.h"
@@ -23,7 +24,8 @@ constexpr std::array<const char*, 7> vertex_kind_names = {"device", "nvswitch", 
 constexpr std::array<const char*, 4> intra_names = {"nvswitch", "nvlink_mesh", "pcie", "memory"};
 constexpr int most_devices = 1 << 20;
 constexpr int most_oversubscription = 1'000'000;
-// Of any currency: a device that costs 10 USD an hour costs some hundred thousand of the smallest units.
+// Of any currency: a device that costs 10 USD an hour costs some hundred thousand of the smallest
+// units.
 constexpr double most_price = 1e9;
 
 BytesPerSecond read_positive_bandwidth(const YamlNode& value) {
@@ -36,7 +38,9 @@ std::optional<int> read_devices_per_machine(const YamlNode& value, int devices) 
   const auto given = value.find("devices_per_machine");
   if (!given) return std::nullopt;
   const auto per_machine = static_cast<int>(given->as_integer(1, most_devices));
-  if (per_machine >= devices) given->fail(fmt::format("expected less than the node's {} devices: a node of one machine does not say it", devices));
+  if (per_machine >= devices)
+    given->fail(
+        fmt::format("expected less than the node's {} devices: a node of one machine does not say it", devices));
   return per_machine;
 }
 
@@ -49,7 +53,8 @@ int read_tiles_per_card(const YamlNode& value, int devices) {
 }
 
 NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, const DeviceKind& device) {
-  value.allow_keys({"name", "devices", "intra", "bandwidth", "latency", "nics", "devices_per_machine", "tiles_per_card"});
+  value.allow_keys(
+      {"name", "devices", "intra", "bandwidth", "latency", "nics", "devices_per_machine", "tiles_per_card"});
   NodeLayout layout;
   layout.name = cluster_name;
   if (const auto given = value.find("name")) layout.name = given->as_string();
@@ -78,16 +83,19 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
   const auto vertex_of = [&](const YamlNode& word) {
     const std::string text = word.as_string();
     const auto found = std::find(names.begin(), names.end(), text);
-    if (found == names.end()) word.fail(fmt::format("unknown vertex '{}'; the node has {}{}", text, join(names), did_you_mean(text, names)));
+    if (found == names.end())
+      word.fail(fmt::format("unknown vertex '{}'; the node has {}{}", text, join(names), did_you_mean(text, names)));
     return static_cast<int>(found - names.begin());
   };
   int networks = 0;
   for (const YamlNode& item : value.at("vertices").items()) {
     item.allow_keys({"name", "kind"});
     const std::string text = item.at("name").as_string();
-    if (std::find(names.begin(), names.end(), text) != names.end()) item.at("name").fail(fmt::format("a second vertex is named '{}'", text));
+    if (std::find(names.begin(), names.end(), text) != names.end())
+      item.at("name").fail(fmt::format("a second vertex is named '{}'", text));
     names.push_back(text);
-    const auto kind = static_cast<VertexKind>(item.at("kind").as_choice({vertex_kind_names.begin(), vertex_kind_names.end()}));
+    const auto kind =
+        static_cast<VertexKind>(item.at("kind").as_choice({vertex_kind_names.begin(), vertex_kind_names.end()}));
     if (kind == VertexKind::network && ++networks > 1) item.fail("a node has one network vertex, found a second");
     add_vertex(node, text, kind);
   }
@@ -98,18 +106,22 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
     if (!between.is_list() || between.size() != 2) between.fail("a link is 'between' a list of two vertices");
     const int a = vertex_of(between[0]);
     const int b = vertex_of(between[1]);
-    if (a == b) between.fail(fmt::format("a link from '{}' to itself", names[static_cast<std::size_t>(a)]));
-    const auto kind = [&](int v) { return node.vertices[static_cast<std::size_t>(v)].kind; };
-    if ((kind(a) == VertexKind::network && kind(b) != VertexKind::nic) || (kind(b) == VertexKind::network && kind(a) != VertexKind::nic))
+    if (a == b) between.fail(fmt::format("a link from '{}' to itself", names[a]));
+    const auto kind = [&](int v) { return node.vertices[v].kind; };
+    if ((kind(a) == VertexKind::network && kind(b) != VertexKind::nic) ||
+        (kind(b) == VertexKind::network && kind(a) != VertexKind::nic))
       between.fail("only NICs have links to the network");
-    add_link(node, a, b, read_positive_bandwidth(item.at("bandwidth")), item.at("latency").as_duration(), item.at("kind").as_string());
+    add_link(node, a, b, read_positive_bandwidth(item.at("bandwidth")), item.at("latency").as_duration(),
+             item.at("kind").as_string());
   }
   if (const auto order = value.find("devices")) {
     std::vector<int> devices;
     for (const YamlNode& item : order->items()) {
       const int vertex = vertex_of(item);
-      if (node.vertices[static_cast<std::size_t>(vertex)].kind != VertexKind::device) item.fail(fmt::format("'{}' is no device", item.as_string()));
-      if (std::find(devices.begin(), devices.end(), vertex) != devices.end()) item.fail(fmt::format("device '{}' is listed twice", item.as_string()));
+      if (node.vertices[vertex].kind != VertexKind::device)
+        item.fail(fmt::format("'{}' is no device", item.as_string()));
+      if (std::find(devices.begin(), devices.end(), vertex) != devices.end())
+        item.fail(fmt::format("device '{}' is listed twice", item.as_string()));
       devices.push_back(vertex);
     }
     if (devices.size() != node.devices.size())
@@ -124,7 +136,8 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
 double read_oversubscription(const YamlNode& value) {
   const double oversubscription = value.as_number();
   if (oversubscription < 1.0 || oversubscription > most_oversubscription)
-    value.fail(fmt::format("expected an oversubscription from 1 to {}, found '{}'", most_oversubscription, value.as_string()));
+    value.fail(
+        fmt::format("expected an oversubscription from 1 to {}, found '{}'", most_oversubscription, value.as_string()));
   return oversubscription;
 }
 
@@ -143,17 +156,21 @@ Network read_network(const YamlNode& value) {
     if (!network.rails) pxn->fail("'pxn' says how traffic changes rails; it needs 'rails: true'");
   }
   if (!levels) return network;
-  if (!levels->is_list() || levels->size() == 0) levels->fail("expected a list of levels from the nodes up, such as [{nodes: 32}, {oversubscription: 3}]");
+  if (!levels->is_list() || levels->size() == 0)
+    levels->fail("expected a list of levels from the nodes up, such as [{nodes: 32}, {oversubscription: 3}]");
   for (const YamlNode& item : levels->items()) {
     item.allow_keys({"name", "nodes", "oversubscription", "latency"});
-    if (!network.levels.empty() && !network.levels.back().nodes) item.fail("the level before this one joins all nodes: it has no 'nodes'");
+    if (!network.levels.empty() && !network.levels.back().nodes)
+      item.fail("the level before this one joins all nodes: it has no 'nodes'");
     FabricLevel level{.name = fmt::format("level {}", network.levels.size() + 1), .nodes = std::nullopt,
                       .latency = network.levels.empty() ? network.latency : network.levels.back().latency};
     if (const auto given = item.find("name")) level.name = given->as_string();
     if (const auto nodes = item.find("nodes")) {
       level.nodes = static_cast<int>(nodes->as_integer(1, most_devices));
       const int below = network.levels.empty() ? 1 : *network.levels.back().nodes;
-      if (*level.nodes % below != 0) nodes->fail(fmt::format("expected a multiple of the {} nodes that a block of the level below joins, found {}", below, *level.nodes));
+      if (*level.nodes % below != 0)
+        nodes->fail(fmt::format("expected a multiple of the {} nodes that a block of the level below joins, found {}",
+                                below, *level.nodes));
     }
     if (const auto over = item.find("oversubscription")) level.oversubscription = read_oversubscription(*over);
     if (const auto latency = item.find("latency")) level.latency = latency->as_duration();
@@ -168,20 +185,22 @@ std::optional<std::string> problem_with(const NodeGroup& group, int nodes) {
   // Links that were built from what a file says, too: what is written of them must be read again.
   for (const Link& link : node.links)
     if (link.bandwidth < least_bandwidth || link.bandwidth > most_bandwidth || link.latency > longest_duration)
-      return fmt::format("the link between '{}' and '{}' comes to {} and {}; allowed are {} to {}, and up to {}", node.vertices[static_cast<std::size_t>(link.a)].name,
-                         node.vertices[static_cast<std::size_t>(link.b)].name, format_bandwidth(link.bandwidth), format_duration(link.latency),
-                         write_bandwidth(least_bandwidth), write_bandwidth(most_bandwidth), write_duration(longest_duration));
+      return fmt::format("the link between '{}' and '{}' comes to {} and {}; allowed are {} to {}, and up to {}",
+                         node.vertices[link.a].name, node.vertices[link.b].name, format_bandwidth(link.bandwidth),
+                         format_duration(link.latency), write_bandwidth(least_bandwidth),
+                         write_bandwidth(most_bandwidth), write_duration(longest_duration));
   for (std::size_t v = 0; v < node.vertices.size(); ++v) {
     if (node.vertices[v].kind != VertexKind::nic) continue;
     int ways = 0;
     for (const Link& link : node.links) {
       const int other = link.a == static_cast<int>(v) ? link.b : link.b == static_cast<int>(v) ? link.a : -1;
-      if (other >= 0 && node.vertices[static_cast<std::size_t>(other)].kind == VertexKind::network) ++ways;
+      if (other >= 0 && node.vertices[other].kind == VertexKind::network) ++ways;
     }
-    if (ways != 1) return fmt::format("NIC '{}' has {} links to the network; it needs one", node.vertices[v].name, ways);
+    if (ways != 1)
+      return fmt::format("NIC '{}' has {} links to the network; it needs one", node.vertices[v].name, ways);
   }
   const auto routes = routes_of(node);
-  const auto name_of = [&](std::size_t i) { return node.vertices[static_cast<std::size_t>(node.devices[i])].name; };
+  const auto name_of = [&](std::size_t i) { return node.vertices[node.devices[i]].name; };
   for (std::size_t i = 0; i < node.devices.size(); ++i) {
     for (std::size_t j = 0; j < node.devices.size(); ++j)
       if (routes->between[i][j].distance == PathClass::unreachable)
@@ -203,7 +222,8 @@ DeviceKind read_device_or_name(const YamlNode& device, const ClusterCatalog& cat
 }
 
 bool has_nic(const NodeKind& node) {
-  return std::any_of(node.vertices.begin(), node.vertices.end(), [](const Vertex& vertex) { return vertex.kind == VertexKind::nic; });
+  return std::any_of(node.vertices.begin(), node.vertices.end(),
+                     [](const Vertex& vertex) { return vertex.kind == VertexKind::nic; });
 }
 
 // `device`, `node`, `nodes` and `price` of a cluster of one kind of node, or of one of its groups.
@@ -213,7 +233,8 @@ NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, con
   const YamlNode node = value.at("node");
   if (!node.is_map() || node.find("intra").has_value() == node.find("vertices").has_value())
     node.fail("expected a node with either 'devices' and 'intra' or 'vertices' and 'links'");
-  group.node = node.find("intra") ? read_layout(node, cluster_name, group.device) : read_vertices_and_links(node, cluster_name);
+  group.node =
+      node.find("intra") ? read_layout(node, cluster_name, group.device) : read_vertices_and_links(node, cluster_name);
   if (const auto nodes = value.find("nodes")) group.nodes = static_cast<int>(nodes->as_integer(1, most_devices));
   if (const auto price = value.find("price")) {
     try {
@@ -227,7 +248,7 @@ NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, con
 
 }  // namespace
 
-const char* name(VertexKind kind) { return vertex_kind_names[static_cast<std::size_t>(kind)]; }
+const char* name(VertexKind kind) { return vertex_kind_names[index_of(kind)]; }
 
 int Cluster::nodes() const {
   int sum = 0;
@@ -252,7 +273,10 @@ const NodeGroup& Cluster::group_of(int device) const {
 
 std::vector<FabricLevel> levels_of(const Network& network) {
   if (!network.levels.empty()) return network.levels;
-  return {{.name = "network", .nodes = std::nullopt, .oversubscription = network.oversubscription, .latency = network.latency}};
+  return {{.name = "network",
+           .nodes = std::nullopt,
+           .oversubscription = network.oversubscription,
+           .latency = network.latency}};
 }
 
 std::string device_name(const Cluster& cluster) {
@@ -264,7 +288,8 @@ std::string device_name(const Cluster& cluster) {
 std::string describe_groups(const Cluster& cluster) {
   std::vector<std::string> groups;
   for (const NodeGroup& group : cluster.groups)
-    groups.push_back(fmt::format("{} node{} of {} x {}", group.nodes, group.nodes == 1 ? "" : "s", group.devices_per_node(), group.device.name));
+    groups.push_back(fmt::format("{} node{} of {} x {}", group.nodes, group.nodes == 1 ? "" : "s",
+                                 group.devices_per_node(), group.device.name));
   return join(groups);
 }
 
@@ -296,17 +321,20 @@ std::string device_memory(const Cluster& cluster) {
 
 Price parse_price(const std::string& text) {
   const auto fail = [&](const std::string& why) {
-    throw ConfigError(fmt::format("expected a price of a device for an hour, such as '2.50 USD', found '{}'{}", text, why.empty() ? "" : ": " + why));
+    throw ConfigError(fmt::format("expected a price of a device for an hour, such as '2.50 USD', found '{}'{}", text,
+                                  why.empty() ? "" : ": " + why));
   };
   const std::size_t end_of_number = std::min(text.find_first_not_of("0123456789.,+-"), text.size());
   if (text.find_first_of("0123456789") == std::string::npos) fail("");
   if (end_of_number == 0) fail("the amount stands before the currency, which is three letters of ISO 4217");
-  if (text.substr(0, end_of_number).find(',') != std::string::npos) fail("decimals stand behind a point, and thousands have nothing between them");
+  if (text.substr(0, end_of_number).find(',') != std::string::npos)
+    fail("decimals stand behind a point, and thousands have nothing between them");
   Price price;
   const char* last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, price.per_device_hour);
   if (end == last && error == std::errc()) fail("it names no currency");
-  if (error == std::errc::result_out_of_range || std::abs(price.per_device_hour) > most_price) fail(fmt::format("at most {:.0f} is allowed", most_price));
+  if (error == std::errc::result_out_of_range || std::abs(price.per_device_hour) > most_price)
+    fail(fmt::format("at most {:.0f} is allowed", most_price));
   if (error != std::errc()) fail("");
   if (price.per_device_hour < 0.0) fail("a price is at least 0");
   if (*end != ' ') fail("a space stands between the amount and the currency");
@@ -323,37 +351,47 @@ std::string write_price(const Price& price) { return fmt::format("{} {}", price.
 std::optional<std::string> problem_with(const Cluster& cluster) {
   for (const NodeGroup& group : cluster.groups) {
     if (group.device.backend != cluster.backend())
-      return fmt::format("'{}' works by {} and '{}' by {}; a cluster needs one of them", cluster.groups.front().device.name,
-                         name(cluster.backend()), group.device.name, name(group.device.backend));
+      return fmt::format("'{}' works by {} and '{}' by {}; a cluster needs one of them",
+                         cluster.groups.front().device.name, name(cluster.backend()), group.device.name,
+                         name(group.device.backend));
     if (const auto problem = problem_with(group, cluster.nodes())) return problem;
     if (cluster.nodes() > 1 && cluster.network.rails && levels_of(cluster.network).size() == 1) {
       const auto routes = routes_of(group.node);
-      const char* reason = !cluster.network.pxn           ? "do not, with 'pxn: false'"
+      const char* reason = !cluster.network.pxn         ? "do not, with 'pxn: false'"
                            : !routes->nvlink_everywhere ? "have no NVLink between all of them"
-                           : routes->nics.size() != routes_of(cluster.groups.front().node)->nics.size() ? "have another number of NICs than others"
-                                                                                                        : nullptr;
+                           : routes->nics.size() != routes_of(cluster.groups.front().node)->nics.size()
+                               ? "have another number of NICs than others"
+                               : nullptr;
       if (reason != nullptr)
-        return fmt::format("rails that only devices of a node could join, and those of '{}' {}; give the network a level above the rails", group.device.name, reason);
+        return fmt::format(
+            "rails that only devices of a node could join, and those of '{}' {}; give the network a level above the "
+            "rails",
+            group.device.name, reason);
     }
   }
   if (cluster.nodes() > 1) {
     const FabricLevel highest = levels_of(cluster.network).back();
     if (highest.nodes && *highest.nodes < cluster.nodes())
-      return fmt::format("{} nodes, but the highest level of the network, '{}', joins {}; take fewer nodes, or add a level above it", cluster.nodes(),
-                         highest.name, *highest.nodes);
+      return fmt::format(
+          "{} nodes, but the highest level of the network, '{}', joins {}; take fewer nodes, or add a level above it",
+          cluster.nodes(), highest.name, *highest.nodes);
   }
   return std::nullopt;
 }
 
 Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
   Cluster cluster;
-  if (const auto schema = document.is_map() ? document.find("schema") : std::nullopt; schema && schema->is_scalar() && schema->as_string().starts_with("parplan.plan/"))
-    schema->fail("this is a plan, and a cluster is wanted: a cluster.yaml, a topology or the name of one; a plan's own cluster stands under its 'cluster'");
+  if (const auto schema = document.is_map() ? document.find("schema") : std::nullopt;
+      schema && schema->is_scalar() && schema->as_string().starts_with("parplan.plan/"))
+    schema->fail(
+        "this is a plan, and a cluster is wanted: a cluster.yaml, a topology or the name of one; a plan's own cluster "
+        "stands under its 'cluster'");
   const auto groups = document.find("groups");
   if (groups) {
     document.allow_keys({"name", "groups", "network", "device_ids", "measured_on", "notes", "sources"});
   } else {
-    document.allow_keys({"name", "device", "node", "nodes", "price", "groups", "network", "device_ids", "measured_on", "notes", "sources"});
+    document.allow_keys({"name", "device", "node", "nodes", "price", "groups", "network", "device_ids", "measured_on",
+                         "notes", "sources"});
   }
   cluster.name = document.at("name").as_string();
   if (cluster.name.empty()) document.at("name").fail("expected a name, found ''");
@@ -362,7 +400,8 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
   }
   cluster.groups.clear();
   if (groups) {
-    if (!groups->is_list() || groups->size() == 0) groups->fail("expected a list of kinds of nodes, each with 'device', 'node' and 'nodes'");
+    if (!groups->is_list() || groups->size() == 0)
+      groups->fail("expected a list of kinds of nodes, each with 'device', 'node' and 'nodes'");
     for (const YamlNode& item : groups->items()) {
       item.allow_keys({"device", "node", "nodes", "price"});
       cluster.groups.push_back(read_group(item, cluster.name, catalog));
@@ -375,10 +414,12 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
   if (const auto ids = document.find("device_ids")) {
     for (const YamlNode& item : ids->items()) {
       const auto id = static_cast<int>(item.as_integer(0, most_devices));
-      if (std::ranges::find(cluster.device_ids, id) != cluster.device_ids.end()) item.fail(fmt::format("device {} is listed twice", id));
+      if (std::ranges::find(cluster.device_ids, id) != cluster.device_ids.end())
+        item.fail(fmt::format("device {} is listed twice", id));
       cluster.device_ids.push_back(id);
     }
-    if (cluster.nodes() != 1) ids->fail(fmt::format("says which devices of one machine these are, and there are {} nodes", cluster.nodes()));
+    if (cluster.nodes() != 1)
+      ids->fail(fmt::format("says which devices of one machine these are, and there are {} nodes", cluster.nodes()));
     if (static_cast<int>(cluster.device_ids.size()) != cluster.devices())
       ids->fail(fmt::format("lists {} numbers for {} devices", cluster.device_ids.size(), cluster.devices()));
   }
@@ -396,7 +437,7 @@ Cluster read_cluster(const YamlNode& document) { return read_cluster(document, C
 namespace {
 
 void write_node(YAML::Emitter& out, const NodeKind& node) {
-  const auto name_of = [&](int vertex) { return node.vertices[static_cast<std::size_t>(vertex)].name; };
+  const auto name_of = [&](int vertex) { return node.vertices[vertex].name; };
   out << YAML::BeginMap;
   out << YAML::Key << "name" << YAML::Value << node.name;
   out << YAML::Key << "vertices" << YAML::Value << YAML::BeginSeq;
@@ -408,7 +449,8 @@ void write_node(YAML::Emitter& out, const NodeKind& node) {
   out << YAML::Key << "links" << YAML::Value << YAML::BeginSeq;
   for (const Link& link : node.links) {
     out << YAML::Flow << YAML::BeginMap;
-    out << YAML::Key << "between" << YAML::Value << YAML::Flow << YAML::BeginSeq << name_of(link.a) << name_of(link.b) << YAML::EndSeq;
+    out << YAML::Key << "between" << YAML::Value << YAML::Flow << YAML::BeginSeq << name_of(link.a) << name_of(link.b)
+        << YAML::EndSeq;
     out << YAML::Key << "bandwidth" << YAML::Value << write_bandwidth(link.bandwidth);
     out << YAML::Key << "latency" << YAML::Value << write_duration(link.latency);
     out << YAML::Key << "kind" << YAML::Value << link.kind << YAML::EndMap;
@@ -425,7 +467,8 @@ void write_node(YAML::Emitter& out, const NodeKind& node) {
 void write_network(YAML::Emitter& out, const Network& network) {
   out << YAML::Flow << YAML::BeginMap;
   out << YAML::Key << "latency" << YAML::Value << write_duration(network.latency);
-  if (network.levels.empty()) out << YAML::Key << "oversubscription" << YAML::Value << fmt::format("{}", network.oversubscription);
+  if (network.levels.empty())
+    out << YAML::Key << "oversubscription" << YAML::Value << fmt::format("{}", network.oversubscription);
   if (network.rails) out << YAML::Key << "rails" << YAML::Value << true;
   if (!network.pxn) out << YAML::Key << "pxn" << YAML::Value << false;
   if (!network.levels.empty()) {

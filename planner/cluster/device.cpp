@@ -6,17 +6,19 @@
 #include <algorithm>
 #include <array>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/cluster/cluster.h"
 
 namespace parplan {
 namespace {
 
-constexpr std::array<BackendRow, 5> backend_rows = {{{.name = "cpu", .runtime = "CPU", .collectives = "", .runs = true},
-                                                     {.name = "cuda", .runtime = "CUDA", .collectives = "NCCL", .runs = true},
-                                                     {.name = "rocm", .runtime = "ROCm", .collectives = "RCCL", .runs = false},
-                                                     {.name = "oneapi", .runtime = "oneAPI", .collectives = "oneCCL", .runs = false},
-                                                     {.name = "synapse", .runtime = "SynapseAI", .collectives = "HCCL", .runs = false}}};
+constexpr std::array<BackendRow, 5> backend_rows = {
+    {{.name = "cpu", .runtime = "CPU", .collectives = "", .runs = true},
+     {.name = "cuda", .runtime = "CUDA", .collectives = "NCCL", .runs = true},
+     {.name = "rocm", .runtime = "ROCm", .collectives = "RCCL", .runs = false},
+     {.name = "oneapi", .runtime = "oneAPI", .collectives = "oneCCL", .runs = false},
+     {.name = "synapse", .runtime = "SynapseAI", .collectives = "HCCL", .runs = false}}};
 
 constexpr Bytes most_memory{std::int64_t{1} << 50};  // no device has as much, and sums over many devices fit 64 bits
 
@@ -29,7 +31,7 @@ Unit between(Unit low, Unit high, double t) {
 
 }  // namespace
 
-const BackendRow& row_of(BackendKind backend) { return backend_rows[static_cast<std::size_t>(backend)]; }
+const BackendRow& row_of(BackendKind backend) { return backend_rows[index_of(backend)]; }
 const char* name(BackendKind backend) { return row_of(backend).name; }
 std::vector<std::string> backend_names() {
   std::vector<std::string> names;
@@ -72,8 +74,9 @@ FlopsPerSecond peak(const DeviceKind& device, DataType type) {
 }
 
 DeviceKind read_device(const YamlNode& document) {
-  document.allow_keys({"name", "title", "backend", "memory", "peak", "half_types", "kernel_launch", "multiprocessors", "overlaps_communication",
-                       "rates", "nvlink", "pcie", "power", "driver_names", "measured", "sources"});
+  document.allow_keys({"name", "title", "backend", "memory", "peak", "half_types", "kernel_launch", "multiprocessors",
+                       "overlaps_communication", "rates", "nvlink", "pcie", "power", "driver_names", "measured",
+                       "sources"});
   DeviceKind device;
   device.name = document.at("name").as_string();
   if (device.name.empty()) document.at("name").fail("expected a name, found ''");
@@ -83,11 +86,14 @@ DeviceKind read_device(const YamlNode& document) {
   memory.allow_keys({"capacity", "overhead"});
   device.memory_capacity = memory.at("capacity").as_bytes();
   if (device.memory_capacity > most_memory)
-    memory.at("capacity").fail(fmt::format("expected a capacity of at most {}, found '{}'", write_bytes(most_memory), memory.at("capacity").as_string()));
+    memory.at("capacity")
+        .fail(fmt::format("expected a capacity of at most {}, found '{}'", write_bytes(most_memory),
+                          memory.at("capacity").as_string()));
   device.memory_overhead = memory.at("overhead").as_bytes();
   if (device.memory_overhead >= device.memory_capacity)
-    memory.at("overhead").fail(fmt::format("the overhead of {} leaves nothing of the capacity of {}", write_bytes(device.memory_overhead),
-                                           write_bytes(device.memory_capacity)));
+    memory.at("overhead")
+        .fail(fmt::format("the overhead of {} leaves nothing of the capacity of {}",
+                          write_bytes(device.memory_overhead), write_bytes(device.memory_capacity)));
   const YamlNode peak_rates = document.at("peak");
   peak_rates.allow_keys({"fp32", "half", "tf32"});
   device.peak_fp32 = peak_rates.at("fp32").as_flop_rate();
@@ -97,14 +103,18 @@ DeviceKind read_device(const YamlNode& document) {
     device.half_types.clear();
     for (const YamlNode& item : types->items()) {
       const DataType type = halves[item.as_choice({name(halves[0]), name(halves[1])})];
-      if (std::find(device.half_types.begin(), device.half_types.end(), type) != device.half_types.end()) item.fail(fmt::format("{} is listed twice", name(type)));
+      if (std::find(device.half_types.begin(), device.half_types.end(), type) != device.half_types.end())
+        item.fail(fmt::format("{} is listed twice", name(type)));
       device.half_types.push_back(type);
     }
-    if (device.half_types.empty()) types->fail("expected bf16, fp16 or both; a device without units for either has no 'half' peak");
+    if (device.half_types.empty())
+      types->fail("expected bf16, fp16 or both; a device without units for either has no 'half' peak");
   }
   device.kernel_launch = document.at("kernel_launch").as_duration();
-  if (const auto count = document.find("multiprocessors")) device.multiprocessors = static_cast<int>(count->as_integer(1, 4096));
-  if (const auto overlaps = document.find("overlaps_communication")) device.overlaps_communication = overlaps->as_bool();
+  if (const auto count = document.find("multiprocessors"))
+    device.multiprocessors = static_cast<int>(count->as_integer(1, 4096));
+  if (const auto overlaps = document.find("overlaps_communication"))
+    device.overlaps_communication = overlaps->as_bool();
 
   const YamlNode rates = document.at("rates");
   for (const YamlNode& item : rates.items()) {
@@ -124,11 +134,14 @@ DeviceKind read_device(const YamlNode& document) {
     row.memory = item.at("memory").as_bandwidth();
     if (row.memory.value <= 0.0) item.at("memory").fail("'memory' must be more than 0");
     if (!device.rates.empty() && row.active <= device.rates.back().active)
-      item.at("active").fail(fmt::format("rows must ascend in 'active', found {} after {}", row.active, device.rates.back().active));
-    // A processor may run above its rated clock; a card's matrix units do not exceed their datasheet.
+      item.at("active").fail(
+          fmt::format("rows must ascend in 'active', found {} after {}", row.active, device.rates.back().active));
+    // A processor may run above its rated clock; a card's matrix units do not exceed their
+    // datasheet.
     const auto at_most = [&](const char* key, FlopsPerSecond reached, FlopsPerSecond most) {
       if (is_accelerator(device.backend) && reached > most)
-        item.at(key).fail(fmt::format("reached rate {} is above the peak of {}", write_flop_rate(reached), write_flop_rate(most)));
+        item.at(key).fail(
+            fmt::format("reached rate {} is above the peak of {}", write_flop_rate(reached), write_flop_rate(most)));
     };
     at_most("matrix_fp32", row.matrix_fp32, device.peak_fp32);
     at_most("matrix_half", row.matrix_half, device.peak_half);
@@ -143,8 +156,9 @@ DeviceKind read_device(const YamlNode& document) {
     device.nvlink_per_link = nvlink->at("per_link").as_bandwidth();
     device.nvlink_per_link_reached = nvlink->at("per_link_reached").as_bandwidth();
     if (device.nvlink_per_link_reached > device.nvlink_per_link || device.nvlink_per_link_reached.value <= 0.0)
-      nvlink->at("per_link_reached").fail(fmt::format("expected more than 0 and at most the link's {}, found {}", write_bandwidth(device.nvlink_per_link),
-                                                      write_bandwidth(device.nvlink_per_link_reached)));
+      nvlink->at("per_link_reached")
+          .fail(fmt::format("expected more than 0 and at most the link's {}, found {}",
+                            write_bandwidth(device.nvlink_per_link), write_bandwidth(device.nvlink_per_link_reached)));
   }
   if (const auto pcie = document.find("pcie")) {
     pcie->allow_keys({"generation", "lanes"});
@@ -194,7 +208,8 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
     out << YAML::Key << "active" << YAML::Value << row.active;
     out << YAML::Key << "matrix_fp32" << YAML::Value << write_flop_rate(row.matrix_fp32);
     out << YAML::Key << "matrix_half" << YAML::Value << write_flop_rate(row.matrix_half);
-    if (row.matrix_tf32.value > 0.0) out << YAML::Key << "matrix_tf32" << YAML::Value << write_flop_rate(row.matrix_tf32);
+    if (row.matrix_tf32.value > 0.0)
+      out << YAML::Key << "matrix_tf32" << YAML::Value << write_flop_rate(row.matrix_tf32);
     out << YAML::Key << "vector" << YAML::Value << write_flop_rate(row.vector);
     out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.memory) << YAML::EndMap;
   }
@@ -203,7 +218,8 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
     out << YAML::Key << "nvlink" << YAML::Value << YAML::Flow << YAML::BeginMap;
     out << YAML::Key << "links" << YAML::Value << device.nvlinks;
     out << YAML::Key << "per_link" << YAML::Value << write_bandwidth(device.nvlink_per_link);
-    out << YAML::Key << "per_link_reached" << YAML::Value << write_bandwidth(device.nvlink_per_link_reached) << YAML::EndMap;
+    out << YAML::Key << "per_link_reached" << YAML::Value << write_bandwidth(device.nvlink_per_link_reached)
+        << YAML::EndMap;
   }
   if (device.pcie_generation > 0) {
     out << YAML::Key << "pcie" << YAML::Value << YAML::Flow << YAML::BeginMap;
@@ -211,7 +227,8 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
     out << YAML::Key << "lanes" << YAML::Value << device.pcie_lanes << YAML::EndMap;
   }
   if (device.power) out << YAML::Key << "power" << YAML::Value << write_power(*device.power);
-  if (!device.driver_names.empty()) out << YAML::Key << "driver_names" << YAML::Value << YAML::Flow << device.driver_names;
+  if (!device.driver_names.empty())
+    out << YAML::Key << "driver_names" << YAML::Value << YAML::Flow << device.driver_names;
   if (device.measured) {
     out << YAML::Key << "measured" << YAML::Value;
     write_measured_kernels(out, *device.measured, measurements);
@@ -225,6 +242,8 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
 }  // namespace
 
 std::string write_device(const DeviceKind& device) { return write_device(device, nullptr); }
-std::string write_device(const DeviceKind& device, const Measurements& measurements) { return write_device(device, &measurements); }
+std::string write_device(const DeviceKind& device, const Measurements& measurements) {
+  return write_device(device, &measurements);
+}
 
 }  // namespace parplan

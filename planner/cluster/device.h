@@ -10,8 +10,8 @@
 
 namespace parplan {
 
-// What carries out a device's kernels and communication: cores, CUDA with NCCL, and the runtimes of others, which parplan
-// plans for and does not have.
+// What carries out a device's kernels and communication: cores, CUDA with NCCL, and the runtimes of
+// others, which parplan plans for and does not have.
 enum class BackendKind { cpu, cuda, rocm, oneapi, synapse };
 struct BackendRow {
   const char* name;         // in files
@@ -22,11 +22,12 @@ struct BackendRow {
 const BackendRow& row_of(BackendKind backend);
 const char* name(BackendKind backend);
 std::vector<std::string> backend_names();
-// Kernels and communication run on streams of their own; where nothing was measured they cost what CUDA's and NCCL's would.
+// Kernels and communication run on streams of their own; where nothing was measured they cost what
+// CUDA's and NCCL's would.
 constexpr bool is_accelerator(BackendKind backend) { return backend != BackendKind::cpu; }
 
-// What a kernel rate is worth when `active` devices of one node work at once (cores share caches, memory
-// and clock; GPUs do not: one row with active = 1).
+// What a kernel rate is worth when `active` devices of one node work at once (cores share caches,
+// memory and clock; GPUs do not: one row with active = 1).
 struct DeviceRates {
   int active = 1;
   FlopsPerSecond matrix_fp32;     // reachable, large GEMM, per device
@@ -37,8 +38,8 @@ struct DeviceRates {
   bool operator==(const DeviceRates&) const = default;
 };
 
-// A kind of device. Peaks are the datasheet's; `rates` are what kernels reach, each with its origin in the
-// file it came from (configs/devices/*.yaml, or this machine's probe).
+// A kind of device. Peaks are the datasheet's; `rates` are what kernels reach, each with its origin
+// in the file it came from (configs/devices/*.yaml, or this machine's probe).
 struct DeviceKind {
   std::string name;               // "h100-sxm-80gb"
   std::string title;              // "NVIDIA H100 SXM5 80 GB"
@@ -53,7 +54,8 @@ struct DeviceKind {
   int multiprocessors = 0;        // that tiles of a matrix product are dealt to; 0: not known, or not of interest (CPU)
   bool overlaps_communication = true;  // false: a rank's core carries out its own communication (CPU ranks)
   std::vector<DeviceRates> rates; // ascending in `active`, at least one
-  // What the links of such a device reach one way, for clusters that say only which links there are.
+  // What the links of such a device reach one way, for clusters that say only which links there
+  // are.
   int nvlinks = 0;                          // NVLinks per device; 0 where absent
   BytesPerSecond nvlink_per_link;           // as `nvidia-smi nvlink -s` prints it
   BytesPerSecond nvlink_per_link_reached;   // what NCCL counts on
@@ -68,7 +70,8 @@ struct DeviceKind {
 
 // The row for `active` devices at work on a node: linear interpolation between rows, ends held.
 DeviceRates rates_at(const DeviceKind& device, int active);
-// Whether products of that type have units of their own. Where they have none, numbers are widened and multiplied as fp32.
+// Whether products of that type have units of their own. Where they have none, numbers are widened
+// and multiplied as fp32.
 bool has_units(const DeviceKind& device, DataType type);
 FlopsPerSecond peak(const DeviceKind& device, DataType type);
 

@@ -12,7 +12,8 @@ namespace {
 // How many of [a, b) are in [c, d).
 int overlap(int a, int b, int c, int d) { return std::max(0, std::min(b, d) - std::max(a, c)); }
 
-// Calls `count` with each stretch of the range that is a part of a block of the axis but not all of it, relative to the block: at most two.
+// Calls `count` with each stretch of the range that is a part of a block of the axis but not all of
+// it, relative to the block: at most two.
 template <class Count>
 int sum_over_parts(const AxisLayout& axis, int first, int last, const Count& count) {
   const int block = axis.stride * axis.degree;
@@ -57,7 +58,10 @@ std::vector<FabricBlock> blocks_of(const Cluster& cluster, const AxisLayout& axi
     const auto count = static_cast<int>(ceil_div(axis.ranks, width));
     const auto add = [&](int block) {
       const int nodes = std::min(nodes_per_block, group.nodes - block * nodes_per_block);
-      blocks.push_back({.first = block * width, .last = std::min((block + 1) * width, axis.ranks), .nodes = nodes, .nics = nics * nodes});
+      blocks.push_back({.first = block * width,
+                        .last = std::min((block + 1) * width, axis.ranks),
+                        .nodes = nodes,
+                        .nics = nics * nodes});
     };
     const int axis_block = axis.stride * axis.degree;
     const int period = axis_block / std::gcd(axis_block, width);

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <yaml-cpp/yaml.h>
 
+#include "planner/base/enum.h"
+
 namespace parplan {
 namespace {
 
@@ -19,8 +21,9 @@ struct SizeRow {
   const char* name;
   std::int64_t OpShape::* field;
 };
-constexpr SizeRow size_rows[] = {{"rows", &OpShape::rows},         {"columns", &OpShape::columns}, {"inner", &OpShape::inner},
-                                 {"sequence", &OpShape::sequence}, {"batch", &OpShape::batch},     {"heads", &OpShape::heads},
+constexpr SizeRow size_rows[] = {{"rows", &OpShape::rows},         {"columns", &OpShape::columns},
+                                 {"inner", &OpShape::inner},       {"sequence", &OpShape::sequence},
+                                 {"batch", &OpShape::batch},       {"heads", &OpShape::heads},
                                  {"kv_heads", &OpShape::kv_heads}, {"head_dim", &OpShape::head_dim}};
 const SizeRow& size_row(const std::string& size) {
   for (const SizeRow& row : size_rows)
@@ -91,7 +94,7 @@ void allow_section_keys(const YamlNode& section) {
 
 }  // namespace
 
-const char* name(CopyRoute route) { return route_names[static_cast<std::size_t>(route)]; }
+const char* name(CopyRoute route) { return route_names[index_of(route)]; }
 
 std::vector<std::string> measured_sizes(OpKind kind) {
   switch (kind) {
@@ -126,7 +129,8 @@ KernelMeasurement measured_kernel(OpKind kind, DataType type, OpShape sizes) {
   sizes.master = kind == OpKind::adamw && is_half(type);
   sizes.weight_decay = kind == OpKind::adamw;
   if (kind == OpKind::embedding || kind == OpKind::embedding_gradient) sizes.valid = 50257;  // rows of GPT-2's table
-  if (measured_sizes(kind) == std::vector<std::string>{"rows", "columns"} && sizes.valid == 0) sizes.valid = sizes.columns;
+  if (measured_sizes(kind) == std::vector<std::string>{"rows", "columns"} && sizes.valid == 0)
+    sizes.valid = sizes.columns;
   if (kind == OpKind::gate || kind == OpKind::gate_gradient) sizes.activation = ActivationKind::silu;
   sizes.epsilon = 1e-5;
   sizes.theta = 10000.0;
@@ -146,9 +150,11 @@ MeasuredKernels read_measured_kernels(const YamlNode& section) {
     measured.fits.push_back(read_fit(item));
     const KernelFit& fit = measured.fits.back();
     if (++seen[{fit.kind, fit.type, fit.head_dim}] > 1)
-      item.fail(fmt::format("a second fit of {} in {}{}", name(fit.kind), name(fit.type), fit.head_dim > 0 ? fmt::format(" with head_dim {}", fit.head_dim) : ""));
+      item.fail(fmt::format("a second fit of {} in {}{}", name(fit.kind), name(fit.type),
+                            fit.head_dim > 0 ? fmt::format(" with head_dim {}", fit.head_dim) : ""));
     const bool matrix = row_of(fit.kind).work(OpShape{}, fit.type).matrix;
-    if (matrix != (fit.rate.value > 0.0)) item.fail(fmt::format("a fit of {} {} a 'rate'", name(fit.kind), matrix ? "needs" : "has no use for"));
+    if (matrix != (fit.rate.value > 0.0))
+      item.fail(fmt::format("a fit of {} {} a 'rate'", name(fit.kind), matrix ? "needs" : "has no use for"));
   }
   return measured;
 }
@@ -165,9 +171,10 @@ Measurements read_measurements(const YamlNode& section) {
   if (const auto copies = section.find("copies"))
     for (const YamlNode& item : copies->items()) {
       item.allow_keys({"route", "bytes", "time"});
-      measurements.copies.push_back({.route = static_cast<CopyRoute>(item.at("route").as_choice({route_names.begin(), route_names.end()})),
-                                     .bytes = item.at("bytes").as_bytes(),
-                                     .time = item.at("time").as_duration()});
+      measurements.copies.push_back(
+          {.route = static_cast<CopyRoute>(item.at("route").as_choice({route_names.begin(), route_names.end()})),
+           .bytes = item.at("bytes").as_bytes(),
+           .time = item.at("time").as_duration()});
     }
   if (const auto rows = section.find("rows"))
     for (const YamlNode& item : rows->items()) measurements.kernels.push_back(read_row(item));
@@ -190,22 +197,24 @@ void write_measured_kernels(YAML::Emitter& out, const MeasuredKernels& measured,
       out << Key << "rate" << Value << write_flop_rate(fit.rate);
       out << Key << "half_length" << Value << fmt::format("{}", fit.half_length);
     }
-    out << Key << "memory" << Value << write_bandwidth(fit.memory) << Key << "rows" << Value << fit.rows << Key << "error" << Value
-        << fmt::format("{}", fit.error) << EndMap;
+    out << Key << "memory" << Value << write_bandwidth(fit.memory) << Key << "rows" << Value << fit.rows << Key
+        << "error" << Value << fmt::format("{}", fit.error) << EndMap;
   }
   out << EndSeq;
   if (measurements != nullptr) {
-    out << Key << "launch" << Value << Flow << BeginMap << Key << "alone" << Value << write_duration(measurements->launch) << Key << "replayed"
-        << Value << write_duration(measurements->replayed_launch) << EndMap;
+    out << Key << "launch" << Value << Flow << BeginMap << Key << "alone" << Value
+        << write_duration(measurements->launch) << Key << "replayed" << Value
+        << write_duration(measurements->replayed_launch) << EndMap;
     out << Key << "library_memory" << Value << write_bytes(measurements->library_memory);
     out << Key << "copies" << Value << YAML::Block << BeginSeq;
     for (const CopyMeasurement& copy : measurements->copies)
-      out << Flow << BeginMap << Key << "route" << Value << name(copy.route) << Key << "bytes" << Value << write_bytes(copy.bytes) << Key << "time"
-          << Value << write_duration(copy.time) << EndMap;
+      out << Flow << BeginMap << Key << "route" << Value << name(copy.route) << Key << "bytes" << Value
+          << write_bytes(copy.bytes) << Key << "time" << Value << write_duration(copy.time) << EndMap;
     out << EndSeq << Key << "rows" << Value << YAML::Block << BeginSeq;
     for (const KernelMeasurement& row : measurements->kernels) {
       out << Flow << BeginMap << Key << "kernel" << Value << name(row.kind) << Key << "type" << Value << name(row.type);
-      for (const std::string& size : measured_sizes(row.kind)) out << Key << size << Value << row.shape.*size_row(size).field;
+      for (const std::string& size : measured_sizes(row.kind))
+        out << Key << size << Value << row.shape.*size_row(size).field;
       out << Key << "time" << Value << write_duration(row.time) << EndMap;
     }
     out << EndSeq;

@@ -43,15 +43,17 @@ struct Measurements {
   bool operator==(const Measurements&) const = default;
 };
 
-// What kernels of one kind, type and (attention) head size take on the measured device; kernel_model.h says how.
+// What kernels of one kind, type and (attention) head size take on the measured device;
+// kernel_model.h says how.
 struct KernelFit {
   OpKind kind{};
   DataType type = DataType::fp32;
   std::int64_t head_dim = 0;     // attention; 0 for all others
   Seconds floor;                 // of one kernel, launch included
   FlopsPerSecond rate;           // matrix products and attention: of ever larger ones; 0 for all others
-  double half_length = 0.0;      // of the summed dim (attention: the sequence) at which half of `rate` is reached; of products on a
-                                 // CPU, the multiply-adds that packing one number of an operand costs
+  double half_length = 0.0;      // of the summed dim (attention: the sequence) at which half of `rate` is reached; of
+                             // products on a CPU, the multiply-adds that packing one number of an
+                             // operand costs
   BytesPerSecond memory;         // rate of reading and writing operands
   int rows = 0;                  // that it was made from
   double error = 0.0;            // mean of |fit / measured - 1| over them
@@ -70,10 +72,12 @@ struct MeasuredKernels {
 
 // The sizes that a row names for a kind: "rows", "columns", "inner", "sequence" ...
 std::vector<std::string> measured_sizes(OpKind kind);
-// The kernel of these sizes as it is measured: sums have their second operand, optimizers in half precision their master copy, ...
+// The kernel of these sizes as it is measured: sums have their second operand, optimizers in half
+// precision their master copy, ...
 KernelMeasurement measured_kernel(OpKind kind, DataType type, OpShape sizes);
 
-// The `measured` section of a device's file. Its rows are checked and left there: prices come from the fits.
+// The `measured` section of a device's file. Its rows are checked and left there: prices come from
+// the fits.
 MeasuredKernels read_measured_kernels(const YamlNode& section);
 Measurements read_measurements(const YamlNode& section);
 void write_measured_kernels(YAML::Emitter& out, const MeasuredKernels& measured, const Measurements* measurements);

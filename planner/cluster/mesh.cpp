@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/cluster/fabric.h"
@@ -42,39 +43,40 @@ struct NodeLoad {
 };
 
 void add_hop(const NodeRoutes& routes, int from, int to, double share, NodeLoad& load) {
-  const Path& path = routes.between[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)];
+  const Path& path = routes.between[from][to];
   PARPLAN_ASSERT(path.distance != PathClass::unreachable,
                  "device " + std::to_string(from) + " to " + std::to_string(to) + " of " + routes.node.name);
-  for (const Arc arc : path.arcs) load.arcs[static_cast<std::size_t>(arc)] += share;
+  for (const Arc arc : path.arcs) load.arcs[arc] += share;
   load.intra_latency = std::max(load.intra_latency, path.latency);
   // (Devices that a link of their own joins, as AMD's and Intel's do: RCCL takes XGMI for NVLink.)
   load.nvlink = load.nvlink && (path.distance <= PathClass::nvlink || path.arcs.size() == 1);
 }
 
 const std::vector<Uplink>& uplinks_of(const NodeRoutes& routes, int device) {
-  const auto& uplinks = routes.uplinks[static_cast<std::size_t>(device)];
-  PARPLAN_ASSERT(!uplinks.empty(), "device " + std::to_string(device) + " of " + routes.node.name + " reaches no network");
+  const auto& uplinks = routes.uplinks[device];
+  PARPLAN_ASSERT(!uplinks.empty(),
+                 "device " + std::to_string(device) + " of " + routes.node.name + " reaches no network");
   return uplinks;
 }
 
 void add_sent(const Uplink& uplink, double share, NodeLoad& load) {
-  for (const Arc arc : uplink.path.arcs) load.arcs[static_cast<std::size_t>(arc)] += share;
+  for (const Arc arc : uplink.path.arcs) load.arcs[arc] += share;
 }
 
 // To the network and, as much, from it.
 void add_exchange(const NodeRoutes& routes, int device, double share, NodeLoad& load) {
   for (const Uplink& uplink : uplinks_of(routes, device)) {
     for (const Arc arc : uplink.path.arcs) {
-      load.arcs[static_cast<std::size_t>(arc)] += share * uplink.share;
-      load.arcs[static_cast<std::size_t>(reversed(arc))] += share * uplink.share;
+      load.arcs[arc] += share * uplink.share;
+      load.arcs[reversed(arc)] += share * uplink.share;
     }
     load.uplink_latency = std::max(load.uplink_latency, uplink.path.latency);
   }
   load.out += share;
 }
 
-// The rate of one rank at which the first link is full. The fabric carries the NICs' sum divided by the oversubscription of its lowest
-// level for each node.
+// The rate of one rank at which the first link is full. The fabric carries the NICs' sum divided by
+// the oversubscription of its lowest level for each node.
 BytesPerSecond rate(const NodeRoutes& routes, double oversubscription, const NodeLoad& load) {
   double least = infinite;
   for (std::size_t arc = 0; arc < load.arcs.size(); ++arc)
@@ -88,7 +90,8 @@ std::vector<double> rail_shares(const NodeRoutes& routes, const std::vector<int>
   std::vector<double> shares(routes.nics.size(), 0.0);
   for (const int device : devices)
     for (const Uplink& uplink : uplinks_of(routes, device))
-      shares[static_cast<std::size_t>(std::ranges::find(routes.nics, uplink.nic) - routes.nics.begin())] += uplink.share / static_cast<double>(devices.size());
+      shares[std::ranges::find(routes.nics, uplink.nic) - routes.nics.begin()] +=
+          uplink.share / static_cast<double>(devices.size());
   return shares;
 }
 
@@ -104,11 +107,13 @@ std::optional<RailEntry> entry_of(const NodeRoutes& routes, std::size_t rail) {
   return std::nullopt;
 }
 
-// What `devices` of a node send evenly, `share` in all, to the NICs by which `others` of another node receive it evenly, and receive from
-// their own NICs. What leaves by another rail than it has to arrive on goes to a device of the right rail first, over NVLink, as NCCL
-// does (PXN, src/graph/paths.cc and transport/net.cc); where it cannot, it leaves as it would and crosses the level above the rails.
-void add_exchange_on_rails(const NodeRoutes& routes, const std::vector<int>& devices, const NodeRoutes& other_routes, const std::vector<int>& others,
-                           double share, const Network& network, NodeLoad& load) {
+// What `devices` of a node send evenly, `share` in all, to the NICs by which `others` of another
+// node receive it evenly, and receive from their own NICs. What leaves by another rail than it has
+// to arrive on goes to a device of the right rail first, over NVLink, as NCCL does (PXN,
+// src/graph/paths.cc and transport/net.cc); where it cannot, it leaves as it would and crosses the
+// level above the rails.
+void add_exchange_on_rails(const NodeRoutes& routes, const std::vector<int>& devices, const NodeRoutes& other_routes,
+                           const std::vector<int>& others, double share, const Network& network, NodeLoad& load) {
   const std::vector<double> here = rail_shares(routes, devices);
   std::vector<double> there = rail_shares(other_routes, others);
   const bool moves = network.pxn && routes.nvlink_everywhere;
@@ -124,7 +129,7 @@ void add_exchange_on_rails(const NodeRoutes& routes, const std::vector<int>& dev
       const auto rail = static_cast<std::size_t>(std::ranges::find(routes.nics, uplink.nic) - routes.nics.begin());
       const double sent = share * uplink.share / static_cast<double>(devices.size());
       const double wrong = std::max(0.0, 1.0 - there[rail] / here[rail]) * moved;
-      for (const Arc arc : uplink.path.arcs) load.arcs[static_cast<std::size_t>(reversed(arc))] += sent;
+      for (const Arc arc : uplink.path.arcs) load.arcs[reversed(arc)] += sent;
       add_sent(uplink, sent * (1.0 - wrong), load);
       load.uplink_latency = std::max(load.uplink_latency, uplink.path.latency);
       if (wrong == 0.0) continue;
@@ -140,19 +145,21 @@ void add_exchange_on_rails(const NodeRoutes& routes, const std::vector<int>& dev
   load.between_rails += share * surplus * (1.0 - moved);
 }
 
-// How the hops inside a node are laid out. NCCL searches for the best channels (src/graph/search.cc); here the best
-// of four layouts is taken, which between them are exact for switches (any), direct full meshes (all pairs),
-// PCIe trees or NVLink pairs (nearest next) and meshes of NVLinks between some pairs (several rings, rings.h).
+// How the hops inside a node are laid out. NCCL searches for the best channels
+// (src/graph/search.cc); here the best of four layouts is taken, which between them are exact for
+// switches (any), direct full meshes (all pairs), PCIe trees or NVLink pairs (nearest next) and
+// meshes of NVLinks between some pairs (several rings, rings.h).
 enum class Layout { rank_order, nearest_next, all_pairs, several_rings };
-constexpr std::array<Layout, 4> all_layouts = {Layout::rank_order, Layout::nearest_next, Layout::all_pairs, Layout::several_rings};
+constexpr std::array<Layout, 4> all_layouts = {Layout::rank_order, Layout::nearest_next, Layout::all_pairs,
+                                               Layout::several_rings};
 
 // From the first member on, always to the nearest member left, ties to the lowest rank.
 std::vector<int> nearest_next(const NodeRoutes& routes, std::vector<int> members) {
   for (std::size_t i = 1; i + 1 < members.size(); ++i) {
-    const auto& row = routes.between[static_cast<std::size_t>(members[i - 1])];
+    const auto& row = routes.between[members[i - 1]];
     const auto nearer = [&](int a, int b) {
-      const Path& to_a = row[static_cast<std::size_t>(a)];
-      const Path& to_b = row[static_cast<std::size_t>(b)];
+      const Path& to_a = row[a];
+      const Path& to_b = row[b];
       if (to_a.distance != to_b.distance) return to_a.distance < to_b.distance;
       if (to_a.bandwidth != to_b.bandwidth) return to_a.bandwidth > to_b.bandwidth;
       return a < b;
@@ -163,13 +170,14 @@ std::vector<int> nearest_next(const NodeRoutes& routes, std::vector<int> members
   return members;
 }
 
-// The members of one group inside one node. `closed`: the whole group is here. A ring that leaves the node does so
-// in as many channels as it has members here, each leaving by another member's NIC, so every hop between neighbours
-// (the first and the last are neighbours too) is used by all channels but one.
-// An all-reduce by trees is a reduction and then a broadcast at `tree_bandwidth` each: 2 * bytes / tree_bandwidth and
-// latencies. A tree that leaves the node hangs on all members in turn; inside, members form a chain through which a
-// pass takes the whole message once (NCCL's `bus * 0.5`, src/graph/tuning.cc). Between nodes a double binary tree takes,
-// in each pass, the whole message into and out of a node that is inner in one of its trees, but with two nodes only
+// The members of one group inside one node. `closed`: the whole group is here. A ring that leaves
+// the node does so in as many channels as it has members here, each leaving by another member's
+// NIC, so every hop between neighbours (the first and the last are neighbours too) is used by all
+// channels but one. An all-reduce by trees is a reduction and then a broadcast at `tree_bandwidth`
+// each: 2 * bytes / tree_bandwidth and latencies. A tree that leaves the node hangs on all members
+// in turn; inside, members form a chain through which a pass takes the whole message once (NCCL's
+// `bus * 0.5`, src/graph/tuning.cc). Between nodes a double binary tree takes, in each pass, the
+// whole message into and out of a node that is inner in one of its trees, but with two nodes only
 // half of it, which is why NCCL's two-node trees exceed the NICs' speed.
 struct Segment {
   std::vector<int> members;  // local devices, ascending
@@ -180,13 +188,17 @@ struct Segment {
   std::vector<int> next;
 };
 
-void add_exchange(const NodeRoutes& routes, const Segment& segment, double exchanged, const Network& network, NodeLoad& load) {
+void add_exchange(const NodeRoutes& routes, const Segment& segment, double exchanged, const Network& network,
+                  NodeLoad& load) {
   if (segment.closed) return;
-  if (segment.next_routes != nullptr) return add_exchange_on_rails(routes, segment.members, *segment.next_routes, segment.next, exchanged, network, load);
-  for (const int member : segment.members) add_exchange(routes, member, exchanged / static_cast<double>(segment.members.size()), load);
+  if (segment.next_routes != nullptr)
+    return add_exchange_on_rails(routes, segment.members, *segment.next_routes, segment.next, exchanged, network, load);
+  for (const int member : segment.members)
+    add_exchange(routes, member, exchanged / static_cast<double>(segment.members.size()), load);
 }
 
-// Around each of the segment's rings; of every hop the given share of one rank's rate, divided over them.
+// Around each of the segment's rings; of every hop the given share of one rank's rate, divided over
+// them.
 void add_several(const NodeRoutes& routes, const Segment& segment, double share, NodeLoad& load) {
   for (const std::vector<int>& ring : segment.rings)
     for (std::size_t i = 0; i < ring.size(); ++i)
@@ -206,12 +218,14 @@ void add_ring(const NodeRoutes& routes, Segment segment, Layout layout, const Ne
     add_several(routes, segment, segment.closed ? 1.0 : (n - 1.0) / n, load);
   } else if (count > 1) {
     const double share = segment.closed ? 1.0 : (n - 1.0) / n;
-    for (std::size_t i = 0; i < count; ++i) add_hop(routes, segment.members[i], segment.members[(i + 1) % count], share, load);
+    for (std::size_t i = 0; i < count; ++i)
+      add_hop(routes, segment.members[i], segment.members[(i + 1) % count], share, load);
   }
   add_exchange(routes, segment, 1.0, network, load);
 }
 
-void add_tree(const NodeRoutes& routes, Segment segment, Layout layout, double exchanged, const Network& network, NodeLoad& load) {
+void add_tree(const NodeRoutes& routes, Segment segment, Layout layout, double exchanged, const Network& network,
+              NodeLoad& load) {
   const auto count = segment.members.size();
   const auto n = static_cast<double>(count);
   if (layout == Layout::nearest_next) segment.members = nearest_next(routes, std::move(segment.members));
@@ -227,8 +241,8 @@ void add_tree(const NodeRoutes& routes, Segment segment, Layout layout, double e
   add_exchange(routes, segment, exchanged, network, load);
 }
 
-// The groups of an axis as they fall on the node whose first rank is `first`: ranks of one block of stride * degree
-// ranks with equal remainder by the stride.
+// The groups of an axis as they fall on the node whose first rank is `first`: ranks of one block of
+// stride * degree ranks with equal remainder by the stride.
 std::vector<Segment> segments_of(int first, int count, int stride, int degree) {
   std::vector<Segment> segments;
   const int block = stride * degree;
@@ -237,18 +251,20 @@ std::vector<Segment> segments_of(int first, int count, int stride, int degree) {
     const int start = rank / block * block;
     if (rank - stride >= std::max(start, first)) continue;  // not the first of its group here
     Segment segment;
-    for (int other = rank; other < std::min(start + block, first + count); other += stride) segment.members.push_back(other - first);
+    for (int other = rank; other < std::min(start + block, first + count); other += stride)
+      segment.members.push_back(other - first);
     segment.closed = static_cast<int>(segment.members.size()) == degree;
     segments.push_back(std::move(segment));
   }
   return segments;
 }
 
-// Nodes that show every pattern in which the groups fall on a node. Groups of a stride of at least a node leave it
-// with each member, whichever node. Otherwise the pattern depends only on where the first block border falls inside
-// the node, and the last node may be partly used. With rails it also matters which members the next node has: where the border falls in
-// there, and of a stride that is no whole number of nodes, which ranks of the node go on to the next member of their group and which,
-// the last stride of a block, close its ring.
+// Nodes that show every pattern in which the groups fall on a node. Groups of a stride of at least
+// a node leave it with each member, whichever node. Otherwise the pattern depends only on where the
+// first block border falls inside the node, and the last node may be partly used. With rails it
+// also matters which members the next node has: where the border falls in there, and of a stride
+// that is no whole number of nodes, which ranks of the node go on to the next member of their group
+// and which, the last stride of a block, close its ring.
 std::vector<int> distinct_nodes(int ranks, int per_node, int stride, int degree, bool rails) {
   if (ranks <= per_node) return {0};
   const int block = stride * degree;
@@ -262,7 +278,8 @@ std::vector<int> distinct_nodes(int ranks, int per_node, int stride, int degree,
     const int begin = node * per_node % block;
     std::size_t key = 0;
     if (stride >= per_node) {
-      // Neither stretch is shorter than a node, so at most one border between them falls inside: what the node begins with, and where that ends.
+      // Neither stretch is shorter than a node, so at most one border between them falls inside:
+      // what the node begins with, and where that ends.
       const bool closing = begin >= block - stride;
       const int end = (closing ? block : block - stride) - begin;
       key = static_cast<std::size_t>((closing ? per_node : 0) + (end < per_node ? end : 0));
@@ -301,7 +318,8 @@ struct FilledNode {
   std::shared_ptr<const NodeRoutes> routes;
 };
 
-// Every node that holds ranks, in order. Only clusters of unlike nodes are gone through like this: of equal nodes few tell all.
+// Every node that holds ranks, in order. Only clusters of unlike nodes are gone through like this:
+// of equal nodes few tell all.
 std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks) {
   std::vector<FilledNode> nodes;
   int first = 0;
@@ -315,13 +333,15 @@ std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks) {
   return nodes;
 }
 
-// Of unlike nodes those that differ in kind, in how many ranks they hold, or in where blocks of the axis begin in them (which is nothing to
-// groups that have one member a node).
+// Of unlike nodes those that differ in kind, in how many ranks they hold, or in where blocks of the
+// axis begin in them (which is nothing to groups that have one member a node).
 std::vector<FilledNode> distinct_of(const std::vector<FilledNode>& nodes, int stride, int degree, bool rails) {
   std::set<std::tuple<const NodeRoutes*, int, int>> seen;
   std::vector<FilledNode> distinct;
   for (const FilledNode& node : nodes)
-    if (seen.emplace(node.routes.get(), node.ranks, stride >= node.ranks && !rails ? 0 : node.first % (stride * degree)).second) distinct.push_back(node);
+    if (seen.emplace(node.routes.get(), node.ranks, stride >= node.ranks && !rails ? 0 : node.first % (stride * degree))
+            .second)
+      distinct.push_back(node);
   return distinct;
 }
 
@@ -343,7 +363,8 @@ FilledNode node_of(const Cluster& cluster, int ranks, int rank) {
   for (const NodeGroup& group : cluster.groups) {
     if (rank < first + group.devices()) {
       first += (rank - first) / group.devices_per_node() * group.devices_per_node();
-      return {.first = first, .ranks = std::min(group.devices_per_node(), ranks - first), .routes = routes_of(group.node)};
+      return {
+          .first = first, .ranks = std::min(group.devices_per_node(), ranks - first), .routes = routes_of(group.node)};
     }
     first += group.devices();
   }
@@ -351,7 +372,8 @@ FilledNode node_of(const Cluster& cluster, int ranks, int rank) {
 }
 
 // Says of each segment which members of its group a ring comes to in the next node.
-void add_next_members(const Cluster& cluster, const AxisLayout& axis, const FilledNode& node, std::vector<Segment>& segments) {
+void add_next_members(const Cluster& cluster, const AxisLayout& axis, const FilledNode& node,
+                      std::vector<Segment>& segments) {
   const int block = axis.stride * axis.degree;
   for (Segment& segment : segments) {
     if (segment.closed) continue;
@@ -360,27 +382,31 @@ void add_next_members(const Cluster& cluster, const AxisLayout& axis, const Fill
     const int next = last + axis.stride < start + block ? last + axis.stride : start + (last - start) % axis.stride;
     const FilledNode other = node_of(cluster, axis.ranks, next);
     segment.next_routes = other.routes;
-    for (int rank = next; rank < std::min(start + block, other.first + other.ranks); rank += axis.stride) segment.next.push_back(rank - other.first);
+    for (int rank = next; rank < std::min(start + block, other.first + other.ranks); rank += axis.stride)
+      segment.next.push_back(rank - other.first);
   }
 }
 
-// The rates at which the first block of a level above the lowest is full, and the highest level that the axis crosses.
+// The rates at which the first block of a level above the lowest is full, and the highest level
+// that the axis crosses.
 struct FabricRates {
   BytesPerSecond ring{infinite};
   BytesPerSecond tree{infinite};
   std::size_t level = 0;
 };
 
-// `leaving(first, last)`: what leaves the ranks [first, last) in units of the rate of one rank. `between_rails`: what leaves a node by the
-// wrong rail for another node of its block.
+// `leaving(first, last)`: what leaves the ranks [first, last) in units of the rate of one rank.
+// `between_rails`: what leaves a node by the wrong rail for another node of its block.
 template <class Leaving>
-FabricRates fabric_rates(const Cluster& cluster, const AxisLayout& axis, double exchanged, double between_rails_ring, double between_rails_tree, const Leaving& leaving) {
+FabricRates fabric_rates(const Cluster& cluster, const AxisLayout& axis, double exchanged, double between_rails_ring,
+                         double between_rails_tree, const Leaving& leaving) {
   FabricRates rates;
   const std::vector<FabricLevel>& levels = cluster.network.levels;
   for (std::size_t level = 1; level < levels.size(); ++level)
     for (const FabricBlock& block : blocks_of(cluster, axis, *levels[level - 1].nodes)) {
       const double out = leaving(block.first, block.last);
-      const double inside = level == 1 ? block.nodes - (out > 0.0 ? 1.0 : 0.0) : 0.0;  // hops from node to node within the block
+      const double inside =
+          level == 1 ? block.nodes - (out > 0.0 ? 1.0 : 0.0) : 0.0;  // hops from node to node within the block
       const double ring = out + inside * between_rails_ring;
       const double tree = out * exchanged + inside * between_rails_tree;
       if (ring <= 0.0) continue;
@@ -391,8 +417,12 @@ FabricRates fabric_rates(const Cluster& cluster, const AxisLayout& axis, double 
   return rates;
 }
 
-double lowest_oversubscription(const Network& network) { return network.levels.empty() ? network.oversubscription : network.levels.front().oversubscription; }
-Seconds latency_through(const Network& network, std::size_t level) { return network.levels.empty() ? network.latency : network.levels[level].latency; }
+double lowest_oversubscription(const Network& network) {
+  return network.levels.empty() ? network.oversubscription : network.levels.front().oversubscription;
+}
+Seconds latency_through(const Network& network, std::size_t level) {
+  return network.levels.empty() ? network.latency : network.levels[level].latency;
+}
 
 // The most nodes that one group of the axis touches, of unlike nodes.
 int nodes_spanned(const std::vector<FilledNode>& nodes, int ranks, int stride, int degree) {
@@ -404,7 +434,7 @@ int nodes_spanned(const std::vector<FilledNode>& nodes, int ranks, int stride, i
     for (int i = 0; i < stride; ++i) {
       int touched = 1;
       for (int at = 1; at < degree; ++at)
-        touched += node_of[static_cast<std::size_t>(start + i + at * stride)] != node_of[static_cast<std::size_t>(start + i + (at - 1) * stride)];
+        touched += node_of[start + i + at * stride] != node_of[start + i + (at - 1) * stride];
       most = std::max(most, touched);
     }
   return most;
@@ -427,7 +457,7 @@ void check_fits(const Cluster& cluster, const DeviceMesh& mesh) {
 
 }  // namespace
 
-const char* name(Axis axis) { return axis_names[static_cast<std::size_t>(axis)]; }
+const char* name(Axis axis) { return axis_names[index_of(axis)]; }
 
 int DeviceMesh::stride_of(Axis axis) const {
   int stride = 1;
@@ -439,7 +469,7 @@ Coordinates coordinates_of(const DeviceMesh& mesh, int rank) {
   PARPLAN_ASSERT(rank >= 0 && rank < mesh.size(), std::to_string(rank) + " of " + std::to_string(mesh.size()));
   Coordinates coordinates{};
   for (auto inner = mesh.order.rbegin(); inner != mesh.order.rend(); ++inner) {
-    coordinates[static_cast<std::size_t>(*inner)] = rank % mesh.degree_of(*inner);
+    coordinates[index_of(*inner)] = rank % mesh.degree_of(*inner);
     rank /= mesh.degree_of(*inner);
   }
   return coordinates;
@@ -448,7 +478,7 @@ Coordinates coordinates_of(const DeviceMesh& mesh, int rank) {
 int rank_at(const DeviceMesh& mesh, Coordinates coordinates) {
   int rank = 0;
   for (const Axis axis : mesh.order) {
-    const int at = coordinates[static_cast<std::size_t>(axis)];
+    const int at = coordinates[index_of(axis)];
     PARPLAN_ASSERT(at >= 0 && at < mesh.degree_of(axis),
                    std::string(name(axis)) + " " + std::to_string(at) + " of " + std::to_string(mesh.degree_of(axis)));
     rank = rank * mesh.degree_of(axis) + at;
@@ -460,7 +490,7 @@ std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis) {
   Coordinates coordinates = coordinates_of(mesh, rank);
   std::vector<int> group;
   for (int at = 0; at < mesh.degree_of(axis); ++at) {
-    coordinates[static_cast<std::size_t>(axis)] = at;
+    coordinates[index_of(axis)] = at;
     group.push_back(rank_at(mesh, coordinates));
   }
   return group;
@@ -489,13 +519,15 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
   const int per_node = cluster.groups.front().devices_per_node();
   const bool alike = cluster.groups.size() == 1 || ranks <= cluster.groups.front().devices();
   const std::vector<FilledNode> nodes =
-      alike ? filled_nodes(cluster, ranks, distinct_nodes(ranks, per_node, stride, degree, cluster.network.rails)) : filled_nodes(cluster, ranks);
-  GroupNetwork result{.ranks = degree,
-                      .nodes = alike ? nodes_spanned(ranks, per_node, stride, degree) : nodes_spanned(nodes, ranks, stride, degree),
-                      .ring_bandwidth = BytesPerSecond(infinite),
-                      .tree_bandwidth = BytesPerSecond(infinite),
-                      .intra_latency = {},
-                      .inter_latency = {}};
+      alike ? filled_nodes(cluster, ranks, distinct_nodes(ranks, per_node, stride, degree, cluster.network.rails))
+            : filled_nodes(cluster, ranks);
+  GroupNetwork result{
+      .ranks = degree,
+      .nodes = alike ? nodes_spanned(ranks, per_node, stride, degree) : nodes_spanned(nodes, ranks, stride, degree),
+      .ring_bandwidth = BytesPerSecond(infinite),
+      .tree_bandwidth = BytesPerSecond(infinite),
+      .intra_latency = {},
+      .inter_latency = {}};
   if (degree == 1) return result;
   result.compute_capability = lowest_capability(cluster);
   const double exchanged = result.nodes == 2 ? 0.5 : 1.0;
@@ -551,8 +583,9 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
     return best;
   };
   const std::size_t best = best_of(ring);
-  const FabricRates fabric = fabric_rates(cluster, axis_layout, exchanged, between_rails_ring, between_rails_tree,
-                                          [&](int first, int last) { return static_cast<double>(groups_leaving(axis_layout, first, last)); });
+  const FabricRates fabric =
+      fabric_rates(cluster, axis_layout, exchanged, between_rails_ring, between_rails_tree,
+                   [&](int first, int last) { return static_cast<double>(groups_leaving(axis_layout, first, last)); });
   result.ring_bandwidth = std::min(ring[best], fabric.ring);
   result.intra_latency = intra_latency[best];
   result.nvlink = nvlink[best];
@@ -572,8 +605,9 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   const int per_node = cluster.groups.front().devices_per_node();
   const int distance = (to_stage - from_stage) * stride;
 
-  // Nodes that show every pattern: with whole nodes in a stage, one of each stage; with whole blocks in a node, any; else those at which
-  // the two stages begin and end in each block, and those behind them; of unlike nodes, all.
+  // Nodes that show every pattern: with whole nodes in a stage, one of each stage; with whole
+  // blocks in a node, any; else those at which the two stages begin and end in each block, and
+  // those behind them; of unlike nodes, all.
   const bool alike = cluster.groups.size() == 1 || ranks <= cluster.groups.front().devices();
   std::vector<int> nodes;
   const int used = static_cast<int>(ceil_div(ranks, per_node));
@@ -618,7 +652,8 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
       const int stage = rank / stride % stages;
       if (stage != from_stage && stage != to_stage) continue;
       const int partner = stage == from_stage ? rank + distance : rank - distance;
-      // Activations go one way while gradients come back: each rank sends to its partner and receives from it.
+      // Activations go one way while gradients come back: each rank sends to its partner and
+      // receives from it.
       if (partner >= first && partner < last) {
         add_hop(routes, rank - first, partner - first, 1.0, load);
       } else if (network.rails) {
@@ -635,9 +670,10 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
     between_rails = std::max(between_rails, load.between_rails);
     if (load.out > 0.0) result.nodes = 2;
   }
-  const FabricRates fabric = fabric_rates(cluster, axis_layout, 1.0, between_rails, between_rails, [&](int first, int last) {
-    return static_cast<double>(ranks_leaving(axis_layout, from_stage, to_stage, first, last));
-  });
+  const FabricRates fabric =
+      fabric_rates(cluster, axis_layout, 1.0, between_rails, between_rails, [&](int first, int last) {
+        return static_cast<double>(ranks_leaving(axis_layout, from_stage, to_stage, first, last));
+      });
   result.ring_bandwidth = std::min(result.ring_bandwidth, fabric.ring);
   if (result.nodes > 1) result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
   result.tree_bandwidth = result.ring_bandwidth;

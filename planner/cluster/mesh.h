@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/base/enum.h"
 #include "planner/cluster/cluster.h"
 
 namespace parplan {
@@ -14,14 +15,15 @@ enum class Axis { pp, dp, tp };
 inline constexpr std::array<Axis, 3> all_axes = {Axis::pp, Axis::dp, Axis::tp};
 const char* name(Axis axis);
 
-// The devices of a job arranged along axes. `order` runs from the outermost axis (largest stride over device
-// indices) to the innermost (neighbouring devices): "pp-dp-tp" keeps tensor groups inside a node.
+// The devices of a job arranged along axes. `order` runs from the outermost axis (largest stride
+// over device indices) to the innermost (neighbouring devices): "pp-dp-tp" keeps tensor groups
+// inside a node.
 struct DeviceMesh {
   std::array<int, 3> degree = {1, 1, 1};  // indexed by Axis
   std::array<Axis, 3> order = {Axis::pp, Axis::dp, Axis::tp};
 
   int size() const { return degree[0] * degree[1] * degree[2]; }
-  int degree_of(Axis axis) const { return degree[static_cast<std::size_t>(axis)]; }
+  int degree_of(Axis axis) const { return degree[index_of(axis)]; }
   int stride_of(Axis axis) const;
   bool operator==(const DeviceMesh&) const = default;
 };
@@ -36,7 +38,8 @@ std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis);
 std::string write_order(const std::array<Axis, 3>& order);
 std::array<Axis, 3> parse_order(const std::string& text);
 
-// What one group of devices sees when all its sibling groups (same axis, all other coordinates) communicate at once.
+// What one group of devices sees when all its sibling groups (same axis, all other coordinates)
+// communicate at once.
 struct GroupNetwork {
   int ranks = 1;
   int nodes = 1;                  // nodes that the group spans
@@ -48,13 +51,14 @@ struct GroupNetwork {
   int compute_capability = 0;     // the lowest of the cluster's GPUs, 80 for 8.0; 0 where it is not known
   bool operator==(const GroupNetwork&) const = default;
 };
-// Computed from the links: rings of all sibling groups are laid over their routes, every link divides its bandwidth
-// among the rings that cross it in one direction, and the slowest link decides. The result is the worst over the
-// sibling groups. Rank r of the mesh is device r of the cluster.
+// Computed from the links: rings of all sibling groups are laid over their routes, every link
+// divides its bandwidth among the rings that cross it in one direction, and the slowest link
+// decides. The result is the worst over the sibling groups. Rank r of the mesh is device r of the
+// cluster.
 GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis axis);
 
-// Point-to-point between two groups of neighbours along the pipeline axis: rank `from` to rank `to`, with all ranks
-// of the two stages sending at once. `ranks` = 2.
+// Point-to-point between two groups of neighbours along the pipeline axis: rank `from` to rank
+// `to`, with all ranks of the two stages sending at once. `ranks` = 2.
 GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int from_stage, int to_stage);
 
 // The kinds of device that hold ranks of a stage, as bits by their groups in the cluster.

@@ -4,7 +4,8 @@
 
 namespace parplan {
 
-// How far apart two ends of a node are, best first, in NCCL's words (NVIDIA/nccl src/include/graph.h at 5067397c).
+// How far apart two ends of a node are, best first, in NCCL's words (NVIDIA/nccl
+// src/include/graph.h at 5067397c).
 enum class NcclDistance {
   local,            // LOC: within a GPU
   nvlink,           // NVL
@@ -27,8 +28,9 @@ enum class NcclPattern { balanced_tree = 1, split_tree = 2, tree = 3, ring = 4, 
 enum class NcclAlgorithm { ring = 0, tree = 1, collnet_chain = 2, nvls = 3, collnet_direct = 4 };
 const char* name(NcclAlgorithm algorithm);  // "ring", "tree", "collnet chain", ...
 
-// One channel inside a node: GPUs in the order in which data passes them (NVLS: the head alone), and where it comes
-// from the network and goes back to it (empty inside one node). Both by NCCL's `dev`.
+// One channel inside a node: GPUs in the order in which data passes them (NVLS: the head alone),
+// and where it comes from the network and goes back to it (empty inside one node). Both by NCCL's
+// `dev`.
 struct NcclChannel {
   std::vector<int> gpus;
   std::vector<int> nets;
@@ -49,7 +51,9 @@ struct NcclGraph {
   std::vector<NcclChannel> channels;
   bool operator==(const NcclGraph&) const = default;
 
-  double bandwidth_intra() const { return static_cast<double>(channels.size()) * static_cast<double>(speed_intra); }  // GB/s
+  double bandwidth_intra() const {
+    return static_cast<double>(channels.size()) * static_cast<double>(speed_intra);
+  }  // GB/s
   double bandwidth_inter() const { return static_cast<double>(channels.size()) * static_cast<double>(speed_inter); }
 };
 

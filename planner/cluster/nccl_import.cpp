@@ -19,8 +19,8 @@
 namespace parplan {
 namespace {
 
-// How NVLinks of a card are wired: by bridges that people put on or not; on a baseboard, with the other modules or by
-// NVSwitch; always by NVSwitch.
+// How NVLinks of a card are wired: by bridges that people put on or not; on a baseboard, with the
+// other modules or by NVSwitch; always by NVSwitch.
 enum class Board { slot, module, switched };
 
 struct Card {
@@ -30,10 +30,11 @@ struct Card {
   Board board;
 };
 
-// PCI device ids: pci.ids of 2026-08-22 (pciutils/pciids at c1c1254), from Turing on also the names beside them in
-// NVIDIA/open-gpu-kernel-modules 595.45.04, README.md; H200 and B200 as NCCL captured them, too
-// (tests/data/topologies/nccl-hgx-*). NVIDIA lists one id, 2d04, for the RTX 5060 Ti, which is sold with 8 and with 16 GB.
-// Compute capabilities: NVIDIA, "CUDA GPU Compute Capability".
+// PCI device ids: pci.ids of 2026-08-22 (pciutils/pciids at c1c1254), from Turing on also the names
+// beside them in NVIDIA/open-gpu-kernel-modules 595.45.04, README.md; H200 and B200 as NCCL
+// captured them, too (tests/data/topologies/nccl-hgx-*). NVIDIA lists one id, 2d04, for the RTX
+// 5060 Ti, which is sold with 8 and with 16 GB. Compute capabilities: NVIDIA, "CUDA GPU Compute
+// Capability".
 constexpr std::array<Card, 27> cards = {{
     {0x102d, 37, "k80", Board::slot},
     {0x1db1, 70, "v100-sxm2-16gb", Board::module},
@@ -71,28 +72,31 @@ const Card* card_of_kind(const std::string& kind) {
 
 std::string name_of(const NcclPci& pci) { return fmt::format("the GPU {}", pci.bus_name); }
 
-// The GPUs that NCCL uses, in the order of ranks; of files that name no ranks, of NVML's numbers; of files without <gpu>,
-// of bus ids, which is how NVML numbers them.
+// The GPUs that NCCL uses, in the order of ranks; of files that name no ranks, of NVML's numbers;
+// of files without <gpu>, of bus ids, which is how NVML numbers them.
 template <typename Pci>
 std::vector<Pci*> gpus_of(std::vector<Pci*> all) {
   std::erase_if(all, [](const Pci* pci) { return !pci->is_gpu(); });
   const bool any_rank = std::any_of(all.begin(), all.end(), [](const Pci* pci) { return pci->gpu && pci->gpu->rank; });
   const bool any_gpu = std::any_of(all.begin(), all.end(), [](const Pci* pci) { return pci->gpu.has_value(); });
   if (any_gpu) std::erase_if(all, [&](const Pci* pci) { return !pci->gpu || (any_rank && !pci->gpu->rank); });
-  const auto key = [&](const Pci* pci) -> std::int64_t { return any_rank ? *pci->gpu->rank : any_gpu ? pci->gpu->dev : pci->bus_id; };
+  const auto key = [&](const Pci* pci) -> std::int64_t {
+    return any_rank ? *pci->gpu->rank : any_gpu ? pci->gpu->dev : pci->bus_id;
+  };
   std::sort(all.begin(), all.end(), [&](const Pci* a, const Pci* b) { return key(a) < key(b); });
   return all;
 }
 
 bool any_nvlink(const std::vector<const NcclPci*>& gpus) {
-  return std::any_of(gpus.begin(), gpus.end(), [](const NcclPci* pci) { return pci->gpu && !pci->gpu->nvlinks.empty(); });
+  return std::any_of(gpus.begin(), gpus.end(),
+                     [](const NcclPci* pci) { return pci->gpu && !pci->gpu->nvlinks.empty(); });
 }
 
 // How NVLinks that the file does not list are wired.
 enum class Wiring { none, unknown, pairs, nvswitch };
 
-// Four modules of an HGX A100 or H100 board are joined pair by pair, eight and more by NVSwitch (NVIDIA HGX A100 and H100
-// datasheets). Boards of older modules were wired in several ways.
+// Four modules of an HGX A100 or H100 board are joined pair by pair, eight and more by NVSwitch
+// (NVIDIA HGX A100 and H100 datasheets). Boards of older modules were wired in several ways.
 Wiring assumed_wiring(const std::vector<const NcclPci*>& gpus, const DeviceKind& device) {
   if (device.nvlinks == 0 || gpus.size() < 2 || any_nvlink(gpus)) return Wiring::none;
   const Card* card = card_of_kind(device.name);
@@ -103,27 +107,33 @@ Wiring assumed_wiring(const std::vector<const NcclPci*>& gpus, const DeviceKind&
   return card->compute_capability >= 80 && gpus.size() >= 8 ? Wiring::nvswitch : Wiring::unknown;
 }
 
-std::string times(std::size_t count, const std::string& what) { return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s"); }
+std::string times(std::size_t count, const std::string& what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
 
 constexpr std::array<const char*, 6> speed_texts = {"2.5 GT/s PCIe",  "5.0 GT/s PCIe",  "8.0 GT/s PCIe",
                                                     "16.0 GT/s PCIe", "32.0 GT/s PCIe", "64.0 GT/s PCIe"};
 constexpr int unknown_width = 255;  // Linux's PCI_LNK_WIDTH_UNKNOWN
 
-bool knows_link(const NcclPci& pci) { return pcie_generation(pci.link_speed) && pci.link_width != 0 && pci.link_width != unknown_width; }
+bool knows_link(const NcclPci& pci) {
+  return pcie_generation(pci.link_speed) && pci.link_width != 0 && pci.link_width != unknown_width;
+}
 // NCCL counts 8 GT/s and 16 lanes where it does not know.
 BytesPerSecond link_bandwidth(const NcclPci& pci) {
   const bool width = pci.link_width != 0 && pci.link_width != unknown_width;
   return pcie_bandwidth(pcie_generation(pci.link_speed).value_or(3), width ? pci.link_width : 16);
 }
 
-// Switches that a hypervisor makes up say 2.5 GT/s x1 whatever is behind them: they get the widest link below.
+// Switches that a hypervisor makes up say 2.5 GT/s x1 whatever is behind them: they get the widest
+// link below.
 int widen_made_up_switches(std::vector<NcclPci>& children) {
   int widened = 0;
   for (NcclPci& pci : children) {
     widened += widen_made_up_switches(pci.children);
     if (pci.children.empty() || pci.link_width != 1 || pcie_generation(pci.link_speed) != 1) continue;
-    const auto widest = std::max_element(pci.children.begin(), pci.children.end(),
-                                         [](const NcclPci& a, const NcclPci& b) { return link_bandwidth(a) < link_bandwidth(b); });
+    const auto widest =
+        std::max_element(pci.children.begin(), pci.children.end(),
+                         [](const NcclPci& a, const NcclPci& b) { return link_bandwidth(a) < link_bandwidth(b); });
     if (link_bandwidth(*widest) <= link_bandwidth(pci)) continue;
     pci.link_speed = widest->link_speed;
     pci.link_width = widest->link_width;
@@ -135,10 +145,13 @@ int widen_made_up_switches(std::vector<NcclPci>& children) {
 // A node built vertex by vertex from a completed topology.
 class Builder {
  public:
-  Builder(const NcclTopology& topology, const DeviceKind& device, std::string name) : topology_(topology), device_(device) {
+  Builder(const NcclTopology& topology, const DeviceKind& device, std::string name)
+      : topology_(topology), device_(device) {
     cluster_.name = name;
     cluster_.notes = topology.notes;
-    cluster_.sources = {"NCCL's topology file", "speeds: the file, the device kind and NCCL's constants (planner/cluster/node_layout.h, nccl_xml.cpp)"};
+    cluster_.sources = {
+        "NCCL's topology file",
+        "speeds: the file, the device kind and NCCL's constants (planner/cluster/node_layout.h, nccl_xml.cpp)"};
     NodeGroup& group = cluster_.groups.front();
     group.device = device;
     group.node.name = std::move(name);
@@ -146,12 +159,16 @@ class Builder {
 
   Cluster build() {
     const std::vector<const NcclPci*> gpus = gpus_of(pci_devices(topology_));
-    for (const NcclPci* pci : gpus) gpu_vertex_[pci->bus_id] = add_vertex(node(), fmt::format("GPU{}", pci->gpu->dev), VertexKind::device);
+    for (const NcclPci* pci : gpus)
+      gpu_vertex_[pci->bus_id] = add_vertex(node(), fmt::format("GPU{}", pci->gpu->dev), VertexKind::device);
     add_nvlinks(gpus);
     std::vector<std::pair<const NcclCpu*, int>> bridges;
     for (const NcclCpu& cpu : topology_.cpus) {
-      if (std::none_of(cpu.children.begin(), cpu.children.end(), [&](const NcclPci& child) { return is_useful(child); })) continue;
-      bridges.emplace_back(&cpu, add_vertex(node(), fmt::format("host bridge {}", bridges.size()), VertexKind::host_bridge));
+      if (std::none_of(cpu.children.begin(), cpu.children.end(),
+                       [&](const NcclPci& child) { return is_useful(child); }))
+        continue;
+      bridges.emplace_back(&cpu,
+                           add_vertex(node(), fmt::format("host bridge {}", bridges.size()), VertexKind::host_bridge));
       bridge_ = bridges.back().second;
       for (const NcclPci& child : cpu.children) add_pci(child, bridge_, 0);
     }
@@ -159,7 +176,8 @@ class Builder {
     join_peers();
     add_network();
     if (unknown_links_ > 0)
-      cluster_.notes.push_back(fmt::format("PCIe link{} of {} not known, taken as 8 GT/s x16 as NCCL does", unknown_links_ == 1 ? "" : "s",
+      cluster_.notes.push_back(fmt::format("PCIe link{} of {} not known, taken as 8 GT/s x16 as NCCL does",
+                                           unknown_links_ == 1 ? "" : "s",
                                            times(static_cast<std::size_t>(unknown_links_), "device")));
     return std::move(cluster_);
   }
@@ -169,7 +187,8 @@ class Builder {
 
   bool is_useful(const NcclPci& pci) const {
     return (!pci.bus_name.empty() && gpu_vertex_.contains(pci.bus_id)) || !pci.nets.empty() ||
-           std::any_of(pci.children.begin(), pci.children.end(), [&](const NcclPci& child) { return is_useful(child); });
+           std::any_of(pci.children.begin(), pci.children.end(),
+                       [&](const NcclPci& child) { return is_useful(child); });
   }
 
   void add_nvlinks(const std::vector<const NcclPci*>& gpus) {
@@ -190,21 +209,28 @@ class Builder {
         else to_switch += link.count;
         used += link.count;
         if (used > device_.nvlinks)
-          throw ConfigError(link.where, device_.nvlinks == 0
-                                            ? fmt::format("GPU{} has NVLinks, but device '{}' has none; is --device right?", pci->gpu->dev, device_.name)
-                                            : fmt::format("GPU{} has {} NVLinks or more, but device '{}' has {}; is --device right?", pci->gpu->dev, used,
-                                                          device_.name, device_.nvlinks));
+          throw ConfigError(
+              link.where, device_.nvlinks == 0
+                              ? fmt::format("GPU{} has NVLinks, but device '{}' has none; is --device right?",
+                                            pci->gpu->dev, device_.name)
+                              : fmt::format("GPU{} has {} NVLinks or more, but device '{}' has {}; is --device right?",
+                                            pci->gpu->dev, used, device_.name, device_.nvlinks));
       }
       if (to_switch > 0) {
         if (nvswitch < 0) nvswitch = add_vertex(node(), "NVSwitch", VertexKind::nvswitch);
-        add_link(node(), gpu, nvswitch, device_.nvlink_per_link_reached * to_switch, nvlink_hop_latency / 2.0, fmt::format("NV{}", to_switch));
+        add_link(node(), gpu, nvswitch, device_.nvlink_per_link_reached * to_switch, nvlink_hop_latency / 2.0,
+                 fmt::format("NV{}", to_switch));
       }
       for (const auto& [target, count] : to_gpus)
         if (const int other = gpu_vertex_.at(target); gpu < other)
-          add_link(node(), gpu, other, device_.nvlink_per_link_reached * count, nvlink_hop_latency, fmt::format("NV{}", count));
+          add_link(node(), gpu, other, device_.nvlink_per_link_reached * count, nvlink_hop_latency,
+                   fmt::format("NV{}", count));
     }
-    if (elsewhere > 0) cluster_.notes.push_back(fmt::format("{} to GPUs that the file leaves out are left out", times(elsewhere, "NVLink")));
-    if (to_itself > 0) cluster_.notes.push_back(fmt::format("{} from a GPU to itself are left out", times(to_itself, "NVLink")));
+    if (elsewhere > 0)
+      cluster_.notes.push_back(
+          fmt::format("{} to GPUs that the file leaves out are left out", times(elsewhere, "NVLink")));
+    if (to_itself > 0)
+      cluster_.notes.push_back(fmt::format("{} from a GPU to itself are left out", times(to_itself, "NVLink")));
   }
 
   BytesPerSecond bandwidth_of(const NcclPci& pci) {
@@ -212,13 +238,15 @@ class Builder {
     return link_bandwidth(pci);
   }
 
-  // `merged`: the generation of the Broadcom switch that `parent` is, whose second level is part of it.
+  // `merged`: the generation of the Broadcom switch that `parent` is, whose second level is part of
+  // it.
   void add_pci(const NcclPci& pci, int parent, int merged) {
     if (!is_useful(pci)) return;
     if (const auto gpu = gpu_vertex_.find(pci.bus_id); gpu != gpu_vertex_.end() && !pci.bus_name.empty()) {
       add_link(node(), gpu->second, parent, bandwidth_of(pci), pcie_link_latency, "PCIe");
       if (const auto links = to_cpu_.find(pci.bus_id); links != to_cpu_.end())
-        add_link(node(), gpu->second, bridge_, device_.nvlink_per_link_reached * links->second, nvlink_hop_latency, fmt::format("NV{}", links->second));
+        add_link(node(), gpu->second, bridge_, device_.nvlink_per_link_reached * links->second, nvlink_hop_latency,
+                 fmt::format("NV{}", links->second));
       if (pci.gpu->c2c_bandwidth > 0.0)
         add_link(node(), gpu->second, bridge_, BytesPerSecond(pci.gpu->c2c_bandwidth * 1e9), pcie_link_latency, "C2C");
       return;
@@ -239,7 +267,8 @@ class Builder {
     for (const NcclPci& child : pci.children) add_pci(child, place, merged);
   }
 
-  // Networks of one adapter share its PCIe link. What is no PCI device is at the CPU without a limit, maybe at several.
+  // Networks of one adapter share its PCIe link. What is no PCI device is at the CPU without a
+  // limit, maybe at several.
   void add_nic(const NcclPci& pci, int parent) {
     const bool adapter = !pci.bus_name.empty();
     const BytesPerSecond bandwidth = adapter ? bandwidth_of(pci) : within_socket_bandwidth;
@@ -254,7 +283,8 @@ class Builder {
       const int nic = again ? known->second : add_vertex(node(), nic_name(net), VertexKind::nic);
       add_link(node(), place, nic, bandwidth, place == parent ? pcie_link_latency : Seconds(0.0), "PCIe");
       if (again) {
-        cluster_.notes.push_back(fmt::format("NIC {} is listed at several CPUs: one NIC, joined to each", node().vertices[static_cast<std::size_t>(nic)].name));
+        cluster_.notes.push_back(
+            fmt::format("NIC {} is listed at several CPUs: one NIC, joined to each", node().vertices[nic].name));
         continue;
       }
       net_vertex_[net.dev] = nic;
@@ -264,10 +294,13 @@ class Builder {
 
   std::string nic_name(const NcclNet& net) {
     const auto taken = [&](const std::string& name) {
-      return std::any_of(node().vertices.begin(), node().vertices.end(), [&](const Vertex& vertex) { return vertex.name == name; });
+      return std::any_of(node().vertices.begin(), node().vertices.end(),
+                         [&](const Vertex& vertex) { return vertex.name == name; });
     };
     // Other vertices have names with spaces, or have theirs already.
-    const bool plain = !net.name.empty() && std::all_of(net.name.begin(), net.name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; });
+    const bool plain = !net.name.empty() && std::all_of(net.name.begin(), net.name.end(), [](unsigned char c) {
+      return std::isalnum(c) || c == '_' || c == '-';
+    });
     if (plain && net.name != "network" && !taken(net.name)) return net.name;
     std::string name = fmt::format("NIC{}", net.dev);
     while (taken(name)) name += "'";
@@ -289,9 +322,12 @@ class Builder {
         rates.insert(rate.value);
         add_link(node(), bridges[i].second, bridges[j].second, rate, Seconds(0.0), "SYS");
       }
-    if (unknown) cluster_.notes.push_back("the file names no CPU: links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)");
+    if (unknown)
+      cluster_.notes.push_back(
+          "the file names no CPU: links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)");
     else if (!rates.empty())
-      cluster_.notes.push_back(fmt::format("links between sockets taken as {}, NCCL's for this CPU (src/graph/topo.h)", format_bandwidth(BytesPerSecond(*rates.begin()))));
+      cluster_.notes.push_back(fmt::format("links between sockets taken as {}, NCCL's for this CPU (src/graph/topo.h)",
+                                           format_bandwidth(BytesPerSecond(*rates.begin()))));
   }
 
   void join_peers() {
@@ -302,7 +338,8 @@ class Builder {
         const auto b = switch_vertex_.find(peer);
         if (a == switch_vertex_.end() || b == switch_vertex_.end() || a->second == b->second) continue;
         const auto ends = std::minmax(a->second, b->second);
-        if (joined.insert(ends).second) add_link(node(), ends.first, ends.second, within_socket_bandwidth, Seconds(0.0), "PCIe");
+        if (joined.insert(ends).second)
+          add_link(node(), ends.first, ends.second, within_socket_bandwidth, Seconds(0.0), "PCIe");
       }
   }
 
@@ -317,8 +354,9 @@ class Builder {
       add_link(node(), nic, fabric, line_rate * nic_reached_share, Seconds(0.0), "network");
     }
     if (unknown > 0)
-      cluster_.notes.push_back(fmt::format("the speed of {} is not known, taken as 10 Gbit/s as NCCL does; --network gives another",
-                                           times(static_cast<std::size_t>(unknown), "NIC")));
+      cluster_.notes.push_back(
+          fmt::format("the speed of {} is not known, taken as 10 Gbit/s as NCCL does; --network gives another",
+                      times(static_cast<std::size_t>(unknown), "NIC")));
   }
 
   const NcclTopology& topology_;
@@ -349,12 +387,15 @@ std::optional<std::string> device_kind_of(const NcclTopology& topology) {
     if (pci->device_id() == 0) return std::nullopt;
     if (first == nullptr) first = pci;
     if (pci->vendor_id() != first->vendor_id() || pci->device_id() != first->device_id())
-      throw ConfigError(pci->where, fmt::format("{} is a {:04x}:{:04x} and {} (line {}) a {:04x}:{:04x}; parplan's nodes have GPUs of one kind", name_of(*pci),
-                                                pci->vendor_id(), pci->device_id(), name_of(*first), first->where.line, first->vendor_id(),
-                                                first->device_id()));
+      throw ConfigError(
+          pci->where,
+          fmt::format("{} is a {:04x}:{:04x} and {} (line {}) a {:04x}:{:04x}; parplan's nodes have GPUs of one kind",
+                      name_of(*pci), pci->vendor_id(), pci->device_id(), name_of(*first), first->where.line,
+                      first->vendor_id(), first->device_id()));
   }
   if (first == nullptr || first->vendor_id() != 0x10de) return std::nullopt;
-  const auto card = std::find_if(cards.begin(), cards.end(), [&](const Card& one) { return one.pci_device == first->device_id(); });
+  const auto card =
+      std::find_if(cards.begin(), cards.end(), [&](const Card& one) { return one.pci_device == first->device_id(); });
   if (card == cards.end()) return std::nullopt;
   return card->kind;
 }
@@ -363,46 +404,68 @@ NcclTopology completed(NcclTopology topology, const DeviceKind& device, std::opt
   const std::vector<NcclPci*> all = pci_devices(topology);
   const std::vector<NcclPci*> gpus = gpus_of(all);
   const std::vector<const NcclPci*> known(gpus.begin(), gpus.end());
-  const auto left_out = static_cast<std::size_t>(std::count_if(all.begin(), all.end(), [](const NcclPci* pci) { return pci->is_gpu(); })) - gpus.size();
-  if (left_out > 0) topology.notes.push_back(fmt::format("{} without a rank left out, as NCCL does", times(left_out, "GPU")));
-  if (const auto unclassed = std::count_if(all.begin(), all.end(), [](const NcclPci* pci) { return !pci->pci_class; }); unclassed > 0)
-    topology.notes.push_back(fmt::format("{} without a class left out", times(static_cast<std::size_t>(unclassed), "PCI device")));
+  const auto left_out = static_cast<std::size_t>(
+                            std::count_if(all.begin(), all.end(), [](const NcclPci* pci) { return pci->is_gpu(); })) -
+                        gpus.size();
+  if (left_out > 0)
+    topology.notes.push_back(fmt::format("{} without a rank left out, as NCCL does", times(left_out, "GPU")));
+  if (const auto unclassed = std::count_if(all.begin(), all.end(), [](const NcclPci* pci) { return !pci->pci_class; });
+      unclassed > 0)
+    topology.notes.push_back(
+        fmt::format("{} without a class left out", times(static_cast<std::size_t>(unclassed), "PCI device")));
 
   const Wiring wiring = assumed_wiring(known, device);
   std::size_t links_filled = 0;
   if (std::none_of(gpus.begin(), gpus.end(), [](const NcclPci* pci) { return pci->gpu.has_value(); }))
-    topology.notes.push_back(fmt::format("the file lists no <gpu>: its {} of class 0x03 in the order of their bus ids", times(gpus.size(), "PCI device")));
+    topology.notes.push_back(fmt::format("the file lists no <gpu>: its {} of class 0x03 in the order of their bus ids",
+                                         times(gpus.size(), "PCI device")));
   for (std::size_t i = 0; i < gpus.size(); ++i) {
     NcclPci& pci = *gpus[i];
     if (!pci.gpu)
-      pci.gpu = NcclGpu{.dev = static_cast<int>(i), .rank = {}, .compute_capability = compute_capability_of(device.name).value_or(0), .direct_rdma = true,
-                        .nvlinks = {}, .where = pci.where};
+      pci.gpu = NcclGpu{.dev = static_cast<int>(i),
+                        .rank = {},
+                        .compute_capability = compute_capability_of(device.name).value_or(0),
+                        .direct_rdma = true,
+                        .nvlinks = {},
+                        .where = pci.where};
     if (!pci.gpu->rank) pci.gpu->rank = static_cast<int>(i);
     if (!knows_link(pci) && device.pcie_generation > 0) {
-      pci.link_speed = speed_texts[static_cast<std::size_t>(device.pcie_generation - 1)];
+      pci.link_speed = speed_texts[device.pcie_generation - 1];
       pci.link_width = device.pcie_lanes;
       ++links_filled;
     }
     for (std::size_t j = 0; wiring == Wiring::pairs && j < gpus.size(); ++j)
       if (i != j)
-        pci.gpu->nvlinks.push_back({.target = gpus[j]->bus_id, .target_name = gpus[j]->bus_name, .target_class = 0x030200,
-                                    .count = device.nvlinks / static_cast<int>(gpus.size() - 1), .where = pci.where});
+        pci.gpu->nvlinks.push_back({.target = gpus[j]->bus_id,
+                                    .target_name = gpus[j]->bus_name,
+                                    .target_class = 0x030200,
+                                    .count = device.nvlinks / static_cast<int>(gpus.size() - 1),
+                                    .where = pci.where});
     if (wiring == Wiring::nvswitch)
-      pci.gpu->nvlinks.push_back({.target = -1, .target_name = "NVSwitch", .target_class = 0x068000, .count = device.nvlinks, .where = pci.where});
+      pci.gpu->nvlinks.push_back({.target = -1,
+                                  .target_name = "NVSwitch",
+                                  .target_class = 0x068000,
+                                  .count = device.nvlinks,
+                                  .where = pci.where});
   }
   if (links_filled > 0)
-    topology.notes.push_back(fmt::format("PCIe links of {} not said: taken as generation {} x{}, the card's", times(links_filled, "GPU"), device.pcie_generation,
-                                         device.pcie_lanes));
+    topology.notes.push_back(fmt::format("PCIe links of {} not said: taken as generation {} x{}, the card's",
+                                         times(links_filled, "GPU"), device.pcie_generation, device.pcie_lanes));
   if (wiring == Wiring::pairs)
-    topology.notes.push_back(fmt::format("the file lists no NVLinks: {} of each GPU's {} to each other GPU, as on boards of four", device.nvlinks / 3, device.nvlinks));
-  if (wiring == Wiring::nvswitch) topology.notes.push_back(fmt::format("the file lists no NVLinks: each GPU's {} taken to lead to NVSwitches", device.nvlinks));
+    topology.notes.push_back(
+        fmt::format("the file lists no NVLinks: {} of each GPU's {} to each other GPU, as on boards of four",
+                    device.nvlinks / 3, device.nvlinks));
+  if (wiring == Wiring::nvswitch)
+    topology.notes.push_back(
+        fmt::format("the file lists no NVLinks: each GPU's {} taken to lead to NVSwitches", device.nvlinks));
   if (wiring == Wiring::none && device.nvlinks > 0 && gpus.size() > 1 && !any_nvlink(known))
     topology.notes.push_back("the file lists no NVLinks: no bridges between the cards");
 
   int widened = 0;
   for (NcclCpu& cpu : topology.cpus) widened += widen_made_up_switches(cpu.children);
   if (widened > 0)
-    topology.notes.push_back(fmt::format("{} of 2.5 GT/s x1 made up by a hypervisor, taken as wide as what is below", times(static_cast<std::size_t>(widened), "PCIe switch")));
+    topology.notes.push_back(fmt::format("{} of 2.5 GT/s x1 made up by a hypervisor, taken as wide as what is below",
+                                         times(static_cast<std::size_t>(widened), "PCIe switch")));
 
   std::set<int> devs;
   std::vector<NcclNet*> nets;
@@ -427,19 +490,33 @@ NcclTopology completed(NcclTopology topology, const DeviceKind& device, std::opt
       while (devs.contains(dev)) ++dev;
       devs.insert(dev);
       pci->has_nic = true;
-      pci->nets.push_back({.name = {}, .dev = dev, .megabits = megabits, .guid = {}, .direct_rdma = true, .rail = {}, .plane = {}, .where = pci->where});
+      pci->nets.push_back({.name = {},
+                           .dev = dev,
+                           .megabits = megabits,
+                           .guid = {},
+                           .direct_rdma = true,
+                           .rail = {},
+                           .plane = {},
+                           .where = pci->where});
     }
-    if (nets.empty() && without.empty()) throw ConfigError(fmt::format("--network: '{}' lists no NICs, whose speed it is; leave it out for one node, or write a cluster.yaml whose node has 'nics' (docs/cluster.md)", topology.file));
+    if (nets.empty() && without.empty())
+      throw ConfigError(
+          fmt::format("--network: '{}' lists no NICs, whose speed it is; leave it out for one node, or write a "
+                      "cluster.yaml whose node has 'nics' (docs/cluster.md)",
+                      topology.file));
   } else if (!without.empty() && nets.empty()) {
-    topology.notes.push_back(fmt::format("{} {} left out, as {} speed is not known: one node only; give --network for several", times(without.size(), "NIC"),
-                                         without.size() == 1 ? "is" : "are", without.size() == 1 ? "its" : "their"));
+    topology.notes.push_back(fmt::format(
+        "{} {} left out, as {} speed is not known: one node only; give --network for several",
+        times(without.size(), "NIC"), without.size() == 1 ? "is" : "are", without.size() == 1 ? "its" : "their"));
   } else if (!without.empty()) {
-    topology.notes.push_back(fmt::format("{} without <net> {} left out, as by NCCL", times(without.size(), "NIC"), without.size() == 1 ? "is" : "are"));
+    topology.notes.push_back(fmt::format("{} without <net> {} left out, as by NCCL", times(without.size(), "NIC"),
+                                         without.size() == 1 ? "is" : "are"));
   }
   return topology;
 }
 
-Cluster import_nccl_topology(const std::string& text, const std::string& file_name, const ClusterCatalog& catalog, const ClusterOptions& options) {
+Cluster import_nccl_topology(const std::string& text, const std::string& file_name, const ClusterCatalog& catalog,
+                             const ClusterOptions& options) {
   const NcclTopology topology = read_nccl_topology(text, file_name);
   const Location file{.file = file_name};
   const std::vector<const NcclPci*> all = pci_devices(topology);
@@ -447,10 +524,14 @@ Cluster import_nccl_topology(const std::string& text, const std::string& file_na
   if (gpus.empty()) {
     const auto unclassed = std::find_if(all.begin(), all.end(), [](const NcclPci* pci) { return !pci->pci_class; });
     if (unclassed != all.end())
-      throw ConfigError((*unclassed)->where,
-                        fmt::format("the file does not say the class of {} of its {} PCI devices, so not which are GPUs; NCCL asks the machine that it runs on: "
-                                    "let it write the whole topology there (NCCL_TOPO_DUMP_FILE=topology.xml), or give the text of nvidia-smi topo -m",
-                                    std::count_if(all.begin(), all.end(), [](const NcclPci* pci) { return !pci->pci_class; }), all.size()));
+      throw ConfigError(
+          (*unclassed)->where,
+          fmt::format("the file does not say the class of {} of its {} PCI devices, so not which are GPUs; NCCL asks "
+                      "the machine that it runs on: "
+                      "let it write the whole topology there (NCCL_TOPO_DUMP_FILE=topology.xml), or give the text of "
+                      "nvidia-smi topo -m",
+                      std::count_if(all.begin(), all.end(), [](const NcclPci* pci) { return !pci->pci_class; }),
+                      all.size()));
     throw ConfigError(file, "the file has no GPUs (PCI devices of class 0x03)");
   }
 
@@ -459,8 +540,9 @@ Cluster import_nccl_topology(const std::string& text, const std::string& file_na
   if (kind && std::find(kinds.begin(), kinds.end(), *kind) == kinds.end()) kind.reset();
   const bool told = kind.has_value();
   if (options.device && kind && *options.device != *kind)
-    throw ConfigError(gpus.front()->where, fmt::format("--device {}: {} is a 10de:{:04x}, which is {}; leave --device out", *options.device,
-                                                       name_of(*gpus.front()), gpus.front()->device_id(), *kind));
+    throw ConfigError(gpus.front()->where,
+                      fmt::format("--device {}: {} is a 10de:{:04x}, which is {}; leave --device out", *options.device,
+                                  name_of(*gpus.front()), gpus.front()->device_id(), *kind));
   if (options.device) kind = options.device;
 
   std::vector<std::string> missing;
@@ -468,11 +550,14 @@ Cluster import_nccl_topology(const std::string& text, const std::string& file_na
   if (kind) {
     device = find_nvidia_card(*kind, "a topology of NCCL", catalog);
     if (assumed_wiring(gpus, *device) == Wiring::unknown)
-      missing.push_back(fmt::format("how its {} GPUs are joined by NVLink (give the text of nvidia-smi topo -m instead)", gpus.size()));
+      missing.push_back(fmt::format(
+          "how its {} GPUs are joined by NVLink (give the text of nvidia-smi topo -m instead)", gpus.size()));
   } else {
     const int id = gpus.front()->device_id();
-    missing.push_back(fmt::format("the card{} (give --device with one of {})", id == 0 ? "" : fmt::format(", but that it is a {:04x}:{:04x}", gpus.front()->vendor_id(), id),
-                                  join(nvidia_card_names(catalog))));
+    missing.push_back(
+        fmt::format("the card{} (give --device with one of {})",
+                    id == 0 ? "" : fmt::format(", but that it is a {:04x}:{:04x}", gpus.front()->vendor_id(), id),
+                    join(nvidia_card_names(catalog))));
   }
   const bool any_net = std::any_of(topology.cpus.begin(), topology.cpus.end(), [](const NcclCpu& cpu) {
     const std::function<bool(const NcclPci&)> has_net = [&](const NcclPci& pci) {
@@ -481,7 +566,8 @@ Cluster import_nccl_topology(const std::string& text, const std::string& file_na
     return std::any_of(cpu.children.begin(), cpu.children.end(), has_net);
   });
   const bool any_nic = std::any_of(all.begin(), all.end(), [](const NcclPci* pci) { return pci->is_nic(); });
-  const bool several_nodes = options.nodes.value_or(1) > 1 || options.devices.value_or(1) > static_cast<int>(gpus.size());
+  const bool several_nodes =
+      options.nodes.value_or(1) > 1 || options.devices.value_or(1) > static_cast<int>(gpus.size());
   if (several_nodes && !options.network && !any_net && any_nic)
     missing.push_back("the speed of its NICs (give --network, such as --network '400 Gbit/s')");
   if (!missing.empty()) throw ConfigError(file, "NCCL's topology file does not say " + join(missing, ", nor "));
@@ -489,10 +575,14 @@ Cluster import_nccl_topology(const std::string& text, const std::string& file_na
   const auto capability = compute_capability_of(device->name);
   for (const NcclPci* pci : gpus)
     if (pci->gpu && capability && pci->gpu->compute_capability != *capability)
-      throw ConfigError(pci->gpu->where, fmt::format("GPU{} has sm=\"{}\", but device '{}' is of compute capability {}.{}; is --device right?", pci->gpu->dev,
-                                                     pci->gpu->compute_capability, device->name, *capability / 10, *capability % 10));
+      throw ConfigError(
+          pci->gpu->where,
+          fmt::format("GPU{} has sm=\"{}\", but device '{}' is of compute capability {}.{}; is --device right?",
+                      pci->gpu->dev, pci->gpu->compute_capability, device->name, *capability / 10, *capability % 10));
   NcclTopology whole = completed(topology, *device, options.network);
-  if (told) whole.notes.push_back(fmt::format("the card is {}, by its PCI device id 10de:{:04x}", device->name, gpus.front()->device_id()));
+  if (told)
+    whole.notes.push_back(
+        fmt::format("the card is {}, by its PCI device id 10de:{:04x}", device->name, gpus.front()->device_id()));
   return Builder(whole, *device, std::filesystem::path(file_name).stem().string()).build();
 }
 

@@ -13,7 +13,8 @@
 #include "planner/base/error.h"
 #include "planner/cluster/nccl_paths.h"
 
-// After NVIDIA/nccl src/graph/search.cc and init.cc at 5067397c, with its defaults (no NCCL_* variables set).
+// After NVIDIA/nccl src/graph/search.cc and init.cc at 5067397c, with its defaults (no NCCL_*
+// variables set).
 namespace parplan {
 namespace {
 
@@ -27,26 +28,32 @@ constexpr int steps_same_channels = 1 << 8;   // ... whose channels are alike
 constexpr int steps_in_file_order = 1 << 10;  // ... of one channel in the order of the file
 constexpr int perfect = -1;                   // left of the steps when nothing better is possible
 
-// What a channel may move, in GB/s, by the least compute capability: inside a node and between nodes.
-constexpr std::array intra_speeds = {40.0F, 30.0F, 20.0F, 18.0F, 15.0F, 12.0F, 10.0F, 9.0F, 7.0F, 6.0F, 5.0F, 4.0F, 3.0F};
+// What a channel may move, in GB/s, by the least compute capability: inside a node and between
+// nodes.
+constexpr std::array intra_speeds = {40.0F, 30.0F, 20.0F, 18.0F, 15.0F, 12.0F, 10.0F,
+                                     9.0F,  7.0F,  6.0F,  5.0F,  4.0F,  3.0F};
 constexpr std::array inter_speeds = {48.0F, 30.0F, 28.0F, 24.0F, 20.0F, 18.0F, 15.0F, 12.0F, 10.0F, 9.0F,
                                      7.0F,  6.0F,  5.0F,  4.0F,  3.0F,  2.4F,  1.2F,  0.24F, 0.12F};
 constexpr std::array intra_speeds_90 = {60.0F, 50.0F, 40.0F, 30.0F, 24.0F, 20.0F, 15.0F, 12.0F, 11.0F, 6.0F, 3.0F};
 constexpr std::array inter_speeds_90 = {48.0F, 45.0F, 42.0F, 40.0F, 30.0F, 24.0F, 22.0F, 20.0F, 17.5F,
                                         15.0F, 12.0F, 6.0F,  3.0F,  2.4F,  1.2F,  0.24F, 0.12F};
-constexpr std::array intra_speeds_100 = {90.0F, 80.0F, 70.0F, 60.0F, 50.0F, 45.0F, 40.0F, 30.0F, 24.0F, 20.0F, 19.0F, 18.0F};
+constexpr std::array intra_speeds_100 = {90.0F, 80.0F, 70.0F, 60.0F, 50.0F, 45.0F,
+                                         40.0F, 30.0F, 24.0F, 20.0F, 19.0F, 18.0F};
 constexpr std::array inter_speeds_100 = {96.0F, 86.0F, 80.0F, 48.0F, 45.1F, 42.0F, 40.0F, 30.0F, 24.0F, 22.0F,
                                          20.0F, 17.5F, 15.0F, 12.0F, 6.0F,  3.0F,  2.4F,  1.2F,  0.24F, 0.12F};
 
 std::span<const float> speeds_of(int compute_capability, bool several_nodes) {
-  if (compute_capability >= 100) return several_nodes ? std::span<const float>(inter_speeds_100) : std::span<const float>(intra_speeds_100);
-  if (compute_capability >= 90) return several_nodes ? std::span<const float>(inter_speeds_90) : std::span<const float>(intra_speeds_90);
+  if (compute_capability >= 100)
+    return several_nodes ? std::span<const float>(inter_speeds_100) : std::span<const float>(intra_speeds_100);
+  if (compute_capability >= 90)
+    return several_nodes ? std::span<const float>(inter_speeds_90) : std::span<const float>(intra_speeds_90);
   return several_nodes ? std::span<const float>(inter_speeds) : std::span<const float>(intra_speeds);
 }
 
 NcclDistance one_farther(NcclDistance distance) { return static_cast<NcclDistance>(static_cast<int>(distance) + 1); }
 
-// A graph while it is sought: channels one after another, GPUs and networks by their places in the system's lists.
+// A graph while it is sought: channels one after another, GPUs and networks by their places in the
+// system's lists.
 struct Candidate {
   NcclPattern pattern{};
   bool collnet = false;
@@ -70,18 +77,19 @@ enum class Order { searched, as_in_file, as_last_channel };
 
 class Search {
  public:
-  Search(NcclSystem& system, const NcclPaths& paths) : system_(system), paths_(paths), gpus_(static_cast<int>(system.gpus.size())), used_(system.gpus.size()) {
+  Search(NcclSystem& system, const NcclPaths& paths)
+      : system_(system), paths_(paths), gpus_(static_cast<int>(system.gpus.size())), used_(system.gpus.size()) {
     set_limits();
   }
 
   Candidate find(NcclPattern pattern, bool collnet, int fewest, int most);
 
  private:
-  NcclNode& node(int index) { return system_.nodes[static_cast<std::size_t>(index)]; }
-  NcclNode& net_at(int place) { return node(system_.nets[static_cast<std::size_t>(place)]); }
-  int gpu_node(int place) const { return system_.gpus[static_cast<std::size_t>(place)]; }
-  NcclLink& link_at(const std::pair<int, int>& step) { return node(step.first).links[static_cast<std::size_t>(step.second)]; }
-  int& gpu_of(Candidate& graph, int channel, int step) { return graph.gpus[static_cast<std::size_t>(channel * gpus_ + step)]; }
+  NcclNode& node(int index) { return system_.nodes[index]; }
+  NcclNode& net_at(int place) { return node(system_.nets[place]); }
+  int gpu_node(int place) const { return system_.gpus[place]; }
+  NcclLink& link_at(const std::pair<int, int>& step) { return node(step.first).links[step.second]; }
+  int& gpu_of(Candidate& graph, int channel, int step) { return graph.gpus[channel * gpus_ + step]; }
   // Networks that share an id are one to NCCL: the first.
   int place_of_net(std::int64_t id) {
     int place = 0;
@@ -130,7 +138,8 @@ void Search::set_limits() {
   }
   for (const int gpu : system_.gpus) {
     for (const int target : system_.several_nodes ? system_.nets : system_.gpus)
-      if (const NcclPath& path = paths_.between(gpu, target); path.hops() > 0) widest_ = std::max(widest_, path.bandwidth);
+      if (const NcclPath& path = paths_.between(gpu, target); path.hops() > 0)
+        widest_ = std::max(widest_, path.bandwidth);
     float nvlink = 0.0F;
     float pcie = 0.0F;
     for (const NcclLink& link : node(gpu).links) {
@@ -141,28 +150,31 @@ void Search::set_limits() {
   }
 }
 
-// Takes `speed` from the links along the path, or gives it back where it is negative. How many steps had enough.
+// Takes `speed` from the links along the path, or gives it back where it is negative. How many
+// steps had enough.
 int Search::walk(const NcclPath& path, int from, int most_steps, float speed) {
   const bool from_gpu = node(from).type == NcclNodeType::gpu;
   // Intel's root complexes cut traffic between GPUs into small packets.
   float pcie_speed = speed;
   for (const auto& step : path.links) {
     const NcclNode& next = node(link_at(step).to);
-    if (next.type == NcclNodeType::cpu && path.type == NcclDistance::host_bridge && from_gpu && next.architecture == CpuArchitecture::x86 &&
-        next.vendor == CpuVendor::intel)
+    if (next.type == NcclNodeType::cpu && path.type == NcclDistance::host_bridge && from_gpu &&
+        next.architecture == CpuArchitecture::x86 && next.vendor == CpuVendor::intel)
       pcie_speed = speed * 6 / 5;
   }
   // Thousandths, lest rounding errors add up.
   const auto take = [](float& bandwidth, float amount) { bandwidth = std::round((bandwidth - amount) * 1000) / 1000; };
   for (int i = 0; i < most_steps; ++i) {
-    const auto& step = path.links[static_cast<std::size_t>(i)];
+    const auto& step = path.links[i];
     NcclLink& link = link_at(step);
     const NcclNode& next = node(link.to);
     const float forth = link.type == NcclDistance::one_switch ? pcie_speed : speed;
     // Reads of GPUs before Ampere, and NVLink to POWER CPUs, burden the way back as well.
     float back = 0.0F;
     if (next.type == NcclNodeType::gpu && next.compute_capability < 80 && !from_gpu) back += forth / 8;
-    if (next.type == NcclNodeType::cpu && next.architecture == CpuArchitecture::power && link.type == NcclDistance::nvlink) back += forth;
+    if (next.type == NcclNodeType::cpu && next.architecture == CpuArchitecture::power &&
+        link.type == NcclDistance::nvlink)
+      back += forth;
     NcclLink* reverse = nullptr;
     if (back != 0.0F)
       for (NcclLink& one : node(link.to).links)
@@ -177,8 +189,9 @@ int Search::walk(const NcclPath& path, int from, int most_steps, float speed) {
   return most_steps;
 }
 
-// To NCCL a GPU is two nodes, the device and what ranks hold of it: a path is longer by one at ends that are GPUs, by two
-// where it passes a GPU's memory. Seen only in how it rounds fractions of hops.
+// To NCCL a GPU is two nodes, the device and what ranks hold of it: a path is longer by one at ends
+// that are GPUs, by two where it passes a GPU's memory. Seen only in how it rounds fractions of
+// hops.
 int Search::counted_hops(const NcclPath& path, int from, int target) {
   if (path.links.empty()) return 0;
   const auto is_gpu = [&](int end) { return node(end).type == NcclNodeType::gpu ? 1 : 0; };
@@ -188,29 +201,33 @@ int Search::counted_hops(const NcclPath& path, int from, int target) {
   return path.hops() + is_gpu(from) + is_gpu(target) + 2 * passed;
 }
 
-// Whether the graph's speed, `times` over, is there on the way from node `from` (-1: from nowhere) to `target`; then it
-// is taken. Negative `times` give it back.
+// Whether the graph's speed, `times` over, is there on the way from node `from` (-1: from nowhere)
+// to `target`; then it is taken. Negative `times` give it back.
 bool Search::follow(int from, int target, float times) {
   if (from == -1) return true;
-  const auto is_inside = [&](int end) { return node(end).type == NcclNodeType::gpu || node(end).type == NcclNodeType::nvswitch; };
+  const auto is_inside = [&](int end) {
+    return node(end).type == NcclNodeType::gpu || node(end).type == NcclNodeType::nvswitch;
+  };
   const bool inside = is_inside(from) && is_inside(target);
   const NcclPath& path = paths_.between(from, target);
   const NcclDistance farthest = inside ? graph_.type_intra : graph_.type_inter;
   if (path.type >= NcclDistance::unreachable) return false;
   if (times == 1 && path.type > farthest) return false;
-  const bool tree = graph_.pattern == NcclPattern::balanced_tree || graph_.pattern == NcclPattern::tree || graph_.pattern == NcclPattern::split_tree;
+  const bool tree = graph_.pattern == NcclPattern::balanced_tree || graph_.pattern == NcclPattern::tree ||
+                    graph_.pattern == NcclPattern::split_tree;
   if (times == 1 && tree && paths_.between(target, from).type > farthest) return false;
   const float speed = (inside ? graph_.intra : graph_.inter) * times;
   if (const int walked = walk(path, from, path.hops(), speed); walked < path.hops()) {
     walk(path, from, walked, -speed);
     return false;
   }
-  graph_.hops = static_cast<int>(static_cast<float>(graph_.hops) + times * static_cast<float>(counted_hops(path, from, target)));
+  graph_.hops =
+      static_cast<int>(static_cast<float>(graph_.hops) + times * static_cast<float>(counted_hops(path, from, target)));
   return true;
 }
 
-// GPUs that may follow `gpu`, the most promising first. `toward_net`: 1 where the next returns to the network, -1 where
-// a later one does, 0 where none will.
+// GPUs that may follow `gpu`, the most promising first. `toward_net`: 1 where the next returns to
+// the network, -1 where a later one does, 0 where none will.
 std::vector<int> Search::next_gpus(int gpu, int toward_net) {
   const std::uint64_t channel = std::uint64_t{1} << graph_.channels;
   struct Score {
@@ -222,7 +239,9 @@ std::vector<int> Search::next_gpus(int gpu, int toward_net) {
     int intra_hops = 0;
     int distance = 0;  // in the list
     int gpu = 0;
-    auto key() const { return std::tuple(-inter_bandwidth, -inter_pcie, inter_hops, -intra_bandwidth, intra_hops, distance); }
+    auto key() const {
+      return std::tuple(-inter_bandwidth, -inter_pcie, inter_hops, -intra_bandwidth, intra_hops, distance);
+    }
   };
   const auto pcie_of = [&](int place) {
     for (const NcclLink& up : node(gpu_node(place)).links) {
@@ -236,10 +255,11 @@ std::vector<int> Search::next_gpus(int gpu, int toward_net) {
   for (int i = 1; i < gpus_; ++i) {
     const int other = (gpu + i) % gpus_;
     const NcclPath& path = paths_.between(gpu_node(gpu), gpu_node(other));
-    if (path.hops() == 0 || (used_[static_cast<std::size_t>(other)] & channel) != 0) continue;
-    Score score{.intra_bandwidth = static_cast<int>(path.bandwidth), .intra_hops = path.hops(), .distance = i, .gpu = other};
+    if (path.hops() == 0 || (used_[other] & channel) != 0) continue;
+    Score score{
+        .intra_bandwidth = static_cast<int>(path.bandwidth), .intra_hops = path.hops(), .distance = i, .gpu = other};
     if (toward_net != 0) {
-      const int start = system_.nets[static_cast<std::size_t>(place_of_net(graph_.nets[static_cast<std::size_t>(graph_.channels * 2)]))];
+      const int start = system_.nets[place_of_net(graph_.nets[graph_.channels * 2])];
       const NcclPath& from_net = paths_.between(start, gpu_node(other));
       score.inter_hops = from_net.hops();
       score.inter_pcie = pcie_of(other);
@@ -262,7 +282,8 @@ std::vector<int> Search::next_gpus(int gpu, int toward_net) {
   const int after = (gpu + 1) % gpus_;
   std::vector<int> first;
   if (graph_.pattern == NcclPattern::ring) first = {after, before};
-  else if (graph_.pattern == NcclPattern::balanced_tree || graph_.pattern == NcclPattern::split_tree) first = {before, after};
+  else if (graph_.pattern == NcclPattern::balanced_tree || graph_.pattern == NcclPattern::split_tree)
+    first = {before, after};
   else first = {after};
   if (after == before) first.resize(1);
   std::vector<int> neighbours;
@@ -271,7 +292,8 @@ std::vector<int> Search::next_gpus(int gpu, int toward_net) {
   return neighbours;
 }
 
-// Networks to try: those that are the GPU's (or any GPU's, with -1) own, then others up to a distance.
+// Networks to try: those that are the GPU's (or any GPU's, with -1) own, then others up to a
+// distance.
 std::vector<int> Search::nets_for(NcclDistance farthest, int gpu) const {
   std::vector<int> nets;
   const auto add = [&](int net) {
@@ -279,12 +301,13 @@ std::vector<int> Search::nets_for(NcclDistance farthest, int gpu) const {
   };
   for (int g = 0; g < gpus_; ++g)
     if (gpu == -1 || gpu == g)
-      for (const int net : paths_.nets_of[static_cast<std::size_t>(g)]) add(net);
+      for (const int net : paths_.nets_of[g]) add(net);
   for (int type = 0; type <= static_cast<int>(farthest); ++type)
     for (int g = 0; g < gpus_; ++g) {
       if (gpu != -1 && gpu != g) continue;
       for (std::size_t n = 0; n < system_.nets.size() && n < most_channels; ++n)
-        if (paths_.between(gpu_node(g), system_.nets[n]).type == static_cast<NcclDistance>(type)) add(static_cast<int>(n));
+        if (paths_.between(gpu_node(g), system_.nets[n]).type == static_cast<NcclDistance>(type))
+          add(static_cast<int>(n));
     }
   return nets;
 }
@@ -298,7 +321,8 @@ bool Search::may_return_by(int start_net, int net_place, int step) {
   if (graph_.pattern == NcclPattern::ring && graph_.cross_nic == 2) {
     if (channel % 2 == 1 && net.id != graph_.nets[(channel - 1) * 2]) return false;
   } else if (graph_.cross_nic == 0) {
-    if (net.rail >= 0 && start.rail >= 0 ? net.rail != start.rail : net.asic != start.asic || net.port != start.port) return false;
+    if (net.rail >= 0 && start.rail >= 0 ? net.rail != start.rail : net.asic != start.asic || net.port != start.port)
+      return false;
   }
   return graph_.pattern != NcclPattern::balanced_tree || step == 0 || net.id == graph_.nets[channel * 2 + 1];
 }
@@ -307,7 +331,8 @@ bool Search::is_better() const {
   if (graph_.channels < graph_.fewest) return false;
   const auto times = [](int channels, float speed) { return static_cast<float>(channels) * speed; };
   if (graph_.pattern == NcclPattern::nvls)  // its channels are GPUs that pull from the switch
-    return (graph_.channels > best_.channels && graph_.channels <= gpus_) || times(graph_.channels, graph_.inter) > times(best_.channels, best_.inter);
+    return (graph_.channels > best_.channels && graph_.channels <= gpus_) ||
+           times(graph_.channels, graph_.inter) > times(best_.channels, best_.inter);
   const float now = times(graph_.channels, graph_.intra);
   const float before = times(best_.channels, best_.intra);
   if (now != before) return now > before;
@@ -330,9 +355,9 @@ void Search::place_channel() {
 void Search::try_gpu(int step, int back_to_net, int back_to_first, Order order, int from, int gpu) {
   if (!follow(from, gpu_node(gpu), 1)) return;
   const std::uint64_t channel = std::uint64_t{1} << graph_.channels;
-  used_[static_cast<std::size_t>(gpu)] ^= channel;
+  used_[gpu] ^= channel;
   at_gpu(gpu, step, back_to_net, back_to_first, order);
-  used_[static_cast<std::size_t>(gpu)] ^= channel;
+  used_[gpu] ^= channel;
   follow(from, gpu_node(gpu), -1);
 }
 
@@ -381,7 +406,7 @@ void Search::return_to_net(int gpu, int step, int back_to_first, Order order) {
     // In a balanced tree the first two GPUs share the way out.
     const float whole = graph_.inter;
     const bool balanced = graph_.pattern == NcclPattern::balanced_tree;
-    const int target = system_.nets[static_cast<std::size_t>(net)];
+    const int target = system_.nets[net];
     if (balanced) graph_.inter /= 2;
     const bool enough = follow(gpu_node(gpu), target, 1);
     graph_.inter = whole;
@@ -436,20 +461,23 @@ void Search::start_from_net(int back_to_net, int back_to_first) {
   bool found = false;
   for (std::size_t i = 0; i < nets.size() && !(heads && found); ++i) {
     const int place = nets[(channel + i) % nets.size()];
-    const int net_node = system_.nets[static_cast<std::size_t>(place)];
+    const int net_node = system_.nets[place];
     const NcclNode& net = net_at(place);
     if (graph_.collnet && !net.collectives) continue;
     if (net.bandwidth < static_cast<float>(speed)) continue;
-    if (graph_.pattern == NcclPattern::ring && graph_.cross_nic == 2 && channel % 2 == 1 && net.id != graph_.nets[(channel - 1) * 2 + 1]) continue;
+    if (graph_.pattern == NcclPattern::ring && graph_.cross_nic == 2 && channel % 2 == 1 &&
+        net.id != graph_.nets[(channel - 1) * 2 + 1])
+      continue;
     graph_.nets[channel * 2] = net.id;
     graph_.latency = net.latency;
     // Ports of one adapter are one network.
     const auto spend = [&](int amount) {
       for (const int other : system_.nets)
-        if (node(other).asic == net.asic && node(other).port == net.port) node(other).bandwidth -= static_cast<float>(amount);
+        if (node(other).asic == net.asic && node(other).port == net.port)
+          node(other).bandwidth -= static_cast<float>(amount);
     };
     spend(speed);
-    const int near = paths_.gpu_of[static_cast<std::size_t>(place)];
+    const int near = paths_.gpu_of[place];
     if (heads) {
       bool taken = near == -1 || graph_.channels >= static_cast<int>(nets.size());
       for (int c = 0; c < graph_.channels; ++c) taken = taken || gpu_of(graph_, c, 0) == near;
@@ -502,11 +530,11 @@ std::pair<NcclDistance, NcclDistance> Search::nearest_and_farthest(const std::ve
 // Two groups of GPUs joined by NVLink inside, without NVLink between them.
 bool Search::is_split() const {
   std::vector<int> domain(static_cast<std::size_t>(gpus_));
-  for (int g = 0; g < gpus_; ++g) domain[static_cast<std::size_t>(g)] = g;
+  for (int g = 0; g < gpus_; ++g) domain[g] = g;
   for (int g = 0; g < gpus_; ++g)
     for (int other = g + 1; other < gpus_; ++other)
       if (paths_.between(gpu_node(g), gpu_node(other)).type == NcclDistance::nvlink)
-        domain[static_cast<std::size_t>(other)] = domain[static_cast<std::size_t>(g)];
+        domain[other] = domain[g];
   int large = 0;
   for (int g = 0; g < gpus_; ++g) large += std::count(domain.begin(), domain.end(), g) > 1;
   return large == 2;
@@ -534,7 +562,7 @@ void Search::fall_back(Candidate& graph) {
   graph.intra = 0.1F;
   graph.type_intra = NcclDistance::sockets;
   const auto first_net = [&](int gpu) {
-    const std::vector<int>& nets = paths_.nets_of[static_cast<std::size_t>(gpu)];
+    const std::vector<int>& nets = paths_.nets_of[gpu];
     return nets.empty() ? std::int64_t{-1} : net_at(nets.front()).id;
   };
   graph.nets[0] = system_.nets.empty() ? -1 : first_net(0);
@@ -551,7 +579,9 @@ Candidate Search::find(NcclPattern pattern, bool collnet, int fewest, int most) 
   const bool inter = system_.several_nodes;
   best_ = Candidate{.pattern = pattern, .collnet = collnet, .fewest = fewest, .most = most, .gpus = {}};
   best_.gpus.assign(static_cast<std::size_t>(most_channels * gpus_), 0);
-  const bool may_cross = system_.nets.size() > 1 && (pattern == NcclPattern::ring || pattern == NcclPattern::balanced_tree || pattern == NcclPattern::split_tree);
+  const bool may_cross =
+      system_.nets.size() > 1 &&
+      (pattern == NcclPattern::ring || pattern == NcclPattern::balanced_tree || pattern == NcclPattern::split_tree);
   NcclDistance nearest_intra = NcclDistance::local;
   NcclDistance farthest_intra = NcclDistance::sockets;
   NcclDistance nearest_inter = NcclDistance::one_switch;
@@ -574,20 +604,23 @@ Candidate Search::find(NcclPattern pattern, bool collnet, int fewest, int most) 
   if (pattern == NcclPattern::collnet_direct) best_.most = std::min(most_direct_heads, gpus_);
   if (gpus_ == 1 && pattern != NcclPattern::ring) best_.pattern = NcclPattern::tree;
   if (!inter && best_.pattern == NcclPattern::nvls) best_.fewest = best_.most;  // pull evenly from all
-  if (best_.pattern == NcclPattern::ring && is_split() && best_.most >= 2 && best_.fewest == 1) best_.fewest = 2;  // trees need two there
+  if (best_.pattern == NcclPattern::ring && is_split() && best_.most >= 2 && best_.fewest == 1)
+    best_.fewest = 2;  // trees need two there
 
   const std::span<const float> speeds = speeds_of(capability, inter);
   const std::size_t slowest = speeds.size() - 1;
   float total = total_;
-  if (gpus_ > 1 && best_.pattern != NcclPattern::ring) total = static_cast<float>(static_cast<double>(total) * (gpus_ * 1.0 / (gpus_ - 1)));
+  if (gpus_ > 1 && best_.pattern != NcclPattern::ring)
+    total = static_cast<float>(static_cast<double>(total) * (gpus_ * 1.0 / (gpus_ - 1)));
   std::size_t speed = 0;
-  while (speed < slowest && (speeds[speed] > widest_ || speeds[speed] * static_cast<float>(best_.fewest) > total)) ++speed;
+  while (speed < slowest && (speeds[speed] > widest_ || speeds[speed] * static_cast<float>(best_.fewest) > total))
+    ++speed;
   graph_ = best_;
   graph_.intra = graph_.inter = speeds[speed];
   std::int64_t left_in_all = all_steps;
 
-  // What to allow next, so long as nothing is good enough: different channels, a plain tree, farther GPUs, farther NICs,
-  // other NICs back than forth, slower channels.
+  // What to allow next, so long as nothing is good enough: different channels, a plain tree,
+  // farther GPUs, farther NICs, other NICs back than forth, slower channels.
   const auto relax = [&](int left) {
     if (graph_.same_channels && !(amd && graph_.type_intra == NcclDistance::sockets)) {
       graph_.same_channels = false;
@@ -601,7 +634,8 @@ Candidate Search::find(NcclPattern pattern, bool collnet, int fewest, int most) 
       return true;
     }
     graph_.pattern = best_.pattern;
-    if (graph_.type_intra < (inter ? graph_.type_inter : farthest_intra) && (best_.channels == 0 || graph_.type_intra < best_.type_intra)) {
+    if (graph_.type_intra < (inter ? graph_.type_inter : farthest_intra) &&
+        (best_.channels == 0 || graph_.type_intra < best_.type_intra)) {
       graph_.type_intra = one_farther(graph_.type_intra);
       if (graph_.type_intra < NcclDistance::unreachable) return true;
     }
@@ -612,7 +646,8 @@ Candidate Search::find(NcclPattern pattern, bool collnet, int fewest, int most) 
       if (graph_.type_inter < NcclDistance::unreachable) return true;
     }
     graph_.type_inter = nearest_inter;
-    if (may_cross && graph_.cross_nic == 0 && (best_.pattern == NcclPattern::ring || best_.pattern == NcclPattern::balanced_tree)) {
+    if (may_cross && graph_.cross_nic == 0 &&
+        (best_.pattern == NcclPattern::ring || best_.pattern == NcclPattern::balanced_tree)) {
       graph_.cross_nic = 2;
       return true;
     }
@@ -623,7 +658,8 @@ Candidate Search::find(NcclPattern pattern, bool collnet, int fewest, int most) 
     }
     return false;
   };
-  // With channels found, whether they could be faster: rings as a whole, heads to the network, trees inside the node.
+  // With channels found, whether they could be faster: rings as a whole, heads to the network,
+  // trees inside the node.
   const auto raise = [&] {
     if (speed == 0) return false;
     if (best_.pattern == NcclPattern::ring) {
@@ -684,7 +720,7 @@ std::vector<NcclGraph> nccl_graphs(NcclSystem system, const NcclSearchOptions& o
       const int gpus = algorithm == NcclAlgorithm::nvls ? 1 : static_cast<int>(system.gpus.size());
       for (int step = 0; step < gpus; ++step) {
         const int place = found.gpus[static_cast<std::size_t>(c) * system.gpus.size() + static_cast<std::size_t>(step)];
-        channel.gpus.push_back(system.nodes[static_cast<std::size_t>(system.gpus[static_cast<std::size_t>(place)])].dev);
+        channel.gpus.push_back(system.nodes[system.gpus[place]].dev);
       }
       for (std::size_t end = 0; system.several_nodes && end < 2; ++end)
         channel.nets.push_back(static_cast<int>(found.nets[static_cast<std::size_t>(c) * 2 + end]));
@@ -701,8 +737,9 @@ std::vector<NcclGraph> nccl_graphs(NcclSystem system, const NcclSearchOptions& o
     direct = search.find(NcclPattern::collnet_direct, true, 1, most_channels);
   }
   if (options.nvls && system.gpus.size() > 1) nvls = search.find(NcclPattern::nvls, false, 1, most_channels);
-  return {finished(NcclAlgorithm::ring, ring), finished(NcclAlgorithm::tree, tree), finished(NcclAlgorithm::collnet_direct, direct),
-          finished(NcclAlgorithm::collnet_chain, chain), finished(NcclAlgorithm::nvls, nvls)};
+  return {finished(NcclAlgorithm::ring, ring), finished(NcclAlgorithm::tree, tree),
+          finished(NcclAlgorithm::collnet_direct, direct), finished(NcclAlgorithm::collnet_chain, chain),
+          finished(NcclAlgorithm::nvls, nvls)};
 }
 
 }  // namespace parplan

@@ -32,7 +32,7 @@ std::vector<int>& list_of(NcclSystem& system, NcclNodeType type) {
   return system.nets;
 }
 
-NcclNode& node_at(NcclSystem& system, int node) { return system.nodes[static_cast<std::size_t>(node)]; }
+NcclNode& node_at(NcclSystem& system, int node) { return system.nodes[node]; }
 
 int add_node(NcclSystem& system, NcclNodeType type, std::int64_t id) {
   const auto node = static_cast<int>(system.nodes.size());
@@ -41,13 +41,16 @@ int add_node(NcclSystem& system, NcclNodeType type, std::int64_t id) {
   return node;
 }
 
-// Links between the same two nodes are one with their sum. Wide ones come first, equals in order of appearance.
+// Links between the same two nodes are one with their sum. Wide ones come first, equals in order of
+// appearance.
 void connect(NcclSystem& system, int from, int to, NcclDistance type, float bandwidth) {
   std::vector<NcclLink>& links = node_at(system, from).links;
-  auto link = std::find_if(links.begin(), links.end(), [&](const NcclLink& one) { return one.to == to && one.type == type; });
+  auto link =
+      std::find_if(links.begin(), links.end(), [&](const NcclLink& one) { return one.to == to && one.type == type; });
   if (link == links.end()) link = links.insert(link, NcclLink{.type = type, .bandwidth = 0.0F, .to = to});
   link->bandwidth += bandwidth;
-  for (; link != links.begin() && std::prev(link)->bandwidth < link->bandwidth; --link) std::iter_swap(link, std::prev(link));
+  for (; link != links.begin() && std::prev(link)->bandwidth < link->bandwidth; --link)
+    std::iter_swap(link, std::prev(link));
 }
 
 void connect_both(NcclSystem& system, int a, int b, NcclDistance type, float bandwidth) {
@@ -88,10 +91,11 @@ void flatten_switches(NcclSystem& system) {
   }
 }
 
-// The way up the PCIe tree last, so that ways down are tried first. What has two ways up (a NodeKind may) is sorted once.
+// The way up the PCIe tree last, so that ways down are tried first. What has two ways up (a
+// NodeKind may) is sorted once.
 void sort_links(NcclSystem& system, int node, int up, std::vector<bool>& sorted) {
-  if (sorted[static_cast<std::size_t>(node)]) return;
-  sorted[static_cast<std::size_t>(node)] = true;
+  if (sorted[node]) return;
+  sorted[node] = true;
   std::vector<NcclLink>& links = node_at(system, node).links;
   const auto found = std::find_if(links.begin(), links.end(), [&](const NcclLink& link) { return link.to == up; });
   if (found != links.end()) std::rotate(found, found + 1, links.end());
@@ -107,9 +111,17 @@ float pcie_link_bandwidth(const NcclPci& pci) {
     std::string_view speed;
     int per_80_lanes;
   };
-  constexpr std::array<Row, 11> rows = {{{"2.5 GT/s", 15}, {"5 GT/s", 30}, {"8 GT/s", 60}, {"16 GT/s", 120}, {"32 GT/s", 240},
-                                         {"2.5 GT/s PCIe", 15}, {"5.0 GT/s PCIe", 30}, {"8.0 GT/s PCIe", 60}, {"16.0 GT/s PCIe", 120},
-                                         {"32.0 GT/s PCIe", 240}, {"64.0 GT/s PCIe", 480}}};
+  constexpr std::array<Row, 11> rows = {{{"2.5 GT/s", 15},
+                                         {"5 GT/s", 30},
+                                         {"8 GT/s", 60},
+                                         {"16 GT/s", 120},
+                                         {"32 GT/s", 240},
+                                         {"2.5 GT/s PCIe", 15},
+                                         {"5.0 GT/s PCIe", 30},
+                                         {"8.0 GT/s PCIe", 60},
+                                         {"16.0 GT/s PCIe", 120},
+                                         {"32.0 GT/s PCIe", 240},
+                                         {"64.0 GT/s PCIe", 480}}};
   const auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& one) { return one.speed == pci.link_speed; });
   const int per_80_lanes = row == rows.end() ? 60 : row->per_80_lanes;
   return static_cast<float>((pci.link_width == 0 ? 16 : pci.link_width) * per_80_lanes / 80.0);
@@ -225,7 +237,8 @@ NcclSystem nccl_system(const NcclTopology& topology) {
   for (const NcclPci* pci : all)
     if (is_ranked(*pci) && pci->gpu->c2c_bandwidth > 0.0) {
       const int gpu = placed.nodes.at(pci->bus_id);
-      connect_both(system, gpu, placed.cpu_of.at(gpu), NcclDistance::chip_to_chip, static_cast<float>(pci->gpu->c2c_bandwidth));
+      connect_both(system, gpu, placed.cpu_of.at(gpu), NcclDistance::chip_to_chip,
+                   static_cast<float>(pci->gpu->c2c_bandwidth));
     }
   for (const NcclPci* pci : all)
     for (const std::int64_t peer : pci->peers) {
@@ -244,26 +257,28 @@ NcclSystem nccl_system(const NcclTopology& topology) {
 NcclSystem nccl_system(const NodeKind& node, const DeviceKind& device) {
   const auto capability = compute_capability_of(device.name);
   if (!capability)
-    throw ConfigError(fmt::format("the compute capability of device '{}' is not known, which NCCL's search starts from", device.name));
+    throw ConfigError(fmt::format("the compute capability of device '{}' is not known, which NCCL's search starts from",
+                                  device.name));
   NcclSystem system;
-  const auto vertex = [&](int v) -> const Vertex& { return node.vertices[static_cast<std::size_t>(v)]; };
+  const auto vertex = [&](int v) -> const Vertex& { return node.vertices[v]; };
   const auto count = static_cast<int>(node.vertices.size());
   const auto gigabytes = [](BytesPerSecond rate) { return static_cast<float>(rate.value / 1e9); };
 
   // Host bridges of one NUMA node are one CPU.
   std::vector<int> bridge(node.vertices.size());
   std::iota(bridge.begin(), bridge.end(), 0);
-  const std::function<int(int)> of = [&](int v) { return bridge[static_cast<std::size_t>(v)] == v ? v : of(bridge[static_cast<std::size_t>(v)]); };
+  const std::function<int(int)> of = [&](int v) { return bridge[v] == v ? v : of(bridge[v]); };
   const auto both_bridges = [&](const Link& link) {
     return vertex(link.a).kind == VertexKind::host_bridge && vertex(link.b).kind == VertexKind::host_bridge;
   };
   for (const Link& link : node.links)
-    if (both_bridges(link) && link.kind == "NODE") bridge[static_cast<std::size_t>(std::max(of(link.a), of(link.b)))] = std::min(of(link.a), of(link.b));
+    if (both_bridges(link) && link.kind == "NODE")
+      bridge[std::max(of(link.a), of(link.b))] = std::min(of(link.a), of(link.b));
 
   std::vector<int> place(node.vertices.size(), -1);
   for (std::size_t i = 0; i < node.devices.size(); ++i) {
     const auto rank = static_cast<int>(i);
-    place[static_cast<std::size_t>(node.devices[i])] = add_node(system, NcclNodeType::gpu, rank);
+    place[node.devices[i]] = add_node(system, NcclNodeType::gpu, rank);
     NcclNode& gpu = system.nodes.back();
     gpu.dev = rank;
     gpu.rank = rank;
@@ -271,22 +286,24 @@ NcclSystem nccl_system(const NodeKind& node, const DeviceKind& device) {
     gpu.direct_rdma = true;
   }
   for (int v = 0; v < count; ++v) {
-    int& here = place[static_cast<std::size_t>(v)];
+    int& here = place[v];
     switch (vertex(v).kind) {
       case VertexKind::device: break;
       case VertexKind::nvswitch: here = the_nvswitch(system); break;
       case VertexKind::pcie_switch: here = add_node(system, NcclNodeType::pcie_switch, v); break;
-      case VertexKind::host_bridge: here = of(v) == v ? add_node(system, NcclNodeType::cpu, v) : place[static_cast<std::size_t>(of(v))]; break;
+      case VertexKind::host_bridge: here = of(v) == v ? add_node(system, NcclNodeType::cpu, v) : place[of(v)]; break;
       case VertexKind::nic: here = add_node(system, NcclNodeType::nic, v); break;
-      case VertexKind::memory: throw ConfigError(fmt::format("node '{}' has no GPUs; NCCL's search is about GPUs", node.name));
+      case VertexKind::memory:
+        throw ConfigError(fmt::format("node '{}' has no GPUs; NCCL's search is about GPUs", node.name));
       case VertexKind::network: break;
     }
   }
-  const auto place_of = [&](int v) { return place[static_cast<std::size_t>(v)]; };
+  const auto place_of = [&](int v) { return place[v]; };
   float sockets = no_limit;
   int nets = 0;
   for (const Link& link : node.links) {
-    const bool nvlink = vertex(link.a).kind == VertexKind::nvswitch || vertex(link.b).kind == VertexKind::nvswitch || link.kind.starts_with("NV");
+    const bool nvlink = vertex(link.a).kind == VertexKind::nvswitch || vertex(link.b).kind == VertexKind::nvswitch ||
+                        link.kind.starts_with("NV");
     if (vertex(link.a).kind == VertexKind::network || vertex(link.b).kind == VertexKind::network) {
       const int nic = place_of(vertex(link.a).kind == VertexKind::network ? link.b : link.a);
       const int net = add_node(system, NcclNodeType::net, nets);
@@ -299,28 +316,32 @@ NcclSystem nccl_system(const NodeKind& node, const DeviceKind& device) {
     } else if (both_bridges(link)) {
       if (link.kind != "NODE") sockets = std::min(sockets, gigabytes(link.bandwidth));
     } else {
-      const NcclDistance type = nvlink ? NcclDistance::nvlink : link.kind == "C2C" ? NcclDistance::chip_to_chip : NcclDistance::one_switch;
+      const NcclDistance type = nvlink               ? NcclDistance::nvlink
+                                : link.kind == "C2C" ? NcclDistance::chip_to_chip
+                                                     : NcclDistance::one_switch;
       connect_both(system, place_of(link.a), place_of(link.b), type, gigabytes(link.bandwidth));
     }
   }
   if (system.cpus.empty()) {
-    // Each PCIe tree hangs from the CPU by its first switch; GPUs and NICs outside of trees by themselves.
+    // Each PCIe tree hangs from the CPU by its first switch; GPUs and NICs outside of trees by
+    // themselves.
     const int cpu = add_node(system, NcclNodeType::cpu, count);
-    const float pcie = device.pcie_generation == 0 ? no_limit : gigabytes(pcie_bandwidth(device.pcie_generation, device.pcie_lanes));
+    const float pcie =
+        device.pcie_generation == 0 ? no_limit : gigabytes(pcie_bandwidth(device.pcie_generation, device.pcie_lanes));
     std::vector<bool> reached(system.nodes.size());
     const std::function<void(int)> reach = [&](int from) {
-      reached[static_cast<std::size_t>(from)] = true;
+      reached[from] = true;
       for (const NcclLink& link : node_at(system, from).links)
-        if (link.type == NcclDistance::one_switch && !reached[static_cast<std::size_t>(link.to)]) reach(link.to);
+        if (link.type == NcclDistance::one_switch && !reached[link.to]) reach(link.to);
     };
     std::vector<int> roots = system.switches;
     roots.insert(roots.end(), system.gpus.begin(), system.gpus.end());
     roots.insert(roots.end(), system.nics.begin(), system.nics.end());
     for (const int root : roots) {
-      if (reached[static_cast<std::size_t>(root)]) continue;
+      if (reached[root]) continue;
       reach(root);
       connect_both(system, root, cpu, NcclDistance::one_switch, pcie);
-      reached[static_cast<std::size_t>(cpu)] = true;
+      reached[cpu] = true;
     }
   }
   finish(system, [&](int) { return sockets; });

@@ -11,8 +11,9 @@ namespace parplan {
 
 enum class NcclNodeType { gpu, pcie_switch, nvswitch, cpu, nic, net };
 
-// A way out of a node, one direction. The types are the distances local, nvlink, chip_to_chip, one_switch (any PCIe),
-// sockets and network. GB/s in single precision, as NCCL counts: its search compares what rounding leaves.
+// A way out of a node, one direction. The types are the distances local, nvlink, chip_to_chip,
+// one_switch (any PCIe), sockets and network. GB/s in single precision, as NCCL counts: its search
+// compares what rounding leaves.
 struct NcclLink {
   NcclDistance type{};
   float bandwidth = 0.0F;
@@ -43,8 +44,8 @@ struct NcclNode {
   std::uint64_t device = 0;
 };
 
-// What NCCL makes of a node before it looks for channels (src/graph/topo.cc): all NVSwitches are one, a CPU is a NUMA
-// node, Broadcom's two-level PCIe switches are flattened.
+// What NCCL makes of a node before it looks for channels (src/graph/topo.cc): all NVSwitches are
+// one, a CPU is a NUMA node, Broadcom's two-level PCIe switches are flattened.
 struct NcclSystem {
   std::vector<NcclNode> nodes;
   std::vector<int> gpus;  // in the order of the file
@@ -59,9 +60,10 @@ struct NcclSystem {
 // GPUs that have no rank are left out, as NCCL does; so are NICs without <net>.
 NcclSystem nccl_system(const NcclTopology& topology);
 
-// What NCCL would make of a node that parplan knows from elsewhere. NodeKind names no CPU: it counts as one that NCCL has
-// no rules for. Where the node has no host bridge, all PCIe ends at one CPU. ConfigError for devices of unknown compute
-// capability (nccl_import.h has the table) and for nodes without GPUs.
+// What NCCL would make of a node that parplan knows from elsewhere. NodeKind names no CPU: it
+// counts as one that NCCL has no rules for. Where the node has no host bridge, all PCIe ends at one
+// CPU. ConfigError for devices of unknown compute capability (nccl_import.h has the table) and for
+// nodes without GPUs.
 NcclSystem nccl_system(const NodeKind& node, const DeviceKind& device);
 
 }  // namespace parplan

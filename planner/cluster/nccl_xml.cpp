@@ -13,6 +13,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "planner/base/enum.h"
 #include "planner/base/text.h"
 #include "planner/base/utf8.h"
 
@@ -33,7 +34,8 @@ class Document {
     lines_.push_back(0);
     for (std::size_t i = 0; i < text.size(); ++i)
       if (text[i] == '\n') lines_.push_back(i + 1);
-    const pugi::xml_parse_result result = document_.load_buffer(text.data(), text.size(), pugi::parse_default, pugi::encoding_utf8);
+    const pugi::xml_parse_result result =
+        document_.load_buffer(text.data(), text.size(), pugi::parse_default, pugi::encoding_utf8);
     if (!result) throw ConfigError(place(static_cast<std::size_t>(std::max<std::ptrdiff_t>(result.offset, 0))),
                                    fmt::format("malformed XML: {}", lower(result.description())));
     check(document_, 0);
@@ -44,7 +46,9 @@ class Document {
     const std::ptrdiff_t offset = node.offset_debug();
     return offset < 1 ? Location{.file = file_} : place(static_cast<std::size_t>(offset - 1));
   }
-  [[noreturn]] void fail(const pugi::xml_node& node, const std::string& message) const { throw ConfigError(where(node), message); }
+  [[noreturn]] void fail(const pugi::xml_node& node, const std::string& message) const {
+    throw ConfigError(where(node), message);
+  }
   pugi::xml_node root() const { return document_.document_element(); }
   const std::string& file() const { return file_; }
 
@@ -60,21 +64,25 @@ class Document {
   }
   Location place(std::size_t offset) const {
     const auto line = std::upper_bound(lines_.begin(), lines_.end(), offset) - lines_.begin();
-    return {.file = file_, .line = static_cast<int>(line), .column = static_cast<int>(offset - lines_[static_cast<std::size_t>(line - 1)]) + 1};
+    return {.file = file_, .line = static_cast<int>(line), .column = static_cast<int>(offset - lines_[line - 1]) + 1};
   }
   // What XML forbids and pugixml lets pass, and more elements than any machine has.
   void check(const pugi::xml_node& node, int depth) {
     for (const pugi::xml_node& child : node.children()) {
       if (child.type() == pugi::node_pcdata || child.type() == pugi::node_cdata)
-        throw ConfigError(place(static_cast<std::size_t>(std::max<std::ptrdiff_t>(child.offset_debug(), 0))),
-                          fmt::format("text inside <{}>: '{}'; expected elements only", node.name(), first_line(child.value())));
+        throw ConfigError(
+            place(static_cast<std::size_t>(std::max<std::ptrdiff_t>(child.offset_debug(), 0))),
+            fmt::format("text inside <{}>: '{}'; expected elements only", node.name(), first_line(child.value())));
       if (child.type() != pugi::node_element) continue;
-      if (depth == 0 && child != root()) fail(child, fmt::format("a second <{}> after the first element; expected one", child.name()));
+      if (depth == 0 && child != root())
+        fail(child, fmt::format("a second <{}> after the first element; expected one", child.name()));
       if (++elements_ > most_elements) fail(child, fmt::format("more than {} elements", most_elements));
-      if (depth > deepest_pci) fail(child, fmt::format("<{}> is nested deeper than {} elements", child.name(), deepest_pci));
+      if (depth > deepest_pci)
+        fail(child, fmt::format("<{}> is nested deeper than {} elements", child.name(), deepest_pci));
       std::set<std::string_view> names;
       for (const pugi::xml_attribute& attribute : child.attributes())
-        if (!names.insert(attribute.name()).second) fail(child, fmt::format("<{}> has '{}' twice", child.name(), attribute.name()));
+        if (!names.insert(attribute.name()).second)
+          fail(child, fmt::format("<{}> has '{}' twice", child.name(), attribute.name()));
       check(child, depth + 1);
     }
   }
@@ -97,7 +105,8 @@ std::string required_text(const Document& document, const pugi::xml_node& node, 
   return *text;
 }
 
-// A whole number as NCCL reads it: decimal, or hexadecimal after 0x; `base` 16 where it may do without the 0x.
+// A whole number as NCCL reads it: decimal, or hexadecimal after 0x; `base` 16 where it may do
+// without the 0x.
 template <typename Integer>
 std::optional<Integer> whole_number(std::string_view text, int base = 10) {
   if (text.starts_with("0x") || text.starts_with("0X")) {
@@ -121,8 +130,9 @@ std::optional<int> optional_int(const Document& document, const pugi::xml_node& 
   const auto value = whole_number<int>(*text);
   if (!value || *value < range.least || *value > range.most)
     document.fail(node, fmt::format("<{}> has {}=\"{}\"; expected a whole number {}", node.name(), key, *text,
-                                    range.most == std::numeric_limits<int>::max() ? fmt::format("from {} on", range.least)
-                                                                                  : fmt::format("from {} to {}", range.least, range.most)));
+                                    range.most == std::numeric_limits<int>::max()
+                                        ? fmt::format("from {} on", range.least)
+                                        : fmt::format("from {} to {}", range.least, range.most)));
   return value;
 }
 
@@ -140,11 +150,14 @@ float required_float(const Document& document, const pugi::xml_node& node, const
   return value;
 }
 
-std::optional<std::uint64_t> optional_hexadecimal(const Document& document, const pugi::xml_node& node, const char* key) {
+std::optional<std::uint64_t> optional_hexadecimal(const Document& document, const pugi::xml_node& node,
+                                                  const char* key) {
   const auto text = text_of(node, key);
   if (!text) return std::nullopt;
   const auto value = whole_number<std::uint64_t>(*text, 16);
-  if (!value) document.fail(node, fmt::format("<{}> has {}=\"{}\"; expected a hexadecimal number of at most 64 bits", node.name(), key, *text));
+  if (!value)
+    document.fail(node, fmt::format("<{}> has {}=\"{}\"; expected a hexadecimal number of at most 64 bits", node.name(),
+                                    key, *text));
   return value;
 }
 
@@ -155,18 +168,22 @@ std::int64_t bus_id_of(const Document& document, const pugi::xml_node& node, con
   for (const char c : text)
     if (c != ':' && c != '.') digits += c;
   const auto value = whole_number<std::uint64_t>(digits, 16);
-  const auto separators = static_cast<std::size_t>(std::count(text.begin(), text.end(), ':') + std::count(text.begin(), text.end(), '.'));
+  const auto separators =
+      static_cast<std::size_t>(std::count(text.begin(), text.end(), ':') + std::count(text.begin(), text.end(), '.'));
   if (!value || digits.size() > 15 || digits.find_first_of("xX") != std::string::npos || separators < 2)
-    document.fail(node, fmt::format("<{}> has {}=\"{}\"; expected a PCI bus id such as 0000:83:00.0", node.name(), key, text));
+    document.fail(
+        node, fmt::format("<{}> has {}=\"{}\"; expected a PCI bus id such as 0000:83:00.0", node.name(), key, text));
   return static_cast<std::int64_t>(*value);
 }
 
 // What NCCL leaves out, so do we; said in the notes, as it may be a slip of the pen.
-void note_unknown(const Document& document, const pugi::xml_node& node, const std::vector<std::string>& known, std::vector<std::string>& notes) {
+void note_unknown(const Document& document, const pugi::xml_node& node, const std::vector<std::string>& known,
+                  std::vector<std::string>& notes) {
   for (const pugi::xml_node& child : node.children()) {
-    if (child.type() != pugi::node_element || std::find(known.begin(), known.end(), child.name()) != known.end()) continue;
-    notes.push_back(fmt::format("<{}> in <{}> (line {}) left out, as NCCL does{}", child.name(), node.name(), document.where(child).line,
-                                did_you_mean(child.name(), known)));
+    if (child.type() != pugi::node_element || std::find(known.begin(), known.end(), child.name()) != known.end())
+      continue;
+    notes.push_back(fmt::format("<{}> in <{}> (line {}) left out, as NCCL does{}", child.name(), node.name(),
+                                document.where(child).line, did_you_mean(child.name(), known)));
   }
 }
 
@@ -175,18 +192,22 @@ int class_of(const Document& document, const pugi::xml_node& node, const char* k
   // /sys has six digits; NCCL itself writes "0x03" and "0x02" where it could not look.
   const auto value = whole_number<int>(text);
   if (!value || !text.starts_with("0x") || text.size() > 8 || text.size() % 2 != 0)
-    document.fail(node, fmt::format("<{}> has {}=\"{}\"; expected a PCI class such as 0x030200", node.name(), key, text));
+    document.fail(node,
+                  fmt::format("<{}> has {}=\"{}\"; expected a PCI class such as 0x030200", node.name(), key, text));
   return *value << 4 * (8 - static_cast<int>(text.size()));
 }
 
 // 16 bits of the device's id. The file may lack them.
 std::uint64_t id_part(const Document& document, const pugi::xml_node& node, const char* key) {
   const auto value = optional_hexadecimal(document, node, key);
-  if (value && *value > 0xffff) document.fail(node, fmt::format("<{}> has {}=\"{}\"; expected at most 0xffff", node.name(), key, *text_of(node, key)));
+  if (value && *value > 0xffff)
+    document.fail(node,
+                  fmt::format("<{}> has {}=\"{}\"; expected at most 0xffff", node.name(), key, *text_of(node, key)));
   return value.value_or(0);
 }
 
-constexpr std::array<std::string_view, 6> gigatransfers = {"2.5", "5", "8", "16", "32", "64"};  // per second, of PCIe's generations
+constexpr std::array<std::string_view, 6> gigatransfers = {"2.5", "5",  "8",
+                                                           "16",  "32", "64"};  // per second, of PCIe's generations
 
 // As Linux and NCCL write it: "16 GT/s", "16.0 GT/s PCIe".
 std::optional<int> generation_of(std::string_view speed) {
@@ -199,7 +220,9 @@ std::optional<int> generation_of(std::string_view speed) {
   }
   return std::nullopt;
 }
-bool is_unknown_speed(std::string_view speed) { return speed.empty() || speed.starts_with("Unknown") || speed.starts_with("unknown"); }
+bool is_unknown_speed(std::string_view speed) {
+  return speed.empty() || speed.starts_with("Unknown") || speed.starts_with("unknown");
+}
 
 NcclNet read_net(const Document& document, const pugi::xml_node& node) {
   NcclNet net;
@@ -242,7 +265,9 @@ NcclGpu read_gpu(const Document& document, const pugi::xml_node& node, std::vect
   gpu.compute_capability = required_int(document, node, "sm", {10, 1000});
   gpu.direct_rdma = optional_int(document, node, "gdr", {0, 1}).value_or(0) == 1;
   if (node.attribute("mlopart"))
-    document.fail(node, "<gpu> with 'mlopart' is a part of a GPU; parplan plans for whole ones: capture the topology with GPUs that are not split");
+    document.fail(node,
+                  "<gpu> with 'mlopart' is a part of a GPU; parplan plans for whole ones: capture the topology with "
+                  "GPUs that are not split");
   for (const pugi::xml_node& child : node.children("nvlink")) {
     NcclNvlink link;
     link.where = document.where(child);
@@ -253,7 +278,8 @@ NcclGpu read_gpu(const Document& document, const pugi::xml_node& node, std::vect
     gpu.nvlinks.push_back(std::move(link));
   }
   for (const pugi::xml_node& child : node.children("c2c"))
-    gpu.c2c_bandwidth += static_cast<double>(required_int(document, child, "bw", {1, 1 << 30})) * required_int(document, child, "count", {1, 1024}) / 1000.0;
+    gpu.c2c_bandwidth += static_cast<double>(required_int(document, child, "bw", {1, 1 << 30})) *
+                         required_int(document, child, "count", {1, 1024}) / 1000.0;
   return gpu;
 }
 
@@ -268,7 +294,8 @@ NcclPci read_pci(const Document& document, const pugi::xml_node& node, std::vect
                id_part(document, node, "subsystem_vendor") << 16 | id_part(document, node, "subsystem_device");
   pci.link_speed = text_of(node, "link_speed").value_or("");
   if (!is_unknown_speed(pci.link_speed) && !generation_of(pci.link_speed))
-    document.fail(node, fmt::format("<pci> has link_speed=\"{}\"; expected 2.5, 5, 8, 16, 32 or 64 GT/s, such as \"16.0 GT/s PCIe\", or \"\" where not known",
+    document.fail(node, fmt::format("<pci> has link_speed=\"{}\"; expected 2.5, 5, 8, 16, 32 or 64 GT/s, such as "
+                                    "\"16.0 GT/s PCIe\", or \"\" where not known",
                                     pci.link_speed));
   const std::string width = text_of(node, "link_width").value_or("");
   // 255 is what Linux says for a width that it does not know (PCI_LNK_WIDTH_UNKNOWN).
@@ -276,18 +303,25 @@ NcclPci read_pci(const Document& document, const pugi::xml_node& node, std::vect
     pci.link_width = *optional_int(document, node, "link_width", {0, 255});
     constexpr std::array<int, 9> widths = {0, 1, 2, 4, 8, 12, 16, 32, 255};
     if (std::find(widths.begin(), widths.end(), pci.link_width) == widths.end())
-      document.fail(node, fmt::format("<pci> has link_width=\"{}\"; PCIe links have 1, 2, 4, 8, 12, 16 or 32 lanes, 0 where not known", width));
+      document.fail(
+          node,
+          fmt::format("<pci> has link_width=\"{}\"; PCIe links have 1, 2, 4, 8, 12, 16 or 32 lanes, 0 where not known",
+                      width));
   }
   for (const pugi::xml_node& child : node.children("gpu")) {
-    if (pci.gpu) document.fail(child, "a second <gpu> in one PCI device is a GPU that ranks share; parplan gives each rank its own");
+    if (pci.gpu)
+      document.fail(child,
+                    "a second <gpu> in one PCI device is a GPU that ranks share; parplan gives each rank its own");
     pci.gpu = read_gpu(document, child, notes);
   }
   if (pci.gpu && !pci.pci_class) pci.pci_class = 0x030000;
   if (pci.gpu && !pci.is_gpu())
-    document.fail(node, fmt::format("<pci> has a <gpu> but class=\"{}\", which is no GPU's; those begin with 0x03", *text_of(node, "class")));
+    document.fail(node, fmt::format("<pci> has a <gpu> but class=\"{}\", which is no GPU's; those begin with 0x03",
+                                    *text_of(node, "class")));
   if (const pugi::xml_node nic = node.child("nic")) read_nic(document, nic, pci, notes);
   if (pci.gpu && pci.has_nic) document.fail(node, "<pci> has a <gpu> and a <nic>; a device is one of them");
-  for (const pugi::xml_node& child : node.children("pcilink")) pci.peers.push_back(bus_id_of(document, child, "target"));
+  for (const pugi::xml_node& child : node.children("pcilink"))
+    pci.peers.push_back(bus_id_of(document, child, "target"));
   for (const pugi::xml_node& child : node.children("pci")) {
     if (pci.is_gpu() || pci.is_nic() || pci.pci_class.value_or(0) >> 8 == nvswitch_class >> 8)
       document.fail(child, "<pci> inside of a GPU, NIC or NVSwitch; only bridges have devices behind them");
@@ -332,14 +366,16 @@ void collect(std::vector<Pci*>& all, auto& children) {
   }
 }
 
-// Where the file does not say what an NVLink leads to: a device of the file, or an NVSwitch that the machine hides.
+// Where the file does not say what an NVLink leads to: a device of the file, or an NVSwitch that
+// the machine hides.
 void find_targets(NcclTopology& topology) {
   const std::vector<NcclPci*> all = pci_devices(topology);
   for (NcclPci* pci : all)
     if (pci->gpu)
       for (NcclNvlink& link : pci->gpu->nvlinks) {
         if (link.target_class != 0) continue;
-        const auto target = std::find_if(all.begin(), all.end(), [&](const NcclPci* one) { return one->bus_id == link.target; });
+        const auto target =
+            std::find_if(all.begin(), all.end(), [&](const NcclPci* one) { return one->bus_id == link.target; });
         link.target_class = target == all.end() ? nvswitch_class : (*target)->pci_class.value_or(nvswitch_class);
       }
 }
@@ -347,15 +383,19 @@ void find_targets(NcclTopology& topology) {
 // What no machine has: two of one bus id, rank or NVML number, NVLinks to what is no GPU.
 void check_topology(const Document& document, const NcclTopology& topology) {
   const auto fail = [](const Location& where, const std::string& message) { throw ConfigError(where, message); };
-  if (topology.cpus.size() > most_cpus) fail(topology.cpus[most_cpus].where, fmt::format("more than {} <cpu>", most_cpus));
+  if (topology.cpus.size() > most_cpus)
+    fail(topology.cpus[most_cpus].where, fmt::format("more than {} <cpu>", most_cpus));
   for (std::size_t i = 0; i < topology.cpus.size(); ++i)
     for (std::size_t j = 0; j < i; ++j) {
       const NcclCpu& a = topology.cpus[j];
       const NcclCpu& b = topology.cpus[i];
       if (a.host != b.host)
-        fail(b.where, fmt::format("a second host (host_hash of the <cpu> in line {} is another); parplan reads one node from a file and repeats it "
-                                  "by --nodes: keep the <cpu> elements of one host", a.where.line));
-      if (a.numa == b.numa) fail(b.where, fmt::format("a second <cpu> with numaid {}; the first is line {}", b.numa, a.where.line));
+        fail(b.where, fmt::format("a second host (host_hash of the <cpu> in line {} is another); parplan reads one "
+                                  "node from a file and repeats it "
+                                  "by --nodes: keep the <cpu> elements of one host",
+                                  a.where.line));
+      if (a.numa == b.numa)
+        fail(b.where, fmt::format("a second <cpu> with numaid {}; the first is line {}", b.numa, a.where.line));
     }
   std::map<std::int64_t, const NcclPci*> by_bus_id;
   std::map<int, const NcclGpu*> by_rank;
@@ -363,29 +403,37 @@ void check_topology(const Document& document, const NcclTopology& topology) {
   const std::vector<const NcclPci*> all = pci_devices(topology);
   for (const NcclPci* pci : all) {
     if (const auto [known, fresh] = by_bus_id.try_emplace(pci->bus_id, pci); !fresh)
-      fail(pci->where, fmt::format("a second <pci> with busid {}; the first is line {}", pci->bus_name, known->second->where.line));
+      fail(pci->where,
+           fmt::format("a second <pci> with busid {}; the first is line {}", pci->bus_name, known->second->where.line));
     if (!pci->gpu) continue;
     const NcclGpu& gpu = *pci->gpu;
     if (const auto [known, fresh] = by_dev.try_emplace(gpu.dev, &gpu); !fresh)
-      fail(gpu.where, fmt::format("a second <gpu> with dev {}; the first is line {}", gpu.dev, known->second->where.line));
+      fail(gpu.where,
+           fmt::format("a second <gpu> with dev {}; the first is line {}", gpu.dev, known->second->where.line));
     if (!gpu.rank) continue;
     if (const auto [known, fresh] = by_rank.try_emplace(*gpu.rank, &gpu); !fresh)
-      fail(gpu.where, fmt::format("a second <gpu> with rank {}; the first is line {}", *gpu.rank, known->second->where.line));
+      fail(gpu.where,
+           fmt::format("a second <gpu> with rank {}; the first is line {}", *gpu.rank, known->second->where.line));
   }
   for (const NcclPci* pci : all) {
     for (const NcclNvlink& link : pci->gpu ? pci->gpu->nvlinks : std::vector<NcclNvlink>{}) {
       const auto target = by_bus_id.find(link.target);
       const int high = link.target_class >> 16;
       if (high != 0x03 && link.target_class >> 8 != 0x0680)
-        fail(link.where, fmt::format("<nvlink> to class 0x{:06x}; expected a GPU (0x03....), an NVSwitch (0x068000) or a CPU (0x068001)", link.target_class));
+        fail(link.where,
+             fmt::format(
+                 "<nvlink> to class 0x{:06x}; expected a GPU (0x03....), an NVSwitch (0x068000) or a CPU (0x068001)",
+                 link.target_class));
       if (target == by_bus_id.end()) continue;
       const bool to_gpu = high == 0x03;
       if (to_gpu && !target->second->is_gpu())
-        fail(link.where, fmt::format("<nvlink> to {}, which is no GPU (line {})", link.target_name, target->second->where.line));
+        fail(link.where,
+             fmt::format("<nvlink> to {}, which is no GPU (line {})", link.target_name, target->second->where.line));
       if (!to_gpu && target->second->is_gpu())
-        fail(link.where, fmt::format("<nvlink> to {} says class 0x{:06x}, but that is a GPU (line {})", link.target_name, link.target_class,
-                                     target->second->where.line));
-      if (!to_gpu || target->second == pci || !pci->gpu->rank || !target->second->gpu || !target->second->gpu->rank) continue;
+        fail(link.where, fmt::format("<nvlink> to {} says class 0x{:06x}, but that is a GPU (line {})",
+                                     link.target_name, link.target_class, target->second->where.line));
+      if (!to_gpu || target->second == pci || !pci->gpu->rank || !target->second->gpu || !target->second->gpu->rank)
+        continue;
       // All links between two GPUs are seen from both ends.
       const auto count = [](const NcclGpu& from, std::int64_t to) {
         int sum = 0;
@@ -395,8 +443,8 @@ void check_topology(const Document& document, const NcclTopology& topology) {
       };
       const NcclGpu& other = *target->second->gpu;
       if (count(*pci->gpu, link.target) != count(other, pci->bus_id))
-        fail(link.where, fmt::format("{} NVLinks from {} to {}, but {} back (line {})", count(*pci->gpu, link.target), pci->bus_name, link.target_name,
-                                     count(other, pci->bus_id), other.where.line));
+        fail(link.where, fmt::format("{} NVLinks from {} to {}, but {} back (line {})", count(*pci->gpu, link.target),
+                                     pci->bus_name, link.target_name, count(other, pci->bus_id), other.where.line));
     }
     for (const std::int64_t peer : pci->peers)
       if (peer == pci->bus_id) fail(pci->where, fmt::format("<pcilink> from {} to itself", pci->bus_name));
@@ -409,7 +457,8 @@ void check_topology(const Document& document, const NcclTopology& topology) {
         const auto [known, fresh] = nets.try_emplace(net.dev, &net, !child.bus_name.empty());
         const bool same = !known->second.second && child.bus_name.empty() && known->second.first->name == net.name;
         if (!fresh && !same)
-          fail(net.where, fmt::format("a second <net> with dev {}; the first is line {}", net.dev, known->second.first->where.line));
+          fail(net.where, fmt::format("a second <net> with dev {}; the first is line {}", net.dev,
+                                      known->second.first->where.line));
       }
       self(self, child.children);
     }
@@ -418,7 +467,8 @@ void check_topology(const Document& document, const NcclTopology& topology) {
   if (topology.cpus.empty()) fail(document.where(document.root()), "<system> has no <cpu>; expected NCCL's topology");
 }
 
-constexpr std::array<const char*, 12> distance_names = {"LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "NET", "DIS"};
+constexpr std::array<const char*, 12> distance_names = {"LOC", "NVL", "NVB", "C2C", "PIX", "PXB",
+                                                        "P2C", "PXN", "PHB", "SYS", "NET", "DIS"};
 constexpr std::array<const char*, 5> algorithm_names = {"ring", "tree", "collnet chain", "nvls", "collnet direct"};
 
 NcclDistance distance_of(const Document& document, const pugi::xml_node& node, const char* key) {
@@ -434,14 +484,15 @@ NcclDistance distance_of(const Document& document, const pugi::xml_node& node, c
 int device_of(const Document& document, const pugi::xml_node& node) {
   const std::string text = required_text(document, node, "dev");
   const auto value = whole_number<int>(text, 16);
-  if (!value || *value < 0) document.fail(node, fmt::format("<{}> has dev=\"{}\"; expected a hexadecimal number", node.name(), text));
+  if (!value || *value < 0)
+    document.fail(node, fmt::format("<{}> has dev=\"{}\"; expected a hexadecimal number", node.name(), text));
   return *value;
 }
 
 }  // namespace
 
-const char* name(NcclDistance distance) { return distance_names[static_cast<std::size_t>(distance)]; }
-const char* name(NcclAlgorithm algorithm) { return algorithm_names[static_cast<std::size_t>(algorithm)]; }
+const char* name(NcclDistance distance) { return distance_names[index_of(distance)]; }
+const char* name(NcclAlgorithm algorithm) { return algorithm_names[index_of(algorithm)]; }
 
 bool is_xml(const std::string& text) {
   std::string_view rest = text;
@@ -454,8 +505,10 @@ NcclTopology read_nccl_topology(const std::string& text, const std::string& file
   const Document document(text, file_name);
   const pugi::xml_node root = document.root();
   const std::string_view element = root.name();
-  constexpr const char* wanted = "expected NCCL's topology (<system>), which NCCL writes to the file named by NCCL_TOPO_DUMP_FILE";
-  if (element == "graphs") document.fail(root, fmt::format("found NCCL's graphs (<graphs>: rings and trees); {}", wanted));
+  constexpr const char* wanted =
+      "expected NCCL's topology (<system>), which NCCL writes to the file named by NCCL_TOPO_DUMP_FILE";
+  if (element == "graphs")
+    document.fail(root, fmt::format("found NCCL's graphs (<graphs>: rings and trees); {}", wanted));
   if (element == "topology") document.fail(root, fmt::format("found hwloc's topology (<topology>); {}", wanted));
   if (element != "system") document.fail(root, fmt::format("found <{}>; {}", element, wanted));
   if (const int version = required_int(document, root, "version", {}); version != 1)
@@ -463,7 +516,8 @@ NcclTopology read_nccl_topology(const std::string& text, const std::string& file
   NcclTopology topology;
   topology.file = file_name;
   note_unknown(document, root, {"cpu"}, topology.notes);
-  for (const pugi::xml_node& child : root.children("cpu")) topology.cpus.push_back(read_cpu(document, child, topology.notes));
+  for (const pugi::xml_node& child : root.children("cpu"))
+    topology.cpus.push_back(read_cpu(document, child, topology.notes));
   find_targets(topology);
   check_topology(document, topology);
   return topology;
@@ -473,7 +527,9 @@ std::vector<NcclGraph> read_nccl_graphs(const std::string& text, const std::stri
   const Document document(text, file_name);
   const pugi::xml_node root = document.root();
   if (std::string_view(root.name()) != "graphs")
-    document.fail(root, fmt::format("found <{}>; expected NCCL's graphs (<graphs>), which NCCL writes to the file named by NCCL_GRAPH_DUMP_FILE", root.name()));
+    document.fail(root, fmt::format("found <{}>; expected NCCL's graphs (<graphs>), which NCCL writes to the file "
+                                    "named by NCCL_GRAPH_DUMP_FILE",
+                                    root.name()));
   if (const int version = required_int(document, root, "version", {}); version != 1)
     document.fail(root, fmt::format("<graphs> has version=\"{}\"; NCCL and parplan read version 1", version));
   std::vector<NcclGraph> graphs;
@@ -542,7 +598,10 @@ double inter_cpu_bandwidth(const NcclCpu& cpu) {
     if (cpu.vendor == CpuVendor::zhaoxin) return cpu.family == 7 && cpu.model == 0x5b ? 9.0 : 6.0;
     if (cpu.vendor == CpuVendor::intel) {
       const int model = cpu.family == 6 ? cpu.model : 0;
-      return model >= 0xcf ? 40.0 : model >= 0x8f ? 22.0 : model >= 0x55 ? 10.0 : 6.0;  // Emerald Rapids, Sapphire Rapids, Skylake, Broadwell
+      return model >= 0xcf   ? 40.0
+             : model >= 0x8f ? 22.0
+             : model >= 0x55 ? 10.0
+                             : 6.0;  // Emerald Rapids, Sapphire Rapids, Skylake, Broadwell
     }
   }
   return 5000.0;

@@ -10,9 +10,10 @@
 
 namespace parplan {
 
-// NCCL's topology files (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE) as they stand, checked element by element: the format of
-// NVIDIA/nccl src/graph/xml.cc and topo.cc at 5067397c. Two kinds are about: what NCCL captured on a machine, and what
-// cloud vendors ship for NCCL to complete on theirs, without <gpu>, <nvlink> and <net>.
+// NCCL's topology files (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE) as they stand, checked element by
+// element: the format of NVIDIA/nccl src/graph/xml.cc and topo.cc at 5067397c. Two kinds are about:
+// what NCCL captured on a machine, and what cloud vendors ship for NCCL to complete on theirs,
+// without <gpu>, <nvlink> and <net>.
 
 struct NcclNvlink {
   std::int64_t target = 0;  // bus id
@@ -89,8 +90,8 @@ struct NcclTopology {
 // Whether the text begins as XML does.
 bool is_xml(const std::string& text);
 
-// ConfigError with file:line:column for what is no topology file of NCCL or contradicts itself; for other XML that is
-// about topologies it says what it is.
+// ConfigError with file:line:column for what is no topology file of NCCL or contradicts itself; for
+// other XML that is about topologies it says what it is.
 NcclTopology read_nccl_topology(const std::string& text, const std::string& file_name);
 
 // NCCL's graph files (NCCL_GRAPH_FILE, NCCL_GRAPH_DUMP_FILE), in the order of the file.
@@ -103,8 +104,9 @@ std::vector<NcclPci*> pci_devices(NcclTopology& topology);
 // 1 to 6 for "2.5 GT/s" to "64.0 GT/s PCIe"; nothing for "" and "Unknown speed".
 std::optional<int> pcie_generation(const std::string& link_speed);
 
-// Broadcom's Gen4 and Gen5 switches show as two levels although each port has its full rate, so NCCL takes the second into
-// the first: the generation of such a switch by its ids, 0 for others. Level 0 is the upper one.
+// Broadcom's Gen4 and Gen5 switches show as two levels although each port has its full rate, so
+// NCCL takes the second into the first: the generation of such a switch by its ids, 0 for others.
+// Level 0 is the upper one.
 int broadcom_generation(std::uint64_t device, int level);
 
 // What NCCL counts on, in GB/s one way (src/graph/topo.h, topo.cc).

@@ -18,7 +18,7 @@ int smaller(int a, int b) { return a < b ? a : b; }
 BytesPerSecond pcie_bandwidth(int generation, int lanes) {
   constexpr std::array<double, 6> per_80_lanes = {15e9, 30e9, 60e9, 120e9, 240e9, 480e9};
   PARPLAN_ASSERT(generation >= 1 && generation <= 6 && lanes >= 1, fmt::format("PCIe {} x{}", generation, lanes));
-  return BytesPerSecond(lanes * per_80_lanes[static_cast<std::size_t>(generation - 1)] / 80.0);
+  return BytesPerSecond(lanes * per_80_lanes[generation - 1] / 80.0);
 }
 
 int add_vertex(NodeKind& node, std::string name, VertexKind kind) {
@@ -36,7 +36,8 @@ std::optional<std::string> problem_with(const NodeLayout& layout, const DeviceKi
   const bool nvlink = layout.intra == Intra::nvswitch || layout.intra == Intra::nvlink_mesh;
   if (nvlink && !layout.bandwidth && device.nvlinks == 0)
     return fmt::format("device '{}' has no NVLink; write the links' 'bandwidth'", device.name);
-  if (layout.intra == Intra::nvlink_mesh && !layout.bandwidth && layout.devices > 1 && device.nvlinks % (layout.devices - 1) != 0)
+  if (layout.intra == Intra::nvlink_mesh && !layout.bandwidth && layout.devices > 1 &&
+      device.nvlinks % (layout.devices - 1) != 0)
     return fmt::format("{} NVLinks of device '{}' do not divide evenly over {} others; write the links' 'bandwidth'",
                        device.nvlinks, device.name, layout.devices - 1);
   if (layout.intra == Intra::pcie && !layout.bandwidth && device.pcie_generation == 0)
@@ -47,8 +48,9 @@ std::optional<std::string> problem_with(const NodeLayout& layout, const DeviceKi
   if (device.pcie_generation == 0) return fmt::format("device '{}' has no PCIe to reach NICs by", device.name);
   const int few = smaller(layout.devices, layout.nics->count);
   if (layout.devices % few != 0 || layout.nics->count % few != 0)
-    return fmt::format("{} NICs cannot be shared evenly by {} devices; one number must divide the other, or write vertices and links",
-                       layout.nics->count, layout.devices);
+    return fmt::format(
+        "{} NICs cannot be shared evenly by {} devices; one number must divide the other, or write vertices and links",
+        layout.nics->count, layout.devices);
   return std::nullopt;
 }
 
@@ -58,7 +60,8 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
   NodeKind node;
   node.name = layout.name;
   const bool cores = layout.intra == Intra::memory;
-  for (int i = 0; i < layout.devices; ++i) add_vertex(node, fmt::format("{}{}", cores ? "core" : "GPU", i), VertexKind::device);
+  for (int i = 0; i < layout.devices; ++i)
+    add_vertex(node, fmt::format("{}{}", cores ? "core" : "GPU", i), VertexKind::device);
   const int links = device.nvlinks;
   const BytesPerSecond per_link = device.nvlink_per_link_reached;
   int host_bridge = -1;
@@ -66,8 +69,8 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
     const int per_pair = layout.devices > 1 ? links / (layout.devices - 1) : links;
     for (int i = 0; i < layout.devices; ++i)
       for (int j = i + 1; j < layout.devices; ++j)
-        add_link(node, i, j, layout.bandwidth.value_or(per_link * per_pair), layout.latency.value_or(nvlink_hop_latency),
-                 per_pair > 0 ? fmt::format("NV{}", per_pair) : "NVLink");
+        add_link(node, i, j, layout.bandwidth.value_or(per_link * per_pair),
+                 layout.latency.value_or(nvlink_hop_latency), per_pair > 0 ? fmt::format("NV{}", per_pair) : "NVLink");
   } else {
     struct Star {
       const char* name;
@@ -87,7 +90,8 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
     const int center = add_vertex(node, star.name, star.kind);
     if (pcie) host_bridge = center;
     for (int i = 0; i < layout.devices; ++i)
-      add_link(node, i, center, layout.bandwidth.value_or(star.bandwidth), layout.latency.value_or(star.hop) / 2.0, star.link);
+      add_link(node, i, center, layout.bandwidth.value_or(star.bandwidth), layout.latency.value_or(star.hop) / 2.0,
+               star.link);
   }
   if (!layout.nics) return node;
 
@@ -103,7 +107,7 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
   }
   for (int n = 0; n < count; ++n) {
     const int nic = add_vertex(node, fmt::format("NIC{}", n), VertexKind::nic);
-    const int near = host_bridge >= 0 ? host_bridge : pcie_switches[static_cast<std::size_t>(n / (count / switches))];
+    const int near = host_bridge >= 0 ? host_bridge : pcie_switches[n / (count / switches)];
     add_link(node, near, nic, pcie, pcie_link_latency, "PCIe");
     add_link(node, nic, network, layout.nics->line_rate * nic_reached_share, Seconds(0.0), "network");
   }
@@ -114,7 +118,7 @@ NodeKind with_devices(const NodeKind& node, const std::vector<int>& devices) {
   NodeKind part;
   part.name = node.name;
   std::vector<int> kept;
-  for (const int device : devices) kept.push_back(node.devices[static_cast<std::size_t>(device)]);
+  for (const int device : devices) kept.push_back(node.devices[device]);
   std::vector<int> place(node.vertices.size(), -1);
   for (std::size_t v = 0; v < node.vertices.size(); ++v) {
     const bool is_device = node.vertices[v].kind == VertexKind::device;
@@ -122,10 +126,10 @@ NodeKind with_devices(const NodeKind& node, const std::vector<int>& devices) {
     place[v] = static_cast<int>(part.vertices.size());
     part.vertices.push_back(node.vertices[v]);
   }
-  for (const int device : kept) part.devices.push_back(place[static_cast<std::size_t>(device)]);
+  for (const int device : kept) part.devices.push_back(place[device]);
   for (Link link : node.links) {
-    link.a = place[static_cast<std::size_t>(link.a)];
-    link.b = place[static_cast<std::size_t>(link.b)];
+    link.a = place[link.a];
+    link.b = place[link.b];
     if (link.a >= 0 && link.b >= 0) part.links.push_back(link);
   }
   return part;
@@ -135,7 +139,8 @@ NodeKind first_devices(const NodeKind& node, int devices) {
   std::vector<int> first(static_cast<std::size_t>(devices));
   std::iota(first.begin(), first.end(), 0);
   NodeKind part = with_devices(node, first);
-  if (node.devices_per_machine && *node.devices_per_machine < devices) part.devices_per_machine = node.devices_per_machine;
+  if (node.devices_per_machine && *node.devices_per_machine < devices)
+    part.devices_per_machine = node.devices_per_machine;
   return part;
 }
 

@@ -7,13 +7,14 @@
 namespace parplan {
 namespace {
 
-// How often each pair's links hold the narrowest link's rate, by positions in `members`; 0 for pairs without a link of their own.
+// How often each pair's links hold the narrowest link's rate, by positions in `members`; 0 for
+// pairs without a link of their own.
 using Rooms = std::vector<std::vector<int>>;
 
 Rooms rooms_between(const NodeRoutes& routes, const std::vector<int>& members) {
   const std::size_t count = members.size();
   const auto bandwidth = [&](std::size_t a, std::size_t b) {
-    const Path& path = routes.between[static_cast<std::size_t>(members[a])][static_cast<std::size_t>(members[b])];
+    const Path& path = routes.between[members[a]][members[b]];
     return a != b && path.arcs.size() == 1 ? path.bandwidth.value : 0.0;
   };
   double narrowest = std::numeric_limits<double>::infinity();
@@ -22,7 +23,8 @@ Rooms rooms_between(const NodeRoutes& routes, const std::vector<int>& members) {
       if (bandwidth(a, b) > 0.0) narrowest = std::min(narrowest, bandwidth(a, b));
   Rooms rooms(count, std::vector<int>(count, 0));
   for (std::size_t a = 0; a < count; ++a)
-    for (std::size_t b = 0; b < count; ++b) rooms[a][b] = static_cast<int>(std::floor(bandwidth(a, b) / narrowest * (1.0 + 1e-9)));
+    for (std::size_t b = 0; b < count; ++b)
+      rooms[a][b] = static_cast<int>(std::floor(bandwidth(a, b) / narrowest * (1.0 + 1e-9)));
   return rooms;
 }
 
@@ -33,7 +35,8 @@ bool all_equal(const Rooms& rooms) {
   return true;
 }
 
-// All rings from position 0 on, of two that differ in direction alone one behind the other. Stops behind `most_rings`.
+// All rings from position 0 on, of two that differ in direction alone one behind the other. Stops
+// behind `most_rings`.
 class RingFinder {
  public:
   explicit RingFinder(const Rooms& rooms) : rooms_(rooms), visited_(rooms.size(), false) {
@@ -69,11 +72,13 @@ class RingFinder {
   std::vector<bool> visited_;
 };
 
-// The most of `rings` for which there is room, each any number of times, by trying those on the roomiest links first; the best so far where
-// it takes too long.
+// The most of `rings` for which there is room, each any number of times, by trying those on the
+// roomiest links first; the best so far where it takes too long.
 class Packing {
  public:
-  Packing(const std::vector<std::vector<std::size_t>>& rings, Rooms rooms) : rings_(rings), rooms_(std::move(rooms)) { add(); }
+  Packing(const std::vector<std::vector<std::size_t>>& rings, Rooms rooms) : rings_(rings), rooms_(std::move(rooms)) {
+    add();
+  }
   std::vector<std::size_t> best;
 
  private:
@@ -91,7 +96,9 @@ class Packing {
     }
     return static_cast<std::size_t>(least);
   }
-  int& room(const std::vector<std::size_t>& ring, std::size_t hop) { return rooms_[ring[hop]][ring[(hop + 1) % ring.size()]]; }
+  int& room(const std::vector<std::size_t>& ring, std::size_t hop) {
+    return rooms_[ring[hop]][ring[(hop + 1) % ring.size()]];
+  }
   // What a ring takes of what is left, 1 for all of a link; infinite where there is no room.
   double taken_of(const std::vector<std::size_t>& ring) {
     double taken = 0.0;

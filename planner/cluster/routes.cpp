@@ -41,17 +41,19 @@ bool is_transit(VertexKind kind) {
 }
 
 PathClass class_of(const NodeKind& node, const Link& link) {
-  const VertexKind a = node.vertices[static_cast<std::size_t>(link.a)].kind;
-  const VertexKind b = node.vertices[static_cast<std::size_t>(link.b)].kind;
+  const VertexKind a = node.vertices[link.a].kind;
+  const VertexKind b = node.vertices[link.b].kind;
   const auto either = [&](VertexKind kind) { return a == kind || b == kind; };
-  if (either(VertexKind::memory) || either(VertexKind::nvswitch) || link.kind.starts_with("NV")) return PathClass::nvlink;
+  if (either(VertexKind::memory) || either(VertexKind::nvswitch) || link.kind.starts_with("NV"))
+    return PathClass::nvlink;
   if (a == VertexKind::host_bridge && b == VertexKind::host_bridge)
     return link.kind == "NODE" ? PathClass::node : PathClass::socket;
   if (either(VertexKind::host_bridge)) return PathClass::host_bridge;
   return PathClass::pcie_switch;
 }
 
-// Which arcs a search may use: at most `farthest`, at least `narrowest`, and out of no end but the source.
+// Which arcs a search may use: at most `farthest`, at least `narrowest`, and out of no end but the
+// source.
 struct Allowed {
   const Graph* graph = nullptr;
   const NodeKind* node = nullptr;
@@ -72,7 +74,7 @@ struct LengthOfLink {
   using result_type = Length;
   const Graph* graph = nullptr;
   const NodeKind* node = nullptr;
-  Length operator()(const Edge& edge) const { return {1, node->links[static_cast<std::size_t>(link_of((*graph)[edge]))].latency.value}; }
+  Length operator()(const Edge& edge) const { return {1, node->links[link_of((*graph)[edge])].latency.value}; }
 };
 
 // The NIC's link to the network, away from it; nothing where it has none.
@@ -80,28 +82,33 @@ std::optional<Arc> network_arc(const NodeKind& node, int nic) {
   for (std::size_t i = 0; i < node.links.size(); ++i) {
     const Link& link = node.links[i];
     const int other = link.a == nic ? link.b : link.b == nic ? link.a : -1;
-    if (other >= 0 && node.vertices[static_cast<std::size_t>(other)].kind == VertexKind::network)
+    if (other >= 0 && node.vertices[other].kind == VertexKind::network)
       return static_cast<Arc>(2 * i + (link.a == nic ? 0 : 1));
   }
   return std::nullopt;
 }
 
 void append(const NodeKind& node, Arc arc, Path& path) {
-  const Link& link = node.links[static_cast<std::size_t>(link_of(arc))];
+  const Link& link = node.links[link_of(arc)];
   path.arcs.push_back(arc);
   path.bandwidth = std::min(path.bandwidth, link.bandwidth);
   path.latency += link.latency;
 }
 
-// Paths from one vertex to all others. Classes and widths are tried from the best on; a vertex keeps the first path
-// found, which therefore has the best class, then the greatest width, then the least length.
-std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std::vector<PathClass>& classes, int source) {
+// Paths from one vertex to all others. Classes and widths are tried from the best on; a vertex
+// keeps the first path found, which therefore has the best class, then the greatest width, then the
+// least length.
+std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std::vector<PathClass>& classes,
+                             int source) {
   const std::size_t count = node.vertices.size();
   std::vector<Path> paths(count);
-  paths[static_cast<std::size_t>(source)] = {
-      .distance = PathClass::local, .arcs = {}, .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()), .latency = {}};
+  paths[source] = {.distance = PathClass::local,
+                   .arcs = {},
+                   .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()),
+                   .latency = {}};
   // The network is behind NICs, which no path crosses.
-  auto left = std::ranges::count_if(node.vertices, [](const Vertex& vertex) { return vertex.kind != VertexKind::network; }) - 1;
+  auto left =
+      std::ranges::count_if(node.vertices, [](const Vertex& vertex) { return vertex.kind != VertexKind::network; }) - 1;
   const std::set<PathClass> distinct_classes(classes.begin(), classes.end());
   for (const PathClass farthest : distinct_classes) {
     std::set<double, std::greater<>> widths;
@@ -124,18 +131,24 @@ std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std
               .distance_zero(Length{}));
       for (std::size_t v = 0; v < count; ++v) {
         if (paths[v].distance != PathClass::unreachable || length[v] == unreachable_length) continue;
-        Path path{.distance = farthest, .arcs = {}, .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()), .latency = {}};
+        Path path{.distance = farthest,
+                  .arcs = {},
+                  .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()),
+                  .latency = {}};
         for (std::size_t at = v; at != static_cast<std::size_t>(source); at = previous[at]) {
-          // Of parallel links the least that is allowed, so that the choice does not depend on anything else. They are sought at the end that has
-          // fewer links: a switch has one to every device.
+          // Of parallel links the least that is allowed, so that the choice does not depend on
+          // anything else. They are sought at the end that has fewer links: a switch has one to
+          // every device.
           const std::size_t before = previous[at];
           const bool from_behind = boost::out_degree(at, graph) < boost::out_degree(before, graph);
           Arc best = -1;
           for (const auto& edge : boost::make_iterator_range(boost::out_edges(from_behind ? at : before, graph))) {
             const Arc arc = from_behind ? reversed(graph[edge]) : graph[edge];
             const auto link = static_cast<std::size_t>(link_of(arc));
-            if (boost::target(edge, graph) != (from_behind ? before : at) || classes[link] > farthest || node.links[link].bandwidth.value < narrowest) continue;
-            const auto latency_of = [&](Arc a) { return node.links[static_cast<std::size_t>(link_of(a))].latency; };
+            if (boost::target(edge, graph) != (from_behind ? before : at) || classes[link] > farthest ||
+                node.links[link].bandwidth.value < narrowest)
+              continue;
+            const auto latency_of = [&](Arc a) { return node.links[link_of(a)].latency; };
             if (best < 0 || std::tuple(latency_of(arc), arc) < std::tuple(latency_of(best), best)) best = arc;
           }
           path.arcs.push_back(best);
@@ -159,7 +172,9 @@ bool is_star(const std::vector<std::vector<Path>>& between) {
     for (std::size_t j = 0; j < between.size(); ++j) {
       if (i == j) continue;
       const Path& path = between[i][j];
-      if (path.arcs.size() != 2 || path.bandwidth != one.bandwidth || path.latency != one.latency || path.distance != one.distance) return false;
+      if (path.arcs.size() != 2 || path.bandwidth != one.bandwidth || path.latency != one.latency ||
+          path.distance != one.distance)
+        return false;
       const std::size_t other = j == 0 ? (i == 1 ? 2 : 1) : (i == 0 ? (j == 1 ? 2 : 1) : 0);  // neither i nor j
       if (other < between.size() && !starts_with(between[i][other], path.arcs[0])) return false;
       if (!starts_with(between[j][i], reversed(path.arcs[1]))) return false;
@@ -176,11 +191,13 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
   for (std::size_t i = 0; i < node.links.size(); ++i) {
     const Link& link = node.links[i];
     boost::add_edge(static_cast<std::size_t>(link.a), static_cast<std::size_t>(link.b), static_cast<Arc>(2 * i), graph);
-    boost::add_edge(static_cast<std::size_t>(link.b), static_cast<std::size_t>(link.a), static_cast<Arc>(2 * i + 1), graph);
+    boost::add_edge(static_cast<std::size_t>(link.b), static_cast<std::size_t>(link.a), static_cast<Arc>(2 * i + 1),
+                    graph);
     classes.push_back(class_of(node, link));
   }
   for (std::size_t v = 0; v < node.vertices.size(); ++v)
-    if (node.vertices[v].kind == VertexKind::nic && network_arc(node, static_cast<int>(v))) nics.push_back(static_cast<int>(v));
+    if (node.vertices[v].kind == VertexKind::nic && network_arc(node, static_cast<int>(v)))
+      nics.push_back(static_cast<int>(v));
 
   // Devices by the set of NICs nearest to them.
   std::map<std::vector<int>, std::vector<std::size_t>> devices_near;
@@ -190,7 +207,7 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
     const std::vector<Path> paths = paths_from(node, graph, classes, node.devices[device]);
     auto& row = routes->between.emplace_back();
     for (const int other : node.devices) {
-      row.push_back(paths[static_cast<std::size_t>(other)]);
+      row.push_back(paths[other]);
       routes->nvlink_everywhere = routes->nvlink_everywhere && row.back().distance <= PathClass::nvlink;
     }
     using Nearness = std::tuple<PathClass, double, std::size_t, double>;
@@ -199,10 +216,10 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
     };
     std::vector<int> nearest;
     for (std::size_t n = 0; n < nics.size(); ++n) {
-      to_nic[device].push_back(paths[static_cast<std::size_t>(nics[n])]);
+      to_nic[device].push_back(paths[nics[n]]);
       if (to_nic[device][n].distance == PathClass::unreachable) continue;
-      if (!nearest.empty() && nearness(to_nic[device][n]) > nearness(to_nic[device][static_cast<std::size_t>(nearest[0])])) continue;
-      if (!nearest.empty() && nearness(to_nic[device][n]) < nearness(to_nic[device][static_cast<std::size_t>(nearest[0])])) nearest.clear();
+      if (!nearest.empty() && nearness(to_nic[device][n]) > nearness(to_nic[device][nearest[0]])) continue;
+      if (!nearest.empty() && nearness(to_nic[device][n]) < nearness(to_nic[device][nearest[0]])) nearest.clear();
       nearest.push_back(static_cast<int>(n));
     }
     if (!nearest.empty()) devices_near[nearest].push_back(device);
@@ -226,7 +243,7 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
     }
   }
   for (const int nic : used)
-    routes->network_bandwidth += node.links[static_cast<std::size_t>(link_of(*network_arc(node, nic)))].bandwidth;
+    routes->network_bandwidth += node.links[link_of(*network_arc(node, nic))].bandwidth;
   return routes;
 }
 
@@ -243,7 +260,8 @@ std::shared_ptr<const NodeRoutes> routes_of(const NodeKind& node) {
     routes.push_front(found);
     if (routes.size() > remembered) routes.pop_back();
   };
-  // What this thread asked for, and what others did: finding takes long, and looking should not wait.
+  // What this thread asked for, and what others did: finding takes long, and looking should not
+  // wait.
   thread_local Routes recent;
   if (const auto found = find_in(recent)) return found;
   static std::mutex mutex;
@@ -271,7 +289,7 @@ Route route(const NodeKind& node, int from_device, int to_device) {
   };
   const auto from = static_cast<std::size_t>(from_device);
   if (to_device >= 0) {
-    const Path& path = routes->between[from][static_cast<std::size_t>(to_device)];
+    const Path& path = routes->between[from][to_device];
     add_links(path);
     result.bandwidth = path.bandwidth;
     result.latency = path.latency;
@@ -286,7 +304,7 @@ Route route(const NodeKind& node, int from_device, int to_device) {
   }
   if (!load.empty()) result.bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity());
   for (const auto& [link, share] : load)
-    result.bandwidth = std::min(result.bandwidth, node.links[static_cast<std::size_t>(link)].bandwidth / share);
+    result.bandwidth = std::min(result.bandwidth, node.links[link].bandwidth / share);
   return result;
 }
 

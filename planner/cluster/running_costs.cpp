@@ -59,8 +59,9 @@ std::optional<std::string> problem_with_prices(const Cluster& cluster) {
     if (!group.price) continue;
     if (first == nullptr) first = &group;
     else if (first->price->currency != group.price->currency)
-      return fmt::format("cluster '{}': {} costs {} and {} costs {}, and currencies cannot be added; give all prices in one currency", cluster.name,
-                         first->device.name, write_price(*first->price), group.device.name, write_price(*group.price));
+      return fmt::format(
+          "cluster '{}': {} costs {} and {} costs {}, and currencies cannot be added; give all prices in one currency",
+          cluster.name, first->device.name, write_price(*first->price), group.device.name, write_price(*group.price));
   }
   return std::nullopt;
 }
@@ -68,9 +69,13 @@ std::optional<std::string> problem_with_prices(const Cluster& cluster) {
 std::optional<std::string> missing_prices(const Cluster& cluster) {
   std::vector<std::string> without;
   for (const NodeGroup& group : cluster.groups)
-    if (!group.price) without.push_back(fmt::format("{} ({} node{})", group.device.name, group.nodes, group.nodes == 1 ? "" : "s"));
+    if (!group.price)
+      without.push_back(fmt::format("{} ({} node{})", group.device.name, group.nodes, group.nodes == 1 ? "" : "s"));
   if (without.empty() || without.size() == cluster.groups.size()) return std::nullopt;
-  return fmt::format("no price is known of {}, so that plans with devices of it have no cost: give its group a 'price', or all devices one with --price", join(without));
+  return fmt::format(
+      "no price is known of {}, so that plans with devices of it have no cost: give its group a 'price', or all "
+      "devices one with --price",
+      join(without));
 }
 
 std::optional<double> hourly_price(const Cluster& cluster, int devices) {

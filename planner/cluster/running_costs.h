@@ -8,7 +8,8 @@
 
 namespace parplan {
 
-// What the devices of a cluster cost while they work. A plan of n devices has the first n of the cluster, group by group.
+// What the devices of a cluster cost while they work. A plan of n devices has the first n of the
+// cluster, group by group.
 
 // How many of the first `devices` devices are of group `group`.
 int devices_of_group(const Cluster& cluster, std::size_t group, int devices);
@@ -22,13 +23,16 @@ std::optional<std::string> currency(const Cluster& cluster);
 // Why prices of the groups cannot be added: they are in different currencies.
 std::optional<std::string> problem_with_prices(const Cluster& cluster);
 
-// Which groups have no price where others have one, so that plans that use them have no cost; nothing where all have one or none has.
+// Which groups have no price where others have one, so that plans that use them have no cost;
+// nothing where all have one or none has.
 std::optional<std::string> missing_prices(const Cluster& cluster);
 
-// What an hour of the first `devices` devices costs, in `currency`; nothing where one of them has no price.
+// What an hour of the first `devices` devices costs, in `currency`; nothing where one of them has
+// no price.
 std::optional<double> hourly_price(const Cluster& cluster, int devices);
 
-// What the boards of the first `devices` devices are rated for together; nothing where one of them does not say.
+// What the boards of the first `devices` devices are rated for together; nothing where one of them
+// does not say.
 std::optional<Watts> board_power(const Cluster& cluster, int devices);
 
 }  // namespace parplan

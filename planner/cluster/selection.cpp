@@ -45,33 +45,38 @@ std::optional<int> whole_number(const std::string& text) {
 std::string numbered(std::size_t count) { return count == 1 ? "0" : fmt::format("0 to {}", count - 1); }
 
 [[noreturn]] void fail_empty(const SelectionRequest& request, const std::string& variable, const std::string& why) {
-  throw ConfigError(fmt::format("{} shows none of the {} device{} of {}{}; unset the variable, or list some of {}", variable, request.devices.size(),
-                                request.devices.size() == 1 ? "" : "s", request.machine, why.empty() ? "" : " (" + why + ")",
+  throw ConfigError(fmt::format("{} shows none of the {} device{} of {}{}; unset the variable, or list some of {}",
+                                variable, request.devices.size(), request.devices.size() == 1 ? "" : "s",
+                                request.machine, why.empty() ? "" : " (" + why + ")",
                                 numbered(request.devices.size())));
 }
 
-// The machine's devices as CUDA numbers them: by bus ids with CUDA_DEVICE_ORDER=PCI_BUS_ID, else (also where it is empty) the fastest first, equally fast ones
-// by bus ids (CUDA Programming Guide, Environment Variables; it leaves the order of equal ones open, and this is what CUDA does).
+// The machine's devices as CUDA numbers them: by bus ids with CUDA_DEVICE_ORDER=PCI_BUS_ID, else
+// (also where it is empty) the fastest first, equally fast ones by bus ids (CUDA Programming Guide,
+// Environment Variables; it leaves the order of equal ones open, and this is what CUDA does).
 std::vector<int> cuda_order(const SelectionRequest& request) {
   std::vector<int> order(request.devices.size());
   std::iota(order.begin(), order.end(), 0);
   const std::string given = request.environment.cuda_device_order.value_or("");
   const std::vector<std::string> known = {"FASTEST_FIRST", "PCI_BUS_ID"};
   const std::string kind = given.empty() ? known.front() : given;
-  const bool unlike = std::ranges::any_of(request.devices, [&](const MachineDevice& device) { return device.speed != request.devices.front().speed; });
+  const bool unlike = std::ranges::any_of(
+      request.devices, [&](const MachineDevice& device) { return device.speed != request.devices.front().speed; });
   // Nothing goes by the order of equal devices that nobody numbers.
   if (std::ranges::find(known, kind) == known.end() && (unlike || request.environment.cuda_visible_devices))
-    throw ConfigError(fmt::format("CUDA_DEVICE_ORDER='{}': expected one of {}{}", kind, join(known), did_you_mean(kind, known)));
+    throw ConfigError(
+        fmt::format("CUDA_DEVICE_ORDER='{}': expected one of {}{}", kind, join(known), did_you_mean(kind, known)));
   if (kind == "FASTEST_FIRST")
     std::ranges::stable_sort(order, [&](int a, int b) {
-      return request.devices[static_cast<std::size_t>(a)].speed > request.devices[static_cast<std::size_t>(b)].speed;
+      return request.devices[a].speed > request.devices[b].speed;
     });
   return order;
 }
 
-// CUDA_VISIBLE_DEVICES as CUDA reads it (CUDA Programming Guide, Environment Variables; what it does with numbers that are followed by letters
-// and with repetitions: pytorch/pytorch torch/cuda/__init__.py, _parse_visible_devices): in the order listed, up to the first entry that is
-// no device; none at all where one is repeated.
+// CUDA_VISIBLE_DEVICES as CUDA reads it (CUDA Programming Guide, Environment Variables; what it
+// does with numbers that are followed by letters and with repetitions: pytorch/pytorch
+// torch/cuda/__init__.py, _parse_visible_devices): in the order listed, up to the first entry that
+// is no device; none at all where one is repeated.
 std::vector<int> cuda_visible(const SelectionRequest& request) {
   const std::vector<int> order = cuda_order(request);
   if (!request.environment.cuda_visible_devices) return order;
@@ -79,16 +84,20 @@ std::vector<int> cuda_visible(const SelectionRequest& request) {
   const std::string variable = fmt::format("CUDA_VISIBLE_DEVICES='{}'", text);
   const std::vector<std::string> entries = entries_of(text);
   if (entries.front().starts_with("MIG-"))
-    throw ConfigError(variable + " names slices of GPUs (MIG), and parplan plans for whole GPUs; list GPUs by their numbers");
+    throw ConfigError(variable +
+                      " names slices of GPUs (MIG), and parplan plans for whole GPUs; list GPUs by their numbers");
   const bool by_uuid = entries.front().starts_with("GPU-");
   if (by_uuid && std::ranges::any_of(request.devices, [](const MachineDevice& device) { return device.uuid.empty(); }))
-    throw ConfigError(fmt::format("{} names GPUs by their UUIDs, which {} does not say; list them by their numbers as `nvidia-smi -L` prints them, or give "
-                                  "--device-ids with the variable unset",
-                                  variable, request.machine));
+    throw ConfigError(
+        fmt::format("{} names GPUs by their UUIDs, which {} does not say; list them by their numbers as `nvidia-smi "
+                    "-L` prints them, or give "
+                    "--device-ids with the variable unset",
+                    variable, request.machine));
   const auto device_of = [&](const std::string& entry) -> std::optional<int> {
     if (!by_uuid) {
       const auto number = leading_number(entry);
-      return number && *number >= 0 && *number < static_cast<int>(order.size()) ? std::optional(order[static_cast<std::size_t>(*number)]) : std::nullopt;
+      return number && *number >= 0 && *number < static_cast<int>(order.size()) ? std::optional(order[*number])
+                                                                                : std::nullopt;
     }
     std::optional<int> found;
     for (std::size_t d = 0; d < request.devices.size(); ++d) {
@@ -102,7 +111,8 @@ std::vector<int> cuda_visible(const SelectionRequest& request) {
   for (const std::string& entry : entries) {
     const auto device = device_of(entry);
     if (!device) {
-      if (visible.empty() && !text.empty()) fail_empty(request, variable, fmt::format("'{}' is none of them, and CUDA stops there", entry));
+      if (visible.empty() && !text.empty())
+        fail_empty(request, variable, fmt::format("'{}' is none of them, and CUDA stops there", entry));
       break;
     }
     if (std::ranges::find(visible, *device) != visible.end())
@@ -113,9 +123,10 @@ std::vector<int> cuda_visible(const SelectionRequest& request) {
   return visible;
 }
 
-// ZE_AFFINITY_MASK (oneAPI Level Zero specification, Core Programming Guide, Affinity Mask): a set, which leaves the order of devices as it
-// is. With ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE a number is a card with all its tiles and 1.0 a tile of it; otherwise tiles are devices of their own and
-// are counted through. Where the hierarchy is not said, a mask with a point speaks of cards.
+// ZE_AFFINITY_MASK (oneAPI Level Zero specification, Core Programming Guide, Affinity Mask): a set,
+// which leaves the order of devices as it is. With ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE a number is a
+// card with all its tiles and 1.0 a tile of it; otherwise tiles are devices of their own and are
+// counted through. Where the hierarchy is not said, a mask with a point speaks of cards.
 std::vector<int> level_zero_visible(const SelectionRequest& request) {
   std::vector<int> all(request.devices.size());
   std::iota(all.begin(), all.end(), 0);
@@ -125,16 +136,20 @@ std::vector<int> level_zero_visible(const SelectionRequest& request) {
   const std::string hierarchy = request.environment.ze_flat_device_hierarchy.value_or("");
   const std::vector<std::string> known = {"FLAT", "COMPOSITE", "COMBINED"};
   if (!hierarchy.empty() && std::ranges::find(known, hierarchy) == known.end())
-    throw ConfigError(fmt::format("ZE_FLAT_DEVICE_HIERARCHY='{}': expected one of {}{}", hierarchy, join(known), did_you_mean(hierarchy, known)));
+    throw ConfigError(fmt::format("ZE_FLAT_DEVICE_HIERARCHY='{}': expected one of {}{}", hierarchy, join(known),
+                                  did_you_mean(hierarchy, known)));
   const bool points = text.find('.') != std::string::npos;
   if (points && (hierarchy == "FLAT" || hierarchy == "COMBINED"))
-    throw ConfigError(fmt::format("{} names tiles of cards, and with ZE_FLAT_DEVICE_HIERARCHY={} tiles are devices of their own: number them from 0 to {}, or set "
-                                  "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE",
-                                  variable, hierarchy, request.devices.size() - 1));
+    throw ConfigError(
+        fmt::format("{} names tiles of cards, and with ZE_FLAT_DEVICE_HIERARCHY={} tiles are devices of their own: "
+                    "number them from 0 to {}, or set "
+                    "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE",
+                    variable, hierarchy, request.devices.size() - 1));
   const int tiles = hierarchy == "COMPOSITE" || points ? request.tiles_per_card : 1;
   const std::size_t cards = request.devices.size() / static_cast<std::size_t>(tiles);
   const auto refuse = [&](const std::string& entry) {
-    throw ConfigError(fmt::format("{}: {} has {} {}{}, found '{}'", variable, request.machine, tiles > 1 ? "cards" : "devices", numbered(cards),
+    throw ConfigError(fmt::format("{}: {} has {} {}{}, found '{}'", variable, request.machine,
+                                  tiles > 1 ? "cards" : "devices", numbered(cards),
                                   tiles > 1 ? fmt::format(" of {} tiles", tiles) : "", entry));
   };
   std::vector<bool> shown(request.devices.size(), false);
@@ -146,7 +161,7 @@ std::vector<int> level_zero_visible(const SelectionRequest& request) {
     const int first = *card * tiles + *tile;
     std::fill_n(shown.begin() + first, point == std::string::npos ? tiles : 1, true);
   }
-  std::erase_if(all, [&](int device) { return !shown[static_cast<std::size_t>(device)]; });
+  std::erase_if(all, [&](int device) { return !shown[device]; });
   return all;
 }
 
@@ -157,10 +172,12 @@ DeviceSelection select_devices(const SelectionRequest& request) {
   const auto is_set = [](const std::optional<std::string>& variable) { return variable && !variable->empty(); };
   if (request.backend == BackendKind::cuda) {
     selection.devices = cuda_visible(request);
-    if (request.environment.cuda_visible_devices) selection.shown_by = fmt::format("CUDA_VISIBLE_DEVICES='{}'", *request.environment.cuda_visible_devices);
+    if (request.environment.cuda_visible_devices)
+      selection.shown_by = fmt::format("CUDA_VISIBLE_DEVICES='{}'", *request.environment.cuda_visible_devices);
   } else if (request.backend == BackendKind::oneapi) {
     selection.devices = level_zero_visible(request);
-    if (is_set(request.environment.ze_affinity_mask)) selection.shown_by = fmt::format("ZE_AFFINITY_MASK='{}'", *request.environment.ze_affinity_mask);
+    if (is_set(request.environment.ze_affinity_mask))
+      selection.shown_by = fmt::format("ZE_AFFINITY_MASK='{}'", *request.environment.ze_affinity_mask);
   } else {
     selection.devices.resize(request.devices.size());
     std::iota(selection.devices.begin(), selection.devices.end(), 0);
@@ -172,10 +189,12 @@ DeviceSelection select_devices(const SelectionRequest& request) {
       const std::string numbers = numbered(selection.devices.size());
       throw ConfigError(selection.shown_by.empty()
                             ? fmt::format("--device-ids: {} has devices {}, found {}", request.machine, numbers, id)
-                            : fmt::format("--device-ids counts the devices that are visible, and {} shows {} of the {} of {}, numbered {}; found {}", selection.shown_by,
-                                          selection.devices.size(), request.devices.size(), request.machine, numbers, id));
+                            : fmt::format("--device-ids counts the devices that are visible, and {} shows {} of the {} "
+                                          "of {}, numbered {}; found {}",
+                                          selection.shown_by, selection.devices.size(), request.devices.size(),
+                                          request.machine, numbers, id));
     }
-    chosen.push_back(selection.devices[static_cast<std::size_t>(id)]);
+    chosen.push_back(selection.devices[id]);
   }
   selection.devices = std::move(chosen);
   return selection;
@@ -185,19 +204,24 @@ VisibilitySetting visibility_of(BackendKind backend, const std::vector<int>& dev
   const std::string list = fmt::format("{}", fmt::join(devices, ","));
   switch (backend) {
     case BackendKind::cuda: return {.variables = {{"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}, {"CUDA_VISIBLE_DEVICES", list}}};
-    // AMD ROCm, "GPU isolation techniques": HIP_VISIBLE_DEVICES lists device indices, in the order in which programs see them.
+    // AMD ROCm, "GPU isolation techniques": HIP_VISIBLE_DEVICES lists device indices, in the order
+    // in which programs see them.
     case BackendKind::rocm: return {.variables = {{"HIP_VISIBLE_DEVICES", list}}};
     case BackendKind::oneapi:
-      return {.variables = {{"ZE_ENABLE_PCI_ID_DEVICE_ORDER", "1"}, {"ZE_FLAT_DEVICE_HIERARCHY", "FLAT"}, {"ZE_AFFINITY_MASK", list}},
+      return {.variables = {{"ZE_ENABLE_PCI_ID_DEVICE_ORDER", "1"},
+                            {"ZE_FLAT_DEVICE_HIERARCHY", "FLAT"},
+                            {"ZE_AFFINITY_MASK", list}},
               .in_this_order = std::ranges::is_sorted(devices)};
-    // Intel Gaudi, "Gaudi-to-process Assignment": a process takes the module at its local rank's place in the list.
+    // Intel Gaudi, "Gaudi-to-process Assignment": a process takes the module at its local rank's
+    // place in the list.
     case BackendKind::synapse: return {.variables = {{"HABANA_VISIBLE_MODULES", list}}};
     case BackendKind::cpu: break;
   }
   return {};
 }
 
-DeviceSelection select_devices(Cluster& cluster, const VisibilityVariables& environment, const std::vector<int>& device_ids) {
+DeviceSelection select_devices(Cluster& cluster, const VisibilityVariables& environment,
+                               const std::vector<int>& device_ids) {
   PARPLAN_ASSERT(cluster.nodes() == 1, fmt::format("{} nodes", cluster.nodes()));
   NodeGroup& group = cluster.groups.front();
   const std::size_t count = group.node.devices.size();
@@ -215,14 +239,18 @@ DeviceSelection select_devices(Cluster& cluster, const VisibilityVariables& envi
     SelectionRequest before_ids = request;
     before_ids.device_ids.clear();
     const std::vector<int> shown = select_devices(before_ids).devices;
-    const std::string chosen = device_ids.empty() ? "" : fmt::format("; --device-ids {} chose {} of them", fmt::join(device_ids, ","), fmt::join(selection.devices, ", "));
-    cluster.notes.push_back(fmt::format("{} shows device{} {} of {}{}", selection.shown_by, shown.size() == 1 ? "" : "s", fmt::join(shown, ", "), count, chosen));
+    const std::string chosen = device_ids.empty()
+                                   ? ""
+                                   : fmt::format("; --device-ids {} chose {} of them", fmt::join(device_ids, ","),
+                                                 fmt::join(selection.devices, ", "));
+    cluster.notes.push_back(fmt::format("{} shows device{} {} of {}{}", selection.shown_by,
+                                        shown.size() == 1 ? "" : "s", fmt::join(shown, ", "), count, chosen));
   }
   // A file may itself be a selection of a machine's devices.
   const std::vector<int> before = cluster.device_ids;
   cluster.device_ids = selection.devices;
   if (!before.empty())
-    for (int& device : cluster.device_ids) device = before[static_cast<std::size_t>(device)];
+    for (int& device : cluster.device_ids) device = before[device];
   return selection;
 }
 

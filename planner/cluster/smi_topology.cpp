@@ -26,7 +26,8 @@ std::string cleaned(std::string line) {
   static const std::regex escapes("(\x1B|\\^\\[)?\\[[0-9;]{0,16}m|\x1B\\[[0-9;?]{0,16}[A-Za-z]|\x1B\\([A-Z]");
   line = std::regex_replace(line, escapes, "");
   for (const std::string_view space : {"\xC2\xA0", "\xEF\xBB\xBF", "\r"})
-    for (auto at = line.find(space); at != std::string::npos; at = line.find(space)) line.replace(at, space.size(), 1, ' ');
+    for (auto at = line.find(space); at != std::string::npos; at = line.find(space))
+      line.replace(at, space.size(), 1, ' ');
   return line;
 }
 
@@ -49,8 +50,8 @@ std::vector<std::string> parts_of(const std::string& word, const std::regex& par
   return parts;
 }
 
-// (All repetitions here are bounded: std::regex of libstdc++ recurses once a character, so that a line of digits without end would end
-// the stack.)
+// (All repetitions here are bounded: std::regex of libstdc++ recurses once a character, so that a
+// line of digits without end would end the stack.)
 const std::regex& end_name() {
   static const std::regex pattern("GPU[0-9]{1,4}|NIC[0-9]{1,4}|mlx[0-9]{1,3}_[0-9]{1,3}");
   return pattern;
@@ -74,7 +75,8 @@ bool is_header(const std::string& line) {
   if (words.empty()) return false;
   const std::vector<std::string> first = parts_of(words[0], end_name());
   if (first.empty() || !is_gpu(first[0])) return false;
-  return words.size() == 1 ? first.size() > 1 || affinity_start(line) < line.size() : parts_of(words[1], connection_name()).empty();
+  return words.size() == 1 ? first.size() > 1 || affinity_start(line) < line.size()
+                           : parts_of(words[1], connection_name()).empty();
 }
 
 struct Row {
@@ -85,7 +87,8 @@ struct Row {
 };
 
 // Connections first, then affinities. Tabs keep empty cells apart; between spaces there are none.
-Row read_row(const std::string& line, int number, const std::vector<std::string>& columns, const std::string& file_name) {
+Row read_row(const std::string& line, int number, const std::vector<std::string>& columns,
+             const std::string& file_name) {
   Row row{.label = words_of(line)[0], .line = number, .cells = {}, .rest = {}};
   std::vector<std::string> fields;
   if (line.find('\t') != std::string::npos) {
@@ -108,10 +111,14 @@ Row read_row(const std::string& line, int number, const std::vector<std::string>
       const bool affinity = std::isdigit(static_cast<unsigned char>(word[0])) || word == "N/A";
       if (affinity) connections = false;
       if (connections && parts.empty())
-        throw ConfigError({file_name, number, 0}, fmt::format("unknown connection '{}' between {} and {}; known are X, NV#, PIX, PXB, PHB, NODE, SYS and SOC",
-                                                              word, row.label, columns[row.cells.size()]));
+        throw ConfigError(
+            {file_name, number, 0},
+            fmt::format("unknown connection '{}' between {} and {}; known are X, NV#, PIX, PXB, PHB, NODE, SYS and SOC",
+                        word, row.label, columns[row.cells.size()]));
       if (!parts.empty() && row.cells.size() + parts.size() > columns.size())
-        throw ConfigError({file_name, number, 0}, fmt::format("row {} has more connections than the header's {} columns", row.label, columns.size()));
+        throw ConfigError(
+            {file_name, number, 0},
+            fmt::format("row {} has more connections than the header's {} columns", row.label, columns.size()));
       if (connections)
         row.cells.insert(row.cells.end(), parts.begin(), parts.end());
       else
@@ -142,10 +149,12 @@ int pcie_distance(const std::string& connection) {
   return found == distances.end() ? 0 : found->second;
 }
 
-int nvlinks_in(const std::string& connection) { return connection.starts_with("NV") ? std::stoi(connection.substr(2)) : 0; }
+int nvlinks_in(const std::string& connection) {
+  return connection.starts_with("NV") ? std::stoi(connection.substr(2)) : 0;
+}
 
-// GPUs by NVLink: through a switch where each pair has more links than a card could spare for it, else directly.
-// True where every pair of GPUs has NVLink.
+// GPUs by NVLink: through a switch where each pair has more links than a card could spare for it,
+// else directly. True where every pair of GPUs has NVLink.
 bool add_nvlinks(const SmiTopology& topology, const DeviceKind& device, NodeKind& node) {
   const std::size_t count = topology.gpus.size();
   std::set<int> distinct;
@@ -157,30 +166,34 @@ bool add_nvlinks(const SmiTopology& topology, const DeviceKind& device, NodeKind
       distinct.insert(links);
       sum += links;
       if (links > device.nvlinks)
-        throw ConfigError(fmt::format("{} and {} are connected by {}, but device '{}' has {} NVLinks; is --device right?", topology.gpus[i],
-                                      topology.gpus[j], topology.connection[i][j], device.name, device.nvlinks));
+        throw ConfigError(
+            fmt::format("{} and {} are connected by {}, but device '{}' has {} NVLinks; is --device right?",
+                        topology.gpus[i], topology.gpus[j], topology.connection[i][j], device.name, device.nvlinks));
     }
     const bool uniform = distinct.size() == 1;
     if (sum > device.nvlinks && !uniform)
-      throw ConfigError(fmt::format("{} has {} NVLinks to other GPUs, but device '{}' has {}; is --device right?", topology.gpus[i], sum,
-                                    device.name, device.nvlinks));
+      throw ConfigError(fmt::format("{} has {} NVLinks to other GPUs, but device '{}' has {}; is --device right?",
+                                    topology.gpus[i], sum, device.name, device.nvlinks));
   }
   if (count > 2 && distinct.size() == 1 && *distinct.begin() * static_cast<int>(count - 1) > device.nvlinks) {
     const int links = *distinct.begin();
     const int center = add_vertex(node, "NVSwitch", VertexKind::nvswitch);
     for (std::size_t i = 0; i < count; ++i)
-      add_link(node, static_cast<int>(i), center, device.nvlink_per_link_reached * links, nvlink_hop_latency / 2.0, fmt::format("NV{}", links));
+      add_link(node, static_cast<int>(i), center, device.nvlink_per_link_reached * links, nvlink_hop_latency / 2.0,
+               fmt::format("NV{}", links));
     return true;
   }
   for (std::size_t i = 0; i < count; ++i)
     for (std::size_t j = i + 1; j < count; ++j)
       if (const int links = nvlinks_in(topology.connection[i][j]); links > 0)
-        add_link(node, static_cast<int>(i), static_cast<int>(j), device.nvlink_per_link_reached * links, nvlink_hop_latency, fmt::format("NV{}", links));
+        add_link(node, static_cast<int>(i), static_cast<int>(j), device.nvlink_per_link_reached * links,
+                 nvlink_hop_latency, fmt::format("NV{}", links));
   return !distinct.contains(0);
 }
 
-// Cards and NICs under PCIe switches (PIX, PXB), those under host bridges (PHB), those in sockets (NODE or one NUMA
-// node), those joined to each other (SYS). `ends` are the vertices of the topology's GPUs and then NICs.
+// Cards and NICs under PCIe switches (PIX, PXB), those under host bridges (PHB), those in sockets
+// (NODE or one NUMA node), those joined to each other (SYS). `ends` are the vertices of the
+// topology's GPUs and then NICs.
 void add_pcie(const SmiTopology& topology, const DeviceKind& device, const std::vector<int>& ends, Cluster& cluster) {
   NodeKind& node = cluster.groups.front().node;
   const std::size_t count = ends.size();
@@ -201,7 +214,9 @@ void add_pcie(const SmiTopology& topology, const DeviceKind& device, const std::
   std::map<std::size_t, int> bridge_vertices;
   std::map<std::size_t, std::set<std::size_t>> bridges_in;  // socket -> bridges
   for (std::size_t i = 0; i < count; ++i) {
-    if (bridges.of(i) == i) bridge_vertices[i] = add_vertex(node, fmt::format("host bridge {}", bridge_vertices.size()), VertexKind::host_bridge);
+    if (bridges.of(i) == i)
+      bridge_vertices[i] =
+          add_vertex(node, fmt::format("host bridge {}", bridge_vertices.size()), VertexKind::host_bridge);
     bridges_in[sockets.of(i)].insert(bridges.of(i));
   }
   std::map<std::size_t, int> switch_vertices;
@@ -210,7 +225,8 @@ void add_pcie(const SmiTopology& topology, const DeviceKind& device, const std::
     int near = bridge_vertices.at(bridges.of(i));
     if (switch_sizes[group] > 1) {
       if (!switch_vertices.contains(group)) {
-        switch_vertices[group] = add_vertex(node, fmt::format("PCIe switch {}", switch_vertices.size()), VertexKind::pcie_switch);
+        switch_vertices[group] =
+            add_vertex(node, fmt::format("PCIe switch {}", switch_vertices.size()), VertexKind::pcie_switch);
         add_link(node, switch_vertices[group], near, pcie, pcie_link_latency, "PCIe");
       }
       near = switch_vertices[group];
@@ -227,7 +243,8 @@ void add_pcie(const SmiTopology& topology, const DeviceKind& device, const std::
     }
     middles.push_back(add_vertex(node, fmt::format("socket {}", middles.size()), VertexKind::host_bridge));
     for (const std::size_t bridge : members) {
-      // Ends of one NUMA node may still be SYS apart; then no end of this bridge is nearer to another bridge.
+      // Ends of one NUMA node may still be SYS apart; then no end of this bridge is nearer to
+      // another bridge.
       bool far = false;
       bool near = false;
       for (std::size_t i = 0; i < count; ++i)
@@ -238,7 +255,8 @@ void add_pcie(const SmiTopology& topology, const DeviceKind& device, const std::
         }
       const bool sys = far && !near;
       any_sys = any_sys || sys;
-      add_link(node, bridge_vertices.at(bridge), middles.back(), sys ? socket_bandwidth : within_socket_bandwidth, Seconds(0.0), sys ? "SYS" : "NODE");
+      add_link(node, bridge_vertices.at(bridge), middles.back(), sys ? socket_bandwidth : within_socket_bandwidth,
+               Seconds(0.0), sys ? "SYS" : "NODE");
     }
   }
   for (std::size_t i = 0; i < middles.size(); ++i)
@@ -246,7 +264,8 @@ void add_pcie(const SmiTopology& topology, const DeviceKind& device, const std::
       add_link(node, middles[i], middles[j], socket_bandwidth, Seconds(0.0), "SYS");
       any_sys = true;
     }
-  cluster.notes.push_back(fmt::format("PCIe links taken as generation {} x{}, the card's", device.pcie_generation, device.pcie_lanes));
+  cluster.notes.push_back(
+      fmt::format("PCIe links taken as generation {} x{}, the card's", device.pcie_generation, device.pcie_lanes));
   if (any_sys) cluster.notes.push_back("links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)");
 }
 
@@ -293,11 +312,13 @@ SmiTopology read_smi_topology(const std::string& text, const std::string& file_n
     }
     if (std::find(columns.begin(), columns.end(), words[0]) == columns.end()) {
       if (parts_of(words[0], end_name()).empty()) break;
-      throw ConfigError({file_name, number, 0}, fmt::format("row '{}' has no column; the columns are {}", words[0], join(columns)));
+      throw ConfigError({file_name, number, 0},
+                        fmt::format("row '{}' has no column; the columns are {}", words[0], join(columns)));
     }
     for (const Row& row : rows)
       if (row.label == words[0])
-        throw ConfigError({file_name, number, 0}, fmt::format("a second row '{}'; the first is line {}", words[0], row.line));
+        throw ConfigError({file_name, number, 0},
+                          fmt::format("a second row '{}'; the first is line {}", words[0], row.line));
     rows.push_back(read_row(line, number, columns, file_name));
   }
   if (header_line == 0)
@@ -313,17 +334,21 @@ SmiTopology read_smi_topology(const std::string& text, const std::string& file_n
   const std::size_t gpus = topology.gpus.size();
   topology.connection.assign(count, std::vector<std::string>(count));
   topology.numa.resize(gpus);
-  const auto place_of = [&](const std::string& name) { return static_cast<std::size_t>(std::find(order.begin(), order.end(), name) - order.begin()); };
+  const auto place_of = [&](const std::string& name) {
+    return static_cast<std::size_t>(std::find(order.begin(), order.end(), name) - order.begin());
+  };
   std::vector<const Row*> row_of(count, nullptr);
-  const auto numa_title = static_cast<std::size_t>(std::find(titles.begin(), titles.end(), "NUMA Affinity") - titles.begin());
+  const auto numa_title =
+      static_cast<std::size_t>(std::find(titles.begin(), titles.end(), "NUMA Affinity") - titles.begin());
   for (const Row& row : rows) {
     const std::size_t i = place_of(row.label);
     row_of[i] = &row;
     for (std::size_t c = 0; c < row.cells.size(); ++c) {
       const std::size_t j = place_of(columns[c]);
       if (!row.cells[c].empty() && (row.cells[c] == "X") != (i == j))
-        throw ConfigError({file_name, row.line, 0}, fmt::format("row {} has '{}' in column {}; X stands where a row meets its own column", row.label,
-                                                                row.cells[c], columns[c]));
+        throw ConfigError({file_name, row.line, 0},
+                          fmt::format("row {} has '{}' in column {}; X stands where a row meets its own column",
+                                      row.label, row.cells[c], columns[c]));
       topology.connection[i][j] = row.cells[c];
     }
     if (i < gpus && numa_title < row.rest.size() && !row.rest[numa_title].empty() && row.rest[numa_title] != "N/A")
@@ -331,7 +356,9 @@ SmiTopology read_smi_topology(const std::string& text, const std::string& file_n
   }
   const auto state_of = [&](std::size_t i) {
     return row_of[i] ? fmt::format("row {} (line {}) has {} of {} cells", order[i], row_of[i]->line,
-                                   std::count_if(row_of[i]->cells.begin(), row_of[i]->cells.end(), [](const std::string& cell) { return !cell.empty(); }), count)
+                                   std::count_if(row_of[i]->cells.begin(), row_of[i]->cells.end(),
+                                                 [](const std::string& cell) { return !cell.empty(); }),
+                                   count)
                      : fmt::format("row {} is missing", order[i]);
   };
   int mended = 0;
@@ -343,28 +370,35 @@ SmiTopology read_smi_topology(const std::string& text, const std::string& file_n
       std::string& above = topology.connection[i][j];
       std::string& below = topology.connection[j][i];
       if (!above.empty() && !below.empty() && above != below)
-        throw ConfigError({file_name, row_of[j]->line, 0}, fmt::format("{} and {} are {} apart in row {} (line {}) but {} in row {} (line {})", order[i],
-                                                                       order[j], above, order[i], row_of[i]->line, below, order[j], row_of[j]->line));
+        throw ConfigError({file_name, row_of[j]->line, 0},
+                          fmt::format("{} and {} are {} apart in row {} (line {}) but {} in row {} (line {})", order[i],
+                                      order[j], above, order[i], row_of[i]->line, below, order[j], row_of[j]->line));
       if (above.empty() != below.empty()) ++mended;
       if (above.empty()) above = below;
       if (below.empty()) below = above;
       if (!above.empty() || i >= gpus) continue;
-      if (lacking++ == 0) first_lack = fmt::format("no connection between {} and {}: {} and {}", order[i], order[j], state_of(i), state_of(j));
+      if (lacking++ == 0)
+        first_lack =
+            fmt::format("no connection between {} and {}: {} and {}", order[i], order[j], state_of(i), state_of(j));
     }
   }
   if (lacking > 0)
-    throw ConfigError({file_name, header_line, 0}, fmt::format("{}; {} pair{} lacking in all", first_lack, lacking, lacking == 1 ? " is" : "s are"));
+    throw ConfigError({file_name, header_line, 0},
+                      fmt::format("{}; {} pair{} lacking in all", first_lack, lacking, lacking == 1 ? " is" : "s are"));
   std::vector<std::string> missing;
   for (std::size_t i = 0; i < count; ++i)
     if (row_of[i] == nullptr) missing.push_back(order[i]);
   if (!missing.empty())
-    topology.notes.push_back(fmt::format("row{} {} missing in the text; read from the other half of the matrix, where it has them", missing.size() == 1 ? "" : "s", join(missing)));
+    topology.notes.push_back(
+        fmt::format("row{} {} missing in the text; read from the other half of the matrix, where it has them",
+                    missing.size() == 1 ? "" : "s", join(missing)));
   else if (mended > 0)
     topology.notes.push_back(fmt::format("{} empty cells read from the other half of the matrix", mended));
   return topology;
 }
 
-Cluster cluster_of(const SmiTopology& topology, const std::string& name, const DeviceKind& device, std::optional<BytesPerSecond> network) {
+Cluster cluster_of(const SmiTopology& topology, const std::string& name, const DeviceKind& device,
+                   std::optional<BytesPerSecond> network) {
   Cluster cluster;
   cluster.name = name;
   cluster.groups.front().device = device;
@@ -376,7 +410,10 @@ Cluster cluster_of(const SmiTopology& topology, const std::string& name, const D
   for (const std::string& gpu : topology.gpus) ends.push_back(add_vertex(node, gpu, VertexKind::device));
   const bool all_nvlink = add_nvlinks(topology, device, node);
   if (network && topology.nics.empty())
-    throw ConfigError(fmt::format("--network: '{}' lists no NICs, whose speed it is; leave it out for one node, or write a cluster.yaml whose node has 'nics' (docs/cluster.md)", name));
+    throw ConfigError(
+        fmt::format("--network: '{}' lists no NICs, whose speed it is; leave it out for one node, or write a "
+                    "cluster.yaml whose node has 'nics' (docs/cluster.md)",
+                    name));
   if (network) {
     const int fabric = add_vertex(node, "network", VertexKind::network);
     for (const std::string& nic : topology.nics) {
@@ -385,12 +422,14 @@ Cluster cluster_of(const SmiTopology& topology, const std::string& name, const D
     }
     cluster.network.latency = network_latency;
   } else if (!topology.nics.empty()) {
-    cluster.notes.push_back(fmt::format("{} left out, as {} speed is not known: one node only; give --network for several",
-                                        topology.nics.size() == 1 ? "1 NIC is" : fmt::format("{} NICs are", topology.nics.size()),
-                                        topology.nics.size() == 1 ? "its" : "their"));
+    cluster.notes.push_back(
+        fmt::format("{} left out, as {} speed is not known: one node only; give --network for several",
+                    topology.nics.size() == 1 ? "1 NIC is" : fmt::format("{} NICs are", topology.nics.size()),
+                    topology.nics.size() == 1 ? "its" : "their"));
   }
   if (network || (!all_nvlink && topology.gpus.size() > 1)) {
-    if (device.pcie_generation == 0) throw ConfigError(fmt::format("the GPUs are connected by PCIe, but device '{}' has none", device.name));
+    if (device.pcie_generation == 0)
+      throw ConfigError(fmt::format("the GPUs are connected by PCIe, but device '{}' has none", device.name));
     add_pcie(topology, device, ends, cluster);
   }
   return cluster;

@@ -27,9 +27,10 @@ struct Equation {
   double measured = 0.0;   // of the row
 };
 
-// The least sum of squared relative errors with no unknown negative: of all sets of unknowns that may be other than 0 the best.
-// `columns` unknowns.
-std::array<double, 3> least_squares(const std::vector<Equation>& equations, int columns, const std::vector<double>& weights) {
+// The least sum of squared relative errors with no unknown negative: of all sets of unknowns that
+// may be other than 0 the best. `columns` unknowns.
+std::array<double, 3> least_squares(const std::vector<Equation>& equations, int columns,
+                                    const std::vector<double>& weights) {
   std::array<double, 3> best{};
   std::optional<double> least;
   for (int used = 1; used < 1 << columns; ++used) {
@@ -40,21 +41,22 @@ std::array<double, 3> least_squares(const std::vector<Equation>& equations, int 
     Eigen::MatrixXd a(height, static_cast<Eigen::Index>(unknowns.size()));
     Eigen::VectorXd b(height);
     for (Eigen::Index r = 0; r < height; ++r) {
-      const Equation& equation = equations[static_cast<std::size_t>(r)];
-      const double weight = weights[static_cast<std::size_t>(r)] / equation.measured;
+      const Equation& equation = equations[r];
+      const double weight = weights[r] / equation.measured;
       for (std::size_t u = 0; u < unknowns.size(); ++u)
-        a(r, static_cast<Eigen::Index>(u)) = weight * equation.coefficients[static_cast<std::size_t>(unknowns[u])];
+        a(r, static_cast<Eigen::Index>(u)) = weight * equation.coefficients[unknowns[u]];
       b(r) = weight * equation.seconds;
     }
     // Columns of size 1: seconds for a launch stand beside seconds for an operation.
     const Eigen::VectorXd sizes = a.colwise().norm().cwiseMax(1e-300);
-    const Eigen::VectorXd x = (a * sizes.cwiseInverse().asDiagonal()).colPivHouseholderQr().solve(b).cwiseQuotient(sizes);
+    const Eigen::VectorXd x =
+        (a * sizes.cwiseInverse().asDiagonal()).colPivHouseholderQr().solve(b).cwiseQuotient(sizes);
     if (!x.allFinite() || (x.array() < 0.0).any()) continue;
     const double residual = (a * x - b).squaredNorm();
     if (least && residual >= *least) continue;
     least = residual;
     best = {};
-    for (std::size_t u = 0; u < unknowns.size(); ++u) best[static_cast<std::size_t>(unknowns[u])] = x(static_cast<Eigen::Index>(u));
+    for (std::size_t u = 0; u < unknowns.size(); ++u) best[unknowns[u]] = x(static_cast<Eigen::Index>(u));
   }
   return best;
 }
@@ -71,7 +73,7 @@ std::array<double, 3> robust_least_squares(const std::vector<Equation>& equation
     if (x == last) break;
     for (std::size_t r = 0; r < equations.size(); ++r) {
       double found = 0.0;
-      for (int c = 0; c < columns; ++c) found += equations[r].coefficients[static_cast<std::size_t>(c)] * x[static_cast<std::size_t>(c)];
+      for (int c = 0; c < columns; ++c) found += equations[r].coefficients[c] * x[c];
       const double error = std::abs(found - equations[r].seconds) / equations[r].measured;
       weights[r] = 1.0 / std::sqrt(std::max(error, near));
     }
@@ -81,7 +83,8 @@ std::array<double, 3> robust_least_squares(const std::vector<Equation>& equation
 
 using FitKey = std::tuple<OpKind, DataType, std::int64_t>;
 FitKey key_of(const KernelMeasurement& row) {
-  return {row.kind, row.type, row.kind == OpKind::attention || row.kind == OpKind::attention_gradient ? row.shape.head_dim : 0};
+  return {row.kind, row.type,
+          row.kind == OpKind::attention || row.kind == OpKind::attention_gradient ? row.shape.head_dim : 0};
 }
 OpWork work_of(const KernelMeasurement& row) { return row_of(row.kind).work(row.shape, row.type); }
 
@@ -89,9 +92,12 @@ OpWork work_of(const KernelMeasurement& row) { return row_of(row.kind).work(row.
 std::optional<KernelFit> fit_moving(const std::vector<KernelMeasurement>& rows) {
   std::vector<Equation> equations;
   for (const KernelMeasurement& row : rows)
-    equations.push_back({.coefficients = {1.0, static_cast<double>(work_of(row).bytes.count), 0.0}, .seconds = row.time.value, .measured = row.time.value});
+    equations.push_back({.coefficients = {1.0, static_cast<double>(work_of(row).bytes.count), 0.0},
+                         .seconds = row.time.value,
+                         .measured = row.time.value});
   const std::array<double, 3> x = robust_least_squares(equations, 2);
-  const Equation& largest = *std::ranges::max_element(equations, {}, [](const Equation& equation) { return equation.coefficients[1]; });
+  const Equation& largest =
+      *std::ranges::max_element(equations, {}, [](const Equation& equation) { return equation.coefficients[1]; });
   constexpr double visible = 0.01;  // of the largest row's time
   if (x[1] * largest.coefficients[1] < visible * largest.measured) return std::nullopt;
   KernelFit fit;
@@ -113,10 +119,12 @@ KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const Devic
   rates.memory = memory;
   rates.multiprocessors = device.multiprocessors;
   for (const KernelMeasurement& row : rows) rates.rate = std::max(rates.rate, work_of(row).flops / row.time);
-  // Noise must not be read as a rate that nothing comes near, reached by products far larger than those that were measured.
+  // Noise must not be read as a rate that nothing comes near, reached by products far larger than
+  // those that were measured.
   constexpr double beyond_the_best = 2.0;
   FlopsPerSecond most = rates.rate * beyond_the_best;
-  if (is_accelerator(device.backend) && peak(device, rows.front().type).value > 0.0) most = std::min(most, peak(device, rows.front().type));
+  if (is_accelerator(device.backend) && peak(device, rows.front().type).value > 0.0)
+    most = std::min(most, peak(device, rows.front().type));
   const auto arithmetic_of = [&](const KernelMeasurement& row) -> ArithmeticRow {
     if (!is_product(row.kind)) {
       const AttentionWork work = attention_work(row.kind, row.shape, row.type, device.backend);
@@ -132,11 +140,14 @@ KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const Devic
     for (const KernelMeasurement& row : rows) {
       const ArithmeticRow work = arithmetic_of(row);
       const Seconds written = work.written / memory;
-      const Equation equation{.coefficients = {1.0, work.flops, work.starts}, .seconds = (row.time - written).value, .measured = row.time.value};
+      const Equation equation{.coefficients = {1.0, work.flops, work.starts},
+                              .seconds = (row.time - written).value,
+                              .measured = row.time.value};
       const Seconds computing = Seconds((work.flops + work.starts * rates.half_length) / rates.rate.value) + written;
       (work_of(row).bytes / memory > computing ? bound_by_memory : equations).push_back(equation);
     }
-    if (equations.size() < fewest_rows) equations.insert(equations.end(), bound_by_memory.begin(), bound_by_memory.end());
+    if (equations.size() < fewest_rows)
+      equations.insert(equations.end(), bound_by_memory.begin(), bound_by_memory.end());
     std::array<double, 3> x = robust_least_squares(equations, 3);
     if (x[1] < 1.0 / most.value) {  // the rate is held there
       for (Equation& equation : equations) {
@@ -149,7 +160,8 @@ KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const Devic
     ProductRates next = rates;
     next.rate = FlopsPerSecond(1.0 / x[1]);
     next.half_length = x[2] / x[1];
-    const bool settled = std::abs(next.rate / rates.rate - 1.0) < 1e-9 && std::abs(next.half_length - rates.half_length) < 1e-6;
+    const bool settled =
+        std::abs(next.rate / rates.rate - 1.0) < 1e-9 && std::abs(next.half_length - rates.half_length) < 1e-6;
     floor = Seconds(x[0]);
     rates = next;
     if (settled) break;
@@ -162,13 +174,15 @@ KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const Devic
   return fit;
 }
 
-// The median of what streaming kernels reach; the best of the others where there are none, and the device's own without any.
+// The median of what streaming kernels reach; the best of the others where there are none, and the
+// device's own without any.
 BytesPerSecond streaming_rate(const std::vector<KernelFit>& fits, const DeviceKind& device) {
   std::vector<BytesPerSecond> streaming;
   BytesPerSecond best;
   for (const KernelFit& fit : fits) {
     best = std::max(best, fit.memory);
-    if (fit.kind == OpKind::add || fit.kind == OpKind::accumulate || fit.kind == OpKind::copy) streaming.push_back(fit.memory);
+    if (fit.kind == OpKind::add || fit.kind == OpKind::accumulate || fit.kind == OpKind::copy)
+      streaming.push_back(fit.memory);
   }
   if (!streaming.empty()) {
     std::sort(streaming.begin(), streaming.end());
@@ -226,7 +240,8 @@ std::vector<KernelFit> fit_kernels(std::span<const KernelMeasurement> rows, cons
     const std::vector<KernelMeasurement>& group = groups.at(key);
     double errors = 0.0;
     for (const KernelMeasurement& row : group)
-      errors += std::abs(kernel_time(row.kind, row.shape, row.type, with_fits, with_fits.rates.front()) / row.time - 1.0);
+      errors +=
+          std::abs(kernel_time(row.kind, row.shape, row.type, with_fits, with_fits.rates.front()) / row.time - 1.0);
     fit.rows = static_cast<int>(group.size());
     fit.error = rounded(errors / static_cast<double>(group.size()));
     result.push_back(fit);

@@ -9,7 +9,8 @@
 
 namespace parplan {
 
-// How a group can carry out a communication: one file an algorithm, one row a variant. Letters used in all of them:
+// How a group can carry out a communication: one file an algorithm, one row a variant. Letters used
+// in all of them:
 //
 //   S       bytes of the whole buffer (all-gather: what is gathered; reduce-scatter: what goes in)
 //   n       ranks of the group; N the nodes that it spans
@@ -23,12 +24,12 @@ struct CommunicationAlgorithm {
 };
 std::span<const CommunicationAlgorithm> communication_algorithms();
 
-// The fastest algorithm that applies, as NCCL chooses (src/graph/tuning.cc); ties go to the first row. Null where the
-// group has one rank: nothing is communicated.
+// The fastest algorithm that applies, as NCCL chooses (src/graph/tuning.cc); ties go to the first
+// row. Null where the group has one rank: nothing is communicated.
 const CommunicationAlgorithm* fastest_algorithm(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
                                                 BackendKind backend);
-// Its time, from when all ranks have arrived; 0 for a group of one rank. `bytes` is S above. Links that sibling groups
-// share are shared in `network` already.
+// Its time, from when all ranks have arrived; 0 for a group of one rank. `bytes` is S above. Links
+// that sibling groups share are shared in `network` already.
 Seconds collective_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, BackendKind backend);
 
 }  // namespace parplan

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/cost/collective.h"
 #include "planner/cost/kernel.h"
@@ -43,7 +44,8 @@ DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
   both.peak_fp32 = std::min(a.peak_fp32, b.peak_fp32);
   both.peak_half = std::min(a.peak_half, b.peak_half);
   both.peak_tf32 = std::min(a.peak_tf32, b.peak_tf32);
-  std::erase_if(both.half_types, [&](DataType half) { return std::ranges::find(b.half_types, half) == b.half_types.end(); });
+  std::erase_if(both.half_types,
+                [&](DataType half) { return std::ranges::find(b.half_types, half) == b.half_types.end(); });
   both.kernel_launch = std::max(a.kernel_launch, b.kernel_launch);
   both.multiprocessors = std::min(a.multiprocessors, b.multiprocessors);
   both.overlaps_communication = a.overlaps_communication && b.overlaps_communication;
@@ -63,7 +65,8 @@ const NetworkCache::StageDevice& NetworkCache::device(const DeviceMesh& mesh, in
     const NodeGroup& group = cluster_->groups[g];
     const DeviceRates rates = rates_at(group.device, std::min(mesh.size(), group.devices_per_node()));
     result.rates = result.device ? slower(result.rates, rates) : rates;
-    result.device = std::make_shared<const DeviceKind>(result.device ? slower(*result.device, group.device) : group.device);
+    result.device =
+        std::make_shared<const DeviceKind>(result.device ? slower(*result.device, group.device) : group.device);
   }
   return result;
 }
@@ -74,7 +77,7 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int stage) 
   const NetworkCache::StageDevice& device = networks.device(mesh, stage);
   CostModel model{.device = device.device, .rates = device.rates, .networks = {}};
   const auto set = [&](GroupKind group, const GroupNetwork& network) {
-    model.networks[static_cast<std::size_t>(group)] = network;
+    model.networks[index_of(group)] = network;
   };
   set(GroupKind::tensor, networks.group(mesh, Axis::tp));
   set(GroupKind::data, networks.group(mesh, Axis::dp));

@@ -7,24 +7,25 @@
 #include <tuple>
 #include <vector>
 
+#include "planner/base/enum.h"
 #include "planner/cluster/cluster.h"
 #include "planner/cluster/mesh.h"
 #include "planner/program/program.h"
 
 namespace parplan {
 
-// What an instruction costs a rank of one pipeline stage. Where unlike devices share a stage, `device` is as slow as the
-// slower of them in everything: they wait for one another.
+// What an instruction costs a rank of one pipeline stage. Where unlike devices share a stage,
+// `device` is as slow as the slower of them in everything: they wait for one another.
 struct CostModel {
   std::shared_ptr<const DeviceKind> device;
   DeviceRates rates;  // with as many devices of a node at work as the job uses
   std::array<GroupNetwork, static_cast<std::size_t>(GroupKind::count_)> networks;
 
-  const GroupNetwork& network(GroupKind group) const { return networks[static_cast<std::size_t>(group)]; }
+  const GroupNetwork& network(GroupKind group) const { return networks[index_of(group)]; }
 };
 
-// What groups see of one cluster's links, computed once per mesh: a search asks for the same again and again. Owned by
-// the caller, used by one thread at a time; the cluster must outlive it.
+// What groups see of one cluster's links, computed once per mesh: a search asks for the same again
+// and again. Owned by the caller, used by one thread at a time; the cluster must outlive it.
 class NetworkCache {
  public:
   explicit NetworkCache(const Cluster& cluster) : cluster_(&cluster) {}
@@ -44,11 +45,12 @@ class NetworkCache {
   const Cluster* cluster_;
   std::map<std::tuple<MeshKey, Axis>, GroupNetwork> groups_;
   std::map<std::tuple<MeshKey, int, int>, GroupNetwork> stages_;
-  std::map<std::tuple<std::uint64_t, int>, StageDevice> devices_;  // groups at work (bit by group), devices of a node at work
+  std::map<std::tuple<std::uint64_t, int>, StageDevice>
+      devices_;  // groups at work (bit by group), devices of a node at work
 };
 
-// tensor, data and pipeline groups see the network of their axis; next and previous what the two stages see from this
-// one to the other; tied what the first and the last stage see.
+// tensor, data and pipeline groups see the network of their axis; next and previous what the two
+// stages see from this one to the other; tied what the first and the last stage see.
 CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int stage);
 CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int stage);
 // Of all stages of the mesh, the first stage first.
@@ -57,7 +59,8 @@ std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mes
 // Bytes of the whole buffer that a communication is about (collective.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);
 
-// Of a kernel: kernel_time. Of a communication: collective_time, from when all ranks concerned have arrived.
+// Of a kernel: kernel_time. Of a communication: collective_time, from when all ranks concerned have
+// arrived.
 Seconds duration(const Instruction& instruction, const CostModel& model);
 
 }  // namespace parplan

@@ -10,10 +10,12 @@
 namespace parplan {
 namespace {
 
-// Blocks of queries and keys of fused attention on GPUs (FlashAttention-2, Dao 2023, section 3.3: 64 or 128).
+// Blocks of queries and keys of fused attention on GPUs (FlashAttention-2, Dao 2023, section 3.3:
+// 64 or 128).
 constexpr std::int64_t attention_block = 128;
-// Of a product's rate, where attention was not measured. FlashAttention-2 reaches 50 to 73% of the A100's peak, backward up to 63% (Dao 2023,
-// abstract and section 4.1), causal and with heads of 64 the lower end; products reach 86% there.
+// Of a product's rate, where attention was not measured. FlashAttention-2 reaches 50 to 73% of the
+// A100's peak, backward up to 63% (Dao 2023, abstract and section 4.1), causal and with heads of 64
+// the lower end; products reach 86% there.
 constexpr double attention_share = 0.6;
 constexpr double attention_gradient_share = 0.5;
 
@@ -22,7 +24,8 @@ bool is_attention(OpKind kind) { return kind == OpKind::attention || kind == OpK
 FlopsPerSecond rate(bool matrix, DataType type, const DeviceKind& device, const DeviceRates& rates) {
   if (!matrix) return rates.vector;
   if (type == DataType::tf32 && rates.matrix_tf32.value > 0.0) return rates.matrix_tf32;
-  // Without units for a half precision, numbers are widened and multiplied as fp32; without units for tf32, too.
+  // Without units for a half precision, numbers are widened and multiplied as fp32; without units
+  // for tf32, too.
   if (is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0) return rates.matrix_half;
   return rates.matrix_fp32;
 }
@@ -50,9 +53,12 @@ OpKind made_of(OpKind kind) {
 }
 
 // What one device lost to the others that work beside it: 1 where it works alone.
-double slowdown(FlopsPerSecond alone, FlopsPerSecond now) { return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0; }
+double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
+  return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0;
+}
 
-Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork& work, const DeviceKind& device, const DeviceRates& rates) {
+Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork& work, const DeviceKind& device,
+                   const DeviceRates& rates) {
   if (work.flops.value <= 0.0) return Seconds(0.0);
   FlopsPerSecond reached = rate(work.matrix, type, device, rates);
   PARPLAN_ASSERT(reached.value > 0.0, fmt::format("{} on {}", name(op), device.name));
@@ -66,8 +72,8 @@ Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork&
 }
 
 // With a fit. `several`: how much slower a device is for the others at work.
-Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataType type, const OpWork& work, const DeviceKind& device,
-                    const DeviceRates& rates) {
+Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataType type, const OpWork& work,
+                    const DeviceKind& device, const DeviceRates& rates) {
   const DeviceRates& alone = device.rates.front();
   const double several_memory = alone.memory / rates.memory;
   const Seconds moving = work.bytes / fit.memory * several_memory;
@@ -79,15 +85,21 @@ Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataT
   const double several = slowdown(rate(true, type, device, alone), rate(true, type, device, rates));
   if (is_attention(op)) {
     const AttentionWork attention = attention_work(op, shape, type, device.backend);
-    return fit.floor + std::max(Seconds((attention.flops + attention.starts * fit.half_length) / fit.rate.value) * several, moving);
+    return fit.floor +
+           std::max(Seconds((attention.flops + attention.starts * fit.half_length) / fit.rate.value) * several, moving);
   }
-  const ProductRates product{.rate = fit.rate, .half_length = fit.half_length, .memory = fit.memory, .multiprocessors = device.multiprocessors};
+  const ProductRates product{.rate = fit.rate,
+                             .half_length = fit.half_length,
+                             .memory = fit.memory,
+                             .multiprocessors = device.multiprocessors};
   return fit.floor + std::max(time_of(best_tiling(product_of(op, shape, type), product), product) * several, moving);
 }
 
-// Attention with heads of a size that was not measured: on the straight line between the two measured sizes around it, in
-// proportion beyond them. A larger head never takes less: the times of smaller measured sizes count too.
-Seconds attention_time(const KernelFits& fits, OpKind op, const OpShape& shape, DataType type, const DeviceKind& device, const DeviceRates& rates) {
+// Attention with heads of a size that was not measured: on the straight line between the two
+// measured sizes around it, in proportion beyond them. A larger head never takes less: the times of
+// smaller measured sizes count too.
+Seconds attention_time(const KernelFits& fits, OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
+                       const DeviceRates& rates) {
   const auto at = [&](const KernelFit& largest) {
     Seconds time;
     for (const KernelFit& fit : device.measured->fits) {
@@ -101,7 +113,8 @@ Seconds attention_time(const KernelFits& fits, OpKind op, const OpShape& shape, 
   const double wanted = static_cast<double>(shape.head_dim);
   const Seconds low = at(*fits.lower);
   if (fits.lower == fits.upper) return low * (wanted / static_cast<double>(fits.lower->head_dim));
-  const double t = (wanted - static_cast<double>(fits.lower->head_dim)) / static_cast<double>(fits.upper->head_dim - fits.lower->head_dim);
+  const double t = (wanted - static_cast<double>(fits.lower->head_dim)) /
+                   static_cast<double>(fits.upper->head_dim - fits.lower->head_dim);
   return low + (at(*fits.upper) - low) * t;
 }
 
@@ -114,11 +127,12 @@ AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, B
   const std::int64_t sequence = std::max<std::int64_t>(shape.sequence, 1);
   const bool windowed = shape.window > 0 && shape.window < sequence;
   const double pairs = triangle(sequence) - (windowed ? triangle(sequence - shape.window) : 0.0);
-  // They become squares: of a block of queries, the block of its own keys and those before it, with a window only as many as reach
-  // back `window` - 1 keys from the first query.
+  // They become squares: of a block of queries, the block of its own keys and those before it, with
+  // a window only as many as reach back `window` - 1 keys from the first query.
   const std::int64_t blocks = ceil_div(sequence, attention_block);
   const std::int64_t before = windowed ? std::min(ceil_div(shape.window - 1, attention_block), blocks - 1) : blocks - 1;
-  const double squares = triangle(before + 1) + 2.0 * static_cast<double>(blocks - before - 1) * static_cast<double>(before + 1);
+  const double squares =
+      triangle(before + 1) + 2.0 * static_cast<double>(blocks - before - 1) * static_cast<double>(before + 1);
   const double whole = is_accelerator(backend) ? flops * (squares * attention_block * attention_block) / pairs : flops;
   // What a query costs before its first key does not depend on the window.
   const double without = windowed ? flops * triangle(sequence) / pairs : flops;
@@ -132,8 +146,10 @@ KernelFits find_fits(const MeasuredKernels& measured, OpKind kind, DataType type
       KernelFits found;
       for (const KernelFit& fit : measured.fits) {
         if (fit.kind != wanted || fit.type != precision) continue;
-        if (fit.head_dim <= head_dim && (found.lower == nullptr || fit.head_dim > found.lower->head_dim)) found.lower = &fit;
-        if (fit.head_dim >= head_dim && (found.upper == nullptr || fit.head_dim < found.upper->head_dim)) found.upper = &fit;
+        if (fit.head_dim <= head_dim && (found.lower == nullptr || fit.head_dim > found.lower->head_dim))
+          found.lower = &fit;
+        if (fit.head_dim >= head_dim && (found.upper == nullptr || fit.head_dim < found.upper->head_dim))
+          found.upper = &fit;
       }
       if (found.lower == nullptr) found.lower = found.upper;
       if (found.upper == nullptr) found.upper = found.lower;
@@ -157,7 +173,8 @@ FlopsPerSecond fastest_product(DataType type, const DeviceKind& device) {
   return most.value > 0.0 ? std::min(fastest, most) : fastest;
 }
 
-Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device, const DeviceRates& rates) {
+Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
+                    const DeviceRates& rates) {
   if (op == OpKind::load_tokens || op == OpKind::load_targets)
     return device.backend == BackendKind::cpu ? Seconds(0.0) : device.kernel_launch;
   const OpRow& row = row_of(op);
@@ -166,7 +183,8 @@ Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const Device
   Seconds time;
   // tf32 is fp32 to all but products.
   const DataType fitted = work.matrix ? type : in_memory(type);
-  const KernelFits fits = device.measured ? find_fits(*device.measured, op, fitted, is_attention(op) ? shape.head_dim : 0) : KernelFits{};
+  const KernelFits fits =
+      device.measured ? find_fits(*device.measured, op, fitted, is_attention(op) ? shape.head_dim : 0) : KernelFits{};
   if (fits.lower == nullptr)
     time = device.kernel_launch + std::max(arithmetic(op, shape, type, work, device, rates), work.bytes / rates.memory);
   else if (is_attention(op))

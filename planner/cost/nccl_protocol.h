@@ -6,16 +6,19 @@
 
 namespace parplan {
 
-// NCCL moves data by one of several protocols. `simple` copies large chunks and then raises a flag; `low_latency`
-// (LL) stores a flag beside every four bytes, so that nothing waits for a fence, at half the bandwidth. LL128 is
-// left out: whether it is on depends on link kinds that a GroupNetwork does not know.
+// NCCL moves data by one of several protocols. `simple` copies large chunks and then raises a flag;
+// `low_latency` (LL) stores a flag beside every four bytes, so that nothing waits for a fence, at
+// half the bandwidth. LL128 is left out: whether it is on depends on link kinds that a GroupNetwork
+// does not know.
 //
-// All constants: NVIDIA/nccl src/graph/tuning.cc at 5067397c (2.30.7), tables baseLatency and hwLatency. The hops
-// of a GroupNetwork are hardware latencies; they stand for what NCCL counts per LL hop, and every other entry of
-// hwLatency is kept as its excess over the ring's LL entry in the same row (NVLINK or PCI for hops inside a node, NET between).
+// All constants: NVIDIA/nccl src/graph/tuning.cc at 5067397c (2.30.7), tables baseLatency and
+// hwLatency. The hops of a GroupNetwork are hardware latencies; they stand for what NCCL counts per
+// LL hop, and every other entry of hwLatency is kept as its excess over the ring's LL entry in the
+// same row (NVLINK or PCI for hops inside a node, NET between).
 //
-// A hop inside a node of a ring that also leaves it takes at least the time in which the CPU's network thread serves a transfer (netOverhead:
-// 1 us on Intel, 2 us on AMD, three times as much for Simple). Whose CPU it is is not known; Intel's is taken.
+// A hop inside a node of a ring that also leaves it takes at least the time in which the CPU's
+// network thread serves a transfer (netOverhead: 1 us on Intel, 2 us on AMD, three times as much
+// for Simple). Whose CPU it is is not known; Intel's is taken.
 struct NcclProtocol {
   Seconds ring_base;
   Seconds ring_intra_excess;       // on NVLink
@@ -60,8 +63,9 @@ inline constexpr NcclProtocol simple = {
     .tree_inter_excess = Seconds(11.3e-6),       // 14 - 2.7
 };
 
-// llMaxBw: what low latency reaches at most, of a ring or a tree. In one node it depends on the GPUs; over several on the CPUs, of which the
-// row that tuning.cc takes for Intel's stands here. Infinite where the GPUs are not known.
+// llMaxBw: what low latency reaches at most, of a ring or a tree. In one node it depends on the
+// GPUs; over several on the CPUs, of which the row that tuning.cc takes for Intel's stands here.
+// Infinite where the GPUs are not known.
 inline BytesPerSecond low_latency_cap(const GroupNetwork& network) {
   if (network.nodes > 2) return BytesPerSecond(20.4e9);
   if (network.nodes == 2) return BytesPerSecond(39e9);

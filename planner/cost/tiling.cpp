@@ -42,11 +42,17 @@ Product product_of(OpKind kind, const OpShape& shape, DataType type) {
   const std::int64_t inner = std::max<std::int64_t>(shape.inner, 1);
   switch (kind) {
     case OpKind::linear: return {.m = rows, .n = columns, .k = inner, .result = Bytes(rows * columns * size_of(type))};
-    case OpKind::linear_gelu: return {.m = rows, .n = columns, .k = inner, .result = Bytes(2 * rows * columns * size_of(type))};
+    case OpKind::linear_gelu:
+      return {.m = rows, .n = columns, .k = inner, .result = Bytes(2 * rows * columns * size_of(type))};
     case OpKind::linear_input_gradient:
-      return {.m = rows, .n = inner, .k = columns, .result = Bytes((shape.accumulate ? 2 : 1) * rows * inner * size_of(type))};
-    case OpKind::linear_input_gradient_gelu: return {.m = rows, .n = inner, .k = columns, .result = Bytes(2 * rows * inner * size_of(type))};
-    case OpKind::linear_weight_gradient: return {.m = columns, .n = inner, .k = rows, .result = Bytes(8 * columns * inner)};
+      return {.m = rows,
+              .n = inner,
+              .k = columns,
+              .result = Bytes((shape.accumulate ? 2 : 1) * rows * inner * size_of(type))};
+    case OpKind::linear_input_gradient_gelu:
+      return {.m = rows, .n = inner, .k = columns, .result = Bytes(2 * rows * inner * size_of(type))};
+    case OpKind::linear_weight_gradient:
+      return {.m = columns, .n = inner, .k = rows, .result = Bytes(8 * columns * inner)};
     default: break;
   }
   throw InternalError(fmt::format("{} is no matrix product", name(kind)));
@@ -56,7 +62,8 @@ ProductWork best_tiling(const Product& product, const ProductRates& rates) {
   const double m = static_cast<double>(product.m);
   const double n = static_cast<double>(product.n);
   const double k = static_cast<double>(product.k);
-  if (rates.multiprocessors == 0) return {.flops = 2.0 * m * n * k, .starts = 2.0 * (m * k + k * n + m * n), .bytes = {}};
+  if (rates.multiprocessors == 0)
+    return {.flops = 2.0 * m * n * k, .starts = 2.0 * (m * k + k * n + m * n), .bytes = {}};
   std::optional<ProductWork> best;
   for (const Tile& tile : tiles)
     for (const std::int64_t parts : splits) {
@@ -64,7 +71,9 @@ ProductWork best_tiling(const Product& product, const ProductRates& rates) {
       const std::int64_t places = ceil_div(count, rates.multiprocessors) * rates.multiprocessors;
       const double step = 2.0 * static_cast<double>(places) * static_cast<double>(tile.m * tile.n) / reuse(tile);
       const Bytes partial = parts > 1 ? Bytes(8 * product.m * product.n * parts) : Bytes(0);
-      const ProductWork work{.flops = step * static_cast<double>(ceil_div(product.k, parts)), .starts = step, .bytes = product.result + partial};
+      const ProductWork work{.flops = step * static_cast<double>(ceil_div(product.k, parts)),
+                             .starts = step,
+                             .bytes = product.result + partial};
       if (!best || time_of(work, rates) < time_of(*best, rates)) best = work;
     }
   return *best;

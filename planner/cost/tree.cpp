@@ -9,8 +9,8 @@
 namespace parplan {
 namespace {
 
-// Entry i is for buffers of at least 64 * 2^i bytes: 64 B to 512 MiB. NVIDIA/nccl src/graph/tuning.cc,
-// treeCorrectionFactor.
+// Entry i is for buffers of at least 64 * 2^i bytes: 64 B to 512 MiB. NVIDIA/nccl
+// src/graph/tuning.cc, treeCorrectionFactor.
 using Correction = std::array<double, 24>;
 constexpr Correction low_latency_correction = {1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5,
                                                0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0};
@@ -21,7 +21,7 @@ constexpr Correction simple_correction = {0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8
 double corrected(const Correction& correction, Bytes bytes) {
   int entry = -1;
   for (std::int64_t units = bytes.count >> 6; units > 0; units >>= 1) ++entry;
-  return entry >= 0 && entry < static_cast<int>(correction.size()) ? correction[static_cast<std::size_t>(entry)] : 1.0;
+  return entry >= 0 && entry < static_cast<int>(correction.size()) ? correction[entry] : 1.0;
 }
 
 Seconds hops(const GroupNetwork& network, Seconds intra, Seconds inter) {

@@ -39,7 +39,8 @@ std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) 
   if (operand.optional && index(operand.index) >= tensors->size()) return std::nullopt;
   PARPLAN_ASSERT(index(operand.index) < tensors->size(),
                  fmt::format("{}: operand {} of {}", op.name, operand.index, tensors->size()));
-  return TrainingOperand{.source = operand.source, .tensor = (*tensors)[index(operand.index)], .access = operand.access};
+  return TrainingOperand{
+      .source = operand.source, .tensor = (*tensors)[index(operand.index)], .access = operand.access};
 }
 
 TrainingOp training_op(const Op& op, int forward_op, OpKind kind) {
@@ -88,8 +89,9 @@ class Derivation {
     return std::move(result_);
   }
 
-  // A gradient is added to where it lies: from then on, the adding op included, nobody may want what another tensor's
-  // gradient was there before. The first pass of `block` (what `derive` made) that must become a copy for that.
+  // A gradient is added to where it lies: from then on, the adding op included, nobody may want
+  // what another tensor's gradient was there before. The first pass of `block` (what `derive` made)
+  // that must become a copy for that.
   std::optional<Pass> overwritten(const TrainingBlock& block) const {
     for (std::size_t i = 0; i < block.backward.size(); ++i)
       for (const TrainingOperand& changed : block.backward[i].operands) {
@@ -111,7 +113,8 @@ class Derivation {
   void differentiate(int forward_op) {
     const Op& op = graph_.ops[index(forward_op)];
     const OpRow& row = row_of(op.kind);
-    // First: the op's own gradients read the gradient of its output, which its inputs share from now on.
+    // First: the op's own gradients read the gradient of its output, which its inputs share from
+    // now on.
     for (const OpKind kind : row.gradients) {
       TrainingOp gradient = training_op(op, forward_op, kind);
       if (has_result(gradient)) add(op, std::move(gradient));
@@ -165,18 +168,21 @@ class Derivation {
 
   void emit(OpKind kind, int forward_op, const TrainingOperand& from, TensorId to) {
     const bool adds = kind == OpKind::accumulate;
-    result_.backward.push_back(
-        {.kind = kind,
-         .forward_op = forward_op,
-         .operands = {from, {.source = OperandSource::input_gradient, .tensor = to, .access = adds ? Access::update : Access::write}},
-         .accumulate = adds});
+    result_.backward.push_back({.kind = kind,
+                                .forward_op = forward_op,
+                                .operands = {from,
+                                             {.source = OperandSource::input_gradient,
+                                              .tensor = to,
+                                              .access = adds ? Access::update : Access::write}},
+                                .accumulate = adds});
   }
 
   void check_defined(const Op& op, TensorId id) const {
     PARPLAN_ASSERT(defined_[index(id)], fmt::format("{}: no gradient for {}", op.name, tensor_name(id)));
   }
 
-  // Whether the gradient of `id` is the one of `of` with what has been added since, or shares its storage by chance.
+  // Whether the gradient of `id` is the one of `of` with what has been added since, or shares its
+  // storage by chance.
   static bool descends(const TrainingBlock& block, TensorId id, TensorId of) {
     while (id != of && block.alias[index(id)] != id) id = block.alias[index(id)];
     return id == of;

@@ -19,8 +19,11 @@ std::optional<std::string> beyond_counting(const OpGraph& graph, const TrainingS
   }
   const double sample = numbers * bytes_of_number;
   if (sample * static_cast<double>(training.global_batch) <= most) return std::nullopt;
-  return fmt::format("a global batch of {} sequences of {} tokens has {:.1e} bytes of activations and their gradients, more than can be counted; give at most {:.0f} sequences",
-                     training.global_batch, training.sequence_length, sample * static_cast<double>(training.global_batch), std::floor(most / sample));
+  return fmt::format(
+      "a global batch of {} sequences of {} tokens has {:.1e} bytes of activations and their gradients, more than can "
+      "be counted; give at most {:.0f} sequences",
+      training.global_batch, training.sequence_length, sample * static_cast<double>(training.global_batch),
+      std::floor(most / sample));
 }
 
 }  // namespace parplan

@@ -6,9 +6,9 @@
 
 namespace parplan {
 
-// How the CPU kernels cut matrix products y[n, m] += x[n, k] w[m, k] into blocks that are packed for the caches. It
-// stands here because the packing buffers are workspace operands, which the plan counts to the byte; the kernels
-// (runtime/device/cpu/kernels/gemm.cpp) use the same numbers.
+// How the CPU kernels cut matrix products y[n, m] += x[n, k] w[m, k] into blocks that are packed
+// for the caches. It stands here because the packing buffers are workspace operands, which the plan
+// counts to the byte; the kernels (runtime/device/cpu/kernels/gemm.cpp) use the same numbers.
 struct GemmBlocking {
   std::int64_t m = 0;  // output features
   std::int64_t n = 0;  // tokens
@@ -16,15 +16,17 @@ struct GemmBlocking {
   bool operator==(const GemmBlocking&) const = default;
 };
 
-// Best of 24 blockings by the mean over the GPT-2 124M shapes with 256 and 1024 tokens, one core of a Sapphire Rapids
-// Xeon (2 MiB L2), Eigen 3.4, AVX-512; tests/bench/gemm_bench.cpp prints what they reach.
+// Best of 24 blockings by the mean over the GPT-2 124M shapes with 256 and 1024 tokens, one core of
+// a Sapphire Rapids Xeon (2 MiB L2), Eigen 3.4, AVX-512; tests/bench/gemm_bench.cpp prints what
+// they reach.
 inline constexpr GemmBlocking forward_blocking{.m = 384, .n = 256, .k = 768};   // w is stored [m, k]: costly to pack
 inline constexpr GemmBlocking backward_blocking{.m = 960, .n = 256, .k = 256};  // w is stored [k, m]
 
 // Query rows that attention handles at a time: its scratch is this times the sequence.
 inline constexpr std::int64_t attention_query_block = 128;
 
-// Sections of a workspace start at multiples of 16 floats (64 bytes, a cache line and an AVX-512 register).
+// Sections of a workspace start at multiples of 16 floats (64 bytes, a cache line and an AVX-512
+// register).
 constexpr std::int64_t align_elements(std::int64_t elements) { return (elements + 15) / 16 * 16; }
 
 // The blocking of a product that is smaller than a block. Tokens are packed in groups of four.
@@ -35,7 +37,8 @@ constexpr GemmBlocking clipped(GemmBlocking blocking, std::int64_t m, std::int64
           .k = k < blocking.k ? k : blocking.k};
 }
 
-// Floats: one packed block of w, one of x, and room for the last up to three tokens, padded to four.
+// Floats: one packed block of w, one of x, and room for the last up to three tokens, padded to
+// four.
 constexpr std::int64_t gemm_workspace_elements(GemmBlocking blocking, std::int64_t m, std::int64_t n, std::int64_t k) {
   const GemmBlocking b = clipped(blocking, m, n, k);
   return align_elements(b.m * b.k) + align_elements(b.n * b.k) + align_elements(4 * b.k) + align_elements(4 * b.m);
@@ -58,8 +61,8 @@ constexpr Bytes linear_weight_gradient_workspace(std::int64_t rows, std::int64_t
 constexpr std::int64_t attention_block(std::int64_t sequence) {
   return sequence < attention_query_block ? sequence : attention_query_block;
 }
-// The largest packing that any product inside attention needs: queries x keys over head_dim, queries x head_dim over
-// keys, and in the gradient keys x head_dim over queries.
+// The largest packing that any product inside attention needs: queries x keys over head_dim,
+// queries x head_dim over keys, and in the gradient keys x head_dim over queries.
 constexpr std::int64_t attention_packing_elements(std::int64_t sequence, std::int64_t head_dim) {
   const std::int64_t block = attention_block(sequence);
   const std::int64_t sizes[] = {gemm_workspace_elements(forward_blocking, sequence, block, head_dim),

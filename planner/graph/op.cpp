@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/graph/cuda_workspace.h"
 #include "planner/graph/gemm_blocking.h"
@@ -23,7 +24,7 @@ constexpr bool OpShape::*if_norm = &OpShape::norm;
 constexpr bool OpShape::*if_master = &OpShape::master;
 constexpr bool OpShape::*if_scaled = &OpShape::scaled;
 
-// Operands, in the order in which kernels receive them ----------------------------------------------------------
+// Operands, in the order in which kernels receive them --------------------------------------------
 
 constexpr OperandRow embedding_operands[] = {{input, 0, read}, {parameter, 0, read}, {output, 0, write}};
 constexpr OperandRow add_position_operands[] = {{input, 0, read}, {parameter, 0, read}, {output, 0, write}};
@@ -53,12 +54,14 @@ constexpr OperandRow cross_entropy_sums_operands[] = {
 constexpr OperandRow cross_entropy_loss_operands[] = {
     {input, 0, read}, {input, 1, read}, {input, 2, read}, {input, 3, read}, {output, 0, update}};
 
-constexpr OperandRow add_layer_norm_operands[] = {{input, 0, read},     {input, 1, read, if_second}, {parameter, 0, read, if_bias},
-                                                  {parameter, 1, read}, {parameter, 2, read},        {output, 0, write},
-                                                  {output, 1, write},   {output, 2, write},          {output, 3, write}};
-constexpr OperandRow add_rms_norm_operands[] = {{input, 0, read},     {input, 1, read, if_second}, {parameter, 0, read, if_bias},
-                                                {parameter, 1, read}, {output, 0, write},          {output, 1, write},
-                                                {output, 2, write}};
+constexpr OperandRow add_layer_norm_operands[] = {
+    {input, 0, read},     {input, 1, read, if_second}, {parameter, 0, read, if_bias},
+    {parameter, 1, read}, {parameter, 2, read},        {output, 0, write},
+    {output, 1, write},   {output, 2, write},          {output, 3, write}};
+constexpr OperandRow add_rms_norm_operands[] = {
+    {input, 0, read},     {input, 1, read, if_second}, {parameter, 0, read, if_bias},
+    {parameter, 1, read}, {output, 0, write},          {output, 1, write},
+    {output, 2, write}};
 // The two outputs may be one storage: then `before` is needed by nobody, and y alone is written.
 constexpr OperandRow linear_gelu_operands[] = {{input, 0, read},   {parameter, 0, read}, {parameter, 1, read, if_bias},
                                                {output, 0, write}, {output, 1, write},   {workspace, 0, update}};
@@ -116,8 +119,11 @@ constexpr OperandRow bias_gradient_operands[] = {
 constexpr OperandRow cross_entropy_gradient_operands[] = {
     {input, 0, read}, {input, 1, read},           {input, 2, read},
     {input, 3, read}, {input_gradient, 0, write}, {loss_scale, 0, read, if_scaled}};
-constexpr OperandRow linear_input_gradient_gelu_operands[] = {
-    {output_gradient, 0, read}, {parameter, 0, read}, {input, 0, read}, {input_gradient, 0, write}, {workspace, 0, update}};
+constexpr OperandRow linear_input_gradient_gelu_operands[] = {{output_gradient, 0, read},
+                                                              {parameter, 0, read},
+                                                              {input, 0, read},
+                                                              {input_gradient, 0, write},
+                                                              {workspace, 0, update}};
 
 // Around the step no forward op stands behind: sources only tell the operands apart.
 constexpr OperandRow accumulate_operands[] = {{input, 0, read}, {output, 0, update}};
@@ -139,8 +145,8 @@ constexpr OperandRow sgd_operands[] = {{input, 0, read},
                                        {output, 1, update, if_master},
                                        {loss_scale, 0, read, if_scaled}};
 
-// Backward ops, in running order. The input gradient of `linear` comes first: its all-reduce over the tensor axis and
-// the blocks before wait for it, nothing waits for the weight's.
+// Backward ops, in running order. The input gradient of `linear` comes first: its all-reduce over
+// the tensor axis and the blocks before wait for it, nothing waits for the weight's.
 constexpr OpKind embedding_gradients[] = {OpKind::embedding_gradient};
 constexpr OpKind add_position_gradients[] = {OpKind::add_position_gradient};
 constexpr OpKind layer_norm_gradients[] = {OpKind::layer_norm_gradient};
@@ -158,11 +164,12 @@ constexpr OpKind softcap_gradients[] = {OpKind::softcap_gradient};
 constexpr OpKind add_gradients[] = {OpKind::bias_gradient};
 constexpr OpKind cross_entropy_loss_gradients[] = {OpKind::cross_entropy_gradient};
 
-// Work -----------------------------------------------------------------------------------------------------------
-// Letters: r rows, c columns, k inner, e bytes of an element of `type`. Statistics, tokens, the loss, gradients of
-// parameters and optimizer state have 4 bytes. An operand that is updated is read and written. Operations per
-// element of what is not a matrix product are counted from the formula, exp, tanh, erf and sqrt as one each: these
-// kernels are bound by memory, so only the order of magnitude matters.
+// Work --------------------------------------------------------------------------------------------
+// Letters: r rows, c columns, k inner, e bytes of an element of `type`. Statistics, tokens, the
+// loss, gradients of parameters and optimizer state have 4 bytes. An operand that is updated is
+// read and written. Operations per element of what is not a matrix product are counted from the
+// formula, exp, tanh, erf and sqrt as one each: these kernels are bound by memory, so only the
+// order of magnitude matters.
 
 constexpr std::int64_t e(DataType type) {
   return size_of(type);
@@ -170,7 +177,8 @@ constexpr std::int64_t e(DataType type) {
 Flops flops(std::int64_t count) {
   return Flops(static_cast<double>(count));
 }
-// Products of sizes are taken in floating point: a whole model's exceed 63 bits sooner than one expects.
+// Products of sizes are taken in floating point: a whole model's exceed 63 bits sooner than one
+// expects.
 Flops product(double factor, std::int64_t a, std::int64_t b, std::int64_t c) {
   return Flops(factor * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c));
 }
@@ -202,7 +210,8 @@ std::int64_t head_elements(const OpShape& s) {
 std::int64_t query_key_elements(const OpShape& s) {
   return s.sequence * s.batch * (s.heads + s.kv_heads) * s.head_dim;
 }
-// Three operations an element that turns. The rest of a head and values pass untouched, but belong to the operand.
+// Three operations an element that turns. The rest of a head and values pass untouched, but belong
+// to the operand.
 OpWork rotary_work(const OpShape& s, DataType type) {
   const std::int64_t turning = s.rotary_dim > 0 ? s.rotary_dim : s.head_dim;
   return {flops(3 * s.sequence * s.batch * (s.heads + s.kv_heads) * turning), Bytes(2 * fused_elements(s) * e(type))};
@@ -219,7 +228,8 @@ OpWork head_norm_gradient_work(const OpShape& s, DataType type) {
 OpWork query_key_squares_work(const OpShape& s, DataType type) {
   return {flops(2 * query_key_elements(s)), Bytes(query_key_elements(s) * e(type) + 8 * s.sequence * s.batch)};
 }
-OpWork query_key_squares_gradient_work(const OpShape& s, DataType type) {  // twice the sum's gradient times the element, added
+OpWork query_key_squares_gradient_work(const OpShape& s,
+                                       DataType type) {  // twice the sum's gradient times the element, added
   return {flops((s.accumulate ? 2 : 1) * query_key_elements(s)),
           Bytes((s.accumulate ? 3 * query_key_elements(s) : query_key_elements(s) + fused_elements(s)) * e(type) +
                 8 * s.sequence * s.batch)};
@@ -235,9 +245,10 @@ OpWork query_key_norm_gradient_work(const OpShape& s, DataType type) {  // dy ga
   return {flops(6 * query_key_elements(s)), Bytes((3 * fused_elements(s) + query_key_width(s)) * e(type) +
                                                   16 * s.sequence * s.batch + 8 * query_key_width(s))};
 }
-// Causal: query i meets i + 1 keys, so sequence (sequence + 1) / 2 pairs a head; a window leaves out what is further back.
-// Scores and the weighted sum take 2 head_dim a pair each. FlashAttention (Dao 2023, section 4.1) counts the same products,
-// causal as one half. What is done to a score (scale, softcap, ALiBi, exp) is not counted, as there.
+// Causal: query i meets i + 1 keys, so sequence (sequence + 1) / 2 pairs a head; a window leaves
+// out what is further back. Scores and the weighted sum take 2 head_dim a pair each. FlashAttention
+// (Dao 2023, section 4.1) counts the same products, causal as one half. What is done to a score
+// (scale, softcap, ALiBi, exp) is not counted, as there.
 double attention_pairs(const OpShape& s) {
   const auto triangle = [](std::int64_t n) { return static_cast<double>(n) * static_cast<double>(n + 1) / 2; };
   const double beyond = s.window > 0 && s.window < s.sequence ? triangle(s.sequence - s.window) : 0.0;
@@ -305,7 +316,8 @@ OpWork cross_entropy_max_work(const OpShape& s, DataType type) {
 OpWork cross_entropy_sums_work(const OpShape& s, DataType type) {  // subtract, exp, add; target, maximum, two sums
   return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 16 * s.rows)};
 }
-// The two sums of a token hold all that its loss needs; the other operands are there for the gradient.
+// The two sums of a token hold all that its loss needs; the other operands are there for the
+// gradient.
 OpWork cross_entropy_loss_work(const OpShape& s, DataType) {
   return {flops(3 * s.rows), Bytes(8 * s.rows + 8)};
 }
@@ -326,7 +338,8 @@ OpWork bias_gradient_work(const OpShape& s, DataType type) {
 std::int64_t input_gradient_passes(const OpShape& s) {
   return s.accumulate ? 2 : 1;
 }
-// Normalise again 2, dgamma 2, dbeta 1, dy gamma 1, its two sums 3, dx 4, and 1 to add to what is there.
+// Normalise again 2, dgamma 2, dbeta 1, dy gamma 1, its two sums 3, dx 4, and 1 to add to what is
+// there.
 OpWork layer_norm_gradient_work(const OpShape& s, DataType type) {
   return {flops((s.accumulate ? 14 : 13) * s.rows * s.columns),
           Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 8 * s.rows + 16 * s.columns)};
@@ -400,7 +413,7 @@ OpWork linear_input_gradient_gelu_work(const OpShape& s, DataType type) {
   return {linear.flops + flops(17 * s.rows * s.inner), linear.bytes + Bytes(s.rows * s.inner * e(type)), true};
 }
 
-// Workspaces on CPU (gemm_blocking.h) ------------------------------------------------------------------------------
+// Workspaces on CPU (gemm_blocking.h) -------------------------------------------------------------
 
 Bytes linear_cpu_workspace(const OpShape& s) {
   return linear_workspace(s.rows, s.columns, s.inner);
@@ -418,12 +431,13 @@ Bytes attention_gradient_cpu_workspace(const OpShape& s) {
   return attention_gradient_workspace(s.sequence, s.head_dim);
 }
 
-// Workspaces on CUDA (cuda_workspace.h) ----------------------------------------------------------------------------
+// Workspaces on CUDA (cuda_workspace.h) -----------------------------------------------------------
 
 Bytes matrix_cuda_workspace(const OpShape&) {
   return Bytes(matrix_workspace_bytes);
 }
-// The sums of the bias come first and are then done with; those of many columns take more than the product does.
+// The sums of the bias come first and are then done with; those of many columns take more than the
+// product does.
 Bytes linear_weight_gradient_cuda_workspace(const OpShape& s) {
   return std::max(Bytes(matrix_workspace_bytes), s.bias ? column_sums_workspace(s.rows, s.columns, 1) : Bytes(0));
 }
@@ -449,9 +463,10 @@ Bytes sum_squares_cuda_workspace(const OpShape&) {
   return Bytes(sum_squares_workspace_bytes);
 }
 
-// The table, in the order of OpKind ---------------------------------------------------------------------------------
-// In place: elementwise kernels read an element before they write it, and each element of the read operand is needed
-// for the same element of the written one only.
+// The table, in the order of OpKind
+// --------------------------------------------------------------------------------- In place:
+// elementwise kernels read an element before they write it, and each element of the read operand is
+// needed for the same element of the written one only.
 
 constexpr OpRow rows[] = {
     {.kind = OpKind::embedding,
@@ -756,7 +771,7 @@ std::span<const OpRow> op_rows() {
 
 const OpRow& row_of(OpKind kind) {
   PARPLAN_ASSERT(kind >= OpKind{} && kind < OpKind::count_, fmt::format("op kind {}", static_cast<int>(kind)));
-  return rows[static_cast<std::size_t>(kind)];
+  return rows[index_of(kind)];
 }
 
 }  // namespace parplan

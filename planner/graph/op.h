@@ -9,68 +9,70 @@
 
 namespace parplan {
 
-// Every kind of computation a rank can be told to do, forward and backward alike. One row each in the table
-// of op.cpp; the kernels of a backend are found by the same name.
+// Every kind of computation a rank can be told to do, forward and backward alike. One row each in
+// the table of op.cpp; the kernels of a backend are found by the same name.
 enum class OpKind {
   // forward
-  embedding,            // tokens, table -> rows of the table
-  add_position,         // x, position table -> x + table[position]
-  layer_norm,           // x, gamma, beta -> y, mean, rstd
-  rms_norm,             // x, gamma -> y, rstd
-  head_norm,            // fused qkv, gamma of queries, gamma of keys -> RMS norm of each query and key head, rstd per row and head
-  query_key_squares,    // fused qkv -> per row: sum of squares of all queries, of all keys (of this rank's heads)
-  query_key_norm,       // fused qkv, squares, gamma of queries, gamma of keys -> RMS norm of all queries and of all keys of a row
-  linear,               // x, weight [out, in], (bias) -> y
-  rotary,               // fused qkv -> fused qkv with query and key rotated (in place)
-  attention,            // fused qkv -> output, log-sum-exp per row and head; causal, perhaps windowed, capped, with ALiBi
-  activation,           // x -> gelu / relu / silu of x
-  gate,                 // gate, up -> activation(gate) * up
-  scale,                // x -> x * factor
-  softcap,              // x -> softcap * tanh(x / softcap)
-  add,                  // a, (b), (bias) -> a + b + bias
-  cross_entropy_max,    // logits -> maximum per token (of this shard of the vocabulary)
-  cross_entropy_sums,   // logits, targets, maximum -> per token: sum of exp(x - max), target's x - max
-  cross_entropy_loss,   // logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target
+  embedding,     // tokens, table -> rows of the table
+  add_position,  // x, position table -> x + table[position]
+  layer_norm,    // x, gamma, beta -> y, mean, rstd
+  rms_norm,      // x, gamma -> y, rstd
+  head_norm,     // fused qkv, gamma of queries, gamma of keys -> RMS norm of each query and key head, rstd per row and
+                 // head
+  query_key_squares,  // fused qkv -> per row: sum of squares of all queries, of all keys (of this rank's heads)
+  query_key_norm,  // fused qkv, squares, gamma of queries, gamma of keys -> RMS norm of all queries and of all keys of
+                   // a row
+  linear,          // x, weight [out, in], (bias) -> y
+  rotary,          // fused qkv -> fused qkv with query and key rotated (in place)
+  attention,       // fused qkv -> output, log-sum-exp per row and head; causal, perhaps windowed, capped, with ALiBi
+  activation,      // x -> gelu / relu / silu of x
+  gate,            // gate, up -> activation(gate) * up
+  scale,           // x -> x * factor
+  softcap,         // x -> softcap * tanh(x / softcap)
+  add,             // a, (b), (bias) -> a + b + bias
+  cross_entropy_max,   // logits -> maximum per token (of this shard of the vocabulary)
+  cross_entropy_sums,  // logits, targets, maximum -> per token: sum of exp(x - max), target's x - max
+  cross_entropy_loss,  // logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target
   // forward, two ops in one kernel (planner/graph/fusion.cpp); no family writes them
-  add_layer_norm,       // a, (b), (bias), gamma, beta -> sum, y, mean, rstd
-  add_rms_norm,         // a, (b), (bias), gamma -> sum, y, rstd
-  linear_gelu,          // x, weight, (bias) -> before, y = gelu_tanh(before); one storage for both: y alone
+  add_layer_norm,  // a, (b), (bias), gamma, beta -> sum, y, mean, rstd
+  add_rms_norm,    // a, (b), (bias), gamma -> sum, y, rstd
+  linear_gelu,     // x, weight, (bias) -> before, y = gelu_tanh(before); one storage for both: y alone
   // backward
-  embedding_gradient,        // dy, tokens -> dtable +=
-  add_position_gradient,     // dy -> dtable +=
-  layer_norm_gradient,       // dy, x, gamma, mean, rstd -> dx (+=), dgamma +=, dbeta +=
-  rms_norm_gradient,         // dy, x, gamma, rstd -> dx (+=), dgamma +=
-  head_norm_gradient,        // dy, qkv, gammas, rstd -> dqkv, dgammas +=
+  embedding_gradient,          // dy, tokens -> dtable +=
+  add_position_gradient,       // dy -> dtable +=
+  layer_norm_gradient,         // dy, x, gamma, mean, rstd -> dx (+=), dgamma +=, dbeta +=
+  rms_norm_gradient,           // dy, x, gamma, rstd -> dx (+=), dgamma +=
+  head_norm_gradient,          // dy, qkv, gammas, rstd -> dqkv, dgammas +=
   query_key_squares_gradient,  // dsquares, qkv -> dqkv (+=)
-  query_key_norm_gradient,   // dy, qkv, squares, gammas -> dqkv, dsquares, dgammas +=
-  linear_input_gradient,     // dy, weight -> dx (+=)
-  linear_weight_gradient,    // dy, x -> dweight +=, (dbias +=)
-  rotary_gradient,           // dy -> dx (in place)
-  attention_gradient,        // dy, qkv, y, log-sum-exp -> dqkv
-  activation_gradient,       // dy, x -> dx
-  gate_gradient,             // dy, gate, up -> dgate, dup
-  scale_gradient,            // dy -> dx
-  softcap_gradient,          // dy, y -> dx
-  bias_gradient,             // dy -> dbias +=   (of `add`)
-  cross_entropy_gradient,    // logits, targets, maximum, sums, (loss scale) -> dlogits (in place), times `scale`
+  query_key_norm_gradient,     // dy, qkv, squares, gammas -> dqkv, dsquares, dgammas +=
+  linear_input_gradient,       // dy, weight -> dx (+=)
+  linear_weight_gradient,      // dy, x -> dweight +=, (dbias +=)
+  rotary_gradient,             // dy -> dx (in place)
+  attention_gradient,          // dy, qkv, y, log-sum-exp -> dqkv
+  activation_gradient,         // dy, x -> dx
+  gate_gradient,               // dy, gate, up -> dgate, dup
+  scale_gradient,              // dy -> dx
+  softcap_gradient,            // dy, y -> dx
+  bias_gradient,               // dy -> dbias +=   (of `add`)
+  cross_entropy_gradient,      // logits, targets, maximum, sums, (loss scale) -> dlogits (in place), times `scale`
   linear_input_gradient_gelu,  // dy, weight, before -> dbefore: both linear's input gradient and gelu_tanh's
   // around the step
-  accumulate,           // x -> y +=
-  fill_zero,            // -> y = 0
-  copy,                 // x -> y = x
-  load_tokens,          // the data loader's tokens of this micro-batch
-  load_targets,         // the data loader's targets of this micro-batch
-  sum_squares,          // x -> y += sum of x^2   (gradient norm)
-  adamw,                // gradient, (norm), (loss scale) -> parameter, m, v, (master)
-  sgd,                  // gradient, (norm), (loss scale) -> parameter, (momentum), (master)
-  update_loss_scale,    // norm -> loss scale: halved after an overflow, doubled after many steps without one
+  accumulate,         // x -> y +=
+  fill_zero,          // -> y = 0
+  copy,               // x -> y = x
+  load_tokens,        // the data loader's tokens of this micro-batch
+  load_targets,       // the data loader's targets of this micro-batch
+  sum_squares,        // x -> y += sum of x^2   (gradient norm)
+  adamw,              // gradient, (norm), (loss scale) -> parameter, m, v, (master)
+  sgd,                // gradient, (norm), (loss scale) -> parameter, (momentum), (master)
+  update_loss_scale,  // norm -> loss scale: halved after an overflow, doubled after many steps without one
   count_
 };
 
 enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };
 
-// The local (per-rank, per micro-batch) size of one op. Which fields an op reads stands in its row; the
-// others keep their defaults, so that equal work compares equal.
+// The local (per-rank, per micro-batch) size of one op. Which fields an op reads stands in its row;
+// the others keep their defaults, so that equal work compares equal.
 struct OpShape {
   std::int64_t rows = 0;       // tokens: local sequence x micro-batch; or elements for flat ops
   std::int64_t columns = 0;    // output features held by this rank
@@ -102,23 +104,36 @@ struct OpShape {
   double factor = 0.0;         // scale
   double score_scale = 0.0;    // attention: of query times key; 0: 1 / sqrt(head_dim)
   double softcap = 0.0;        // softcap; attention: of scores (Gemma 2); 0: none
-  double alibi = 0.0;          // attention: times the head's slope times (key's - query's position), added to the score; 0: none
+  double alibi =
+      0.0;  // attention: times the head's slope times (key's - query's position), added to the score; 0: none
   bool operator==(const OpShape&) const = default;
 };
 
-// The slope of query head `head` of `all_heads` in attention with linear biases (Press et al. 2022, ALiBi, section 3): powers of
-// 2^(-8/n) where n, the number of heads, is a power of two; otherwise those of the next smaller power of two and every other one
-// of the next larger, as in the authors' code and BLOOM's.
+// The slope of query head `head` of `all_heads` in attention with linear biases (Press et al. 2022,
+// ALiBi, section 3): powers of 2^(-8/n) where n, the number of heads, is a power of two; otherwise
+// those of the next smaller power of two and every other one of the next larger, as in the authors'
+// code and BLOOM's.
 double alibi_slope(std::int64_t head, std::int64_t all_heads);
 
-// What an operand of a kernel stands for. Indices count among the forward op's inputs, parameters, outputs. `contribution` stands in
-// no row: the gradient of an input by one of its uses, where the kernel cannot add it to those of the others (graph/backward.h).
-enum class OperandSource { input, parameter, output, output_gradient, input_gradient, parameter_gradient, loss_scale, workspace, contribution };
+// What an operand of a kernel stands for. Indices count among the forward op's inputs, parameters,
+// outputs. `contribution` stands in no row: the gradient of an input by one of its uses, where the
+// kernel cannot add it to those of the others (graph/backward.h).
+enum class OperandSource {
+  input,
+  parameter,
+  output,
+  output_gradient,
+  input_gradient,
+  parameter_gradient,
+  loss_scale,
+  workspace,
+  contribution
+};
 enum class Access { read, write, update };
 
-// What the loss-scale operand holds in device memory: gradients of fp16 activations are computed times `scale`, so that
-// small ones do not vanish (Micikevicius et al., Mixed Precision Training, ICLR 2018); the optimizer divides by it and
-// skips a step whose sum of squares is not finite.
+// What the loss-scale operand holds in device memory: gradients of fp16 activations are computed
+// times `scale`, so that small ones do not vanish (Micikevicius et al., Mixed Precision Training,
+// ICLR 2018); the optimizer divides by it and skips a step whose sum of squares is not finite.
 struct LossScale {
   float scale = 65536.0f;
   float good_steps = 0.0f;     // since the scale last changed
@@ -139,15 +154,16 @@ struct OperandRow {
 // Whether a kernel of this shape has the operand; `workspace`: whether the backend's row has one.
 bool is_present(const OperandRow& operand, const OpShape& shape, bool workspace);
 
-// Arithmetic and memory traffic of one op on one rank: each operand is read once, written once, or both when it is
-// updated. Of an embedding table only the rows that are looked up count.
+// Arithmetic and memory traffic of one op on one rank: each operand is read once, written once, or
+// both when it is updated. Of an embedding table only the rows that are looked up count.
 struct OpWork {
   Flops flops;
   Bytes bytes;
   bool matrix = false;  // runs on matrix units (GEMM, attention)
 };
 
-// How placements pass through an op; `redistribute` is derived from it (planner/program/placement.h).
+// How placements pass through an op; `redistribute` is derived from it
+// (planner/program/placement.h).
 enum class ShardingRule {
   tokenwise,    // any shard of token dims or features passes from input to output; Partial is resolved first
   contraction,  // linear: weight Shard(out) -> y Shard(out); weight Shard(in) -> y Partial(sum)
@@ -166,19 +182,20 @@ struct OpRow {
   ShardingRule sharding = ShardingRule::none;
   // In the order in which the kernel receives them.
   std::span<const OperandRow> operands = {};
-  // Backward ops in the order in which they run. What they read of the forward op's inputs and outputs is what
-  // the op saves.
+  // Backward ops in the order in which they run. What they read of the forward op's inputs and
+  // outputs is what the op saves.
   std::span<const OpKind> gradients = {};
   // `input_gradient(i)` is `output_gradient(0)` itself (add, add_position).
   bool passes_gradient = false;
   // Backward ops: `input_gradient(0)` can be added to (OpShape::accumulate) instead of written.
   bool accumulates = false;
-  // Operand positions {read, written} that may share storage when the read one is not needed again; -1 none.
+  // Operand positions {read, written} that may share storage when the read one is not needed again;
+  // -1 none.
   int in_place_read = -1;
   int in_place_write = -1;
   OpWork (*work)(const OpShape&, DataType) = nullptr;
-  // Bytes of the workspace operand on each backend (null or 0: none). CPU: packing and attention scratch, fp32. CUDA: cuBLASLt's cap
-  // and partial sums (planner/graph/cuda_workspace.h).
+  // Bytes of the workspace operand on each backend (null or 0: none). CPU: packing and attention
+  // scratch, fp32. CUDA: cuBLASLt's cap and partial sums (planner/graph/cuda_workspace.h).
   Bytes (*cpu_workspace)(const OpShape&) = nullptr;
   Bytes (*cuda_workspace)(const OpShape&) = nullptr;
 };

@@ -29,7 +29,7 @@ bool contains(const std::vector<TensorId>& ids, TensorId id) {
   wrong(graph, fmt::format("op '{}' ({}): {}", op.name, name(op.kind), what));
 }
 
-// Operands against the op's row --------------------------------------------------------------------------------
+// Operands against the op's row -------------------------------------------------------------------
 
 // How many operands of one source a row wants at least and at most.
 struct Count {
@@ -84,7 +84,9 @@ void check_heads(const OpGraph& graph, const Op& op, const auto& width, const au
     case OpKind::rotary:
       check(op.outputs[0], fused);
       if (of.rotary_dim % 2 != 0 || of.rotary_dim < 0 || of.rotary_dim > of.head_dim)
-        wrong(graph, op, fmt::format("turns {} features of heads of {}; expected an even number up to that", of.rotary_dim, of.head_dim));
+        wrong(graph, op,
+              fmt::format("turns {} features of heads of {}; expected an even number up to that", of.rotary_dim,
+                          of.head_dim));
       break;
     case OpKind::head_norm:
       check(op.outputs[0], fused);
@@ -148,7 +150,7 @@ void check_sizes(const OpGraph& graph, const Op& op) {
   }
 }
 
-// Topological order -----------------------------------------------------------------------------------------------
+// Topological order -------------------------------------------------------------------------------
 
 // Ops and tensors as vertices: tensor t is vertex t, op i is vertex (tensors + i).
 using Dag = boost::adjacency_list<boost::vecS, boost::vecS, boost::bidirectionalS>;
@@ -201,7 +203,7 @@ void check_order(const OpGraph& graph) {
     wrong(graph, last, "the last op does not write the loss");
 }
 
-// Blocks ----------------------------------------------------------------------------------------------------------
+// Blocks ------------------------------------------------------------------------------------------
 
 void check_blocks(const OpGraph& graph) {
   if (graph.blocks.empty()) wrong(graph, "no blocks");
@@ -252,10 +254,10 @@ void check_blocks(const OpGraph& graph) {
   }
 }
 
-// Blocks of equal work -----------------------------------------------------------------------------------------
+// Blocks of equal work ----------------------------------------------------------------------------
 
-// A block without what tells it from its like: tensors are numbered by first use, names lose the block's prefix.
-// A tied parameter stays itself.
+// A block without what tells it from its like: tensors are numbered by first use, names lose the
+// block's prefix. A tied parameter stays itself.
 struct BlockPattern {
   std::vector<Op> ops;
   std::vector<Tensor> tensors;
@@ -314,7 +316,8 @@ std::int64_t parameter_count(const OpGraph& graph) {
 
 double uncausal_pairs(const OpGraph& graph, const Op& op) {
   const double sequence = static_cast<double>(graph.sequence);
-  const double window = op.attributes.window > 0 ? static_cast<double>(std::min(op.attributes.window, graph.sequence)) : sequence;
+  const double window =
+      op.attributes.window > 0 ? static_cast<double>(std::min(op.attributes.window, graph.sequence)) : sequence;
   return sequence * (2 * window - 1) - window * (window - 1);
 }
 

@@ -12,8 +12,8 @@ namespace parplan {
 using TensorId = int;
 
 // One operation of the forward graph. Sizes that do not depend on placement stand in `attributes`
-// (heads, kv_heads, head_dim, rotary_dim, window, activation, epsilon, theta, factor, softcap, alibi and the like); lowering fills
-// in the local ones.
+// (heads, kv_heads, head_dim, rotary_dim, window, activation, epsilon, theta, factor, softcap,
+// alibi and the like); lowering fills in the local ones.
 struct Op {
   OpKind kind{};
   std::string name;
@@ -24,8 +24,9 @@ struct Op {
   bool operator==(const Op&) const = default;
 };
 
-// A run of ops between two points that a single activation crosses: where pipeline stages may be cut, what
-// recompute repeats, and what one FlatShard bucket holds. Blocks of equal `kind` are the same work.
+// A run of ops between two points that a single activation crosses: where pipeline stages may be
+// cut, what recompute repeats, and what one FlatShard bucket holds. Blocks of equal `kind` are the
+// same work.
 struct Block {
   std::string name;  // "embedding", "layers.0", "head"
   int kind = 0;
@@ -36,7 +37,8 @@ struct Block {
   bool operator==(const Block&) const = default;
 };
 
-// The forward graph of one sample. Tensors and ops are in topological order; the last op writes the loss.
+// The forward graph of one sample. Tensors and ops are in topological order; the last op writes the
+// loss.
 struct OpGraph {
   std::string name;
   std::int64_t sequence = 0;    // tokens of a sample
@@ -51,17 +53,20 @@ struct OpGraph {
 std::vector<TensorId> parameters(const OpGraph& graph);
 std::int64_t parameter_count(const OpGraph& graph);
 
-// Pairs of query and key of an attention op, per sample and head, as if it were not causal: every token meets every token, with a window
-// those less than `window` places before or behind it. Rather less than twice what a causal kernel computes.
+// Pairs of query and key of an attention op, per sample and head, as if it were not causal: every
+// token meets every token, with a window those less than `window` places before or behind it.
+// Rather less than twice what a causal kernel computes.
 double uncausal_pairs(const OpGraph& graph, const Op& op);
 
-// Model FLOPs of forward and backward of one sample by the convention of PaLM and Megatron-LM: matrix
-// products only, backward twice the forward, attention as if it were not causal (uncausal_pairs), nothing recomputed.
+// Model FLOPs of forward and backward of one sample by the convention of PaLM and Megatron-LM:
+// matrix products only, backward twice the forward, attention as if it were not causal
+// (uncausal_pairs), nothing recomputed.
 Flops model_flops_per_sample(const OpGraph& graph);
 
-// Fills in `tied` and the `kind` of every block (equal work gets an equal kind) and checks what the declarations above
-// promise: topological order (Boost.Graph), one activation across each block boundary, operands that fit their
-// op's row. Throws InternalError with the op's name. Families call it last.
+// Fills in `tied` and the `kind` of every block (equal work gets an equal kind) and checks what the
+// declarations above promise: topological order (Boost.Graph), one activation across each block
+// boundary, operands that fit their op's row. Throws InternalError with the op's name. Families
+// call it last.
 void finish(OpGraph& graph);
 
 }  // namespace parplan

@@ -8,12 +8,14 @@
 
 namespace parplan {
 
-// The named dims of tensors. `kv_groups` is the dim of attention heads, counted in groups of one key/value
-// head with the query heads that share it; `feature` is the inner width of a feed-forward layer.
+// The named dims of tensors. `kv_groups` is the dim of attention heads, counted in groups of one
+// key/value head with the query heads that share it; `feature` is the inner width of a feed-forward
+// layer.
 enum class Dim { sequence, batch, hidden, kv_groups, feature, vocabulary, position };
 const char* name(Dim dim);
 
-// tf32 is fp32 in memory; matrix products read 10 bits of its fraction (NVIDIA A100 whitepaper, 2020).
+// tf32 is fp32 in memory; matrix products read 10 bits of its fraction (NVIDIA A100 whitepaper,
+// 2020).
 enum class DataType { fp32, bf16, fp16, int32, tf32 };
 const char* name(DataType type);
 // bf16 and fp16: training in them keeps a master copy of the parameters in fp32.
@@ -22,8 +24,8 @@ constexpr std::int64_t size_of(DataType type) { return is_half(type) ? 2 : 4; }
 // As what numbers of a precision lie in memory.
 constexpr DataType in_memory(DataType precision) { return precision == DataType::tf32 ? DataType::fp32 : precision; }
 
-// One dim of a tensor in logical coordinates. Shards are whole multiples of `granule` (the width of one
-// kv group in a fused query/key/value tensor, else 1).
+// One dim of a tensor in logical coordinates. Shards are whole multiples of `granule` (the width of
+// one kv group in a fused query/key/value tensor, else 1).
 struct TensorDim {
   Dim dim{};
   std::int64_t size = 0;
@@ -41,9 +43,9 @@ enum class TensorRole {
 
 enum class Initializer { zeros, ones, normal };
 
-// Activations, statistics and tokens are written for ONE sample: their batch dim has size 1 and is scaled by
-// the micro-batch at lowering. Memory order is that of `dims`, the last one contiguous; activations are
-// [sequence, batch, features], so that a shard of the sequence is contiguous.
+// Activations, statistics and tokens are written for ONE sample: their batch dim has size 1 and is
+// scaled by the micro-batch at lowering. Memory order is that of `dims`, the last one contiguous;
+// activations are [sequence, batch, features], so that a shard of the sequence is contiguous.
 struct Tensor {
   std::string name;  // parameters: "layers.3.attention.qkv.weight"
   TensorRole role = TensorRole::activation;

@@ -34,9 +34,11 @@ struct TrainingSpec {
   bool operator==(const TrainingSpec&) const = default;
 };
 
-// fp16 reaches down to 6e-8 only: gradients are computed times a loss scale that follows their size (LossScale in op.h).
+// fp16 reaches down to 6e-8 only: gradients are computed times a loss scale that follows their size
+// (LossScale in op.h).
 constexpr bool scales_loss(const TrainingSpec& training) { return training.precision == DataType::fp16; }
-// Whether a step computes the global gradient norm: to clip, or to see that a scaled gradient overflowed.
+// Whether a step computes the global gradient norm: to clip, or to see that a scaled gradient
+// overflowed.
 constexpr bool computes_norm(const TrainingSpec& training) { return training.clip_norm > 0.0 || scales_loss(training); }
 
 // The learning rate of step `step` (from 0): linear warm-up from 1/warmup, then the schedule.

@@ -16,7 +16,8 @@ std::vector<int> legal_data_degrees(const OpGraph& /*graph*/, const TrainingSpec
   return degrees;
 }
 
-std::optional<std::string> illegal_data(const OpGraph& /*graph*/, const TrainingSpec& training, const ParallelSpec& spec) {
+std::optional<std::string> illegal_data(const OpGraph& /*graph*/, const TrainingSpec& training,
+                                        const ParallelSpec& spec) {
   const std::int64_t batch = training.global_batch;
   if (spec.dp() < 1) return fmt::format("the data-parallel degree is {}; it must be at least 1", spec.dp());
   if (spec.micro_batch < 1 || batch % spec.micro_batch != 0)

@@ -10,9 +10,11 @@
 
 namespace parplan {
 
-// Data parallelism: every rank along dp trains whole micro-batches of its own share of the global batch, with everything
-// replicated and gradients summed (ZeRO changes where things lie, in its own file).
-std::vector<int> legal_data_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, int most);
+// Data parallelism: every rank along dp trains whole micro-batches of its own share of the global
+// batch, with everything replicated and gradients summed (ZeRO changes where things lie, in its own
+// file).
+std::vector<int> legal_data_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
+                                    int most);
 std::optional<std::string> illegal_data(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
 void place_data(const OpGraph& graph, const ParallelSpec& spec, Placements& placements);
 

@@ -12,14 +12,14 @@
 namespace parplan {
 namespace {
 
-// Multiply-adds of a block's matrix products for one token, as model_flops_per_sample counts: linear layers by their weights, attention by
-// scores and values, not halved for causality.
+// Multiply-adds of a block's matrix products for one token, as model_flops_per_sample counts:
+// linear layers by their weights, attention by scores and values, not halved for causality.
 double block_weight(const OpGraph& graph, const Block& block) {
   double weight = 0;
   for (int i = block.first_op; i < block.last_op; ++i) {
-    const Op& op = graph.ops[static_cast<std::size_t>(i)];
+    const Op& op = graph.ops[i];
     if (op.kind == OpKind::linear)
-      weight += static_cast<double>(element_count(graph.tensors[static_cast<std::size_t>(op.parameters[0])]));
+      weight += static_cast<double>(element_count(graph.tensors[op.parameters[0]]));
     if (op.kind == OpKind::attention)
       weight += 2.0 * uncausal_pairs(graph, op) / static_cast<double>(graph.sequence) *
                 static_cast<double>(op.attributes.heads * op.attributes.head_dim);
@@ -67,12 +67,14 @@ constexpr double infinite = std::numeric_limits<double>::infinity();
 
 bool has_room(const StageOption& option, std::size_t begin, std::size_t end) {
   if (option.state.empty()) return true;
-  const std::int64_t bytes = option.state[end] - option.state[begin] + option.in_flight * (option.saved[end] - option.saved[begin]);
+  const std::int64_t bytes =
+      option.state[end] - option.state[begin] + option.in_flight * (option.saved[end] - option.saved[begin]);
   return bytes <= option.surely_fits || (bytes <= option.may_fit && option.fits && option.fits(begin, end));
 }
 
 // Time of blocks [begin, end) on a stage by its fastest option that fits; infinite where none does.
-double stage_seconds(const std::vector<StageOption>& options, std::size_t begin, std::size_t end, int* chosen = nullptr) {
+double stage_seconds(const std::vector<StageOption>& options, std::size_t begin, std::size_t end,
+                     int* chosen = nullptr) {
   double least = infinite;
   for (std::size_t i = 0; i < options.size(); ++i) {
     const StageOption& option = options[i];
@@ -86,8 +88,9 @@ double stage_seconds(const std::vector<StageOption>& options, std::size_t begin,
 
 // The slowest stage of a cut in which none takes longer than `most`; infinite where there is none.
 double slowest_within(std::span<const std::vector<StageOption>> stages, std::size_t blocks, double most) {
-  // Each stage takes as many blocks as it can: what fits and is fast enough with more blocks is so with fewer. A stage that cannot take
-  // the next one takes none, which no cut may; so no cut gets further than this.
+  // Each stage takes as many blocks as it can: what fits and is fast enough with more blocks is so
+  // with fewer. A stage that cannot take the next one takes none, which no cut may; so no cut gets
+  // further than this.
   double slowest = 0.0;
   bool none_empty = true;
   std::size_t filled = 0;
@@ -109,7 +112,8 @@ double slowest_within(std::span<const std::vector<StageOption>> stages, std::siz
   if (none_empty) return slowest;
   // Of stages that are not alike one may hold a block before the one that it was left with.
   const std::size_t p = stages.size();
-  // Whether stages before s can end at block b, and how far stage s gets from there; which is no less far from later blocks.
+  // Whether stages before s can end at block b, and how far stage s gets from there; which is no
+  // less far from later blocks.
   std::vector<std::vector<char>> ends(p + 1, std::vector<char>(blocks + 1, 0));
   std::vector<std::vector<std::size_t>> farthest(p, std::vector<std::size_t>(blocks + 1, 0));
   ends[0][0] = 1;
@@ -142,7 +146,8 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
   const std::size_t n = stages.front().front().seconds.size() - 1, p = stages.size();
   PARPLAN_ASSERT(p <= n, fmt::format("{} stages, {} blocks", p, n));
 
-  // The least possible maximum, nearly by bisection. Every success gives a maximum that some cut has.
+  // The least possible maximum, nearly by bisection. Every success gives a maximum that some cut
+  // has.
   double reached = slowest_within(stages, n, std::numeric_limits<double>::max());
   if (reached == infinite) return std::nullopt;
   double below = 0.0;
@@ -155,11 +160,14 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
       reached = slowest;
   }
   // Few maxima are left: from one to the next.
-  for (double slowest = reached; slowest != infinite && slowest > 0.0; slowest = slowest_within(stages, n, reached * (1 - 1e-9))) reached = slowest;
+  for (double slowest = reached; slowest != infinite && slowest > 0.0;
+       slowest = slowest_within(stages, n, reached * (1 - 1e-9)))
+    reached = slowest;
   // (differences of prefix sums carry rounding, which must not decide between equal stages)
   const double largest = reached * (1 + 1e-9);
 
-  // Where stage s has to end at least, for the stages behind it to hold the rest: each of these begins as early as it can.
+  // Where stage s has to end at least, for the stages behind it to hold the rest: each of these
+  // begins as early as it can.
   std::vector<std::size_t> least_end(p);
   for (std::size_t s = p, end = n; s-- > 0;) {
     least_end[s] = end;
@@ -168,7 +176,8 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
     end = std::max(first, s);
   }
 
-  // Of the cuts that reach it, the least sum of squares: squares[s][e] for the first e blocks in s + 1 stages.
+  // Of the cuts that reach it, the least sum of squares: squares[s][e] for the first e blocks in s
+  // + 1 stages.
   const auto at = [&](std::size_t s, std::size_t end) { return s * (n + 1) + end; };
   thread_local std::vector<double> squares;
   thread_local std::vector<std::size_t> begin;
@@ -199,10 +208,12 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
 }
 
 std::vector<int> cut_stages(std::span<const double> block_cost, int stages) {
-  PARPLAN_ASSERT(stages >= 1 && static_cast<std::size_t>(stages) <= block_cost.size(), fmt::format("{} stages, {} blocks", stages, block_cost.size()));
+  PARPLAN_ASSERT(stages >= 1 && static_cast<std::size_t>(stages) <= block_cost.size(),
+                 fmt::format("{} stages, {} blocks", stages, block_cost.size()));
   std::vector<double> prefix(block_cost.size() + 1);
   std::partial_sum(block_cost.begin(), block_cost.end(), prefix.begin() + 1);
-  const std::vector<std::vector<StageOption>> alike(static_cast<std::size_t>(stages), {StageOption{.seconds = prefix, .state = {}, .saved = {}}});
+  const std::vector<std::vector<StageOption>> alike(static_cast<std::size_t>(stages),
+                                                    {StageOption{.seconds = prefix, .state = {}, .saved = {}}});
   return cut_stages(alike)->blocks;
 }
 

@@ -40,9 +40,11 @@ std::optional<std::string> too_many_calls(const TrainingSpec& training, const Pa
   const std::int64_t count = micro_batches(spec, training);
   const std::int64_t most = most_calls / 2 / spec.pp();
   if (count <= most) return std::nullopt;
-  return fmt::format("a step would be {} micro-batches of {} on each data-parallel rank; with {} stage{} a plan holds at most {}: take larger micro-batches, more data parallelism, "
-                     "or a smaller batch",
-                     count, spec.micro_batch, spec.pp(), spec.pp() == 1 ? "" : "s", most);
+  return fmt::format(
+      "a step would be {} micro-batches of {} on each data-parallel rank; with {} stage{} a plan holds at most {}: "
+      "take larger micro-batches, more data parallelism, "
+      "or a smaller batch",
+      count, spec.micro_batch, spec.pp(), spec.pp() == 1 ? "" : "s", most);
 }
 
 std::vector<std::int64_t> divisors(std::int64_t number) {

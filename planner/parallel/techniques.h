@@ -16,8 +16,8 @@ namespace parplan {
 // One way of spreading work. A new one is a file and a row here; a test loops over the rows.
 struct TechniqueRow {
   std::string_view name;
-  // Degrees (ZeRO: stages) of 1 .. `most` (ZeRO: 0 .. `most`) that the technique can have when everything else is as
-  // in `spec`, ascending.
+  // Degrees (ZeRO: stages) of 1 .. `most` (ZeRO: 0 .. `most`) that the technique can have when
+  // everything else is as in `spec`, ascending.
   std::vector<int> (*legal_degrees)(const OpGraph&, const TrainingSpec&, const ParallelSpec&, int most) = nullptr;
   // Why `spec` cannot be, in words with what could be instead; nothing when it can.
   std::optional<std::string> (*illegal)(const OpGraph&, const TrainingSpec&, const ParallelSpec&) = nullptr;
@@ -35,7 +35,8 @@ std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& tra
 
 // A plan lists every call of every stage: at most this many forwards and backwards.
 inline constexpr std::int64_t most_calls = std::int64_t{1} << 19;
-// Why the micro-batches of `spec`, which divide the batch, are too many for that; nothing where they are not. `illegal` asks it, too.
+// Why the micro-batches of `spec`, which divide the batch, are too many for that; nothing where
+// they are not. `illegal` asks it, too.
 std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec);
 
 // Ascending; of 1 and more.

@@ -11,8 +11,8 @@
 namespace parplan {
 namespace {
 
-// The dim along which a parameter is cut, decided by its dims alone: a bias follows the dim of its weight's output,
-// what has only hidden and position dims stays whole.
+// The dim along which a parameter is cut, decided by its dims alone: a bias follows the dim of its
+// weight's output, what has only hidden and position dims stays whole.
 std::optional<TensorDim> cut_dim(const Tensor& tensor) {
   for (const TensorDim& dim : tensor.dims)
     if (dim.dim == Dim::kv_groups || dim.dim == Dim::feature || dim.dim == Dim::vocabulary) return dim;
@@ -31,7 +31,7 @@ struct Limit {
 std::vector<Limit> limits(const OpGraph& graph, bool sequence_parallel) {
   std::vector<Limit> all;
   for (TensorId id : parameters(graph))
-    if (const auto dim = cut_dim(graph.tensors[static_cast<std::size_t>(id)])) {
+    if (const auto dim = cut_dim(graph.tensors[id])) {
       const Limit limit{dim->dim, dim->size / dim->granule, dim->dim == Dim::vocabulary};
       if (std::ranges::find(all, limit) == all.end()) all.push_back(limit);
     }
@@ -76,7 +76,8 @@ std::vector<int> legal_tensor_degrees(const OpGraph& graph, const TrainingSpec& 
   return degrees;
 }
 
-std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSpec& training,
+                                          const ParallelSpec& spec) {
   const int tp = spec.tp();
   if (tp < 1) return fmt::format("the tensor-parallel degree is {}; it must be at least 1", tp);
   if (spec.sequence_parallel && tp == 1)
@@ -94,7 +95,7 @@ std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSp
 
 void place_tensor(const OpGraph& graph, const ParallelSpec& spec, Placements& placements) {
   for (TensorId id : parameters(graph)) {
-    const Tensor& tensor = graph.tensors[static_cast<std::size_t>(id)];
+    const Tensor& tensor = graph.tensors[id];
     const auto dim = spec.tp() > 1 ? cut_dim(tensor) : std::nullopt;
     const Placement placement = dim ? shard(dim->dim) : replicate();
     const auto [entry, added] = placements.tensor_axis.try_emplace(name_in_block(tensor.name), placement);

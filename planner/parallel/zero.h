@@ -10,9 +10,10 @@
 
 namespace parplan {
 
-// ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): over the data-parallel ranks, stage 1 shards the optimizer's state,
-// stage 2 the gradients too, stage 3 the parameters too.
-std::vector<int> legal_zero_stages(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, int most);
+// ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): over the data-parallel ranks, stage 1 shards
+// the optimizer's state, stage 2 the gradients too, stage 3 the parameters too.
+std::vector<int> legal_zero_stages(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
+                                   int most);
 std::optional<std::string> illegal_zero(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
 void place_zero(const OpGraph& graph, const ParallelSpec& spec, Placements& placements);
 

@@ -5,11 +5,12 @@
 namespace parplan {
 namespace {
 
-// Nothing computed from `from` until `until`, when something started that piece `cause` had made ready.
+// Nothing computed from `from` until `until`, when something started that piece `cause` had made
+// ready.
 void attribute_gap(std::span<const Played> pieces, int cause, double from, double until, StepTime& time) {
   double t = until;
   while (cause >= 0 && t > from) {
-    const Played& piece = pieces[static_cast<std::size_t>(cause)];
+    const Played& piece = pieces[cause];
     if (piece.end < t) {  // ready, but partners were not
       const double ready = std::max(piece.end, from);
       time.bubble += Seconds(t - ready);
@@ -48,16 +49,16 @@ SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& 
   if (last < 0) return split;
   StepTime& time = split.parts;
   for (int i = 0; i < static_cast<int>(pieces.size()); ++i)
-    if (pieces[static_cast<std::size_t>(i)].work.computes) computing.push_back(i);
+    if (pieces[i].work.computes) computing.push_back(i);
   const auto earlier = [&](int a, int b) {
-    return pieces[static_cast<std::size_t>(a)].start < pieces[static_cast<std::size_t>(b)].start;
+    return pieces[a].start < pieces[b].start;
   };
   if (!std::is_sorted(computing.begin(), computing.end(), earlier))
     std::stable_sort(computing.begin(), computing.end(), earlier);
 
   double covered = 0.0;
   for (const int i : computing) {
-    const Played& piece = pieces[static_cast<std::size_t>(i)];
+    const Played& piece = pieces[i];
     if (piece.start > covered) {
       attribute_gap(pieces, piece.cause, covered, piece.start, time);
       covered = piece.start;
@@ -72,7 +73,7 @@ SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& 
     }
   }
   split.computed = covered;
-  const double end = pieces[static_cast<std::size_t>(last)].end;
+  const double end = pieces[last].end;
   if (end > covered) attribute_gap(pieces, last, covered, end, split.tail);
   return split;
 }

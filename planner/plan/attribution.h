@@ -7,7 +7,8 @@
 
 namespace parplan {
 
-// A time split at the end of its last compute, since only what comes after decides whether the rest was awaited.
+// A time split at the end of its last compute, since only what comes after decides whether the rest
+// was awaited.
 struct SplitTime {
   double computed = 0.0;  // seconds from the start to the end of the last compute
   StepTime parts;         // of these
@@ -33,11 +34,11 @@ struct Played {
   bool done() const { return end != unset; }
 };
 
-// Where the time of one rank went, by the contract's rule, from 0 to the end of `last`: each instant belongs to the
-// running compute (of two at once, to the one that started first), else to the communication that the next compute
-// awaits while that is in progress, else to the bubble. What the next compute awaits is found backwards along causes:
-// the piece that made it ready, then the piece that made that one ready, and so on. The end of the step
-// awaits `last`.
+// Where the time of one rank went, by the contract's rule, from 0 to the end of `last`: each
+// instant belongs to the running compute (of two at once, to the one that started first), else to
+// the communication that the next compute awaits while that is in progress, else to the bubble.
+// What the next compute awaits is found backwards along causes: the piece that made it ready, then
+// the piece that made that one ready, and so on. The end of the step awaits `last`.
 SplitTime attribute(std::span<const Played> pieces, int last);
 // The same without memory of its own: `scratch` holds the indices of what computed.
 SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& scratch);

@@ -25,7 +25,8 @@ std::string runs_of(const std::vector<Recompute>& stages) {
 }  // namespace
 
 std::string layout_text(const ParallelSpec& spec) {
-  std::vector<std::string> words{fmt::format("dp{}", spec.dp()), fmt::format("tp{}{}", spec.tp(), spec.sequence_parallel ? "+sp" : ""),
+  std::vector<std::string> words{fmt::format("dp{}", spec.dp()),
+                                 fmt::format("tp{}{}", spec.tp(), spec.sequence_parallel ? "+sp" : ""),
                                  fmt::format("pp{}", spec.pp())};
   if (spec.dp() > 1) words.push_back(fmt::format("zero{}", spec.zero_stage));
   words.push_back(fmt::format("mb{}", spec.micro_batch));

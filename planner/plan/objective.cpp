@@ -4,10 +4,13 @@
 #include <array>
 #include <cmath>
 
+#include "planner/base/enum.h"
+
 namespace parplan {
 namespace {
 
-// Of the first `devices` devices for a second, in the cluster's currency; without a price for all of them, their number.
+// Of the first `devices` devices for a second, in the cluster's currency; without a price for all
+// of them, their number.
 double price_of_second(const Cluster& cluster, int devices) {
   double sum = 0.0;
   int left = devices;
@@ -24,10 +27,11 @@ double price_of_second(const Cluster& cluster, int devices) {
 
 const char* name(Objective objective) {
   constexpr std::array<const char*, 3> names = {"time", "cost", "memory"};
-  return names[static_cast<std::size_t>(objective)];
+  return names[index_of(objective)];
 }
 
-Score score(Objective objective, const Cluster& cluster, const ParallelSpec& spec, Seconds time, const MemoryUse& memory) {
+Score score(Objective objective, const Cluster& cluster, const ParallelSpec& spec, Seconds time,
+            const MemoryUse& memory) {
   switch (objective) {
     case Objective::time: return {time.value, 0.0};
     case Objective::cost: return {time.value * price_of_second(cluster, spec.mesh.size()), 0.0};

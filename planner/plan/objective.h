@@ -8,8 +8,8 @@
 
 namespace parplan {
 
-// What the best plan has least of: time of a step; its cost, the price of its devices for that time (without prices: device-seconds);
-// or memory of the fullest device, then time.
+// What the best plan has least of: time of a step; its cost, the price of its devices for that time
+// (without prices: device-seconds); or memory of the fullest device, then time.
 enum class Objective { time, cost, memory };
 const char* name(Objective objective);
 
@@ -19,9 +19,11 @@ struct Score {
   double second = 0.0;
   auto operator<=>(const Score&) const = default;
 };
-Score score(Objective objective, const Cluster& cluster, const ParallelSpec& spec, Seconds time, const MemoryUse& memory);
+Score score(Objective objective, const Cluster& cluster, const ParallelSpec& spec, Seconds time,
+            const MemoryUse& memory);
 
-// Whether `a` is less than `b` by more than the part `margin` of it; where neither differs by as much in what comes first, in what comes second.
+// Whether `a` is less than `b` by more than the part `margin` of it; where neither differs by as
+// much in what comes first, in what comes second.
 bool better(const Score& a, const Score& b, double margin);
 
 }  // namespace parplan

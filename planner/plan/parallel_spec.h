@@ -31,12 +31,13 @@ struct ParallelSpec {
   int tp() const { return mesh.degree_of(Axis::tp); }
   int pp() const { return mesh.degree_of(Axis::pp); }
   Recompute recompute_of(int stage) const {
-    return recompute == Recompute::per_stage ? stage_recompute[static_cast<std::size_t>(stage)] : recompute;
+    return recompute == Recompute::per_stage ? stage_recompute[stage] : recompute;
   }
   bool operator==(const ParallelSpec&) const = default;
 };
 
-// Micro-batches that each data-parallel rank runs in a step (gradient accumulation). `global_batch` is a multiple.
+// Micro-batches that each data-parallel rank runs in a step (gradient accumulation). `global_batch`
+// is a multiple.
 inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& training) {
   return training.global_batch / (spec.dp() * spec.micro_batch);
 }

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 
@@ -28,9 +29,10 @@ std::vector<Spelling> spellings() {
   return all;
 }
 
-// What takes a tensor from the row's kind to the column's, both over the same axis, as PyTorch's DTensor
-// redistributes; `no` marks pairs without meaning. Shard to another Shard is decided by the dims. A maximum has
-// no reduce-scatter because nothing asks for one: maxima are per token and small.
+// What takes a tensor from the row's kind to the column's, both over the same axis, as PyTorch's
+// DTensor redistributes; `no` marks pairs without meaning. Shard to another Shard is decided by the
+// dims. A maximum has no reduce-scatter because nothing asks for one: maxima are per token and
+// small.
 using enum Redistribution;
 struct Pair {
   bool allowed = false;
@@ -39,7 +41,8 @@ struct Pair {
 constexpr Pair no{};
 constexpr Pair with(Redistribution redistribution) { return {true, redistribution}; }
 constexpr std::array<std::array<Pair, 5>, 5> pairs = {{
-    //                 Replicate             Shard                 FlatShard             Partial(sum)  Partial(max)
+    //                 Replicate             Shard                 FlatShard
+    //                 Partial(sum)  Partial(max)
     /* Replicate    */ {{with(none),           with(slice),          with(slice),          no,         no}},
     /* Shard        */ {{with(all_gather),     with(all_to_all),     no,                   no,         no}},
     /* FlatShard    */ {{with(all_gather),     no,                   with(none),           no,         no}},
@@ -76,7 +79,7 @@ const char* name(Redistribution redistribution) {
 
 Redistribution redistribute(Placement from, Placement to) {
   if (from == to) return Redistribution::none;
-  const Pair pair = pairs[static_cast<std::size_t>(from.kind)][static_cast<std::size_t>(to.kind)];
+  const Pair pair = pairs[index_of(from.kind)][index_of(to.kind)];
   if (!pair.allowed)
     throw InternalError(fmt::format("no redistribution takes {} to {}", write_placement(from), write_placement(to)));
   return pair.redistribution;
@@ -95,7 +98,9 @@ Placement gradient_placement(Placement placement) {
 
 DataShards data_shards(const Placements& placements, int data_ranks) {
   const auto is_shard = [&](Placement placement) { return data_ranks > 1 && placement == flat_shard(); };
-  return {.parameters = is_shard(placements.parameters_data_axis), .gradients = is_shard(placements.gradients_data_axis), .optimizer = is_shard(placements.optimizer_data_axis)};
+  return {.parameters = is_shard(placements.parameters_data_axis),
+          .gradients = is_shard(placements.gradients_data_axis),
+          .optimizer = is_shard(placements.optimizer_data_axis)};
 }
 
 std::string name_in_block(const std::string& parameter) {

@@ -7,8 +7,8 @@
 
 namespace parplan {
 
-// How a tensor lies over one mesh axis, in the sense of PyTorch DTensor; FlatShard cuts the flattened, padded
-// bucket that a parameter belongs to (ZeRO, FSDP).
+// How a tensor lies over one mesh axis, in the sense of PyTorch DTensor; FlatShard cuts the
+// flattened, padded bucket that a parameter belongs to (ZeRO, FSDP).
 enum class PlacementKind { replicate, shard, flat_shard, partial_sum, partial_max };
 
 struct Placement {
@@ -26,24 +26,27 @@ constexpr bool is_partial(Placement p) {
   return p.kind == PlacementKind::partial_sum || p.kind == PlacementKind::partial_max;
 }
 
-// "Replicate", "Shard(kv_groups)", "FlatShard", "Partial(sum)". `parse_placement` throws ConfigError.
+// "Replicate", "Shard(kv_groups)", "FlatShard", "Partial(sum)". `parse_placement` throws
+// ConfigError.
 std::string write_placement(Placement placement);
 Placement parse_placement(const std::string& text);
 
-// The communication that takes a tensor from one placement to another over the same mesh axis. The gradient of
-// a redistribution is the redistribution of the gradients backwards (all-gather <-> reduce-scatter,
-// all-reduce <-> none).
+// The communication that takes a tensor from one placement to another over the same mesh axis. The
+// gradient of a redistribution is the redistribution of the gradients backwards (all-gather <->
+// reduce-scatter, all-reduce <-> none).
 enum class Redistribution { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, slice, all_to_all };
 const char* name(Redistribution redistribution);
 // Throws InternalError for pairs without meaning (into Partial, out of FlatShard into Shard).
 Redistribution redistribute(Placement from, Placement to);
 
-// How the gradient of a tensor lies before any communication: Replicate and Partial(sum) are each other's, shards are
-// their own. Throws InternalError for Partial(max), through which no gradient passes.
+// How the gradient of a tensor lies before any communication: Replicate and Partial(sum) are each
+// other's, shards are their own. Throws InternalError for Partial(max), through which no gradient
+// passes.
 Placement gradient_placement(Placement placement);
 
-// Where the tensors of a plan lie. Parameters are named without their block ("attention.qkv.weight",
-// "embedding.weight"); every layer has the same placements. Absent means Replicate.
+// Where the tensors of a plan lie. Parameters are named without their block
+// ("attention.qkv.weight", "embedding.weight"); every layer has the same placements. Absent means
+// Replicate.
 struct Placements {
   std::map<std::string, Placement> tensor_axis;    // parameters over tp
   Placement residual;                              // activations between ops over tp

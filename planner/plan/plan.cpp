@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
@@ -20,7 +21,8 @@ namespace {
 
 constexpr std::string_view plan_schema = "parplan.plan/1";
 
-// Plain numbers with the unit in the key, by the names of the JSON rows (contract.md), so that they come back to the last bit.
+// Plain numbers with the unit in the key, by the names of the JSON rows (contract.md), so that they
+// come back to the last bit.
 struct TimeKey {
   const char* key;
   Seconds StepTime::* part;
@@ -69,7 +71,8 @@ constexpr std::array<DataAxisKey, 3> data_axis_keys = {{
     {"optimizer_over_dp", &Placements::optimizer_data_axis, 1},
 }};
 
-constexpr std::array backends = {BackendKind::cpu, BackendKind::cuda, BackendKind::rocm, BackendKind::oneapi, BackendKind::synapse};
+constexpr std::array backends = {BackendKind::cpu, BackendKind::cuda, BackendKind::rocm, BackendKind::oneapi,
+                                 BackendKind::synapse};
 constexpr std::array precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
 constexpr std::array optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
 constexpr std::array learning_rate_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
@@ -94,7 +97,8 @@ std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') out += fmt::format("\\{}", c);
-    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
     else out += c;
   }
   return out + '"';
@@ -108,7 +112,8 @@ std::string indented(const std::string& text, int spaces) {
   return out;
 }
 
-// `key:` with the text as it is, readable and editable; quoted where a literal block would not give it back exactly.
+// `key:` with the text as it is, readable and editable; quoted where a literal block would not give
+// it back exactly.
 std::string literal_block(const std::string& key, const std::string& text) {
   const bool indents = !text.empty() && (text[0] == ' ' || text[0] == '\t' || text[0] == '\n');
   const bool ends_line = !text.empty() && text.back() == '\n';
@@ -209,9 +214,10 @@ std::string write_result(const StepResult& result) {
 
 std::string write_search(const SearchCounts& search) {
   return fmt::format(
-      "objective: {}\ncandidates: {}\ninfeasible_memory: {}\npruned_by_bound: {}\nsimulated: {}\nseconds: {}\ncertified: {}\ngap: {}\n",
-      name(search.objective), search.candidates, search.infeasible_memory, search.pruned_by_bound, search.simulated, number(search.seconds),
-      search.certified, search.gap ? number(*search.gap) : "null");
+      "objective: {}\ncandidates: {}\ninfeasible_memory: {}\npruned_by_bound: {}\nsimulated: {}\nseconds: "
+      "{}\ncertified: {}\ngap: {}\n",
+      name(search.objective), search.candidates, search.infeasible_memory, search.pruned_by_bound, search.simulated,
+      number(search.seconds), search.certified, search.gap ? number(*search.gap) : "null");
 }
 
 // ---- reading ----
@@ -245,13 +251,15 @@ double read_number(const YamlNode& node) {
   return value;
 }
 
-// Above what the slowest device that a file may describe takes for the largest model that can be counted, and small enough for what is computed
-// from it to stay a number.
+// Above what the slowest device that a file may describe takes for the largest model that can be
+// counted, and small enough for what is computed from it to stay a number.
 constexpr double longest_step_s = 1e30;
 
 Seconds read_time(const YamlNode& node) {
   const double value = read_number(node);
-  if (value > longest_step_s) node.fail(fmt::format("expected seconds from 0 to {}, found {}; take the number that parplan wrote, or plan again", longest_step_s, value));
+  if (value > longest_step_s)
+    node.fail(fmt::format("expected seconds from 0 to {}, found {}; take the number that parplan wrote, or plan again",
+                          longest_step_s, value));
   return Seconds(value);
 }
 
@@ -306,17 +314,19 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
   ParallelSpec spec;
   const int devices = read_int(node.at("devices"), 1);
   const auto degree = [&](Axis axis) { return read_int(node.at(name(axis)), 1, devices); };
-  for (Axis axis : all_axes) spec.mesh.degree[static_cast<std::size_t>(axis)] = degree(axis);
+  for (Axis axis : all_axes) spec.mesh.degree[index_of(axis)] = degree(axis);
   const std::int64_t product = std::int64_t{spec.dp()} * spec.tp() * spec.pp();
   if (product != devices)
     node.at("devices").fail(fmt::format("dp {} x tp {} x pp {} is {} devices, and devices is {}", spec.dp(), spec.tp(),
                                         spec.pp(), product, devices));
   if (devices > cluster_devices)
-    node.at("devices").fail(fmt::format("the layout takes {} devices, and the cluster has {}", devices, cluster_devices));
+    node.at("devices").fail(
+        fmt::format("the layout takes {} devices, and the cluster has {}", devices, cluster_devices));
   spec.mesh.order = at_place(node.at("mesh_order"), parse_order);
   spec.sequence_parallel = node.at("sequence_parallel").as_bool();
   if (spec.sequence_parallel && spec.tp() == 1)
-    node.at("sequence_parallel").fail("sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)");
+    node.at("sequence_parallel")
+        .fail("sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)");
   spec.zero_stage = read_int(node.at("zero_stage"), 0, 3);
   spec.micro_batch = node.at("micro_batch").as_integer(1, training.global_batch);
   // (The product of the two may be more than 64 bits count.)
@@ -325,8 +335,9 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
                                             training.global_batch, spec.dp(), spec.micro_batch));
   if (const std::int64_t found = node.at("micro_batches").as_integer(1); found != micro_batches(spec, training))
     node.at("micro_batches")
-        .fail(fmt::format("a global batch of {} over dp {} x micro_batch {} makes {} micro-batches, and micro_batches is {}",
-                          training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
+        .fail(fmt::format(
+            "a global batch of {} over dp {} x micro_batch {} makes {} micro-batches, and micro_batches is {}",
+            training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
   spec.schedule = read_choice(node.at("schedule"), schedule_kinds);
   spec.recompute = read_choice(node.at("recompute"), recomputes);
   if (spec.recompute == Recompute::per_stage) {
@@ -335,7 +346,8 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
     if (static_cast<int>(spec.stage_recompute.size()) != spec.pp())
       stages.fail(fmt::format("stage_recompute has {} stages, and pp is {}", spec.stage_recompute.size(), spec.pp()));
   } else if (const auto stages = node.find("stage_recompute")) {
-    stages->fail(fmt::format("stage_recompute goes with recompute per_stage, and recompute is {}", name(spec.recompute)));
+    stages->fail(
+        fmt::format("stage_recompute goes with recompute per_stage, and recompute is {}", name(spec.recompute)));
   }
   const YamlNode stage_blocks = node.at("stage_blocks");
   for (const YamlNode& item : stage_blocks.items())
@@ -360,8 +372,8 @@ Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
     const Placement found = placements.*row.placement = read_placement(node.at(row.key));
     const Placement wanted = spec.zero_stage >= row.from_zero_stage ? flat_shard() : replicate();
     if (found != wanted)
-      node.at(row.key).fail(fmt::format("with zero_stage {} it is {}, found {}", spec.zero_stage, write_placement(wanted),
-                                        write_placement(found)));
+      node.at(row.key).fail(fmt::format("with zero_stage {} it is {}, found {}", spec.zero_stage,
+                                        write_placement(wanted), write_placement(found)));
   }
   const YamlNode parameters = node.at("parameters_over_tp");
   for (const std::string& parameter : parameters.keys()) {
@@ -405,7 +417,8 @@ StepResult read_result(const YamlNode& node) {
 }
 
 SearchCounts read_search(const YamlNode& node) {
-  node.allow_keys({"objective", "candidates", "infeasible_memory", "pruned_by_bound", "simulated", "seconds", "certified", "gap"});
+  node.allow_keys(
+      {"objective", "candidates", "infeasible_memory", "pruned_by_bound", "simulated", "seconds", "certified", "gap"});
   SearchCounts search{.candidates = node.at("candidates").as_integer(0),
                       .infeasible_memory = node.at("infeasible_memory").as_integer(0),
                       .pruned_by_bound = node.at("pruned_by_bound").as_integer(0),
@@ -434,7 +447,9 @@ std::string plan_id(const ModelSummary& model, const TrainingSpec& training, con
 
 std::string write_plan(const Plan& plan) {
   std::string out = "# Written by parplan; docs/plan.md says what everything means.\n";
-  const auto section = [&](const char* key, const std::string& body) { out += fmt::format("{}:\n{}", key, indented(body, 2)); };
+  const auto section = [&](const char* key, const std::string& body) {
+    out += fmt::format("{}:\n{}", key, indented(body, 2));
+  };
   out += fmt::format("schema: {}\n", plan_schema);
   out += fmt::format("plan_id: \"{}\"\n", plan_id(plan.model, plan.training, plan.spec));
   out += fmt::format("backend: {}\n", name(plan.cluster.backend()));
@@ -464,8 +479,8 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
   // First of all, so that a file of another kind or version is called what it is.
   if (const YamlNode schema = root.at("schema"); schema.as_string() != plan_schema)
     schema.fail(fmt::format("expected schema '{}', found '{}'", plan_schema, schema.as_string()));
-  root.allow_keys({"schema", "plan_id", "backend", "layout", "prediction", "training", "placements", "schedule", "search",
-                   "notes", "alternatives", "model_summary", "model", "cluster"});
+  root.allow_keys({"schema", "plan_id", "backend", "layout", "prediction", "training", "placements", "schedule",
+                   "search", "notes", "alternatives", "model_summary", "model", "cluster"});
   Plan plan;
   plan.model = read_model_summary(root.at("model_summary"));
   plan.model_text = root.at("model").as_string();

@@ -30,8 +30,9 @@ struct RankedPlan {
   bool operator==(const RankedPlan&) const = default;
 };
 
-// What the search did. `simulated` counts candidates that are the same work as a simulated one, too. `gap`: best found over the smallest
-// bound that was not simulated, minus one; absent when certified.
+// What the search did. `simulated` counts candidates that are the same work as a simulated one,
+// too. `gap`: best found over the smallest bound that was not simulated, minus one; absent when
+// certified.
 struct SearchCounts {
   Objective objective = Objective::time;  // of which the best plan has least
   std::int64_t candidates = 0;
@@ -44,8 +45,8 @@ struct SearchCounts {
   bool operator==(const SearchCounts&) const = default;
 };
 
-// A complete plan: it runs from another folder and on another machine. Only the model's graph is rebuilt from
-// `model_text` (a model.yaml), by the caller.
+// A complete plan: it runs from another folder and on another machine. Only the model's graph is
+// rebuilt from `model_text` (a model.yaml), by the caller.
 struct Plan {
   std::string model_text;
   ModelSummary model;

@@ -3,17 +3,19 @@
 #include <algorithm>
 #include <array>
 
+#include "planner/base/enum.h"
+
 namespace parplan {
 
 const char* name(Constraint constraint) {
   constexpr std::array names = {"compute", "communication", "bubble", "memory"};
-  return names[static_cast<std::size_t>(constraint)];
+  return names[index_of(constraint)];
 }
 
 const char* name(Resource resource) {
   constexpr std::array names = {"compute", "links inside nodes", "network", "all links", "memory", "global batch"};
   static_assert(names.size() == static_cast<std::size_t>(Resource::count_));
-  return names[static_cast<std::size_t>(resource)];
+  return names[index_of(resource)];
 }
 
 double memory_share(const Plan& plan) {
@@ -26,7 +28,9 @@ Rival rival(const Cluster& cluster, RankedPlan plan) {
   return {.plan = std::move(plan), .capacity = capacity};
 }
 
-Seconds exposed_communication(const StepTime& time) { return time.tensor_exposed + time.data_exposed + time.pipeline_exposed; }
+Seconds exposed_communication(const StepTime& time) {
+  return time.tensor_exposed + time.data_exposed + time.pipeline_exposed;
+}
 
 namespace {
 
@@ -67,7 +71,8 @@ Waiting waiting(const Plan& plan) {
 
 Constraint binding_constraint(const Plan& plan) {
   if (memory_share(plan) > 1.0) return Constraint::memory;
-  return largest(computing(plan).value / 2, exposed_communication(plan.prediction.time).value / 2, waiting(plan).filling.value / 2, for_want_of_memory(plan).value);
+  return largest(computing(plan).value / 2, exposed_communication(plan.prediction.time).value / 2,
+                 waiting(plan).filling.value / 2, for_want_of_memory(plan).value);
 }
 
 Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now) {
@@ -75,28 +80,38 @@ Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice
   const StepTime& time = plan.prediction.time;
   const Objective objective = plan.search.objective;
   std::array<double, static_cast<std::size_t>(Resource::count_)> gains{};
-  gains[static_cast<std::size_t>(Resource::memory)] = for_want_of_memory(plan) / time.total();
-  const auto counted = [&](const RankedPlan& p) { return score(objective, plan.cluster, p.spec, p.result.time.total(), p.result.memory).first; };
+  gains[index_of(Resource::memory)] = for_want_of_memory(plan) / time.total();
+  const auto counted = [&](const RankedPlan& p) {
+    return score(objective, plan.cluster, p.spec, p.result.time.total(), p.result.memory).first;
+  };
   for (const Variation& variation : twice) {
-    double& gain = gains[static_cast<std::size_t>(variation.resource)];
+    double& gain = gains[index_of(variation.resource)];
     const RankedPlan& own = variation.plan.plan;
-    const double batches = static_cast<double>(variation.global_batch) / static_cast<double>(plan.training.global_batch);
-    // A plan does not change by itself where there is more memory, and may not fit with a larger batch.
+    const double batches =
+        static_cast<double>(variation.global_batch) / static_cast<double>(plan.training.global_batch);
+    // A plan does not change by itself where there is more memory, and may not fit with a larger
+    // batch.
     if (variation.resource == Resource::memory || !variation.plan.fits()) {
       gain = variation.best ? 1.0 - counted(*variation.best) / counted(now) / batches : 0.0;
     } else {
       gain = 1.0 - own.result.time.total() / time.total() / batches;
     }
   }
-  const auto of = [&](Resource resource) { return gains[static_cast<std::size_t>(resource)]; };
-  return largest(std::min(of(Resource::compute), 0.5 * (computing(plan) / time.total())), std::max(of(Resource::node_links), of(Resource::links)),
-                 std::min(of(Resource::global_batch), 0.5 * (waiting(plan).filling / time.total())), of(Resource::memory));
+  const auto of = [&](Resource resource) { return gains[index_of(resource)]; };
+  return largest(std::min(of(Resource::compute), 0.5 * (computing(plan) / time.total())),
+                 std::max(of(Resource::node_links), of(Resource::links)),
+                 std::min(of(Resource::global_batch), 0.5 * (waiting(plan).filling / time.total())),
+                 of(Resource::memory));
 }
 
-double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result) { return excess(plan, plan.cluster, spec, result); }
+double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result) {
+  return excess(plan, plan.cluster, spec, result);
+}
 
 double excess(const Plan& plan, const Cluster& cluster, const ParallelSpec& spec, const StepResult& result) {
-  const auto of = [&](const Cluster& c, const ParallelSpec& s, const StepResult& r) { return score(plan.search.objective, c, s, r.time.total(), r.memory).first; };
+  const auto of = [&](const Cluster& c, const ParallelSpec& s, const StepResult& r) {
+    return score(plan.search.objective, c, s, r.time.total(), r.memory).first;
+  };
   return of(cluster, spec, result) / of(plan.cluster, plan.spec, plan.prediction) - 1.0;
 }
 

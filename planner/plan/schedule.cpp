@@ -26,7 +26,8 @@ std::optional<std::string> find_fault_of_stage(const std::vector<Action>& action
   int last_backward = -1;
   for (const Action& action : actions) {
     const std::string text = write_action(action);
-    if (action.stage != stage) return fmt::format("stage {} lists {}, an action of stage {}", stage, text, action.stage);
+    if (action.stage != stage)
+      return fmt::format("stage {} lists {}, an action of stage {}", stage, text, action.stage);
     if (action.micro_batch < 0 || action.micro_batch >= micro_batches)
       return fmt::format("stage {} lists {}, and there are {} micro-batches, numbered from 0", stage, text,
                          micro_batches);
@@ -45,7 +46,7 @@ std::optional<std::string> find_fault_of_stage(const std::vector<Action>& action
   }
   for (int m = 0; m < micro_batches; ++m)
     for (Phase phase : {Phase::forward, Phase::backward})
-      if (!(phase == Phase::forward ? forward : backward)[static_cast<std::size_t>(m)])
+      if (!(phase == Phase::forward ? forward : backward)[m])
         return fmt::format("stage {} never runs {}", stage, write_action({stage, phase, m}));
   return std::nullopt;
 }
@@ -78,20 +79,22 @@ Action parse_action(const std::string& text) {
 
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches) {
   if (schedule.empty()) return "the schedule has no stages";
-  if (micro_batches < 1) return fmt::format("the schedule needs at least 1 micro-batch, and there are {}", micro_batches);
+  if (micro_batches < 1)
+    return fmt::format("the schedule needs at least 1 micro-batch, and there are {}", micro_batches);
   const int stages = static_cast<int>(schedule.size());
-  const auto actions_of = [&](int stage) -> const std::vector<Action>& { return schedule[static_cast<std::size_t>(stage)]; };
+  const auto actions_of = [&](int stage) -> const std::vector<Action>& { return schedule[stage]; };
   for (int s = 0; s < stages; ++s)
     if (auto fault = find_fault_of_stage(actions_of(s), s, micro_batches)) return fault;
 
-  // Neighbours exchange activations over one in-order channel, so both must take micro-batches in one order;
-  // gradients do because backwards ascend everywhere.
+  // Neighbours exchange activations over one in-order channel, so both must take micro-batches in
+  // one order; gradients do because backwards ascend everywhere.
   for (int s = 0; s + 1 < stages; ++s) {
     const std::vector<int> sent = forwards_of(actions_of(s)), received = forwards_of(actions_of(s + 1));
     const auto [a, b] = std::mismatch(sent.begin(), sent.end(), received.begin());
     if (a != sent.end())
-      return fmt::format("stage {} sends {} where stage {} receives for {}; neighbours must run their forwards in one order",
-                         s, write_action({s, Phase::forward, *a}), s + 1, write_action({s + 1, Phase::forward, *b}));
+      return fmt::format(
+          "stage {} sends {} where stage {} receives for {}; neighbours must run their forwards in one order", s,
+          write_action({s, Phase::forward, *a}), s + 1, write_action({s + 1, Phase::forward, *b}));
   }
 
   // Dry run: every stage advances as far as what it waits for has been done.
@@ -103,7 +106,7 @@ std::optional<std::string> find_fault(const Schedule& schedule, int micro_batche
     const int neighbour = action.stage + (action.phase == Phase::forward ? -1 : 1);
     if (neighbour < 0 || neighbour >= stages) return std::nullopt;
     const auto& done = action.phase == Phase::forward ? forward : backward;
-    if (done[static_cast<std::size_t>(neighbour)][static_cast<std::size_t>(action.micro_batch)]) return std::nullopt;
+    if (done[neighbour][action.micro_batch]) return std::nullopt;
     return Action{neighbour, action.phase, action.micro_batch};
   };
   for (bool advanced = true; advanced;) {
@@ -111,7 +114,7 @@ std::optional<std::string> find_fault(const Schedule& schedule, int micro_batche
     for (std::size_t s = 0; s < schedule.size(); ++s)
       while (next[s] < schedule[s].size() && !awaited(schedule[s][next[s]])) {
         const Action& action = schedule[s][next[s]++];
-        (action.phase == Phase::forward ? forward : backward)[s][static_cast<std::size_t>(action.micro_batch)] = true;
+        (action.phase == Phase::forward ? forward : backward)[s][action.micro_batch] = true;
         advanced = true;
       }
   }

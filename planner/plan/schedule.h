@@ -21,9 +21,9 @@ Action parse_action(const std::string& text);  // throws ConfigError
 // What every stage does, in order, in one step.
 using Schedule = std::vector<std::vector<Action>>;
 
-// Checks that each stage runs each micro-batch forward and then backward exactly once, backwards in ascending order,
-// and that the whole can run to its end when a forward waits for the stage before and a backward for the stage
-// after. Gives what is wrong and where, nothing when all is well.
+// Checks that each stage runs each micro-batch forward and then backward exactly once, backwards in
+// ascending order, and that the whole can run to its end when a forward waits for the stage before
+// and a backward for the stage after. Gives what is wrong and where, nothing when all is well.
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches);
 
 // The most micro-batches of which a stage holds activations at once.

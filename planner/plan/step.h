@@ -10,9 +10,9 @@ namespace parplan {
 enum class Label { compute, recompute, tensor, data, pipeline, optimizer, count_ };
 const char* name(Label label);
 
-// Where a step's time goes on the rank that finishes last: disjoint parts that sum to the step. Each instant belongs
-// to the running compute, else to the communication that the next compute awaits, else to the bubble.
-// The same type at three fidelities: estimated, simulated, measured.
+// Where a step's time goes on the rank that finishes last: disjoint parts that sum to the step.
+// Each instant belongs to the running compute, else to the communication that the next compute
+// awaits, else to the bubble. The same type at three fidelities: estimated, simulated, measured.
 struct StepTime {
   Seconds compute;
   Seconds recompute;
@@ -34,7 +34,8 @@ struct StepTime {
 enum class MemoryCategory { parameters, gradients, optimizer, activations, buffers, count_ };
 const char* name(MemoryCategory category);
 
-// Memory of one rank: disjoint parts that sum to the peak. `overhead` is what libraries take outside the arena.
+// Memory of one rank: disjoint parts that sum to the peak. `overhead` is what libraries take
+// outside the arena.
 struct MemoryUse {
   Bytes parameters;
   Bytes gradients;
@@ -62,8 +63,8 @@ struct StepResult {
   StepTime time;               // of the rank that finishes last (ties: lowest)
   MemoryUse memory;            // of the worst rank
   int memory_stage = 0;        // that it is on
-  // Of the stage that sends most, its rank at data and tensor coordinate 0: where a buffer does not divide evenly, its
-  // neighbours send a few bytes more or less.
+  // Of the stage that sends most, its rank at data and tensor coordinate 0: where a buffer does not
+  // divide evenly, its neighbours send a few bytes more or less.
   CommunicationVolume communication;
   bool operator==(const StepResult&) const = default;
 };

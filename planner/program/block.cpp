@@ -45,7 +45,8 @@ struct Value {
 
 using Key = std::pair<TensorId, Placement>;
 
-// Builds one segment of a block: places values, inserts redistributions, packs scratch, orders streams.
+// Builds one segment of a block: places values, inserts redistributions, packs scratch, orders
+// streams.
 class SegmentBuilder {
  public:
   SegmentBuilder(const OpGraph& graph, const Block& block, const BlockChoice& choice, const BlockPlacements& placements,
@@ -57,8 +58,8 @@ class SegmentBuilder {
     if (choice.tensor_ranks > 1) residual_ = choice.placements.residual;
   }
 
-  // Emits the forward ops that `needed` marks. `keeps`: saved tensors and the block's output go to their bindings;
-  // otherwise all but the block's input is scratch.
+  // Emits the forward ops that `needed` marks. `keeps`: saved tensors and the block's output go to
+  // their bindings; otherwise all but the block's input is scratch.
   void forward(const std::vector<bool>& needed, bool keeps, Label label) {
     keeps_ = keeps;
     declare_inputs();
@@ -100,11 +101,13 @@ class SegmentBuilder {
   }
 
  private:
-  // Until `bind`, operands name places: each binding but scratch is one, and so is each storage of scratch.
+  // Until `bind`, operands name places: each binding but scratch is one, and so is each storage of
+  // scratch.
   int place_of(const Value& value) {
-    const Storage& storage = storages_[static_cast<std::size_t>(value.storage)];
+    const Storage& storage = storages_[value.storage];
     const bool temporary = storage.binding == binding::scratch;
-    const auto [found, inserted] = place_of_.try_emplace({storage.binding, temporary ? value.storage : -1}, static_cast<int>(places_.size()));
+    const auto [found, inserted] =
+        place_of_.try_emplace({storage.binding, temporary ? value.storage : -1}, static_cast<int>(places_.size()));
     if (!inserted) return found->second;
     places_.push_back({storage.binding, 0, temporary ? storage.bytes : 0});
     temporary_.push_back(temporary);
@@ -116,7 +119,7 @@ class SegmentBuilder {
     std::vector<Temporary> temporaries(places_.size(), {.bytes = 0, .first = -1, .last = -1, .offset = 0});
     for (std::size_t i = 0; i < segment_.instructions.size(); ++i)
       for (const Operand& operand : segment_.instructions[i].operands) {
-        Temporary& temporary = temporaries[static_cast<std::size_t>(operand.binding)];
+        Temporary& temporary = temporaries[operand.binding];
         if (temporary.first < 0) temporary.first = static_cast<int>(i);
         temporary.last = static_cast<int>(i);
       }
@@ -137,7 +140,7 @@ class SegmentBuilder {
     std::map<std::string, int> number;
     for (Instruction& instruction : segment_.instructions)
       for (Operand& operand : instruction.operands) {
-        const Storage& place = places_[static_cast<std::size_t>(operand.binding)];
+        const Storage& place = places_[operand.binding];
         const auto [found, inserted] = number.try_emplace(place.binding, static_cast<int>(segment_.bindings.size()));
         if (inserted) segment_.bindings.push_back(place.binding);
         operand.binding = found->second;
@@ -172,7 +175,7 @@ class SegmentBuilder {
 
   void emit(Instruction instruction, const std::vector<Use>& uses) {
     for (const Use& use : uses) {
-      const Storage& storage = storages_[static_cast<std::size_t>(use.value.storage)];
+      const Storage& storage = storages_[use.value.storage];
       const std::int64_t offset = use.value.offset + (storage.binding == binding::scratch ? 0 : storage.offset);
       instruction.operands.push_back({place_of(use.value), offset, use.value.bytes, use.access});
     }
@@ -217,11 +220,13 @@ class SegmentBuilder {
           whole(add_storage({binding::saved, saved.offset, saved.bytes}), saved.bytes);
   }
 
-  // The value of `tensor` in `placement`, redistributed if it exists in another one only. `is_gradient`: of its gradient.
+  // The value of `tensor` in `placement`, redistributed if it exists in another one only.
+  // `is_gradient`: of its gradient.
   Value materialise(std::map<Key, Value>& values, TensorId id, Placement wanted) {
     const auto found = values.find({id, wanted});
     if (found != values.end()) return found->second;
-    auto source = std::find_if(values.begin(), values.end(), [&](const auto& entry) { return entry.first.first == id; });
+    auto source =
+        std::find_if(values.begin(), values.end(), [&](const auto& entry) { return entry.first.first == id; });
     PARPLAN_ASSERT(source != values.end(), fmt::format("{} is not defined in block {}", tensor(id).name, block_.name));
     const Placement from = source->first.second;
     const Value value = source->second;
@@ -232,8 +237,9 @@ class SegmentBuilder {
     switch (step) {
       case Redistribution::all_reduce_sum:
       case Redistribution::all_reduce_max:
-        emit_collective(step == Redistribution::all_reduce_sum ? InstructionKind::all_reduce_sum : InstructionKind::all_reduce_max,
-                        type, what, {{value, Access::update}});
+        emit_collective(
+            step == Redistribution::all_reduce_sum ? InstructionKind::all_reduce_sum : InstructionKind::all_reduce_max,
+            type, what, {{value, Access::update}});
         result = value;
         values.erase(source);
         break;
@@ -261,14 +267,14 @@ class SegmentBuilder {
   // Brings a value to offset 0 of a binding, copying where it lies elsewhere.
   void deliver(Key key, std::map<Key, Value>& values, const char* to, Label label) {
     const Value value = materialise(values, key.first, key.second);
-    if (storages_[static_cast<std::size_t>(value.storage)].binding == to) return;
+    if (storages_[value.storage].binding == to) return;
     const Value home = whole(add_storage({to, 0, value.bytes}), value.bytes);
     OpShape shape;
     shape.rows = value.bytes / size_of(choice_.precision);
     emit_kernel(OpKind::copy, shape, label, tensor(key.first).name, {{value, Access::read}, {home, Access::write}});
   }
 
-  // Parameters --------------------------------------------------------------------------------------------------
+  // Parameters ------------------------------------------------------------------------------------
 
   Value parameter(TensorId id) {
     const PlacedParameter& placed = parts_.at(id);
@@ -283,7 +289,7 @@ class SegmentBuilder {
     return whole(add_storage({to, placed.part.bucket_offset * element, bytes}), bytes);
   }
 
-  // Forward -----------------------------------------------------------------------------------------------------
+  // Forward ---------------------------------------------------------------------------------------
 
   // The later op that may write its output over `id`, when `id` is needed by nothing else.
   const TrainingOp* in_place_consumer(TensorId id, const std::vector<bool>& needed) const {
@@ -300,20 +306,22 @@ class SegmentBuilder {
     if (!consumer || !writes_over(*consumer, id)) return nullptr;
     return consumer;
   }
-  // Whether the op's row lets its output take the storage of the input `id`. Rows count all operands, absent ones too.
+  // Whether the op's row lets its output take the storage of the input `id`. Rows count all
+  // operands, absent ones too.
   bool writes_over(const TrainingOp& op, TensorId id) const {
     const OpRow& row = row_of(op.kind);
     if (row.in_place_read < 0) return false;
-    const OperandRow& read = row.operands[static_cast<std::size_t>(row.in_place_read)];
-    const Op& forward = graph_.ops[static_cast<std::size_t>(op.forward_op)];
+    const OperandRow& read = row.operands[row.in_place_read];
+    const Op& forward = graph_.ops[op.forward_op];
     return read.source == OperandSource::input && read.index < static_cast<int>(forward.inputs.size()) &&
-           forward.inputs[static_cast<std::size_t>(read.index)] == id;
+           forward.inputs[read.index] == id;
   }
   bool is_saved(TensorId id) const {
     return std::find(training_.saved.begin(), training_.saved.end(), id) != training_.saved.end();
   }
 
-  // Whether the tensor, once whole, fills the storage that its op writes (a reduce-scatter leaves only a chunk).
+  // Whether the tensor, once whole, fills the storage that its op writes (a reduce-scatter leaves
+  // only a chunk).
   bool keeps_its_size(TensorId id) const {
     return !is_partial(placements_.produced[index(id)]) ||
            placements_.canonical[index(id)].kind != PlacementKind::shard;
@@ -328,7 +336,7 @@ class SegmentBuilder {
       if (const std::optional<Value> saved = saved_value(id)) return *saved;
       if (id == block_.output) return whole(add_storage({binding::output, 0, bytes}), bytes);
       if (const TrainingOp* consumer = in_place_consumer(id, needed)) {
-        const TensorId next = graph_.ops[static_cast<std::size_t>(consumer->forward_op)].outputs[0];
+        const TensorId next = graph_.ops[consumer->forward_op].outputs[0];
         if (keeps_its_size(next) && local_bytes(tensor(next), placements_.produced[index(next)], choice_) == bytes)
           return home(next, needed);
       }
@@ -337,8 +345,8 @@ class SegmentBuilder {
   }
 
   void forward_op(const TrainingOp& op, const std::vector<bool>& needed, Label label) {
-    const Op& forward = graph_.ops[static_cast<std::size_t>(op.forward_op)];
-    const std::vector<Placement>& wanted = placements_.inputs[static_cast<std::size_t>(op.forward_op - block_.first_op)];
+    const Op& forward = graph_.ops[op.forward_op];
+    const std::vector<Placement>& wanted = placements_.inputs[op.forward_op - block_.first_op];
     for (std::size_t i = 0; i < forward.inputs.size(); ++i) {
       if (tensor(forward.inputs[i]).role == TensorRole::tokens) load(forward, forward.inputs[i], label);
     }
@@ -355,7 +363,7 @@ class SegmentBuilder {
       if (self && id == forward.outputs[0] &&
           inputs[over].bytes == local_bytes(tensor(id), placements_.produced[index(id)], choice_)) {
         const Value candidate = inputs[over];
-        const Storage& storage = storages_[static_cast<std::size_t>(candidate.storage)];
+        const Storage& storage = storages_[candidate.storage];
         const bool settled = keeps_ && (is_saved(id) || id == block_.output);
         if (!settled || storage.binding != binding::scratch) {
           outputs[id] = candidate;
@@ -375,8 +383,10 @@ class SegmentBuilder {
     for (TensorId id : forward.outputs) {
       if (tensor(id).role == TensorRole::loss) continue;
       forward_values_[{id, placements_.produced[index(id)]}] = outputs.at(id);
-      // A partial sum is made whole at once: its readers all want it so, and saved tensors are kept so.
-      if (is_partial(placements_.produced[index(id)])) materialise(forward_values_, id, placements_.canonical[index(id)]);
+      // A partial sum is made whole at once: its readers all want it so, and saved tensors are kept
+      // so.
+      if (is_partial(placements_.produced[index(id)]))
+        materialise(forward_values_, id, placements_.canonical[index(id)]);
       settle(id, label);
     }
   }
@@ -423,11 +433,11 @@ class SegmentBuilder {
     emit_kernel(op.kind, shape, label, name, std::move(uses));
   }
 
-  // Backward ----------------------------------------------------------------------------------------------------
+  // Backward --------------------------------------------------------------------------------------
 
   void backward_op(TrainingOp op, int position) {
-    const Op& forward = graph_.ops[static_cast<std::size_t>(op.forward_op)];
-    const std::vector<Placement>& wanted = placements_.inputs[static_cast<std::size_t>(op.forward_op - block_.first_op)];
+    const Op& forward = graph_.ops[op.forward_op];
+    const std::vector<Placement>& wanted = placements_.inputs[op.forward_op - block_.first_op];
     for (TrainingOperand& operand : op.operands)
       if (operand.source == OperandSource::input_gradient && operand.access == Access::update &&
           waits(root(operand.tensor), placement_of_gradient(op, operand.tensor, forward, wanted)) &&
@@ -436,8 +446,8 @@ class SegmentBuilder {
         operand.access = Access::write;
       }
     Placement rows = wanted.empty() ? replicate() : wanted[0];
-    // The gradient of an output is needed as the op itself sees its output; where the op makes a partial sum
-    // (a weight sharded over its inputs), the gradient of the sum is needed whole.
+    // The gradient of an output is needed as the op itself sees its output; where the op makes a
+    // partial sum (a weight sharded over its inputs), the gradient of the sum is needed whole.
     const auto gradient_placement = [&](TensorId output) {
       return is_partial(placements_.produced[index(output)]) ? replicate() : placements_.canonical[index(output)];
     };
@@ -447,14 +457,17 @@ class SegmentBuilder {
     shape.scaled = op.kind == OpKind::cross_entropy_gradient && choice_.precision == DataType::fp16;
 
     using OperandKey = std::tuple<OperandSource, TensorId, int>;
-    const auto key_of = [](const TrainingOperand& operand) { return OperandKey{operand.source, operand.tensor, operand.part}; };
+    const auto key_of = [](const TrainingOperand& operand) {
+      return OperandKey{operand.source, operand.tensor, operand.part};
+    };
     std::map<OperandKey, Value> values;
     for (const TrainingOperand& operand : op.operands) {
       const OperandKey key = key_of(operand);
       switch (operand.source) {
         case OperandSource::input: {
-          const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), operand.tensor) - forward.inputs.begin();
-          values[key] = materialise(forward_values_, operand.tensor, wanted[static_cast<std::size_t>(at)]);
+          const auto at =
+              std::find(forward.inputs.begin(), forward.inputs.end(), operand.tensor) - forward.inputs.begin();
+          values[key] = materialise(forward_values_, operand.tensor, wanted[at]);
           break;
         }
         case OperandSource::output:
@@ -493,8 +506,9 @@ class SegmentBuilder {
     return tensor.role == TensorRole::statistic ? DataType::fp32 : choice_.precision;
   }
 
-  // Ranks that each hold a part of a sum cannot add it to what all of them hold: their parts are summed apart until somebody wants the
-  // gradient, and then reduced at once (a tensor that a sum and a weight sharded over its outputs use, as in OLMo 2).
+  // Ranks that each hold a part of a sum cannot add it to what all of them hold: their parts are
+  // summed apart until somebody wants the gradient, and then reduced at once (a tensor that a sum
+  // and a weight sharded over its outputs use, as in OLMo 2).
   bool waits(TensorId owner, Placement placement) const {
     if (!is_partial(placement) || gradient_values_.contains({owner, placement})) return false;
     return std::ranges::any_of(gradient_values_, [&](const auto& entry) { return entry.first.first == owner; });
@@ -504,16 +518,19 @@ class SegmentBuilder {
     const auto found = waiting_parts_.find(owner);
     if (found == waiting_parts_.end()) return;
     const Placement canonical = placements_.canonical[index(owner)];
-    const auto at = std::ranges::find_if(gradient_values_, [&](const auto& entry) { return entry.first.first == owner; });
+    const auto at =
+        std::ranges::find_if(gradient_values_, [&](const auto& entry) { return entry.first.first == owner; });
     const Placement placement = gradient_values_.contains({owner, canonical}) ? canonical : at->first.second;
     std::map<Key, Value> parts{{{owner, partial_sum()}, found->second}};
     waiting_parts_.erase(found);
     const Value part = materialise(parts, owner, placement);
     const Value sum = gradient_values_.at({owner, placement});
-    std::erase_if(gradient_values_, [&](const auto& entry) { return entry.first.first == owner && entry.first.second != placement; });
+    std::erase_if(gradient_values_,
+                  [&](const auto& entry) { return entry.first.first == owner && entry.first.second != placement; });
     OpShape shape;
     shape.rows = sum.bytes / size_of(type_of(tensor(owner), choice_.precision));
-    emit_kernel(OpKind::accumulate, shape, Label::compute, tensor(owner).name, {{part, Access::read}, {sum, Access::update}});
+    emit_kernel(OpKind::accumulate, shape, Label::compute, tensor(owner).name,
+                {{part, Access::read}, {sum, Access::update}});
     segment_.instructions.back().type = kernel_type(tensor(owner));
   }
 
@@ -531,26 +548,29 @@ class SegmentBuilder {
     if (op.accumulate) {
       const Value sum = materialise(gradient_values_, owner, placement);
       // Copies in other placements do not see what is added now.
-      std::erase_if(gradient_values_, [&](const auto& entry) { return entry.first.first == owner && entry.first.second != placement; });
+      std::erase_if(gradient_values_,
+                    [&](const auto& entry) { return entry.first.first == owner && entry.first.second != placement; });
       return sum;
     }
 
     const std::int64_t bytes = local_bytes(tensor(id), placement, choice_);
     Value value = scratch(bytes);
     const OpRow& row = row_of(op.kind);
-    if (row.in_place_read >= 0 && row.operands[static_cast<std::size_t>(row.in_place_write)].index == at) {
-      const OperandRow& read = row.operands[static_cast<std::size_t>(row.in_place_read)];
+    if (row.in_place_read >= 0 && row.operands[row.in_place_write].index == at) {
+      const OperandRow& read = row.operands[row.in_place_read];
       for (const TrainingOperand& operand : op.operands) {
         if (operand.source != read.source) continue;
         const bool is_gradient = read.source == OperandSource::output_gradient;
         const TensorId source = is_gradient                              ? operand.tensor
-                                : read.source == OperandSource::output ? forward.outputs[static_cast<std::size_t>(read.index)]
-                                                                        : forward.inputs[static_cast<std::size_t>(read.index)];
+                                : read.source == OperandSource::output ? forward.outputs[read.index]
+                                                                        : forward.inputs[read.index];
         if (operand.tensor != source) continue;
         const Value candidate = values.at({operand.source, operand.tensor, 0});
-        const std::string& where = storages_[static_cast<std::size_t>(candidate.storage)].binding;
-        const bool last = is_gradient ? last_gradient_use_[index(root(source))] == position : last_read_[index(source)] == position;
-        if (last && candidate.bytes == bytes && (where == binding::scratch || where == binding::saved)) value = candidate;
+        const std::string& where = storages_[candidate.storage].binding;
+        const bool last =
+            is_gradient ? last_gradient_use_[index(root(source))] == position : last_read_[index(source)] == position;
+        if (last && candidate.bytes == bytes && (where == binding::scratch || where == binding::saved))
+          value = candidate;
       }
     }
     const bool stays = placement == residual_ || (is_partial(placement) && residual_.kind != PlacementKind::shard);
@@ -560,18 +580,23 @@ class SegmentBuilder {
     return value;
   }
 
-  // How a kernel leaves the gradient of input `id` of `forward`, or the part of it that this use makes.
-  Placement placement_of_gradient(const TrainingOp& op, TensorId id, const Op& forward, const std::vector<Placement>& wanted) const {
-    const auto at = static_cast<std::size_t>(std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin());
+  // How a kernel leaves the gradient of input `id` of `forward`, or the part of it that this use
+  // makes.
+  Placement placement_of_gradient(const TrainingOp& op, TensorId id, const Op& forward,
+                                  const std::vector<Placement>& wanted) const {
+    const auto at =
+        static_cast<std::size_t>(std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin());
     const Placement output = placements_.produced[index(forward.outputs[0])];
     const bool sharded_features = output.kind == PlacementKind::shard && output.dim != Dim::sequence;
-    // A weight sharded over its outputs gives each rank a part of the sum over them; so do heads for what is whole on every rank.
+    // A weight sharded over its outputs gives each rank a part of the sum over them; so do heads
+    // for what is whole on every rank.
     const bool of_linear = op.kind == OpKind::linear_input_gradient;
     const bool of_heads = row_of(forward.kind).sharding == ShardingRule::heads && wanted[at] == replicate();
     return sharded_features && (of_linear || of_heads) ? partial_sum() : wanted[at];
   }
 
-  // The gradient of the block's output has been read for the last time before instruction `position`.
+  // The gradient of the block's output has been read for the last time before instruction
+  // `position`.
   bool gradient_binding_is_free(int position) const {
     return block_.output < 0 || last_gradient_use_[index(root(block_.output))] < position;
   }
@@ -601,13 +626,13 @@ class SegmentBuilder {
 // Marks the forward ops whose outputs the backward reads, and what those need.
 std::vector<bool> needed_for_backward(const OpGraph& graph, const TrainingBlock& training) {
   std::vector<bool> wanted(graph.tensors.size(), false);
-  for (TensorId id : training.saved) wanted[static_cast<std::size_t>(id)] = true;
+  for (TensorId id : training.saved) wanted[id] = true;
   std::vector<bool> needed(training.forward.size(), false);
   for (std::size_t i = training.forward.size(); i-- > 0;) {
-    const Op& op = graph.ops[static_cast<std::size_t>(training.forward[i].forward_op)];
-    for (TensorId output : op.outputs) needed[i] = needed[i] || wanted[static_cast<std::size_t>(output)];
+    const Op& op = graph.ops[training.forward[i].forward_op];
+    for (TensorId output : op.outputs) needed[i] = needed[i] || wanted[output];
     if (needed[i])
-      for (TensorId input : op.inputs) wanted[static_cast<std::size_t>(input)] = true;
+      for (TensorId input : op.inputs) wanted[input] = true;
   }
   return needed;
 }
@@ -618,7 +643,7 @@ BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
   const std::vector<TensorId>& tied = graph.tied;
   BlockParameters result;
   for (int i = block.first_op; i < block.last_op; ++i)
-    for (TensorId id : graph.ops[static_cast<std::size_t>(i)].parameters) {
+    for (TensorId id : graph.ops[i].parameters) {
       if (std::find(tied.begin(), tied.end(), id) != tied.end()) {
         PARPLAN_ASSERT(result.tied < 0 || result.tied == id, block.name);
         result.tied = id;
@@ -634,7 +659,8 @@ namespace {
 // Each rank knows the gradient of its own heads' share only.
 bool read_by_heads(const OpGraph& graph, TensorId parameter) {
   return std::ranges::any_of(graph.ops, [&](const Op& op) {
-    return row_of(op.kind).sharding == ShardingRule::heads && std::ranges::find(op.parameters, parameter) != op.parameters.end();
+    return row_of(op.kind).sharding == ShardingRule::heads &&
+           std::ranges::find(op.parameters, parameter) != op.parameters.end();
   });
 }
 
@@ -644,7 +670,7 @@ BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& pa
   BucketLayout layout;
   const bool sequence_sharded = choice.tensor_ranks > 1 && choice.placements.residual == shard(Dim::sequence);
   for (TensorId id : parameters) layout.parts.push_back(local_part(graph, id, choice));
-  const auto decays = [&](const ParameterPart& part) { return graph.tensors[static_cast<std::size_t>(part.tensor)].decays; };
+  const auto decays = [&](const ParameterPart& part) { return graph.tensors[part.tensor].decays; };
   std::stable_sort(layout.parts.begin(), layout.parts.end(), [&](const ParameterPart& a, const ParameterPart& b) {
     return std::pair(a.tensor_replicated, !decays(a)) < std::pair(b.tensor_replicated, !decays(b));
   });
@@ -653,13 +679,14 @@ BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& pa
     layout.elements += align_up(Bytes(part.rows * part.columns), bucket_alignment).count;
     if (decays(part)) extend(layout.decaying, part.bucket_offset, layout.elements);
     if (part.tensor_replicated) extend(layout.replicated, part.bucket_offset, layout.elements);
-    if (part.tensor_replicated && (sequence_sharded || read_by_heads(graph, part.tensor))) extend(layout.tensor_partial, part.bucket_offset, layout.elements);
+    if (part.tensor_replicated && (sequence_sharded || read_by_heads(graph, part.tensor)))
+      extend(layout.tensor_partial, part.bucket_offset, layout.elements);
   }
   return layout;
 }
 
 LoweredBlock lower_block(const OpGraph& graph, int block_index, const BlockChoice& choice) {
-  const Block& block = graph.blocks[static_cast<std::size_t>(block_index)];
+  const Block& block = graph.blocks[block_index];
   const TrainingBlock training = training_block(graph, block_index);
   const BlockPlacements placements = propagate(graph, block, choice);
   const BlockParameters parameters = block_parameters(graph, block);
@@ -669,8 +696,8 @@ LoweredBlock lower_block(const OpGraph& graph, int block_index, const BlockChoic
 
   LoweredBlock result;
   const auto save = [&](TensorId id) {
-    const std::int64_t bytes = local_bytes(graph.tensors[static_cast<std::size_t>(id)],
-                                           placements.canonical[static_cast<std::size_t>(id)], choice);
+    const std::int64_t bytes = local_bytes(graph.tensors[id],
+                                           placements.canonical[id], choice);
     result.saved.push_back({id, result.saved_bytes, bytes});
     result.saved_bytes = align_up(Bytes(result.saved_bytes + bytes), byte_alignment).count;
   };
@@ -679,13 +706,14 @@ LoweredBlock lower_block(const OpGraph& graph, int block_index, const BlockChoic
     for (TensorId id : training.saved)
       if (id != block.input) save(id);
   const TensorId crossing = block.input >= 0 ? block.input : block.output;
-  result.crossing_bytes = local_bytes(graph.tensors[static_cast<std::size_t>(crossing)],
+  result.crossing_bytes = local_bytes(graph.tensors[crossing],
                                       choice.tensor_ranks > 1 ? choice.placements.residual : replicate(), choice);
 
   const std::string name = block.input < 0 || block.output < 0 ? block.name : "layers";
   const std::vector<bool> all(training.forward.size(), true);
   {
-    // Under recompute only the input is kept: the forward leaves everything else in scratch, but for its output.
+    // Under recompute only the input is kept: the forward leaves everything else in scratch, but
+    // for its output.
     TrainingBlock kept = training;
     if (recompute) kept.saved.clear();
     SegmentBuilder builder(graph, block, choice, placements, kept, own, tied, result.saved);

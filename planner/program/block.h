@@ -22,8 +22,9 @@ inline constexpr const char* loss_scale = "loss scale";            // fp16 only
 inline constexpr const char* scratch = "scratch";
 }  // namespace binding
 
-// The flat bucket of a set of parameters. Each starts at a multiple of 16 elements; those whose gradient is
-// Partial over the tensor axis stand together at the end, and within each part those that decay come first.
+// The flat bucket of a set of parameters. Each starts at a multiple of 16 elements; those whose
+// gradient is Partial over the tensor axis stand together at the end, and within each part those
+// that decay come first.
 struct BucketLayout {
   std::vector<ParameterPart> parts;
   std::int64_t elements = 0;  // without the padding to the data-parallel degree

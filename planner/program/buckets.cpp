@@ -4,7 +4,9 @@
 
 namespace parplan {
 
-std::int64_t padded_elements(std::int64_t elements, int data_degree) { return align_up(Bytes(elements), 16 * std::int64_t{data_degree}).count; }
+std::int64_t padded_elements(std::int64_t elements, int data_degree) {
+  return align_up(Bytes(elements), 16 * std::int64_t{data_degree}).count;
+}
 
 std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int tensor_rank, int data_rank) {
   const OpGraph& graph = *job.graph;
@@ -12,7 +14,7 @@ std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int ten
   std::vector<StageBucket> buckets;
   std::vector<StageBucket> tied_buckets;
   for (int b = range.first; b < range.last; ++b) {
-    const Block& block = graph.blocks[static_cast<std::size_t>(b)];
+    const Block& block = graph.blocks[b];
     const BlockParameters parameters = block_parameters(graph, block);
     StageBucket bucket;
     bucket.name = block.name;
@@ -27,7 +29,7 @@ std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int ten
       continue;
     }
     StageBucket tied;
-    tied.name = graph.tensors[static_cast<std::size_t>(parameters.tied)].name;
+    tied.name = graph.tensors[parameters.tied].name;
     tied.layout = bucket_layout(graph, {parameters.tied}, choice);
     tied.blocks = {b};
     tied.tied = parameters.tied;
@@ -44,7 +46,8 @@ std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int ten
   return buckets;
 }
 
-std::vector<BucketLayout::Range> intersect(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin, std::int64_t end) {
+std::vector<BucketLayout::Range> intersect(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,
+                                           std::int64_t end) {
   std::vector<BucketLayout::Range> result;
   for (const BucketLayout::Range& range : ranges) {
     const BucketLayout::Range common{std::max(range.begin, begin), std::min(range.end, end)};
@@ -53,7 +56,8 @@ std::vector<BucketLayout::Range> intersect(const std::vector<BucketLayout::Range
   return result;
 }
 
-std::vector<BucketLayout::Range> complement(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin, std::int64_t end) {
+std::vector<BucketLayout::Range> complement(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,
+                                            std::int64_t end) {
   std::vector<BucketLayout::Range> result;
   for (const BucketLayout::Range& range : intersect(ranges, begin, end)) {
     if (begin < range.begin) result.push_back({begin, range.begin});

@@ -8,8 +8,8 @@
 
 namespace parplan {
 
-// A bucket of one stage before it has buffers. `blocks` are those (of the whole graph) that use it: one, or for a tied
-// parameter every user on this stage.
+// A bucket of one stage before it has buffers. `blocks` are those (of the whole graph) that use it:
+// one, or for a tied parameter every user on this stage.
 struct StageBucket {
   std::string name;
   BucketLayout layout;
@@ -20,15 +20,18 @@ struct StageBucket {
   std::int64_t shard_elements = 0;
 };
 
-// A bucket's elements, padded so that the ranks of the data axis have equal and aligned shards of it.
+// A bucket's elements, padded so that the ranks of the data axis have equal and aligned shards of
+// it.
 std::int64_t padded_elements(std::int64_t elements, int data_degree);
 
 // The stage's buckets: one per block in order, then one per tied parameter in order of first use.
 std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int tensor_rank, int data_rank);
 
 // `ranges` within [begin, end).
-std::vector<BucketLayout::Range> intersect(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin, std::int64_t end);
+std::vector<BucketLayout::Range> intersect(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,
+                                           std::int64_t end);
 // What of [begin, end) `ranges` leaves out.
-std::vector<BucketLayout::Range> complement(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin, std::int64_t end);
+std::vector<BucketLayout::Range> complement(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,
+                                            std::int64_t end);
 
 }  // namespace parplan

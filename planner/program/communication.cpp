@@ -7,8 +7,9 @@
 namespace parplan {
 
 // The byte counts of the bandwidth-optimal algorithms (Patarasuk and Yuan 2009; NVIDIA/nccl-tests
-// doc/PERFORMANCE.md), for the chunks of Instruction's comment. A rank's own chunk goes to the n - 1 others when
-// gathered, and all but its own chunk leaves it when scattered; an all-reduce does both, scatter first.
+// doc/PERFORMANCE.md), for the chunks of Instruction's comment. A rank's own chunk goes to the n -
+// 1 others when gathered, and all but its own chunk leaves it when scattered; an all-reduce does
+// both, scatter first.
 std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t element_size, int ranks, int index) {
   switch (kind) {
     case InstructionKind::kernel:
@@ -20,10 +21,12 @@ std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t e
     case InstructionKind::reduce_scatter: break;
   }
   if (ranks <= 1) return 0;
-  PARPLAN_ASSERT(index >= 0 && index < ranks && bytes % element_size == 0,
-                 fmt::format("{} of {} bytes, {} each, by member {} of {}", name(kind), bytes, element_size, index, ranks));
+  PARPLAN_ASSERT(
+      index >= 0 && index < ranks && bytes % element_size == 0,
+      fmt::format("{} of {} bytes, {} each, by member {} of {}", name(kind), bytes, element_size, index, ranks));
   const std::int64_t elements = bytes / element_size;
-  const std::int64_t own = (chunk_begin(elements, ranks, index + 1) - chunk_begin(elements, ranks, index)) * element_size;
+  const std::int64_t own =
+      (chunk_begin(elements, ranks, index + 1) - chunk_begin(elements, ranks, index)) * element_size;
   const std::int64_t scattered = bytes - own;
   const std::int64_t gathered = (ranks - 1) * own;
   if (kind == InstructionKind::reduce_scatter) return scattered;

@@ -41,17 +41,18 @@ void order_instructions(Segment& segment) {
   streams.fill(start);
   std::vector<Clock> completed(segment.instructions.size());
   for (int i = 0; i < static_cast<int>(segment.instructions.size()); ++i) {
-    Instruction& current = segment.instructions[static_cast<std::size_t>(i)];
+    Instruction& current = segment.instructions[i];
     Clock& clock = streams[number(current.stream)];
     for (int j = i - 1; j >= 0; --j) {
-      Instruction& earlier = segment.instructions[static_cast<std::size_t>(j)];
-      if (earlier.stream == current.stream || clock[number(earlier.stream)] >= j || !conflict(earlier, current)) continue;
+      Instruction& earlier = segment.instructions[j];
+      if (earlier.stream == current.stream || clock[number(earlier.stream)] >= j || !conflict(earlier, current))
+        continue;
       if (!earlier.records) earlier.records = segment.events++;
       current.waits.push_back(*earlier.records);
-      merge(clock, completed[static_cast<std::size_t>(j)]);
+      merge(clock, completed[j]);
     }
     clock[number(current.stream)] = i;
-    completed[static_cast<std::size_t>(i)] = clock;
+    completed[i] = clock;
   }
 }
 
@@ -66,7 +67,7 @@ void order_calls(Program& program) {
     std::vector<Use> of_segment(segment.bindings.size());
     for (const Instruction& instruction : segment.instructions)
       for (const Operand& operand : instruction.operands) {
-        Use& use = of_segment[static_cast<std::size_t>(operand.binding)];
+        Use& use = of_segment[operand.binding];
         use.reads |= operand.access != Access::write;
         use.writes |= operand.access != Access::read;
       }
@@ -82,24 +83,24 @@ void order_calls(Program& program) {
   streams.fill(start);
   std::vector<Clock> completed(program.calls.size());
   const auto stream_of = [&](int call) {
-    return program.segments[static_cast<std::size_t>(program.calls[static_cast<std::size_t>(call)].segment)].stream;
+    return program.segments[program.calls[call].segment].stream;
   };
 
   for (int i = 0; i < static_cast<int>(program.calls.size()); ++i) {
-    Call& call = program.calls[static_cast<std::size_t>(i)];
+    Call& call = program.calls[i];
     const Stream stream = stream_of(i);
     Clock& clock = streams[number(stream)];
     const auto wait_for = [&](int earlier) {
       if (earlier < 0 || stream_of(earlier) == stream || clock[number(stream_of(earlier))] >= earlier) return;
-      Call& other = program.calls[static_cast<std::size_t>(earlier)];
+      Call& other = program.calls[earlier];
       if (!other.records) other.records = program.events++;
       call.waits.push_back(*other.records);
-      merge(clock, completed[static_cast<std::size_t>(earlier)]);
+      merge(clock, completed[earlier]);
     };
-    const std::vector<Use>& of_segment = uses[static_cast<std::size_t>(call.segment)];
+    const std::vector<Use>& of_segment = uses[call.segment];
     // Later items first: their clocks may cover earlier ones.
     for (std::size_t b = 0; b < of_segment.size(); ++b) {
-      const History& history = histories[static_cast<std::size_t>(call.buffers[b])];
+      const History& history = histories[call.buffers[b]];
       if (of_segment[b].writes) {
         std::array<int, stream_count> readers = history.readers;
         std::sort(readers.rbegin(), readers.rend());
@@ -108,9 +109,9 @@ void order_calls(Program& program) {
       wait_for(history.writer);
     }
     clock[number(stream)] = i;
-    completed[static_cast<std::size_t>(i)] = clock;
+    completed[i] = clock;
     for (std::size_t b = 0; b < of_segment.size(); ++b) {
-      History& history = histories[static_cast<std::size_t>(call.buffers[b])];
+      History& history = histories[call.buffers[b]];
       if (of_segment[b].writes) {
         history.writer = i;
         history.readers = start;

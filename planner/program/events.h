@@ -4,8 +4,8 @@
 
 namespace parplan {
 
-// Orders conflicting accesses of different streams within a Segment by events, and no others: sets `waits`,
-// `records` and `events`.
+// Orders conflicting accesses of different streams within a Segment by events, and no others: sets
+// `waits`, `records` and `events`.
 void order_instructions(Segment& segment);
 
 // The same among the calls of a Program, at the granularity of whole buffers.

@@ -11,7 +11,8 @@
 namespace parplan {
 namespace {
 
-constexpr FusedOperand add_layer_norm_operands[] = {{0, 0}, {0, 1}, {0, 2}, {1, 1}, {1, 2}, {0, 3}, {1, 3}, {1, 4}, {1, 5}};
+constexpr FusedOperand add_layer_norm_operands[] = {{0, 0}, {0, 1}, {0, 2}, {1, 1}, {1, 2},
+                                                    {0, 3}, {1, 3}, {1, 4}, {1, 5}};
 constexpr FusedOperand add_rms_norm_operands[] = {{0, 0}, {0, 1}, {0, 2}, {1, 1}, {0, 3}, {1, 2}, {1, 3}};
 constexpr FusedOperand linear_gelu_operands[] = {{0, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 1}, {0, 4}};
 constexpr FusedOperand linear_input_gradient_gelu_operands[] = {{0, 0}, {0, 1}, {1, 1}, {1, 2}, {0, 3}};
@@ -54,13 +55,14 @@ bool is_kernel(const Instruction& instruction, OpKind op) {
 // Of the op's row; null where it is absent.
 const Operand* operand_at(const Instruction& instruction, int position) {
   const std::optional<std::vector<int>> positions = operand_positions(instruction);
-  PARPLAN_ASSERT(positions.has_value(), fmt::format("the operands of {} '{}' do not fit its row", name(instruction.op), instruction.name));
+  PARPLAN_ASSERT(positions.has_value(),
+                 fmt::format("the operands of {} '{}' do not fit its row", name(instruction.op), instruction.name));
   const auto found = std::ranges::find(*positions, position);
-  return found == positions->end() ? nullptr : &instruction.operands[static_cast<std::size_t>(found - positions->begin())];
+  return found == positions->end() ? nullptr : &instruction.operands[found - positions->begin()];
 }
 
-// The two in one, if they may be: their sizes agree, and no operand is written while it is read but where the fused
-// op's row allows it.
+// The two in one, if they may be: their sizes agree, and no operand is written while it is read but
+// where the fused op's row allows it.
 std::optional<Instruction> fused(const FusionRow& row, const Instruction& first, const Instruction& second) {
   const bool alike = first.type == second.type && first.stream == second.stream && first.label == second.label &&
                      first.shape.rows == second.shape.rows && !first.shape.accumulate && !second.shape.accumulate;
@@ -98,7 +100,8 @@ struct Match {
   std::size_t second = 0;
   Instruction fused;
 };
-std::optional<Match> match(const FusionRow& row, const std::vector<Instruction>& instructions, std::size_t i, const std::vector<bool>& temporary) {
+std::optional<Match> match(const FusionRow& row, const std::vector<Instruction>& instructions, std::size_t i,
+                           const std::vector<bool>& temporary) {
   const Instruction& first = instructions[i];
   if (!is_kernel(first, row.first)) return std::nullopt;
   const Operand between = *operand_at(first, row.produced);
@@ -111,11 +114,13 @@ std::optional<Match> match(const FusionRow& row, const std::vector<Instruction>&
   for (std::size_t k = i + 1; k < j; ++k)
     if (conflict(instructions[k], second)) return std::nullopt;
 
-  const bool kept = std::ranges::any_of(row.operands, [&](const FusedOperand& from) { return from.kernel == 0 && from.position == row.produced; });
-  const bool overwritten = std::ranges::any_of(
-      second.operands, [&](const Operand& operand) { return operand.access == Access::write && same_bytes(operand, between); });
+  const bool kept = std::ranges::any_of(
+      row.operands, [&](const FusedOperand& from) { return from.kernel == 0 && from.position == row.produced; });
+  const bool overwritten = std::ranges::any_of(second.operands, [&](const Operand& operand) {
+    return operand.access == Access::write && same_bytes(operand, between);
+  });
   if (!kept && !overwritten) {
-    if (!temporary[static_cast<std::size_t>(between.binding)]) return std::nullopt;
+    if (!temporary[between.binding]) return std::nullopt;
     for (std::size_t k = j + 1; k < instructions.size(); ++k)
       if (touches(instructions[k], between)) return std::nullopt;
   }

@@ -40,12 +40,12 @@ std::int64_t local_bytes(const Tensor& tensor, Placement placement, const BlockC
 }
 
 Placement placement_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements) {
-  const auto found = placements.tensor_axis.find(name_in_block(graph.tensors[static_cast<std::size_t>(parameter)].name));
+  const auto found = placements.tensor_axis.find(name_in_block(graph.tensors[parameter].name));
   return found == placements.tensor_axis.end() ? replicate() : found->second;
 }
 
 ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockChoice& choice) {
-  const Tensor& tensor = graph.tensors[static_cast<std::size_t>(parameter)];
+  const Tensor& tensor = graph.tensors[parameter];
   const Placement placement = choice.tensor_ranks > 1 ? placement_of_parameter(graph, parameter, choice.placements)
                                                       : replicate();
   PARPLAN_ASSERT(!tensor.dims.empty() && tensor.dims.size() <= 2, tensor.name);
@@ -54,7 +54,8 @@ ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockCh
   part.rows = local_size(tensor.dims[0], placement, choice);
   part.columns = tensor.dims.size() == 2 ? local_size(tensor.dims[1], placement, choice) : 1;
   const bool shards_rows = placement.kind == PlacementKind::shard && placement.dim == tensor.dims[0].dim;
-  const bool shards_columns = placement.kind == PlacementKind::shard && tensor.dims.size() == 2 && placement.dim == tensor.dims[1].dim;
+  const bool shards_columns =
+      placement.kind == PlacementKind::shard && tensor.dims.size() == 2 && placement.dim == tensor.dims[1].dim;
   if (shards_rows) part.row_begin = part.rows * choice.tensor_rank;
   if (shards_columns) part.column_begin = part.columns * choice.tensor_rank;
   part.tensor_replicated = choice.tensor_ranks > 1 && !shards_rows && !shards_columns;
@@ -76,22 +77,22 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
   result.canonical.assign(graph.tensors.size(), replicate());
   const Placement residual = choice.tensor_ranks > 1 ? choice.placements.residual : replicate();
   if (block.input >= 0) {
-    result.produced[static_cast<std::size_t>(block.input)] = residual;
-    result.canonical[static_cast<std::size_t>(block.input)] = residual;
+    result.produced[block.input] = residual;
+    result.canonical[block.input] = residual;
   }
   for (int index = block.first_op; index < block.last_op; ++index) {
-    const Op& op = graph.ops[static_cast<std::size_t>(index)];
+    const Op& op = graph.ops[index];
     std::vector<Placement> needed;
-    for (TensorId input : op.inputs) needed.push_back(result.canonical[static_cast<std::size_t>(input)]);
+    for (TensorId input : op.inputs) needed.push_back(result.canonical[input]);
     Placement output = needed.empty() ? replicate() : needed[0];
     switch (row_of(op.kind).sharding) {
       case ShardingRule::tokenwise:
         for (Placement& input : needed) input = needed[0];
         break;
       case ShardingRule::contraction: {
-        const Placement weight = choice.tensor_ranks > 1 ? placement_of_parameter(graph, op.parameters[0], choice.placements)
-                                                         : replicate();
-        const Tensor& tensor = graph.tensors[static_cast<std::size_t>(op.parameters[0])];
+        const Placement weight =
+            choice.tensor_ranks > 1 ? placement_of_parameter(graph, op.parameters[0], choice.placements) : replicate();
+        const Tensor& tensor = graph.tensors[op.parameters[0]];
         if (weight.kind == PlacementKind::shard && weight.dim == tensor.dims[0].dim) {
           needed[0] = replicate();
           output = weight;
@@ -102,8 +103,8 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
         break;
       }
       case ShardingRule::lookup: {
-        const Placement table = choice.tensor_ranks > 1 ? placement_of_parameter(graph, op.parameters[0], choice.placements)
-                                                        : replicate();
+        const Placement table =
+            choice.tensor_ranks > 1 ? placement_of_parameter(graph, op.parameters[0], choice.placements) : replicate();
         needed[0] = replicate();
         output = table.kind == PlacementKind::shard ? partial_sum() : replicate();
         break;
@@ -112,7 +113,8 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
       case ShardingRule::head_sums:
         if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups) needed[0] = replicate();
         output = needed[0];
-        if (row_of(op.kind).sharding == ShardingRule::head_sums && output.kind == PlacementKind::shard) output = partial_sum();
+        if (row_of(op.kind).sharding == ShardingRule::head_sums && output.kind == PlacementKind::shard)
+          output = partial_sum();
         break;
       case ShardingRule::vocabulary_max:
         output = needed[0].kind == PlacementKind::shard ? partial_max() : replicate();
@@ -127,10 +129,10 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
         PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));
     }
     for (TensorId id : op.outputs) {
-      const TensorRole role = graph.tensors[static_cast<std::size_t>(id)].role;
-      result.produced[static_cast<std::size_t>(id)] = role == TensorRole::loss ? replicate() : output;
-      result.canonical[static_cast<std::size_t>(id)] =
-          resolved(result.produced[static_cast<std::size_t>(id)], role, residual);
+      const TensorRole role = graph.tensors[id].role;
+      result.produced[id] = role == TensorRole::loss ? replicate() : output;
+      result.canonical[id] =
+          resolved(result.produced[id], role, residual);
     }
     result.inputs.push_back(std::move(needed));
   }
@@ -138,13 +140,15 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
 }
 
 OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const BlockChoice& choice) {
-  const auto tensor = [&](TensorId id) -> const Tensor& { return graph.tensors[static_cast<std::size_t>(id)]; };
+  const auto tensor = [&](TensorId id) -> const Tensor& { return graph.tensors[id]; };
   const bool sequence_sharded = input == shard(Dim::sequence);
   const std::int64_t sequence = sequence_sharded ? graph.sequence / choice.tensor_ranks : graph.sequence;
   OpShape shape = op.attributes;
   shape.rows = sequence * choice.micro_batch;
   shape.bias = false;
-  const auto width = [&](TensorId id, Placement placement) { return local_size(tensor(id).dims.back(), placement, choice); };
+  const auto width = [&](TensorId id, Placement placement) {
+    return local_size(tensor(id).dims.back(), placement, choice);
+  };
   switch (op.kind) {
     case OpKind::embedding: {
       const ParameterPart table = local_part(graph, op.parameters[0], choice);

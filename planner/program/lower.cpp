@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/program/buckets.h"
 #include "planner/program/events.h"
@@ -32,22 +33,22 @@ class Lowering {
 
   // Who this rank communicates with.
   void set_groups() {
-    const auto set = [&](GroupKind kind, std::vector<int> ranks) { program_.groups[static_cast<std::size_t>(kind)] = std::move(ranks); };
+    const auto set = [&](GroupKind kind, std::vector<int> ranks) { program_.groups[index_of(kind)] = std::move(ranks); };
     const std::vector<int> pipeline = group_of(job_.spec.mesh, program_.rank, Axis::pp);
     set(GroupKind::tensor, group_of(job_.spec.mesh, program_.rank, Axis::tp));
     set(GroupKind::data, group_of(job_.spec.mesh, program_.rank, Axis::dp));
     set(GroupKind::pipeline, pipeline);
     const bool crosses = pipeline.size() > 1 && !graph_.tied.empty();
     if (crosses && (is_first() || is_last())) set(GroupKind::tied, {pipeline.front(), pipeline.back()});
-    if (!is_last()) set(GroupKind::next, {pipeline[static_cast<std::size_t>(program_.stage) + 1]});
-    if (!is_first()) set(GroupKind::previous, {pipeline[static_cast<std::size_t>(program_.stage) - 1]});
+    if (!is_last()) set(GroupKind::next, {pipeline[program_.stage + 1]});
+    if (!is_first()) set(GroupKind::previous, {pipeline[program_.stage - 1]});
   }
 
   // One pair of Segments for every kind of block on this stage.
   void lower_blocks() {
     const BlockChoice choice = block_choice(job_, program_.stage, coordinate(Axis::tp));
     for (int b = range_.first; b < range_.last; ++b) {
-      const int kind = graph_.blocks[static_cast<std::size_t>(b)].kind;
+      const int kind = graph_.blocks[b].kind;
       if (kinds_.contains(kind)) continue;
       LoweredBlock lowered = lower_block(graph_, b, choice);
       Kind& entry = kinds_[kind];
@@ -61,7 +62,8 @@ class Lowering {
   // Parameters, gradients and optimizer state, sharded over the data axis as the placements say.
   void make_buckets() {
     stage_buckets_ = stage_buckets(job_, range_, coordinate(Axis::tp), coordinate(Axis::dp));
-    const auto add = [&](const char* what, const StageBucket& from, MemoryCategory category, bool sharded, DataType type) {
+    const auto add = [&](const char* what, const StageBucket& from, MemoryCategory category, bool sharded,
+                         DataType type) {
       const std::int64_t elements = sharded ? from.shard_elements : from.elements;
       return add_buffer(fmt::format("{} of {}", what, from.name), category, elements * size_of(type), true);
     };
@@ -81,7 +83,8 @@ class Lowering {
       Bucket& bucket = program_.buckets[i];
       bucket.gradients = add("gradients", from, MemoryCategory::gradients, shards_.gradients, DataType::fp32);
       if (from.blocks.size() > 1)
-        bucket.second_gradients = add("second gradients", from, MemoryCategory::gradients, shards_.gradients, DataType::fp32);
+        bucket.second_gradients =
+            add("second gradients", from, MemoryCategory::gradients, shards_.gradients, DataType::fp32);
     }
     const bool adaptive = job_.training.optimizer != Optimizer::sgd;
     for (std::size_t i = 0; i < stage_buckets_.size(); ++i) {
@@ -92,7 +95,8 @@ class Lowering {
       if (adaptive) bucket.second_moment = add("second moment", from, MemoryCategory::optimizer, true, DataType::fp32);
       if (is_half(precision)) bucket.master = add("master copy", from, MemoryCategory::optimizer, true, DataType::fp32);
     }
-    if (scales_loss(job_.training)) program_.loss_scale_buffer = add_buffer("loss scale", MemoryCategory::optimizer, sizeof(LossScale), true);
+    if (scales_loss(job_.training))
+      program_.loss_scale_buffer = add_buffer("loss scale", MemoryCategory::optimizer, sizeof(LossScale), true);
   }
 
   // Whatever lives for less than a step.
@@ -104,35 +108,40 @@ class Lowering {
       return elements;
     };
     const auto pair = [&](const char* what, std::int64_t bytes, std::array<int, 2>& ids) {
-      for (int i = 0; i < 2; ++i) ids[static_cast<std::size_t>(i)] = add_buffer(fmt::format("{} {}", what, i), MemoryCategory::buffers, bytes);
+      for (int i = 0; i < 2; ++i) ids[i] = add_buffer(fmt::format("{} {}", what, i), MemoryCategory::buffers, bytes);
     };
     const std::int64_t element = size_of(job_.training.precision);
     if (shards_.parameters) {
       pair("gathered parameters", largest(false) * element, gathered_);
-      if (largest(true) > 0) gathered_tied_ = add_buffer("gathered tied parameter", MemoryCategory::buffers, largest(true) * element);
+      if (largest(true) > 0)
+        gathered_tied_ = add_buffer("gathered tied parameter", MemoryCategory::buffers, largest(true) * element);
     }
     if (shards_.gradients) {
       pair("unreduced gradients", largest(false) * size_of(DataType::fp32), unreduced_);
       if (largest(true) > 0)
-        unreduced_tied_ = add_buffer("unreduced tied gradients", MemoryCategory::buffers, largest(true) * size_of(DataType::fp32));
+        unreduced_tied_ =
+            add_buffer("unreduced tied gradients", MemoryCategory::buffers, largest(true) * size_of(DataType::fp32));
     }
     const int in_flight = most_in_flight(actions());
     saved_.resize(static_cast<std::size_t>(in_flight));
     for (int slot = 0; slot < in_flight; ++slot)
       for (int b = range_.first; b < range_.last; ++b)
-        saved_[static_cast<std::size_t>(slot)].push_back(add_buffer(
-            fmt::format("saved of {}, slot {}", graph_.blocks[static_cast<std::size_t>(b)].name, slot),
+        saved_[slot].push_back(add_buffer(
+            fmt::format("saved of {}, slot {}", graph_.blocks[b].name, slot),
             MemoryCategory::activations, kind_of(b).saved_bytes));
     // Neighbours' transfers and this stage's work take turns on two buffers.
-    const int turns = job_.spec.pp() > 1 ? std::min(2, static_cast<int>(parplan::micro_batches(job_.spec, job_.training))) : 1;
+    const int turns =
+        job_.spec.pp() > 1 ? std::min(2, static_cast<int>(parplan::micro_batches(job_.spec, job_.training))) : 1;
     if (!is_last())
       for (int i = 0; i < turns; ++i)
-        output_.push_back(add_buffer(fmt::format("activation to send {}", i), MemoryCategory::buffers, crossing_bytes_));
+        output_.push_back(
+            add_buffer(fmt::format("activation to send {}", i), MemoryCategory::buffers, crossing_bytes_));
     std::int64_t scratch = step_scratch_bytes(job_.training, job_.backend).count;
     for (const Segment& segment : program_.segments) scratch = std::max(scratch, segment.scratch_bytes);
     scratch_ = add_buffer("scratch", MemoryCategory::activations, scratch);
     for (int i = 0; i < turns; ++i)
-      gradient_.push_back(add_buffer(fmt::format("activation gradient {}", i), MemoryCategory::activations, crossing_bytes_));
+      gradient_.push_back(
+          add_buffer(fmt::format("activation gradient {}", i), MemoryCategory::activations, crossing_bytes_));
     if (computes_norm(job_.training)) program_.norm_buffer = add_buffer("gradient norm", MemoryCategory::buffers, 4);
     if (is_last()) program_.loss_buffer = add_buffer("loss", MemoryCategory::buffers, 4);
   }
@@ -182,7 +191,8 @@ class Lowering {
       buffer.offset = offset;
       program_.arena_bytes = buffer.offset + buffer.bytes;
       const bool last = i + 1 == program_.buffers.size();
-      const std::int64_t end = last ? program_.arena_bytes : align_up(Bytes(program_.arena_bytes), buffer_alignment).count;
+      const std::int64_t end =
+          last ? program_.arena_bytes : align_up(Bytes(program_.arena_bytes), buffer_alignment).count;
       program_.memory.part(buffer.category) += Bytes(end - offset);
       offset = end;
     }
@@ -199,19 +209,21 @@ class Lowering {
         const auto at = std::find(group.begin(), group.end(), program_.rank) - group.begin();
         const Bytes sent(sent_bytes(instruction.kind, instruction.operands.back().bytes, size_of(instruction.type),
                                     static_cast<int>(group.size()), static_cast<int>(at)));
-        (instruction.label == Label::tensor ? volume.tensor : instruction.label == Label::data ? volume.data : volume.pipeline) += sent;
+        (instruction.label == Label::tensor ? volume.tensor
+         : instruction.label == Label::data ? volume.data
+                                            : volume.pipeline) += sent;
       }
       of_segment.push_back(volume);
     }
     for (const Call& call : program_.calls) {
-      const CommunicationVolume& volume = of_segment[static_cast<std::size_t>(call.segment)];
+      const CommunicationVolume& volume = of_segment[call.segment];
       program_.communication.tensor += volume.tensor;
       program_.communication.data += volume.data;
       program_.communication.pipeline += volume.pipeline;
     }
   }
 
-  const std::vector<Action>& actions() const { return job_.schedule[static_cast<std::size_t>(program_.stage)]; }
+  const std::vector<Action>& actions() const { return job_.schedule[program_.stage]; }
   Program take() { return std::move(program_); }
   Program& program() { return program_; }
 
@@ -228,16 +240,17 @@ class Lowering {
     Access access = Access::update;
   };
 
-  int coordinate(Axis axis) const { return coordinates_[static_cast<std::size_t>(axis)]; }
+  int coordinate(Axis axis) const { return coordinates_[index_of(axis)]; }
   bool is_first() const { return program_.stage == 0; }
   bool is_last() const { return program_.stage == job_.spec.pp() - 1; }
   int next_call() const { return static_cast<int>(program_.calls.size()); }
-  const Kind& kind_of(int block) const { return kinds_.at(graph_.blocks[static_cast<std::size_t>(block)].kind); }
-  Bucket& bucket_of(int block) { return program_.buckets[static_cast<std::size_t>(block - range_.first)]; }
+  const Kind& kind_of(int block) const { return kinds_.at(graph_.blocks[block].kind); }
+  Bucket& bucket_of(int block) { return program_.buckets[block - range_.first]; }
   // The bucket of the tied parameter that a block uses; -1 none.
   int tied_bucket_of(int block) const {
     for (std::size_t i = 0; i < stage_buckets_.size(); ++i)
-      if (stage_buckets_[i].tied >= 0 && std::ranges::find(stage_buckets_[i].blocks, block) != stage_buckets_[i].blocks.end())
+      if (stage_buckets_[i].tied >= 0 &&
+          std::ranges::find(stage_buckets_[i].blocks, block) != stage_buckets_[i].blocks.end())
         return static_cast<int>(i);
     return -1;
   }
@@ -259,10 +272,10 @@ class Lowering {
     call.segment = segment;
     call.micro_batch = micro_batch;
     call.frees = std::move(frees);
-    for (const std::string& name : program_.segments[static_cast<std::size_t>(segment)].bindings) {
+    for (const std::string& name : program_.segments[segment].bindings) {
       const auto found = std::find_if(bound.begin(), bound.end(), [&](const Bound& b) { return name == b.first; });
       PARPLAN_ASSERT(found != bound.end() && found->second >= 0,
-                     fmt::format("nothing bound to '{}' of {}", name, program_.segments[static_cast<std::size_t>(segment)].name));
+                     fmt::format("nothing bound to '{}' of {}", name, program_.segments[segment].name));
       call.buffers.push_back(found->second);
       if (found->second == scratch_) call.frees.push_back(scratch_);
     }
@@ -285,7 +298,8 @@ class Lowering {
           segment.bindings.push_back(fmt::format("buffer {}", buffers.size() - 1));
           at = buffers.end() - 1;
         }
-        instructions[i].operands.push_back({static_cast<int>(at - buffers.begin()), piece.offset, piece.bytes, piece.access});
+        instructions[i].operands.push_back(
+            {static_cast<int>(at - buffers.begin()), piece.offset, piece.bytes, piece.access});
       }
     segment.instructions = std::move(instructions);
     order_instructions(segment);
@@ -297,7 +311,8 @@ class Lowering {
     return program_.calls.back();
   }
 
-  static Instruction communication(InstructionKind kind, GroupKind group, Stream stream, Label label, DataType type = DataType::fp32) {
+  static Instruction communication(InstructionKind kind, GroupKind group, Stream stream, Label label,
+                                   DataType type = DataType::fp32) {
     Instruction instruction;
     instruction.kind = kind;
     instruction.group = group;
@@ -307,7 +322,8 @@ class Lowering {
     instruction.name = name(kind);
     return instruction;
   }
-  static Instruction flat_kernel(OpKind op, std::int64_t elements, Stream stream, Label label, DataType type = DataType::fp32) {
+  static Instruction flat_kernel(OpKind op, std::int64_t elements, Stream stream, Label label,
+                                 DataType type = DataType::fp32) {
     Instruction instruction;
     instruction.kind = InstructionKind::kernel;
     instruction.op = op;
@@ -319,7 +335,8 @@ class Lowering {
     return instruction;
   }
 
-  void collective(std::string name, InstructionKind kind, GroupKind group, Stream stream, Label label, const std::vector<Piece>& pieces) {
+  void collective(std::string name, InstructionKind kind, GroupKind group, Stream stream, Label label,
+                  const std::vector<Piece>& pieces) {
     std::vector<Instruction> instructions;
     std::vector<std::vector<Piece>> operands;
     for (const Piece& piece : pieces) {
@@ -330,17 +347,17 @@ class Lowering {
   }
 
   void fill_zero(int buffer, Label label) {
-    const std::int64_t bytes = program_.buffers[static_cast<std::size_t>(buffer)].bytes;
+    const std::int64_t bytes = program_.buffers[buffer].bytes;
     if (bytes == 0) return;
     call_on_pieces("fill_zero", Stream::compute, {flat_kernel(OpKind::fill_zero, bytes / 4, Stream::compute, label)},
                    {{{buffer, 0, bytes, Access::write}}});
   }
 
-  // Tasks -------------------------------------------------------------------------------------------------------
+  // Tasks -----------------------------------------------------------------------------------------
 
   // ZeRO-3: the whole bucket of a block, gathered into one of two buffers in turn.
   int gather(int block) {
-    const int slot = gathered_[static_cast<std::size_t>(gathers_++ % 2)];
+    const int slot = gathered_[gathers_++ % 2];
     gather_into(bucket_of(block), slot);
     return slot;
   }
@@ -353,8 +370,8 @@ class Lowering {
                      {whole, 0, bucket.elements * element, Access::write}}});
   }
 
-  // Runs `visit(block, parameters, tied parameters)` over blocks, with their parameters whole. The next block's are
-  // gathered while one computes.
+  // Runs `visit(block, parameters, tied parameters)` over blocks, with their parameters whole. The
+  // next block's are gathered while one computes.
   template <class Visit>
   void visit_blocks(const std::vector<int>& blocks, Visit visit) {
     int ready = -1;
@@ -362,16 +379,16 @@ class Lowering {
       const int block = blocks[i];
       const int tied = tied_bucket_of(block);
       if (!shards_.parameters) {
-        visit(block, bucket_of(block).parameters, tied < 0 ? -1 : program_.buckets[static_cast<std::size_t>(tied)].parameters);
+        visit(block, bucket_of(block).parameters, tied < 0 ? -1 : program_.buckets[tied].parameters);
         continue;
       }
       const auto has_own = [&](int b) { return bucket_of(b).elements > 0; };
       if (ready < 0 && has_own(block)) ready = gather(block);
       const int current = ready;
       ready = i + 1 < blocks.size() && has_own(blocks[i + 1]) ? gather(blocks[i + 1]) : -1;
-      if (tied >= 0) gather_into(program_.buckets[static_cast<std::size_t>(tied)], gathered_tied_);
+      if (tied >= 0) gather_into(program_.buckets[tied], gathered_tied_);
       visit(block, current, tied < 0 ? -1 : gathered_tied_);
-      std::vector<int>& frees = program_.calls[static_cast<std::size_t>(last_visit_)].frees;
+      std::vector<int>& frees = program_.calls[last_visit_].frees;
       if (current >= 0) frees.push_back(current);
       if (tied >= 0) frees.push_back(gathered_tied_);
     }
@@ -380,7 +397,9 @@ class Lowering {
   void forward(int micro_batch) {
     const std::vector<int>& slot = saved_[static_cast<std::size_t>(micro_batch) % saved_.size()];
     const int to_send = output_.empty() ? -1 : output_[static_cast<std::size_t>(micro_batch) % output_.size()];
-    if (!is_first()) transfer("pipeline.receive.activation", InstructionKind::receive, GroupKind::previous, Stream::receive_previous, slot.front());
+    if (!is_first())
+      transfer("pipeline.receive.activation", InstructionKind::receive, GroupKind::previous, Stream::receive_previous,
+               slot.front());
     std::vector<int> blocks(static_cast<std::size_t>(range_.last - range_.first));
     std::iota(blocks.begin(), blocks.end(), range_.first);
     visit_blocks(blocks, [&](int block, int parameters, int tied_parameters_buffer) {
@@ -394,14 +413,16 @@ class Lowering {
                micro_batch);
     });
     if (!is_last())
-      transfer("pipeline.send.activation", InstructionKind::send, GroupKind::next, Stream::send_next, to_send).frees.push_back(to_send);
+      transfer("pipeline.send.activation", InstructionKind::send, GroupKind::next, Stream::send_next, to_send)
+          .frees.push_back(to_send);
   }
 
   void backward(int micro_batch) {
     const std::vector<int>& slot = saved_[static_cast<std::size_t>(micro_batch) % saved_.size()];
     const int gradient = gradient_[static_cast<std::size_t>(micro_batch) % gradient_.size()];
     const bool last_micro_batch = micro_batch + 1 == static_cast<int>(parplan::micro_batches(job_.spec, job_.training));
-    if (!is_last()) transfer("pipeline.receive.gradient", InstructionKind::receive, GroupKind::next, Stream::receive_next, gradient);
+    if (!is_last())
+      transfer("pipeline.receive.gradient", InstructionKind::receive, GroupKind::next, Stream::receive_next, gradient);
     std::vector<int> blocks(static_cast<std::size_t>(range_.last - range_.first));
     std::iota(blocks.rbegin(), blocks.rend(), range_.first);
     visit_blocks(blocks, [&](int block, int parameters, int tied_parameters_buffer) {
@@ -412,14 +433,14 @@ class Lowering {
       int accumulator = -1;
       int tied_gradients = -1;
       if (tied >= 0) {
-        const Bucket& shared = program_.buckets[static_cast<std::size_t>(tied)];
-        accumulator = block == stage_buckets_[static_cast<std::size_t>(tied)].blocks.front() ? shared.gradients : shared.second_gradients;
+        const Bucket& shared = program_.buckets[tied];
+        accumulator = block == stage_buckets_[tied].blocks.front() ? shared.gradients : shared.second_gradients;
         tied_gradients = accumulator;
       }
       if (shards_.gradients) {
-        gradients = unreduced_[static_cast<std::size_t>(reductions_++ % 2)];
+        gradients = unreduced_[reductions_++ % 2];
         fill_zero_range(gradients, bucket.elements);
-        if (tied >= 0) fill_zero_range(tied_gradients = unreduced_tied_, program_.buckets[static_cast<std::size_t>(tied)].elements);
+        if (tied >= 0) fill_zero_range(tied_gradients = unreduced_tied_, program_.buckets[tied].elements);
       }
       std::vector<int> frees{slot[at]};
       if (is_first() && block == range_.first) frees.push_back(gradient);
@@ -432,11 +453,12 @@ class Lowering {
                micro_batch, std::move(frees));
       const int visit = last_visit_;
       reduce_over_data_axis(bucket, bucket.gradients, gradients, last_micro_batch);
-      if (tied >= 0) reduce_over_data_axis(program_.buckets[static_cast<std::size_t>(tied)], accumulator, tied_gradients, last_micro_batch);
+      if (tied >= 0) reduce_over_data_axis(program_.buckets[tied], accumulator, tied_gradients, last_micro_batch);
       last_visit_ = visit;
     });
     if (!is_first())
-      transfer("pipeline.send.gradient", InstructionKind::send, GroupKind::previous, Stream::send_previous, gradient).frees.push_back(gradient);
+      transfer("pipeline.send.gradient", InstructionKind::send, GroupKind::previous, Stream::send_previous, gradient)
+          .frees.push_back(gradient);
   }
 
   // There are many, and all of one kind and direction are one Segment.
@@ -448,27 +470,33 @@ class Lowering {
       call.buffers = {buffer};
       return call;
     }
-    Call& call = call_on_pieces(std::move(name), stream, {communication(kind, group, stream, Label::pipeline, in_memory(job_.training.precision))},
-                                {{{buffer, 0, crossing_bytes_, kind == InstructionKind::send ? Access::read : Access::write}}});
+    Call& call =
+        call_on_pieces(std::move(name), stream,
+                       {communication(kind, group, stream, Label::pipeline, in_memory(job_.training.precision))},
+                       {{{buffer, 0, crossing_bytes_, kind == InstructionKind::send ? Access::read : Access::write}}});
     known->second = call.segment;
     return call;
   }
 
   void fill_zero_range(int buffer, std::int64_t elements) {
     if (elements == 0) return;
-    call_on_pieces("fill_zero", Stream::compute, {flat_kernel(OpKind::fill_zero, elements, Stream::compute, Label::data)},
+    call_on_pieces("fill_zero", Stream::compute,
+                   {flat_kernel(OpKind::fill_zero, elements, Stream::compute, Label::data)},
                    {{{buffer, 0, elements * 4, Access::write}}});
   }
 
-  // After a block's backward. Without sharded gradients the accumulated bucket is reduced once, behind the last
-  // micro-batch; with them each micro-batch's bucket is, and added to this rank's shard.
+  // After a block's backward. Without sharded gradients the accumulated bucket is reduced once,
+  // behind the last micro-batch; with them each micro-batch's bucket is, and added to this rank's
+  // shard.
   void reduce_over_data_axis(const Bucket& bucket, int accumulator, int unreduced, bool last_micro_batch) {
     if (job_.spec.dp() == 1 || bucket.elements == 0) return;
     const std::int64_t bytes = bucket.elements * 4;
     if (!shards_.gradients) {
       if (!last_micro_batch) return;
-      const InstructionKind kind = shards_.optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum;
-      collective(fmt::format("data.{}.gradients", name(kind)), kind, GroupKind::data, Stream::data, Label::data, {{accumulator, 0, bytes}});
+      const InstructionKind kind =
+          shards_.optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum;
+      collective(fmt::format("data.{}.gradients", name(kind)), kind, GroupKind::data, Stream::data, Label::data,
+                 {{accumulator, 0, bytes}});
       return;
     }
     call_on_pieces("data.reduce_scatter.gradients", Stream::data,
@@ -480,7 +508,7 @@ class Lowering {
                    {unreduced});
   }
 
-  // End of the step -----------------------------------------------------------------------------------------------
+  // End of the step -------------------------------------------------------------------------------
 
   // Where element `element` of the bucket lies in its gradient, parameter and optimizer buffers.
   Piece gradient_piece(const Bucket& bucket, int buffer, BucketLayout::Range range, Access access) const {
@@ -499,18 +527,22 @@ class Lowering {
     return {bucket.shard_begin, bucket.shard_begin + bucket.shard_elements};
   }
 
-  // Parameters that every tensor rank holds whole, but whose gradients each computed from its share of the tokens.
+  // Parameters that every tensor rank holds whole, but whose gradients each computed from its share
+  // of the tokens.
   void reduce_over_tensor_axis(std::size_t index) {
     const Bucket& bucket = program_.buckets[index];
     const BucketLayout::Range shard = shard_of(bucket);
     std::vector<Piece> pieces;
-    for (const BucketLayout::Range& range : intersect(stage_buckets_[index].layout.tensor_partial, shard.begin, shard.end))
+    for (const BucketLayout::Range& range :
+         intersect(stage_buckets_[index].layout.tensor_partial, shard.begin, shard.end))
       pieces.push_back(gradient_piece(bucket, bucket.gradients, range, Access::update));
     if (!pieces.empty())
-      collective("tensor.all_reduce.gradients", InstructionKind::all_reduce_sum, GroupKind::tensor, Stream::tensor, Label::tensor, pieces);
+      collective("tensor.all_reduce.gradients", InstructionKind::all_reduce_sum, GroupKind::tensor, Stream::tensor,
+                 Label::tensor, pieces);
   }
 
-  // The two gradients of a tied parameter become one: here when both uses are on this stage, else across stages.
+  // The two gradients of a tied parameter become one: here when both uses are on this stage, else
+  // across stages.
   void add_tied(std::size_t index) {
     if (stage_buckets_[index].tied < 0) return;
     const Bucket& bucket = program_.buckets[index];
@@ -521,8 +553,8 @@ class Lowering {
                      {flat_kernel(OpKind::accumulate, bucket.shard_elements, Stream::compute, Label::optimizer)},
                      {{gradient_piece(bucket, bucket.second_gradients, shard, Access::read), sum}});
     } else if (job_.spec.pp() > 1) {
-      collective("pipeline.all_reduce.tied_gradients", InstructionKind::all_reduce_sum, GroupKind::tied, Stream::send_next,
-                 Label::pipeline, {sum});
+      collective("pipeline.all_reduce.tied_gradients", InstructionKind::all_reduce_sum, GroupKind::tied,
+                 Stream::send_next, Label::pipeline, {sum});
     }
   }
 
@@ -542,7 +574,8 @@ class Lowering {
       if (coordinate(Axis::tp) > 0) ranges = complement(stage_buckets_[i].layout.replicated, shard.begin, shard.end);
       for (const BucketLayout::Range& range : ranges) {
         if (range.begin == range.end) continue;
-        instructions.push_back(flat_kernel(OpKind::sum_squares, range.end - range.begin, Stream::compute, Label::optimizer));
+        instructions.push_back(
+            flat_kernel(OpKind::sum_squares, range.end - range.begin, Stream::compute, Label::optimizer));
         pieces.push_back({gradient_piece(bucket, bucket.gradients, range, Access::read), norm});
         if (workspace > 0) pieces.back().push_back({scratch_, 0, workspace, Access::update});
       }
@@ -590,10 +623,11 @@ class Lowering {
 
   Piece loss_scale_piece(Access access) const { return {program_.loss_scale_buffer, 0, sizeof(LossScale), access}; }
 
-  // Behind every optimizer call of the step, which read the scale that the gradients were computed with. The norm is that of the
-  // whole model on every rank, so that all ranks keep the same scale.
+  // Behind every optimizer call of the step, which read the scale that the gradients were computed
+  // with. The norm is that of the whole model on every rank, so that all ranks keep the same scale.
   void update_loss_scale() {
-    call_on_pieces("update_loss_scale", Stream::compute, {flat_kernel(OpKind::update_loss_scale, 1, Stream::compute, Label::optimizer)},
+    call_on_pieces("update_loss_scale", Stream::compute,
+                   {flat_kernel(OpKind::update_loss_scale, 1, Stream::compute, Label::optimizer)},
                    {{{program_.norm_buffer, 0, 4, Access::read}, loss_scale_piece(Access::update)}});
   }
 
@@ -601,9 +635,11 @@ class Lowering {
   void gather_in_place(const Bucket& bucket) {
     if (bucket.elements == 0) return;
     const BucketLayout::Range whole{0, bucket.elements};
-    call_on_pieces("data.all_gather.parameters", Stream::data,
-                   {communication(InstructionKind::all_gather, GroupKind::data, Stream::data, Label::data, in_memory(job_.training.precision))},
-                   {{parameter_piece(bucket, shard_of(bucket), Access::read), parameter_piece(bucket, whole, Access::write)}});
+    call_on_pieces(
+        "data.all_gather.parameters", Stream::data,
+        {communication(InstructionKind::all_gather, GroupKind::data, Stream::data, Label::data,
+                       in_memory(job_.training.precision))},
+        {{parameter_piece(bucket, shard_of(bucket), Access::read), parameter_piece(bucket, whole, Access::write)}});
   }
 
   const Job& job_;
@@ -639,14 +675,15 @@ BlockChoice block_choice(const Job& job, int stage, int tensor_rank) {
           .recompute = job.spec.recompute_of(stage) == Recompute::full,
           .precision = job.training.precision,
           .backend = job.backend,
-          .loss_weight = 1.0 / (static_cast<double>(job.training.global_batch) * static_cast<double>(job.training.sequence_length)),
+          .loss_weight = 1.0 / (static_cast<double>(job.training.global_batch) *
+                                static_cast<double>(job.training.sequence_length)),
           .fuse = job.fuse};
 }
 
 BlockRange blocks_of_stage(const ParallelSpec& spec, int stage) {
   const auto begin = spec.stage_blocks.begin();
   const int first = std::accumulate(begin, begin + stage, 0);
-  return {first, first + spec.stage_blocks[static_cast<std::size_t>(stage)]};
+  return {first, first + spec.stage_blocks[stage]};
 }
 
 Program lower(const Job& job, int rank) {

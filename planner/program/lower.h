@@ -33,9 +33,9 @@ struct BlockRange {
 };
 BlockRange blocks_of_stage(const ParallelSpec& spec, int stage);
 
-// Lowers the plan for one rank. Passes, in order: blocks to Segments (placements, redistributions, recompute,
-// fusion, scratch), buckets (ZeRO), buffers, calls (schedule, gathers, reductions, pipeline transfers, optimizer), events,
-// memory plan.
+// Lowers the plan for one rank. Passes, in order: blocks to Segments (placements, redistributions,
+// recompute, fusion, scratch), buckets (ZeRO), buffers, calls (schedule, gathers, reductions,
+// pipeline transfers, optimizer), events, memory plan.
 Program lower(const Job& job, int rank);
 
 // One Program per stage, of the rank at data and tensor coordinate 0.

@@ -6,14 +6,18 @@
 
 namespace parplan {
 
-MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const Placements& placements, const TrainingSpec& training) {
+MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const Placements& placements,
+                       const TrainingSpec& training) {
   const DataShards shards = data_shards(placements, spec.dp());
   const std::int64_t element = size_of(training.precision);
   const bool adaptive = training.optimizer != Optimizer::sgd;
-  const int moments = (adaptive || training.momentum != 0.0 ? 1 : 0) + (adaptive ? 1 : 0) + (is_half(training.precision) ? 1 : 0);
+  const int moments =
+      (adaptive || training.momentum != 0.0 ? 1 : 0) + (adaptive ? 1 : 0) + (is_half(training.precision) ? 1 : 0);
 
   MemoryUse use;
-  const auto add = [&](Bytes& part, std::int64_t bytes, std::int64_t times = 1) { part += align_up(Bytes(bytes), buffer_alignment) * times; };
+  const auto add = [&](Bytes& part, std::int64_t bytes, std::int64_t times = 1) {
+    part += align_up(Bytes(bytes), buffer_alignment) * times;
+  };
   std::int64_t largest_own = 0;
   std::int64_t largest_tied = 0;
   for (const BucketSizes& bucket : sizes.buckets) {

@@ -10,8 +10,9 @@
 
 namespace parplan {
 
-// What decides the memory of one stage's ranks, without a Program. Sizes are those of planner/program/buckets.h and
-// of lowered blocks; a test holds `stage_memory` equal to the memory plan of the lowered Program.
+// What decides the memory of one stage's ranks, without a Program. Sizes are those of
+// planner/program/buckets.h and of lowered blocks; a test holds `stage_memory` equal to the memory
+// plan of the lowered Program.
 struct BucketSizes {
   std::int64_t elements = 0;  // padded
   bool tied = false;
@@ -34,6 +35,7 @@ struct StageSizes {
 // Buffers start at multiples of this: what a GPU's vector loads and the CPU's cache lines like.
 inline constexpr std::int64_t buffer_alignment = 256;
 
-MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const Placements& placements, const TrainingSpec& training);
+MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const Placements& placements,
+                       const TrainingSpec& training);
 
 }  // namespace parplan

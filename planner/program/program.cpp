@@ -1,11 +1,13 @@
 #include "planner/program/program.h"
 
+#include "planner/base/enum.h"
+
 namespace parplan {
 namespace {
 
 template <class Enum, std::size_t size>
 constexpr const char* in_table(const char* const (&names)[size], Enum value) {
-  return names[static_cast<std::size_t>(value)];
+  return names[index_of(value)];
 }
 
 constexpr const char* stream_names[] = {"compute",          "tensor",        "data",        "send_next",

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/base/enum.h"
 #include "planner/base/units.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/schedule.h"
@@ -42,11 +43,9 @@ struct Operand {
 };
 
 // One unit of work on one stream.
-//   kernel           operands in the order of the op's row
-//   all_reduce_*     {buffer (update)}
-//   all_gather       {shard (read), whole (write)}
-//   reduce_scatter   {whole (update)}: afterwards this rank's chunk of it holds the sum, the rest is undefined
-//   send, receive    {buffer}
+//   kernel           operands in the order of the op's row all_reduce_*     {buffer (update)}
+//   all_gather       {shard (read), whole (write)} reduce_scatter   {whole (update)}: afterwards
+//   this rank's chunk of it holds the sum, the rest is undefined send, receive    {buffer}
 // Chunk i of n elements over r ranks is [n*i/r, n*(i+1)/r).
 struct Instruction {
   InstructionKind kind{};
@@ -63,8 +62,9 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
-// A straight-line piece of work, repeated for every layer and micro-batch of its kind. Its side streams (those of
-// instructions that are not on `stream`) fork from `stream` where the call starts and are joined there at its end.
+// A straight-line piece of work, repeated for every layer and micro-batch of its kind. Its side
+// streams (those of instructions that are not on `stream`) fork from `stream` where the call starts
+// and are joined there at its end.
 struct Segment {
   std::string name;  // "layers.forward"
   Stream stream{};
@@ -96,8 +96,8 @@ struct Call {
   bool operator==(const Call&) const = default;
 };
 
-// A span of calls that carries out one action of the schedule; the last task of a step, without an action, is the
-// gradient reduction that is left and the optimizer.
+// A span of calls that carries out one action of the schedule; the last task of a step, without an
+// action, is the gradient reduction that is left and the optimizer.
 struct Task {
   std::optional<Action> action;
   int first_call = 0;
@@ -108,8 +108,8 @@ struct Task {
 // Where a parameter (or this rank's part of it) lies.
 struct ParameterPart {
   TensorId tensor = -1;
-  // Local shape over the tensor axis: rows x columns (vectors: 1 column) taken from the logical tensor at
-  // [row_begin, ...) x [column_begin, ...); rows at or past the logical end are padding.
+  // Local shape over the tensor axis: rows x columns (vectors: 1 column) taken from the logical
+  // tensor at [row_begin, ...) x [column_begin, ...); rows at or past the logical end are padding.
   std::int64_t rows = 0, columns = 0;
   std::int64_t row_begin = 0, column_begin = 0;
   std::int64_t bucket_offset = 0;  // elements from the start of the bucket
@@ -118,7 +118,8 @@ struct ParameterPart {
   bool operator==(const ParameterPart&) const = default;
 };
 
-// Parameters that are gathered, reduced and updated together: one a block, and one a tied parameter.
+// Parameters that are gathered, reduced and updated together: one a block, and one a tied
+// parameter.
 struct Bucket {
   std::string name;
   std::int64_t elements = 0;        // unsharded, padded to a multiple of the data-parallel degree
@@ -150,10 +151,11 @@ struct Program {
   MemoryUse memory;
   CommunicationVolume communication;
 
-  const std::vector<int>& group(GroupKind kind) const { return groups[static_cast<std::size_t>(kind)]; }
+  const std::vector<int>& group(GroupKind kind) const { return groups[index_of(kind)]; }
 };
 
-// Positions in the op's row of a kernel's operands, those that its shape leaves out missing; nothing when it has too many or too few.
+// Positions in the op's row of a kernel's operands, those that its shape leaves out missing;
+// nothing when it has too many or too few.
 std::optional<std::vector<int>> operand_positions(const Instruction& instruction);
 
 // Bytes that one rank of a group of `ranks` sends for an instruction over `bytes` bytes of `type`.

@@ -24,9 +24,10 @@ std::int64_t pack(std::vector<Temporary>& temporaries, std::int64_t alignment) {
     }
     temporary.offset = offset;
     needed = std::max(needed, offset + temporary.bytes);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), index,
-                                   [&](std::size_t a, std::size_t b) { return temporaries[a].offset < temporaries[b].offset; }),
-                  index);
+    placed.insert(
+        std::upper_bound(placed.begin(), placed.end(), index,
+                         [&](std::size_t a, std::size_t b) { return temporaries[a].offset < temporaries[b].offset; }),
+        index);
   }
   return needed;
 }

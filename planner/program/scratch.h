@@ -5,7 +5,8 @@
 
 namespace parplan {
 
-// A temporary of a straight-line list of instructions: live from instruction `first` to `last`, both included.
+// A temporary of a straight-line list of instructions: live from instruction `first` to `last`,
+// both included.
 struct Temporary {
   std::int64_t bytes = 0;
   int first = 0;
@@ -13,8 +14,9 @@ struct Temporary {
   std::int64_t offset = 0;  // result
 };
 
-// Offsets such that temporaries that are live together do not overlap; large ones are placed first, each at the
-// lowest offset that is free. Gives the bytes needed. Offsets are multiples of `alignment`.
+// Offsets such that temporaries that are live together do not overlap; large ones are placed first,
+// each at the lowest offset that is free. Gives the bytes needed. Offsets are multiples of
+// `alignment`.
 std::int64_t pack(std::vector<Temporary>& temporaries, std::int64_t alignment);
 
 }  // namespace parplan

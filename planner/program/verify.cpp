@@ -15,7 +15,8 @@ namespace {
 using Accesses = std::vector<Access>;
 
 const Accesses& accesses_of(InstructionKind kind) {
-  static const Accesses update{Access::update}, gather{Access::read, Access::write}, send{Access::read}, receive{Access::write};
+  static const Accesses update{Access::update}, gather{Access::read, Access::write}, send{Access::read},
+      receive{Access::write};
   switch (kind) {
     case InstructionKind::all_gather: return gather;
     case InstructionKind::send: return send;
@@ -54,8 +55,8 @@ class StructureCheck {
       const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
       const bool in_job = ranks.empty() || (ranks.front() >= 0 && ranks.back() < ranks_);
       if (!ascending || !in_job)
-        fault(-1, -1, "the {} group ({}) is not an ascending list of ranks of a job of {}", name(static_cast<GroupKind>(g)),
-              list_ranks(ranks), ranks_);
+        fault(-1, -1, "the {} group ({}) is not an ascending list of ranks of a job of {}",
+              name(static_cast<GroupKind>(g)), list_ranks(ranks), ranks_);
     }
   }
 
@@ -70,7 +71,8 @@ class StructureCheck {
       const Buffer& buffer = program_.buffers[i];
       const std::int64_t end = buffer.offset + buffer.bytes;
       if (buffer.offset < 0 || buffer.bytes < 0 || end > program_.arena_bytes)
-        fault(-1, -1, "buffer '{}' at [{}, {}) is outside the arena of {} B", buffer.name, buffer.offset, end, program_.arena_bytes);
+        fault(-1, -1, "buffer '{}' at [{}, {}) is outside the arena of {} B", buffer.name, buffer.offset, end,
+              program_.arena_bytes);
       if (buffer.bytes <= 0) continue;
       if (before && before->offset + before->bytes > buffer.offset)
         fault(-1, -1, "buffers overlap: '{}' at [{}, {}) and '{}' at [{}, {})", before->name, before->offset,
@@ -78,13 +80,15 @@ class StructureCheck {
       if (!before || before->offset + before->bytes < end) before = &buffer;
     }
     const auto known = [&](const char* what, int id) {
-      if (id != -1 && !within(id, program_.buffers.size())) fault(-1, -1, "the {} is buffer {} of {}", what, id, program_.buffers.size());
+      if (id != -1 && !within(id, program_.buffers.size()))
+        fault(-1, -1, "the {} is buffer {} of {}", what, id, program_.buffers.size());
     };
     known("loss", program_.loss_buffer);
     known("gradient norm", program_.norm_buffer);
     known("loss scale", program_.loss_scale_buffer);
     for (const Bucket& bucket : program_.buckets)
-      for (int id : {bucket.parameters, bucket.gradients, bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.master})
+      for (int id : {bucket.parameters, bucket.gradients, bucket.second_gradients, bucket.first_moment,
+                     bucket.second_moment, bucket.master})
         known(fmt::format("storage of bucket '{}'", bucket.name).c_str(), id);
   }
 
@@ -96,17 +100,19 @@ class StructureCheck {
       for (const Instruction& instruction : segment.instructions) {
         wrong.push_back(wrong_with(segment, instruction));
         for (int event : instruction.waits)
-          if (wrong.back().empty() && (!within(event, recorded.size()) || !recorded[static_cast<std::size_t>(event)]))
-            wrong.back() = fmt::format("missing event: {} waits for event {} of its segment, which nothing before it records",
-                                       describe(instruction), event);
+          if (wrong.back().empty() && (!within(event, recorded.size()) || !recorded[event]))
+            wrong.back() =
+                fmt::format("missing event: {} waits for event {} of its segment, which nothing before it records",
+                            describe(instruction), event);
         if (!instruction.records) continue;
         const int event = *instruction.records;
         if (wrong.back().empty() && !within(event, recorded.size()))
-          wrong.back() = fmt::format("{} records event {} of a segment of {}", describe(instruction), event, segment.events);
+          wrong.back() =
+              fmt::format("{} records event {} of a segment of {}", describe(instruction), event, segment.events);
         if (!wrong.back().empty()) continue;
-        if (recorded[static_cast<std::size_t>(event)])
+        if (recorded[event])
           wrong.back() = fmt::format("{} records event {} of its segment a second time", describe(instruction), event);
-        recorded[static_cast<std::size_t>(event)] = true;
+        recorded[event] = true;
       }
     }
   }
@@ -116,28 +122,31 @@ class StructureCheck {
       if (!within(operand.binding, segment.bindings.size()))
         return fmt::format("{} uses binding {} of {}", describe(instruction), operand.binding, segment.bindings.size());
     if (instruction.kind == InstructionKind::kernel)
-      return operand_sources(instruction) ? "" : fmt::format("the operands of {} do not fit its row", describe(instruction));
+      return operand_sources(instruction) ? ""
+                                          : fmt::format("the operands of {} do not fit its row", describe(instruction));
 
     const Accesses& accesses = accesses_of(instruction.kind);
-    const bool fits = std::equal(accesses.begin(), accesses.end(), instruction.operands.begin(), instruction.operands.end(),
-                                 [](Access access, const Operand& operand) { return access == operand.access; });
+    const bool fits =
+        std::equal(accesses.begin(), accesses.end(), instruction.operands.begin(), instruction.operands.end(),
+                   [](Access access, const Operand& operand) { return access == operand.access; });
     if (!fits) return fmt::format("the operands of {} do not fit its kind", describe(instruction));
     const std::vector<int>& ranks = program_.group(instruction.group);
     const bool to_neighbour = instruction.group == GroupKind::next || instruction.group == GroupKind::previous;
     if (instruction.kind == InstructionKind::send || instruction.kind == InstructionKind::receive) {
       if (!to_neighbour || ranks.size() != 1 || ranks.front() == program_.rank)
-        return fmt::format("{} with the {} group ({}): not one neighbouring rank", describe(instruction), name(instruction.group),
-                           list_ranks(ranks));
+        return fmt::format("{} with the {} group ({}): not one neighbouring rank", describe(instruction),
+                           name(instruction.group), list_ranks(ranks));
       return "";
     }
     const auto self = std::find(ranks.begin(), ranks.end(), program_.rank);
     if (to_neighbour || self == ranks.end())
-      return fmt::format("{} over the {} group ({}), which this rank is not in", describe(instruction), name(instruction.group),
-                         list_ranks(ranks));
+      return fmt::format("{} over the {} group ({}), which this rank is not in", describe(instruction),
+                         name(instruction.group), list_ranks(ranks));
     const std::int64_t element = size_of(instruction.type);
     const Operand& whole = instruction.operands.back();
     if (whole.bytes % element != 0)
-      return fmt::format("{} of {} B is not a whole number of {} elements", describe(instruction), whole.bytes, name(instruction.type));
+      return fmt::format("{} of {} B is not a whole number of {} elements", describe(instruction), whole.bytes,
+                         name(instruction.type));
     if (instruction.kind != InstructionKind::all_gather) return "";
     const int members = static_cast<int>(ranks.size());
     const int member = static_cast<int>(self - ranks.begin());
@@ -145,8 +154,8 @@ class StructureCheck {
     const std::int64_t bytes = chunk_begin(whole.bytes / element, members, member + 1) * element - begin;
     const Operand& shard = instruction.operands.front();
     if (shard.bytes != bytes)
-      return fmt::format("{} of {} B gathers a shard of {} B where member {} of {} holds {} B", describe(instruction), whole.bytes,
-                         shard.bytes, member, members, bytes);
+      return fmt::format("{} of {} B gathers a shard of {} B where member {} of {} holds {} B", describe(instruction),
+                         whole.bytes, shard.bytes, member, members, bytes);
     const bool overlaps = shard.binding == whole.binding && shard.offset < whole.offset + whole.bytes &&
                           whole.offset < shard.offset + shard.bytes;
     if (overlaps && shard.offset != whole.offset + begin)
@@ -167,17 +176,19 @@ class StructureCheck {
   }
 
   void call(int c) {
-    const Call& call = program_.calls[static_cast<std::size_t>(c)];
+    const Call& call = program_.calls[c];
     if (!within(call.segment, program_.segments.size()))
       return fault(c, -1, "calls segment {} of {}", call.segment, program_.segments.size());
-    const Segment& segment = program_.segments[static_cast<std::size_t>(call.segment)];
+    const Segment& segment = program_.segments[call.segment];
     if (call.buffers.size() != segment.bindings.size())
-      return fault(c, -1, "binds {} buffers to the {} bindings of '{}'", call.buffers.size(), segment.bindings.size(), segment.name);
+      return fault(c, -1, "binds {} buffers to the {} bindings of '{}'", call.buffers.size(), segment.bindings.size(),
+                   segment.name);
     for (const std::vector<int>* ids : {&call.buffers, &call.frees})
       for (int id : *ids)
         if (!within(id, program_.buffers.size()))
-          return fault(c, -1, "{} buffer {} of {}", ids == &call.buffers ? "binds" : "frees", id, program_.buffers.size());
-    const std::vector<std::string>& wrong = wrong_[static_cast<std::size_t>(call.segment)];
+          return fault(c, -1, "{} buffer {} of {}", ids == &call.buffers ? "binds" : "frees", id,
+                       program_.buffers.size());
+    const std::vector<std::string>& wrong = wrong_[call.segment];
     for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
       const Instruction& instruction = segment.instructions[i];
       if (!wrong[i].empty()) {
@@ -185,11 +196,11 @@ class StructureCheck {
         continue;
       }
       for (const Operand& operand : instruction.operands) {
-        const Buffer& buffer = program_.buffers[static_cast<std::size_t>(call.buffers[static_cast<std::size_t>(operand.binding)])];
+        const Buffer& buffer = program_.buffers[call.buffers[operand.binding]];
         const std::int64_t end = operand.offset + operand.bytes;
         if (operand.offset < 0 || operand.bytes < 0 || end > buffer.bytes)
-          fault(c, static_cast<int>(i), "operand out of range: {} uses bytes [{}, {}) of '{}', which has {} B", describe(instruction),
-                operand.offset, end, buffer.name, buffer.bytes);
+          fault(c, static_cast<int>(i), "operand out of range: {} uses bytes [{}, {}) of '{}', which has {} B",
+                describe(instruction), operand.offset, end, buffer.name, buffer.bytes);
       }
     }
   }
@@ -198,18 +209,19 @@ class StructureCheck {
     std::vector<bool> recorded(static_cast<std::size_t>(std::max(program_.events, 0)), false);
     for (std::size_t c = 0; c < program_.calls.size(); ++c) {
       const Call& call = program_.calls[c];
-      const std::string& segment = program_.segments[static_cast<std::size_t>(call.segment)].name;
+      const std::string& segment = program_.segments[call.segment].name;
       for (int event : call.waits)
-        if (!within(event, recorded.size()) || !recorded[static_cast<std::size_t>(event)])
-          fault(static_cast<int>(c), -1, "missing event: '{}' waits for event {}, which no call before it records", segment, event);
+        if (!within(event, recorded.size()) || !recorded[event])
+          fault(static_cast<int>(c), -1, "missing event: '{}' waits for event {}, which no call before it records",
+                segment, event);
       if (!call.records) continue;
       if (!within(*call.records, recorded.size())) {
         fault(static_cast<int>(c), -1, "'{}' records event {} of {}", segment, *call.records, program_.events);
         continue;
       }
-      if (recorded[static_cast<std::size_t>(*call.records)])
+      if (recorded[*call.records])
         fault(static_cast<int>(c), -1, "'{}' records event {} a second time", segment, *call.records);
-      recorded[static_cast<std::size_t>(*call.records)] = true;
+      recorded[*call.records] = true;
     }
   }
 
@@ -220,7 +232,8 @@ class StructureCheck {
   std::vector<std::vector<std::string>> wrong_;  // per segment and instruction: its fault, empty when there is none
 };
 
-// Whether an operand can stand for a row's operand. A gradient that is added to is updated where the row writes it.
+// Whether an operand can stand for a row's operand. A gradient that is added to is updated where
+// the row writes it.
 bool fits(const OperandRow& row, const Operand& operand) {
   if (row.access == operand.access) return true;
   return row.source == OperandSource::input_gradient && row.access == Access::write && operand.access == Access::update;
@@ -233,7 +246,7 @@ std::optional<std::vector<OperandSource>> operand_sources(const Instruction& ins
   if (!positions) return std::nullopt;
   std::vector<OperandSource> sources;
   for (std::size_t i = 0; i < positions->size(); ++i) {
-    const OperandRow& row = row_of(instruction.op).operands[static_cast<std::size_t>((*positions)[i])];
+    const OperandRow& row = row_of(instruction.op).operands[(*positions)[i]];
     if (!fits(row, instruction.operands[i])) return std::nullopt;
     sources.push_back(row.source);
   }
@@ -250,7 +263,8 @@ std::string list_ranks(const std::vector<int>& ranks) { return fmt::format("{}",
 void find_structure_faults(std::span<const Program> programs, std::vector<Fault>& faults) {
   for (std::size_t r = 0; r < programs.size(); ++r) {
     if (programs[r].rank != static_cast<int>(r))
-      faults.push_back({static_cast<int>(r), -1, -1, fmt::format("the Program in place {} is of rank {}", r, programs[r].rank)});
+      faults.push_back(
+          {static_cast<int>(r), -1, -1, fmt::format("the Program in place {} is of rank {}", r, programs[r].rank)});
     StructureCheck(programs[r], static_cast<int>(programs.size()), faults).run();
   }
 }

@@ -39,7 +39,8 @@ std::string numbered(const char* what, int count) { return fmt::format("{} {}{}"
 
 class CommunicationCheck {
  public:
-  CommunicationCheck(std::span<const Program> programs, std::vector<Fault>& faults) : programs_(programs), faults_(faults) {}
+  CommunicationCheck(std::span<const Program> programs, std::vector<Fault>& faults)
+      : programs_(programs), faults_(faults) {}
 
   void run() {
     const std::size_t before = faults_.size();
@@ -61,15 +62,15 @@ class CommunicationCheck {
     const char* link = instruction.kind == InstructionKind::send      ? "to its"
                        : instruction.kind == InstructionKind::receive ? "from its"
                                                                       : "over its";
-    return fmt::format("{} of {} B ({}) {} {} group ({}) in call {}", describe(instruction), launch.bytes(), name(instruction.type),
-                       link, name(instruction.group), list_ranks(launch.ranks()), launch.call);
+    return fmt::format("{} of {} B ({}) {} {} group ({}) in call {}", describe(instruction), launch.bytes(),
+                       name(instruction.type), link, name(instruction.group), list_ranks(launch.ranks()), launch.call);
   }
 
   static bool is_transfer(const Instruction& instruction) {
     return instruction.kind == InstructionKind::send || instruction.kind == InstructionKind::receive;
   }
 
-  // Matching: who meets whom --------------------------------------------------------------------------------------
+  // Matching: who meets whom ----------------------------------------------------------------------
 
   void collect() {
     for (const Program& program : programs_) {
@@ -96,7 +97,8 @@ class CommunicationCheck {
     previous = meeting;
   }
 
-  // Ranks that share a communicator launch the same collectives in it, in the same order. Groups of equal ranks share one.
+  // Ranks that share a communicator launch the same collectives in it, in the same order. Groups of
+  // equal ranks share one.
   void match_collectives() {
     std::map<std::vector<int>, std::vector<std::vector<int>>> communicators;  // per member: its launches
     for (std::size_t l = 0; l < launches_.size(); ++l) {
@@ -105,7 +107,8 @@ class CommunicationCheck {
       const std::vector<int>& ranks = launch.ranks();
       std::vector<std::vector<int>>& members = communicators[ranks];
       members.resize(ranks.size());
-      members[at(static_cast<int>(std::find(ranks.begin(), ranks.end(), launch.rank) - ranks.begin()))].push_back(static_cast<int>(l));
+      members[at(static_cast<int>(std::find(ranks.begin(), ranks.end(), launch.rank) - ranks.begin()))].push_back(
+          static_cast<int>(l));
     }
     for (const auto& [ranks, members] : communicators) {
       std::size_t most = 0;
@@ -116,23 +119,28 @@ class CommunicationCheck {
     }
   }
 
-  bool match_nth(const std::vector<int>& ranks, const std::vector<std::vector<int>>& members, std::size_t n, int& previous) {
-    const auto launcher = std::find_if(members.begin(), members.end(), [&](const std::vector<int>& m) { return n < m.size(); });
+  bool match_nth(const std::vector<int>& ranks, const std::vector<std::vector<int>>& members, std::size_t n,
+                 int& previous) {
+    const auto launcher =
+        std::find_if(members.begin(), members.end(), [&](const std::vector<int>& m) { return n < m.size(); });
     const Launch& first = launches_[at((*launcher)[n])];
     std::vector<int> together;
     for (std::size_t m = 0; m < members.size(); ++m) {
       if (n >= members[m].size()) {
-        fault(first, fmt::format("a collective that not all join: rank {} launches {}, rank {} launches only {} in that group",
-                                 first.rank, describe_launch(first), ranks[m], numbered("collective", static_cast<int>(members[m].size()))));
+        fault(first,
+              fmt::format("a collective that not all join: rank {} launches {}, rank {} launches only {} in that group",
+                          first.rank, describe_launch(first), ranks[m],
+                          numbered("collective", static_cast<int>(members[m].size()))));
         return false;
       }
       const Launch& other = launches_[at(members[m][n])];
       const Instruction& a = *first.instruction;
       const Instruction& b = *other.instruction;
       if (a.kind != b.kind || a.type != b.type || first.bytes() != other.bytes() || a.group != b.group) {
-        fault(first, fmt::format("{}: rank {} launches {} where rank {} launches {}",
-                                 a.group != b.group ? "two groups launched in crossed order" : "collectives that do not match",
-                                 first.rank, describe_launch(first), other.rank, describe_launch(other)));
+        fault(first,
+              fmt::format("{}: rank {} launches {} where rank {} launches {}",
+                          a.group != b.group ? "two groups launched in crossed order" : "collectives that do not match",
+                          first.rank, describe_launch(first), other.rank, describe_launch(other)));
         return false;
       }
       together.push_back(members[m][n]);
@@ -141,8 +149,8 @@ class CommunicationCheck {
     return true;
   }
 
-  // The n-th send of a channel meets its n-th receive. Between two ranks there is a channel towards the next stage
-  // and one towards the previous.
+  // The n-th send of a channel meets its n-th receive. Between two ranks there is a channel towards
+  // the next stage and one towards the previous.
   void match_transfers() {
     struct Channel {
       std::vector<int> sends, receives;
@@ -171,27 +179,31 @@ class CommunicationCheck {
         if (matches) {
           meet({channel.sends[n], channel.receives[n]}, previous);
         } else {
-          fault(send, fmt::format("a send and a receive that do not match: rank {} launches {} where rank {} launches {}", source,
-                                  describe_launch(send), destination, describe_launch(receive)));
+          fault(send,
+                fmt::format("a send and a receive that do not match: rank {} launches {} where rank {} launches {}",
+                            source, describe_launch(send), destination, describe_launch(receive)));
         }
       }
       if (!matches) continue;
       if (channel.sends.size() > pairs) {
         const Launch& send = launches_[at(channel.sends[pairs])];
-        fault(send, fmt::format("a send without its receive: rank {} launches {}, rank {} launches only {} from it", source,
-                                describe_launch(send), destination, numbered("receive", static_cast<int>(pairs))));
+        fault(send,
+              fmt::format("a send without its receive: rank {} launches {}, rank {} launches only {} from it", source,
+                          describe_launch(send), destination, numbered("receive", static_cast<int>(pairs))));
       }
       if (channel.receives.size() > pairs) {
         const Launch& receive = launches_[at(channel.receives[pairs])];
-        fault(receive, fmt::format("a receive without its send: rank {} launches {}, rank {} launches only {} to it", destination,
-                                   describe_launch(receive), source, numbered("send", static_cast<int>(pairs))));
+        fault(receive,
+              fmt::format("a receive without its send: rank {} launches {}, rank {} launches only {} to it",
+                          destination, describe_launch(receive), source, numbered("send", static_cast<int>(pairs))));
       }
     }
   }
 
-  // Launch order: how the CPU runtime runs --------------------------------------------------------------------------
+  // Launch order: how the CPU runtime runs --------------------------------------------------------
 
-  // A rank joins a collective, takes a receive, posts a send and goes on, or awaits that a send was received.
+  // A rank joins a collective, takes a receive, posts a send and goes on, or awaits that a send was
+  // received.
   enum class Act { join, post, await };
   struct Move {
     Act act{};
@@ -253,7 +265,8 @@ class CommunicationCheck {
       }
     }
 
-    // The lowest rank that is stuck, and on from each to a rank that it waits for, which is stuck too.
+    // The lowest rank that is stuck, and on from each to a rank that it waits for, which is stuck
+    // too.
     const auto stuck = [&](int rank) { return position[at(rank)] < moves[at(rank)].size(); };
     int rank = 0;
     while (rank < static_cast<int>(programs_.size()) && !stuck(rank)) ++rank;
@@ -276,13 +289,16 @@ class CommunicationCheck {
       const Launch& held = launches_[at(move.launch)];
       collectives = collectives && !is_transfer(*held.instruction);
       circle += fmt::format("{}rank {} waits {} {} for rank {}", k == 0 ? "" : "; ", chain[k],
-                            move.act == Act::await ? "for the end of" : "in", describe_launch(held), chain[(k + 1) % chain.size()]);
+                            move.act == Act::await ? "for the end of" : "in", describe_launch(held),
+                            chain[(k + 1) % chain.size()]);
     }
     const Launch& first = launches_[at(moves[at(chain.front())][position[at(chain.front())]].launch)];
-    fault(first, fmt::format("{}: {}", collectives ? "two groups launched in crossed order" : "deadlock in launch order", circle));
+    fault(first,
+          fmt::format("{}: {}", collectives ? "two groups launched in crossed order" : "deadlock in launch order",
+                      circle));
   }
 
-  // Concurrent streams under unbuffered rendezvous: how a device with a queue per stream runs --------------------------
+  // Concurrent streams under unbuffered rendezvous: how a device with a queue per stream runs -----
 
   enum class Step { meet, wait, record };
   struct Item {
@@ -306,7 +322,9 @@ class CommunicationCheck {
 
   // Kernels take no part: they end whenever they begin.
   void fill_queues(const Program& program) {
-    const auto queue_of = [&](Stream stream) { return program.rank * static_cast<int>(stream_count) + static_cast<int>(stream); };
+    const auto queue_of = [&](Stream stream) {
+      return program.rank * static_cast<int>(stream_count) + static_cast<int>(stream);
+    };
     std::vector<int> events(at(program.events));
     for (int& event : events) event = new_event();
     for (std::size_t c = 0; c < program.calls.size(); ++c) {
@@ -362,7 +380,8 @@ class CommunicationCheck {
       for (; m >= 0; m = meetings_[at(m)].next) {
         const Meeting& meeting = meetings_[at(m)];
         if (complete[at(m)] || (meeting.previous >= 0 && !complete[at(meeting.previous)])) return;
-        if (!std::all_of(meeting.launches.begin(), meeting.launches.end(), [&](int l) { return arrived[at(l)]; })) return;
+        if (!std::all_of(meeting.launches.begin(), meeting.launches.end(), [&](int l) { return arrived[at(l)]; }))
+          return;
         complete[at(m)] = true;
         for (int l : meeting.launches) ready.push_back(queue_of_launch_[at(l)]);
       }
@@ -406,7 +425,8 @@ class CommunicationCheck {
         continue;
       }
       int meeting = launches_[at(item.id)].meeting;
-      while (meetings_[at(meeting)].previous >= 0 && !complete[at(meetings_[at(meeting)].previous)]) meeting = meetings_[at(meeting)].previous;
+      while (meetings_[at(meeting)].previous >= 0 && !complete[at(meetings_[at(meeting)].previous)])
+        meeting = meetings_[at(meeting)].previous;
       for (int l : meetings_[at(meeting)].launches)
         if (!arrived[at(l)]) {
           q = queue_of_launch_[at(l)];
@@ -415,7 +435,8 @@ class CommunicationCheck {
     }
     chain.erase(chain.begin(), std::find(chain.begin(), chain.end(), q));
     const auto title = [](int queue) {
-      return fmt::format("stream {} of rank {}", name(static_cast<Stream>(at(queue) % stream_count)), at(queue) / stream_count);
+      return fmt::format("stream {} of rank {}", name(static_cast<Stream>(at(queue) % stream_count)),
+                         at(queue) / stream_count);
     };
     std::string circle;
     const Launch* first = nullptr;

@@ -20,7 +20,8 @@ void merge(Clock& into, const Clock& other) {
   for (std::size_t s = 0; s < stream_count; ++s) into[s] = std::max(into[s], other[s]);
 }
 
-// An instruction that touched some bytes: the `sequence`-th of its stream, from 1; 0 where there is none.
+// An instruction that touched some bytes: the `sequence`-th of its stream, from 1; 0 where there is
+// none.
 struct Touch {
   int sequence = 0;
   int call = -1;
@@ -65,7 +66,8 @@ class Intervals {
  private:
   // The position of the interval that begins at `at`, which is cut if none does.
   std::size_t cut(std::int64_t at) {
-    const auto found = std::lower_bound(all_.begin(), all_.end(), at, [](const Interval& i, std::int64_t b) { return i.begin < b; });
+    const auto found =
+        std::lower_bound(all_.begin(), all_.end(), at, [](const Interval& i, std::int64_t b) { return i.begin < b; });
     const std::size_t position = static_cast<std::size_t>(found - all_.begin());
     if ((found != all_.end() && found->begin == at) || at >= all_.back().end) return position;
     Interval tail = all_[position - 1];
@@ -85,8 +87,8 @@ struct Mark {
   bool reduced = false;
 };
 
-// Plays one rank's calls in launch order, two steps long: what a step leaves in persistent buffers is what the next
-// one finds.
+// Plays one rank's calls in launch order, two steps long: what a step leaves in persistent buffers
+// is what the next one finds.
 class DataCheck {
  public:
   DataCheck(const Program& program, std::vector<Fault>& faults)
@@ -95,7 +97,8 @@ class DataCheck {
     for (const Segment& segment : program.segments) {
       std::vector<std::vector<OperandSource>>& of_segment = sources_.emplace_back();
       for (const Instruction& instruction : segment.instructions)
-        of_segment.push_back(instruction.kind == InstructionKind::kernel ? *operand_sources(instruction) : std::vector<OperandSource>{});
+        of_segment.push_back(instruction.kind == InstructionKind::kernel ? *operand_sources(instruction)
+                                                                         : std::vector<OperandSource>{});
     }
     for (std::size_t b = 0; b < program.buffers.size(); ++b)
       if (program.buffers[b].persistent)
@@ -115,7 +118,7 @@ class DataCheck {
 
   // One fault a rule for each instruction of each segment: the other calls of it would repeat it.
   void fault(Rule rule, int call, int instruction, const std::string& what) {
-    const int segment = program_.calls[static_cast<std::size_t>(call)].segment;
+    const int segment = program_.calls[call].segment;
     if (faults_.size() < most_ && known_.insert({rule, {segment, instruction}}).second)
       faults_.push_back({program_.rank, call, instruction, what});
   }
@@ -124,7 +127,7 @@ class DataCheck {
   bool over_data(const Instruction& instruction) const {
     return several_data_ranks() && program_.group(instruction.group) == program_.group(GroupKind::data);
   }
-  const Buffer& buffer(int id) const { return program_.buffers[static_cast<std::size_t>(id)]; }
+  const Buffer& buffer(int id) const { return program_.buffers[id]; }
   std::string bytes_of(int id, std::int64_t begin, std::int64_t end) const {
     return fmt::format("bytes [{}, {}) of '{}'", begin, end, buffer(id).name);
   }
@@ -146,10 +149,10 @@ class DataCheck {
   }
 
   void run_call(int c) {
-    const Call& call = program_.calls[static_cast<std::size_t>(c)];
-    const Segment& segment = program_.segments[static_cast<std::size_t>(call.segment)];
+    const Call& call = program_.calls[c];
+    const Segment& segment = program_.segments[call.segment];
     Clock& main = clocks_[number(segment.stream)];
-    for (int event : call.waits) merge(main, recorded_[static_cast<std::size_t>(event)]);
+    for (int event : call.waits) merge(main, recorded_[event]);
     std::array<bool, stream_count> side{};
     for (const Instruction& instruction : segment.instructions) side[number(instruction.stream)] = true;
     side[number(segment.stream)] = false;
@@ -160,20 +163,20 @@ class DataCheck {
     for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
       const Instruction& instruction = segment.instructions[i];
       Clock& clock = clocks_[number(instruction.stream)];
-      for (int event : instruction.waits) merge(clock, events[static_cast<std::size_t>(event)]);
+      for (int event : instruction.waits) merge(clock, events[event]);
       run_instruction(call, c, static_cast<int>(i), instruction, clock);
-      if (instruction.records) events[static_cast<std::size_t>(*instruction.records)] = clock;
+      if (instruction.records) events[*instruction.records] = clock;
     }
 
     for (std::size_t s = 0; s < stream_count; ++s)
       if (side[s]) merge(main, clocks_[s]);
-    if (call.records) recorded_[static_cast<std::size_t>(*call.records)] = main;
+    if (call.records) recorded_[*call.records] = main;
     for (int id : call.frees) {
       if (buffer(id).persistent) {
         fault(Rule::definition, c, -1, fmt::format("frees '{}', which keeps its value between steps", buffer(id).name));
         continue;
       }
-      for (Interval& interval : contents_[static_cast<std::size_t>(id)].all()) {
+      for (Interval& interval : contents_[id].all()) {
         interval.state.content = Content::freed;
         interval.state.freed_by = c;
         interval.state.partial = interval.state.reduced = interval.state.stale = false;
@@ -181,13 +184,13 @@ class DataCheck {
     }
   }
 
-  int bound(const Call& call, const Operand& operand) const { return call.buffers[static_cast<std::size_t>(operand.binding)]; }
+  int bound(const Call& call, const Operand& operand) const { return call.buffers[operand.binding]; }
   std::span<Interval> bytes(const Call& call, const Operand& operand) {
-    return contents_[static_cast<std::size_t>(bound(call, operand))].within(operand.offset, operand.offset + operand.bytes);
+    return contents_[bound(call, operand)].within(operand.offset, operand.offset + operand.bytes);
   }
 
   void run_instruction(const Call& call, int c, int i, const Instruction& instruction, Clock& clock) {
-    const std::vector<OperandSource>& sources = sources_[static_cast<std::size_t>(call.segment)][static_cast<std::size_t>(i)];
+    const std::vector<OperandSource>& sources = sources_[call.segment][i];
     const bool optimizer = is_optimizer(instruction);
     for (std::size_t o = 0; o < instruction.operands.size(); ++o) {
       const Operand& operand = instruction.operands[o];
@@ -223,40 +226,48 @@ class DataCheck {
   }
 
   static bool is_optimizer(const Instruction& instruction) {
-    return instruction.kind == InstructionKind::kernel && (instruction.op == OpKind::adamw || instruction.op == OpKind::sgd);
+    return instruction.kind == InstructionKind::kernel &&
+           (instruction.op == OpKind::adamw || instruction.op == OpKind::sgd);
   }
 
-  // Order ---------------------------------------------------------------------------------------------------------
+  // Order -----------------------------------------------------------------------------------------
 
   void check_order(const Call& call, int c, int i, const Instruction& instruction, const Operand& operand,
                    const Interval& interval, const Clock& clock) {
     const auto check = [&](const Touch& touch, std::size_t stream, const char* did) {
       if (touch.sequence == 0 || stream == number(instruction.stream) || clock[stream] >= touch.sequence) return;
-      const Call& earlier = program_.calls[static_cast<std::size_t>(touch.call)];
-      const Segment& segment = program_.segments[static_cast<std::size_t>(earlier.segment)];
-      const Instruction& other = segment.instructions[static_cast<std::size_t>(touch.instruction)];
-      const char* does = operand.access == Access::read ? "reads" : operand.access == Access::write ? "writes" : "updates";
+      const Call& earlier = program_.calls[touch.call];
+      const Segment& segment = program_.segments[earlier.segment];
+      const Instruction& other = segment.instructions[touch.instruction];
+      const char* does = operand.access == Access::read    ? "reads"
+                         : operand.access == Access::write ? "writes"
+                                                           : "updates";
       fault(Rule::order, c, i,
-            fmt::format("missing event: {} on stream {} {} {} without waiting for {} of call {} on stream {}, which {} them",
-                        describe(instruction), name(instruction.stream), does, bytes_of(bound(call, operand), interval.begin, interval.end),
-                        describe(other), touch.call, name(other.stream), did));
+            fmt::format(
+                "missing event: {} on stream {} {} {} without waiting for {} of call {} on stream {}, which {} them",
+                describe(instruction), name(instruction.stream), does,
+                bytes_of(bound(call, operand), interval.begin, interval.end), describe(other), touch.call,
+                name(other.stream), did));
     };
     check(interval.state.writer, number(interval.state.writer_stream), "writes");
     if (operand.access == Access::read) return;
     for (std::size_t s = 0; s < stream_count; ++s) check(interval.state.readers[s], s, "reads");
   }
 
-  // Definition ----------------------------------------------------------------------------------------------------
+  // Definition ------------------------------------------------------------------------------------
 
-  void check_content(const Call& call, int c, int i, const Instruction& instruction, const Operand& operand, const Interval& interval) {
+  void check_content(const Call& call, int c, int i, const Instruction& instruction, const Operand& operand,
+                     const Interval& interval) {
     const State& state = interval.state;
     if (state.content == Content::defined) return;
     const std::string range = bytes_of(bound(call, operand), interval.begin, interval.end);
     if (state.content == Content::undefined) {
-      fault(Rule::definition, c, i, fmt::format("use before definition: {} reads {}, which nothing has written", describe(instruction), range));
+      fault(Rule::definition, c, i,
+            fmt::format("use before definition: {} reads {}, which nothing has written", describe(instruction), range));
     } else if (state.content == Content::freed) {
       fault(Rule::definition, c, i,
-            fmt::format("use after free: {} reads {}, which call {} freed", describe(instruction), range, state.freed_by));
+            fmt::format("use after free: {} reads {}, which call {} freed", describe(instruction), range,
+                        state.freed_by));
     } else {
       fault(Rule::definition, c, i,
             fmt::format("use before definition: {} reads {}, which reduce_scatter of call {} left to other ranks",
@@ -264,7 +275,7 @@ class DataCheck {
     }
   }
 
-  // Reductions ----------------------------------------------------------------------------------------------------
+  // Reductions ------------------------------------------------------------------------------------
 
   void check_reductions(const Call& call, int c, int i, const Instruction& instruction) {
     const bool kernel = instruction.kind == InstructionKind::kernel;
@@ -273,8 +284,9 @@ class DataCheck {
       for (const Interval& interval : bytes(call, operand)) {
         if (!interval.state.stale) continue;
         fault(Rule::reduction, c, i,
-              fmt::format("dropped gather: {} reads {}, which other ranks of the data group ({}) have updated", describe(instruction),
-                          bytes_of(bound(call, operand), interval.begin, interval.end), list_ranks(program_.group(GroupKind::data))));
+              fmt::format("dropped gather: {} reads {}, which other ranks of the data group ({}) have updated",
+                          describe(instruction), bytes_of(bound(call, operand), interval.begin, interval.end),
+                          list_ranks(program_.group(GroupKind::data))));
         break;
       }
     }
@@ -282,17 +294,21 @@ class DataCheck {
       const Operand& gradient = instruction.operands.front();
       for (const Interval& interval : bytes(call, gradient))
         if (interval.state.partial)
-          return fault(Rule::reduction, c, i,
-                       fmt::format("dropped reduction: {} reads gradients in {}, which are not yet summed over the data group ({})",
-                                   describe(instruction), bytes_of(bound(call, gradient), interval.begin, interval.end),
-                                   list_ranks(program_.group(GroupKind::data))));
+          return fault(
+              Rule::reduction, c, i,
+              fmt::format(
+                  "dropped reduction: {} reads gradients in {}, which are not yet summed over the data group ({})",
+                  describe(instruction), bytes_of(bound(call, gradient), interval.begin, interval.end),
+                  list_ranks(program_.group(GroupKind::data))));
     }
-    const bool sums = instruction.kind == InstructionKind::all_reduce_sum || instruction.kind == InstructionKind::reduce_scatter;
+    const bool sums =
+        instruction.kind == InstructionKind::all_reduce_sum || instruction.kind == InstructionKind::reduce_scatter;
     if (!sums || !over_data(instruction)) return;
     for (const Interval& interval : bytes(call, instruction.operands.front()))
       if (interval.state.reduced)
         return fault(Rule::reduction, c, i,
-                     fmt::format("reduced twice: {} sums {} over the data group ({}), where they were summed before", describe(instruction),
+                     fmt::format("reduced twice: {} sums {} over the data group ({}), where they were summed before",
+                                 describe(instruction),
                                  bytes_of(bound(call, instruction.operands.front()), interval.begin, interval.end),
                                  list_ranks(program_.group(GroupKind::data))));
   }
@@ -301,18 +317,20 @@ class DataCheck {
   std::vector<std::vector<Mark>> marks(const Call& call, const Instruction& instruction) {
     std::vector<std::vector<Mark>> result;
     const bool moves = instruction.kind == InstructionKind::all_gather ||
-                       (instruction.kind == InstructionKind::kernel && (instruction.op == OpKind::accumulate || instruction.op == OpKind::copy));
+                       (instruction.kind == InstructionKind::kernel &&
+                        (instruction.op == OpKind::accumulate || instruction.op == OpKind::copy));
     if (!moves) return result;
     const Operand& source = instruction.operands.front();
     std::vector<Mark>& of_source = result.emplace_back();
     for (const Interval& interval : bytes(call, source))
-      of_source.push_back({interval.begin - source.offset, interval.end - source.offset, interval.state.partial, interval.state.reduced});
+      of_source.push_back({interval.begin - source.offset, interval.end - source.offset, interval.state.partial,
+                           interval.state.reduced});
     return result;
   }
 
   void pass_marks(const Call& call, const Instruction& instruction, const std::vector<std::vector<Mark>>& before) {
     const Operand& target = instruction.operands.back();
-    Intervals& contents = contents_[static_cast<std::size_t>(bound(call, target))];
+    Intervals& contents = contents_[bound(call, target)];
     const std::vector<int>& ranks = program_.group(instruction.group);
     switch (instruction.kind) {
       case InstructionKind::all_reduce_sum:
@@ -347,7 +365,9 @@ class DataCheck {
     const Operand& source = instruction.operands.front();
     for (const Mark& mark : before.front()) {
       if (!mark.partial && !mark.reduced) continue;
-      const auto at = [&](std::int64_t offset) { return source.bytes == 0 ? 0 : target.offset + offset * target.bytes / source.bytes; };
+      const auto at = [&](std::int64_t offset) {
+        return source.bytes == 0 ? 0 : target.offset + offset * target.bytes / source.bytes;
+      };
       for (Interval& interval : contents.within(at(mark.begin), at(mark.end))) {
         interval.state.partial |= mark.partial;
         interval.state.reduced |= mark.reduced;
@@ -368,7 +388,8 @@ class DataCheck {
     }
   }
 
-  // The optimizer has updated this rank's shard; what else the buffer holds of the bucket is now old.
+  // The optimizer has updated this rank's shard; what else the buffer holds of the bucket is now
+  // old.
   void update_parameters(const Call& call, const Instruction& instruction) {
     const int id = bound(call, instruction.operands[1]);
     const std::int64_t element = size_of(instruction.type);
@@ -376,7 +397,7 @@ class DataCheck {
       if (bucket.parameters != id || !several_data_ranks() || buffer(id).bytes < bucket.elements * element) continue;
       const std::int64_t begin = bucket.shard_begin * element;
       const std::int64_t end = begin + bucket.shard_elements * element;
-      Intervals& contents = contents_[static_cast<std::size_t>(id)];
+      Intervals& contents = contents_[id];
       for (Interval& interval : contents.within(0, begin)) interval.state.stale = true;
       for (Interval& interval : contents.within(end, bucket.elements * element)) interval.state.stale = true;
     }
@@ -388,7 +409,7 @@ class DataCheck {
   std::set<std::pair<Rule, std::pair<int, int>>> known_;
   std::vector<Intervals> contents_;                             // per buffer
   std::vector<std::vector<std::vector<OperandSource>>> sources_;  // per segment, instruction (kernels), operand
-  std::array<Clock, stream_count> clocks_{};                    // what is complete when a stream's next instruction begins
+  std::array<Clock, stream_count> clocks_{};  // what is complete when a stream's next instruction begins
   std::vector<Clock> recorded_;                                 // per event of the Program
 };
 

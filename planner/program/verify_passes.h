@@ -17,8 +17,8 @@ void find_structure_faults(std::span<const Program> programs, std::vector<Fault>
 void find_data_faults(const Program& program, std::vector<Fault>& faults);           // order, definition, reductions
 void find_communication_faults(std::span<const Program> programs, std::vector<Fault>& faults);
 
-// The source of each operand of a kernel by its op's row, absent operands left out; nothing when the operands do not
-// fit the row and the shape.
+// The source of each operand of a kernel by its op's row, absent operands left out; nothing when
+// the operands do not fit the row and the shape.
 std::optional<std::vector<OperandSource>> operand_sources(const Instruction& instruction);
 
 // "linear 'attention.qkv'", "all_reduce_sum 'loss'".

@@ -11,10 +11,11 @@ struct ShapeField {
   std::int64_t OpShape::* value;
 };
 constexpr ShapeField shape_fields[] = {
-    {"rows", &OpShape::rows},         {"columns", &OpShape::columns}, {"inner", &OpShape::inner},       {"sequence", &OpShape::sequence},
-    {"batch", &OpShape::batch},       {"heads", &OpShape::heads},     {"kv_heads", &OpShape::kv_heads}, {"head_dim", &OpShape::head_dim},
-    {"rotary_dim", &OpShape::rotary_dim}, {"window", &OpShape::window}, {"all_heads", &OpShape::all_heads},
-    {"first_head", &OpShape::first_head}, {"begin", &OpShape::begin},   {"valid", &OpShape::valid}};
+    {"rows", &OpShape::rows},         {"columns", &OpShape::columns},     {"inner", &OpShape::inner},
+    {"sequence", &OpShape::sequence}, {"batch", &OpShape::batch},         {"heads", &OpShape::heads},
+    {"kv_heads", &OpShape::kv_heads}, {"head_dim", &OpShape::head_dim},   {"rotary_dim", &OpShape::rotary_dim},
+    {"window", &OpShape::window},     {"all_heads", &OpShape::all_heads}, {"first_head", &OpShape::first_head},
+    {"begin", &OpShape::begin},       {"valid", &OpShape::valid}};
 
 struct ShapeFlag {
   const char* name;
@@ -51,15 +52,15 @@ std::string write_events(const char* what, const std::optional<int>& event) {
 
 std::string write_instruction(const Instruction& instruction, const Segment& segment) {
   const bool kernel = instruction.kind == InstructionKind::kernel;
-  std::string text = kernel ? fmt::format("    {} '{}' {}{}", name(instruction.op), instruction.name, name(instruction.type),
-                                          write_shape(instruction.shape))
+  std::string text = kernel ? fmt::format("    {} '{}' {}{}", name(instruction.op), instruction.name,
+                                          name(instruction.type), write_shape(instruction.shape))
                             : fmt::format("    {} '{}' {} group={}", name(instruction.kind), instruction.name,
                                           name(instruction.type), name(instruction.group));
   text += fmt::format(" on {} as {}:", name(instruction.stream), name(instruction.label));
   for (std::size_t i = 0; i < instruction.operands.size(); ++i) {
     const Operand& operand = instruction.operands[i];
     text += fmt::format("{} {} {}[{}, {})", i == 0 ? "" : ",", name_of(operand.access),
-                        segment.bindings[static_cast<std::size_t>(operand.binding)], operand.offset, operand.offset + operand.bytes);
+                        segment.bindings[operand.binding], operand.offset, operand.offset + operand.bytes);
   }
   text += write_events("waits", instruction.waits);
   text += write_events("records", instruction.records);
@@ -67,7 +68,8 @@ std::string write_instruction(const Instruction& instruction, const Segment& seg
 }
 
 std::string write_segment(std::size_t number, const Segment& segment) {
-  std::string text = fmt::format("  {} '{}' on {}, binds {}", number, segment.name, name(segment.stream), fmt::join(segment.bindings, ", "));
+  std::string text = fmt::format("  {} '{}' on {}, binds {}", number, segment.name, name(segment.stream),
+                                 fmt::join(segment.bindings, ", "));
   if (segment.scratch_bytes > 0) text += fmt::format(", scratch {} B", segment.scratch_bytes);
   text += "\n";
   for (const Instruction& instruction : segment.instructions) text += write_instruction(instruction, segment);
@@ -78,10 +80,10 @@ std::string write_call(std::size_t number, const Program& program) {
   const Call& call = program.calls[number];
   const auto names = [&](const std::vector<int>& ids) {
     std::vector<std::string> words;
-    for (int id : ids) words.push_back(program.buffers[static_cast<std::size_t>(id)].name);
+    for (int id : ids) words.push_back(program.buffers[id].name);
     return words;
   };
-  std::string text = fmt::format("    {} '{}' ({})", number, program.segments[static_cast<std::size_t>(call.segment)].name,
+  std::string text = fmt::format("    {} '{}' ({})", number, program.segments[call.segment].name,
                                  fmt::join(names(call.buffers), ", "));
   if (call.micro_batch >= 0) text += fmt::format(", micro-batch {}", call.micro_batch);
   text += write_events("waits", call.waits);
@@ -93,8 +95,9 @@ std::string write_call(std::size_t number, const Program& program) {
 std::string write_bucket(const Bucket& bucket, const Program& program) {
   std::string text = fmt::format("  '{}' {} elements, shard [{}, {})", bucket.name, bucket.elements, bucket.shard_begin,
                                  bucket.shard_begin + bucket.shard_elements);
-  for (int id : {bucket.parameters, bucket.gradients, bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.master})
-    if (id >= 0) text += fmt::format(", '{}'", program.buffers[static_cast<std::size_t>(id)].name);
+  for (int id : {bucket.parameters, bucket.gradients, bucket.second_gradients, bucket.first_moment,
+                 bucket.second_moment, bucket.master})
+    if (id >= 0) text += fmt::format(", '{}'", program.buffers[id].name);
   return text + "\n";
 }
 
@@ -104,12 +107,13 @@ std::string write_program(const Program& program) {
   std::string text = fmt::format("rank {}, stage {}, arena {} B\n", program.rank, program.stage, program.arena_bytes);
   text += "groups\n";
   for (std::size_t g = 0; g < program.groups.size(); ++g)
-    if (!program.groups[g].empty()) text += fmt::format("  {}: {}\n", name(static_cast<GroupKind>(g)), fmt::join(program.groups[g], ", "));
+    if (!program.groups[g].empty())
+      text += fmt::format("  {}: {}\n", name(static_cast<GroupKind>(g)), fmt::join(program.groups[g], ", "));
   text += "buffers\n";
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     const Buffer& buffer = program.buffers[b];
-    text += fmt::format("  {} '{}' {} [{}, {}){}\n", b, buffer.name, name(buffer.category), buffer.offset, buffer.offset + buffer.bytes,
-                        buffer.persistent ? " persistent" : "");
+    text += fmt::format("  {} '{}' {} [{}, {}){}\n", b, buffer.name, name(buffer.category), buffer.offset,
+                        buffer.offset + buffer.bytes, buffer.persistent ? " persistent" : "");
   }
   text += "buckets\n";
   for (const Bucket& bucket : program.buckets) text += write_bucket(bucket, program);
@@ -118,7 +122,8 @@ std::string write_program(const Program& program) {
   text += "calls\n";
   for (const Task& task : program.tasks) {
     text += task.action ? fmt::format("  {}\n", write_action(*task.action)) : "  around the step\n";
-    for (int call = task.first_call; call < task.last_call; ++call) text += write_call(static_cast<std::size_t>(call), program);
+    for (int call = task.first_call; call < task.last_call; ++call)
+      text += write_call(static_cast<std::size_t>(call), program);
   }
   return text;
 }

@@ -37,15 +37,19 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
                     difference(static_cast<double>(p.count), static_cast<double>(m.count))});
   };
   for (const CommunicationPart& part : communication_parts())
-    bytes(fmt::format("sent a step, {}", part.name), predicted.communication.*part.part, measured.communication.*part.part);
+    bytes(fmt::format("sent a step, {}", part.name), predicted.communication.*part.part,
+          measured.communication.*part.part);
   for (std::size_t rank = 0; rank < comparison.promised.size(); ++rank)
     bytes(fmt::format("peak of rank {}", rank), comparison.promised[rank], comparison.touched[rank]);
   if (comparison.device_used) {
-    rows.push_back({"device memory in use", format_bytes(predicted.memory.peak()), format_bytes(*comparison.device_used),
-                    difference(static_cast<double>(predicted.memory.peak().count), static_cast<double>(comparison.device_used->count))});
+    rows.push_back({"device memory in use", format_bytes(predicted.memory.peak()),
+                    format_bytes(*comparison.device_used),
+                    difference(static_cast<double>(predicted.memory.peak().count),
+                               static_cast<double>(comparison.device_used->count))});
     return align_columns(rows, 1);
   }
-  // A process holds all ranks' arenas; what it grew beyond them are threads, the text and libraries.
+  // A process holds all ranks' arenas; what it grew beyond them are threads, the text and
+  // libraries.
   const Bytes arenas = std::accumulate(comparison.promised.begin(), comparison.promised.end(), Bytes(0));
   rows.push_back({"process memory growth", format_bytes(arenas), format_bytes(comparison.process_growth),
                   difference(static_cast<double>(arenas.count), static_cast<double>(comparison.process_growth.count))});
@@ -54,11 +58,14 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
 
 std::string write_instructions(const RunComparison& comparison, int most) {
   std::vector<InstructionTimes> sorted = comparison.instructions;
-  std::stable_sort(sorted.begin(), sorted.end(), [](const InstructionTimes& a, const InstructionTimes& b) { return a.measured > b.measured; });
-  std::vector<std::vector<std::string>> rows{{"segment", "instruction", "runs a step", "predicted", "measured", "difference"}};
-  const auto add = [&](const std::string& segment, const std::string& instruction, const std::string& runs, std::optional<Seconds> predicted, Seconds measured) {
-    rows.push_back({segment, instruction, runs, predicted ? format_duration(*predicted) : "-", format_duration(measured),
-                    predicted ? difference(predicted->value, measured.value) : "-"});
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const InstructionTimes& a, const InstructionTimes& b) { return a.measured > b.measured; });
+  std::vector<std::vector<std::string>> rows{
+      {"segment", "instruction", "runs a step", "predicted", "measured", "difference"}};
+  const auto add = [&](const std::string& segment, const std::string& instruction, const std::string& runs,
+                       std::optional<Seconds> predicted, Seconds measured) {
+    rows.push_back({segment, instruction, runs, predicted ? format_duration(*predicted) : "-",
+                    format_duration(measured), predicted ? difference(predicted->value, measured.value) : "-"});
   };
   Seconds predicted_sum;
   Seconds measured_sum;
@@ -68,7 +75,8 @@ std::string write_instructions(const RunComparison& comparison, int most) {
     predicted_sum += times.predicted.value_or(Seconds(0.0));
     measured_sum += times.measured;
     runs += times.runs_per_step;
-    if (static_cast<int>(i) < most) add(times.segment, times.instruction, fmt::format("{}", times.runs_per_step), times.predicted, times.measured);
+    if (static_cast<int>(i) < most)
+      add(times.segment, times.instruction, fmt::format("{}", times.runs_per_step), times.predicted, times.measured);
   }
   add("all", fmt::format("{} instructions", sorted.size()), fmt::format("{}", runs), predicted_sum, measured_sum);
   return align_columns(rows, 2);

@@ -30,7 +30,8 @@ struct RunComparison {
   std::vector<InstructionTimes> instructions;
 };
 
-// For people: step time and its parts, bytes communicated, peak bytes of each rank, memory growth of the process.
+// For people: step time and its parts, bytes communicated, peak bytes of each rank, memory growth
+// of the process.
 std::string write_comparison(const Plan& plan, const RunComparison& comparison);
 
 // The instructions that take most time, at most `most` of them, and their sum.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/base/enum.h"
 #include "planner/report/explain.h"
 #include "planner/report/row.h"
 
@@ -10,7 +11,7 @@ namespace {
 
 constexpr const char* key(Resource resource) {
   constexpr const char* keys[] = {"compute", "node_links", "network", "links", "memory", "global_batch"};
-  return keys[static_cast<std::size_t>(resource)];
+  return keys[index_of(resource)];
 }
 
 // Where a layout would run: on another cluster, with another batch than the plan's.
@@ -20,7 +21,12 @@ struct Circumstances {
 };
 
 Json row_of(const Plan& plan, const RankedPlan& other, const Circumstances& where) {
-  return row({.rank = 0, .model = plan.model, .cluster = where.cluster, .training = where.training, .spec = other.spec, .result = other.result});
+  return row({.rank = 0,
+              .model = plan.model,
+              .cluster = where.cluster,
+              .training = where.training,
+              .spec = other.spec,
+              .result = other.result});
 }
 // A row with what is needed to compare: rows of rivals have no rank.
 Json rival_json(const Plan& plan, const Rival& rival, const Circumstances& where) {
@@ -32,7 +38,9 @@ Json rival_json(const Plan& plan, const Rival& rival, const Circumstances& where
   json["objective_excess"] = json_number(excess(plan, where.cluster, rival.plan.spec, rival.plan.result));
   return json;
 }
-Json rival_json(const Plan& plan, const Rival& rival) { return rival_json(plan, rival, {.cluster = plan.cluster, .training = plan.training}); }
+Json rival_json(const Plan& plan, const Rival& rival) {
+  return rival_json(plan, rival, {.cluster = plan.cluster, .training = plan.training});
+}
 
 Json error_json(const std::optional<ModelError>& error) {
   if (!error) return nullptr;
@@ -64,7 +72,8 @@ Json guide_json(const Plan& plan, const Guide& guide) {
   if (guide.one_device) {
     Json& rule = add("one_device");
     rule["device"] = device_name(guide.one_device->cluster);
-    rule["least"] = rival_json(plan, guide.one_device->least, {.cluster = guide.one_device->cluster, .training = plan.training});
+    rule["least"] =
+        rival_json(plan, guide.one_device->least, {.cluster = guide.one_device->cluster, .training = plan.training});
   }
   if (guide.largest_block) {
     Json& rule = add("largest_block");
@@ -117,20 +126,30 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   json["stages"] = Json::array();
   for (std::size_t i = 0; i < reasons.details.stages.size(); ++i) {
     const StageResult& stage = reasons.details.stages[i];
-    // The columns of a plan's row, of this stage alone; what is left of the step when it is done, it waits.
-    RankedPlan of_stage{.spec = plan.spec, .result = {.time = stage.time, .memory = stage.memory, .memory_stage = static_cast<int>(i), .communication = stage.communication}};
+    // The columns of a plan's row, of this stage alone; what is left of the step when it is done,
+    // it waits.
+    RankedPlan of_stage{.spec = plan.spec,
+                        .result = {.time = stage.time,
+                                   .memory = stage.memory,
+                                   .memory_stage = static_cast<int>(i),
+                                   .communication = stage.communication}};
     of_stage.result.time.bubble += std::max(step - stage.time.total(), Seconds(0.0));
     const Json whole = row_of(plan, of_stage, {.cluster = plan.cluster, .training = plan.training});
     Json part{{"stage", i}, {"layers", layers_of_stages(plan.spec)[i]}};
     for (const auto& [column, value] : whole.items())
-      if (column.starts_with("time_") || column.starts_with("memory_") || column.starts_with("communication_")) part[column] = value;
+      if (column.starts_with("time_") || column.starts_with("memory_") || column.starts_with("communication_"))
+        part[column] = value;
     part["memory_capacity_bytes"] = reasons.capacities[i].count;
     json["stages"].push_back(std::move(part));
   }
   json["critical_path"] = Json::array();
   for (const CriticalWork& work : reasons.details.critical_path)
-    json["critical_path"].push_back({{"stage", work.stage}, {"what", describe(work)}, {"segment", work.segment}, {"label", name(work.label)},
-                                     {"runs", work.runs}, {"time_s", json_number(work.time.value)}});
+    json["critical_path"].push_back({{"stage", work.stage},
+                                     {"what", describe(work)},
+                                     {"segment", work.segment},
+                                     {"label", name(work.label)},
+                                     {"runs", work.runs},
+                                     {"time_s", json_number(work.time.value)}});
   json["binding_constraint"] = name(reasons.binding);
   const Variation* const of_what_binds = relaxed(reasons);
   json["relaxed"] = of_what_binds != nullptr ? variation_json(plan, *of_what_binds) : Json(nullptr);
@@ -138,7 +157,9 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   for (const Variation& variation : reasons.twice) json["twice"].push_back(variation_json(plan, variation));
   json["model_error"] = error_json(reasons.error);
   json["model_error_elsewhere"] = error_json(reasons.elsewhere);
-  const RankedPlan* const second = reasons.runner_up ? &*reasons.runner_up : plan.alternatives.empty() ? nullptr : &plan.alternatives.front();
+  const RankedPlan* const second = reasons.runner_up           ? &*reasons.runner_up
+                                   : plan.alternatives.empty() ? nullptr
+                                                               : &plan.alternatives.front();
   json["runner_up"] = nullptr;
   if (second != nullptr)
     json["runner_up"] = rival_json(plan, rival(plan.cluster, *second));
@@ -150,7 +171,9 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   }
   json["families"] = Json::array();
   for (const FamilyBest& family : reasons.families)
-    json["families"].push_back({{"family", family.family}, {"of_the_plan", family.of_the_plan}, {"certified", family.certified},
+    json["families"].push_back({{"family", family.family},
+                                {"of_the_plan", family.of_the_plan},
+                                {"certified", family.certified},
                                 {"best", family.best ? rival_json(plan, *family.best) : Json(nullptr)}});
   json["guide"] = guide_json(plan, reasons.guide);
   json["sensitivity"] = Json::array();

@@ -14,7 +14,9 @@ Json optional_number(const std::optional<double>& value) { return value ? json_n
 // Null where nodes differ.
 Json devices_per_node(const Cluster& cluster) {
   const int first = cluster.groups.front().devices_per_node();
-  return std::ranges::all_of(cluster.groups, [&](const NodeGroup& group) { return group.devices_per_node() == first; }) ? Json(first) : Json(nullptr);
+  return std::ranges::all_of(cluster.groups, [&](const NodeGroup& group) { return group.devices_per_node() == first; })
+             ? Json(first)
+             : Json(nullptr);
 }
 
 Json head(const char* schema, const ReportInputs& inputs) {
@@ -56,7 +58,9 @@ Json search_json(const SearchCounts& search) {
 Json columns_json() {
   Json json = Json::array();
   for (const Column& column : columns())
-    json.push_back({{"key", column.key}, {"unit", column.unit.empty() ? Json(nullptr) : Json(column.unit)}, {"description", column.description}});
+    json.push_back({{"key", column.key},
+                    {"unit", column.unit.empty() ? Json(nullptr) : Json(column.unit)},
+                    {"description", column.description}});
   return json;
 }
 
@@ -68,15 +72,16 @@ Json bytes_json(const std::vector<Bytes>& values) {
 
 }  // namespace
 
-Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, std::span<const Remedy> remedies,
-                  const std::string& plan_file) {
+Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan,
+                  std::span<const Remedy> remedies, const std::string& plan_file) {
   Json json = head("parplan.suggest/1", inputs);
   json["inputs"]["objective"] = name(search.objective);
   json["search"] = search_json(search);
   json["columns"] = columns_json();
   json["plans"] = Json::array();
   if (plan != nullptr)
-    for (int rank = 1; rank <= static_cast<int>(plan->alternatives.size()) + 1; ++rank) json["plans"].push_back(row(subject_of(*plan, rank)));
+    for (int rank = 1; rank <= static_cast<int>(plan->alternatives.size()) + 1; ++rank)
+      json["plans"].push_back(row(subject_of(*plan, rank)));
   json["changes"] = Json::array();
   for (const Remedy& remedy : remedies) json["changes"].push_back(remedy_json(remedy));
   json["notes"] = plan != nullptr ? Json(plan->notes) : Json::array();
@@ -101,11 +106,12 @@ Json run_json(const ReportInputs& inputs, const Plan& plan, const RunComparison&
   json["process_growth_bytes"] = comparison.process_growth.count;
   json["instructions"] = Json::array();
   for (const InstructionTimes& times : comparison.instructions)
-    json["instructions"].push_back({{"segment", times.segment},
-                                    {"instruction", times.instruction},
-                                    {"runs_per_step", times.runs_per_step},
-                                    {"predicted_s", times.predicted ? json_number(times.predicted->value) : Json(nullptr)},
-                                    {"measured_s", json_number(times.measured.value)}});
+    json["instructions"].push_back(
+        {{"segment", times.segment},
+         {"instruction", times.instruction},
+         {"runs_per_step", times.runs_per_step},
+         {"predicted_s", times.predicted ? json_number(times.predicted->value) : Json(nullptr)},
+         {"measured_s", json_number(times.measured.value)}});
   return json;
 }
 

@@ -20,10 +20,10 @@ struct ReportInputs {
   std::vector<std::string> defaults;  // fields of `training` that nobody gave: "global_batch", ...
 };
 
-// parplan.suggest/1. Without a plan, "plans" is empty and "changes" holds the remedies. `plan_file`: where the plan is, for
-// "launch".
-Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan, std::span<const Remedy> remedies,
-                  const std::string& plan_file = "plan.yaml");
+// parplan.suggest/1. Without a plan, "plans" is empty and "changes" holds the remedies.
+// `plan_file`: where the plan is, for "launch".
+Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan,
+                  std::span<const Remedy> remedies, const std::string& plan_file = "plan.yaml");
 
 // parplan.run/1.
 Json run_json(const ReportInputs& inputs, const Plan& plan, const RunComparison& comparison);

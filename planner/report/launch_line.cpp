@@ -30,14 +30,16 @@ std::vector<MachineRanks> ranks_by_machine(const Plan& plan) {
   for (const NodeGroup& group : plan.cluster.groups)
     for (int node = 0; node < group.nodes; ++node)
       for (int device = 0; device < group.devices_per_node() && left > 0; device += group.devices_per_machine()) {
-        machines.push_back({.count = std::min({group.devices_per_machine(), group.devices_per_node() - device, left}), .group = &group});
+        machines.push_back({.count = std::min({group.devices_per_machine(), group.devices_per_node() - device, left}),
+                            .group = &group});
         left -= machines.back().count;
       }
   return machines;
 }
 
 // Started once a node's ranks: which machine is which matters where nodes differ.
-void add_commands_of_several_nodes(const Plan& plan, const std::vector<MachineRanks>& machines, const std::string& run, LaunchLine& line) {
+void add_commands_of_several_nodes(const Plan& plan, const std::vector<MachineRanks>& machines, const std::string& run,
+                                   LaunchLine& line) {
   const int ranks = plan.spec.mesh.size();
   const int most = std::ranges::max(machines, {}, &MachineRanks::count).count;
   const auto has_most = [&](const MachineRanks& machine) { return machine.count == most; };
@@ -45,25 +47,36 @@ void add_commands_of_several_nodes(const Plan& plan, const std::vector<MachineRa
   // ppr fills node by node, so that only the last may have fewer.
   const bool fills = std::all_of(machines.begin(), machines.end() - 1, has_most);
   const bool cores = plan.cluster.backend() == BackendKind::cpu;
-  line.commands.push_back(fmt::format("mpirun -n {} --hostfile hosts --map-by {}{} {}", ranks, fills ? fmt::format("ppr:{}:node", most) : "slot",
-                                      cores ? " --bind-to core" : "", run));
-  if (alike) line.commands.push_back(fmt::format("srun --mpi=pmix --kill-on-bad-exit=1 --nodes {} --ntasks-per-node {} {}", machines.size(), most, run));
-  // torchrun numbers machines as it likes, which matters where they are unlike, in racks, or far from one another; and it has no CPU ranks.
-  const bool one_kind = std::ranges::all_of(machines, [&](const MachineRanks& machine) { return machine.group == machines.front().group; });
-  if (alike && !cores && one_kind && !plan.cluster.groups.front().node.devices_per_machine && plan.cluster.network.levels.size() <= 1)
-    line.commands.push_back(fmt::format("torchrun --no-python --nnodes {} --nproc-per-node {} --rdzv-backend c10d --rdzv-endpoint node1:29400 {}", machines.size(), most, run));
+  line.commands.push_back(fmt::format("mpirun -n {} --hostfile hosts --map-by {}{} {}", ranks,
+                                      fills ? fmt::format("ppr:{}:node", most) : "slot", cores ? " --bind-to core" : "",
+                                      run));
+  if (alike)
+    line.commands.push_back(fmt::format("srun --mpi=pmix --kill-on-bad-exit=1 --nodes {} --ntasks-per-node {} {}",
+                                        machines.size(), most, run));
+  // torchrun numbers machines as it likes, which matters where they are unlike, in racks, or far
+  // from one another; and it has no CPU ranks.
+  const bool one_kind = std::ranges::all_of(
+      machines, [&](const MachineRanks& machine) { return machine.group == machines.front().group; });
+  if (alike && !cores && one_kind && !plan.cluster.groups.front().node.devices_per_machine &&
+      plan.cluster.network.levels.size() <= 1)
+    line.commands.push_back(fmt::format(
+        "torchrun --no-python --nnodes {} --nproc-per-node {} --rdzv-backend c10d --rdzv-endpoint node1:29400 {}",
+        machines.size(), most, run));
   std::string slots;
   int node = 1;
   const bool unlike = plan.cluster.groups.size() > 1;
   for (auto machine = machines.begin(); machine != machines.end();) {
-    const auto end = std::find_if(machine, machines.end(), [&](const MachineRanks& other) { return other != *machine; });
+    const auto end =
+        std::find_if(machine, machines.end(), [&](const MachineRanks& other) { return other != *machine; });
     const auto nodes = static_cast<int>(end - machine);
     slots += fmt::format("{}slots={} of node{}{}{}", slots.empty() ? "" : ", ", machine->count, nodes > 1 ? "s " : " ",
-                         nodes > 1 ? fmt::format("{} to {}", node, node + nodes - 1) : fmt::format("{}", node), unlike ? fmt::format(" ({})", machine->group->device.name) : "");
+                         nodes > 1 ? fmt::format("{} to {}", node, node + nodes - 1) : fmt::format("{}", node),
+                         unlike ? fmt::format(" ({})", machine->group->device.name) : "");
     node += nodes;
     machine = end;
   }
-  line.notes.push_back(fmt::format("'hosts' holds a line a node, such as 'node1 slots={}', in the cluster's order: {}", machines.front().count, slots));
+  line.notes.push_back(fmt::format("'hosts' holds a line a node, such as 'node1 slots={}', in the cluster's order: {}",
+                                   machines.front().count, slots));
 }
 
 }  // namespace
@@ -76,11 +89,13 @@ LaunchLine launch_line(const Plan& plan, const std::string& plan_file) {
     const VisibilitySetting setting = visibility_of(cluster.backend(), devices);
     line.environment = setting.variables;
     if (!setting.in_this_order)
-      line.notes.push_back(fmt::format("the driver shows these devices in its own order, not in that of {}", setting.variables.back().second));
+      line.notes.push_back(fmt::format("the driver shows these devices in its own order, not in that of {}",
+                                       setting.variables.back().second));
   }
   const BackendRow& backend = row_of(cluster.backend());
   if (!backend.runs) {
-    line.notes.push_back(fmt::format("parplan runs nothing on {}: another framework has to carry the plan out", backend.runtime));
+    line.notes.push_back(
+        fmt::format("parplan runs nothing on {}: another framework has to carry the plan out", backend.runtime));
     return line;
   }
   const std::string run = "parplan run " + quoted(plan_file);
@@ -104,7 +119,8 @@ std::string shell_line(const LaunchLine& line, std::size_t command) {
 std::string write_launch_line(const LaunchLine& line) {
   std::string text;
   const std::size_t lines = std::max<std::size_t>(line.commands.size(), line.environment.empty() ? 0 : 1);
-  for (std::size_t i = 0; i < lines; ++i) text += fmt::format("{:<9} {}\n", i == 0 ? "start" : "  or", shell_line(line, i));
+  for (std::size_t i = 0; i < lines; ++i)
+    text += fmt::format("{:<9} {}\n", i == 0 ? "start" : "  or", shell_line(line, i));
   for (const std::string& note : line.notes) text += fmt::format("          ({})\n", note);
   return text;
 }

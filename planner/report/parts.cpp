@@ -16,9 +16,12 @@ constexpr std::array time_rows = {
 };
 
 constexpr std::array memory_rows = {
-    MemoryPart{"parameters", &MemoryUse::parameters},   MemoryPart{"gradients", &MemoryUse::gradients},
-    MemoryPart{"optimizer state", &MemoryUse::optimizer}, MemoryPart{"activations", &MemoryUse::activations},
-    MemoryPart{"buffers", &MemoryUse::buffers},         MemoryPart{"libraries (outside the arena)", &MemoryUse::overhead},
+    MemoryPart{"parameters", &MemoryUse::parameters},
+    MemoryPart{"gradients", &MemoryUse::gradients},
+    MemoryPart{"optimizer state", &MemoryUse::optimizer},
+    MemoryPart{"activations", &MemoryUse::activations},
+    MemoryPart{"buffers", &MemoryUse::buffers},
+    MemoryPart{"libraries (outside the arena)", &MemoryUse::overhead},
 };
 
 constexpr std::array communication_rows = {

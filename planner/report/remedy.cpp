@@ -8,8 +8,8 @@
 namespace parplan {
 
 std::string describe(const Remedy& remedy) {
-  return fmt::format("{} ({}, {} a step, {} a device)", remedy.instead, layout_text(remedy.plan.spec), format_duration(remedy.plan.result.time.total()),
-                     format_bytes(remedy.plan.result.memory.peak()));
+  return fmt::format("{} ({}, {} a step, {} a device)", remedy.instead, layout_text(remedy.plan.spec),
+                     format_duration(remedy.plan.result.time.total()), format_bytes(remedy.plan.result.memory.peak()));
 }
 
 Json remedy_json(const Remedy& remedy) {
@@ -17,7 +17,12 @@ Json remedy_json(const Remedy& remedy) {
   json["change"] = remedy.of;
   json["value"] = std::visit([](const auto& value) { return Json(value); }, remedy.value);
   json["text"] = describe(remedy);
-  json["plan"] = row({.rank = 0, .model = remedy.model, .cluster = remedy.cluster, .training = remedy.training, .spec = remedy.plan.spec, .result = remedy.plan.result});
+  json["plan"] = row({.rank = 0,
+                      .model = remedy.model,
+                      .cluster = remedy.cluster,
+                      .training = remedy.training,
+                      .spec = remedy.plan.spec,
+                      .result = remedy.plan.result});
   json["plan"]["rank"] = nullptr;
   return json;
 }

@@ -114,13 +114,28 @@ RowSubject subject_of(const Plan& plan, int rank) {
   PARPLAN_ASSERT(rank >= 1 && rank <= static_cast<int>(plan.alternatives.size()) + 1,
                  fmt::format("rank {} of {} plans", rank, plan.alternatives.size() + 1));
   if (rank == 1)
-    return {.rank = 1, .model = plan.model, .cluster = plan.cluster, .training = plan.training, .spec = plan.spec, .result = plan.prediction};
-  const RankedPlan& alternative = plan.alternatives[static_cast<std::size_t>(rank - 2)];
-  return {.rank = rank, .model = plan.model, .cluster = plan.cluster, .training = plan.training, .spec = alternative.spec, .result = alternative.result};
+    return {.rank = 1,
+            .model = plan.model,
+            .cluster = plan.cluster,
+            .training = plan.training,
+            .spec = plan.spec,
+            .result = plan.prediction};
+  const RankedPlan& alternative = plan.alternatives[rank - 2];
+  return {.rank = rank,
+          .model = plan.model,
+          .cluster = plan.cluster,
+          .training = plan.training,
+          .spec = alternative.spec,
+          .result = alternative.result};
 }
 
 RowSubject subject_of(const Plan& plan, const StepResult& measured) {
-  return {.rank = 1, .model = plan.model, .cluster = plan.cluster, .training = plan.training, .spec = plan.spec, .result = measured};
+  return {.rank = 1,
+          .model = plan.model,
+          .cluster = plan.cluster,
+          .training = plan.training,
+          .spec = plan.spec,
+          .result = measured};
 }
 
 std::span<const Column> columns() { return column_rows; }
@@ -137,8 +152,8 @@ double tokens_per_second(const RowSubject& subject) {
 }
 
 FlopsPerSecond model_rate_per_device(const RowSubject& subject) {
-  return subject.model.flops_per_sample * static_cast<double>(subject.training.global_batch) / subject.result.time.total() /
-         static_cast<double>(subject.spec.mesh.size());
+  return subject.model.flops_per_sample * static_cast<double>(subject.training.global_batch) /
+         subject.result.time.total() / static_cast<double>(subject.spec.mesh.size());
 }
 
 Json model_flops_utilization(const RowSubject& subject) {

@@ -10,8 +10,8 @@
 
 namespace parplan {
 
-// What a row describes: one layout of a model on a cluster with its result, predicted or measured. Refers to what
-// the caller owns.
+// What a row describes: one layout of a model on a cluster with its result, predicted or measured.
+// Refers to what the caller owns.
 struct RowSubject {
   int rank = 1;  // place among the ranked plans, from 1
   const ModelSummary& model;
@@ -26,7 +26,8 @@ RowSubject subject_of(const Plan& plan, int rank);
 // The plan with what was measured in place of what was predicted.
 RowSubject subject_of(const Plan& plan, const StepResult& measured);
 
-// A column of the flat row (contract.md): every row has every column, in this order; null where there is no value.
+// A column of the flat row (contract.md): every row has every column, in this order; null where
+// there is no value.
 struct Column {
   std::string_view key;
   std::string_view unit;  // "" where the value has none

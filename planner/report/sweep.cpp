@@ -21,7 +21,12 @@ constexpr double seconds_per_day = 86400.0;
 Json optional_number(const std::optional<double>& value) { return value ? json_number(*value) : Json(nullptr); }
 
 RowSubject subject_of(const SweepPoint& point) {
-  return {.rank = 1, .model = point.model, .cluster = point.planned(), .training = point.training, .spec = point.best->spec, .result = point.best->result};
+  return {.rank = 1,
+          .model = point.model,
+          .cluster = point.planned(),
+          .training = point.training,
+          .spec = point.best->spec,
+          .result = point.best->result};
 }
 
 // All that a column reads.
@@ -44,35 +49,49 @@ Json of_plan(const PointView& view, bool value) { return view.point.best ? Json(
 // Before the plan's row.
 constexpr std::array what_was_asked = {
     PointColumn{"cluster", "", "name of the cluster", [](const PointView& v) { return Json(v.point.cluster.name); }},
-    PointColumn{"device", "", "kind of device; of unlike groups all, joined by +", [](const PointView& v) { return Json(device_name(v.point.cluster)); }},
-    PointColumn{"cluster_devices", "", "devices that the point offers; a plan may use fewer", [](const PointView& v) { return Json(v.point.cluster.devices()); }},
-    PointColumn{"sequence_length", "tokens", "tokens of a sequence", [](const PointView& v) { return Json(v.point.training.sequence_length); }},
+    PointColumn{"device", "", "kind of device; of unlike groups all, joined by +",
+                [](const PointView& v) { return Json(device_name(v.point.cluster)); }},
+    PointColumn{"cluster_devices", "", "devices that the point offers; a plan may use fewer",
+                [](const PointView& v) { return Json(v.point.cluster.devices()); }},
+    PointColumn{"sequence_length", "tokens", "tokens of a sequence",
+                [](const PointView& v) { return Json(v.point.training.sequence_length); }},
 };
 
 // Behind the plan's row.
 constexpr std::array what_it_takes = {
-    PointColumn{"price_per_hour", "currency/h", "price of an hour of the devices that the plan uses; null without prices",
+    PointColumn{"price_per_hour", "currency/h",
+                "price of an hour of the devices that the plan uses; null without prices",
                 [](const PointView& v) { return optional_number(v.spent.price_per_hour); }},
-    PointColumn{"power_w", "W", "what the boards of these devices are rated for, together; null where a device does not say",
+    PointColumn{"power_w", "W",
+                "what the boards of these devices are rated for, together; null where a device does not say",
                 [](const PointView& v) { return optional_number(v.spent.power_w); }},
     PointColumn{"cost_per_million_tokens", "currency", "price of training on a million tokens",
                 [](const PointView& v) { return optional_number(v.spent.cost_per_million_tokens); }},
     PointColumn{"tokens", "tokens", "tokens to train on; null where none were asked for, and then so is what they take",
                 [](const PointView& v) { return v.sweep.tokens ? Json(*v.sweep.tokens) : Json(nullptr); }},
-    PointColumn{"steps", "", "optimizer steps, rounded up to whole ones", [](const PointView& v) { return v.spent.steps ? Json(*v.spent.steps) : Json(nullptr); }},
-    PointColumn{"days", "d", "tokens / tokens_per_s / 86400, not rounded", [](const PointView& v) { return optional_number(v.spent.days); }},
-    PointColumn{"device_hours", "h", "days * 24 * devices", [](const PointView& v) { return optional_number(v.spent.device_hours); }},
-    PointColumn{"cost", "currency", "days * 24 * price_per_hour", [](const PointView& v) { return optional_number(v.spent.cost); }},
-    PointColumn{"energy_kwh", "kWh", "days * 24 * power_w / 1000: at most what the devices take; hosts, network and cooling are not in it",
+    PointColumn{"steps", "", "optimizer steps, rounded up to whole ones",
+                [](const PointView& v) { return v.spent.steps ? Json(*v.spent.steps) : Json(nullptr); }},
+    PointColumn{"days", "d", "tokens / tokens_per_s / 86400, not rounded",
+                [](const PointView& v) { return optional_number(v.spent.days); }},
+    PointColumn{"device_hours", "h", "days * 24 * devices",
+                [](const PointView& v) { return optional_number(v.spent.device_hours); }},
+    PointColumn{"cost", "currency", "days * 24 * price_per_hour",
+                [](const PointView& v) { return optional_number(v.spent.cost); }},
+    PointColumn{"energy_kwh", "kWh",
+                "days * 24 * power_w / 1000: at most what the devices take; hosts, network and cooling are not in it",
                 [](const PointView& v) { return optional_number(v.spent.energy_kwh); }},
     PointColumn{"certified", "", "nothing in the plan's search space is faster under the cost model",
                 [](const PointView& v) { return of_plan(v, v.point.search.certified); }},
-    PointColumn{"gap", "", "else: the plan's step time over the smallest bound left, minus one", [](const PointView& v) { return optional_number(v.point.search.gap); }},
-    PointColumn{"knee", "", "of the points that differ in devices alone, the one beyond which more devices pay off ever less",
+    PointColumn{"gap", "", "else: the plan's step time over the smallest bound left, minus one",
+                [](const PointView& v) { return optional_number(v.point.search.gap); }},
+    PointColumn{"knee", "",
+                "of the points that differ in devices alone, the one beyond which more devices pay off ever less",
                 [](const PointView& v) { return of_plan(v, v.marked.knee); }},
-    PointColumn{"pareto", "", "of the points of equal batch and sequence, none is both as fast and as cheap, and better in one",
+    PointColumn{"pareto", "",
+                "of the points of equal batch and sequence, none is both as fast and as cheap, and better in one",
                 [](const PointView& v) { return of_plan(v, v.marked.pareto); }},
-    PointColumn{"reason", "", "why there is no plan", [](const PointView& v) { return v.point.best ? Json(nullptr) : Json(v.point.reason); }},
+    PointColumn{"reason", "", "why there is no plan",
+                [](const PointView& v) { return v.point.best ? Json(nullptr) : Json(v.point.reason); }},
 };
 
 // What a plan's row says of a point that has no plan.
@@ -81,12 +100,16 @@ Json known_without_plan(const SweepPoint& point, std::string_view key) {
   if (key == "precision") return name(point.training.precision);
   if (key == "global_batch") return point.training.global_batch;
   if (key == "currency")
-    if (const std::optional<std::string> known = currency(point.cluster); known && hourly_price(point.cluster, point.cluster.devices())) return *known;
+    if (const std::optional<std::string> known = currency(point.cluster);
+        known && hourly_price(point.cluster, point.cluster.devices()))
+      return *known;
   return nullptr;
 }
 
 // Points that train the same, and those of them that differ in nothing but the number of devices.
-std::tuple<std::int64_t, std::int64_t> workload_of(const SweepPoint& point) { return {point.training.global_batch, point.training.sequence_length}; }
+std::tuple<std::int64_t, std::int64_t> workload_of(const SweepPoint& point) {
+  return {point.training.global_batch, point.training.sequence_length};
+}
 std::tuple<std::int64_t, std::int64_t, std::string, std::string> series_of(const SweepPoint& point) {
   return {point.training.global_batch, point.training.sequence_length, point.cluster.name, device_name(point.cluster)};
 }
@@ -99,7 +122,8 @@ std::map<Key, std::vector<std::size_t>> planned_points_by(const Sweep& sweep, Ke
   return places;
 }
 
-// Three significant digits, or all before the point with thousands apart: "0.0123", "1,234,567 USD".
+// Three significant digits, or all before the point with thousands apart: "0.0123", "1,234,567
+// USD".
 std::string amount(double value, const std::string& unit) {
   std::string text = format_count(value);
   if (value >= 999.5)
@@ -128,8 +152,9 @@ Spending spending(const Sweep& sweep, const SweepPoint& point) {
 }
 
 FrontMeasure front_measure(const Sweep& sweep) {
-  const bool priced = std::ranges::all_of(
-      sweep.points, [](const SweepPoint& point) { return !point.best || hourly_price(point.planned(), point.best->spec.mesh.size()).has_value(); });
+  const bool priced = std::ranges::all_of(sweep.points, [](const SweepPoint& point) {
+    return !point.best || hourly_price(point.planned(), point.best->spec.mesh.size()).has_value();
+  });
   return priced ? FrontMeasure::cost : FrontMeasure::device_hours;
 }
 
@@ -179,7 +204,8 @@ std::vector<SweepMarks> marks(const Sweep& sweep) {
   for (auto [series, places] : planned_points_by(sweep, series_of)) {
     std::ranges::stable_sort(places, {}, [&](std::size_t i) { return sweep.points[i].cluster.devices(); });
     std::vector<std::array<double, 2>> curve;
-    for (const std::size_t i : places) curve.push_back({static_cast<double>(sweep.points[i].cluster.devices()), rate(i)});
+    for (const std::size_t i : places)
+      curve.push_back({static_cast<double>(sweep.points[i].cluster.devices()), rate(i)});
     if (const std::optional<std::size_t> found = knee(curve)) marked[places[*found]].knee = true;
   }
   return marked;
@@ -187,7 +213,9 @@ std::vector<SweepMarks> marks(const Sweep& sweep) {
 
 std::vector<SweepColumn> sweep_columns() {
   std::vector<SweepColumn> all;
-  const auto add = [&](const auto& column) { all.push_back({std::string(column.key), std::string(column.unit), std::string(column.description)}); };
+  const auto add = [&](const auto& column) {
+    all.push_back({std::string(column.key), std::string(column.unit), std::string(column.description)});
+  };
   for (const PointColumn& column : what_was_asked) add(column);
   for (const Column& column : columns()) add(column);
   for (const PointColumn& column : what_it_takes) add(column);
@@ -203,7 +231,8 @@ std::vector<Json> sweep_rows(const Sweep& sweep) {
     Json& object = rows.emplace_back(Json::object());
     for (const PointColumn& column : what_was_asked) object[std::string(column.key)] = column.value(view);
     for (const Column& column : columns())
-      object[std::string(column.key)] = point.best ? column.value(subject_of(point)) : known_without_plan(point, column.key);
+      object[std::string(column.key)] =
+          point.best ? column.value(subject_of(point)) : known_without_plan(point, column.key);
     for (const PointColumn& column : what_it_takes) object[std::string(column.key)] = column.value(view);
   }
   return rows;
@@ -212,7 +241,8 @@ std::vector<Json> sweep_rows(const Sweep& sweep) {
 namespace {
 
 constexpr const char* energy_is_an_upper_bound =
-    "energy is the rated power of the boards times time: at most what the devices take; hosts, network and cooling are not in it";
+    "energy is the rated power of the boards times time: at most what the devices take; hosts, network and cooling are "
+    "not in it";
 
 bool any_plan(const Sweep& sweep) {
   return std::ranges::any_of(sweep.points, [](const SweepPoint& point) { return point.best.has_value(); });
@@ -222,18 +252,25 @@ bool any_plan(const Sweep& sweep) {
 
 std::vector<std::string> assumptions(const Sweep& sweep) {
   if (!any_plan(sweep)) return {};
-  std::vector<std::string> notes{"tokens per second are those of a steady step: restarts, evaluation, checkpoints and loading of data are not in them"};
+  std::vector<std::string> notes{
+      "tokens per second are those of a steady step: restarts, evaluation, checkpoints and loading of data are not in "
+      "them"};
   if (sweep.tokens) notes.emplace_back("days are tokens / tokens_per_s / 86400, not rounded up to whole steps");
-  notes.emplace_back("only devices that a plan uses are counted; those that it leaves idle are taken to be free for others");
+  notes.emplace_back(
+      "only devices that a plan uses are counted; those that it leaves idle are taken to be free for others");
   notes.emplace_back(energy_is_an_upper_bound);
-  const bool several_sizes = std::ranges::any_of(planned_points_by(sweep, series_of), [](const auto& series) { return series.second.size() > 1; });
+  const bool several_sizes = std::ranges::any_of(planned_points_by(sweep, series_of),
+                                                 [](const auto& series) { return series.second.size() > 1; });
   if (several_sizes)
     notes.emplace_back(
-        "knee is the point farthest above the chord of tokens per second over devices, both scaled to 0..1 (Kneedle at sensitivity 1: Satopaa et al. 2011); it depends "
+        "knee is the point farthest above the chord of tokens per second over devices, both scaled to 0..1 (Kneedle at "
+        "sensitivity 1: Satopaa et al. 2011); it depends "
         "on the sizes swept");
-  if (several_sizes && std::ranges::none_of(marks(sweep), &SweepMarks::knee)) notes.emplace_back("no knee: over the sizes swept speed grows nearly in proportion, or they are too few");
+  if (several_sizes && std::ranges::none_of(marks(sweep), &SweepMarks::knee))
+    notes.emplace_back("no knee: over the sizes swept speed grows nearly in proportion, or they are too few");
   const SweepPoint& first = sweep.points.front();
-  if (std::ranges::any_of(sweep.points, [&](const SweepPoint& p) { return p.training.precision != first.training.precision; }))
+  if (std::ranges::any_of(sweep.points,
+                          [&](const SweepPoint& p) { return p.training.precision != first.training.precision; }))
     notes.emplace_back("precision differs between devices; its column says where");
   return notes;
 }
@@ -241,19 +278,28 @@ std::vector<std::string> assumptions(const Sweep& sweep) {
 std::vector<std::string> sweep_notes(const Sweep& sweep) {
   std::vector<std::string> notes = assumptions(sweep);
   if (notes.empty()) return notes;
-  const bool says_energy = sweep.tokens && std::ranges::any_of(sweep.points, [&](const SweepPoint& point) { return spending(sweep, point).energy_kwh.has_value(); });
+  const bool says_energy = sweep.tokens && std::ranges::any_of(sweep.points, [&](const SweepPoint& point) {
+                             return spending(sweep, point).energy_kwh.has_value();
+                           });
   if (!says_energy) std::erase(notes, energy_is_an_upper_bound);
   notes.emplace_back(front_measure(sweep) == FrontMeasure::cost
                          ? "pareto weighs time against cost, among points of equal batch and sequence"
-                         : "pareto weighs time against device-hours, among points of equal batch and sequence, for not every device has a price");
-  const auto open = std::ranges::count_if(sweep.points, [](const SweepPoint& point) { return point.best && !point.search.certified; });
+                         : "pareto weighs time against device-hours, among points of equal batch and sequence, for not "
+                           "every device has a price");
+  const auto open = std::ranges::count_if(
+      sweep.points, [](const SweepPoint& point) { return point.best && !point.search.certified; });
   if (open > 0)
-    notes.push_back(fmt::format("{} of {} points are not certified: a better plan may be left (certified and gap in JSON and CSV); --max-candidates looks further", open, sweep.points.size()));
+    notes.push_back(
+        fmt::format("{} of {} points are not certified: a better plan may be left (certified and gap in JSON and CSV); "
+                    "--max-candidates looks further",
+                    open, sweep.points.size()));
   for (const SweepPoint& point : sweep.points)
     if (point.arranged && point.best) {
       const Cluster taken = first_nodes(point.planned(), point.best->spec.mesh.size());
-      notes.push_back(fmt::format("of {} devices of {}, batch {}, sequence {}, the plan takes {}{}", point.cluster.devices(), point.cluster.name, point.training.global_batch,
-                                  point.training.sequence_length, describe_groups(taken), taken.groups.size() > 1 ? " in this order" : " alone"));
+      notes.push_back(fmt::format("of {} devices of {}, batch {}, sequence {}, the plan takes {}{}",
+                                  point.cluster.devices(), point.cluster.name, point.training.global_batch,
+                                  point.training.sequence_length, describe_groups(taken),
+                                  taken.groups.size() > 1 ? " in this order" : " alone"));
     }
   return notes;
 }
@@ -268,23 +314,27 @@ Json sweep_json(const Sweep& sweep) {
   json["inputs"]["devices"] = Json::array();
   for (const SweepPoint& point : sweep.points) {
     for (const NodeGroup& group : point.cluster.groups) {
-      const Json device = {{"cluster", point.cluster.name},
-                           {"device", group.device.name},
-                           {"backend", name(group.device.backend)},
-                           {"memory_capacity_bytes", group.device.memory_capacity.count},
-                           {"power_w", group.device.power ? json_number(group.device.power->value) : Json(nullptr)},
-                           {"price_per_device_hour", group.price ? json_number(group.price->per_device_hour) : Json(nullptr)},
-                           {"currency", group.price ? Json(group.price->currency) : Json(nullptr)}};
+      const Json device = {
+          {"cluster", point.cluster.name},
+          {"device", group.device.name},
+          {"backend", name(group.device.backend)},
+          {"memory_capacity_bytes", group.device.memory_capacity.count},
+          {"power_w", group.device.power ? json_number(group.device.power->value) : Json(nullptr)},
+          {"price_per_device_hour", group.price ? json_number(group.price->per_device_hour) : Json(nullptr)},
+          {"currency", group.price ? Json(group.price->currency) : Json(nullptr)}};
       Json& known = json["inputs"]["devices"];
       if (std::ranges::find(known, device) == known.end()) known.push_back(device);
     }
   }
-  json["inputs"]["training"] = {{"optimizer", name(first.training.optimizer)}, {"engine", "parplan"}, {"defaults", sweep.defaults}};
+  json["inputs"]["training"] = {
+      {"optimizer", name(first.training.optimizer)}, {"engine", "parplan"}, {"defaults", sweep.defaults}};
   json["inputs"]["objective"] = sweep.objective;
   json["inputs"]["tokens"] = sweep.tokens ? Json(*sweep.tokens) : Json(nullptr);
   json["columns"] = Json::array();
   for (const SweepColumn& column : sweep_columns())
-    json["columns"].push_back({{"key", column.key}, {"unit", column.unit.empty() ? Json(nullptr) : Json(column.unit)}, {"description", column.description}});
+    json["columns"].push_back({{"key", column.key},
+                               {"unit", column.unit.empty() ? Json(nullptr) : Json(column.unit)},
+                               {"description", column.description}});
   json["rows"] = sweep_rows(sweep);
   json["notes"] = sweep_notes(sweep);
   return json;
@@ -300,36 +350,49 @@ std::string sweep_table(const Sweep& sweep) {
   const std::vector<SweepMarks> marked = marks(sweep);
   // What all rows share, or none knows, has no column.
   const auto any = [&](auto predicate) { return std::ranges::any_of(sweep.points, predicate); };
-  const auto differ = [&](auto value) { return any([&](const SweepPoint& point) { return value(point) != value(sweep.points.front()); }); };
+  const auto differ = [&](auto value) {
+    return any([&](const SweepPoint& point) { return value(point) != value(sweep.points.front()); });
+  };
   const bool clusters = differ([](const SweepPoint& p) { return p.cluster.name; });
   const bool kinds = differ([](const SweepPoint& p) { return device_name(p.cluster); });
-  const bool priced = any([](const SweepPoint& p) { return p.best && hourly_price(p.planned(), p.best->spec.mesh.size()); });
-  const bool powered = any([](const SweepPoint& p) { return p.best && board_power(p.planned(), p.best->spec.mesh.size()); });
+  const bool priced =
+      any([](const SweepPoint& p) { return p.best && hourly_price(p.planned(), p.best->spec.mesh.size()); });
+  const bool powered =
+      any([](const SweepPoint& p) { return p.best && board_power(p.planned(), p.best->spec.mesh.size()); });
 
   struct TableColumn {
     std::string title;
     std::string (*text)(const PointView& view);
     bool shown;
   };
-  const auto optional_amount = [](const std::optional<double>& value, const std::string& unit) { return value ? amount(*value, unit) : std::string("-"); };
+  const auto optional_amount = [](const std::optional<double>& value, const std::string& unit) {
+    return value ? amount(*value, unit) : std::string("-");
+  };
   const std::vector<TableColumn> table{
       {"cluster", [](const PointView& v) { return v.point.cluster.name; }, clusters},
       {"device", [](const PointView& v) { return device_name(v.point.cluster); }, kinds},
-      {"layout", [](const PointView& v) { return v.point.best ? layout_text(v.point.best->spec) : std::string("nothing fits"); }, true},
+      {"layout",
+       [](const PointView& v) { return v.point.best ? layout_text(v.point.best->spec) : std::string("nothing fits"); },
+       true},
       {"devices", [](const PointView& v) { return fmt::format("{}", v.point.cluster.devices()); }, true},
       {"batch", [](const PointView& v) { return fmt::format("{}", v.point.training.global_batch); },
        differ([](const SweepPoint& p) { return p.training.global_batch; })},
       {"sequence", [](const PointView& v) { return fmt::format("{}", v.point.training.sequence_length); },
        differ([](const SweepPoint& p) { return p.training.sequence_length; })},
-      {"step", [](const PointView& v) { return v.point.best ? format_duration(v.point.best->result.time.total()) : "-"; }, true},
-      {"tokens/s", [](const PointView& v) { return v.point.best ? amount(tokens_per_second(subject_of(v.point)), "") : "-"; }, true},
+      {"step",
+       [](const PointView& v) { return v.point.best ? format_duration(v.point.best->result.time.total()) : "-"; },
+       true},
+      {"tokens/s",
+       [](const PointView& v) { return v.point.best ? amount(tokens_per_second(subject_of(v.point)), "") : "-"; },
+       true},
       {"MFU",
        [](const PointView& v) {
          const Json mfu = v.point.best ? model_flops_utilization(subject_of(v.point)) : Json(nullptr);
          return mfu.is_null() ? "-" : format_share(mfu.get<double>(), 1.0);
        },
        true},
-      {"memory peak", [](const PointView& v) { return v.point.best ? format_bytes(v.point.best->result.memory.peak()) : "-"; }, true},
+      {"memory peak",
+       [](const PointView& v) { return v.point.best ? format_bytes(v.point.best->result.memory.peak()) : "-"; }, true},
   };
   std::vector<std::vector<std::string>> rows(1);
   int left = 0;
@@ -354,15 +417,18 @@ std::string sweep_table(const Sweep& sweep) {
       cells.push_back(optional_amount(view.spent.days, ""));
       cells.push_back(optional_amount(view.spent.device_hours, ""));
     }
-    if (priced) cells.push_back(optional_amount(sweep.tokens ? view.spent.cost : view.spent.cost_per_million_tokens, currency(point.cluster).value_or("")));
+    if (priced)
+      cells.push_back(optional_amount(sweep.tokens ? view.spent.cost : view.spent.cost_per_million_tokens,
+                                      currency(point.cluster).value_or("")));
     if (powered && sweep.tokens) cells.push_back(optional_amount(view.spent.energy_kwh, "kWh"));
     std::vector<std::string> words;
     if (view.marked.knee) words.emplace_back("knee");
     if (view.marked.pareto) words.emplace_back("front");
     cells.push_back(join(words, " "));
     if (!point.best)
-      reasons += fmt::format("{} device{} of {}, batch {}, sequence {}: {}\n", point.cluster.devices(), point.cluster.devices() == 1 ? "" : "s", point.cluster.name,
-                             point.training.global_batch, point.training.sequence_length, point.reason);
+      reasons += fmt::format("{} device{} of {}, batch {}, sequence {}: {}\n", point.cluster.devices(),
+                             point.cluster.devices() == 1 ? "" : "s", point.cluster.name, point.training.global_batch,
+                             point.training.sequence_length, point.reason);
   }
   return align_columns(rows, left) + reasons;
 }

@@ -20,7 +20,8 @@ std::string align_columns(const std::vector<std::vector<std::string>>& rows, int
     std::string line;
     for (std::size_t c = 0; c < row.size(); ++c) {
       if (c > 0) line += "  ";
-      line += static_cast<int>(c) < left ? fmt::format("{:<{}}", row[c], widths[c]) : fmt::format("{:>{}}", row[c], widths[c]);
+      line += static_cast<int>(c) < left ? fmt::format("{:<{}}", row[c], widths[c])
+                                         : fmt::format("{:>{}}", row[c], widths[c]);
     }
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + '\n';
@@ -53,10 +54,13 @@ std::string format_cost(const Cluster& cluster, int devices, Seconds time) {
   const std::optional<std::string> of = currency(cluster);
   const bool priced = hour && of;
   const double cost = priced ? *hour / 3600.0 * time.value : devices * time.value;
-  return fmt::format("{} {}", cost >= 999.5 ? fmt::format("{:.0f}", cost) : fmt::format("{:#.3g}", cost), priced ? *of : "device-seconds");
+  return fmt::format("{} {}", cost >= 999.5 ? fmt::format("{:.0f}", cost) : fmt::format("{:#.3g}", cost),
+                     priced ? *of : "device-seconds");
 }
 
-std::string format_count(double value) { return value >= 999.5 ? fmt::format("{:.0f}", value) : fmt::format("{:.3g}", value); }
+std::string format_count(double value) {
+  return value >= 999.5 ? fmt::format("{:.0f}", value) : fmt::format("{:.3g}", value);
+}
 
 std::string format_share(double part, double whole) {
   return whole > 0.0 ? fmt::format("{:.1f} %", 100.0 * part / whole) : "-";
@@ -71,13 +75,16 @@ std::string write_table(const Plan& plan) {
     const RowSubject subject = subject_of(plan, rank);
     const StepTime& time = subject.result.time;
     const Json utilization = model_flops_utilization(subject);
-    rows.push_back({fmt::format("{}", rank), layout_text(subject.spec), fmt::format("{}", subject.spec.mesh.size()),
-                    format_duration(time.total()), format_count(tokens_per_second(subject)),
-                    utilization.is_null() ? "-" : format_share(utilization.get<double>(), 1.0), format_bytes(subject.result.memory.peak()),
-                    format_share(static_cast<double>(subject.result.memory.peak().count),
-                                 static_cast<double>(memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage).count)),
-                    format_share(time.bubble.value, time.total().value),
-                    format_share((time.tensor_exposed + time.data_exposed + time.pipeline_exposed).value, time.total().value)});
+    rows.push_back(
+        {fmt::format("{}", rank), layout_text(subject.spec), fmt::format("{}", subject.spec.mesh.size()),
+         format_duration(time.total()), format_count(tokens_per_second(subject)),
+         utilization.is_null() ? "-" : format_share(utilization.get<double>(), 1.0),
+         format_bytes(subject.result.memory.peak()),
+         format_share(static_cast<double>(subject.result.memory.peak().count),
+                      static_cast<double>(
+                          memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage).count)),
+         format_share(time.bubble.value, time.total().value),
+         format_share((time.tensor_exposed + time.data_exposed + time.pipeline_exposed).value, time.total().value)});
     if (costs) rows.back().push_back(format_cost(subject.cluster, subject.spec.mesh.size(), time.total()));
   }
   return align_columns(rows, 2);

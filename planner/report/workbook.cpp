@@ -73,7 +73,8 @@ Formats make_formats(lxw_workbook* book) {
 // "A", "AB"
 std::string column_letters(int column) {
   std::string letters;
-  for (int left = column; left >= 0; left = left / 26 - 1) letters.insert(letters.begin(), static_cast<char>('A' + left % 26));
+  for (int left = column; left >= 0; left = left / 26 - 1)
+    letters.insert(letters.begin(), static_cast<char>('A' + left % 26));
   return letters;
 }
 
@@ -81,7 +82,8 @@ lxw_format* format_of(const Formats& formats, const std::string& key, const std:
   if (key == "mfu" || key == "gap") return formats.share;
   if (unit == "currency" || unit == "currency/h") return formats.money;
   if (unit == "B" || unit == "tokens" || unit == "sequences") return formats.whole;
-  if (key == "steps" || key == "device_hours" || key == "energy_kwh" || key == "tokens_per_s" || key == "power_w") return formats.whole;
+  if (key == "steps" || key == "device_hours" || key == "energy_kwh" || key == "tokens_per_s" || key == "power_w")
+    return formats.whole;
   if (unit == "s" || unit == "d" || unit == "1/s" || unit == "TFLOP/s") return formats.decimal;
   return formats.text;
 }
@@ -91,8 +93,11 @@ void write_cell(lxw_worksheet* sheet, int row, int column, const Cell& cell, lxw
   const auto c = static_cast<lxw_col_t>(column);
   if (const Formula* formula = std::get_if<Formula>(&cell)) {
     const std::string text = "=" + formula->text;
-    if (formula->value.is_number()) worksheet_write_formula_num(sheet, r, c, text.c_str(), format, formula->value.get<double>());
-    else worksheet_write_formula_str(sheet, r, c, text.c_str(), format, formula->value.is_null() ? "" : formula->value.get<std::string>().c_str());
+    if (formula->value.is_number())
+      worksheet_write_formula_num(sheet, r, c, text.c_str(), format, formula->value.get<double>());
+    else
+      worksheet_write_formula_str(sheet, r, c, text.c_str(), format,
+                                  formula->value.is_null() ? "" : formula->value.get<std::string>().c_str());
     return;
   }
   const Json& value = std::get<Json>(cell);
@@ -110,7 +115,9 @@ struct DeviceLine {
   std::optional<Watts> power;
   bool operator==(const DeviceLine&) const = default;
 };
-DeviceLine line_of(const SweepPoint& point, const NodeGroup& group) { return {point.cluster.name, group.device.name, group.price, group.device.power}; }
+DeviceLine line_of(const SweepPoint& point, const NodeGroup& group) {
+  return {point.cluster.name, group.device.name, group.price, group.device.power};
+}
 
 // Where things stand on Inputs, from 0.
 constexpr int tokens_row = 3;
@@ -126,7 +133,8 @@ class Workbook {
       : book_(book), sweep_(sweep), formats_(make_formats(book)), columns_(sweep_columns()), rows_(sweep_rows(sweep)) {
     for (const SweepPoint& point : sweep.points)
       for (const NodeGroup& group : point.cluster.groups)
-        if (const DeviceLine line = line_of(point, group); std::ranges::find(lines_, line) == lines_.end()) lines_.push_back(line);
+        if (const DeviceLine line = line_of(point, group); std::ranges::find(lines_, line) == lines_.end())
+          lines_.push_back(line);
     inputs_ = workbook_add_worksheet(book, "Inputs");
     capacity_ = workbook_add_worksheet(book, "Capacity");
     plans_ = workbook_add_worksheet(book, "Plans");
@@ -142,20 +150,45 @@ class Workbook {
   }
 
  private:
-  // Of Capacity, in this order. What stands in rows_ under the same key is either a value or, here, a formula.
-  static constexpr std::array capacity_keys = {
-      "cluster", "device", "cluster_devices", "devices", "global_batch", "sequence_length", "layout", "step_time_s", "mfu", "tokens_per_s", "days",
-      "device_hours", "cost", "energy_kwh", "steps", "price_per_hour", "power_w", "cost_per_step", "cost_per_million_tokens", "currency", "knee", "pareto",
-      "weighed", "reason"};
+  // Of Capacity, in this order. What stands in rows_ under the same key is either a value or, here,
+  // a formula.
+  static constexpr std::array capacity_keys = {"cluster",
+                                               "device",
+                                               "cluster_devices",
+                                               "devices",
+                                               "global_batch",
+                                               "sequence_length",
+                                               "layout",
+                                               "step_time_s",
+                                               "mfu",
+                                               "tokens_per_s",
+                                               "days",
+                                               "device_hours",
+                                               "cost",
+                                               "energy_kwh",
+                                               "steps",
+                                               "price_per_hour",
+                                               "power_w",
+                                               "cost_per_step",
+                                               "cost_per_million_tokens",
+                                               "currency",
+                                               "knee",
+                                               "pareto",
+                                               "weighed",
+                                               "reason"};
 
   // Of a row, what stands on Inputs, or is calculated on Capacity and not repeated.
-  static constexpr std::array not_of_plans = {"price_per_hour", "power_w", "cost_per_million_tokens", "tokens", "steps", "days",
-                                              "device_hours", "cost", "energy_kwh", "knee", "pareto"};
+  static constexpr std::array not_of_plans = {"price_per_hour", "power_w", "cost_per_million_tokens",
+                                              "tokens",         "steps",   "days",
+                                              "device_hours",   "cost",    "energy_kwh",
+                                              "knee",           "pareto"};
 
   const SweepColumn& column(const std::string& key) const {
     static const std::vector<SweepColumn> own{
         {"layout", "", "the plan in short: degrees above 1 and what differs from the plainest choice"},
-        {"weighed", "", "what the front weighs against speed: price_per_hour (devices, where not every point has a price) over tokens_per_s"}};
+        {"weighed", "",
+         "what the front weighs against speed: price_per_hour (devices, where not every point has a price) over "
+         "tokens_per_s"}};
     const auto found = std::ranges::find(columns_, key, &SweepColumn::key);
     if (found != columns_.end()) return *found;
     const auto ours = std::ranges::find(own, key, &SweepColumn::key);
@@ -169,7 +202,8 @@ class Workbook {
     std::string unit = column.unit;
     const std::string word = "currency";
     for (const SweepPoint& point : sweep_.points)
-      if (const std::optional<std::string> known = currency(point.cluster); known && unit.starts_with(word)) unit = *known + unit.substr(word.size());
+      if (const std::optional<std::string> known = currency(point.cluster); known && unit.starts_with(word))
+        unit = *known + unit.substr(word.size());
     return fmt::format("{} ({})", column.key, unit);
   }
 
@@ -182,36 +216,52 @@ class Workbook {
     }
   }
 
-  static std::string input(int row, int column) { return fmt::format("Inputs!${}${}", column_letters(column), row + 1); }
+  static std::string input(int row, int column) {
+    return fmt::format("Inputs!${}${}", column_letters(column), row + 1);
+  }
 
   void fill_inputs() {
-    write_cell(inputs_, 0, 0, Json(fmt::format("parplan {}: capacity for {}", sweep_.version, sweep_.points.front().model.name)), formats_.title);
-    write_cell(inputs_, 1, 0, Json("Change what is blue: tokens, prices and power. Days, cost, energy and the front of the sheet Capacity follow."), formats_.text);
+    write_cell(inputs_, 0, 0,
+               Json(fmt::format("parplan {}: capacity for {}", sweep_.version, sweep_.points.front().model.name)),
+               formats_.title);
+    write_cell(inputs_, 1, 0,
+               Json("Change what is blue: tokens, prices and power. Days, cost, energy and the front of the sheet "
+                    "Capacity follow."),
+               formats_.text);
     write_cell(inputs_, tokens_row, 0, Json("tokens"), formats_.text);
     write_cell(inputs_, tokens_row, 1, sweep_.tokens ? Json(*sweep_.tokens) : Json(nullptr), formats_.input);
     write_cell(inputs_, tokens_row, 2, Json("to train on"), formats_.text);
     write_cell(inputs_, weighs_row, 0, Json("the front weighs time against"), formats_.text);
     write_cell(inputs_, weighs_row, 1,
-               Formula{fmt::format("IF(COUNT(Capacity!{})=COUNT(Capacity!{}),\"cost\",\"device-hours\")", all_of("price_per_hour"), all_of("step_time_s")),
+               Formula{fmt::format("IF(COUNT(Capacity!{})=COUNT(Capacity!{}),\"cost\",\"device-hours\")",
+                                   all_of("price_per_hour"), all_of("step_time_s")),
                        front_measure(sweep_) == FrontMeasure::cost ? "cost" : "device-hours"},
                formats_.text);
     write_cell(inputs_, weighs_row, 2, Json("cost as soon as every point has a price"), formats_.text);
-    const std::vector<std::string> titles{"cluster", "device", "price of a device for an hour", "currency", "power of a board (W)"};
-    for (std::size_t c = 0; c < titles.size(); ++c) write_cell(inputs_, lines_header_row, static_cast<int>(c), Json(titles[c]), formats_.header);
+    const std::vector<std::string> titles{"cluster", "device", "price of a device for an hour", "currency",
+                                          "power of a board (W)"};
+    for (std::size_t c = 0; c < titles.size(); ++c)
+      write_cell(inputs_, lines_header_row, static_cast<int>(c), Json(titles[c]), formats_.header);
     for (std::size_t i = 0; i < lines_.size(); ++i) {
       const DeviceLine& line = lines_[i];
       const int row = first_line_row + static_cast<int>(i);
       write_cell(inputs_, row, 0, Json(line.cluster), formats_.text);
       write_cell(inputs_, row, 1, Json(line.device), formats_.text);
-      write_cell(inputs_, row, price_column, line.price ? Json(line.price->per_device_hour) : Json(nullptr), formats_.input);
+      write_cell(inputs_, row, price_column, line.price ? Json(line.price->per_device_hour) : Json(nullptr),
+                 formats_.input);
       write_cell(inputs_, row, 3, line.price ? Json(line.price->currency) : Json(nullptr), formats_.input);
       write_cell(inputs_, row, power_column, line.power ? Json(line.power->value) : Json(nullptr), formats_.input);
     }
     int row = first_line_row + static_cast<int>(lines_.size()) + 1;
     write_cell(inputs_, row++, 0, Json("What the numbers rest on"), formats_.header);
     for (const std::string& note : assumptions(sweep_)) write_cell(inputs_, row++, 0, Json(note), formats_.text);
-    write_cell(inputs_, row++, 0, Json("pareto is yes where no other point of equal batch and sequence is both as fast and as cheap, and better in one"), formats_.text);
-    write_cell(inputs_, row++, 0, Json("prices of all lines must be in one currency: they are compared and added as they stand"), formats_.text);
+    write_cell(inputs_, row++, 0,
+               Json("pareto is yes where no other point of equal batch and sequence is both as fast and as cheap, and "
+                    "better in one"),
+               formats_.text);
+    write_cell(inputs_, row++, 0,
+               Json("prices of all lines must be in one currency: they are compared and added as they stand"),
+               formats_.text);
     worksheet_set_column(inputs_, 0, 0, 30, nullptr);
     worksheet_set_column(inputs_, 1, 4, 20, nullptr);
     workbook_define_name(book_, "tokens", ("=" + input(tokens_row, 1)).c_str());
@@ -228,7 +278,8 @@ class Workbook {
     return fmt::format("${0}$2:${0}${1}", letters, rows_.size() + 1);
   }
 
-  // The sum over a plan's devices of what Inputs says of each of their kinds; "" where one of these cells is empty.
+  // The sum over a plan's devices of what Inputs says of each of their kinds; "" where one of these
+  // cells is empty.
   std::string sum_over_devices(const SweepPoint& point, int input_column, const std::string& devices_cell) const {
     const int devices = point.best->spec.mesh.size();
     std::vector<std::string> cells;
@@ -250,20 +301,26 @@ class Workbook {
     const std::string rate = cell("tokens_per_s");
     const std::string price = cell("price_per_hour");
     const std::string power = cell("power_w");
-    if (key == "tokens_per_s") return fmt::format("{}*{}/{}", cell("global_batch"), cell("sequence_length"), cell("step_time_s"));
+    if (key == "tokens_per_s")
+      return fmt::format("{}*{}/{}", cell("global_batch"), cell("sequence_length"), cell("step_time_s"));
     if (key == "days") return fmt::format("IF(COUNT(tokens)=1,tokens/{}/86400,\"\")", rate);
     if (key == "device_hours") return fmt::format("IF({0}=\"\",\"\",{0}*24*{1})", days, cell("devices"));
     if (key == "cost") return fmt::format("IF(OR({0}=\"\",{1}=\"\"),\"\",{0}*24*{1})", days, price);
     if (key == "energy_kwh") return fmt::format("IF(OR({0}=\"\",{1}=\"\"),\"\",{0}*24*{1}/1000)", days, power);
-    if (key == "steps") return fmt::format("IF(COUNT(tokens)=1,ROUNDUP(tokens/({}*{}),0),\"\")", cell("global_batch"), cell("sequence_length"));
+    if (key == "steps")
+      return fmt::format("IF(COUNT(tokens)=1,ROUNDUP(tokens/({}*{}),0),\"\")", cell("global_batch"),
+                         cell("sequence_length"));
     if (key == "price_per_hour") return sum_over_devices(point, price_column, cell("devices"));
     if (key == "power_w") return sum_over_devices(point, power_column, cell("devices"));
     if (key == "cost_per_step") return fmt::format("IF({0}=\"\",\"\",{0}/3600*{1})", price, cell("step_time_s"));
     if (key == "cost_per_million_tokens") return fmt::format("IF({0}=\"\",\"\",{0}/{1}/3600*1000000)", price, rate);
-    if (key == "weighed") return fmt::format("IF({}=\"cost\",{},{})/{}", input(weighs_row, 1), price, cell("devices"), rate);
+    if (key == "weighed")
+      return fmt::format("IF({}=\"cost\",{},{})/{}", input(weighs_row, 1), price, cell("devices"), rate);
     if (key == "pareto")
-      return fmt::format("IF(SUMPRODUCT(({0}={1})*({2}={3})*({4}>={5})*({6}<={7})*((({4}>{5})+({6}<{7}))>0))=0,\"yes\",\"no\")", all_of("global_batch"),
-                         cell("global_batch"), all_of("sequence_length"), cell("sequence_length"), all_of("tokens_per_s"), rate, all_of("weighed"), cell("weighed"));
+      return fmt::format(
+          "IF(SUMPRODUCT(({0}={1})*({2}={3})*({4}>={5})*({6}<={7})*((({4}>{5})+({6}<{7}))>0))=0,\"yes\",\"no\")",
+          all_of("global_batch"), cell("global_batch"), all_of("sequence_length"), cell("sequence_length"),
+          all_of("tokens_per_s"), rate, all_of("weighed"), cell("weighed"));
     return "";
   }
 
@@ -295,7 +352,8 @@ class Workbook {
         write_cell(capacity_, row, static_cast<int>(c), cell, format_of(formats_, key, column(key).unit));
       }
     }
-    worksheet_set_column(capacity_, static_cast<lxw_col_t>(column_of("layout")), static_cast<lxw_col_t>(column_of("layout")), 34, nullptr);
+    worksheet_set_column(capacity_, static_cast<lxw_col_t>(column_of("layout")),
+                         static_cast<lxw_col_t>(column_of("layout")), 34, nullptr);
     worksheet_freeze_panes(capacity_, 1, static_cast<lxw_col_t>(column_of("cluster_devices") + 1));
     const auto last_row = static_cast<lxw_row_t>(rows_.size());
     const auto last_column = static_cast<lxw_col_t>(capacity_keys.size() - 1);
@@ -321,7 +379,9 @@ class Workbook {
         const std::string& key = shown[c]->key;
         const Json& known = rows_[i].at(key);
         const bool calculated = key == "cost_per_step" && sweep_.points[i].best;
-        const Cell cell = calculated ? Cell(Formula{fmt::format("Capacity!{}{}", column_letters(column_of(key)), row + 1), known}) : Cell(known);
+        const Cell cell =
+            calculated ? Cell(Formula{fmt::format("Capacity!{}{}", column_letters(column_of(key)), row + 1), known})
+                       : Cell(known);
         write_cell(plans_, row, static_cast<int>(c), cell, format_of(formats_, key, shown[c]->unit));
       }
     }

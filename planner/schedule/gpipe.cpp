@@ -13,26 +13,32 @@ Schedule gpipe_actions(int stages, int micro_batches) {
   Schedule schedule(static_cast<std::size_t>(stages));
   for (int s = 0; s < stages; ++s)
     for (Phase phase : {Phase::forward, Phase::backward})
-      for (int m = 0; m < micro_batches; ++m) schedule[static_cast<std::size_t>(s)].push_back({s, phase, m});
+      for (int m = 0; m < micro_batches; ++m) schedule[s].push_back({s, phase, m});
   return schedule;
 }
 
-// Letters: p stages, M micro-batches, f_s and b_s the times of stage s, t_s of a transfer between stages s and s + 1.
+// Letters: p stages, M micro-batches, f_s and b_s the times of stage s, t_s of a transfer between
+// stages s and s + 1.
 //   T = sum f + sum b + 2 sum t + (M - 1) (max(f, t) + max(b, t))
-// The forwards are M equal jobs through p machines, with links between them, in a row with room to wait: the first job takes
-// sum f + sum t, each later one leaves max(f, t) after the one before. Backwards start on the last stage when its last forward
-// is done, which is the last of all forwards; so they are the same row run backwards, with every machine
-// free. Exact for any stages. Equal stages: (M + p - 1)(f + b), a bubble of (p - 1)(f + b).
-Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward, std::span<const Seconds> transfer, int micro_batches) {
-  PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && transfer.size() + 1 == forward.size() && micro_batches >= 1,
-                 fmt::format("{} forwards, {} backwards, {} transfers, {} micro-batches", forward.size(), backward.size(), transfer.size(), micro_batches));
+// The forwards are M equal jobs through p machines, with links between them, in a row with room to
+// wait: the first job takes sum f + sum t, each later one leaves max(f, t) after the one before.
+// Backwards start on the last stage when its last forward is done, which is the last of all
+// forwards; so they are the same row run backwards, with every machine free. Exact for any stages.
+// Equal stages: (M + p - 1)(f + b), a bubble of (p - 1)(f + b).
+Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
+                   std::span<const Seconds> transfer, int micro_batches) {
+  PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && transfer.size() + 1 == forward.size() &&
+                     micro_batches >= 1,
+                 fmt::format("{} forwards, {} backwards, {} transfers, {} micro-batches", forward.size(),
+                             backward.size(), transfer.size(), micro_batches));
   Seconds sum, slowest_transfer;
   for (std::size_t s = 0; s < forward.size(); ++s) sum += forward[s] + backward[s];
   for (const Seconds t : transfer) {
     sum += 2.0 * t;
     slowest_transfer = std::max(slowest_transfer, t);
   }
-  const Seconds slowest = std::max(*std::ranges::max_element(forward), slowest_transfer) + std::max(*std::ranges::max_element(backward), slowest_transfer);
+  const Seconds slowest = std::max(*std::ranges::max_element(forward), slowest_transfer) +
+                          std::max(*std::ranges::max_element(backward), slowest_transfer);
   return sum + (micro_batches - 1) * slowest;
 }
 

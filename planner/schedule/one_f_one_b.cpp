@@ -12,7 +12,7 @@ Schedule one_f_one_b_actions(int stages, int micro_batches) {
   PARPLAN_ASSERT(stages >= 1 && micro_batches >= 1, fmt::format("{} stages, {} micro-batches", stages, micro_batches));
   Schedule schedule(static_cast<std::size_t>(stages));
   for (int s = 0; s < stages; ++s) {
-    std::vector<Action>& actions = schedule[static_cast<std::size_t>(s)];
+    std::vector<Action>& actions = schedule[s];
     const int warm_up = std::min(stages - 1 - s, micro_batches);
     for (int m = 0; m < warm_up; ++m) actions.push_back({s, Phase::forward, m});
     for (int m = warm_up; m < micro_batches; ++m) {
@@ -24,34 +24,43 @@ Schedule one_f_one_b_actions(int stages, int micro_batches) {
   return schedule;
 }
 
-// Letters: p stages, M micro-batches; f_s and b_s the times of stage s, c_s = f_s + b_s; t_s the time of a transfer between
-// stages s and s + 1, either way; k_s = min(p - s, M) the forwards that stage s runs before its first backward;
-// D_s = sum_{j>s} c_j + 2 sum_{j>=s} t_j the way from stage s down and back; A_s = sum_{j<s} (c_j + 2 t_j) the way to it and back.
-//   T >= max over s of  A_s + fill_s + (M - k_s) c_s + drain_s             fill_s  = max(k_s f_s, f_s + D_s)
-//                                                                        drain_s = max(k_s b_s, b_s + D_s)
-// Each is the length of a path that every run must take. Stage s gets its first input after the forwards and transfers before
-// it, and its last gradient has their backwards to go. From its first forward to its first backward it runs k_s forwards,
-// and the first micro-batch must go down and back; then it has M - k_s forwards and as many backwards to do; its last forward is
-// followed by k_s backwards, and that micro-batch too must go down and back. With M = k_s there is no steady part
-// between, and only one of the two ways down and back counts:
+// Letters: p stages, M micro-batches; f_s and b_s the times of stage s, c_s = f_s + b_s; t_s the
+// time of a transfer between stages s and s + 1, either way; k_s = min(p - s, M) the forwards that
+// stage s runs before its first backward; D_s = sum_{j>s} c_j + 2 sum_{j>=s} t_j the way from stage
+// s down and back; A_s = sum_{j<s} (c_j + 2 t_j) the way to it and back.
+//   T >= max over s of  A_s + fill_s + (M - k_s) c_s + drain_s             fill_s  = max(k_s f_s,
+//   f_s + D_s)
+//                                                                        drain_s = max(k_s b_s, b_s
+//                                                                        + D_s)
+// Each is the length of a path that every run must take. Stage s gets its first input after the
+// forwards and transfers before it, and its last gradient has their backwards to go. From its first
+// forward to its first backward it runs k_s forwards, and the first micro-batch must go down and
+// back; then it has M - k_s forwards and as many backwards to do; its last forward is followed by
+// k_s backwards, and that micro-batch too must go down and back. With M = k_s there is no steady
+// part between, and only one of the two ways down and back counts:
 //   max(k_s c_s, D_s + f_s + k_s b_s, D_s + k_s f_s + b_s).
-// In between, the forward of micro-batch i + n on stage s, n = p - s, follows the backward of micro-batch i, which has been down and
-// back: n micro-batches take at least W_s = c_s + D_s. After q = (M - 1) / n such rounds, i = q n:
+// In between, the forward of micro-batch i + n on stage s, n = p - s, follows the backward of
+// micro-batch i, which has been down and back: n micro-batches take at least W_s = c_s + D_s. After
+// q = (M - 1) / n such rounds, i = q n:
 //   T >= A_s + q W_s + max((M - i) f_s + (M - i + n - 1) b_s, (M - 1 - i) c_s + W_s),
-// which is how transfers slow the steady state of 1F1B: by up to 2 t (p - 1) / p for each micro-batch.
-// Equal stages without transfers: every stage gives (M + p - 1)(f + b), a bubble of (p - 1)(f + b), which is exact. Unequal stages: the
-// steady rate is exact (one micro-batch per max c_s); a path that turns back more than once can be longer, but is only
-// where stages are very unlike: none was for forwards and backwards drawn apart, each within a factor of 1.5, and
-// within a factor of 2 the schedule took 0.1% longer on average (tests/planner/schedule holds both).
-Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Seconds> backward, std::span<const Seconds> transfer, int micro_batches) {
-  PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && transfer.size() + 1 == forward.size() && micro_batches >= 1,
-                 fmt::format("{} forwards, {} backwards, {} transfers, {} micro-batches", forward.size(), backward.size(), transfer.size(), micro_batches));
+// which is how transfers slow the steady state of 1F1B: by up to 2 t (p - 1) / p for each
+// micro-batch. Equal stages without transfers: every stage gives (M + p - 1)(f + b), a bubble of (p
+// - 1)(f + b), which is exact. Unequal stages: the steady rate is exact (one micro-batch per max
+// c_s); a path that turns back more than once can be longer, but is only where stages are very
+// unlike: none was for forwards and backwards drawn apart, each within a factor of 1.5, and within
+// a factor of 2 the schedule took 0.1% longer on average (tests/planner/schedule holds both).
+Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
+                         std::span<const Seconds> transfer, int micro_batches) {
+  PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && transfer.size() + 1 == forward.size() &&
+                     micro_batches >= 1,
+                 fmt::format("{} forwards, {} backwards, {} transfers, {} micro-batches", forward.size(),
+                             backward.size(), transfer.size(), micro_batches));
   const int stages = static_cast<int>(forward.size());
   Seconds before, after, longest;
   for (std::size_t s = 0; s < forward.size(); ++s) after += forward[s] + backward[s];
   for (const Seconds t : transfer) after += 2.0 * t;
   for (int s = 0; s < stages; ++s) {
-    const Seconds f = forward[static_cast<std::size_t>(s)], b = backward[static_cast<std::size_t>(s)];
+    const Seconds f = forward[s], b = backward[s];
     const int n = stages - s;
     const int k = std::min(n, micro_batches);
     const Seconds round = after;  // W_s
@@ -61,12 +70,13 @@ Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Secon
                       : std::max({k * (f + b), after + f + k * b, after + k * f + b});
     if (const int rounds = (micro_batches - 1) / n; rounds > 0) {
       const int i = rounds * n;
-      own = std::max(own, rounds * round + std::max((micro_batches - i) * f + (micro_batches - i + n - 1) * b, (micro_batches - 1 - i) * (f + b) + round));
+      own = std::max(own, rounds * round + std::max((micro_batches - i) * f + (micro_batches - i + n - 1) * b,
+                                                    (micro_batches - 1 - i) * (f + b) + round));
     }
     longest = std::max(longest, before + own);
     before += f + b;
     if (s + 1 < stages) {
-      const Seconds t = transfer[static_cast<std::size_t>(s)];
+      const Seconds t = transfer[s];
       before += 2.0 * t;
       after -= 2.0 * t;
     }

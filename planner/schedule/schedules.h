@@ -14,18 +14,19 @@ struct ScheduleRow {
   std::string_view name;
   // What every stage does in one step, expanded.
   Schedule (*actions)(int stages, int micro_batches) = nullptr;
-  // Time of a step's pipeline from the time of one micro-batch's forward and backward on each stage, and of the transfer
-  // (either way) between each stage and the next, one fewer: never above what the schedule takes, and equal to it for
-  // equal stages with transfers that take no time.
-  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward, std::span<const Seconds> transfer,
-                         int micro_batches) = nullptr;
+  // Time of a step's pipeline from the time of one micro-batch's forward and backward on each
+  // stage, and of the transfer (either way) between each stage and the next, one fewer: never above
+  // what the schedule takes, and equal to it for equal stages with transfers that take no time.
+  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
+                         std::span<const Seconds> transfer, int micro_batches) = nullptr;
   // Micro-batches whose activations `stage` holds at its worst.
   int (*in_flight)(int stage, int stages, int micro_batches) = nullptr;
 };
 
 std::span<const ScheduleRow> schedule_rows();
 const ScheduleRow& row_of(ScheduleKind kind);
-// What every stage of a layout does in one step of a training: its schedule's actions for its stages and micro-batches.
+// What every stage of a layout does in one step of a training: its schedule's actions for its
+// stages and micro-batches.
 Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training);
 
 }  // namespace parplan

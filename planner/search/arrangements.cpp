@@ -36,7 +36,8 @@ void add_counts(const SearchCounts& one, std::optional<double> best_of_one, doub
 std::vector<Cluster> arrangements(const Cluster& cluster) {
   std::vector<Cluster> result{cluster};
   const std::size_t groups = cluster.groups.size();
-  const bool has_blocks = std::ranges::any_of(cluster.network.levels, [](const FabricLevel& level) { return level.nodes.has_value(); });
+  const bool has_blocks =
+      std::ranges::any_of(cluster.network.levels, [](const FabricLevel& level) { return level.nodes.has_value(); });
   if (groups == 1 || has_blocks) return result;
   const auto add = [&](std::span<const std::size_t> chosen) {
     Cluster other = cluster;
@@ -56,8 +57,8 @@ std::vector<Cluster> arrangements(const Cluster& cluster) {
   return result;
 }
 
-ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
-                                   const SearchOptions& options) {
+ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                   const LayoutRequest& request, const SearchOptions& options) {
   std::vector<Cluster> all = arrangements(cluster);
   if (!options.fewer_devices) all.erase(all.begin() + 1, all.end());
   const bool fixed = request.dp && request.tp && request.pp;
@@ -90,7 +91,8 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   SearchCounts& counts = result.found.counts;
   counts = {};
   counts.certified = best.has_value();
-  for (const auto& [one, own] : searches) add_counts(one, own ? std::optional(own->first) : std::nullopt, best ? best->first : 0.0, counts);
+  for (const auto& [one, own] : searches)
+    add_counts(one, own ? std::optional(own->first) : std::nullopt, best ? best->first : 0.0, counts);
   return result;
 }
 

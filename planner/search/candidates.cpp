@@ -42,7 +42,8 @@ ScheduleForms forms_of(const ParallelSpec& spec) {
 
 }  // namespace
 
-CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, Objective objective)
+CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                               Objective objective)
     : graph_(graph), training_(training), objective_(objective), estimator_(graph, cluster, training) {}
 
 const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
@@ -58,8 +59,11 @@ Candidate CandidateMaker::estimated(ParallelSpec spec) {
 }
 
 RankedPlan CandidateMaker::with_times(const Candidate& candidate) {
-  const Estimate estimate = estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(candidate.spec));
-  return {candidate.spec, {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
+  const Estimate estimate =
+      estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(candidate.spec));
+  return {
+      candidate.spec,
+      {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
 }
 
 const std::vector<int>& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
@@ -77,7 +81,8 @@ const std::vector<int>& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
       std::partial_sum(seconds.begin(), seconds.end(), prefix.emplace_back(seconds.size() + 1).begin() + 1);
     }
     std::vector<std::vector<StageOption>> stages;
-    for (const std::vector<double>& seconds : prefix) stages.push_back({StageOption{.seconds = seconds, .state = {}, .saved = {}}});
+    for (const std::vector<double>& seconds : prefix)
+      stages.push_back({StageOption{.seconds = seconds, .state = {}, .saved = {}}});
     cut = cut_stages(stages)->blocks;
   }
   return cuts_.emplace(std::move(key), std::move(cut)).first->second;
@@ -86,31 +91,43 @@ const std::vector<int>& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
 std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
   const Placements& placements = placements_of(spec);
   const ScheduleForms schedule = forms_of(spec);
-  const std::vector<Recompute> choices = mixes ? std::vector{Recompute::none, Recompute::full} : std::vector{spec.recompute};
+  const std::vector<Recompute> choices =
+      mixes ? std::vector{Recompute::none, Recompute::full} : std::vector{spec.recompute};
   const Paces paces = estimator_.paces(spec, placements);
   const auto make = [&] {
     const int micro = static_cast<int>(micro_batches(spec, training_));
     std::vector<BlockTable> tables;  // by pace, then choice
     for (std::size_t pace = 0; pace < paces.size(); ++pace)
-      for (const Recompute recompute : choices) tables.push_back(estimator_.block_table(spec, placements, static_cast<int>(pace), recompute));
+      for (const Recompute recompute : choices)
+        tables.push_back(estimator_.block_table(spec, placements, static_cast<int>(pace), recompute));
     std::vector<std::vector<StageOption>> stages;
     for (int s = 0; s < spec.pp(); ++s) {
       std::vector<StageOption>& options = stages.emplace_back();
       for (std::size_t choice = 0; choice < choices.size(); ++choice) {
-        const BlockTable& table = tables[(paces.size() == 1 ? 0 : static_cast<std::size_t>(s)) * choices.size() + choice];
+        const BlockTable& table =
+            tables[(paces.size() == 1 ? 0 : static_cast<std::size_t>(s)) * choices.size() + choice];
         const std::int64_t capacity = estimator_.capacity(spec.mesh, s).count;
         const int in_flight = schedule.in_flight(s, spec.pp(), micro);
-        const auto fits = [this, &spec, &placements, &table, schedule, s, capacity, in_flight, recompute = choices[choice],
-                           fixed = std::vector<std::pair<std::uint64_t, std::int64_t>>()](std::size_t begin, std::size_t end) mutable {
+        const auto fits = [this, &spec, &placements, &table, schedule, s, capacity, in_flight,
+                           recompute = choices[choice], fixed = std::vector<std::pair<std::uint64_t, std::int64_t>>()](
+                              std::size_t begin, std::size_t end) mutable {
           const BlockRange range{static_cast<int>(begin), static_cast<int>(end)};
-          const std::int64_t growing = table.state[end] - table.state[begin] + in_flight * (table.saved[end] - table.saved[begin]);
+          const std::int64_t growing =
+              table.state[end] - table.state[begin] + in_flight * (table.saved[end] - table.saved[begin]);
           const std::uint64_t kinds = estimator_.kinds_in(range);
           auto known = std::ranges::find(fixed, kinds, &std::pair<std::uint64_t, std::int64_t>::first);
-          if (known == fixed.end()) known = fixed.insert(known, {kinds, estimator_.peak(spec, placements, schedule, s, range, recompute).count - growing});
+          if (known == fixed.end())
+            known = fixed.insert(
+                known, {kinds, estimator_.peak(spec, placements, schedule, s, range, recompute).count - growing});
           return growing + known->second <= capacity;
         };
-        options.push_back({.seconds = table.seconds, .state = table.state, .saved = table.saved, .in_flight = in_flight, .surely_fits = capacity - table.most_fixed,
-                           .may_fit = capacity - table.least_fixed, .fits = fits});
+        options.push_back({.seconds = table.seconds,
+                           .state = table.state,
+                           .saved = table.saved,
+                           .in_flight = in_flight,
+                           .surely_fits = capacity - table.most_fixed,
+                           .may_fit = capacity - table.least_fixed,
+                           .fits = fits});
       }
     }
     return cut_stages(stages);
@@ -123,9 +140,10 @@ std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec,
   ParallelSpec chosen = spec;
   chosen.stage_blocks = cut->blocks;
   if (mixes) {
-    for (const int option : cut->options) chosen.stage_recompute.push_back(choices[static_cast<std::size_t>(option)]);
+    for (const int option : cut->options) chosen.stage_recompute.push_back(choices[option]);
     const Recompute first = chosen.stage_recompute.front();
-    if (std::ranges::all_of(chosen.stage_recompute, [&](Recompute recompute) { return recompute == first; })) return std::nullopt;  // not mixed
+    if (std::ranges::all_of(chosen.stage_recompute, [&](Recompute recompute) { return recompute == first; }))
+      return std::nullopt;  // not mixed
     chosen.recompute = Recompute::per_stage;
   }
   Candidate candidate = estimated(std::move(chosen));
@@ -149,11 +167,14 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
     candidates.push_back(estimated(one));
     const bool fits = candidates.back().estimate.spare.count >= 0;
     // Stages that do not recompute are faster; where they fit, a mix can only need less memory.
-    if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none || spec.pp() > most_choosing_stages) continue;
+    if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none ||
+        spec.pp() > most_choosing_stages)
+      continue;
     one.recompute = Recompute::per_stage;
     for (int bits = 1; bits + 1 < 1 << spec.pp(); ++bits) {
       one.stage_recompute.clear();
-      for (int s = 0; s < spec.pp(); ++s) one.stage_recompute.push_back(bits >> s & 1 ? Recompute::full : Recompute::none);
+      for (int s = 0; s < spec.pp(); ++s)
+        one.stage_recompute.push_back(bits >> s & 1 ? Recompute::full : Recompute::none);
       candidates.push_back(estimated(one));
     }
   } while (next_cut(cut));
@@ -168,7 +189,8 @@ void CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candi
     const std::size_t before = candidates.size();
     add_all_cuts(spec, mixes, candidates);
     const auto fits = [](const Candidate& candidate) { return candidate.estimate.spare.count >= 0; };
-    if (mixes && spec.recompute == Recompute::none && spec.pp() > most_choosing_stages && std::none_of(candidates.begin() + static_cast<std::ptrdiff_t>(before), candidates.end(), fits))
+    if (mixes && spec.recompute == Recompute::none && spec.pp() > most_choosing_stages &&
+        std::none_of(candidates.begin() + static_cast<std::ptrdiff_t>(before), candidates.end(), fits))
       if (std::optional<Candidate> mixed = cut_that_fits(spec, true)) candidates.push_back(std::move(*mixed));
     return;
   }

@@ -14,11 +14,12 @@ double product_flops(const OpGraph& graph) {
   double flops = 0.0;
   for (std::size_t b = 0; b < graph.blocks.size(); ++b)
     for (int i = graph.blocks[b].first_op; i < graph.blocks[b].last_op; ++i) {
-      const Op& op = graph.ops[static_cast<std::size_t>(i)];
+      const Op& op = graph.ops[i];
       if (op.kind != OpKind::linear) continue;
-      const Tensor& input = graph.tensors[static_cast<std::size_t>(op.inputs[0])];
-      const Tensor& output = graph.tensors[static_cast<std::size_t>(op.outputs[0])];
-      const double forward = 2.0 * static_cast<double>(input.dims.back().size) * static_cast<double>(element_count(output));
+      const Tensor& input = graph.tensors[op.inputs[0]];
+      const Tensor& output = graph.tensors[op.outputs[0]];
+      const double forward =
+          2.0 * static_cast<double>(input.dims.back().size) * static_cast<double>(element_count(output));
       // What is read from the data needs no gradient, and only the first block reads that.
       flops += (b == 0 ? 2.0 : 3.0) * forward;
     }
@@ -28,7 +29,9 @@ double product_flops(const OpGraph& graph) {
 }  // namespace
 
 Floor::Floor(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
-    : cluster_(cluster), precision_(training.precision), flops_(product_flops(graph) * static_cast<double>(training.global_batch)) {
+    : cluster_(cluster),
+      precision_(training.precision),
+      flops_(product_flops(graph) * static_cast<double>(training.global_batch)) {
   ParallelSpec alone;
   const BucketSizes all{.elements = parameter_count(graph)};
   const MemoryUse use = stage_memory({.buckets = {&all, 1}, .saved = {}}, alone, {}, training);
@@ -55,7 +58,8 @@ Bytes Floor::memory(int devices) const {
     least = std::min(least, cluster_.groups[g].device.memory_capacity);
     all += static_cast<double>(taken) * static_cast<double>(cluster_.groups[g].device.memory_capacity.count);
   }
-  const double used = static_cast<double>(state_.count) + static_cast<double>(devices) * static_cast<double>(memory_overhead(cluster_).count);
+  const double used = static_cast<double>(state_.count) +
+                      static_cast<double>(devices) * static_cast<double>(memory_overhead(cluster_).count);
   // Rounded down, rounding of the quotients included.
   return Bytes(static_cast<std::int64_t>(used / all * static_cast<double>(least.count) * (1.0 - 1e-12)));
 }
@@ -63,7 +67,8 @@ Bytes Floor::memory(int devices) const {
 bool Floor::lacks_room(int devices) const {
   std::int64_t room = 0;
   for (std::size_t g = 0; g < cluster_.groups.size(); ++g)
-    room += devices_of_group(cluster_, g, devices) * std::max<std::int64_t>((cluster_.groups[g].device.memory_capacity - memory_overhead(cluster_)).count, 0);
+    room += devices_of_group(cluster_, g, devices) *
+            std::max<std::int64_t>((cluster_.groups[g].device.memory_capacity - memory_overhead(cluster_)).count, 0);
   return state_.count > room;
 }
 

@@ -23,8 +23,9 @@
 namespace parplan {
 namespace {
 
-// Numbers of devices to consider, all of them first. On up to 16 devices every number; beyond that all whole nodes up to 16, halves of all, powers
-// of two, and what the given degrees multiply to: as often as it goes, and by powers of two.
+// Numbers of devices to consider, all of them first. On up to 16 devices every number; beyond that
+// all whole nodes up to 16, halves of all, powers of two, and what the given degrees multiply to:
+// as often as it goes, and by powers of two.
 std::vector<int> device_counts(const Cluster& cluster, const LayoutRequest& request, bool fewer) {
   const int devices = cluster.devices();
   const int given = request.dp.value_or(1) * request.tp.value_or(1) * request.pp.value_or(1);
@@ -41,14 +42,16 @@ std::vector<int> device_counts(const Cluster& cluster, const LayoutRequest& requ
   for (int power = 1; power <= devices; power *= 2) counts.insert(power);
   int whole = 0, nodes = 0;
   for (const NodeGroup& group : cluster.groups)
-    for (int node = 0; node < group.nodes && nodes < few; ++node, ++nodes) counts.insert(whole += group.devices_per_node());
+    for (int node = 0; node < group.nodes && nodes < few; ++node, ++nodes)
+      counts.insert(whole += group.devices_per_node());
   counts.insert(devices / given * given);
   for (int product = given; product <= devices; product *= 2) counts.insert(product);
   std::erase_if(counts, [&](int n) { return n > devices; });
   return {counts.begin(), counts.end()};
 }
 
-// Calls `work(thread, item)` for every item, each once, on several threads. What one of them throws is thrown here.
+// Calls `work(thread, item)` for every item, each once, on several threads. What one of them throws
+// is thrown here.
 void in_parallel(int threads, std::size_t items, const std::function<void(int thread, std::size_t item)>& work) {
   if (threads <= 1 || items <= 1) {
     for (std::size_t item = 0; item < items; ++item) work(0, item);
@@ -68,7 +71,8 @@ void in_parallel(int threads, std::size_t items, const std::function<void(int th
   };
   {
     std::vector<std::jthread> others;
-    for (int thread = 1; thread < std::min<int>(threads, static_cast<int>(items)); ++thread) others.emplace_back(run, thread);
+    for (int thread = 1; thread < std::min<int>(threads, static_cast<int>(items)); ++thread)
+      others.emplace_back(run, thread);
     run(0);
   }
   if (failure) std::rethrow_exception(failure);
@@ -83,9 +87,10 @@ struct Work {
 bool equal_work(const Work& a, const Work& b) {
   ParallelSpec same_order = a.spec;
   same_order.mesh.order = b.spec.mesh.order;
-  return same_order == b.spec && std::ranges::equal(a.models, b.models, [](const CostModel& of_a, const CostModel& of_b) {
-    return *of_a.device == *of_b.device && of_a.rates == of_b.rates && of_a.networks == of_b.networks;
-  });
+  return same_order == b.spec &&
+         std::ranges::equal(a.models, b.models, [](const CostModel& of_a, const CostModel& of_b) {
+           return *of_a.device == *of_b.device && of_a.rates == of_b.rates && of_a.networks == of_b.networks;
+         });
 }
 
 // A plan, once it was simulated.
@@ -97,14 +102,22 @@ struct Ranked {
 };
 bool operator<(const Ranked& a, const Ranked& b) { return std::pair(a.score, a.place) < std::pair(b.score, b.place); }
 
-// One search, from the numbers of devices to the plans. `open_` holds what is left by its bound: numbers of devices that were not looked into,
-// and candidates that were not simulated.
+// One search, from the numbers of devices to the plans. `open_` holds what is left by its bound:
+// numbers of devices that were not looked into, and candidates that were not simulated.
 class BestFirst {
  public:
-  BestFirst(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request, const SearchOptions& options)
-      : graph_(graph), cluster_(cluster), training_(training), request_(request), options_(options), floor_(graph, cluster, training),
-        threads_(options.threads > 0 ? options.threads : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u))) {
-    for (int thread = 0; thread < threads_; ++thread) makers_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective));
+  BestFirst(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
+            const SearchOptions& options)
+      : graph_(graph),
+        cluster_(cluster),
+        training_(training),
+        request_(request),
+        options_(options),
+        floor_(graph, cluster, training),
+        threads_(options.threads > 0 ? options.threads
+                                     : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u))) {
+    for (int thread = 0; thread < threads_; ++thread)
+      makers_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective));
     for (const int devices : device_counts(cluster, request, options.fewer_devices)) {
       const std::int64_t layouts = count_specs(graph, training, devices, request);
       counts_.candidates += layouts;
@@ -113,7 +126,9 @@ class BestFirst {
       any.mesh.degree = {1, devices, 1};
       MemoryUse least;
       least.parameters = floor_.memory(devices);
-      push({.bound = score_of(any, floor_.time(devices), least), .place = std::uint64_t{sizes_.size()} << 40, .candidate = nullptr});
+      push({.bound = score_of(any, floor_.time(devices), least),
+            .place = std::uint64_t{sizes_.size()} << 40,
+            .candidate = nullptr});
       sizes_.push_back({.devices = devices, .layouts = layouts, .candidates = {}});
     }
   }
@@ -139,16 +154,25 @@ class BestFirst {
     std::uint64_t place = 0;  // in the space: the number of the size, and within it of the candidate
     const Candidate* candidate = nullptr;
   };
-  static bool comes_later(const Open& a, const Open& b) { return std::tie(a.bound, a.place) > std::tie(b.bound, b.place); }
+  static bool comes_later(const Open& a, const Open& b) {
+    return std::tie(a.bound, a.place) > std::tie(b.bound, b.place);
+  }
   struct Turn {
     std::uint64_t place = 0;
     std::size_t work = 0;  // in `known_`
     SimulatedSpec simulated;
   };
 
-  Score score_of(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const { return score(options_.objective, cluster_, spec, time, memory); }
-  bool cannot_win(const Score& bound) const { return static_cast<int>(best_.size()) >= options_.top && bound >= best_.back().score; }
-  bool may_simulate() const { return options_.most_simulated ? simulated_ < *options_.most_simulated : simulated_ < usual_simulated || calls_ < free_calls; }
+  Score score_of(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const {
+    return score(options_.objective, cluster_, spec, time, memory);
+  }
+  bool cannot_win(const Score& bound) const {
+    return static_cast<int>(best_.size()) >= options_.top && bound >= best_.back().score;
+  }
+  bool may_simulate() const {
+    return options_.most_simulated ? simulated_ < *options_.most_simulated
+                                   : simulated_ < usual_simulated || calls_ < free_calls;
+  }
 
   void push(const Open& one) {
     open_.push_back(one);
@@ -173,17 +197,21 @@ class BestFirst {
     make_candidates(size);
     for (std::size_t i = 0; i < size.candidates.size(); ++i) {
       const Candidate& candidate = size.candidates[i];
-      open_.push_back({.bound = score_of(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory), .place = place + i, .candidate = &candidate});
+      open_.push_back({.bound = score_of(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory),
+                       .place = place + i,
+                       .candidate = &candidate});
     }
     std::ranges::make_heap(open_, comes_later);
     fits_any_ = fits_any_ || !size.candidates.empty();
   }
 
-  // Specs whose blocks have equal shapes go to one thread together, since they share what is lowered.
+  // Specs whose blocks have equal shapes go to one thread together, since they share what is
+  // lowered.
   void make_candidates(Size& size) {
     const std::vector<ParallelSpec> specs = enumerate_specs(graph_, training_, size.devices, request_);
     std::map<std::tuple<std::int64_t, int, bool>, std::vector<std::size_t>> by_shape;
-    for (std::size_t i = 0; i < specs.size(); ++i) by_shape[{specs[i].micro_batch, specs[i].tp(), specs[i].sequence_parallel}].push_back(i);
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      by_shape[{specs[i].micro_batch, specs[i].tp(), specs[i].sequence_parallel}].push_back(i);
     std::vector<const std::vector<std::size_t>*> tasks;
     for (const auto& [shape, members] : by_shape) tasks.push_back(&members);
     struct Made {
@@ -199,7 +227,7 @@ class BestFirst {
       std::vector<Candidate> candidates;
       for (const std::size_t i : *tasks[task]) {
         candidates.clear();
-        makers_[static_cast<std::size_t>(thread)]->add(specs[i], !request_.recompute, candidates);
+        makers_[thread]->add(specs[i], !request_.recompute, candidates);
         Made& to = made[task];
         to.candidates += static_cast<std::int64_t>(candidates.size());
         for (Candidate& candidate : candidates) {
@@ -221,23 +249,29 @@ class BestFirst {
     std::ranges::stable_sort(fitting, {}, &std::pair<std::size_t, Candidate>::first);
     for (auto& [number, candidate] : fitting) size.candidates.push_back(std::move(candidate));
     // The smallest of those that fit; where none does, of all.
-    const auto least = std::ranges::min_element(size.candidates, {}, [](const Candidate& one) { return one.estimate.memory.peak(); });
+    const auto least =
+        std::ranges::min_element(size.candidates, {}, [](const Candidate& one) { return one.estimate.memory.peak(); });
     const Candidate* const one = least != size.candidates.end() ? &*least : smallest ? &smallest->second : nullptr;
     if (one == nullptr) return;
     const bool fits = least != size.candidates.end();
-    if (!smallest_ || (fits && !fits_any_) || (fits == fits_any_ && one->estimate.memory.peak() < smallest_->estimate.memory.peak())) smallest_ = *one;
+    if (!smallest_ || (fits && !fits_any_) ||
+        (fits == fits_any_ && one->estimate.memory.peak() < smallest_->estimate.memory.peak()))
+      smallest_ = *one;
   }
 
-  // The most promising candidates, several at once: as many as are still missing to the best `top`, then few, whatever the number of threads.
+  // The most promising candidates, several at once: as many as are still missing to the best `top`,
+  // then few, whatever the number of threads.
   void simulate_next() {
     constexpr std::int64_t batch = 4;
     const std::int64_t missing = options_.top - static_cast<std::int64_t>(best_.size());
     std::int64_t room = std::max(missing, batch);
     if (options_.most_simulated) room = std::min(room, *options_.most_simulated - simulated_);
     std::vector<Turn> turns;
-    while (!open_.empty() && static_cast<std::int64_t>(turns.size()) < room && open_.front().candidate != nullptr && !cannot_win(open_.front().bound)) {
+    while (!open_.empty() && static_cast<std::int64_t>(turns.size()) < room && open_.front().candidate != nullptr &&
+           !cannot_win(open_.front().bound)) {
       const auto [bound, place, candidate] = pop();
-      Work work{.spec = candidate->spec, .models = cost_models(makers_.front()->estimator().networks(), candidate->spec.mesh)};
+      Work work{.spec = candidate->spec,
+                .models = cost_models(makers_.front()->estimator().networks(), candidate->spec.mesh)};
       if (std::ranges::any_of(known_, [&](const Work& other) { return equal_work(work, other); })) {
         ++counts_.simulated;
         continue;
@@ -248,20 +282,26 @@ class BestFirst {
     in_parallel(threads_, turns.size(), [&](int thread, std::size_t number) {
       Turn& turn = turns[number];
       const auto& [spec, models] = known_[turn.work];
-      const Placements& placements = makers_[static_cast<std::size_t>(thread)]->placements_of(spec);
+      const Placements& placements = makers_[thread]->placements_of(spec);
       turn.simulated = simulate_soon(graph_, cluster_, training_, spec, placements, models);
     });
     for (const Turn& turn : turns) {
       const ParallelSpec& spec = known_[turn.work].spec;
       const auto& [result, in_full] = turn.simulated;
-      best_.push_back({.score = score_of(spec, result.time.total(), result.memory), .place = turn.place, .plan = {spec, result}, .in_full = in_full});
-      calls_ += 2 * spec.pp() * std::min(micro_batches(spec, training_), in_full ? most_calls : std::int64_t{2} * steady_micro_batches(spec.pp()));
+      best_.push_back({.score = score_of(spec, result.time.total(), result.memory),
+                       .place = turn.place,
+                       .plan = {spec, result},
+                       .in_full = in_full});
+      calls_ += 2 * spec.pp() *
+                std::min(micro_batches(spec, training_),
+                         in_full ? most_calls : std::int64_t{2} * steady_micro_batches(spec.pp()));
       ++counts_.simulated;
       ++simulated_;
     }
     std::sort(best_.begin(), best_.end());
     if (static_cast<int>(best_.size()) > options_.top) best_.erase(best_.begin() + options_.top, best_.end());
-    if (options_.progress) options_.progress(simulated_, options_.most_simulated.value_or(std::max(usual_simulated, simulated_)));
+    if (options_.progress)
+      options_.progress(simulated_, options_.most_simulated.value_or(std::max(usual_simulated, simulated_)));
   }
 
   // To the last digit of what simulating its plan gives.
@@ -269,7 +309,8 @@ class BestFirst {
     while (!best_.empty() && !best_.front().in_full) {
       auto& [winner, place, plan, in_full] = best_.front();
       CandidateMaker& maker = *makers_.front();
-      plan.result = simulate_spec(graph_, maker.estimator().networks(), training_, plan.spec, maker.placements_of(plan.spec), schedule_of(plan.spec, training_), nullptr);
+      plan.result = simulate_spec(graph_, maker.estimator().networks(), training_, plan.spec,
+                                  maker.placements_of(plan.spec), schedule_of(plan.spec, training_), nullptr);
       winner = score_of(plan.spec, plan.result.time.total(), plan.result.memory);
       in_full = true;
       std::sort(best_.begin(), best_.end());
@@ -284,10 +325,12 @@ class BestFirst {
     const Score winner = best_.front().score;
     result.counts.certified = open_.empty() || open_.front().bound >= winner;
     for (const Open& left : open_)
-      if (left.bound >= winner) result.counts.pruned_by_bound += left.candidate != nullptr ? 1 : sizes_[left.place >> 40].layouts;
+      if (left.bound >= winner)
+        result.counts.pruned_by_bound += left.candidate != nullptr ? 1 : sizes_[left.place >> 40].layouts;
     if (!result.counts.certified) {
       const Score& bound = open_.front().bound;
-      result.counts.gap = winner.first > bound.first ? winner.first / bound.first - 1.0 : winner.second / bound.second - 1.0;
+      result.counts.gap =
+          winner.first > bound.first ? winner.first / bound.first - 1.0 : winner.second / bound.second - 1.0;
     }
     for (Ranked& one : best_) result.plans.push_back(std::move(one.plan));
     return result;
@@ -318,8 +361,8 @@ class BestFirst {
 
 }  // namespace
 
-SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
-                    const SearchOptions& options) {
+SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                    const LayoutRequest& request, const SearchOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   SearchResult result = BestFirst(graph, cluster, training, request, options).run();
   result.counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -16,8 +16,9 @@ namespace parplan {
 struct SearchOptions {
   int top = 10;                         // plans to rank
   Objective objective = Objective::time;
-  // Programs are simulated for at most so many candidates; 0: only what fits is asked. Where it is absent: for 64, and for more as long as
-  // that is little work, counted in calls (the same on every machine).
+  // Programs are simulated for at most so many candidates; 0: only what fits is asked. Where it is
+  // absent: for 64, and for more as long as that is little work, counted in calls (the same on
+  // every machine).
   std::optional<std::int64_t> most_simulated = {};
   bool fewer_devices = true;            // also plans that leave devices idle
   int threads = 0;                      // 0: as many as the machine has cores; the result is the same for any number
@@ -25,19 +26,20 @@ struct SearchOptions {
 };
 
 struct SearchResult {
-  // Best by the objective first, simulated; ties by the order of the space. Of candidates that differ in the order of axes alone, and to
-  // whose groups the links are the same, the first.
+  // Best by the objective first, simulated; ties by the order of the space. Of candidates that
+  // differ in the order of axes alone, and to whose groups the links are the same, the first.
   std::vector<RankedPlan> plans;
   SearchCounts counts;
-  // The candidate that needs least memory: of those that fit, or of all where none does. Its times are estimated; its memory is what a
-  // simulation would say.
+  // The candidate that needs least memory: of those that fit, or of all where none does. Its times
+  // are estimated; its memory is what a simulation would say.
   std::optional<RankedPlan> smallest;
 };
 
-// Best first: of the numbers of devices to use, each is looked into once its floor (floor.h) is the least bound that is left: its candidates
-// (candidates.h) are made and estimated, and those that do not fit rejected. Of candidates the one of the least lower bound is simulated. So on
-// until no bound that is left beats the worst of the best `top`, or `most_simulated` is reached.
-SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
-                    const SearchOptions& options);
+// Best first: of the numbers of devices to use, each is looked into once its floor (floor.h) is the
+// least bound that is left: its candidates (candidates.h) are made and estimated, and those that do
+// not fit rejected. Of candidates the one of the least lower bound is simulated. So on until no
+// bound that is left beats the worst of the best `top`, or `most_simulated` is reached.
+SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                    const LayoutRequest& request, const SearchOptions& options);
 
 }  // namespace parplan

@@ -10,8 +10,9 @@
 
 namespace parplan {
 
-StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
-                         const Placements& placements, const Schedule& schedule, std::span<const CostModel> models, Timeline* timeline) {
+StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                         const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
+                         std::span<const CostModel> models, Timeline* timeline) {
   const Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = schedule,
                 .backend = cluster.backend(), .overhead = memory_overhead(cluster)};
   return simulate(lower_representatives(job), models, timeline);
@@ -19,18 +20,21 @@ StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const Tra
 
 int steady_micro_batches(int stages) { return 6 * stages + 24; }
 
-std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec,
-                                          const Placements& placements, std::span<const CostModel> models) {
+std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                          const ParallelSpec& spec, const Placements& placements,
+                                          std::span<const CostModel> models) {
   constexpr int period = 2;  // buffers take turns by two
   const int stages = spec.pp();
   const std::int64_t all = micro_batches(spec, training);
-  // Time to become steady, a window that is longer than anything reaches back, and the end of the schedule.
+  // Time to become steady, a window that is longer than anything reaches back, and the end of the
+  // schedule.
   int some = steady_micro_batches(stages);
   some += static_cast<int>((all - some) & 1);
   if (all < 3 * some) return std::nullopt;  // it would save too little
   const ScheduleRow& row = row_of(spec.schedule);
   for (int stage = 0; stage < stages; ++stage)
-    if (row.in_flight(stage, stages, some - period) != row.in_flight(stage, stages, static_cast<int>(all))) return std::nullopt;
+    if (row.in_flight(stage, stages, some - period) != row.in_flight(stage, stages, static_cast<int>(all)))
+      return std::nullopt;
   Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = {},
           .backend = cluster.backend(), .overhead = memory_overhead(cluster)};
   std::vector<Program> programs;
@@ -46,7 +50,8 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   std::vector<CallEnds> ends;
   StepResult result = play(some, &ends);
   const int window = stages + 4;
-  const std::optional<double> later = steady_seconds(programs, ends, some - stages - 2 - period - window, window, period);
+  const std::optional<double> later =
+      steady_seconds(programs, ends, some - stages - 2 - period - window, window, period);
   const double grown = (result.time.total() - before.time.total()).value;
   if (!later || std::abs(grown - *later) > 1e-9 * *later || !(before.memory == result.memory)) return std::nullopt;
 
@@ -72,15 +77,20 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   return result;
 }
 
-SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec, const Placements& placements,
-                            std::span<const CostModel> models) {
-  if (std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, models)) return {.result = std::move(*steady), .in_full = false};
-  return {.result = simulate_spec(graph, cluster, training, spec, placements, schedule_of(spec, training), models, nullptr), .in_full = true};
+SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                            const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models) {
+  if (std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, models))
+    return {.result = std::move(*steady), .in_full = false};
+  return {
+      .result = simulate_spec(graph, cluster, training, spec, placements, schedule_of(spec, training), models, nullptr),
+      .in_full = true};
 }
 
-StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec,
-                         const Placements& placements, const Schedule& schedule, Timeline* timeline) {
-  return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule, cost_models(networks, spec.mesh), timeline);
+StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training,
+                         const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
+                         Timeline* timeline) {
+  return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule,
+                       cost_models(networks, spec.mesh), timeline);
 }
 
 }  // namespace parplan

@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <set>
 
+#include "planner/base/enum.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 
 namespace parplan {
 namespace {
 
-// The orders that differ on axes of more than one rank; each stands for those that differ elsewhere only.
+// The orders that differ on axes of more than one rank; each stands for those that differ elsewhere
+// only.
 std::vector<std::array<Axis, 3>> distinct_orders(const std::array<int, 3>& degree, const LayoutRequest& request) {
   if (request.order) return {*request.order};
   std::array<Axis, 3> order = all_axes;
@@ -18,7 +20,7 @@ std::vector<std::array<Axis, 3>> distinct_orders(const std::array<int, 3>& degre
   do {
     std::vector<Axis> matters;
     for (Axis axis : order)
-      if (degree[static_cast<std::size_t>(axis)] > 1) matters.push_back(axis);
+      if (degree[index_of(axis)] > 1) matters.push_back(axis);
     if (seen.insert(matters).second) orders.push_back(order);
   } while (std::next_permutation(order.begin(), order.end()));
   return orders;
@@ -39,7 +41,8 @@ struct FreeChoices {
 };
 
 template <class Visit>
-void walk_space(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request, const Visit& visit) {
+void walk_space(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request,
+                const Visit& visit) {
   std::vector<ScheduleKind> schedules;
   for (const ScheduleRow& row : schedule_rows()) schedules.push_back(row.kind);
   const auto fixed_differs = [](const std::optional<int>& fixed, int degree) { return fixed && *fixed != degree; };
@@ -49,7 +52,9 @@ void walk_space(const OpGraph& graph, const TrainingSpec& training, int devices,
       FreeChoices choice;
       ParallelSpec& spec = choice.spec;
       spec.mesh.degree = {static_cast<int>(pp), static_cast<int>(devices / tp / pp), static_cast<int>(tp)};
-      if (fixed_differs(request.tp, spec.tp()) || fixed_differs(request.pp, spec.pp()) || fixed_differs(request.dp, spec.dp())) continue;
+      if (fixed_differs(request.tp, spec.tp()) || fixed_differs(request.pp, spec.pp()) ||
+          fixed_differs(request.dp, spec.dp()))
+        continue;
       if (training.global_batch % spec.dp() != 0) continue;
       if (request.stage_blocks) spec.stage_blocks = *request.stage_blocks;
       choice.schedules = spec.pp() > 1 ? choices(request.schedule, schedules) : std::vector{ScheduleKind::one_f_one_b};
@@ -61,7 +66,8 @@ void walk_space(const OpGraph& graph, const TrainingSpec& training, int devices,
       if (choice.micro_batches.empty()) continue;
       // What a technique forbids at these degrees, it forbids for every choice of the others.
       spec.micro_batch = choice.micro_batches.front();
-      for (const bool sequence_parallel : choices(request.sequence_parallel, spec.tp() > 1 ? std::vector{false, true} : std::vector{false}))
+      for (const bool sequence_parallel :
+           choices(request.sequence_parallel, spec.tp() > 1 ? std::vector{false, true} : std::vector{false}))
         for (const int zero : choices(request.zero_stage, spec.dp() > 1 ? std::vector{0, 1, 2, 3} : std::vector{0})) {
           spec.sequence_parallel = sequence_parallel;
           spec.zero_stage = zero;
@@ -75,7 +81,8 @@ void walk_space(const OpGraph& graph, const TrainingSpec& training, int devices,
 
 }  // namespace
 
-std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request) {
+std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
+                                          const LayoutRequest& request) {
   std::vector<ParallelSpec> specs;
   walk_space(graph, training, devices, request, [&](const FreeChoices& choice) {
     for (const std::int64_t micro_batch : choice.micro_batches)
@@ -92,7 +99,8 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
   return specs;
 }
 
-std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request) {
+std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
+                         const LayoutRequest& request) {
   std::size_t count = 0;
   walk_space(graph, training, devices, request, [&](const FreeChoices& choice) {
     count += choice.micro_batches.size() * choice.schedules.size() * choice.recomputes.size() * choice.orders.size();

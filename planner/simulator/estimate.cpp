@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "planner/base/enum.h"
 #include "planner/cost/collective.h"
 #include "planner/cost/kernel.h"
 #include "planner/program/buckets.h"
@@ -22,7 +23,8 @@ Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const Trainin
   for (const Block& block : graph.blocks) {
     if (block_parameters(graph, block).tied >= 0) tied_blocks_.push_back(static_cast<int>(uses_tied_.size()));
     uses_tied_.push_back(block_parameters(graph, block).tied >= 0);
-    if (static_cast<std::size_t>(block.kind) >= blocks_of_kind_.size()) blocks_of_kind_.resize(static_cast<std::size_t>(block.kind) + 1);
+    if (static_cast<std::size_t>(block.kind) >= blocks_of_kind_.size())
+      blocks_of_kind_.resize(static_cast<std::size_t>(block.kind) + 1);
   }
   run_ends_.assign(graph.blocks.size(), static_cast<int>(graph.blocks.size()));
   for (std::size_t b = graph.blocks.size() - 1; b-- > 0;) {
@@ -32,7 +34,8 @@ Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const Trainin
   for (std::size_t kind = 0; kind < blocks_of_kind_.size(); ++kind) {
     std::vector<int>& before = blocks_of_kind_[kind];
     before.push_back(0);
-    for (const Block& block : graph.blocks) before.push_back(before.back() + (static_cast<std::size_t>(block.kind) == kind));
+    for (const Block& block : graph.blocks)
+      before.push_back(before.back() + (static_cast<std::size_t>(block.kind) == kind));
   }
 }
 
@@ -48,7 +51,9 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
   for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
     const Block& block = graph_.blocks[b];
     const std::size_t kind = static_cast<std::size_t>(block.kind);
-    if (kind < shapes.kinds.size() && !shapes.kinds[kind].forward.instructions.empty() && (!uses_tied_[b] || shapes.tied_elements > 0)) continue;
+    if (kind < shapes.kinds.size() && !shapes.kinds[kind].forward.instructions.empty() &&
+        (!uses_tied_[b] || shapes.tied_elements > 0))
+      continue;
     const BlockParameters parameters = block_parameters(graph_, block);
     if (parameters.tied >= 0 && shapes.tied_elements == 0)
       shapes.tied_elements = bucket_layout(graph_, {parameters.tied}, choice).elements;
@@ -65,11 +70,11 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
 const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
   const auto [entry, inserted] = costs_.try_emplace({shapes, environment});
   if (!inserted) return entry->second;
-  const Environment& where = environments_[static_cast<std::size_t>(environment)];
+  const Environment& where = environments_[environment];
   CostModel model{.device = where.device, .rates = where.rates, .networks = {}};
-  model.networks[static_cast<std::size_t>(GroupKind::tensor)] = where.tensor;
+  model.networks[index_of(GroupKind::tensor)] = where.tensor;
   Costs& costs = entry->second;
-  for (const LoweredBlock& block : shapes_[static_cast<std::size_t>(shapes)].kinds) {
+  for (const LoweredBlock& block : shapes_[shapes].kinds) {
     costs.forward.push_back(cost_segment(block.forward, model).parts);
     costs.backward.push_back(cost_segment(block.backward, model).parts);
     costs.forward_seconds.push_back(costs.forward.back().total());
@@ -86,8 +91,10 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   view.tensor = &networks_.group(mesh, Axis::tp);
   view.data = &networks_.group(mesh, Axis::dp);
   view.pipeline = &networks_.group(mesh, Axis::pp);
-  // With whole nodes to a stage every boundary looks like the first, but for levels above the nodes.
-  const bool alike = cluster_.groups.size() == 1 && cluster_.network.levels.size() <= 1 && mesh.stride_of(Axis::pp) % cluster_.groups.front().devices_per_node() == 0;
+  // With whole nodes to a stage every boundary looks like the first, but for levels above the
+  // nodes.
+  const bool alike = cluster_.groups.size() == 1 && cluster_.network.levels.size() <= 1 &&
+                     mesh.stride_of(Axis::pp) % cluster_.groups.front().devices_per_node() == 0;
   for (int s = 0; s + 1 < stages; ++s) view.next.push_back(&networks_.stages(mesh, alike ? 0 : s, alike ? 1 : s + 1));
   for (int s = 0; s < stages; ++s) {
     const NetworkCache::StageDevice& device = networks_.device(mesh, s);
@@ -101,24 +108,25 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   return view;
 }
 
-Bytes Estimator::capacity(const DeviceMesh& mesh, int stage) { return view_of(mesh).capacities[static_cast<std::size_t>(stage)]; }
+Bytes Estimator::capacity(const DeviceMesh& mesh, int stage) { return view_of(mesh).capacities[stage]; }
 
 std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, const Placements& placements) {
   const std::vector<int>& environments = view_of(spec.mesh).environments;
-  const int shapes = shapes_of(spec, placements, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute);
+  const int shapes =
+      shapes_of(spec, placements, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute);
   std::vector<std::pair<int, int>> paces;
   for (const int environment : environments) paces.emplace_back(shapes, environment);
   if (std::ranges::all_of(paces, [&](const auto& pace) { return pace == paces.front(); })) paces.resize(1);
   return paces;
 }
 
-const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, const Placements& placements, const Shapes& shapes, const MeshView& view,
-                                                     int environment) {
+const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, const Placements& placements,
+                                                     const Shapes& shapes, const MeshView& view, int environment) {
   const DataShards shards = data_shards(placements, spec.dp());
   const int sharding = shards.optimizer + 2 * shards.gradients + 4 * shards.parameters;
   const auto [entry, inserted] = data_costs_.try_emplace({spec.tp(), spec.dp(), sharding, view.data, environment});
   if (!inserted) return entry->second;
-  const Environment& where = environments_[static_cast<std::size_t>(environment)];
+  const Environment& where = environments_[environment];
   const BackendKind backend = where.device->backend;
   const std::int64_t element = size_of(training_.precision);
   const bool sgd = training_.optimizer == Optimizer::sgd;
@@ -136,7 +144,8 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     BucketCosts costs;
     if (whole == 0) return costs;
     costs.gather = collective(InstructionKind::all_gather, whole * element);
-    costs.reduce = collective(shards.optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum, whole * 4);
+    costs.reduce =
+        collective(shards.optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum, whole * 4);
     if (shards.gradients) {
       costs.accumulate = flat(OpKind::accumulate, local(true));
       costs.clear = flat(OpKind::fill_zero, whole);
@@ -149,7 +158,8 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     shape.norm = computes_norm(training_);
     shape.master = is_half(training_.precision);
     shape.scaled = scales_loss(training_);
-    costs.update = kernel_time(sgd ? OpKind::sgd : OpKind::adamw, shape, in_memory(training_.precision), *where.device, where.rates);
+    costs.update = kernel_time(sgd ? OpKind::sgd : OpKind::adamw, shape, in_memory(training_.precision), *where.device,
+                               where.rates);
     return costs;
   };
   for (const std::int64_t elements : shapes.own_elements) entry->second.own.push_back(costs_of_bucket(elements));
@@ -159,7 +169,7 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
 
 std::vector<double> Estimator::block_seconds(const ParallelSpec& spec, const Placements& placements, int stage) {
   const Recompute recompute = spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute;
-  const Costs& costs = costs_of(shapes_of(spec, placements, recompute), view_of(spec.mesh).environments[static_cast<std::size_t>(stage)]);
+  const Costs& costs = costs_of(shapes_of(spec, placements, recompute), view_of(spec.mesh).environments[stage]);
   std::vector<double> seconds;
   for (const Block& block : graph_.blocks) {
     const std::size_t kind = static_cast<std::size_t>(block.kind);
@@ -168,16 +178,23 @@ std::vector<double> Estimator::block_seconds(const ParallelSpec& spec, const Pla
   return seconds;
 }
 
-BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute) {
+BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& placements, int stage,
+                                  Recompute recompute) {
   const int shapes_number = shapes_of(spec, placements, recompute);
-  const Costs& costs = costs_of(shapes_number, view_of(spec.mesh).environments[static_cast<std::size_t>(stage)]);
-  const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_number)];
+  const Costs& costs = costs_of(shapes_number, view_of(spec.mesh).environments[stage]);
+  const Shapes& shapes = shapes_[shapes_number];
   const auto persistent = [](const MemoryUse& use) { return (use.parameters + use.gradients + use.optimizer).count; };
   const auto state_of = [&](BucketSizes bucket) {
-    return persistent(stage_memory({.buckets = {&bucket, 1}, .saved = {}, .crossing_bytes = 0, .scratch_bytes = 0, .in_flight = 1, .last_stage = false}, spec,
-                                   placements, training_));
+    return persistent(stage_memory({.buckets = {&bucket, 1},
+                                    .saved = {},
+                                    .crossing_bytes = 0,
+                                    .scratch_bytes = 0,
+                                    .in_flight = 1,
+                                    .last_stage = false},
+                                   spec, placements, training_));
   };
-  // What does not grow with blocks: with all of them on the stage, and the tied parameter twice, it is the most.
+  // What does not grow with blocks: with all of them on the stage, and the tied parameter twice, it
+  // is the most.
   std::vector<BucketSizes> buckets;
   std::vector<std::int64_t> state;
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
@@ -188,13 +205,22 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
     scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
     crossing = std::max(crossing, shapes.kinds[k].crossing_bytes);
   }
-  const MemoryUse none = stage_memory({.buckets = {}, .saved = {}, .crossing_bytes = 0, .scratch_bytes = step_scratch_bytes(training_, cluster_.backend()).count,
-                                       .in_flight = 1, .last_stage = true},
+  const MemoryUse none = stage_memory({.buckets = {},
+                                       .saved = {},
+                                       .crossing_bytes = 0,
+                                       .scratch_bytes = step_scratch_bytes(training_, cluster_.backend()).count,
+                                       .in_flight = 1,
+                                       .last_stage = true},
                                       spec, placements, training_);
   const BucketSizes tied{.elements = padded(shapes.tied_elements, spec), .tied = true, .used_twice = true};
   const std::int64_t tied_state = shapes.tied_elements > 0 ? state_of(tied) : 0;
   if (shapes.tied_elements > 0) buckets.push_back(tied);
-  const MemoryUse all = stage_memory({.buckets = buckets, .saved = {}, .crossing_bytes = crossing, .scratch_bytes = scratch, .in_flight = 1, .last_stage = false},
+  const MemoryUse all = stage_memory({.buckets = buckets,
+                                      .saved = {},
+                                      .crossing_bytes = crossing,
+                                      .scratch_bytes = scratch,
+                                      .in_flight = 1,
+                                      .last_stage = false},
                                      spec, placements, training_);
   const std::int64_t overhead = memory_overhead(cluster_).count;
   BlockTable table{.seconds = {0.0}, .state = {0}, .saved = {0}, .least_fixed = none.peak().count + overhead,
@@ -208,15 +234,15 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   return table;
 }
 
-MemoryUse Estimator::memory_of_stage(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range,
-                                     const Shapes& shapes) {
+MemoryUse Estimator::memory_of_stage(const ParallelSpec& spec, const Placements& placements,
+                                     const ScheduleForms& schedule, int stage, BlockRange range, const Shapes& shapes) {
   buckets_.clear();
   saved_.clear();
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0;
   for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
     const std::vector<int>& before = blocks_of_kind_[kind];
-    const int times = before[static_cast<std::size_t>(range.last)] - before[static_cast<std::size_t>(range.first)];
+    const int times = before[range.last] - before[range.first];
     if (times == 0) continue;
     const LoweredBlock& block = shapes.kinds[kind];
     saved_.push_back({.bytes = block.saved_bytes, .times = times});
@@ -226,40 +252,51 @@ MemoryUse Estimator::memory_of_stage(const ParallelSpec& spec, const Placements&
   }
   int tied_uses = 0;
   for (const int block : tied_blocks_) tied_uses += block >= range.first && block < range.last;
-  if (tied_uses > 0) buckets_.push_back({.elements = padded(shapes.tied_elements, spec), .tied = true, .used_twice = tied_uses > 1});
-  MemoryUse memory = stage_memory({.buckets = buckets_, .saved = saved_, .crossing_bytes = crossing, .scratch_bytes = scratch,
-                                   .in_flight = schedule.in_flight(stage, spec.pp(), static_cast<int>(micro_batches(spec, training_))),
-                                   .last_stage = stage + 1 == spec.pp()},
-                                  spec, placements, training_);
+  if (tied_uses > 0)
+    buckets_.push_back({.elements = padded(shapes.tied_elements, spec), .tied = true, .used_twice = tied_uses > 1});
+  MemoryUse memory =
+      stage_memory({.buckets = buckets_,
+                    .saved = saved_,
+                    .crossing_bytes = crossing,
+                    .scratch_bytes = scratch,
+                    .in_flight = schedule.in_flight(stage, spec.pp(), static_cast<int>(micro_batches(spec, training_))),
+                    .last_stage = stage + 1 == spec.pp()},
+                   spec, placements, training_);
   memory.overhead = memory_overhead(cluster_);
   return memory;
 }
 
-Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range, Recompute recompute) {
-  const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_of(spec, placements, recompute))];
+Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage,
+                      BlockRange range, Recompute recompute) {
+  const Shapes& shapes = shapes_[shapes_of(spec, placements, recompute)];
   return memory_of_stage(spec, placements, schedule, stage, range, shapes).peak();
 }
 
 std::uint64_t Estimator::kinds_in(BlockRange range) const {
   // Of too many kinds each range is another.
-  if (blocks_of_kind_.size() > 31) return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(range.first) << 31 | static_cast<std::uint64_t>(range.last);
+  if (blocks_of_kind_.size() > 31)
+    return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(range.first) << 31 |
+           static_cast<std::uint64_t>(range.last);
   std::uint64_t kinds = 0;
   for (const std::vector<int>& before : blocks_of_kind_)
-    kinds = kinds << 2 | static_cast<std::uint64_t>(std::min(before[static_cast<std::size_t>(range.last)] - before[static_cast<std::size_t>(range.first)], 2));
+    kinds = kinds << 2 | static_cast<std::uint64_t>(std::min(before[range.last] - before[range.first], 2));
   return kinds;
 }
 
-// Letters: blocks 1 .. n of the stage in the order in which a phase visits them; c_k a block's computation in that phase, g_k the
-// gather of its parameters (ZeRO-3), r_k the reduction of its gradients behind its backward (ZeRO-2, 3: of every
-// micro-batch; else of the last one only).
-//   A phase takes at least sum c_k. Two buffers of gathered parameters and two of unreduced gradients take turns, so from its first
-//   block on it takes at least c_1 + sum_{k>=3} g_k + sum_{k<=n-2} r_k + c_n: the gather of block k waits for block k - 2, and
-//   block n for the reduction of block n - 2 (its own bucket's; the tied one's comes behind that), on one stream.
-//   Behind the last backward come the reductions that it did not cover: max over k of (sum_{i>=k} r_i - sum_{i>k} c_i).
-//   Updates run in the order of blocks, the gathers of updated parameters (ZeRO-1, 2) each behind its update.
+// Letters: blocks 1 .. n of the stage in the order in which a phase visits them; c_k a block's
+// computation in that phase, g_k the gather of its parameters (ZeRO-3), r_k the reduction of its
+// gradients behind its backward (ZeRO-2, 3: of every micro-batch; else of the last one only).
+//   A phase takes at least sum c_k. Two buffers of gathered parameters and two of unreduced
+//   gradients take turns, so from its first block on it takes at least c_1 + sum_{k>=3} g_k +
+//   sum_{k<=n-2} r_k + c_n: the gather of block k waits for block k - 2, and block n for the
+//   reduction of block n - 2 (its own bucket's; the tied one's comes behind that), on one stream.
+//   Behind the last backward come the reductions that it did not cover: max over k of (sum_{i>=k}
+//   r_i - sum_{i>k} c_i). Updates run in the order of blocks, the gathers of updated parameters
+//   (ZeRO-1, 2) each behind its update.
 // Ranks that carry out their own communication do all of this one after the other.
-Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range, bool first, bool sequential,
-                                                const Costs& costs, const Shapes& shapes, const DataCosts& data) {
+Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
+                                                BlockRange range, bool first, bool sequential, const Costs& costs,
+                                                const Shapes& shapes, const DataCosts& data) {
   const DataShards shards = data_shards(placements, spec.dp());
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int count = range.last - range.first;
@@ -275,9 +312,12 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     const BucketCosts tied = uses_tied_[block] != 0 ? data.tied : BucketCosts{};
     tied_uses += uses_tied_[block];
     every_own = every_own && shapes.own_elements[kind] > 0;
-    Visit& visit = visits_[static_cast<std::size_t>(i)];
-    visit = {.forward = costs.forward_seconds[kind], .backward = costs.backward_seconds[kind], .clear = own.clear + tied.clear,
-             .gather = shards.parameters ? own.gather : Seconds(0.0), .reduce = own.reduce + own.accumulate + tied.reduce + tied.accumulate,
+    Visit& visit = visits_[i];
+    visit = {.forward = costs.forward_seconds[kind],
+             .backward = costs.backward_seconds[kind],
+             .clear = own.clear + tied.clear,
+             .gather = shards.parameters ? own.gather : Seconds(0.0),
+             .reduce = own.reduce + own.accumulate + tied.reduce + tied.accumulate,
              .own_reduce = own.reduce + own.accumulate};
     bound.plain_forward += visit.forward;
     bound.plain_backward += visit.backward + visit.clear;
@@ -299,7 +339,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   if (!sequential) bound.plain_backward -= visits_.back().clear;
   bound.forward = bound.plain_forward;
   bound.backward = bound.plain_backward;
-  bound.data = static_cast<double>(micro) * (2.0 * gathers + (shards.gradients ? reduces : Seconds(0.0))) + (shards.gradients ? Seconds(0.0) : reduces);
+  bound.data = static_cast<double>(micro) * (2.0 * gathers + (shards.gradients ? reduces : Seconds(0.0))) +
+               (shards.gradients ? Seconds(0.0) : reduces);
 
   if (sequential) {
     bound.begin = clears;
@@ -309,12 +350,14 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   } else {
     bound.begin = std::max(clears, visits_.front().gather);
     if (every_own && count >= 2 && (shards.parameters || shards.gradients)) {
-      Seconds down = visits_.front().forward + visits_.back().forward, up = visits_.front().backward + visits_.back().backward;
+      Seconds down = visits_.front().forward + visits_.back().forward,
+              up = visits_.front().backward + visits_.back().backward;
       for (int i = 2; i < count; ++i) {
-        down += visits_[static_cast<std::size_t>(i)].gather;
-        up += visits_[static_cast<std::size_t>(count - 1 - i)].gather;
-        // All but of the last two visited, blocks 0 and 1. Block 0 waits for block 2's own buffer alone: a tied one lies elsewhere.
-        if (shards.gradients) up += i == 2 ? visits_[2].own_reduce : visits_[static_cast<std::size_t>(i)].reduce;
+        down += visits_[i].gather;
+        up += visits_[count - 1 - i].gather;
+        // All but of the last two visited, blocks 0 and 1. Block 0 waits for block 2's own buffer
+        // alone: a tied one lies elsewhere.
+        if (shards.gradients) up += i == 2 ? visits_[2].own_reduce : visits_[i].reduce;
       }
       bound.forward = std::max(bound.forward, down);
       bound.backward = std::max(bound.backward, up);
@@ -322,7 +365,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     Seconds suffix;  // of reductions from block i on, less the backwards behind it
     const int last = shards.gradients ? std::min(count, 2) : count;
     for (int i = 0; i < last && spec.dp() > 1; ++i) {
-      const Visit& visit = visits_[static_cast<std::size_t>(i)];
+      const Visit& visit = visits_[i];
       suffix += visit.reduce;
       bound.behind = std::max(bound.behind, suffix);
       suffix -= visit.backward + visit.clear;
@@ -336,18 +379,21 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       if (!sequential) updated += bucket.update;
       gathered = std::max(gathered, updated) + bucket.gather;
     };
-    for (int i = range.first; i < range.last; ++i) gather(data.own[static_cast<std::size_t>(graph_.blocks[static_cast<std::size_t>(i)].kind)]);
+    for (int i = range.first; i < range.last; ++i) gather(data.own[graph_.blocks[i].kind]);
     if (tied_uses > 0) gather(data.tied);
     bound.finish = std::max(updates, gathered);
   }
   return bound;
 }
 
-// The closed form of the schedule bounds the end of the last backward on the first stage, from what every stage takes at least. Behind
-// it come the reductions that it did not cover, the gradient norm, which all stages await, the update and the gathers of
-// updated parameters. Data-parallel communication of one rank shares one stream: the step takes at least its sum.
-// Every term is something that the simulated step does in this order, so the bound is never above it (a property test holds this).
-Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, Wanted wanted) {
+// The closed form of the schedule bounds the end of the last backward on the first stage, from what
+// every stage takes at least. Behind it come the reductions that it did not cover, the gradient
+// norm, which all stages await, the update and the gathers of updated parameters. Data-parallel
+// communication of one rank shares one stream: the step takes at least its sum. Every term is
+// something that the simulated step does in this order, so the bound is never above it (a property
+// test holds this).
+Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                             Wanted wanted) {
   const MeshView& view = view_of(spec.mesh);
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int stages = spec.pp();
@@ -359,13 +405,15 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   double fullest = -1.0;
   BlockRange held;
   for (int s = 0; s < stages; ++s) {
-    held = {held.last, held.last + spec.stage_blocks[static_cast<std::size_t>(s)]};
-    const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_of(spec, placements, spec.recompute_of(s)))];
+    held = {held.last, held.last + spec.stage_blocks[s]};
+    const Shapes& shapes = shapes_[shapes_of(spec, placements, spec.recompute_of(s))];
     const MemoryUse memory = memory_of_stage(spec, placements, schedule, s, held, shapes);
-    const Bytes capacity = view.capacities[static_cast<std::size_t>(s)];
+    const Bytes capacity = view.capacities[s];
     estimate.spare = std::min(estimate.spare, capacity - memory.peak());
     estimate.spare_in_all += capacity - memory.peak();
-    if (const double share = static_cast<double>(memory.peak().count) / static_cast<double>(std::max<std::int64_t>(capacity.count, 1)); share > fullest) {
+    if (const double share =
+            static_cast<double>(memory.peak().count) / static_cast<double>(std::max<std::int64_t>(capacity.count, 1));
+        share > fullest) {
       fullest = share;
       estimate.memory = memory;
       estimate.memory_stage = s;
@@ -387,34 +435,38 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const GroupNetwork* known_next = nullptr;
   Seconds known_transfer;
   for (int s = 0; s < stages; ++s) {
-    const int environment = view.environments[static_cast<std::size_t>(s)];
+    const int environment = view.environments[s];
     const BlockRange last_range = range;
-    range = {last_range.last, last_range.last + spec.stage_blocks[static_cast<std::size_t>(s)]};
+    range = {last_range.last, last_range.last + spec.stage_blocks[s]};
     // Behind the first stage, equal blocks are bounded once.
-    bool as_before = s > 1 && range.last - range.first == last_range.last - last_range.first && run_ends_[static_cast<std::size_t>(last_range.first)] >= range.last;
-    if (s == 0 || environment != view.environments[static_cast<std::size_t>(s - 1)] || spec.recompute_of(s) != spec.recompute_of(s - 1)) {
+    bool as_before = s > 1 && range.last - range.first == last_range.last - last_range.first &&
+                     run_ends_[last_range.first] >= range.last;
+    if (s == 0 || environment != view.environments[s - 1] || spec.recompute_of(s) != spec.recompute_of(s - 1)) {
       as_before = false;
       shapes_number = shapes_of(spec, placements, spec.recompute_of(s));
       costs = &costs_of(shapes_number, environment);
-      data_costs = &data_costs_of(spec, placements, shapes_[static_cast<std::size_t>(shapes_number)], view, environment);
+      data_costs = &data_costs_of(spec, placements, shapes_[shapes_number], view, environment);
     }
-    const Shapes& shapes = shapes_[static_cast<std::size_t>(shapes_number)];
+    const Shapes& shapes = shapes_[shapes_number];
 
-    const bool sequential = !environments_[static_cast<std::size_t>(environment)].device->overlaps_communication;
+    const bool sequential = !environments_[environment].device->overlaps_communication;
     if (!as_before) bound = bound_of_stage(spec, placements, range, s == 0, sequential, *costs, shapes, *data_costs);
     if (s == 0) first = bound;
     forward_.push_back(bound.forward);
     backward_.push_back(bound.backward);
     plain_forward_.push_back(bound.plain_forward);
     plain_backward_.push_back(bound.plain_backward);
-    synchronised = std::max(synchronised, before + static_cast<double>(micro) * std::max(bound.forward + bound.backward, bound.occupied) + bound.behind + bound.norms);
+    synchronised = std::max(
+        synchronised, before + static_cast<double>(micro) * std::max(bound.forward + bound.backward, bound.occupied) +
+                          bound.behind + bound.norms);
     finish = std::max(finish, bound.finish);
     data = std::max(data, bound.data);
     if (s + 1 == stages) break;
-    const GroupNetwork* next = view.next[static_cast<std::size_t>(s)];
+    const GroupNetwork* next = view.next[s];
     if (known_next == nullptr || !(next == known_next || *next == *known_next)) {
       known_next = next;
-      known_transfer = collective_time(InstructionKind::send, Bytes(shapes.kinds.front().crossing_bytes), *next, backend);
+      known_transfer =
+          collective_time(InstructionKind::send, Bytes(shapes.kinds.front().crossing_bytes), *next, backend);
     }
     transfer_.push_back(known_transfer);
     before += bound.plain_forward + known_transfer;
@@ -422,7 +474,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
 
   Seconds agreed;  // on the norm, over every axis
   if (norm) {
-    const auto agree = [&](const GroupNetwork& network) { agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), network, backend); };
+    const auto agree = [&](const GroupNetwork& network) {
+      agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), network, backend);
+    };
     if (spec.tp() > 1) agree(*view.tensor);
     if (data_shards(placements, spec.dp()).optimizer) agree(*view.data);
     if (stages > 1) agree(*view.pipeline);
@@ -434,7 +488,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
 
   if (wanted == Wanted::bound) return estimate;
 
-  // The first stage's own work, what the schedule adds, and what is left is communication over the data axis.
+  // The first stage's own work, what the schedule adds, and what is left is communication over the
+  // data axis.
   estimate.time = first.parts;
   estimate.time *= micro;
   const Seconds computing = estimate.time.total();

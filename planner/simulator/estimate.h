@@ -19,15 +19,16 @@
 
 namespace parplan {
 
-// What an estimate needs of a pipeline schedule: the row of planner/schedule that the caller looked up.
+// What an estimate needs of a pipeline schedule: the row of planner/schedule that the caller looked
+// up.
 struct ScheduleForms {
-  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward, std::span<const Seconds> transfer,
-                         int micro_batches) = nullptr;
+  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
+                         std::span<const Seconds> transfer, int micro_batches) = nullptr;
   int (*in_flight)(int stage, int stages, int micro_batches) = nullptr;
 };
 
-// A candidate without its Program. `lower_bound` is never above the simulated step; `time` sums to it, part by part: the
-// bound is near enough to put candidates in order (docs/cost-model.md).
+// A candidate without its Program. `lower_bound` is never above the simulated step; `time` sums to
+// it, part by part: the bound is near enough to put candidates in order (docs/cost-model.md).
 struct Estimate {
   StepTime time;
   MemoryUse memory;          // of the stage that fills its devices most; equal to what lowering plans
@@ -46,8 +47,8 @@ struct BlockTable {
   std::int64_t most_fixed = 0;           // at most
 };
 
-// Estimates candidates of one model on one cluster, from Segments that are lowered and costed once each and kept. The graph
-// and the cluster must outlive it; used by one thread.
+// Estimates candidates of one model on one cluster, from Segments that are lowered and costed once
+// each and kept. The graph and the cluster must outlive it; used by one thread.
 class Estimator {
  public:
   Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
@@ -58,16 +59,19 @@ class Estimator {
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);
   // What these blocks need on a stage, to the byte.
-  Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range, Recompute recompute);
-  // A number that says whether there are none, one or more blocks of each kind in the range. What of a stage's memory does not grow with blocks
-  // hangs on nothing else of them.
+  Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage,
+             BlockRange range, Recompute recompute);
+  // A number that says whether there are none, one or more blocks of each kind in the range. What
+  // of a stage's memory does not grow with blocks hangs on nothing else of them.
   std::uint64_t kinds_in(BlockRange range) const;
-  // Numbers for what blocks cost on each stage: equal numbers, equal costs. One where all stages are alike.
+  // Numbers for what blocks cost on each stage: equal numbers, equal costs. One where all stages
+  // are alike.
   std::vector<std::pair<int, int>> paces(const ParallelSpec& spec, const Placements& placements);
 
   // `spec.stage_blocks` is set.
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
-  // The same without `time`, and without `lower_bound` where it does not fit: what a search needs of most candidates.
+  // The same without `time`, and without `lower_bound` where it does not fit: what a search needs
+  // of most candidates.
   Estimate bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
 
   NetworkCache& networks() { return networks_; }
@@ -126,15 +130,17 @@ class Estimator {
   using ShapesKey = std::tuple<int, bool, std::int64_t, bool>;  // tp, sequence parallel, micro-batch, recompute
 
   enum class Wanted { bound, all };
-  Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, Wanted wanted);
+  Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                    Wanted wanted);
   int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
   const Costs& costs_of(int shapes, int environment);
   const MeshView& view_of(const DeviceMesh& mesh);
-  const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const Shapes& shapes, const MeshView& view, int environment);
-  MemoryUse memory_of_stage(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage, BlockRange range,
-                            const Shapes& shapes);
-  StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range, bool first, bool sequential, const Costs& costs,
-                            const Shapes& shapes, const DataCosts& data);
+  const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const Shapes& shapes,
+                                 const MeshView& view, int environment);
+  MemoryUse memory_of_stage(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                            int stage, BlockRange range, const Shapes& shapes);
+  StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range, bool first,
+                            bool sequential, const Costs& costs, const Shapes& shapes, const DataCosts& data);
 
   const OpGraph& graph_;
   const Cluster& cluster_;
@@ -149,7 +155,8 @@ class Estimator {
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
   std::map<std::pair<std::array<int, 3>, std::array<Axis, 3>>, MeshView> views_;
-  std::map<std::tuple<int, int, int, const GroupNetwork*, int>, DataCosts> data_costs_;  // tp, dp, what is sharded, network, environment
+  std::map<std::tuple<int, int, int, const GroupNetwork*, int>, DataCosts>
+      data_costs_;  // tp, dp, what is sharded, network, environment
   // Room that estimates use again and again.
   std::vector<BucketSizes> buckets_;
   std::vector<SavedSizes> saved_;

@@ -13,7 +13,7 @@ namespace {
 std::vector<int> recorders(const Segment& segment) {
   std::vector<int> recorder(static_cast<std::size_t>(segment.events), -1);
   for (std::size_t i = 0; i < segment.instructions.size(); ++i)
-    if (const auto event = segment.instructions[i].records) recorder[static_cast<std::size_t>(*event)] = static_cast<int>(i);
+    if (const auto event = segment.instructions[i].records) recorder[*event] = static_cast<int>(i);
   return recorder;
 }
 
@@ -34,19 +34,21 @@ CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
   for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
     const Instruction& instruction = segment.instructions[i];
     const bool posted = execution == Execution::sequential && instruction.kind == InstructionKind::send;
-    CostedInstruction one{.seconds = duration(instruction, model).value,
-                          .stream = stream_of(instruction.stream),
-                          .waits = {},
-                          .work = {.computes = instruction.kind == InstructionKind::kernel, .label = instruction.label}};
+    CostedInstruction one{
+        .seconds = duration(instruction, model).value,
+        .stream = stream_of(instruction.stream),
+        .waits = {},
+        .work = {.computes = instruction.kind == InstructionKind::kernel, .label = instruction.label}};
     costed.streams |= 1u << one.stream;
     costed.computes |= one.work.computes;
     Played piece{.start = free[one.stream], .end = 0.0, .cause = last_on[one.stream], .begun = true, .work = one.work};
     for (const int event : instruction.waits) {
-      const int wait = recorder[static_cast<std::size_t>(event)];
-      PARPLAN_ASSERT(wait >= 0 && wait < static_cast<int>(i),
-                     fmt::format("segment '{}': instruction {} waits for event {}, recorded by {}", segment.name, i, event, wait));
+      const int wait = recorder[event];
+      PARPLAN_ASSERT(
+          wait >= 0 && wait < static_cast<int>(i),
+          fmt::format("segment '{}': instruction {} waits for event {}, recorded by {}", segment.name, i, event, wait));
       one.waits.push_back(wait);
-      const Played& awaited = costed.alone[static_cast<std::size_t>(wait)];
+      const Played& awaited = costed.alone[wait];
       if (awaited.end > piece.start) {
         piece.start = awaited.end;
         piece.cause = wait;

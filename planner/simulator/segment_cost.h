@@ -29,7 +29,8 @@ struct CostedInstruction {
   Work work;
 };
 
-// A Segment costed once. Pieces of it count from 0 at the call's start and have causes within the Segment.
+// A Segment costed once. Pieces of it count from 0 at the call's start and have causes within the
+// Segment.
 struct CostedSegment {
   std::size_t stream = 0;
   unsigned streams = 0;     // all that it uses, as bits

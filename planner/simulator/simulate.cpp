@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/simulator/segment_cost.h"
@@ -36,8 +37,9 @@ struct Seat {
   int last_cause = -1;
 };
 
-// Where stages come together: a direction between two neighbours (seat 0 sends, seat 1 receives), the tied parameter's
-// two stages, or all stages. A stage has at most one instruction there at a time, except that posted sends queue up.
+// Where stages come together: a direction between two neighbours (seat 0 sends, seat 1 receives),
+// the tied parameter's two stages, or all stages. A stage has at most one instruction there at a
+// time, except that posted sends queue up.
 struct Meeting {
   std::string name;
   std::vector<Seat> seats;
@@ -100,7 +102,7 @@ struct Stage {
   std::vector<Crossing> crossings;   // where they are asked for
 
   const Playable& segment_of(int call) const {
-    return segments[static_cast<std::size_t>(program->calls[static_cast<std::size_t>(call)].segment)];
+    return segments[program->calls[call].segment];
   }
 };
 
@@ -142,8 +144,10 @@ class Simulation {
 void Simulation::make_meetings() {
   const int stages = static_cast<int>(stages_.size());
   for (int s = 0; s + 1 < stages; ++s) {
-    meetings_.push_back({.name = fmt::format("{} to {}", s, s + 1), .seats = {{.stage = s}, {.stage = s + 1}}, .posted = {}});
-    meetings_.push_back({.name = fmt::format("{} to {}", s + 1, s), .seats = {{.stage = s + 1}, {.stage = s}}, .posted = {}});
+    meetings_.push_back(
+        {.name = fmt::format("{} to {}", s, s + 1), .seats = {{.stage = s}, {.stage = s + 1}}, .posted = {}});
+    meetings_.push_back(
+        {.name = fmt::format("{} to {}", s + 1, s), .seats = {{.stage = s + 1}, {.stage = s}}, .posted = {}});
   }
   meetings_.push_back({.name = "tied", .seats = {{.stage = 0}, {.stage = stages - 1}}, .posted = {}});
   Meeting all{.name = "pipeline", .seats = {}, .posted = {}};
@@ -159,7 +163,8 @@ SeatAt Simulation::seat_of(const Stage& stage, int number, const Instruction& in
   if (sends || receives) {
     const bool with_next = instruction.group == GroupKind::next;
     PARPLAN_ASSERT(with_next ? number + 1 < stages : instruction.group == GroupKind::previous && number > 0,
-                   fmt::format("stage {} of {}: {} with group {}", number, stages, name(instruction.kind), name(instruction.group)));
+                   fmt::format("stage {} of {}: {} with group {}", number, stages, name(instruction.kind),
+                               name(instruction.group)));
     const int pair = with_next ? number : number - 1;
     const bool forward = with_next == sends;
     return {.meeting = 2 * pair + (forward ? 0 : 1), .seat = sends ? 0 : 1};
@@ -176,7 +181,8 @@ void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
   stage.execution = execution_of(model);
   stage.capacity = model.device->memory_capacity;
 
-  // Instructions that meet at one place come from one stream, or their order would depend on timing.
+  // Instructions that meet at one place come from one stream, or their order would depend on
+  // timing.
   std::vector<int> meeting_stream(meetings_.size(), -1);
   std::array<unsigned, stream_count> users{};  // streams whose segments use this stream
   std::vector<char> meets(program.segments.size(), false);
@@ -190,9 +196,9 @@ void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
       playable.seats.push_back(seat);
       if (seat.meeting < 0) continue;
       meets[i] = true;
-      int& stream = meeting_stream[static_cast<std::size_t>(seat.meeting)];
+      int& stream = meeting_stream[seat.meeting];
       PARPLAN_ASSERT(stream < 0 || stream == static_cast<int>(instruction.stream),
-                     fmt::format("stage {} meets at '{}' on two streams", number, meetings_[static_cast<std::size_t>(seat.meeting)].name));
+                     fmt::format("stage {} meets at '{}' on two streams", number, meetings_[seat.meeting].name));
       stream = static_cast<int>(instruction.stream);
       playable.posts |= stage.execution == Execution::sequential && instruction.kind == InstructionKind::send &&
                         instruction.stream == segment.stream;
@@ -205,7 +211,8 @@ void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
     const unsigned own = 1u << playable.costed.stream;
     playable.alone = !meets[i] && playable.costed.computes;
     for (std::size_t s = 0; s < stream_count; ++s)
-      if (playable.costed.streams >> s & 1u && s != playable.costed.stream && users[s] != own) playable.shared |= 1u << s;
+      if (playable.costed.streams >> s & 1u && s != playable.costed.stream && users[s] != own)
+        playable.shared |= 1u << s;
     playable.queues = playable.alone ? own | playable.shared : playable.costed.streams;
     playable.work = {.computes = true, .label = Label::compute, .split = &playable.costed.split};
   }
@@ -223,13 +230,14 @@ void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
     for (std::size_t s = 0; s < stream_count; ++s)
       if (playable.queues >> s & 1u) ++calls_on[s];
     for (const int event : call.waits)
-      PARPLAN_ASSERT(stage.event_recorder[static_cast<std::size_t>(event)] >= 0,
-                     fmt::format("stage {}: call {} waits for event {}, which no earlier call records", number, c, event));
-    if (call.records) stage.event_recorder[static_cast<std::size_t>(*call.records)] = static_cast<int>(c);
+      PARPLAN_ASSERT(
+          stage.event_recorder[event] >= 0,
+          fmt::format("stage {}: call {} waits for event {}, which no earlier call records", number, c, event));
+    if (call.records) stage.event_recorder[*call.records] = static_cast<int>(c);
     if (stage.execution == Execution::sequential)
       for (std::size_t i = 0; i < playable.seats.size(); ++i)
         if (playable.seats[i].meeting >= 0 && playable.seats[i].seat == 0)
-          ++posts_at[static_cast<std::size_t>(playable.seats[i].meeting)];
+          ++posts_at[playable.seats[i].meeting];
   }
   stage.pieces.reserve(pieces);
   for (std::size_t s = 0; s < stream_count; ++s) {
@@ -253,7 +261,8 @@ Simulation::Simulation(std::span<const Program> programs, std::span<const CostMo
   runnable_.assign(programs.size(), true);
   make_meetings();
   for (std::size_t s = 0; s < programs.size(); ++s) {
-    PARPLAN_ASSERT(programs[s].stage == static_cast<int>(s), fmt::format("program {} is of stage {}", s, programs[s].stage));
+    PARPLAN_ASSERT(programs[s].stage == static_cast<int>(s),
+                   fmt::format("program {} is of stage {}", s, programs[s].stage));
     PARPLAN_ASSERT(execution_of(models[s]) == execution_of(models[0]), fmt::format("stage {} runs unlike stage 0", s));
     stages_[s].program = &programs[s];
     prepare(stages_[s], static_cast<int>(s), models[s]);
@@ -290,18 +299,18 @@ bool Simulation::advance(Stage& stage) {
 }
 
 bool Simulation::complete(Stage& stage, int event) {
-  int& piece = stage.event_piece[static_cast<std::size_t>(event)];
+  int& piece = stage.event_piece[event];
   if (piece != unknown) return true;
   // Left open by a call with posted sends: complete once all are taken.
-  const int call = stage.event_recorder[static_cast<std::size_t>(event)];
+  const int call = stage.event_recorder[event];
   const Playable& playable = stage.segment_of(call);
   if (!playable.posts || stage.head[0] >= stage.queue[0].size() || call >= stage.queue[0][stage.head[0]]) return false;
   int last = -1;
-  const int first = stage.places[static_cast<std::size_t>(call)].first;
+  const int first = stage.places[call].first;
   for (int i = first; i < first + static_cast<int>(playable.costed.instructions.size()); ++i) {
-    const Played& one = stage.pieces[static_cast<std::size_t>(i)];
+    const Played& one = stage.pieces[i];
     if (!one.done()) return false;
-    if (last < 0 || one.end > stage.pieces[static_cast<std::size_t>(last)].end) last = i;
+    if (last < 0 || one.end > stage.pieces[last].end) last = i;
   }
   piece = last;
   return true;
@@ -310,8 +319,8 @@ bool Simulation::complete(Stage& stage, int event) {
 std::optional<Moment> Simulation::ready(Stage& stage, const Call& call, Moment from) {
   for (const int event : call.waits) {
     if (!complete(stage, event)) return std::nullopt;
-    const int piece = stage.event_piece[static_cast<std::size_t>(event)];
-    if (piece >= 0) from = later(from, {.time = stage.pieces[static_cast<std::size_t>(piece)].end, .piece = piece});
+    const int piece = stage.event_piece[event];
+    if (piece >= 0) from = later(from, {.time = stage.pieces[piece].end, .piece = piece});
   }
   return from;
 }
@@ -325,8 +334,8 @@ bool idle(const Stage& stage, unsigned streams, double time) {
 // The call at the head of a stream, if it is the call's own stream: true once it is over.
 bool Simulation::step(Stage& stage, std::size_t stream) {
   const int number = stage.queue[stream][stage.head[stream]];
-  const Call& call = stage.program->calls[static_cast<std::size_t>(number)];
-  const Playable& playable = stage.segments[static_cast<std::size_t>(call.segment)];
+  const Call& call = stage.program->calls[number];
+  const Playable& playable = stage.segments[call.segment];
   if (playable.costed.stream != stream) return false;
   Running& running = stage.running[stream];
   if (!running.active) {
@@ -335,10 +344,11 @@ bool Simulation::step(Stage& stage, std::size_t stream) {
     const std::optional<Moment> start = ready(stage, call, stage.free[stream]);
     if (!start) return false;
     const int piece = static_cast<int>(stage.pieces.size());
-    stage.places[static_cast<std::size_t>(number)] = {.first = piece, .whole = playable.alone && idle(stage, playable.shared, start->time)};
-    if (stage.places[static_cast<std::size_t>(number)].whole) {
+    stage.places[number] = {.first = piece, .whole = playable.alone && idle(stage, playable.shared, start->time)};
+    if (stage.places[number].whole) {
       const double end = start->time + playable.costed.seconds;
-      stage.pieces.push_back({.start = start->time, .end = end, .cause = start->piece, .begun = true, .work = playable.work});
+      stage.pieces.push_back(
+          {.start = start->time, .end = end, .cause = start->piece, .begun = true, .work = playable.work});
       for (std::size_t i = 0; i < playable.costed.alone.size() && playable.shared != 0; ++i)
         if (const std::size_t side = playable.costed.instructions[i].stream; playable.shared >> side & 1u)
           stage.free[side] = {.time = start->time + playable.costed.alone[i].end, .piece = piece};
@@ -352,7 +362,7 @@ bool Simulation::step(Stage& stage, std::size_t stream) {
 }
 
 bool Simulation::play_instructions(Stage& stage, int call, const Playable& playable, Running& running) {
-  const int first = stage.places[static_cast<std::size_t>(call)].first;
+  const int first = stage.places[call].first;
   const std::vector<CostedInstruction>& instructions = playable.costed.instructions;
   const auto piece_of = [&](std::size_t i) -> Played& { return stage.pieces[static_cast<std::size_t>(first) + i]; };
   unsigned blocked = 0;
@@ -370,7 +380,11 @@ bool Simulation::play_instructions(Stage& stage, int call, const Playable& playa
       }
       const int piece = first + static_cast<int>(i);
       if (met && playable.seats[i].meeting < 0) {
-        piece_of(i) = {.start = at.time, .end = at.time + instruction.seconds, .cause = at.piece, .begun = true, .work = instruction.work};
+        piece_of(i) = {.start = at.time,
+                       .end = at.time + instruction.seconds,
+                       .cause = at.piece,
+                       .begun = true,
+                       .work = instruction.work};
         stage.free[instruction.stream] = {.time = piece_of(i).end, .piece = piece};
         continue;
       }
@@ -401,9 +415,9 @@ void Simulation::note_crossing(Stage& stage, int piece, int other, int cause) {
 bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index, int piece, Moment at) {
   const CostedInstruction& instruction = playable.costed.instructions[index];
   const SeatAt where = playable.seats[index];
-  Meeting& meeting = meetings_[static_cast<std::size_t>(where.meeting)];
-  Seat& seat = meeting.seats[static_cast<std::size_t>(where.seat)];
-  Played& played = stage.pieces[static_cast<std::size_t>(piece)];
+  Meeting& meeting = meetings_[where.meeting];
+  Seat& seat = meeting.seats[where.seat];
+  Played& played = stage.pieces[piece];
   const auto settle = [&](double start, double seconds) {
     played = {.start = start, .end = start + seconds, .cause = at.piece, .begun = true, .work = instruction.work};
     stage.free[instruction.stream] = {.time = played.end, .piece = piece};
@@ -411,24 +425,24 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
 
   const bool pair = where.meeting < 2 * (static_cast<int>(stages_.size()) - 1);
   if (pair && stage.execution == Execution::sequential) {
-    const int partner = meeting.seats[static_cast<std::size_t>(1 - where.seat)].stage;
+    const int partner = meeting.seats[1 - where.seat].stage;
     if (where.seat == 0) {
       meeting.posted.push_back({.ready = at.time, .seconds = instruction.seconds, .piece = piece});
       played = {.start = at.time, .end = Played::unset, .cause = at.piece, .begun = true, .work = instruction.work};
       stage.free[instruction.stream] = later(stage.free[instruction.stream], at);
-      runnable_[static_cast<std::size_t>(partner)] = true;
+      runnable_[partner] = true;
       return true;
     }
     if (meeting.taken == meeting.posted.size()) return false;
     const Meeting::Posted& posted = meeting.posted[meeting.taken++];
     settle(std::max(at.time, posted.ready), posted.seconds);
-    Stage& sender = stages_[static_cast<std::size_t>(partner)];
-    Played& sent = sender.pieces[static_cast<std::size_t>(posted.piece)];
+    Stage& sender = stages_[partner];
+    Played& sent = sender.pieces[posted.piece];
     if (posted.ready > at.time) note_crossing(stage, piece, partner, sent.cause);
     if (at.time > posted.ready) note_crossing(sender, posted.piece, stage.program->stage, at.piece);
     sent.start = played.start;
     sent.end = played.end;
-    runnable_[static_cast<std::size_t>(partner)] = true;
+    runnable_[partner] = true;
     return true;
   }
 
@@ -438,7 +452,8 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
     seat.seconds = instruction.seconds;
     seat.cause = at.piece;
     if (++meeting.arrived == static_cast<int>(meeting.seats.size())) {
-      // A transfer takes the time that the sender's links give it; a collective that of its slowest member.
+      // A transfer takes the time that the sender's links give it; a collective that of its slowest
+      // member.
       double start = 0.0;
       double seconds = meeting.seats[0].seconds;
       const Seat* last = &meeting.seats[0];
@@ -455,7 +470,7 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
         other.seconds = seconds;
         other.last_stage = last_stage;
         other.last_cause = last_cause;
-        runnable_[static_cast<std::size_t>(other.stage)] = true;
+        runnable_[other.stage] = true;
       }
       meeting.arrived = 0;
     }
@@ -468,11 +483,11 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
 }
 
 void Simulation::finish_call(Stage& stage, int number, const Playable& playable, Moment end) {
-  const Call& call = stage.program->calls[static_cast<std::size_t>(number)];
+  const Call& call = stage.program->calls[number];
   stage.free[playable.costed.stream] = later(stage.free[playable.costed.stream], end);
   for (const std::size_t s : stage.streams)
     if (playable.queues >> s & 1u) ++stage.head[s];
-  if (call.records && !playable.posts) stage.event_piece[static_cast<std::size_t>(*call.records)] = end.piece;
+  if (call.records && !playable.posts) stage.event_piece[*call.records] = end.piece;
 }
 
 Moment Simulation::last_of(const Stage& stage) const {
@@ -518,7 +533,7 @@ std::vector<Played> taken_apart(const Stage& stage) {
       part.cause = first_part[cause];
       if (whole[cause] == nullptr) continue;
       // The part that ended last; of one that goes on beside this piece, the last that had ended.
-      const Played* begin = &apart[static_cast<std::size_t>(first_part[cause])];
+      const Played* begin = &apart[first_part[cause]];
       int best = whole[cause]->last;
       if (begin[best].end > part.start)
         for (int i = best = 0; i < static_cast<int>(whole[cause]->alone.size()); ++i)
@@ -529,7 +544,8 @@ std::vector<Played> taken_apart(const Stage& stage) {
   return apart;
 }
 
-// Whether something else computed while a piece played whole did: then its inner gaps may have been used.
+// Whether something else computed while a piece played whole did: then its inner gaps may have been
+// used.
 bool overlaps(const std::vector<Played>& pieces) {
   double covered = 0.0;
   for (const Played& piece : pieces) {
@@ -542,7 +558,8 @@ bool overlaps(const std::vector<Played>& pieces) {
 
 // How full the devices of a stage are at its peak.
 double filled_share(const Stage& stage) {
-  return static_cast<double>(stage.program->memory.peak().count) / static_cast<double>(std::max<std::int64_t>(stage.capacity.count, 1));
+  return static_cast<double>(stage.program->memory.peak().count) /
+         static_cast<double>(std::max<std::int64_t>(stage.capacity.count, 1));
 }
 
 // Where the stage's time went until `last`, where its work ends.
@@ -551,7 +568,7 @@ StepTime time_of(const Stage& stage, int last_piece) {
   const std::vector<Played> apart = taken_apart(stage);
   int last = 0;
   for (int i = 0; i < static_cast<int>(apart.size()); ++i)
-    if (apart[static_cast<std::size_t>(i)].end > apart[static_cast<std::size_t>(last)].end) last = i;
+    if (apart[i].end > apart[last].end) last = i;
   return sum(attribute(apart, last));
 }
 
@@ -583,19 +600,20 @@ StepResult Simulation::result() const {
   return result;
 }
 
-// Seconds of each label on the way from `offset` in a segment that was played whole back to its start.
+// Seconds of each label on the way from `offset` in a segment that was played whole back to its
+// start.
 using LabelSeconds = std::array<double, static_cast<std::size_t>(Label::count_)>;
 LabelSeconds way_through(const CostedSegment& costed, double offset) {
   LabelSeconds seconds{};
   // What had ended last by then.
   int piece = -1;
   for (int i = 0; i < static_cast<int>(costed.alone.size()); ++i)
-    if (const double end = costed.alone[static_cast<std::size_t>(i)].end;
-        end <= offset * (1.0 + 1e-9) && (piece < 0 || end > costed.alone[static_cast<std::size_t>(piece)].end))
+    if (const double end = costed.alone[i].end;
+        end <= offset * (1.0 + 1e-9) && (piece < 0 || end > costed.alone[piece].end))
       piece = i;
-  for (double t = offset; piece >= 0; piece = costed.alone[static_cast<std::size_t>(piece)].cause) {
-    const Played& part = costed.alone[static_cast<std::size_t>(piece)];
-    seconds[static_cast<std::size_t>(part.work.label)] += t - part.start;
+  for (double t = offset; piece >= 0; piece = costed.alone[piece].cause) {
+    const Played& part = costed.alone[piece];
+    seconds[index_of(part.work.label)] += t - part.start;
     t = part.start;
   }
   return seconds;
@@ -619,11 +637,12 @@ std::vector<CriticalWork> Simulation::critical_path() const {
     wholes.emplace_back(stage.segments.size());
     std::vector<int>& call_of = calls.emplace_back(stage.pieces.size(), -1);
     for (std::size_t c = 0; c < stage.places.size(); ++c) {
-      const std::size_t count = stage.places[c].whole ? 1 : stage.segment_of(static_cast<int>(c)).costed.instructions.size();
+      const std::size_t count =
+          stage.places[c].whole ? 1 : stage.segment_of(static_cast<int>(c)).costed.instructions.size();
       std::fill_n(call_of.begin() + stage.places[c].first, count, static_cast<int>(c));
     }
     std::vector<int>& crosses = crossing.emplace_back(stage.pieces.size(), -1);
-    for (std::size_t i = 0; i < stage.crossings.size(); ++i) crosses[static_cast<std::size_t>(stage.crossings[i].piece)] = static_cast<int>(i);
+    for (std::size_t i = 0; i < stage.crossings.size(); ++i) crosses[stage.crossings[i].piece] = static_cast<int>(i);
     if (const Moment last = last_of(stage); stage_number < 0 || last.time > at.time) {
       at = last;
       stage_number = stage.program->stage;
@@ -635,7 +654,7 @@ std::vector<CriticalWork> Simulation::critical_path() const {
     const auto piece = static_cast<std::size_t>(at.piece);
     const Played& played = stage.pieces[piece];
     const int call = calls[s][piece];
-    const auto segment = static_cast<std::size_t>(stage.program->calls[static_cast<std::size_t>(call)].segment);
+    const auto segment = static_cast<std::size_t>(stage.program->calls[call].segment);
     const auto add = [&](std::size_t label, double seconds) {
       if (seconds <= 0.0) return;
       Share& share = shares[s][segment][label];
@@ -643,7 +662,7 @@ std::vector<CriticalWork> Simulation::critical_path() const {
       share.last_call = call;
       share.seconds += seconds;
     };
-    if (stage.places[static_cast<std::size_t>(call)].whole) {
+    if (stage.places[call].whole) {
       const CostedSegment& costed = stage.segments[segment].costed;
       std::optional<LabelSeconds>& whole = wholes[s][segment];
       if (!whole) whole = way_through(costed, costed.seconds);
@@ -654,7 +673,7 @@ std::vector<CriticalWork> Simulation::critical_path() const {
     }
     at = {.time = played.start, .piece = played.cause};
     if (crossing[s][piece] >= 0) {
-      const Stage::Crossing& cross = stage.crossings[static_cast<std::size_t>(crossing[s][piece])];
+      const Stage::Crossing& cross = stage.crossings[crossing[s][piece]];
       stage_number = cross.stage;
       at.piece = cross.cause;
     }
@@ -671,7 +690,11 @@ std::vector<CriticalWork> Simulation::critical_path() const {
         };
         auto found = std::find_if(path.begin(), path.end(), same);
         if (found == path.end())
-          found = path.insert(path.end(), {.stage = static_cast<int>(s), .segment = name, .label = static_cast<Label>(label), .runs = 0, .time = {}});
+          found = path.insert(path.end(), {.stage = static_cast<int>(s),
+                                           .segment = name,
+                                           .label = static_cast<Label>(label),
+                                           .runs = 0,
+                                           .time = {}});
         found->runs += share.runs;
         found->time += Seconds(share.seconds);
       }
@@ -698,7 +721,8 @@ std::vector<CallEnds> Simulation::ends() const {
       ends.first.push_back(ends.seconds.size());
       const Stage::Place place = stage.places[c];
       const std::size_t pieces = place.whole ? 1 : stage.segment_of(static_cast<int>(c)).costed.instructions.size();
-      for (std::size_t i = 0; i < pieces; ++i) ends.seconds.push_back(stage.pieces[static_cast<std::size_t>(place.first) + i].end);
+      for (std::size_t i = 0; i < pieces; ++i)
+        ends.seconds.push_back(stage.pieces[static_cast<std::size_t>(place.first) + i].end);
     }
     ends.first.push_back(ends.seconds.size());
   }
@@ -709,7 +733,7 @@ void Simulation::write(Timeline& timeline) const {
   for (const Stage& stage : stages_) {
     for (std::size_t c = 0; c < stage.program->calls.size(); ++c) {
       const Call& call = stage.program->calls[c];
-      const Segment& segment = stage.program->segments[static_cast<std::size_t>(call.segment)];
+      const Segment& segment = stage.program->segments[call.segment];
       const Playable& playable = stage.segment_of(static_cast<int>(c));
       for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
         const auto first = static_cast<std::size_t>(stage.places[c].first);
@@ -737,25 +761,27 @@ void Simulation::report_deadlock() const {
       const int number = stage.queue[s][stage.head[s]];
       const Playable& playable = stage.segment_of(number);
       if (playable.costed.stream != s) continue;
-      const Call& call = stage.program->calls[static_cast<std::size_t>(number)];
-      const Segment& segment = stage.program->segments[static_cast<std::size_t>(call.segment)];
+      const Call& call = stage.program->calls[number];
+      const Segment& segment = stage.program->segments[call.segment];
       std::string reason;
       if (!stage.running[s].active) {
         for (const int event : call.waits)
-          if (stage.event_piece[static_cast<std::size_t>(event)] == unknown) {
-            const int recorder = stage.event_recorder[static_cast<std::size_t>(event)];
+          if (stage.event_piece[event] == unknown) {
+            const int recorder = stage.event_recorder[event];
             reason = fmt::format("waits for call {} '{}'", recorder,
-                                 stage.program->segments[static_cast<std::size_t>(stage.program->calls[static_cast<std::size_t>(recorder)].segment)].name);
+                                 stage.program->segments[stage.program->calls[recorder].segment].name);
             break;
           }
         if (reason.empty()) reason = "waits for a side stream";
       } else {
         std::size_t open = 0;
-        while (stage.pieces[static_cast<std::size_t>(stage.places[static_cast<std::size_t>(number)].first) + open].done()) ++open;
+        while (
+            stage.pieces[static_cast<std::size_t>(stage.places[static_cast<std::size_t>(number)].first) + open].done())
+          ++open;
         const Instruction& instruction = segment.instructions[open];
         const SeatAt where = playable.seats[open];
         reason = where.meeting < 0 ? fmt::format("waits for events of instruction {}", open)
-                                   : fmt::format("waits in '{}' for {}", meetings_[static_cast<std::size_t>(where.meeting)].name,
+                                   : fmt::format("waits in '{}' for {}", meetings_[where.meeting].name,
                                                  instruction.kind == InstructionKind::send      ? "a receive"
                                                  : instruction.kind == InstructionKind::receive ? "a send"
                                                                                                 : "the others");
@@ -768,7 +794,8 @@ void Simulation::report_deadlock() const {
 
 }  // namespace
 
-StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline, StepDetails* details, std::vector<CallEnds>* ends) {
+StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline,
+                    StepDetails* details, std::vector<CallEnds>* ends) {
   Simulation simulation(programs, models, details != nullptr);
   simulation.play();
   if (timeline != nullptr) simulation.write(*timeline);

@@ -29,7 +29,8 @@ struct Timeline {
 // "layers.forward: attention.qkv linear".
 std::string instruction_title(const Segment& segment, const Instruction& instruction);
 
-// Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process a stage, a thread a stream.
+// Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process a stage,
+// a thread a stream.
 std::string write_trace(const Timeline& timeline);
 
 }  // namespace parplan

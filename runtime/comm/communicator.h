@@ -30,15 +30,17 @@ constexpr Chunk chunk_of(std::int64_t count, int members, int member) {
   return {.begin = count * member / members, .end = count * (member + 1) / members};
 }
 
-// What one call cost one rank. The times are of calls that return when they are done; others leave them 0.
+// What one call cost one rank. The times are of calls that return when they are done; others leave
+// them 0.
 struct Transfer {
   Bytes sent;       // logical bytes that this rank sent to others
   Seconds waited;   // until every other rank concerned had arrived
   Seconds moving;   // from then until the call returned
 };
 
-// Logical bytes that a member sends of a buffer of `count` elements of `element` bytes: the reduce-scatter sends every chunk
-// but its own, the all-gather sends its own chunk to every other member, the all-reduce does both.
+// Logical bytes that a member sends of a buffer of `count` elements of `element` bytes: the
+// reduce-scatter sends every chunk but its own, the all-gather sends its own chunk to every other
+// member, the all-reduce does both.
 constexpr Bytes reduce_scatter_bytes(std::int64_t count, std::int64_t element, int members, int member) {
   const Chunk own = chunk_of(count, members, member);
   return Bytes(element * (count - (own.end - own.begin)));
@@ -51,7 +53,8 @@ constexpr Bytes all_reduce_bytes(std::int64_t count, std::int64_t element, int m
   return reduce_scatter_bytes(count, element, members, member) + all_gather_bytes(count, element, members, member);
 }
 
-// `source` sends to `destination` on `channel`. A job that knows its routes can connect them before it starts.
+// `source` sends to `destination` on `channel`. A job that knows its routes can connect them before
+// it starts.
 struct SendRoute {
   int source = 0;
   int destination = 0;
@@ -74,11 +77,13 @@ struct Elements {
   DataType type = DataType::fp32;
 };
 
-// One rank's end of the job's communication. Collectives are called by all members of a group, in one order, with equal
-// counts and types. A call belongs to a stream of the rank's backend: it runs after what was submitted there before. It may
-// return before it has run (GPUs) or when it is done (CPUs). Where the implementation says so (`in_order`), reductions
-// add in ascending order of rank: ((r0 + r1) + r2) + ..., in fp32 whatever the type, so results are equal to the bit on every member, in every run and
-// for every way of cutting the buffer. Calls throw RunError, naming the rank and its reason, once any rank has aborted.
+// One rank's end of the job's communication. Collectives are called by all members of a group, in
+// one order, with equal counts and types. A call belongs to a stream of the rank's backend: it runs
+// after what was submitted there before. It may return before it has run (GPUs) or when it is done
+// (CPUs). Where the implementation says so (`in_order`), reductions add in ascending order of rank:
+// ((r0 + r1) + r2) + ..., in fp32 whatever the type, so results are equal to the bit on every
+// member, in every run and for every way of cutting the buffer. Calls throw RunError, naming the
+// rank and its reason, once any rank has aborted.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -93,22 +98,26 @@ class Communicator {
   // Member i's chunk_of(count, members, i) is its input; all of the data holds the result.
   virtual Transfer all_gather(StreamId stream, int group, Elements data) = 0;
 
-  // Posts and returns; the data must stay as it is until what follows wait_sent. Sends and receives of one (source,
-  // destination, channel) match in order and have equal counts. Posting waits while 64 earlier ones are outstanding.
+  // Posts and returns; the data must stay as it is until what follows wait_sent. Sends and receives
+  // of one (source, destination, channel) match in order and have equal counts. Posting waits while
+  // 64 earlier ones are outstanding.
   virtual SendTicket send(StreamId stream, int destination, int channel, Elements data) = 0;
   // Later work of `stream` runs after the send is done. `sent` counts the bytes of the send.
   virtual Transfer wait_sent(StreamId stream, SendTicket ticket) = 0;
   virtual Transfer receive(StreamId stream, int source, int channel, Elements data) = 0;
 
-  // The memory that most calls will point into; it may be pinned for the network. It outlives the communicator.
+  // The memory that most calls will point into; it may be pinned for the network. It outlives the
+  // communicator.
   virtual void register_memory(void* memory, Bytes bytes) {
     static_cast<void>(memory);
     static_cast<void>(bytes);
   }
 
-  // Throws RunError when a rank has aborted or the network has failed; for callers that waited for a stream.
+  // Throws RunError when a rank has aborted or the network has failed; for callers that waited for
+  // a stream.
   virtual void check() = 0;
-  // Wakes every rank that waits, now or later, with a RunError that holds `reason`. The first reason wins.
+  // Wakes every rank that waits, now or later, with a RunError that holds `reason`. The first
+  // reason wins.
   virtual void abort(const std::string& reason) = 0;
 };
 

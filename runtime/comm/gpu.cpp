@@ -17,7 +17,9 @@ OpenedGpu open_now() {
   if (plugin.function == nullptr) return {.gpu = nullptr, .missing = plugin.missing};
   Gpu* gpu = reinterpret_cast<MakeGpu>(plugin.function)(PARPLAN_VERSION);
   if (gpu == nullptr)
-    return {.gpu = nullptr, .missing = fmt::format("{} is not of this program's version, {}: install both from one build", library, PARPLAN_VERSION)};
+    return {.gpu = nullptr,
+            .missing = fmt::format("{} is not of this program's version, {}: install both from one build", library,
+                                   PARPLAN_VERSION)};
   return {.gpu = std::shared_ptr<Gpu>(gpu), .missing = ""};
 }
 

@@ -24,7 +24,8 @@ struct GpuProperties {
 };
 
 struct GpuBackendOptions {
-  // Fixed order of every sum: one algorithm per shape, none that splits sums over blocks in the order of arrival.
+  // Fixed order of every sum: one algorithm per shape, none that splits sums over blocks in the
+  // order of arrival.
   bool deterministic = true;
   // Replay repeated work as CUDA graphs.
   bool graphs = true;
@@ -40,8 +41,8 @@ class GpuLocalWorld {
   virtual std::unique_ptr<Communicator> communicator(int rank, Backend& backend) = 0;
 };
 
-// The CUDA plugin as the main program sees it: everything that needs a CUDA library is behind it. Backends given back
-// to it must be its own.
+// The CUDA plugin as the main program sees it: everything that needs a CUDA library is behind it.
+// Backends given back to it must be its own.
 class Gpu {
  public:
   virtual ~Gpu() = default;
@@ -49,14 +50,16 @@ class Gpu {
   virtual std::vector<GpuProperties> devices() = 0;   // in CUDA's order; RunError without a driver
   virtual std::unique_ptr<Backend> make_backend(int device, const GpuBackendOptions& options) = 0;
 
-  virtual std::unique_ptr<GpuLocalWorld> make_local_world(int ranks, const std::vector<CommunicationGroup>& groups, int channels) = 0;
+  virtual std::unique_ptr<GpuLocalWorld> make_local_world(int ranks, const std::vector<CommunicationGroup>& groups,
+                                                          int channels) = 0;
 
-  // NCCL: one rank of the job makes an id, every rank, each in its own thread, gives the same one, with equal groups and
-  // routes. Sends take these routes only. Reductions add in NCCL's order.
+  // NCCL: one rank of the job makes an id, every rank, each in its own thread, gives the same one,
+  // with equal groups and routes. Sends take these routes only. Reductions add in NCCL's order.
   virtual std::vector<std::byte> make_nccl_id() = 0;
   virtual std::unique_ptr<Communicator> make_nccl_communicator(const std::vector<std::byte>& id, int rank, int ranks,
                                                                const std::vector<CommunicationGroup>& groups,
-                                                               const std::vector<SendRoute>& routes, Backend& backend) = 0;
+                                                               const std::vector<SendRoute>& routes,
+                                                               Backend& backend) = 0;
 };
 
 // The plugin, or why there is none.
@@ -64,8 +67,9 @@ struct OpenedGpu {
   std::shared_ptr<Gpu> gpu;  // null when `missing` says why
   std::string missing;       // "no libparplan_cuda.so beside the program or in PARPLAN_PLUGINS ..."
 };
-// Looks for libparplan_cuda.so in the folder PARPLAN_PLUGINS if that is set, else beside the program (and in ../lib/parplan), and
-// opens it, once (once for each such folder). That it opens does not mean that there is a driver or a GPU: `devices` says.
+// Looks for libparplan_cuda.so in the folder PARPLAN_PLUGINS if that is set, else beside the
+// program (and in ../lib/parplan), and opens it, once (once for each such folder). That it opens
+// does not mean that there is a driver or a GPU: `devices` says.
 OpenedGpu open_gpu();
 
 // What the plugin exports. `version` is the main program's; null when the plugin's own is another.

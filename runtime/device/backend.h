@@ -9,7 +9,8 @@
 
 namespace parplan {
 
-// Streams and events are numbered from 0 by the Program; a backend makes them when they are first named.
+// Streams and events are numbered from 0 by the Program; a backend makes them when they are first
+// named.
 using StreamId = int;
 using EventId = int;
 
@@ -19,14 +20,16 @@ struct DeviceMemory {
   Bytes used;  // by all programs together
 };
 
-// One rank's device. Work is submitted to streams in order; streams run side by side and meet at events, as in CUDA.
-// A call may return before its work is done (a GPU) or do it at once (the CPU): callers wait by `synchronize`. Used by one
-// thread at a time. Failures of the device throw RunError, at the latest from `synchronize`.
+// One rank's device. Work is submitted to streams in order; streams run side by side and meet at
+// events, as in CUDA. A call may return before its work is done (a GPU) or do it at once (the CPU):
+// callers wait by `synchronize`. Used by one thread at a time. Failures of the device throw
+// RunError, at the latest from `synchronize`.
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;
-  // A thread calls it before it uses the backend, again when it used another since (CUDA: the current device belongs to the thread).
+  // A thread calls it before it uses the backend, again when it used another since (CUDA: the
+  // current device belongs to the thread).
   virtual void attach_thread() {}
 
   // Device memory aligned to 256 bytes, contents undefined. RunError says how much was asked for.
@@ -44,17 +47,20 @@ class Backend {
   virtual void copy(StreamId stream, void* to, const void* from, Bytes bytes) = 0;
   // `words` words of 4 bytes.
   virtual void fill(StreamId stream, void* memory, std::uint32_t pattern, std::int64_t words) = 0;
-  // One past the index of the last of `words` words that is not `pattern`; 0 when all are. Waits for all streams.
+  // One past the index of the last of `words` words that is not `pattern`; 0 when all are. Waits
+  // for all streams.
   virtual std::int64_t end_of_unlike(const void* memory, std::uint32_t pattern, std::int64_t words) = 0;
 
   virtual void record(StreamId stream, EventId event) = 0;
   virtual void wait(StreamId stream, EventId event) = 0;  // later work of `stream` runs after `event`
   virtual void synchronize() = 0;                         // the caller waits for all work of all streams
 
-  // Calls `work`, which submits kernels and copies to `stream` alone, the same whenever `key` is the same. A backend may record what it
-  // submits and replay that the next time instead of calling it.
+  // Calls `work`, which submits kernels and copies to `stream` alone, the same whenever `key` is
+  // the same. A backend may record what it submits and replay that the next time instead of calling
+  // it.
   virtual void repeat(StreamId stream, std::int64_t key, const std::function<void()>& work) = 0;
-  // Why repeated work could not be recorded and is called each time; empty where that did not happen.
+  // Why repeated work could not be recorded and is called each time; empty where that did not
+  // happen.
   virtual std::string not_recorded() const { return ""; }
 
   // Makes what marks 0 to `count` - 1 need, so that noting them allocates nothing.
@@ -63,7 +69,8 @@ class Backend {
   virtual void mark(StreamId stream, int mark) = 0;
   // Seconds from mark 0 to `mark`; after `synchronize`.
   virtual double seconds_at(int mark) = 0;
-  // Whether work is done when the call that submits it returns: streams then take turns, and marks cost next to nothing.
+  // Whether work is done when the call that submits it returns: streams then take turns, and marks
+  // cost next to nothing.
   virtual bool works_at_once() const = 0;
 };
 

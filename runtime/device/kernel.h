@@ -17,16 +17,18 @@ struct StepScalars {
   double weight_decay = 0.0;  // applied where shape.weight_decay says so
   bool decoupled_decay = true;  // adamw; false: adam and sgd, the decay is added to the gradient
   double momentum = 0.0;      // sgd where shape.second says that the momentum operand is present
-  double clip_norm = 0.0;     // where shape.norm: gradients are scaled by min(1, clip_norm / (norm + 1e-6)), as PyTorch's
-                              // clip_grad_norm_; 0: they are not
+  double clip_norm = 0.0;  // where shape.norm: gradients are scaled by min(1, clip_norm / (norm + 1e-6)), as PyTorch's
+                           // clip_grad_norm_; 0: they are not
 };
 
-// One kernel and what it works on. Operands stand in the order of the op's row (planner/graph/op.cpp); optional
-// operands that are absent are left out (shape.bias, second, norm, master and scaled tell). Sizes: `shape`.
+// One kernel and what it works on. Operands stand in the order of the op's row
+// (planner/graph/op.cpp); optional operands that are absent are left out (shape.bias, second, norm,
+// master and scaled tell). Sizes: `shape`.
 struct KernelCall {
   OpKind kind{};
   OpShape shape;
-  DataType type = DataType::fp32;  // of parameters and activations; statistics, gradients of parameters and state are fp32
+  DataType type =
+      DataType::fp32;  // of parameters and activations; statistics, gradients of parameters and state are fp32
   std::span<void* const> operands;
 };
 

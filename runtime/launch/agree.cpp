@@ -21,12 +21,15 @@ struct Refusal {
 std::string named(const std::vector<int>& processes) {
   constexpr std::size_t shown = 8;
   std::string names;
-  for (std::size_t i = 0; i < std::min(processes.size(), shown); ++i) names += fmt::format("{}{}", i == 0 ? "" : ", ", processes[i]);
+  for (std::size_t i = 0; i < std::min(processes.size(), shown); ++i)
+    names += fmt::format("{}{}", i == 0 ? "" : ", ", processes[i]);
   if (processes.size() > shown) names += fmt::format(" and {} more", processes.size() - shown);
   return fmt::format("process{} {}", processes.size() == 1 ? "" : "es", names);
 }
 
-std::string text_of(const std::vector<std::byte>& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string text_of(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 }  // namespace
 
@@ -55,7 +58,8 @@ void agree(Rendezvous& rendezvous, const std::function<void()>& check) {
   for (const Refusal& refusal : refusals) {
     const std::string_view prefix = "error: ";
     const std::string_view said = refusal.text;
-    all += fmt::format("{}{} of {}: {}", all.empty() ? "" : "\n", named(refusal.processes), texts.size(), said.substr(said.starts_with(prefix) ? prefix.size() : 0));
+    all += fmt::format("{}{} of {}: {}", all.empty() ? "" : "\n", named(refusal.processes), texts.size(),
+                       said.substr(said.starts_with(prefix) ? prefix.size() : 0));
   }
   throw ConfigError(all);
 }

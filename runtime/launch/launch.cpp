@@ -15,7 +15,8 @@
 namespace parplan {
 namespace {
 
-// How a starter tells a process its place. The first row whose rank is set decides; the others must agree with it.
+// How a starter tells a process its place. The first row whose rank is set decides; the others must
+// agree with it.
 struct Starter {
   StartedBy kind{};
   const char* name;
@@ -43,7 +44,8 @@ int number_in(std::string_view text, const char* name, int least, int most) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
-    throw ConfigError(fmt::format("the variable {} is '{}'; it is a whole number from {} to {}", name, text, least, most));
+    throw ConfigError(
+        fmt::format("the variable {} is '{}'; it is a whole number from {} to {}", name, text, least, most));
   return value;
 }
 
@@ -63,9 +65,12 @@ std::optional<Announced> announced_by(const Starter& starter, const Environment&
   const char* rank = value_of(environment, starter.rank);
   const char* size = starter.size == nullptr ? nullptr : value_of(environment, starter.size);
   if (rank == nullptr && size == nullptr) return std::nullopt;
-  if (rank == nullptr) throw ConfigError(fmt::format("the variable {} is set, {} is not ({})", starter.size, starter.rank, starter.name));
-  if (starter.size == nullptr) return Announced{.starter = &starter, .rank = number_in(rank, starter.rank, 0, most_processes - 1), .size = {}};
-  if (size == nullptr) throw ConfigError(fmt::format("the variable {} is set, {} is not ({})", starter.rank, starter.size, starter.name));
+  if (rank == nullptr)
+    throw ConfigError(fmt::format("the variable {} is set, {} is not ({})", starter.size, starter.rank, starter.name));
+  if (starter.size == nullptr)
+    return Announced{.starter = &starter, .rank = number_in(rank, starter.rank, 0, most_processes - 1), .size = {}};
+  if (size == nullptr)
+    throw ConfigError(fmt::format("the variable {} is set, {} is not ({})", starter.rank, starter.size, starter.name));
   const int processes = number_in(size, starter.size, 1, most_processes);
   return Announced{.starter = &starter, .rank = number_in(rank, starter.rank, 0, processes - 1), .size = processes};
 }
@@ -79,17 +84,20 @@ std::string described(const Announced& announced) {
 void refuse_lonely_tasks(const Environment& environment) {
   const char* tasks = value_of(environment, "SLURM_STEP_NUM_TASKS");
   if (tasks == nullptr || value_of(environment, "SLURM_STEP_ID") == nullptr || std::string_view(tasks) == "1") return;
-  throw ConfigError(fmt::format("srun started {} processes and gave them no means to find each other: say srun --mpi=pmix (srun --mpi=list "
-                                "shows what there is), or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-                                tasks));
+  throw ConfigError(fmt::format(
+      "srun started {} processes and gave them no means to find each other: say srun --mpi=pmix (srun --mpi=list "
+      "shows what there is), or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+      tasks));
 }
 
 std::unique_ptr<Rendezvous> join_by_mpi() {
   const OpenedPlugin plugin = open_plugin(mpi_library, make_mpi_rendezvous_symbol);
-  if (plugin.function == nullptr) throw ConfigError(fmt::format("MPI started this process, whose MPI plugin is missing: {}", plugin.missing));
+  if (plugin.function == nullptr)
+    throw ConfigError(fmt::format("MPI started this process, whose MPI plugin is missing: {}", plugin.missing));
   const MpiHost host{.version = PARPLAN_VERSION, .sum = host_sum_in_order(), .max = host_max_in_order()};
   Rendezvous* made = reinterpret_cast<MakeMpiRendezvous>(plugin.function)(host);
-  if (made == nullptr) throw ConfigError(fmt::format("{} is not of this version of parplan ({})", mpi_library, PARPLAN_VERSION));
+  if (made == nullptr)
+    throw ConfigError(fmt::format("{} is not of this version of parplan ({})", mpi_library, PARPLAN_VERSION));
   return std::unique_ptr<Rendezvous>(made);
 }
 
@@ -106,8 +114,9 @@ ProcessPlace read_process_place(const Environment& environment) {
     if (!announced) continue;
     if (!first) first = announced;
     if (announced->rank != first->rank || (announced->size && first->size && *announced->size != *first->size))
-      throw ConfigError(fmt::format("the variables of two starters disagree: {} and {}; unset those that do not belong to this job",
-                                    described(*first), described(*announced)));
+      throw ConfigError(
+          fmt::format("the variables of two starters disagree: {} and {}; unset those that do not belong to this job",
+                      described(*first), described(*announced)));
     if (!first->size) first->size = announced->size;
   }
   if (!first) {
@@ -120,14 +129,19 @@ ProcessPlace read_process_place(const Environment& environment) {
   place.processes = first->size;
   if (place.started_by == StartedBy::mpi) return place;
 
-  place.local_processes = needed(environment, "LOCAL_WORLD_SIZE", "the number of processes on this machine", 1, *place.processes);
-  place.local_process = needed(environment, "LOCAL_RANK", "the number of this process on its machine, from 0", 0, place.local_processes - 1);
+  place.local_processes =
+      needed(environment, "LOCAL_WORLD_SIZE", "the number of processes on this machine", 1, *place.processes);
+  place.local_process = needed(environment, "LOCAL_RANK", "the number of this process on its machine, from 0", 0,
+                               place.local_processes - 1);
   if (*place.processes == 1) return place;
   const char* address = value_of(environment, "MASTER_ADDR");
-  if (address == nullptr) throw ConfigError("RANK and WORLD_SIZE are set, MASTER_ADDR is not: it is the name or address of the machine of process 0");
+  if (address == nullptr)
+    throw ConfigError(
+        "RANK and WORLD_SIZE are set, MASTER_ADDR is not: it is the name or address of the machine of process 0");
   place.address = address;
   place.port = needed(environment, "MASTER_PORT", "a free port of the machine of process 0", 1, 65535);
-  // torchrun's own store listens at MASTER_PORT then (PyTorch 2.4 and later, torch/distributed/elastic; pytorch/pytorch#125743).
+  // torchrun's own store listens at MASTER_PORT then (PyTorch 2.4 and later,
+  // torch/distributed/elastic; pytorch/pytorch#125743).
   const char* taken = value_of(environment, "TORCHELASTIC_USE_AGENT_STORE");
   if (taken != nullptr && std::string_view(taken) == "True") place.port = place.port == 65535 ? 65534 : place.port + 1;
   return place;
@@ -139,10 +153,11 @@ std::unique_ptr<Rendezvous> find_rendezvous(const Environment& environment, std:
   if (place.started_by == StartedBy::mpi) {
     std::unique_ptr<Rendezvous> rendezvous = join_by_mpi();
     if (rendezvous->process() != place.process || (place.processes && rendezvous->processes() != *place.processes))
-      throw ConfigError(fmt::format("MPI says process {} of {}, the environment process {}{}: libparplan_mpi.so was built for another MPI "
-                                    "than the one that started this process",
-                                    rendezvous->process(), rendezvous->processes(), place.process,
-                                    place.processes ? fmt::format(" of {}", *place.processes) : ""));
+      throw ConfigError(fmt::format(
+          "MPI says process {} of {}, the environment process {}{}: libparplan_mpi.so was built for another MPI "
+          "than the one that started this process",
+          rendezvous->process(), rendezvous->processes(), place.process,
+          place.processes ? fmt::format(" of {}", *place.processes) : ""));
     return rendezvous;
   }
   return tcp_rendezvous({.process = place.process,

@@ -29,16 +29,17 @@ struct ProcessPlace {
   bool operator==(const ProcessPlace&) const = default;
 };
 
-// Looks for the variables of MPI's starters (mpirun, mpiexec, srun --mpi=pmix), then for torchrun's (RANK, WORLD_SIZE, LOCAL_RANK,
-// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). ConfigError where values make no sense, where variables of two starters
-// disagree, and where srun started several processes that could not find each other.
+// Looks for the variables of MPI's starters (mpirun, mpiexec, srun --mpi=pmix), then for torchrun's
+// (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). ConfigError where
+// values make no sense, where variables of two starters disagree, and where srun started several
+// processes that could not find each other.
 ProcessPlace read_process_place(const Environment& environment);
 
 // How long processes wait for each other to start.
 inline constexpr std::chrono::seconds default_patience(60);
 
-// Joins the job that the environment speaks of, or `alone`. ConfigError as above and where MPI is asked for and libparplan_mpi.so is
-// missing; RunError where processes are missing.
+// Joins the job that the environment speaks of, or `alone`. ConfigError as above and where MPI is
+// asked for and libparplan_mpi.so is missing; RunError where processes are missing.
 std::unique_ptr<Rendezvous> find_rendezvous(const Environment& environment = process_environment(),
                                             std::chrono::milliseconds patience = default_patience);
 

@@ -29,7 +29,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds time_to_end_by_oneself(1);
 constexpr std::chrono::seconds time_to_end_when_told(5);
-// How long outputs may stay open after the last process has ended: one of its own children may hold them.
+// How long outputs may stay open after the last process has ended: one of its own children may hold
+// them.
 constexpr std::chrono::milliseconds time_for_last_lines(200);
 
 class Descriptor {
@@ -52,7 +53,9 @@ class Descriptor {
   int number_ = -1;
 };
 
-[[noreturn]] void fail(const char* what, int error) { throw RunError(fmt::format("{}: {}", what, std::strerror(error))); }
+[[noreturn]] void fail(const char* what, int error) {
+  throw RunError(fmt::format("{}: {}", what, std::strerror(error)));
+}
 
 std::pair<Descriptor, Descriptor> make_pipe() {
   std::array<int, 2> ends{};
@@ -98,11 +101,14 @@ struct Child {
 // This process's environment without what another starter told it, and with a child's place.
 std::vector<std::string> environment_of(int process, int processes, int port) {
   static constexpr std::array<std::string_view, 10> replaced = {
-      "RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "TORCHELASTIC_"};
+      "RANK=", "WORLD_SIZE=", "LOCAL_RANK=",  "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "OMPI_COMM_WORLD_",
+      "PMI_",  "PMIX_",       "TORCHELASTIC_"};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
-    if (std::none_of(replaced.begin(), replaced.end(), [&](std::string_view prefix) { return text.starts_with(prefix); })) variables.emplace_back(text);
+    if (std::none_of(replaced.begin(), replaced.end(),
+                     [&](std::string_view prefix) { return text.starts_with(prefix); }))
+      variables.emplace_back(text);
   }
   variables.push_back(fmt::format("RANK={}", process));
   variables.push_back(fmt::format("WORLD_SIZE={}", processes));
@@ -120,7 +126,8 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   return pointers;
 }
 
-Child start(const std::string& program, const std::vector<std::string>& arguments, int process, int processes, int port, const sigset_t& signals) {
+Child start(const std::string& program, const std::vector<std::string>& arguments, int process, int processes, int port,
+            const sigset_t& signals) {
   std::error_code unreadable;
   const std::filesystem::path path = std::filesystem::read_symlink(program, unreadable);
   std::vector<std::string> words = {unreadable ? program : path.string()};
@@ -218,7 +225,8 @@ int run_children(const std::vector<std::string>& arguments, const ChildrenOption
   const LoopbackPort port;
   Children children;
   for (int process = 0; process < options.processes; ++process)
-    children.all.push_back(start(options.program, arguments, process, options.processes, port.number(), signals.before()));
+    children.all.push_back(
+        start(options.program, arguments, process, options.processes, port.number(), signals.before()));
 
   int result = 0;
   std::optional<Clock::time_point> deadline;  // for what comes next
@@ -255,7 +263,8 @@ int run_children(const std::vector<std::string>& arguments, const ChildrenOption
   // However late this process comes to it: what a pipe holds by now, and then its end.
   for (Child& child : children.all)
     for (int read = 0; read < 2 && child.output.get() >= 0; ++read)
-      if (pollfd ready{.fd = child.output.get(), .events = POLLIN, .revents = 0}; poll(&ready, 1, 0) > 0) read_lines(child, options);
+      if (pollfd ready{.fd = child.output.get(), .events = POLLIN, .revents = 0}; poll(&ready, 1, 0) > 0)
+        read_lines(child, options);
   return result;
 }
 

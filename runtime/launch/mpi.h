@@ -14,8 +14,9 @@ struct MpiHost {
   InOrder max = nullptr;
 };
 
-// What libparplan_mpi.so exports: initialises MPI and gives the job that the process belongs to, null when the plugin's version is
-// another. Once per process: MPI cannot be initialised again after its rendezvous is gone (RunError).
+// What libparplan_mpi.so exports: initialises MPI and gives the job that the process belongs to,
+// null when the plugin's version is another. Once per process: MPI cannot be initialised again
+// after its rendezvous is gone (RunError).
 using MakeMpiRendezvous = Rendezvous* (*)(const MpiHost& host);
 inline constexpr const char* make_mpi_rendezvous_symbol = "parplan_make_mpi_rendezvous";
 inline constexpr const char* mpi_library = "libparplan_mpi.so";

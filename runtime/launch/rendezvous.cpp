@@ -29,7 +29,9 @@ class Alone final : public Rendezvous {
     const std::lock_guard lock(mutex_);
     if (!reason_) reason_ = reason;
   }
-  std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>&, int) override { return nullptr; }
+  std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>&, int) override {
+    return nullptr;
+  }
 
  private:
   std::mutex mutex_;
@@ -39,9 +41,10 @@ class Alone final : public Rendezvous {
 }  // namespace
 
 std::vector<std::byte> broadcast(Rendezvous& rendezvous, std::span<const std::byte> own, int source) {
-  PARPLAN_ASSERT(source >= 0 && source < rendezvous.processes(), fmt::format("process {} of {}", source, rendezvous.processes()));
+  PARPLAN_ASSERT(source >= 0 && source < rendezvous.processes(),
+                 fmt::format("process {} of {}", source, rendezvous.processes()));
   const bool mine = rendezvous.process() == source;
-  return std::move(rendezvous.all_gather(mine ? own : std::span<const std::byte>())[static_cast<std::size_t>(source)]);
+  return std::move(rendezvous.all_gather(mine ? own : std::span<const std::byte>())[source]);
 }
 
 void barrier(Rendezvous& rendezvous) { rendezvous.all_gather({}); }

@@ -10,9 +10,10 @@
 
 namespace parplan {
 
-// Where the processes of one job meet: they find each other when it is made, exchange small things (ids of NCCL, losses, what they
-// measured) and learn of each other's failures. Collectives are called by one thread of every process, all in one order; `check` and `abort` by any thread at
-// any time.
+// Where the processes of one job meet: they find each other when it is made, exchange small things
+// (ids of NCCL, losses, what they measured) and learn of each other's failures. Collectives are
+// called by one thread of every process, all in one order; `check` and `abort` by any thread at any
+// time.
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
@@ -21,18 +22,23 @@ class Rendezvous {
   virtual int local_process() const = 0;    // among the processes of this machine, from 0
   virtual int local_processes() const = 0;  // processes on this machine
 
-  // Everyone contributes bytes (of any number) and receives everyone's, by process. RunError, with the reason and whose it is, once any
-  // process has aborted, has been lost, or has left without contributing.
+  // Everyone contributes bytes (of any number) and receives everyone's, by process. RunError, with
+  // the reason and whose it is, once any process has aborted, has been lost, or has left without
+  // contributing.
   virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own) = 0;
-  // RunError when a process has aborted or has been lost; returns at once. For callers that wait for something else.
+  // RunError when a process has aborted or has been lost; returns at once. For callers that wait
+  // for something else.
   virtual void check() = 0;
-  // Makes every process's pending and later calls throw RunError: "process 2 stopped: <reason>". The first reason wins. Does not throw.
+  // Makes every process's pending and later calls throw RunError: "process 2 stopped: <reason>".
+  // The first reason wins. Does not throw.
   virtual void abort(const std::string& reason) noexcept = 0;
 
-  // Carries what CPU ranks exchange; rank r is process r. Called by all processes with equal arguments. Null where this way of starting
-  // has no transport for CPU ranks (torchrun's variables; one process alone, whose ranks are threads: LocalWorld). Lives as long as the rendezvous; its abort aborts the rendezvous
-  // and the other way round.
-  virtual std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>& groups, int channels) = 0;
+  // Carries what CPU ranks exchange; rank r is process r. Called by all processes with equal
+  // arguments. Null where this way of starting has no transport for CPU ranks (torchrun's
+  // variables; one process alone, whose ranks are threads: LocalWorld). Lives as long as the
+  // rendezvous; its abort aborts the rendezvous and the other way round.
+  virtual std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>& groups,
+                                                          int channels) = 0;
 };
 
 // Element `source` of everyone's contribution, for what only `source` knows.

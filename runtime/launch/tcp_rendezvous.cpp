@@ -34,7 +34,8 @@ using Bytestring = std::vector<std::byte>;
 // "parplan" and the version of what follows; raise the last byte with every change of the messages.
 constexpr std::uint64_t greeting_magic = 0x7061'7270'6c61'6e01;
 constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
-// How long a peer may leave a message in its sockets before it counts as lost. Its reader thread takes messages at once.
+// How long a peer may leave a message in its sockets before it counts as lost. Its reader thread
+// takes messages at once.
 constexpr std::chrono::seconds send_patience(20);
 // Between two attempts to connect.
 constexpr std::chrono::milliseconds retry_pause(50);
@@ -84,9 +85,11 @@ Bytestring framed(MessageKind kind, const std::string& text) {
 }
 std::string text_of(const Bytestring& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
-// Takes the first whole message off the front of `incoming`, if there is one. Throws RunError for what is no message.
+// Takes the first whole message off the front of `incoming`, if there is one. Throws RunError for
+// what is no message.
 std::optional<Message> take_message(Bytestring& incoming) {
-  if (incoming.size() >= 8 && number_at(incoming.data()) != greeting_magic) throw RunError("it does not speak this version of parplan's protocol");
+  if (incoming.size() >= 8 && number_at(incoming.data()) != greeting_magic)
+    throw RunError("it does not speak this version of parplan's protocol");
   if (incoming.size() < head_bytes) return std::nullopt;
   const std::uint64_t kind = number_at(incoming.data() + 8);
   const std::uint64_t length = number_at(incoming.data() + 16);
@@ -101,9 +104,12 @@ std::optional<Message> take_message(Bytestring& incoming) {
 }
 
 std::string shown(const std::string& address, int port) {
-  return address.find(':') == std::string::npos ? fmt::format("{}:{}", address, port) : fmt::format("[{}]:{}", address, port);
+  return address.find(':') == std::string::npos ? fmt::format("{}:{}", address, port)
+                                                : fmt::format("[{}]:{}", address, port);
 }
-std::string shown(std::chrono::milliseconds time) { return fmt::format("{:g} s", std::chrono::duration<double>(time).count()); }
+std::string shown(std::chrono::milliseconds time) {
+  return fmt::format("{:g} s", std::chrono::duration<double>(time).count());
+}
 
 class Socket {
  public:
@@ -196,7 +202,8 @@ bool is_loopback(const std::string& address) {
 }
 
 Socket listen_at(const std::string& address, int port) {
-  // A machine's own name may stand for 127.0.1.1 in its /etc/hosts, so that only literal loopback addresses are bound as they stand.
+  // A machine's own name may stand for 127.0.1.1 in its /etc/hosts, so that only literal loopback
+  // addresses are bound as they stand.
   AddressList list;
   resolve(is_loopback(address) ? address.c_str() : nullptr, port, AI_PASSIVE, list);
   std::string failure = list.failure;
@@ -204,7 +211,8 @@ Socket listen_at(const std::string& address, int port) {
   for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) candidates.push_back(a);
   // IPv6 first: a socket for all of its addresses takes IPv4 too.
   if (!is_loopback(address))
-    std::stable_partition(candidates.begin(), candidates.end(), [](const addrinfo* a) { return a->ai_family == AF_INET6; });
+    std::stable_partition(candidates.begin(), candidates.end(),
+                          [](const addrinfo* a) { return a->ai_family == AF_INET6; });
   for (const addrinfo* a : candidates) {
     Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
     if (!socket) {
@@ -213,14 +221,17 @@ Socket listen_at(const std::string& address, int port) {
     }
     switch_on(socket, SOL_SOCKET, SO_REUSEADDR);
     const int off = 0;
-    if (a->ai_family == AF_INET6 && !is_loopback(address)) setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (a->ai_family == AF_INET6 && !is_loopback(address))
+      setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     if (bind(socket.get(), a->ai_addr, a->ai_addrlen) == 0 && listen(socket.get(), 1024) == 0) return socket;
     failure = std::strerror(errno);
   }
-  throw RunError(fmt::format("process 0 cannot listen at {}: {} (MASTER_PORT may name another port)", shown(address, port), failure));
+  throw RunError(fmt::format("process 0 cannot listen at {}: {} (MASTER_PORT may name another port)",
+                             shown(address, port), failure));
 }
 
-// Both ends of a connection are the same: a port of the range that the system gives to connecting sockets was connected to itself.
+// Both ends of a connection are the same: a port of the range that the system gives to connecting
+// sockets was connected to itself.
 bool is_connected_to_itself(const Socket& socket) {
   sockaddr_storage own{}, other{};
   socklen_t own_size = sizeof own, other_size = sizeof other;
@@ -271,7 +282,9 @@ class TcpRendezvous final : public Rendezvous {
   std::vector<Bytestring> all_gather(std::span<const std::byte> own) override;
   void check() override;
   void abort(const std::string& reason) noexcept override;
-  std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>&, int) override { return nullptr; }
+  std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>&, int) override {
+    return nullptr;
+  }
 
  private:
   // A connection, and what came through it.
@@ -309,8 +322,10 @@ class TcpRendezvous final : public Rendezvous {
   bool stopped_ = false;
 };
 
-TcpRendezvous::TcpRendezvous(const TcpPlace& place, std::chrono::milliseconds patience) : place_(place), wake_reader_(eventfd(0, EFD_CLOEXEC)) {
-  PARPLAN_ASSERT(place.process >= 0 && place.process < place.processes, fmt::format("process {} of {}", place.process, place.processes));
+TcpRendezvous::TcpRendezvous(const TcpPlace& place, std::chrono::milliseconds patience)
+    : place_(place), wake_reader_(eventfd(0, EFD_CLOEXEC)) {
+  PARPLAN_ASSERT(place.process >= 0 && place.process < place.processes,
+                 fmt::format("process {} of {}", place.process, place.processes));
   if (!wake_reader_) throw RunError(fmt::format("eventfd: {}", std::strerror(errno)));
   if (place.process == 0)
     gather_processes(patience);
@@ -320,7 +335,8 @@ TcpRendezvous::TcpRendezvous(const TcpPlace& place, std::chrono::milliseconds pa
 }
 
 std::string TcpRendezvous::refusal_of(const Message& greeting) const {
-  if (greeting.kind != MessageKind::greeting || greeting.body.size() != 16) return "it does not speak this version of parplan's protocol";
+  if (greeting.kind != MessageKind::greeting || greeting.body.size() != 16)
+    return "it does not speak this version of parplan's protocol";
   const std::uint64_t process = number_at(greeting.body.data());
   const std::uint64_t processes = number_at(greeting.body.data() + 8);
   if (processes != static_cast<std::uint64_t>(place_.processes))
@@ -350,14 +366,16 @@ void TcpRendezvous::gather_processes(std::chrono::milliseconds patience) {
       std::vector<int> missing;
       for (const Peer& peer : peers_)
         if (!peer.socket) missing.push_back(peer.process);
-      const std::string text = fmt::format("waited {} at {} for {} processes; missing: {}{}", shown(patience), shown(place_.address, place_.port),
-                                           place_.processes, fmt::join(missing, ", "), refused);
+      const std::string text =
+          fmt::format("waited {} at {} for {} processes; missing: {}{}", shown(patience),
+                      shown(place_.address, place_.port), place_.processes, fmt::join(missing, ", "), refused);
       for (const Peer& peer : peers_)
         if (peer.socket) send_all(peer.socket, framed(MessageKind::failure, text));
       throw RunError(text);
     }
     std::vector<pollfd> ready = {{.fd = listener.get(), .events = POLLIN, .revents = 0}};
-    for (const Stranger& stranger : strangers) ready.push_back({.fd = stranger.socket.get(), .events = POLLIN, .revents = 0});
+    for (const Stranger& stranger : strangers)
+      ready.push_back({.fd = stranger.socket.get(), .events = POLLIN, .revents = 0});
     if (poll(ready.data(), ready.size(), milliseconds_until(deadline)) <= 0) continue;
 
     std::vector<Stranger> remaining;
@@ -406,7 +424,8 @@ void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
   Socket socket;
   while (!(socket = connect_once(place_.address, place_.port, deadline, failure))) {
     if (Clock::now() >= deadline)
-      throw RunError(fmt::format("process {} did not reach process 0 at {} within {}: {}", place_.process, where, shown(patience), failure));
+      throw RunError(fmt::format("process {} did not reach process 0 at {} within {}: {}", place_.process, where,
+                                 shown(patience), failure));
     std::this_thread::sleep_for(retry_pause);
   }
   prepare_connection(socket);
@@ -418,8 +437,9 @@ void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
   deadline = Clock::now() + patience + welcome_margin;
   Bytestring incoming;
   const auto refuse = [&](const std::string& why) {
-    throw RunError(fmt::format("process {}: what listens at {} is no process 0 of this job: {} (MASTER_PORT may name another port)",
-                               place_.process, where, why));
+    throw RunError(fmt::format(
+        "process {}: what listens at {} is no process 0 of this job: {} (MASTER_PORT may name another port)",
+        place_.process, where, why));
   };
   while (true) {
     pollfd ready{.fd = socket.get(), .events = POLLIN, .revents = 0};
@@ -437,15 +457,16 @@ void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
     if (message->kind == MessageKind::welcome) break;
     if (message->kind == MessageKind::failure) throw RunError(text_of(message->body));
     if (message->kind != MessageKind::refusal) refuse("it does not speak this version of parplan's protocol");
-    throw RunError(fmt::format("process 0 at {} refuses process {}: {}", where, place_.process, text_of(message->body)));
+    throw RunError(
+        fmt::format("process 0 at {} refuses process {}: {}", where, place_.process, text_of(message->body)));
   }
   peers_.emplace_back();
   peers_.back().socket = std::move(socket);
   peers_.back().incoming = std::move(incoming);
 }
 
-// Leaves in order: the others take what was sent before, then see the end. Bytes that arrive at a closed socket would make the system
-// drop what is still on its way, hence the wait.
+// Leaves in order: the others take what was sent before, then see the end. Bytes that arrive at a
+// closed socket would make the system drop what is still on its way, hence the wait.
 TcpRendezvous::~TcpRendezvous() {
   { const std::lock_guard told(telling_); }
   for (Peer& peer : peers_) {
@@ -455,7 +476,9 @@ TcpRendezvous::~TcpRendezvous() {
   }
   {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, farewell_patience, [&] { return std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.closed; }); });
+    changed_.wait_for(lock, farewell_patience, [&] {
+      return std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.closed; });
+    });
     stopped_ = true;
   }
   const std::uint64_t one = 1;
@@ -509,10 +532,13 @@ void TcpRendezvous::take(Peer& peer, Message message) {
   std::string in_vain;
   {
     const std::lock_guard lock(mutex_);
-    if (message.kind == MessageKind::contribution || message.kind == MessageKind::everyone) peer.arrived.push_back(std::move(message.body));
+    if (message.kind == MessageKind::contribution || message.kind == MessageKind::everyone)
+      peer.arrived.push_back(std::move(message.body));
     if (message.kind == MessageKind::farewell) peer.left = true;
-    // Whoever waits for one that has left without contributing waits in vain, and all others with it.
-    const bool someone_waits = waiting_ || std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return !p.arrived.empty(); });
+    // Whoever waits for one that has left without contributing waits in vain, and all others with
+    // it.
+    const bool someone_waits =
+        waiting_ || std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return !p.arrived.empty(); });
     for (const Peer& p : peers_)
       if (someone_waits && p.left && p.arrived.empty()) in_vain = fmt::format("process {} has ended", p.process);
   }
@@ -549,7 +575,8 @@ void TcpRendezvous::send_to(Peer& peer, const Bytestring& frame) {
     throw_failure();
     if (peer.left) error = 0;
   }
-  fail(error == 0 ? fmt::format("process {} has ended", peer.process) : fmt::format("process {} was lost: {}", peer.process, std::strerror(error)));
+  fail(error == 0 ? fmt::format("process {} has ended", peer.process)
+                  : fmt::format("process {} was lost: {}", peer.process, std::strerror(error)));
   check();
 }
 
@@ -562,7 +589,9 @@ void TcpRendezvous::check() {
   throw_failure();
 }
 
-void TcpRendezvous::abort(const std::string& reason) noexcept { fail(fmt::format("process {} stopped: {}", place_.process, reason)); }
+void TcpRendezvous::abort(const std::string& reason) noexcept {
+  fail(fmt::format("process {} stopped: {}", place_.process, reason));
+}
 
 std::vector<Bytestring> TcpRendezvous::all_gather(std::span<const std::byte> own) {
   check();
@@ -575,7 +604,8 @@ std::vector<Bytestring> TcpRendezvous::all_gather(std::span<const std::byte> own
     const auto has_arrived = [](const Peer& peer) { return !peer.arrived.empty(); };
     const auto is_vain = [](const Peer& peer) { return peer.left && peer.arrived.empty(); };
     changed_.wait(lock, [&] {
-      return failure_ || std::all_of(peers_.begin(), peers_.end(), has_arrived) || std::any_of(peers_.begin(), peers_.end(), is_vain);
+      return failure_ || std::all_of(peers_.begin(), peers_.end(), has_arrived) ||
+             std::any_of(peers_.begin(), peers_.end(), is_vain);
     });
     waiting_ = false;
     throw_failure();
@@ -608,7 +638,8 @@ std::vector<Bytestring> TcpRendezvous::all_gather(std::span<const std::byte> own
   for (int process = 0; process < place_.processes && body.size() >= lengths; ++process) {
     const std::uint64_t length = number_at(body.data() + static_cast<std::size_t>(process) * 8);
     if (length > body.size() - at) break;
-    all.emplace_back(body.begin() + static_cast<std::ptrdiff_t>(at), body.begin() + static_cast<std::ptrdiff_t>(at + length));
+    all.emplace_back(body.begin() + static_cast<std::ptrdiff_t>(at),
+                     body.begin() + static_cast<std::ptrdiff_t>(at + length));
     at += length;
   }
   PARPLAN_ASSERT(all.size() == static_cast<std::size_t>(place_.processes) && at == body.size(),

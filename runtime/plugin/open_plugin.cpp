@@ -26,7 +26,8 @@ Folders plugin_folders() {
   const fs::path program = fs::read_symlink("/proc/self/exe", unreadable);
   if (unreadable) return {.paths = {}, .advice = "; PARPLAN_PLUGINS may name its folder"};
   const fs::path beside = program.parent_path();
-  return {.paths = {beside.string(), (beside.parent_path() / "lib/parplan").string()}, .advice = "; PARPLAN_PLUGINS may name its folder"};
+  return {.paths = {beside.string(), (beside.parent_path() / "lib/parplan").string()},
+          .advice = "; PARPLAN_PLUGINS may name its folder"};
 }
 
 }  // namespace
@@ -38,12 +39,15 @@ OpenedPlugin open_plugin(const std::string& library, const char* symbol) {
     std::error_code ignored;
     if (!fs::exists(path, ignored)) continue;
     void* opened = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (opened == nullptr) return {.function = nullptr, .missing = fmt::format("{} does not open: {}", path, dlerror())};
+    if (opened == nullptr)
+      return {.function = nullptr, .missing = fmt::format("{} does not open: {}", path, dlerror())};
     void* function = dlsym(opened, symbol);
-    if (function == nullptr) return {.function = nullptr, .missing = fmt::format("{} has no function {}", path, symbol)};
+    if (function == nullptr)
+      return {.function = nullptr, .missing = fmt::format("{} has no function {}", path, symbol)};
     return {.function = function, .missing = ""};
   }
-  return {.function = nullptr, .missing = fmt::format("no {} in {}{}", library, fmt::join(folders.paths, " or "), folders.advice)};
+  return {.function = nullptr,
+          .missing = fmt::format("no {} in {}{}", library, fmt::join(folders.paths, " or "), folders.advice)};
 }
 
 }  // namespace parplan

@@ -10,9 +10,10 @@ struct OpenedPlugin {
   std::string missing;
 };
 
-// Finds `library` ("libparplan_cuda.so") in the folder that PARPLAN_PLUGINS names if it is set, else beside the program and in
-// ../lib/parplan from there, and in it the function `symbol`. What was opened stays open until the process ends: objects made by a
-// plugin may outlive every caller. A library that is there but does not open (its own libraries are missing) is not an error here:
+// Finds `library` ("libparplan_cuda.so") in the folder that PARPLAN_PLUGINS names if it is set,
+// else beside the program and in ../lib/parplan from there, and in it the function `symbol`. What
+// was opened stays open until the process ends: objects made by a plugin may outlive every caller.
+// A library that is there but does not open (its own libraries are missing) is not an error here:
 // `missing` holds the loader's words.
 OpenedPlugin open_plugin(const std::string& library, const char* symbol);
 

@@ -1,5 +1,6 @@
-// GFLOP/s of the CPU backend's kernels on one core at the shapes of GPT-2 124M, beside Eigen alone. The fastest of
-// several runs, since other programs may share the machine. Eigen's file needs AVX-512.
+// GFLOP/s of the CPU backend's kernels on one core at the shapes of GPT-2 124M, beside Eigen alone.
+// The fastest of several runs, since other programs may share the machine. Eigen's file needs
+// AVX-512.
 #include "tests/bench/gemm_bench.h"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// How fast plans are found: estimates and simulated Programs per second, and whole searches with the
-// defaults of `parplan suggest` for GPUs (the model's context, 512 sequences a step, bf16, AdamW).
+// How fast plans are found: estimates and simulated Programs per second, and whole searches with
+// the defaults of `parplan suggest` for GPUs (the model's context, 512 sequences a step, bf16,
+// AdamW).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -26,7 +27,8 @@
 namespace parplan {
 namespace {
 
-// Wall seconds. The machine may be shared, so the processor's own time is printed beside, where it matters.
+// Wall seconds. The machine may be shared, so the processor's own time is printed beside, where it
+// matters.
 double seconds_of(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
@@ -66,8 +68,9 @@ Setting setting_of(const Work& work) {
   setting.training.sequence_length = work.sequence > 0 ? work.sequence : spec.context;
   setting.training.global_batch = work.global_batch;
   setting.graph = build_graph(spec, setting.training.sequence_length);
-  setting.cluster = find_cluster(work.cluster, {.devices_folder = source + "/configs/devices", .clusters_folder = source + "/configs/clusters"},
-                                 {.device = {}, .network = {}, .devices = work.devices, .nodes = {}});
+  setting.cluster = find_cluster(
+      work.cluster, {.devices_folder = source + "/configs/devices", .clusters_folder = source + "/configs/clusters"},
+      {.device = {}, .network = {}, .devices = work.devices, .nodes = {}});
   return setting;
 }
 
@@ -94,7 +97,8 @@ void bench_estimates(const Work& work) {
   const double first = seconds_of([&] {
     for (std::size_t i = 0; i < space.size(); ++i) {
       const Estimate result = estimate(estimator, space[i]);
-      if (result.memory.peak() <= setting.cluster.groups.front().device.memory_capacity) feasible.push_back({result.time.total().value, i});
+      if (result.memory.peak() <= setting.cluster.groups.front().device.memory_capacity)
+        feasible.push_back({result.time.total().value, i});
     }
   });
   const double again = seconds_of([&] {
@@ -103,8 +107,10 @@ void bench_estimates(const Work& work) {
   const double count = static_cast<double>(space.size());
   std::printf("%s on %d devices of %s, global batch %lld\n", work.model.c_str(), work.devices, work.cluster.c_str(),
               static_cast<long long>(work.global_batch));
-  std::printf("  estimates: %zu candidates, %zu fit; %.0f a second with their Segments lowered on the way, %.0f a second once those are known\n",
-              space.size(), feasible.size(), count / first, count / again);
+  std::printf(
+      "  estimates: %zu candidates, %zu fit; %.0f a second with their Segments lowered on the way, %.0f a second once "
+      "those are known\n",
+      space.size(), feasible.size(), count / first, count / again);
 
   // What a search simulates: the 64 best estimates.
   std::sort(feasible.begin(), feasible.end());
@@ -113,21 +119,30 @@ void bench_estimates(const Work& work) {
   std::size_t programs = 0, calls = 0;
   for (const auto& [time, index] : feasible) {
     const Placed& placed = space[index];
-    const Job job{.graph = &setting.graph, .training = setting.training, .spec = placed.spec, .placements = placed.placements,
-                  .schedule = row_of(placed.spec.schedule).actions(placed.spec.pp(), static_cast<int>(micro_batches(placed.spec, setting.training))),
-                  .backend = setting.cluster.groups.front().device.backend, .overhead = setting.cluster.groups.front().device.memory_overhead};
+    const Job job{
+        .graph = &setting.graph,
+        .training = setting.training,
+        .spec = placed.spec,
+        .placements = placed.placements,
+        .schedule = row_of(placed.spec.schedule)
+                        .actions(placed.spec.pp(), static_cast<int>(micro_batches(placed.spec, setting.training))),
+        .backend = setting.cluster.groups.front().device.backend,
+        .overhead = setting.cluster.groups.front().device.memory_overhead};
     std::vector<Program> lowered;
     lowering += seconds_of([&] { lowered = lower_representatives(job); });
     std::vector<CostModel> models;
-    for (int stage = 0; stage < placed.spec.pp(); ++stage) models.push_back(cost_model(estimator.networks(), placed.spec.mesh, stage));
+    for (int stage = 0; stage < placed.spec.pp(); ++stage)
+      models.push_back(cost_model(estimator.networks(), placed.spec.mesh, stage));
     playing += seconds_of([&] { simulate(lowered, models); });
     programs += lowered.size();
     for (const Program& program : lowered) calls += program.calls.size();
   }
   const double simulated = static_cast<double>(feasible.size());
-  std::printf("  Programs: the best %zu candidates are %zu Programs of %.0f calls; %.0f Programs a second (%.1f ms a candidate to lower, %.1f to play)\n",
-              feasible.size(), programs, static_cast<double>(calls) / static_cast<double>(programs), static_cast<double>(programs) / (lowering + playing),
-              1e3 * lowering / simulated, 1e3 * playing / simulated);
+  std::printf(
+      "  Programs: the best %zu candidates are %zu Programs of %.0f calls; %.0f Programs a second (%.1f ms a candidate "
+      "to lower, %.1f to play)\n",
+      feasible.size(), programs, static_cast<double>(calls) / static_cast<double>(programs),
+      static_cast<double>(programs) / (lowering + playing), 1e3 * lowering / simulated, 1e3 * playing / simulated);
 }
 
 // One search with the defaults of `parplan suggest`, on all cores and on one.
@@ -139,34 +154,48 @@ void bench_search(const std::string& title, const Setting& setting, const Layout
   const double one = seconds_of([&] { search(setting.graph, setting.cluster, setting.training, request, options); });
   options.threads = 0;
   const double processor = processor_seconds();
-  const double all = seconds_of([&] { result = search(setting.graph, setting.cluster, setting.training, request, options); });
+  const double all =
+      seconds_of([&] { result = search(setting.graph, setting.cluster, setting.training, request, options); });
   const double used = processor_seconds() - processor;
   const SearchCounts& counts = result.counts;
   const std::string best = result.plans.empty()
                                ? std::string("nothing fits")
-                               : fmt::format("{:.3f} s: {}", result.plans.front().result.time.total().value, layout_text(result.plans.front().spec));
+                               : fmt::format("{:.3f} s: {}", result.plans.front().result.time.total().value,
+                                             layout_text(result.plans.front().spec));
   std::printf("| %s | %.3f | %.3f | %.3f | %lld | %lld | %lld | %s | %.0f | %s |\n", title.c_str(), one, all, used,
-              static_cast<long long>(counts.candidates), static_cast<long long>(counts.infeasible_memory), static_cast<long long>(counts.simulated),
-              result.plans.empty() ? "-" : counts.certified ? "yes" : "no", peak_mebibytes(), best.c_str());
+              static_cast<long long>(counts.candidates), static_cast<long long>(counts.infeasible_memory),
+              static_cast<long long>(counts.simulated),
+              result.plans.empty() ? "-"
+              : counts.certified   ? "yes"
+                                   : "no",
+              peak_mebibytes(), best.c_str());
   std::fflush(stdout);
 }
 
 void search_heading(const char* what) {
-  std::printf("\n| %s | one thread s | all threads s | processor s | candidates | do not fit | simulated | certified | peak MiB | best |\n"
-              "|---|---|---|---|---|---|---|---|---|---|\n", what);
+  std::printf(
+      "\n| %s | one thread s | all threads s | processor s | candidates | do not fit | simulated | certified | peak "
+      "MiB | best |\n"
+      "|---|---|---|---|---|---|---|---|---|---|\n",
+      what);
 }
 
 void bench_searches() {
   search_heading("search");
-  for (const Work& work : {Work{"gpt3-175b", "dgx-a100", 64, 64}, Work{"gpt3-175b", "dgx-a100", 64, 512}, Work{"gpt3-175b", "dgx-a100", 1024, 1536},
-                           Work{"gpt3-175b", "dgx-a100", 4096, 4096}, Work{"llama3-70b", "dgx-h100", 512, 512}, Work{"llama3-405b", "dgx-h100", 16384, 2048, 8192}})
-    bench_search(fmt::format("{}, {} of {}, batch {}, {} tokens", work.model, work.devices, work.cluster, work.global_batch, setting_of(work).training.sequence_length), setting_of(work));
+  for (const Work& work :
+       {Work{"gpt3-175b", "dgx-a100", 64, 64}, Work{"gpt3-175b", "dgx-a100", 64, 512},
+        Work{"gpt3-175b", "dgx-a100", 1024, 1536}, Work{"gpt3-175b", "dgx-a100", 4096, 4096},
+        Work{"llama3-70b", "dgx-h100", 512, 512}, Work{"llama3-405b", "dgx-h100", 16384, 2048, 8192}})
+    bench_search(fmt::format("{}, {} of {}, batch {}, {} tokens", work.model, work.devices, work.cluster,
+                             work.global_batch, setting_of(work).training.sequence_length),
+                 setting_of(work));
 }
 
 // How time grows with devices, layers and techniques.
 void bench_growth() {
   search_heading("devices: llama3-70b on dgx-h100, batch 4096, 8192 tokens");
-  for (int devices = 8; devices <= 16384; devices *= 2) bench_search(fmt::format("{}", devices), setting_of({"llama3-70b", "dgx-h100", devices, 4096, 8192}));
+  for (int devices = 8; devices <= 16384; devices *= 2)
+    bench_search(fmt::format("{}", devices), setting_of({"llama3-70b", "dgx-h100", devices, 4096, 8192}));
 
   search_heading("layers: gpt3-175b's on 256 A100, batch 512");
   for (std::int64_t layers = 6; layers <= 768; layers *= 2) {
@@ -211,6 +240,9 @@ int main() {
   }
   parplan::bench_searches();
   parplan::bench_growth();
-  // Measured on another machine of 2 cores: Calculon's exhaustive search without offload and overlap of communication.
-  std::printf("beside: Calculon, gpt3-175b on 64 A100 80 GB, batch up to 64: 419 s of processor for 88,484 candidates (211 a second)\n");
+  // Measured on another machine of 2 cores: Calculon's exhaustive search without offload and
+  // overlap of communication.
+  std::printf(
+      "beside: Calculon, gpt3-175b on 64 A100 80 GB, batch up to 64: 419 s of processor for 88,484 candidates (211 a "
+      "second)\n");
 }

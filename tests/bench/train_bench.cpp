@@ -1,6 +1,7 @@
-// GPT-2 124M trained on this machine: tokens/s and the GFLOP/s of its model FLOPs, on one rank and on two, beside what
-// Eigen alone reaches on the same matrix products with as many threads at once. Model FLOPs count matrix products and
-// attention (as if it were not causal), nothing else; a step also does everything between them, and the optimizer.
+// GPT-2 124M trained on this machine: tokens/s and the GFLOP/s of its model FLOPs, on one rank and
+// on two, beside what Eigen alone reaches on the same matrix products with as many threads at once.
+// Model FLOPs count matrix products and attention (as if it were not causal), nothing else; a step
+// also does everything between them, and the optimizer.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -27,7 +28,8 @@ constexpr std::int64_t steps = 4;             // the first one touches memory fo
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// What one step of `ranks` data-parallel ranks takes: the fastest after the first, since others may use the machine.
+// What one step of `ranks` data-parallel ranks takes: the fastest after the first, since others may
+// use the machine.
 struct Measured {
   double seconds = 0.0;
   double loss = 0.0;
@@ -48,7 +50,8 @@ Measured train(const OpGraph& graph, int ranks) {
                 .schedule = row_of(spec.schedule).actions(1, static_cast<int>(micro_batches(spec, training))),
                 .backend = BackendKind::cpu, .overhead = {}},
                initializer(training.seed), cpu_threads(), *rendezvous);
-  const TokenData data = TokenData::load(std::string(PARPLAN_SOURCE_DIR) + "/configs/data/public-domain.txt", sequence, graph.vocabulary);
+  const TokenData data =
+      TokenData::load(std::string(PARPLAN_SOURCE_DIR) + "/configs/data/public-domain.txt", sequence, graph.vocabulary);
   Measured measured;
   measured.seconds = 1e30;
   job.run({.first = 0,
@@ -81,7 +84,7 @@ std::vector<Product> products_of(const OpGraph& graph) {
   std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> counted;
   for (const Op& op : graph.ops)
     if (op.kind == OpKind::linear) {
-      const auto& dims = graph.tensors[static_cast<std::size_t>(op.parameters[0])].dims;
+      const auto& dims = graph.tensors[op.parameters[0]].dims;
       ++counted[{dims[0].size, dims[1].size}];
     }
   std::vector<Product> products;
@@ -89,8 +92,9 @@ std::vector<Product> products_of(const OpGraph& graph) {
   return products;
 }
 
-// GFLOP/s of `threads` that all compute the products of a step with Eigen, each on arrays of its own, in sum: forward,
-// input gradient and weight gradient of every product as often as the model has it, each at the best of its repeats.
+// GFLOP/s of `threads` that all compute the products of a step with Eigen, each on arrays of its
+// own, in sum: forward, input gradient and weight gradient of every product as often as the model
+// has it, each at the best of its repeats.
 double eigen_gflops(const std::vector<Product>& products, std::int64_t rows, int threads) {
   std::vector<double> rates(static_cast<std::size_t>(threads));
   std::barrier together(threads);
@@ -119,10 +123,11 @@ double eigen_gflops(const std::vector<Product>& products, std::int64_t rows, int
           std::fill(w.begin(), w.end(), 0.5f);
         }
         const double times = static_cast<double>(product.times);
-        operations += times * 6.0 * static_cast<double>(rows) * static_cast<double>(product.columns) * static_cast<double>(product.inner);
+        operations += times * 6.0 * static_cast<double>(rows) * static_cast<double>(product.columns) *
+                      static_cast<double>(product.inner);
         seconds += times * (best[0] + best[1] + best[2]);
       }
-      rates[static_cast<std::size_t>(thread)] = operations / seconds * 1e-9;
+      rates[thread] = operations / seconds * 1e-9;
     });
   for (std::thread& worker : workers) worker.join();
   double sum = 0.0;
@@ -139,15 +144,17 @@ int main() {
   const std::vector<Product> products = products_of(graph);
   const bool eigen = cpu_instruction_sets().back() == "v4";  // gemm_bench_eigen.cpp is compiled for it
   std::printf("gpt2 (%lld parameters), fp32, AdamW, sequence %lld, %lld sequences a rank and step, kernels of %s\n",
-              static_cast<long long>(parameter_count(graph)), static_cast<long long>(sequence), static_cast<long long>(sequences_a_rank),
-              chosen_cpu_instruction_set().c_str());
-  std::printf("%6s %10s %10s %10s %12s %7s %8s\n", "ranks", "s a step", "tokens/s", "GFLOP/s", "Eigen alone", "ratio", "loss");
+              static_cast<long long>(parameter_count(graph)), static_cast<long long>(sequence),
+              static_cast<long long>(sequences_a_rank), chosen_cpu_instruction_set().c_str());
+  std::printf("%6s %10s %10s %10s %12s %7s %8s\n", "ranks", "s a step", "tokens/s", "GFLOP/s", "Eigen alone", "ratio",
+              "loss");
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
   for (int ranks = 1; ranks <= 2 && static_cast<unsigned>(ranks) <= cores; ++ranks) {
     const Measured measured = train(graph, ranks);
     const double sequences = static_cast<double>(sequences_a_rank * ranks);
     const double rate = model_flops_per_sample(graph).value * sequences / measured.seconds * 1e-9;
-    std::printf("%6d %10.3f %10.0f %10.1f", ranks, measured.seconds, sequences * static_cast<double>(sequence) / measured.seconds, rate);
+    std::printf("%6d %10.3f %10.0f %10.1f", ranks, measured.seconds,
+                sequences * static_cast<double>(sequence) / measured.seconds, rate);
     if (eigen) {
       const double alone = eigen_gflops(products, sequences_a_rank * sequence, ranks);
       std::printf(" %12.1f %6.0f%%", alone, 100.0 * rate / alone);

@@ -40,7 +40,8 @@ void check_row(const Json& row) {
   std::int64_t memory = 0;
   for (const auto& [key, value] : row.items()) {
     if (key.starts_with("time_")) time += value.get<double>();
-    if (key.starts_with("memory_") && key != "memory_capacity_bytes" && key != "memory_peak_bytes") memory += value.get<std::int64_t>();
+    if (key.starts_with("memory_") && key != "memory_capacity_bytes" && key != "memory_peak_bytes")
+      memory += value.get<std::int64_t>();
   }
   const double step = row.at("step_time_s").get<double>();
   CHECK(std::abs(time - step) <= 1e-12 * step);
@@ -68,10 +69,12 @@ TEST_CASE("suggest writes every key of the contract, parts that sum, and no NaN"
   CHECK(json.at("inputs").at("training").at("global_batch") == 32);    // 4 a device
   CHECK(json.at("inputs").at("training").at("sequence_length") == 32); // the model's context is less than 256
   CHECK(json.at("inputs").at("training").at("precision") == "fp32");
-  CHECK(json.at("inputs").at("training").at("defaults").dump() == R"(["global_batch","sequence_length","precision","optimizer"])");
+  CHECK(json.at("inputs").at("training").at("defaults").dump() ==
+        R"(["global_batch","sequence_length","precision","optimizer"])");
   const Json& search = json.at("search");
   std::int64_t counted = 0;
-  for (const char* key : {"infeasible_memory", "pruned_by_bound", "simulated"}) counted += search.at(key).get<std::int64_t>();
+  for (const char* key : {"infeasible_memory", "pruned_by_bound", "simulated"})
+    counted += search.at(key).get<std::int64_t>();
   CHECK(counted <= search.at("candidates").get<std::int64_t>());
   CHECK(json.at("columns").size() == columns().size());
   CHECK(json.at("plans").size() == 10);
@@ -103,21 +106,23 @@ TEST_CASE("CSV has the header of the columns and a line a plan") {
 TEST_CASE("defaults are printed and marked, given values are not") {
   const Called called = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--global-batch", "16", "--top", "1"});
   REQUIRE(called.code == 0);
-  CHECK(called.out.starts_with("model     tiny-gpt2: 53856 parameters\n"
-                               "cluster   cpu-8: 8 x cpu-core, 1 node of 8\n"
-                               "training  global batch 16, sequence length 32 (default), precision fp32 (default), optimizer adamw (default)\n"
-                               "\nrank  layout"));
+  CHECK(called.out.starts_with(
+      "model     tiny-gpt2: 53856 parameters\n"
+      "cluster   cpu-8: 8 x cpu-core, 1 node of 8\n"
+      "training  global batch 16, sequence length 32 (default), precision fp32 (default), optimizer adamw (default)\n"
+      "\nrank  layout"));
 }
 
 TEST_CASE("GPU clusters have their own defaults") {
   const Called called = call({"suggest", "gpt2", "--cluster", "dgx-a100", "--top", "1"});
   REQUIRE(called.code == 0);
-  CHECK(called.out.find("training  global batch 512 (default), sequence length 1024 (default), precision bf16 (default), optimizer adamw (default)\n") !=
-        std::string::npos);
+  CHECK(called.out.find("training  global batch 512 (default), sequence length 1024 (default), precision bf16 "
+                        "(default), optimizer adamw (default)\n") != std::string::npos);
 }
 
 TEST_CASE("a given layout fixes that part of the search") {
-  const Json json = json_of({"suggest", tiny_gpt2, "--cluster", cpu_8, "--tp", "2", "--zero", "1", "--recompute", "full", "--json", "--quiet"});
+  const Json json = json_of({"suggest", tiny_gpt2, "--cluster", cpu_8, "--tp", "2", "--zero", "1", "--recompute",
+                             "full", "--json", "--quiet"});
   REQUIRE_FALSE(json.at("plans").empty());
   for (const Json& row : json.at("plans")) {
     CHECK(row.at("tp") == 2);
@@ -129,8 +134,10 @@ TEST_CASE("a given layout fixes that part of the search") {
 TEST_CASE("suggest says how to start a plan that is there, and how to write it where it is not") {
   const Folder folder;
   const std::string unwritten = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet"}).out;
-  CHECK(unwritten.find("\nwrite     it with -o plan.yaml, and then\nstart     parplan run plan.yaml\n") != std::string::npos);
-  const std::string written = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet", "-o", folder.path("p.yaml")}).out;
+  CHECK(unwritten.find("\nwrite     it with -o plan.yaml, and then\nstart     parplan run plan.yaml\n") !=
+        std::string::npos);
+  const std::string written =
+      call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet", "-o", folder.path("p.yaml")}).out;
   CHECK(written.find("\n\nstart     parplan run " + folder.path("p.yaml") + "\n") != std::string::npos);
   CHECK(written.find("\nwrite ") == std::string::npos);
 }
@@ -140,8 +147,11 @@ TEST_CASE("a plan and a trace go to standard output alone where they are asked f
   const std::string file = folder.path("plan.yaml");
   REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "-o", file}).code == 0);
   const std::string& written = folder.read("plan.yaml");
-  const auto beginning = [](const std::string& plan) { return plan.substr(0, plan.find("backend:")); };  // how long the search took stands behind it
-  for (const Called& called : {call({"suggest", tiny_gpt2, "--cluster", cpu_8, "-o", "-"}), call({"simulate", file, "-o", "-"})}) {
+  const auto beginning = [](const std::string& plan) {
+    return plan.substr(0, plan.find("backend:"));
+  };  // how long the search took stands behind it
+  for (const Called& called :
+       {call({"suggest", tiny_gpt2, "--cluster", cpu_8, "-o", "-"}), call({"simulate", file, "-o", "-"})}) {
     CHECK(called.code == 0);
     CHECK(beginning(called.out) == beginning(written));
     CHECK(called.err.find("wrote") == std::string::npos);
@@ -151,27 +161,37 @@ TEST_CASE("a plan and a trace go to standard output alone where they are asked f
 }
 
 TEST_CASE("all of the memory is no limit") {
-  CHECK(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "100%"}).err.find("memory limited") == std::string::npos);
-  CHECK(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "99%"}).err.find("memory limited") != std::string::npos);
+  CHECK(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "100%"}).err.find("memory limited") ==
+        std::string::npos);
+  CHECK(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "99%"}).err.find("memory limited") !=
+        std::string::npos);
 }
 
 TEST_CASE("of unlike devices each kind is limited by itself") {
   const Folder folder;
   const std::string cluster = folder.write("unlike.yaml",
                                            "name: unlike\ngroups:\n"
-                                           "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}, nodes: 1}\n"
-                                           "  - {device: v100-sxm2-16gb, node: {devices: 8, intra: nvlink_mesh, bandwidth: 20 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 1}\n"
+                                           "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: "
+                                           "{count: 8, line_rate: 200 Gbit/s}}, nodes: 1}\n"
+                                           "  - {device: v100-sxm2-16gb, node: {devices: 8, intra: nvlink_mesh, "
+                                           "bandwidth: 20 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 1}\n"
                                            "network: {latency: 1 us}\n");
-  const auto said = [&](const std::string& limit) { return call({"suggest", "gpt2", "--cluster", cluster, "--memory-limit", limit, "--top", "1"}).err; };
-  CHECK(said("50%").find("memory limited to 7.89 GiB to 39.6 GiB of a device's 15.8 GiB to 79.1 GiB") != std::string::npos);
-  CHECK(said("40 GiB").find("memory limited to 15.8 GiB to 40.0 GiB of a device's 15.8 GiB to 79.1 GiB") != std::string::npos);
+  const auto said = [&](const std::string& limit) {
+    return call({"suggest", "gpt2", "--cluster", cluster, "--memory-limit", limit, "--top", "1"}).err;
+  };
+  CHECK(said("50%").find("memory limited to 7.89 GiB to 39.6 GiB of a device's 15.8 GiB to 79.1 GiB") !=
+        std::string::npos);
+  CHECK(said("40 GiB").find("memory limited to 15.8 GiB to 40.0 GiB of a device's 15.8 GiB to 79.1 GiB") !=
+        std::string::npos);
   CHECK(said("10 GiB").find("memory limited to 10.0 GiB of a device's 15.8 GiB to 79.1 GiB") != std::string::npos);
-  CHECK(said("80 GiB").find("--memory-limit: a device of cluster 'unlike' has 15.8 GiB to 79.1 GiB, found 80.0 GiB; give less, or a percentage") != std::string::npos);
+  CHECK(said("80 GiB").find("--memory-limit: a device of cluster 'unlike' has 15.8 GiB to 79.1 GiB, found 80.0 GiB; "
+                            "give less, or a percentage") != std::string::npos);
 }
 
 TEST_CASE("exit code 1, no plans and what would make it fit where memory is short") {
   // The libraries take 16 MiB, 16,777,216 bytes of it.
-  const std::vector<std::string> arguments{"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "16780 kB", "--json", "-"};
+  const std::vector<std::string> arguments{"suggest",        tiny_gpt2,  "--cluster", cpu_8,
+                                           "--memory-limit", "16780 kB", "--json",    "-"};
   const Called called = call(arguments);
   CHECK(called.code == 1);
   const Json json = Json::parse(called.out);
@@ -189,20 +209,34 @@ TEST_CASE("every change that is said to make it fit does, typed as it is said") 
   };
   const std::vector<Case> cases = {
       {{tiny_gpt2, "--cluster", cpu_8}, "16780 kB"},
-      {{"gpt2", "--cluster", "dgx-a100", "--devices", "2", "--dp", "2", "--tp", "1", "--pp", "1", "--zero", "0", "--micro-batch", "4", "--recompute", "none",
-        "--global-batch", "16"}, "4.5 GiB"},
-      {{"gpt2", "--cluster", "dgx-a100", "--devices", "2", "--dp", "1", "--tp", "1", "--pp", "2", "--schedule", "gpipe", "--micro-batch", "1", "--recompute", "none",
-        "--global-batch", "64", "--stage-blocks", "7,7"}, "5 GiB"},
+      {{"gpt2", "--cluster", "dgx-a100", "--devices", "2", "--dp", "2", "--tp", "1", "--pp", "1", "--zero", "0",
+        "--micro-batch", "4", "--recompute", "none", "--global-batch", "16"},
+       "4.5 GiB"},
+      {{"gpt2", "--cluster",      "dgx-a100", "--devices",      "2",     "--dp",          "1", "--tp",
+        "1",    "--pp",           "2",        "--schedule",     "gpipe", "--micro-batch", "1", "--recompute",
+        "none", "--global-batch", "64",       "--stage-blocks", "7,7"},
+       "5 GiB"},
       {{"gpt2", "--cluster", "dgx-a100", "--devices", "1", "--seq-len", "1024"}, "2.3 GiB"},
-      {{"gpt2-xl", "--cluster", "dgx-a100", "--devices", "4", "--precision", "fp32", "--global-batch", "8"}, "5.01 GiB"},
-      {{"llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--global-batch", "16", "--pp", "2", "--tp", "1"}, "19.9 GiB"},
+      {{"gpt2-xl", "--cluster", "dgx-a100", "--devices", "4", "--precision", "fp32", "--global-batch", "8"},
+       "5.01 GiB"},
+      {{"llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--global-batch", "16", "--pp", "2", "--tp", "1"},
+       "19.9 GiB"},
       {{"mistral-7b", "--cluster", "hgx-h200", "--devices", "2", "--global-batch", "8"}, "40%"},
       {{"llama3-8b", "--cluster", "dgx-h100", "--devices", "1", "--global-batch", "8"}, "100%"},
   };
-  const std::map<std::string, std::string> option_of = {
-      {"devices", "--devices"}, {"zero_stage", "--zero"}, {"micro_batch", "--micro-batch"}, {"recompute", "--recompute"}, {"tp", "--tp"}, {"pp", "--pp"},
-      {"dp", "--dp"}, {"schedule", "--schedule"}, {"stage_blocks", "--stage-blocks"}, {"global_batch", "--global-batch"}, {"sequence_length", "--seq-len"},
-      {"precision", "--precision"}, {"optimizer", "--optimizer"}};
+  const std::map<std::string, std::string> option_of = {{"devices", "--devices"},
+                                                        {"zero_stage", "--zero"},
+                                                        {"micro_batch", "--micro-batch"},
+                                                        {"recompute", "--recompute"},
+                                                        {"tp", "--tp"},
+                                                        {"pp", "--pp"},
+                                                        {"dp", "--dp"},
+                                                        {"schedule", "--schedule"},
+                                                        {"stage_blocks", "--stage-blocks"},
+                                                        {"global_batch", "--global-batch"},
+                                                        {"sequence_length", "--seq-len"},
+                                                        {"precision", "--precision"},
+                                                        {"optimizer", "--optimizer"}};
   std::set<std::string> seen;
   for (const Case& one : cases) {
     const auto with = [&](const std::string& option, const std::string& value, const std::string& memory) {
@@ -226,7 +260,8 @@ TEST_CASE("every change that is said to make it fit does, typed as it is said") 
       CHECK(none.err.find("what would make it fit: " + text + "\n") != std::string::npos);
       CHECK(change.at("plan").at("rank").is_null());
       CHECK(change.at("plan").size() == columns().size());
-      CHECK(change.at("plan").at("memory_peak_bytes").get<std::int64_t>() <= change.at("plan").at("memory_capacity_bytes").get<std::int64_t>());
+      CHECK(change.at("plan").at("memory_peak_bytes").get<std::int64_t>() <=
+            change.at("plan").at("memory_capacity_bytes").get<std::int64_t>());
       if (of == "memory") {
         if (one.memory == "100%") continue;  // no option gives a device more than it has
         CHECK(with("", "", text.substr(0, text.find(" of memory"))).code == 0);
@@ -235,11 +270,13 @@ TEST_CASE("every change that is said to make it fit does, typed as it is said") 
       } else {
         REQUIRE(option_of.contains(of));
         const Json& value = change.at("value");
-        CHECK(with(option_of.at(of), value.is_string() ? value.get<std::string>() : value.dump(), one.memory).code == 0);
+        CHECK(with(option_of.at(of), value.is_string() ? value.get<std::string>() : value.dump(), one.memory).code ==
+              0);
       }
     }
   }
-  for (const char* of : {"memory", "devices", "zero_stage", "micro_batch", "recompute", "tp", "schedule", "global_batch", "sequence_length", "optimizer"}) {
+  for (const char* of : {"memory", "devices", "zero_stage", "micro_batch", "recompute", "tp", "schedule",
+                         "global_batch", "sequence_length", "optimizer"}) {
     INFO(std::string(of));
     CHECK(seen.contains(of));
   }
@@ -247,7 +284,8 @@ TEST_CASE("every change that is said to make it fit does, typed as it is said") 
 
 TEST_CASE("a memory limit is what plans are held to, and the plan carries it") {
   const Folder folder;
-  const Json json = json_of({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "50%", "--json", "--quiet", "-o", folder.path("plan.yaml")});
+  const Json json = json_of({"suggest", tiny_gpt2, "--cluster", cpu_8, "--memory-limit", "50%", "--json", "--quiet",
+                             "-o", folder.path("plan.yaml")});
   const std::int64_t limit = std::int64_t{2} << 30;  // of 4 GiB
   for (const Json& row : json.at("plans")) {
     CHECK(row.at("memory_capacity_bytes") == limit);
@@ -259,18 +297,19 @@ TEST_CASE("a memory limit is what plans are held to, and the plan carries it") {
 TEST_CASE("device ids choose devices in their order") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
-  REQUIRE(call({"suggest", "gpt2", "--cluster", "dgx-a100", "--device-ids", "5,2", "--top", "1", "--quiet", "-o", plan}).code == 0);
+  REQUIRE(call({"suggest", "gpt2", "--cluster", "dgx-a100", "--device-ids", "5,2", "--top", "1", "--quiet", "-o", plan})
+              .code == 0);
   const Cluster cluster = read_plan(folder.read("plan.yaml"), "plan.yaml").cluster;
   REQUIRE(cluster.devices() == 2);
-  CHECK(cluster.groups.front().node.vertices[static_cast<std::size_t>(cluster.groups.front().node.devices[0])].name == "GPU5");
-  CHECK(cluster.groups.front().node.vertices[static_cast<std::size_t>(cluster.groups.front().node.devices[1])].name == "GPU2");
+  CHECK(cluster.groups.front().node.vertices[cluster.groups.front().node.devices[0]].name == "GPU5");
+  CHECK(cluster.groups.front().node.vertices[cluster.groups.front().node.devices[1]].name == "GPU2");
 }
 
 TEST_CASE("simulate of a layout and of its plan agree, and a trace is written") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
-  const Json layout = json_of({"simulate", tiny_llama, "--cluster", cpu_8, "--dp", "2", "--tp", "2", "--pp", "2", "--zero", "1", "--json", "--quiet", "-o",
-                               plan, "--trace", folder.path("trace.json")});
+  const Json layout = json_of({"simulate", tiny_llama, "--cluster", cpu_8, "--dp", "2", "--tp", "2", "--pp", "2",
+                               "--zero", "1", "--json", "--quiet", "-o", plan, "--trace", folder.path("trace.json")});
   REQUIRE(layout.at("plans").size() == 1);
   check_row(layout.at("plans").at(0));
   CHECK(layout.at("schema") == "parplan.suggest/1");
@@ -287,14 +326,16 @@ TEST_CASE("simulate reports a layout that does not fit instead of refusing it") 
 TEST_CASE("run prints the loss of each step and predicted beside measured") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
-  const std::string text = folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
-  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "2", "--seq-len", "8", "--quiet", "-o", plan}).code == 0);
+  const std::string text =
+      folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "2", "--seq-len", "8", "--quiet", "-o", plan})
+              .code == 0);
   const Called called = call({"run", plan, "--steps", "3", "--data", text, "--verbose"});
   INFO(called.err);
   REQUIRE(called.code == 0);
   CHECK(called.out.starts_with("step    0  loss "));
-  for (const char* wanted : {"step    2  loss ", "predicted", "step time", "sent a step, data parallelism", "peak of rank 0", "process memory growth",
-                             "segment", "optimizer"}) {
+  for (const char* wanted : {"step    2  loss ", "predicted", "step time", "sent a step, data parallelism",
+                             "peak of rank 0", "process memory growth", "segment", "optimizer"}) {
     INFO(wanted);
     CHECK(called.out.find(wanted) != std::string::npos);
   }
@@ -304,8 +345,11 @@ TEST_CASE("run prints the loss of each step and predicted beside measured") {
 TEST_CASE("the JSON of a run holds prediction and measurement with equal bytes") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
-  const std::string text = folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
-  REQUIRE(call({"suggest", tiny_llama, "--cluster", cpu_8, "--devices", "4", "--tp", "2", "--pp", "2", "--seq-len", "8", "--quiet", "-o", plan}).code == 0);
+  const std::string text =
+      folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
+  REQUIRE(call({"suggest", tiny_llama, "--cluster", cpu_8, "--devices", "4", "--tp", "2", "--pp", "2", "--seq-len", "8",
+                "--quiet", "-o", plan})
+              .code == 0);
   const Json json = json_of({"run", plan, "--steps", "4", "--data", text, "--json", "--quiet"});
   CHECK(json.at("schema") == "parplan.run/1");
   check_row(json.at("predicted"));
@@ -326,8 +370,10 @@ TEST_CASE("the JSON of a run holds prediction and measurement with equal bytes")
 TEST_CASE("a run that breaks a promise of its plan is a bug of ours") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
-  const std::string text = folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
-  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--seq-len", "8", "--quiet", "-o", plan}).code == 0);
+  const std::string text =
+      folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--seq-len", "8", "--quiet", "-o", plan})
+              .code == 0);
   // The first activations are those of the plan's own prediction.
   std::string promised = folder.read("plan.yaml");
   const std::string key = "memory_activations_bytes: ";
@@ -335,19 +381,23 @@ TEST_CASE("a run that breaks a promise of its plan is a bug of ours") {
   promised.replace(begin, promised.find('\n', begin) - begin, "0");
   const Called called = call({"run", folder.write("less.yaml", promised), "--data", text, "--quiet"});
   CHECK(called.code == 70);
-  CHECK(called.err.starts_with("internal error (a bug of parplan: please report it with the command and its files): the worst rank's arena is "));
+  CHECK(
+      called.err.starts_with("internal error (a bug of parplan: please report it with the command and its files): the "
+                             "worst rank's arena is "));
 }
 
 TEST_CASE("what a plan promises to send and to hold is what its run sends and holds, uneven buffers too") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
-  const std::string text = folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
+  const std::string text =
+      folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
   // `run` ends with 70 where they differ; the loss alone does not divide over four ranks.
   for (const std::vector<std::string>& layout : std::vector<std::vector<std::string>>{
            {"--dp", "4", "--zero", "0"}, {"--dp", "4", "--tp", "2", "--zero", "1", "--sequence-parallel"},
            {"--dp", "2", "--pp", "4", "--zero", "3"}, {"--dp", "2", "--tp", "2", "--pp", "2", "--zero", "2"},
            {"--tp", "4", "--pp", "2", "--recompute", "full"}}) {
-    std::vector<std::string> arguments{"suggest", tiny_gpt2, "--cluster", cpu_8, "--global-batch", "16", "--seq-len", "8", "--quiet", "-o", plan};
+    std::vector<std::string> arguments{"suggest", tiny_gpt2, "--cluster", cpu_8, "--global-batch", "16", "--seq-len",
+                                       "8",       "--quiet", "-o",        plan};
     arguments.insert(arguments.end(), layout.begin(), layout.end());
     REQUIRE(call(arguments).code == 0);
     const Called called = call({"run", plan, "--steps", "2", "--data", text, "--quiet"});
@@ -373,7 +423,8 @@ TEST_CASE("topology shows named clusters and files") {
   CHECK(call({"topology", cpu_8}).out.starts_with("cpu-8: 1 node of 8 x "));
 }
 
-TEST_CASE("this machine is measured once, cached with its date, and measured again on request or when the file is broken") {
+TEST_CASE(
+    "this machine is measured once, cached with its date, and measured again on request or when the file is broken") {
   const Folder folder;
   Called called = call({"topology"});
   REQUIRE(called.code == 0);
@@ -397,7 +448,8 @@ TEST_CASE("this machine is measured once, cached with its date, and measured aga
   std::ofstream(file) << "name: broken\n";
   called = call({"topology"});
   CHECK(called.code == 0);
-  CHECK(called.err.starts_with("the cached numbers of this machine cannot be used (" + file.string() + ":1:1: error: missing key 'device'"));
+  CHECK(called.err.starts_with("the cached numbers of this machine cannot be used (" + file.string() +
+                               ":1:1: error: missing key 'device'"));
   CHECK(call({"topology", "--measure-again"}).err.starts_with("measuring this machine ("));
 }
 

@@ -31,7 +31,8 @@ Said shell(const std::string& command) {
   if (pipe == nullptr) return {.code = -1, .out = ""};
   Said said;
   std::array<char, 4096> buffer{};
-  for (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe); count > 0; count = fread(buffer.data(), 1, buffer.size(), pipe))
+  for (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe); count > 0;
+       count = fread(buffer.data(), 1, buffer.size(), pipe))
     said.out.append(buffer.data(), count);
   said.code = WEXITSTATUS(pclose(pipe));
   return said;
@@ -64,7 +65,8 @@ bool holds(const Words& all, const Words& some) { return std::ranges::includes(a
 struct Place {
   Folder folder;
   Place() {
-    for (const Shell shell : {Shell::bash, Shell::zsh, Shell::fish}) folder.write(fmt::format("script.{}", name(shell)), call({"completion", name(shell)}).out);
+    for (const Shell shell : {Shell::bash, Shell::zsh, Shell::fish})
+      folder.write(fmt::format("script.{}", name(shell)), call({"completion", name(shell)}).out);
     std::filesystem::create_directory(folder.path("files"));
     folder.write("files/plan.yaml", "");
     std::filesystem::create_directory(folder.path("files/my models"));
@@ -76,8 +78,10 @@ struct Bash : Place {
   Words complete(const std::vector<std::string>& words) const {
     std::string line = "parplan";
     for (const std::string& word : words) line += fmt::format(" \"{}\"", word);
-    const Said said = shell(fmt::format("cd '{}' && bash --norc -c 'source ../script.bash; COMP_WORDS=({}); COMP_CWORD={}; _parplan; printf \"%s\\n\" \"${{COMPREPLY[@]}}\"'",
-                                        folder.path("files"), line, words.size()));
+    const Said said =
+        shell(fmt::format("cd '{}' && bash --norc -c 'source ../script.bash; COMP_WORDS=({}); COMP_CWORD={}; _parplan; "
+                          "printf \"%s\\n\" \"${{COMPREPLY[@]}}\"'",
+                          folder.path("files"), line, words.size()));
     REQUIRE(said.code == 0);
     return lines_of(said.out);
   }
@@ -102,11 +106,13 @@ TEST_CASE("bash completes commands, options, choices, names and files" * doctest
   CHECK(bash.complete({"measure", "--device", ""}) == Words{"cpu", "cuda"});
   CHECK(bash.complete({"sweep", "gpt2", "--cluster", "dgx-a"}) == Words{"dgx-a100"});
   CHECK(bash.complete({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h"}) == Words{"dgx-a100,dgx-h100"});
-  CHECK(bash.complete({"sweep", "gpt2", "--cluster", "=", "dgx-a100,gaudi3-8,pl"}) == Words{"dgx-a100,gaudi3-8,plan.yaml"});
+  CHECK(bash.complete({"sweep", "gpt2", "--cluster", "=", "dgx-a100,gaudi3-8,pl"}) ==
+        Words{"dgx-a100,gaudi3-8,plan.yaml"});
   CHECK(bash.complete({"sweep", "gpt2", "--device", "t4,h200"}) == Words{"t4,h200-sxm-141gb"});
 }
 
-TEST_CASE("bash completes an argument once, then the options that are not given yet" * doctest::skip(!installed("bash"))) {
+TEST_CASE("bash completes an argument once, then the options that are not given yet" *
+          doctest::skip(!installed("bash"))) {
   const Bash bash;
   const Words all = bash.complete({"run", "-"});
   CHECK(holds(all, {"--steps", "--data", "--json", "--quiet", "--help", "-h"}));
@@ -126,8 +132,9 @@ TEST_CASE("fish completes commands, options, choices, names and files" * doctest
   const Place place;
   // Fish says a description behind a tab.
   const auto complete = [&](const std::string& line) {
-    const Said said = shell(fmt::format("cd '{}' && HOME='{}' fish --no-config -c \"source ../script.fish; complete -C '{}'\" | cut -f 1", place.folder.path("files"),
-                                        place.folder.path("home"), line));
+    const Said said = shell(
+        fmt::format("cd '{}' && HOME='{}' fish --no-config -c \"source ../script.fish; complete -C '{}'\" | cut -f 1",
+                    place.folder.path("files"), place.folder.path("home"), line));
     REQUIRE(said.code == 0);
     return lines_of(said.out);
   };
@@ -144,7 +151,8 @@ TEST_CASE("fish completes commands, options, choices, names and files" * doctest
   CHECK(complete("parplan sweep gpt2 --cluster dgx-a100,dgx-h") == Words{"dgx-a100,dgx-h100"});
 }
 
-// zsh completes on a terminal only: a second zsh gets one, the line and a tab, and writes down what is added to its list.
+// zsh completes on a terminal only: a second zsh gets one, the line and a tab, and writes down what
+// is added to its list.
 TEST_CASE("zsh completes commands, options, choices, names and files" * doctest::skip(!installed("zsh"))) {
   const Place place;
   const std::string folder = place.folder.path("");
@@ -199,7 +207,9 @@ cat $2/found
 }
 
 TEST_CASE("what is offered for a value follows from its type") {
-  const auto of_type = [](const std::string& type) { return offer({.names = {"--x"}, .type = type, .description = "", .group = ""}); };
+  const auto of_type = [](const std::string& type) {
+    return offer({.names = {"--x"}, .type = type, .description = "", .group = ""});
+  };
   CHECK(of_type("gpipe|1f1b") == Offer{.values = {"gpipe", "1f1b"}, .files = false});
   CHECK(of_type("0..3") == Offer{.values = {"0", "1", "2", "3"}, .files = false});
   CHECK(of_type("[FILE|-]") == Offer{.values = {}, .files = true});

@@ -100,7 +100,8 @@ TEST_CASE("every link within the command line's page leads to a heading") {
   CHECK(links >= 10);
 }
 
-TEST_CASE("the command line's page has a section and a table of every command, and of every group that commands share") {
+TEST_CASE(
+    "the command line's page has a section and a table of every command, and of every group that commands share") {
   const std::string text = page("cli.md");
   for (const DeclaredCommand& command : declared_commands()) {
     CHECK(text.find(fmt::format("\n## {}\n", command.name)) != std::string::npos);

@@ -24,8 +24,9 @@ TEST_CASE("explain says why in words, or as JSON") {
   const Called whole = call({"explain", plan});
   CHECK(whole.code == 0);
   CHECK(whole.err == "");
-  for (const char* wanted : {"the critical path: ", "binding constraint: ", "\n  with ", "how sure: ", "one choice away", "best of its family",
-                             "what the rules of the guides come to here:", "compute 20 % less"}) {
+  for (const char* wanted :
+       {"the critical path: ", "binding constraint: ", "\n  with ", "how sure: ", "one choice away",
+        "best of its family", "what the rules of the guides come to here:", "compute 20 % less"}) {
     INFO(wanted);
     CHECK(whole.out.find(wanted) != std::string::npos);
   }
@@ -54,7 +55,8 @@ TEST_CASE("explain says why in words, or as JSON") {
 TEST_CASE("an edited plan is explained by what it comes to, and the file's promise is named") {
   const Folder folder;
   const std::string path = folder.path("plan.yaml");
-  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "4", "--pp", "2", "--quiet", "-o", path}).code == 0);
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "4", "--pp", "2", "--quiet", "-o", path}).code ==
+          0);
   CHECK(call({"explain", path, "--quick"}).out.find("the file promises") == std::string::npos);
   std::string text = read_file(path);
   const std::size_t begin = text.find("stage_blocks: [");
@@ -79,13 +81,15 @@ TEST_CASE("an edited plan is explained by what it comes to, and the file's promi
 TEST_CASE("a plan of least cost is explained by its cost") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
-  const Called found = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--objective", "cost", "--price", "3 USD", "--quiet", "-o", plan});
+  const Called found = call(
+      {"suggest", tiny_gpt2, "--cluster", cpu_8, "--objective", "cost", "--price", "3 USD", "--quiet", "-o", plan});
   REQUIRE(found.code == 0);
   CHECK(found.out.find("cost a step\n") != std::string::npos);
   CHECK(found.out.find("certified: the cheapest of this space under this cost model") != std::string::npos);
   CHECK(found.out.find("no plan on all of them costs less\n") != std::string::npos);
   CHECK(found.out.find("% slower)\n") == std::string::npos);  // it is faster or slower, and dearer
-  const Called json = call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--objective", "cost", "--price", "3 USD", "--quiet", "--json", "-"});
+  const Called json = call(
+      {"suggest", tiny_gpt2, "--cluster", cpu_8, "--objective", "cost", "--price", "3 USD", "--quiet", "--json", "-"});
   CHECK(Json::parse(json.out).at("inputs").at("objective") == "cost");
 
   const Called why = call({"explain", plan});
@@ -101,7 +105,8 @@ TEST_CASE("a plan of least cost is explained by its cost") {
 TEST_CASE("nothing is said to differ that does not, and lines are not wider than a screen") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
-  for (const std::vector<std::string>& given : {std::vector<std::string>{"--devices", "1", "--top", "1"}, {"--pp", "4"}, {}}) {
+  for (const std::vector<std::string>& given :
+       {std::vector<std::string>{"--devices", "1", "--top", "1"}, {"--pp", "4"}, {}}) {
     std::vector<std::string> command{"suggest", tiny_gpt2, "--cluster", cpu_8, "--quiet", "-o", plan};
     command.insert(command.end(), given.begin(), given.end());
     REQUIRE(call(command).code == 0);

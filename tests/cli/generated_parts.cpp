@@ -36,7 +36,8 @@ bool is_shared(const DeclaredOption& option) { return commands_with(option).size
 
 std::string command_table() {
   std::string text = "| command | |\n|---|---|\n";
-  for (const DeclaredCommand& command : declared_commands()) text += fmt::format("| [`{0}`](#{0}) | {1} |\n", command.name, command.description);
+  for (const DeclaredCommand& command : declared_commands())
+    text += fmt::format("| [`{0}`](#{0}) | {1} |\n", command.name, command.description);
   return text;
 }
 
@@ -44,12 +45,14 @@ std::string command_table() {
 std::string options_of_command(const DeclaredCommand& command) {
   std::string rows;
   std::vector<std::string> groups;
-  for (const DeclaredOption& argument : command.arguments) rows += fmt::format("| {} | {} |\n", code(argument.type), argument.description);
+  for (const DeclaredOption& argument : command.arguments)
+    rows += fmt::format("| {} | {} |\n", code(argument.type), argument.description);
   for (const DeclaredOption& option : command.options) {
     if (option.group == "Options" && is_shared(option)) continue;  // --help
     if (!is_shared(option)) {
       rows += fmt::format("| {} | {} |\n", code(spelled(option)), option.description);
-    } else if (const std::string link = fmt::format("[{}](#{})", option.group, anchor(option.group)); std::ranges::find(groups, link) == groups.end()) {
+    } else if (const std::string link = fmt::format("[{}](#{})", option.group, anchor(option.group));
+               std::ranges::find(groups, link) == groups.end()) {
       groups.push_back(link);
     }
   }
@@ -63,7 +66,8 @@ std::string options_of_group(const std::string& group) {
   std::vector<DeclaredOption> options;
   for (const DeclaredCommand& command : declared_commands())
     for (const DeclaredOption& option : command.options)
-      if (option.group == group && is_shared(option) && std::ranges::find(options, option) == options.end()) options.push_back(option);
+      if (option.group == group && is_shared(option) && std::ranges::find(options, option) == options.end())
+        options.push_back(option);
   REQUIRE_MESSAGE(!options.empty(), "no command shares options of group " << group);
   std::string text = "| option | | of |\n|---|---|---|\n";
   for (const DeclaredOption& option : options)
@@ -73,7 +77,8 @@ std::string options_of_group(const std::string& group) {
 
 std::string columns_table() {
   std::string table = "| key | unit | meaning |\n|---|---|---|\n";
-  for (const Column& column : columns()) table += fmt::format("| `{}` | {} | {} |\n", column.key, column.unit, column.description);
+  for (const Column& column : columns())
+    table += fmt::format("| `{}` | {} | {} |\n", column.key, column.unit, column.description);
   return table;
 }
 
@@ -101,7 +106,8 @@ std::string part(const std::string& name) {
 }  // namespace
 
 std::string anchor(std::string heading) {
-  std::ranges::transform(heading, heading.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  std::ranges::transform(heading, heading.begin(),
+                         [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
   return heading;
 }
 

@@ -17,7 +17,8 @@ TEST_CASE("measuring the CPU writes a cluster to plan with and a device with all
   const Folder folder;
   const std::string cluster_file = folder.path("cluster.yaml");
   const std::string device_file = folder.path("device.yaml");
-  const Called called = call({"measure", "--device", "cpu", "--budget", "400ms", "-o", cluster_file, "--write-device", device_file});
+  const Called called =
+      call({"measure", "--device", "cpu", "--budget", "400ms", "-o", cluster_file, "--write-device", device_file});
   REQUIRE(called.code == 0);
   CHECK(called.err.starts_with("measuring cpu, about 400 ms ...\n"));
   CHECK(called.err.ends_with("wrote " + cluster_file + "\nwrote " + device_file + "\n"));
@@ -31,11 +32,14 @@ TEST_CASE("measuring the CPU writes a cluster to plan with and a device with all
   const YamlNode document = YamlNode::load(device_file);
   CHECK(read_device(document) == cluster.groups.front().device);
   const Measurements measurements = read_measurements(document.at("measured"));
-  // On a busy machine some kernels do not end in time, and some times allow no fit: what there is belongs together.
+  // On a busy machine some kernels do not end in time, and some times allow no fit: what there is
+  // belongs together.
   const std::vector<KernelFit>& fits = cluster.groups.front().device.measured->fits;
   CHECK(fit_kernels(measurements.kernels, cluster.groups.front().device) == fits);
   CHECK_FALSE(fits.empty());
-  for (const KernelFit& fit : fits) CHECK_MESSAGE(called.out.find(fmt::format("\n{:<28}{}", name(fit.kind), name(fit.type))) != std::string::npos, name(fit.kind));
+  for (const KernelFit& fit : fits)
+    CHECK_MESSAGE(called.out.find(fmt::format("\n{:<28}{}", name(fit.kind), name(fit.type))) != std::string::npos,
+                  name(fit.kind));
 
   const Called planned = call({"suggest", tiny_gpt2, "--cluster", cluster_file, "-o", folder.path("plan.yaml")});
   CHECK(planned.code == 0);
@@ -53,8 +57,12 @@ TEST_CASE("what cannot be measured is said in full") {
   };
   CHECK(error({"--device", "gpu"}) == "error: --device: expected cpu, cuda or cuda:N, found 'gpu'\n");
   CHECK(error({"--device", "cuda:x"}) == "error: --device: expected a whole number from 0 to 1024, found 'x'\n");
-  CHECK(error({"--budget", "5"}) == "error: --budget: expected a duration with its unit such as '2 us', found '5'; allowed units: ns, us, ms, s, min, h\n");
-  CHECK(error({"--device", "cpu", "--like", "k80"}) == "error: --like names the card that is measured, and that is the CPU; leave --like out, or give --device cuda\n");
+  CHECK(error({"--budget", "5"}) ==
+        "error: --budget: expected a duration with its unit such as '2 us', found '5'; allowed units: ns, us, ms, s, "
+        "min, h\n");
+  CHECK(
+      error({"--device", "cpu", "--like", "k80"}) ==
+      "error: --like names the card that is measured, and that is the CPU; leave --like out, or give --device cuda\n");
   CHECK(error({"model.yaml"}) == "error: unexpected argument 'model.yaml'; measure takes options only\n");
 }
 

@@ -1,4 +1,5 @@
-// What the kind of device decides before anything is searched: the default precision, and whether a plan can be run.
+// What the kind of device decides before anything is searched: the default precision, and whether a
+// plan can be run.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -13,13 +14,15 @@ TEST_CASE("the default precision is one that the device has units for, and is ma
     const char* cluster;
     const char* precision;
   };
-  for (const Row& row : {Row{"titan-rtx-2", "fp16"}, Row{"dgx-1-v100", "fp16"}, Row{"dgx-a100", "bf16"}, Row{"gaudi2-8", "bf16"}}) {
+  for (const Row& row :
+       {Row{"titan-rtx-2", "fp16"}, Row{"dgx-1-v100", "fp16"}, Row{"dgx-a100", "bf16"}, Row{"gaudi2-8", "bf16"}}) {
     INFO(row.cluster);
     const Called called = call({"suggest", "gpt2", "--cluster", row.cluster, "--max-candidates", "1"});
     CHECK(called.code == 0);
     CHECK(called.out.find(std::string("precision ") + row.precision + " (default)") != std::string::npos);
   }
-  const Called asked = call({"suggest", "gpt2", "--cluster", "titan-rtx-2", "--precision", "bf16", "--max-candidates", "1"});
+  const Called asked =
+      call({"suggest", "gpt2", "--cluster", "titan-rtx-2", "--precision", "bf16", "--max-candidates", "1"});
   CHECK(asked.code == 0);
   CHECK(asked.out.find("precision bf16, ") != std::string::npos);
 }
@@ -27,15 +30,21 @@ TEST_CASE("the default precision is one that the device has units for, and is ma
 TEST_CASE("a plan for devices that parplan runs nothing on says so, and is refused by run") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
-  const Called suggested = call({"suggest", "gpt2", "--cluster", "mi300x-8", "--max-candidates", "1", "--output", plan});
+  const Called suggested =
+      call({"suggest", "gpt2", "--cluster", "mi300x-8", "--max-candidates", "1", "--output", plan});
   CHECK(suggested.code == 0);
-  CHECK(suggested.err.find("note: mi300x-8: planned only, for parplan runs nothing on ROCm; RCCL is taken to communicate as NCCL does\n") != std::string::npos);
+  CHECK(suggested.err.find("note: mi300x-8: planned only, for parplan runs nothing on ROCm; RCCL is taken to "
+                           "communicate as NCCL does\n") != std::string::npos);
   const Called refused = call({"run", plan});
   CHECK(refused.code == 2);
-  CHECK(refused.err == "error: the plan is for AMD Instinct MI300X 192 GB, and parplan runs nothing on ROCm: carry it out with another framework, or make a plan for this "
-                       "machine with `parplan suggest MODEL`\n");
+  CHECK(refused.err ==
+        "error: the plan is for AMD Instinct MI300X 192 GB, and parplan runs nothing on ROCm: carry it out with "
+        "another framework, or make a plan for this "
+        "machine with `parplan suggest MODEL`\n");
   const Called other = call({"run", plan, "--backend", "cuda"});
   CHECK(other.code == 2);
-  CHECK(other.err == "error: --backend cuda: the plan is for AMD Instinct MI300X 192 GB (rocm); its memory and its kernels are that backend's: plan again with a cluster of "
-                     "CUDA devices\n");
+  CHECK(other.err ==
+        "error: --backend cuda: the plan is for AMD Instinct MI300X 192 GB (rocm); its memory and its kernels are that "
+        "backend's: plan again with a cluster of "
+        "CUDA devices\n");
 }

@@ -21,7 +21,8 @@ Called shell(const std::string& command) {
   REQUIRE(pipe != nullptr);
   Called called;
   std::array<char, 4096> buffer{};
-  for (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe); count > 0; count = fread(buffer.data(), 1, buffer.size(), pipe))
+  for (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe); count > 0;
+       count = fread(buffer.data(), 1, buffer.size(), pipe))
     called.out.append(buffer.data(), count);
   called.code = WEXITSTATUS(pclose(pipe));
   return called;
@@ -31,22 +32,28 @@ struct Job {
   Folder folder;
   std::string plan = folder.path("plan.yaml");
   Job() {
-    REQUIRE(call({"simulate", tiny_gpt2, "--cluster", cpu_8, "--dp", "2", "--tp", "1", "--pp", "1", "--devices", "2", "--seq-len", "8", "--quiet", "-o", plan, "--json",
-                  folder.path("json")}).code == 0);
+    REQUIRE(call({"simulate", tiny_gpt2, "--cluster", cpu_8, "--dp", "2", "--tp", "1", "--pp", "1", "--devices", "2",
+                  "--seq-len", "8", "--quiet", "-o", plan, "--json", folder.path("json")})
+                .code == 0);
   }
   // Two processes as torchrun starts them, with the arguments of each.
   Called run(const std::string& first, const std::string& second) const {
     const LoopbackPort port;
-    const std::string variables = fmt::format("WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={}", port.number());
-    return shell(fmt::format("{0} RANK=1 LOCAL_RANK=1 {1} run {3} & {0} RANK=0 LOCAL_RANK=0 {1} run {2}; code=$?; wait $! && exit 99; exit $code", variables, PARPLAN_BINARY,
-                             first, second));
+    const std::string variables =
+        fmt::format("WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={}", port.number());
+    return shell(
+        fmt::format("{0} RANK=1 LOCAL_RANK=1 {1} run {3} & {0} RANK=0 LOCAL_RANK=0 {1} run {2}; code=$?; wait $! && "
+                    "exit 99; exit $code",
+                    variables, PARPLAN_BINARY, first, second));
   }
 };
 
 TEST_CASE("a standard output that is full or closed fails, and no file that is written gets what it was to have") {
   const Folder folder;
-  CHECK(shell(fmt::format("{} --help > /dev/full", PARPLAN_BINARY)).out == "error: cannot write to standard output: No space left on device\n");
-  const Called closed = shell(fmt::format("{} topology {} --quiet --json {} >&-", PARPLAN_BINARY, cpu_8, folder.path("a.json")));
+  CHECK(shell(fmt::format("{} --help > /dev/full", PARPLAN_BINARY)).out ==
+        "error: cannot write to standard output: No space left on device\n");
+  const Called closed =
+      shell(fmt::format("{} topology {} --quiet --json {} >&-", PARPLAN_BINARY, cpu_8, folder.path("a.json")));
   CHECK(closed.code == 1);
   CHECK(closed.out == "error: cannot write to standard output: Bad file descriptor\n");
   CHECK(folder.read("a.json").starts_with("{\n  \"schema\": "));
@@ -76,7 +83,9 @@ TEST_CASE("processes that parplan starts itself refuse once, too") {
   const std::string text = job.folder.write("digits.txt", "31415926535897932384626433832795028841971693993751");
   const Called called = shell(fmt::format("{} run {} --processes 2 --quiet --data {}", PARPLAN_BINARY, job.plan, text));
   CHECK(called.code == 2);
-  CHECK(called.out == "error: CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan in one process\n");
+  CHECK(called.out ==
+        "error: CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan "
+        "in one process\n");
 }
 
 }  // namespace

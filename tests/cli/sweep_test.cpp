@@ -1,4 +1,5 @@
-// `parplan sweep` from its arguments to what it writes; the arithmetic is tested in tests/planner/report/.
+// `parplan sweep` from its arguments to what it writes; the arithmetic is tested in
+// tests/planner/report/.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -37,7 +38,8 @@ TEST_CASE("each point's plan is the first that suggest finds there") {
   const Json swept = json_of({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1,2,8", "--global-batch", "8,16"});
   REQUIRE(swept.at("rows").size() == 6);
   for (const Json& row : swept.at("rows")) {
-    const Json suggested = json_of({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", fmt::format("{}", row.at("cluster_devices").get<int>()), "--global-batch",
+    const Json suggested = json_of({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices",
+                                    fmt::format("{}", row.at("cluster_devices").get<int>()), "--global-batch",
                                     fmt::format("{}", row.at("global_batch").get<int>()), "--top", "1"});
     const Json& plan = suggested.at("plans").at(0);
     for (const auto& [key, value] : plan.items()) {
@@ -48,19 +50,24 @@ TEST_CASE("each point's plan is the first that suggest finds there") {
 }
 
 TEST_CASE("a sweep goes through every combination, sizes next to each other, and trains the same at all of them") {
-  const Json json = json_of({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "8,2", "--global-batch", "8,16", "--seq-len", "16,32"});
+  const Json json = json_of(
+      {"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "8,2", "--global-batch", "8,16", "--seq-len", "16,32"});
   CHECK(of_rows(json, "cluster_devices") == std::vector<std::int64_t>{8, 2, 8, 2, 8, 2, 8, 2});
   CHECK(of_rows(json, "global_batch") == std::vector<std::int64_t>{8, 8, 8, 8, 16, 16, 16, 16});
   CHECK(of_rows(json, "sequence_length") == std::vector<std::int64_t>{16, 16, 32, 32, 16, 16, 32, 32});
   CHECK(json.at("inputs").at("training").at("defaults") == Json::parse(R"(["precision", "optimizer"])"));
   // The default of CPUs is 4 sequences a device: of the largest size, at every size.
-  const std::string model = "name: plain\nfamily: decoder\nlayers: 2\nhidden: 32\nheads: 2\nfeature: 64\nvocabulary: 64\ncontext: 32\nposition: rotary\nnorm: rms_norm\nactivation: gelu_tanh\n";
+  const std::string model =
+      "name: plain\nfamily: decoder\nlayers: 2\nhidden: 32\nheads: 2\nfeature: 64\nvocabulary: 64\ncontext: "
+      "32\nposition: rotary\nnorm: rms_norm\nactivation: gelu_tanh\n";
   const Folder folder;
-  CHECK(of_rows(json_of({"sweep", folder.write("plain.yaml", model), "--cluster", cpu_8, "--devices", "2,8,4"}), "global_batch") == std::vector<std::int64_t>{32, 32, 32});
+  CHECK(of_rows(json_of({"sweep", folder.write("plain.yaml", model), "--cluster", cpu_8, "--devices", "2,8,4"}),
+                "global_batch") == std::vector<std::int64_t>{32, 32, 32});
 }
 
 TEST_CASE("clusters are compared, each at its own price") {
-  const Json json = json_of({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h100", "--devices", "8", "--tokens", "300B", "--price", "dgx-a100=1.50 USD,3 USD", "--max-candidates", "4"});
+  const Json json = json_of({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h100", "--devices", "8", "--tokens", "300B",
+                             "--price", "dgx-a100=1.50 USD,3 USD", "--max-candidates", "4"});
   REQUIRE(json.at("rows").size() == 2);
   CHECK(json.at("rows").at(0).at("cluster") == "dgx-a100");
   CHECK(json.at("rows").at(1).at("cluster") == "dgx-h100");
@@ -72,14 +79,16 @@ TEST_CASE("clusters are compared, each at its own price") {
     CHECK(row.at("days").get<double>() == doctest::Approx(days));
     CHECK(row.at("cost").get<double>() == doctest::Approx(days * 24.0 * price * row.at("devices").get<double>()));
     // Datasheets: 400 W an A100 SXM4, 700 W an H100 SXM5.
-    CHECK(row.at("energy_kwh").get<double>() == doctest::Approx(days * 24.0 * row.at("devices").get<double>() * (row.at("cluster") == "dgx-a100" ? 0.4 : 0.7)));
+    CHECK(row.at("energy_kwh").get<double>() == doctest::Approx(days * 24.0 * row.at("devices").get<double>() *
+                                                                (row.at("cluster") == "dgx-a100" ? 0.4 : 0.7)));
   }
 }
 
 TEST_CASE("a price in the cluster's file counts, --price goes before it, and suggest fills in the cost of a step") {
   const Folder folder;
   std::ifstream file(cpu_8);
-  const std::string priced = folder.write("priced.yaml", std::string(std::istreambuf_iterator<char>(file), {}) + "price: 0.36 EUR\n");
+  const std::string priced =
+      folder.write("priced.yaml", std::string(std::istreambuf_iterator<char>(file), {}) + "price: 0.36 EUR\n");
   const auto check = [&](const std::vector<std::string>& more, double price, const char* currency) {
     std::vector<std::string> arguments{"sweep", tiny_gpt2, "--cluster", priced, "--devices", "4"};
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -100,13 +109,17 @@ TEST_CASE("where a group has no price a plan that uses it has neither cost nor c
   const Folder folder;
   const std::string mixed = folder.write("mixed.yaml",
                                          "name: mixed\ngroups:\n"
-                                         "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}, nodes: 1, price: 2 USD}\n"
-                                         "  - {device: v100-sxm2-32gb, node: {devices: 8, intra: nvlink_mesh, bandwidth: 40 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 1}\n"
+                                         "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: "
+                                         "{count: 8, line_rate: 200 Gbit/s}}, nodes: 1, price: 2 USD}\n"
+                                         "  - {device: v100-sxm2-32gb, node: {devices: 8, intra: nvlink_mesh, "
+                                         "bandwidth: 40 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 1}\n"
                                          "network: {latency: 1 us}\n");
   const std::string missing =
-      "no price is known of v100-sxm2-32gb (1 node), so that plans with devices of it have no cost: give its group a 'price', or all devices one with --price";
+      "no price is known of v100-sxm2-32gb (1 node), so that plans with devices of it have no cost: give its group a "
+      "'price', or all devices one with --price";
   for (const char* command : {"suggest", "sweep"}) {
-    std::vector<std::string> arguments{command, "gpt2", "--cluster", mixed, "--max-candidates", "2", "--dp", "16", "--json"};
+    std::vector<std::string> arguments{command, "gpt2", "--cluster", mixed,   "--max-candidates",
+                                       "2",     "--dp", "16",        "--json"};
     const Called of_all = call(arguments);
     CHECK(of_all.err.find("note: mixed: " + missing + "\n") != std::string::npos);
     const Json row = Json::parse(of_all.out).at(command == std::string("sweep") ? "rows" : "plans").at(0);
@@ -115,7 +128,8 @@ TEST_CASE("where a group has no price a plan that uses it has neither cost nor c
     CHECK(row.at("currency").is_null());
   }
   // Of the first group alone all is known.
-  const Called of_first = call({"suggest", "gpt2", "--cluster", mixed, "--devices", "8", "--max-candidates", "2", "--json"});
+  const Called of_first =
+      call({"suggest", "gpt2", "--cluster", mixed, "--devices", "8", "--max-candidates", "2", "--json"});
   CHECK(of_first.err.find("no price is known") == std::string::npos);
   const Json row = Json::parse(of_first.out).at("plans").at(0);
   CHECK(row.at("cost_per_step").is_number());
@@ -126,18 +140,21 @@ TEST_CASE("a sweep's table says what was swept, and notes what is in it alone") 
   const auto notes = [](const std::string& out) {
     std::string all;
     for (const char* word : {"energy is", "knee is", "no knee", "pareto weighs", "days are"})
-      if (out.find(std::string("\nnote: ") + word) != std::string::npos) all += std::string(all.empty() ? "" : ", ") + word;
+      if (out.find(std::string("\nnote: ") + word) != std::string::npos)
+        all += std::string(all.empty() ? "" : ", ") + word;
     return all;
   };
   const std::string one = call({"sweep", "gpt2", "--cluster", "dgx-a100", "--max-candidates", "2", "--quiet"}).out;
   CHECK(one.find("\ncluster   dgx-a100 of a100-sxm4-80gb: 1 point\n") != std::string::npos);
   CHECK(notes(one) == "pareto weighs");
-  const std::string several = call({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h100", "--devices", "1,2,4", "--global-batch", "8,16", "--tokens", "1B", "--max-candidates", "2",
-                                    "--quiet"}).out;
-  CHECK(several.find("\ncluster   dgx-a100 of a100-sxm4-80gb and dgx-h100 of h100-sxm-80gb: 12 points\ntraining  global batch 8 and 16, sequence length 1024 (default), ") !=
-        std::string::npos);
+  const std::string several = call({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h100", "--devices", "1,2,4",
+                                    "--global-batch", "8,16", "--tokens", "1B", "--max-candidates", "2", "--quiet"})
+                                  .out;
+  CHECK(several.find("\ncluster   dgx-a100 of a100-sxm4-80gb and dgx-h100 of h100-sxm-80gb: 12 points\ntraining  "
+                     "global batch 8 and 16, sequence length 1024 (default), ") != std::string::npos);
   CHECK(notes(several).starts_with("energy is, knee is, "));
-  const Called nothing = call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--memory-limit", "1 MB", "--quiet"});
+  const Called nothing =
+      call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--memory-limit", "1 MB", "--quiet"});
   CHECK(nothing.code == 1);
   CHECK(nothing.out.find("\nnote: ") == std::string::npos);
 }
@@ -149,22 +166,27 @@ TEST_CASE("a plan is simulated at another price") {
   CHECK(json_of({"simulate", plan}).at("plans").at(0).at("cost_per_step").is_null());
   const Json row = json_of({"simulate", plan, "--price", "36 USD"}).at("plans").at(0);
   CHECK(row.at("currency") == "USD");
-  CHECK(row.at("cost_per_step").get<double>() == doctest::Approx(0.01 * row.at("devices").get<double>() * row.at("step_time_s").get<double>()));
+  CHECK(row.at("cost_per_step").get<double>() ==
+        doctest::Approx(0.01 * row.at("devices").get<double>() * row.at("step_time_s").get<double>()));
 }
 
 TEST_CASE("equal sweeps give equal bytes, however threads take their points") {
-  const std::vector<std::string> arguments{"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1,2,3,4,5,6,7,8", "--tokens", "1M", "--price", "1 USD", "--json", "-", "--quiet"};
+  const std::vector<std::string> arguments{"sweep",           tiny_gpt2,  "--cluster", cpu_8,     "--devices",
+                                           "1,2,3,4,5,6,7,8", "--tokens", "1M",        "--price", "1 USD",
+                                           "--json",          "-",        "--quiet"};
   const Called first = call(arguments);
   REQUIRE(first.code == 0);
   for (int again = 0; again < 3; ++again) CHECK(call(arguments).out == first.out);
 }
 
 TEST_CASE("a point where nothing fits is a row with the reason, and with no plan at all the exit code is 1") {
-  const Called some = call({"sweep", "llama3-8b", "--cluster", "dgx-a100", "--devices", "1,8", "--csv", "-", "--quiet", "--max-candidates", "1"});
+  const Called some = call({"sweep", "llama3-8b", "--cluster", "dgx-a100", "--devices", "1,8", "--csv", "-", "--quiet",
+                            "--max-candidates", "1"});
   CHECK(some.code == 0);
   const Folder folder;
   const std::string file = folder.path("none.json");
-  const Called none = call({"sweep", "llama3-70b", "--cluster", "dgx-a100", "--devices", "1,2", "--json", file, "--quiet"});
+  const Called none =
+      call({"sweep", "llama3-70b", "--cluster", "dgx-a100", "--devices", "1,2", "--json", file, "--quiet"});
   CHECK(none.code == 1);
   CHECK(none.err == "no feasible plan at any point\n");
   const Json json = Json::parse(folder.read("none.json"));
@@ -177,7 +199,8 @@ TEST_CASE("a point where nothing fits is a row with the reason, and with no plan
 }
 
 TEST_CASE("the objective decides what is best at each point") {
-  const std::vector<std::string> arguments{"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "8", "--global-batch", "8"};
+  const std::vector<std::string> arguments{"sweep",     tiny_gpt2, "--cluster",      cpu_8,
+                                           "--devices", "8",       "--global-batch", "8"};
   const auto with = [&](const char* objective) {
     std::vector<std::string> all = arguments;
     all.insert(all.end(), {"--objective", objective});
@@ -187,7 +210,9 @@ TEST_CASE("the objective decides what is best at each point") {
   CHECK(with("time").at("rows").at(0) == fastest);
   const Json cheapest = with("cost").at("rows").at(0);
   const Json smallest = with("memory").at("rows").at(0);
-  const auto device_seconds = [](const Json& row) { return row.at("devices").get<double>() * row.at("step_time_s").get<double>(); };
+  const auto device_seconds = [](const Json& row) {
+    return row.at("devices").get<double>() * row.at("step_time_s").get<double>();
+  };
   CHECK(device_seconds(cheapest) < device_seconds(fastest));
   CHECK(smallest.at("memory_peak_bytes").get<std::int64_t>() < fastest.at("memory_peak_bytes").get<std::int64_t>());
   CHECK(with("cost").at("inputs").at("objective") == "cost");
@@ -195,14 +220,17 @@ TEST_CASE("the objective decides what is best at each point") {
 
 TEST_CASE("a workbook is written beside the rest, and said") {
   const Folder folder;
-  const Called called = call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1,2", "-o", folder.path("plans.xlsx"), "--csv", folder.path("plans.csv")});
+  const Called called = call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1,2", "-o",
+                              folder.path("plans.xlsx"), "--csv", folder.path("plans.csv")});
   CHECK(called.code == 0);
   CHECK(called.err.ends_with(fmt::format("wrote {}\nwrote {}\n", folder.path("plans.csv"), folder.path("plans.xlsx"))));
   CHECK(folder.read("plans.xlsx").starts_with("PK"));
   CHECK(called.out.find("tokens/s") != std::string::npos);
-  const Called absent = call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--quiet", "--xlsx", folder.path("absent/plans.xlsx")});
+  const Called absent = call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--quiet", "--xlsx",
+                              folder.path("absent/plans.xlsx")});
   CHECK(absent.code == 1);
-  CHECK(absent.err == fmt::format("error: cannot write '{}': No such file or directory\n", folder.path("absent/plans.xlsx")));
+  CHECK(absent.err ==
+        fmt::format("error: cannot write '{}': No such file or directory\n", folder.path("absent/plans.xlsx")));
 }
 
 TEST_CASE("counts are read with their letters, and whole") {
@@ -216,9 +244,12 @@ TEST_CASE("counts are read with their letters, and whole") {
   CHECK(count("0.5K") == 500);
   CHECK(count("1e12") == 1000000000000);
   CHECK(count("1000T") == 1000000000000000);
-  for (const char* wrong : {"", "T", "0", "-1", "1.5", "0.0001K", "1001T", "inf", "nan", "1e400", "15 T", "15TB", "15t", "0x10"}) {
+  for (const char* wrong :
+       {"", "T", "0", "-1", "1.5", "0.0001K", "1001T", "inf", "nan", "1e400", "15 T", "15TB", "15t", "0x10"}) {
     CHECK(error_of<ConfigError>([&] { count(wrong); }) ==
-          fmt::format("error: --tokens: expected a whole number from 1 to 1000T, such as '300B' (K, M, B and T are powers of a thousand) or '1e12', found '{}'", wrong));
+          fmt::format("error: --tokens: expected a whole number from 1 to 1000T, such as '300B' (K, M, B and T are "
+                      "powers of a thousand) or '1e12', found '{}'",
+                      wrong));
   }
 }
 
@@ -234,22 +265,30 @@ TEST_CASE("what a sweep cannot do is refused before anything is planned") {
       {{"--devices", "8,16,8"}, "--devices: 8 is listed twice; name each once"},
       {{"--devices", "8,08"}, "--devices: 8 is listed twice; name each once"},
       {{"--devices", "8,0"}, "--devices: expected a whole number from 1 to 1048576, found '0'"},
-      {{"--devices", "8,12"}, "--devices 12: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed are 1 to 8 devices and multiples of 8"},
+      {{"--devices", "8,12"},
+       "--devices 12: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed are 1 to 8 devices and "
+       "multiples of 8"},
       {{"--global-batch", "256,256"}, "--global-batch: 256 is listed twice; name each once"},
       {{"--seq-len", "512,x"}, "--seq-len: expected a whole number from 1 to 1099511627776, found 'x'"},
-      {{"--seq-len", "512,2048"}, "sequence length 2048 is longer than the 1024 learned positions of model 'gpt2'; allowed: 1 to 1024"},
-      {{"--price", "2.50"}, "--price: expected a price of a device for an hour, such as '2.50 USD', found '2.50': it names no currency"},
+      {{"--seq-len", "512,2048"},
+       "sequence length 2048 is longer than the 1024 learned positions of model 'gpt2'; allowed: 1 to 1024"},
+      {{"--price", "2.50"},
+       "--price: expected a price of a device for an hour, such as '2.50 USD', found '2.50': it names no currency"},
       {{"--price", "1 USD,2 USD"}, "--price: every cluster has two prices; give one"},
       {{"--price", "dgx-a100=1 USD,dgx-a100=2 USD"}, "--price: cluster 'dgx-a100' has two prices; give one"},
       {{"--price", "dgx-a10=1 USD"}, "--price: 'dgx-a10' is not among --cluster dgx-a100; did you mean 'dgx-a100'?"},
       {{"--objective", "tim"}, "--objective: expected one of time, cost, memory, found 'tim'; did you mean 'time'?"},
-      {{"-o", "plans.csv"}, "--output: a workbook's name ends in .xlsx, found 'plans.csv'; for other formats there are --json and --csv"},
+      {{"-o", "plans.csv"},
+       "--output: a workbook's name ends in .xlsx, found 'plans.csv'; for other formats there are --json and --csv"},
       {{"--device", "h100-sxm-80gb,k80"},
-       "--device h100-sxm-80gb: cluster 'dgx-a100' already says its device, a100-sxm4-80gb; --device is for texts of nvidia-smi topo -m and NCCL's topologies"},
+       "--device h100-sxm-80gb: cluster 'dgx-a100' already says its device, a100-sxm4-80gb; --device is for texts of "
+       "nvidia-smi topo -m and NCCL's topologies"},
       {{"--devices", "24,4", "--tp", "6"},
-       "4 devices of dgx-a100, batch 512, sequence length 1024: the layout needs 6 devices (tp 6); the cluster has 4; lower a degree, or give more with --devices or --nodes"},
+       "4 devices of dgx-a100, batch 512, sequence length 1024: the layout needs 6 devices (tp 6); the cluster has 4; "
+       "lower a degree, or give more with --devices or --nodes"},
       {{"--global-batch", "8,7", "--dp", "2"},
-       "8 devices of dgx-a100, batch 7, sequence length 1024: data parallelism over 2 cannot split a global batch of 7 sequences in micro-batches of 1; legal degrees: 1, 7"},
+       "8 devices of dgx-a100, batch 7, sequence length 1024: data parallelism over 2 cannot split a global batch of 7 "
+       "sequences in micro-batches of 1; legal degrees: 1, 7"},
   };
   for (const Wrong& wrong : all) {
     std::vector<std::string> arguments{"sweep", "gpt2", "--cluster", "dgx-a100", "--quiet"};
@@ -262,22 +301,30 @@ TEST_CASE("what a sweep cannot do is refused before anything is planned") {
   }
   // A cluster that has no more than it says.
   CHECK(call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "8,16"}).err ==
-        "error: --devices 16: cluster 'cpu-8' has 8 devices a node and no network, so it is one node; allowed are 1 to 8 devices\n");
-  CHECK(call({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-a100"}).err == "error: --cluster: dgx-a100 is listed twice; name each once\n");
+        "error: --devices 16: cluster 'cpu-8' has 8 devices a node and no network, so it is one node; allowed are 1 to "
+        "8 devices\n");
+  CHECK(call({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-a100"}).err ==
+        "error: --cluster: dgx-a100 is listed twice; name each once\n");
   std::ifstream file(cpu_8);
   const std::string copy = folder.write("copy.yaml", {std::istreambuf_iterator<char>(file), {}});
-  CHECK(call({"sweep", tiny_gpt2, "--cluster", cpu_8 + "," + copy, "--quiet"}).err ==
-        "error: --cluster: two clusters are named 'cpu-8' and have the same devices; give one of them another 'name'\n");
+  CHECK(
+      call({"sweep", tiny_gpt2, "--cluster", cpu_8 + "," + copy, "--quiet"}).err ==
+      "error: --cluster: two clusters are named 'cpu-8' and have the same devices; give one of them another 'name'\n");
   // Currencies.
   CHECK(call({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h100", "--price", "dgx-a100=2 USD,dgx-h100=3 EUR"}).err ==
-        "error: cluster 'dgx-a100' is priced in USD and 'dgx-h100' in EUR, and currencies cannot be compared; give prices in one with --price NAME=PRICE,...\n");
-  const std::string mixed = folder.write("mixed.yaml",
-                                         "name: mixed\ngroups:\n"
-                                         "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}, nodes: 1, price: 2 USD}\n"
-                                         "  - {device: v100-sxm2-32gb, node: {devices: 8, intra: nvlink_mesh, bandwidth: 40 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 1, price: 1 EUR}\n"
-                                         "network: {latency: 1 us}\n");
+        "error: cluster 'dgx-a100' is priced in USD and 'dgx-h100' in EUR, and currencies cannot be compared; give "
+        "prices in one with --price NAME=PRICE,...\n");
+  const std::string mixed =
+      folder.write("mixed.yaml",
+                   "name: mixed\ngroups:\n"
+                   "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 "
+                   "Gbit/s}}, nodes: 1, price: 2 USD}\n"
+                   "  - {device: v100-sxm2-32gb, node: {devices: 8, intra: nvlink_mesh, bandwidth: 40 GB/s, nics: "
+                   "{count: 4, line_rate: 100 Gbit/s}}, nodes: 1, price: 1 EUR}\n"
+                   "network: {latency: 1 us}\n");
   const std::string message =
-      "error: cluster 'mixed': a100-sxm4-80gb costs 2 USD and v100-sxm2-32gb costs 1 EUR, and currencies cannot be added; give all prices in one currency\n";
+      "error: cluster 'mixed': a100-sxm4-80gb costs 2 USD and v100-sxm2-32gb costs 1 EUR, and currencies cannot be "
+      "added; give all prices in one currency\n";
   CHECK(call({"sweep", "gpt2", "--cluster", mixed, "--devices", "16"}).err == message);
   CHECK(call({"suggest", "gpt2", "--cluster", mixed}).err == message);
 }

@@ -1,4 +1,5 @@
-// What `topology` shows and draws, and how the environment and --device-ids choose devices, from the command line.
+// What `topology` shows and draws, and how the environment and --device-ids choose devices, from
+// the command line.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -15,7 +16,8 @@ namespace {
 using namespace testing;
 
 const std::string topologies = data + "/topologies/";
-const std::vector<std::string> four_cards = {"--cluster", topologies + "smi-4x-rtx5060ti-phb.txt", "--device", "rtx-5060ti-16gb"};
+const std::vector<std::string> four_cards = {"--cluster", topologies + "smi-4x-rtx5060ti-phb.txt", "--device",
+                                             "rtx-5060ti-16gb"};
 
 // A variable of the environment, as it was afterwards.
 class Variable {
@@ -42,7 +44,8 @@ std::vector<std::string> words(std::vector<std::string> first, const std::vector
 }
 
 Json suggested(const std::vector<std::string>& rest) {
-  const Called called = call(words({"suggest", "gpt2", "--global-batch", "8", "--seq-len", "128", "--json", "-", "--quiet"}, rest));
+  const Called called =
+      call(words({"suggest", "gpt2", "--global-batch", "8", "--seq-len", "128", "--json", "-", "--quiet"}, rest));
   INFO(called.err);
   REQUIRE(called.code == 0);
   return Json::parse(called.out);
@@ -62,19 +65,23 @@ TEST_CASE("topology prints a node as nvidia-smi does, with rates") {
         "  note      PCIe links taken as generation 5 x8, the card's\n");
   const std::string cube = call({"topology", "dgx-1-v100"}).out;
   INFO(cube);
-  CHECK(cube.find("  B/s       GPU0       GPU1       GPU2       GPU3       GPU4       GPU5       GPU6       GPU7       NIC0        NIC1        NIC2        NIC3\n"
-                  "  GPU0      X          NV1 20.0G  NV1 20.0G  NV2 40.0G  NV2 40.0G  SYS 6.00G  SYS 6.00G  SYS 6.00G  PIX 12.0G*  PHB 12.0G   SYS 6.00G   SYS 6.00G\n") !=
-        std::string::npos);
+  CHECK(cube.find("  B/s       GPU0       GPU1       GPU2       GPU3       GPU4       GPU5       GPU6       GPU7       "
+                  "NIC0        NIC1        NIC2        NIC3\n"
+                  "  GPU0      X          NV1 20.0G  NV1 20.0G  NV2 40.0G  NV2 40.0G  SYS 6.00G  SYS 6.00G  SYS 6.00G  "
+                  "PIX 12.0G*  PHB 12.0G   SYS 6.00G   SYS 6.00G\n") != std::string::npos);
   CHECK(call({"topology", "gb200-nvl72", "--devices", "36"}).out.starts_with("gb200-nvl72: 1 node of 36 x "));
   CHECK(call({"topology", "gb200-nvl72", "--device-ids", "3"}).err ==
-        "error: --device-ids chooses devices of one machine, and a node of cluster 'gb200-nvl72' is 18 machines; give --devices\n");
+        "error: --device-ids chooses devices of one machine, and a node of cluster 'gb200-nvl72' is 18 machines; give "
+        "--devices\n");
 }
 
 TEST_CASE("topology prints levels and rails") {
   const Folder folder;
   const std::string file = folder.write("rails.yaml",
-                                        "name: rails\ndevice: h100-sxm-80gb\nnode: {devices: 2, intra: nvswitch, nics: {count: 2, line_rate: 400 Gbit/s}}\nnodes: 64\n"
-                                        "network: {latency: 0.7 us, rails: true, levels: [{name: leaf, nodes: 32}, {name: spine, oversubscription: 3, latency: 1.5 us}]}\n");
+                                        "name: rails\ndevice: h100-sxm-80gb\nnode: {devices: 2, intra: nvswitch, nics: "
+                                        "{count: 2, line_rate: 400 Gbit/s}}\nnodes: 64\n"
+                                        "network: {latency: 0.7 us, rails: true, levels: [{name: leaf, nodes: 32}, "
+                                        "{name: spine, oversubscription: 3, latency: 1.5 us}]}\n");
   CHECK(call({"topology", file}).out ==
         "rails: 64 nodes of 2 x NVIDIA H100 SXM5 80 GB (h100-sxm-80gb)\n"
         "  memory    79.1 GiB, 1.25 GiB of it for libraries; 2.97 TB/s reached\n"
@@ -93,7 +100,8 @@ TEST_CASE("topology prints levels and rails") {
 
 TEST_CASE("topology writes a graph and JSON to files, or one of them to standard output") {
   const Folder folder;
-  const Called called = call({"topology", "dgx-h100", "--graphviz", folder.path("a.dot"), "--json", folder.path("a.json")});
+  const Called called =
+      call({"topology", "dgx-h100", "--graphviz", folder.path("a.dot"), "--json", folder.path("a.json")});
   CHECK(called.code == 0);
   CHECK(called.out.starts_with("dgx-h100: 1 node of 8 x "));
   CHECK(called.err == "wrote " + folder.path("a.json") + "\nwrote " + folder.path("a.dot") + "\n");
@@ -123,11 +131,15 @@ TEST_CASE("the environment chooses devices of one machine's topology, in its ord
   const Folder folder;
   const Variable visible("CUDA_VISIBLE_DEVICES", "3,1,0");
   const std::string plan = folder.path("plan.yaml");
-  const Called good = call(words({"suggest", "gpt2", "--global-batch", "9", "--seq-len", "128", "--dp", "3", "--tp", "1", "--pp", "1", "-o", plan}, four_cards));
+  const Called good = call(words(
+      {"suggest", "gpt2", "--global-batch", "9", "--seq-len", "128", "--dp", "3", "--tp", "1", "--pp", "1", "-o", plan},
+      four_cards));
   INFO(good.err);
   REQUIRE(good.code == 0);
-  CHECK(good.err.find("note: smi-4x-rtx5060ti-phb: CUDA_VISIBLE_DEVICES='3,1,0' shows devices 3, 1, 0 of 4\n") != std::string::npos);
-  CHECK(good.out.find("\nstart     CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=3,1,0 parplan run " + plan + "\n") != std::string::npos);
+  CHECK(good.err.find("note: smi-4x-rtx5060ti-phb: CUDA_VISIBLE_DEVICES='3,1,0' shows devices 3, 1, 0 of 4\n") !=
+        std::string::npos);
+  CHECK(good.out.find("\nstart     CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=3,1,0 parplan run " + plan +
+                      "\n") != std::string::npos);
   CHECK(folder.read("plan.yaml").find("device_ids: [3, 1, 0]") != std::string::npos);
   CHECK(suggested(words(four_cards, {"--device-ids", "1"}))["environment"]["CUDA_VISIBLE_DEVICES"] == "1");
   CHECK(suggested({"--cluster", "dgx-a100"})["environment"] == Json::object());
@@ -139,7 +151,8 @@ TEST_CASE("an environment that shows nothing is refused, where it counts") {
   const Called called = call(words({"topology"}, four_cards));
   CHECK(called.code == 2);
   CHECK(called.err ==
-        "error: CUDA_VISIBLE_DEVICES='' shows none of the 4 devices of cluster 'smi-4x-rtx5060ti-phb'; unset the variable, or list some of 0 to 3\n");
+        "error: CUDA_VISIBLE_DEVICES='' shows none of the 4 devices of cluster 'smi-4x-rtx5060ti-phb'; unset the "
+        "variable, or list some of 0 to 3\n");
   CHECK(call({"topology", "dgx-h100"}).code == 0);
   CHECK(call({"topology", cpu_8}).code == 0);
 }

@@ -56,8 +56,9 @@ namespace {
 using Description = cublasLtMatmulDescOpaque_t;
 using Matrix = cublasLtMatrixLayoutOpaque_t;
 
-// What heuristics suggest, in place of cuBLASLt's kernels. The depth may be cut into parts whose sums are added as the scheme says
-// ("cublasLtReductionScheme_t"). All write over the workspace that they asked for.
+// What heuristics suggest, in place of cuBLASLt's kernels. The depth may be cut into parts whose
+// sums are added as the scheme says ("cublasLtReductionScheme_t"). All write over the workspace
+// that they asked for.
 struct AlgorithmRow {
   int id;
   int parts;
@@ -112,7 +113,8 @@ std::size_t place(const Matrix& matrix, std::size_t row, std::size_t column) {
   return matrix.order == CUBLASLT_ORDER_COL ? column * ld + row : row * ld + column;
 }
 std::size_t bytes_of(const Matrix& matrix) {
-  return (place(matrix, matrix.rows - 1, matrix.columns - 1) + 1 + static_cast<std::size_t>(matrix.batch - 1) * static_cast<std::size_t>(matrix.stride)) *
+  return (place(matrix, matrix.rows - 1, matrix.columns - 1) + 1 +
+          static_cast<std::size_t>(matrix.batch - 1) * static_cast<std::size_t>(matrix.stride)) *
          size_of(matrix.type);
 }
 
@@ -125,9 +127,10 @@ bool uses_bias(std::uint32_t epilogue) {
 }
 bool uses_aux(std::uint32_t epilogue) { return (epilogue & 128u) != 0; }
 
-// What every call checks. The types: cuBLAS documentation, table of cublasLtMatmul's "computeType, scaleType, Atype/Btype, Ctype,
-// bias type"; that bias and GELU want column order, its footnote.
-cublasStatus_t check(const Description& op, const Matrix& a, const Matrix& b, const Matrix& c, const Matrix& d, Sizes& sizes) {
+// What every call checks. The types: cuBLAS documentation, table of cublasLtMatmul's "computeType,
+// scaleType, Atype/Btype, Ctype, bias type"; that bias and GELU want column order, its footnote.
+cublasStatus_t check(const Description& op, const Matrix& a, const Matrix& b, const Matrix& c, const Matrix& d,
+                     Sizes& sizes) {
   for (const Matrix* matrix : {&a, &b, &c, &d}) {
     if (matrix->rows == 0 || matrix->columns == 0 || matrix->batch < 1) return CUBLAS_STATUS_INVALID_VALUE;
     const std::uint64_t least = matrix->order == CUBLASLT_ORDER_COL ? matrix->rows : matrix->columns;
@@ -137,7 +140,8 @@ cublasStatus_t check(const Description& op, const Matrix& a, const Matrix& b, co
   }
   const bool at = op.transa != CUBLAS_OP_N, bt = op.transb != CUBLAS_OP_N;
   sizes = {.m = at ? a.columns : a.rows, .n = bt ? b.rows : b.columns, .k = at ? a.rows : a.columns};
-  if ((bt ? b.columns : b.rows) != sizes.k || d.rows != sizes.m || d.columns != sizes.n || c.rows != d.rows || c.columns != d.columns)
+  if ((bt ? b.columns : b.rows) != sizes.k || d.rows != sizes.m || d.columns != sizes.n || c.rows != d.rows ||
+      c.columns != d.columns)
     return CUBLAS_STATUS_INVALID_VALUE;
   if (a.type != b.type || c.type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (d.type != CUDA_R_32F && d.type != a.type) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -149,13 +153,15 @@ cublasStatus_t check(const Description& op, const Matrix& a, const Matrix& b, co
     for (const Matrix* matrix : {&a, &b, &c, &d})
       if (matrix->order != CUBLASLT_ORDER_COL) return CUBLAS_STATUS_NOT_SUPPORTED;
   }
-  if (uses_bias(op.epilogue) && op.bias_type != -1 && static_cast<std::uint32_t>(op.bias_type) != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (uses_bias(op.epilogue) && op.bias_type != -1 && static_cast<std::uint32_t>(op.bias_type) != d.type)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   if (uses_aux(op.epilogue)) {
     if (op.aux_ld < static_cast<std::int64_t>(sizes.m) || op.aux_ld % 8 != 0) return CUBLAS_STATUS_INVALID_VALUE;
     if (op.aux_type != -1 && static_cast<std::uint32_t>(op.aux_type) != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (reinterpret_cast<std::uintptr_t>(op.aux) % 16 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
   }
-  if (uses_bias(op.epilogue) && reinterpret_cast<std::uintptr_t>(op.bias) % size_of(d.type) != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (uses_bias(op.epilogue) && reinterpret_cast<std::uintptr_t>(op.bias) % size_of(d.type) != 0)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -163,11 +169,13 @@ std::uint64_t workspace_of(const AlgorithmRow& row, const Sizes& sizes, const Ma
   std::uint64_t bytes = row.fixed_workspace;
   const std::uint64_t part = static_cast<std::uint64_t>(sizes.m) * sizes.n * static_cast<std::uint64_t>(d.batch);
   if (row.scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) bytes += part * 4 * static_cast<std::uint64_t>(row.parts);
-  if (row.scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE) bytes += part * size_of(d.type) * static_cast<std::uint64_t>(row.parts);
+  if (row.scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)
+    bytes += part * size_of(d.type) * static_cast<std::uint64_t>(row.parts);
   return bytes;
 }
 
-bool can_run(const AlgorithmRow& row, const Description& op, const Matrix& a, const Matrix& b, const Matrix& c, const Matrix& d, const Sizes& sizes) {
+bool can_run(const AlgorithmRow& row, const Description& op, const Matrix& a, const Matrix& b, const Matrix& c,
+             const Matrix& d, const Sizes& sizes) {
   for (const Matrix* matrix : {&a, &b, &c, &d})
     if (static_cast<std::uint64_t>(matrix->ld) * size_of(matrix->type) % row.alignment != 0) return false;
   if (row.parts > static_cast<int>(sizes.k)) return false;
@@ -175,13 +183,17 @@ bool can_run(const AlgorithmRow& row, const Description& op, const Matrix& a, co
   return row.scheme != CUBLASLT_REDUCTION_SCHEME_INPLACE || op.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-bool is_aligned(const void* pointer, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
+bool is_aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
 
 void must_be_device_memory(const char* what, const void* begin, std::size_t bytes) {
   if (bytes == 0) return;
   const std::optional<Allocation> found = allocation_at(begin);
   if (!found.has_value() || found->type != cudaMemoryTypeDevice || !lies_in(*found, begin, bytes))
-    fail((std::string("cublasLtMatmul: ") + what + " of " + std::to_string(bytes) + " bytes lies in no allocation of device memory").c_str());
+    fail((std::string("cublasLtMatmul: ") + what + " of " + std::to_string(bytes) +
+          " bytes lies in no allocation of device memory")
+             .c_str());
 }
 
 // One product, with all that its descriptors held when it was submitted.
@@ -221,12 +233,15 @@ float gelu_tanh(float x) {
 float gelu_tanh_derivative(float value) {
   const double x = value;
   const double t = std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
-  return static_cast<float>(0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3 * 0.044715 * x * x));
+  return static_cast<float>(0.5 * (1.0 + t) +
+                            0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3 * 0.044715 * x * x));
 }
 
 void run_one(const Product& p, std::size_t batch) {
   const auto [m, n, depth] = p.sizes;
-  const auto offset = [&](const Matrix& matrix) { return batch * static_cast<std::size_t>(matrix.stride) * size_of(matrix.type); };
+  const auto offset = [&](const Matrix& matrix) {
+    return batch * static_cast<std::size_t>(matrix.stride) * size_of(matrix.type);
+  };
   const std::byte* a_data = p.a_data + offset(p.a);
   const std::byte* b_data = p.b_data + offset(p.b);
   const std::byte* c_data = p.c_data == nullptr ? nullptr : p.c_data + offset(p.c);
@@ -250,7 +265,8 @@ void run_one(const Product& p, std::size_t batch) {
   const auto parts = static_cast<std::size_t>(p.algorithm.parts);
   std::vector<std::size_t> order(parts);
   std::iota(order.begin(), order.end(), std::size_t{0});
-  const bool in_output_type = p.algorithm.scheme == CUBLASLT_REDUCTION_SCHEME_INPLACE || p.algorithm.scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+  const bool in_output_type = p.algorithm.scheme == CUBLASLT_REDUCTION_SCHEME_INPLACE ||
+                              p.algorithm.scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
   if (p.algorithm.scheme == CUBLASLT_REDUCTION_SCHEME_INPLACE) {
     Random random(p.seed + batch);
     for (std::size_t i = parts; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
@@ -310,13 +326,14 @@ class ProductWork final : public Work {
  public:
   explicit ProductWork(const Product& product) : product_(product) {}
   std::string text() const override {
-    return "cublasLtMatmul of " + std::to_string(product_.sizes.m) + " by " + std::to_string(product_.sizes.n) + " by " +
-           std::to_string(product_.sizes.k);
+    return "cublasLtMatmul of " + std::to_string(product_.sizes.m) + " by " + std::to_string(product_.sizes.n) +
+           " by " + std::to_string(product_.sizes.k);
   }
   // Whoever shares the workspace loses what is there, before and after.
   void run() override {
     Random random(product_.seed);
-    if (product_.workspace_bytes > 0) std::memset(product_.workspace, static_cast<int>(random.below(256)), product_.workspace_bytes);
+    if (product_.workspace_bytes > 0)
+      std::memset(product_.workspace, static_cast<int>(random.below(256)), product_.workspace_bytes);
     for (int batch = 0; batch < product_.d.batch; ++batch) run_one(product_, static_cast<std::size_t>(batch));
     if (product_.workspace_bytes > 0) std::memset(product_.workspace, 0xff, product_.workspace_bytes);
   }
@@ -333,7 +350,8 @@ struct AttributeRow {
 };
 
 template <class Object, class Attribute, std::size_t count>
-cublasStatus_t set(Object* object, const AttributeRow<Object, Attribute> (&rows)[count], Attribute attribute, const void* value, std::size_t bytes) {
+cublasStatus_t set(Object* object, const AttributeRow<Object, Attribute> (&rows)[count], Attribute attribute,
+                   const void* value, std::size_t bytes) {
   if (object == nullptr || value == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   for (const auto& row : rows) {
     if (row.attribute != attribute) continue;
@@ -393,7 +411,8 @@ constexpr StatusRow status_rows[] = {
     {CUBLAS_STATUS_SUCCESS, "CUBLAS_STATUS_SUCCESS", "success"},
     {CUBLAS_STATUS_NOT_INITIALIZED, "CUBLAS_STATUS_NOT_INITIALIZED", "the library was not initialized"},
     {CUBLAS_STATUS_ALLOC_FAILED, "CUBLAS_STATUS_ALLOC_FAILED", "the resource allocation failed"},
-    {CUBLAS_STATUS_INVALID_VALUE, "CUBLAS_STATUS_INVALID_VALUE", "an unsupported value or parameter was passed to the function"},
+    {CUBLAS_STATUS_INVALID_VALUE, "CUBLAS_STATUS_INVALID_VALUE",
+     "an unsupported value or parameter was passed to the function"},
     {CUBLAS_STATUS_ARCH_MISMATCH, "CUBLAS_STATUS_ARCH_MISMATCH", "an absent device architectural feature is required"},
     {CUBLAS_STATUS_MAPPING_ERROR, "CUBLAS_STATUS_MAPPING_ERROR", "an access to GPU memory space failed"},
     {CUBLAS_STATUS_EXECUTION_FAILED, "CUBLAS_STATUS_EXECUTION_FAILED", "the function failed to launch on the GPU"},
@@ -403,14 +422,15 @@ constexpr StatusRow status_rows[] = {
 };
 
 // The suggestions for a product, the best first: which that is changes from size to size.
-std::vector<const AlgorithmRow*> suggestions(const Description& op, const Matrix& a, const Matrix& b, const Matrix& c, const Matrix& d,
-                                             const Sizes& sizes, const Wanted& wanted) {
+std::vector<const AlgorithmRow*> suggestions(const Description& op, const Matrix& a, const Matrix& b, const Matrix& c,
+                                             const Matrix& d, const Sizes& sizes, const Wanted& wanted) {
   std::vector<const AlgorithmRow*> found;
   const std::size_t rows = std::size(algorithm_rows);
   const std::size_t first = (sizes.m + 3 * sizes.n + 5 * sizes.k + op.epilogue) % rows;
   for (std::size_t i = 0; i < rows; ++i) {
     const AlgorithmRow& row = algorithm_rows[(first + i) % rows];
-    const std::uint32_t least = std::min({wanted.alignment_a, wanted.alignment_b, wanted.alignment_c, wanted.alignment_d});
+    const std::uint32_t least =
+        std::min({wanted.alignment_a, wanted.alignment_b, wanted.alignment_c, wanted.alignment_d});
     if (row.alignment > least || !can_run(row, op, a, b, c, d, sizes)) continue;
     if ((row.scheme & ~wanted.schemes) != 0 || workspace_of(row, sizes, d) > wanted.workspace) continue;
     found.push_back(&row);
@@ -444,7 +464,8 @@ const char* cublasLtGetStatusString(cublasStatus_t status) {
   return "unknown";
 }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* description, cublasComputeType_t compute, cudaDataType_t scale) {
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* description, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
   if (description == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   *description = new Description;
   (*description)->compute = compute;
@@ -455,13 +476,14 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
   delete description;
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description, cublasLtMatmulDescAttributes_t attribute, const void* value,
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
+                                              cublasLtMatmulDescAttributes_t attribute, const void* value,
                                               std::size_t bytes) {
   return set(description, description_attributes, attribute, value, bytes);
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, std::uint64_t rows, std::uint64_t columns,
-                                          std::int64_t leading_dimension) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, std::uint64_t rows,
+                                          std::uint64_t columns, std::int64_t leading_dimension) {
   if (layout == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   *layout = new Matrix;
   (*layout)->type = type;
@@ -474,8 +496,9 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
   delete layout;
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
-                                                const void* value, std::size_t bytes) {
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                std::size_t bytes) {
   return set(layout, layout_attributes, attribute, value, bytes);
 }
 
@@ -489,12 +512,14 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value, std::size_t bytes) {
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                    std::size_t bytes) {
   return set(preference, preference_attributes, attribute, value, bytes);
 }
 
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute,
-                                                    void* value, std::size_t bytes, std::size_t* written) {
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algorithm,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
+                                                    std::size_t bytes, std::size_t* written) {
   const AlgorithmRow* row = algorithm == nullptr ? nullptr : row_of(*algorithm);
   if (row == nullptr || value == nullptr || bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
   std::int32_t answer = 0;
@@ -508,16 +533,18 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* 
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t description,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int requested,
                                               cublasLtMatmulHeuristicResult_t results[], int* returned) {
-  if (handle == nullptr || description == nullptr || a == nullptr || b == nullptr || c == nullptr || d == nullptr || preference == nullptr ||
-      requested <= 0 || results == nullptr || returned == nullptr)
+  if (handle == nullptr || description == nullptr || a == nullptr || b == nullptr || c == nullptr || d == nullptr ||
+      preference == nullptr || requested <= 0 || results == nullptr || returned == nullptr)
     return CUBLAS_STATUS_INVALID_VALUE;
   *returned = 0;
   Sizes sizes;
-  if (const cublasStatus_t status = check(*description, *a, *b, *c, *d, sizes); status != CUBLAS_STATUS_SUCCESS) return status;
+  if (const cublasStatus_t status = check(*description, *a, *b, *c, *d, sizes); status != CUBLAS_STATUS_SUCCESS)
+    return status;
   const auto found = suggestions(*description, *a, *b, *c, *d, sizes, *preference);
   if (found.empty()) return CUBLAS_STATUS_NOT_SUPPORTED;
   for (const AlgorithmRow* row : found) {
@@ -532,13 +559,15 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, const void* alpha, const void* a,
-                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
-                              cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm,
-                              void* workspace, std::size_t workspace_bytes, cudaStream_t stream) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, const void* alpha,
+                              const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                              cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                              cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t* algorithm, void* workspace, std::size_t workspace_bytes,
+                              cudaStream_t stream) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-  if (description == nullptr || alpha == nullptr || beta == nullptr || a == nullptr || b == nullptr || d == nullptr || a_layout == nullptr ||
-      b_layout == nullptr || c_layout == nullptr || d_layout == nullptr)
+  if (description == nullptr || alpha == nullptr || beta == nullptr || a == nullptr || b == nullptr || d == nullptr ||
+      a_layout == nullptr || b_layout == nullptr || c_layout == nullptr || d_layout == nullptr)
     return CUBLAS_STATUS_INVALID_VALUE;
   Product p;
   p.op = *description;
@@ -550,7 +579,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   std::memcpy(&p.beta, beta, sizeof(float));
   if (p.beta != 0.0f && c == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   if (c == d && !(p.c == p.d)) return CUBLAS_STATUS_INVALID_VALUE;
-  if (const cublasStatus_t status = check(p.op, p.a, p.b, p.c, p.d, p.sizes); status != CUBLAS_STATUS_SUCCESS) return status;
+  if (const cublasStatus_t status = check(p.op, p.a, p.b, p.c, p.d, p.sizes); status != CUBLAS_STATUS_SUCCESS)
+    return status;
   if (uses_bias(p.op.epilogue) && p.op.bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   if (uses_aux(p.op.epilogue) && p.op.aux == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
 
@@ -568,12 +598,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   }
   p.algorithm = *row;
   p.workspace_bytes = workspace_of(*row, p.sizes, p.d);
-  if (p.workspace_bytes > workspace_bytes || (p.workspace_bytes > 0 && workspace == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
-  // Whether or not the algorithm uses it; the library itself may also fail later (ml-explore/mlx, pull request 2466).
+  if (p.workspace_bytes > workspace_bytes || (p.workspace_bytes > 0 && workspace == nullptr))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  // Whether or not the algorithm uses it; the library itself may also fail later (ml-explore/mlx,
+  // pull request 2466).
   if (!is_aligned(workspace, 256)) return CUBLAS_STATUS_INVALID_VALUE;
-  const std::pair<const void*, const Matrix*> operands[] = {{a, &p.a}, {b, &p.b}, {p.beta != 0.0f ? c : nullptr, &p.c}, {d, &p.d}};
+  const std::pair<const void*, const Matrix*> operands[] = {
+      {a, &p.a}, {b, &p.b}, {p.beta != 0.0f ? c : nullptr, &p.c}, {d, &p.d}};
   for (const auto& [data, matrix] : operands)
-    if (!is_aligned(data, std::max<std::size_t>(size_of(matrix->type), row->alignment))) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!is_aligned(data, std::max<std::size_t>(size_of(matrix->type), row->alignment)))
+      return CUBLAS_STATUS_INVALID_VALUE;
 
   must_be_device_memory("A", a, bytes_of(p.a));
   must_be_device_memory("B", b, bytes_of(p.b));
@@ -583,7 +617,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   const auto batches = static_cast<std::size_t>(p.d.batch - 1);
   if (uses_bias(p.op.epilogue)) {
     const std::size_t length = (p.op.epilogue & CUBLASLT_EPILOGUE_BGRADB) != 0 ? p.sizes.n : p.sizes.m;
-    must_be_device_memory("the bias", p.op.bias, (length + batches * static_cast<std::size_t>(p.op.bias_stride)) * size_of(p.d.type));
+    must_be_device_memory("the bias", p.op.bias,
+                          (length + batches * static_cast<std::size_t>(p.op.bias_stride)) * size_of(p.d.type));
   }
   if (uses_aux(p.op.epilogue)) {
     const std::size_t length = (p.sizes.n - 1) * static_cast<std::size_t>(p.op.aux_ld) + p.sizes.m;

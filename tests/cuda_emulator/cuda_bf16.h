@@ -9,7 +9,9 @@
 // bf16 as CUDA has it: the upper half of a float.
 namespace emulator {
 
-inline float bfloat16_to_float(unsigned short bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+inline float bfloat16_to_float(unsigned short bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
 
 inline unsigned short bfloat16_from_float(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
@@ -17,7 +19,8 @@ inline unsigned short bfloat16_from_float(float value) {
   return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// A double that a float cannot hold goes through the float that is odd if anything was cut off, so that it is rounded once.
+// A double that a float cannot hold goes through the float that is odd if anything was cut off, so
+// that it is rounded once.
 inline float round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || value != value || std::isinf(nearest)) return nearest;
@@ -81,28 +84,50 @@ inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 x) { return {x, x}; }
 inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.__x; }
 inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short x) { return __nv_bfloat16(__nv_bfloat16_raw{x}); }
 inline short __bfloat16_as_short(__nv_bfloat16 x) { return static_cast<short>(x.__x); }
-inline __nv_bfloat16 __short_as_bfloat16(short x) { return __nv_bfloat16(__nv_bfloat16_raw{static_cast<unsigned short>(x)}); }
+inline __nv_bfloat16 __short_as_bfloat16(short x) {
+  return __nv_bfloat16(__nv_bfloat16_raw{static_cast<unsigned short>(x)});
+}
 
-// Every operation rounds its result to the type. (Two numbers of this type have a product that a float holds exactly; sums and
-// quotients are rounded twice, which changes nothing: a float has more than 2p + 2 bits. Figueroa: When is double rounding
-// innocuous?, 1995.)
-inline __nv_bfloat16 __hadd(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16(static_cast<float>(a) + static_cast<float>(b)); }
-inline __nv_bfloat16 __hsub(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16(static_cast<float>(a) - static_cast<float>(b)); }
-inline __nv_bfloat16 __hmul(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16(static_cast<float>(a) * static_cast<float>(b)); }
-inline __nv_bfloat16 __hdiv(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16(static_cast<float>(a) / static_cast<float>(b)); }
+// Every operation rounds its result to the type. (Two numbers of this type have a product that a
+// float holds exactly; sums and quotients are rounded twice, which changes nothing: a float has
+// more than 2p + 2 bits. Figueroa: When is double rounding innocuous?, 1995.)
+inline __nv_bfloat16 __hadd(__nv_bfloat16 a, __nv_bfloat16 b) {
+  return __nv_bfloat16(static_cast<float>(a) + static_cast<float>(b));
+}
+inline __nv_bfloat16 __hsub(__nv_bfloat16 a, __nv_bfloat16 b) {
+  return __nv_bfloat16(static_cast<float>(a) - static_cast<float>(b));
+}
+inline __nv_bfloat16 __hmul(__nv_bfloat16 a, __nv_bfloat16 b) {
+  return __nv_bfloat16(static_cast<float>(a) * static_cast<float>(b));
+}
+inline __nv_bfloat16 __hdiv(__nv_bfloat16 a, __nv_bfloat16 b) {
+  return __nv_bfloat16(static_cast<float>(a) / static_cast<float>(b));
+}
 inline __nv_bfloat16 __hfma(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
   return __nv_bfloat16(static_cast<double>(static_cast<float>(a)) * static_cast<float>(b) + static_cast<float>(c));
 }
-inline __nv_bfloat16 __hneg(__nv_bfloat16 x) { return __nv_bfloat16(__nv_bfloat16_raw{static_cast<unsigned short>(x.__x ^ 0x8000u)}); }
-inline __nv_bfloat16 __habs(__nv_bfloat16 x) { return __nv_bfloat16(__nv_bfloat16_raw{static_cast<unsigned short>(x.__x & 0x7fffu)}); }
-inline __nv_bfloat16 __hmax(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16(fmaxf(static_cast<float>(a), static_cast<float>(b))); }
-inline __nv_bfloat16 __hmin(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16(fminf(static_cast<float>(a), static_cast<float>(b))); }
+inline __nv_bfloat16 __hneg(__nv_bfloat16 x) {
+  return __nv_bfloat16(__nv_bfloat16_raw{static_cast<unsigned short>(x.__x ^ 0x8000u)});
+}
+inline __nv_bfloat16 __habs(__nv_bfloat16 x) {
+  return __nv_bfloat16(__nv_bfloat16_raw{static_cast<unsigned short>(x.__x & 0x7fffu)});
+}
+inline __nv_bfloat16 __hmax(__nv_bfloat16 a, __nv_bfloat16 b) {
+  return __nv_bfloat16(fmaxf(static_cast<float>(a), static_cast<float>(b)));
+}
+inline __nv_bfloat16 __hmin(__nv_bfloat16 a, __nv_bfloat16 b) {
+  return __nv_bfloat16(fminf(static_cast<float>(a), static_cast<float>(b)));
+}
 inline bool __hisnan(__nv_bfloat16 x) { return static_cast<float>(x) != static_cast<float>(x); }
-inline int __hisinf(__nv_bfloat16 x) { return std::isinf(static_cast<float>(x)) ? (static_cast<float>(x) > 0 ? 1 : -1) : 0; }
+inline int __hisinf(__nv_bfloat16 x) {
+  return std::isinf(static_cast<float>(x)) ? (static_cast<float>(x) > 0 ? 1 : -1) : 0;
+}
 inline __nv_bfloat162 __hadd2(__nv_bfloat162 a, __nv_bfloat162 b) { return {__hadd(a.x, b.x), __hadd(a.y, b.y)}; }
 inline __nv_bfloat162 __hsub2(__nv_bfloat162 a, __nv_bfloat162 b) { return {__hsub(a.x, b.x), __hsub(a.y, b.y)}; }
 inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) { return {__hmul(a.x, b.x), __hmul(a.y, b.y)}; }
-inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)};
+}
 inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) { return {__hmax(a.x, b.x), __hmax(a.y, b.y)}; }
 inline __nv_bfloat16 operator+(__nv_bfloat16 a, __nv_bfloat16 b) { return __hadd(a, b); }
 inline __nv_bfloat16 operator-(__nv_bfloat16 a, __nv_bfloat16 b) { return __hsub(a, b); }

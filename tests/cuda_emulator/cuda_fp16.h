@@ -96,9 +96,9 @@ inline __half __ushort_as_half(unsigned short x) { return __half(__half_raw{x});
 inline short __half_as_short(__half x) { return static_cast<short>(x.__x); }
 inline __half __short_as_half(short x) { return __half(__half_raw{static_cast<unsigned short>(x)}); }
 
-// Every operation rounds its result to the type. (Two numbers of this type have a product that a float holds exactly; sums and
-// quotients are rounded twice, which changes nothing: a float has more than 2p + 2 bits. Figueroa: When is double rounding
-// innocuous?, 1995.)
+// Every operation rounds its result to the type. (Two numbers of this type have a product that a
+// float holds exactly; sums and quotients are rounded twice, which changes nothing: a float has
+// more than 2p + 2 bits. Figueroa: When is double rounding innocuous?, 1995.)
 inline __half __hadd(__half a, __half b) { return __half(static_cast<float>(a) + static_cast<float>(b)); }
 inline __half __hsub(__half a, __half b) { return __half(static_cast<float>(a) - static_cast<float>(b)); }
 inline __half __hmul(__half a, __half b) { return __half(static_cast<float>(a) * static_cast<float>(b)); }

@@ -1,13 +1,14 @@
 #pragma once
 
-// A stand-in for CUDA, cuBLASLt and NCCL on the CPU, for programs whose kernels are plain C++ with CUDA's keywords and are launched by
-// cudaLaunchKernelEx. Compile with this folder in front of the toolkit's headers and link cuda_emulator. Misuse that CUDA leaves
-// undefined ends the program with a message. What the environment may say:
+// A stand-in for CUDA, cuBLASLt and NCCL on the CPU, for programs whose kernels are plain C++ with
+// CUDA's keywords and are launched by cudaLaunchKernelEx. Compile with this folder in front of the
+// toolkit's headers and link cuda_emulator. Misuse that CUDA leaves undefined ends the program with
+// a message. What the environment may say:
 //   PARPLAN_EMULATOR_SEED=number      another order of streams, graph nodes, blocks and threads
 //   PARPLAN_EMULATOR_PATIENCE=seconds until a wait for what can never run ends the program (30)
 //   PARPLAN_EMULATOR_STRICT=1         the host cannot touch device memory (slower)
-//   PARPLAN_EMULATED_DEVICES=number   of devices (1); from 2 on NCCL wants one for each rank, as the real one does
-//   PARPLAN_EMULATED_MEMORY=bytes     of a device (8 GiB)
+//   PARPLAN_EMULATED_DEVICES=number   of devices (1); from 2 on NCCL wants one for each rank, as
+//   the real one does PARPLAN_EMULATED_MEMORY=bytes     of a device (8 GiB)
 
 #include <functional>
 #include <tuple>
@@ -24,9 +25,12 @@ cudaError_t launch(const cudaLaunchConfig_t& launch, const void* kernel, std::fu
 
 // Arguments are converted to the kernel's parameters and copied when it is launched.
 template <class... Parameters, class... Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
-  static_assert((std::is_trivially_copyable_v<std::decay_t<Parameters>> && ...), "parameters of kernels are copied as bytes");
-  static_assert((std::is_trivially_destructible_v<std::decay_t<Parameters>> && ...), "parameters of kernels are copied as bytes");
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  static_assert((std::is_trivially_copyable_v<std::decay_t<Parameters>> && ...),
+                "parameters of kernels are copied as bytes");
+  static_assert((std::is_trivially_destructible_v<std::decay_t<Parameters>> && ...),
+                "parameters of kernels are copied as bytes");
   static_assert((!std::is_reference_v<Parameters> && ...), "a kernel cannot take references to the host's variables");
   static_assert((sizeof(std::decay_t<Parameters>) + ... + 0) <= 32764, "CUDA passes at most 32764 bytes");
   if (config == nullptr || kernel == nullptr) return cudaErrorInvalidValue;

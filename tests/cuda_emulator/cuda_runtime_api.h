@@ -5,45 +5,64 @@
 #include "tests/cuda_emulator/library_types.h"
 #include "tests/cuda_emulator/vector_types.h"
 
-// The part of CUDA 13.0's runtime that this project calls. Names, values and meaning are those of NVIDIA's "CUDA Runtime
-// API" reference; where that leaves a program undefined, the emulator ends it with a message.
+// The part of CUDA 13.0's runtime that this project calls. Names, values and meaning are those of
+// NVIDIA's "CUDA Runtime API" reference; where that leaves a program undefined, the emulator ends
+// it with a message.
 
 #define CUDART_VERSION 13000
 
 // name, value, text of cudaGetErrorString
-#define CUDA_EMULATOR_ERRORS(row)                                                                    \
-  row(cudaSuccess, 0, "no error")                                                                    \
-  row(cudaErrorInvalidValue, 1, "invalid argument")                                                  \
-  row(cudaErrorMemoryAllocation, 2, "out of memory")                                                 \
-  row(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                            \
-  row(cudaErrorInvalidDevicePointer, 17, "invalid device pointer")                                   \
-  row(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                      \
-  row(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version") \
-  row(cudaErrorInvalidDeviceFunction, 98, "invalid device function")                                 \
-  row(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                  \
-  row(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                         \
-  row(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                \
-  row(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")          \
-  row(cudaErrorNotReady, 600, "device not ready")                                                    \
-  row(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                      \
-  row(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")                 \
-  row(cudaErrorHostMemoryAlreadyRegistered, 712, "part or all of the requested memory range is already mapped") \
-  row(cudaErrorHostMemoryNotRegistered, 713, "pointer does not correspond to a registered memory region") \
-  row(cudaErrorMisalignedAddress, 716, "misaligned address")                                         \
-  row(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                     \
-  row(cudaErrorNotPermitted, 800, "operation not permitted")                                         \
-  row(cudaErrorNotSupported, 801, "operation not supported")                                         \
-  row(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")    \
-  row(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture") \
-  row(cudaErrorStreamCaptureMerge, 902, "operation would result in a merge of separate capture sequences") \
-  row(cudaErrorStreamCaptureUnmatched, 903, "capture was not ended in the same stream as it began")  \
-  row(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                     \
-  row(cudaErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream") \
-  row(cudaErrorStreamCaptureImplicit, 906, "operation would make the legacy stream depend on a capturing blocking stream") \
-  row(cudaErrorCapturedEvent, 907, "operation not permitted on an event last recorded in a capturing stream") \
-  row(cudaErrorStreamCaptureWrongThread, 908, "attempt to terminate a thread-local capture sequence from another thread") \
-  row(cudaErrorGraphExecUpdateFailure, 910, "the graph update was not performed because it included changes which violated constraints specific to instantiated graph update") \
-  row(cudaErrorUnknown, 999, "unknown error")
+#define CUDA_EMULATOR_ERRORS(row)                                                                                      \
+  row(cudaSuccess, 0, "no error") row(cudaErrorInvalidValue, 1, "invalid argument") row(                               \
+      cudaErrorMemoryAllocation, 2,                                                                                    \
+      "out of memory") row(cudaErrorInvalidConfiguration, 9,                                                           \
+                           "invalid configuration argument") row(cudaErrorInvalidDevicePointer, 17,                    \
+                                                                 "invalid device pointer")                             \
+      row(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy") row(                               \
+          cudaErrorInsufficientDriver, 35,                                                                             \
+          "CUDA driver version is insufficient for CUDA runtime version") row(cudaErrorInvalidDeviceFunction, 98,      \
+                                                                              "invalid device function")               \
+          row(cudaErrorNoDevice, 100, "no CUDA-capable device is detected") row(                                       \
+              cudaErrorInvalidDevice, 101, "invalid device ordinal") row(cudaErrorInvalidResourceHandle, 400,          \
+                                                                         "invalid resource handle")                    \
+              row(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state") row(           \
+                  cudaErrorNotReady, 600, "device not ready") row(cudaErrorIllegalAddress, 700,                        \
+                                                                  "an illegal memory access was encountered")          \
+                  row(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch") row(              \
+                      cudaErrorHostMemoryAlreadyRegistered, 712,                                                       \
+                      "part or all of the requested memory range is already mapped")                                   \
+                      row(cudaErrorHostMemoryNotRegistered, 713,                                                       \
+                          "pointer does not correspond to a registered memory region") row(cudaErrorMisalignedAddress, \
+                                                                                           716, "misaligned address")  \
+                          row(cudaErrorLaunchFailure, 719, "unspecified launch failure") row(                          \
+                              cudaErrorNotPermitted, 800, "operation not permitted")                                   \
+                              row(cudaErrorNotSupported, 801, "operation not supported") row(                          \
+                                  cudaErrorStreamCaptureUnsupported, 900,                                              \
+                                  "operation not permitted when stream is capturing")                                  \
+                                  row(cudaErrorStreamCaptureInvalidated, 901,                                          \
+                                      "operation failed due to a previous error during capture")                       \
+                                      row(cudaErrorStreamCaptureMerge, 902,                                            \
+                                          "operation would result in a merge of separate capture sequences")           \
+                                          row(cudaErrorStreamCaptureUnmatched, 903,                                    \
+                                              "capture was not ended in the same stream as it began")                  \
+                                              row(cudaErrorStreamCaptureUnjoined, 904,                                 \
+                                                  "capturing stream has unjoined work")                                \
+                                                  row(cudaErrorStreamCaptureIsolation, 905,                            \
+                                                      "dependency created on uncaptured work in another stream")       \
+                                                      row(cudaErrorStreamCaptureImplicit, 906,                         \
+                                                          "operation would make the legacy stream depend on a "        \
+                                                          "capturing blocking stream")                                 \
+                                                          row(cudaErrorCapturedEvent, 907,                             \
+                                                              "operation not permitted on an event last recorded in "  \
+                                                              "a capturing stream")                                    \
+                                                              row(cudaErrorStreamCaptureWrongThread, 908,              \
+                                                                  "attempt to terminate a thread-local capture "       \
+                                                                  "sequence from another thread")                      \
+                                                                  row(cudaErrorGraphExecUpdateFailure, 910,            \
+                                                                      "the graph update was not performed because it " \
+                                                                      "included changes which violated constraints "   \
+                                                                      "specific to instantiated graph update")         \
+                                                                      row(cudaErrorUnknown, 999, "unknown error")
 
 typedef enum cudaError {
 #define CUDA_EMULATOR_ROW(name, value, text) name = value,
@@ -174,7 +193,10 @@ struct cudaPointerAttributes {
   void* hostPointer;
 };
 
-typedef enum cudaLaunchAttributeID { cudaLaunchAttributeIgnore = 0, cudaLaunchAttributePriority = 8 } cudaLaunchAttributeID;
+typedef enum cudaLaunchAttributeID {
+  cudaLaunchAttributeIgnore = 0,
+  cudaLaunchAttributePriority = 8
+} cudaLaunchAttributeID;
 typedef union cudaLaunchAttributeValue {
   char pad[64];
   int priority;
@@ -216,7 +238,8 @@ cudaError_t cudaFreeHost(void* memory);
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory);
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = nullptr);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr);
 cudaError_t cudaMemset(void* memory, int value, std::size_t bytes);
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream = nullptr);
 

@@ -213,7 +213,8 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   if (kernel == nullptr) return remember(cudaErrorInvalidDeviceFunction);
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout)
     return remember(value >= -1 && value <= 100 ? cudaSuccess : cudaErrorInvalidValue);
-  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || static_cast<std::size_t>(value) + kernel_at(kernel).shared_bytes > shared_bytes_at_most)
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+      static_cast<std::size_t>(value) + kernel_at(kernel).shared_bytes > shared_bytes_at_most)
     return remember(cudaErrorInvalidValue);
   const std::lock_guard lock(shared_memory().mutex);
   shared_memory().allowed[{current_device(), kernel}] = static_cast<std::size_t>(value);

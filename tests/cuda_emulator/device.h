@@ -17,13 +17,15 @@ int devices();
 // Keeps an error for cudaGetLastError of this host thread, and returns it.
 cudaError_t remember(cudaError_t error);
 
-// cudaErrorStreamCaptureUnsupported, and a capture that is under way is invalid, where this host thread may not make a call
-// that is not for streams that are captured (cudaMalloc, cudaDeviceSynchronize).
+// cudaErrorStreamCaptureUnsupported, and a capture that is under way is invalid, where this host
+// thread may not make a call that is not for streams that are captured (cudaMalloc,
+// cudaDeviceSynchronize).
 cudaError_t forbidden_in_capture();
 // Returns when all that was submitted so far to the current device has run.
 void finish_device_work();
-// As cudaFree waits: all that was submitted to the device has run. What other host threads submitted and cannot run yet is left: it
-// is communication of NCCL that waits for this rank, which has a device of its own where NCCL is real.
+// As cudaFree waits: all that was submitted to the device has run. What other host threads
+// submitted and cannot run yet is left: it is communication of NCCL that waits for this rank, which
+// has a device of its own where NCCL is real.
 void finish_work_before_release();
 // The bytes of dynamic shared memory that a kernel may be launched with.
 std::size_t allowed_shared_memory(const void* kernel);

@@ -11,8 +11,9 @@
 #include "tests/cuda_emulator/vector_types.h"
 #include "tests/cuda_emulator/warp.h"
 
-// What CUDA C++ adds to C++ in device code, where it is not a library: keywords, built-in variables and functions. Kernels run
-// one block at a time on one thread of the host, so shared memory is that thread's, and device-wide atomics are plain.
+// What CUDA C++ adds to C++ in device code, where it is not a library: keywords, built-in variables
+// and functions. Kernels run one block at a time on one thread of the host, so shared memory is
+// that thread's, and device-wide atomics are plain.
 
 #define __global__
 #define __device__
@@ -30,7 +31,8 @@ extern uint3 blockIdx;
 extern dim3 blockDim;
 extern dim3 gridDim;
 
-// Reached by every thread of the block, at one place of the source; anything else ends the program with a message.
+// Reached by every thread of the block, at one place of the source; anything else ends the program
+// with a message.
 void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE());
 int __syncthreads_count(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE());
 int __syncthreads_and(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE());
@@ -40,8 +42,10 @@ void __syncwarp(unsigned mask = emulator::full_warp, const char* file = __builti
 namespace emulator {
 
 enum class Shuffle { index, up, down, exclusive_or };
-// `bits` of the lane that `parameter` names; a lane that brought nothing gives a pattern that is no sensible number.
-std::uint64_t shuffle(Shuffle kind, unsigned mask, std::uint64_t bits, int parameter, int width, const char* file, int line);
+// `bits` of the lane that `parameter` names; a lane that brought nothing gives a pattern that is no
+// sensible number.
+std::uint64_t shuffle(Shuffle kind, unsigned mask, std::uint64_t bits, int parameter, int width, const char* file,
+                      int line);
 unsigned ballot(unsigned mask, int predicate, const char* file, int line);
 
 template <class T>
@@ -54,18 +58,19 @@ T shuffle_value(Shuffle kind, unsigned mask, T value, int parameter, int width, 
   return value;
 }
 
-// The types that CUDA's shuffles take (CUDA C++ Programming Guide, "Warp Shuffle Functions"); cuda_bf16.h and cuda_fp16.h
-// add theirs.
+// The types that CUDA's shuffles take (CUDA C++ Programming Guide, "Warp Shuffle Functions");
+// cuda_bf16.h and cuda_fp16.h add theirs.
 template <class T>
-inline constexpr bool can_be_shuffled = std::is_same_v<T, int> || std::is_same_v<T, unsigned> || std::is_same_v<T, long> ||
-                                        std::is_same_v<T, unsigned long> || std::is_same_v<T, long long> ||
-                                        std::is_same_v<T, unsigned long long> || std::is_same_v<T, float> || std::is_same_v<T, double>;
+inline constexpr bool can_be_shuffled =
+    std::is_same_v<T, int> || std::is_same_v<T, unsigned> || std::is_same_v<T, long> ||
+    std::is_same_v<T, unsigned long> || std::is_same_v<T, long long> || std::is_same_v<T, unsigned long long> ||
+    std::is_same_v<T, float> || std::is_same_v<T, double>;
 
 }  // namespace emulator
 
 template <class T>
-  requires emulator::can_be_shuffled<T>
-T __shfl_sync(unsigned mask, T value, int source, int width = warpSize, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+requires emulator::can_be_shuffled<T> T __shfl_sync(unsigned mask, T value, int source, int width = warpSize,
+                                                    const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   return emulator::shuffle_value(emulator::Shuffle::index, mask, value, source, width, file, line);
 }
 template <class T>
@@ -87,7 +92,8 @@ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = warpSize, c
   return emulator::shuffle_value(emulator::Shuffle::exclusive_or, mask, value, lane_mask, width, file, line);
 }
 
-inline unsigned __ballot_sync(unsigned mask, int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+inline unsigned __ballot_sync(unsigned mask, int predicate, const char* file = __builtin_FILE(),
+                              int line = __builtin_LINE()) {
   return emulator::ballot(mask, predicate, file, line);
 }
 inline int __any_sync(unsigned mask, int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -190,7 +196,9 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((static_cast<std::uint64_t>(a) * b) >> 32); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>((static_cast<std::uint64_t>(a) * b) >> 32);
+}
 inline int __mulhi(int a, int b) { return static_cast<int>((static_cast<std::int64_t>(a) * b) >> 32); }
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((((static_cast<std::uint64_t>(high) << 32) | low) << (shift & 31)) >> 32);
@@ -222,8 +230,12 @@ inline float __double2float_rn(double x) { return static_cast<float>(x); }
 #if !defined(__GLIBC_PREREQ) || !__GLIBC_PREREQ(2, 42)
 inline float rsqrtf(float x) { return static_cast<float>(1.0 / sqrt(static_cast<double>(x))); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
-inline float sinpif(float x) { return static_cast<float>(sin(3.14159265358979323846 * fmod(static_cast<double>(x), 2.0))); }
-inline float cospif(float x) { return static_cast<float>(cos(3.14159265358979323846 * fmod(static_cast<double>(x), 2.0))); }
+inline float sinpif(float x) {
+  return static_cast<float>(sin(3.14159265358979323846 * fmod(static_cast<double>(x), 2.0)));
+}
+inline float cospif(float x) {
+  return static_cast<float>(cos(3.14159265358979323846 * fmod(static_cast<double>(x), 2.0)));
+}
 #endif
 inline void sincospif(float x, float* sine, float* cosine) {
   *sine = sinpif(x);

@@ -1,4 +1,5 @@
-// The emulator against what CUDA's, cuBLASLt's and NCCL's documentation says, and that it finds what it is there to find.
+// The emulator against what CUDA's, cuBLASLt's and NCCL's documentation says, and that it finds
+// what it is there to find.
 #include <doctest/doctest.h>
 
 #include <cublasLt.h>
@@ -46,7 +47,8 @@ std::string last_words(const std::function<void()>& body) {
   close(ends[1]);
   std::string text;
   char buffer[4096];
-  for (ssize_t got = 0; (got = read(ends[0], buffer, sizeof(buffer))) > 0;) text.append(buffer, static_cast<std::size_t>(got));
+  for (ssize_t got = 0; (got = read(ends[0], buffer, sizeof(buffer))) > 0;)
+    text.append(buffer, static_cast<std::size_t>(got));
   close(ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
@@ -61,7 +63,8 @@ void check_says(const std::string& text, const std::string& part) {
 
 #define OK(call) REQUIRE((call) == cudaSuccess)
 
-// Copied on the legacy stream. (A wait for the device would wait for other ranks, which may wait for this one.)
+// Copied on the legacy stream. (A wait for the device would wait for other ranks, which may wait
+// for this one.)
 template <class T>
 class DeviceArray {
  public:
@@ -86,7 +89,8 @@ class DeviceArray {
 };
 
 template <class... Parameters, class... Arguments>
-cudaError_t start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, std::size_t shared, cudaStream_t stream, Arguments&&... arguments) {
+cudaError_t start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, std::size_t shared, cudaStream_t stream,
+                  Arguments&&... arguments) {
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = threads;
@@ -110,13 +114,16 @@ cudaEvent_t new_event(unsigned flags = cudaEventDisableTiming) {
 __global__ void __launch_bounds__(1024) sum_blocks(const float* __restrict__ x, float* __restrict__ sums, int count) {
   __shared__ float parts[32];
   float sum = 0.0f;
-  for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < count; i += static_cast<int>(gridDim.x * blockDim.x)) sum += __ldg(x + i);
+  for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < count;
+       i += static_cast<int>(gridDim.x * blockDim.x))
+    sum += __ldg(x + i);
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x >= 32) return;
   sum = threadIdx.x < blockDim.x / 32 ? parts[threadIdx.x] : 0.0f;
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, static_cast<unsigned>(offset));
+  for (int offset = 16; offset > 0; offset /= 2)
+    sum += __shfl_down_sync(0xffffffffu, sum, static_cast<unsigned>(offset));
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
@@ -154,7 +161,9 @@ __global__ void vote(unsigned* out) {
   out[4] = static_cast<unsigned>(__syncthreads_count(odd));
 }
 
-__global__ void read_dynamic_shared(float* out) { out[threadIdx.x] = reinterpret_cast<const float*>(dynamic_shared)[threadIdx.x]; }
+__global__ void read_dynamic_shared(float* out) {
+  out[threadIdx.x] = reinterpret_cast<const float*>(dynamic_shared)[threadIdx.x];
+}
 __global__ void write_dynamic_shared(int count) { dynamic_shared[count] = 1; }
 
 template <class T>
@@ -278,7 +287,8 @@ TEST_CASE("barriers that not all threads reach end the program and say who waits
   const std::string file = __FILE__;
   const std::string words = words_of(exit_before_barrier);  // whichever comes first
   check_says(words, "__syncthreads at " + file);
-  check_says(words, words.find("have exited") == std::string::npos ? "exits while " : "threads of the block have exited");
+  check_says(words,
+             words.find("have exited") == std::string::npos ? "exits while " : "threads of the block have exited");
   check_says(words_of(part_at_barrier), "no thread of the block can go on:");
   check_says(words_of(two_barriers), "threads of a block meet in different barriers: __syncthreads at " + file);
   check_says(words_of(lane_not_in_mask), "without the calling lane in its mask");
@@ -297,7 +307,8 @@ TEST_CASE("shared memory has a limit, comes poisoned and has a guard behind it")
   CHECK(start(take_much_static_shared, 1, 32, 48 * 1024 - 40'000 + 1, nullptr, out.get()) == cudaErrorInvalidValue);
   CHECK(start(read_dynamic_shared, 1, 32, 48 * 1024 + 1, nullptr, out.get()) == cudaErrorInvalidValue);
   CHECK(cudaGetLastError() == cudaErrorInvalidValue);
-  CHECK(cudaFuncSetAttribute(read_dynamic_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024 + 1) == cudaErrorInvalidValue);
+  CHECK(cudaFuncSetAttribute(read_dynamic_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024 + 1) ==
+        cudaErrorInvalidValue);
   OK(cudaFuncSetAttribute(read_dynamic_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024));
   OK(start(read_dynamic_shared, 1, 32, 227 * 1024, nullptr, out.get()));
   OK(cudaDeviceSynchronize());
@@ -327,7 +338,9 @@ TEST_CASE("writes out of bounds end the program where they happen or when the me
       static_cast<void>(cudaFree(memory));
     });
   };
-  check_says(words_of(1024, 256), "access to the byte 0 behind an allocation of 1024 bytes of device memory\n  in kernel (anonymous namespace)::write_at(float*, long), block (0, 0, 0)");
+  check_says(words_of(1024, 256),
+             "access to the byte 0 behind an allocation of 1024 bytes of device memory\n  in kernel (anonymous "
+             "namespace)::write_at(float*, long), block (0, 0, 0)");
   check_says(words_of(1000, 250), "the byte 0 behind an allocation of 1000 bytes was written");
   check_says(words_of(1024, -1), "the byte 4 before an allocation of 1024 bytes was written");
 }
@@ -335,7 +348,8 @@ TEST_CASE("writes out of bounds end the program where they happen or when the me
 TEST_CASE("with PARPLAN_EMULATOR_STRICT the host cannot touch device memory, and kernels can") {
   const std::string words = last_words([] {
     setenv("PARPLAN_EMULATOR_STRICT", "1", 1);
-    execl("/proc/self/exe", "test_cuda_emulator", "--no-skip", "--test-case=touches device memory on the host", nullptr);
+    execl("/proc/self/exe", "test_cuda_emulator", "--no-skip", "--test-case=touches device memory on the host",
+          nullptr);
   });
   check_says(words, "CUDA emulator: the host touched the byte 8 of an allocation of 16 bytes of device memory");
 }
@@ -372,13 +386,17 @@ TEST_CASE("device memory comes poisoned, aligned and counted") {
 }
 
 TEST_CASE("bf16 and fp16 round to the nearest, ties to even") {
-  static_assert(sizeof(__nv_bfloat16) == 2 && sizeof(__nv_bfloat162) == 4 && sizeof(__half) == 2 && sizeof(__half2) == 4);
+  static_assert(sizeof(__nv_bfloat16) == 2 && sizeof(__nv_bfloat162) == 4 && sizeof(__half) == 2 &&
+                sizeof(__half2) == 4);
   const auto check_type = [](auto from_float, auto to_float, auto from_bits, auto to_bits, int inf_bits) {
     // Every number, and the midpoints to its neighbour with what lies beside them.
     for (int bits = 0; bits < inf_bits; ++bits) {
       const float low = to_float(from_bits(static_cast<unsigned short>(bits)));
-      const double high = bits + 1 == inf_bits ? static_cast<double>(low) + (static_cast<double>(low) - static_cast<double>(to_float(from_bits(static_cast<unsigned short>(bits - 1)))))
-                                               : static_cast<double>(to_float(from_bits(static_cast<unsigned short>(bits + 1))));
+      const double high = bits + 1 == inf_bits
+                              ? static_cast<double>(low) +
+                                    (static_cast<double>(low) -
+                                     static_cast<double>(to_float(from_bits(static_cast<unsigned short>(bits - 1)))))
+                              : static_cast<double>(to_float(from_bits(static_cast<unsigned short>(bits + 1))));
       REQUIRE(to_bits(from_float(low)) == bits);
       const double middle = (static_cast<double>(low) + high) / 2;
       const auto nearest = static_cast<float>(middle);
@@ -392,8 +410,8 @@ TEST_CASE("bf16 and fp16 round to the nearest, ties to even") {
     CHECK(to_bits(from_float(std::numeric_limits<float>::infinity())) == inf_bits);
     CHECK(to_bits(from_float(std::numeric_limits<float>::max())) == inf_bits);
   };
-  check_type([](float x) { return __float2bfloat16_rn(x); }, [](__nv_bfloat16 x) { return __bfloat162float(x); }, __ushort_as_bfloat16,
-             [](__nv_bfloat16 x) { return static_cast<int>(__bfloat16_as_ushort(x)); }, 0x7f80);
+  check_type([](float x) { return __float2bfloat16_rn(x); }, [](__nv_bfloat16 x) { return __bfloat162float(x); },
+             __ushort_as_bfloat16, [](__nv_bfloat16 x) { return static_cast<int>(__bfloat16_as_ushort(x)); }, 0x7f80);
   check_type([](float x) { return __float2half_rn(x); }, [](__half x) { return __half2float(x); }, __ushort_as_half,
              [](__half x) { return static_cast<int>(__half_as_ushort(x)); }, 0x7c00);
   CHECK(static_cast<float>(__nv_bfloat16(1.0 + 0x1p-8 + 0x1p-40)) == 1.0f + 0x1p-7f);  // a double is rounded once
@@ -520,7 +538,8 @@ TEST_CASE("a captured graph with a fork and a join is replayed with its edges an
   std::set<int> results;
   for (int seed = 0; seed < seeds; ++seed) {
     emulator::set_seed(static_cast<std::uint64_t>(seed));
-    const DeviceArray<int> a(std::vector<int>{0}), b(std::vector<int>{0}), sum(std::vector<int>{0}), raced(std::vector<int>{0});
+    const DeviceArray<int> a(std::vector<int>{0}), b(std::vector<int>{0}), sum(std::vector<int>{0}),
+        raced(std::vector<int>{0});
     const cudaStream_t main = new_stream(), side = new_stream();
     const cudaEvent_t fork_point = new_event(), joined = new_event();
     OK(cudaStreamBeginCapture(main, cudaStreamCaptureModeThreadLocal));
@@ -586,10 +605,14 @@ TEST_CASE("what may not be captured is refused and spoils the capture") {
   };
   void* memory = nullptr;
   const Case cases[] = {
-      {"cudaMalloc", [&] { return cudaMalloc(&memory, 4); }, cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated},
-      {"synchronize", [&] { return cudaStreamSynchronize(stream); }, cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated},
-      {"an event that is captured", [&] { return cudaEventSynchronize(event); }, cudaErrorCapturedEvent, cudaErrorStreamCaptureInvalidated},
-      {"an event from outside", [&] { return cudaStreamWaitEvent(stream, outside); }, cudaErrorStreamCaptureIsolation, cudaErrorStreamCaptureInvalidated},
+      {"cudaMalloc", [&] { return cudaMalloc(&memory, 4); }, cudaErrorStreamCaptureUnsupported,
+       cudaErrorStreamCaptureInvalidated},
+      {"synchronize", [&] { return cudaStreamSynchronize(stream); }, cudaErrorStreamCaptureUnsupported,
+       cudaErrorStreamCaptureInvalidated},
+      {"an event that is captured", [&] { return cudaEventSynchronize(event); }, cudaErrorCapturedEvent,
+       cudaErrorStreamCaptureInvalidated},
+      {"an event from outside", [&] { return cudaStreamWaitEvent(stream, outside); }, cudaErrorStreamCaptureIsolation,
+       cudaErrorStreamCaptureInvalidated},
       {"a fork that is not joined",
        [&] {
          OK(cudaStreamWaitEvent(other, event));
@@ -663,7 +686,8 @@ struct Matrix {
   std::size_t rows, columns, ld;
   std::vector<float> values;
   Matrix(std::size_t r, std::size_t c, std::size_t l, int seed) : rows(r), columns(c), ld(l), values(l * c, 0.0f) {
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>((static_cast<int>(i) * 7 + seed * 5) % 11 - 5) / 4;
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>((static_cast<int>(i) * 7 + seed * 5) % 11 - 5) / 4;
   }
   double operator()(std::size_t i, std::size_t j, bool transposed = false) const {
     return static_cast<double>(transposed ? values[i * ld + j] : values[j * ld + i]);
@@ -723,7 +747,8 @@ struct Lt {
   }
   cublasLtMatrixLayout_t layout(cudaDataType type, std::size_t rows, std::size_t columns, std::size_t ld) {
     cublasLtMatrixLayout_t made = nullptr;
-    REQUIRE(cublasLtMatrixLayoutCreate(&made, type, rows, columns, static_cast<std::int64_t>(ld)) == CUBLAS_STATUS_SUCCESS);
+    REQUIRE(cublasLtMatrixLayoutCreate(&made, type, rows, columns, static_cast<std::int64_t>(ld)) ==
+            CUBLAS_STATUS_SUCCESS);
     layouts.push_back(made);
     return made;
   }
@@ -744,9 +769,11 @@ TEST_CASE("cublasLtMatmul equals a plain loop for all transpositions, types, epi
                          {CUDA_R_16BF, CUDA_R_16BF, CUBLAS_COMPUTE_32F},
                          {CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F},
                          {CUDA_R_16F, CUDA_R_16F, CUBLAS_COMPUTE_32F}};
-  const unsigned epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT,   CUBLASLT_EPILOGUE_BIAS,          CUBLASLT_EPILOGUE_GELU,  CUBLASLT_EPILOGUE_GELU_BIAS,
-                                CUBLASLT_EPILOGUE_GELU_AUX,  CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DGELU_BGRAD,
-                                CUBLASLT_EPILOGUE_BGRADA,    CUBLASLT_EPILOGUE_BGRADB,        CUBLASLT_EPILOGUE_RELU};
+  const unsigned epilogues[] = {
+      CUBLASLT_EPILOGUE_DEFAULT,   CUBLASLT_EPILOGUE_BIAS,        CUBLASLT_EPILOGUE_GELU,
+      CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX,    CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+      CUBLASLT_EPILOGUE_DGELU,     CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADA,
+      CUBLASLT_EPILOGUE_BGRADB,    CUBLASLT_EPILOGUE_RELU};
   int products = 0;
   for (const Types& t : types)
     for (int transposed = 0; transposed < 4; ++transposed)
@@ -758,54 +785,66 @@ TEST_CASE("cublasLtMatmul equals a plain loop for all transpositions, types, epi
           CAPTURE(transposed);
           CAPTURE(epilogue);
           CAPTURE(beta);
-          const Matrix a = ta ? Matrix(k, m, k + 8, 1) : Matrix(m, k, m, 1), b = tb ? Matrix(n, k, n, 2) : Matrix(k, n, k, 2);
+          const Matrix a = ta ? Matrix(k, m, k + 8, 1) : Matrix(m, k, m, 1),
+                       b = tb ? Matrix(n, k, n, 2) : Matrix(k, n, k, 2);
           const Matrix c(m, n, m + 8, 3), aux(m, n, m + 8, 4);
           std::vector<float> bias(std::max(m, n));
           for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(i % 5) / 2 - 1;
           const float alpha = 0.25f;
 
           Lt lt(t.compute);
-          const DeviceArray<unsigned char> a_data(as_bytes(a.values, t.in)), b_data(as_bytes(b.values, t.in)), c_data(as_bytes(c.values, t.out)),
-              d_data(as_bytes(std::vector<float>(c.values.size(), 99.0f), t.out)), bias_data(as_bytes(bias, t.out)), aux_data(as_bytes(aux.values, t.out));
+          const DeviceArray<unsigned char> a_data(as_bytes(a.values, t.in)), b_data(as_bytes(b.values, t.in)),
+              c_data(as_bytes(c.values, t.out)), d_data(as_bytes(std::vector<float>(c.values.size(), 99.0f), t.out)),
+              bias_data(as_bytes(bias, t.out)), aux_data(as_bytes(aux.values, t.out));
           lt.set(CUBLASLT_MATMUL_DESC_TRANSA, ta ? CUBLAS_OP_T : CUBLAS_OP_N);
           lt.set(CUBLASLT_MATMUL_DESC_TRANSB, tb ? CUBLAS_OP_T : CUBLAS_OP_N);
           lt.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
           lt.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias_data.get()));
           lt.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(aux_data.get()));
           lt.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(aux.ld));
-          const auto al = lt.layout(t.in, a.rows, a.columns, a.ld), bl = lt.layout(t.in, b.rows, b.columns, b.ld), dl = lt.layout(t.out, m, n, c.ld);
-          REQUIRE(cublasLtMatmulPreferenceSetAttribute(lt.preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, 8) ==
-                  CUBLAS_STATUS_SUCCESS);
+          const auto al = lt.layout(t.in, a.rows, a.columns, a.ld), bl = lt.layout(t.in, b.rows, b.columns, b.ld),
+                     dl = lt.layout(t.out, m, n, c.ld);
+          REQUIRE(cublasLtMatmulPreferenceSetAttribute(lt.preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                       &workspace_bytes, 8) == CUBLAS_STATUS_SUCCESS);
           std::array<cublasLtMatmulHeuristicResult_t, 8> suggestions{};
           int found = 0;
-          REQUIRE(cublasLtMatmulAlgoGetHeuristic(lt.handle, lt.op, al, bl, dl, dl, lt.preference, 8, suggestions.data(), &found) == CUBLAS_STATUS_SUCCESS);
+          REQUIRE(cublasLtMatmulAlgoGetHeuristic(lt.handle, lt.op, al, bl, dl, dl, lt.preference, 8, suggestions.data(),
+                                                 &found) == CUBLAS_STATUS_SUCCESS);
           REQUIRE(found >= 3);
           const auto& suggestion = suggestions[static_cast<std::size_t>(products++ % found)];
           CHECK(suggestion.workspaceSize <= workspace_bytes);
           if (suggestion.workspaceSize > 0)
-            CHECK(cublasLtMatmul(lt.handle, lt.op, &alpha, a_data.get(), al, b_data.get(), bl, &beta, c_data.get(), dl, d_data.get(), dl, &suggestion.algo,
-                                 workspace.get(), suggestion.workspaceSize - 1, nullptr) == CUBLAS_STATUS_INVALID_VALUE);
-          REQUIRE(cublasLtMatmul(lt.handle, lt.op, &alpha, a_data.get(), al, b_data.get(), bl, &beta, c_data.get(), dl, d_data.get(), dl, &suggestion.algo,
-                                 workspace.get(), workspace_bytes, nullptr) == CUBLAS_STATUS_SUCCESS);
+            CHECK(cublasLtMatmul(lt.handle, lt.op, &alpha, a_data.get(), al, b_data.get(), bl, &beta, c_data.get(), dl,
+                                 d_data.get(), dl, &suggestion.algo, workspace.get(), suggestion.workspaceSize - 1,
+                                 nullptr) == CUBLAS_STATUS_INVALID_VALUE);
+          REQUIRE(cublasLtMatmul(lt.handle, lt.op, &alpha, a_data.get(), al, b_data.get(), bl, &beta, c_data.get(), dl,
+                                 d_data.get(), dl, &suggestion.algo, workspace.get(), workspace_bytes,
+                                 nullptr) == CUBLAS_STATUS_SUCCESS);
 
-          const std::vector<float> d = as_floats(d_data.values(), t.out), kept = as_floats(aux_data.values(), t.out), gradient = as_floats(bias_data.values(), t.out);
+          const std::vector<float> d = as_floats(d_data.values(), t.out), kept = as_floats(aux_data.values(), t.out),
+                                   gradient = as_floats(bias_data.values(), t.out);
           const double tolerance = t.out == CUDA_R_32F ? 2e-5 : t.out == CUDA_R_16F ? 4e-3 : 3e-2;
-          const auto close = [&](float value, double wanted) { return std::fabs(static_cast<double>(value) - wanted) <= tolerance * (1 + std::fabs(wanted)); };
+          const auto close = [&](float value, double wanted) {
+            return std::fabs(static_cast<double>(value) - wanted) <= tolerance * (1 + std::fabs(wanted));
+          };
           std::vector<double> row_sums(m, 0.0);
           for (std::size_t j = 0; j < n; ++j)
             for (std::size_t i = 0; i < m; ++i) {
               double value = 0.0;
-              for (std::size_t l = 0; l < k; ++l) value += (ta ? a(i, l, true) : a(i, l)) * (tb ? b(l, j, true) : b(l, j));
+              for (std::size_t l = 0; l < k; ++l)
+                value += (ta ? a(i, l, true) : a(i, l)) * (tb ? b(l, j, true) : b(l, j));
               value = alpha * value + (beta != 0.0f ? beta * c(i, j) : 0.0);
               if ((epilogue & 4u) != 0) value += static_cast<double>(bias[i]);
-              if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) REQUIRE(close(kept[j * aux.ld + i], value));
+              if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+                REQUIRE(close(kept[j * aux.ld + i], value));
               if ((epilogue & 32u) != 0) value = gelu(value);
               if (epilogue == CUBLASLT_EPILOGUE_RELU) value = std::max(value, 0.0);
               if ((epilogue & 64u) != 0) value *= (gelu(aux(i, j) + 1e-6) - gelu(aux(i, j) - 1e-6)) / 2e-6;
               row_sums[i] += value;
               REQUIRE(close(d[j * c.ld + i], value));
             }
-          for (std::size_t i = 0; i < m && epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD; ++i) REQUIRE(close(gradient[i], row_sums[i]));
+          for (std::size_t i = 0; i < m && epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD; ++i)
+            REQUIRE(close(gradient[i], row_sums[i]));
           for (std::size_t i = 0; i < m && epilogue == CUBLASLT_EPILOGUE_BGRADA; ++i) {
             double sum = 0.0;
             for (std::size_t l = 0; l < k; ++l) sum += ta ? a(i, l, true) : a(i, l);
@@ -820,13 +859,14 @@ TEST_CASE("cublasLtMatmul equals a plain loop for all transpositions, types, epi
 }
 
 TEST_CASE("tf32 multiplies numbers of 10 bits of fraction") {
-  for (const auto& [compute, wanted] : {std::pair(CUBLAS_COMPUTE_32F, 1.0f + 0x1p-12f), std::pair(CUBLAS_COMPUTE_32F_FAST_TF32, 1.0f)}) {
+  for (const auto& [compute, wanted] :
+       {std::pair(CUBLAS_COMPUTE_32F, 1.0f + 0x1p-12f), std::pair(CUBLAS_COMPUTE_32F_FAST_TF32, 1.0f)}) {
     Lt lt(compute);
     const DeviceArray<float> a(std::vector<float>{1.0f + 0x1p-12f}), b(std::vector<float>{1.0f}), d(1);
     const auto one = lt.layout(CUDA_R_32F, 1, 1, 1);
     const float alpha = 1.0f, beta = 0.0f;
-    REQUIRE(cublasLtMatmul(lt.handle, lt.op, &alpha, a.get(), one, b.get(), one, &beta, d.get(), one, d.get(), one, nullptr, nullptr, 0, nullptr) ==
-            CUBLAS_STATUS_SUCCESS);
+    REQUIRE(cublasLtMatmul(lt.handle, lt.op, &alpha, a.get(), one, b.get(), one, &beta, d.get(), one, d.get(), one,
+                           nullptr, nullptr, 0, nullptr) == CUBLAS_STATUS_SUCCESS);
     CHECK(d.values().front() == wanted);
   }
 }
@@ -839,9 +879,11 @@ TEST_CASE("suggestions keep to the preferences and combinations that cuBLASLt do
     return cublasLtMatmulAlgoGetHeuristic(lt.handle, lt.op, a, b, d, d, lt.preference, 16, suggestions.data(), &found);
   };
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-    REQUIRE(cublasLtMatmulPreferenceSetAttribute(lt.preference, attribute, &value, sizeof(value)) == CUBLAS_STATUS_SUCCESS);
+    REQUIRE(cublasLtMatmulPreferenceSetAttribute(lt.preference, attribute, &value, sizeof(value)) ==
+            CUBLAS_STATUS_SUCCESS);
   };
-  const auto bf16 = lt.layout(CUDA_R_16BF, 64, 64, 64), single = lt.layout(CUDA_R_32F, 64, 64, 64), fp16 = lt.layout(CUDA_R_16F, 64, 64, 64);
+  const auto bf16 = lt.layout(CUDA_R_16BF, 64, 64, 64), single = lt.layout(CUDA_R_32F, 64, 64, 64),
+             fp16 = lt.layout(CUDA_R_16F, 64, 64, 64);
   REQUIRE(ask(bf16, bf16, single) == CUBLAS_STATUS_SUCCESS);
   CHECK(found == 1);  // no workspace was allowed
   CHECK(suggestions[0].workspaceSize == 0);
@@ -849,7 +891,8 @@ TEST_CASE("suggestions keep to the preferences and combinations that cuBLASLt do
   REQUIRE(ask(bf16, bf16, bf16) == CUBLAS_STATUS_SUCCESS);
   const int all = found;
   CHECK(all >= 6);
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   REQUIRE(ask(bf16, bf16, bf16) == CUBLAS_STATUS_SUCCESS);
   CHECK(found == all - 2);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 4u);
@@ -866,7 +909,8 @@ TEST_CASE("suggestions keep to the preferences and combinations that cuBLASLt do
   lt.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, std::int64_t{72});
   CHECK(ask(bf16, bf16, bf16) == CUBLAS_STATUS_SUCCESS);
   const std::int64_t wide = 0;
-  CHECK(cublasLtMatmulDescSetAttribute(lt.op, CUBLASLT_MATMUL_DESC_TRANSA, &wide, sizeof(wide)) == CUBLAS_STATUS_INVALID_VALUE);
+  CHECK(cublasLtMatmulDescSetAttribute(lt.op, CUBLASLT_MATMUL_DESC_TRANSA, &wide, sizeof(wide)) ==
+        CUBLAS_STATUS_INVALID_VALUE);
 }
 
 namespace {
@@ -910,7 +954,8 @@ TEST_CASE("three ranks of NCCL reduce, gather, scatter, broadcast and send") {
         std::vector<float> parts(6);
         std::iota(parts.begin(), parts.end(), mine);
         const DeviceArray<float> data(parts);
-        CHECK(ncclReduceScatter(data.get(), data.get() + 2 * r, 2, ncclFloat32, ncclMax, communicator, stream) == ncclSuccess);
+        CHECK(ncclReduceScatter(data.get(), data.get() + 2 * r, 2, ncclFloat32, ncclMax, communicator, stream) ==
+              ncclSuccess);
         CHECK(ncclAllGather(data.get() + 2 * r, data.get(), 2, ncclFloat32, communicator, stream) == ncclSuccess);
         OK(cudaStreamSynchronize(stream));
         CHECK(data.values() == std::vector<float>{3, 4, 5, 6, 7, 8});
@@ -979,12 +1024,14 @@ TEST_CASE("an abort ends a rank's communication that waits, on the host and on t
     CHECK(ncclAllReduce(data.get(), data.get(), 4, ncclFloat32, ncclSum, communicator, stream) == ncclSuccess);
     OK(cudaStreamSynchronize(stream));
     if (rank == 0) {
-      CHECK(ncclAllReduce(data.get(), data.get(), 4, ncclFloat32, ncclSum, communicator, stream) == ncclSuccess);  // connected, alone
+      CHECK(ncclAllReduce(data.get(), data.get(), 4, ncclFloat32, ncclSum, communicator, stream) ==
+            ncclSuccess);  // connected, alone
       std::thread aborter([&] {
         while (emulator::ranks_that_wait() == 0) std::this_thread::yield();
         CHECK(ncclCommAbort(communicator) == ncclSuccess);
       });
-      CHECK(ncclSend(data.get(), 4, ncclFloat32, 1, communicator, stream) == ncclInternalError);  // waits to be connected
+      CHECK(ncclSend(data.get(), 4, ncclFloat32, 1, communicator, stream) ==
+            ncclInternalError);  // waits to be connected
       aborter.join();
       OK(cudaStreamSynchronize(stream));
     } else {
@@ -1003,7 +1050,8 @@ TEST_CASE("calls of NCCL that do not match end the program and name both") {
                  static_cast<void>(ncclCommInitRank(&communicator, 2, id, rank));
                  float* memory = nullptr;
                  static_cast<void>(cudaMalloc(&memory, 64));
-                 static_cast<void>(ncclAllReduce(memory, memory, rank == 0 ? 4 : 5, ncclFloat32, ncclSum, communicator, new_stream()));
+                 static_cast<void>(ncclAllReduce(memory, memory, rank == 0 ? 4 : 5, ncclFloat32, ncclSum, communicator,
+                                                 new_stream()));
                  static_cast<void>(cudaDeviceSynchronize());
                };
                std::thread other(be, 1);

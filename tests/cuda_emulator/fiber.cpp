@@ -19,7 +19,8 @@
 namespace emulator {
 namespace {
 
-// Frames of unoptimized kernels with their arrays in registers; only what is touched is taken from the machine.
+// Frames of unoptimized kernels with their arrays in registers; only what is touched is taken from
+// the machine.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr std::size_t stack_bytes = 512 * 1024;
 #else
@@ -28,7 +29,8 @@ constexpr std::size_t stack_bytes = 256 * 1024;
 
 void* make_stack() {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  void* memory = mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory =
+      mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0) {
     std::perror("CUDA emulator: no memory for the stack of a CUDA thread");
     std::abort();
@@ -40,7 +42,8 @@ void* make_stack() {
 
 #if defined(__x86_64__)
 
-// Saves what the System V ABI asks a function to keep. (The control words of the FPU never differ here.)
+// Saves what the System V ABI asks a function to keep. (The control words of the FPU never differ
+// here.)
 extern "C" void cuda_emulator_switch_stack(void** from, void* to);
 asm(R"(
   .text

@@ -10,10 +10,12 @@ namespace {
 
 thread_local cudaStreamCaptureMode mode_of_thread = cudaStreamCaptureModeGlobal;
 
-// A launched graph: nodes run one at a time, in an order that respects only its edges, and between them work of other streams.
+// A launched graph: nodes run one at a time, in an order that respects only its edges, and between
+// them work of other streams.
 class GraphWork final : public Work {
  public:
-  explicit GraphWork(std::shared_ptr<const Nodes> nodes, std::uint64_t seed) : nodes_(std::move(nodes)), random_(seed), left_(nodes_->size()) {
+  explicit GraphWork(std::shared_ptr<const Nodes> nodes, std::uint64_t seed)
+      : nodes_(std::move(nodes)), random_(seed), left_(nodes_->size()) {
     for (const Node& node : *nodes_) works_.push_back(node.make());
   }
 
@@ -50,7 +52,8 @@ class GraphWork final : public Work {
  private:
   bool nodes_before_are_done(std::size_t i) const {
     const auto& before = (*nodes_)[i].after;
-    return std::all_of(before.begin(), before.end(), [&](int j) { return works_[static_cast<std::size_t>(j)]->done; }) &&
+    return std::all_of(before.begin(), before.end(),
+                       [&](int j) { return works_[static_cast<std::size_t>(j)]->done; }) &&
            std::all_of(works_[i]->after.begin(), works_[i]->after.end(), [](const auto& other) { return other->done; });
   }
 
@@ -150,7 +153,8 @@ cudaError_t end_capture(cudaStream_t handle, cudaGraph_t* graph) {
     invalidate(capture);
     return cudaErrorStreamCaptureUnmatched;
   }
-  if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id()) return cudaErrorStreamCaptureWrongThread;
+  if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id())
+    return cudaErrorStreamCaptureWrongThread;
   const std::vector<int> tips = stream->tips;
   leave_capture(capture);
   if (capture->invalid) return cudaErrorStreamCaptureInvalidated;
@@ -167,8 +171,12 @@ cudaError_t end_capture(cudaStream_t handle, cudaGraph_t* graph) {
 
 using namespace emulator;
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) { return remember(begin_capture(stream, mode)); }
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) { return remember(end_capture(stream, graph)); }
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  return remember(begin_capture(stream, mode));
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  return remember(end_capture(stream, graph));
+}
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
   const Lock lock(streams().mutex);

@@ -46,8 +46,9 @@ struct Warp {
   Lane lanes[32];
 };
 
-// The block that runs. Threads are started one after the other, each as a call on a fiber that is free. A thread that waits
-// keeps its fiber, and another fiber goes on with what is ready, or with the next thread to start.
+// The block that runs. Threads are started one after the other, each as a call on a fiber that is
+// free. A thread that waits keeps its fiber, and another fiber goes on with what is ready, or with
+// the next thread to start.
 struct Block {
   const Grid* grid = nullptr;
   int threads = 0;
@@ -107,8 +108,8 @@ std::string place(const char* file, int line) { return std::string(file) + ":" +
       if ((warp.waiting >> l & 1) == 0) continue;
       char mask[16];
       std::snprintf(mask, sizeof(mask), "0x%08x", warp.lanes[l].mask);
-      text += "\n  thread " + text_of(index_of(w * 32 + l)) + " waits in " + warp.lanes[l].name + " with mask " + mask + " at " +
-              place(warp.lanes[l].file, warp.lanes[l].line);
+      text += "\n  thread " + text_of(index_of(w * 32 + l)) + " waits in " + warp.lanes[l].name + " with mask " + mask +
+              " at " + place(warp.lanes[l].file, warp.lanes[l].line);
     }
   }
   fail_with(text);
@@ -169,7 +170,8 @@ void wait_for_others() {
 
 void become_ready(int thread) { block.ready.push_back(thread); }
 
-// Of lanes that wait in `warp`, lets those go whose meeting is complete. `lane`: one of them. Returns whether it was.
+// Of lanes that wait in `warp`, lets those go whose meeting is complete. `lane`: one of them.
+// Returns whether it was.
 bool hold_meeting(Warp& warp, int first_thread, int lane, int caller) {
   const Lane& own = warp.lanes[lane];
   const unsigned expected = own.mask & warp.alive;
@@ -180,8 +182,9 @@ bool hold_meeting(Warp& warp, int first_thread, int lane, int caller) {
     if (other.mask != own.mask || other.meeting != own.meeting) {
       char masks[64];
       std::snprintf(masks, sizeof(masks), "masks 0x%08x and 0x%08x", own.mask, other.mask);
-      fail_with(std::string("lanes of a warp meet in different calls: thread ") + text_of(index_of(first_thread + lane)) + " in " + own.name +
-                " at " + place(own.file, own.line) + ", thread " + text_of(index_of(first_thread + l)) + " in " + other.name + " at " +
+      fail_with(std::string("lanes of a warp meet in different calls: thread ") +
+                text_of(index_of(first_thread + lane)) + " in " + own.name + " at " + place(own.file, own.line) +
+                ", thread " + text_of(index_of(first_thread + l)) + " in " + other.name + " at " +
                 place(other.file, other.line) + ", " + masks);
     }
   }
@@ -205,8 +208,8 @@ void exit_thread() {
   Warp& warp = block.warps[thread / 32];
   warp.alive &= ~(1u << (thread % 32));
   if (block.arrived > 0)
-    fail_with("thread " + text_of(threadIdx) + " exits while " + std::to_string(block.arrived) + " threads wait in " + block.barrier_name +
-              " at " + place(block.barrier_file, block.barrier_line));
+    fail_with("thread " + text_of(threadIdx) + " exits while " + std::to_string(block.arrived) + " threads wait in " +
+              block.barrier_name + " at " + place(block.barrier_file, block.barrier_line));
   while (warp.waiting != 0) {
     // Those that waited for this lane alone.
     bool any = false;
@@ -252,15 +255,16 @@ void check_shared_guard(std::size_t shared) {
   if (std::memcmp(dynamic_shared + shared, untouched.data(), guard_bytes) == 0) return;
   std::size_t at = shared;
   while (dynamic_shared[at] == poison) ++at;
-  fail_with("a block of kernel " + kernel_at(block.grid->kernel).name + " wrote " + std::to_string(at - shared) + " bytes behind its " +
-            std::to_string(shared) + " bytes of dynamic shared memory");
+  fail_with("a block of kernel " + kernel_at(block.grid->kernel).name + " wrote " + std::to_string(at - shared) +
+            " bytes behind its " + std::to_string(shared) + " bytes of dynamic shared memory");
 }
 
 // Shared memory begins with anything.
 void poison_shared(const Kernel& kernel, std::byte* variables, std::size_t dynamic) {
   std::memset(dynamic_shared, poison, dynamic + guard_bytes);
   if (variables == nullptr) return;
-  for (const Kernel::Variable& variable : kernel.shared) std::memset(variables + variable.offset, poison, variable.bytes);
+  for (const Kernel::Variable& variable : kernel.shared)
+    std::memset(variables + variable.offset, poison, variable.bytes);
 }
 
 void run_block(const Grid& grid, const Kernel& kernel, std::byte* variables, Random& random) {
@@ -268,7 +272,8 @@ void run_block(const Grid& grid, const Kernel& kernel, std::byte* variables, Ran
   block.threads = static_cast<int>(grid.threads.x * grid.threads.y * grid.threads.z);
   block.started = block.exited = block.arrived = 0;
   block.predicates = block.last_predicates = 0;
-  // Half of the blocks in ascending order, whole warps one after the other; the others in some other order.
+  // Half of the blocks in ascending order, whole warps one after the other; the others in some
+  // other order.
   const bool ascending = random.below(2) == 0;
   block.first = ascending ? 0 : static_cast<int>(random.below(static_cast<std::uint64_t>(block.threads)));
   block.stride = ascending ? 1 : coprime_stride(random, block.threads);
@@ -294,7 +299,8 @@ void run_block(const Grid& grid, const Kernel& kernel, std::byte* variables, Ran
 int meet_block(const char* name, int predicate, const char* file, int line) {
   if (!in_kernel) fail_with(std::string(name) + " outside of a kernel at " + place(file, line));
   if (block.exited > 0)
-    fail_with(std::string(name) + " at " + place(file, line) + " after " + std::to_string(block.exited) + " threads of the block have exited");
+    fail_with(std::string(name) + " at " + place(file, line) + " after " + std::to_string(block.exited) +
+              " threads of the block have exited");
   if (block.arrived == 0) {
     block.barrier_name = name;
     block.barrier_file = file;
@@ -329,11 +335,14 @@ void run_grid(const Grid& grid, std::uint64_t seed) {
   std::byte* const variables = thread_variables(kernel);
   blockDim = grid.threads;
   gridDim = grid.blocks;
-  for (int thread = 0; thread < static_cast<int>(blockDim.x * blockDim.y * blockDim.z); ++thread) block.indices[thread] = index_of(thread);
+  for (int thread = 0; thread < static_cast<int>(blockDim.x * blockDim.y * blockDim.z); ++thread)
+    block.indices[thread] = index_of(thread);
   const std::uint64_t blocks = std::uint64_t{grid.blocks.x} * grid.blocks.y * grid.blocks.z;
   const bool ascending = random.below(2) == 0;
   const std::uint64_t first = ascending ? 0 : random.below(blocks);
-  const std::uint64_t stride = ascending || blocks > 1'000'000 ? 1 : static_cast<std::uint64_t>(coprime_stride(random, static_cast<int>(blocks)));
+  const std::uint64_t stride = ascending || blocks > 1'000'000
+                                   ? 1
+                                   : static_cast<std::uint64_t>(coprime_stride(random, static_cast<int>(blocks)));
   for (std::uint64_t i = 0; i < blocks; ++i) {
     const std::uint64_t number = (first + i * stride) % blocks;
     blockIdx = {static_cast<unsigned>(number % gridDim.x), static_cast<unsigned>(number / gridDim.x % gridDim.y),
@@ -345,8 +354,8 @@ void run_grid(const Grid& grid, std::uint64_t seed) {
 const char* where_in_kernel() {
   static std::string text;
   if (!in_kernel) return "";
-  text = "kernel " + kernel_at(block.grid->kernel).name + ", block " + text_of(blockIdx) + ", thread " + text_of(threadIdx) + ", of " +
-         text_of(gridDim) + " blocks of " + text_of(blockDim) + " threads";
+  text = "kernel " + kernel_at(block.grid->kernel).name + ", block " + text_of(blockIdx) + ", thread " +
+         text_of(threadIdx) + ", of " + text_of(gridDim) + " blocks of " + text_of(blockDim) + " threads";
   return text.c_str();
 }
 
@@ -364,7 +373,8 @@ void warp_meeting(const char* name, unsigned mask, void* mine, Meeting meeting, 
   const int thread = block.current;
   const int l = thread % 32;
   Warp& warp = block.warps[thread / 32];
-  if ((mask >> l & 1) == 0) fail_with(std::string(name) + " at " + place(file, line) + " without the calling lane in its mask");
+  if ((mask >> l & 1) == 0)
+    fail_with(std::string(name) + " at " + place(file, line) + " without the calling lane in its mask");
   warp.lanes[l] = {.name = name, .mask = mask, .brought = mine, .meeting = meeting, .file = file, .line = line};
   warp.waiting |= 1u << l;
   if (!hold_meeting(warp, thread - l, l, l)) wait_for_others();
@@ -372,7 +382,8 @@ void warp_meeting(const char* name, unsigned mask, void* mine, Meeting meeting, 
 
 void whole_warp_meeting(const char* name, void* mine, Meeting meeting, const char* file, int line) {
   if (in_kernel && block.warps[block.current / 32].alive != full_warp)
-    fail_with(std::string(name) + " at " + place(file, line) + " in a warp of fewer than 32 threads, or after some have exited");
+    fail_with(std::string(name) + " at " + place(file, line) +
+              " in a warp of fewer than 32 threads, or after some have exited");
   warp_meeting(name, full_warp, mine, meeting, file, line);
 }
 
@@ -392,7 +403,8 @@ void warp_exchange(const void* mine, std::size_t bytes, void* all32, const char*
         const auto* source = static_cast<const Exchanged*>(lanes[from]);
         const auto* target = static_cast<const Exchanged*>(lanes[to]);
         if (source->bytes != target->bytes) fail("lanes exchange different numbers of bytes");
-        std::memcpy(static_cast<std::byte*>(target->all) + static_cast<std::size_t>(from) * source->bytes, source->mine, source->bytes);
+        std::memcpy(static_cast<std::byte*>(target->all) + static_cast<std::size_t>(from) * source->bytes, source->mine,
+                    source->bytes);
       }
   }, file, line);
 }
@@ -439,12 +451,13 @@ struct Vote {
 
 }  // namespace
 
-std::uint64_t shuffle(Shuffle kind, unsigned mask, std::uint64_t bits, int parameter, int width, const char* file, int line) {
+std::uint64_t shuffle(Shuffle kind, unsigned mask, std::uint64_t bits, int parameter, int width, const char* file,
+                      int line) {
   if (width < 1 || width > 32 || (width & (width - 1)) != 0)
     fail_with("a shuffle of width " + std::to_string(width) + " at " + place(file, line));
   static constexpr const char* names[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync"};
-  static constexpr Meeting meetings[] = {exchange_values<Shuffle::index>, exchange_values<Shuffle::up>, exchange_values<Shuffle::down>,
-                                         exchange_values<Shuffle::exclusive_or>};
+  static constexpr Meeting meetings[] = {exchange_values<Shuffle::index>, exchange_values<Shuffle::up>,
+                                         exchange_values<Shuffle::down>, exchange_values<Shuffle::exclusive_or>};
   Shuffled shuffled{bits, source_lane(kind, static_cast<int>(lane()), parameter, width)};
   const auto i = static_cast<std::size_t>(kind);
   warp_meeting(names[i], mask, &shuffled, meetings[i], file, line);

@@ -8,7 +8,8 @@
 
 namespace emulator {
 
-// What one SM of a Hopper GPU has to give (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+// What one SM of a Hopper GPU has to give (CUDA C++ Programming Guide, "Technical Specifications
+// per Compute Capability").
 inline constexpr std::size_t shared_bytes_by_default = 48 * 1024;
 inline constexpr std::size_t shared_bytes_at_most = 227 * 1024;
 
@@ -21,7 +22,8 @@ struct Grid {
   std::function<void()> thread;
 };
 
-// Runs all of it: blocks one after the other, threads as fibers, both in an order that `seed` gives. One host thread at a time.
+// Runs all of it: blocks one after the other, threads as fibers, both in an order that `seed`
+// gives. One host thread at a time.
 void run_grid(const Grid& grid, std::uint64_t seed);
 
 // "kernel parplan::f<float>(...), block (0, 0, 0), thread (1, 0, 0)", empty outside of kernels.

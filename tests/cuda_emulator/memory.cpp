@@ -22,9 +22,9 @@ constexpr std::size_t alignment = 256;
 constexpr unsigned char guard = 0xa5;
 constexpr unsigned char poison = 0xff;  // of any type a NaN, or -1
 
-// Pages: one without access, those of the allocation, one without access. What is asked for ends within 255 bytes of the
-// second, so that most accesses out of bounds, also reads, end the program where they happen; the rest is filled with a
-// pattern and looked at when the memory is freed.
+// Pages: one without access, those of the allocation, one without access. What is asked for ends
+// within 255 bytes of the second, so that most accesses out of bounds, also reads, end the program
+// where they happen; the rest is filled with a pattern and looked at when the memory is freed.
 struct Mapping {
   Allocation allocation;
   std::byte* pages = nullptr;
@@ -63,7 +63,8 @@ void let_device_memory_be_touched(bool can_be) {
   const std::lock_guard lock(memory().mutex);
   memory().device_can_be_touched = can_be;
   for (const auto& [begin, mapping] : memory().mappings)
-    if (mapping.allocation.type == cudaMemoryTypeDevice) set_protection(mapping, can_be ? PROT_READ | PROT_WRITE : PROT_NONE);
+    if (mapping.allocation.type == cudaMemoryTypeDevice)
+      set_protection(mapping, can_be ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 struct sigaction earlier_handler;
@@ -79,9 +80,12 @@ void explain_fault(int, siginfo_t* information, void*) {
     const char* kind = a.type == cudaMemoryTypeDevice ? "device" : "page-locked host";
     if (at < a.begin || at >= a.begin + a.bytes) {
       std::fprintf(stderr, "CUDA emulator: access to the byte %td %s an allocation of %zu bytes of %s memory\n",
-                   at < a.begin ? a.begin - at : at - (a.begin + a.bytes), at < a.begin ? "before" : "behind", a.bytes, kind);
+                   at < a.begin ? a.begin - at : at - (a.begin + a.bytes), at < a.begin ? "before" : "behind", a.bytes,
+                   kind);
     } else {
-      std::fprintf(stderr, "CUDA emulator: the host touched the byte %td of an allocation of %zu bytes of device memory\n", at - a.begin, a.bytes);
+      std::fprintf(stderr,
+                   "CUDA emulator: the host touched the byte %td of an allocation of %zu bytes of device memory\n",
+                   at - a.begin, a.bytes);
     }
     break;
   }
@@ -107,7 +111,8 @@ cudaError_t allocate(void** result, std::size_t bytes, cudaMemoryType type) {
   const int device = current_device();
   explain_faults();
   const std::lock_guard lock(memory().mutex);
-  if (type == cudaMemoryTypeDevice && memory().used[device] + round_up(bytes, alignment) > total_memory()) return cudaErrorMemoryAllocation;
+  if (type == cudaMemoryTypeDevice && memory().used[device] + round_up(bytes, alignment) > total_memory())
+    return cudaErrorMemoryAllocation;
   const std::size_t inner = round_up(round_up(bytes, alignment), page());
   Mapping mapping;
   mapping.page_bytes = inner + 2 * page();
@@ -139,8 +144,8 @@ void check_guards(const Mapping& mapping) {
   const auto broken = [&](const std::byte* at) {
     char text[160];
     const bool before = at < a.begin;
-    std::snprintf(text, sizeof(text), "the byte %td %s an allocation of %zu bytes was written", before ? a.begin - at : at - (a.begin + a.bytes),
-                  before ? "before" : "behind", a.bytes);
+    std::snprintf(text, sizeof(text), "the byte %td %s an allocation of %zu bytes was written",
+                  before ? a.begin - at : at - (a.begin + a.bytes), before ? "before" : "behind", a.bytes);
     fail(text);
   };
   for (const std::byte* at = first; at < a.begin; ++at)
@@ -157,7 +162,8 @@ cudaError_t release(void* freed, cudaMemoryType type) {
   if (strict()) set_protection(place->second, PROT_READ);
   check_guards(place->second);
   munmap(place->second.pages, place->second.page_bytes);
-  if (type == cudaMemoryTypeDevice) memory().used[place->second.allocation.device] -= round_up(place->second.allocation.bytes, alignment);
+  if (type == cudaMemoryTypeDevice)
+    memory().used[place->second.allocation.device] -= round_up(place->second.allocation.bytes, alignment);
   memory().mappings.erase(place);
   return cudaSuccess;
 }
@@ -231,7 +237,10 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
     *attributes = {.type = cudaMemoryTypeUnregistered, .device = -2, .devicePointer = nullptr, .hostPointer = pointer};
   } else {
     const bool host = found->type == cudaMemoryTypeHost;
-    *attributes = {.type = found->type, .device = found->device, .devicePointer = pointer, .hostPointer = host ? pointer : nullptr};
+    *attributes = {.type = found->type,
+                   .device = found->device,
+                   .devicePointer = pointer,
+                   .hostPointer = host ? pointer : nullptr};
   }
   return cudaSuccess;
 }

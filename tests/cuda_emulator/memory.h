@@ -19,9 +19,9 @@ std::optional<Allocation> allocation_at(const void* address);
 // The bytes [memory, memory + bytes) lie in one allocation.
 bool lies_in(const Allocation& allocation, const void* memory, std::size_t bytes);
 
-// With PARPLAN_EMULATOR_STRICT=1 device memory can be touched only while one of these lives, that is by what runs on the device:
-// anything else on the host ends the program, as it would beside a real GPU. (It costs a call of the system for each allocation
-// and each piece of work.)
+// With PARPLAN_EMULATOR_STRICT=1 device memory can be touched only while one of these lives, that
+// is by what runs on the device: anything else on the host ends the program, as it would beside a
+// real GPU. (It costs a call of the system for each allocation and each piece of work.)
 class DeviceMemoryAccess {
  public:
   DeviceMemoryAccess();

@@ -28,7 +28,8 @@ using Lock = std::unique_lock<std::mutex>;
 constexpr auto patience = std::chrono::seconds(60);
 
 enum class Kind { all_reduce, reduce, broadcast, reduce_scatter, all_gather, send, receive };
-constexpr const char* kind_names[] = {"ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclReduceScatter", "ncclAllGather", "ncclSend", "ncclRecv"};
+constexpr const char* kind_names[] = {"ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclReduceScatter",
+                                      "ncclAllGather", "ncclSend",   "ncclRecv"};
 
 struct TypeRow {
   ncclDataType_t type;
@@ -36,8 +37,10 @@ struct TypeRow {
   std::size_t bytes;
 };
 constexpr TypeRow type_rows[] = {
-    {ncclInt8, "int8", 1},       {ncclUint8, "uint8", 1},      {ncclInt32, "int32", 4},      {ncclUint32, "uint32", 4},    {ncclInt64, "int64", 8},
-    {ncclUint64, "uint64", 8},   {ncclFloat16, "float16", 2},  {ncclFloat32, "float32", 4},  {ncclFloat64, "float64", 8},  {ncclBfloat16, "bfloat16", 2},
+    {ncclInt8, "int8", 1},         {ncclUint8, "uint8", 1},     {ncclInt32, "int32", 4},
+    {ncclUint32, "uint32", 4},     {ncclInt64, "int64", 8},     {ncclUint64, "uint64", 8},
+    {ncclFloat16, "float16", 2},   {ncclFloat32, "float32", 4}, {ncclFloat64, "float64", 8},
+    {ncclBfloat16, "bfloat16", 2},
 };
 const TypeRow* row_of(ncclDataType_t type) {
   for (const TypeRow& row : type_rows)
@@ -63,8 +66,8 @@ struct Operation {
 };
 
 std::string text_of(const Operation& o) {
-  std::string text = "rank " + std::to_string(o.rank) + " calls " + kind_names[static_cast<std::size_t>(o.kind)] + " of " + std::to_string(o.count) +
-                     " " + row_of(o.type)->name;
+  std::string text = "rank " + std::to_string(o.rank) + " calls " + kind_names[static_cast<std::size_t>(o.kind)] +
+                     " of " + std::to_string(o.count) + " " + row_of(o.type)->name;
   if (o.kind == Kind::all_reduce || o.kind == Kind::reduce || o.kind == Kind::reduce_scatter)
     text += std::string(" (") + operation_names[o.reduction] + ")";
   if (o.kind == Kind::reduce || o.kind == Kind::broadcast) text += " with root " + std::to_string(o.root);
@@ -100,7 +103,7 @@ struct World {
   int ranks = 0;
   std::vector<Member> members;
   int arrived = 0;
-  std::map<std::int64_t, std::vector<std::shared_ptr<Operation>>> collectives;               // posted, by number and rank
+  std::map<std::int64_t, std::vector<std::shared_ptr<Operation>>> collectives;  // posted, by number and rank
   std::map<std::pair<std::pair<int, int>, std::int64_t>, std::shared_ptr<Operation>> sends;  // by (from, to) and number
   std::map<std::pair<std::pair<int, int>, std::int64_t>, std::shared_ptr<Operation>> receives;
   std::map<std::int64_t, std::shared_ptr<Split>> splits;
@@ -148,19 +151,23 @@ std::set<ncclComm_t>& live() {
 
 // Calls on what was destroyed or aborted are undefined.
 void must_be_live(const Lock&, ncclComm_t communicator, const char* what) {
-  if (!live().contains(communicator)) fail_with(std::string(what) + " on a communicator that is not there, or no longer");
+  if (!live().contains(communicator))
+    fail_with(std::string(what) + " on a communicator that is not there, or no longer");
 }
 
 void wait_for_ranks(Lock& lock, const char* what, const std::function<bool()>& ready) {
   ++process().waiting;
-  if (!process().changed.wait_for(lock, patience, ready)) fail_with(std::string(what) + ": other ranks have not called it for 60 s");
+  if (!process().changed.wait_for(lock, patience, ready))
+    fail_with(std::string(what) + ": other ranks have not called it for 60 s");
   --process().waiting;
 }
 
 // What ranks may not differ in.
 void must_match(const Operation& a, const Operation& b) {
   const bool pair = (a.kind == Kind::send && b.kind == Kind::receive);
-  if ((pair || a.kind == b.kind) && a.count == b.count && a.type == b.type && (pair || (a.reduction == b.reduction && a.root == b.root))) return;
+  if ((pair || a.kind == b.kind) && a.count == b.count && a.type == b.type &&
+      (pair || (a.reduction == b.reduction && a.root == b.root)))
+    return;
   fail_with("calls that do not match: " + text_of(a) + ", " + text_of(b));
 }
 
@@ -176,7 +183,8 @@ T combine(ncclRedOp_t operation, T a, T b) {
 
 // Numbers of 16 bits are rounded after every step, as in a ring.
 template <class T>
-void reduce_elements(const std::vector<const std::byte*>& inputs, std::byte* output, std::size_t count, ncclRedOp_t operation) {
+void reduce_elements(const std::vector<const std::byte*>& inputs, std::byte* output, std::size_t count,
+                     ncclRedOp_t operation) {
   const std::size_t ranks = inputs.size();
   constexpr bool is_integer = std::is_integral_v<T>;
   for (std::size_t i = 0; i < count; ++i) {
@@ -187,7 +195,8 @@ void reduce_elements(const std::vector<const std::byte*>& inputs, std::byte* out
       T value;
       std::memcpy(static_cast<void*>(&value), inputs[(chunk + 1 + step) % ranks] + i * sizeof(T), sizeof(T));
       if constexpr (!is_integer) {
-        if (operation == ncclAvg) value = static_cast<T>(static_cast<float>(value) * (1.0f / static_cast<float>(ranks)));
+        if (operation == ncclAvg)
+          value = static_cast<T>(static_cast<float>(value) * (1.0f / static_cast<float>(ranks)));
       }
       result = step == 0 ? value : combine(operation, result, value);
     }
@@ -198,7 +207,8 @@ void reduce_elements(const std::vector<const std::byte*>& inputs, std::byte* out
   }
 }
 
-void reduce(const std::vector<const std::byte*>& inputs, std::byte* output, std::size_t count, ncclDataType_t type, ncclRedOp_t operation) {
+void reduce(const std::vector<const std::byte*>& inputs, std::byte* output, std::size_t count, ncclDataType_t type,
+            ncclRedOp_t operation) {
   switch (type) {
     case ncclInt8: return reduce_elements<signed char>(inputs, output, count, operation);
     case ncclUint8: return reduce_elements<unsigned char>(inputs, output, count, operation);
@@ -228,19 +238,22 @@ void run_collective(const Operations& all) {
       std::vector<std::byte> result(first.count * element);
       reduce(inputs, result.data(), first.count, first.type, first.reduction);
       for (const auto& operation : all)
-        if (first.kind == Kind::all_reduce || operation->rank == operation->root) std::memcpy(operation->to, result.data(), result.size());
+        if (first.kind == Kind::all_reduce || operation->rank == operation->root)
+          std::memcpy(operation->to, result.data(), result.size());
       break;
     }
     case Kind::reduce_scatter: {
       std::vector<std::byte> result(ranks * first.count * element);
       reduce(inputs, result.data(), ranks * first.count, first.type, first.reduction);
       for (const auto& operation : all)
-        std::memcpy(operation->to, result.data() + static_cast<std::size_t>(operation->rank) * first.count * element, first.count * element);
+        std::memcpy(operation->to, result.data() + static_cast<std::size_t>(operation->rank) * first.count * element,
+                    first.count * element);
       break;
     }
     case Kind::all_gather: {
       std::vector<std::byte> result(ranks * first.count * element);
-      for (std::size_t rank = 0; rank < ranks; ++rank) std::memcpy(result.data() + rank * first.count * element, inputs[rank], first.count * element);
+      for (std::size_t rank = 0; rank < ranks; ++rank)
+        std::memcpy(result.data() + rank * first.count * element, inputs[rank], first.count * element);
       for (const auto& operation : all) std::memcpy(operation->to, result.data(), result.size());
       break;
     }
@@ -255,11 +268,13 @@ void run_collective(const Operations& all) {
   }
 }
 
-// Calls between ncclGroupStart and ncclGroupEnd on one communicator, or one call. It is over when all of its calls are; they go
-// on side by side. Groups of one communicator and rank run in the order in which they were issued, whatever their streams.
+// Calls between ncclGroupStart and ncclGroupEnd on one communicator, or one call. It is over when
+// all of its calls are; they go on side by side. Groups of one communicator and rank run in the
+// order in which they were issued, whatever their streams.
 class GroupWork final : public Work {
  public:
-  GroupWork(std::shared_ptr<World> world, int rank, const std::vector<Operation>& operations) : world_(std::move(world)), rank_(rank) {
+  GroupWork(std::shared_ptr<World> world, int rank, const std::vector<Operation>& operations)
+      : world_(std::move(world)), rank_(rank) {
     Member& m = member();
     ticket_ = m.issued++;
     for (const Operation& operation : operations) {
@@ -273,7 +288,8 @@ class GroupWork final : public Work {
   std::string text() const override {
     std::string text = "NCCL, communicator of " + std::to_string(world_->ranks) + " ranks:";
     for (const auto& operation : operations_)
-      if (!operation->done) text += " " + text_of(*operation) + (operation->posted ? "" : ", which earlier calls hold up");
+      if (!operation->done)
+        text += " " + text_of(*operation) + (operation->posted ? "" : ", which earlier calls hold up");
     return text;
   }
 
@@ -358,7 +374,8 @@ class GroupWork final : public Work {
         const auto place = world_->collectives.find(operation->number);
         if (place == world_->collectives.end()) continue;
         if (!operation->done && operation->posted) place->second[static_cast<std::size_t>(rank_)] = nullptr;  // aborted
-        const bool over = std::all_of(place->second.begin(), place->second.end(), [](const auto& other) { return other == nullptr || other->done; });
+        const bool over = std::all_of(place->second.begin(), place->second.end(),
+                                      [](const auto& other) { return other == nullptr || other->done; });
         if (over) world_->collectives.erase(place);
       }
     }
@@ -379,9 +396,10 @@ struct Call {
 thread_local int group_depth = 0;
 thread_local std::vector<Call> group_calls;
 
-// Ranks are connected when they first use a connection, in the call itself: it returns when the others have called, too
-// (transport/p2p and runtimeConn of NCCL 2.22 and later).
-ncclResult_t connect(Lock& lock, const std::shared_ptr<World>& world, int rank, const std::vector<Operation>& operations) {
+// Ranks are connected when they first use a connection, in the call itself: it returns when the
+// others have called, too (transport/p2p and runtimeConn of NCCL 2.22 and later).
+ncclResult_t connect(Lock& lock, const std::shared_ptr<World>& world, int rank,
+                     const std::vector<Operation>& operations) {
   Member& m = world->members[static_cast<std::size_t>(rank)];
   for (const Operation& operation : operations) {
     if (is_collective(operation.kind)) m.wants_all = true;
@@ -399,7 +417,8 @@ ncclResult_t connect(Lock& lock, const std::shared_ptr<World>& world, int rank, 
     }
     return true;
   };
-  wait_for_ranks(lock, kind_names[static_cast<std::size_t>(operations.front().kind)], [&] { return m.aborted || connected(); });
+  wait_for_ranks(lock, kind_names[static_cast<std::size_t>(operations.front().kind)],
+                 [&] { return m.aborted || connected(); });
   return m.aborted ? error(ncclInternalError, "the communicator was aborted") : ncclSuccess;
 }
 
@@ -414,7 +433,8 @@ ncclResult_t issue(ncclComm_t communicator, cudaStream_t stream, const std::vect
     if (const ncclResult_t result = connect(lock, world, rank, operations); result != ncclSuccess) return result;
   }
   std::shared_ptr<Work> submitted;
-  const cudaError_t submit_error = submit(stream, [=] { return std::make_shared<GroupWork>(world, rank, operations); }, &submitted);
+  const cudaError_t submit_error = submit(
+      stream, [=] { return std::make_shared<GroupWork>(world, rank, operations); }, &submitted);
   if (submit_error != cudaSuccess) return error(ncclUnhandledCudaError, cudaGetErrorString(submit_error));
   const Lock lock(scheduler_mutex());
   if (live().contains(communicator) && submitted != nullptr) communicator->last = submitted;
@@ -432,7 +452,8 @@ ncclResult_t end_group() {
     cudaStream_t stream = nullptr;
     for (const Call& call : calls) {
       if (call.communicator != communicator) continue;
-      if (!operations.empty() && call.stream != stream) fail_with("calls of one group and communicator on several streams are not emulated");
+      if (!operations.empty() && call.stream != stream)
+        fail_with("calls of one group and communicator on several streams are not emulated");
       stream = call.stream;
       operations.push_back(call.operation);
     }
@@ -447,8 +468,10 @@ void must_be_device_memory(const char* what, const void* begin, std::size_t byte
     fail_with(std::string(what) + ": " + std::to_string(bytes) + " bytes lie in no allocation of device memory");
 }
 
-// `from_bytes` are read and `to_bytes` written; where they overlap they must be in place as documented.
-ncclResult_t call(Kind kind, ncclComm_t communicator, cudaStream_t stream, Operation operation, std::size_t read_elements, std::size_t written_elements) {
+// `from_bytes` are read and `to_bytes` written; where they overlap they must be in place as
+// documented.
+ncclResult_t call(Kind kind, ncclComm_t communicator, cudaStream_t stream, Operation operation,
+                  std::size_t read_elements, std::size_t written_elements) {
   const char* name = kind_names[static_cast<std::size_t>(kind)];
   {
     const Lock lock(scheduler_mutex());
@@ -456,7 +479,8 @@ ncclResult_t call(Kind kind, ncclComm_t communicator, cudaStream_t stream, Opera
   }
   const TypeRow* type = row_of(operation.type);
   if (type == nullptr) return error(ncclInvalidArgument, std::string(name) + ": no such type");
-  if (operation.reduction < ncclSum || operation.reduction >= ncclNumOps) return error(ncclInvalidArgument, std::string(name) + ": no such operation");
+  if (operation.reduction < ncclSum || operation.reduction >= ncclNumOps)
+    return error(ncclInvalidArgument, std::string(name) + ": no such operation");
   if (operation.root < 0 || operation.root >= communicator->world->ranks)
     return error(ncclInvalidArgument, std::string(name) + ": rank " + std::to_string(operation.root) + " of " +
                                           std::to_string(communicator->world->ranks));
@@ -467,9 +491,12 @@ ncclResult_t call(Kind kind, ncclComm_t communicator, cudaStream_t stream, Opera
   const std::size_t read_bytes = read_elements * type->bytes, written_bytes = written_elements * type->bytes;
   if (read_bytes > 0) must_be_device_memory(name, operation.from, read_bytes);
   if (written_bytes > 0) must_be_device_memory(name, operation.to, written_bytes);
-  if (read_bytes > 0 && written_bytes > 0 && operation.from < operation.to + written_bytes && operation.to < operation.from + read_bytes) {
+  if (read_bytes > 0 && written_bytes > 0 && operation.from < operation.to + written_bytes &&
+      operation.to < operation.from + read_bytes) {
     const std::size_t offset = static_cast<std::size_t>(operation.rank) * operation.count * type->bytes;
-    const std::byte* in_place = kind == Kind::all_gather ? operation.to + offset : kind == Kind::reduce_scatter ? operation.to - offset : operation.to;
+    const std::byte* in_place = kind == Kind::all_gather       ? operation.to + offset
+                                : kind == Kind::reduce_scatter ? operation.to - offset
+                                                               : operation.to;
     if (operation.from != in_place) fail_with(std::string(name) + ": buffers overlap, but not in place");
   }
   if (group_depth > 0) {
@@ -505,7 +532,8 @@ ncclResult_t check_config(const ncclConfig_t* config) {
 }
 
 ncclResult_t init_rank(ncclComm_t* made, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config) {
-  if (made == nullptr || ranks < 1 || rank < 0 || rank >= ranks) return error(ncclInvalidArgument, "ncclCommInitRank: no such rank");
+  if (made == nullptr || ranks < 1 || rank < 0 || rank >= ranks)
+    return error(ncclInvalidArgument, "ncclCommInitRank: no such rank");
   if (const ncclResult_t result = check_config(config); result != ncclSuccess) return result;
   if (group_depth > 0) fail_with("ncclCommInitRank in a group of calls is not emulated");
   const std::string key(id.internal, sizeof(id.internal));
@@ -514,7 +542,9 @@ ncclResult_t init_rank(ncclComm_t* made, int ranks, const ncclUniqueId& id, int 
   Lock lock(scheduler_mutex());
   std::shared_ptr<World> world = process().worlds[key].lock();
   if (world == nullptr) process().worlds[key] = world = make_world(ranks);
-  if (world->ranks != ranks) fail_with("ncclCommInitRank of " + std::to_string(ranks) + " ranks and of " + std::to_string(world->ranks) + " with one id");
+  if (world->ranks != ranks)
+    fail_with("ncclCommInitRank of " + std::to_string(ranks) + " ranks and of " + std::to_string(world->ranks) +
+              " with one id");
   Member& member = world->members[static_cast<std::size_t>(rank)];
   if (member.present) fail_with("ncclCommInitRank: rank " + std::to_string(rank) + " twice");
   member.present = true;
@@ -525,18 +555,21 @@ ncclResult_t init_rank(ncclComm_t* made, int ranks, const ncclUniqueId& id, int 
   if (devices() > 1)
     for (int other = 0; other < ranks; ++other)
       if (other != rank && world->members[static_cast<std::size_t>(other)].device == member.device)
-        return error(ncclInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " + std::to_string(other) +
-                                           " both on CUDA device " + std::to_string(member.device));
+        return error(ncclInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " +
+                                           std::to_string(other) + " both on CUDA device " +
+                                           std::to_string(member.device));
   *made = make_communicator(world, rank);
   return ncclSuccess;
 }
 
 ncclResult_t split(ncclComm_t communicator, int color, int key, ncclComm_t* made, const ncclConfig_t* config) {
-  if (made == nullptr || (color < 0 && color != NCCL_SPLIT_NOCOLOR)) return error(ncclInvalidArgument, "ncclCommSplit: no such color");
+  if (made == nullptr || (color < 0 && color != NCCL_SPLIT_NOCOLOR))
+    return error(ncclInvalidArgument, "ncclCommSplit: no such color");
   if (const ncclResult_t result = check_config(config); result != ncclSuccess) return result;
   Lock lock(scheduler_mutex());
   must_be_live(lock, communicator, "ncclCommSplit");
-  if (communicator->last != nullptr && !communicator->last->done) fail_with("ncclCommSplit while the communicator has work that is not done");
+  if (communicator->last != nullptr && !communicator->last->done)
+    fail_with("ncclCommSplit while the communicator has work that is not done");
   const std::shared_ptr<World> parent = communicator->world;
   const int rank = communicator->rank;
   std::shared_ptr<Split>& place = parent->splits[parent->splits_of[static_cast<std::size_t>(rank)]++];
@@ -548,10 +581,12 @@ ncclResult_t split(ncclComm_t communicator, int color, int key, ncclComm_t* made
   split->color_and_key[static_cast<std::size_t>(rank)] = {color, key};
   if (++split->arrived == parent->ranks) {
     for (int other = 0; other < parent->ranks; ++other)
-      if (const int its = split->color_and_key[static_cast<std::size_t>(other)].first; its >= 0) split->ranks[its].push_back(other);
+      if (const int its = split->color_and_key[static_cast<std::size_t>(other)].first; its >= 0)
+        split->ranks[its].push_back(other);
     for (auto& [its, members] : split->ranks) {
       std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-        return split->color_and_key[static_cast<std::size_t>(a)].second < split->color_and_key[static_cast<std::size_t>(b)].second;
+        return split->color_and_key[static_cast<std::size_t>(a)].second <
+               split->color_and_key[static_cast<std::size_t>(b)].second;
       });
       split->worlds[its] = make_world(static_cast<int>(members.size()));
     }
@@ -563,7 +598,8 @@ ncclResult_t split(ncclComm_t communicator, int color, int key, ncclComm_t* made
   if (member.aborted) return error(ncclInternalError, "the communicator was aborted");
   if (color < 0) return ncclSuccess;
   const std::vector<int>& members = split->ranks[color];
-  *made = make_communicator(split->worlds[color], static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin()));
+  *made = make_communicator(split->worlds[color],
+                            static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin()));
   return ncclSuccess;
 }
 
@@ -654,12 +690,15 @@ const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 ncclResult_t ncclMemAlloc(void** memory, std::size_t bytes) {
   return cudaMalloc(memory, bytes) == cudaSuccess ? ncclSuccess : error(ncclUnhandledCudaError, "ncclMemAlloc");
 }
-ncclResult_t ncclMemFree(void* memory) { return cudaFree(memory) == cudaSuccess ? ncclSuccess : error(ncclUnhandledCudaError, "ncclMemFree"); }
+ncclResult_t ncclMemFree(void* memory) {
+  return cudaFree(memory) == cudaSuccess ? ncclSuccess : error(ncclUnhandledCudaError, "ncclMemFree");
+}
 
 ncclResult_t ncclCommInitRank(ncclComm_t* communicator, int ranks, ncclUniqueId id, int rank) {
   return init_rank(communicator, ranks, id, rank, nullptr);
 }
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* communicator, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* communicator, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
   return init_rank(communicator, ranks, id, rank, config);
 }
 ncclResult_t ncclCommSplit(ncclComm_t communicator, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
@@ -698,7 +737,8 @@ ncclResult_t ncclCommUserRank(ncclComm_t communicator, int* rank) {
 ncclResult_t ncclCommRegister(ncclComm_t communicator, void* memory, std::size_t bytes, void** handle) {
   const Lock lock(scheduler_mutex());
   must_be_live(lock, communicator, "ncclCommRegister");
-  if (memory == nullptr || handle == nullptr || bytes == 0) return error(ncclInvalidArgument, "ncclCommRegister: nothing to register");
+  if (memory == nullptr || handle == nullptr || bytes == 0)
+    return error(ncclInvalidArgument, "ncclCommRegister: nothing to register");
   must_be_device_memory("ncclCommRegister", memory, bytes);
   *handle = ::operator new(1);
   communicator->registrations.insert(*handle);
@@ -707,43 +747,56 @@ ncclResult_t ncclCommRegister(ncclComm_t communicator, void* memory, std::size_t
 ncclResult_t ncclCommDeregister(ncclComm_t communicator, void* handle) {
   const Lock lock(scheduler_mutex());
   must_be_live(lock, communicator, "ncclCommDeregister");
-  if (communicator->registrations.erase(handle) == 0) return error(ncclInvalidArgument, "ncclCommDeregister: no such registration");
+  if (communicator->registrations.erase(handle) == 0)
+    return error(ncclInvalidArgument, "ncclCommDeregister: no such registration");
   ::operator delete(handle);
   return ncclSuccess;
 }
 
-ncclResult_t ncclReduce(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t operation, int root,
-                        ncclComm_t communicator, cudaStream_t stream) {
+ncclResult_t ncclReduce(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t operation,
+                        int root, ncclComm_t communicator, cudaStream_t stream) {
   const bool writes = communicator != nullptr && communicator->rank == root;
-  return call(Kind::reduce, communicator, stream, {.from = bytes(from), .to = bytes(to), .count = count, .type = type, .reduction = operation, .root = root},
-              count, writes ? count : 0);
+  return call(
+      Kind::reduce, communicator, stream,
+      {.from = bytes(from), .to = bytes(to), .count = count, .type = type, .reduction = operation, .root = root}, count,
+      writes ? count : 0);
 }
-ncclResult_t ncclBroadcast(const void* from, void* to, std::size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
-                           cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void* from, void* to, std::size_t count, ncclDataType_t type, int root,
+                           ncclComm_t communicator, cudaStream_t stream) {
   const bool reads = communicator != nullptr && communicator->rank == root;
-  return call(Kind::broadcast, communicator, stream, {.from = bytes(from), .to = bytes(to), .count = count, .type = type, .root = root},
-              reads ? count : 0, count);
+  return call(Kind::broadcast, communicator, stream,
+              {.from = bytes(from), .to = bytes(to), .count = count, .type = type, .root = root}, reads ? count : 0,
+              count);
 }
 ncclResult_t ncclAllReduce(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t operation,
                            ncclComm_t communicator, cudaStream_t stream) {
-  return call(Kind::all_reduce, communicator, stream, {.from = bytes(from), .to = bytes(to), .count = count, .type = type, .reduction = operation}, count, count);
+  return call(Kind::all_reduce, communicator, stream,
+              {.from = bytes(from), .to = bytes(to), .count = count, .type = type, .reduction = operation}, count,
+              count);
 }
-ncclResult_t ncclReduceScatter(const void* from, void* to, std::size_t received_count, ncclDataType_t type, ncclRedOp_t operation,
-                               ncclComm_t communicator, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void* from, void* to, std::size_t received_count, ncclDataType_t type,
+                               ncclRedOp_t operation, ncclComm_t communicator, cudaStream_t stream) {
   const std::size_t ranks = communicator == nullptr ? 1 : static_cast<std::size_t>(communicator->world->ranks);
   return call(Kind::reduce_scatter, communicator, stream,
-              {.from = bytes(from), .to = bytes(to), .count = received_count, .type = type, .reduction = operation}, ranks * received_count, received_count);
+              {.from = bytes(from), .to = bytes(to), .count = received_count, .type = type, .reduction = operation},
+              ranks * received_count, received_count);
 }
-ncclResult_t ncclAllGather(const void* from, void* to, std::size_t sent_count, ncclDataType_t type, ncclComm_t communicator, cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void* from, void* to, std::size_t sent_count, ncclDataType_t type,
+                           ncclComm_t communicator, cudaStream_t stream) {
   const std::size_t ranks = communicator == nullptr ? 1 : static_cast<std::size_t>(communicator->world->ranks);
-  return call(Kind::all_gather, communicator, stream, {.from = bytes(from), .to = bytes(to), .count = sent_count, .type = type}, sent_count,
+  return call(Kind::all_gather, communicator, stream,
+              {.from = bytes(from), .to = bytes(to), .count = sent_count, .type = type}, sent_count,
               ranks * sent_count);
 }
-ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
-  return call(Kind::send, communicator, stream, {.from = bytes(from), .count = count, .type = type, .root = peer}, count, 0);
+ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t type, int peer, ncclComm_t communicator,
+                      cudaStream_t stream) {
+  return call(Kind::send, communicator, stream, {.from = bytes(from), .count = count, .type = type, .root = peer},
+              count, 0);
 }
-ncclResult_t ncclRecv(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
-  return call(Kind::receive, communicator, stream, {.to = bytes(to), .count = count, .type = type, .root = peer}, 0, count);
+ncclResult_t ncclRecv(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t communicator,
+                      cudaStream_t stream) {
+  return call(Kind::receive, communicator, stream, {.to = bytes(to), .count = count, .type = type, .root = peer}, 0,
+              count);
 }
 
 ncclResult_t ncclGroupStart() {

@@ -7,8 +7,9 @@
 #include "tests/cuda_emulator/cuda_fp16.h"
 #include "tests/cuda_emulator/cuda_runtime.h"
 
-// The part of NCCL 2.28 that this project calls. Names, values and meaning are those of NVIDIA's NCCL documentation. Ranks are
-// threads of one process; with one emulated device all of them may use it.
+// The part of NCCL 2.28 that this project calls. Names, values and meaning are those of NVIDIA's
+// NCCL documentation. Ranks are threads of one process; with one emulated device all of them may
+// use it.
 
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 28
@@ -71,11 +72,11 @@ typedef struct ncclConfig {
   int trafficClass;
   const char* commName;
 } ncclConfig_t;
-#define NCCL_CONFIG_INITIALIZER                                                                                                       \
-  {                                                                                                                                   \
-    sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, \
-        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,            \
-        NCCL_CONFIG_UNDEF_PTR                                                                                                         \
+#define NCCL_CONFIG_INITIALIZER                                                                                \
+  {                                                                                                            \
+    sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH), NCCL_CONFIG_UNDEF_INT, \
+        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR,            \
+        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR                                    \
   }
 
 ncclResult_t ncclGetVersion(int* version);
@@ -86,7 +87,8 @@ ncclResult_t ncclMemAlloc(void** memory, std::size_t bytes);
 ncclResult_t ncclMemFree(void* memory);
 
 ncclResult_t ncclCommInitRank(ncclComm_t* communicator, int ranks, ncclUniqueId id, int rank);
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* communicator, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config);
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* communicator, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config);
 ncclResult_t ncclCommSplit(ncclComm_t communicator, int color, int key, ncclComm_t* made, ncclConfig_t* config);
 ncclResult_t ncclCommFinalize(ncclComm_t communicator);
 ncclResult_t ncclCommDestroy(ncclComm_t communicator);
@@ -98,22 +100,25 @@ ncclResult_t ncclCommUserRank(ncclComm_t communicator, int* rank);
 ncclResult_t ncclCommRegister(ncclComm_t communicator, void* memory, std::size_t bytes, void** handle);
 ncclResult_t ncclCommDeregister(ncclComm_t communicator, void* handle);
 
-ncclResult_t ncclReduce(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t operation, int root,
-                        ncclComm_t communicator, cudaStream_t stream);
-ncclResult_t ncclBroadcast(const void* from, void* to, std::size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
-                           cudaStream_t stream);
+ncclResult_t ncclReduce(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t operation,
+                        int root, ncclComm_t communicator, cudaStream_t stream);
+ncclResult_t ncclBroadcast(const void* from, void* to, std::size_t count, ncclDataType_t type, int root,
+                           ncclComm_t communicator, cudaStream_t stream);
 ncclResult_t ncclAllReduce(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t operation,
                            ncclComm_t communicator, cudaStream_t stream);
-ncclResult_t ncclReduceScatter(const void* from, void* to, std::size_t received_count, ncclDataType_t type, ncclRedOp_t operation,
-                               ncclComm_t communicator, cudaStream_t stream);
-ncclResult_t ncclAllGather(const void* from, void* to, std::size_t sent_count, ncclDataType_t type, ncclComm_t communicator,
-                           cudaStream_t stream);
-ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream);
-ncclResult_t ncclRecv(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream);
+ncclResult_t ncclReduceScatter(const void* from, void* to, std::size_t received_count, ncclDataType_t type,
+                               ncclRedOp_t operation, ncclComm_t communicator, cudaStream_t stream);
+ncclResult_t ncclAllGather(const void* from, void* to, std::size_t sent_count, ncclDataType_t type,
+                           ncclComm_t communicator, cudaStream_t stream);
+ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t type, int peer, ncclComm_t communicator,
+                      cudaStream_t stream);
+ncclResult_t ncclRecv(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t communicator,
+                      cudaStream_t stream);
 ncclResult_t ncclGroupStart();
 ncclResult_t ncclGroupEnd();
 
 namespace emulator {
-// How many calls wait on the host for other ranks to make theirs. For tests: NCCL has nothing like it.
+// How many calls wait on the host for other ranks to make theirs. For tests: NCCL has nothing like
+// it.
 int ranks_that_wait();
 }  // namespace emulator

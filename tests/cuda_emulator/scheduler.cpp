@@ -50,12 +50,14 @@ bool after_is_done(Work& work) {
   return work.after.empty();
 }
 
-// Of streams that can go on the one that is preferred. Preferences last a while, so that one stream gets far ahead of others.
+// Of streams that can go on the one that is preferred. Preferences last a while, so that one stream
+// gets far ahead of others.
 std::shared_ptr<CUstream_st> choose() {
   Scheduler& s = scheduler();
   s.candidates.clear();
   for (const std::shared_ptr<CUstream_st>& stream : streams().all)
-    if (!stream->queue.empty() && after_is_done(*stream->queue.front()) && stream->queue.front()->ready()) s.candidates.push_back(stream);
+    if (!stream->queue.empty() && after_is_done(*stream->queue.front()) && stream->queue.front()->ready())
+      s.candidates.push_back(stream);
   if (s.candidates.empty()) return nullptr;
   if (s.random.below(8) == 0)
     for (const std::shared_ptr<CUstream_st>& stream : streams().all) stream->preference = s.random.next();
@@ -94,8 +96,8 @@ bool run_one(Lock& lock) {
                static_cast<long long>(patience().count()), awaited.text().c_str());
   for (const std::shared_ptr<CUstream_st>& stream : streams().all) {
     if (stream->queue.empty()) continue;
-    std::fprintf(stderr, "  stream %d of device %d, %zu pieces of work, first: %s\n", stream->number, stream->device, stream->queue.size(),
-                 stream->queue.front()->text().c_str());
+    std::fprintf(stderr, "  stream %d of device %d, %zu pieces of work, first: %s\n", stream->number, stream->device,
+                 stream->queue.size(), stream->queue.front()->text().c_str());
     for (const std::shared_ptr<Work>& other : stream->queue.front()->after)
       if (!other->done) std::fprintf(stderr, "    which waits for: %s\n", other->text().c_str());
   }
@@ -153,13 +155,15 @@ int device_of(cudaStream_t handle) {
   return stream == nullptr ? -1 : stream->device;
 }
 
-// The legacy stream waits for all blocking streams of its device and they for it ("Stream synchronization behavior").
+// The legacy stream waits for all blocking streams of its device and they for it ("Stream
+// synchronization behavior").
 void enqueue(CUstream_st& stream, const std::shared_ptr<Work>& work) {
   const auto legacy = streams().legacy.find(stream.device);
   if (legacy != streams().legacy.end()) {
     if (legacy->second == &stream) {
       for (const std::shared_ptr<CUstream_st>& other : streams().all)
-        if (other->blocking && other->device == stream.device && other->last != nullptr && !other->last->done) work->after.push_back(other->last);
+        if (other->blocking && other->device == stream.device && other->last != nullptr && !other->last->done)
+          work->after.push_back(other->last);
     } else if (stream.blocking && legacy->second->last != nullptr && !legacy->second->last->done) {
       work->after.push_back(legacy->second->last);
     }

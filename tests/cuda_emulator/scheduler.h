@@ -11,9 +11,10 @@
 
 #include "tests/cuda_emulator/cuda_runtime_api.h"
 
-// Work of streams is not done when it is submitted. Whoever waits or asks carries out work of all streams of the process, in an
-// order that a seed gives and that respects only what CUDA promises: the order within a stream, events and the edges of graphs.
-// Some is carried out when something is submitted, so that both "too early" and "too late" come up.
+// Work of streams is not done when it is submitted. Whoever waits or asks carries out work of all
+// streams of the process, in an order that a seed gives and that respects only what CUDA promises:
+// the order within a stream, events and the edges of graphs. Some is carried out when something is
+// submitted, so that both "too early" and "too late" come up.
 namespace emulator {
 
 // Something that a stream or a graph does. One piece of work runs at a time.
@@ -25,7 +26,8 @@ class Work {
   Work& operator=(const Work&) = delete;
 
   virtual std::string text() const = 0;
-  // All but `run` are called with the scheduler's lock held. When it is first in its stream and all of `after` is done:
+  // All but `run` are called with the scheduler's lock held. When it is first in its stream and all
+  // of `after` is done:
   virtual bool ready() { return true; }
   virtual void start() {}
   virtual void run() {}
@@ -40,11 +42,12 @@ class Work {
 // Work with nothing to it but a function, which may touch device memory.
 std::shared_ptr<Work> make_work(const char* name, std::function<void()> function);
 
-// Makes the work anew whenever it is to be done: once, or at every launch of the graph that it was captured into.
+// Makes the work anew whenever it is to be done: once, or at every launch of the graph that it was
+// captured into.
 using Maker = std::function<std::shared_ptr<Work>()>;
 
-// Submits to a stream, or adds to the graph that is being captured from it. `submitted`, where given, gets the work; null where
-// it was captured.
+// Submits to a stream, or adds to the graph that is being captured from it. `submitted`, where
+// given, gets the work; null where it was captured.
 cudaError_t submit(cudaStream_t stream, const Maker& make, std::shared_ptr<Work>* submitted = nullptr);
 // Waits until the work is done, carrying out work meanwhile.
 void wait_for(const std::shared_ptr<Work>& work);

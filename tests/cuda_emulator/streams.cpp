@@ -27,8 +27,8 @@ class KernelWork final : public Work {
 
 bool is_possible(const dim3& blocks, const dim3& threads) {
   const auto positive = [](const dim3& size) { return size.x > 0 && size.y > 0 && size.z > 0; };
-  return positive(blocks) && positive(threads) && blocks.x <= 2147483647u && blocks.y <= 65535 && blocks.z <= 65535 && threads.x <= 1024 &&
-         threads.y <= 1024 && threads.z <= 64 && threads.x * threads.y * threads.z <= 1024;
+  return positive(blocks) && positive(threads) && blocks.x <= 2147483647u && blocks.y <= 65535 && blocks.z <= 65535 &&
+         threads.x <= 1024 && threads.y <= 1024 && threads.z <= 64 && threads.x * threads.y * threads.z <= 1024;
 }
 
 // Where one end of a copy lies.
@@ -41,14 +41,16 @@ End end_of(const void* begin, std::size_t bytes, std::optional<cudaMemoryType> c
   if (found.has_value() && !lies_in(*found, begin, bytes)) return {.error = cudaErrorInvalidValue, .type = found->type};
   const cudaMemoryType type = found.has_value() ? found->type : cudaMemoryTypeUnregistered;
   const bool on_device = type == cudaMemoryTypeDevice;
-  if (claimed.has_value() && (*claimed == cudaMemoryTypeDevice) != on_device) return {.error = cudaErrorInvalidValue, .type = type};
+  if (claimed.has_value() && (*claimed == cudaMemoryTypeDevice) != on_device)
+    return {.error = cudaErrorInvalidValue, .type = type};
   return {.error = cudaSuccess, .type = type};
 }
 
 // How the host goes on after a copy ("API synchronization behavior").
 enum class Return { at_once, when_done };
 
-cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool asynchronous) {
+cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
+                 bool asynchronous) {
   if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
   if (bytes == 0) return cudaSuccess;
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
@@ -72,8 +74,10 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind k
   cudaError_t error = cudaSuccess;
   if (source.type == cudaMemoryTypeUnregistered && to_device && capturing == cudaStreamCaptureStatusNone) {
     // From pageable memory through a staging buffer, which is filled before the call returns.
-    auto staged = std::make_shared<std::vector<std::byte>>(static_cast<const std::byte*>(from), static_cast<const std::byte*>(from) + bytes);
-    error = submit(stream, [=] { return make_work("a copy", [=] { std::memcpy(to, staged->data(), bytes); }); }, &submitted);
+    auto staged = std::make_shared<std::vector<std::byte>>(static_cast<const std::byte*>(from),
+                                                           static_cast<const std::byte*>(from) + bytes);
+    error = submit(
+        stream, [=] { return make_work("a copy", [=] { std::memcpy(to, staged->data(), bytes); }); }, &submitted);
   } else {
     error = submit(stream, [=] { return make_work("a copy", [=] { std::memcpy(to, from, bytes); }); }, &submitted);
   }
@@ -117,7 +121,8 @@ cudaError_t create_stream(cudaStream_t* handle, unsigned flags) {
 cudaError_t destroy_stream(cudaStream_t handle) {
   const Lock lock(streams().mutex);
   const auto place = streams().open.find(handle);
-  if (place == streams().open.end() || streams().legacy[place->second->device] == handle) return cudaErrorInvalidResourceHandle;
+  if (place == streams().open.end() || streams().legacy[place->second->device] == handle)
+    return cudaErrorInvalidResourceHandle;
   if (place->second->capture != nullptr) {
     invalidate(place->second->capture);
     if (place->second->capture->origin == handle) std::erase(streams().captures, place->second->capture);
@@ -234,8 +239,13 @@ cudaError_t launch(const cudaLaunchConfig_t& launch, const void* kernel, std::fu
     return remember(cudaErrorInvalidValue);
   const int device = device_of(launch.stream);
   if (device != current_device()) return remember(cudaErrorInvalidResourceHandle);
-  const Grid grid{.kernel = kernel, .blocks = launch.gridDim, .threads = launch.blockDim, .shared = launch.dynamicSmemBytes, .thread = std::move(thread)};
-  return remember(submit(launch.stream, [grid] { return std::make_shared<KernelWork>(grid, next_random_with_lock_held()); }));
+  const Grid grid{.kernel = kernel,
+                  .blocks = launch.gridDim,
+                  .threads = launch.blockDim,
+                  .shared = launch.dynamicSmemBytes,
+                  .thread = std::move(thread)};
+  return remember(
+      submit(launch.stream, [grid] { return std::make_shared<KernelWork>(grid, next_random_with_lock_held()); }));
 }
 
 }  // namespace emulator
@@ -264,8 +274,12 @@ cudaError_t cudaMemset(void* memory, int value, std::size_t bytes) {
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return remember(create_stream(stream, cudaStreamDefault)); }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return remember(create_stream(stream, flags)); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) { return remember(create_stream(stream, flags)); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return remember(create_stream(stream, flags));
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return remember(create_stream(stream, flags));
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return remember(destroy_stream(stream)); }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
@@ -285,16 +299,20 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   return last == nullptr || last->done ? cudaSuccess : cudaErrorNotReady;
 }
 
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) { return remember(wait_event(stream, event, flags)); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  return remember(wait_event(stream, event, flags));
+}
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   if (function == nullptr) return remember(cudaErrorInvalidValue);
-  return remember(submit(stream, [=] { return make_work("a host function", [=] { run_host_function(function, data); }); }));
+  return remember(
+      submit(stream, [=] { return make_work("a host function", [=] { run_host_function(function, data); }); }));
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-  if (event == nullptr || (flags & ~(cudaEventBlockingSync | cudaEventDisableTiming)) != 0) return remember(cudaErrorInvalidValue);
+  if (event == nullptr || (flags & ~(cudaEventBlockingSync | cudaEventDisableTiming)) != 0)
+    return remember(cudaErrorInvalidValue);
   if (const cudaError_t error = forbidden_in_host_function(); error != cudaSuccess) return remember(error);
   auto made = std::make_unique<CUevent_st>();
   made->flags = flags;
@@ -303,8 +321,12 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   streams().events.emplace(made.get(), std::move(made));
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return remember(record(event, stream, cudaEventRecordDefault)); }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) { return remember(record(event, stream, flags)); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return remember(record(event, stream, cudaEventRecordDefault));
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  return remember(record(event, stream, flags));
+}
 
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
   Lock lock(streams().mutex);

@@ -110,7 +110,8 @@ const Kernel& kernel_at(const void* address) {
   const auto function = place->second.functions.find(search.address - search.base);
   if (function == place->second.functions.end()) return *kernel;
   kernel->name = readable(function->second);
-  // Variables within a function are named after it (Itanium C++ ABI, "Scope Encoding"): _ZZ <function without _Z> E <variable>.
+  // Variables within a function are named after it (Itanium C++ ABI, "Scope Encoding"): _ZZ
+  // <function without _Z> E <variable>.
   if (!function->second.starts_with("_Z")) return *kernel;
   const std::string prefix = "_ZZ" + function->second.substr(2) + "E";
   for (const auto& [name, variable] : place->second.thread_variables) {

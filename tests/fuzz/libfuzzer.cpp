@@ -1,4 +1,5 @@
-// One program a target: what libFuzzer calls with every input that it makes up (docs/contributing.md).
+// One program a target: what libFuzzer calls with every input that it makes up
+// (docs/contributing.md).
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -1,4 +1,5 @@
-// Every input that is kept goes through what it went through when it was found: in every build, with any compiler.
+// Every input that is kept goes through what it went through when it was found: in every build,
+// with any compiler.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -55,7 +56,8 @@ TEST_CASE("every kept input is taken or refused in words, and each target takes 
 
 TEST_CASE("a folder of kept inputs, a target and a program of libFuzzer belong to each other") {
   std::set<std::string> folders;
-  for (const auto& entry : std::filesystem::directory_iterator(corpus)) folders.insert(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(corpus))
+    folders.insert(entry.path().filename().string());
   std::set<std::string> names;
   std::vector<std::string> in_order;
   for (const Target& target : targets()) {
@@ -64,7 +66,9 @@ TEST_CASE("a folder of kept inputs, a target and a program of libFuzzer belong t
   }
   CHECK(folders == names);
   CHECK(fmt::format("{}", fmt::join(in_order, ",")) == PARPLAN_FUZZ_TARGETS);
-  CHECK_THROWS_WITH_AS(find_target("modle"), fmt::format("error: unknown target 'modle'; allowed: {}", fmt::join(in_order, ", ")).c_str(), ConfigError);
+  CHECK_THROWS_WITH_AS(find_target("modle"),
+                       fmt::format("error: unknown target 'modle'; allowed: {}", fmt::join(in_order, ", ")).c_str(),
+                       ConfigError);
 }
 
 TEST_CASE("kept inputs are small: the largest has 64 KiB") {

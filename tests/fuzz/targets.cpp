@@ -30,7 +30,8 @@ namespace parplan::fuzz {
 namespace {
 
 const std::string file = "input";
-const ClusterCatalog catalog = {.devices_folder = PARPLAN_SOURCE_DIR "/configs/devices", .clusters_folder = PARPLAN_SOURCE_DIR "/configs/clusters"};
+const ClusterCatalog catalog = {.devices_folder = PARPLAN_SOURCE_DIR "/configs/devices",
+                                .clusters_folder = PARPLAN_SOURCE_DIR "/configs/clusters"};
 
 // Graphs of deep models take long to build and show nothing that those of a few layers do not.
 constexpr std::int64_t most_layers = 24;
@@ -68,7 +69,8 @@ void take_smi_topology(const std::string& input) {
   const SmiTopology topology = read_smi_topology(input, file);
   static const std::array devices = {find_device("h100-sxm-80gb", catalog), find_device("rtx-4090", catalog)};
   for (const DeviceKind& device : devices)
-    for (const std::optional<BytesPerSecond> network : {std::optional<BytesPerSecond>(), std::optional(BytesPerSecond(50e9))}) {
+    for (const std::optional<BytesPerSecond> network :
+         {std::optional<BytesPerSecond>(), std::optional(BytesPerSecond(50e9))}) {
       try {
         use_cluster(cluster_of(topology, "topology", device, network));
       } catch (const ConfigError&) {  // the links do not fit this device; they may fit the next
@@ -92,18 +94,21 @@ void take_nccl_graphs(const std::string& input) {
   for (const NcclGraph& graph : read_nccl_graphs(input, file)) PARPLAN_ASSERT(name(graph.algorithm) != nullptr, input);
 }
 
-// What explain prints of a plan, and simulate where the plan is small: lowering takes time in proportion to ranks, blocks and actions.
+// What explain prints of a plan, and simulate where the plan is small: lowering takes time in
+// proportion to ranks, blocks and actions.
 void take_plan(const std::string& input) {
   const Plan plan = read_plan(input, file);
   const std::string written = write_plan(plan);
   PARPLAN_ASSERT(write_plan(read_plan(written, "written")) == written, written);
   PARPLAN_ASSERT(!explain(plan).empty() && !write_table(plan).empty(), written);
   std::vector<Json> rows;
-  for (int rank = 1; rank <= static_cast<int>(plan.alternatives.size()) + 1; ++rank) rows.push_back(row(subject_of(plan, rank)));
+  for (int rank = 1; rank <= static_cast<int>(plan.alternatives.size()) + 1; ++rank)
+    rows.push_back(row(subject_of(plan, rank)));
   PARPLAN_ASSERT(!write_csv(rows).empty(), written);
   std::size_t actions = 0;
   for (const std::vector<Action>& stage : plan.schedule) actions += stage.size();
-  if (plan.spec.mesh.size() > 16 || actions > 256 || read_model(plan.model_text, file).spec.layers > most_layers) return;
+  if (plan.spec.mesh.size() > 16 || actions > 256 || read_model(plan.model_text, file).spec.layers > most_layers)
+    return;
   LoadedPlan loaded = load_plan(input, file);
   loaded.plan.prediction = simulate_plan(loaded.graph, loaded.plan);
   PARPLAN_ASSERT(!write_table(loaded.plan).empty(), written);
@@ -181,7 +186,8 @@ Verdict take_input(const Target& target, const std::string& input) {
   } catch (const ConfigError& error) {
     const std::string_view message = error.what();
     const std::size_t at = message.find("error: ");
-    PARPLAN_ASSERT(at != std::string_view::npos && at + 7 < message.size(), fmt::format("a refusal says '{}'", message));
+    PARPLAN_ASSERT(at != std::string_view::npos && at + 7 < message.size(),
+                   fmt::format("a refusal says '{}'", message));
     return Verdict::refused;
   }
 }

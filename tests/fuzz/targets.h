@@ -6,9 +6,10 @@
 
 namespace parplan::fuzz {
 
-// One kind of input that comes from outside. `take` does with it what the program does, and checks what must hold of anything that was
-// accepted (what is written from it reads back equal). Refusals are ConfigErrors, which `take_input` expects and checks; whatever else
-// comes out of it is a finding.
+// One kind of input that comes from outside. `take` does with it what the program does, and checks
+// what must hold of anything that was accepted (what is written from it reads back equal). Refusals
+// are ConfigErrors, which `take_input` expects and checks; whatever else comes out of it is a
+// finding.
 struct Target {
   std::string_view name;  // and the folder of tests/fuzz/corpus that holds its inputs
   void (*take)(const std::string& input) = nullptr;

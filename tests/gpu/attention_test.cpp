@@ -30,8 +30,9 @@ struct Case {
 std::string text(const Case& c) {
   return std::string(name(c.type)) + ", sequence " + std::to_string(c.sequence) + ", batch " + std::to_string(c.batch) +
          ", " + std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) + ", " +
-         std::to_string(c.kv_heads) + " of keys, scale " + std::to_string(c.scale) + ", window " + std::to_string(c.features.window) + ", softcap " +
-         std::to_string(c.features.softcap) + ", alibi " + std::to_string(c.features.alibi);
+         std::to_string(c.kv_heads) + " of keys, scale " + std::to_string(c.scale) + ", window " +
+         std::to_string(c.features.window) + ", softcap " + std::to_string(c.features.softcap) + ", alibi " +
+         std::to_string(c.features.alibi);
 }
 
 OpShape shape_of(const Case& c) {
@@ -45,8 +46,8 @@ OpShape shape_of(const Case& c) {
   return shape;
 }
 
-// Where element `d` of a head at a position stands: [sequence, batch, kv_heads x (queries of the group, key, value) x
-// head_dim].
+// Where element `d` of a head at a position stands: [sequence, batch, kv_heads x (queries of the
+// group, key, value) x head_dim].
 struct Places {
   Case c;
   std::int64_t per_group() const { return c.heads / c.kv_heads; }
@@ -82,8 +83,8 @@ struct Expected {
 };
 
 constexpr double fp32_rounding = 0x1p-24;
-// What may get lost of the smallest numbers: fp16's are 2^-24 apart; in the others, exponentials below the smallest
-// normal number may be 0.
+// What may get lost of the smallest numbers: fp16's are 2^-24 apart; in the others, exponentials
+// below the smallest normal number may be 0.
 double smallest_step(DataType type) {
   return type == DataType::fp16 ? 0x1p-25 : 0x1p-125;
 }
@@ -130,9 +131,9 @@ Score score_of(const Case& c, const Dot& product, std::int64_t head, std::int64_
   return score;
 }
 
-// Rounding of the type is allowed once for probabilities (and dS), which matrix units read in the type, and once for
-// the result; what else there is are roundings of fp32: of a score (a sum of head_dim products), of the exponent, and
-// of sums over keys or queries.
+// Rounding of the type is allowed once for probabilities (and dS), which matrix units read in the
+// type, and once for the result; what else there is are roundings of fp32: of a score (a sum of
+// head_dim products), of the exponent, and of sums over keys or queries.
 double probability_error(const Case& c, const Score& score, double log_sum_exp) {
   return fp32_rounding * (2.0 * (c.head_dim + 4) * score.size + 8.0 * std::abs(log_sum_exp) + 16.0);
 }
@@ -167,7 +168,7 @@ std::pair<Expected, Expected> forward(const Case& c, const Doubles& qkv) {
         log_sum_exp.allowed[statistic] = error + 4 * fp32_rounding * (std::abs(total) + std::abs(largest));
         Doubles value(n), size(n), steps(n);
         for (std::int64_t key = 0; key <= query; ++key) {
-          const Score& score = scores[static_cast<std::size_t>(key)];
+          const Score& score = scores[key];
           if (!score.sees) continue;
           const double probability = std::exp(score.value - total);
           for (std::size_t d = 0; d < n; ++d) {
@@ -214,14 +215,20 @@ Expected backward(const Case& c, const Doubles& dy, const Doubles& qkv, const Do
               at.y(query, sample, head));
           const Dot dp = dot(dy, at.y(query, sample, head), qkv, at.value(key, sample, head), c.head_dim);
           const double ds = probability * (dp.value - row.value);
-          // (The slope of a cap is 1 less a square: off by the error of the score, in parts of the cap, and by rounding.)
-          const double cap_error = c.features.softcap != 0.0 ? 4 * fp32_rounding * (score.size * static_cast<double>(c.head_dim + 4) / c.features.softcap + 4) : 0.0;
+          // (The slope of a cap is 1 less a square: off by the error of the score, in parts of the
+          // cap, and by rounding.)
+          const double cap_error =
+              c.features.softcap != 0.0
+                  ? 4 * fp32_rounding * (score.size * static_cast<double>(c.head_dim + 4) / c.features.softcap + 4)
+                  : 0.0;
           const double ds_error =
               (rounding(c.type) + error + sum_error) * std::abs(ds) +
               probability * static_cast<double>(c.head_dim + 4) * fp32_rounding * (dp.size + row.size) +
               smallest_step(c.type);
-          const double scale = c.features.score_scale != 0.0 ? c.features.score_scale : 1.0 / std::sqrt(static_cast<double>(c.head_dim));
-          const double allowed = score.to_product * ds_error + scale * (cap_error * std::abs(ds) + smallest_step(c.type));
+          const double scale =
+              c.features.score_scale != 0.0 ? c.features.score_scale : 1.0 / std::sqrt(static_cast<double>(c.head_dim));
+          const double allowed =
+              score.to_product * ds_error + scale * (cap_error * std::abs(ds) + smallest_step(c.type));
           add(at.query(query, sample, head), score.to_product * ds, allowed, qkv, at.key(key, sample, head));
           add(at.key(key, sample, head), score.to_product * ds, allowed, qkv, at.query(query, sample, head));
         }
@@ -414,7 +421,8 @@ TEST_CASE("attention has the shared memory that it needs on each GPU of a proces
   for (int device = 0; device < static_cast<int>(std::min<std::size_t>(gpu->devices().size(), 2)); ++device) {
     const auto backend = gpu->make_backend(device, {});
     backend->attach_thread();
-    for (const std::int64_t head_dim : {112, 128, 104}) check_attention(*backend, {DataType::fp32, 33, 1, 1, 1, head_dim});
+    for (const std::int64_t head_dim : {112, 128, 104})
+      check_attention(*backend, {DataType::fp32, 33, 1, 1, 1, head_dim});
     check_attention(*backend, {DataType::bf16, 33, 1, 1, 1, 128});
   }
 }

@@ -20,7 +20,8 @@ namespace {
 
 std::vector<std::byte> counted_bytes(std::int64_t count, int seed) {
   std::vector<std::byte> bytes(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>((i * 31 + static_cast<std::size_t>(seed)) % 251);
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<std::byte>((i * 31 + static_cast<std::size_t>(seed)) % 251);
   return bytes;
 }
 
@@ -168,21 +169,24 @@ TEST_CASE("a stream waits for the last record of an event and not for one that n
 TEST_CASE("scalars hold for what is submitted after them and on every stream") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
-  // Several times: what is missing shows only when streams run in an order that it would have forbidden.
+  // Several times: what is missing shows only when streams run in an order that it would have
+  // forbidden.
   for (int trial = 0; trial < 8; ++trial) {
     const auto backend = gpu->make_backend(0, {});
     const DeviceArray gradient(*backend, DataType::fp32, std::vector<double>(100, 1.0));
     constexpr int streams = 12;
     std::vector<DeviceArray> parameters;
-    for (int stream = 0; stream < streams; ++stream) parameters.emplace_back(*backend, DataType::fp32, std::vector<double>(100, 0.0));
-    // Without waiting in between; one stream more is named in every round, and its first work is a step.
+    for (int stream = 0; stream < streams; ++stream)
+      parameters.emplace_back(*backend, DataType::fp32, std::vector<double>(100, 0.0));
+    // Without waiting in between; one stream more is named in every round, and its first work is a
+    // step.
     std::vector<double> wanted(streams, 0.0);
     for (int round = 0; round < streams; ++round) {
       const double rate = std::ldexp(1.0, round);
       backend->set_scalars({.learning_rate = rate});
       for (int stream = round; stream >= 0; --stream) {
-        step(*backend, stream, gradient, parameters[static_cast<std::size_t>(stream)]);
-        wanted[static_cast<std::size_t>(stream)] -= rate;
+        step(*backend, stream, gradient, parameters[stream]);
+        wanted[stream] -= rate;
       }
     }
     backend->synchronize();
@@ -198,11 +202,13 @@ TEST_CASE("repeated work is recorded once and replayed with the scalars of the s
     GpuBackendOptions options;
     int calls;  // of the work: a first time, and one to record it
   };
-  for (const Variant& variant : {Variant{{.graphs = true}, 2}, Variant{{.graphs = false}, 5}, Variant{{.graphs = true, .synchronous = true}, 5}}) {
+  for (const Variant& variant : {Variant{{.graphs = true}, 2}, Variant{{.graphs = false}, 5},
+                                 Variant{{.graphs = true, .synchronous = true}, 5}}) {
     CAPTURE(variant.calls);
     const auto backend = gpu->make_backend(0, variant.options);
     const DeviceArray gradient(*backend, DataType::fp32, std::vector<double>(100, 1.0));
-    const DeviceArray parameter(*backend, DataType::fp32, std::vector<double>(100, 0.0)), copied(*backend, DataType::fp32, 100);
+    const DeviceArray parameter(*backend, DataType::fp32, std::vector<double>(100, 0.0)),
+        copied(*backend, DataType::fp32, 100);
     int calls = 0;
     double sum = 0.0;
     for (const double rate : {1.0, 2.0, 4.0, 8.0, 16.0}) {
@@ -223,11 +229,14 @@ TEST_CASE("work with another key is recorded by itself") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   const auto backend = gpu->make_backend(0, {});
-  const DeviceArray one(*backend, DataType::fp32, std::vector<double>(10, 1.0)), ten(*backend, DataType::fp32, std::vector<double>(10, 10.0));
+  const DeviceArray one(*backend, DataType::fp32, std::vector<double>(10, 1.0)),
+      ten(*backend, DataType::fp32, std::vector<double>(10, 10.0));
   const DeviceArray sum(*backend, DataType::fp32, std::vector<double>(10, 0.0));
   for (int time = 0; time < 4; ++time)
     for (const DeviceArray* added : {&one, &ten})
-      backend->repeat(0, added == &one ? 1 : 2, [&] { run(*backend, 0, OpKind::accumulate, {.rows = 10}, {added->data(), sum.data()}); });
+      backend->repeat(0, added == &one ? 1 : 2, [&] {
+        run(*backend, 0, OpKind::accumulate, {.rows = 10}, {added->data(), sum.data()});
+      });
   CHECK(sum.values() == std::vector<double>(10, 44.0));
 }
 

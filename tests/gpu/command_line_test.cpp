@@ -30,7 +30,8 @@ Shell shell(const std::string& command) {
   std::FILE* pipe = popen((command + " 2>&1").c_str(), "r");
   REQUIRE(pipe != nullptr);
   std::array<char, 4096> buffer{};
-  while (const std::size_t read = std::fread(buffer.data(), 1, buffer.size(), pipe)) result.out.append(buffer.data(), read);
+  while (const std::size_t read = std::fread(buffer.data(), 1, buffer.size(), pipe))
+    result.out.append(buffer.data(), read);
   result.code = WEXITSTATUS(pclose(pipe));
   return result;
 }
@@ -48,17 +49,20 @@ TEST_CASE("suggest plans for GPUs and run trains that plan, every byte as promis
     for (const std::string layout : {"--tp 2 --pp 2 --dp 1", "--dp 4 --tp 1 --pp 1 --zero 3"}) {
       INFO(precision << ", " << layout);
       const std::string plan = folder.path("plan.yaml");
-      Shell called = shell(fmt::format("{} suggest {} --cluster dgx-h100 --devices 4 --global-batch 8 --seq-len 16 --precision {} {} -o {} --quiet",
-                                       PARPLAN_BINARY, model, precision, layout, plan));
+      Shell called = shell(fmt::format(
+          "{} suggest {} --cluster dgx-h100 --devices 4 --global-batch 8 --seq-len 16 --precision {} {} -o {} --quiet",
+          PARPLAN_BINARY, model, precision, layout, plan));
       INFO(called.out);
       REQUIRE(called.code == 0);
-      called = shell(fmt::format("{} run {} --share-gpu --steps 5 --data {} --json - --quiet", PARPLAN_BINARY, plan, data));
+      called =
+          shell(fmt::format("{} run {} --share-gpu --steps 5 --data {} --json - --quiet", PARPLAN_BINARY, plan, data));
       INFO(called.out);
       REQUIRE(called.code == 0);
       const nlohmann::json run = nlohmann::json::parse(called.out);
       CHECK(run.at("loss").size() == 5);
       CHECK(run.at("loss").at(4).get<double>() < run.at("loss").at(0).get<double>());
-      for (const std::string part : {"communication_tp_bytes", "communication_dp_bytes", "communication_pp_bytes", "memory_activations_bytes"})
+      for (const std::string part :
+           {"communication_tp_bytes", "communication_dp_bytes", "communication_pp_bytes", "memory_activations_bytes"})
         CHECK(run.at("measured").at(part) == run.at("predicted").at(part));
       CHECK(run.at("measured").at("step_time_s").get<double>() > 0.0);
     }
@@ -71,12 +75,15 @@ TEST_CASE("more ranks than GPUs are refused with what to do") {
   if (devices >= 16) return;
   const TemporaryFolder folder;
   const std::string plan = folder.path("plan.yaml");
-  REQUIRE(shell(fmt::format("{} suggest {} --cluster dgx-h100 --nodes 1 --devices 8 --global-batch 16 --seq-len 16 --dp 8 --tp 1 --pp 1 -o {} --quiet", PARPLAN_BINARY, model,
-                            plan)).code == 0);
+  REQUIRE(shell(fmt::format("{} suggest {} --cluster dgx-h100 --nodes 1 --devices 8 --global-batch 16 --seq-len 16 "
+                            "--dp 8 --tp 1 --pp 1 -o {} --quiet",
+                            PARPLAN_BINARY, model, plan))
+              .code == 0);
   if (devices >= 8) return;  // they are enough
   const Shell called = shell(fmt::format("{} run {}", PARPLAN_BINARY, plan));
   CHECK(called.code == 2);
-  CHECK(called.out == fmt::format("error: the plan has 8 ranks and this machine {} GPU{}: plan again with --devices {}, or try the plan out on one GPU with "
+  CHECK(called.out == fmt::format("error: the plan has 8 ranks and this machine {} GPU{}: plan again with --devices "
+                                  "{}, or try the plan out on one GPU with "
                                   "--share-gpu (one process, no timing that means anything)\n",
                                   devices, devices == 1 ? "" : "s", devices));
 }

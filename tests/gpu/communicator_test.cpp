@@ -26,7 +26,8 @@ using parplan::testing::is_emulated;
 
 namespace {
 
-// --- Values of 4 and 2 bytes on the host -------------------------------------------------------------------------------------
+// --- Values of 4 and 2 bytes on the host
+// -------------------------------------------------------------------------------------------------
 
 struct Format {
   DataType type;
@@ -81,7 +82,8 @@ double load(const std::byte* from, const Format& format) {
   return bits & 0x8000 ? -magnitude : magnitude;
 }
 
-// What rank `rank` brings: numbers of the format whose sums round, and differently in another order.
+// What rank `rank` brings: numbers of the format whose sums round, and differently in another
+// order.
 double contribution(std::int64_t i, int rank, const Format& format) {
   const double x = std::sin(static_cast<double>(i * 31 + rank * 17 + 1)) * std::pow(10.0, static_cast<double>(i % 3));
   return rounded(x, format);
@@ -105,7 +107,8 @@ double tolerance(std::int64_t i, const std::vector<int>& ranks, Reduction reduct
   return static_cast<double>(ranks.size()) * std::ldexp(magnitudes, -format.fraction_bits);
 }
 
-// --- Jobs --------------------------------------------------------------------------------------------------------------------
+// --- Jobs
+// -------------------------------------------------------------------------------------------------
 
 struct JobShape {
   int ranks = 0;
@@ -134,8 +137,8 @@ bool can_run(Gpu& gpu, const Transport& transport, int ranks) {
   return false;
 }
 
-// Runs `body` in a thread per rank and waits for its work. What a rank throws is thrown here after all have ended, the lowest
-// rank's first.
+// Runs `body` in a thread per rank and waits for its work. What a rank throws is thrown here after
+// all have ended, the lowest rank's first.
 void on_all_ranks(Gpu& gpu, const Transport& transport, const JobShape& shape, const Body& body) {
   const std::unique_ptr<GpuLocalWorld> world =
       transport.nccl ? nullptr : gpu.make_local_world(shape.ranks, shape.groups, shape.channels);
@@ -160,7 +163,7 @@ void on_all_ranks(Gpu& gpu, const Transport& transport, const JobShape& shape, c
           throw;
         }
       } catch (...) {
-        errors[static_cast<std::size_t>(rank)] = std::current_exception();
+        errors[rank] = std::current_exception();
       }
     });
   for (std::thread& thread : threads) thread.join();
@@ -231,8 +234,9 @@ std::vector<int> first_ranks(int count) {
 
 constexpr std::uint32_t poison = 0x7fc17fc1;  // NaN as one fp32, two bf16 or two fp16
 
-// A place on the device that is filled, communicated, copied away and poisoned on one stream without the host waiting: only
-// events keep a slow rank from reading what a fast one has overwritten.
+// A place on the device that is filled, communicated, copied away and poisoned on one stream
+// without the host waiting: only events keep a slow rank from reading what a fast one has
+// overwritten.
 class Exchange {
  public:
   Exchange(Backend& backend, StreamId stream, std::int64_t capacity, int uses)
@@ -243,7 +247,8 @@ class Exchange {
 
   // Returns what will hold the data after `communicate`, once the stream was waited for.
   template <class Value, class Communicate>
-  const std::byte* operator()(std::int64_t count, const Format& format, const Value& value, const Communicate& communicate) {
+  const std::byte* operator()(std::int64_t count, const Format& format, const Value& value,
+                              const Communicate& communicate) {
     const std::int64_t bytes = count * size_of(format.type);
     REQUIRE(bytes <= capacity_);
     std::byte* from = from_.at(capacity_ * used_);
@@ -278,7 +283,8 @@ TEST_CASE("collectives of GPUs reduce and gather every type and count, in order 
   };
   for (const int ranks : {2, 3, 5}) {
     const std::vector<int> all = first_ranks(ranks);
-    // None, one, fewer than ranks, one each, divisible, not divisible, and several blocks of a kernel.
+    // None, one, fewer than ranks, one each, divisible, not divisible, and several blocks of a
+    // kernel.
     const std::int64_t counts[] = {0, 1, ranks - 1, ranks, 24 * ranks, 1003, 4099};
     constexpr int cases_of_stream = 3 * 7 * 4;
     for_each_transport(*gpu, ranks, [&](const Transport& transport) {
@@ -286,7 +292,8 @@ TEST_CASE("collectives of GPUs reduce and gather every type and count, in order 
         Findings findings;
         on_all_ranks(*gpu, transport, {.ranks = ranks, .groups = {{.id = 5, .ranks = all}}}, [&](Rank self) {
           const int rank = self.communicator.rank();
-          Exchange first(self.backend, 0, 4 * 4099, cases_of_stream), second(self.backend, 1, 4 * 4099, cases_of_stream);
+          Exchange first(self.backend, 0, 4 * 4099, cases_of_stream),
+              second(self.backend, 1, 4 * 4099, cases_of_stream);
           std::vector<Case> cases;
           for (const Format& format : formats)
             for (const std::int64_t count : counts)
@@ -308,7 +315,8 @@ TEST_CASE("collectives of GPUs reduce and gather every type and count, in order 
                   const Bytes promised = collective < 2    ? all_reduce_bytes(count, element, ranks, rank)
                                          : collective == 2 ? reduce_scatter_bytes(count, element, ranks, rank)
                                                            : all_gather_bytes(count, element, ranks, rank);
-                  if (transfer.sent != promised) findings.add(fmt::format("{} bytes sent, not {}", transfer.sent.count, promised.count));
+                  if (transfer.sent != promised)
+                    findings.add(fmt::format("{} bytes sent, not {}", transfer.sent.count, promised.count));
                 };
                 cases.push_back({format, count, collective, exchange(count, format, value, communicate)});
               }
@@ -318,11 +326,13 @@ TEST_CASE("collectives of GPUs reduce and gather every type and count, in order 
             const Reduction reduction = c.collective == 1 ? Reduction::max : Reduction::sum;
             for (std::int64_t i = c.collective == 2 ? own.begin : 0; i < (c.collective == 2 ? own.end : c.count); ++i) {
               const double found = load(c.found + i * size_of(c.format.type), c.format);
-              const double wanted = c.collective == 3 ? contribution(i, 7, c.format) : reduced(i, all, reduction, c.format);
-              const double slack = c.collective == 3 || self.communicator.in_order() ? 0.0 : tolerance(i, all, reduction, c.format);
+              const double wanted =
+                  c.collective == 3 ? contribution(i, 7, c.format) : reduced(i, all, reduction, c.format);
+              const double slack =
+                  c.collective == 3 || self.communicator.in_order() ? 0.0 : tolerance(i, all, reduction, c.format);
               if (!(std::fabs(found - wanted) <= slack))
-                findings.add(fmt::format("rank {}, collective {}, {}, element {} of {}: {} instead of {}", rank, c.collective,
-                                         name(c.format.type), i, c.count, found, wanted));
+                findings.add(fmt::format("rank {}, collective {}, {}, element {} of {}: {} instead of {}", rank,
+                                         c.collective, name(c.format.type), i, c.count, found, wanted));
             }
           }
         });
@@ -387,8 +397,11 @@ TEST_CASE("groups of a mesh of GPUs work side by side on streams of their own") 
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   const JobShape mesh = {.ranks = 4,
-                         .groups = {{.id = 10, .ranks = {0, 1}}, {.id = 11, .ranks = {2, 3}},
-                                    {.id = 20, .ranks = {0, 2}}, {.id = 21, .ranks = {1, 3}}, {.id = 30, .ranks = {0, 1, 2, 3}}}};
+                         .groups = {{.id = 10, .ranks = {0, 1}},
+                                    {.id = 11, .ranks = {2, 3}},
+                                    {.id = 20, .ranks = {0, 2}},
+                                    {.id = 21, .ranks = {1, 3}},
+                                    {.id = 30, .ranks = {0, 1, 2, 3}}}};
   constexpr int rounds = 12;
   constexpr std::int64_t count = 1001;
   const Format& format = formats[0];
@@ -398,12 +411,14 @@ TEST_CASE("groups of a mesh of GPUs work side by side on streams of their own") 
       on_all_ranks(*gpu, transport, mesh, [&](Rank self) {
         Communicator& c = self.communicator;
         const int rank = c.rank();
-        Exchange tensor(self.backend, 1, 4 * count, rounds), data(self.backend, 2, 4 * count, rounds), all(self.backend, 3, 4 * count, rounds);
+        Exchange tensor(self.backend, 1, 4 * count, rounds), data(self.backend, 2, 4 * count, rounds),
+            all(self.backend, 3, 4 * count, rounds);
         std::vector<const std::byte*> of_tensor, of_data, of_all;
         for (int round = 0; round < rounds; ++round) {
           // Whole numbers, so that every order of adding is exact.
           const auto value = [&](std::int64_t i) { return static_cast<double>(rank + 10 * round + i % 7); };
-          of_tensor.push_back(tensor(count, format, value, [&](Elements e) { c.all_reduce(1, 10 + rank / 2, Reduction::sum, e); }));
+          of_tensor.push_back(
+              tensor(count, format, value, [&](Elements e) { c.all_reduce(1, 10 + rank / 2, Reduction::sum, e); }));
           of_data.push_back(data(count, format, value, [&](Elements e) {
             c.reduce_scatter(2, 20 + rank % 2, e);
             c.all_gather(2, 20 + rank % 2, e);
@@ -415,8 +430,10 @@ TEST_CASE("groups of a mesh of GPUs work side by side on streams of their own") 
           for (std::int64_t i = 0; i < count; ++i) {
             const double both = static_cast<double>(2 * (10 * round + i % 7));
             const std::size_t r = static_cast<std::size_t>(round);
-            if (load(of_tensor[r] + 4 * i, format) != both + rank / 2 * 4 + 1) findings.add(fmt::format("tensor, round {}", round));
-            if (load(of_data[r] + 4 * i, format) != both + rank % 2 * 2 + 2) findings.add(fmt::format("data, round {}", round));
+            if (load(of_tensor[r] + 4 * i, format) != both + rank / 2 * 4 + 1)
+              findings.add(fmt::format("tensor, round {}", round));
+            if (load(of_data[r] + 4 * i, format) != both + rank % 2 * 2 + 2)
+              findings.add(fmt::format("data, round {}", round));
             if (load(of_all[r] + 4 * i, format) != both / 2 + 3) findings.add(fmt::format("all, round {}", round));
           }
       });
@@ -443,7 +460,9 @@ TEST_CASE("sends between GPUs cross on two channels in both directions and may b
         const auto value = [](int source, int channel, int message, std::int64_t i) {
           return static_cast<double>(100 * source + 1000 * channel + 10 * message + i % 10);
         };
-        const auto count_of = [](int channel, int message) { return static_cast<std::int64_t>(message % 5 == 4 ? 0 : 257 * (channel + 1)); };
+        const auto count_of = [](int channel, int message) {
+          return static_cast<std::int64_t>(message % 5 == 4 ? 0 : 257 * (channel + 1));
+        };
         const Memory device(self.backend, 4 * 4096, true);
         const Memory host(self.backend, 2 * 4096, false);
         const Memory found(self.backend, 2 * messages * 4096, false);
@@ -455,21 +474,24 @@ TEST_CASE("sends between GPUs cross on two channels in both directions and may b
           for (int channel = 0; channel < 2; ++channel) {
             const std::int64_t count = count_of(channel, message);
             sources.push_back(std::make_unique<Memory>(self.backend, 4096, false));
-            for (std::int64_t i = 0; i < count; ++i) store(sources.back()->at(4 * i), value(rank, channel, message, i), formats[0]);
+            for (std::int64_t i = 0; i < count; ++i)
+              store(sources.back()->at(4 * i), value(rank, channel, message, i), formats[0]);
             self.backend.copy(channel, place(channel), sources.back()->at(), Bytes(4096));
             tickets[channel] = c.send(channel, to[channel], channel, {.data = place(channel), .count = count});
           }
           for (int channel = 1; channel >= 0; --channel) {
             const StreamId stream = 2 + channel;
             const std::int64_t count = count_of(channel, message);
-            if (c.receive(stream, from[channel], channel, {.data = place(stream), .count = count}).sent != Bytes(0)) findings.add("bytes");
+            if (c.receive(stream, from[channel], channel, {.data = place(stream), .count = count}).sent != Bytes(0))
+              findings.add("bytes");
             self.backend.copy(stream, found.at((2 * message + channel) * 4096), place(stream), Bytes(4096));
             self.backend.fill(stream, place(stream), poison, 1024);
           }
           for (int channel = 0; channel < 2; ++channel) {
             // Another stream than the send's waits for it, and lets the send's own go on.
             const StreamId other = 4 + channel;
-            if (c.wait_sent(other, tickets[channel]).sent != Bytes(4 * count_of(channel, message))) findings.add("bytes of a send");
+            if (c.wait_sent(other, tickets[channel]).sent != Bytes(4 * count_of(channel, message)))
+              findings.add("bytes of a send");
             self.backend.fill(other, place(channel), poison, 1024);
             self.backend.record(other, channel);
             self.backend.wait(channel, channel);
@@ -479,7 +501,8 @@ TEST_CASE("sends between GPUs cross on two channels in both directions and may b
         for (int message = 0; message < messages; ++message)
           for (int channel = 0; channel < 2; ++channel)
             for (std::int64_t i = 0; i < count_of(channel, message); ++i)
-              if (load(found.at((2 * message + channel) * 4096 + 4 * i), formats[0]) != value(from[channel], channel, message, i))
+              if (load(found.at((2 * message + channel) * 4096 + 4 * i), formats[0]) !=
+                  value(from[channel], channel, message, i))
                 findings.add(fmt::format("rank {}, channel {}, message {}, element {}", rank, channel, message, i));
       });
       findings.check();
@@ -587,23 +610,27 @@ TEST_CASE("calls of threads on one GPU that do not match are a bug that names bo
                               const std::function<void(Communicator&, std::byte*)>& second) {
     std::string message;
     try {
-      on_all_ranks(*gpu, transports[0], {.ranks = 2, .groups = {{.id = 3, .ranks = {0, 1}}, {.id = 4, .ranks = {1}}}}, [&](Rank self) {
-        const Memory device(self.backend, 256, true);
-        (self.communicator.rank() == 0 ? first : second)(self.communicator, device.at());
-      });
+      on_all_ranks(*gpu, transports[0], {.ranks = 2, .groups = {{.id = 3, .ranks = {0, 1}}, {.id = 4, .ranks = {1}}}},
+                   [&](Rank self) {
+                     const Memory device(self.backend, 256, true);
+                     (self.communicator.rank() == 0 ? first : second)(self.communicator, device.at());
+                   });
     } catch (const std::exception& error) {
       message = error.what();
     }
     return message;
   };
-  const auto sum = [](Communicator& c, std::byte* data) { c.all_reduce(0, 3, Reduction::sum, {.data = data, .count = 8}); };
+  const auto sum = [](Communicator& c, std::byte* data) {
+    c.all_reduce(0, 3, Reduction::sum, {.data = data, .count = 8});
+  };
   const auto says = [](const std::string& message, const std::string& part) {
     INFO(message);
     CHECK(message.find(part) != std::string::npos);
   };
   says(message_of(sum, [](Communicator& c, std::byte* data) { c.all_gather(0, 3, {.data = data, .count = 4}); }),
        "group 3: rank 0 calls all_reduce (sum) of 8 fp32 elements, rank 1 all_gather of 4 fp32 elements");
-  says(message_of(sum, [](Communicator& c, std::byte* data) { c.all_reduce(0, 3, Reduction::max, {.data = data, .count = 8}); }),
+  says(message_of(sum, [](Communicator& c,
+                          std::byte* data) { c.all_reduce(0, 3, Reduction::max, {.data = data, .count = 8}); }),
        "group 3: rank 0 calls all_reduce (sum) of 8 fp32 elements, rank 1 all_reduce (max) of 8 fp32 elements");
   says(message_of(sum,
                   [](Communicator& c, std::byte* data) {
@@ -612,7 +639,9 @@ TEST_CASE("calls of threads on one GPU that do not match are a bug that names bo
        "group 3: rank 0 calls all_reduce (sum) of 8 fp32 elements, rank 1 all_reduce (sum) of 8 bf16 elements");
   const auto quiet = [](Communicator&, std::byte*) {};
   says(message_of([](Communicator& c, std::byte* data) { c.send(0, 1, 0, {.data = data, .count = 8}); },
-                  [](Communicator& c, std::byte* data) { c.receive(0, 0, 0, {.data = data, .count = 4, .type = DataType::fp16}); }),
+                  [](Communicator& c, std::byte* data) {
+                    c.receive(0, 0, 0, {.data = data, .count = 4, .type = DataType::fp16});
+                  }),
        "rank 0 sends 8 fp32 elements on channel 0, rank 1 receives 4 fp16 elements");
   says(message_of([](Communicator& c, std::byte* data) { c.all_gather(0, 4, {.data = data, .count = 8}); }, quiet),
        "rank 0 is no member of group 4");
@@ -627,18 +656,22 @@ TEST_CASE("NCCL refuses a send for which no route was named, and groups that a r
   const auto message_of = [&](const std::function<void(Communicator&, Elements)>& call) {
     std::string message;
     try {
-      on_all_ranks(*gpu, transports[1], {.ranks = 2, .groups = {{.id = 4, .ranks = {1}}}, .routes = {{0, 1, 0}}}, [&](Rank self) {
-        const Memory device(self.backend, 256, true);
-        if (self.communicator.rank() == 0) call(self.communicator, {.data = device.at(), .count = 8});
-      });
+      on_all_ranks(*gpu, transports[1], {.ranks = 2, .groups = {{.id = 4, .ranks = {1}}}, .routes = {{0, 1, 0}}},
+                   [&](Rank self) {
+                     const Memory device(self.backend, 256, true);
+                     if (self.communicator.rank() == 0) call(self.communicator, {.data = device.at(), .count = 8});
+                   });
     } catch (const InternalError& error) {
       message = error.what();
     }
     return message;
   };
-  CHECK(message_of([](Communicator& c, Elements data) { c.send(0, 1, 1, data); }) == "no route from rank 0 to rank 1 on channel 1");
-  CHECK(message_of([](Communicator& c, Elements data) { c.receive(0, 1, 0, data); }) == "no route from rank 1 to rank 0 on channel 0");
-  CHECK(message_of([](Communicator& c, Elements data) { c.all_gather(0, 4, data); }) == "rank 0 is no member of group 4");
+  CHECK(message_of([](Communicator& c, Elements data) { c.send(0, 1, 1, data); }) ==
+        "no route from rank 0 to rank 1 on channel 1");
+  CHECK(message_of([](Communicator& c, Elements data) { c.receive(0, 1, 0, data); }) ==
+        "no route from rank 1 to rank 0 on channel 0");
+  CHECK(message_of([](Communicator& c, Elements data) { c.all_gather(0, 4, data); }) ==
+        "rank 0 is no member of group 4");
 }
 
 TEST_CASE("memory that is registered with NCCL is communicated as any other") {
@@ -646,16 +679,18 @@ TEST_CASE("memory that is registered with NCCL is communicated as any other") {
   if (gpu == nullptr) return;
   for_each_transport(*gpu, 2, [&](const Transport& transport) {
     Findings findings;
-    on_all_ranks(*gpu, transport, {.ranks = 2, .groups = {{.id = 0, .ranks = {0, 1}}}, .routes = {{0, 1, 0}}}, [&](Rank self) {
-      Exchange exchange(self.backend, 0, 4 * 1000, 1);
-      self.communicator.register_memory(exchange.device(), Bytes(4 * 1000));
-      const std::byte* found = exchange(
-          1000, formats[0], [&](std::int64_t i) { return static_cast<double>(i + self.communicator.rank()); },
-          [&](Elements data) { self.communicator.all_reduce(0, 0, Reduction::sum, data); });
-      self.backend.synchronize();
-      for (std::int64_t i = 0; i < 1000; ++i)
-        if (load(found + 4 * i, formats[0]) != static_cast<double>(2 * i + 1)) findings.add(fmt::format("element {}", i));
-    });
+    on_all_ranks(
+        *gpu, transport, {.ranks = 2, .groups = {{.id = 0, .ranks = {0, 1}}}, .routes = {{0, 1, 0}}}, [&](Rank self) {
+          Exchange exchange(self.backend, 0, 4 * 1000, 1);
+          self.communicator.register_memory(exchange.device(), Bytes(4 * 1000));
+          const std::byte* found = exchange(
+              1000, formats[0], [&](std::int64_t i) { return static_cast<double>(i + self.communicator.rank()); },
+              [&](Elements data) { self.communicator.all_reduce(0, 0, Reduction::sum, data); });
+          self.backend.synchronize();
+          for (std::int64_t i = 0; i < 1000; ++i)
+            if (load(found + 4 * i, formats[0]) != static_cast<double>(2 * i + 1))
+              findings.add(fmt::format("element {}", i));
+        });
     findings.check();
   });
 }

@@ -7,11 +7,13 @@
 
 #include "runtime/comm/gpu.h"
 
-// What the tests of this folder run on. They are built once and registered twice: with the plugin of this build (a GPU,
-// or skipped with the reason), and with PARPLAN_PLUGINS naming the plugin that is built against tests/cuda_emulator.
+// What the tests of this folder run on. They are built once and registered twice: with the plugin
+// of this build (a GPU, or skipped with the reason), and with PARPLAN_PLUGINS naming the plugin
+// that is built against tests/cuda_emulator.
 namespace parplan::testing {
 
-// The plugin when it has at least one device; otherwise null, having printed "skipped: <reason>", which CTest reports.
+// The plugin when it has at least one device; otherwise null, having printed "skipped: <reason>",
+// which CTest reports.
 inline std::shared_ptr<Gpu> gpu_or_skip() {
   const OpenedGpu opened = open_gpu();
   std::string reason = opened.missing;
@@ -27,7 +29,8 @@ inline std::shared_ptr<Gpu> gpu_or_skip() {
   return nullptr;
 }
 
-// Whether the device is the emulator of tests/cuda_emulator: a few sizes are then too large to wait for.
+// Whether the device is the emulator of tests/cuda_emulator: a few sizes are then too large to wait
+// for.
 inline bool is_emulated(Gpu& gpu) { return gpu.devices().front().name.find("emulated") != std::string::npos; }
 
 }  // namespace parplan::testing

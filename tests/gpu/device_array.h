@@ -14,8 +14,9 @@
 
 namespace parplan::testing {
 
-// Numbers on a device, in a type, between guards that notice writes outside. What was not given is poison: bytes of 0xff, a NaN in every
-// floating-point type. Values given in double are rounded to the type; `values` reads back what the device holds.
+// Numbers on a device, in a type, between guards that notice writes outside. What was not given is
+// poison: bytes of 0xff, a NaN in every floating-point type. Values given in double are rounded to
+// the type; `values` reads back what the device holds.
 class DeviceArray {
  public:
   // The first element is `shift` elements away from an address that is a multiple of 256.
@@ -43,7 +44,11 @@ class DeviceArray {
     backend_.release(memory_);
   }
   DeviceArray(DeviceArray&& other) noexcept
-      : backend_(other.backend_), type_(other.type_), size_(other.size_), shift_(other.shift_), memory_(std::exchange(other.memory_, nullptr)) {}
+      : backend_(other.backend_),
+        type_(other.type_),
+        size_(other.size_),
+        shift_(other.shift_),
+        memory_(std::exchange(other.memory_, nullptr)) {}
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
   DeviceArray& operator=(DeviceArray&&) = delete;

@@ -1,5 +1,6 @@
-// Every op's kernel against its formula, in double precision, on inputs that were rounded to the type first: in fp32, bf16 and
-// fp16, at odd shapes, at addresses that are and are not aligned, in place where the op's row allows it.
+// Every op's kernel against its formula, in double precision, on inputs that were rounded to the
+// type first: in fp32, bf16 and fp16, at odd shapes, at addresses that are and are not aligned, in
+// place where the op's row allows it.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -25,7 +26,8 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-// One operand: what it holds before the kernel runs (poison where nothing is given) and after (unchanged where nothing is given).
+// One operand: what it holds before the kernel runs (poison where nothing is given) and after
+// (unchanged where nothing is given).
 struct Operand {
   DataType type{};
   std::int64_t size = 0;
@@ -60,7 +62,9 @@ Doubles random_in(DataType type, std::int64_t size, int seed, double scale = 1.0
   return rounded(type, random_numbers(size, seed, scale));
 }
 
-Operand reads(DataType type, const Doubles& numbers) { return {.type = type, .size = count(numbers), .before = numbers}; }
+Operand reads(DataType type, const Doubles& numbers) {
+  return {.type = type, .size = count(numbers), .before = numbers};
+}
 Operand writes(DataType type, const Doubles& after, double tolerance) {
   return {.type = type, .size = count(after), .after = after, .tolerance = tolerance};
 }
@@ -75,7 +79,8 @@ std::string text(const OpShape& s) {
   std::string result = std::to_string(s.rows) + " x " + std::to_string(s.columns);
   if (s.sequence > 0) result += ", sequence " + std::to_string(s.sequence) + ", batch " + std::to_string(s.batch);
   if (s.heads > 0)
-    result += ", " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " heads of " + std::to_string(s.head_dim);
+    result +=
+        ", " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " heads of " + std::to_string(s.head_dim);
   const std::pair<bool, const char*> flags[] = {
       {s.bias, "bias"},     {s.second, "second"}, {s.accumulate, "accumulate"},    {s.norm, "norm"},
       {s.master, "master"}, {s.scaled, "scaled"}, {s.weight_decay, "weight decay"}};
@@ -112,7 +117,8 @@ void check_near(const DeviceArray& found_array, const Operand& operand, int posi
 
 using Bits = std::vector<std::vector<std::byte>>;
 
-// How the operands lie: operand i begins shifts[i % 3] elements behind an aligned address; two may share storage.
+// How the operands lie: operand i begins shifts[i % 3] elements behind an aligned address; two may
+// share storage.
 struct Placing {
   std::int64_t shifts[3] = {0, 0, 0};
   int in_place_read = -1, in_place_write = -1;
@@ -181,14 +187,15 @@ void check_case(Backend& backend, const OpRow& row, DataType type, const Case& c
   CHECK(in_place == bits);
 }
 
-// The cases, op by op ------------------------------------------------------------------------------------------------
+// The cases, op by op -----------------------------------------------------------------------------
 
 struct Size {
   std::int64_t rows, columns;
 };
 constexpr Size flat_sizes[] = {{1, 1}, {3, 7}, {5, 24}, {2, 1000}, {3, 2056}, {300, 5}};
 
-// Shard of a vocabulary: rows [40, 43) of a table with 4, the last one padding. 43 is padding; 39, 99, -1 are elsewhere.
+// Shard of a vocabulary: rows [40, 43) of a table with 4, the last one padding. 43 is padding; 39,
+// 99, -1 are elsewhere.
 const Doubles shard_tokens = {40, 39, 42, 42, 99, 43, 41, 40, -1, 42};
 constexpr std::int64_t shard_begin = 40, shard_valid = 3, shard_rows = 4;
 
@@ -212,8 +219,11 @@ std::vector<Case> embedding_gradient_cases(DataType type) {
   std::vector<Case> cases;
   Doubles many;  // several looks of a block at the tokens, of several warps
   for (int i = 0; i < 2000; ++i) many.push_back(shard_begin + i * i % 7 - 2);
-  for (const auto& [tokens, columns] :
-       {std::pair{shard_tokens, std::int64_t{1}}, {shard_tokens, 7}, {shard_tokens, 24}, {shard_tokens, 2056}, {many, 65}}) {
+  for (const auto& [tokens, columns] : {std::pair{shard_tokens, std::int64_t{1}},
+                                        {shard_tokens, 7},
+                                        {shard_tokens, 24},
+                                        {shard_tokens, 2056},
+                                        {many, 65}}) {
     const Doubles dy = random_in(type, count(tokens) * columns, 1), before = random_in(fp32, shard_rows * columns, 2);
     Doubles after = before;
     for (std::size_t r = 0; r < tokens.size(); ++r) {
@@ -238,9 +248,12 @@ std::vector<Case> add_position_cases(DataType type) {
     for (std::int64_t r = 0; r < rows; ++r)
       for (std::int64_t i = 0; i < columns; ++i)
         y[at(r * columns + i)] += table[at((position_begin + r / position_batch) * columns + i)];
-    cases.push_back(
-        {{.rows = rows, .columns = columns, .sequence = position_sequence, .batch = position_batch, .begin = position_begin},
-         {reads(type, x), reads(type, table), writes(type, y, close)}});
+    cases.push_back({{.rows = rows,
+                      .columns = columns,
+                      .sequence = position_sequence,
+                      .batch = position_batch,
+                      .begin = position_begin},
+                     {reads(type, x), reads(type, table), writes(type, y, close)}});
   }
   return cases;
 }
@@ -254,14 +267,18 @@ std::vector<Case> add_position_gradient_cases(DataType type) {
     for (std::int64_t r = 0; r < rows; ++r)
       for (std::int64_t i = 0; i < columns; ++i)
         after[at((position_begin + r / position_batch) * columns + i)] += dy[at(r * columns + i)];
-    cases.push_back(
-        {{.rows = rows, .columns = columns, .sequence = position_sequence, .batch = position_batch, .begin = position_begin},
-         {reads(type, dy), updates(fp32, before, after, close)}});
+    cases.push_back({{.rows = rows,
+                      .columns = columns,
+                      .sequence = position_sequence,
+                      .batch = position_batch,
+                      .begin = position_begin},
+                     {reads(type, dy), updates(fp32, before, after, close)}});
   }
   return cases;
 }
 
-// One warp for a row, one block, a block of several vectors a thread, rows read again; whole vectors and not.
+// One warp for a row, one block, a block of several vectors a thread, rows read again; whole
+// vectors and not.
 constexpr Size norm_sizes[] = {{3, 1},   {9, 7},    {17, 8},   {3, 50},   {10, 256},
                                {3, 768}, {2, 1600}, {2, 2304}, {2, 4100}, {1, 33000}};
 constexpr double norm_epsilon = 1e-5;
@@ -292,7 +309,8 @@ Normalized normalized(const Doubles& x, const Doubles& gamma, const Doubles& bet
     result.mean.push_back(s.mean);
     result.rstd.push_back(s.rstd);
     for (std::int64_t i = 0; i < columns; ++i)
-      result.y.push_back((x[at(r * columns + i)] - s.mean) * s.rstd * gamma[at(i)] + (beta.empty() ? 0.0 : beta[at(i)]));
+      result.y.push_back((x[at(r * columns + i)] - s.mean) * s.rstd * gamma[at(i)] +
+                         (beta.empty() ? 0.0 : beta[at(i)]));
   }
   return result;
 }
@@ -340,7 +358,8 @@ std::vector<Case> add_norm_cases(DataType type, bool has_mean) {
       }
       const Doubles x = rounded(type, sum);
       const Normalized wanted = normalized(x, gamma, beta);
-      Case c{{.rows = rows, .columns = columns, .bias = bias, .second = second, .epsilon = norm_epsilon}, {reads(type, a)}};
+      Case c{{.rows = rows, .columns = columns, .bias = bias, .second = second, .epsilon = norm_epsilon},
+             {reads(type, a)}};
       if (second) c.operands.push_back(reads(type, b));
       if (bias) c.operands.push_back(reads(type, last));
       c.operands.push_back(reads(type, gamma));
@@ -409,9 +428,18 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
     bool interleaved = false;
   };
   std::vector<Case> cases;
-  for (const Heads& h : {Heads{3, 2, 4, 2, 2, 0}, {2, 3, 3, 3, 6, 5}, {4, 1, 4, 1, 64, 100000}, {2, 2, 2, 2, 128, 7}, {1, 1, 1, 1, 200, 9},
-                         {3, 2, 4, 2, 6, 3, 2}, {2, 2, 2, 1, 80, 5, 32}, {2, 1, 2, 2, 96, 5, 36}, {2, 3, 3, 3, 2, 5, 0, true},
-                         {2, 3, 3, 3, 6, 5, 4, true}, {3, 2, 2, 1, 256, 4, 64, true}, {2, 1, 2, 2, 128, 4, 0, true}}) {
+  for (const Heads& h : {Heads{3, 2, 4, 2, 2, 0},
+                         {2, 3, 3, 3, 6, 5},
+                         {4, 1, 4, 1, 64, 100000},
+                         {2, 2, 2, 2, 128, 7},
+                         {1, 1, 1, 1, 200, 9},
+                         {3, 2, 4, 2, 6, 3, 2},
+                         {2, 2, 2, 1, 80, 5, 32},
+                         {2, 1, 2, 2, 96, 5, 36},
+                         {2, 3, 3, 3, 2, 5, 0, true},
+                         {2, 3, 3, 3, 6, 5, 4, true},
+                         {3, 2, 2, 1, 256, 4, 64, true},
+                         {2, 1, 2, 2, 128, 4, 0, true}}) {
     const std::int64_t turning = h.rotary_dim > 0 ? h.rotary_dim : h.head_dim;
     const std::int64_t rows = h.sequence * h.batch, heads = h.heads + 2 * h.kv_heads, half = turning / 2,
                        per_group = h.heads / h.kv_heads + 2;
@@ -454,8 +482,14 @@ std::vector<Case> rotary_gradient_cases(DataType type) { return rotation_cases(t
 struct FusedHeads {
   std::int64_t sequence, batch, heads, kv_heads, head_dim;
   OpShape shape() const {
-    return {.rows = rows(), .sequence = sequence, .batch = batch, .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim,
-            .all_heads = 2 * heads, .epsilon = norm_epsilon};
+    return {.rows = rows(),
+            .sequence = sequence,
+            .batch = batch,
+            .heads = heads,
+            .kv_heads = kv_heads,
+            .head_dim = head_dim,
+            .all_heads = 2 * heads,
+            .epsilon = norm_epsilon};
   }
   std::int64_t rows() const { return sequence * batch; }
   std::int64_t queries() const { return heads / kv_heads; }
@@ -463,7 +497,8 @@ struct FusedHeads {
   std::int64_t size() const { return rows() * slots() * head_dim; }
   std::int64_t first(std::int64_t row, std::int64_t slot) const { return (row * slots() + slot) * head_dim; }
   bool is_key(std::int64_t slot) const { return slot % (queries() + 2) == queries(); }
-  // body(row, slot, is a key, number among the heads of its kind) for each query and key head, in the order of memory.
+  // body(row, slot, is a key, number among the heads of its kind) for each query and key head, in
+  // the order of memory.
   void for_each(const std::function<void(std::int64_t, std::int64_t, bool, std::int64_t)>& body) const {
     for (std::int64_t row = 0; row < rows(); ++row)
       for (std::int64_t slot = 0; slot < slots(); ++slot) {
@@ -473,20 +508,26 @@ struct FusedHeads {
   }
 };
 // (The third: several rows for each partial sum.)
-constexpr FusedHeads fused_heads[] = {{3, 2, 4, 2, 2}, {2, 3, 3, 3, 7}, {270, 2, 2, 1, 8}, {20, 2, 4, 1, 64}, {2, 2, 2, 2, 128}, {1, 1, 6, 2, 200}};
+constexpr FusedHeads fused_heads[] = {{3, 2, 4, 2, 2},   {2, 3, 3, 3, 7},   {270, 2, 2, 1, 8},
+                                      {20, 2, 4, 1, 64}, {2, 2, 2, 2, 128}, {1, 1, 6, 2, 200}};
 
 std::vector<Case> head_norm_cases(DataType type) {
   std::vector<Case> cases;
   for (const FusedHeads& h : fused_heads) {
-    const Doubles x = random_in(type, h.size(), 1, 2.0), gammas[] = {random_in(type, h.head_dim, 2), random_in(type, h.head_dim, 3)};
+    const Doubles x = random_in(type, h.size(), 1, 2.0),
+                  gammas[] = {random_in(type, h.head_dim, 2), random_in(type, h.head_dim, 3)};
     Doubles y = x, rstd;
     h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t) {
       double square = 0.0;
-      for (std::int64_t i = 0; i < h.head_dim; ++i) square += std::pow(x[at(h.first(row, slot) + i)], 2) / static_cast<double>(h.head_dim);
+      for (std::int64_t i = 0; i < h.head_dim; ++i)
+        square += std::pow(x[at(h.first(row, slot) + i)], 2) / static_cast<double>(h.head_dim);
       rstd.push_back(1.0 / std::sqrt(square + norm_epsilon));
-      for (std::int64_t i = 0; i < h.head_dim; ++i) y[at(h.first(row, slot) + i)] *= rstd.back() * gammas[key ? 1 : 0][at(i)];
+      for (std::int64_t i = 0; i < h.head_dim; ++i)
+        y[at(h.first(row, slot) + i)] *= rstd.back() * gammas[key ? 1 : 0][at(i)];
     });
-    cases.push_back({h.shape(), {reads(type, x), reads(type, gammas[0]), reads(type, gammas[1]), writes(type, y, close), writes(fp32, rstd, close)}});
+    cases.push_back({h.shape(),
+                     {reads(type, x), reads(type, gammas[0]), reads(type, gammas[1]), writes(type, y, close),
+                      writes(fp32, rstd, close)}});
   }
   return cases;
 }
@@ -511,9 +552,10 @@ std::vector<Case> head_norm_gradient_cases(DataType type) {
       }
       for (std::size_t i = 0; i < n; ++i) dx[first + i] = r * (dy[first + i] * gamma[i] - x[first + i] * r * mean);
     });
-    cases.push_back({h.shape(),
-                     {reads(type, dy), reads(type, x), reads(type, gammas[0]), reads(type, gammas[1]), reads(fp32, rstd),
-                      writes(type, dx, 5e-6), updates(fp32, before[0], after[0], 1e-5), updates(fp32, before[1], after[1], 1e-5)}});
+    cases.push_back(
+        {h.shape(),
+         {reads(type, dy), reads(type, x), reads(type, gammas[0]), reads(type, gammas[1]), reads(fp32, rstd),
+          writes(type, dx, 5e-6), updates(fp32, before[0], after[0], 1e-5), updates(fp32, before[1], after[1], 1e-5)}});
   }
   return cases;
 }
@@ -524,7 +566,8 @@ std::vector<Case> query_key_squares_cases(DataType type) {
     const Doubles x = random_in(type, h.size(), 1, 2.0);
     Doubles squares(at(2 * h.rows()));
     h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t) {
-      for (std::int64_t i = 0; i < h.head_dim; ++i) squares[at(2 * row + (key ? 1 : 0))] += std::pow(x[at(h.first(row, slot) + i)], 2);
+      for (std::int64_t i = 0; i < h.head_dim; ++i)
+        squares[at(2 * row + (key ? 1 : 0))] += std::pow(x[at(h.first(row, slot) + i)], 2);
     });
     cases.push_back({h.shape(), {reads(type, x), writes(fp32, squares, close)}});
   }
@@ -544,7 +587,9 @@ std::vector<Case> query_key_squares_gradient_cases(DataType type) {
       });
       OpShape shape = h.shape();
       shape.accumulate = accumulate;
-      cases.push_back({shape, {reads(fp32, dsquares), reads(type, x), accumulate ? updates(type, before, dx, close) : writes(type, dx, close)}});
+      cases.push_back({shape,
+                       {reads(fp32, dsquares), reads(type, x),
+                        accumulate ? updates(type, before, dx, close) : writes(type, dx, close)}});
     }
   return cases;
 }
@@ -566,7 +611,9 @@ std::vector<Case> query_key_norm_cases(DataType type) {
       for (std::int64_t i = 0; i < h.head_dim; ++i)
         y[at(h.first(row, slot) + i)] *= r * gammas[key ? 1 : 0][at(number * h.head_dim + i)];
     });
-    cases.push_back({h.shape(), {reads(type, x), reads(fp32, squares), reads(type, gammas[0]), reads(type, gammas[1]), writes(type, y, close)}});
+    cases.push_back({h.shape(),
+                     {reads(type, x), reads(fp32, squares), reads(type, gammas[0]), reads(type, gammas[1]),
+                      writes(type, y, close)}});
   }
   return cases;
 }
@@ -577,11 +624,13 @@ std::vector<Case> query_key_norm_gradient_cases(DataType type) {
     const Doubles dy = random_in(type, h.size(), 4), x = random_in(type, h.size(), 1, 2.0);
     const Doubles gammas[] = {random_in(type, h.heads * h.head_dim, 2), random_in(type, h.kv_heads * h.head_dim, 3)};
     const Doubles before[] = {random_in(fp32, h.heads * h.head_dim, 5), random_in(fp32, h.kv_heads * h.head_dim, 6)};
-    Doubles squares = random_in(fp32, 2 * h.rows(), 7), dx = dy, dsquares(squares.size()), after[] = {before[0], before[1]};
+    Doubles squares = random_in(fp32, 2 * h.rows(), 7), dx = dy, dsquares(squares.size()),
+            after[] = {before[0], before[1]};
     for (double& square : squares) square = rounded(fp32, 3.0 + square);
     h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t number) {
       const std::size_t sum = at(2 * row + (key ? 1 : 0));
-      const double r = width_rstd(h, squares[sum], key), width = static_cast<double>(2 * (key ? h.kv_heads : h.heads) * h.head_dim);
+      const double r = width_rstd(h, squares[sum], key),
+                   width = static_cast<double>(2 * (key ? h.kv_heads : h.heads) * h.head_dim);
       for (std::int64_t i = 0; i < h.head_dim; ++i) {
         const std::size_t place = at(h.first(row, slot) + i), of_gamma = at(number * h.head_dim + i);
         const double g = dy[place] * gammas[key ? 1 : 0][of_gamma];
@@ -591,9 +640,9 @@ std::vector<Case> query_key_norm_gradient_cases(DataType type) {
       }
     });
     cases.push_back({h.shape(),
-                     {reads(type, dy), reads(type, x), reads(fp32, squares), reads(type, gammas[0]), reads(type, gammas[1]),
-                      writes(type, dx, close), writes(fp32, dsquares, 1e-5), updates(fp32, before[0], after[0], 1e-5),
-                      updates(fp32, before[1], after[1], 1e-5)}});
+                     {reads(type, dy), reads(type, x), reads(fp32, squares), reads(type, gammas[0]),
+                      reads(type, gammas[1]), writes(type, dx, close), writes(fp32, dsquares, 1e-5),
+                      updates(fp32, before[0], after[0], 1e-5), updates(fp32, before[1], after[1], 1e-5)}});
   }
   return cases;
 }
@@ -627,8 +676,8 @@ double activation_slope(ActivationKind kind, double x) {
   }
 }
 
-constexpr ActivationKind activation_kinds[] = {ActivationKind::gelu_tanh, ActivationKind::gelu_erf, ActivationKind::relu,
-                                               ActivationKind::silu};
+constexpr ActivationKind activation_kinds[] = {ActivationKind::gelu_tanh, ActivationKind::gelu_erf,
+                                               ActivationKind::relu, ActivationKind::silu};
 
 // Far out on both sides too.
 Doubles activation_input(DataType type, std::int64_t size) {
@@ -645,7 +694,8 @@ std::vector<Case> activation_cases(DataType type) {
       const Doubles x = activation_input(type, rows * columns);
       Doubles y = x;
       for (double& number : y) number = activated(kind, number);
-      cases.push_back({{.rows = rows, .columns = columns, .activation = kind}, {reads(type, x), writes(type, y, close)}});
+      cases.push_back(
+          {{.rows = rows, .columns = columns, .activation = kind}, {reads(type, x), writes(type, y, close)}});
     }
   return cases;
 }
@@ -657,8 +707,8 @@ std::vector<Case> activation_gradient_cases(DataType type) {
       const Doubles x = activation_input(type, rows * columns), dy = random_in(type, rows * columns, 2);
       Doubles dx = dy;
       for (std::size_t i = 0; i < dx.size(); ++i) dx[i] *= activation_slope(kind, x[i]);
-      cases.push_back(
-          {{.rows = rows, .columns = columns, .activation = kind}, {reads(type, dy), reads(type, x), writes(type, dx, close)}});
+      cases.push_back({{.rows = rows, .columns = columns, .activation = kind},
+                       {reads(type, dy), reads(type, x), writes(type, dx, close)}});
     }
   return cases;
 }
@@ -670,7 +720,8 @@ std::vector<Case> gate_cases(DataType type) {
       const Doubles gate = activation_input(type, rows * columns), up = random_in(type, rows * columns, 2);
       Doubles y = up;
       for (std::size_t i = 0; i < y.size(); ++i) y[i] *= activated(kind, gate[i]);
-      cases.push_back({{.rows = rows, .columns = columns, .activation = kind}, {reads(type, gate), reads(type, up), writes(type, y, close)}});
+      cases.push_back({{.rows = rows, .columns = columns, .activation = kind},
+                       {reads(type, gate), reads(type, up), writes(type, y, close)}});
     }
   return cases;
 }
@@ -686,9 +737,9 @@ std::vector<Case> gate_gradient_cases(DataType type) {
         dgate[i] *= up[i] * activation_slope(kind, gate[i]);
         dup[i] *= activated(kind, gate[i]);
       }
-      cases.push_back(
-          {{.rows = rows, .columns = columns, .activation = kind},
-           {reads(type, dy), reads(type, gate), reads(type, up), writes(type, dgate, close), writes(type, dup, close)}});
+      cases.push_back({{.rows = rows, .columns = columns, .activation = kind},
+                       {reads(type, dy), reads(type, gate), reads(type, up), writes(type, dgate, close),
+                        writes(type, dup, close)}});
     }
   return cases;
 }
@@ -701,7 +752,8 @@ std::vector<Case> scale_cases(DataType type) {
     const Doubles x = random_in(type, rows * columns, 1);
     Doubles y = x;
     for (double& number : y) number *= scale_factor;
-    cases.push_back({{.rows = rows, .columns = columns, .factor = scale_factor}, {reads(type, x), writes(type, y, close)}});
+    cases.push_back(
+        {{.rows = rows, .columns = columns, .factor = scale_factor}, {reads(type, x), writes(type, y, close)}});
   }
   return cases;
 }
@@ -723,7 +775,8 @@ std::vector<Case> softcap_gradient_cases(DataType type) {
     const Doubles dy = random_in(type, rows * columns, 1), y = random_in(type, rows * columns, 2, cap);
     Doubles dx = dy;
     for (std::size_t i = 0; i < dx.size(); ++i) dx[i] *= 1.0 - y[i] * y[i] / (cap * cap);
-    cases.push_back({{.rows = rows, .columns = columns, .softcap = cap}, {reads(type, dy), reads(type, y), writes(type, dx, close)}});
+    cases.push_back({{.rows = rows, .columns = columns, .softcap = cap},
+                     {reads(type, dy), reads(type, y), writes(type, dx, close)}});
   }
   return cases;
 }
@@ -735,7 +788,8 @@ std::vector<Case> add_cases(DataType type) {
       const Doubles a = random_in(type, rows * columns, 1), b = random_in(type, rows * columns, 2),
                     last = random_in(type, columns, 3);
       Doubles y = a;
-      for (std::int64_t i = 0; i < count(y); ++i) y[at(i)] += (second ? b[at(i)] : 0.0) + (bias ? last[at(i % columns)] : 0.0);
+      for (std::int64_t i = 0; i < count(y); ++i)
+        y[at(i)] += (second ? b[at(i)] : 0.0) + (bias ? last[at(i % columns)] : 0.0);
       Case c{{.rows = rows, .columns = columns, .bias = bias, .second = second}, {reads(type, a)}};
       if (second) c.operands.push_back(reads(type, b));
       if (bias) c.operands.push_back(reads(type, last));
@@ -751,12 +805,13 @@ std::vector<Case> bias_gradient_cases(DataType type) {
     const Doubles dy = random_in(type, rows * columns, 1), before = random_in(fp32, columns, 2);
     Doubles after = before;
     for (std::int64_t i = 0; i < count(dy); ++i) after[at(i % columns)] += dy[at(i)];
-    cases.push_back({{.rows = rows, .columns = columns, .bias = true}, {reads(type, dy), updates(fp32, before, after, close)}});
+    cases.push_back(
+        {{.rows = rows, .columns = columns, .bias = true}, {reads(type, dy), updates(fp32, before, after, close)}});
   }
   return cases;
 }
 
-// Vocabulary-parallel cross-entropy --------------------------------------------------------------------------------
+// Vocabulary-parallel cross-entropy ---------------------------------------------------------------
 
 struct Shard {
   std::int64_t rows, columns, begin, valid;
@@ -767,7 +822,8 @@ constexpr Shard shards[] = {{1, 1, 0, 1},   {4, 16, 32, 13}, {3, 1000, 0, 1000},
 struct Tokens {
   Doubles logits, targets, maximum, sums;
 };
-// Targets in the shard, in its padding, and elsewhere; maxima and sums as if other shards had raised them.
+// Targets in the shard, in its padding, and elsewhere; maxima and sums as if other shards had
+// raised them.
 Tokens tokens_of(DataType type, const Shard& s) {
   Tokens t;
   t.logits = random_in(type, s.rows * s.columns, 1, 4.0);
@@ -791,7 +847,8 @@ std::vector<Case> cross_entropy_max_cases(DataType type) {
     Doubles maximum;
     for (std::int64_t r = 0; r < s.rows; ++r) {
       maximum.push_back(-std::numeric_limits<double>::infinity());
-      for (std::int64_t i = 0; i < s.valid; ++i) maximum.back() = std::max(maximum.back(), t.logits[at(r * s.columns + i)]);
+      for (std::int64_t i = 0; i < s.valid; ++i)
+        maximum.back() = std::max(maximum.back(), t.logits[at(r * s.columns + i)]);
     }
     cases.push_back({shape_of(s), {reads(type, t.logits), writes(fp32, maximum, 0.0)}});
   }
@@ -810,9 +867,9 @@ std::vector<Case> cross_entropy_sums_cases(DataType type) {
       sums.push_back(sum);
       sums.push_back(target >= 0 && target < s.valid ? t.logits[at(r * s.columns + target)] - t.maximum[at(r)] : 0.0);
     }
-    cases.push_back(
-        {shape_of(s),
-         {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), writes(fp32, sums, close)}});
+    cases.push_back({shape_of(s),
+                     {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum),
+                      writes(fp32, sums, close)}});
   }
   return cases;
 }
@@ -824,8 +881,8 @@ std::vector<Case> cross_entropy_loss_cases(DataType type) {
     double loss = 7.0;
     for (std::int64_t r = 0; r < s.rows; ++r) loss += std::log(t.sums[at(2 * r)]) - t.sums[at(2 * r + 1)];
     cases.push_back({shape_of(s),
-                     {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), reads(fp32, t.sums),
-                      updates(fp32, {7.0}, {loss}, 2e-7)}});
+                     {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum),
+                      reads(fp32, t.sums), updates(fp32, {7.0}, {loss}, 2e-7)}});
   }
   return cases;
 }
@@ -842,9 +899,10 @@ std::vector<Case> cross_entropy_gradient_cases(DataType type) {
       Doubles dx(t.logits.size());
       for (std::int64_t r = 0; r < s.rows; ++r)
         for (std::int64_t i = 0; i < s.valid; ++i)
-          dx[at(r * s.columns + i)] = (std::exp(t.logits[at(r * s.columns + i)] - t.maximum[at(r)]) / t.sums[at(2 * r)] -
-                                       (static_cast<double>(s.begin + i) == t.targets[at(r)] ? 1.0 : 0.0)) *
-                                      scale;
+          dx[at(r * s.columns + i)] =
+              (std::exp(t.logits[at(r * s.columns + i)] - t.maximum[at(r)]) / t.sums[at(2 * r)] -
+               (static_cast<double>(s.begin + i) == t.targets[at(r)] ? 1.0 : 0.0)) *
+              scale;
       Case c{shape,
              {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum), reads(fp32, t.sums),
               writes(type, dx, close)}};
@@ -854,7 +912,7 @@ std::vector<Case> cross_entropy_gradient_cases(DataType type) {
   return cases;
 }
 
-// Around the step ------------------------------------------------------------------------------------------------------
+// Around the step ---------------------------------------------------------------------------------
 
 std::vector<Case> accumulate_cases(DataType type) {
   std::vector<Case> cases;
@@ -869,7 +927,8 @@ std::vector<Case> accumulate_cases(DataType type) {
 
 std::vector<Case> fill_zero_cases(DataType type) {
   std::vector<Case> cases;
-  for (const std::int64_t size : {1, 7, 64, 2051}) cases.push_back({{.rows = size}, {writes(type, Doubles(at(size)), 0.0)}});
+  for (const std::int64_t size : {1, 7, 64, 2051})
+    cases.push_back({{.rows = size}, {writes(type, Doubles(at(size)), 0.0)}});
   return cases;
 }
 
@@ -916,7 +975,12 @@ const StepVariant step_variants[] = {
      false,
      true,
      0.0,
-     {.step = 3, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .decoupled_decay = false, .momentum = 0.9}},
+     {.step = 3,
+      .learning_rate = 0.01,
+      .epsilon = 1e-3,
+      .weight_decay = 0.1,
+      .decoupled_decay = false,
+      .momentum = 0.9}},
     {"clipped",
      true,
      true,
@@ -956,8 +1020,8 @@ const StepVariant step_variants[] = {
 constexpr double tested_loss_scale = 4096.0, skipped_steps = 2.0;
 
 // Optimizer cases: `step` changes one element's parameter, first and second moment.
-using Step =
-    std::function<void(const StepVariant&, double gradient, double step, double& parameter, double& first, double& second)>;
+using Step = std::function<void(const StepVariant&, double gradient, double step, double& parameter, double& first,
+                                double& second)>;
 
 std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
   std::vector<Case> cases;
@@ -966,8 +1030,9 @@ std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
       // A half type has a master copy. (Without one, its rounding would hide all else.)
       const bool master = v.master || is_half(type);
       const double scale = v.scaled ? tested_loss_scale : 1.0;
-      const double clip =
-          v.norm && v.scalars.clip_norm > 0.0 ? std::min(1.0, v.scalars.clip_norm / (std::sqrt(v.sum_of_squares) + 1e-6)) : 1.0;
+      const double clip = v.norm && v.scalars.clip_norm > 0.0
+                              ? std::min(1.0, v.scalars.clip_norm / (std::sqrt(v.sum_of_squares) + 1e-6))
+                              : 1.0;
       const bool overflow = v.scaled && !std::isfinite(v.sum_of_squares);
       const Doubles gradient = random_in(fp32, size, 1, scale), parameter = random_in(fp32, size, 2),
                     first = random_in(fp32, size, 3);
@@ -991,7 +1056,8 @@ std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
       if (moments >= 1) c.operands.push_back(updates(fp32, first, new_first, close));
       if (moments == 2) c.operands.push_back(updates(fp32, second, new_second, close));
       if (v.norm) c.operands.push_back(reads(fp32, {v.sum_of_squares * scale * scale}));
-      if (v.norm && std::isnan(v.sum_of_squares)) c.operands.back() = {.type = fp32, .size = 1};  // poison is not a number
+      if (v.norm && std::isnan(v.sum_of_squares))
+        c.operands.back() = {.type = fp32, .size = 1};  // poison is not a number
       if (master) c.operands.push_back(updates(fp32, parameter, new_parameter, close));
       if (v.scaled) c.operands.push_back(reads(fp32, {tested_loss_scale, 7.0, skipped_steps, 0.0}));
       cases.push_back(c);
@@ -1002,7 +1068,8 @@ std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
 // torch.optim.AdamW and Adam.
 std::vector<Case> adamw_cases(DataType type) {
   return step_cases(type, 2,
-                    [](const StepVariant& v, double gradient, double step, double& parameter, double& first, double& second) {
+                    [](const StepVariant& v, double gradient, double step, double& parameter, double& first,
+                       double& second) {
                       const StepScalars& t = v.scalars;
                       const double decay = v.weight_decay ? t.weight_decay : 0.0;
                       if (!t.decoupled_decay) gradient += decay * parameter;
@@ -1018,8 +1085,8 @@ std::vector<Case> adamw_cases(DataType type) {
 std::vector<Case> sgd_cases(DataType type) {
   std::vector<Case> cases;
   for (const int moments : {0, 1}) {
-    const std::vector<Case> more =
-        step_cases(type, moments, [&](const StepVariant& v, double gradient, double, double& parameter, double& first, double&) {
+    const std::vector<Case> more = step_cases(
+        type, moments, [&](const StepVariant& v, double gradient, double, double& parameter, double& first, double&) {
           gradient += (v.weight_decay ? v.scalars.weight_decay : 0.0) * parameter;
           first = v.scalars.momentum * first + gradient;
           parameter -= v.scalars.learning_rate * (moments == 1 ? first : gradient);
@@ -1031,8 +1098,9 @@ std::vector<Case> sgd_cases(DataType type) {
 
 std::vector<Case> update_loss_scale_cases(DataType) {
   const auto step = [](double norm, const Doubles& before, const Doubles& after) {
-    return Case{{},
-                {std::isnan(norm) ? Operand{.type = fp32, .size = 1} : reads(fp32, {norm}), updates(fp32, before, after, 0.0)}};
+    return Case{
+        {},
+        {std::isnan(norm) ? Operand{.type = fp32, .size = 1} : reads(fp32, {norm}), updates(fp32, before, after, 0.0)}};
   };
   return {step(1.0, {65536, 0, 0, 0}, {65536, 1, 0, 0}),          step(1.0, {65536, 1998, 3, 0}, {65536, 1999, 3, 0}),
           step(1.0, {65536, 1999, 3, 0}, {131072, 0, 3, 0}),      step(infinite, {65536, 1999, 3, 0}, {32768, 0, 4, 0}),
@@ -1099,8 +1167,8 @@ constexpr TestRow test_rows[] = {
 void check_kernels(Gpu& gpu, DataType type) {
   const std::unique_ptr<Backend> backend = gpu.make_backend(0, {});
   for (const OpRow& row : op_rows()) {
-    const auto* found =
-        std::find_if(std::begin(test_rows), std::end(test_rows), [&](const TestRow& test) { return test.kind == row.kind; });
+    const auto* found = std::find_if(std::begin(test_rows), std::end(test_rows),
+                                     [&](const TestRow& test) { return test.kind == row.kind; });
     if (found == std::end(test_rows)) {
       FAIL_CHECK(row.name, " has no test of its CUDA kernel");
     } else if (found->cases != nullptr) {
@@ -1134,7 +1202,8 @@ TEST_CASE("to every kernel but matrix products tf32 is fp32") {
   if (gpu == nullptr) return;
   const std::unique_ptr<Backend> backend = gpu->make_backend(0, {});
   for (const TestRow& test : test_rows)
-    if (test.cases != nullptr) check_case(*backend, row_of(test.kind), DataType::tf32, test.cases(DataType::tf32).at(1));
+    if (test.cases != nullptr)
+      check_case(*backend, row_of(test.kind), DataType::tf32, test.cases(DataType::tf32).at(1));
 }
 
 TEST_CASE("a norm fused with the sum before it gives the bits of the two ops on a GPU") {
@@ -1187,7 +1256,8 @@ TEST_CASE("an optimizer's element is updated to the same bits wherever it stands
       for (const std::int64_t shift : {0, 1, 2, 3}) {
         INFO(row_of(kind).name, " in ", std::string(name(type)), ", shifted by ", shift);
         const DeviceArray gradient(*backend, fp32, random_numbers(size, 1), shift), low(*backend, type, size, 0),
-            first(*backend, fp32, random_numbers(size, 2), shift), second(*backend, fp32, Doubles(at(size), 0.25), shift),
+            first(*backend, fp32, random_numbers(size, 2), shift),
+            second(*backend, fp32, Doubles(at(size), 0.25), shift),
             master(*backend, fp32, random_numbers(size, 3), shift == 3 ? 1 : shift);
         // In two calls.
         for (const auto& [begin, end] :

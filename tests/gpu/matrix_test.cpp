@@ -25,7 +25,8 @@ constexpr Size sizes[] = {{1, 1, 1}, {3, 5, 7}, {1, 64, 32}, {17, 24, 40}, {32, 
 
 using Doubles = std::vector<double>;
 
-// What the product of [m, k] and [k, n] is, and the sum of the sizes of its terms, on which bounds of rounding rest.
+// What the product of [m, k] and [k, n] is, and the sum of the sizes of its terms, on which bounds
+// of rounding rest.
 struct Product {
   Doubles values, sizes;
 };
@@ -33,7 +34,7 @@ struct Operand {
   const Doubles& values;
   std::int64_t row_stride, column_stride;
   double at(std::int64_t row, std::int64_t column) const {
-    return values[static_cast<std::size_t>(row * row_stride + column * column_stride)];
+    return values[row * row_stride + column * column_stride];
   }
 };
 Product product(std::int64_t m, std::int64_t n, std::int64_t k, const Operand& a, const Operand& b) {
@@ -51,8 +52,8 @@ Product product(std::int64_t m, std::int64_t n, std::int64_t k, const Operand& a
   return p;
 }
 
-// What sums of `terms` products in fp32 may be off, relative to the sum of the sizes of the terms. tf32 keeps 10 bits of each factor, and
-// hardware may cut rather than round: 2^-10 twice.
+// What sums of `terms` products in fp32 may be off, relative to the sum of the sizes of the terms.
+// tf32 keeps 10 bits of each factor, and hardware may cut rather than round: 2^-10 twice.
 double sum_error(DataType type, std::int64_t terms) {
   return static_cast<double>(terms + 4) * std::ldexp(1.0, -24) + (type == DataType::tf32 ? std::ldexp(1.0, -9) : 0.0);
 }
@@ -82,7 +83,9 @@ void check_close(const Doubles& found, const Doubles& wanted, const Doubles& all
 }
 
 // fp16 loses relative precision below 2^-14.
-double rounded(DataType type, double size) { return rounding(type) * size + (type == DataType::fp16 ? std::ldexp(1.0, -25) : 0.0); }
+double rounded(DataType type, double size) {
+  return rounding(type) * size + (type == DataType::fp16 ? std::ldexp(1.0, -25) : 0.0);
+}
 
 // The ops' operands on one backend, with one workspace of exactly the promised size.
 struct Bench {
@@ -93,7 +96,9 @@ struct Bench {
   DeviceArray filled(std::int64_t count, int seed, double scale = 1.0, std::int64_t shift = 0) const {
     return DeviceArray(backend, type, random_numbers(count, seed, scale), shift);
   }
-  DeviceArray empty(std::int64_t count, std::int64_t shift = 0) const { return DeviceArray(backend, type, count, shift); }
+  DeviceArray empty(std::int64_t count, std::int64_t shift = 0) const {
+    return DeviceArray(backend, type, count, shift);
+  }
   void run(OpKind op, const OpShape& shape, std::vector<void*> operands) const {
     operands.push_back(workspace.data());
     backend.run(0, {.kind = op, .shape = shape, .type = type, .operands = operands});
@@ -132,7 +137,8 @@ Linear linear_of(const Bench& bench, const Size& s, const Doubles& x, const Doub
     const double sum = sum_error(bench.type, s.inner) * (p.sizes[i] + std::abs(added));
     linear.values.push_back(value);
     // Twice: where the bias is added by a kernel of its own, the product is rounded before.
-    linear.allowed.push_back(sum + rounded(bench.type, std::abs(value)) + (bias == nullptr ? 0.0 : rounded(bench.type, std::abs(p.values[i]) + sum)));
+    linear.allowed.push_back(sum + rounded(bench.type, std::abs(value)) +
+                             (bias == nullptr ? 0.0 : rounded(bench.type, std::abs(p.values[i]) + sum)));
   }
   return linear;
 }
@@ -144,7 +150,8 @@ TEST_CASE("linear is the product with the transposed weight plus the bias") {
   if (gpu == nullptr) return;
   for_all_types_and_sizes(*gpu, [](const Bench& bench, const Size& s) {
     for (const bool bias : {false, true}) {
-      const DeviceArray x = bench.filled(s.rows * s.inner, 1), weight = bench.filled(s.columns * s.inner, 2), b = bench.filled(s.columns, 3);
+      const DeviceArray x = bench.filled(s.rows * s.inner, 1), weight = bench.filled(s.columns * s.inner, 2),
+                        b = bench.filled(s.columns, 3);
       const DeviceArray y = bench.empty(s.rows * s.columns);
       bench.run(OpKind::linear, {.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = bias},
                 with_optional({x.data(), weight.data(), y.data()}, 2, bias, b.data()));
@@ -159,7 +166,8 @@ TEST_CASE("linear works at addresses that are only aligned to an element") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   for_all_types_and_sizes(*gpu, [](const Bench& bench, const Size& s) {
-    const DeviceArray x = bench.filled(s.rows * s.inner, 1, 1.0, 1), weight = bench.filled(s.columns * s.inner, 2, 1.0, 3);
+    const DeviceArray x = bench.filled(s.rows * s.inner, 1, 1.0, 1),
+                      weight = bench.filled(s.columns * s.inner, 2, 1.0, 3);
     const DeviceArray b = bench.filled(s.columns, 3, 1.0, 1), y = bench.empty(s.rows * s.columns, 5);
     bench.run(OpKind::linear, {.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = true},
               {x.data(), weight.data(), b.data(), y.data()});
@@ -182,8 +190,9 @@ TEST_CASE("linear with gelu keeps what goes into gelu and gives what comes out")
           const DeviceArray x = bench.filled(s.rows * s.inner, 1), weight = bench.filled(s.columns * s.inner, 2);
           const DeviceArray b = bench.filled(s.columns, 3), before = bench.empty(s.rows * s.columns, shift);
           const DeviceArray y = bench.empty(s.rows * s.columns, shift);
-          bench.run(OpKind::linear_gelu, {.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = bias},
-                    with_optional({x.data(), weight.data(), keeps ? before.data() : y.data(), y.data()}, 2, bias, b.data()));
+          bench.run(
+              OpKind::linear_gelu, {.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = bias},
+              with_optional({x.data(), weight.data(), keeps ? before.data() : y.data(), y.data()}, 2, bias, b.data()));
           const Doubles b_values = b.values();
           const Linear linear = linear_of(bench, s, x.values(), weight.values(), bias ? &b_values : nullptr);
           if (keeps) check_close(before.values(), linear.values, linear.allowed);
@@ -191,9 +200,11 @@ TEST_CASE("linear with gelu keeps what goes into gelu and gives what comes out")
           for (std::size_t i = 0; i < linear.values.size(); ++i) {
             const double before_gelu = linear.values[i];
             wanted.push_back(gelu(before_gelu));
-            // gelu's slope is below 1.13 everywhere. GPUs approximate tanh: 2^-11 in the half types (PTX's tanh.approx), 2^-18 in fp32.
+            // gelu's slope is below 1.13 everywhere. GPUs approximate tanh: 2^-11 in the half types
+            // (PTX's tanh.approx), 2^-18 in fp32.
             const double tanh_error = rounding(bench.type) > 1e-6 ? std::ldexp(1.0, -11) : std::ldexp(1.0, -18);
-            allowed.push_back(1.13 * linear.allowed[i] + rounded(bench.type, std::abs(wanted.back())) + tanh_error * std::abs(before_gelu) + 1e-9);
+            allowed.push_back(1.13 * linear.allowed[i] + rounded(bench.type, std::abs(wanted.back())) +
+                              tanh_error * std::abs(before_gelu) + 1e-9);
           }
           check_close(y.values(), wanted, allowed);
         }
@@ -209,12 +220,14 @@ TEST_CASE("the input gradient of linear is the product with the weight and is ad
       const DeviceArray dx = accumulate ? bench.filled(s.rows * s.inner, 3) : bench.empty(s.rows * s.inner);
       const Doubles there = accumulate ? dx.values() : Doubles(static_cast<std::size_t>(s.rows * s.inner), 0.0);
       bench.run(OpKind::linear_input_gradient,
-                {.rows = s.rows, .columns = s.columns, .inner = s.inner, .accumulate = accumulate}, {dy.data(), weight.data(), dx.data()});
+                {.rows = s.rows, .columns = s.columns, .inner = s.inner, .accumulate = accumulate},
+                {dy.data(), weight.data(), dx.data()});
       const Product p = product(s.rows, s.inner, s.columns, {dy.values(), s.columns, 1}, {weight.values(), s.inner, 1});
       Doubles wanted, allowed;
       for (std::size_t i = 0; i < p.values.size(); ++i) {
         wanted.push_back(p.values[i] + there[i]);
-        allowed.push_back(sum_error(bench.type, s.columns) * (p.sizes[i] + std::abs(there[i])) + rounded(bench.type, std::abs(wanted[i])));
+        allowed.push_back(sum_error(bench.type, s.columns) * (p.sizes[i] + std::abs(there[i])) +
+                          rounded(bench.type, std::abs(wanted[i])));
       }
       check_close(dx.values(), wanted, allowed);
     }
@@ -238,8 +251,8 @@ TEST_CASE("the input gradient through gelu is the product times gelu's slope") {
         wanted.push_back(p.values[i] * gelu_slope(x[i]));
         const double sum = sum_error(bench.type, s.columns) * p.sizes[i];
         const double tanh_error = rounding(bench.type) > 1e-6 ? std::ldexp(1.0, -9) : std::ldexp(1.0, -16);
-        allowed.push_back(1.13 * (sum + rounded(bench.type, std::abs(p.values[i]))) + rounded(bench.type, std::abs(wanted[i])) +
-                          tanh_error * std::abs(p.values[i]) + 1e-9);
+        allowed.push_back(1.13 * (sum + rounded(bench.type, std::abs(p.values[i]))) +
+                          rounded(bench.type, std::abs(wanted[i])) + tanh_error * std::abs(p.values[i]) + 1e-9);
       }
       check_close(dbefore.values(), wanted, allowed);
     }
@@ -286,7 +299,8 @@ TEST_CASE("a matrix product gives the same bits every time") {
     std::vector<std::vector<std::byte>> bits;
     for (int time = 0; time < 3; ++time) {
       const DeviceArray dweight(bench.backend, DataType::fp32, random_numbers(s.columns * s.inner, 3));
-      bench.run(OpKind::linear_weight_gradient, {.rows = s.rows, .columns = s.columns, .inner = s.inner}, {dy.data(), x.data(), dweight.data()});
+      bench.run(OpKind::linear_weight_gradient, {.rows = s.rows, .columns = s.columns, .inner = s.inner},
+                {dy.data(), x.data(), dweight.data()});
       bits.push_back(dweight.bits());
     }
     CHECK(bits[1] == bits[0]);

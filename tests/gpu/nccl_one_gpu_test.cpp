@@ -31,11 +31,13 @@ using namespace parplan;
 
 namespace {
 
-// NCCL refuses ranks whose hosts and GPUs are equal. A process may give its host another name (NCCL_HOSTID); NCCL then takes the ranks
-// for ranks of several machines and joins them by sockets, here over the loopback device. Others report that it works with 2.29.7.
-constexpr const char* recipe[] = {"NCCL_NET=Socket",     "NCCL_NET_PLUGIN=none",  "NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1",
-                                  "NCCL_P2P_DISABLE=1",  "NCCL_SHM_DISABLE=1",    "NCCL_MNNVL_ENABLE=0",   "NCCL_NVLS_ENABLE=0",
-                                  "NCCL_RAS_ENABLE=0",   "NCCL_PROTO=Simple",     "NCCL_MAX_NCHANNELS=2"};
+// NCCL refuses ranks whose hosts and GPUs are equal. A process may give its host another name
+// (NCCL_HOSTID); NCCL then takes the ranks for ranks of several machines and joins them by sockets,
+// here over the loopback device. Others report that it works with 2.29.7.
+constexpr const char* recipe[] = {"NCCL_NET=Socket",     "NCCL_NET_PLUGIN=none", "NCCL_SOCKET_IFNAME=lo",
+                                  "NCCL_IB_DISABLE=1",   "NCCL_P2P_DISABLE=1",   "NCCL_SHM_DISABLE=1",
+                                  "NCCL_MNNVL_ENABLE=0", "NCCL_NVLS_ENABLE=0",   "NCCL_RAS_ENABLE=0",
+                                  "NCCL_PROTO=Simple",   "NCCL_MAX_NCHANNELS=2"};
 constexpr const char* test_name = "several processes are ranks of NCCL on one GPU";
 constexpr int ranks = 3;
 constexpr std::int64_t count = 10'000;  // not divisible by 3
@@ -51,7 +53,8 @@ std::vector<std::byte> exchange_id(Gpu& gpu, int rank, const std::filesystem::pa
   if (rank == 0) {
     const std::vector<std::byte> id = gpu.make_nccl_id();
     const std::filesystem::path part = file.string() + ".part";
-    std::ofstream(part, std::ios::binary).write(reinterpret_cast<const char*>(id.data()), static_cast<std::streamsize>(id.size()));
+    std::ofstream(part, std::ios::binary)
+        .write(reinterpret_cast<const char*>(id.data()), static_cast<std::streamsize>(id.size()));
     std::filesystem::rename(part, file);
     return id;
   }
@@ -71,9 +74,9 @@ std::vector<std::byte> exchange_id(Gpu& gpu, int rank, const std::filesystem::pa
 void be_rank(Gpu& gpu, int rank, const std::filesystem::path& file) {
   const std::unique_ptr<Backend> backend = gpu.make_backend(0, {});
   backend->attach_thread();
-  const std::unique_ptr<Communicator> communicator =
-      gpu.make_nccl_communicator(exchange_id(gpu, rank, file), rank, ranks, {{.id = 0, .ranks = {0, 1, 2}}, {.id = 1, .ranks = {0, 2}}},
-                                 {{0, 1, 0}, {1, 2, 0}, {2, 0, 0}}, *backend);
+  const std::unique_ptr<Communicator> communicator = gpu.make_nccl_communicator(
+      exchange_id(gpu, rank, file), rank, ranks, {{.id = 0, .ranks = {0, 1, 2}}, {.id = 1, .ranks = {0, 2}}},
+      {{0, 1, 0}, {1, 2, 0}, {2, 0, 0}}, *backend);
   auto* device = static_cast<float*>(backend->allocate(Bytes(4 * count)));
   auto* received = static_cast<float*>(backend->allocate(Bytes(4 * count)));
   communicator->register_memory(device, Bytes(4 * count));
@@ -89,8 +92,8 @@ void be_rank(Gpu& gpu, int rank, const std::filesystem::path& file) {
     backend->synchronize();
     communicator->check();
     for (std::int64_t i = part.begin; i < part.end; ++i)
-      if (host[static_cast<std::size_t>(i)] != wanted)
-        throw RunError(fmt::format("rank {}: {}: element {} is {}, not {}", rank, what, i, host[static_cast<std::size_t>(i)], wanted));
+      if (host[i] != wanted)
+        throw RunError(fmt::format("rank {}: {}: element {} is {}, not {}", rank, what, i, host[i], wanted));
   };
   const float mine = static_cast<float>(rank + 1);
   const Chunk everything = {.begin = 0, .end = count};
@@ -176,7 +179,8 @@ TEST_CASE("several processes are ranks of NCCL on one GPU") {
       if (waitpid(processes[rank], &status, failures.empty() ? WNOHANG : 0) == 0) continue;
       processes[rank] = 0;
       --running;
-      if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) failures.push_back(fmt::format("rank {} failed (status {})", rank, status));
+      if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        failures.push_back(fmt::format("rank {} failed (status {})", rank, status));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

@@ -1,5 +1,5 @@
-// Plans of tiny models on a GPU: against the one-rank fp32 reference on the CPU, and to the bit where plans of the CPU are equal
-// to the bit.
+// Plans of tiny models on a GPU: against the one-rank fp32 reference on the CPU, and to the bit
+// where plans of the CPU are equal to the bit.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -24,8 +24,9 @@ using namespace testing;
 
 namespace {
 
-// How far sums of rounded numbers may be from the reference, by what fraction keeps: 2^-24 in fp32, 2^-11 in tf32 and fp16, 2^-9 in
-// bf16, times what five steps and some tens of roundings between a weight and its gradient add up to.
+// How far sums of rounded numbers may be from the reference, by what fraction keeps: 2^-24 in fp32,
+// 2^-11 in tf32 and fp16, 2^-9 in bf16, times what five steps and some tens of roundings between a
+// weight and its gradient add up to.
 Closeness closeness_of(DataType type) {
   switch (type) {
     case DataType::fp32: return {.loss = 2e-5, .gradient = 2e-5, .all_gradients = 1e-6};
@@ -37,8 +38,8 @@ Closeness closeness_of(DataType type) {
 
 constexpr DataType all_types[] = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
 
-Outcome run_on_gpu(const std::shared_ptr<Gpu>& gpu, const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
-                   std::int64_t count, GpuBackendOptions options = {}) {
+Outcome run_on_gpu(const std::shared_ptr<Gpu>& gpu, const OpGraph& graph, const TrainingSpec& training,
+                   const ParallelSpec& spec, std::int64_t count, GpuBackendOptions options = {}) {
   return run_plan(job_of(graph, training, spec, BackendKind::cuda), one_gpu(gpu, 0, options), count);
 }
 
@@ -65,7 +66,8 @@ TEST_CASE("random legal plans train on a GPU as the one-rank reference does") {
         INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));
         TrainingSpec exact = training;
         exact.precision = DataType::fp32;
-        check_close(run_on_gpu(gpu, graph, training, spec, 3), run_reference(graph, exact, spec.micro_batch, 3), closeness_of(type));
+        check_close(run_on_gpu(gpu, graph, training, spec, 3), run_reference(graph, exact, spec.micro_batch, 3),
+                    closeness_of(type));
       }
   }
 }
@@ -84,7 +86,8 @@ TEST_CASE("graphs with every op train on a GPU as the one-rank reference does, h
         INFO(graph.name << ": " << std::string(name(type)) << ", " << describe(spec));
         TrainingSpec exact = training;
         exact.precision = DataType::fp32;
-        check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2), closeness_of(type));
+        check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2),
+                    closeness_of(type));
       }
 }
 
@@ -149,8 +152,8 @@ TEST_CASE("plans that need not be deterministic train as the one-rank reference 
         INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));
         TrainingSpec exact = training;
         exact.precision = DataType::fp32;
-        check_close(run_on_gpu(gpu, graph, training, spec, 4, {.deterministic = false}), run_reference(graph, exact, spec.micro_batch, 4),
-                    closeness_of(type));
+        check_close(run_on_gpu(gpu, graph, training, spec, 4, {.deterministic = false}),
+                    run_reference(graph, exact, spec.micro_batch, 4), closeness_of(type));
       }
   }
 }
@@ -164,7 +167,9 @@ TEST_CASE("a rank that has no GPU keeps no other waiting for it") {
   const ParallelSpec spec = random_spec(graph, training, 2, {}, random);
   const std::unique_ptr<Rendezvous> rendezvous = alone();
   const std::string message = fmt::format("there is no GPU 1000: this machine has {}", gpu->devices().size());
-  CHECK_THROWS_WITH_AS(run_plan(job_of(graph, training, spec, BackendKind::cuda), gpu_per_rank(gpu, {0, 1000}, *rendezvous, {}), 1), message.c_str(), RunError);
+  CHECK_THROWS_WITH_AS(
+      run_plan(job_of(graph, training, spec, BackendKind::cuda), gpu_per_rank(gpu, {0, 1000}, *rendezvous, {}), 1),
+      message.c_str(), RunError);
 }
 
 TEST_CASE("ranks with a GPU each train over NCCL as the one-rank reference does") {
@@ -188,8 +193,9 @@ TEST_CASE("ranks with a GPU each train over NCCL as the one-rank reference does"
       const std::unique_ptr<Rendezvous> rendezvous = alone();
       TrainingSpec exact = training;
       exact.precision = DataType::fp32;
-      check_close(run_plan(job_of(graph, training, spec, BackendKind::cuda), gpu_per_rank(gpu, numbers, *rendezvous, {}), 3),
-                  run_reference(graph, exact, spec.micro_batch, 3), closeness_of(training.precision));
+      check_close(
+          run_plan(job_of(graph, training, spec, BackendKind::cuda), gpu_per_rank(gpu, numbers, *rendezvous, {}), 3),
+          run_reference(graph, exact, spec.micro_batch, 3), closeness_of(training.precision));
     }
   }
 }

@@ -1,4 +1,5 @@
-// The table of rooms of docs/architecture.md as data, and what else about the tree is checked by reading its text.
+// The table of rooms of docs/architecture.md as data, and what else about the tree is checked by
+// reading its text.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -56,13 +57,14 @@ const std::vector<Room>& rooms() {
   return table;
 }
 
-// Libraries that take long to compile, or that not every machine has: never in a header, and in `only_in` if it names
-// folders (tests may use them too).
+// Libraries that take long to compile, or that not every machine has: never in a header, and in
+// `only_in` if it names folders (tests may use them too).
 struct HeavyLibrary {
   std::string_view name;
   std::string_view include;  // a regular expression for what stands between < and > or the quotes
   std::vector<std::string_view> only_in;
-  // The folders are shut: their headers may include the library, and nothing outside includes their headers.
+  // The folders are shut: their headers may include the library, and nothing outside includes their
+  // headers.
   bool shut = false;
 };
 
@@ -168,7 +170,8 @@ std::string code_of(const std::string& line) {
   return comment == std::string::npos ? code : code.substr(0, comment);
 }
 
-// Source files of the tree by path from `root`, in order; build folders and data lie outside the top folders read.
+// Source files of the tree by path from `root`, in order; build folders and data lie outside the
+// top folders read.
 std::vector<std::string> sources(const fs::path& root) {
   static const std::set<std::string> kinds = {".h", ".cpp", ".cu", ".cuh", ".inc"};
   std::vector<std::string> found;
@@ -195,7 +198,8 @@ void check_house_include(const fs::path& root, const std::string& path, const Ro
   if (target == nullptr) {
     faults.push_back(place + fmt::format("\"{}\" belongs to no room of the table", include.target));
   } else if (!reachable_from(room).contains(target->folder)) {
-    faults.push_back(place + fmt::format("{} may not include {} (\"{}\")", room.folder, target->folder, include.target));
+    faults.push_back(place +
+                     fmt::format("{} may not include {} (\"{}\")", room.folder, target->folder, include.target));
   }
 }
 
@@ -203,11 +207,13 @@ void check_library_include(const std::string& path, const Include& include, std:
   const std::string place = fmt::format("{}:{}: ", path, include.line);
   for (const HeavyLibrary& library : heavy_libraries()) {
     const auto is_its = [&](std::string_view file) {
-      return std::any_of(library.only_in.begin(), library.only_in.end(), [&](auto folder) { return is_inside(file, folder); });
+      return std::any_of(library.only_in.begin(), library.only_in.end(),
+                         [&](auto folder) { return is_inside(file, folder); });
     };
     const bool allowed = is_inside(path, "tests") || is_its(path);
     if (library.shut && include.quoted && is_its(include.target) && !allowed) {
-      faults.push_back(place + fmt::format("\"{}\" is for files of {} only", include.target, fmt::join(library.only_in, ", ")));
+      faults.push_back(place +
+                       fmt::format("\"{}\" is for files of {} only", include.target, fmt::join(library.only_in, ", ")));
     }
     if (!std::regex_match(include.target, std::regex(std::string(library.include)))) continue;
     if ((path.ends_with(".h") || path.ends_with(".cuh")) && !(library.shut && allowed)) {
@@ -328,8 +334,8 @@ TEST_CASE("the reference trainer shares kernels but no lowering with the Program
   }
 }
 
-// doctest's CMake script makes a list of the names, one CTest entry each: a name with one of these characters falls into
-// pieces that are no test case, and an entry that runs no test case passes.
+// doctest's CMake script makes a list of the names, one CTest entry each: a name with one of these
+// characters falls into pieces that are no test case, and an entry that runs no test case passes.
 std::vector<std::string> names_that_ctest_splits(const std::string& text) {
   static const std::regex pattern(R"re(TEST_CASE\(\s*"(([^"\\]|\\.)*)")re");
   std::vector<std::string> names;
@@ -351,9 +357,11 @@ TEST_CASE("every test case has a name that CTest runs as one") {
         Faults{"b; c", "[d]"});
 }
 
-// A name of a temporary file that another test, or the same one in another build, may have at the same time.
+// A name of a temporary file that another test, or the same one in another build, may have at the
+// same time.
 bool names_a_shared_temporary_file(const std::string& text) {
-  static const std::regex pattern(R"re(\b(temp_directory_path|tmpnam|tempnam|tmpfile|P_tmpdir)\b|"TMPDIR"|"/tmp/parplan)re");
+  static const std::regex pattern(
+      R"re(\b(temp_directory_path|tmpnam|tempnam|tmpfile|P_tmpdir)\b|"TMPDIR"|"/tmp/parplan)re");
   return std::regex_search(text, pattern);
 }
 
@@ -361,7 +369,8 @@ TEST_CASE("tests put their files into folders of their own") {
   for (const std::string& path : sources(PARPLAN_SOURCE_DIR)) {
     if (!is_inside(path, "tests") || is_inside(path, "tests/house") || path == "tests/temporary_folder.h") continue;
     CAPTURE(path);
-    CHECK_MESSAGE(!names_a_shared_temporary_file(text_of(fs::path(PARPLAN_SOURCE_DIR) / path)), "a test's files are for TemporaryFolder of tests/temporary_folder.h");
+    CHECK_MESSAGE(!names_a_shared_temporary_file(text_of(fs::path(PARPLAN_SOURCE_DIR) / path)),
+                  "a test's files are for TemporaryFolder of tests/temporary_folder.h");
   }
   CHECK(names_a_shared_temporary_file("std::filesystem::temp_directory_path() / \"data.bin\""));
   CHECK_FALSE(names_a_shared_temporary_file("TemporaryFolder folder;"));
@@ -394,13 +403,15 @@ TEST_CASE("an include against the table of rooms is found") {
       {"runtime/run.h", "#pragma once\n#include \"planner/schedule/gpipe.h\"\n"},
       {"runtime/device/cpu/gemm.cpp", "\n#include \"planner/program/lower.h\"\n"},
   });
-  CHECK(house_faults(tree.root()) ==
-        Faults{"planner/base/units.h:2: planner/base may not include planner/graph (\"planner/graph/op.h\")",
-               "planner/schedule/one.cpp:1: planner/schedule may not include planner/program (\"planner/program/lower.h\")",
-               "planner/search/space.cpp:1: planner/search may not include planner (\"planner/suggest.h\")",
-               "planner/suggest.h:2: planner may not include runtime (\"runtime/run.h\")",
-               "runtime/device/cpu/gemm.cpp:2: runtime/device may not include planner/program (\"planner/program/lower.h\")",
-               "runtime/run.h:2: runtime may not include planner/schedule (\"planner/schedule/gpipe.h\")"});
+  CHECK(
+      house_faults(tree.root()) ==
+      Faults{
+          "planner/base/units.h:2: planner/base may not include planner/graph (\"planner/graph/op.h\")",
+          "planner/schedule/one.cpp:1: planner/schedule may not include planner/program (\"planner/program/lower.h\")",
+          "planner/search/space.cpp:1: planner/search may not include planner (\"planner/suggest.h\")",
+          "planner/suggest.h:2: planner may not include runtime (\"runtime/run.h\")",
+          "runtime/device/cpu/gemm.cpp:2: runtime/device may not include planner/program (\"planner/program/lower.h\")",
+          "runtime/run.h:2: runtime may not include planner/schedule (\"planner/schedule/gpipe.h\")"});
 }
 
 TEST_CASE("a folder without a row and an include without its path are found") {
@@ -436,9 +447,11 @@ TEST_CASE("a heavy library in a header or in the wrong room is found") {
         Faults{"planner/cost/fit.h:2: Eigen belongs in .cpp and .cu files, not in headers",
                "planner/graph/order.h:2: Boost belongs in .cpp and .cu files, not in headers",
                "planner/plan/plan.cpp:1: yaml-cpp is used in planner/base, planner/cluster only",
-               "planner/simulator/play.cpp:1: CUDA is used in runtime/device/cuda, runtime/comm/nccl, runtime/comm/cuda_local, "
+               "planner/simulator/play.cpp:1: CUDA is used in runtime/device/cuda, runtime/comm/nccl, "
+               "runtime/comm/cuda_local, "
                "runtime/comm/cuda_plugin only",
-               "runtime/comm/a_world.cpp:1: \"runtime/device/cuda/launch.h\" is for files of runtime/device/cuda, runtime/comm/nccl, "
+               "runtime/comm/a_world.cpp:1: \"runtime/device/cuda/launch.h\" is for files of runtime/device/cuda, "
+               "runtime/comm/nccl, "
                "runtime/comm/cuda_local, runtime/comm/cuda_plugin only",
                "runtime/comm/gpu.h:2: CUDA belongs in .cpp and .cu files, not in headers",
                "runtime/comm/gpu.h:2: CUDA is used in runtime/device/cuda, runtime/comm/nccl, runtime/comm/cuda_local, "

@@ -47,7 +47,7 @@ const Op& op(const OpGraph& graph, const std::string& name) {
 std::vector<std::string> ops_of(const OpGraph& graph, std::size_t block) {
   std::vector<std::string> found;
   for (int i = graph.blocks[block].first_op; i < graph.blocks[block].last_op; ++i) {
-    const Op& each = graph.ops[static_cast<std::size_t>(i)];
+    const Op& each = graph.ops[i];
     found.push_back(std::string(name(each.kind)) + " " + each.name);
   }
   return found;
@@ -80,8 +80,9 @@ TEST_CASE("A GPT-2 is an embedding with positions, its layers and a head") {
                                 "linear layers.1.feed_forward.down",
                                 "add layers.1.feed_forward_add",
                             });
-  CHECK(ops_of(graph, 3) == std::vector<std::string>{"layer_norm head.norm", "linear head", "cross_entropy_max head.maximum",
-                                                     "cross_entropy_sums head.sums", "cross_entropy_loss head.loss"});
+  CHECK(ops_of(graph, 3) == std::vector<std::string>{"layer_norm head.norm", "linear head",
+                                                     "cross_entropy_max head.maximum", "cross_entropy_sums head.sums",
+                                                     "cross_entropy_loss head.loss"});
   CHECK(graph.blocks[1].kind == graph.blocks[2].kind);
   CHECK(graph.blocks[0].kind != graph.blocks[1].kind);
 }
@@ -127,7 +128,8 @@ TEST_CASE("Query, key and value are one product, cut by key/value group") {
         std::vector<TensorDim>{{Dim::sequence, 16, 1}, {Dim::batch, 1, 1}, {Dim::kv_groups, 32, 16}});
   CHECK(tensor(graph, "layers.0.attention.log_sum_exp").dims ==
         std::vector<TensorDim>{{Dim::batch, 1, 1}, {Dim::kv_groups, 4, 2}, {Dim::sequence, 16, 1}});
-  CHECK(tensor(graph, "layers.0.attention.output.weight").dims == std::vector<TensorDim>{hidden, {Dim::kv_groups, 32, 16}});
+  CHECK(tensor(graph, "layers.0.attention.output.weight").dims ==
+        std::vector<TensorDim>{hidden, {Dim::kv_groups, 32, 16}});
   CHECK(tensor(graph, "head.sums").dims ==
         std::vector<TensorDim>{{Dim::sequence, 16, 1}, {Dim::batch, 1, 1}, {Dim::hidden, 2, 1}});
   CHECK(tensor(graph, "loss").dims.empty());
@@ -157,14 +159,16 @@ TEST_CASE("A tied head has the embedding's weight, an untied one its own") {
   CHECK(parameter_count(untied) - parameter_count(tied) == 61 * 32);
 }
 
-TEST_CASE("Weights are normal and decay, biases and norms do not and what writes into the residual stream may start smaller") {
+TEST_CASE(
+    "Weights are normal and decay, biases and norms do not and what writes into the residual stream may start "
+    "smaller") {
   ModelSpec spec = decoder();
   spec.qkv_bias = spec.mlp_bias = true;
   spec.initializer_range = 0.5;
   spec.scaled_residual = true;
   const OpGraph graph = build_graph(spec, 16);
   for (const TensorId id : parameters(graph)) {
-    const Tensor& parameter = graph.tensors[static_cast<std::size_t>(id)];
+    const Tensor& parameter = graph.tensors[id];
     CAPTURE(parameter.name);
     const bool matrix = parameter.dims.size() == 2;
     const bool gamma = parameter.name.ends_with("norm.weight");
@@ -197,8 +201,8 @@ TEST_CASE("An MLP has neither norms nor residuals") {
 }
 
 TEST_CASE("Every combination of parts gives a graph that holds together") {
-  for (const FeedForwardKind activation :
-       {FeedForwardKind::gelu_tanh, FeedForwardKind::relu, FeedForwardKind::gated_silu, FeedForwardKind::gated_gelu_tanh}) {
+  for (const FeedForwardKind activation : {FeedForwardKind::gelu_tanh, FeedForwardKind::relu,
+                                           FeedForwardKind::gated_silu, FeedForwardKind::gated_gelu_tanh}) {
     for (int bits = 0; bits < 64; ++bits) {
       const auto bit = [&](int which) { return (bits >> which & 1) == 1; };
       ModelSpec spec = decoder();
@@ -215,9 +219,10 @@ TEST_CASE("Every combination of parts gives a graph that holds together") {
         const std::int64_t fused = (4 + 2 * kv_heads) * 8;
         const std::int64_t wide = is_gated(activation) ? 2 : 1;
         const std::int64_t norm = bit(1) ? 32 : 64;
-        const std::int64_t layer = fused * 32 + (bit(2) ? fused : 0) + 32 * 32 + (bit(3) ? 32 : 0) + (wide + 1) * 32 * 48 +
-                                   (bit(4) ? wide * 48 + 32 : 0) + 2 * norm;
-        CHECK(parameter_count(build_graph(spec, 16)) == 61 * 32 * (bit(5) ? 1 : 2) + (bit(0) ? 0 : 16 * 32) + 2 * layer + norm);
+        const std::int64_t layer = fused * 32 + (bit(2) ? fused : 0) + 32 * 32 + (bit(3) ? 32 : 0) +
+                                   (wide + 1) * 32 * 48 + (bit(4) ? wide * 48 + 32 : 0) + 2 * norm;
+        CHECK(parameter_count(build_graph(spec, 16)) ==
+              61 * 32 * (bit(5) ? 1 : 2) + (bit(0) ? 0 : 16 * 32) + 2 * layer + norm);
       }
     }
   }
@@ -237,19 +242,21 @@ TEST_CASE("Norms stand where the spec places them") {
   const auto head = [&] { return ops_of(build_graph(spec, 16), 3).front(); };
   spec.norm_placement = NormPlacement::after_branch;
   CHECK(layer() == std::vector<std::string>{"rms_norm layers.0.attention_output_norm", "add layers.0.attention_add",
-                                            "rms_norm layers.0.feed_forward_output_norm", "add layers.0.feed_forward_add"});
+                                            "rms_norm layers.0.feed_forward_output_norm",
+                                            "add layers.0.feed_forward_add"});
   CHECK(head() == "rms_norm head.norm");
   spec.norm_placement = NormPlacement::around_branch;
-  CHECK(layer() == std::vector<std::string>{"rms_norm layers.0.attention_norm", "rms_norm layers.0.attention_output_norm",
-                                            "add layers.0.attention_add", "rms_norm layers.0.feed_forward_norm",
-                                            "rms_norm layers.0.feed_forward_output_norm", "add layers.0.feed_forward_add"});
+  CHECK(layer() ==
+        std::vector<std::string>{"rms_norm layers.0.attention_norm", "rms_norm layers.0.attention_output_norm",
+                                 "add layers.0.attention_add", "rms_norm layers.0.feed_forward_norm",
+                                 "rms_norm layers.0.feed_forward_output_norm", "add layers.0.feed_forward_add"});
   spec.norm_placement = NormPlacement::after_add;
   CHECK(layer() == std::vector<std::string>{"add layers.0.attention_add", "rms_norm layers.0.attention_norm",
                                             "add layers.0.feed_forward_add", "rms_norm layers.0.feed_forward_norm"});
   CHECK(head() == "linear head");
   // What the next block reads is the normed sum.
   const OpGraph graph = build_graph(spec, 16);
-  CHECK(graph.tensors[static_cast<std::size_t>(graph.blocks[1].output)].name == "layers.0.feed_forward_norm");
+  CHECK(graph.tensors[graph.blocks[1].output].name == "layers.0.feed_forward_norm");
 }
 
 TEST_CASE("Parallel branches read one residual stream, and share a norm where the spec says so") {
@@ -354,8 +361,10 @@ TEST_CASE("Embeddings of another width than the stream are turned into it and ba
   const OpGraph graph = build_graph(spec, 16);
   CHECK(ops_of(graph, 0) ==
         std::vector<std::string>{"embedding embedding", "linear embedding.projection", "add_position position"});
-  CHECK(tensor(graph, "embedding.weight").dims == std::vector<TensorDim>{{Dim::vocabulary, 61, 1}, {Dim::hidden, 10, 1}});
-  CHECK(tensor(graph, "embedding.projection.weight").dims == std::vector<TensorDim>{{Dim::hidden, 32, 1}, {Dim::hidden, 10, 1}});
+  CHECK(tensor(graph, "embedding.weight").dims ==
+        std::vector<TensorDim>{{Dim::vocabulary, 61, 1}, {Dim::hidden, 10, 1}});
+  CHECK(tensor(graph, "embedding.projection.weight").dims ==
+        std::vector<TensorDim>{{Dim::hidden, 32, 1}, {Dim::hidden, 10, 1}});
   CHECK(ops_of(graph, 3)[1] == "linear head.projection");
   CHECK(tensor(graph, "head.projection").dims.back() == TensorDim{Dim::hidden, 10, 1});
 }

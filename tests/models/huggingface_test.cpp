@@ -68,7 +68,8 @@ TEST_CASE("Published configs give the specs of the zoo, but for the name") {
   }
 }
 
-// Counted by tests/golden/count_parameters.py with transformers 5.23; those of the models' cards where they give one.
+// Counted by tests/golden/count_parameters.py with transformers 5.23; those of the models' cards
+// where they give one.
 TEST_CASE("Published configs have exactly the parameters that transformers builds of them") {
   const std::map<std::string, std::int64_t> published_counts = {
       {"Meta-Llama-3-8B", 8'030'261'248},
@@ -123,9 +124,10 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
 }
 
 TEST_CASE("What a config says and parplan ignores is noted") {
-  CHECK(published("gpt2").notes == std::vector<std::string>{"attn_pdrop 0.1 is ignored: parplan trains without dropout",
-                                                            "embd_pdrop 0.1 is ignored: parplan trains without dropout",
-                                                            "resid_pdrop 0.1 is ignored: parplan trains without dropout"});
+  CHECK(published("gpt2").notes ==
+        std::vector<std::string>{"attn_pdrop 0.1 is ignored: parplan trains without dropout",
+                                 "embd_pdrop 0.1 is ignored: parplan trains without dropout",
+                                 "resid_pdrop 0.1 is ignored: parplan trains without dropout"});
   CHECK(published("Meta-Llama-3-8B").notes.empty());
   CHECK(published("Mistral-7B-v0.1").notes.empty());
   CHECK(published("Qwen2.5-7B").notes.empty());
@@ -136,30 +138,36 @@ TEST_CASE("What a config says and parplan ignores is noted") {
                                  "rope_scaling of type llama3 is ignored: it changes angles, neither time nor memory",
                                  "quantization_config is ignored: weights are trained in the precision of the plan"});
   CHECK(notes(R"({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": true})") ==
-        std::vector<std::string>{"scale_attn_by_inverse_layer_idx true is ignored: it changes numbers, neither time nor memory"});
-  CHECK(published("opt-6.7b").notes == std::vector<std::string>{"dropout 0.1 is ignored: parplan trains without dropout"});
-  CHECK(published("starcoder2-15b").notes ==
         std::vector<std::string>{
-            "attention_dropout 0.1 is ignored: parplan trains without dropout",
-            "residual_dropout 0.1 is ignored: parplan trains without dropout",
-            "embedding_dropout 0.1 is ignored: parplan trains without dropout",
-            "activation_function, layer_norm_epsilon are ignored: parplan does not know them in a model of type 'starcoder2'"});
-  CHECK(notes(R"({"model_type": "llama", "attn_temperature": 2, "num_experts": 0, "mamba_d_conv": null, "vision_config": {}})") ==
-        std::vector<std::string>{"attn_temperature is ignored: parplan does not know it in a model of type 'llama'"});
+            "scale_attn_by_inverse_layer_idx true is ignored: it changes numbers, neither time nor memory"});
+  CHECK(published("opt-6.7b").notes ==
+        std::vector<std::string>{"dropout 0.1 is ignored: parplan trains without dropout"});
+  CHECK(published("starcoder2-15b").notes ==
+        std::vector<std::string>{"attention_dropout 0.1 is ignored: parplan trains without dropout",
+                                 "residual_dropout 0.1 is ignored: parplan trains without dropout",
+                                 "embedding_dropout 0.1 is ignored: parplan trains without dropout",
+                                 "activation_function, layer_norm_epsilon are ignored: parplan does not know them in a "
+                                 "model of type 'starcoder2'"});
+  CHECK(
+      notes(
+          R"({"model_type": "llama", "attn_temperature": 2, "num_experts": 0, "mamba_d_conv": null, "vision_config": {}})") ==
+      std::vector<std::string>{"attn_temperature is ignored: parplan does not know it in a model of type 'llama'"});
 }
 
 TEST_CASE("Absent keys have the defaults of transformers") {
   ModelFile gpt2 = read_huggingface(R"({"model_type": "gpt2"})", "some/gpt2/config.json");
   CHECK(gpt2.spec == zoo("gpt2").spec);
   ModelSpec llama =
-      read_huggingface(R"({"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5})", "llama2-7b.json")
+      read_huggingface(R"({"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5})",
+                       "llama2-7b.json")
           .spec;
   CHECK(llama == zoo("llama2-7b").spec);
   const ModelSpec mistral = read_huggingface(R"({"model_type": "mistral"})", "c.json").spec;
   CHECK(mistral.kv_heads == 8);
   CHECK(mistral.feature == 14336);
   CHECK(mistral.context == 131072);
-  const ModelSpec every_head = read_huggingface(R"({"model_type": "mistral", "num_key_value_heads": null})", "c.json").spec;
+  const ModelSpec every_head =
+      read_huggingface(R"({"model_type": "mistral", "num_key_value_heads": null})", "c.json").spec;
   CHECK(every_head.kv_heads == 32);
   const ModelSpec qwen2 = read_huggingface(R"({"model_type": "qwen2"})", "c.json").spec;
   CHECK(qwen2.kv_heads == 32);
@@ -196,7 +204,9 @@ TEST_CASE("What a config says outweighs the defaults") {
 }
 
 TEST_CASE("A model is named by its config, its folder, its file or its type") {
-  const auto name = [](const std::string& text, const std::string& file) { return read_huggingface(text, file).spec.name; };
+  const auto name = [](const std::string& text, const std::string& file) {
+    return read_huggingface(text, file).spec.name;
+  };
   CHECK(name(R"({"model_type": "gpt2", "_name_or_path": "openai/gpt2-xl/"})", "x/config.json") == "gpt2-xl");
   CHECK(name(R"({"model_type": "gpt2", "_name_or_path": ""})", "my-model/config.json") == "my-model");
   CHECK(name(R"({"model_type": "gpt2"})", "my-model.json") == "my-model");
@@ -215,8 +225,8 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
   const ModelSpec qwen = spec(
       R"({"model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 100, "max_window_layers": 3})");
   CHECK(qwen.sliding_window == 100);
-  CHECK(qwen.attention_pattern ==
-        std::vector<AttentionSpan>{AttentionSpan::full, AttentionSpan::full, AttentionSpan::full, AttentionSpan::sliding});
+  CHECK(qwen.attention_pattern == std::vector<AttentionSpan>{AttentionSpan::full, AttentionSpan::full,
+                                                             AttentionSpan::full, AttentionSpan::sliding});
   const ModelSpec all = spec(R"({"model_type": "qwen3", "use_sliding_window": true, "max_window_layers": 0})");
   CHECK(all.sliding_window == 4096);
   CHECK(all.attention_pattern.empty());
@@ -225,13 +235,15 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
   CHECK(gemma2.attention_scale == std::nullopt);  // 1 / sqrt(256) is that of its heads
   CHECK(gemma2.attention_softcap == 50.0);
   CHECK(gemma2.embedding_multiplier == 48.0);  // sqrt(2304)
-  const ModelSpec uncapped = spec(R"({"model_type": "gemma2", "attn_logit_softcapping": null, "final_logit_softcapping": null,
+  const ModelSpec uncapped =
+      spec(R"({"model_type": "gemma2", "attn_logit_softcapping": null, "final_logit_softcapping": null,
                                       "query_pre_attn_scalar": 144, "sliding_window": null})");
   CHECK(uncapped.attention_softcap == std::nullopt);
   CHECK(uncapped.logits_softcap == std::nullopt);
   CHECK(uncapped.attention_scale == 1.0 / 12.0);
   CHECK(uncapped.attention_pattern.empty());
-  const ModelSpec listed = spec(R"({"model_type": "qwen3", "num_hidden_layers": 4, "use_sliding_window": true, "layer_types":
+  const ModelSpec listed =
+      spec(R"({"model_type": "qwen3", "num_hidden_layers": 4, "use_sliding_window": true, "layer_types":
       ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]})");
   CHECK(listed.attention_pattern == alternating);
 
@@ -262,7 +274,8 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
   const ModelSpec seven = spec(R"({"model_type": "falcon"})");
   CHECK(seven.kv_heads == 1);
   CHECK((seven.parallel_residual && seven.shared_norm));
-  const ModelSpec forty = spec(R"({"model_type": "falcon", "hidden_size": 8192, "num_attention_heads": 128, "num_kv_heads": 8,
+  const ModelSpec forty =
+      spec(R"({"model_type": "falcon", "hidden_size": 8192, "num_attention_heads": 128, "num_kv_heads": 8,
                                    "new_decoder_architecture": true})");
   CHECK(forty.kv_heads == 8);
   CHECK((forty.parallel_residual && !forty.shared_norm));
@@ -277,18 +290,22 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
   CHECK(spec(R"({"model_type": "gemma", "hidden_act": "gelu"})").activation == FeedForwardKind::gated_gelu_tanh);
   CHECK(spec(R"({"model_type": "gemma", "hidden_act": "silu"})").activation == FeedForwardKind::gated_silu);
   CHECK(spec(R"({"model_type": "gemma", "hidden_activation": "gelu"})").activation == FeedForwardKind::gated_gelu_erf);
-  CHECK(spec(R"({"model_type": "llama", "hidden_act": "gelu_pytorch_tanh"})").activation == FeedForwardKind::gated_gelu_tanh);
+  CHECK(spec(R"({"model_type": "llama", "hidden_act": "gelu_pytorch_tanh"})").activation ==
+        FeedForwardKind::gated_gelu_tanh);
   CHECK(published("gpt-neox-20b").spec.activation == FeedForwardKind::gelu_tanh);
 }
 
 TEST_CASE("What a supported type may say and parplan does not build is refused with the reason") {
   CHECK(error(R"({"model_type": "opt", "_remove_final_layer_norm": true})") ==
-        "c.json:1:51: error: _remove_final_layer_norm true is not supported: the last norm is built wherever norms stand before "
+        "c.json:1:51: error: _remove_final_layer_norm true is not supported: the last norm is built wherever norms "
+        "stand before "
         "branches");
   CHECK(error(R"({"model_type": "opt", "layer_norm_elementwise_affine": false})") ==
-        "c.json:1:56: error: layer_norm_elementwise_affine false is not supported: norms have weights and biases in parplan");
+        "c.json:1:56: error: layer_norm_elementwise_affine false is not supported: norms have weights and biases in "
+        "parplan");
   CHECK(error(R"({"model_type": "bloom", "apply_residual_connection_post_layernorm": true})") ==
-        "c.json:1:69: error: apply_residual_connection_post_layernorm true is not supported: residuals that begin behind the "
+        "c.json:1:69: error: apply_residual_connection_post_layernorm true is not supported: residuals that begin "
+        "behind the "
         "norm are not "
         "built");
   CHECK(error(R"({"model_type": "bloom", "n_inner": 5})") ==
@@ -296,13 +313,15 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
   CHECK(error(R"({"model_type": "gemma", "use_bidirectional_attention": true})") ==
         "c.json:1:56: error: use_bidirectional_attention true is not supported: parplan's attention is causal");
   CHECK(error(R"({"model_type": "falcon", "new_decoder_architecture": true, "parallel_attn": false})") ==
-        "c.json:1:77: error: a new_decoder_architecture has parallel branches; leave parallel_attn out, or set it to true");
+        "c.json:1:77: error: a new_decoder_architecture has parallel branches; leave parallel_attn out, or set it to "
+        "true");
   CHECK(error(R"({"model_type": "falcon", "num_ln_in_parallel_attn": 2})") ==
         "c.json:1:53: error: 2 norms side by side need new_decoder_architecture: expected 1");
   CHECK(error(R"({"model_type": "starcoder2", "mlp_type": "gated"})") ==
         "c.json:1:42: error: expected one of default, found 'gated'");
   CHECK(error(R"({"model_type": "mistral", "layer_types": ["full_attention", "sliding_attention"]})") ==
-        "c.json:1:42: error: layers of several kinds are not supported for this model_type; leave layer_types out, or write a "
+        "c.json:1:42: error: layers of several kinds are not supported for this model_type; leave layer_types out, or "
+        "write a "
         "model.yaml "
         "(docs/model.md) with an attention_pattern");
   CHECK(error(R"({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["linear_attention"]})") ==
@@ -313,20 +332,25 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
   CHECK(error(R"({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]})") ==
         "c.json:1:64: error: layers of sliding_attention need a sliding_window, and there is none");
   CHECK(error(R"({"model_type": "gemma2", "rope_parameters": {"full_attention": {"rope_theta": 5}}})") ==
-        "c.json:1:64: error: rope_parameters of its own for full_attention is not supported: all layers turn alike in parplan");
+        "c.json:1:64: error: rope_parameters of its own for full_attention is not supported: all layers turn alike in "
+        "parplan");
   CHECK(error(R"({"model_type": "phi3", "partial_rotary_factor": 1.5})") ==
         "c.json:1:49: error: expected a part of every head above 0 and at most 1, found 1.5");
   CHECK(error(R"({"model_type": "gptj", "rotary_dim": 63})") ==
-        "c.json:1:38: error: rotary positions turn pairs of a head's 256 numbers: expected an even rotary_dim from 2 to 256, "
+        "c.json:1:38: error: rotary positions turn pairs of a head's 256 numbers: expected an even rotary_dim from 2 "
+        "to 256, "
         "found 63");
   CHECK(error(R"({"model_type": "gpt_neox", "head_dim": 64})") ==
-        "c.json:1:40: error: heads of this model_type are hidden_size / num_attention_heads = 96 wide, found head_dim 64");
+        "c.json:1:40: error: heads of this model_type are hidden_size / num_attention_heads = 96 wide, found head_dim "
+        "64");
   CHECK(error(R"({"model_type": "llama", "num_local_experts": 8})") ==
-        "c.json:1:46: error: num_local_experts means a mixture of experts, which parplan does not build in a model of type "
+        "c.json:1:46: error: num_local_experts means a mixture of experts, which parplan does not build in a model of "
+        "type "
         "'llama'; take "
         "the key out, or write what there is as a model.yaml (docs/model.md)");
   CHECK(error(R"({"model_type": "qwen3", "kv_lora_rank": 512})") ==
-        "c.json:1:41: error: kv_lora_rank means latent attention, which parplan does not build in a model of type 'qwen3'; take "
+        "c.json:1:41: error: kv_lora_rank means latent attention, which parplan does not build in a model of type "
+        "'qwen3'; take "
         "the key "
         "out, or write what there is as a model.yaml (docs/model.md)");
 }
@@ -341,14 +365,17 @@ TEST_CASE("Other types of model are refused with what of them parplan understand
           R"({"model_type": "mixtral", "hidden_size": 4096, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
                   "router_aux_loss_coef": 0.02, "use_cache": true, "bos_token_id": 1})") ==
       "c.json:1:16: error: model_type 'mixtral' is not supported; supported: " + types +
-          "; of its keys parplan understands hidden_size, vocab_size; it cannot map num_local_experts, num_experts_per_tok, "
+          "; of its keys parplan understands hidden_size, vocab_size; it cannot map num_local_experts, "
+          "num_experts_per_tok, "
           "router_aux_loss_coef (a mixture of experts)" +
           advice + "; did you mean 'mistral'?");
   CHECK(
-      error(R"({"model_type": "deepseek_v3", "kv_lora_rank": 512, "n_routed_experts": 256, "num_nextn_predict_layers": 1,
+      error(
+          R"({"model_type": "deepseek_v3", "kv_lora_rank": 512, "n_routed_experts": 256, "num_nextn_predict_layers": 1,
                   "strange": [1], "stranger": false})") ==
       "c.json:1:16: error: model_type 'deepseek_v3' is not supported; supported: " + types +
-          "; it cannot map n_routed_experts (a mixture of experts); it cannot map kv_lora_rank (latent attention); it cannot map "
+          "; it cannot map n_routed_experts (a mixture of experts); it cannot map kv_lora_rank (latent attention); it "
+          "cannot map "
           "num_nextn_predict_layers (prediction of several tokens); it does not know strange" +
           advice);
   CHECK(error(R"({"model_type": "mamba", "state_size": 16, "conv_kernel": 4, "time_step_rank": 48})") ==
@@ -357,22 +384,27 @@ TEST_CASE("Other types of model are refused with what of them parplan understand
   CHECK(error(R"({"model_type": "bert", "hidden_size": 768, "type_vocab_size": 2})") ==
         "c.json:1:16: error: model_type 'bert' is not supported; supported: " + types +
             "; of its keys parplan understands hidden_size; it cannot map type_vocab_size (an encoder)" + advice);
-  CHECK(error(R"({"model_type": "paligemma", "text_config": {"model_type": "gemma2"}, "vision_config": {"depth": 1}})") ==
-        "c.json:1:16: error: model_type 'paligemma' is not supported; supported: " + types +
-            "; it cannot map text_config, vision_config (other inputs than text); its text_config is of type 'gemma2': save it "
-            "as a "
-            "config.json of its own to plan the language model alone" +
-            advice);
+  CHECK(
+      error(R"({"model_type": "paligemma", "text_config": {"model_type": "gemma2"}, "vision_config": {"depth": 1}})") ==
+      "c.json:1:16: error: model_type 'paligemma' is not supported; supported: " + types +
+          "; it cannot map text_config, vision_config (other inputs than text); its text_config is of type 'gemma2': "
+          "save it "
+          "as a "
+          "config.json of its own to plan the language model alone" +
+          advice);
   CHECK(error(R"({"model_type": "jamba"})") ==
         "c.json:1:16: error: model_type 'jamba' is not supported; supported: " + types + advice);
   // Thousands of keys make no message of thousands.
   std::string many = R"({"model_type": "x")";
   for (int i = 0; i < 1000; ++i) many += R"(, "k)" + std::to_string(i) + R"(": 1)";
-  CHECK(error(many + "}")
-            .find("it does not know k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11, k12, k13, k14, k15 and 984 more;") !=
-        std::string::npos);
+  CHECK(
+      error(many + "}")
+          .find(
+              "it does not know k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11, k12, k13, k14, k15 and 984 more;") !=
+      std::string::npos);
   CHECK(error(R"({"hidden_size": 3})") ==
-        "c.json:1:1: error: missing key 'model_type', which says what kind of model this is; take the config.json of the model's repository as it stands, or write a "
+        "c.json:1:1: error: missing key 'model_type', which says what kind of model this is; take the config.json of "
+        "the model's repository as it stands, or write a "
         "model.yaml (docs/model.md)");
   CHECK(error("[]") == "c.json:1:1: error: expected a map with key 'model_type', found a list");
   CHECK(error(R"({"model_type": null})") == "c.json:1:16: error: expected text, found nothing");
@@ -384,9 +416,9 @@ TEST_CASE("Keys of every supported type hold values of any kind without a crash"
     if (!folder.is_directory()) continue;
     const Json config = Json::parse(read_file(folder.path() / "config.json"));
     for (const auto& [key, value] : config.items()) {
-      for (const Json& other :
-           {Json(nullptr), Json(true), Json(-1), Json(0), Json(7), Json(1e300), Json(1e-300), Json("text"), Json::array(),
-            Json::array({1, "a", nullptr}), Json{{"rope_type", 3}}, Json{{"full_attention", Json::object()}}}) {
+      for (const Json& other : {Json(nullptr), Json(true), Json(-1), Json(0), Json(7), Json(1e300), Json(1e-300),
+                                Json("text"), Json::array(), Json::array({1, "a", nullptr}), Json{{"rope_type", 3}},
+                                Json{{"full_attention", Json::object()}}}) {
         Json changed = config;
         changed[key] = other;
         INFO(changed.dump());
@@ -404,8 +436,10 @@ TEST_CASE("Keys of every supported type hold values of any kind without a crash"
 
 TEST_CASE("Contradictions and values that cannot be are errors with their place") {
   CHECK(error("{\n  \"model_type\": \"gpt2\",\n}") ==
-        "c.json:3:1: error: invalid JSON: syntax error while parsing object key - unexpected '}'; expected string literal");
-  CHECK(error("{\"model_type\": \"gpt2\", \"n_head\": 7}") == "c.json:1:34: error: n_embd 768 is not a multiple of n_head 7");
+        "c.json:3:1: error: invalid JSON: syntax error while parsing object key - unexpected '}'; expected string "
+        "literal");
+  CHECK(error("{\"model_type\": \"gpt2\", \"n_head\": 7}") ==
+        "c.json:1:34: error: n_embd 768 is not a multiple of n_head 7");
   CHECK(error("{\"model_type\": \"llama\", \"hidden_size\": 100}") ==
         "c.json:1:1: error: hidden_size 100 is not a multiple of num_attention_heads 32, and there is no head_dim");
   CHECK(error("{\"model_type\": \"llama\", \"num_key_value_heads\": 5}") ==
@@ -418,21 +452,27 @@ TEST_CASE("Contradictions and values that cannot be are errors with their place"
         "c.json:1:35: error: n_layer: expected a whole number from 1 to 10000, found '0'");
   CHECK(error("{\"model_type\": \"gpt2\", \"layer_norm_epsilon\": \"small\"}") ==
         "c.json:1:46: error: layer_norm_epsilon: expected a number, found 'small'");
-  CHECK(error("{\"model_type\": \"gpt2\", \"n_embd\": 1e400}") == "c.json:1:34: error: invalid JSON: the number 1e400 is beyond what a double holds");
-  CHECK(error("{\"model_type\": \"gpt2\", \"n_embd\": 1e300}").find("error: n_embd: expected a whole number from 1 to ") != std::string::npos);
-  CHECK(error("{\"model_type\": \"mistral\", \"sliding_window\": -1}").find("error: sliding_window: expected a whole number from 1 to ") != std::string::npos);
+  CHECK(error("{\"model_type\": \"gpt2\", \"n_embd\": 1e400}") ==
+        "c.json:1:34: error: invalid JSON: the number 1e400 is beyond what a double holds");
+  CHECK(error("{\"model_type\": \"gpt2\", \"n_embd\": 1e300}")
+            .find("error: n_embd: expected a whole number from 1 to ") != std::string::npos);
+  CHECK(error("{\"model_type\": \"mistral\", \"sliding_window\": -1}")
+            .find("error: sliding_window: expected a whole number from 1 to ") != std::string::npos);
   CHECK(error("{\"model_type\": \"gpt2\", \"layer_norm_epsilon\": 0}") ==
         "c.json:1:46: error: expected layer_norm_epsilon above 0, found '0'");
   CHECK(error("{\"model_type\": \"gpt2\", \"activation_function\": \"tanh\"}") ==
-        "c.json:1:47: error: activation_function: expected one of gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, relu, found 'tanh'");
+        "c.json:1:47: error: activation_function: expected one of gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, relu, "
+        "found 'tanh'");
   CHECK(error("{\"model_type\": \"gpt2\", \"add_cross_attention\": true}") ==
         "c.json:1:47: error: add_cross_attention true is not supported: parplan builds decoder-only models");
   CHECK(error("{\"model_type\": \"llama\", \"hidden_act\": \"relu\"}") ==
-        "c.json:1:39: error: hidden_act: expected one of silu, swish, gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, found 'relu'; did you "
+        "c.json:1:39: error: hidden_act: expected one of silu, swish, gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, "
+        "found 'relu'; did you "
         "mean 'gelu'?");
   CHECK(error("{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_theta\": 0}}") ==
         "c.json:1:59: error: expected rope_theta above 0, found '0'");
-  CHECK(error("{\"model_type\": \"llama\", \"mlp_bias\": \"yes\"}") == "c.json:1:37: error: mlp_bias: expected true or false, found 'yes'");
+  CHECK(error("{\"model_type\": \"llama\", \"mlp_bias\": \"yes\"}") ==
+        "c.json:1:37: error: mlp_bias: expected true or false, found 'yes'");
   CHECK(error("{\"model_type\": \"llama\", \"mlp_bias\": true, \"mlp_bias\": false}") ==
         "c.json:1:43: error: duplicate key 'mlp_bias', first given on line 1");
 }

@@ -64,18 +64,19 @@ TEST_CASE("A decoder has the defaults of docs/model.md") {
 }
 
 TEST_CASE("The training section overrides exactly what it says") {
-  const ModelFile file = read_model(decoder +
-                                        "source: a paper\n"
-                                        "training:\n"
-                                        "  global_batch: 8\n"
-                                        "  sequence_length: 12\n"
-                                        "  precision: bf16\n"
-                                        "  seed: 7\n"
-                                        "  optimizer: {name: adam, learning_rate: 1e-3, schedule: cosine, warmup_steps: "
-                                        "10, decay_steps: 100, final_learning_rate: 1e-4, beta1: 0.8, beta2: 0.9, "
-                                        "epsilon: 1e-7, weight_decay: 0.2, clip_norm: 1.0}\n"
-                                        "  initialization: {standard_deviation: 0.01, scaled_residual: true}\n",
-                                    "m.yaml");
+  const ModelFile file =
+      read_model(decoder +
+                     "source: a paper\n"
+                     "training:\n"
+                     "  global_batch: 8\n"
+                     "  sequence_length: 12\n"
+                     "  precision: bf16\n"
+                     "  seed: 7\n"
+                     "  optimizer: {name: adam, learning_rate: 1e-3, schedule: cosine, warmup_steps: "
+                     "10, decay_steps: 100, final_learning_rate: 1e-4, beta1: 0.8, beta2: 0.9, "
+                     "epsilon: 1e-7, weight_decay: 0.2, clip_norm: 1.0}\n"
+                     "  initialization: {standard_deviation: 0.01, scaled_residual: true}\n",
+                 "m.yaml");
   CHECK(file.source == "a paper");
   CHECK(file.spec.initializer_range == 0.01);
   CHECK(file.spec.scaled_residual);
@@ -151,8 +152,10 @@ TEST_CASE("Unknown, missing and duplicate keys of a model are errors") {
       "position_offset, rope_theta, "
       "rotary_dim, rotary_interleaved, alibi_multiplier, norm_epsilon, norm_placement, qk_norm, embedding_norm, "
       "parallel_residual, "
-      "shared_norm, sliding_window, attention_pattern, attention_scale, attention_softcap, logits_softcap, embedding_multiplier, "
-      "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias; did you mean 'hidden'?");
+      "shared_norm, sliding_window, attention_pattern, attention_scale, attention_softcap, logits_softcap, "
+      "embedding_multiplier, "
+      "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias; did you mean "
+      "'hidden'?");
   CHECK(error(decoder + "hidden: 3\n") == "m.yaml:12:1: error: duplicate key 'hidden', first given on line 4");
   CHECK(error(replaced("layers: 2\n", "")) == "m.yaml:1:1: error: missing key 'layers' at the top level");
   CHECK(error("") == "m.yaml: error: the file is empty; expected a map with key 'family'");
@@ -171,7 +174,8 @@ TEST_CASE("Keys that a family does not read are errors") {
 
 TEST_CASE("Sizes are whole numbers in range") {
   CHECK(error(replaced("name: small", "name: ''")) == "m.yaml:1:7: error: expected a name, found ''");
-  CHECK(error(replaced("layers: 2", "layers: 0")) == "m.yaml:3:9: error: expected a whole number from 1 to 10000, found '0'");
+  CHECK(error(replaced("layers: 2", "layers: 0")) ==
+        "m.yaml:3:9: error: expected a whole number from 1 to 10000, found '0'");
   CHECK(error(replaced("hidden: 32", "hidden: 3e2")) ==
         "m.yaml:4:9: error: expected a whole number from 1 to 1048576, found '3e2'");
   CHECK(error(replaced("heads: 4", "heads: four")) ==
@@ -190,7 +194,8 @@ TEST_CASE("Kinds are told from their like") {
   CHECK(error(replaced("rms_norm", "batch_norm")) ==
         "m.yaml:10:7: error: expected one of layer_norm, rms_norm, found 'batch_norm'");
   CHECK(error(replaced("gated_silu", "gelu")) ==
-        "m.yaml:11:13: error: expected one of gelu_tanh, gelu_erf, relu, gated_silu, gated_gelu_tanh, gated_gelu_erf, found "
+        "m.yaml:11:13: error: expected one of gelu_tanh, gelu_erf, relu, gated_silu, gated_gelu_tanh, gated_gelu_erf, "
+        "found "
         "'gelu'; did you mean 'gelu_tanh' or 'gelu_erf'?");
   CHECK(error(decoder + "tied_embeddings: yes\n") == "m.yaml:12:18: error: expected true or false, found 'yes'");
 }
@@ -204,7 +209,8 @@ TEST_CASE("Heads that do not fit together are errors at the key to blame") {
         "m.yaml:5:8: error: hidden 32 is not a multiple of 5 heads; choose a divisor of 32, or give head_dim");
   CHECK(error(decoder + "head_dim: 7\n") ==
         "m.yaml:12:11: error: rotary positions turn pairs of numbers: the width of a head must be even, found 7");
-  CHECK(error(decoder + "head_dim: 1048576\n") == "m.yaml:5:8: error: 4 heads of 1048576 are 4194304 wide; at most 1048576");
+  CHECK(error(decoder + "head_dim: 1048576\n") ==
+        "m.yaml:5:8: error: 4 heads of 1048576 are 4194304 wide; at most 1048576");
   // Without head_dim the heads are blamed: 32 / 32 is 1.
   CHECK(error(replaced("heads: 4", "heads: 32")) ==
         "m.yaml:5:8: error: rotary positions turn pairs of numbers: the width of a head must be even, found 1");
@@ -257,24 +263,28 @@ TEST_CASE("What few models have is absent until a file says it") {
   CHECK(window_of(spec, 1) == std::nullopt);
 
   ModelSpec gptj =
-      read_model(decoder + "rotary_dim: 4\nrotary_interleaved: true\nparallel_residual: true\nshared_norm: true\n", "m.yaml")
+      read_model(decoder + "rotary_dim: 4\nrotary_interleaved: true\nparallel_residual: true\nshared_norm: true\n",
+                 "m.yaml")
           .spec;
   CHECK(gptj.rotary_dim == 4);
   CHECK((gptj.rotary_interleaved && gptj.parallel_residual && gptj.shared_norm));
   CHECK(read_model(write_model(gptj), "written.yaml").spec == gptj);
-  ModelSpec opt = read_model(replaced("rotary", "learned") + "position_offset: 2\nnorm_placement: after_add\n", "m.yaml").spec;
+  ModelSpec opt =
+      read_model(replaced("rotary", "learned") + "position_offset: 2\nnorm_placement: after_add\n", "m.yaml").spec;
   CHECK(opt.position_offset == 2);
   CHECK(read_model(write_model(opt), "written.yaml").spec == opt);
 }
 
 TEST_CASE("Parts that contradict each other are errors at the key to blame, and say what to do") {
-  CHECK(
-      error(decoder + "rotary_dim: 5\n") ==
-      "m.yaml:12:13: error: rotary positions turn pairs of a head's 8 numbers: expected an even rotary_dim from 2 to 8, found 5");
+  CHECK(error(decoder + "rotary_dim: 5\n") ==
+        "m.yaml:12:13: error: rotary positions turn pairs of a head's 8 numbers: expected an even rotary_dim from 2 to "
+        "8, found 5");
   CHECK(error(decoder + "rotary_dim: 10\n") ==
-        "m.yaml:12:13: error: rotary positions turn pairs of a head's 8 numbers: expected an even rotary_dim from 2 to 8, found "
+        "m.yaml:12:13: error: rotary positions turn pairs of a head's 8 numbers: expected an even rotary_dim from 2 to "
+        "8, found "
         "10");
-  CHECK(error(decoder + "rotary_dim: 1\n") == "m.yaml:12:13: error: expected a whole number from 2 to 1048576, found '1'");
+  CHECK(error(decoder + "rotary_dim: 1\n") ==
+        "m.yaml:12:13: error: expected a whole number from 2 to 1048576, found '1'");
   // A head of odd width may turn in part.
   CHECK(error(decoder + "head_dim: 7\nrotary_dim: 4\n") == "no error");
   CHECK(error(replaced("rotary", "alibi") + "rotary_interleaved: true\n") ==
@@ -289,7 +299,8 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
         "m.yaml:12:14: error: branches that run one after the other cannot share a norm; leave out shared_norm, or set "
         "parallel_residual to true");
   CHECK(error(decoder + "norm_placement: after_add\nparallel_residual: true\n") ==
-        "m.yaml:13:20: error: branches that run side by side have their norms before them, and norm_placement is after_add; "
+        "m.yaml:13:20: error: branches that run side by side have their norms before them, and norm_placement is "
+        "after_add; "
         "leave out "
         "norm_placement, or set parallel_residual to false");
   CHECK(error(decoder + "attention_pattern: [sliding, full]\n") ==
@@ -301,13 +312,16 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
   CHECK(error(decoder + "attention_pattern: []\n") ==
         "m.yaml:12:20: error: expected a list of full and sliding, found an empty one");
   CHECK(error(decoder + "attention_pattern: sliding\n") == "m.yaml:12:20: error: expected a list, found 'sliding'");
-  CHECK(error(decoder + "attention_pattern: [local]\n") == "m.yaml:12:21: error: expected one of full, sliding, found 'local'");
-  CHECK(error(decoder + "sliding_window: 0\n") == "m.yaml:12:17: error: expected a whole number from 1 to 16777216, found '0'");
+  CHECK(error(decoder + "attention_pattern: [local]\n") ==
+        "m.yaml:12:21: error: expected one of full, sliding, found 'local'");
+  CHECK(error(decoder + "sliding_window: 0\n") ==
+        "m.yaml:12:17: error: expected a whole number from 1 to 16777216, found '0'");
   CHECK(error(decoder + "attention_softcap: 0\n") == "m.yaml:12:20: error: expected a number above 0, found '0'");
   CHECK(error(decoder + "residual_multiplier: -1\n") == "m.yaml:12:22: error: expected a number above 0, found '-1'");
   CHECK(error(decoder + "norm_placement: post\n") ==
         "m.yaml:12:17: error: expected one of before_branch, after_branch, around_branch, after_add, found 'post'");
-  CHECK(error(decoder + "qk_norm: head\n") == "m.yaml:12:10: error: expected one of none, per_head, whole_width, found 'head'");
+  CHECK(error(decoder + "qk_norm: head\n") ==
+        "m.yaml:12:10: error: expected one of none, per_head, whole_width, found 'head'");
   CHECK(error(decoder + "head_bias: 1\n") == "m.yaml:12:12: error: expected true or false, found '1'");
 }
 
@@ -326,8 +340,10 @@ TEST_CASE("The training section is as strict") {
         "m.yaml:12:24: error: unknown key 'lr'; allowed: name, schedule, warmup_steps, decay_steps, learning_rate, "
         "final_learning_rate, beta1, beta2, epsilon, weight_decay, momentum, clip_norm");
   CHECK(training("optimizer: {learning_rate: 0}") == "m.yaml:12:39: error: expected a number above 0, found '0'");
-  CHECK(training("optimizer: {beta1: 1}") == "m.yaml:12:31: error: expected a number of at least 0 and below 1, found '1'");
-  CHECK(training("optimizer: {weight_decay: -0.1}") == "m.yaml:12:38: error: expected a number of at least 0, found '-0.1'");
+  CHECK(training("optimizer: {beta1: 1}") ==
+        "m.yaml:12:31: error: expected a number of at least 0 and below 1, found '1'");
+  CHECK(training("optimizer: {weight_decay: -0.1}") ==
+        "m.yaml:12:38: error: expected a number of at least 0, found '-0.1'");
   CHECK(training("optimizer: {name: adam, momentum: 0.9}") ==
         "m.yaml:12:46: error: momentum belongs to sgd, and the optimizer is adam");
   CHECK(training("optimizer: {schedule: cosine, warmup_steps: 10, decay_steps: 10}") ==

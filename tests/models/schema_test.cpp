@@ -15,7 +15,8 @@ namespace {
 const std::string folder = std::string(PARPLAN_SOURCE_DIR) + "/docs/";
 
 std::string model_with(const std::string& family, const std::string& last) {
-  return "name: m\nfamily: " + family + "\nlayers: 1\nhidden: 4\nfeature: 4\nvocabulary: 5\ncontext: 4\nactivation: relu\n" +
+  return "name: m\nfamily: " + family +
+         "\nlayers: 1\nhidden: 4\nfeature: 4\nvocabulary: 5\ncontext: 4\nactivation: relu\n" +
          (family == "decoder" ? "heads: 1\nposition: rotary\nnorm: rms_norm\n" : "") + last + "\n";
 }
 
@@ -62,11 +63,13 @@ TEST_CASE("The JSON Schema has exactly the keys that the reader allows") {
 
 TEST_CASE("The page names every key, and its example loads") {
   const std::string page = read_file(folder + "model.md");
-  for (const std::string& key : allowed("decoder", "xxxxxxxx: 1")) CHECK_MESSAGE(page.find("`" + key + "`") != std::string::npos, key);
+  for (const std::string& key : allowed("decoder", "xxxxxxxx: 1"))
+    CHECK_MESSAGE(page.find("`" + key + "`") != std::string::npos, key);
   for (const std::string& key : allowed("decoder", "training: {optimizer: {xxxxxxxx: 1}}")) {
     CHECK_MESSAGE(page.find("`optimizer." + key + "`") != std::string::npos, key);
   }
   const std::size_t begin = page.find("```yaml\n") + 8;
   const ModelFile example = read_model(page.substr(begin, page.find("```", begin) - begin), "model.md");
-  CHECK(example.spec == read_model(read_file(std::string(PARPLAN_SOURCE_DIR) + "/models/llama3-8b.yaml"), "m.yaml").spec);
+  CHECK(example.spec ==
+        read_model(read_file(std::string(PARPLAN_SOURCE_DIR) + "/models/llama3-8b.yaml"), "m.yaml").spec);
 }

@@ -22,7 +22,8 @@ TEST_CASE("Every model of the zoo loads, carries its file's name and has exactly
       {"gpt2-medium", 354'823'168},
       {"gpt2-large", 774'030'080},
       {"gpt2-xl", 1'557'611'200},
-      // Published only as 175.0 billion: 12288 (50257 + 2048) + 96 (12 * 12288^2 + 13 * 12288) + 2 * 12288.
+      // Published only as 175.0 billion: 12288 (50257 + 2048) + 96 (12 * 12288^2 + 13 * 12288) + 2
+      // * 12288.
       {"gpt3-175b", 174'604'259'328},
       {"llama2-7b", 6'738'415'616},
       {"llama2-70b", 68'976'648'192},
@@ -99,14 +100,20 @@ TEST_CASE("A model is found by name, by path and by the folder of its config.jso
 
 TEST_CASE("A model that is not there is told apart from those that are") {
   const std::string names =
-      "bloom-176b, bloom-7b1, falcon-40b, falcon-7b, gemma-7b, gemma2-27b, gemma2-9b, gpt-neox-20b, gpt2, gpt2-large, gpt2-medium, "
-      "gpt2-xl, gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, "
-      "mistral-7b, mlp, olmo2-13b, olmo2-7b, opt-6.7b, phi3-mini, pythia-6.9b, qwen2.5-7b, qwen3-32b, qwen3-8b, starcoder2-15b";
+      "bloom-176b, bloom-7b1, falcon-40b, falcon-7b, gemma-7b, gemma2-27b, gemma2-9b, gpt-neox-20b, gpt2, gpt2-large, "
+      "gpt2-medium, "
+      "gpt2-xl, gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, "
+      "llama3.2-1b, "
+      "mistral-7b, mlp, olmo2-13b, olmo2-7b, opt-6.7b, phi3-mini, pythia-6.9b, qwen2.5-7b, qwen3-32b, qwen3-8b, "
+      "starcoder2-15b";
   CHECK(error_of<ConfigError>([] { load_model("lama3-8b", zoo); }) ==
-        "error: unknown model 'lama3-8b'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, or one of " + names +
-            "; did you mean 'llama3-8b'?");
+        "error: unknown model 'lama3-8b'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, "
+        "or one of " +
+            names + "; did you mean 'llama3-8b'?");
   CHECK(error_of<ConfigError>([] { load_model("bert-base", zoo); }) ==
-        "error: unknown model 'bert-base'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, or one of " + names);
+        "error: unknown model 'bert-base'; allowed: a path to a .yaml or .json file, a folder that holds a "
+        "config.json, or one of " +
+            names);
   CHECK(error_of<ConfigError>([] { load_model("/nowhere/model.yaml", zoo); }) ==
         "error: cannot read '/nowhere/model.yaml': No such file or directory");
   CHECK(error_of<ConfigError>([] { load_model("/nowhere/config.json", zoo); }) ==

@@ -1,4 +1,5 @@
-// The reference on graphs of imported configs against transformers; tests/golden/make_golden_families.py made the golden values.
+// The reference on graphs of imported configs against transformers;
+// tests/golden/make_golden_families.py made the golden values.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -26,8 +27,8 @@ namespace {
 constexpr std::int64_t batch = 2;
 constexpr std::int64_t sequence = 16;
 
-// Both sides compute in fp32 (2^-24 = 6e-8 a rounding) and sum in different orders. Observed: up to 4e-7 for logits, up to 1.5e-6
-// for the worst gradient.
+// Both sides compute in fp32 (2^-24 = 6e-8 a rounding) and sum in different orders. Observed: up to
+// 4e-7 for logits, up to 1.5e-6 for the worst gradient.
 constexpr double tolerance = 1e-5;
 
 // ||a - b|| / ||b||
@@ -67,7 +68,7 @@ TEST_CASE("logits, loss and gradients of every imported family equal those of tr
     const std::map<std::string, GoldenTensor> golden = read_golden(golden_file.replace_extension(".golden").string());
     Reference reference(graph, {.global_batch = batch, .sequence_length = sequence});
     for (const TensorId id : parameters(graph)) {
-      const Tensor& tensor = graph.tensors[static_cast<std::size_t>(id)];
+      const Tensor& tensor = graph.tensors[id];
       reference.parameter(tensor.name) = golden_parameter(tensor);
     }
     const std::vector<std::int32_t> text = golden_text(batch * (sequence + 1), graph.vocabulary);
@@ -93,8 +94,8 @@ TEST_CASE("logits, loss and gradients of every imported family equal those of tr
       worst = std::max(worst, error);
       compared.insert("gradient/" + name);
     }
-    MESSAGE(fmt::format("{}: relative error {:.1e} of logits, {:.1e} of the worst gradient", config.stem().string(), logits_error,
-                        worst));
+    MESSAGE(fmt::format("{}: relative error {:.1e} of logits, {:.1e} of the worst gradient", config.stem().string(),
+                        logits_error, worst));
     for (const auto& [name, tensor] : golden) CHECK(name.starts_with("gradient/") == compared.contains(name));
   }
 }
@@ -110,7 +111,8 @@ TEST_CASE("random legal plans of every imported family train as the one-rank ref
       INFO(config.stem().string() << ": " << testing::describe(spec));
       auto reference = references.find(spec.micro_batch);
       if (reference == references.end())
-        reference = references.emplace(spec.micro_batch, testing::run_reference(graph, training, spec.micro_batch, 3)).first;
+        reference =
+            references.emplace(spec.micro_batch, testing::run_reference(graph, training, spec.micro_batch, 3)).first;
       testing::check_close(testing::run_plan(graph, training, spec, 3), reference->second);
     }
   }

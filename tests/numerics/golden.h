@@ -9,7 +9,8 @@
 
 namespace parplan {
 
-// What tests/golden/make_golden.py wrote, by tensor name; the formula of its weights and tokens stands there.
+// What tests/golden/make_golden.py wrote, by tensor name; the formula of its weights and tokens
+// stands there.
 struct GoldenTensor {
   std::vector<std::int64_t> sizes;
   std::vector<float> values;

@@ -1,4 +1,5 @@
-// The reference against PyTorch, on the two tiny models; tests/golden/make_golden.py made the golden values.
+// The reference against PyTorch, on the two tiny models; tests/golden/make_golden.py made the
+// golden values.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -23,8 +24,8 @@ constexpr std::int64_t batch = 2;
 constexpr std::int64_t sequence = 16;
 
 // Both sides compute in fp32 (2^-24 = 6e-8 a rounding) and sum in different orders. Observed on an
-// AVX-512 Xeon with the kernels for each of the three instruction sets: 4e-7 to 5e-7 for logits, up to 1.3e-6 for the worst
-// gradient, up to 8e-7 for a loss within five steps.
+// AVX-512 Xeon with the kernels for each of the three instruction sets: 4e-7 to 5e-7 for logits, up
+// to 1.3e-6 for the worst gradient, up to 8e-7 for a loss within five steps.
 constexpr double tolerance = 1e-5;
 
 double squared_norm(std::span<const float> values) {
@@ -65,11 +66,12 @@ struct Case {
   std::vector<std::int32_t> tokens, targets;
 
   explicit Case(const std::string& model)
-      : graph(build_graph(load_model(fmt::format("{}/tests/data/models/{}.yaml", PARPLAN_SOURCE_DIR, model), "").spec, sequence)),
+      : graph(build_graph(load_model(fmt::format("{}/tests/data/models/{}.yaml", PARPLAN_SOURCE_DIR, model), "").spec,
+                          sequence)),
         golden(read_golden(fmt::format("{}/tests/data/golden/{}.golden", PARPLAN_SOURCE_DIR, model))),
         reference(graph, golden_training()) {
     for (const TensorId id : parameters(graph)) {
-      const Tensor& tensor = graph.tensors[static_cast<std::size_t>(id)];
+      const Tensor& tensor = graph.tensors[id];
       reference.parameter(tensor.name) = golden_parameter(tensor);
     }
     const std::vector<std::int32_t> text = golden_text(batch * (sequence + 1), graph.vocabulary);
@@ -106,7 +108,8 @@ TEST_CASE("logits loss and gradients equal those of PyTorch") {
       worst = std::max(worst, error);
       compared.insert("gradient/" + name);
     }
-    MESSAGE(fmt::format("{}: relative error {:.1e} of logits, {:.1e} of the worst gradient", model, logits_error, worst));
+    MESSAGE(
+        fmt::format("{}: relative error {:.1e} of logits, {:.1e} of the worst gradient", model, logits_error, worst));
     for (const auto& [name, tensor] : test.golden) CHECK(name.starts_with("gradient/") == compared.contains(name));
   }
 }

@@ -9,16 +9,27 @@
 #include "models/graph_builder.h"
 #include "planner/graph/op_graph.h"
 
-// Decoders made of what the tiny models of tests/data lack: each op and attribute of the table at least once, tensors with several
-// uses in several orders, layers of two kinds in turn. No model is like this; plans do not mind.
+// Decoders made of what the tiny models of tests/data lack: each op and attribute of the table at
+// least once, tensors with several uses in several orders, layers of two kinds in turn. No model is
+// like this; plans do not mind.
 namespace parplan::testing {
 
 class OpGraphBuilder {
  public:
-  OpGraphBuilder(std::string name, std::int64_t sequence, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim)
-      : spec_({.name = std::move(name), .layers = 3, .hidden = 24, .feature = 40, .vocabulary = 61, .context = sequence,
-               .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim}),
-        sequence_(sequence), queries_(heads / kv_heads), builder_(spec_, sequence) {}
+  OpGraphBuilder(std::string name, std::int64_t sequence, std::int64_t heads, std::int64_t kv_heads,
+                 std::int64_t head_dim)
+      : spec_({.name = std::move(name),
+               .layers = 3,
+               .hidden = 24,
+               .feature = 40,
+               .vocabulary = 61,
+               .context = sequence,
+               .heads = heads,
+               .kv_heads = kv_heads,
+               .head_dim = head_dim}),
+        sequence_(sequence),
+        queries_(heads / kv_heads),
+        builder_(spec_, sequence) {}
 
   GraphBuilder& builder() { return builder_; }
 
@@ -33,7 +44,8 @@ class OpGraphBuilder {
     const TensorId beta = builder_.zeros(name + ".bias", builder_.hidden());
     const TensorId y = builder_.activation(name, builder_.hidden());
     const TensorId mean = builder_.statistic(name + ".mean");
-    builder_.op(OpKind::layer_norm, name, {x}, {gamma, beta}, {y, mean, builder_.statistic(name + ".rstd")}, {.epsilon = 1e-5});
+    builder_.op(OpKind::layer_norm, name, {x}, {gamma, beta}, {y, mean, builder_.statistic(name + ".rstd")},
+                {.epsilon = 1e-5});
     return y;
   }
   TensorId elementwise(OpKind kind, const std::string& name, TensorId x, TensorDim width, OpShape attributes) {
@@ -54,24 +66,29 @@ class OpGraphBuilder {
   };
   // The branch without its bias.
   TensorId attention(const std::string& name, TensorId x, const Attention& how) {
-    const TensorDim fused = {Dim::kv_groups, spec_.kv_heads * (queries_ + 2) * spec_.head_dim, (queries_ + 2) * spec_.head_dim};
+    const TensorDim fused = {Dim::kv_groups, spec_.kv_heads * (queries_ + 2) * spec_.head_dim,
+                             (queries_ + 2) * spec_.head_dim};
     const TensorDim mixed = {Dim::kv_groups, spec_.heads * spec_.head_dim, queries_ * spec_.head_dim};
     TensorId qkv = builder_.linear(name + ".qkv", x, fused, builder_.hidden(), 0.02, true);
     if (how.norms == Norms::heads) {
       const TensorDim head = {Dim::hidden, spec_.head_dim, 1};
-      const TensorId queries = builder_.ones(name + ".query_norm.weight", head), keys = builder_.ones(name + ".key_norm.weight", head);
+      const TensorId queries = builder_.ones(name + ".query_norm.weight", head),
+                     keys = builder_.ones(name + ".key_norm.weight", head);
       const TensorId y = builder_.activation(name + ".norm", fused);
-      const TensorId rstd = builder_.statistic(name + ".norm.rstd", {{Dim::kv_groups, spec_.heads + spec_.kv_heads, queries_ + 1}});
+      const TensorId rstd =
+          builder_.statistic(name + ".norm.rstd", {{Dim::kv_groups, spec_.heads + spec_.kv_heads, queries_ + 1}});
       builder_.op(OpKind::head_norm, name + ".norm", {qkv}, {queries, keys}, {y, rstd}, with_heads({.epsilon = 1e-5}));
       qkv = y;
     }
     if (how.norms == Norms::width) {
       const TensorId queries = builder_.ones(name + ".query_norm.weight", mixed);
-      const TensorId keys = builder_.ones(name + ".key_norm.weight", {Dim::kv_groups, spec_.kv_heads * spec_.head_dim, spec_.head_dim});
+      const TensorId keys =
+          builder_.ones(name + ".key_norm.weight", {Dim::kv_groups, spec_.kv_heads * spec_.head_dim, spec_.head_dim});
       const TensorId squares = builder_.statistic(name + ".squares", {{Dim::hidden, 2, 1}});
       builder_.op(OpKind::query_key_squares, name + ".squares", {qkv}, {}, {squares}, with_heads({.epsilon = 1e-5}));
       const TensorId y = builder_.activation(name + ".norm", fused);
-      builder_.op(OpKind::query_key_norm, name + ".norm", {qkv, squares}, {queries, keys}, {y}, with_heads({.epsilon = 1e-5}));
+      builder_.op(OpKind::query_key_norm, name + ".norm", {qkv, squares}, {queries, keys}, {y},
+                  with_heads({.epsilon = 1e-5}));
       qkv = y;
     }
     if (how.rotary) qkv = elementwise(OpKind::rotary, name + ".rotary", qkv, fused, with_heads(how.rotation));
@@ -92,7 +109,8 @@ class OpGraphBuilder {
   }
   TensorId plain(const std::string& name, TensorId x, ActivationKind activation) {
     const TensorId up = builder_.linear(name + ".up", x, builder_.feature(), builder_.hidden(), 0.02, true);
-    const TensorId inner = elementwise(OpKind::activation, name + ".activation", up, builder_.feature(), {.activation = activation});
+    const TensorId inner =
+        elementwise(OpKind::activation, name + ".activation", up, builder_.feature(), {.activation = activation});
     return builder_.linear(name + ".down", inner, builder_.hidden(), builder_.feature(), 0.02, false);
   }
   TensorId add(const std::string& name, TensorId a, TensorId b, bool bias = false) {
@@ -128,8 +146,9 @@ class OpGraphBuilder {
   GraphBuilder builder_;
 };
 
-// Two branches side by side, as GPT-NeoX, GPT-J and Falcon have them: one norm or two, and in one layer the first sum made before
-// the second branch is computed, so that the backward has to add what it could else pass on.
+// Two branches side by side, as GPT-NeoX, GPT-J and Falcon have them: one norm or two, and in one
+// layer the first sum made before the second branch is computed, so that the backward has to add
+// what it could else pass on.
 inline OpGraph parallel_branches(std::int64_t sequence) {
   OpGraphBuilder b("parallel-branches", sequence, 4, 2, 8);
   GraphBuilder& builder = b.builder();
@@ -142,8 +161,10 @@ inline OpGraph parallel_branches(std::int64_t sequence) {
     const TensorId first = b.layer_norm(name + ".norm", x);
     const OpShape scores = {.window = layer == 1 ? 5 : 0, .alibi = layer == 2 ? 1.0 : 0.0};
     const OpShape rotation = {.rotary_dim = 4, .interleaved = layer == 0, .theta = 10000.0};
-    const TensorId attended = b.attention(name + ".attention", first, {.rotary = layer != 2, .rotation = rotation, .scores = scores});
-    const bool late = layer == 1;  // as GPT-NeoX's order of words: x + attention(norm1(x)), then + feed_forward(norm2(x))
+    const TensorId attended =
+        b.attention(name + ".attention", first, {.rotary = layer != 2, .rotation = rotation, .scores = scores});
+    const bool late =
+        layer == 1;  // as GPT-NeoX's order of words: x + attention(norm1(x)), then + feed_forward(norm2(x))
     TensorId sum = late ? b.add(name + ".attention_add", x, attended, true) : -1;
     const TensorId fed = b.plain(name + ".feed_forward", layer == 0 ? first : b.layer_norm(name + ".norm2", x),
                                  layer == 0 ? ActivationKind::gelu_tanh : ActivationKind::silu);
@@ -155,7 +176,8 @@ inline OpGraph parallel_branches(std::int64_t sequence) {
   return builder.finish_graph();
 }
 
-// Norms around every branch and of queries and keys, caps and windows in turn, branches scaled: Qwen3, Gemma 2 and Granite at once.
+// Norms around every branch and of queries and keys, caps and windows in turn, branches scaled:
+// Qwen3, Gemma 2 and Granite at once.
 inline OpGraph normed_heads(std::int64_t sequence) {
   OpGraphBuilder b("normed-heads", sequence, 4, 4, 6);
   GraphBuilder& builder = b.builder();
@@ -170,7 +192,8 @@ inline OpGraph normed_heads(std::int64_t sequence) {
                                           {.norms = OpGraphBuilder::Norms::heads, .scores = scores});
     x = b.add(name + ".attention_add", x, b.rms_norm(name + ".post_norm", attended));
     const TensorId fed = b.gated(name + ".feed_forward", b.rms_norm(name + ".norm2", x), ActivationKind::gelu_tanh);
-    x = b.add(name + ".feed_forward_add", x, b.scale(name + ".feed_forward.scale", b.rms_norm(name + ".post_norm2", fed), 0.4));
+    x = b.add(name + ".feed_forward_add", x,
+              b.scale(name + ".feed_forward.scale", b.rms_norm(name + ".post_norm2", fed), 0.4));
     builder.end_block(x);
   }
   b.head(x);

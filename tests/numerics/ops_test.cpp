@@ -1,5 +1,5 @@
-// Plans of graphs made of every op that the tiny models lack, against the one-rank reference; and the reference's gradients against
-// differences of its own loss.
+// Plans of graphs made of every op that the tiny models lack, against the one-rank reference; and
+// the reference's gradients against differences of its own loss.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -52,7 +52,8 @@ TEST_CASE("the reference's gradients of graphs with every op are the slopes of i
   std::normal_distribution<float> normal;
   for (const OpGraph& graph : op_graphs(8)) {
     INFO(graph.name);
-    // A loss in double precision would show smaller steps; in fp32 its rounding, 1e-7, over a step of 1e-2 leaves four digits.
+    // A loss in double precision would show smaller steps; in fp32 its rounding, 1e-7, over a step
+    // of 1e-2 leaves four digits.
     TrainingSpec training;
     training.global_batch = 4;
     training.sequence_length = 8;
@@ -60,7 +61,7 @@ TEST_CASE("the reference's gradients of graphs with every op are the slopes of i
     training.weight_decay = 0.0;
     Reference reference(graph, training);
     for (const TensorId id : parameters(graph)) {
-      const Tensor& tensor = graph.tensors[static_cast<std::size_t>(id)];
+      const Tensor& tensor = graph.tensors[id];
       const float base = tensor.initializer == Initializer::ones ? 1.0f : 0.0f;
       for (float& value : reference.parameter(tensor.name)) value = base + 0.3f * normal(random);
     }
@@ -71,25 +72,28 @@ TEST_CASE("the reference's gradients of graphs with every op are the slopes of i
     }
     const ReferenceStep at = reference.step(tokens, targets, 2);
     for (const TensorId id : parameters(graph)) {
-      const std::string& name = graph.tensors[static_cast<std::size_t>(id)].name;
+      const std::string& name = graph.tensors[id].name;
       INFO(name);
       const std::vector<float>& gradient = at.gradients.at(name);
       double length = 0.0;
       for (const float g : gradient) length += static_cast<double>(g) * g;
       length = std::sqrt(length);
-      if (length < 1e-4) continue;  // below what rounding leaves of a difference (the bias of keys: softmax does not see it)
+      if (length < 1e-4)
+        continue;  // below what rounding leaves of a difference (the bias of keys: softmax does not see it)
       // Along the gradient itself the slope is its length; an error in any part of it shows.
       const std::vector<float> kept = reference.parameter(name);
       const auto loss_at = [&](double step) {
         std::vector<float>& values = reference.parameter(name);
-        for (std::size_t i = 0; i < kept.size(); ++i) values[i] = kept[i] + static_cast<float>(step * gradient[i] / length);
+        for (std::size_t i = 0; i < kept.size(); ++i)
+          values[i] = kept[i] + static_cast<float>(step * gradient[i] / length);
         const double loss = reference.step(tokens, targets, 2).loss;
         values = kept;
         return loss;
       };
       const double step = 4e-3;
       // Richardson: the cubic term cancels.
-      const double near = (loss_at(step) - loss_at(-step)) / (2 * step), far = (loss_at(2 * step) - loss_at(-2 * step)) / (4 * step);
+      const double near = (loss_at(step) - loss_at(-step)) / (2 * step),
+                   far = (loss_at(2 * step) - loss_at(-2 * step)) / (4 * step);
       CHECK(std::abs((4 * near - far) / 3 - length) <= 1e-2 * length + 1e-4);
     }
   }

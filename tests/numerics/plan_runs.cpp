@@ -19,7 +19,8 @@
 namespace parplan::testing {
 
 OpGraph graph_of(const std::string& model) {
-  return build_graph(load_model(fmt::format("{}/tests/data/models/{}.yaml", PARPLAN_SOURCE_DIR, model), "").spec, sequence);
+  return build_graph(load_model(fmt::format("{}/tests/data/models/{}.yaml", PARPLAN_SOURCE_DIR, model), "").spec,
+                     sequence);
 }
 
 TrainingSpec training_of() {
@@ -40,16 +41,16 @@ InitialValues initial_values() {
     Tensor noise = tensor;
     noise.initializer = Initializer::normal;
     noise.standard_deviation = 0.1;
-    return [values = standard(noise), base = tensor.initializer == Initializer::ones ? 1.0f : 0.0f](std::int64_t index) {
-      return base + values(index);
-    };
+    return [values = standard(noise), base = tensor.initializer == Initializer::ones ? 1.0f : 0.0f](
+               std::int64_t index) { return base + values(index); };
   };
 }
 
 TokenData data_of(const OpGraph& graph) {
   std::mt19937 random(11);
   std::vector<std::int32_t> tokens(1000);
-  for (std::int32_t& token : tokens) token = static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(graph.vocabulary));
+  for (std::int32_t& token : tokens)
+    token = static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(graph.vocabulary));
   return TokenData(std::move(tokens));
 }
 
@@ -62,8 +63,8 @@ Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpe
 }
 
 std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} order {} sp {} zero {} mb {} {} recompute {} stages [{}]", spec.dp(), spec.tp(), spec.pp(),
-                     write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
+  return fmt::format("dp {} tp {} pp {} order {} sp {} zero {} mb {} {} recompute {} stages [{}]", spec.dp(), spec.tp(),
+                     spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
                      name(spec.schedule), name(spec.recompute), fmt::join(spec.stage_blocks, ", "));
 }
 
@@ -77,11 +78,13 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
   CHECK_NOTHROW(verify(job.programs()));
   const TokenData data = data_of(*description.graph);
   Outcome outcome;
-  job.run({.first = 0,
-           .count = count,
-           .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, description.training.global_batch); },
-           .timing_of = [](std::int64_t step) { return step == 1 ? StepTiming::each_instruction : StepTiming::whole; },
-           .on_step = [&](std::int64_t step, const JobStep& result) {
+  job.run(
+      {.first = 0,
+       .count = count,
+       .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, description.training.global_batch); },
+       .timing_of = [](std::int64_t step) { return step == 1 ? StepTiming::each_instruction : StepTiming::whole; },
+       .on_step =
+           [&](std::int64_t step, const JobStep& result) {
              outcome.losses.push_back(result.loss);
              if (step == 0) {
                outcome.first_gradients = job.collect(ParameterContent::gradients);
@@ -99,8 +102,9 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
     for (std::size_t b = 0; b < program.buffers.size(); ++b) {
       const Buffer& buffer = program.buffers[b];
       INFO(buffer.name);
-      // Saved tensors end in alignment, scratch may end in a workspace that the kernel does not fill, and one of the two
-      // buffers that blocks take turns on may never meet the largest bucket.
+      // Saved tensors end in alignment, scratch may end in a workspace that the kernel does not
+      // fill, and one of the two buffers that blocks take turns on may never meet the largest
+      // bucket.
       if (buffer.name == "scratch" || buffer.name.starts_with("saved") || buffer.name.starts_with("gathered") ||
           buffer.name.starts_with("unreduced"))
         continue;
@@ -110,11 +114,12 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
   return outcome;
 }
 
-Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch, std::int64_t count) {
+Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch,
+                      std::int64_t count) {
   Reference reference(graph, training);
   const InitialValues initial = initial_values();
   for (const TensorId id : parameters(graph)) {
-    const Tensor& tensor = graph.tensors[static_cast<std::size_t>(id)];
+    const Tensor& tensor = graph.tensors[id];
     std::vector<float>& values = reference.parameter(tensor.name);
     const std::function<float(std::int64_t)> value = initial(tensor);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(static_cast<std::int64_t>(i));
@@ -127,8 +132,8 @@ Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::i
     std::vector<std::int32_t> tokens, targets;
     for (std::int64_t i = 0; i < training.global_batch; ++i)
       for (std::int64_t s = 0; s < sequence; ++s) {
-        tokens.push_back(batch.ids[static_cast<std::size_t>(i * (sequence + 1) + s)]);
-        targets.push_back(batch.ids[static_cast<std::size_t>(i * (sequence + 1) + s + 1)]);
+        tokens.push_back(batch.ids[i * (sequence + 1) + s]);
+        targets.push_back(batch.ids[i * (sequence + 1) + s + 1]);
       }
     ReferenceStep result = reference.step(tokens, targets, micro_batch);
     outcome.losses.push_back(result.loss);
@@ -148,7 +153,8 @@ double norm(const std::vector<float>& values) {
 
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
   double sum = 0.0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+  for (std::size_t i = 0; i < a.size(); ++i)
+    sum += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
   return std::sqrt(sum);
 }
 
@@ -156,7 +162,8 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 
 void check_close(const Outcome& plan, const Outcome& reference, const Closeness& closeness) {
   REQUIRE(plan.losses.size() == reference.losses.size());
-  for (std::size_t i = 0; i < plan.losses.size(); ++i) CHECK(std::abs(plan.losses[i] - reference.losses[i]) <= closeness.loss);
+  for (std::size_t i = 0; i < plan.losses.size(); ++i)
+    CHECK(std::abs(plan.losses[i] - reference.losses[i]) <= closeness.loss);
   double global = 0.0;
   for (const auto& [tensor, values] : reference.first_gradients) global += norm(values) * norm(values);
   REQUIRE(plan.first_gradients.size() == reference.first_gradients.size());
@@ -190,7 +197,8 @@ std::vector<int> random_cut(int blocks, int stages, std::mt19937& random) {
 
 }  // namespace
 
-ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int ranks, const LayoutRequest& request, std::mt19937& random) {
+ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int ranks, const LayoutRequest& request,
+                         std::mt19937& random) {
   const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, ranks, request);
   REQUIRE(!specs.empty());
   ParallelSpec spec = specs[random() % specs.size()];

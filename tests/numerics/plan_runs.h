@@ -28,15 +28,20 @@ struct Outcome {
 };
 
 std::string describe(const ParallelSpec& spec);
-Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, BackendKind backend = BackendKind::cpu);
+Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
+           BackendKind backend = BackendKind::cpu);
 
-// Trains under a plan and checks what it promised: the Programs verify, the bytes sent and the arenas touched are the promised ones.
-Outcome run_plan(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, std::int64_t count = steps);
+// Trains under a plan and checks what it promised: the Programs verify, the bytes sent and the
+// arenas touched are the promised ones.
+Outcome run_plan(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
+                 std::int64_t count = steps);
 Outcome run_plan(const Job& job, const MakeWorld& make_world, std::int64_t count = steps);
 // The one-rank reference, fp32 on the CPU.
-Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch, std::int64_t count = steps);
+Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch,
+                      std::int64_t count = steps);
 
-// How far a plan may be from the reference: of losses, absolute; of each gradient, relative to its norm plus to all gradients' norm.
+// How far a plan may be from the reference: of losses, absolute; of each gradient, relative to its
+// norm plus to all gradients' norm.
 struct Closeness {
   double loss = 1e-5;
   double gradient = 1e-5;
@@ -46,6 +51,7 @@ void check_close(const Outcome& plan, const Outcome& reference, const Closeness&
 void check_equal(const Outcome& a, const Outcome& b);
 
 // A legal plan of `ranks` ranks, cut anywhere.
-ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int ranks, const LayoutRequest& request, std::mt19937& random);
+ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int ranks, const LayoutRequest& request,
+                         std::mt19937& random);
 
 }  // namespace parplan::testing

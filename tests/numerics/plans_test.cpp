@@ -1,5 +1,5 @@
-// Every plan against the one-rank reference, which shares kernels with it but no lowering; and what a Program promises
-// (bytes of memory and of communication) against what its execution did.
+// Every plan against the one-rank reference, which shares kernels with it but no lowering; and what
+// a Program promises (bytes of memory and of communication) against what its execution did.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -25,7 +25,9 @@ TEST_CASE("random legal plans train as the one-rank reference does") {
       INFO(model << ": " << describe(spec) << (clips ? ", clipped" : ""));
       auto reference = references.find({spec.micro_batch, clips});
       if (reference == references.end())
-        reference = references.emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch)).first;
+        reference =
+            references.emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch))
+                .first;
       check_close(run_plan(graph, training, spec), reference->second);
     }
   }

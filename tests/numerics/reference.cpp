@@ -129,7 +129,7 @@ void* Reference::operand(const TrainingOperand& operand, std::size_t block, std:
 }
 
 void Reference::run(const TrainingOp& op, std::size_t block, std::int64_t micro_batch, double loss_scale) {
-  OpShape shape = shape_of(graph_, graph_.ops[static_cast<std::size_t>(op.forward_op)], micro_batch, loss_scale);
+  OpShape shape = shape_of(graph_, graph_.ops[op.forward_op], micro_batch, loss_scale);
   shape.accumulate = op.accumulate;
   if (op.kind == OpKind::accumulate || op.kind == OpKind::copy) {
     shape = {};
@@ -158,7 +158,7 @@ void Reference::forward(std::span<const std::int32_t> tokens, std::span<const st
       loaded.clear();
       for (std::int64_t position = 0; position < graph_.sequence; ++position)
         for (std::int64_t sample = 0; sample < micro_batch; ++sample)
-          loaded.push_back(source[static_cast<std::size_t>(sample * graph_.sequence + position)]);
+          loaded.push_back(source[sample * graph_.sequence + position]);
     }
   }
   for (std::size_t b = 0; b < blocks_.size(); ++b)
@@ -169,7 +169,8 @@ void Reference::backward(std::int64_t micro_batch, double loss_scale) {
   for (std::size_t b = blocks_.size(); b-- > 0;) {
     for (const TrainingOp& op : blocks_[b].backward) run(op, b, micro_batch, loss_scale);
     if (b == 0) break;
-    // The gradient of the activation between two blocks lies where the later block's alias chain ends.
+    // The gradient of the activation between two blocks lies where the later block's alias chain
+    // ends.
     const TensorId crossing = graph_.blocks[b].input;
     const TensorId from = owner(blocks_[b], crossing), to = owner(blocks_[b - 1], crossing);
     if (from != to) gradients_[at(to)] = gradients_[at(from)];
@@ -179,7 +180,8 @@ void Reference::backward(std::int64_t micro_batch, double loss_scale) {
 ReferenceStep Reference::step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                               std::int64_t micro_batch) {
   const std::int64_t count = training_.global_batch * graph_.sequence;
-  PARPLAN_ASSERT(training_.global_batch % micro_batch == 0, fmt::format("{} over {}", training_.global_batch, micro_batch));
+  PARPLAN_ASSERT(training_.global_batch % micro_batch == 0,
+                 fmt::format("{} over {}", training_.global_batch, micro_batch));
   PARPLAN_ASSERT(static_cast<std::int64_t>(tokens.size()) == count && tokens.size() == targets.size(),
                  fmt::format("{} tokens and {} targets for {}", tokens.size(), targets.size(), count));
   const TensorId loss = graph_.ops.back().outputs[0];

@@ -24,13 +24,14 @@ struct ReferenceStep {
   ByParameter gradients;  // of that mean, before clipping
 };
 
-// The one-rank trainer that every plan is compared with. It shares the graph, its derived backward and the kernels with
-// the runtime, and no lowering: it walks the ops of the graph one after the other, gives every tensor a vector of its
-// own and never reuses storage. fp32 only.
+// The one-rank trainer that every plan is compared with. It shares the graph, its derived backward
+// and the kernels with the runtime, and no lowering: it walks the ops of the graph one after the
+// other, gives every tensor a vector of its own and never reuses storage. fp32 only.
 //
-// The order of sums, on which equality to the bit rests: parameter gradients add up over micro-batches in ascending
-// order; a parameter that several blocks use has one accumulator per block, which are added once, at the end of the
-// step, in block order; the global norm adds one parameter after the other, in order of first use.
+// The order of sums, on which equality to the bit rests: parameter gradients add up over
+// micro-batches in ascending order; a parameter that several blocks use has one accumulator per
+// block, which are added once, at the end of the step, in block order; the global norm adds one
+// parameter after the other, in order of first use.
 class Reference {
  public:
   // Parameters are zero until the caller sets them.
@@ -40,8 +41,9 @@ class Reference {
   std::vector<float>& parameter(const std::string& name) { return parameters_.at(name); }
   const ByParameter& parameters() const { return parameters_; }
 
-  // One step on `tokens` and `targets`, sample after sample, global_batch * sequence numbers each; `micro_batch` samples
-  // at a time, a divisor of global_batch. Updates the parameters as the training spec says.
+  // One step on `tokens` and `targets`, sample after sample, global_batch * sequence numbers each;
+  // `micro_batch` samples at a time, a divisor of global_batch. Updates the parameters as the
+  // training spec says.
   ReferenceStep step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                      std::int64_t micro_batch);
 

@@ -64,8 +64,12 @@ TEST_CASE("data that cannot be trained on is refused with its reason") {
     return message_of(folder.write("tokens.bin", bytes), sequence, vocabulary);
   };
   CHECK(refusal("abc", 3, 256) == file + ": error: 3 tokens; one sequence takes 3 and the token after it");
-  CHECK(refusal("abcd", 3, 99) == file + ": error: token 100 at position 3; the model's vocabulary ends at 98; give others with --data (each byte of a text is a token, as of the default; or tokens in llm.c's layout)");
-  CHECK(refusal(llmc(2, 4, {1, 2, 3, 4}), 3, 256) == file + ": error: token file of version 2; version 1 (uint16 tokens) can be read");
+  CHECK(refusal("abcd", 3, 99) ==
+        file +
+            ": error: token 100 at position 3; the model's vocabulary ends at 98; give others with --data (each byte "
+            "of a text is a token, as of the default; or tokens in llm.c's layout)");
+  CHECK(refusal(llmc(2, 4, {1, 2, 3, 4}), 3, 256) ==
+        file + ": error: token file of version 2; version 1 (uint16 tokens) can be read");
   CHECK(refusal(llmc(1, 5, {1, 2, 3, 4}), 3, 256) ==
         file + ": error: the header promises 5 tokens, 1034 bytes; the file has 1032");
   CHECK(message_of("no-such-file.txt", 3, 256) == "error: cannot read 'no-such-file.txt': No such file or directory");

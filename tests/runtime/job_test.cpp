@@ -20,7 +20,9 @@ namespace {
 
 const std::string source = PARPLAN_SOURCE_DIR;
 
-OpGraph tiny(const std::string& model) { return build_graph(load_model(source + "/tests/data/models/" + model + ".yaml", "").spec, 16); }
+OpGraph tiny(const std::string& model) {
+  return build_graph(load_model(source + "/tests/data/models/" + model + ".yaml", "").spec, 16);
+}
 
 TrainingSpec training_of() {
   TrainingSpec training;
@@ -85,7 +87,8 @@ TEST_CASE("after the first step, steps allocate nothing") {
   if (!allocations_are_counted) return;
   for (const std::string model : {"tiny-gpt2", "tiny-llama"}) {
     const OpGraph graph = tiny(model);
-    for (const ParallelSpec& spec : {spec_of(graph, 1, 1, 1, 0), spec_of(graph, 2, 1, 2, 3), spec_of(graph, 2, 2, 2, 1)}) {
+    for (const ParallelSpec& spec :
+         {spec_of(graph, 1, 1, 1, 0), spec_of(graph, 2, 1, 2, 3), spec_of(graph, 2, 2, 2, 1)}) {
       const TrainingSpec training = training_of();
       const std::unique_ptr<Rendezvous> rendezvous = alone();
       LocalJob job(job_of(graph, training, spec), initializer(1), cpu_threads(), *rendezvous);
@@ -112,7 +115,8 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
   const std::unique_ptr<Rendezvous> rendezvous = alone();
   for (const Plan& plan : {plan_of(graph, 2, 1), plan_of(graph, 1, 2)}) {
     std::int64_t calls = 0;
-    const RunOptions options{.steps = 4, .data = path, .on_step = [&](std::int64_t step, double, double) { CHECK(step == calls++); }};
+    const RunOptions options{
+        .steps = 4, .data = path, .on_step = [&](std::int64_t step, double, double) { CHECK(step == calls++); }};
     const RunReport report = run_plan(graph, plan, options, *rendezvous);
     CHECK(calls == 4);
     CHECK(report.loss.size() == 4);
@@ -139,17 +143,18 @@ TEST_CASE("a plan that cannot run here says what is missing") {
   };
   Plan plan = plan_of(graph, 2, 1);
   plan.training.precision = DataType::bf16;
-  CHECK(refusal(plan) == "error: the plan computes in bf16; the CPU backend computes in fp32: plan again with --precision fp32");
+  CHECK(refusal(plan) ==
+        "error: the plan computes in bf16; the CPU backend computes in fp32: plan again with --precision fp32");
   plan = plan_of(graph, 2, 1);
   plan.cluster.groups.front().device.backend = BackendKind::cuda;
   plan.cluster.groups.front().device.title = "NVIDIA H100 SXM5 80 GB";
   const testing::TemporaryFolder folder;  // an empty one
   const std::string nowhere = folder.root().string();
   REQUIRE(setenv("PARPLAN_PLUGINS", nowhere.c_str(), 1) == 0);
-  CHECK(refusal(plan) ==
-        fmt::format("error: the plan is for NVIDIA H100 SXM5 80 GB and cannot run here. Missing: {}; make a plan for this machine with "
-                    "`parplan suggest MODEL`",
-                    open_gpu().missing));
+  CHECK(refusal(plan) == fmt::format("error: the plan is for NVIDIA H100 SXM5 80 GB and cannot run here. Missing: {}; "
+                                     "make a plan for this machine with "
+                                     "`parplan suggest MODEL`",
+                                     open_gpu().missing));
   CHECK(open_gpu().missing.find(nowhere) != std::string::npos);
   unsetenv("PARPLAN_PLUGINS");
 }
@@ -178,7 +183,8 @@ TEST_CASE("parameters start the same under every plan") {
   const TrainingSpec training = training_of();
   const std::unique_ptr<Rendezvous> rendezvous = alone();
   const auto start_of = [&](const ParallelSpec& spec) {
-    return LocalJob(job_of(graph, training, spec), initializer(3), cpu_threads(), *rendezvous).collect(ParameterContent::values);
+    return LocalJob(job_of(graph, training, spec), initializer(3), cpu_threads(), *rendezvous)
+        .collect(ParameterContent::values);
   };
   const LogicalTensors one = start_of(spec_of(graph, 1, 1, 1, 0));
   const LogicalTensors many = start_of(spec_of(graph, 2, 2, 2, 3));

@@ -18,8 +18,14 @@ std::vector<KernelMeasurement> one_of_each(BackendKind backend, DataType type) {
   std::map<OpKind, KernelMeasurement> smallest;
   for (const KernelMeasurement& kernel : kernels_to_measure(backend, {type})) {
     OpShape sizes;
-    for (const auto& [field, size] : {std::pair{&OpShape::rows, 8}, {&OpShape::columns, 24}, {&OpShape::inner, 16}, {&OpShape::sequence, 9},
-                                      {&OpShape::batch, 2}, {&OpShape::heads, 2}, {&OpShape::kv_heads, 2}, {&OpShape::head_dim, 8}})
+    for (const auto& [field, size] : {std::pair{&OpShape::rows, 8},
+                                      {&OpShape::columns, 24},
+                                      {&OpShape::inner, 16},
+                                      {&OpShape::sequence, 9},
+                                      {&OpShape::batch, 2},
+                                      {&OpShape::heads, 2},
+                                      {&OpShape::kv_heads, 2},
+                                      {&OpShape::head_dim, 8}})
       if (kernel.shape.*field > 0) sizes.*field = size;
     smallest.try_emplace(kernel.kind, measured_kernel(kernel.kind, type, sizes));
   }
@@ -29,7 +35,10 @@ std::vector<KernelMeasurement> one_of_each(BackendKind backend, DataType type) {
 }
 
 MeasureOptions small_options() {
-  return {.budget = Seconds(0.5), .memory = Bytes(64 << 20), .footprint = Bytes(1 << 16), .copies = {Bytes(1 << 12), Bytes(1 << 16)}};
+  return {.budget = Seconds(0.5),
+          .memory = Bytes(64 << 20),
+          .footprint = Bytes(1 << 16),
+          .copies = {Bytes(1 << 12), Bytes(1 << 16)}};
 }
 
 TEST_CASE("every kind of kernel that is measured runs, and takes a time") {
@@ -70,35 +79,44 @@ TEST_CASE("a kernel that needs more memory than there is, or more time than its 
   const std::unique_ptr<Backend> backend = make_cpu_backend();
   MeasureOptions options = small_options();
   options.memory = Bytes(1 << 20);
-  const std::vector<KernelMeasurement> kernels = {measured_kernel(OpKind::add, DataType::fp32, {.rows = 1 << 10, .columns = 1 << 10}),
-                                                  measured_kernel(OpKind::add, DataType::fp32, {.rows = 8, .columns = 8})};
+  const std::vector<KernelMeasurement> kernels = {
+      measured_kernel(OpKind::add, DataType::fp32, {.rows = 1 << 10, .columns = 1 << 10}),
+      measured_kernel(OpKind::add, DataType::fp32, {.rows = 8, .columns = 8})};
   const Measurements found = measure_kernels(*backend, kernels, options);
   REQUIRE(found.kernels.size() == 1);
   CHECK(found.kernels[0].shape.rows == 8);
 
   options = small_options();
   options.budget = Seconds(1e-7);
-  CHECK(measure_kernels(*backend, {measured_kernel(OpKind::linear, DataType::fp32, {.rows = 512, .columns = 512, .inner = 512})}, options).kernels.empty());
+  CHECK(measure_kernels(*backend,
+                        {measured_kernel(OpKind::linear, DataType::fp32, {.rows = 512, .columns = 512, .inner = 512})},
+                        options)
+            .kernels.empty());
 }
 
 TEST_CASE("what is measured is what plans are made of: every kernel of a training step but bookkeeping") {
   for (const BackendKind backend : {BackendKind::cpu, BackendKind::cuda}) {
     std::set<OpKind> measured;
-    std::set<std::tuple<OpKind, DataType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>> seen;
+    std::set<std::tuple<OpKind, DataType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                        std::int64_t>>
+        seen;
     for (const KernelMeasurement& kernel : kernels_to_measure(backend, {DataType::fp32, DataType::bf16})) {
       measured.insert(kernel.kind);
       const OpShape& s = kernel.shape;
-      CHECK(seen.insert({kernel.kind, kernel.type, s.rows, s.columns, s.inner, s.sequence, s.batch, s.head_dim}).second);  // none twice
+      CHECK(seen.insert({kernel.kind, kernel.type, s.rows, s.columns, s.inner, s.sequence, s.batch, s.head_dim})
+                .second);  // none twice
       CHECK(kernel == [&] { return measured_kernel(kernel.kind, kernel.type, kernel.shape); }());
     }
     for (const OpRow& row : op_rows()) {
       CAPTURE(row.name);
-      const std::set<OpKind> left_out = {OpKind::add_position, OpKind::add_position_gradient, OpKind::cross_entropy_loss, OpKind::rotary_gradient,
-                                         OpKind::load_tokens, OpKind::load_targets, OpKind::sgd, OpKind::update_loss_scale,
-                                         // of few families, priced as the kinds that move bytes alike (planner/cost/kernel.cpp, made_of)
-                                         OpKind::head_norm, OpKind::head_norm_gradient, OpKind::query_key_squares, OpKind::query_key_squares_gradient,
-                                         OpKind::query_key_norm, OpKind::query_key_norm_gradient, OpKind::scale, OpKind::scale_gradient, OpKind::softcap,
-                                         OpKind::softcap_gradient};
+      const std::set<OpKind> left_out = {
+          OpKind::add_position, OpKind::add_position_gradient, OpKind::cross_entropy_loss, OpKind::rotary_gradient,
+          OpKind::load_tokens, OpKind::load_targets, OpKind::sgd, OpKind::update_loss_scale,
+          // of few families, priced as the kinds that move bytes alike (planner/cost/kernel.cpp,
+          // made_of)
+          OpKind::head_norm, OpKind::head_norm_gradient, OpKind::query_key_squares, OpKind::query_key_squares_gradient,
+          OpKind::query_key_norm, OpKind::query_key_norm_gradient, OpKind::scale, OpKind::scale_gradient,
+          OpKind::softcap, OpKind::softcap_gradient};
       CHECK((measured.count(row.kind) == 1) == (left_out.count(row.kind) == 0));
     }
   }

@@ -25,8 +25,15 @@ namespace {
 namespace files = std::filesystem;
 
 // Commands of setting up, which have run where tests run, and the benchmarks, which take minutes.
-const std::vector<std::string> skipped_programs = {"./setup.sh", "cmake", "ctest", "git", "pip", "build/tests/bench/search_bench",
-                                                   "build/tests/bench/train_bench", "build/tests/bench/gemm_bench", "build/tests/bench/communicator_bench"};
+const std::vector<std::string> skipped_programs = {"./setup.sh",
+                                                   "cmake",
+                                                   "ctest",
+                                                   "git",
+                                                   "pip",
+                                                   "build/tests/bench/search_bench",
+                                                   "build/tests/bench/train_bench",
+                                                   "build/tests/bench/gemm_bench",
+                                                   "build/tests/bench/communicator_bench"};
 
 std::string text_of(const files::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -49,9 +56,9 @@ struct Command {
   int exit_code = 0;
 };
 
-// The commands of a page: every line of a block marked sh, bash or console (there behind "$ "), and in any other block the
-// lines that begin with "$ ". What `&&` joins is several commands, a line that ends in a backslash goes on, and a
-// comment "# exit 2" states another exit code than 0.
+// The commands of a page: every line of a block marked sh, bash or console (there behind "$ "), and
+// in any other block the lines that begin with "$ ". What `&&` joins is several commands, a line
+// that ends in a backslash goes on, and a comment "# exit 2" states another exit code than 0.
 std::vector<Command> commands_of(const std::string& name, const std::string& text) {
   static const std::regex states_exit("\\s+# exit ([0-9]+)\\s*$"), has_comment("\\s+# .*$");
   std::vector<Command> commands;
@@ -81,7 +88,9 @@ std::vector<Command> commands_of(const std::string& name, const std::string& tex
     if (command.empty() || command.starts_with("#")) continue;
     for (std::size_t begin = 0; begin < command.size();) {
       const std::size_t end = std::min(command.find(" && ", begin), command.size());
-      commands.push_back({.place = fmt::format("{}:{}", name, first), .text = command.substr(begin, end - begin), .exit_code = exit_code});
+      commands.push_back({.place = fmt::format("{}:{}", name, first),
+                          .text = command.substr(begin, end - begin),
+                          .exit_code = exit_code});
       begin = end + 4;
     }
   }
@@ -122,7 +131,10 @@ class Workplace {
 
 // The exit code of `command`, run by the shell; minus the signal's number where one ended it.
 int run_in(const files::path& folder, const std::string& command) {
-  const int status = std::system(fmt::format("cd '{}' && PATH=\"$PWD/build:$PATH\" && {{ {}\n}} > stdout.txt 2> stderr.txt", folder.string(), command).c_str());
+  const int status =
+      std::system(fmt::format("cd '{}' && PATH=\"$PWD/build:$PATH\" && {{ {}\n}} > stdout.txt 2> stderr.txt",
+                              folder.string(), command)
+                      .c_str());
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
@@ -131,11 +143,13 @@ int run_in(const files::path& folder, const std::string& command) {
 TEST_CASE("commands are found in a page") {
   const std::string text =
       "parplan outside of a block\n"
-      "```sh\n./setup.sh && build/parplan suggest gpt2 -o plan.yaml\n# words\nparplan run plan.yaml \\\n--steps 5  # exit 2\n```\n"
+      "```sh\n./setup.sh && build/parplan suggest gpt2 -o plan.yaml\n# words\nparplan run plan.yaml \\\n--steps 5  # "
+      "exit 2\n```\n"
       "```text\n$ parplan run --help\nwhat it prints\n```\n"
       "```yaml\nname: tiny\n```\n";
   std::string found;
-  for (const Command& command : commands_of("page", text)) found += fmt::format("{} [{}] {}\n", command.place, with_one_step(command.text), command.exit_code);
+  for (const Command& command : commands_of("page", text))
+    found += fmt::format("{} [{}] {}\n", command.place, with_one_step(command.text), command.exit_code);
   CHECK(found ==
         "page:3 [./setup.sh] 0\n"
         "page:3 [build/parplan suggest gpt2 -o plan.yaml] 0\n"

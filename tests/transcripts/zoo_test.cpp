@@ -1,5 +1,5 @@
-// Every model that is shipped, and every cluster that is shipped, planned. All pairs are gone through by tests/bench/first_use.sh: they take
-// minutes.
+// Every model that is shipped, and every cluster that is shipped, planned. All pairs are gone
+// through by tests/bench/first_use.sh: they take minutes.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,23 +19,26 @@ namespace parplan {
 
 TEST_CASE("every model of models/ and every cluster of configs/ gives plans, or says what would make it fit") {
   const std::string source = PARPLAN_SOURCE_DIR;
-  const ClusterCatalog catalog{.devices_folder = source + "/configs/devices", .clusters_folder = source + "/configs/clusters"};
+  const ClusterCatalog catalog{.devices_folder = source + "/configs/devices",
+                               .clusters_folder = source + "/configs/clusters"};
   const std::vector<std::string> models = zoo_names(source + "/models");
   REQUIRE(models.size() >= 12);
   for (const std::string& name : cluster_names(catalog)) {
     const Cluster cluster = find_cluster(name, catalog);
     // One node: few devices, so that the large models do not fit.
     const std::string devices = std::to_string(cluster.groups.front().devices_per_node());
-    const bool grows = std::ranges::any_of(cluster.groups.front().node.vertices, [](const Vertex& vertex) { return vertex.kind == VertexKind::network; });
+    const bool grows = std::ranges::any_of(cluster.groups.front().node.vertices,
+                                           [](const Vertex& vertex) { return vertex.kind == VertexKind::network; });
     std::vector<std::string> planned, refused;
     const auto begin = std::chrono::steady_clock::now();
     // All models on some clusters, some models on all: small, large, and of unlike layers.
     const bool all = name == "dgx-h100" || name == "gb200-nvl72" || name == "titan-rtx-2";
-    for (const std::string& model : all ? models : std::vector<std::string>{"gpt2", "gemma2-9b", "falcon-7b", "llama3-70b", "llama3-405b"}) {
+    for (const std::string& model :
+         all ? models : std::vector<std::string>{"gpt2", "gemma2-9b", "falcon-7b", "llama3-70b", "llama3-405b"}) {
       REQUIRE(std::ranges::find(models, model) != models.end());
       std::ostringstream out, err;
-      const int code = run_command_line({"suggest", model, "--cluster", source + "/configs/clusters/" + name + ".yaml", "--devices", devices,
-                                         "--max-candidates", "4", "--csv", "-", "--quiet"},
+      const int code = run_command_line({"suggest", model, "--cluster", source + "/configs/clusters/" + name + ".yaml",
+                                         "--devices", devices, "--max-candidates", "4", "--csv", "-", "--quiet"},
                                         out, err);
       INFO(fmt::format("suggest {} --cluster {} --devices {}", model, name, devices));
       INFO(err.str());
@@ -51,7 +54,8 @@ TEST_CASE("every model of models/ and every cluster of configs/ gives plans, or 
       }
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    MESSAGE(fmt::format("{} x {}: {} models planned, {} do not fit ({:.1f} s)", devices, name, planned.size(), refused.size(), seconds));
+    MESSAGE(fmt::format("{} x {}: {} models planned, {} do not fit ({:.1f} s)", devices, name, planned.size(),
+                        refused.size(), seconds));
     CHECK(std::ranges::find(planned, "gpt2") != planned.end());
   }
 }

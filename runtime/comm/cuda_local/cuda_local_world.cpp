@@ -22,7 +22,8 @@ namespace {
 constexpr std::int64_t ring_depth = 64;
 
 enum class Collective { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather };
-constexpr std::array<const char*, 5> collective_names = {"none", "all_reduce (sum)", "all_reduce (max)", "reduce_scatter", "all_gather"};
+constexpr std::array<const char*, 5> collective_names = {"none", "all_reduce (sum)", "all_reduce (max)",
+                                                         "reduce_scatter", "all_gather"};
 
 // A point in a stream that other streams wait for.
 class Event {
@@ -48,8 +49,9 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// What a member shows the others; written before it raises `meetings`, read after that was seen. An event is recorded again only
-// after a meeting that every member comes to with its waits for the last record submitted.
+// What a member shows the others; written before it raises `meetings`, read after that was seen. An
+// event is recorded again only after a meeting that every member comes to with its waits for the
+// last record submitted.
 struct Member {
   std::int64_t meetings = 0;  // guarded by the world's mutex
   Collective collective = Collective::none;
@@ -102,10 +104,12 @@ struct World {
   }
 
   Ring& ring(int source, int destination, int channel) {
-    PARPLAN_ASSERT(source >= 0 && source < ranks && destination >= 0 && destination < ranks && channel >= 0 && channel < channels,
-                   fmt::format("from rank {} to rank {} on channel {}: {} ranks, {} channels", source, destination, channel, ranks,
-                               channels));
-    return rings[(static_cast<std::size_t>(source) * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(destination)) *
+    PARPLAN_ASSERT(
+        source >= 0 && source < ranks && destination >= 0 && destination < ranks && channel >= 0 && channel < channels,
+        fmt::format("from rank {} to rank {} on channel {}: {} ranks, {} channels", source, destination, channel, ranks,
+                    channels));
+    return rings[(static_cast<std::size_t>(source) * static_cast<std::size_t>(ranks) +
+                  static_cast<std::size_t>(destination)) *
                      static_cast<std::size_t>(channels) +
                  static_cast<std::size_t>(channel)];
   }
@@ -135,11 +139,12 @@ class CudaLocalCommunicator final : public Communicator {
     int member = 0;
     std::vector<const void*> inputs;  // of every member, for the reductions
     int members() const { return static_cast<int>(group->members.size()); }
-    Member& own() const { return group->members[static_cast<std::size_t>(member)]; }
+    Member& own() const { return group->members[member]; }
   };
 
   Membership& membership(int group);
-  // Records `event` of every member and waits for all on the device; on the host, only until all have recorded.
+  // Records `event` of every member and waits for all on the device; on the host, only until all
+  // have recorded.
   void meet(Membership& m, Event Member::*event, cudaStream_t stream);
   // Shows the others what this rank brings; the stream goes on when all data is ready.
   void arrive(Membership& m, Collective collective, Elements data, cudaStream_t stream);
@@ -153,11 +158,14 @@ class CudaLocalCommunicator final : public Communicator {
   std::vector<Membership> memberships_;
 };
 
-std::byte* at(const Elements& data, std::int64_t element) { return static_cast<std::byte*>(data.data) + element * size_of(data.type); }
+std::byte* at(const Elements& data, std::int64_t element) {
+  return static_cast<std::byte*>(data.data) + element * size_of(data.type);
+}
 
 void copy_on_device(void* to, const void* from, std::int64_t bytes, cudaStream_t stream) {
   if (bytes > 0)
-    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream), "copy between ranks");
+    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream),
+          "copy between ranks");
 }
 
 CudaLocalCommunicator::CudaLocalCommunicator(World& world, int rank, CudaBackend& backend)
@@ -189,7 +197,7 @@ void CudaLocalCommunicator::meet(Membership& m, Event Member::*event, cudaStream
     for (const Member& other : m.group->members) world_.wait_until(lock, [&] { return other.meetings >= meeting; });
   }
   for (int i = 0; i < m.members(); ++i)
-    if (i != m.member) (m.group->members[static_cast<std::size_t>(i)].*event).hold(stream);
+    if (i != m.member) (m.group->members[i].*event).hold(stream);
 }
 
 void CudaLocalCommunicator::arrive(Membership& m, Collective collective, Elements data, cudaStream_t stream) {
@@ -198,12 +206,12 @@ void CudaLocalCommunicator::arrive(Membership& m, Collective collective, Element
   m.own().data = data;
   meet(m, &Member::arrived, stream);
   for (int i = 0; i < m.members(); ++i) {
-    const Member& other = m.group->members[static_cast<std::size_t>(i)];
-    PARPLAN_ASSERT(other.collective == collective && other.data.count == data.count && other.data.type == data.type,
-                   fmt::format("group {}: rank {} calls {} of {} {} elements, rank {} {} of {} {} elements", m.group->id, rank_,
-                               collective_names[static_cast<std::size_t>(collective)], data.count, name(data.type),
-                               m.group->ranks[static_cast<std::size_t>(i)],
-                               collective_names[static_cast<std::size_t>(other.collective)], other.data.count, name(other.data.type)));
+    const Member& other = m.group->members[i];
+    PARPLAN_ASSERT(
+        other.collective == collective && other.data.count == data.count && other.data.type == data.type,
+        fmt::format("group {}: rank {} calls {} of {} {} elements, rank {} {} of {} {} elements", m.group->id, rank_,
+                    collective_names[collective], data.count, name(data.type), m.group->ranks[i],
+                    collective_names[other.collective], other.data.count, name(other.data.type)));
   }
 }
 
@@ -211,7 +219,8 @@ void CudaLocalCommunicator::reduce_own_chunk(Membership& m, Reduction reduction,
   const Chunk own = chunk_of(data.count, m.members(), m.member);
   if (own.begin == own.end) return;
   for (std::size_t i = 0; i < m.inputs.size(); ++i) m.inputs[i] = at(m.group->members[i].data, own.begin);
-  (reduction == Reduction::sum ? sum_in_order : max_in_order)(at(data, own.begin), m.inputs, own.end - own.begin, data.type, stream);
+  (reduction == Reduction::sum ? sum_in_order : max_in_order)(at(data, own.begin), m.inputs, own.end - own.begin,
+                                                              data.type, stream);
 }
 
 // Copies every other member's chunk from its owner.
@@ -219,13 +228,13 @@ void CudaLocalCommunicator::gather(Membership& m, Elements data, cudaStream_t st
   for (int i = 0; i < m.members(); ++i) {
     if (i == m.member) continue;
     const Chunk chunk = chunk_of(data.count, m.members(), i);
-    copy_on_device(at(data, chunk.begin), at(m.group->members[static_cast<std::size_t>(i)].data, chunk.begin),
+    copy_on_device(at(data, chunk.begin), at(m.group->members[i].data, chunk.begin),
                    (chunk.end - chunk.begin) * size_of(data.type), stream);
   }
 }
 
-// In three acts between meetings: every member reduces its own chunk, which nobody else reads before the second meeting; then all
-// copy the results; then the buffers are free again.
+// In three acts between meetings: every member reduces its own chunk, which nobody else reads
+// before the second meeting; then all copy the results; then the buffers are free again.
 Transfer CudaLocalCommunicator::all_reduce(StreamId stream, int group, Reduction reduction, Elements data) {
   Membership& m = membership(group);
   if (m.members() == 1) return {};
@@ -245,7 +254,8 @@ Transfer CudaLocalCommunicator::reduce_scatter(StreamId stream, int group, Eleme
   arrive(m, Collective::reduce_scatter, data, on);
   reduce_own_chunk(m, Reduction::sum, data, on);
   meet(m, &Member::finished, on);
-  return {.sent = reduce_scatter_bytes(data.count, size_of(data.type), m.members(), m.member), .waited = {}, .moving = {}};
+  return {
+      .sent = reduce_scatter_bytes(data.count, size_of(data.type), m.members(), m.member), .waited = {}, .moving = {}};
 }
 
 Transfer CudaLocalCommunicator::all_gather(StreamId stream, int group, Elements data) {
@@ -272,35 +282,39 @@ Ring& CudaLocalCommunicator::ring_with_events(int source, int destination, int c
 SendTicket CudaLocalCommunicator::send(StreamId stream, int destination, int channel, Elements data) {
   Ring& ring = ring_with_events(rank_, destination, channel);
   const std::int64_t number = ring.posted;  // no other thread writes it
-  Message& message = ring.messages[static_cast<std::size_t>(number % ring_depth)];
+  Message& message = ring.messages[number % ring_depth];
   std::unique_lock lock(world_.mutex);
   world_.wait_until(lock, [&] { return number - ring.received < ring_depth; });
   message.data = data;
   message.posted.record(backend_.stream(stream));
   ring.posted = number + 1;
   world_.changed.notify_all();
-  return {.destination = destination, .channel = channel, .number = number, .bytes = Bytes(data.count * size_of(data.type))};
+  return {.destination = destination,
+          .channel = channel,
+          .number = number,
+          .bytes = Bytes(data.count * size_of(data.type))};
 }
 
-// A place that was used again meanwhile holds a later message of the same route: its copy was submitted too, and is waited for.
+// A place that was used again meanwhile holds a later message of the same route: its copy was
+// submitted too, and is waited for.
 Transfer CudaLocalCommunicator::wait_sent(StreamId stream, SendTicket ticket) {
   const Ring& ring = world_.ring(rank_, ticket.destination, ticket.channel);
   std::unique_lock lock(world_.mutex);
   world_.wait_until(lock, [&] { return ring.received > ticket.number; });
-  ring.messages[static_cast<std::size_t>(ticket.number % ring_depth)].copied.hold(backend_.stream(stream));
+  ring.messages[ticket.number % ring_depth].copied.hold(backend_.stream(stream));
   return {.sent = ticket.bytes, .waited = {}, .moving = {}};
 }
 
 Transfer CudaLocalCommunicator::receive(StreamId stream, int source, int channel, Elements data) {
   Ring& ring = ring_with_events(source, rank_, channel);
   const std::int64_t number = ring.received;  // no other thread writes it
-  const Message& message = ring.messages[static_cast<std::size_t>(number % ring_depth)];
+  const Message& message = ring.messages[number % ring_depth];
   const cudaStream_t on = backend_.stream(stream);
   std::unique_lock lock(world_.mutex);
   world_.wait_until(lock, [&] { return ring.posted > number; });
   PARPLAN_ASSERT(message.data.count == data.count && message.data.type == data.type,
-                 fmt::format("rank {} sends {} {} elements on channel {}, rank {} receives {} {} elements", source, message.data.count,
-                             name(message.data.type), channel, rank_, data.count, name(data.type)));
+                 fmt::format("rank {} sends {} {} elements on channel {}, rank {} receives {} {} elements", source,
+                             message.data.count, name(message.data.type), channel, rank_, data.count, name(data.type)));
   message.posted.hold(on);
   copy_on_device(data.data, message.data.data, data.count * size_of(data.type), on);
   message.copied.record(on);
@@ -330,15 +344,19 @@ class CudaLocalWorld final : public GpuLocalWorld {
     world_.ranks = ranks;
     world_.channels = channels;
     for (const CommunicationGroup& group : groups) {
-      PARPLAN_ASSERT(group.ranks.size() <= most_inputs_in_order, fmt::format("group {} of {} ranks", group.id, group.ranks.size()));
-      PARPLAN_ASSERT(!group.ranks.empty() && group.ranks.front() >= 0 && group.ranks.back() < ranks &&
-                         std::adjacent_find(group.ranks.begin(), group.ranks.end(), std::greater_equal<>()) == group.ranks.end(),
-                     fmt::format("group {} of {} ranks, {} in all", group.id, group.ranks.size(), ranks));
+      PARPLAN_ASSERT(group.ranks.size() <= most_inputs_in_order,
+                     fmt::format("group {} of {} ranks", group.id, group.ranks.size()));
+      PARPLAN_ASSERT(
+          !group.ranks.empty() && group.ranks.front() >= 0 && group.ranks.back() < ranks &&
+              std::adjacent_find(group.ranks.begin(), group.ranks.end(), std::greater_equal<>()) == group.ranks.end(),
+          fmt::format("group {} of {} ranks, {} in all", group.id, group.ranks.size(), ranks));
       for (const Group& earlier : world_.groups)
         PARPLAN_ASSERT(earlier.id != group.id, fmt::format("two groups have id {}", group.id));
-      world_.groups.push_back({.id = group.id, .ranks = group.ranks, .members = std::vector<Member>(group.ranks.size())});
+      world_.groups.push_back(
+          {.id = group.id, .ranks = group.ranks, .members = std::vector<Member>(group.ranks.size())});
     }
-    world_.rings = std::vector<Ring>(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks) * static_cast<std::size_t>(channels));
+    world_.rings = std::vector<Ring>(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks) *
+                                     static_cast<std::size_t>(channels));
   }
 
   std::unique_ptr<Communicator> communicator(int rank, Backend& backend) override {
@@ -354,7 +372,8 @@ class CudaLocalWorld final : public GpuLocalWorld {
 
 }  // namespace
 
-std::unique_ptr<GpuLocalWorld> make_cuda_local_world(int ranks, const std::vector<CommunicationGroup>& groups, int channels) {
+std::unique_ptr<GpuLocalWorld> make_cuda_local_world(int ranks, const std::vector<CommunicationGroup>& groups,
+                                                     int channels) {
   return std::make_unique<CudaLocalWorld>(ranks, groups, channels);
 }
 

@@ -40,8 +40,8 @@ int device_count() {
     int runtime = 0;
     check(cudaRuntimeGetVersion(&runtime), "ask for CUDA's version");
     throw_cuda_error(error, driver == 0 ? "no NVIDIA driver"
-                                        : fmt::format("the NVIDIA driver is for CUDA {}, this build for {}", version_text(driver),
-                                                      version_text(runtime)));
+                                        : fmt::format("the NVIDIA driver is for CUDA {}, this build for {}",
+                                                      version_text(driver), version_text(runtime)));
   }
   check(error, "count GPUs");
   return count;
@@ -70,7 +70,8 @@ class CudaGpu final : public Gpu {
     check(cudaRuntimeGetVersion(&runtime), "ask for CUDA's version");
     check(cudaDriverGetVersion(&driver), "ask for the driver's version");
     return fmt::format("CUDA {}, {}, cuBLASLt {}, NCCL {}", version_text(runtime),
-                       driver == 0 ? "no driver" : "driver " + version_text(driver), cublaslt_version(), nccl_version());
+                       driver == 0 ? "no driver" : "driver " + version_text(driver), cublaslt_version(),
+                       nccl_version());
   }
 
   std::vector<GpuProperties> devices() override {
@@ -82,13 +83,15 @@ class CudaGpu final : public Gpu {
 
   std::unique_ptr<Backend> make_backend(int device, const GpuBackendOptions& options) override {
     const int count = device_count();
-    if (device < 0 || device >= count) throw RunError(fmt::format("there is no GPU {}: this machine has {}", device, count));
-    return std::make_unique<CudaBackend>(
-        device, CudaBackendOptions{
-                    .deterministic = options.deterministic, .graphs = options.graphs, .synchronous = options.synchronous});
+    if (device < 0 || device >= count)
+      throw RunError(fmt::format("there is no GPU {}: this machine has {}", device, count));
+    return std::make_unique<CudaBackend>(device, CudaBackendOptions{.deterministic = options.deterministic,
+                                                                    .graphs = options.graphs,
+                                                                    .synchronous = options.synchronous});
   }
 
-  std::unique_ptr<GpuLocalWorld> make_local_world(int ranks, const std::vector<CommunicationGroup>& groups, int channels) override {
+  std::unique_ptr<GpuLocalWorld> make_local_world(int ranks, const std::vector<CommunicationGroup>& groups,
+                                                  int channels) override {
     return make_cuda_local_world(ranks, groups, channels);
   }
 
@@ -96,7 +99,8 @@ class CudaGpu final : public Gpu {
 
   std::unique_ptr<Communicator> make_nccl_communicator(const std::vector<std::byte>& id, int rank, int ranks,
                                                        const std::vector<CommunicationGroup>& groups,
-                                                       const std::vector<SendRoute>& routes, Backend& backend) override {
+                                                       const std::vector<SendRoute>& routes,
+                                                       Backend& backend) override {
     auto* own = dynamic_cast<CudaBackend*>(&backend);
     PARPLAN_ASSERT(own != nullptr, fmt::format("a backend named {} is not the plugin's", backend.name()));
     return parplan::make_nccl_communicator(id, rank, ranks, groups, routes, *own);
@@ -108,9 +112,10 @@ class CudaGpu final : public Gpu {
 
 extern "C" __attribute__((visibility("default"))) parplan::Gpu* parplan_make_gpu(const char* version) {
   if (std::string_view(version) != PARPLAN_VERSION) return nullptr;
-  // Streams share 8 work queues of a GPU unless the driver is told otherwise before it starts, at most 32 (CUDA C++
-  // Programming Guide, CUDA environment variables). A rank has up to 7 streams beside NCCL's own, and a send that stands
-  // behind a receive in one queue waits for it, as the other rank's may. What the user says holds.
+  // Streams share 8 work queues of a GPU unless the driver is told otherwise before it starts, at
+  // most 32 (CUDA C++ Programming Guide, CUDA environment variables). A rank has up to 7 streams
+  // beside NCCL's own, and a send that stands behind a receive in one queue waits for it, as the
+  // other rank's may. What the user says holds.
   static_cast<void>(setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0));
   return new parplan::CudaGpu;
 }

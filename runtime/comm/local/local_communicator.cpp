@@ -10,6 +10,7 @@
 
 #include <fmt/core.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "runtime/device/cpu/host_reduction.h"
 
@@ -33,7 +34,8 @@ enum class Collective { none, all_reduce_sum, all_reduce_max, reduce_scatter, al
 constexpr std::array<const char*, 5> collective_names = {"none", "all_reduce (sum)", "all_reduce (max)",
                                                          "reduce_scatter", "all_gather"};
 
-// What a member shows the others. Written before its `meetings` is raised, read after it was seen raised.
+// What a member shows the others. Written before its `meetings` is raised, read after it was seen
+// raised.
 struct alignas(apart) Member {
   std::atomic<std::int64_t> meetings{0};
   float* data = nullptr;
@@ -52,7 +54,8 @@ struct Message {
   std::int64_t count = 0;
 };
 
-// Messages of one (source, destination, channel): the source alone raises `posted`, the destination alone `received`.
+// Messages of one (source, destination, channel): the source alone raises `posted`, the destination
+// alone `received`.
 struct Ring {
   alignas(apart) std::atomic<std::int64_t> posted{0};
   alignas(apart) std::atomic<std::int64_t> received{0};
@@ -88,8 +91,9 @@ struct LocalWorld::State {
     throw RunError(fmt::format("rank {} stopped: {}", abort_rank, abort_reason));
   }
 
-  // Spins while there is a core for every rank, then yields, then naps: a rank that waits through a pipeline's bubble
-  // must leave the core to those that work, and yielding alone lets waiting threads share it out among each other.
+  // Spins while there is a core for every rank, then yields, then naps: a rank that waits through a
+  // pipeline's bubble must leave the core to those that work, and yielding alone lets waiting
+  // threads share it out among each other.
   template <class Ready>
   void wait_until(const Ready& ready) {
     const int spins = crowded ? 0 : 4000;
@@ -116,7 +120,8 @@ struct Floats {
   std::int64_t count = 0;
 };
 Floats floats(Elements elements) {
-  PARPLAN_ASSERT(size_of(elements.type) == sizeof(float), fmt::format("{} between ranks that are threads", name(elements.type)));
+  PARPLAN_ASSERT(size_of(elements.type) == sizeof(float),
+                 fmt::format("{} between ranks that are threads", name(elements.type)));
   return {static_cast<float*>(elements.data), elements.count};
 }
 
@@ -181,7 +186,7 @@ void LocalCommunicator::check_not_aborted() {
 
 void LocalCommunicator::meet(Membership& m) {
   std::vector<Member>& members = m.group->members;
-  std::atomic<std::int64_t>& own = members[static_cast<std::size_t>(m.member)].meetings;
+  std::atomic<std::int64_t>& own = members[m.member].meetings;
   const std::int64_t meeting = own.load(std::memory_order_relaxed) + 1;
   own.store(meeting, std::memory_order_release);
   for (const Member& other : members)
@@ -190,18 +195,18 @@ void LocalCommunicator::meet(Membership& m) {
 
 Clock::time_point LocalCommunicator::arrive(Membership& m, Collective collective, float* data, std::int64_t count) {
   check_not_aborted();
-  Member& own = m.group->members[static_cast<std::size_t>(m.member)];
+  Member& own = m.group->members[m.member];
   own.data = data;
   own.count = count;
   own.collective = collective;
   meet(m);
   for (int i = 0; i < m.members(); ++i) {
-    const Member& other = m.group->members[static_cast<std::size_t>(i)];
+    const Member& other = m.group->members[i];
     PARPLAN_ASSERT(other.count == count && other.collective == collective,
                    fmt::format("group {}: rank {} calls {} of {} elements, rank {} {} of {}", m.group->id, rank_,
-                               collective_names[static_cast<std::size_t>(collective)], count,
-                               m.group->ranks[static_cast<std::size_t>(i)],
-                               collective_names[static_cast<std::size_t>(other.collective)], other.count));
+                               collective_names[index_of(collective)], count,
+                               m.group->ranks[i],
+                               collective_names[index_of(other.collective)], other.count));
   }
   return Clock::now();
 }
@@ -216,13 +221,13 @@ void LocalCommunicator::gather(Membership& m, float* data, std::int64_t count) {
     if (i == m.member) continue;
     const Chunk chunk = chunk_of(count, m.members(), i);
     if (chunk.begin == chunk.end) continue;
-    std::memcpy(data + chunk.begin, m.group->members[static_cast<std::size_t>(i)].data + chunk.begin,
+    std::memcpy(data + chunk.begin, m.group->members[i].data + chunk.begin,
                 static_cast<std::size_t>(chunk.end - chunk.begin) * sizeof(float));
   }
 }
 
-// In three acts between meetings: every member adds up its own chunk, which nobody else reads before the second
-// meeting; then all copy the sums; then the buffers are free again.
+// In three acts between meetings: every member adds up its own chunk, which nobody else reads
+// before the second meeting; then all copy the sums; then the buffers are free again.
 Transfer LocalCommunicator::all_reduce(StreamId, int group, Reduction reduction, Elements elements) {
   const auto [data, count] = floats(elements);
   Membership& m = membership(group);
@@ -284,7 +289,7 @@ SendTicket LocalCommunicator::send(StreamId, int destination, int channel, Eleme
   Ring& ring = state_.ring(rank_, destination, channel);
   const std::int64_t number = ring.posted.load(std::memory_order_relaxed);
   state_.wait_until([&] { return number - ring.received.load(std::memory_order_acquire) < ring_depth; });
-  ring.messages[static_cast<std::size_t>(number % ring_depth)] = {.data = data, .count = count};
+  ring.messages[number % ring_depth] = {.data = data, .count = count};
   ring.posted.store(number + 1, std::memory_order_release);
   return {.destination = destination,
           .channel = channel,
@@ -307,7 +312,7 @@ Transfer LocalCommunicator::receive(StreamId, int source, int channel, Elements 
   const std::int64_t number = ring.received.load(std::memory_order_relaxed);
   state_.wait_until([&] { return ring.posted.load(std::memory_order_acquire) > number; });
   const auto met = Clock::now();
-  const Message message = ring.messages[static_cast<std::size_t>(number % ring_depth)];
+  const Message message = ring.messages[number % ring_depth];
   PARPLAN_ASSERT(message.count == count, fmt::format("rank {} sends {} elements on channel {}, rank {} receives {}",
                                                      source, message.count, channel, rank_, count));
   if (count > 0) std::memcpy(data, message.data, static_cast<std::size_t>(count) * sizeof(float));

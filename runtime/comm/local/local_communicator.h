@@ -7,7 +7,8 @@
 
 namespace parplan {
 
-// Ranks as threads of this process, on CPUs; fp32. All shared state, made before the threads start; no call allocates memory.
+// Ranks as threads of this process, on CPUs; fp32. All shared state, made before the threads start;
+// no call allocates memory.
 class LocalWorld {
  public:
   // Group ids are distinct. Channels of sends are numbered from 0 to channels - 1.

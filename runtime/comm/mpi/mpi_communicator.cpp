@@ -20,12 +20,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Seconds between(Clock::time_point begin, Clock::time_point end) { return Seconds(std::chrono::duration<double>(end - begin).count()); }
+Seconds between(Clock::time_point begin, Clock::time_point end) {
+  return Seconds(std::chrono::duration<double>(end - begin).count());
+}
 
 // Up to here an all-reduce is one message to every other member, which comes with what it calls.
 constexpr std::int64_t small_count = 1024;
 constexpr std::size_t most_outstanding_sends = 64;
-// Elements that one message of a reduction holds: so many that messages are few, so few that what was received is added from the cache.
+// Elements that one message of a reduction holds: so many that messages are few, so few that what
+// was received is added from the cache.
 constexpr std::int64_t most_piece_elements = 64 * 1024;
 constexpr std::int64_t least_piece_elements = 4 * 1024;
 constexpr std::int64_t scratch_elements = 1024 * 1024;
@@ -38,7 +41,8 @@ constexpr int reduce_tag = 1;
 constexpr int gather_tag = 2;
 
 enum class Collective : std::int64_t { all_reduce_sum, all_reduce_max, reduce_scatter, all_gather };
-constexpr std::array<const char*, 4> collective_names = {"all_reduce (sum)", "all_reduce (max)", "reduce_scatter", "all_gather"};
+constexpr std::array<const char*, 4> collective_names = {"all_reduce (sum)", "all_reduce (max)", "reduce_scatter",
+                                                         "all_gather"};
 
 // The first message of a collective to every other member.
 struct Call {
@@ -50,7 +54,8 @@ constexpr std::size_t call_head_bytes = offsetof(Call, data);
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiHost& host, const std::vector<CommunicationGroup>& groups, int channels);
+  MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiHost& host,
+                  const std::vector<CommunicationGroup>& groups, int channels);
   ~MpiCommunicator() override;
 
   int rank() const override { return process_->process(); }
@@ -64,7 +69,9 @@ class MpiCommunicator final : public Communicator {
   Transfer wait_sent(StreamId stream, SendTicket ticket) override;
   Transfer receive(StreamId stream, int source, int channel, Elements data) override;
   void check() override { process_->check(); }
-  void abort(const std::string& reason) override { process_->abort(fmt::format("rank {} stopped: {}", rank(), reason)); }
+  void abort(const std::string& reason) override {
+    process_->abort(fmt::format("rank {} stopped: {}", rank(), reason));
+  }
 
  private:
   struct Group {
@@ -97,7 +104,8 @@ class MpiCommunicator final : public Communicator {
   Clock::time_point meet(Group& group);
   void reduce_chunks(Group& group, InOrder adder, float* data, std::int64_t count, Clock::time_point& met);
   void post_gather(Group& group, float* data, std::int64_t count);
-  void post(Group& group, bool is_send, float* data, std::int64_t count, int member, int tag, std::vector<MPI_Request>& requests);
+  void post(Group& group, bool is_send, float* data, std::int64_t count, int member, int tag,
+            std::vector<MPI_Request>& requests);
 
   std::shared_ptr<MpiProcess> process_;
   MpiHost host_;
@@ -110,8 +118,8 @@ class MpiCommunicator final : public Communicator {
   std::vector<const float*> inputs_;
 };
 
-MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiHost& host, const std::vector<CommunicationGroup>& groups,
-                                 int channels)
+MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiHost& host,
+                                 const std::vector<CommunicationGroup>& groups, int channels)
     : process_(std::move(process)), host_(host), channels_(channels) {
   PARPLAN_ASSERT(channels >= 0, fmt::format("{} channels", channels));
   process_->check();
@@ -135,7 +143,8 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiH
     group.member = static_cast<int>(own - members.begin());
     most_members = std::max(most_members, members.size());
     if (members.size() == 1) continue;
-    // Every member makes its groups in the order of the list, so that nobody waits in a circle. Tags up to 32767 are allowed everywhere.
+    // Every member makes its groups in the order of the list, so that nobody waits in a circle.
+    // Tags up to 32767 are allowed everywhere.
     MPI_Group selected = MPI_GROUP_NULL;
     PARPLAN_MPI(MPI_Group_incl(world, group.members(), members.data(), &selected));
     PARPLAN_MPI(MPI_Comm_create_group(point_to_point_, selected, static_cast<int>(g % 32768), &group.comm));
@@ -147,11 +156,13 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiH
   PARPLAN_MPI(MPI_Group_free(&world));
   lines_.resize(static_cast<std::size_t>(ranks()) * static_cast<std::size_t>(channels));
   inputs_.resize(most_members);
-  const auto piece = std::clamp<std::int64_t>(scratch_elements / static_cast<std::int64_t>(most_members), least_piece_elements, most_piece_elements);
+  const auto piece = std::clamp<std::int64_t>(scratch_elements / static_cast<std::int64_t>(most_members),
+                                              least_piece_elements, most_piece_elements);
   if (most_members > 1) scratch_.resize(2 * most_members * static_cast<std::size_t>(piece));
 }
 
-// Sends that nobody has received, after a failure, must not be carried on with: their data is about to be freed.
+// Sends that nobody has received, after a failure, must not be carried on with: their data is about
+// to be freed.
 MpiCommunicator::~MpiCommunicator() {
   std::vector<MPI_Request> unsent;
   for (const Line& line : lines_) unsent.insert(unsent.end(), line.outstanding.begin(), line.outstanding.end());
@@ -175,8 +186,10 @@ MpiCommunicator::Group& MpiCommunicator::group_of(int id) {
 
 MpiCommunicator::Line& MpiCommunicator::line_of(int destination, int channel) {
   PARPLAN_ASSERT(destination >= 0 && destination < ranks() && channel >= 0 && channel < channels_,
-                 fmt::format("between rank {} and rank {} on channel {}: {} ranks, {} channels", rank(), destination, channel, ranks(), channels_));
-  return lines_[static_cast<std::size_t>(destination) * static_cast<std::size_t>(channels_) + static_cast<std::size_t>(channel)];
+                 fmt::format("between rank {} and rank {} on channel {}: {} ranks, {} channels", rank(), destination,
+                             channel, ranks(), channels_));
+  return lines_[static_cast<std::size_t>(destination) * static_cast<std::size_t>(channels_) +
+                static_cast<std::size_t>(channel)];
 }
 
 void MpiCommunicator::wait_for(std::vector<MPI_Request>& requests, const std::vector<int>& concerned) {
@@ -190,8 +203,8 @@ void MpiCommunicator::wait_for(std::vector<MPI_Request>& requests, const std::ve
   requests.clear();
 }
 
-// Receipts that matched no message yet are cancelled. Anything else that is not done may go on at MPI's next call, in memory that is
-// about to be freed: there must be none.
+// Receipts that matched no message yet are cancelled. Anything else that is not done may go on at
+// MPI's next call, in memory that is about to be freed: there must be none.
 void MpiCommunicator::give_up(std::vector<MPI_Request>& requests) {
   bool all_done = true;
   try {
@@ -212,10 +225,12 @@ void MpiCommunicator::give_up(std::vector<MPI_Request>& requests) {
 }
 
 void MpiCommunicator::give_up_all(Group& group) {
-  for (std::vector<MPI_Request>* requests : {&group.call_receipts, &group.call_sends, &requests_[0], &requests_[1]}) give_up(*requests);
+  for (std::vector<MPI_Request>* requests : {&group.call_receipts, &group.call_sends, &requests_[0], &requests_[1]})
+    give_up(*requests);
 }
 
-void MpiCommunicator::post(Group& group, bool is_send, float* data, std::int64_t count, int member, int tag, std::vector<MPI_Request>& requests) {
+void MpiCommunicator::post(Group& group, bool is_send, float* data, std::int64_t count, int member, int tag,
+                           std::vector<MPI_Request>& requests) {
   for (std::int64_t begin = 0; begin < count; begin += most_message_elements) {
     const int piece = static_cast<int>(std::min(count - begin, most_message_elements));
     MPI_Request& request = requests.emplace_back(MPI_REQUEST_NULL);
@@ -239,7 +254,7 @@ void MpiCommunicator::announce(Group& group, Collective collective, std::int64_t
   for (int step = 1; step < group.members(); ++step) {
     const int from = (group.member + step) % group.members();
     MPI_Request& receipt = group.call_receipts.emplace_back(MPI_REQUEST_NULL);
-    PARPLAN_MPI(MPI_Irecv(&group.calls[static_cast<std::size_t>(from)], sizeof(Call), MPI_BYTE, from, call_tag, group.comm, &receipt));
+    PARPLAN_MPI(MPI_Irecv(&group.calls[from], sizeof(Call), MPI_BYTE, from, call_tag, group.comm, &receipt));
   }
   for (int step = 1; step < group.members(); ++step) {
     const int to = (group.member + step) % group.members();
@@ -254,19 +269,20 @@ Clock::time_point MpiCommunicator::meet(Group& group) {
   for (int i = 0; i < group.members(); ++i) {
     if (i == group.member) continue;
     const Call& own = group.own_call;
-    const Call& other = group.calls[static_cast<std::size_t>(i)];
+    const Call& other = group.calls[i];
     PARPLAN_ASSERT(other.count == own.count && other.collective == own.collective,
                    fmt::format("group {}: rank {} calls {} of {} elements, rank {} {} of {}", group.id, rank(),
-                               collective_names[static_cast<std::size_t>(own.collective)], own.count, group.ranks[static_cast<std::size_t>(i)],
-                               collective_names[static_cast<std::size_t>(other.collective)], other.count));
+                               collective_names[own.collective], own.count, group.ranks[i],
+                               collective_names[other.collective], other.count));
   }
   wait_for(group.call_sends, group.ranks);
   return met;
 }
 
-// Member i's chunk becomes the sum (or maximum) of all members' at member i. In pieces, of which two are under way: while one is
-// added up, the next one moves.
-void MpiCommunicator::reduce_chunks(Group& group, InOrder adder, float* data, std::int64_t count, Clock::time_point& met) {
+// Member i's chunk becomes the sum (or maximum) of all members' at member i. In pieces, of which
+// two are under way: while one is added up, the next one moves.
+void MpiCommunicator::reduce_chunks(Group& group, InOrder adder, float* data, std::int64_t count,
+                                    Clock::time_point& met) {
   const int members = group.members();
   const std::int64_t piece_elements = static_cast<std::int64_t>(scratch_.size() / (2 * inputs_.size()));
   const std::int64_t longest_chunk = (count + members - 1) / members;
@@ -281,7 +297,7 @@ void MpiCommunicator::reduce_chunks(Group& group, InOrder adder, float* data, st
   };
   const auto post_piece = [&](std::int64_t piece) {
     const std::lock_guard lock(process_->calls());
-    std::vector<MPI_Request>& requests = requests_[static_cast<std::size_t>(piece % 2)];
+    std::vector<MPI_Request>& requests = requests_[piece % 2];
     const Chunk own = piece_of(group.member, piece);
     for (int step = 1; step < members; ++step) {
       const int from = (group.member + members - step) % members;
@@ -297,9 +313,9 @@ void MpiCommunicator::reduce_chunks(Group& group, InOrder adder, float* data, st
   met = meet(group);
   for (std::int64_t piece = 0; piece < pieces; ++piece) {
     if (piece + 1 < pieces) post_piece(piece + 1);
-    wait_for(requests_[static_cast<std::size_t>(piece % 2)], group.ranks);
+    wait_for(requests_[piece % 2], group.ranks);
     const Chunk own = piece_of(group.member, piece);
-    for (int i = 0; i < members; ++i) inputs_[static_cast<std::size_t>(i)] = i == group.member ? data + own.begin : scratch_of(piece, i);
+    for (int i = 0; i < members; ++i) inputs_[i] = i == group.member ? data + own.begin : scratch_of(piece, i);
     adder(data + own.begin, inputs_.data(), members, own.end - own.begin);
   }
 }
@@ -347,11 +363,12 @@ Transfer MpiCommunicator::all_reduce(StreamId, int id, Reduction reduction, Elem
   const InOrder adder = sum ? host_.sum : host_.max;
   return carried_out(
       [&](Clock::time_point& met) {
-        announce(group, sum ? Collective::all_reduce_sum : Collective::all_reduce_max, count, count <= small_count ? data : nullptr);
+        announce(group, sum ? Collective::all_reduce_sum : Collective::all_reduce_max, count,
+                 count <= small_count ? data : nullptr);
         if (count <= small_count) {
           met = meet(group);
           for (int i = 0; i < group.members(); ++i)
-            inputs_[static_cast<std::size_t>(i)] = i == group.member ? data : group.calls[static_cast<std::size_t>(i)].data.data();
+            inputs_[i] = i == group.member ? data : group.calls[i].data.data();
           adder(data, inputs_.data(), group.members(), count);
         } else {
           reduce_chunks(group, adder, data, count, met);
@@ -371,7 +388,8 @@ Transfer MpiCommunicator::reduce_scatter(StreamId, int id, Elements elements) {
         announce(group, Collective::reduce_scatter, elements.count, nullptr);
         reduce_chunks(group, host_.sum, data, elements.count, met);
       },
-      [&] { give_up_all(group); }, reduce_scatter_bytes(elements.count, size_of(elements.type), group.members(), group.member));
+      [&] { give_up_all(group); },
+      reduce_scatter_bytes(elements.count, size_of(elements.type), group.members(), group.member));
 }
 
 Transfer MpiCommunicator::all_gather(StreamId, int id, Elements elements) {
@@ -385,7 +403,8 @@ Transfer MpiCommunicator::all_gather(StreamId, int id, Elements elements) {
         met = meet(group);
         wait_for(requests_[0], group.ranks);
       },
-      [&] { give_up_all(group); }, all_gather_bytes(elements.count, size_of(elements.type), group.members(), group.member));
+      [&] { give_up_all(group); },
+      all_gather_bytes(elements.count, size_of(elements.type), group.members(), group.member));
 }
 
 // Takes the done ones off the front of the line, with `calls` held.
@@ -413,8 +432,12 @@ SendTicket MpiCommunicator::send(StreamId, int destination, int channel, Element
   const std::lock_guard lock(process_->calls());
   const std::int64_t number = line.first + static_cast<std::int64_t>(line.outstanding.size());
   MPI_Request& request = line.outstanding.emplace_back(MPI_REQUEST_NULL);
-  PARPLAN_MPI(MPI_Isend(data, static_cast<int>(elements.count), MPI_FLOAT, destination, channel, point_to_point_, &request));
-  return {.destination = destination, .channel = channel, .number = number, .bytes = Bytes(elements.count * size_of(elements.type))};
+  PARPLAN_MPI(
+      MPI_Isend(data, static_cast<int>(elements.count), MPI_FLOAT, destination, channel, point_to_point_, &request));
+  return {.destination = destination,
+          .channel = channel,
+          .number = number,
+          .bytes = Bytes(elements.count * size_of(elements.type))};
 }
 
 Transfer MpiCommunicator::wait_sent(StreamId, SendTicket ticket) {
@@ -449,8 +472,8 @@ Transfer MpiCommunicator::receive(StreamId, int source, int channel, Elements el
   {
     const std::lock_guard lock(process_->calls());
     PARPLAN_MPI(MPI_Get_count(&status, MPI_FLOAT, &count));
-    PARPLAN_ASSERT(count == elements.count, fmt::format("rank {} sends {} elements on channel {}, rank {} receives {}", source, count, channel,
-                                                        rank(), elements.count));
+    PARPLAN_ASSERT(count == elements.count, fmt::format("rank {} sends {} elements on channel {}, rank {} receives {}",
+                                                        source, count, channel, rank(), elements.count));
     PARPLAN_MPI(MPI_Imrecv(data, count, MPI_FLOAT, &message, &requests.emplace_back(MPI_REQUEST_NULL)));
   }
   try {

@@ -25,7 +25,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int failure_tag = 1;
 constexpr int farewell_tag = 2;
 
-// Messages of failure go at once, without the receiver's help: below the eager limit of Open MPI's shared memory, 4096 bytes with its head.
+// Messages of failure go at once, without the receiver's help: below the eager limit of Open MPI's
+// shared memory, 4096 bytes with its head.
 constexpr std::size_t longest_reason = 3000;
 constexpr std::chrono::seconds farewell_patience(10);
 constexpr std::chrono::seconds telling_patience(1);
@@ -64,7 +65,8 @@ void MpiProcess::State::post_to_others(int tag, const std::string& text) {
     if (other == process) continue;
     Posted& message = posted.emplace_back();
     message.text = text;
-    PARPLAN_MPI(MPI_Isend(message.text.data(), static_cast<int>(text.size()), MPI_CHAR, other, tag, control, &message.request));
+    PARPLAN_MPI(
+        MPI_Isend(message.text.data(), static_cast<int>(text.size()), MPI_CHAR, other, tag, control, &message.request));
   }
 }
 
@@ -89,7 +91,7 @@ void MpiProcess::State::read_control() {
     std::string text(static_cast<std::size_t>(length), '\0');
     PARPLAN_MPI(MPI_Mrecv(text.data(), length, MPI_CHAR, &message, MPI_STATUS_IGNORE));
     if (status.MPI_TAG == failure_tag && !failure) failure = text;
-    if (status.MPI_TAG == farewell_tag) ended[static_cast<std::size_t>(status.MPI_SOURCE)] = Clock::now();
+    if (status.MPI_TAG == farewell_tag) ended[status.MPI_SOURCE] = Clock::now();
   }
 }
 
@@ -100,7 +102,8 @@ MpiProcess::MpiProcess() : state_(std::make_unique<State>()) {
   int provided = 0;
   PARPLAN_MPI(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided));
   PARPLAN_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));  // its duplicates inherit it
-  if (provided < MPI_THREAD_SERIALIZED) throw RunError("this MPI does not let threads take turns (MPI_THREAD_SERIALIZED)");
+  if (provided < MPI_THREAD_SERIALIZED)
+    throw RunError("this MPI does not let threads take turns (MPI_THREAD_SERIALIZED)");
   State& s = *state_;
   PARPLAN_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &s.control));
   PARPLAN_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &s.meeting));
@@ -129,7 +132,8 @@ MpiProcess::~MpiProcess() {
       {
         const std::lock_guard lock(s.calls);
         s.read_control();
-        const auto others_ended = static_cast<int>(std::count_if(s.ended.begin(), s.ended.end(), [](const auto& when) { return when.has_value(); }));
+        const auto others_ended = static_cast<int>(
+            std::count_if(s.ended.begin(), s.ended.end(), [](const auto& when) { return when.has_value(); }));
         if (s.all_posted_are_sent() && others_ended == s.processes - 1) break;
         if (s.failure && !deadline) deadline = Clock::now() + farewell_patience;
         if (deadline && Clock::now() > *deadline) return;
@@ -162,7 +166,8 @@ void MpiProcess::check() {
   if (state_->failure) throw RunError(*state_->failure);
 }
 
-// Spins while there is a core for every process of the machine, then yields, then naps, as ranks in threads do (LocalWorld).
+// Spins while there is a core for every process of the machine, then yields, then naps, as ranks in
+// threads do (LocalWorld).
 void MpiProcess::wait_until(const std::function<bool()>& ready, std::span<const int> concerned) {
   State& s = *state_;
   const int spins = s.crowded ? 0 : 4000;
@@ -175,7 +180,7 @@ void MpiProcess::wait_until(const std::function<bool()>& ready, std::span<const 
       s.read_control();
       if (s.failure) throw RunError(*s.failure);
       for (const int other : concerned) {
-        const auto& when = s.ended[static_cast<std::size_t>(other)];
+        const auto& when = s.ended[other];
         if (when && Clock::now() - *when > grace_of_the_ended) ended = fmt::format("process {} has ended", other);
       }
     }
@@ -199,7 +204,8 @@ void MpiProcess::abort(const std::string& text) noexcept {
       s.failure = text.substr(0, longest_reason);
       s.post_to_others(failure_tag, *s.failure);
     }
-    // A first message to a process may need a connection first, which MPI makes only while it is called.
+    // A first message to a process may need a connection first, which MPI makes only while it is
+    // called.
     const auto deadline = Clock::now() + telling_patience;
     while (Clock::now() < deadline) {
       const std::lock_guard lock(s.calls);
@@ -236,7 +242,8 @@ std::vector<std::vector<std::byte>> MpiProcess::all_gather(std::span<const std::
   try {
     {
       const std::lock_guard lock(s.calls);
-      PARPLAN_MPI(MPI_Iallgather(&exchange->own_length, 1, MPI_INT, exchange->lengths.data(), 1, MPI_INT, s.meeting, &request));
+      PARPLAN_MPI(
+          MPI_Iallgather(&exchange->own_length, 1, MPI_INT, exchange->lengths.data(), 1, MPI_INT, s.meeting, &request));
     }
     wait_until(is_done, everyone);
     const std::int64_t total = std::accumulate(exchange->lengths.begin(), exchange->lengths.end(), std::int64_t{0});
@@ -245,8 +252,8 @@ std::vector<std::vector<std::byte>> MpiProcess::all_gather(std::span<const std::
     exchange->all.resize(static_cast<std::size_t>(total));
     {
       const std::lock_guard lock(s.calls);
-      PARPLAN_MPI(MPI_Iallgatherv(exchange->own.data(), exchange->own_length, MPI_BYTE, exchange->all.data(), exchange->lengths.data(),
-                                  exchange->begins.data(), MPI_BYTE, s.meeting, &request));
+      PARPLAN_MPI(MPI_Iallgatherv(exchange->own.data(), exchange->own_length, MPI_BYTE, exchange->all.data(),
+                                  exchange->lengths.data(), exchange->begins.data(), MPI_BYTE, s.meeting, &request));
     }
     wait_until(is_done, everyone);
   } catch (...) {

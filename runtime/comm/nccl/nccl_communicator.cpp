@@ -29,9 +29,11 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::int64_t outstanding_sends = 64;
-// How often communicators are asked for asynchronous errors. No rank waits for this: it delays the message, not the work.
+// How often communicators are asked for asynchronous errors. No rank waits for this: it delays the
+// message, not the work.
 constexpr auto watch_interval = 100ms;
-// How long an abort waits for a call that is under way in NCCL before it aborts under it, which is what ends a call that hangs.
+// How long an abort waits for a call that is under way in NCCL before it aborts under it, which is
+// what ends a call that hangs.
 constexpr auto call_patience = 500ms;
 
 // What ranks of one job that are threads of this process know together.
@@ -100,7 +102,9 @@ ncclDataType_t nccl_type(DataType type) {
   throw InternalError("no such type");
 }
 
-void* at(const Elements& data, std::int64_t element) { return static_cast<std::byte*>(data.data) + element * size_of(data.type); }
+void* at(const Elements& data, std::int64_t element) {
+  return static_cast<std::byte*>(data.data) + element * size_of(data.type);
+}
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -123,12 +127,15 @@ class NcclCommunicator final : public Communicator {
   void abort(const std::string& reason) override { job_->fail(rank_, reason); }
 
  private:
-  void connect(const std::vector<std::byte>& id, const std::vector<CommunicationGroup>& groups, const std::vector<SendRoute>& routes);
+  void connect(const std::vector<std::byte>& id, const std::vector<CommunicationGroup>& groups,
+               const std::vector<SendRoute>& routes);
   void make_group_links(const std::vector<CommunicationGroup>& groups);
   void make_route_links(const std::vector<SendRoute>& routes);
   void open_routes();
-  // One link for each set that holds this rank; the others' entries are null. All ranks call it with the same sets.
-  std::vector<Link*> split(const std::vector<std::vector<int>>& sets, const std::function<std::string(std::size_t)>& name_of);
+  // One link for each set that holds this rank; the others' entries are null. All ranks call it
+  // with the same sets.
+  std::vector<Link*> split(const std::vector<std::vector<int>>& sets,
+                           const std::function<std::string(std::size_t)>& name_of);
   void release();
 
   GroupLink& group_link(int group);
@@ -147,7 +154,8 @@ class NcclCommunicator final : public Communicator {
   std::vector<std::unique_ptr<Link>> links_;  // the first is that of all ranks
   std::vector<GroupLink> groups_;
   std::vector<RouteLink> routes_;
-  // What opens routes. It is kept, because releasing memory waits for all work of the GPU, which may be other ranks' where they share one.
+  // What opens routes. It is kept, because releasing memory waits for all work of the GPU, which
+  // may be other ranks' where they share one.
   void* opening_ = nullptr;
   bool stopping_ = false;  // guarded by the job's mutex
   bool aborted_ = false;   // the watcher's, until it was joined
@@ -169,8 +177,9 @@ void NcclCommunicator::issue(Link& link, const char* what, const Operation& oper
   job_->throw_if_failed();
 }
 
-NcclCommunicator::NcclCommunicator(const std::vector<std::byte>& id, int rank, int ranks, const std::vector<CommunicationGroup>& groups,
-                                   const std::vector<SendRoute>& routes, CudaBackend& backend)
+NcclCommunicator::NcclCommunicator(const std::vector<std::byte>& id, int rank, int ranks,
+                                   const std::vector<CommunicationGroup>& groups, const std::vector<SendRoute>& routes,
+                                   CudaBackend& backend)
     : rank_(rank), ranks_(ranks), backend_(backend), job_(job_of(id)) {
   try {
     connect(id, groups, routes);
@@ -192,8 +201,9 @@ void NcclCommunicator::connect(const std::vector<std::byte>& id, const std::vect
   if (ranks_ > 1) {
     ncclUniqueId unique;
     std::memcpy(&unique, id.data(), sizeof(unique));
-    // Blocking calls: the others start a thread for every call (NCCL 2.28, group.cc). Nothing is shared between communicators: those
-    // that share take turns on the device, whatever their streams (enqueue.cc, ncclLaunchPrepare: sharedRes->deviceStream).
+    // Blocking calls: the others start a thread for every call (NCCL 2.28, group.cc). Nothing is
+    // shared between communicators: those that share take turns on the device, whatever their
+    // streams (enqueue.cc, ncclLaunchPrepare: sharedRes->deviceStream).
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
     config.splitShare = 0;
@@ -226,7 +236,7 @@ std::vector<Link*> NcclCommunicator::split(const std::vector<std::vector<int>>& 
     nccl_check(ncclCommSplit(links_.front()->nccl, color, key, &link->nccl, nullptr), links_.front()->nccl,
                fmt::format("NCCL, rank {} connecting {}", rank_, color >= 0 ? link->name : "others"));
     if (color < 0) continue;
-    made[static_cast<std::size_t>(color)] = link.get();
+    made[color] = link.get();
     links_.push_back(std::move(link));
   }
   return made;
@@ -236,16 +246,19 @@ void NcclCommunicator::make_group_links(const std::vector<CommunicationGroup>& g
   std::vector<std::vector<int>> sets;
   std::vector<const CommunicationGroup*> split_groups;
   for (const CommunicationGroup& group : groups) {
-    PARPLAN_ASSERT(!group.ranks.empty() && group.ranks.front() >= 0 && group.ranks.back() < ranks_ &&
-                       std::adjacent_find(group.ranks.begin(), group.ranks.end(), std::greater_equal<>()) == group.ranks.end(),
-                   fmt::format("group {} of {} ranks, {} in all", group.id, group.ranks.size(), ranks_));
+    PARPLAN_ASSERT(
+        !group.ranks.empty() && group.ranks.front() >= 0 && group.ranks.back() < ranks_ &&
+            std::adjacent_find(group.ranks.begin(), group.ranks.end(), std::greater_equal<>()) == group.ranks.end(),
+        fmt::format("group {} of {} ranks, {} in all", group.id, group.ranks.size(), ranks_));
     const auto place = std::find(group.ranks.begin(), group.ranks.end(), rank_);
     if (place != group.ranks.end()) {
-      for (const GroupLink& earlier : groups_) PARPLAN_ASSERT(earlier.id != group.id, fmt::format("two groups have id {}", group.id));
-      groups_.push_back({.id = group.id,
-                         .member = static_cast<int>(place - group.ranks.begin()),
-                         .members = static_cast<int>(group.ranks.size()),
-                         .link = static_cast<int>(group.ranks.size()) == ranks_ && ranks_ > 1 ? links_.front().get() : nullptr});
+      for (const GroupLink& earlier : groups_)
+        PARPLAN_ASSERT(earlier.id != group.id, fmt::format("two groups have id {}", group.id));
+      groups_.push_back(
+          {.id = group.id,
+           .member = static_cast<int>(place - group.ranks.begin()),
+           .members = static_cast<int>(group.ranks.size()),
+           .link = static_cast<int>(group.ranks.size()) == ranks_ && ranks_ > 1 ? links_.front().get() : nullptr});
     }
     if (group.ranks.size() == 1 || static_cast<int>(group.ranks.size()) == ranks_) continue;
     sets.push_back(group.ranks);
@@ -272,23 +285,26 @@ void NcclCommunicator::make_route_links(const std::vector<SendRoute>& routes) {
   for (const std::unique_ptr<Link>& link : links_) {  // in the order of the rounds
     const auto place = std::find(made.begin(), made.end(), link.get());
     if (place == made.end()) continue;
-    const SendRoute& route = routes[static_cast<std::size_t>(place - made.begin())];
+    const SendRoute& route = routes[place - made.begin()];
     routes_.push_back({.route = route, .link = link.get(), .sent = {}, .sends = 0});
     if (route.source != rank_) continue;
     for (std::int64_t event = 0; event < outstanding_sends; ++event)
-      parplan::check(cudaEventCreateWithFlags(&routes_.back().sent.emplace_back(), cudaEventDisableTiming), "create an event");
+      parplan::check(cudaEventCreateWithFlags(&routes_.back().sent.emplace_back(), cudaEventDisableTiming),
+                     "create an event");
   }
 }
 
-// NCCL connects two ranks in their first send and receive, and both wait for each other in it. Routes are therefore opened here, in
-// the order of the rounds, in which no rank has two: later sends return at once, in whatever order ranks come to them.
+// NCCL connects two ranks in their first send and receive, and both wait for each other in it.
+// Routes are therefore opened here, in the order of the rounds, in which no rank has two: later
+// sends return at once, in whatever order ranks come to them.
 void NcclCommunicator::open_routes() {
   if (routes_.empty()) return;
   opening_ = backend_.allocate(Bytes(sizeof(std::int32_t)));
   const cudaStream_t stream = backend_.stream(0);
   for (RouteLink& route : routes_)
     issue(*route.link, "open", [&](ncclComm_t nccl) {
-      return route.route.source == rank_ ? ncclSend(opening_, 1, ncclInt32, 1, nccl, stream) : ncclRecv(opening_, 1, ncclInt32, 0, nccl, stream);
+      return route.route.source == rank_ ? ncclSend(opening_, 1, ncclInt32, 1, nccl, stream)
+                                         : ncclRecv(opening_, 1, ncclInt32, 0, nccl, stream);
     });
   backend_.synchronize();
 }
@@ -302,7 +318,8 @@ GroupLink& NcclCommunicator::group_link(int group) {
 RouteLink& NcclCommunicator::route_link(const SendRoute& route) {
   for (RouteLink& link : routes_)
     if (link.route == route) return link;
-  throw InternalError(fmt::format("no route from rank {} to rank {} on channel {}", route.source, route.destination, route.channel));
+  throw InternalError(
+      fmt::format("no route from rank {} to rank {} on channel {}", route.source, route.destination, route.channel));
 }
 
 Transfer NcclCommunicator::all_reduce(StreamId stream, int group, Reduction reduction, Elements data) {
@@ -315,8 +332,8 @@ Transfer NcclCommunicator::all_reduce(StreamId stream, int group, Reduction redu
   return {.sent = all_reduce_bytes(data.count, size_of(data.type), g.members, g.member), .waited = {}, .moving = {}};
 }
 
-// NCCL's own reduce-scatter and all-gather have equal chunks; a count that the members do not divide is moved chunk by chunk, in
-// one group of calls.
+// NCCL's own reduce-scatter and all-gather have equal chunks; a count that the members do not
+// divide is moved chunk by chunk, in one group of calls.
 template <class Move>
 ncclResult_t for_each_chunk(std::int64_t count, int members, const Move& move) {
   ncclResult_t result = ncclGroupStart();
@@ -337,10 +354,12 @@ Transfer NcclCommunicator::reduce_scatter(StreamId stream, int group, Elements d
                                static_cast<std::size_t>(data.count / g.members), type, ncclSum, nccl, on);
     return for_each_chunk(data.count, g.members, [&](const Chunk& chunk, int member) {
       void* place = at(data, chunk.begin);
-      return ncclReduce(place, place, static_cast<std::size_t>(chunk.end - chunk.begin), type, ncclSum, member, nccl, on);
+      return ncclReduce(place, place, static_cast<std::size_t>(chunk.end - chunk.begin), type, ncclSum, member, nccl,
+                        on);
     });
   });
-  return {.sent = reduce_scatter_bytes(data.count, size_of(data.type), g.members, g.member), .waited = {}, .moving = {}};
+  return {
+      .sent = reduce_scatter_bytes(data.count, size_of(data.type), g.members, g.member), .waited = {}, .moving = {}};
 }
 
 Transfer NcclCommunicator::all_gather(StreamId stream, int group, Elements data) {
@@ -363,7 +382,7 @@ Transfer NcclCommunicator::all_gather(StreamId stream, int group, Elements data)
 SendTicket NcclCommunicator::send(StreamId stream, int destination, int channel, Elements data) {
   RouteLink& route = route_link({.source = rank_, .destination = destination, .channel = channel});
   const std::int64_t number = route.sends;
-  const cudaEvent_t sent = route.sent[static_cast<std::size_t>(number % outstanding_sends)];
+  const cudaEvent_t sent = route.sent[number % outstanding_sends];
   if (number >= outstanding_sends) parplan::check(cudaEventSynchronize(sent), "wait for an earlier send");
   const cudaStream_t on = backend_.stream(stream);
   if (data.count > 0)
@@ -372,7 +391,10 @@ SendTicket NcclCommunicator::send(StreamId stream, int destination, int channel,
     });
   parplan::check(cudaEventRecord(sent, on), "record an event");
   route.sends = number + 1;
-  return {.destination = destination, .channel = channel, .number = number, .bytes = Bytes(data.count * size_of(data.type))};
+  return {.destination = destination,
+          .channel = channel,
+          .number = number,
+          .bytes = Bytes(data.count * size_of(data.type))};
 }
 
 Transfer NcclCommunicator::wait_sent(StreamId stream, SendTicket ticket) {
@@ -380,7 +402,7 @@ Transfer NcclCommunicator::wait_sent(StreamId stream, SendTicket ticket) {
   const RouteLink& route = route_link({.source = rank_, .destination = ticket.destination, .channel = ticket.channel});
   // An event that was used again had been waited for.
   if (route.sends - ticket.number <= outstanding_sends)
-    parplan::check(cudaStreamWaitEvent(backend_.stream(stream), route.sent[static_cast<std::size_t>(ticket.number % outstanding_sends)], 0),
+    parplan::check(cudaStreamWaitEvent(backend_.stream(stream), route.sent[ticket.number % outstanding_sends], 0),
                    "wait for a send");
   return {.sent = ticket.bytes, .waited = {}, .moving = {}};
 }
@@ -389,7 +411,8 @@ Transfer NcclCommunicator::receive(StreamId stream, int source, int channel, Ele
   const RouteLink& route = route_link({.source = source, .destination = rank_, .channel = channel});
   if (data.count > 0)
     issue(*route.link, "receive", [&](ncclComm_t nccl) {
-      return ncclRecv(data.data, static_cast<std::size_t>(data.count), nccl_type(data.type), 0, nccl, backend_.stream(stream));
+      return ncclRecv(data.data, static_cast<std::size_t>(data.count), nccl_type(data.type), 0, nccl,
+                      backend_.stream(stream));
     });
   return {};
 }
@@ -400,7 +423,8 @@ void NcclCommunicator::register_memory(void* memory, Bytes bytes) {
     const std::lock_guard lock(link->calls);
     job_->throw_if_failed();
     void* handle = nullptr;
-    if (ncclCommRegister(link->nccl, memory, static_cast<std::size_t>(bytes.count), &handle) == ncclSuccess && handle != nullptr)
+    if (ncclCommRegister(link->nccl, memory, static_cast<std::size_t>(bytes.count), &handle) == ncclSuccess &&
+        handle != nullptr)
       link->registrations.push_back(handle);
   }
 }
@@ -452,7 +476,8 @@ void NcclCommunicator::release() {
   if (failed && !aborted_) abort_links();
   if (!aborted_)
     for (auto link = links_.rbegin(); link != links_.rend(); ++link) {
-      for (void* registration : (*link)->registrations) static_cast<void>(ncclCommDeregister((*link)->nccl, registration));
+      for (void* registration : (*link)->registrations)
+        static_cast<void>(ncclCommDeregister((*link)->nccl, registration));
       static_cast<void>(ncclCommDestroy((*link)->nccl));
     }
   links_.clear();
@@ -480,8 +505,8 @@ std::vector<std::byte> make_nccl_id() {
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(const std::vector<std::byte>& id, int rank, int ranks,
-                                                     const std::vector<CommunicationGroup>& groups, const std::vector<SendRoute>& routes,
-                                                     CudaBackend& backend) {
+                                                     const std::vector<CommunicationGroup>& groups,
+                                                     const std::vector<SendRoute>& routes, CudaBackend& backend) {
   return std::make_unique<NcclCommunicator>(id, rank, ranks, groups, routes, backend);
 }
 

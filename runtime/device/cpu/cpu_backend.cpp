@@ -25,7 +25,8 @@ namespace {
 constexpr std::size_t arena_alignment = 256;
 constexpr std::uintptr_t workspace_alignment = 64;  // packed panels are loaded into AVX-512 registers
 
-// A whole number from a file of one; nothing where there is none ("max" of an unlimited control group).
+// A whole number from a file of one; nothing where there is none ("max" of an unlimited control
+// group).
 std::optional<std::int64_t> number_in(const char* path) {
   std::ifstream file(path);
   std::int64_t number = 0;
@@ -48,15 +49,17 @@ class CpuBackend final : public Backend {
   const char* name() const override { return "cpu"; }
 
   void* allocate(Bytes bytes) override {
-    void* memory = ::operator new(static_cast<std::size_t>(bytes.count), std::align_val_t{arena_alignment}, std::nothrow);
+    void* memory =
+        ::operator new (static_cast<std::size_t>(bytes.count), std::align_val_t{arena_alignment}, std::nothrow);
     if (memory == nullptr)
       throw RunError(fmt::format("this machine has no {} of memory left for a rank", format_bytes(bytes)));
 #ifdef MADV_HUGEPAGE
-    // An arena is touched as a whole: large pages cost fewer faults and fewer misses of the translation buffer. A wish:
-    // where the system grants none, nothing is lost.
+    // An arena is touched as a whole: large pages cost fewer faults and fewer misses of the
+    // translation buffer. A wish: where the system grants none, nothing is lost.
     constexpr std::uintptr_t page = 2 << 20;
     const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
-    const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(memory) + static_cast<std::uintptr_t>(bytes.count)) / page * page;
+    const std::uintptr_t end =
+        (reinterpret_cast<std::uintptr_t>(memory) + static_cast<std::uintptr_t>(bytes.count)) / page * page;
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
     return memory;

@@ -24,10 +24,12 @@ void narrow(DataType type, const float* from, std::int64_t count, void* to) {
     case DataType::fp32:
     case DataType::tf32: std::copy_n(from, count, static_cast<float*>(to)); return;
     case DataType::bf16:
-      std::transform(from, from + count, static_cast<Eigen::bfloat16*>(to), [](float x) { return static_cast<Eigen::bfloat16>(x); });
+      std::transform(from, from + count, static_cast<Eigen::bfloat16*>(to),
+                     [](float x) { return static_cast<Eigen::bfloat16>(x); });
       return;
     case DataType::fp16:
-      std::transform(from, from + count, static_cast<Eigen::half*>(to), [](float x) { return static_cast<Eigen::half>(x); });
+      std::transform(from, from + count, static_cast<Eigen::half*>(to),
+                     [](float x) { return static_cast<Eigen::half>(x); });
       return;
     case DataType::int32: break;
   }

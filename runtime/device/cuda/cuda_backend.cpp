@@ -16,7 +16,7 @@ template <class T>
 T& at(std::vector<T>& made, int number) {
   PARPLAN_ASSERT(number >= 0, fmt::format("number {}", number));
   if (static_cast<std::size_t>(number) >= made.size()) made.resize(static_cast<std::size_t>(number) + 1, nullptr);
-  return made[static_cast<std::size_t>(number)];
+  return made[number];
 }
 
 cudaEvent_t make_event(unsigned flags) {
@@ -76,7 +76,8 @@ void CudaBackend::release_all() {
 }
 
 void CudaBackend::attach_thread() {
-  if (const cudaError_t error = cudaSetDevice(device_); error != cudaSuccess) throw_cuda_error(error, fmt::format("use GPU {}", device_));
+  if (const cudaError_t error = cudaSetDevice(device_); error != cudaSuccess)
+    throw_cuda_error(error, fmt::format("use GPU {}", device_));
 }
 
 void* CudaBackend::allocate(Bytes bytes) {
@@ -85,8 +86,8 @@ void* CudaBackend::allocate(Bytes bytes) {
   if (error == cudaErrorMemoryAllocation) {
     static_cast<void>(cudaGetLastError());
     const DeviceMemory now = this->memory();
-    throw RunError(fmt::format("GPU {} has no {} of memory left for a rank: {} of {} are free", device_, format_bytes(bytes),
-                               format_bytes(now.total - now.used), format_bytes(now.total)));
+    throw RunError(fmt::format("GPU {} has no {} of memory left for a rank: {} of {} are free", device_,
+                               format_bytes(bytes), format_bytes(now.total - now.used), format_bytes(now.total)));
   }
   if (error != cudaSuccess) throw_cuda_error(error, fmt::format("allocate {} on GPU {}", format_bytes(bytes), device_));
   return memory;
@@ -100,7 +101,8 @@ void CudaBackend::release(void* memory) {
 void* CudaBackend::allocate_host(Bytes bytes) {
   void* memory = nullptr;
   const cudaError_t error = cudaMallocHost(&memory, static_cast<std::size_t>(std::max<std::int64_t>(bytes.count, 1)));
-  if (error != cudaSuccess) throw_cuda_error(error, fmt::format("allocate {} of page-locked host memory", format_bytes(bytes)));
+  if (error != cudaSuccess)
+    throw_cuda_error(error, fmt::format("allocate {} of page-locked host memory", format_bytes(bytes)));
   return memory;
 }
 
@@ -117,15 +119,18 @@ DeviceMemory CudaBackend::memory() const {
 cudaStream_t CudaBackend::stream(StreamId number) {
   cudaStream_t& stream = at(streams_, number);
   if (stream == nullptr) {
-    // Stream 0 computes; the others communicate: their few blocks go first, so that what waits for them can start.
-    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, number == 0 ? least_priority_ : greatest_priority_),
+    // Stream 0 computes; the others communicate: their few blocks go first, so that what waits for
+    // them can start.
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                       number == 0 ? least_priority_ : greatest_priority_),
           "make a stream");
     if (has_scalars_) check(cudaStreamWaitEvent(stream, scalars_written_, 0), "wait for the step's scalars");
   }
   return stream;
 }
 
-// Stream 0 writes them when all streams have got as far as they were told to go, and all streams go on after that.
+// Stream 0 writes them when all streams have got as far as they were told to go, and all streams go
+// on after that.
 void CudaBackend::set_scalars(const StepScalars& scalars) {
   PARPLAN_ASSERT(!recording_, "scalars are set within recorded work");
   if (has_scalars_) check(cudaEventSynchronize(scalars_written_), "wait for the scalars of the step before");
@@ -136,19 +141,22 @@ void CudaBackend::set_scalars(const StepScalars& scalars) {
     check(cudaEventRecord(streams_joined_, other), "record an event");
     check(cudaStreamWaitEvent(writer, streams_joined_, 0), "wait for an event");
   }
-  check(cudaMemcpyAsync(scalars_, scalars_from_, sizeof(StepScalars), cudaMemcpyDefault, writer), "copy the step's scalars");
+  check(cudaMemcpyAsync(scalars_, scalars_from_, sizeof(StepScalars), cudaMemcpyDefault, writer),
+        "copy the step's scalars");
   check(cudaEventRecord(scalars_written_, writer), "record an event");
   has_scalars_ = true;
   for (cudaStream_t other : streams_)
-    if (other != nullptr && other != writer) check(cudaStreamWaitEvent(other, scalars_written_, 0), "wait for the step's scalars");
+    if (other != nullptr && other != writer)
+      check(cudaStreamWaitEvent(other, scalars_written_, 0), "wait for the step's scalars");
 }
 
 void CudaBackend::run(StreamId number, const KernelCall& call) {
   const CudaKernel kernel = cuda_kernel(call.kind);
   const OpRow& row = row_of(call.kind);
   PARPLAN_ASSERT(kernel != nullptr, fmt::format("{} is no kernel", row.name));
-  PARPLAN_ASSERT(static_cast<int>(call.operands.size()) == operand_count(row, call.shape, row.cuda_workspace != nullptr),
-                 fmt::format("{} with {} operands", row.name, call.operands.size()));
+  PARPLAN_ASSERT(
+      static_cast<int>(call.operands.size()) == operand_count(row, call.shape, row.cuda_workspace != nullptr),
+      fmt::format("{} with {} operands", row.name, call.operands.size()));
   kernel({.shape = call.shape,
           .type = call.type,
           .operands = call.operands.data(),
@@ -188,7 +196,8 @@ void CudaBackend::record(StreamId number, EventId event) {
 
 void CudaBackend::wait(StreamId number, EventId event) {
   PARPLAN_ASSERT(!recording_, fmt::format("event {} within recorded work", event));
-  check(cudaStreamWaitEvent(stream(number), made_event(events_, event, cudaEventDisableTiming), 0), "wait for an event");
+  check(cudaStreamWaitEvent(stream(number), made_event(events_, event, cudaEventDisableTiming), 0),
+        "wait for an event");
 }
 
 // Stream by stream: on one GPU there may be ranks of other threads, which are not waited for.
@@ -219,7 +228,8 @@ void CudaBackend::record_graph(StreamId number, const std::function<void()>& wor
   try {
     work();
   } catch (const RunError& error) {
-    failure = error.what();  // a call that cannot be recorded; any other failure comes again when the work runs directly
+    failure =
+        error.what();  // a call that cannot be recorded; any other failure comes again when the work runs directly
   } catch (...) {
     cudaGraph_t unfinished = nullptr;
     if (cudaStreamEndCapture(recorder, &unfinished) == cudaSuccess) static_cast<void>(cudaGraphDestroy(unfinished));

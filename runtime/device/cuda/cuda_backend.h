@@ -19,9 +19,9 @@ struct CudaBackendOptions {
   bool synchronous = false;   // wait after every kernel and copy; nothing is recorded then
 };
 
-// One GPU. Streams do not wait for the legacy default stream. Nothing is allocated on the device after the first step but
-// the graphs that its second one records: scalars, the result of `end_of_unlike` and cuBLASLt's handle are made by the constructor, workspaces are
-// operands.
+// One GPU. Streams do not wait for the legacy default stream. Nothing is allocated on the device
+// after the first step but the graphs that its second one records: scalars, the result of
+// `end_of_unlike` and cuBLASLt's handle are made by the constructor, workspaces are operands.
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int device, const CudaBackendOptions& options);
@@ -49,8 +49,9 @@ class CudaBackend final : public Backend {
   void wait(StreamId stream, EventId event) override;
   void synchronize() override;
 
-  // The first call with a key runs `work`, so that libraries choose their algorithms; the second records it as a CUDA graph. What
-  // cannot be recorded runs directly ever after; `not_recorded` says why.
+  // The first call with a key runs `work`, so that libraries choose their algorithms; the second
+  // records it as a CUDA graph. What cannot be recorded runs directly ever after; `not_recorded`
+  // says why.
   void repeat(StreamId stream, std::int64_t key, const std::function<void()>& work) override;
 
   void prepare_marks(int count) override;
@@ -61,7 +62,8 @@ class CudaBackend final : public Backend {
   // For communicators.
   int device() const { return device_; }
   cudaStream_t stream(StreamId stream);
-  // The reason for which work runs directly though graphs were asked for; empty while there is none.
+  // The reason for which work runs directly though graphs were asked for; empty while there is
+  // none.
   std::string not_recorded() const override { return not_recorded_; }
 
  private:

@@ -66,7 +66,7 @@ constexpr std::size_t kinds = static_cast<std::size_t>(OpKind::count_);
 
 constexpr std::array<CudaKernel, kinds> make_table() {
   std::array<CudaKernel, kinds> table{};
-  for (const Row& row : rows) table[static_cast<std::size_t>(row.kind)] = row.kernel;
+  for (const Row& row : rows) table[row.kind] = row.kernel;
   return table;
 }
 
@@ -83,6 +83,6 @@ static_assert(is_complete(), "one row for each op but the data loader's");
 
 }  // namespace
 
-CudaKernel cuda_kernel(OpKind kind) { return table[static_cast<std::size_t>(kind)]; }
+CudaKernel cuda_kernel(OpKind kind) { return table[kind]; }
 
 }  // namespace parplan

@@ -20,7 +20,8 @@ void allow_shared_memory(const void* kernel, std::size_t bytes) {
   const std::lock_guard lock(limits.mutex);
   std::size_t& limit = limits.bytes[{device, kernel}];
   if (bytes <= limit) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "allow shared memory");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "allow shared memory");
   limit = bytes;
 }
 

@@ -10,8 +10,8 @@
 
 namespace parplan {
 
-// How many blocks of how many threads, and the bytes of dynamic shared memory of a block (above 48 KiB the kernel must
-// have been allowed to: allow_shared_memory).
+// How many blocks of how many threads, and the bytes of dynamic shared memory of a block (above 48
+// KiB the kernel must have been allowed to: allow_shared_memory).
 struct Grid {
   dim3 blocks;
   dim3 threads;
@@ -20,9 +20,11 @@ struct Grid {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Kernels are started by the runtime's function, not by <<<>>>, so that the files are C++ to any compiler.
+// Kernels are started by the runtime's function, not by <<<>>>, so that the files are C++ to any
+// compiler.
 template <class... Parameters, class... Arguments>
-void launch(const char* what, void (*kernel)(Parameters...), const Grid& grid, cudaStream_t stream, Arguments&&... arguments) {
+void launch(const char* what, void (*kernel)(Parameters...), const Grid& grid, cudaStream_t stream,
+            Arguments&&... arguments) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid.blocks;
   config.blockDim = grid.threads;
@@ -31,9 +33,10 @@ void launch(const char* what, void (*kernel)(Parameters...), const Grid& grid, c
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), what);
 }
 
-// Lets a block of the kernel have `bytes` of dynamic shared memory on the GPU that this thread uses. CUDA keeps one limit for
-// each kernel and GPU, and the call can wait for copies between host and device (oneapi-src/unified-runtime, pull request
-// 2678): it is made only to raise the limit, which threads thus never lower for one another.
+// Lets a block of the kernel have `bytes` of dynamic shared memory on the GPU that this thread
+// uses. CUDA keeps one limit for each kernel and GPU, and the call can wait for copies between host
+// and device (oneapi-src/unified-runtime, pull request 2678): it is made only to raise the limit,
+// which threads thus never lower for one another.
 void allow_shared_memory(const void* kernel, std::size_t bytes);
 template <class... Parameters>
 void allow_shared_memory(void (*kernel)(Parameters...), std::size_t bytes) {

@@ -9,23 +9,43 @@ namespace {
 // y [rows, columns] = x [rows, inner] * weight [columns, inner]'
 MatrixProduct forward_product(OpKind op, const CudaKernelArguments& a, void* y, void* workspace) {
   const OpShape& s = a.shape;
-  return {.op = op, .type = a.type, .rows = s.rows, .columns = s.columns, .depth = s.inner, .left = a.operands[0], .right = a.operands[1],
-          .right_transposed = true, .result = y, .result_type = a.type, .workspace = workspace};
+  return {.op = op,
+          .type = a.type,
+          .rows = s.rows,
+          .columns = s.columns,
+          .depth = s.inner,
+          .left = a.operands[0],
+          .right = a.operands[1],
+          .right_transposed = true,
+          .result = y,
+          .result_type = a.type,
+          .workspace = workspace};
 }
 
 // dx [rows, inner] (+)= dy [rows, columns] * weight [columns, inner]
 MatrixProduct input_gradient_product(OpKind op, const CudaKernelArguments& a, void* dx, void* workspace) {
   const OpShape& s = a.shape;
-  return {.op = op, .type = a.type, .rows = s.rows, .columns = s.inner, .depth = s.columns, .left = a.operands[0], .right = a.operands[1],
-          .result = dx, .result_type = a.type, .accumulate = s.accumulate, .workspace = workspace};
+  return {.op = op,
+          .type = a.type,
+          .rows = s.rows,
+          .columns = s.inner,
+          .depth = s.columns,
+          .left = a.operands[0],
+          .right = a.operands[1],
+          .result = dx,
+          .result_type = a.type,
+          .accumulate = s.accumulate,
+          .workspace = workspace};
 }
 
 // Another op on matrices of [rows, columns] in the same stream.
-void run_elementwise(CudaKernel kernel, const CudaKernelArguments& a, const OpShape& shape, std::initializer_list<void*> operands) {
+void run_elementwise(CudaKernel kernel, const CudaKernelArguments& a, const OpShape& shape,
+                     std::initializer_list<void*> operands) {
   kernel({.shape = shape, .type = a.type, .operands = operands.begin(), .scalars = a.scalars, .stream = a.stream});
 }
 
-// The product with bias where there is one. In place, in the second step: each element is read and written by one thread.
+// The product with bias where there is one. In place, in the second step: each element is read and
+// written by one thread.
 void submit_with_bias(MatrixProduct product, const CudaKernelArguments& a, void* bias) {
   if (bias != nullptr) {
     product.epilogue = Epilogue::bias;
@@ -36,7 +56,8 @@ void submit_with_bias(MatrixProduct product, const CudaKernelArguments& a, void*
   product.bias = nullptr;
   a.matrices->submit(product, a.stream);
   if (bias != nullptr)
-    run_elementwise(add, a, {.rows = product.rows, .columns = product.columns, .bias = true}, {product.result, bias, product.result});
+    run_elementwise(add, a, {.rows = product.rows, .columns = product.columns, .bias = true},
+                    {product.result, bias, product.result});
 }
 
 }  // namespace
@@ -44,7 +65,8 @@ void submit_with_bias(MatrixProduct product, const CudaKernelArguments& a, void*
 // x, weight, (bias), y, workspace
 void linear(const CudaKernelArguments& a) {
   const int y = a.shape.bias ? 3 : 2;
-  submit_with_bias(forward_product(OpKind::linear, a, a.operands[y], a.operands[y + 1]), a, a.shape.bias ? a.operands[2] : nullptr);
+  submit_with_bias(forward_product(OpKind::linear, a, a.operands[y], a.operands[y + 1]), a,
+                   a.shape.bias ? a.operands[2] : nullptr);
 }
 
 // x, weight, (bias), before, y, workspace; where `before` and y are one storage it is y's.
@@ -59,7 +81,8 @@ void linear_gelu(const CudaKernelArguments& a) {
   product.result = a.operands[before];
   product.before = nullptr;
   submit_with_bias(product, a, bias);
-  run_elementwise(activation, a, {.rows = product.rows, .columns = product.columns, .activation = ActivationKind::gelu_tanh},
+  run_elementwise(activation, a,
+                  {.rows = product.rows, .columns = product.columns, .activation = ActivationKind::gelu_tanh},
                   {a.operands[before], a.operands[before + 1]});
 }
 
@@ -77,19 +100,29 @@ void linear_input_gradient_gelu(const CudaKernelArguments& a) {
   product.epilogue = Epilogue::none;
   product.before = nullptr;
   a.matrices->submit(product, a.stream);
-  run_elementwise(activation_gradient, a, {.rows = product.rows, .columns = product.columns, .activation = ActivationKind::gelu_tanh},
+  run_elementwise(activation_gradient, a,
+                  {.rows = product.rows, .columns = product.columns, .activation = ActivationKind::gelu_tanh},
                   {a.operands[3], a.operands[2], a.operands[3]});
 }
 
-// dy, x, dweight, (dbias), workspace: dweight [columns, inner] += dy [rows, columns]' * x [rows, inner], in fp32. The sums of the bias use the
-// workspace first, then the product does.
+// dy, x, dweight, (dbias), workspace: dweight [columns, inner] += dy [rows, columns]' * x [rows,
+// inner], in fp32. The sums of the bias use the workspace first, then the product does.
 void linear_weight_gradient(const CudaKernelArguments& a) {
   const OpShape& s = a.shape;
   void* workspace = a.operands[s.bias ? 4 : 3];
   if (s.bias) add_column_sums(a.operands[0], a.type, s.rows, s.columns, a.at<float>(3), workspace, a.stream);
-  a.matrices->submit({.op = OpKind::linear_weight_gradient, .type = a.type, .rows = s.columns, .columns = s.inner, .depth = s.rows,
-                      .left = a.operands[0], .right = a.operands[1], .left_transposed = true, .result = a.operands[2],
-                      .result_type = DataType::fp32, .accumulate = true, .workspace = workspace},
+  a.matrices->submit({.op = OpKind::linear_weight_gradient,
+                      .type = a.type,
+                      .rows = s.columns,
+                      .columns = s.inner,
+                      .depth = s.rows,
+                      .left = a.operands[0],
+                      .right = a.operands[1],
+                      .left_transposed = true,
+                      .result = a.operands[2],
+                      .result_type = DataType::fp32,
+                      .accumulate = true,
+                      .workspace = workspace},
                      a.stream);
 }
 

@@ -44,7 +44,8 @@ void set(const Operation& operation, cublasLtMatmulDescAttributes_t attribute, c
   check(cublasLtMatmulDescSetAttribute(operation.get(), attribute, &value, sizeof(value)), what);
 }
 template <class T>
-void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value, const char* what) {
+void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value,
+         const char* what) {
   check(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)), what);
 }
 
@@ -63,14 +64,16 @@ std::uint32_t alignment_of(const void* address) {
   return 1u << std::min(most, bits == 0 ? most : std::countr_zero(bits));
 }
 
-// cuBLASLt wants its workspace at a multiple of this (NVIDIA/TransformerEngine, pull request 2223; ml-explore/mlx, pull request 2466: on
-// Hopper products fail without). Workspaces of a plan are aligned to 64 bytes, so what is used of one begins at the next multiple.
+// cuBLASLt wants its workspace at a multiple of this (NVIDIA/TransformerEngine, pull request 2223;
+// ml-explore/mlx, pull request 2466: on Hopper products fail without). Workspaces of a plan are
+// aligned to 64 bytes, so what is used of one begins at the next multiple.
 constexpr std::size_t workspace_alignment = 256;
 constexpr std::size_t usable_workspace = static_cast<std::size_t>(matrix_workspace_bytes) - workspace_alignment;
 
 void* aligned_workspace(void* workspace) {
   const auto address = reinterpret_cast<std::uintptr_t>(workspace);
-  return static_cast<std::byte*>(workspace) + (workspace_alignment - address % workspace_alignment) % workspace_alignment;
+  return static_cast<std::byte*>(workspace) +
+         (workspace_alignment - address % workspace_alignment) % workspace_alignment;
 }
 
 // What an algorithm is chosen for.
@@ -110,15 +113,16 @@ cublasLtEpilogue_t epilogue_of(const MatrixProduct& p) {
   }
 }
 
-// The leading dimension of `before` must be a multiple of 8 (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD); its
-// kernels read and write it 16 bytes at a time.
+// The leading dimension of `before` must be a multiple of 8 (cublasLt.h,
+// CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD); its kernels read and write it 16 bytes at a time.
 bool epilogue_fits(const MatrixProduct& p) {
   return p.before == nullptr || (p.columns % 8 == 0 && alignment_of(p.before) >= 16);
 }
 
-// Row-major matrices are cuBLASLt's column-major ones transposed, so d = left * right is asked for as d' = right' * left': A is
-// `right`, B is `left`, and what lies in memory as [depth, columns] row by row is A' = [columns, depth] without
-// transposition. The bias is then one number a row of D, as the epilogue has it.
+// Row-major matrices are cuBLASLt's column-major ones transposed, so d = left * right is asked for
+// as d' = right' * left': A is `right`, B is `left`, and what lies in memory as [depth, columns]
+// row by row is A' = [columns, depth] without transposition. The bias is then one number a row of
+// D, as the epilogue has it.
 Layout layout_of(DataType type, std::int64_t row_major_rows, std::int64_t row_major_columns) {
   cublasLtMatrixLayout_t layout = nullptr;
   check(cublasLtMatrixLayoutCreate(&layout, cuda_type(type), static_cast<std::uint64_t>(row_major_columns),
@@ -177,15 +181,15 @@ struct MatrixProducts::Library {
     std::array<cublasLtMatmulHeuristicResult_t, most_suggestions> suggestions{};
     int found = 0;
     const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle.get(), made.operation.get(), made.a.get(), made.b.get(), made.d.get(), made.d.get(),
-                                       wanted.get(), most_suggestions, suggestions.data(), &found);
-    // cublasLt.h: "no heuristic function available for current configuration"; and an epilogue that it does not take with these
-    // types and sizes at all.
+        cublasLtMatmulAlgoGetHeuristic(handle.get(), made.operation.get(), made.a.get(), made.b.get(), made.d.get(),
+                                       made.d.get(), wanted.get(), most_suggestions, suggestions.data(), &found);
+    // cublasLt.h: "no heuristic function available for current configuration"; and an epilogue that
+    // it does not take with these types and sizes at all.
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return made;
     if (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != Epilogue::none) return made;
     check(status, "choose an algorithm for a matrix product");
     for (int i = 0; i < found; ++i) {
-      const cublasLtMatmulHeuristicResult_t& suggestion = suggestions[static_cast<std::size_t>(i)];
+      const cublasLtMatmulHeuristicResult_t& suggestion = suggestions[i];
       if (suggestion.state != CUBLAS_STATUS_SUCCESS) continue;
       if (suggestion.workspaceSize > usable_workspace) continue;
       made.algorithm = suggestion.algo;
@@ -213,16 +217,17 @@ bool MatrixProducts::submit(const MatrixProduct& p, cudaStream_t stream) {
   const Chosen& chosen = place->second;
   if (!chosen.algorithm.has_value()) {
     if (p.epilogue != Epilogue::none) return false;
-    throw RunError(fmt::format("{}: cuBLASLt {} has no algorithm for [{}, {}] times [{}, {}] in {} within {} of workspace", name(p.op),
-                               cublaslt_version(), p.rows, p.depth, p.depth, p.columns, name(p.type),
-                               format_bytes(Bytes(matrix_workspace_bytes))));
+    throw RunError(
+        fmt::format("{}: cuBLASLt {} has no algorithm for [{}, {}] times [{}, {}] in {} within {} of workspace",
+                    name(p.op), cublaslt_version(), p.rows, p.depth, p.depth, p.columns, name(p.type),
+                    format_bytes(Bytes(matrix_workspace_bytes))));
   }
   set_epilogue_addresses(chosen, p);
   const float one = 1.0f;
   const float added = p.accumulate ? 1.0f : 0.0f;
-  check(cublasLtMatmul(library_->handle.get(), chosen.operation.get(), &one, p.right, chosen.a.get(), p.left, chosen.b.get(), &added,
-                       p.result, chosen.d.get(), p.result, chosen.d.get(), &*chosen.algorithm, aligned_workspace(p.workspace), chosen.workspace_bytes,
-                       stream),
+  check(cublasLtMatmul(library_->handle.get(), chosen.operation.get(), &one, p.right, chosen.a.get(), p.left,
+                       chosen.b.get(), &added, p.result, chosen.d.get(), p.result, chosen.d.get(), &*chosen.algorithm,
+                       aligned_workspace(p.workspace), chosen.workspace_bytes, stream),
         name(p.op));
   return true;
 }

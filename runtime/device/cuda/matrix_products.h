@@ -9,12 +9,13 @@ namespace parplan {
 // What a matrix product does with its result before it is written.
 enum class Epilogue {
   none,
-  bias,           // + bias, one number a column of the row-major result
-  gelu,           // gelu_tanh of the result (with bias where there is one), which is kept in `before` where that is given
+  bias,  // + bias, one number a column of the row-major result
+  gelu,  // gelu_tanh of the result (with bias where there is one), which is kept in `before` where that is given
   gelu_gradient,  // times the derivative of gelu_tanh at `before`
 };
 
-// One product of row-major matrices: d [rows, columns] = left [rows, depth] * right [depth, columns] (+ d).
+// One product of row-major matrices: d [rows, columns] = left [rows, depth] * right [depth,
+// columns] (+ d).
 struct MatrixProduct {
   OpKind op{};                     // for messages
   DataType type = DataType::fp32;  // of left and right
@@ -34,13 +35,15 @@ struct MatrixProduct {
   void* workspace = nullptr;   // matrix_workspace_bytes
 };
 
-// Products by cuBLASLt. Sums are in fp32 whatever the type (tf32 rounds what it multiplies). The algorithm for a product
-// is the first of cuBLASLt's suggestions, asked for once for each kind, size, type and alignment; suggestions that want more
-// workspace than there is are refused.
+// Products by cuBLASLt. Sums are in fp32 whatever the type (tf32 rounds what it multiplies). The
+// algorithm for a product is the first of cuBLASLt's suggestions, asked for once for each kind,
+// size, type and alignment; suggestions that want more workspace than there is are refused.
 //
-// Where the depth is split over blocks, the parts are kept in fp32 in the workspace and added by a kernel of their own,
-// in one order (CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE). Without `deterministic`, blocks may also take turns in adding to an fp32 result
-// (..._INPLACE). Parts in a half type (..._OUTPUT_TYPE, or ..._INPLACE on such a result) are always refused: sums are in fp32.
+// Where the depth is split over blocks, the parts are kept in fp32 in the workspace and added by a
+// kernel of their own, in one order (CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE). Without
+// `deterministic`, blocks may also take turns in adding to an fp32 result (..._INPLACE). Parts in a
+// half type (..._OUTPUT_TYPE, or ..._INPLACE on such a result) are always refused: sums are in
+// fp32.
 class MatrixProducts {
  public:
   explicit MatrixProducts(bool deterministic);
@@ -48,8 +51,9 @@ class MatrixProducts {
   MatrixProducts(const MatrixProducts&) = delete;
   MatrixProducts& operator=(const MatrixProducts&) = delete;
 
-  // Submits the product. False, with nothing submitted: cuBLASLt has no algorithm with this epilogue for these sizes and
-  // addresses. A product without epilogue that it has none for is a RunError.
+  // Submits the product. False, with nothing submitted: cuBLASLt has no algorithm with this
+  // epilogue for these sizes and addresses. A product without epilogue that it has none for is a
+  // RunError.
   bool submit(const MatrixProduct& product, cudaStream_t stream);
 
  private:

@@ -44,7 +44,8 @@ TEST_CASE("What was written is read back, and no temporary file stays") {
   CHECK(files_in(folder) == 1);
   write_through_library(folder / "a.txt", "of a library");
   CHECK(read_file(folder / "a.txt") == "of a library");
-  CHECK_THROWS_AS(write_through_temporary(folder / "a.txt", [](const std::string&) { throw RunError("no"); }), RunError);
+  CHECK_THROWS_AS(write_through_temporary(folder / "a.txt", [](const std::string&) { throw RunError("no"); }),
+                  RunError);
   CHECK(read_file(folder / "a.txt") == "of a library");
   CHECK(files_in(folder) == 1);
 }
@@ -56,7 +57,8 @@ TEST_CASE("Files that cannot be read or written are named with the system's reas
   CHECK(error_of<RunError>([] { write_file_atomically("/nowhere/a.txt", "x"); }) ==
         "cannot write '/nowhere/a.txt': No such file or directory");
   CHECK(error_of<RunError>([] { write_file_atomically("/tmp", "x"); }) == "cannot write '/tmp': Is a directory");
-  CHECK(error_of<RunError>([] { write_file_atomically("/dev/fd/987", "x"); }) == "cannot write '/dev/fd/987': Bad file descriptor");
+  CHECK(error_of<RunError>([] { write_file_atomically("/dev/fd/987", "x"); }) ==
+        "cannot write '/dev/fd/987': Bad file descriptor");
 }
 
 TEST_CASE("A new file has the mode that the umask leaves, an old one keeps its own") {
@@ -81,7 +83,9 @@ TEST_CASE("A file that is read-only is refused and stays, for root too") {
   const std::string path = (folder / "kept.txt").string();
   CHECK(error_of<RunError>([&] { write_file_atomically(path, "x"); }) ==
         "cannot write '" + path + "': it is read-only (mode 0400); allow writing (chmod u+w), or give another name");
-  CHECK(error_of<RunError>([&] { write_through_library(path, "x"); }).starts_with("cannot write '" + path + "': it is read-only"));
+  CHECK(error_of<RunError>([&] {
+          write_through_library(path, "x");
+        }).starts_with("cannot write '" + path + "': it is read-only"));
   chmod(path.c_str(), 0600);
   CHECK(read_file(path) == "kept");
   CHECK(files_in(folder) == 1);
@@ -106,7 +110,9 @@ TEST_CASE("A symbolic link stays one, and what it leads to gets the text") {
   CHECK(read_file(folder / "far/made.txt") == "made");
   CHECK(std::filesystem::is_symlink(folder / "dangling.txt"));
   std::filesystem::create_symlink("circle.txt", folder / "circle.txt");
-  CHECK(error_of<RunError>([&] { write_file_atomically(folder / "circle.txt", "x"); }).ends_with(": Too many levels of symbolic links"));
+  CHECK(error_of<RunError>([&] {
+          write_file_atomically(folder / "circle.txt", "x");
+        }).ends_with(": Too many levels of symbolic links"));
 }
 
 TEST_CASE("A pipe stays a pipe and gets the text") {
@@ -131,7 +137,8 @@ TEST_CASE("A descriptor of this process goes on where it stands") {
   const int descriptor = open((folder / "log.txt").c_str(), O_WRONLY);
   REQUIRE(descriptor >= 0);
   REQUIRE(lseek(descriptor, 0, SEEK_END) == 7);
-  for (const char* folder_of_descriptors : {"/dev/fd/", "/proc/self/fd/"}) write_file_atomically(folder_of_descriptors + std::to_string(descriptor), "and ");
+  for (const char* folder_of_descriptors : {"/dev/fd/", "/proc/self/fd/"})
+    write_file_atomically(folder_of_descriptors + std::to_string(descriptor), "and ");
   REQUIRE(write(descriptor, "after", 5) == 5);
   close(descriptor);
   CHECK(read_file(folder / "log.txt") == "before and and after");

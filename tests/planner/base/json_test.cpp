@@ -37,7 +37,10 @@ TEST_CASE("Broken JSON and duplicate keys have their place") {
         "'}'");
   CHECK(error(std::string(200, '[') + "x") ==
         "config.json:1:201: error: invalid JSON: syntax error while parsing value - invalid literal");
-  CHECK(error("{\"a\": 1,\n \"b\": 1e400}") == "config.json:2:7: error: invalid JSON: the number 1e400 is beyond what a double holds");
-  CHECK(error("") == "config.json:1:1: error: invalid JSON: syntax error while parsing value - unexpected end of input; expected '[', '{', or a literal");
+  CHECK(error("{\"a\": 1,\n \"b\": 1e400}") ==
+        "config.json:2:7: error: invalid JSON: the number 1e400 is beyond what a double holds");
+  CHECK(error("") ==
+        "config.json:1:1: error: invalid JSON: syntax error while parsing value - unexpected end of input; expected "
+        "'[', '{', or a literal");
   CHECK(error("{\"a\": 1, \"a\": 2}") == "config.json:1:10: error: duplicate key 'a', first given on line 1");
 }

@@ -85,7 +85,8 @@ TEST_CASE("A quantity that cannot be read says what was found and what is allowe
   CHECK(error_of<ConfigError>([] { parse_flop_rate("989 TFLOPS"); }) ==
         "error: unknown unit 'TFLOPS' of a compute rate in '989 TFLOPS'; allowed units: FLOP/s, kFLOP/s, MFLOP/s, "
         "GFLOP/s, TFLOP/s, PFLOP/s; did you mean 'TFLOP/s'?");
-  CHECK(error_of<ConfigError>([] { parse_power("700 watt"); }) == "error: unknown unit 'watt' of a power in '700 watt'; allowed units: mW, W, kW, MW");
+  CHECK(error_of<ConfigError>([] { parse_power("700 watt"); }) ==
+        "error: unknown unit 'watt' of a power in '700 watt'; allowed units: mW, W, kW, MW");
   CHECK(error_of<ConfigError>([] { parse_power("700"); }) ==
         "error: expected a power with its unit such as '700 W', found '700'; allowed units: mW, W, kW, MW");
 }
@@ -97,10 +98,12 @@ TEST_CASE("What no machine has is refused with the range") {
   CHECK(parse_bandwidth("1000000 TB/s").value == 1e18);
   CHECK(parse_bandwidth("8 bit/s").value == 1.0);
   CHECK(parse_bandwidth("0 B/s").value == 0.0);
-  CHECK(error_of<ConfigError>([] { parse_duration("25 h"); }) == "error: expected a duration of at most 24 h, found '25 h'");
+  CHECK(error_of<ConfigError>([] { parse_duration("25 h"); }) ==
+        "error: expected a duration of at most 24 h, found '25 h'");
   CHECK(error_of<ConfigError>([] { parse_flop_rate("0.5 FLOP/s"); }) ==
         "error: expected a compute rate from 1 FLOP/s to 1000000 PFLOP/s, found '0.5 FLOP/s'");
-  CHECK(error_of<ConfigError>([] { parse_power("1e200 W"); }) == "error: expected a power of at most 1 MW, found '1e200 W'");
+  CHECK(error_of<ConfigError>([] { parse_power("1e200 W"); }) ==
+        "error: expected a power of at most 1 MW, found '1e200 W'");
 }
 
 TEST_CASE("People see three significant digits and the fitting unit") {

@@ -49,7 +49,8 @@ TEST_CASE("A duplicate key is an error with both places") {
 }
 
 TEST_CASE("What YAML allows and nobody means is refused") {
-  CHECK(parse_error("a: &x 1\nb: *x\n") == "a.yaml:2:4: error: aliases ('*name') are not supported; write the value out");
+  CHECK(parse_error("a: &x 1\nb: *x\n") ==
+        "a.yaml:2:4: error: aliases ('*name') are not supported; write the value out");
   CHECK(parse_error("[1, 2]: 3\n") == "a.yaml:1:1: error: expected a key of plain text");
   CHECK(parse_error("a: 1\n---\nb: 2\n") == "a.yaml:2:1: error: expected one document, found a second one");
 }
@@ -74,9 +75,13 @@ TEST_CASE("A missing key names the part of the file that it is missing from") {
         "a.yaml:2:5: error: missing key 'b' in 'x[0]'");
   CHECK(error_of<ConfigError>([] { yaml("x: 5\n").at("x").at("b"); }) ==
         "a.yaml:1:4: error: expected a map with key 'b', found '5'");
-  CHECK(error_of<ConfigError>([] { yaml("# nothing\n").keys(); }) == "a.yaml: error: the file is empty; expected a map");
-  CHECK(error_of<ConfigError>([] { yaml("x:\n").at("x").at("b"); }).ends_with("error: expected a map with key 'b', found nothing"));
-  CHECK(error_of<ConfigError>([] { yaml("").at("b"); }) == "a.yaml: error: the file is empty; expected a map with key 'b'");
+  CHECK(error_of<ConfigError>([] { yaml("# nothing\n").keys(); }) ==
+        "a.yaml: error: the file is empty; expected a map");
+  CHECK(error_of<ConfigError>([] {
+          yaml("x:\n").at("x").at("b");
+        }).ends_with("error: expected a map with key 'b', found nothing"));
+  CHECK(error_of<ConfigError>([] { yaml("").at("b"); }) ==
+        "a.yaml: error: the file is empty; expected a map with key 'b'");
 }
 
 TEST_CASE("An unknown key is an error that lists the allowed ones") {
@@ -87,7 +92,8 @@ TEST_CASE("An unknown key is an error that lists the allowed ones") {
 }
 
 TEST_CASE("A value of the wrong kind says what is wanted and what was found") {
-  const YamlNode root = yaml("word: abc\nlist: [1]\nmap: {a: 1}\nnothing:\nyes: yes\nnine: 9\nnan: .nan\nsize: 80 Gib\n");
+  const YamlNode root =
+      yaml("word: abc\nlist: [1]\nmap: {a: 1}\nnothing:\nyes: yes\nnine: 9\nnan: .nan\nsize: 80 Gib\n");
   const auto error = [&](auto read) { return error_of<ConfigError>([&] { read(root); }); };
   CHECK(error([](const YamlNode& n) { n.at("word").as_integer(); }) ==
         "a.yaml:1:7: error: expected a whole number, found 'abc'");
@@ -99,7 +105,8 @@ TEST_CASE("A value of the wrong kind says what is wanted and what was found") {
         "a.yaml:6:7: error: expected a whole number of at most 8, found '9'");
   CHECK(error([](const YamlNode& n) { n.at("list").as_integer(1); }) ==
         "a.yaml:2:7: error: expected a whole number of at least 1, found a list");
-  CHECK(error([](const YamlNode& n) { n.at("nan").as_number(); }) == "a.yaml:7:6: error: expected a number, found '.nan'");
+  CHECK(error([](const YamlNode& n) { n.at("nan").as_number(); }) ==
+        "a.yaml:7:6: error: expected a number, found '.nan'");
   CHECK(error([](const YamlNode& n) { n.at("map").as_string(); }) == "a.yaml:3:6: error: expected text, found a map");
   CHECK(error([](const YamlNode& n) { n.at("yes").as_bool(); }) ==
         "a.yaml:5:6: error: expected true or false, found 'yes'");

@@ -17,7 +17,8 @@ using namespace parplan;
 namespace {
 
 const std::string source = PARPLAN_SOURCE_DIR;
-const ClusterCatalog catalog{.devices_folder = source + "/configs/devices", .clusters_folder = source + "/configs/clusters"};
+const ClusterCatalog catalog{.devices_folder = source + "/configs/devices",
+                             .clusters_folder = source + "/configs/clusters"};
 
 std::string error_of(const std::string& name, const ClusterOptions& options = {}) {
   try {
@@ -32,7 +33,8 @@ ClusterOptions devices(int count) { return {.device = {}, .network = {}, .device
 ClusterOptions nodes(int count) { return {.device = {}, .network = {}, .devices = {}, .nodes = count}; }
 
 double ring(const Cluster& cluster, int dp, int tp, Axis axis) {
-  return group_network(cluster, {.degree = {1, dp, tp}, .order = parse_order("pp-dp-tp")}, axis).ring_bandwidth.value / 1e9;
+  return group_network(cluster, {.degree = {1, dp, tp}, .order = parse_order("pp-dp-tp")}, axis).ring_bandwidth.value /
+         1e9;
 }
 
 }  // namespace
@@ -40,9 +42,11 @@ double ring(const Cluster& cluster, int dp, int tp, Axis axis) {
 TEST_CASE("every device of the catalog loads, is named as its file, and says where its numbers come from") {
   const std::vector<std::string> names = device_names(catalog);
   for (const char* wanted :
-       {"a100-pcie-40gb", "a100-pcie-80gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "b200-sxm-180gb", "gaudi2-96gb", "gaudi3-128gb", "gb200-186gb", "h100-nvl-94gb",
-        "h100-pcie-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l40s", "max-1100-48gb", "max-1550-stack-64gb", "mi300x-192gb", "rtx-3090", "rtx-4090", "rtx-a6000",
-        "titan-rtx", "v100-pcie-16gb", "v100-pcie-32gb", "v100-sxm2-16gb", "v100-sxm2-32gb"})
+       {"a100-pcie-40gb", "a100-pcie-80gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "b200-sxm-180gb",
+        "gaudi2-96gb",    "gaudi3-128gb",   "gb200-186gb",    "h100-nvl-94gb",  "h100-pcie-80gb",
+        "h100-sxm-80gb",  "h200-sxm-141gb", "l40s",           "max-1100-48gb",  "max-1550-stack-64gb",
+        "mi300x-192gb",   "rtx-3090",       "rtx-4090",       "rtx-a6000",      "titan-rtx",
+        "v100-pcie-16gb", "v100-pcie-32gb", "v100-sxm2-16gb", "v100-sxm2-32gb"})
     CHECK_MESSAGE(std::ranges::find(names, wanted) != names.end(), wanted);
   for (const std::string& name : names) {
     INFO(name);
@@ -76,7 +80,9 @@ TEST_CASE("the numbers of every device are of the size that such a device has") 
       CHECK(rates.vector <= device.peak_fp32);
       CHECK((rates.matrix_half.value > 0.0) == (device.peak_half.value > 0.0));
       CHECK((rates.matrix_tf32.value > 0.0) == (device.peak_tf32.value > 0.0));
-      if (device.peak_half.value > 0.0) CHECK(rates.matrix_half / device.peak_half > 0.5);  // half of the peak at least, or a number with sparsity slipped in
+      if (device.peak_half.value > 0.0)
+        CHECK(rates.matrix_half / device.peak_half >
+              0.5);  // half of the peak at least, or a number with sparsity slipped in
       if (device.peak_tf32.value > 0.0) {
         CHECK(device.peak_tf32 >= device.peak_fp32);
         CHECK(device.peak_tf32 <= device.peak_half);
@@ -100,11 +106,16 @@ TEST_CASE("no two devices have the name that the driver calls them by") {
     }
 }
 
-TEST_CASE("every cluster of the catalog loads, is named as its file, says where its numbers come from, and is written and read back") {
+TEST_CASE(
+    "every cluster of the catalog loads, is named as its file, says where its numbers come from, and is written and "
+    "read back") {
   const std::vector<std::string> names = cluster_names(catalog);
-  for (const char* wanted : {"aurora", "aws-p4d", "aws-p5", "azure-nd-a100-v4", "azure-nd-h100-v5", "dgx-1-v100", "dgx-2-v100", "dgx-a100", "dgx-b200", "dgx-h100", "gaudi2-8",
-                             "gaudi3-8", "gb200-nvl72", "hgx-h200", "l40s-8", "mi300x-8", "rtx-3090-8", "rtx-4090-4", "rtx-4090-8", "rtx-a6000-2-nvlink", "titan-rtx-2",
-                             "titan-rtx-2-nvlink"})
+  for (const char* wanted :
+       {"aurora",      "aws-p4d",           "aws-p5",      "azure-nd-a100-v4", "azure-nd-h100-v5",
+        "dgx-1-v100",  "dgx-2-v100",        "dgx-a100",    "dgx-b200",         "dgx-h100",
+        "gaudi2-8",    "gaudi3-8",          "gb200-nvl72", "hgx-h200",         "l40s-8",
+        "mi300x-8",    "rtx-3090-8",        "rtx-4090-4",  "rtx-4090-8",       "rtx-a6000-2-nvlink",
+        "titan-rtx-2", "titan-rtx-2-nvlink"})
     CHECK_MESSAGE(std::ranges::find(names, wanted) != names.end(), wanted);
   for (const std::string& name : names) {
     INFO(name);
@@ -117,16 +128,21 @@ TEST_CASE("every cluster of the catalog loads, is named as its file, says where 
   }
 }
 
-TEST_CASE("a group of all devices of a named node reaches what was measured, or what the links that are in the way allow") {
+TEST_CASE(
+    "a group of all devices of a named node reaches what was measured, or what the links that are in the way allow") {
   struct Row {
     const char* cluster;
     double least, most;  // GB/s of a ring over all devices of a node
   };
-  // All-reduce bus bandwidths where they were measured (the files say by whom), and what NCCL counts otherwise.
-  for (const Row& row : {Row{"dgx-2-v100", 115, 122}, Row{"dgx-b200", 682, 723}, Row{"gb200-nvl72", 682, 723}, Row{"aws-p4d", 232, 241}, Row{"aws-p5", 360, 371},
-                         Row{"aws-p5en", 360, 371}, Row{"azure-nd-a100-v4", 232, 241}, Row{"azure-nd-h100-v5", 360, 371}, Row{"mi300x-8", 312, 337}, Row{"gaudi3-8", 510, 514},
-                         Row{"gaudi2-8", 255, 257}, Row{"rtx-4090-8", 16, 24}, Row{"rtx-3090-8", 16, 24}, Row{"l40s-8", 16, 24}, Row{"rtx-4090-4", 24, 24},
-                         Row{"rtx-a6000-2-nvlink", 48, 48}, Row{"dgx-1-v100", 116, 122}, Row{"azure-ndv2", 116, 122}, Row{"aurora", 37, 190}}) {
+  // All-reduce bus bandwidths where they were measured (the files say by whom), and what NCCL
+  // counts otherwise.
+  for (const Row& row :
+       {Row{"dgx-2-v100", 115, 122}, Row{"dgx-b200", 682, 723}, Row{"gb200-nvl72", 682, 723}, Row{"aws-p4d", 232, 241},
+        Row{"aws-p5", 360, 371}, Row{"aws-p5en", 360, 371}, Row{"azure-nd-a100-v4", 232, 241},
+        Row{"azure-nd-h100-v5", 360, 371}, Row{"mi300x-8", 312, 337}, Row{"gaudi3-8", 510, 514},
+        Row{"gaudi2-8", 255, 257}, Row{"rtx-4090-8", 16, 24}, Row{"rtx-3090-8", 16, 24}, Row{"l40s-8", 16, 24},
+        Row{"rtx-4090-4", 24, 24}, Row{"rtx-a6000-2-nvlink", 48, 48}, Row{"dgx-1-v100", 116, 122},
+        Row{"azure-ndv2", 116, 122}, Row{"aurora", 37, 190}}) {
     INFO(row.cluster);
     const Cluster cluster = find_cluster(row.cluster, catalog);
     const int count = cluster.groups.front().devices_per_node();
@@ -139,7 +155,8 @@ TEST_CASE("a group of all devices of a named node reaches what was measured, or 
 TEST_CASE("a group of two has what one pair of links gives") {
   CHECK(ring(find_cluster("mi300x-8", catalog, devices(2)), 2, 1, Axis::dp) == doctest::Approx(48));    // measured 47.7
   CHECK(ring(find_cluster("gaudi2-8", catalog, devices(2)), 2, 1, Axis::dp) == doctest::Approx(36.6));
-  CHECK(ring(find_cluster("dgx-1-v100", catalog, devices(2)), 2, 1, Axis::dp) == doctest::Approx(20));  // NV1, measured 22.5
+  CHECK(ring(find_cluster("dgx-1-v100", catalog, devices(2)), 2, 1, Axis::dp) ==
+        doctest::Approx(20));  // NV1, measured 22.5
   CHECK(ring(find_cluster("dgx-1-v100", catalog, devices(3)), 3, 1, Axis::dp) == doctest::Approx(40));  // measured 45
   CHECK(ring(find_cluster("aurora", catalog, devices(2)), 2, 1, Axis::dp) == doctest::Approx(185));
 }
@@ -149,9 +166,10 @@ TEST_CASE("several nodes reach what all their NICs give together, or what the li
     const char* cluster;
     double reached;  // GB/s of a ring over all devices of four nodes
   };
-  for (const Row& row : {Row{"dgx-2-v100", 96}, Row{"azure-ndv2", 12}, Row{"dgx-b200", 384}, Row{"aws-p4d", 48}, Row{"aws-p5", 384}, Row{"aws-p5en", 384},
-                         Row{"azure-nd-a100-v4", 192}, Row{"azure-nd-h100-v5", 384}, Row{"mi300x-8", 384}, Row{"gaudi2-8", 288}, Row{"gaudi3-8", 576},
-                         Row{"gb200-nvl72", 721.8 * 72 / 71}}) {
+  for (const Row& row :
+       {Row{"dgx-2-v100", 96}, Row{"azure-ndv2", 12}, Row{"dgx-b200", 384}, Row{"aws-p4d", 48}, Row{"aws-p5", 384},
+        Row{"aws-p5en", 384}, Row{"azure-nd-a100-v4", 192}, Row{"azure-nd-h100-v5", 384}, Row{"mi300x-8", 384},
+        Row{"gaudi2-8", 288}, Row{"gaudi3-8", 576}, Row{"gb200-nvl72", 721.8 * 72 / 71}}) {
     INFO(row.cluster);
     const Cluster cluster = find_cluster(row.cluster, catalog, nodes(4));
     CHECK(ring(cluster, cluster.devices(), 1, Axis::dp) == doctest::Approx(row.reached));
@@ -168,7 +186,8 @@ TEST_CASE("a rack of 72 gives any number of its trays") {
 }
 
 TEST_CASE("named clusters reach what was measured on them") {
-  // All-reduce bus bandwidths: 232 and 370 GB/s inside a node, 192 and 370 over several (NVIDIA GTC 2024).
+  // All-reduce bus bandwidths: 232 and 370 GB/s inside a node, 192 and 370 over several (NVIDIA GTC
+  // 2024).
   const Cluster a100 = find_cluster("dgx-a100", catalog, devices(32));
   CHECK(ring(a100, 4, 8, Axis::tp) == doctest::Approx(240));
   CHECK(ring(a100, 32, 1, Axis::dp) == doctest::Approx(192));
@@ -183,7 +202,8 @@ TEST_CASE("named clusters reach what was measured on them") {
 
 TEST_CASE("a hop between nodes takes what NCCL counts for it") {
   const Cluster cluster = find_cluster("dgx-h100", catalog, devices(16));
-  const GroupNetwork network = group_network(cluster, {.degree = {1, 2, 8}, .order = parse_order("pp-dp-tp")}, Axis::dp);
+  const GroupNetwork network =
+      group_network(cluster, {.degree = {1, 2, 8}, .order = parse_order("pp-dp-tp")}, Axis::dp);
   CHECK(network.inter_latency.value == doctest::Approx(2.7e-6));
 }
 
@@ -194,24 +214,29 @@ TEST_CASE("any number of whole nodes, or a part of one, of a named cluster") {
   const Cluster part = find_cluster("dgx-a100", catalog, devices(3));
   CHECK(part.groups.front().nodes == 1);
   CHECK(part.groups.front().devices_per_node() == 3);
-  CHECK(part.groups.front().node.vertices[static_cast<std::size_t>(part.groups.front().node.devices[2])].name == "GPU2");
+  CHECK(part.groups.front().node.vertices[part.groups.front().node.devices[2]].name == "GPU2");
   CHECK(ring(part, 3, 1, Axis::dp) == doctest::Approx(240));
 }
 
 TEST_CASE("numbers of devices that there are not are refused with those that there are") {
   CHECK(error_of("dgx-a100", devices(12)) ==
-        "error: --devices 12: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed are 1 to 8 devices and multiples of 8");
+        "error: --devices 12: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed are 1 to 8 "
+        "devices and multiples of 8");
   CHECK(error_of("dgx-a100", devices(0)) ==
-        "error: --devices 0: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed are 1 to 8 devices and multiples of 8");
+        "error: --devices 0: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed are 1 to 8 "
+        "devices and multiples of 8");
   CHECK(error_of("dgx-a100", {.device = {}, .network = {}, .devices = 16, .nodes = 4}) ==
-        "error: --devices 16 with --nodes 4: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed are 1 to 8 devices and multiples of 8");
+        "error: --devices 16 with --nodes 4: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed "
+        "are 1 to 8 devices and multiples of 8");
   CHECK(error_of("titan-rtx-2", nodes(2)) ==
-        "error: --nodes 2: cluster 'titan-rtx-2' has 2 devices a node and no network, so it is one node; allowed are 1 to 2 devices");
+        "error: --nodes 2: cluster 'titan-rtx-2' has 2 devices a node and no network, so it is one node; allowed are 1 "
+        "to 2 devices");
 }
 
 TEST_CASE("a group of GPUs knows whether its hops stay on NVLink, and its oldest GPU") {
   const auto tensor = [](const Cluster& cluster, int ranks) {
-    return group_network(cluster, {.degree = {1, cluster.devices() / ranks, ranks}, .order = parse_order("pp-dp-tp")}, Axis::tp);
+    return group_network(cluster, {.degree = {1, cluster.devices() / ranks, ranks}, .order = parse_order("pp-dp-tp")},
+                         Axis::tp);
   };
   struct Case {
     const char* cluster;
@@ -219,8 +244,13 @@ TEST_CASE("a group of GPUs knows whether its hops stay on NVLink, and its oldest
     bool nvlink;
     int compute_capability;
   };
-  for (const Case& wanted : {Case{"dgx-a100", 8, true, 80}, {"dgx-h100", 2, true, 90}, {"dgx-1-v100", 2, true, 70}, {"rtx-a6000-2-nvlink", 2, true, 86},
-                             {"l40s-8", 8, false, 89}, {"rtx-3090-8", 2, false, 86}, {"mi300x-8", 8, true, 0}}) {
+  for (const Case& wanted : {Case{"dgx-a100", 8, true, 80},
+                             {"dgx-h100", 2, true, 90},
+                             {"dgx-1-v100", 2, true, 70},
+                             {"rtx-a6000-2-nvlink", 2, true, 86},
+                             {"l40s-8", 8, false, 89},
+                             {"rtx-3090-8", 2, false, 86},
+                             {"mi300x-8", 8, true, 0}}) {
     CAPTURE(wanted.cluster);
     const GroupNetwork network = tensor(find_cluster(wanted.cluster, catalog), wanted.ranks);
     CHECK(network.nvlink == wanted.nvlink);
@@ -231,27 +261,34 @@ TEST_CASE("a group of GPUs knows whether its hops stay on NVLink, and its oldest
   CHECK(tensor(both, 16).compute_capability == 70);
   both.groups.back().device.name = "mine";
   CHECK(tensor(both, 16).compute_capability == 0);
-  CHECK(group_network(find_cluster("l40s-8", catalog), {.degree = {2, 1, 4}, .order = parse_order("pp-dp-tp")}, Axis::pp).nvlink == false);
-  CHECK(stage_network(find_cluster("l40s-8", catalog), {.degree = {2, 1, 4}, .order = parse_order("pp-dp-tp")}, 0, 1).nvlink == false);
+  CHECK(
+      group_network(find_cluster("l40s-8", catalog), {.degree = {2, 1, 4}, .order = parse_order("pp-dp-tp")}, Axis::pp)
+          .nvlink == false);
+  CHECK(stage_network(find_cluster("l40s-8", catalog), {.degree = {2, 1, 4}, .order = parse_order("pp-dp-tp")}, 0, 1)
+            .nvlink == false);
 }
 
 TEST_CASE("a file that says how many nodes it has gives no more") {
   const testing::TemporaryFolder folder;
   const std::string path = folder.write("two-nodes.yaml",
-                                        "name: mine\ndevice: a100-sxm4-80gb\nnode: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}\n"
+                                        "name: mine\ndevice: a100-sxm4-80gb\nnode: {devices: 8, intra: nvswitch, nics: "
+                                        "{count: 8, line_rate: 200 Gbit/s}}\n"
                                         "network: {latency: 1 us}\nnodes: 2\n");
   CHECK(find_cluster(path, catalog).devices() == 16);
   CHECK(find_cluster(path, catalog, devices(8)).devices() == 8);
   CHECK(error_of(path, devices(24)) ==
-        "error: --devices 24: cluster 'mine' has 8 devices a node and 2 nodes; allowed are 1 to 8 devices and multiples of 8 up to 16");
+        "error: --devices 24: cluster 'mine' has 8 devices a node and 2 nodes; allowed are 1 to 8 devices and "
+        "multiples of 8 up to 16");
 }
 
 TEST_CASE("of a cluster of unlike nodes whole nodes are taken in order, or a part of the first") {
   const testing::TemporaryFolder folder;
   const std::string path = folder.write("unlike.yaml",
                                         "name: unlike\ngroups:\n"
-                                        "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 Gbit/s}}, nodes: 2}\n"
-                                        "  - {device: v100-sxm2-32gb, node: {devices: 4, intra: nvlink_mesh, bandwidth: 40 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 3}\n"
+                                        "  - {device: a100-sxm4-80gb, node: {devices: 8, intra: nvswitch, nics: "
+                                        "{count: 8, line_rate: 200 Gbit/s}}, nodes: 2}\n"
+                                        "  - {device: v100-sxm2-32gb, node: {devices: 4, intra: nvlink_mesh, "
+                                        "bandwidth: 40 GB/s, nics: {count: 4, line_rate: 100 Gbit/s}}, nodes: 3}\n"
                                         "network: {latency: 1 us}\n");
   CHECK(find_cluster(path, catalog).devices() == 28);
   CHECK(device_name(find_cluster(path, catalog)) == "a100-sxm4-80gb+v100-sxm2-32gb");
@@ -264,14 +301,18 @@ TEST_CASE("of a cluster of unlike nodes whole nodes are taken in order, or a par
   CHECK(find_cluster(path, catalog, devices(16)).groups.size() == 1);
   CHECK(find_cluster(path, catalog, nodes(1)).devices() == 8);
   CHECK(find_cluster(path, catalog, devices(3)).devices() == 3);
-  const std::string has = ": cluster 'unlike' has 2 nodes of 8 devices, 3 nodes of 4 devices, and whole nodes are taken in this order; allowed are 1 to 5 nodes, or 1 to 8 "
-                          "devices and 8, 16, 20, 24, 28";
+  const std::string has =
+      ": cluster 'unlike' has 2 nodes of 8 devices, 3 nodes of 4 devices, and whole nodes are taken in this order; "
+      "allowed are 1 to 5 nodes, or 1 to 8 "
+      "devices and 8, 16, 20, 24, 28";
   CHECK(error_of(path, devices(12)) == "error: --devices 12" + has);
   CHECK(error_of(path, devices(32)) == "error: --devices 32" + has);
   CHECK(error_of(path, nodes(6)) == "error: --nodes 6" + has);
-  CHECK(error_of(path, {.device = {}, .network = {}, .devices = 16, .nodes = 4}) == "error: --devices 16 with --nodes 4" + has);
+  CHECK(error_of(path, {.device = {}, .network = {}, .devices = 16, .nodes = 4}) ==
+        "error: --devices 16 with --nodes 4" + has);
   // --network is of the NICs of all kinds.
-  const Cluster faster = find_cluster(path, catalog, {.device = {}, .network = parse_bandwidth("400 Gbit/s"), .devices = {}, .nodes = {}});
+  const Cluster faster =
+      find_cluster(path, catalog, {.device = {}, .network = parse_bandwidth("400 Gbit/s"), .devices = {}, .nodes = {}});
   for (const NodeGroup& group : faster.groups)
     for (const Link& link : group.node.links)
       if (link.kind == "network") CHECK(link.bandwidth.value == doctest::Approx(48e9));
@@ -280,31 +321,41 @@ TEST_CASE("of a cluster of unlike nodes whole nodes are taken in order, or a par
 }
 
 TEST_CASE("unknown names list the known ones") {
-  CHECK(error_of("dgx-a10") ==
-        "error: unknown cluster 'dgx-a10'; expected a file or one of " + join(cluster_names(catalog)) + "; did you mean 'dgx-a100'?");
+  CHECK(error_of("dgx-a10") == "error: unknown cluster 'dgx-a10'; expected a file or one of " +
+                                   join(cluster_names(catalog)) + "; did you mean 'dgx-a100'?");
   CHECK_THROWS_WITH_AS(find_device("h100-sxm-80", catalog),
-                       ("error: unknown device 'h100-sxm-80'; known are " + join(device_names(catalog)) + "; did you mean 'h100-sxm-80gb'?").c_str(),
+                       ("error: unknown device 'h100-sxm-80'; known are " + join(device_names(catalog)) +
+                        "; did you mean 'h100-sxm-80gb'?")
+                           .c_str(),
                        ConfigError);
   const std::string matrix = source + "/tests/data/topologies/smi-2x-rtx3090-nvlink.txt";
-  const auto with_device = [&](const char* kind) { return error_of(matrix, {.device = kind, .network = {}, .devices = {}, .nodes = {}}); };
+  const auto with_device = [&](const char* kind) {
+    return error_of(matrix, {.device = kind, .network = {}, .devices = {}, .nodes = {}});
+  };
   const std::string cards = join(nvidia_card_names(catalog));
-  CHECK(with_device("h100") == "error: --device: unknown card 'h100'; known are " + cards + "; did you mean 'h100-nvl-94gb', 'h100-pcie-80gb' or 'h100-sxm-80gb'?");
-  CHECK(with_device("H200") == "error: --device: unknown card 'H200'; known are " + cards + "; did you mean 'h200-sxm-141gb'?");
+  CHECK(with_device("h100") == "error: --device: unknown card 'h100'; known are " + cards +
+                                   "; did you mean 'h100-nvl-94gb', 'h100-pcie-80gb' or 'h100-sxm-80gb'?");
+  CHECK(with_device("H200") ==
+        "error: --device: unknown card 'H200'; known are " + cards + "; did you mean 'h200-sxm-141gb'?");
   CHECK(with_device("mi300x-192gb") ==
-        "error: --device mi300x-192gb: nvidia-smi topo -m is of NVIDIA's cards, and 'mi300x-192gb' works by rocm; give one of " + cards);
+        "error: --device mi300x-192gb: nvidia-smi topo -m is of NVIDIA's cards, and 'mi300x-192gb' works by rocm; give "
+        "one of " +
+            cards);
   CHECK(cards.find("gaudi") == std::string::npos);
   CHECK(error_of("no/such/file.yaml") == "error: cannot read 'no/such/file.yaml': No such file or directory");
 }
 
 TEST_CASE("what a cluster already says cannot be said again") {
   CHECK(error_of("dgx-a100", {.device = "h100-sxm-80gb", .network = {}, .devices = {}, .nodes = {}}) ==
-        "error: --device h100-sxm-80gb: cluster 'dgx-a100' already says its device, a100-sxm4-80gb; --device is for texts of nvidia-smi topo -m and NCCL's topologies");
+        "error: --device h100-sxm-80gb: cluster 'dgx-a100' already says its device, a100-sxm4-80gb; --device is for "
+        "texts of nvidia-smi topo -m and NCCL's topologies");
   CHECK(error_of("titan-rtx-2", {.device = {}, .network = BytesPerSecond(1e9), .devices = {}, .nodes = {}}) ==
         "error: --network: cluster 'titan-rtx-2' has no NICs");
 }
 
 TEST_CASE("another network takes the place of a named cluster's") {
-  const Cluster cluster = find_cluster("dgx-a100", catalog, {.device = {}, .network = parse_bandwidth("100 Gbit/s"), .devices = 16, .nodes = {}});
+  const Cluster cluster = find_cluster(
+      "dgx-a100", catalog, {.device = {}, .network = parse_bandwidth("100 Gbit/s"), .devices = 16, .nodes = {}});
   CHECK(ring(cluster, 2, 8, Axis::dp) == doctest::Approx(12));
 }
 
@@ -315,15 +366,18 @@ TEST_CASE("an NCCL topology file is told apart, takes --device and --network and
   options.device = "a100-sxm4-40gb";
   options.devices = 32;
   const std::string azure = folder + "nccl-azure-ndv4-topo.xml";
-  CHECK(error_of(azure, options) ==
-        azure + ": error: NCCL's topology file does not say the speed of its NICs (give --network, such as --network '400 Gbit/s')");
+  CHECK(error_of(azure, options) == azure +
+                                        ": error: NCCL's topology file does not say the speed of its NICs (give "
+                                        "--network, such as --network '400 Gbit/s')");
   options.network = parse_bandwidth("200 Gbit/s");
   const Cluster cluster = find_cluster(azure, catalog, options);
   CHECK(cluster.nodes() == 4);
   CHECK(ring(cluster, 4, 8, Axis::tp) == doctest::Approx(240));
   const std::string graphs = folder + "nccl-hgx-h200-8gpu-graph.xml";
-  CHECK(error_of(graphs) == graphs + ":1:1: error: found NCCL's graphs (<graphs>: rings and trees); expected NCCL's topology (<system>), which NCCL writes to "
-                                     "the file named by NCCL_TOPO_DUMP_FILE");
+  CHECK(error_of(graphs) == graphs +
+                                ":1:1: error: found NCCL's graphs (<graphs>: rings and trees); expected NCCL's "
+                                "topology (<system>), which NCCL writes to "
+                                "the file named by NCCL_TOPO_DUMP_FILE");
 }
 
 TEST_CASE("a cluster is described in a few lines") {
@@ -345,7 +399,8 @@ TEST_CASE("the examples of docs/cluster.md are clusters") {
   int examples = 0;
   for (auto at = page.find("```yaml\n"); at != std::string::npos; at = page.find("```yaml\n", at)) {
     at += 8;
-    const Cluster cluster = read_cluster(YamlNode::parse(page.substr(at, page.find("```", at) - at), "docs/cluster.md"), catalog);
+    const Cluster cluster =
+        read_cluster(YamlNode::parse(page.substr(at, page.find("```", at) - at), "docs/cluster.md"), catalog);
     CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
     ++examples;
   }

@@ -17,24 +17,30 @@ using namespace parplan;
 namespace {
 
 const std::string source = PARPLAN_SOURCE_DIR;
-const ClusterCatalog catalog{.devices_folder = source + "/configs/devices", .clusters_folder = source + "/configs/clusters"};
+const ClusterCatalog catalog{.devices_folder = source + "/configs/devices",
+                             .clusters_folder = source + "/configs/clusters"};
 
 ClusterOptions card(const std::string& name) { return {.device = name, .network = {}, .devices = {}, .nodes = {}}; }
 
 const std::string device_text =
-    "{name: d, title: D, backend: cuda, memory: {capacity: 10 GiB, overhead: 1 GiB}, peak: {fp32: 2 TFLOP/s}, kernel_launch: 2 us, pcie: {generation: 3, lanes: 16}, "
+    "{name: d, title: D, backend: cuda, memory: {capacity: 10 GiB, overhead: 1 GiB}, peak: {fp32: 2 TFLOP/s}, "
+    "kernel_launch: 2 us, pcie: {generation: 3, lanes: 16}, "
     "rates: [{active: 1, matrix_fp32: 1 TFLOP/s, vector: 1 TFLOP/s, memory: 1 TB/s}]}";
 
 Cluster read(const std::string& text) { return read_cluster(YamlNode::parse(text, "c.yaml")); }
 
 Cluster two_kinds() {
   return read("name: two kinds\ngroups:\n  - device: " + device_text +
-              "\n    node: {devices: 2, intra: nvswitch, bandwidth: 100 GB/s, nics: {count: 2, line_rate: 80 Gbit/s}}\n    nodes: 2\n    price: 2.5 USD\n  - device: " + device_text +
+              "\n    node: {devices: 2, intra: nvswitch, bandwidth: 100 GB/s, nics: {count: 2, line_rate: 80 "
+              "Gbit/s}}\n    nodes: 2\n    price: 2.5 USD\n  - device: " +
+              device_text +
               "\n    node: {devices: 1, intra: pcie, nics: {count: 1, line_rate: 80 Gbit/s}}\n"
-              "network: {latency: 1 us, rails: true, levels: [{name: leaf, nodes: 1}, {name: spine, oversubscription: 2, latency: 3 us}]}\n");
+              "network: {latency: 1 us, rails: true, levels: [{name: leaf, nodes: 1}, {name: spine, oversubscription: "
+              "2, latency: 3 us}]}\n");
 }
 
-// A DOT text, taken apart as far as ours goes: names that are declared, names that edges use, braces.
+// A DOT text, taken apart as far as ours goes: names that are declared, names that edges use,
+// braces.
 struct Dot {
   std::set<std::string> declared;
   std::vector<std::pair<std::string, std::string>> edges;
@@ -83,7 +89,8 @@ Dot parse_dot(const std::string& text) {
 }  // namespace
 
 TEST_CASE("a node's matrix is that of nvidia-smi, with rates and stars at the NICs in use") {
-  const std::string text = describe(find_cluster(source + "/tests/data/topologies/smi-4x-a100pcie-bridge-pairs.txt", catalog, card("a100-pcie-80gb")));
+  const std::string text = describe(find_cluster(source + "/tests/data/topologies/smi-4x-a100pcie-bridge-pairs.txt",
+                                                 catalog, card("a100-pcie-80gb")));
   const std::string smi = read_file(source + "/tests/data/topologies/smi-4x-a100pcie-bridge-pairs.txt");
   INFO(text);
   // Row by row the words of the file, without our rates.
@@ -155,7 +162,8 @@ TEST_CASE("every cluster of the catalog is drawn as valid DOT with all its verti
     const NodeKind& node = cluster.groups.front().node;
     const Dot dot = parse_dot(draw_graphviz(cluster));
     CHECK(dot.open_braces == 0);
-    const bool network = std::ranges::any_of(node.vertices, [](const Vertex& vertex) { return vertex.kind == VertexKind::network; });
+    const bool network =
+        std::ranges::any_of(node.vertices, [](const Vertex& vertex) { return vertex.kind == VertexKind::network; });
     CHECK(dot.declared.size() == node.vertices.size());  // a level stands for the network
     CHECK(dot.edges.size() == node.links.size());
     for (const auto& [a, b] : dot.edges) CHECK((dot.declared.contains(a) && dot.declared.contains(b)));
@@ -165,7 +173,8 @@ TEST_CASE("every cluster of the catalog is drawn as valid DOT with all its verti
 
 TEST_CASE("rails and levels are drawn, one switch a rail") {
   const Dot dot = parse_dot(draw_graphviz(two_kinds()));
-  for (const char* vertex : {"level0rail0", "level0rail1", "level1", "g0v0", "g1v0"}) CHECK(dot.declared.contains(vertex));
+  for (const char* vertex : {"level0rail0", "level0rail1", "level1", "g0v0", "g1v0"})
+    CHECK(dot.declared.contains(vertex));
   CHECK(!dot.declared.contains("level0"));
   std::map<std::string, int> ends;
   for (const auto& [a, b] : dot.edges) {
@@ -207,12 +216,15 @@ TEST_CASE("the JSON of a cluster has every pair's path and every level") {
   const Json& group = json["groups"][0];
   CHECK(group["devices"] == Json({"GPU0", "GPU1"}));
   CHECK(group["between_devices"][0][0].is_null());
-  CHECK(group["between_devices"][0][1] ==
-        Json({{"class", "nvlink"}, {"label", "NVLink"}, {"bandwidth_bytes_per_s", 100e9}, {"latency_s", nvlink_hop_latency.value}}));
+  CHECK(group["between_devices"][0][1] == Json({{"class", "nvlink"},
+                                                {"label", "NVLink"},
+                                                {"bandwidth_bytes_per_s", 100e9},
+                                                {"latency_s", nvlink_hop_latency.value}}));
   CHECK(group["to_nics"][0][1].is_null());
   CHECK(group["nics_used"] == Json::array({Json::array({"NIC0"}), Json::array({"NIC1"})}));
   CHECK(json["network"]["rails"] == true);
   CHECK(json["network"]["levels"][0]["nodes"] == 1);
-  CHECK(json["network"]["levels"][1] == Json({{"name", "spine"}, {"nodes", nullptr}, {"oversubscription", 2.0}, {"latency_s", 3e-6}}));
+  CHECK(json["network"]["levels"][1] ==
+        Json({{"name", "spine"}, {"nodes", nullptr}, {"oversubscription", 2.0}, {"latency_s", 3e-6}}));
   CHECK(topology_json(find_cluster("titan-rtx-2", catalog), "1")["network"].is_null());
 }

@@ -18,16 +18,25 @@ namespace {
 DeviceKind test_device() {
   DeviceKind device;
   device.name = "test";
-  device.rates = {{.active = 1, .matrix_fp32 = FlopsPerSecond(1), .matrix_half = FlopsPerSecond(1), .vector = FlopsPerSecond(1), .memory = BytesPerSecond(1)}};
+  device.rates = {{.active = 1,
+                   .matrix_fp32 = FlopsPerSecond(1),
+                   .matrix_half = FlopsPerSecond(1),
+                   .vector = FlopsPerSecond(1),
+                   .memory = BytesPerSecond(1)}};
   device.pcie_generation = 3;
   return device;
 }
 
-// Nodes of `devices` devices of `bandwidth` B/s to a switch, or joined otherwise, with `nics` NICs that reach 10 B/s each.
+// Nodes of `devices` devices of `bandwidth` B/s to a switch, or joined otherwise, with `nics` NICs
+// that reach 10 B/s each.
 NodeGroup nodes_of(int devices, int nics, int nodes, double bandwidth = 100.0, Intra intra = Intra::nvswitch) {
   NodeGroup group;
   group.device = test_device();
-  group.node = build_node({.name = "node", .devices = devices, .intra = intra, .bandwidth = BytesPerSecond(bandwidth), .latency = Seconds(2),
+  group.node = build_node({.name = "node",
+                           .devices = devices,
+                           .intra = intra,
+                           .bandwidth = BytesPerSecond(bandwidth),
+                           .latency = Seconds(2),
                            .nics = NicLayout{.count = nics, .line_rate = BytesPerSecond(10.0 / nic_reached_share)}},
                           group.device);
   group.nodes = nodes;
@@ -49,9 +58,15 @@ std::vector<FabricLevel> leaf_and_spine(int nodes, double oversubscription) {
           {.name = "spine", .nodes = std::nullopt, .oversubscription = oversubscription, .latency = Seconds(5)}};
 }
 
-DeviceMesh mesh(int pp, int dp, int tp, const char* order = "pp-dp-tp") { return {.degree = {pp, dp, tp}, .order = parse_order(order)}; }
-double ring(const Cluster& cluster, const DeviceMesh& m, Axis axis) { return group_network(cluster, m, axis).ring_bandwidth.value; }
-double tree(const Cluster& cluster, const DeviceMesh& m, Axis axis) { return group_network(cluster, m, axis).tree_bandwidth.value; }
+DeviceMesh mesh(int pp, int dp, int tp, const char* order = "pp-dp-tp") {
+  return {.degree = {pp, dp, tp}, .order = parse_order(order)};
+}
+double ring(const Cluster& cluster, const DeviceMesh& m, Axis axis) {
+  return group_network(cluster, m, axis).ring_bandwidth.value;
+}
+double tree(const Cluster& cluster, const DeviceMesh& m, Axis axis) {
+  return group_network(cluster, m, axis).tree_bandwidth.value;
+}
 
 constexpr std::array<const char*, 6> orders = {"pp-dp-tp", "pp-tp-dp", "dp-pp-tp", "dp-tp-pp", "tp-pp-dp", "tp-dp-pp"};
 
@@ -88,8 +103,10 @@ TEST_CASE("groups and pairs that leave a range of ranks are counted as one by on
             for (const auto& [from, to] : {std::pair{0, 1}, std::pair{1, 0}, std::pair{0, degree - 1}}) {
               int pairs = 0;
               for (int start = 0; start < ranks; start += stride * degree)
-                for (int i = 0; i < stride; ++i) pairs += inside(start + i + from * stride) != inside(start + i + to * stride);
-              CHECK(ranks_leaving({.ranks = ranks, .stride = stride, .degree = degree}, from, to, first, last) == pairs);
+                for (int i = 0; i < stride; ++i)
+                  pairs += inside(start + i + from * stride) != inside(start + i + to * stride);
+              CHECK(ranks_leaving({.ranks = ranks, .stride = stride, .degree = degree}, from, to, first, last) ==
+                    pairs);
             }
             ++checked;
           }
@@ -106,7 +123,8 @@ TEST_CASE("of blocks that look alike one is enough") {
         const AxisLayout axis{.ranks = 160 / (stride * degree) * stride * degree, .stride = stride, .degree = degree};
         const auto worst = [&](const Cluster& cluster) {
           double most = 0.0;
-          for (const FabricBlock& block : blocks_of(cluster, axis, nodes)) most = std::max(most, groups_leaving(axis, block.first, block.last) / block.nics.value);
+          for (const FabricBlock& block : blocks_of(cluster, axis, nodes))
+            most = std::max(most, groups_leaving(axis, block.first, block.last) / block.nics.value);
           return most;
         };
         INFO(stride, " ", degree, " ", nodes);
@@ -115,14 +133,16 @@ TEST_CASE("of blocks that look alike one is enough") {
 }
 
 TEST_CASE("what crosses a spine is divided by its oversubscription, as far as its leaf's NICs do not do it before") {
-  // Eight groups of eight nodes, a rail each. A leaf of four nodes has NICs of 4 * 80 = 320 B/s, and each of eight rings leaves it once:
-  // 320 / 8 = 40 a ring without loss; a NIC gives it 10. So a spine of a quarter takes nothing, one of an eighth leaves 5.
+  // Eight groups of eight nodes, a rail each. A leaf of four nodes has NICs of 4 * 80 = 320 B/s,
+  // and each of eight rings leaves it once: 320 / 8 = 40 a ring without loss; a NIC gives it 10. So
+  // a spine of a quarter takes nothing, one of an eighth leaves 5.
   for (const auto& [oversubscription, expected] : {std::pair{1.0, 10.0}, std::pair{4.0, 10.0}, std::pair{8.0, 5.0}}) {
     const Cluster cluster = cluster_of({nodes_of(8, 8, 8)}, leaf_and_spine(4, oversubscription));
     CHECK(ring(cluster, mesh(1, 8, 8), Axis::dp) == doctest::Approx(expected));
     CHECK(tree(cluster, mesh(1, 8, 8), Axis::dp) == doctest::Approx(expected));
   }
-  // Two stages of four nodes each: all 32 ranks of a leaf send through the spine, 320 / (4 * 32) = 2.5 each.
+  // Two stages of four nodes each: all 32 ranks of a leaf send through the spine, 320 / (4 * 32) =
+  // 2.5 each.
   const Cluster cluster = cluster_of({nodes_of(8, 8, 8)}, leaf_and_spine(4, 4.0));
   CHECK(stage_network(cluster, mesh(2, 4, 8), 0, 1).ring_bandwidth.value == doctest::Approx(2.5));
   CHECK(stage_network(cluster, mesh(2, 4, 8), 0, 1).inter_latency.value == doctest::Approx(5 + 4 * 0.5e-6));
@@ -143,7 +163,8 @@ TEST_CASE("each level that is crossed may be the narrowest, and the highest give
   std::vector<FabricLevel> levels = {{.name = "leaf", .nodes = 2, .oversubscription = 1, .latency = Seconds(3)},
                                      {.name = "spine", .nodes = 4, .oversubscription = 8, .latency = Seconds(5)},
                                      {.name = "core", .nodes = {}, .oversubscription = 2, .latency = Seconds(9)}};
-  // One rank a node: a ring over eight nodes leaves a leaf (20 B/s) once, 20 / 8 = 2.5, and a pod of four (40) once, 40 / 2.
+  // One rank a node: a ring over eight nodes leaves a leaf (20 B/s) once, 20 / 8 = 2.5, and a pod
+  // of four (40) once, 40 / 2.
   const Cluster cluster = cluster_of({nodes_of(1, 1, 8)}, levels);
   const GroupNetwork all = group_network(cluster, mesh(1, 8, 1), Axis::dp);
   CHECK(all.ring_bandwidth.value == doctest::Approx(2.5));
@@ -154,7 +175,8 @@ TEST_CASE("each level that is crossed may be the narrowest, and the highest give
   const GroupNetwork leaf = group_network(cluster, mesh(4, 2, 1), Axis::dp);
   CHECK(leaf.ring_bandwidth.value == doctest::Approx(10));
   CHECK(leaf.inter_latency.value == doctest::Approx(3 + 4 * 0.5e-6));
-  // Stages of four nodes: four ranks leave the pod for the other, 40 / (2 * 4) = 5, and each leaf's two: 20 / (8 * 2) = 1.25.
+  // Stages of four nodes: four ranks leave the pod for the other, 40 / (2 * 4) = 5, and each leaf's
+  // two: 20 / (8 * 2) = 1.25.
   CHECK(stage_network(cluster, mesh(2, 4, 1), 0, 1).ring_bandwidth.value == doctest::Approx(1.25));
 }
 
@@ -188,7 +210,8 @@ TEST_CASE("more oversubscription is never faster, nor is a level more") {
         CHECK(now <= before);
         before = now;
       }
-      CHECK(ring(cluster_of({nodes_of(4, 4, 10)}, leaf_and_spine(2, 1.0)), m, axis) <= ring(cluster_of({nodes_of(4, 4, 10)}), m, axis) * (1 + 1e-9));
+      CHECK(ring(cluster_of({nodes_of(4, 4, 10)}, leaf_and_spine(2, 1.0)), m, axis) <=
+            ring(cluster_of({nodes_of(4, 4, 10)}), m, axis) * (1 + 1e-9));
     }
   });
 }
@@ -203,20 +226,23 @@ TEST_CASE("rails cost nothing where every hop stays on its rail") {
       for (const Axis axis : all_axes)
         if (m.degree_of(axis) > 1) CHECK(ring(rails, m, axis) == doctest::Approx(ring(plain, m, axis)));
       if (m.degree_of(Axis::pp) > 1)
-        CHECK(stage_network(rails, m, 0, 1).ring_bandwidth.value == doctest::Approx(stage_network(plain, m, 0, 1).ring_bandwidth.value));
+        CHECK(stage_network(rails, m, 0, 1).ring_bandwidth.value ==
+              doctest::Approx(stage_network(plain, m, 0, 1).ring_bandwidth.value));
     }
 }
 
 TEST_CASE("a hop that changes rails crosses NVLink first, or the spine without it") {
-  // Six nodes of two devices, a NIC each; groups of four ranks, three apart: each hop goes to the other rail. With PXN both devices of a node
-  // hand all they send to the other: a NIC still sends 1, and so does each NVLink one way.
+  // Six nodes of two devices, a NIC each; groups of four ranks, three apart: each hop goes to the
+  // other rail. With PXN both devices of a node hand all they send to the other: a NIC still sends
+  // 1, and so does each NVLink one way.
   const DeviceMesh m = mesh(1, 4, 3);
   Cluster cluster = cluster_of({nodes_of(2, 2, 6, 4.0)}, leaf_and_spine(3, 1.0));
   CHECK(ring(cluster, m, Axis::dp) == doctest::Approx(10));  // no rails
   cluster.network.rails = true;
   CHECK(ring(cluster, m, Axis::dp) == doctest::Approx(4));   // NVLinks of 4 B/s
-  // Without PXN two ranks of each node send through the spine. Of a leaf's three nodes two send to nodes of their leaf: 4; and three groups
-  // leave the leaf. Its NICs' 60 B/s, a quarter of them through the spine, are 15 / 7.
+  // Without PXN two ranks of each node send through the spine. Of a leaf's three nodes two send to
+  // nodes of their leaf: 4; and three groups leave the leaf. Its NICs' 60 B/s, a quarter of them
+  // through the spine, are 15 / 7.
   cluster.network.pxn = false;
   cluster.network.levels[1].oversubscription = 4.0;
   CHECK(ring(cluster, m, Axis::dp) == doctest::Approx(15.0 / 7));
@@ -224,8 +250,8 @@ TEST_CASE("a hop that changes rails crosses NVLink first, or the spine without i
 }
 
 TEST_CASE("stages a part of a node apart change rails too") {
-  // Three nodes of two devices, stages of three ranks: 0 sends to 3, 1 to 4 and 2 to 5, from one rail to the other. The devices of a node
-  // exchange what they send first.
+  // Three nodes of two devices, stages of three ranks: 0 sends to 3, 1 to 4 and 2 to 5, from one
+  // rail to the other. The devices of a node exchange what they send first.
   Cluster cluster = cluster_of({nodes_of(2, 2, 3, 4.0)}, leaf_and_spine(3, 1.0));
   CHECK(stage_network(cluster, mesh(2, 3, 1), 0, 1).ring_bandwidth.value == doctest::Approx(10));
   cluster.network.rails = true;
@@ -237,7 +263,8 @@ TEST_CASE("stages a part of a node apart change rails too") {
 }
 
 TEST_CASE("unlike nodes: the slowest decides, by hand") {
-  // Ranks 0-1 and 2-3 on nodes of two devices with a NIC of 10 B/s each, ranks 4-7 on a node of four with one NIC of 10.
+  // Ranks 0-1 and 2-3 on nodes of two devices with a NIC of 10 B/s each, ranks 4-7 on a node of
+  // four with one NIC of 10.
   const Cluster cluster = cluster_of({nodes_of(2, 2, 2), nodes_of(4, 1, 1)});
   // One ring: half of it by each NIC of the small nodes, all of it by the one of the large.
   const GroupNetwork all = group_network(cluster, mesh(1, 8, 1), Axis::dp);
@@ -258,11 +285,13 @@ TEST_CASE("unlike nodes: the slowest decides, by hand") {
 }
 
 TEST_CASE("rails: groups whose stride is more than a node and no whole number of nodes are seen at their worst node") {
-  // Pairs of ranks nine apart on nodes of eight, two devices a NIC: a block is 0-8 and 9-17, the next 18-26 and 27-35. A rank's partner is one
-  // device further in its node, or for the second half one device back, and each flow leaves by its partner's rail. Node 0: all go one further,
-  // two flows a NIC. Node 1 (ranks 8-15): devices 0 and 2 send to 1, device 1 to 0: three flows leave by the first NIC. Node 2 (16-23), devices 0
-  // and 1 back, the others further: to 7, 0, 3, 4, 5, 6, 7, 0, three by the last. Node 3 (24-31), devices 0 to 2 further, the others back: to 1, 2,
-  // 3, 2, 3, 4, 5, 6, and four flows share 10 B/s.
+  // Pairs of ranks nine apart on nodes of eight, two devices a NIC: a block is 0-8 and 9-17, the
+  // next 18-26 and 27-35. A rank's partner is one device further in its node, or for the second
+  // half one device back, and each flow leaves by its partner's rail. Node 0: all go one further,
+  // two flows a NIC. Node 1 (ranks 8-15): devices 0 and 2 send to 1, device 1 to 0: three flows
+  // leave by the first NIC. Node 2 (16-23), devices 0 and 1 back, the others further: to 7, 0, 3,
+  // 4, 5, 6, 7, 0, three by the last. Node 3 (24-31), devices 0 to 2 further, the others back: to
+  // 1, 2, 3, 2, 3, 4, 5, 6, and four flows share 10 B/s.
   Cluster cluster = cluster_of({nodes_of(8, 4, 5)}, leaf_and_spine(5, 1.0));
   cluster.network.rails = true;
   CHECK(ring(cluster, mesh(2, 2, 9), Axis::dp) == doctest::Approx(2.5));
@@ -275,13 +304,13 @@ TEST_CASE("random clusters have the same networks written as one group of nodes 
     std::vector<int> divisors;
     for (int d = 1; d <= number; ++d)
       if (number % d == 0) divisors.push_back(d);
-    return divisors[static_cast<std::size_t>(upto(static_cast<int>(divisors.size())))];
+    return divisors[upto(static_cast<int>(divisors.size()))];
   };
   int several_nodes = 0;
   for (int setting = 0; setting < 400; ++setting) {
     const int devices = 2 + upto(7), nodes = 2 + upto(12);
-    const Intra intra = std::array{Intra::nvswitch, Intra::nvlink_mesh, Intra::pcie}[static_cast<std::size_t>(upto(3))];
-    NodeGroup group = nodes_of(devices, divisor_of(devices), nodes, std::array{4.0, 20.0, 100.0}[static_cast<std::size_t>(upto(3))], intra);
+    const Intra intra = std::array{Intra::nvswitch, Intra::nvlink_mesh, Intra::pcie}[upto(3)];
+    NodeGroup group = nodes_of(devices, divisor_of(devices), nodes, std::array{4.0, 20.0, 100.0}[upto(3)], intra);
     Cluster one = cluster_of({group});
     one.network.oversubscription = 1.0 + upto(3);
     if (upto(4) > 0) {
@@ -296,9 +325,10 @@ TEST_CASE("random clusters have the same networks written as one group of nodes 
     for (int trial = 0; trial < 40; ++trial) {
       const int size = 1 + upto(one.devices());
       const int pp = divisor_of(size), dp = divisor_of(size / pp);
-      const DeviceMesh m = mesh(pp, dp, size / pp / dp, orders[static_cast<std::size_t>(upto(6))]);
+      const DeviceMesh m = mesh(pp, dp, size / pp / dp, orders[upto(6)]);
       const auto same = [&](const char* what, const GroupNetwork& a, const GroupNetwork& b) {
-        INFO(what, " of pp ", pp, " dp ", dp, " tp ", size / pp / dp, " ", write_order(m.order), " on ", nodes, " nodes of ", devices, ", ", write_cluster(one));
+        INFO(what, " of pp ", pp, " dp ", dp, " tp ", size / pp / dp, " ", write_order(m.order), " on ", nodes,
+             " nodes of ", devices, ", ", write_cluster(one));
         CHECK(a.ranks == b.ranks);
         CHECK(a.nodes == b.nodes);
         CHECK(a.ring_bandwidth.value == doctest::Approx(b.ring_bandwidth.value).epsilon(1e-9));
@@ -338,7 +368,8 @@ TEST_CASE("a cluster written as several groups of equal nodes is the cluster of 
         CHECK(a.intra_latency.value == doctest::Approx(b.intra_latency.value));
       }
       for (int stage = 1; stage < m.degree_of(Axis::pp); ++stage) {
-        CHECK(stage_network(one, m, stage - 1, stage).ring_bandwidth.value == doctest::Approx(stage_network(three, m, stage - 1, stage).ring_bandwidth.value));
+        CHECK(stage_network(one, m, stage - 1, stage).ring_bandwidth.value ==
+              doctest::Approx(stage_network(three, m, stage - 1, stage).ring_bandwidth.value));
         CHECK(stage_network(one, m, stage - 1, stage).nodes == stage_network(three, m, stage - 1, stage).nodes);
       }
     });

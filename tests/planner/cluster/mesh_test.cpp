@@ -19,18 +19,27 @@ DeviceKind test_device() {
   device.title = "Test";
   device.memory_capacity = Bytes(1000);
   device.kernel_launch = Seconds(0.0);
-  device.rates = {{.active = 1, .matrix_fp32 = FlopsPerSecond(1), .matrix_half = FlopsPerSecond(1), .vector = FlopsPerSecond(1), .memory = BytesPerSecond(1)}};
+  device.rates = {{.active = 1,
+                   .matrix_fp32 = FlopsPerSecond(1),
+                   .matrix_half = FlopsPerSecond(1),
+                   .vector = FlopsPerSecond(1),
+                   .memory = BytesPerSecond(1)}};
   device.pcie_generation = 3;
   return device;
 }
 
-// Nodes of `devices` devices of 100 B/s to a switch (2 s a hop) with `nics` NICs of `line` B/s before losses. PCIe of
-// 12 GB/s is never the limit; it takes 0.5 us a link.
+// Nodes of `devices` devices of 100 B/s to a switch (2 s a hop) with `nics` NICs of `line` B/s
+// before losses. PCIe of 12 GB/s is never the limit; it takes 0.5 us a link.
 Cluster test_cluster(int devices, int nics, int nodes, double nic = 10.0) {
   Cluster cluster;
   cluster.name = "test";
   cluster.groups.front().device = test_device();
-  NodeLayout layout{.name = "node", .devices = devices, .intra = Intra::nvswitch, .bandwidth = BytesPerSecond(100), .latency = Seconds(2), .nics = {}};
+  NodeLayout layout{.name = "node",
+                    .devices = devices,
+                    .intra = Intra::nvswitch,
+                    .bandwidth = BytesPerSecond(100),
+                    .latency = Seconds(2),
+                    .nics = {}};
   if (nics > 0) layout.nics = NicLayout{.count = nics, .line_rate = BytesPerSecond(nic / nic_reached_share)};
   cluster.groups.front().node = build_node(layout, cluster.groups.front().device);
   cluster.groups.front().nodes = nodes;
@@ -38,10 +47,16 @@ Cluster test_cluster(int devices, int nics, int nodes, double nic = 10.0) {
   return cluster;
 }
 
-DeviceMesh mesh(int pp, int dp, int tp, const std::string& order = "pp-dp-tp") { return {.degree = {pp, dp, tp}, .order = parse_order(order)}; }
+DeviceMesh mesh(int pp, int dp, int tp, const std::string& order = "pp-dp-tp") {
+  return {.degree = {pp, dp, tp}, .order = parse_order(order)};
+}
 
-double ring(const Cluster& cluster, const DeviceMesh& m, Axis axis) { return group_network(cluster, m, axis).ring_bandwidth.value; }
-double tree(const Cluster& cluster, const DeviceMesh& m, Axis axis) { return group_network(cluster, m, axis).tree_bandwidth.value; }
+double ring(const Cluster& cluster, const DeviceMesh& m, Axis axis) {
+  return group_network(cluster, m, axis).ring_bandwidth.value;
+}
+double tree(const Cluster& cluster, const DeviceMesh& m, Axis axis) {
+  return group_network(cluster, m, axis).tree_bandwidth.value;
+}
 
 }  // namespace
 
@@ -66,10 +81,11 @@ TEST_CASE("every rank's coordinates lead back to it in each of the six orders") 
 }
 
 TEST_CASE("an unknown order of axes lists the six") {
-  CHECK_THROWS_WITH_AS(parse_order("pp-dp-pt"),
-                       "error: expected an order of the mesh axes, one of pp-dp-tp, pp-tp-dp, dp-pp-tp, dp-tp-pp, tp-pp-dp, tp-dp-pp, "
-                       "found 'pp-dp-pt'; did you mean 'pp-dp-tp'?",
-                       ConfigError);
+  CHECK_THROWS_WITH_AS(
+      parse_order("pp-dp-pt"),
+      "error: expected an order of the mesh axes, one of pp-dp-tp, pp-tp-dp, dp-pp-tp, dp-tp-pp, tp-pp-dp, tp-dp-pp, "
+      "found 'pp-dp-pt'; did you mean 'pp-dp-tp'?",
+      ConfigError);
 }
 
 TEST_CASE("a group of one rank communicates with nobody") {
@@ -84,8 +100,12 @@ TEST_CASE("a group of one rank communicates with nobody") {
 TEST_CASE("a ring behind a switch has each device's whole link, however many groups there are") {
   const Cluster cluster = test_cluster(8, 0, 1);
   const GroupNetwork whole = group_network(cluster, mesh(1, 1, 8), Axis::tp);
-  CHECK(whole == GroupNetwork{.ranks = 8, .nodes = 1, .ring_bandwidth = BytesPerSecond(100), .tree_bandwidth = BytesPerSecond(100),
-                              .intra_latency = Seconds(2), .inter_latency = Seconds(0)});
+  CHECK(whole == GroupNetwork{.ranks = 8,
+                              .nodes = 1,
+                              .ring_bandwidth = BytesPerSecond(100),
+                              .tree_bandwidth = BytesPerSecond(100),
+                              .intra_latency = Seconds(2),
+                              .inter_latency = Seconds(0)});
   CHECK(ring(cluster, mesh(1, 4, 2), Axis::tp) == 100);
   CHECK(ring(cluster, mesh(1, 4, 2), Axis::dp) == 100);
 }
@@ -107,7 +127,8 @@ TEST_CASE("one NIC is shared by the eight data-parallel rings that leave the nod
 }
 
 TEST_CASE("a ring over whole nodes uses all their NICs") {
-  // Eight channels, each by another NIC: 80 B/s; each device's link carries 7/8 of the ring: 100 * 8 / 7.
+  // Eight channels, each by another NIC: 80 B/s; each device's link carries 7/8 of the ring: 100 *
+  // 8 / 7.
   CHECK(ring(test_cluster(8, 8, 2), mesh(1, 16, 1), Axis::dp) == doctest::Approx(80));
   CHECK(ring(test_cluster(8, 8, 2, 20.0), mesh(1, 16, 1), Axis::dp) == doctest::Approx(100.0 * 8 / 7));
   CHECK(ring(test_cluster(8, 1, 2), mesh(1, 16, 1), Axis::dp) == doctest::Approx(10));
@@ -123,7 +144,8 @@ TEST_CASE("oversubscription divides what leaves a node with all its NICs at work
   cluster.network.oversubscription = 2.0;
   CHECK(ring(cluster, mesh(1, 2, 8), Axis::dp) == doctest::Approx(5));
   cluster.groups.front().node = first_devices(cluster.groups.front().node, 8);
-  // One pipeline stage a node and one rank a stage would use one NIC of eight: 80 / 2 is more than its 10.
+  // One pipeline stage a node and one rank a stage would use one NIC of eight: 80 / 2 is more than
+  // its 10.
   Cluster small = test_cluster(1, 4, 2);
   small.network.oversubscription = 4.0;
   CHECK(ring(small, mesh(1, 2, 1), Axis::dp) == doctest::Approx(10));  // 4 NICs of 10, a quarter
@@ -138,22 +160,35 @@ TEST_CASE("two-node trees exceed the NICs, trees over more nodes do not") {
 TEST_CASE("a ring of two uses both directions of a link") {
   Cluster cluster;
   cluster.groups.front().device = test_device();
-  cluster.groups.front().node = build_node({.name = "pair", .devices = 2, .intra = Intra::nvlink_mesh, .bandwidth = BytesPerSecond(7), .latency = Seconds(1), .nics = {}}, cluster.groups.front().device);
+  cluster.groups.front().node = build_node({.name = "pair",
+                                            .devices = 2,
+                                            .intra = Intra::nvlink_mesh,
+                                            .bandwidth = BytesPerSecond(7),
+                                            .latency = Seconds(1),
+                                            .nics = {}},
+                                           cluster.groups.front().device);
   CHECK(ring(cluster, mesh(1, 2, 1), Axis::dp) == 7);
 }
 
 TEST_CASE("a full mesh is used by all its links at once") {
   Cluster cluster;
   cluster.groups.front().device = test_device();
-  cluster.groups.front().node = build_node({.name = "mesh", .devices = 4, .intra = Intra::nvlink_mesh, .bandwidth = BytesPerSecond(7), .latency = Seconds(1), .nics = {}}, cluster.groups.front().device);
+  cluster.groups.front().node = build_node({.name = "mesh",
+                                            .devices = 4,
+                                            .intra = Intra::nvlink_mesh,
+                                            .bandwidth = BytesPerSecond(7),
+                                            .latency = Seconds(1),
+                                            .nics = {}},
+                                           cluster.groups.front().device);
   CHECK(ring(cluster, mesh(1, 1, 4), Axis::tp) == doctest::Approx(21));  // three links a device
   CHECK(ring(cluster, mesh(1, 2, 2), Axis::tp) == doctest::Approx(7));
   CHECK(ring(cluster, mesh(1, 2, 2), Axis::dp) == doctest::Approx(7));
 }
 
 TEST_CASE("rings use NVLink pairs that rank order would miss") {
-  // NVLink pairs 0-2 and 1-3 (9 B/s), all four on one host bridge by links of 4 B/s. In rank order every hop is PCIe:
-  // 4 B/s. With a third of a device's traffic to each other device, two thirds are PCIe: 4 / (2 / 3) = 6.
+  // NVLink pairs 0-2 and 1-3 (9 B/s), all four on one host bridge by links of 4 B/s. In rank order
+  // every hop is PCIe: 4 B/s. With a third of a device's traffic to each other device, two thirds
+  // are PCIe: 4 / (2 / 3) = 6.
   NodeKind node;
   node.name = "pairs";
   for (int i = 0; i < 4; ++i) add_vertex(node, "GPU" + std::to_string(i), VertexKind::device);
@@ -171,8 +206,9 @@ TEST_CASE("rings use NVLink pairs that rank order would miss") {
 }
 
 TEST_CASE("rings visit a socket once where rank order would go to and fro") {
-  // Devices 0 and 2 in one socket, 1 and 3 in the other, 5 B/s between. In rank order two hops cross each way: 2.5. By
-  // nearest neighbours, 0 2 1 3, one crosses each way: 5. A third to each other: 4/3 cross each way, 3.75.
+  // Devices 0 and 2 in one socket, 1 and 3 in the other, 5 B/s between. In rank order two hops
+  // cross each way: 2.5. By nearest neighbours, 0 2 1 3, one crosses each way: 5. A third to each
+  // other: 4/3 cross each way, 3.75.
   NodeKind node;
   node.name = "sockets";
   for (int i = 0; i < 4; ++i) add_vertex(node, "GPU" + std::to_string(i), VertexKind::device);
@@ -187,7 +223,8 @@ TEST_CASE("rings visit a socket once where rank order would go to and fro") {
 }
 
 TEST_CASE("a host bridge link between sockets is shared by the rings that cross it") {
-  // Two sockets of two devices, 5 B/s between them. Data-parallel pairs 0-2 and 1-3 both cross: 2.5 each way.
+  // Two sockets of two devices, 5 B/s between them. Data-parallel pairs 0-2 and 1-3 both cross: 2.5
+  // each way.
   NodeKind node;
   node.name = "sockets";
   for (int i = 0; i < 4; ++i) add_vertex(node, "GPU" + std::to_string(i), VertexKind::device);
@@ -216,24 +253,26 @@ TEST_CASE("neighbouring stages send over what lies between their ranks, all at o
   CHECK(near.ring_bandwidth == BytesPerSecond(100));
   CHECK(near.intra_latency == Seconds(2));
   CHECK(stage_network(test_cluster(8, 1, 4), mesh(4, 1, 8), 0, 1).ring_bandwidth.value == doctest::Approx(10.0 / 8));
-  // Two stages of four ranks in the first node, two in the second: stage 1 to 2 leaves it with four ranks.
+  // Two stages of four ranks in the first node, two in the second: stage 1 to 2 leaves it with four
+  // ranks.
   CHECK(stage_network(test_cluster(8, 1, 2), mesh(4, 1, 4), 1, 2).ring_bandwidth.value == doctest::Approx(10.0 / 4));
   CHECK(stage_network(test_cluster(8, 1, 2), mesh(4, 1, 4), 0, 1).ring_bandwidth.value == doctest::Approx(100));
 }
 
 TEST_CASE("groups that fit nodes badly are seen at their worst node") {
   const Cluster cluster = test_cluster(8, 8, 3);
-  // Tensor groups of 12 on nodes of 8: the first group has 8 devices in node 0 and 4 in node 1, the second 4 and 8.
-  // Where a group has four devices in a node it has four NICs: 40 B/s.
+  // Tensor groups of 12 on nodes of 8: the first group has 8 devices in node 0 and 4 in node 1, the
+  // second 4 and 8. Where a group has four devices in a node it has four NICs: 40 B/s.
   CHECK(group_network(cluster, mesh(1, 2, 12), Axis::tp).nodes == 2);
   CHECK(ring(cluster, mesh(1, 2, 12), Axis::tp) == doctest::Approx(40));
-  // Groups of 5: ranks 5 to 9 have three devices in node 0 and two in node 1, ranks 15 to 19 one in node 1: 10 B/s.
+  // Groups of 5: ranks 5 to 9 have three devices in node 0 and two in node 1, ranks 15 to 19 one in
+  // node 1: 10 B/s.
   CHECK(group_network(cluster, mesh(1, 4, 5), Axis::tp).nodes == 2);
   CHECK(ring(cluster, mesh(1, 4, 5), Axis::tp) == doctest::Approx(10));
 }
 
-// Every hop of every group on every node, one by one, for a switch with one NIC a device: the count of flows on each
-// device's switch link and NIC, each way.
+// Every hop of every group on every node, one by one, for a switch with one NIC a device: the count
+// of flows on each device's switch link and NIC, each way.
 TEST_CASE("looking at distinct nodes only gives what all nodes give") {
   const Cluster cluster = test_cluster(4, 4, 30, 60.0);
   int checked = 0;
@@ -250,7 +289,8 @@ TEST_CASE("looking at distinct nodes only gives what all nodes give") {
             int most_nodes = 1;
             for (int rank = 0; rank < m.size(); ++rank) {
               const std::vector<int> group = group_of(m, rank, axis);
-              const auto here = std::count_if(group.begin(), group.end(), [&](int other) { return other / 4 == rank / 4; });
+              const auto here =
+                  std::count_if(group.begin(), group.end(), [&](int other) { return other / 4 == rank / 4; });
               const auto ranks = static_cast<std::ptrdiff_t>(group.size());
               inside[rank] += here == ranks ? 1.0 : static_cast<double>(here - 1) / static_cast<double>(here);
               outside[rank] += here == ranks ? 0.0 : 1.0 / static_cast<double>(here);

@@ -23,7 +23,8 @@ using namespace parplan;
 namespace {
 
 const std::string source = PARPLAN_SOURCE_DIR;
-const ClusterCatalog catalog{.devices_folder = source + "/configs/devices", .clusters_folder = source + "/configs/clusters"};
+const ClusterCatalog catalog{.devices_folder = source + "/configs/devices",
+                             .clusters_folder = source + "/configs/clusters"};
 const std::string captured = source + "/tests/data/topologies/";
 const std::string recorded = source + "/tests/data/nccl/";
 
@@ -31,13 +32,15 @@ NcclTopology topology_at(const std::string& path) { return read_nccl_topology(re
 std::vector<NcclGraph> graphs_at(const std::string& path) { return read_nccl_graphs(read_file(path), path); }
 
 const NcclGraph& graph_of(const std::vector<NcclGraph>& graphs, NcclAlgorithm algorithm) {
-  return *std::find_if(graphs.begin(), graphs.end(), [&](const NcclGraph& graph) { return graph.algorithm == algorithm; });
+  return *std::find_if(graphs.begin(), graphs.end(),
+                       [&](const NcclGraph& graph) { return graph.algorithm == algorithm; });
 }
 
 std::string text_of(const NcclGraph& graph) {
-  std::string text = fmt::format("{}: pattern {}, crossnic {}, {} x {} inside, {} outside, latency {}, {}/{}, same {}\n", name(graph.algorithm),
-                                 static_cast<int>(graph.pattern), graph.cross_nic, graph.channels.size(), graph.speed_intra, graph.speed_inter,
-                                 graph.latency_inter, name(graph.type_intra), name(graph.type_inter), graph.same_channels);
+  std::string text = fmt::format(
+      "{}: pattern {}, crossnic {}, {} x {} inside, {} outside, latency {}, {}/{}, same {}\n", name(graph.algorithm),
+      static_cast<int>(graph.pattern), graph.cross_nic, graph.channels.size(), graph.speed_intra, graph.speed_inter,
+      graph.latency_inter, name(graph.type_intra), name(graph.type_inter), graph.same_channels);
   for (const NcclChannel& channel : graph.channels) {
     for (const int gpu : channel.gpus) text += fmt::format(" {}", gpu);
     for (const int net : channel.nets) text += fmt::format(" net {}", net);
@@ -54,7 +57,8 @@ void check_equal(const std::vector<NcclGraph>& found, const std::vector<NcclGrap
   }
 }
 
-// The topologies of tests/data/nccl, and of tests/data/topologies where NCCL's graphs were recorded.
+// The topologies of tests/data/nccl, and of tests/data/topologies where NCCL's graphs were
+// recorded.
 std::vector<std::string> recorded_names() {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(recorded)) {
@@ -71,7 +75,9 @@ NcclTopology recorded_topology(const std::string& name) {
 
 NodeKind nvswitch_box(const char* kind, int devices, DeviceKind& device) {
   device = find_device(kind, catalog);
-  return build_node({.name = "box", .devices = devices, .intra = Intra::nvswitch, .bandwidth = {}, .latency = {}, .nics = {}}, device);
+  return build_node(
+      {.name = "box", .devices = devices, .intra = Intra::nvswitch, .bandwidth = {}, .latency = {}, .nics = {}},
+      device);
 }
 
 }  // namespace
@@ -100,17 +106,21 @@ TEST_CASE("the graphs that Azure ships for NCv4 are no outcome of NCCL's search 
   for (const std::string& name : recorded_names()) {
     CAPTURE(name);
     const std::vector<NcclGraph> graphs = nccl_graphs(nccl_system(recorded_topology(name)));
-    CHECK(graph_of(graphs, NcclAlgorithm::tree).channels.size() == graph_of(graphs, NcclAlgorithm::ring).channels.size());
+    CHECK(graph_of(graphs, NcclAlgorithm::tree).channels.size() ==
+          graph_of(graphs, NcclAlgorithm::ring).channels.size());
   }
   const std::vector<NcclGraph> azure = graphs_at(captured + "nccl-azure-ncv4-graph.xml");
   REQUIRE(azure.size() == 3);
   const NcclGraph& ring = graph_of(azure, NcclAlgorithm::ring);
   const NcclGraph& tree = graph_of(azure, NcclAlgorithm::tree);
-  CHECK(text_of(ring) == "ring: pattern 4, crossnic 0, 2 x 12 inside, 12 outside, latency 0, SYS/PIX, same false\n 0 1 2 3\n 0 3 2 1\n");
+  CHECK(text_of(ring) ==
+        "ring: pattern 4, crossnic 0, 2 x 12 inside, 12 outside, latency 0, SYS/PIX, same false\n 0 1 2 3\n 0 3 2 1\n");
   CHECK(text_of(tree) ==
-        "tree: pattern 1, crossnic 0, 4 x 12 inside, 12 outside, latency 0, SYS/PIX, same false\n 0 1 2 3\n 1 0 3 2\n 3 2 1 0\n 2 3 0 1\n");
+        "tree: pattern 1, crossnic 0, 4 x 12 inside, 12 outside, latency 0, SYS/PIX, same false\n 0 1 2 3\n 1 0 3 2\n "
+        "3 2 1 0\n 2 3 0 1\n");
   CHECK(graph_of(azure, NcclAlgorithm::collnet_chain).channels == tree.channels);
-  // Nor does its topology have room for two rings: it says no PCIe speed, for which NCCL takes 12 GB/s.
+  // Nor does its topology have room for two rings: it says no PCIe speed, for which NCCL takes 12
+  // GB/s.
   const std::vector<NcclGraph> found = nccl_graphs(nccl_system(topology_at(captured + "nccl-azure-ncv4-topo.xml")));
   CHECK(text_of(graph_of(found, NcclAlgorithm::ring)) ==
         "ring: pattern 4, crossnic 0, 1 x 12 inside, 12 outside, latency 0, SYS/PIX, same true\n 0 1 2 3\n");
@@ -122,9 +132,10 @@ TEST_CASE("boxes of NVSwitch have the channels that divide their NVLinks best") 
     std::size_t channels;
     float speed;
   };
-  // 12 x 20 = 6 channels of 40, 18 x 20.6 = 6 of 60, 18 x 40.1 = 8 of 90; then twice as many of half the speed.
-  for (const Row& row : {Row{"a100-sxm4-80gb", 12, 20.0F}, Row{"h100-sxm-80gb", 12, 30.0F}, Row{"h200-sxm-141gb", 12, 30.0F},
-                         Row{"b200-sxm-180gb", 16, 45.0F}})
+  // 12 x 20 = 6 channels of 40, 18 x 20.6 = 6 of 60, 18 x 40.1 = 8 of 90; then twice as many of
+  // half the speed.
+  for (const Row& row : {Row{"a100-sxm4-80gb", 12, 20.0F}, Row{"h100-sxm-80gb", 12, 30.0F},
+                         Row{"h200-sxm-141gb", 12, 30.0F}, Row{"b200-sxm-180gb", 16, 45.0F}})
     for (const int devices : {4, 8, 16}) {
       CAPTURE(row.device);
       CAPTURE(devices);
@@ -150,7 +161,7 @@ TEST_CASE("NVLS has a head for each GPU, and only from Hopper on") {
   const NodeKind hopper = nvswitch_box("h100-sxm-80gb", 8, device);
   const NcclGraph nvls = nccl_graphs(nccl_system(hopper, device)).back();
   REQUIRE(nvls.channels.size() == 8);
-  for (int gpu = 0; gpu < 8; ++gpu) CHECK(nvls.channels[static_cast<std::size_t>(gpu)].gpus == std::vector<int>{gpu});
+  for (int gpu = 0; gpu < 8; ++gpu) CHECK(nvls.channels[gpu].gpus == std::vector<int>{gpu});
   // Every GPU sends for eight heads, and twice for its own: nine times the speed over 370.8 GB/s.
   CHECK(nvls.speed_intra == 40.0F);
   CHECK(nccl_graphs(nccl_system(hopper, device), {.collnet = false, .nvls = false}).back().channels.empty());
@@ -168,7 +179,7 @@ TEST_CASE("rings pass each GPU once and fit on the links") {
       const NcclPaths paths = nccl_paths(system);
       const NcclGraph ring = nccl_graphs(system).front();
       std::map<int, int> node_of;
-      for (const int gpu : system.gpus) node_of[system.nodes[static_cast<std::size_t>(gpu)].dev] = gpu;
+      for (const int gpu : system.gpus) node_of[system.nodes[gpu].dev] = gpu;
       std::map<std::pair<int, int>, double> load;
       const auto add = [&](int from, int to, double speed) {
         for (const auto& step : paths.between(from, to).links) load[step] += speed;
@@ -185,19 +196,20 @@ TEST_CASE("rings pass each GPU once and fit on the links") {
           add(node_of.at(channel.gpus[i]), node_of.at(channel.gpus[(i + 1) % channel.gpus.size()]), speed_intra);
         if (!several) continue;
         REQUIRE(channel.nets.size() == 2);
-        const auto net = [&](int dev) { return system.nets[static_cast<std::size_t>(dev)]; };
+        const auto net = [&](int dev) { return system.nets[dev]; };
         add(net(channel.nets[0]), node_of.at(channel.gpus.front()), static_cast<double>(ring.speed_inter));
         add(node_of.at(channel.gpus.back()), net(channel.nets[1]), static_cast<double>(ring.speed_inter));
       }
       for (const auto& [step, sum] : load) {
         CAPTURE(step.first);
-        CHECK(sum <= static_cast<double>(system.nodes[static_cast<std::size_t>(step.first)].links[static_cast<std::size_t>(step.second)].bandwidth) + 0.01);
+        CHECK(sum <= static_cast<double>(system.nodes[step.first].links[step.second].bandwidth) + 0.01);
       }
     }
 }
 
 TEST_CASE("a node that parplan builds has the channels of the machine that it stands for") {
-  // NCCL knows more of the machine (CPUs, the order of bus ids), which does not matter where NVLink carries everything.
+  // NCCL knows more of the machine (CPUs, the order of bus ids), which does not matter where NVLink
+  // carries everything.
   const Cluster dgx = find_cluster("dgx-h100", catalog);
   NcclSystem system = nccl_system(dgx.groups.front().node, dgx.groups.front().device);
   const NcclGraph one = nccl_graphs(system).front();
@@ -222,8 +234,17 @@ TEST_CASE("what NCCL cannot search is said") {
   DeviceKind device;
   NodeKind node = nvswitch_box("h100-sxm-80gb", 8, device);
   device.name = "mystery";
-  CHECK_THROWS_WITH_AS(nccl_system(node, device), "error: the compute capability of device 'mystery' is not known, which NCCL's search starts from", ConfigError);
+  CHECK_THROWS_WITH_AS(
+      nccl_system(node, device),
+      "error: the compute capability of device 'mystery' is not known, which NCCL's search starts from", ConfigError);
   device = find_device("h100-sxm-80gb", catalog);
-  node = build_node({.name = "cores", .devices = 2, .intra = Intra::memory, .bandwidth = BytesPerSecond(1e10), .latency = {}, .nics = {}}, device);
-  CHECK_THROWS_WITH_AS(nccl_system(node, device), "error: node 'cores' has no GPUs; NCCL's search is about GPUs", ConfigError);
+  node = build_node({.name = "cores",
+                     .devices = 2,
+                     .intra = Intra::memory,
+                     .bandwidth = BytesPerSecond(1e10),
+                     .latency = {},
+                     .nics = {}},
+                    device);
+  CHECK_THROWS_WITH_AS(nccl_system(node, device), "error: node 'cores' has no GPUs; NCCL's search is about GPUs",
+                       ConfigError);
 }

@@ -29,7 +29,7 @@ double ring_gigabytes(Cluster cluster, const std::vector<int>& devices, int node
   group.node = with_devices(group.node, devices);
   group.nodes = nodes;
   DeviceMesh mesh;
-  mesh.degree[static_cast<std::size_t>(Axis::dp)] = cluster.devices();
+  mesh.degree[index_of(Axis::dp)] = cluster.devices();
   return group_network(cluster, mesh, Axis::dp).ring_bandwidth.value / 1e9;
 }
 
@@ -46,7 +46,13 @@ Cluster random_mesh(std::mt19937& random, int devices) {
   Cluster cluster;
   NodeGroup& group = cluster.groups.front();
   group.device = find_device("v100-sxm2-32gb", catalog);
-  group.node = build_node({.name = "node", .devices = devices, .intra = Intra::pcie, .bandwidth = BytesPerSecond(12e9), .latency = Seconds(0.5e-6), .nics = {}}, group.device);
+  group.node = build_node({.name = "node",
+                           .devices = devices,
+                           .intra = Intra::pcie,
+                           .bandwidth = BytesPerSecond(12e9),
+                           .latency = Seconds(0.5e-6),
+                           .nics = {}},
+                          group.device);
   for (int a = 0; a < devices; ++a)
     for (int b = a + 1; b < devices; ++b)
       if (const int links = std::uniform_int_distribution(0, 2)(random); links > 0)
@@ -65,12 +71,21 @@ std::vector<int> first(int count) {
 TEST_CASE("groups on a hybrid cube of NVLinks have the rate of the channels that NCCL finds there") {
   for (const char* name : {"dgx-1-v100", "azure-ndv2"}) {
     const Cluster cluster = find_cluster(name, catalog);
-    for (const std::vector<int>& devices : {std::vector{0, 1}, {0, 3}, {0, 1, 2}, {0, 1, 2, 3}, {4, 5, 6, 7}, {0, 1, 4, 5}, {0, 2, 4, 6}, {0, 1, 2, 3, 4, 5, 6, 7}}) {
+    for (const std::vector<int>& devices : {std::vector{0, 1},
+                                            {0, 3},
+                                            {0, 1, 2},
+                                            {0, 1, 2, 3},
+                                            {4, 5, 6, 7},
+                                            {0, 1, 4, 5},
+                                            {0, 2, 4, 6},
+                                            {0, 1, 2, 3, 4, 5, 6, 7}}) {
       CAPTURE(name);
       CAPTURE(fmt::format("{}", fmt::join(devices, ",")));
-      CHECK(ring_gigabytes(cluster, devices, 1) == doctest::Approx(nccl_ring_gigabytes(cluster, devices, 1)).epsilon(1e-6));
+      CHECK(ring_gigabytes(cluster, devices, 1) ==
+            doctest::Approx(nccl_ring_gigabytes(cluster, devices, 1)).epsilon(1e-6));
     }
-    CHECK(ring_gigabytes(cluster, first(8), 2) == doctest::Approx(nccl_ring_gigabytes(cluster, first(8), 2)).epsilon(1e-6));
+    CHECK(ring_gigabytes(cluster, first(8), 2) ==
+          doctest::Approx(nccl_ring_gigabytes(cluster, first(8), 2)).epsilon(1e-6));
   }
 }
 
@@ -92,7 +107,7 @@ TEST_CASE("rings on random meshes visit all members over links of their own and 
       for (std::size_t i = 0; i < ring.size(); ++i) used[{ring[i], ring[(i + 1) % ring.size()]}] += 20e9;
     }
     for (const auto& [pair, rate] : used) {
-      const Path& path = routes->between[static_cast<std::size_t>(pair.first)][static_cast<std::size_t>(pair.second)];
+      const Path& path = routes->between[pair.first][pair.second];
       CHECK(path.arcs.size() == 1);
       CHECK(rate <= path.bandwidth.value);
     }
@@ -100,7 +115,9 @@ TEST_CASE("rings on random meshes visit all members over links of their own and 
   CHECK(several > 10);
 }
 
-TEST_CASE("groups on random meshes of NVLinks are no slower than NCCL's channels and no faster than what leaves any of them") {
+TEST_CASE(
+    "groups on random meshes of NVLinks are no slower than NCCL's channels and no faster than what leaves any of "
+    "them") {
   std::mt19937 random(11);
   int held = 0;
   for (int round = 0; round < 40; ++round) {
@@ -129,7 +146,13 @@ TEST_CASE("where one layout does for all, rings are not sought") {
   const Cluster switched = find_cluster("dgx-a100", catalog);
   CHECK(disjoint_rings(*routes_of(switched.groups.front().node), first(8)).empty());
   const DeviceKind device = find_device("v100-sxm2-32gb", catalog);
-  const NodeKind full = build_node({.name = "node", .devices = 4, .intra = Intra::nvlink_mesh, .bandwidth = BytesPerSecond(40e9), .latency = Seconds(0.6e-6), .nics = {}}, device);
+  const NodeKind full = build_node({.name = "node",
+                                    .devices = 4,
+                                    .intra = Intra::nvlink_mesh,
+                                    .bandwidth = BytesPerSecond(40e9),
+                                    .latency = Seconds(0.6e-6),
+                                    .nics = {}},
+                                   device);
   CHECK(disjoint_rings(*routes_of(full), first(4)).empty());
   CHECK(disjoint_rings(*routes_of(full), {0, 1}).empty());
 }

@@ -10,21 +10,31 @@ using namespace parplan;
 namespace {
 
 const std::string source = PARPLAN_SOURCE_DIR;
-const ClusterCatalog catalog{.devices_folder = source + "/configs/devices", .clusters_folder = source + "/configs/clusters"};
+const ClusterCatalog catalog{.devices_folder = source + "/configs/devices",
+                             .clusters_folder = source + "/configs/clusters"};
 const std::string four_cards = source + "/tests/data/topologies/smi-4x-rtx5060ti-phb.txt";
 
 SelectionRequest cards(int count, VisibilityVariables environment, std::vector<int> device_ids = {}) {
-  return {.machine = "cluster 'mine'", .backend = BackendKind::cuda, .devices = std::vector<MachineDevice>(static_cast<std::size_t>(count)),
-          .environment = std::move(environment), .device_ids = std::move(device_ids)};
+  return {.machine = "cluster 'mine'",
+          .backend = BackendKind::cuda,
+          .devices = std::vector<MachineDevice>(static_cast<std::size_t>(count)),
+          .environment = std::move(environment),
+          .device_ids = std::move(device_ids)};
 }
 
 SelectionRequest tiles(int cards, int per_card, const std::string& mask, std::optional<std::string> hierarchy = {}) {
-  return {.machine = "cluster 'mine'", .backend = BackendKind::oneapi, .devices = std::vector<MachineDevice>(static_cast<std::size_t>(cards * per_card)),
-          .tiles_per_card = per_card, .environment = {.ze_affinity_mask = mask, .ze_flat_device_hierarchy = std::move(hierarchy)}, .device_ids = {}};
+  return {.machine = "cluster 'mine'",
+          .backend = BackendKind::oneapi,
+          .devices = std::vector<MachineDevice>(static_cast<std::size_t>(cards * per_card)),
+          .tiles_per_card = per_card,
+          .environment = {.ze_affinity_mask = mask, .ze_flat_device_hierarchy = std::move(hierarchy)},
+          .device_ids = {}};
 }
 
 std::vector<int> chosen(const SelectionRequest& request) { return select_devices(request).devices; }
-std::vector<int> visible(int count, const std::string& text) { return chosen(cards(count, {.cuda_visible_devices = text})); }
+std::vector<int> visible(int count, const std::string& text) {
+  return chosen(cards(count, {.cuda_visible_devices = text}));
+}
 
 template <class Call>
 std::string error_of(const Call& call) {
@@ -48,7 +58,8 @@ TEST_CASE("without ids and variables all devices are chosen, in their order") {
 }
 
 TEST_CASE("CUDA_VISIBLE_DEVICES chooses devices in the order in which it lists them") {
-  CHECK(select_devices(cards(4, {.cuda_visible_devices = "2,0"})) == DeviceSelection{.devices = {2, 0}, .shown_by = "CUDA_VISIBLE_DEVICES='2,0'"});
+  CHECK(select_devices(cards(4, {.cuda_visible_devices = "2,0"})) ==
+        DeviceSelection{.devices = {2, 0}, .shown_by = "CUDA_VISIBLE_DEVICES='2,0'"});
   CHECK(visible(4, "3,2,1,0") == Devices{3, 2, 1, 0});
   CHECK(visible(4, " 1 , 3 ") == Devices{1, 3});
   CHECK(visible(4, "1gpu,3abc") == Devices{1, 3});  // strtoul, as CUDA and PyTorch read
@@ -64,13 +75,21 @@ TEST_CASE("what follows an entry of CUDA_VISIBLE_DEVICES that is no device is in
 }
 
 TEST_CASE("CUDA_VISIBLE_DEVICES that shows nothing is refused with what to do") {
-  CHECK(invisible(4, "") == "error: CUDA_VISIBLE_DEVICES='' shows none of the 4 devices of cluster 'mine'; unset the variable, or list some of 0 to 3");
-  CHECK(invisible(1, "-1") == "error: CUDA_VISIBLE_DEVICES='-1' shows none of the 1 device of cluster 'mine' ('-1' is none of them, and CUDA stops there); unset the "
-                              "variable, or list some of 0");
-  CHECK(invisible(4, "7,0") == "error: CUDA_VISIBLE_DEVICES='7,0' shows none of the 4 devices of cluster 'mine' ('7' is none of them, and CUDA stops there); unset the "
-                               "variable, or list some of 0 to 3");
-  CHECK(invisible(4, "0,1,0") == "error: CUDA_VISIBLE_DEVICES='0,1,0' shows none of the 4 devices of cluster 'mine' ('0' is listed twice, and CUDA then shows none); unset "
-                                 "the variable, or list some of 0 to 3");
+  CHECK(invisible(4, "") ==
+        "error: CUDA_VISIBLE_DEVICES='' shows none of the 4 devices of cluster 'mine'; unset the variable, or list "
+        "some of 0 to 3");
+  CHECK(invisible(1, "-1") ==
+        "error: CUDA_VISIBLE_DEVICES='-1' shows none of the 1 device of cluster 'mine' ('-1' is none of them, and CUDA "
+        "stops there); unset the "
+        "variable, or list some of 0");
+  CHECK(invisible(4, "7,0") ==
+        "error: CUDA_VISIBLE_DEVICES='7,0' shows none of the 4 devices of cluster 'mine' ('7' is none of them, and "
+        "CUDA stops there); unset the "
+        "variable, or list some of 0 to 3");
+  CHECK(invisible(4, "0,1,0") ==
+        "error: CUDA_VISIBLE_DEVICES='0,1,0' shows none of the 4 devices of cluster 'mine' ('0' is listed twice, and "
+        "CUDA then shows none); unset "
+        "the variable, or list some of 0 to 3");
 }
 
 TEST_CASE("UUIDs choose by the beginning that only one device has") {
@@ -87,10 +106,12 @@ TEST_CASE("UUIDs choose by the beginning that only one device has") {
 
 TEST_CASE("UUIDs where none are known, and slices of GPUs, are refused") {
   CHECK(invisible(4, "GPU-8932f937") ==
-        "error: CUDA_VISIBLE_DEVICES='GPU-8932f937' names GPUs by their UUIDs, which cluster 'mine' does not say; list them by their numbers as `nvidia-smi -L` prints "
+        "error: CUDA_VISIBLE_DEVICES='GPU-8932f937' names GPUs by their UUIDs, which cluster 'mine' does not say; list "
+        "them by their numbers as `nvidia-smi -L` prints "
         "them, or give --device-ids with the variable unset");
   CHECK(invisible(4, "MIG-8932f937/1/0") ==
-        "error: CUDA_VISIBLE_DEVICES='MIG-8932f937/1/0' names slices of GPUs (MIG), and parplan plans for whole GPUs; list GPUs by their numbers");
+        "error: CUDA_VISIBLE_DEVICES='MIG-8932f937/1/0' names slices of GPUs (MIG), and parplan plans for whole GPUs; "
+        "list GPUs by their numbers");
 }
 
 TEST_CASE("CUDA numbers unlike devices the fastest first unless told to go by bus ids") {
@@ -117,18 +138,22 @@ TEST_CASE("CUDA_DEVICE_ORDER counts as unset where it is empty, and matters only
   CHECK(chosen(request) == Devices{0, 1, 2});
   request.device_ids = {2, 1};
   CHECK(chosen(request) == Devices{2, 1});
-  const std::string refused = "error: CUDA_DEVICE_ORDER='PCI': expected one of FASTEST_FIRST, PCI_BUS_ID; did you mean 'PCI_BUS_ID'?";
+  const std::string refused =
+      "error: CUDA_DEVICE_ORDER='PCI': expected one of FASTEST_FIRST, PCI_BUS_ID; did you mean 'PCI_BUS_ID'?";
   request.devices[1].speed = 2.0;
   CHECK(error_of([&] { select_devices(request); }) == refused);
-  CHECK(error_of([] { select_devices(cards(3, {.cuda_visible_devices = "1", .cuda_device_order = "PCI"})); }) == refused);
+  CHECK(error_of([] { select_devices(cards(3, {.cuda_visible_devices = "1", .cuda_device_order = "PCI"})); }) ==
+        refused);
 }
 
 TEST_CASE("--device-ids count the devices that are visible") {
   CHECK(chosen(cards(4, {}, {3, 1})) == Devices{3, 1});
   CHECK(chosen(cards(4, {.cuda_visible_devices = "3,1,0"}, {1, 0})) == Devices{1, 3});
-  CHECK(error_of([] { select_devices(cards(4, {}, {4})); }) == "error: --device-ids: cluster 'mine' has devices 0 to 3, found 4");
+  CHECK(error_of([] { select_devices(cards(4, {}, {4})); }) ==
+        "error: --device-ids: cluster 'mine' has devices 0 to 3, found 4");
   CHECK(error_of([] { select_devices(cards(4, {.cuda_visible_devices = "3,1"}, {2})); }) ==
-        "error: --device-ids counts the devices that are visible, and CUDA_VISIBLE_DEVICES='3,1' shows 2 of the 4 of cluster 'mine', numbered 0 to 1; found 2");
+        "error: --device-ids counts the devices that are visible, and CUDA_VISIBLE_DEVICES='3,1' shows 2 of the 4 of "
+        "cluster 'mine', numbered 0 to 1; found 2");
 }
 
 TEST_CASE("ZE_AFFINITY_MASK is a set of devices, or of cards and their tiles") {
@@ -141,11 +166,15 @@ TEST_CASE("ZE_AFFINITY_MASK is a set of devices, or of cards and their tiles") {
 }
 
 TEST_CASE("masks that name what is not there are refused") {
-  CHECK(error_of([] { select_devices(tiles(2, 2, "4")); }) == "error: ZE_AFFINITY_MASK='4': cluster 'mine' has devices 0 to 3, found '4'");
-  CHECK(error_of([] { select_devices(tiles(2, 2, "0,1.2")); }) == "error: ZE_AFFINITY_MASK='0,1.2': cluster 'mine' has cards 0 to 1 of 2 tiles, found '1.2'");
-  CHECK(error_of([] { select_devices(tiles(2, 2, "0,x")); }) == "error: ZE_AFFINITY_MASK='0,x': cluster 'mine' has devices 0 to 3, found 'x'");
+  CHECK(error_of([] { select_devices(tiles(2, 2, "4")); }) ==
+        "error: ZE_AFFINITY_MASK='4': cluster 'mine' has devices 0 to 3, found '4'");
+  CHECK(error_of([] { select_devices(tiles(2, 2, "0,1.2")); }) ==
+        "error: ZE_AFFINITY_MASK='0,1.2': cluster 'mine' has cards 0 to 1 of 2 tiles, found '1.2'");
+  CHECK(error_of([] { select_devices(tiles(2, 2, "0,x")); }) ==
+        "error: ZE_AFFINITY_MASK='0,x': cluster 'mine' has devices 0 to 3, found 'x'");
   CHECK(error_of([] { select_devices(tiles(2, 2, "0.1", "FLAT")); }) ==
-        "error: ZE_AFFINITY_MASK='0.1' names tiles of cards, and with ZE_FLAT_DEVICE_HIERARCHY=FLAT tiles are devices of their own: number them from 0 to 3, or set "
+        "error: ZE_AFFINITY_MASK='0.1' names tiles of cards, and with ZE_FLAT_DEVICE_HIERARCHY=FLAT tiles are devices "
+        "of their own: number them from 0 to 3, or set "
         "ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE");
   CHECK(error_of([] { select_devices(tiles(2, 2, "0", "flat")); }) ==
         "error: ZE_FLAT_DEVICE_HIERARCHY='flat': expected one of FLAT, COMPOSITE, COMBINED; did you mean 'FLAT'?");
@@ -164,11 +193,13 @@ TEST_CASE("a variable speaks for devices of its driver only") {
 
 TEST_CASE("drivers are told by variables of their own which devices to show") {
   using Variables = std::vector<std::pair<std::string, std::string>>;
-  CHECK(visibility_of(BackendKind::cuda, {2, 0}) == VisibilitySetting{.variables = {{"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}, {"CUDA_VISIBLE_DEVICES", "2,0"}}});
+  CHECK(visibility_of(BackendKind::cuda, {2, 0}) ==
+        VisibilitySetting{.variables = {{"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}, {"CUDA_VISIBLE_DEVICES", "2,0"}}});
   CHECK(visibility_of(BackendKind::rocm, {1}).variables == Variables{{"HIP_VISIBLE_DEVICES", "1"}});
   CHECK(visibility_of(BackendKind::oneapi, {0, 2}).in_this_order);
   CHECK(!visibility_of(BackendKind::oneapi, {2, 0}).in_this_order);
-  CHECK(visibility_of(BackendKind::synapse, {3, 1}) == VisibilitySetting{.variables = {{"HABANA_VISIBLE_MODULES", "3,1"}}});
+  CHECK(visibility_of(BackendKind::synapse, {3, 1}) ==
+        VisibilitySetting{.variables = {{"HABANA_VISIBLE_MODULES", "3,1"}}});
   CHECK(visibility_of(BackendKind::cpu, {0, 1}) == VisibilitySetting{});
 }
 
@@ -191,33 +222,38 @@ TEST_CASE("the environment chooses devices of a file that is one node, and a not
   CHECK(cluster.device_ids == Devices{2, 0});
   CHECK(cluster.notes.back() == "CUDA_VISIBLE_DEVICES='2,0' shows devices 2, 0 of 4");
   const NodeKind& node = cluster.groups.front().node;
-  CHECK(node.vertices[static_cast<std::size_t>(node.devices[0])].name == "GPU2");
-  CHECK(node.vertices[static_cast<std::size_t>(node.devices[1])].name == "GPU0");
+  CHECK(node.vertices[node.devices[0]].name == "GPU2");
+  CHECK(node.vertices[node.devices[1]].name == "GPU0");
   CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
 
   options.devices = 1;
   CHECK(find_cluster(four_cards, catalog, options).device_ids == Devices{2});
   options.devices = 3;
   CHECK(error_of([&] { find_cluster(four_cards, catalog, options); }) ==
-        "error: --devices 3: CUDA_VISIBLE_DEVICES='2,0' shows 2 of the 4 devices of cluster 'smi-4x-rtx5060ti-phb'; leave --devices out, or let the variable show more");
+        "error: --devices 3: CUDA_VISIBLE_DEVICES='2,0' shows 2 of the 4 devices of cluster 'smi-4x-rtx5060ti-phb'; "
+        "leave --devices out, or let the variable show more");
   options.devices.reset();
   options.device_ids = {1};
   CHECK(find_cluster(four_cards, catalog, options).device_ids == Devices{0});
-  CHECK(find_cluster(four_cards, catalog, options).notes.back() == "CUDA_VISIBLE_DEVICES='2,0' shows devices 2, 0 of 4; --device-ids 1 chose 0 of them");
+  CHECK(find_cluster(four_cards, catalog, options).notes.back() ==
+        "CUDA_VISIBLE_DEVICES='2,0' shows devices 2, 0 of 4; --device-ids 1 chose 0 of them");
   options.environment.cuda_visible_devices = "3,2,1";
   options.device_ids = {2, 0};
-  CHECK(find_cluster(four_cards, catalog, options).notes.back() == "CUDA_VISIBLE_DEVICES='3,2,1' shows devices 3, 2, 1 of 4; --device-ids 2,0 chose 1, 3 of them");
+  CHECK(find_cluster(four_cards, catalog, options).notes.back() ==
+        "CUDA_VISIBLE_DEVICES='3,2,1' shows devices 3, 2, 1 of 4; --device-ids 2,0 chose 1, 3 of them");
   options.device_ids = {};
   options.environment.cuda_visible_devices = "";
   CHECK(error_of([&] { find_cluster(four_cards, catalog, options); }) ==
-        "error: CUDA_VISIBLE_DEVICES='' shows none of the 4 devices of cluster 'smi-4x-rtx5060ti-phb'; unset the variable, or list some of 0 to 3");
+        "error: CUDA_VISIBLE_DEVICES='' shows none of the 4 devices of cluster 'smi-4x-rtx5060ti-phb'; unset the "
+        "variable, or list some of 0 to 3");
 }
 
 TEST_CASE("the environment never chooses devices of a named cluster or of several nodes") {
   ClusterOptions options;
   options.environment.cuda_visible_devices = "";
   CHECK(find_cluster("dgx-h100", catalog, options).devices() == 8);
-  ClusterOptions several{.device = "h200-sxm-141gb", .network = parse_bandwidth("400 Gbit/s"), .devices = {}, .nodes = 2};
+  ClusterOptions several{
+      .device = "h200-sxm-141gb", .network = parse_bandwidth("400 Gbit/s"), .devices = {}, .nodes = 2};
   several.environment.cuda_visible_devices = "1";
   const Cluster cluster = find_cluster(source + "/tests/data/topologies/smi-hgx-h200-8gpu-8nic.txt", catalog, several);
   CHECK(cluster.devices() == 16);
@@ -235,7 +271,8 @@ TEST_CASE("--device-ids chooses of a named cluster's one node in its order") {
         "error: --device-ids chooses devices of one node, and cluster 'dgx-a100' has 2 nodes; give --nodes 1");
   options.nodes.reset();
   options.devices = 4;
-  CHECK(error_of([&] { find_cluster("dgx-a100", catalog, options); }) == "error: --device-ids says how many devices already; leave --devices out");
+  CHECK(error_of([&] { find_cluster("dgx-a100", catalog, options); }) ==
+        "error: --device-ids says how many devices already; leave --devices out");
 }
 
 TEST_CASE("of devices that were selected before, numbers are those of the machine") {

@@ -18,15 +18,17 @@ using namespace parplan;
 namespace {
 
 const std::string source = PARPLAN_SOURCE_DIR;
-const ClusterCatalog catalog{.devices_folder = source + "/configs/devices", .clusters_folder = source + "/configs/clusters"};
+const ClusterCatalog catalog{.devices_folder = source + "/configs/devices",
+                             .clusters_folder = source + "/configs/clusters"};
 const std::string topologies = source + "/tests/data/topologies/";
 
-// Every link by the kinds of its ends, then each device's NICs: "8 x device-nvswitch NV18 371 GB/s".
+// Every link by the kinds of its ends, then each device's NICs: "8 x device-nvswitch NV18 371
+// GB/s".
 std::string shape(const Cluster& cluster) {
   const NodeKind& node = cluster.groups.front().node;
   std::map<std::string, int> links;
   for (const Link& link : node.links) {
-    const auto end = [&](int v) { return std::string(name(node.vertices[static_cast<std::size_t>(v)].kind)); };
+    const auto end = [&](int v) { return std::string(name(node.vertices[v].kind)); };
     ++links[fmt::format("{}-{} {} {}", end(link.a), end(link.b), link.kind, format_bandwidth(link.bandwidth))];
   }
   std::string text = fmt::format("{} devices\n", cluster.groups.front().devices_per_node());
@@ -34,7 +36,7 @@ std::string shape(const Cluster& cluster) {
   const auto routes = routes_of(node);
   for (std::size_t i = 0; i < routes->uplinks.size(); ++i)
     for (const Uplink& uplink : routes->uplinks[i])
-      text += fmt::format("{} by {}\n", node.vertices[static_cast<std::size_t>(node.devices[i])].name, node.vertices[static_cast<std::size_t>(uplink.nic)].name);
+      text += fmt::format("{} by {}\n", node.vertices[node.devices[i]].name, node.vertices[uplink.nic].name);
   return text;
 }
 
@@ -48,11 +50,15 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> rows = {
-      {"smi-2x-rtx3090-nvlink", "rtx-3090", "",
+      {"smi-2x-rtx3090-nvlink",
+       "rtx-3090",
+       "",
        "2 devices\n"
        "1 x device-device NV4 48.0 GB/s\n",
        {}},
-      {"smi-2xk80-legacy-soc-legend", "k80", "40 Gbit/s",
+      {"smi-2xk80-legacy-soc-legend",
+       "k80",
+       "40 Gbit/s",
        "4 devices\n"
        "4 x device-pcie_switch PCIe 12.0 GB/s\n"
        "1 x nic-host_bridge PCIe 12.0 GB/s\n"
@@ -63,18 +69,25 @@ const std::vector<Case>& cases() {
        "GPU2 by mlx4_0\n"
        "GPU3 by mlx4_0\n",
        {"PCIe links taken as generation 3 x16, the card's"}},
-      {"smi-4x-a100pcie-bridge-pairs", "a100-pcie-80gb", "",
+      {"smi-4x-a100pcie-bridge-pairs",
+       "a100-pcie-80gb",
+       "",
        "4 devices\n"
        "2 x device-device NV12 240 GB/s\n"
        "4 x device-host_bridge PCIe 24.0 GB/s\n"
        "4 x host_bridge-host_bridge NODE 5.00 TB/s\n"
        "1 x host_bridge-host_bridge SYS 16.0 GB/s\n",
-       {"PCIe links taken as generation 4 x16, the card's", "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
-      {"smi-4x-rtx5060ti-phb", "rtx-5060ti-16gb", "",
+       {"PCIe links taken as generation 4 x16, the card's",
+        "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
+      {"smi-4x-rtx5060ti-phb",
+       "rtx-5060ti-16gb",
+       "",
        "4 devices\n"
        "4 x device-host_bridge PCIe 24.0 GB/s\n",
        {"PCIe links taken as generation 5 x8, the card's"}},
-      {"smi-8x-rtx4090-sys", "rtx-4090", "100 Gbit/s",
+      {"smi-8x-rtx4090-sys",
+       "rtx-4090",
+       "100 Gbit/s",
        "8 devices\n"
        "8 x device-host_bridge PCIe 24.0 GB/s\n"
        "9 x host_bridge-host_bridge SYS 16.0 GB/s\n"
@@ -89,8 +102,11 @@ const std::vector<Case>& cases() {
        "GPU5 by NIC1\n"
        "GPU6 by NIC0\n"
        "GPU7 by NIC1\n",
-       {"PCIe links taken as generation 4 x16, the card's", "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
-      {"smi-dgx-h100-8gpu-12nic-truncated", "h100-sxm-80gb", "400 Gbit/s",
+       {"PCIe links taken as generation 4 x16, the card's",
+        "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
+      {"smi-dgx-h100-8gpu-12nic-truncated",
+       "h100-sxm-80gb",
+       "400 Gbit/s",
        "8 devices\n"
        "8 x device-nvswitch NV18 371 GB/s\n"
        "8 x device-pcie_switch PCIe 48.0 GB/s\n"
@@ -108,8 +124,13 @@ const std::vector<Case>& cases() {
        "GPU5 by NIC9\n"
        "GPU6 by NIC10\n"
        "GPU7 by NIC11\n",
-       {"rows NIC6, NIC7, NIC8, NIC9, NIC10, NIC11 missing in the text; read from the other half of the matrix, where it has them", "PCIe links taken as generation 5 x16, the card's", "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
-      {"smi-hgx-a100-8gpu-10nic-wrapped", "a100-sxm4-80gb", "200 Gbit/s",
+       {"rows NIC6, NIC7, NIC8, NIC9, NIC10, NIC11 missing in the text; read from the other half of the matrix, where "
+        "it has them",
+        "PCIe links taken as generation 5 x16, the card's",
+        "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
+      {"smi-hgx-a100-8gpu-10nic-wrapped",
+       "a100-sxm4-80gb",
+       "200 Gbit/s",
        "8 devices\n"
        "8 x device-nvswitch NV12 240 GB/s\n"
        "8 x device-pcie_switch PCIe 24.0 GB/s\n"
@@ -126,8 +147,13 @@ const std::vector<Case>& cases() {
        "GPU5 by NIC5\n"
        "GPU6 by NIC6\n"
        "GPU7 by NIC7\n",
-       {"rows NIC0, NIC1, NIC2, NIC3, NIC4, NIC5, NIC6, NIC7, NIC8, NIC9 missing in the text; read from the other half of the matrix, where it has them", "PCIe links taken as generation 4 x16, the card's", "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
-      {"smi-hgx-a100-8gpu-epyc7763-1nic", "a100-sxm4-80gb", "200 Gbit/s",
+       {"rows NIC0, NIC1, NIC2, NIC3, NIC4, NIC5, NIC6, NIC7, NIC8, NIC9 missing in the text; read from the other half "
+        "of the matrix, where it has them",
+        "PCIe links taken as generation 4 x16, the card's",
+        "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
+      {"smi-hgx-a100-8gpu-epyc7763-1nic",
+       "a100-sxm4-80gb",
+       "200 Gbit/s",
        "8 devices\n"
        "6 x device-host_bridge PCIe 24.0 GB/s\n"
        "8 x device-nvswitch NV12 240 GB/s\n"
@@ -145,12 +171,17 @@ const std::vector<Case>& cases() {
        "GPU5 by mlx5_0\n"
        "GPU6 by mlx5_0\n"
        "GPU7 by mlx5_0\n",
-       {"PCIe links taken as generation 4 x16, the card's", "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
-      {"smi-hgx-b200-8gpu-nonic", "b200-sxm-180gb", "",
+       {"PCIe links taken as generation 4 x16, the card's",
+        "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
+      {"smi-hgx-b200-8gpu-nonic",
+       "b200-sxm-180gb",
+       "",
        "8 devices\n"
        "8 x device-nvswitch NV18 722 GB/s\n",
        {}},
-      {"smi-hgx-h200-8gpu-8nic", "h200-sxm-141gb", "400 Gbit/s",
+      {"smi-hgx-h200-8gpu-8nic",
+       "h200-sxm-141gb",
+       "400 Gbit/s",
        "8 devices\n"
        "8 x device-nvswitch NV18 371 GB/s\n"
        "8 x device-pcie_switch PCIe 48.0 GB/s\n"
@@ -167,8 +198,11 @@ const std::vector<Case>& cases() {
        "GPU5 by NIC5\n"
        "GPU6 by NIC6\n"
        "GPU7 by NIC7\n",
-       {"PCIe links taken as generation 5 x16, the card's", "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
-      {"smi-perlmutter-4xa100-nv4", "a100-sxm4-40gb", "",
+       {"PCIe links taken as generation 5 x16, the card's",
+        "links between sockets taken as 16 GB/s, NCCL's for AMD (src/graph/topo.h)"}},
+      {"smi-perlmutter-4xa100-nv4",
+       "a100-sxm4-40gb",
+       "",
        "4 devices\n"
        "6 x device-device NV4 80.0 GB/s\n",
        {}},
@@ -202,31 +236,42 @@ TEST_CASE("every published topology is read to its devices, links and NICs") {
     tested.insert(row.file);
   }
   for (const auto& entry : std::filesystem::directory_iterator(topologies))
-    if (entry.path().filename().string().starts_with("smi-")) CHECK_MESSAGE(tested.contains(entry.path().stem().string()), entry.path().string());
+    if (entry.path().filename().string().starts_with("smi-"))
+      CHECK_MESSAGE(tested.contains(entry.path().stem().string()), entry.path().string());
 }
 
 TEST_CASE("every published topology without its card names what is missing") {
   for (const Case& row : cases())
-    CHECK_THROWS_WITH_AS(find_cluster(topologies + row.file + ".txt", catalog),
-                         (topologies + row.file +
-                          ".txt: error: nvidia-smi topo -m does not say the card (give --device with one of " + join(nvidia_card_names(catalog)) + ")").c_str(),
-                         ConfigError);
+    CHECK_THROWS_WITH_AS(
+        find_cluster(topologies + row.file + ".txt", catalog),
+        (topologies + row.file + ".txt: error: nvidia-smi topo -m does not say the card (give --device with one of " +
+         join(nvidia_card_names(catalog)) + ")")
+            .c_str(),
+        ConfigError);
 }
 
 TEST_CASE("several nodes need the speed of the NICs") {
   const std::string file = topologies + "smi-hgx-h200-8gpu-8nic.txt";
-  CHECK_THROWS_WITH_AS(find_cluster(file, catalog, {.device = "h200-sxm-141gb", .network = {}, .devices = 16, .nodes = {}}),
-                       (file + ": error: nvidia-smi topo -m does not say the speed of its NICs (give --network, such as --network '400 Gbit/s')").c_str(),
-                       ConfigError);
-  const Cluster cluster = find_cluster(file, catalog, {.device = "h200-sxm-141gb", .network = parse_bandwidth("400 Gbit/s"), .devices = 16, .nodes = {}});
+  CHECK_THROWS_WITH_AS(
+      find_cluster(file, catalog, {.device = "h200-sxm-141gb", .network = {}, .devices = 16, .nodes = {}}),
+      (file + ": error: nvidia-smi topo -m does not say the speed of its NICs (give --network, such as --network '400 "
+              "Gbit/s')")
+          .c_str(),
+      ConfigError);
+  const Cluster cluster =
+      find_cluster(file, catalog,
+                   {.device = "h200-sxm-141gb", .network = parse_bandwidth("400 Gbit/s"), .devices = 16, .nodes = {}});
   CHECK(cluster.groups.front().nodes == 2);
   CHECK(cluster.devices() == 16);
 }
 
 TEST_CASE("on one node NICs of unknown speed are left out, and the cluster says so") {
-  const Cluster cluster = find_cluster(topologies + "smi-hgx-h200-8gpu-8nic.txt", catalog, {.device = "h200-sxm-141gb", .network = {}, .devices = {}, .nodes = {}});
+  const Cluster cluster = find_cluster(topologies + "smi-hgx-h200-8gpu-8nic.txt", catalog,
+                                       {.device = "h200-sxm-141gb", .network = {}, .devices = {}, .nodes = {}});
   CHECK(shape(cluster) == "8 devices\n8 x device-nvswitch NV18 371 GB/s\n");
-  CHECK(cluster.notes == std::vector<std::string>{"8 NICs are left out, as their speed is not known: one node only; give --network for several"});
+  CHECK(cluster.notes ==
+        std::vector<std::string>{
+            "8 NICs are left out, as their speed is not known: one node only; give --network for several"});
 }
 
 TEST_CASE("a card that cannot have the links is refused") {
@@ -245,11 +290,16 @@ TEST_CASE("a card that cannot have the links is refused") {
 }
 
 TEST_CASE("a network for GPUs without NICs is refused") {
+  CHECK_THROWS_WITH_AS(
+      find_cluster(topologies + "smi-hgx-b200-8gpu-nonic.txt", catalog,
+                   {.device = "b200-sxm-180gb", .network = parse_bandwidth("400 Gbit/s"), .devices = {}, .nodes = {}}),
+      "error: --network: 'smi-hgx-b200-8gpu-nonic' lists no NICs, whose speed it is; leave it out for one node, or "
+      "write a cluster.yaml whose node has 'nics' (docs/cluster.md)",
+      ConfigError);
   CHECK_THROWS_WITH_AS(find_cluster(topologies + "smi-hgx-b200-8gpu-nonic.txt", catalog,
-                                    {.device = "b200-sxm-180gb", .network = parse_bandwidth("400 Gbit/s"), .devices = {}, .nodes = {}}),
-                       "error: --network: 'smi-hgx-b200-8gpu-nonic' lists no NICs, whose speed it is; leave it out for one node, or write a cluster.yaml whose node has 'nics' (docs/cluster.md)", ConfigError);
-  CHECK_THROWS_WITH_AS(find_cluster(topologies + "smi-hgx-b200-8gpu-nonic.txt", catalog, {.device = "b200-sxm-180gb", .network = {}, .devices = {}, .nodes = 2}),
-                       "error: --nodes 2: cluster 'smi-hgx-b200-8gpu-nonic' has 8 devices a node and no network, so it is one node; allowed are 1 to 8 devices",
+                                    {.device = "b200-sxm-180gb", .network = {}, .devices = {}, .nodes = 2}),
+                       "error: --nodes 2: cluster 'smi-hgx-b200-8gpu-nonic' has 8 devices a node and no network, so it "
+                       "is one node; allowed are 1 to 8 devices",
                        ConfigError);
 }
 
@@ -260,7 +310,8 @@ TEST_CASE("escapes, prompts, carriage returns and columns that ran together are 
                                               "NIC0\tPXB\tSYS\t X \t\t\n", "t");
   CHECK(plain.gpus == std::vector<std::string>{"GPU0", "GPU1"});
   CHECK(plain.nics == std::vector<std::string>{"NIC0"});
-  CHECK(plain.connection == std::vector<std::vector<std::string>>{{"X", "NV4", "PXB"}, {"NV4", "X", "SYS"}, {"PXB", "SYS", "X"}});
+  CHECK(plain.connection ==
+        std::vector<std::vector<std::string>>{{"X", "NV4", "PXB"}, {"NV4", "X", "SYS"}, {"PXB", "SYS", "X"}});
   CHECK(plain.numa == std::vector<std::optional<std::string>>{"0", "1"});
   CHECK(plain.notes.empty());
   CHECK(read_smi_topology("$ nvidia-smi topo -m\r\n"
@@ -277,11 +328,13 @@ TEST_CASE("escapes, prompts, carriage returns and columns that ran together are 
 }
 
 TEST_CASE("what a cut row lacks is read from the other half") {
-  const SmiTopology topology = read_smi_topology("\tGPU0\tGPU1\tGPU2\nGPU0\t X \tPIX\tPHB\nGPU1\tPIX\t X \tPHB\nGPU2\tPHB\t\t X\n", "t");
+  const SmiTopology topology =
+      read_smi_topology("\tGPU0\tGPU1\tGPU2\nGPU0\t X \tPIX\tPHB\nGPU1\tPIX\t X \tPHB\nGPU2\tPHB\t\t X\n", "t");
   CHECK(topology.connection[2] == std::vector<std::string>{"PHB", "PHB", "X"});
   CHECK(topology.notes == std::vector<std::string>{"1 empty cells read from the other half of the matrix"});
   CHECK(read_smi_topology("\tGPU0\tGPU1\nGPU0\t X \tPIX\n", "t").notes ==
-        std::vector<std::string>{"row GPU1 missing in the text; read from the other half of the matrix, where it has them"});
+        std::vector<std::string>{
+            "row GPU1 missing in the text; read from the other half of the matrix, where it has them"});
 }
 
 TEST_CASE("one GPU is a topology too") {
@@ -292,19 +345,26 @@ TEST_CASE("one GPU is a topology too") {
 
 TEST_CASE("what makes a matrix unreadable is named with its line") {
   CHECK(error_of("hello\n") == "t: error: found no header of nvidia-smi topo -m (a line of GPU0, GPU1, ...)");
-  CHECK(error_of("\tGPU0\tGPU1\nGPU0\t X \tFOO\n") ==
-        "t:2: error: unknown connection 'FOO' between GPU0 and GPU1; known are X, NV#, PIX, PXB, PHB, NODE, SYS and SOC");
+  CHECK(
+      error_of("\tGPU0\tGPU1\nGPU0\t X \tFOO\n") ==
+      "t:2: error: unknown connection 'FOO' between GPU0 and GPU1; known are X, NV#, PIX, PXB, PHB, NODE, SYS and SOC");
   CHECK(error_of("\tGPU0\tGPU1\tGPU1\n") == "t:1: error: column 'GPU1' appears twice in the header");
-  CHECK(error_of("\tGPU0\tGPU1\nGPU0\t X \tPIX\nGPU0\t X \tPIX\n") == "t:3: error: a second row 'GPU0'; the first is line 2");
-  CHECK(error_of("\tGPU0\tGPU1\nGPU0\t X \tPIX\nGPU7\tPIX\t X\n") == "t:3: error: row 'GPU7' has no column; the columns are GPU0, GPU1");
-  CHECK(error_of("\tGPU0\tGPU1\nGPU0\t X \tPIX\tPIX\n") == "t:2: error: row GPU0 has more connections than the header's 2 columns");
-  CHECK(error_of("\tGPU0\tGPU1\nGPU0\tPIX\t X \n") == "t:2: error: row GPU0 has 'PIX' in column GPU0; X stands where a row meets its own column");
+  CHECK(error_of("\tGPU0\tGPU1\nGPU0\t X \tPIX\nGPU0\t X \tPIX\n") ==
+        "t:3: error: a second row 'GPU0'; the first is line 2");
+  CHECK(error_of("\tGPU0\tGPU1\nGPU0\t X \tPIX\nGPU7\tPIX\t X\n") ==
+        "t:3: error: row 'GPU7' has no column; the columns are GPU0, GPU1");
+  CHECK(error_of("\tGPU0\tGPU1\nGPU0\t X \tPIX\tPIX\n") ==
+        "t:2: error: row GPU0 has more connections than the header's 2 columns");
+  CHECK(error_of("\tGPU0\tGPU1\nGPU0\tPIX\t X \n") ==
+        "t:2: error: row GPU0 has 'PIX' in column GPU0; X stands where a row meets its own column");
   CHECK(error_of("\tGPU0\tGPU1\nGPU0\t X \tPIX\nGPU1\tSYS\t X \n") ==
         "t:3: error: GPU0 and GPU1 are PIX apart in row GPU0 (line 2) but SYS in row GPU1 (line 3)");
   CHECK(error_of("# cut\n\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\t X \tPIX\tPHB\tPHB\nGPU1\tPIX\t X \n") ==
-        "t:2: error: no connection between GPU1 and GPU2: row GPU1 (line 4) has 2 of 4 cells and row GPU2 is missing; 3 pairs are lacking in all");
+        "t:2: error: no connection between GPU1 and GPU2: row GPU1 (line 4) has 2 of 4 cells and row GPU2 is missing; "
+        "3 pairs are lacking in all");
   CHECK(error_of("\tGPU0\tGPU1\nGPU0\t X \tNV1000\n") ==
-        "t:2: error: unknown connection 'NV1000' between GPU0 and GPU1; known are X, NV#, PIX, PXB, PHB, NODE, SYS and SOC");
+        "t:2: error: unknown connection 'NV1000' between GPU0 and GPU1; known are X, NV#, PIX, PXB, PHB, NODE, SYS and "
+        "SOC");
 }
 
 TEST_CASE("words of one field behind a full row are affinities, whatever they say") {
@@ -314,7 +374,8 @@ TEST_CASE("words of one field behind a full row are affinities, whatever they sa
 
 TEST_CASE("a line of a million digits is refused like a short one") {
   const std::string digits(1'000'000, '0');
-  for (const std::string& text : {"\tGPU0\tGPU" + digits, "\tGPU0\tGPU1\nGPU0\tX\tNV" + digits, "\tGPU0\tGPU1\n[" + digits, "mlx5_" + digits + "\n"})
+  for (const std::string& text : {"\tGPU0\tGPU" + digits, "\tGPU0\tGPU1\nGPU0\tX\tNV" + digits,
+                                  "\tGPU0\tGPU1\n[" + digits, "mlx5_" + digits + "\n"})
     CHECK_THROWS_AS(read_smi_topology(text, "t"), ConfigError);
 }
 
@@ -327,7 +388,8 @@ TEST_CASE("a topology cut off anywhere is read or refused, never worse") {
     for (std::size_t end = 0; end < text.size(); end += 7) {
       try {
         const SmiTopology topology = read_smi_topology(text.substr(0, end), "cut");
-        const Cluster cluster = cluster_of(topology, "cut", device, topology.nics.empty() ? std::nullopt : std::optional(BytesPerSecond(1e9)));
+        const Cluster cluster = cluster_of(topology, "cut", device,
+                                           topology.nics.empty() ? std::nullopt : std::optional(BytesPerSecond(1e9)));
         CHECK(!problem_with(cluster));
         ++read;
       } catch (const ConfigError&) {

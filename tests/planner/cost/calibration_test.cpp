@@ -19,7 +19,11 @@ DeviceKind device_of(BackendKind backend) {
   device.peak_fp32 = FlopsPerSecond(67e12);
   device.peak_half = FlopsPerSecond(989.4e12);
   device.kernel_launch = Seconds(4e-6);
-  device.rates = {{.active = 1, .matrix_fp32 = FlopsPerSecond(50e12), .matrix_half = FlopsPerSecond(700e12), .vector = FlopsPerSecond(50e12), .memory = BytesPerSecond(3e12)}};
+  device.rates = {{.active = 1,
+                   .matrix_fp32 = FlopsPerSecond(50e12),
+                   .matrix_half = FlopsPerSecond(700e12),
+                   .vector = FlopsPerSecond(50e12),
+                   .memory = BytesPerSecond(3e12)}};
   return device;
 }
 
@@ -63,17 +67,26 @@ std::vector<KernelMeasurement> rows_of(const DeviceKind& device, double noise, u
   };
   for (const OpKind kind : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient})
     for (const std::int64_t tokens : {512, 1024, 4096, 16384})
-      for (const auto& [out, in] : {std::pair{768, 768}, {2304, 768}, {3072, 768}, {768, 3072}, {4800, 1600}, {1600, 6400}, {8192, 2048}, {1000, 1000}})
+      for (const auto& [out, in] : {std::pair{768, 768},
+                                    {2304, 768},
+                                    {3072, 768},
+                                    {768, 3072},
+                                    {4800, 1600},
+                                    {1600, 6400},
+                                    {8192, 2048},
+                                    {1000, 1000}})
         add(kind, {.rows = tokens, .columns = out, .inner = in});
   for (const std::int64_t head_dim : {64, 128})
     for (const std::int64_t sequence : {512, 1024, 2048, 4096, 8192})
-      add(OpKind::attention, {.sequence = sequence, .batch = 16384 / sequence, .heads = 16, .kv_heads = 16, .head_dim = head_dim});
+      add(OpKind::attention,
+          {.sequence = sequence, .batch = 16384 / sequence, .heads = 16, .kv_heads = 16, .head_dim = head_dim});
   for (const std::int64_t tokens : {256, 1024, 4096, 16384}) add(OpKind::add, {.rows = tokens, .columns = 1600});
   return rows;
 }
 
 const KernelFit& find(const std::vector<KernelFit>& fits, OpKind kind, std::int64_t head_dim) {
-  const auto found = std::find_if(fits.begin(), fits.end(), [&](const KernelFit& fit) { return fit.kind == kind && fit.head_dim == head_dim; });
+  const auto found = std::find_if(fits.begin(), fits.end(),
+                                  [&](const KernelFit& fit) { return fit.kind == kind && fit.head_dim == head_dim; });
   REQUIRE(found != fits.end());
   return *found;
 }
@@ -117,7 +130,9 @@ TEST_CASE("noise of 5% moves predictions of sizes that were not measured by less
         for (const std::int64_t tokens : {700, 2048, 8192})
           for (const auto& [out, in] : {std::pair{1280, 1280}, {5120, 1280}, {1024, 4096}, {50304, 768}}) {
             const OpShape shape{.rows = tokens, .columns = out, .inner = in};
-            sum += std::abs(kernel_time(kind, shape, type, fitted, fitted.rates[0]) / kernel_time(kind, shape, type, device, device.rates[0]) - 1.0);
+            sum += std::abs(kernel_time(kind, shape, type, fitted, fitted.rates[0]) /
+                                kernel_time(kind, shape, type, device, device.rates[0]) -
+                            1.0);
             ++count;
           }
       CHECK(sum / count < 0.05);
@@ -171,7 +186,9 @@ TEST_CASE("rows that know no arithmetic give no rate beyond twice their best") {
   FlopsPerSecond best;
   for (const std::int64_t sequence : {64, 128, 256, 512})
     for (const std::int64_t batch : {1, 4}) {
-      KernelMeasurement row = measured_kernel(OpKind::attention, DataType::fp32, {.sequence = sequence, .batch = batch, .heads = 4, .kv_heads = 4, .head_dim = 64});
+      KernelMeasurement row =
+          measured_kernel(OpKind::attention, DataType::fp32,
+                          {.sequence = sequence, .batch = batch, .heads = 4, .kv_heads = 4, .head_dim = 64});
       const AttentionWork work = attention_work(row.kind, row.shape, row.type, device.backend);
       row.time = Seconds(work.starts * 1e-9);  // tokens alone count
       best = std::max(best, FlopsPerSecond(work.flops / row.time.value));

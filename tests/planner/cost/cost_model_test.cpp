@@ -1,3 +1,4 @@
+#include "planner/base/enum.h"
 #include "planner/cost/cost_model.h"
 
 #include <doctest/doctest.h>
@@ -27,9 +28,12 @@ Cluster small_cluster(int nodes) {
     node.devices.push_back(device);
     node.vertices.push_back({fmt::format("GPU{}", i), VertexKind::device});
     node.vertices.push_back({fmt::format("NIC{}", i), VertexKind::nic});
-    node.links.push_back({.a = device, .b = 0, .bandwidth = BytesPerSecond(100.0), .latency = Seconds(1.0), .kind = "NV"});
-    node.links.push_back({.a = device, .b = device + 1, .bandwidth = BytesPerSecond(50.0), .latency = Seconds(1.0), .kind = "PCIe"});
-    node.links.push_back({.a = device + 1, .b = 1, .bandwidth = BytesPerSecond(10.0), .latency = Seconds(1.0), .kind = "network"});
+    node.links.push_back(
+        {.a = device, .b = 0, .bandwidth = BytesPerSecond(100.0), .latency = Seconds(1.0), .kind = "NV"});
+    node.links.push_back(
+        {.a = device, .b = device + 1, .bandwidth = BytesPerSecond(50.0), .latency = Seconds(1.0), .kind = "PCIe"});
+    node.links.push_back(
+        {.a = device + 1, .b = 1, .bandwidth = BytesPerSecond(10.0), .latency = Seconds(1.0), .kind = "network"});
   }
   return cluster;
 }
@@ -67,7 +71,9 @@ TEST_CASE("rates are those of as many devices of a node as the job uses") {
   CHECK(rates.matrix_fp32 == FlopsPerSecond(0.5));
 }
 
-TEST_CASE("a stage on two kinds of devices is as slow in everything as the slower, and has the half precisions that both have") {
+TEST_CASE(
+    "a stage on two kinds of devices is as slow in everything as the slower, and has the half precisions that both "
+    "have") {
   Cluster cluster = small_cluster(1);
   cluster.groups.push_back(cluster.groups.front());
   DeviceKind& other = cluster.groups.back().device;
@@ -83,7 +89,8 @@ TEST_CASE("a stage on two kinds of devices is as slow in everything as the slowe
 TEST_CASE("a cache of networks gives what is computed afresh, for every mesh that shares it") {
   const Cluster cluster = small_cluster(2);
   NetworkCache networks(cluster);
-  for (const std::array<Axis, 3>& order : {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::tp, Axis::dp, Axis::pp}})
+  for (const std::array<Axis, 3>& order :
+       {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::tp, Axis::dp, Axis::pp}})
     for (const std::array<int, 3>& degree : {std::array{2, 2, 2}, std::array{4, 1, 2}, std::array{2, 4, 1}})
       for (int round = 0; round < 2; ++round)
         for (int stage = 0; stage < degree[0]; ++stage) {
@@ -104,13 +111,16 @@ TEST_CASE("communication is priced by the bytes of the whole buffer") {
 }
 
 TEST_CASE("an instruction costs its kernel, or its collective on the network of its group") {
-  CostModel model{.device = std::make_shared<const DeviceKind>(unit_device(BackendKind::cpu)), .rates = unit_device(BackendKind::cpu).rates[0], .networks = {}};
-  model.networks[static_cast<std::size_t>(GroupKind::data)] = unit_network(4);
+  CostModel model{.device = std::make_shared<const DeviceKind>(unit_device(BackendKind::cpu)),
+                  .rates = unit_device(BackendKind::cpu).rates[0],
+                  .networks = {}};
+  model.networks[index_of(GroupKind::data)] = unit_network(4);
   Instruction kernel;
   kernel.op = OpKind::linear;
   kernel.shape = {.rows = 2, .columns = 3, .inner = 5};
   CHECK(duration(kernel, model) == Seconds(60.0));
-  Instruction reduction = communication(InstructionKind::all_reduce_sum, GroupKind::data, {{.bytes = 800, .access = Access::update}});
+  Instruction reduction =
+      communication(InstructionKind::all_reduce_sum, GroupKind::data, {{.bytes = 800, .access = Access::update}});
   CHECK(duration(reduction, model) == Seconds(1200.0));
   reduction.group = GroupKind::tensor;  // one rank
   CHECK(duration(reduction, model) == Seconds(0.0));

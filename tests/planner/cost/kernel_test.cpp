@@ -99,17 +99,21 @@ DeviceKind tiled_device() {
 
 TEST_CASE("matrix products of a GPU with known multiprocessors pay for whole waves of whole tiles") {
   const DeviceKind device = tiled_device();
-  CHECK(kernel_time(OpKind::linear, {.rows = 2560, .columns = 128, .inner = 64}, DataType::fp32, device, device.rates[0]) ==
-        Seconds(2.0 * 2560 * 128 * 64));
-  CHECK(kernel_time(OpKind::linear, {.rows = 1, .columns = 1, .inner = 1}, DataType::fp32, device, device.rates[0]) == Seconds(10 * 2.0 * 64 * 64 / 0.5));
+  CHECK(kernel_time(OpKind::linear, {.rows = 2560, .columns = 128, .inner = 64}, DataType::fp32, device,
+                    device.rates[0]) == Seconds(2.0 * 2560 * 128 * 64));
+  CHECK(kernel_time(OpKind::linear, {.rows = 1, .columns = 1, .inner = 1}, DataType::fp32, device, device.rates[0]) ==
+        Seconds(10 * 2.0 * 64 * 64 / 0.5));
 }
 
 TEST_CASE("attention of a GPU computes whole blocks, at a share of a product's rate") {
   const DeviceKind device = tiled_device();
   const OpShape shape{.sequence = 129, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 2};
-  // Two blocks of queries meet one and two blocks of keys: 3 * 128 * 128 pairs, 4 * 2 operations each.
-  CHECK(kernel_time(OpKind::attention, shape, DataType::fp32, device, device.rates[0]).value == doctest::Approx(3 * 128 * 128 * 8 / 0.6));
-  CHECK(kernel_time(OpKind::attention_gradient, shape, DataType::fp32, device, device.rates[0]).value == doctest::Approx(3 * 128 * 128 * 20 / 0.5));
+  // Two blocks of queries meet one and two blocks of keys: 3 * 128 * 128 pairs, 4 * 2 operations
+  // each.
+  CHECK(kernel_time(OpKind::attention, shape, DataType::fp32, device, device.rates[0]).value ==
+        doctest::Approx(3 * 128 * 128 * 8 / 0.6));
+  CHECK(kernel_time(OpKind::attention_gradient, shape, DataType::fp32, device, device.rates[0]).value ==
+        doctest::Approx(3 * 128 * 128 * 20 / 0.5));
 }
 
 TEST_CASE("attention of a GPU with a window computes the blocks that the window reaches") {
@@ -121,7 +125,8 @@ TEST_CASE("attention of a GPU with a window computes the blocks that the window 
         for (std::int64_t keys = 0; keys <= queries; keys += 128)
           if (window >= sequence || queries - (keys + 127) < window) squares += 1.0;
       const OpShape shape{.sequence = sequence, .batch = 1, .heads = 3, .kv_heads = 1, .head_dim = 2, .window = window};
-      CHECK(kernel_time(OpKind::attention, shape, DataType::fp32, device, device.rates[0]).value == doctest::Approx(3 * squares * 128 * 128 * 8 / 0.6));
+      CHECK(kernel_time(OpKind::attention, shape, DataType::fp32, device, device.rates[0]).value ==
+            doctest::Approx(3 * squares * 128 * 128 * 8 / 0.6));
     }
 }
 
@@ -146,8 +151,11 @@ DeviceKind measured_device(BackendKind backend, std::vector<KernelFit> fits) {
 }
 
 TEST_CASE("a kernel that was measured is priced by its fit, another by the device's rates") {
-  const DeviceKind device = measured_device(BackendKind::cpu, {fit_of(OpKind::linear, DataType::fp32), fit_of(OpKind::add, DataType::fp32)});
-  const auto time = [&](OpKind kind, const OpShape& shape) { return kernel_time(kind, shape, DataType::fp32, device, device.rates[0]); };
+  const DeviceKind device =
+      measured_device(BackendKind::cpu, {fit_of(OpKind::linear, DataType::fp32), fit_of(OpKind::add, DataType::fp32)});
+  const auto time = [&](OpKind kind, const OpShape& shape) {
+    return kernel_time(kind, shape, DataType::fp32, device, device.rates[0]);
+  };
   CHECK(time(OpKind::linear, product) == Seconds(1.0 + 30.0));
   CHECK(time(OpKind::linear_gelu, product) == Seconds(1.0 + 30.0));  // made of linear
   CHECK(time(OpKind::linear_input_gradient, product) == Seconds(1000.0 + 60.0));
@@ -161,14 +169,16 @@ TEST_CASE("a half precision that was not measured is priced as the other") {
 }
 
 TEST_CASE("devices that slow one another down do so where they were measured, too") {
-  const DeviceKind device = measured_device(BackendKind::cpu, {fit_of(OpKind::linear, DataType::fp32), fit_of(OpKind::add, DataType::fp32)});
+  const DeviceKind device =
+      measured_device(BackendKind::cpu, {fit_of(OpKind::linear, DataType::fp32), fit_of(OpKind::add, DataType::fp32)});
   DeviceRates several = device.rates[0];
   several.matrix_fp32 = FlopsPerSecond(0.5);
   several.memory *= 0.25;
   CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, several) == Seconds(1.0 + 60.0));
   // The unit device's add computes: what it shares is the vector rate.
   several.vector = FlopsPerSecond(0.1);
-  CHECK(kernel_time(OpKind::add, {.rows = 2, .columns = 5, .second = true}, DataType::fp32, device, several) == Seconds(1.0 + 10 * 120.0));
+  CHECK(kernel_time(OpKind::add, {.rows = 2, .columns = 5, .second = true}, DataType::fp32, device, several) ==
+        Seconds(1.0 + 10 * 120.0));
 }
 
 TEST_CASE("attention between measured head sizes lies on a straight line, beyond them in proportion") {
@@ -176,7 +186,9 @@ TEST_CASE("attention between measured head sizes lies on a straight line, beyond
   large.rate = FlopsPerSecond(3.0);
   const DeviceKind device = measured_device(BackendKind::cpu, {large, fit_of(OpKind::attention, DataType::fp32, 2)});
   const auto time = [&](std::int64_t head_dim) {
-    return kernel_time(OpKind::attention, {.sequence = 2, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = head_dim}, DataType::fp32, device, device.rates[0]).value;
+    return kernel_time(OpKind::attention, {.sequence = 2, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = head_dim},
+                       DataType::fp32, device, device.rates[0])
+        .value;
   };
   // 3 pairs, 4 * head_dim operations each: 24 / 2 and 48 / 3, and a second for the launch.
   CHECK(time(2) == 13.0);
@@ -193,17 +205,29 @@ TEST_CASE("times of measured devices never fall when a size grows, nor below the
   for (const OpRow& row : op_rows()) {
     if (!row.work) continue;
     if (row.kind == OpKind::attention || row.kind == OpKind::attention_gradient)
-      for (const std::int64_t head_dim : {4, 8}) device.measured->fits.push_back(fit_of(row.kind, DataType::fp32, head_dim));
+      for (const std::int64_t head_dim : {4, 8})
+        device.measured->fits.push_back(fit_of(row.kind, DataType::fp32, head_dim));
     else
       device.measured->fits.push_back(fit_of(row.kind, DataType::fp32));
     device.measured->fits.back().half_length = row.work({}, DataType::fp32).matrix ? 3.0 : 0.0;
   }
   device.measured->fits.back().rate *= 100.0;
-  const OpShape base{.rows = 100, .columns = 100, .inner = 100, .sequence = 100, .batch = 2, .heads = 2, .kv_heads = 2, .head_dim = 4, .valid = 100};
+  const OpShape base{.rows = 100,
+                     .columns = 100,
+                     .inner = 100,
+                     .sequence = 100,
+                     .batch = 2,
+                     .heads = 2,
+                     .kv_heads = 2,
+                     .head_dim = 4,
+                     .valid = 100};
   for (const OpRow& row : op_rows()) {
     CAPTURE(row.name);
-    const auto time = [&](const OpShape& shape) { return kernel_time(row.kind, shape, DataType::fp32, device, device.rates[0]); };
-    for (std::int64_t OpShape::* size : {&OpShape::rows, &OpShape::columns, &OpShape::inner, &OpShape::sequence, &OpShape::batch, &OpShape::heads, &OpShape::head_dim, &OpShape::window}) {
+    const auto time = [&](const OpShape& shape) {
+      return kernel_time(row.kind, shape, DataType::fp32, device, device.rates[0]);
+    };
+    for (std::int64_t OpShape::*size : {&OpShape::rows, &OpShape::columns, &OpShape::inner, &OpShape::sequence,
+                                        &OpShape::batch, &OpShape::heads, &OpShape::head_dim, &OpShape::window}) {
       OpShape shape = base;
       if (size == &OpShape::window) shape.window = 1;
       for (int step = 0; step < 40; ++step) {

@@ -8,7 +8,8 @@ namespace parplan {
 namespace {
 
 // 10 multiprocessors of 1 FLOP/s together; memory that costs nothing.
-const ProductRates ten{.rate = FlopsPerSecond(1.0), .half_length = 0.0, .memory = BytesPerSecond(1e30), .multiprocessors = 10};
+const ProductRates ten{
+    .rate = FlopsPerSecond(1.0), .half_length = 0.0, .memory = BytesPerSecond(1e30), .multiprocessors = 10};
 
 double flops(std::int64_t m, std::int64_t n, std::int64_t k, const ProductRates& rates = ten) {
   return best_tiling({.m = m, .n = n, .k = k, .result = {}}, rates).flops;
@@ -20,14 +21,17 @@ TEST_CASE("a product that fills every tile of every wave costs its own arithmeti
 }
 
 TEST_CASE("the last tile of a row and the last wave are paid in full") {
-  // One row more than a tile: of 256x128 it takes 11 tiles, two waves, of 128x128 21 tiles, three waves; 30 places of 128 x 128.
+  // One row more than a tile: of 256x128 it takes 11 tiles, two waves, of 128x128 21 tiles, three
+  // waves; 30 places of 128 x 128.
   CHECK(flops(2561, 128, 1) == 30 * 2.0 * 128 * 128);
-  // A single multiply-add occupies all ten multiprocessors with the smallest tile, at half the rate: 64 / (64 + 64) of 128 / 256.
+  // A single multiply-add occupies all ten multiprocessors with the smallest tile, at half the
+  // rate: 64 / (64 + 64) of 128 / 256.
   CHECK(flops(1, 1, 1) == 10 * 2.0 * 64 * 64 / 0.5);
 }
 
 TEST_CASE("a deep product with few tiles is split along its sum, which costs partial sums") {
-  // One tile of 128x128: split by 8 it is 8 of 10 places (by 16 two waves), a tenth of the device's time an eighth of the depth.
+  // One tile of 128x128: split by 8 it is 8 of 10 places (by 16 two waves), a tenth of the device's
+  // time an eighth of the depth.
   ProductRates rates = ten;
   const ProductWork split = best_tiling({.m = 128, .n = 128, .k = 1 << 20, .result = {}}, rates);
   CHECK(split.flops == 10 * 2.0 * 128 * 128 * (1 << 17));
@@ -54,7 +58,8 @@ TEST_CASE("starting a tile costs as much as half length steps") {
 }
 
 TEST_CASE("without multiprocessors a product is its arithmetic and each number of its matrices") {
-  const ProductWork work = best_tiling({.m = 3, .n = 5, .k = 7, .result = Bytes(60)}, {.rate = FlopsPerSecond(1.0), .memory = BytesPerSecond(1.0)});
+  const ProductWork work = best_tiling({.m = 3, .n = 5, .k = 7, .result = Bytes(60)},
+                                       {.rate = FlopsPerSecond(1.0), .memory = BytesPerSecond(1.0)});
   CHECK(work.flops == 2.0 * 3 * 5 * 7);
   CHECK(work.starts == 2.0 * (3 * 7 + 7 * 5 + 3 * 5));
   CHECK(work.bytes == Bytes(0));
@@ -64,11 +69,14 @@ TEST_CASE("the gradients of a product are products of the same three sizes") {
   const OpShape shape{.rows = 2, .columns = 3, .inner = 5};
   CHECK(product_of(OpKind::linear, shape, DataType::bf16) == Product{.m = 2, .n = 3, .k = 5, .result = Bytes(12)});
   CHECK(product_of(OpKind::linear_gelu, shape, DataType::bf16) == Product{.m = 2, .n = 3, .k = 5, .result = Bytes(24)});
-  CHECK(product_of(OpKind::linear_input_gradient, shape, DataType::bf16) == Product{.m = 2, .n = 5, .k = 3, .result = Bytes(20)});
-  CHECK(product_of(OpKind::linear_weight_gradient, shape, DataType::bf16) == Product{.m = 3, .n = 5, .k = 2, .result = Bytes(120)});
+  CHECK(product_of(OpKind::linear_input_gradient, shape, DataType::bf16) ==
+        Product{.m = 2, .n = 5, .k = 3, .result = Bytes(20)});
+  CHECK(product_of(OpKind::linear_weight_gradient, shape, DataType::bf16) ==
+        Product{.m = 3, .n = 5, .k = 2, .result = Bytes(120)});
   for (const OpRow& row : op_rows()) {
     CAPTURE(row.name);
-    CHECK(is_product(row.kind) == (row.work(shape, DataType::fp32).matrix && row.kind != OpKind::attention && row.kind != OpKind::attention_gradient));
+    CHECK(is_product(row.kind) == (row.work(shape, DataType::fp32).matrix && row.kind != OpKind::attention &&
+                                   row.kind != OpKind::attention_gradient));
     if (!is_product(row.kind)) continue;
     const Product product = product_of(row.kind, shape, DataType::fp32);
     CHECK(product.m * product.n * product.k == 2 * 3 * 5);
@@ -76,7 +84,8 @@ TEST_CASE("the gradients of a product are products of the same three sizes") {
 }
 
 TEST_CASE("a product's time never falls when a size grows, and is never below its arithmetic") {
-  const ProductRates h100{.rate = FlopsPerSecond(794.5e12), .half_length = 30.0, .memory = BytesPerSecond(2.97e12), .multiprocessors = 132};
+  const ProductRates h100{
+      .rate = FlopsPerSecond(794.5e12), .half_length = 30.0, .memory = BytesPerSecond(2.97e12), .multiprocessors = 132};
   const auto time = [&](std::int64_t m, std::int64_t n, std::int64_t k) {
     const Product product{.m = m, .n = n, .k = k, .result = Bytes(2 * m * n)};
     return time_of(best_tiling(product, h100), h100);
@@ -99,7 +108,8 @@ TEST_CASE("a product's time never falls when a size grows, and is never below it
 }
 
 TEST_CASE("4096 cubed on an H100 comes within 3% of what was measured there") {
-  const ProductRates h100{.rate = FlopsPerSecond(794.5e12), .half_length = 0.0, .memory = BytesPerSecond(2.97e12), .multiprocessors = 132};
+  const ProductRates h100{
+      .rate = FlopsPerSecond(794.5e12), .half_length = 0.0, .memory = BytesPerSecond(2.97e12), .multiprocessors = 132};
   const Product product{.m = 4096, .n = 4096, .k = 4096, .result = Bytes(2 * 4096 * 4096)};
   const double reached = 2.0 * 4096 * 4096 * 4096 / time_of(best_tiling(product, h100), h100).value;
   CHECK(reached == doctest::Approx(716e12).epsilon(0.03));  // P. Shankhdhar, Outperforming cuBLAS on H100, 2024

@@ -4,7 +4,8 @@
 
 namespace parplan {
 
-// A device and links with round numbers: 1 FLOP/s (half precision 2), 1 B/s, no launch floor, hops that cost nothing.
+// A device and links with round numbers: 1 FLOP/s (half precision 2), 1 B/s, no launch floor, hops
+// that cost nothing.
 inline DeviceKind unit_device(BackendKind backend) {
   DeviceKind device;
   device.name = "unit";

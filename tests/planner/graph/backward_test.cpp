@@ -15,12 +15,13 @@
 namespace parplan {
 namespace {
 
-// One line an op: "kind operand, operand": gradients as d(tensor), written operands with =, updated ones with +=, the
-// block's prefix left out.
+// One line an op: "kind operand, operand": gradients as d(tensor), written operands with =, updated
+// ones with +=, the block's prefix left out.
 std::vector<std::string> lines(const OpGraph& graph, const std::vector<TrainingOp>& ops, const std::string& prefix) {
   std::vector<std::string> result;
   for (const TrainingOp& op : ops) {
-    std::string line = std::string(name(op.kind)) + (op.accumulate && op.kind != OpKind::accumulate ? " (accumulates)" : "");
+    std::string line =
+        std::string(name(op.kind)) + (op.accumulate && op.kind != OpKind::accumulate ? " (accumulates)" : "");
     for (const TrainingOperand& operand : op.operands) {
       line += &operand == op.operands.data() ? " " : ", ";
       if (operand.access == Access::write) line += "=";
@@ -29,7 +30,7 @@ std::vector<std::string> lines(const OpGraph& graph, const std::vector<TrainingO
         line += operand.source == OperandSource::workspace ? "workspace" : "loss scale";
         continue;
       }
-      std::string tensor = graph.tensors[static_cast<std::size_t>(operand.tensor)].name;
+      std::string tensor = graph.tensors[operand.tensor].name;
       if (tensor.starts_with(prefix)) tensor.erase(0, prefix.size());
       const bool value = operand.source == OperandSource::input || operand.source == OperandSource::output ||
                          operand.source == OperandSource::parameter;
@@ -46,7 +47,7 @@ std::vector<std::string> aliases(const OpGraph& graph, const TrainingBlock& bloc
   std::vector<std::string> result;
   for (std::size_t t = 0; t < block.alias.size(); ++t)
     if (block.alias[t] != static_cast<TensorId>(t))
-      result.push_back(graph.tensors[t].name + " -> " + graph.tensors[static_cast<std::size_t>(block.alias[t])].name);
+      result.push_back(graph.tensors[t].name + " -> " + graph.tensors[block.alias[t]].name);
   return result;
 }
 
@@ -159,7 +160,7 @@ TEST_CASE("layers of equal kind have the same backward but for the tensors' name
     std::vector<std::string> result =
         lines(graph, training_block(graph, layer + 1).backward, "layers." + std::to_string(layer) + ".");
     const std::string input =
-        graph.tensors[static_cast<std::size_t>(graph.blocks[static_cast<std::size_t>(layer) + 1].input)].name;
+        graph.tensors[graph.blocks[layer + 1].input].name;
     for (std::string& line : result)
       for (std::size_t at = line.find(input); at != std::string::npos; at = line.find(input))
         line.replace(at, input.size(), "input");
@@ -169,16 +170,17 @@ TEST_CASE("layers of equal kind have the same backward but for the tensors' name
   CHECK(backward(1) == backward(2));
 }
 
-// What holds for the backward of any block: a gradient is written before it is added to or read, the first time without
-// adding; each parameter's gradient is added to once a use; the block's input ends up with one.
+// What holds for the backward of any block: a gradient is written before it is added to or read,
+// the first time without adding; each parameter's gradient is added to once a use; the block's
+// input ends up with one.
 void check_backward(const OpGraph& graph, int index) {
-  const Block& block = graph.blocks[static_cast<std::size_t>(index)];
+  const Block& block = graph.blocks[index];
   CAPTURE(graph.name);
   CAPTURE(block.name);
   const TrainingBlock training = training_block(graph, index);
-  const auto name_of = [&](TensorId id) { return graph.tensors[static_cast<std::size_t>(id)].name; };
+  const auto name_of = [&](TensorId id) { return graph.tensors[id].name; };
   const auto root = [&](TensorId id) {
-    while (training.alias[static_cast<std::size_t>(id)] != id) id = training.alias[static_cast<std::size_t>(id)];
+    while (training.alias[id] != id) id = training.alias[id];
     return id;
   };
   std::set<TensorId> written;
@@ -197,14 +199,14 @@ void check_backward(const OpGraph& graph, int index) {
 
   std::vector<std::string> uses;
   for (int i = block.first_op; i < block.last_op; ++i)
-    for (const TensorId id : graph.ops[static_cast<std::size_t>(i)].parameters) uses.push_back(name_of(id));
+    for (const TensorId id : graph.ops[i].parameters) uses.push_back(name_of(id));
   std::sort(uses.begin(), uses.end());
   std::sort(parameter_gradients.begin(), parameter_gradients.end());
   CHECK(parameter_gradients == uses);
 
   if (block.input >= 0) CHECK(training.saved.front() == block.input);
   for (const TensorId id : training.saved)
-    CHECK(graph.tensors[static_cast<std::size_t>(id)].role != TensorRole::parameter);
+    CHECK(graph.tensors[id].role != TensorRole::parameter);
 }
 
 TEST_CASE("the backward of every block of every model family reads only what was written") {
@@ -246,15 +248,18 @@ OpGraph with_block(TensorId (*build)(SmallGraph&, TensorId)) {
   return b.graph;
 }
 
-// The backward of what `with_block` made: its lines, and that its gradients are the slopes of its forward.
+// The backward of what `with_block` made: its lines, and that its gradients are the slopes of its
+// forward.
 std::vector<std::string> checked_backward(const OpGraph& graph) {
   CHECK(worst_gradient(graph, 1, 3) < 1e-8);
   return lines(graph, training_block(graph, 1).backward, "");
 }
 
 TEST_CASE("a kernel that cannot add leaves its part aside, and that is added behind it") {
-  // The activation reads x before the add passes its gradient to it: the activation's has to be added.
-  const OpGraph graph = with_block([](SmallGraph& b, TensorId x) { return b.add("sum", x, b.gelu("active", x), false); });
+  // The activation reads x before the add passes its gradient to it: the activation's has to be
+  // added.
+  const OpGraph graph =
+      with_block([](SmallGraph& b, TensorId x) { return b.add("sum", x, b.gelu("active", x), false); });
   CHECK(checked_backward(graph) == std::vector<std::string>{
                                        "activation_gradient d(active), embedding, =part of d(embedding)",
                                        "accumulate part of d(embedding), +=d(embedding)",
@@ -272,18 +277,19 @@ TEST_CASE("a sum whose input is used again adds the gradient that it passes on")
     const TensorId sum = b.add("sum", x, b.linear("first", x, {Dim::hidden, 8}), false);
     return b.add("again", sum, b.linear("second", x, {Dim::hidden, 8}), false);
   });
-  CHECK(checked_backward(graph) == std::vector<std::string>{
-                                       "linear_input_gradient d(second), second.weight, =d(embedding), +=workspace",
-                                       "linear_weight_gradient d(second), embedding, +=d(second.weight), +=workspace",
-                                       "accumulate d(sum), +=d(embedding)",
-                                       "linear_input_gradient (accumulates) d(first), first.weight, +=d(embedding), +=workspace",
-                                       "linear_weight_gradient d(first), embedding, +=d(first.weight), +=workspace",
-                                   });
+  CHECK(checked_backward(graph) ==
+        std::vector<std::string>{
+            "linear_input_gradient d(second), second.weight, =d(embedding), +=workspace",
+            "linear_weight_gradient d(second), embedding, +=d(second.weight), +=workspace",
+            "accumulate d(sum), +=d(embedding)",
+            "linear_input_gradient (accumulates) d(first), first.weight, +=d(embedding), +=workspace",
+            "linear_weight_gradient d(first), embedding, +=d(first.weight), +=workspace",
+        });
 }
 
 TEST_CASE("a gradient that is still wanted as it was is copied before it is added to") {
-  // Both sides of the adds could share one gradient, but for the norm, which adds its part of x's before the backward of "early" has
-  // read its own.
+  // Both sides of the adds could share one gradient, but for the norm, which adds its part of x's
+  // before the backward of "early" has read its own.
   const OpGraph crossed = with_block([](SmallGraph& b, TensorId x) {
     const TensorId early = b.linear("early", x, {Dim::hidden, 8});
     const TensorId late = b.linear("late", b.norm("norm", x, true), {Dim::hidden, 8});
@@ -294,7 +300,8 @@ TEST_CASE("a gradient that is still wanted as it was is copied before it is adde
             "copy d(inner), =d(embedding)",
             "linear_input_gradient d(late), late.weight, =d(norm), +=workspace",
             "linear_weight_gradient d(late), norm, +=d(late.weight), +=workspace",
-            "rms_norm_gradient (accumulates) d(norm), embedding, norm.weight, norm.rstd, +=d(embedding), +=d(norm.weight), "
+            "rms_norm_gradient (accumulates) d(norm), embedding, norm.weight, norm.rstd, +=d(embedding), "
+            "+=d(norm.weight), "
             "+=workspace",
             "linear_input_gradient (accumulates) d(early), early.weight, +=d(embedding), +=workspace",
             "linear_weight_gradient d(early), embedding, +=d(early.weight), +=workspace",
@@ -318,7 +325,8 @@ TEST_CASE("parallel branches of one norm cost no further kernel where both are c
             "linear_weight_gradient d(fed), norm, +=d(fed.weight), +=workspace",
             "linear_input_gradient (accumulates) d(attended), attended.weight, +=d(norm), +=workspace",
             "linear_weight_gradient d(attended), norm, +=d(attended.weight), +=workspace",
-            "rms_norm_gradient (accumulates) d(norm), embedding, norm.weight, norm.rstd, +=d(embedding), +=d(norm.weight), "
+            "rms_norm_gradient (accumulates) d(norm), embedding, norm.weight, norm.rstd, +=d(embedding), "
+            "+=d(norm.weight), "
             "+=workspace",
         });
 }

@@ -8,12 +8,13 @@
 namespace parplan {
 namespace {
 
-// Two activations of 8 numbers and one of 16, and a parameter that does not count: 32 numbers and their gradients are 256 bytes a sample, so that
-// 2^62 bytes are 2^54 samples.
+// Two activations of 8 numbers and one of 16, and a parameter that does not count: 32 numbers and
+// their gradients are 256 bytes a sample, so that 2^62 bytes are 2^54 samples.
 OpGraph graph_of_256_bytes() {
   OpGraph graph;
   const auto add = [&](TensorRole role, std::int64_t rows, std::int64_t columns) {
-    graph.tensors.push_back({.name = "t", .role = role, .dims = {{Dim::sequence, rows}, {Dim::batch, 1}, {Dim::hidden, columns}}});
+    graph.tensors.push_back(
+        {.name = "t", .role = role, .dims = {{Dim::sequence, rows}, {Dim::batch, 1}, {Dim::hidden, columns}}});
   };
   add(TensorRole::activation, 2, 4);
   add(TensorRole::statistic, 4, 2);
@@ -28,7 +29,8 @@ TEST_CASE("batches are counted up to two to the power of 62 bytes, and refused b
   CHECK(beyond_counting(graph, training) == std::nullopt);
   training.global_batch += 256;  // doubles have 53 bits
   CHECK(beyond_counting(graph, training) ==
-        "a global batch of 18014398509482240 sequences of 4 tokens has 4.6e+18 bytes of activations and their gradients, more than can be counted; give at most "
+        "a global batch of 18014398509482240 sequences of 4 tokens has 4.6e+18 bytes of activations and their "
+        "gradients, more than can be counted; give at most "
         "18014398509481984 sequences");
 }
 

@@ -13,8 +13,9 @@
 
 #include "planner/graph/backward.h"
 
-// A block carried out in double precision, straight from the definitions of its ops, so that its derived backward can be compared
-// with differences of its forward. Gradients lie where the block's aliases say; what is about to be written anew is poisoned first.
+// A block carried out in double precision, straight from the definitions of its ops, so that its
+// derived backward can be compared with differences of its forward. Gradients lie where the block's
+// aliases say; what is about to be written anew is poisoned first.
 namespace parplan {
 
 using Numbers = std::vector<double>;
@@ -22,7 +23,7 @@ using Numbers = std::vector<double>;
 class DoublePrecisionBlock {
  public:
   DoublePrecisionBlock(const OpGraph& graph, int block, unsigned seed)
-      : graph_(graph), block_(graph.blocks[static_cast<std::size_t>(block)]), training_(training_block(graph, block)) {
+      : graph_(graph), block_(graph.blocks[block]), training_(training_block(graph, block)) {
     values.resize(graph.tensors.size());
     gradients.resize(graph.tensors.size());
     parameter_gradients.resize(graph.tensors.size());
@@ -64,22 +65,24 @@ class DoublePrecisionBlock {
   }
 
   void run(const TrainingOp& op) {
-    const Op& forward = graph_.ops[static_cast<std::size_t>(op.forward_op)];
+    const Op& forward = graph_.ops[op.forward_op];
     std::vector<Numbers*> operands;
     for (const TrainingOperand& operand : op.operands) {
       if (operand.source == OperandSource::workspace) continue;
-      Numbers& storage = operand.source == OperandSource::contribution         ? contributions_[{operand.tensor, operand.part}]
-                         : operand.source == OperandSource::parameter_gradient ? parameter_gradients[at(operand.tensor)]
-                         : operand.source == OperandSource::input_gradient || operand.source == OperandSource::output_gradient
-                             ? gradients[at(root(operand.tensor))]
-                             : values[at(operand.tensor)];
+      Numbers& storage =
+          operand.source == OperandSource::contribution         ? contributions_[{operand.tensor, operand.part}]
+          : operand.source == OperandSource::parameter_gradient ? parameter_gradients[at(operand.tensor)]
+          : operand.source == OperandSource::input_gradient || operand.source == OperandSource::output_gradient
+              ? gradients[at(root(operand.tensor))]
+              : values[at(operand.tensor)];
       if (operand.access == Access::write) storage.assign(values[at(operand.tensor)].size(), poison);
       operands.push_back(&storage);
     }
     kernel(op, forward.attributes, operands, static_cast<std::size_t>(graph_.sequence));
   }
 
-  // y[i] = f(i) for all elements, added where `adds`. All of an element is read before it is written.
+  // y[i] = f(i) for all elements, added where `adds`. All of an element is read before it is
+  // written.
   static void each(Numbers& y, bool adds, const std::function<double(std::size_t)>& f) {
     for (std::size_t i = 0; i < y.size(); ++i) y[i] = (adds ? y[i] : 0.0) + f(i);
   }
@@ -123,7 +126,8 @@ class DoublePrecisionBlock {
       case OpKind::rms_norm:
         for (std::size_t r = 0; r < rows; ++r) {
           double square = shape.epsilon;
-          for (std::size_t i = 0; i < inner; ++i) square += x(0)[r * inner + i] * x(0)[r * inner + i] / static_cast<double>(inner);
+          for (std::size_t i = 0; i < inner; ++i)
+            square += x(0)[r * inner + i] * x(0)[r * inner + i] / static_cast<double>(inner);
           x(3)[r] = 1 / std::sqrt(square);
           for (std::size_t i = 0; i < inner; ++i) x(2)[r * inner + i] = x(0)[r * inner + i] * x(3)[r] * x(1)[i];
         }
@@ -143,7 +147,9 @@ class DoublePrecisionBlock {
         break;
       }
       case OpKind::activation: each(x(1), false, [&](std::size_t i) { return gelu(x(0)[i]); }); break;
-      case OpKind::activation_gradient: each(x(2), false, [&](std::size_t i) { return x(0)[i] * gelu_slope(x(1)[i]); }); break;
+      case OpKind::activation_gradient:
+        each(x(2), false, [&](std::size_t i) { return x(0)[i] * gelu_slope(x(1)[i]); });
+        break;
       case OpKind::gate: each(x(2), false, [&](std::size_t i) { return x(0)[i] * sigmoid(x(0)[i]) * x(1)[i]; }); break;
       case OpKind::gate_gradient: {
         const Numbers dy = x(0);
@@ -156,7 +162,9 @@ class DoublePrecisionBlock {
       }
       case OpKind::scale:
       case OpKind::scale_gradient: each(x(1), false, [&](std::size_t i) { return x(0)[i] * shape.factor; }); break;
-      case OpKind::softcap: each(x(1), false, [&](std::size_t i) { return shape.softcap * std::tanh(x(0)[i] / shape.softcap); }); break;
+      case OpKind::softcap:
+        each(x(1), false, [&](std::size_t i) { return shape.softcap * std::tanh(x(0)[i] / shape.softcap); });
+        break;
       case OpKind::softcap_gradient:
         each(x(2), false, [&](std::size_t i) { return x(0)[i] * (1 - std::pow(x(1)[i] / shape.softcap, 2)); });
         break;
@@ -181,8 +189,8 @@ class DoublePrecisionBlock {
   std::map<std::pair<TensorId, int>, Numbers> contributions_;
 };
 
-// Of the block's input and of each of its parameters: the largest difference between the derived gradient and the slope of the
-// loss by central differences, in parts of the largest slope of all.
+// Of the block's input and of each of its parameters: the largest difference between the derived
+// gradient and the slope of the loss by central differences, in parts of the largest slope of all.
 inline double worst_gradient(const OpGraph& graph, int block, unsigned seed) {
   DoublePrecisionBlock runner(graph, block, seed);
   runner.loss();
@@ -190,7 +198,7 @@ inline double worst_gradient(const OpGraph& graph, int block, unsigned seed) {
   constexpr double step = 1e-5;
   double worst = 0.0, largest = 1.0;
   const auto compare = [&](TensorId id, const Numbers& found) {
-    Numbers& value = runner.values[static_cast<std::size_t>(id)];
+    Numbers& value = runner.values[id];
     for (std::size_t i = 0; i < value.size(); ++i) {
       const double kept = value[i];
       value[i] = kept + step;
@@ -204,11 +212,11 @@ inline double worst_gradient(const OpGraph& graph, int block, unsigned seed) {
       worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(worst, error);
     }
   };
-  const Block& of = graph.blocks[static_cast<std::size_t>(block)];
+  const Block& of = graph.blocks[block];
   compare(of.input, runner.gradient(of.input));
   for (int i = of.first_op; i < of.last_op; ++i)
-    for (const TensorId id : graph.ops[static_cast<std::size_t>(i)].parameters)
-      compare(id, runner.parameter_gradients[static_cast<std::size_t>(id)]);
+    for (const TensorId id : graph.ops[i].parameters)
+      compare(id, runner.parameter_gradients[id]);
   return worst / largest;
 }
 

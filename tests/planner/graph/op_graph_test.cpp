@@ -49,12 +49,15 @@ TEST_CASE("model FLOPs are six per matrix weight and token, and twelve per layer
 }
 
 TEST_CASE("model FLOPs count the pairs of a layer's window on both sides, and of layers without one all pairs") {
-  const auto attention = [](OpGraph& graph, std::int64_t layer) -> Op& { return op_named(graph, "layers." + std::to_string(layer) + ".attention"); };
+  const auto attention = [](OpGraph& graph, std::int64_t layer) -> Op& {
+    return op_named(graph, "layers." + std::to_string(layer) + ".attention");
+  };
   for (const std::int64_t sequence : {1, 4, 9})
     for (const std::int64_t window : {0, 1, 2, 4, 8, 9, 100}) {
       std::int64_t pairs = 0;
       for (std::int64_t query = 0; query < sequence; ++query)
-        for (std::int64_t key = 0; key < sequence; ++key) pairs += window == 0 || (query - key < window && key - query < window) ? 1 : 0;
+        for (std::int64_t key = 0; key < sequence; ++key)
+          pairs += window == 0 || (query - key < window && key - query < window) ? 1 : 0;
       INFO("sequence " << sequence << ", window " << window);
       OpGraph graph = small_gpt2(2);
       graph.sequence = sequence;
@@ -82,12 +85,12 @@ TEST_CASE("layers are of one kind, embedding and head of their own") {
   finish(epsilon);
   CHECK(kinds(epsilon) == std::vector<int>{0, 1, 2, 1, 3});
   OpGraph initialised = small_gpt2(3);
-  initialised.tensors[static_cast<std::size_t>(tensor_named(initialised, "layers.2.down.weight"))].standard_deviation =
+  initialised.tensors[tensor_named(initialised, "layers.2.down.weight")].standard_deviation =
       0.1;
   finish(initialised);
   CHECK(kinds(initialised) == std::vector<int>{0, 1, 1, 2, 3});
   OpGraph renamed = small_gpt2(2);
-  renamed.tensors[static_cast<std::size_t>(tensor_named(renamed, "layers.1.down.weight"))].name = "layers.1.out.weight";
+  renamed.tensors[tensor_named(renamed, "layers.1.down.weight")].name = "layers.1.out.weight";
   finish(renamed);
   CHECK(kinds(renamed) == std::vector<int>{0, 1, 2, 3});
 }
@@ -110,7 +113,7 @@ TEST_CASE("an op must have the operands of its row") {
 TEST_CASE("the sizes of an op's operands must fit each other") {
   const auto resized = [](const char* tensor, std::size_t dim, std::int64_t size) {
     return error_of_changed([=](OpGraph& graph) {
-      graph.tensors[static_cast<std::size_t>(tensor_named(graph, tensor))].dims[dim].size = size;
+      graph.tensors[tensor_named(graph, tensor)].dims[dim].size = size;
     });
   };
   CHECK(resized("layers.0.qkv.weight", 1, 9) ==
@@ -141,13 +144,13 @@ TEST_CASE("ops must stand in topological order and end in the loss") {
         }) ==
         "graph 'small': op 'layers.0.norm2' (layer_norm): 'layers.0.norm1' is written by 'layers.0.norm1' already");
   CHECK(error_of_changed([](OpGraph& graph) {
-          graph.tensors.push_back(graph.tensors[static_cast<std::size_t>(tensor_named(graph, "embedding"))]);
+          graph.tensors.push_back(graph.tensors[tensor_named(graph, "embedding")]);
           graph.tensors.back().name = "orphan";
           op_named(graph, "layers.0.residual1").inputs[0] = static_cast<TensorId>(graph.tensors.size()) - 1;
         }) == "graph 'small': op 'layers.0.residual1' (add): nothing writes 'orphan'");
   CHECK(error_of_changed([](OpGraph& graph) {
           op_named(graph, "embedding").outputs[0] = tensor_named(graph, "tokens");
-          graph.tensors[static_cast<std::size_t>(tensor_named(graph, "tokens"))].dims.push_back({Dim::hidden, 8});
+          graph.tensors[tensor_named(graph, "tokens")].dims.push_back({Dim::hidden, 8});
         }) == "graph 'small': op 'embedding' (embedding): 'tokens' comes from the data loader");
   CHECK(error_of_changed([](OpGraph& graph) {
           graph.ops.pop_back();

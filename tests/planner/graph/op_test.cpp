@@ -68,7 +68,9 @@ TEST_CASE("every row has operands, does work, and has a workspace operand exactl
 }
 
 TEST_CASE("a kernel receives the operands of its row that its shape and its backend's workspace say") {
-  const auto count = [](OpKind kind, const OpShape& shape, bool workspace) { return operand_count(row_of(kind), shape, workspace); };
+  const auto count = [](OpKind kind, const OpShape& shape, bool workspace) {
+    return operand_count(row_of(kind), shape, workspace);
+  };
   CHECK(count(OpKind::linear, {}, false) == 3);                 // x, weight, y
   CHECK(count(OpKind::linear, {.bias = true}, true) == 5);
   CHECK(count(OpKind::add, {.second = true}, false) == 3);      // a, b, sum
@@ -100,7 +102,8 @@ TEST_CASE("two ops in one kernel do the work of both and move less by what the s
   for (const Pair& pair : pairs)
     for (DataType type : {DataType::fp32, DataType::bf16}) {
       CAPTURE(name(pair.fused));
-      const OpWork first = row_of(pair.first).work(shape, type), second = row_of(pair.second).work(pair.of_second, type);
+      const OpWork first = row_of(pair.first).work(shape, type),
+                   second = row_of(pair.second).work(pair.of_second, type);
       const OpWork fused = row_of(pair.fused).work(shape, type);
       CHECK(fused.flops == first.flops + second.flops);
       CHECK(fused.bytes == first.bytes + second.bytes - Bytes(pair.saved * size_of(type)));
@@ -156,21 +159,22 @@ TEST_CASE("what may share storage is a read operand and a written one") {
     CHECK((row.in_place_read < 0) == (row.in_place_write < 0));
     if (row.in_place_read < 0) continue;
     in_place.push_back(row.name);
-    CHECK(row.operands[static_cast<std::size_t>(row.in_place_read)].access == Access::read);
-    CHECK(row.operands[static_cast<std::size_t>(row.in_place_write)].access == Access::write);
+    CHECK(row.operands[row.in_place_read].access == Access::read);
+    CHECK(row.operands[row.in_place_write].access == Access::write);
   }
-  CHECK(in_place == std::vector<std::string_view>{"add_position", "rotary", "activation", "gate", "scale", "softcap", "add",
-                                                  "add_layer_norm", "add_rms_norm", "head_norm_gradient", "query_key_norm_gradient",
-                                                  "rotary_gradient", "activation_gradient", "gate_gradient", "scale_gradient",
-                                                  "softcap_gradient", "cross_entropy_gradient"});
+  CHECK(in_place == std::vector<std::string_view>{"add_position", "rotary", "activation", "gate", "scale", "softcap",
+                                                  "add", "add_layer_norm", "add_rms_norm", "head_norm_gradient",
+                                                  "query_key_norm_gradient", "rotary_gradient", "activation_gradient",
+                                                  "gate_gradient", "scale_gradient", "softcap_gradient",
+                                                  "cross_entropy_gradient"});
 }
 
 TEST_CASE("the gradients that can be added to are those of norms, of sums of squares and of linear") {
   std::vector<std::string_view> accumulating;
   for (const OpRow& row : op_rows())
     if (row.accumulates) accumulating.push_back(row.name);
-  CHECK(accumulating ==
-        std::vector<std::string_view>{"layer_norm_gradient", "rms_norm_gradient", "query_key_squares_gradient", "linear_input_gradient"});
+  CHECK(accumulating == std::vector<std::string_view>{"layer_norm_gradient", "rms_norm_gradient",
+                                                      "query_key_squares_gradient", "linear_input_gradient"});
 }
 
 TEST_CASE("a linear layer multiplies rows x columns x inner and moves its three matrices and the bias once") {
@@ -209,12 +213,15 @@ TEST_CASE("attention with a window multiplies the pairs inside it alone") {
       for (std::int64_t query = 0; query < sequence; ++query)
         for (std::int64_t key = 0; key <= query; ++key) pairs += query - key < window ? 1 : 0;
       const OpShape shape{.sequence = sequence, .batch = 2, .heads = 4, .kv_heads = 1, .head_dim = 2, .window = window};
-      CHECK(row_of(OpKind::attention).work(shape, DataType::fp32).flops == Flops(4.0 * 2 * 2 * 4 * static_cast<double>(pairs)));
-      CHECK(row_of(OpKind::attention_gradient).work(shape, DataType::fp32).flops == Flops(10.0 * 2 * 2 * 4 * static_cast<double>(pairs)));
+      CHECK(row_of(OpKind::attention).work(shape, DataType::fp32).flops ==
+            Flops(4.0 * 2 * 2 * 4 * static_cast<double>(pairs)));
+      CHECK(row_of(OpKind::attention_gradient).work(shape, DataType::fp32).flops ==
+            Flops(10.0 * 2 * 2 * 4 * static_cast<double>(pairs)));
     }
 }
 
-TEST_CASE("ALiBi's slopes are those of the paper for powers of two and of its authors' code for other numbers of heads") {
+TEST_CASE(
+    "ALiBi's slopes are those of the paper for powers of two and of its authors' code for other numbers of heads") {
   // Press et al. 2022, section 3: with 8 heads 1/2, 1/4, ... 1/256; with 16 heads 2^-0.5, 2^-1, ...
   for (int head = 0; head < 8; ++head) CHECK(alibi_slope(head, 8) == std::exp2(-1.0 - head));
   for (int head = 0; head < 16; ++head) CHECK(alibi_slope(head, 16) == doctest::Approx(std::exp2(-0.5 * (head + 1))));
@@ -249,7 +256,8 @@ TEST_CASE("a rotation of a part of each head turns that part alone, and moves al
   part.rotary_dim = 2;
   CHECK(row_of(OpKind::rotary).work(whole, DataType::fp32).flops == Flops(3 * 6 * 6 * 8));
   CHECK(row_of(OpKind::rotary).work(part, DataType::fp32).flops == Flops(3 * 6 * 6 * 2));
-  CHECK(row_of(OpKind::rotary).work(part, DataType::fp32).bytes == row_of(OpKind::rotary).work(whole, DataType::fp32).bytes);
+  CHECK(row_of(OpKind::rotary).work(part, DataType::fp32).bytes ==
+        row_of(OpKind::rotary).work(whole, DataType::fp32).bytes);
 }
 
 TEST_CASE("an embedding moves the rows that it looks up, not the table") {
@@ -275,7 +283,8 @@ TEST_CASE("the memory kernels move what they read and what they write") {
 }
 
 TEST_CASE("FLOPs of the largest layers do not overflow") {
-  // One sample of 2^20 tokens through a layer of 2^18 x 2^20: 2^59 products are still far from a double's range.
+  // One sample of 2^20 tokens through a layer of 2^18 x 2^20: 2^59 products are still far from a
+  // double's range.
   const OpShape shape{.rows = 1LL << 24, .columns = 1LL << 20, .inner = 1LL << 20};
   CHECK(row_of(OpKind::linear).work(shape, DataType::bf16).flops == Flops(0x1p65));
 }

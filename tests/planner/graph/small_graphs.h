@@ -8,7 +8,8 @@
 
 #include "planner/graph/op_graph.h"
 
-// Graphs small enough to check by hand, built without models/: sequence 4, hidden 8, two heads of 4, vocabulary 11.
+// Graphs small enough to check by hand, built without models/: sequence 4, hidden 8, two heads of
+// 4, vocabulary 11.
 namespace parplan {
 
 struct SmallGraph {
@@ -66,7 +67,7 @@ struct SmallGraph {
     return y;
   }
   TensorId linear(const std::string& at, TensorId x, TensorDim out, bool bias = false) {
-    const TensorDim in = graph.tensors[static_cast<std::size_t>(x)].dims.back();
+    const TensorDim in = graph.tensors[x].dims.back();
     std::vector<TensorId> parameters{parameter(at + ".weight", {out, in})};
     if (bias) parameters.push_back(parameter(at + ".bias", {out}));
     const TensorId y = activation(at, out);
@@ -74,7 +75,7 @@ struct SmallGraph {
     return y;
   }
   TensorId add(const std::string& at, TensorId a, TensorId b, bool bias) {
-    const TensorDim width = graph.tensors[static_cast<std::size_t>(a)].dims.back();
+    const TensorDim width = graph.tensors[a].dims.back();
     std::vector<TensorId> parameters;
     if (bias) parameters.push_back(parameter(at + ".bias", {width}));
     const TensorId y = activation(at, width);
@@ -82,7 +83,7 @@ struct SmallGraph {
     return y;
   }
   TensorId elementwise(OpKind kind, const std::string& at, TensorId x, OpShape attributes) {
-    const TensorId y = activation(at, graph.tensors[static_cast<std::size_t>(x)].dims.back());
+    const TensorId y = activation(at, graph.tensors[x].dims.back());
     op(kind, at, {x}, {}, {y}, attributes);
     return y;
   }
@@ -90,7 +91,7 @@ struct SmallGraph {
     return elementwise(OpKind::activation, at, x, {.activation = ActivationKind::gelu_erf});
   }
   TensorId gate(const std::string& at, TensorId opening, TensorId up) {
-    const TensorId y = activation(at, graph.tensors[static_cast<std::size_t>(up)].dims.back());
+    const TensorId y = activation(at, graph.tensors[up].dims.back());
     op(OpKind::gate, at, {opening, up}, {}, {y}, {.activation = ActivationKind::silu});
     return y;
   }
@@ -129,8 +130,8 @@ struct SmallGraph {
   }
 };
 
-// As GPT-2: learned positions, LayerNorm, GELU, biases, tied embeddings. The two projections that a tensor-parallel
-// plan sums have their bias in the residual add.
+// As GPT-2: learned positions, LayerNorm, GELU, biases, tied embeddings. The two projections that a
+// tensor-parallel plan sums have their bias in the residual add.
 inline OpGraph small_gpt2(int layers) {
   SmallGraph b;
   TensorId x = b.embedding(true);
@@ -156,7 +157,8 @@ inline OpGraph small_gpt2(int layers) {
   return b.graph;
 }
 
-// As Llama: rotary positions, RMSNorm, gated SiLU, no biases, one key/value head for two query heads, untied.
+// As Llama: rotary positions, RMSNorm, gated SiLU, no biases, one key/value head for two query
+// heads, untied.
 inline OpGraph small_llama(int layers) {
   SmallGraph b;
   TensorId x = b.embedding(false);
@@ -190,7 +192,7 @@ inline TensorId tensor_named(const OpGraph& graph, const std::string& name) {
 }
 inline std::vector<std::string> names_of(const OpGraph& graph, const std::vector<TensorId>& ids) {
   std::vector<std::string> result;
-  for (const TensorId id : ids) result.push_back(graph.tensors[static_cast<std::size_t>(id)].name);
+  for (const TensorId id : ids) result.push_back(graph.tensors[id].name);
   return result;
 }
 

@@ -1,3 +1,4 @@
+#include "planner/base/enum.h"
 #include "planner/parallel/techniques.h"
 
 #include <algorithm>
@@ -71,11 +72,11 @@ TEST_CASE("divisors are all that divide, ascending") {
 TEST_CASE("Every technique allows what it lists and refuses the rest") {
   // The one number of the layout that a technique decides.
   const std::map<std::string, void (*)(const OpGraph&, ParallelSpec&, int)> set = {
-      {"tensor", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree[static_cast<std::size_t>(Axis::tp)] = degree; }},
-      {"data", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree[static_cast<std::size_t>(Axis::dp)] = degree; }},
+      {"tensor", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree[index_of(Axis::tp)] = degree; }},
+      {"data", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree[index_of(Axis::dp)] = degree; }},
       {"pipeline",
        [](const OpGraph& graph, ParallelSpec& spec, int degree) {
-         spec.mesh.degree[static_cast<std::size_t>(Axis::pp)] = degree;
+         spec.mesh.degree[index_of(Axis::pp)] = degree;
          if (degree <= static_cast<int>(graph.blocks.size())) spec.stage_blocks = even_stages(graph, degree);
        }},
       {"zero", [](const OpGraph&, ParallelSpec& spec, int stage) { spec.zero_stage = stage; }},
@@ -114,8 +115,9 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   ParallelSpec spec = layout(odd, 1, 4, 1);
   CHECK(reason(odd, spec) == "legal");
   spec.sequence_parallel = true;
-  CHECK(reason(odd, spec) ==
-        "tensor parallelism over 4 cannot split a sequence of 30 tokens (sequence parallelism is on); legal degrees: 2");
+  CHECK(
+      reason(odd, spec) ==
+      "tensor parallelism over 4 cannot split a sequence of 30 tokens (sequence parallelism is on); legal degrees: 2");
   spec = layout(odd, 2, 1, 1);
   spec.sequence_parallel = true;
   CHECK(reason(odd, spec) == "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)");
@@ -123,15 +125,18 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   spec = layout(uneven, 1, 2, 1);
   spec.sequence_parallel = true;
   CHECK(reason(uneven, spec) ==
-        "tensor parallelism over 2 cannot split a sequence of 31 tokens (sequence parallelism is on); legal degrees: none");
+        "tensor parallelism over 2 cannot split a sequence of 31 tokens (sequence parallelism is on); legal degrees: "
+        "none");
 
-  CHECK(reason(tiny_gpt2(), layout(tiny_gpt2(), 3, 1, 1)) ==
-        "data parallelism over 3 cannot split a global batch of 16 sequences in micro-batches of 1; legal degrees: 1, 2, "
-        "4, 8, 16");
+  CHECK(
+      reason(tiny_gpt2(), layout(tiny_gpt2(), 3, 1, 1)) ==
+      "data parallelism over 3 cannot split a global batch of 16 sequences in micro-batches of 1; legal degrees: 1, 2, "
+      "4, 8, 16");
   spec = layout(tiny_gpt2(), 4, 1, 1);
   spec.micro_batch = 8;
-  CHECK(reason(tiny_gpt2(), spec) ==
-        "data parallelism over 4 cannot split a global batch of 16 sequences in micro-batches of 8; legal degrees: 1, 2");
+  CHECK(
+      reason(tiny_gpt2(), spec) ==
+      "data parallelism over 4 cannot split a global batch of 16 sequences in micro-batches of 8; legal degrees: 1, 2");
   spec.micro_batch = 3;
   CHECK(reason(tiny_gpt2(), spec) ==
         "micro-batches of 3 cannot split a global batch of 16 sequences; legal micro-batches: 1, 2, 4, 8, 16");
@@ -145,9 +150,11 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   CHECK(reason(tiny_gpt2(), spec) == "there is no ZeRO stage 4; legal stages: 0, 1, 2, 3");
 
   CHECK(reason(tiny_gpt2(), layout(tiny_gpt2(), 1, 1, 7)) ==
-        "pipeline parallelism over 7 cannot give every stage a block: the model has 6 (embedding to head); legal degrees: "
+        "pipeline parallelism over 7 cannot give every stage a block: the model has 6 (embedding to head); legal "
+        "degrees: "
         "1 to 6");
-  CHECK(reason(tiny_gpt2(), layout(tiny_gpt2(), 1, 1, 0)) == "the pipeline-parallel degree is 0; it must be at least 1");
+  CHECK(reason(tiny_gpt2(), layout(tiny_gpt2(), 1, 1, 0)) ==
+        "the pipeline-parallel degree is 0; it must be at least 1");
   spec = layout(tiny_gpt2(), 1, 1, 2);
   spec.stage_blocks = {6};
   CHECK(reason(tiny_gpt2(), spec) == "the stage cut [6] has 1 stages, and pp is 2");
@@ -244,7 +251,8 @@ TEST_CASE("Stages are cut such that the costliest is as cheap as can be") {
   CHECK(cut_stages(Costs{1, 1, 1, 1, 1}, 1) == std::vector<int>{5});
   CHECK(cut_stages(Costs{3, 1, 2}, 3) == std::vector<int>{1, 1, 1});
   CHECK(cut_stages(Costs{1, 1, 1, 1, 4}, 2) == std::vector<int>{4, 1});
-  // An embedding costs nothing and does not take a layer's place; a head as dear as two layers does.
+  // An embedding costs nothing and does not take a layer's place; a head as dear as two layers
+  // does.
   CHECK(cut_stages(Costs{0, 1, 1, 1, 1, 0}, 2) == std::vector<int>{3, 3});
   CHECK(cut_stages(Costs{0, 1, 1, 1, 1, 1, 1, 2}, 2) == std::vector<int>{5, 3});
   // The last stage needs 8 whatever comes before; the rest is spread, not piled up to 8.
@@ -285,8 +293,10 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
   int feasible = 0;
   for (int trial = 0; trial < 3000; ++trial) {
-    const std::size_t blocks = static_cast<std::size_t>(draw(2, 7)), stages = static_cast<std::size_t>(draw(1, static_cast<int>(std::min<std::size_t>(blocks, 4))));
-    // Option 0 is fast and saves much, option 1 slower and saves less; each stage has its own speed, memory and micro-batches in flight.
+    const std::size_t blocks = static_cast<std::size_t>(draw(2, 7)),
+                      stages = static_cast<std::size_t>(draw(1, static_cast<int>(std::min<std::size_t>(blocks, 4))));
+    // Option 0 is fast and saves much, option 1 slower and saves less; each stage has its own
+    // speed, memory and micro-batches in flight.
     std::vector<std::int64_t> state(blocks + 1), much(blocks + 1), little(blocks + 1);
     std::vector<double> work(blocks + 1);
     for (std::size_t b = 0; b < blocks; ++b) {
@@ -310,9 +320,15 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
       for (const std::size_t choice : {0u, 1u}) {
         const std::vector<std::int64_t>& saved = choice == 0 ? much : little;
         rooms[s].push_back([&state, &saved, in_flight, capacity, extra, blocks](std::size_t begin, std::size_t end) {
-          return state[end] - state[begin] + in_flight * (saved[end] - saved[begin]) + (end == blocks ? extra : 0) <= capacity;
+          return state[end] - state[begin] + in_flight * (saved[end] - saved[begin]) + (end == blocks ? extra : 0) <=
+                 capacity;
         });
-        options[s].push_back({.seconds = seconds[s][choice], .state = state, .saved = saved, .in_flight = in_flight, .surely_fits = capacity - extra, .may_fit = capacity,
+        options[s].push_back({.seconds = seconds[s][choice],
+                              .state = state,
+                              .saved = saved,
+                              .in_flight = in_flight,
+                              .surely_fits = capacity - extra,
+                              .may_fit = capacity,
                               .fits = rooms[s].back()});
       }
     }
@@ -340,8 +356,8 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
     std::size_t begin = 0;
     for (std::size_t s = 0; s < stages; ++s) {
       const std::size_t end = begin + static_cast<std::size_t>(cut->blocks[s]);
-      const StageOption& option = options[s][static_cast<std::size_t>(cut->options[s])];
-      CHECK(rooms[s][static_cast<std::size_t>(cut->options[s])](begin, end));
+      const StageOption& option = options[s][cut->options[s]];
+      CHECK(rooms[s][cut->options[s]](begin, end));
       const double t = option.seconds[end] - option.seconds[begin];
       found = {std::max(found.first, t), found.second + t * t};
       begin = end;
@@ -354,11 +370,13 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
 }
 
 TEST_CASE("The default cut counts the head and not the look-up") {
-  // tiny GPT-2, multiply-adds of a token: a layer 4 * 32^2 + 2 * 32 * 128 + 2 * 32 * 32 = 14336, the head 61 * 32 = 1952.
+  // tiny GPT-2, multiply-adds of a token: a layer 4 * 32^2 + 2 * 32 * 128 + 2 * 32 * 32 = 14336,
+  // the head 61 * 32 = 1952.
   CHECK(even_stages(tiny_gpt2(), 2) == std::vector<int>{3, 3});
   CHECK(even_stages(tiny_gpt2(), 4) == std::vector<int>{2, 1, 1, 2});
   CHECK(even_stages(tiny_gpt2(), 6) == std::vector<int>{1, 1, 1, 1, 1, 1});
-  // GPT-2: a layer 7.08M + 1.57M for attention over 1024 tokens, the head 38.6M: more than four layers.
+  // GPT-2: a layer 7.08M + 1.57M for attention over 1024 tokens, the head 38.6M: more than four
+  // layers.
   const OpGraph gpt2 = graph_of(models_folder, "gpt2", 1024);
   CHECK(even_stages(gpt2, 2) == std::vector<int>{9, 5});
   // Where each token sees itself alone, a layer is 7.08M, and the head more than five of them.

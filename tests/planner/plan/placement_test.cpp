@@ -76,10 +76,12 @@ TEST_CASE("Backwards, an all-gather is a reduce-scatter and a reduce-scatter an 
 }
 
 TEST_CASE("Megatron's f and g: an all-reduce on one way and nothing on the other") {
-  // f, into a cut layer: the input is whole already; its gradient arrives as parts of a sum and must be whole again.
+  // f, into a cut layer: the input is whole already; its gradient arrives as parts of a sum and
+  // must be whole again.
   CHECK(redistribute(replicate(), replicate()) == Redistribution::none);
   CHECK(redistribute(gradient_placement(replicate()), replicate()) == Redistribution::all_reduce_sum);
-  // g, out of it: the output is parts of a sum; its gradient is computed by all ranks alike, and is what the parts need.
+  // g, out of it: the output is parts of a sum; its gradient is computed by all ranks alike, and is
+  // what the parts need.
   CHECK(redistribute(partial_sum(), replicate()) == Redistribution::all_reduce_sum);
   CHECK(redistribute(replicate(), gradient_placement(partial_sum())) == Redistribution::none);
 }
@@ -110,8 +112,8 @@ TEST_CASE("Every redistribution has its name") {
   std::vector<std::string> names;
   for (Redistribution r : {none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, slice, all_to_all})
     names.push_back(name(r));
-  CHECK(names == std::vector<std::string>{"none", "all-reduce (sum)", "all-reduce (max)", "reduce-scatter", "all-gather",
-                                          "slice", "all-to-all"});
+  CHECK(names == std::vector<std::string>{"none", "all-reduce (sum)", "all-reduce (max)", "reduce-scatter",
+                                          "all-gather", "slice", "all-to-all"});
 }
 
 TEST_CASE("A parameter's name in its block leaves out the layer's number") {

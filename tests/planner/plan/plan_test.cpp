@@ -80,8 +80,14 @@ Plan some_plan() {
   other.stage_blocks = {5};
   other.schedule = ScheduleKind::gpipe;
   plan.alternatives = {{other, some_result(1.25)}, {two_by_two(), some_result(3.0)}};
-  plan.search = {.objective = Objective::cost, .candidates = 120, .infeasible_memory = 3, .pruned_by_bound = 80, .simulated = 37, .seconds = 0.125,
-                 .certified = false, .gap = 0.0625};
+  plan.search = {.objective = Objective::cost,
+                 .candidates = 120,
+                 .infeasible_memory = 3,
+                 .pruned_by_bound = 80,
+                 .simulated = 37,
+                 .seconds = 0.125,
+                 .certified = false,
+                 .gap = 0.0625};
   plan.notes = {"uses 4 of 4 devices: \"all\"", "two\nlines, a tab\t and a back\\slash", "", "ü"};
   return plan;
 }
@@ -129,7 +135,8 @@ std::string value_place(const std::string& line) {
   const std::string text = place_of(line);
   const std::size_t column_end = text.find(": error: ");
   const std::size_t column_start = text.rfind(':', column_end - 1) + 1;
-  const int column = std::stoi(text.substr(column_start, column_end - column_start)) + static_cast<int>(line.find(": ")) + 2;
+  const int column =
+      std::stoi(text.substr(column_start, column_end - column_start)) + static_cast<int>(line.find(": ")) + 2;
   return text.substr(0, column_start) + std::to_string(column) + ": error: ";
 }
 
@@ -238,9 +245,10 @@ alternatives:
 }
 
 TEST_CASE("Any model text comes back exactly") {
-  for (const std::string& text : std::vector<std::string>{
-           "name: a\n", "name: a", "", "\n", "  indented: first\n", "\n\nname: a\n\n\n", "a: |\n  b\n   c\n", "tab:\there\n",
-           "trailing: blank   \n   \n", "a\r\nb\r\n", "# --- \n---\nx: \"y\"\n...\n", "bell\a\n", "a\n  ", "\tx\n", "ü: ∑\n"}) {
+  for (const std::string& text :
+       std::vector<std::string>{"name: a\n", "name: a", "", "\n", "  indented: first\n", "\n\nname: a\n\n\n",
+                                "a: |\n  b\n   c\n", "tab:\there\n", "trailing: blank   \n   \n", "a\r\nb\r\n",
+                                "# --- \n---\nx: \"y\"\n...\n", "bell\a\n", "a\n  ", "\tx\n", "ü: ∑\n"}) {
     Plan plan = some_plan();
     plan.model_text = text;
     CHECK(read_plan(write_plan(plan), "plan.yaml").model_text == text);
@@ -260,8 +268,9 @@ TEST_CASE("A plan without alternatives, notes, placements or gap is read back to
 TEST_CASE("Every axis order, schedule, ZeRO stage, optimizer and precision is read back") {
   Plan plan = some_plan();
   plan.alternatives.clear();
-  for (const std::array<Axis, 3>& order : {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::tp, Axis::dp, Axis::pp},
-                                           std::array{Axis::dp, Axis::tp, Axis::pp}}) {
+  for (const std::array<Axis, 3>& order :
+       {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::tp, Axis::dp, Axis::pp},
+        std::array{Axis::dp, Axis::tp, Axis::pp}}) {
     plan.spec.mesh.order = order;
     CHECK(read_plan(write_plan(plan), "plan.yaml").spec == plan.spec);
   }
@@ -292,7 +301,7 @@ TEST_CASE("A long schedule is read back") {
   plan.schedule.assign(2, {});
   for (int s = 0; s < 2; ++s)
     for (Phase phase : {Phase::forward, Phase::backward})
-      for (int m = 0; m < 1024; ++m) plan.schedule[static_cast<std::size_t>(s)].push_back({s, phase, m});
+      for (int m = 0; m < 1024; ++m) plan.schedule[s].push_back({s, phase, m});
   CHECK(read_plan(write_plan(plan), "plan.yaml").schedule == plan.schedule);
 }
 
@@ -346,24 +355,26 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
   CHECK(error_with("backend: cpu", "backend: cpu\nnode: 3") ==
         "plan.yaml:5:1: error: unknown key 'node'; allowed: schema, plan_id, backend, layout, prediction, training, "
         "placements, schedule, search, notes, alternatives, model_summary, model, cluster");
-  CHECK(error_with("zero_stage: 2", "zero_stagee: 2") ==
-        place_of("zero_stage: 2") +
-            "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, mesh_order, sequence_parallel, zero_stage, "
-            "micro_batch, micro_batches, schedule, recompute, stage_recompute, stage_blocks; did you mean 'zero_stage'?");
+  CHECK(
+      error_with("zero_stage: 2", "zero_stagee: 2") ==
+      place_of("zero_stage: 2") +
+          "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, mesh_order, sequence_parallel, zero_stage, "
+          "micro_batch, micro_batches, schedule, recompute, stage_recompute, stage_blocks; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=
         std::string::npos);
   CHECK(error_with("residual_over_tp", "residual") ==
-        place_of("residual_over_tp") + "unknown key 'residual'; allowed: residual_over_tp, parameters_over_tp, "
-                                       "parameters_over_dp, gradients_over_dp, optimizer_over_dp; did you mean 'residual_over_tp'?");
+        place_of("residual_over_tp") +
+            "unknown key 'residual'; allowed: residual_over_tp, parameters_over_tp, "
+            "parameters_over_dp, gradients_over_dp, optimizer_over_dp; did you mean 'residual_over_tp'?");
   CHECK(error_with("  candidates: 120\n", "") == 
         place_of("objective: cost") + "missing key 'candidates' in 'search'");
   CHECK(error_with("  tp: 1\n", "") == place_of("devices: 4") + "missing key 'tp' in 'layout'");
-  CHECK(error_with("  - layout:", "  - layouts:").find("unknown key 'layouts'; allowed: layout, prediction; did you mean 'layout'?") !=
-        std::string::npos);
-  CHECK(error_with("flops_per_sample", "flops").find("unknown key 'flops'; allowed: name, parameters, flops_per_sample") !=
-        std::string::npos);
+  CHECK(error_with("  - layout:", "  - layouts:")
+            .find("unknown key 'layouts'; allowed: layout, prediction; did you mean 'layout'?") != std::string::npos);
+  CHECK(error_with("flops_per_sample", "flops")
+            .find("unknown key 'flops'; allowed: name, parameters, flops_per_sample") != std::string::npos);
 }
 
 TEST_CASE("A plan without an objective has least time") {
@@ -384,8 +395,8 @@ TEST_CASE("A layout that does not add up says how") {
             "a global batch of 16 over dp 2 x micro_batch 2 makes 4 micro-batches, and micro_batches is 5");
   CHECK(error_with("stage_blocks: [2, 3]", "stage_blocks: [5]") ==
         value_place("stage_blocks: [2, 3]") + "stage_blocks has 1 stages, and pp is 2");
-  CHECK(error_with("stage_blocks: [2, 3]", "stage_blocks: [0, 5]").find("expected a whole number from 1 to 2147483647, found '0'") !=
-        std::string::npos);
+  CHECK(error_with("stage_blocks: [2, 3]", "stage_blocks: [0, 5]")
+            .find("expected a whole number from 1 to 2147483647, found '0'") != std::string::npos);
   CHECK(error_with("sequence_parallel: false", "sequence_parallel: true") ==
         value_place("sequence_parallel: false") +
             "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)");
@@ -396,10 +407,12 @@ TEST_CASE("A layout that does not add up says how") {
         value_place("schedule: 1f1b") + "expected one of gpipe, 1f1b, found '1b1f'");
   CHECK(error_with("recompute: full", "recompute: fully") ==
         value_place("recompute: full") + "expected one of none, full, per_stage, found 'fully'; did you mean 'full'?");
-  CHECK(error_with("recompute: full", "recompute: per_stage").find("missing key 'stage_recompute'") != std::string::npos);
+  CHECK(error_with("recompute: full", "recompute: per_stage").find("missing key 'stage_recompute'") !=
+        std::string::npos);
   CHECK(error_with("recompute: full", "recompute: full\n  stage_recompute: [full, none]").find(
             "stage_recompute goes with recompute per_stage, and recompute is full") != std::string::npos);
-  CHECK(error_with("recompute: full", "recompute: per_stage\n  stage_recompute: [full]").find("stage_recompute has 1 stages, and pp is 2") != std::string::npos);
+  CHECK(error_with("recompute: full", "recompute: per_stage\n  stage_recompute: [full]")
+            .find("stage_recompute has 1 stages, and pp is 2") != std::string::npos);
   // The stage cut of an alternative must be of the same model.
   CHECK(error_with("stage_blocks: [5]", "stage_blocks: [6]") ==
         value_place("stage_blocks: [5]") + "the stages hold 6 blocks, and the plan's own hold 5");
@@ -411,9 +424,11 @@ TEST_CASE("Placements that contradict the layout are errors") {
   CHECK(error_with("parameters_over_dp: Replicate", "parameters_over_dp: FlatShard") ==
         value_place("parameters_over_dp: Replicate") + "with zero_stage 2 it is Replicate, found FlatShard");
   CHECK(error_with("residual_over_tp: Replicate", "residual_over_tp: Shard(sequence)") ==
-        value_place("residual_over_tp: Replicate") + "with sequence_parallel false it is Replicate, found Shard(sequence)");
+        value_place("residual_over_tp: Replicate") +
+            "with sequence_parallel false it is Replicate, found Shard(sequence)");
   CHECK(error_with("\"embedding.weight\": Replicate", "\"embedding.weight\": FlatShard") ==
-        value_place("\"embedding.weight\": Replicate") + "a parameter over tp is Replicate or Shard(dim), found FlatShard");
+        value_place("\"embedding.weight\": Replicate") +
+            "a parameter over tp is Replicate or Shard(dim), found FlatShard");
   CHECK(error_with("\"embedding.weight\": Replicate", "\"embedding.weight\": Shard(vocabularies)") ==
         value_place("\"embedding.weight\": Replicate") +
             "expected a placement, one of Replicate, Shard(sequence), Shard(batch), Shard(hidden), Shard(kv_groups), "
@@ -444,7 +459,8 @@ TEST_CASE("Numbers out of range and a backend that is not the cluster's are erro
   CHECK(error_with("beta2: 0.95", "beta2: 1") ==
         value_place("beta2: 0.95") + "expected a number of at least 0 and below 1, found 1");
   CHECK(error_with("memory_buffers_bytes: 16000", "memory_buffers_bytes: 16 KiB") ==
-        value_place("memory_buffers_bytes: 16000") + "expected a whole number from 0 to 1152921504606846976, found '16 KiB'");
+        value_place("memory_buffers_bytes: 16000") +
+            "expected a whole number from 0 to 1152921504606846976, found '16 KiB'");
   CHECK(error_with("global_batch: 16", "global_batch: 0") ==
         value_place("global_batch: 16") + "expected a whole number of at least 1, found '0'");
   CHECK(error_with("precision: fp32", "precision: int32") ==

@@ -62,7 +62,8 @@ TEST_CASE("A planted fault of one stage is found and named") {
 }
 
 TEST_CASE("Orders that cross between stages are found") {
-  // Stage 0 wants the gradient of 0 before it has sent 1, of which stage 1 wants to see the activations first.
+  // Stage 0 wants the gradient of 0 before it has sent 1, of which stage 1 wants to see the
+  // activations first.
   CHECK(fault({"0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"}, 2) ==
         "the schedule cannot run to its end: 0B0 waits for 1B0, 1F1 waits for 0F1");
   CHECK(fault({"0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", "2F0 2F1 2B0 2B1"}, 2) ==

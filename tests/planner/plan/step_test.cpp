@@ -65,8 +65,13 @@ TEST_CASE("Micro-batches are the global batch over data-parallel ranks and micro
 }
 
 TEST_CASE("times of steps add and scale part by part") {
-  const StepTime once{.compute = Seconds(1), .recompute = Seconds(2), .tensor_exposed = Seconds(3), .data_exposed = Seconds(4),
-                      .pipeline_exposed = Seconds(5), .bubble = Seconds(6), .optimizer = Seconds(7)};
+  const StepTime once{.compute = Seconds(1),
+                      .recompute = Seconds(2),
+                      .tensor_exposed = Seconds(3),
+                      .data_exposed = Seconds(4),
+                      .pipeline_exposed = Seconds(5),
+                      .bubble = Seconds(6),
+                      .optimizer = Seconds(7)};
   StepTime time = once;
   time += once;
   CHECK(time.total() == Seconds(56));

@@ -18,8 +18,8 @@ TEST_CASE("bytes sent follow from the chunks") {
 }
 
 TEST_CASE("a group of one rank sends nothing, and neither do kernels and receives") {
-  for (InstructionKind kind : {InstructionKind::all_reduce_sum, InstructionKind::all_reduce_max, InstructionKind::all_gather,
-                               InstructionKind::reduce_scatter})
+  for (InstructionKind kind : {InstructionKind::all_reduce_sum, InstructionKind::all_reduce_max,
+                               InstructionKind::all_gather, InstructionKind::reduce_scatter})
     CHECK(sent_bytes(kind, 40, 4, 1, 0) == 0);
   CHECK(sent_bytes(InstructionKind::kernel, 40, 4, 4, 0) == 0);
   CHECK(sent_bytes(InstructionKind::receive, 40, 4, 1, 0) == 0);

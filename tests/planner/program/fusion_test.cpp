@@ -36,25 +36,31 @@ std::vector<OpKind> kinds(const std::vector<Instruction>& instructions) {
   return result;
 }
 
-// Places of the lists below, of 8 rows by 4 columns (128 B): an input, a weight [4, 4], a bias, three temporaries.
+// Places of the lists below, of 8 rows by 4 columns (128 B): an input, a weight [4, 4], a bias,
+// three temporaries.
 enum Place { input, weight, bias, one, two, three, kept, place_count };
 const std::vector<bool> temporary{false, false, false, true, true, true, false};
 static_assert(place_count == 7);
 
 Instruction linear_into(int place) {
-  return kernel(OpKind::linear, {.rows = 8, .columns = 4, .inner = 4}, {reads(input, 0, 128), reads(weight, 0, 64), writes(place, 0, 128)});
+  return kernel(OpKind::linear, {.rows = 8, .columns = 4, .inner = 4},
+                {reads(input, 0, 128), reads(weight, 0, 64), writes(place, 0, 128)});
 }
 Instruction activation(int from, int to, ActivationKind kind = ActivationKind::gelu_tanh) {
-  return kernel(OpKind::activation, {.rows = 8, .columns = 4, .activation = kind}, {reads(from, 0, 128), writes(to, 0, 128)});
+  return kernel(OpKind::activation, {.rows = 8, .columns = 4, .activation = kind},
+                {reads(from, 0, 128), writes(to, 0, 128)});
 }
 Instruction input_gradient_into(int place) {
   return kernel(OpKind::linear_input_gradient, {.rows = 8, .columns = 4, .inner = 4},
                 {reads(input, 0, 128), reads(weight, 0, 64), writes(place, 0, 128)});
 }
 Instruction activation_gradient(int dy, int before, int dx) {
-  return kernel(OpKind::activation_gradient, {.rows = 8, .columns = 4}, {reads(dy, 0, 128), reads(before, 0, 128), writes(dx, 0, 128)});
+  return kernel(OpKind::activation_gradient, {.rows = 8, .columns = 4},
+                {reads(dy, 0, 128), reads(before, 0, 128), writes(dx, 0, 128)});
 }
-Instruction copy(int from, int to) { return kernel(OpKind::copy, {.rows = 32}, {reads(from, 0, 128), writes(to, 0, 128)}); }
+Instruction copy(int from, int to) {
+  return kernel(OpKind::copy, {.rows = 32}, {reads(from, 0, 128), writes(to, 0, 128)});
+}
 
 std::vector<Instruction> fused_list(std::vector<Instruction> instructions) {
   fuse(instructions, temporary);
@@ -70,14 +76,14 @@ TEST_CASE("the operands of a fused op are those that its two kernels hand it") {
     REQUIRE(fused.operands.size() == row.operands.size());
     for (std::size_t i = 0; i < row.operands.size(); ++i) {
       const OpRow& of = row_of(row.operands[i].kernel == 0 ? row.first : row.second);
-      const OperandRow& operand = of.operands[static_cast<std::size_t>(row.operands[i].position)];
+      const OperandRow& operand = of.operands[row.operands[i].position];
       CHECK(operand.access == fused.operands[i].access);
       CHECK((operand.optional == fused.operands[i].optional));
       CHECK((operand.source == OperandSource::workspace) == (fused.operands[i].source == OperandSource::workspace));
     }
-    const OperandRow& produced = row_of(row.first).operands[static_cast<std::size_t>(row.produced)];
+    const OperandRow& produced = row_of(row.first).operands[row.produced];
     CHECK(produced.access == Access::write);
-    CHECK(row_of(row.second).operands[static_cast<std::size_t>(row.consumed)].access == Access::read);
+    CHECK(row_of(row.second).operands[row.consumed].access == Access::read);
   }
 }
 
@@ -87,10 +93,10 @@ TEST_CASE("a sum and the norm of it become one kernel that writes both") {
   const Instruction norm = kernel(OpKind::layer_norm, {.rows = 8, .columns = 4, .epsilon = 1e-5},
                                   {reads(one, 0, 128), reads(kept, 0, 16), reads(kept, 64, 16), writes(two, 0, 128),
                                    writes(three, 0, 32), writes(three, 64, 32)});
-  Instruction wanted = kernel(OpKind::add_layer_norm, {.rows = 8, .columns = 4, .bias = true, .second = true, .epsilon = 1e-5},
-                              {reads(input, 0, 128), reads(one, 0, 128), reads(bias, 0, 16), reads(kept, 0, 16),
-                               reads(kept, 64, 16), writes(one, 0, 128), writes(two, 0, 128), writes(three, 0, 32),
-                               writes(three, 64, 32)});
+  Instruction wanted =
+      kernel(OpKind::add_layer_norm, {.rows = 8, .columns = 4, .bias = true, .second = true, .epsilon = 1e-5},
+             {reads(input, 0, 128), reads(one, 0, 128), reads(bias, 0, 16), reads(kept, 0, 16), reads(kept, 64, 16),
+              writes(one, 0, 128), writes(two, 0, 128), writes(three, 0, 32), writes(three, 64, 32)});
   wanted.name = "add";
   CHECK(fused_list({add, norm, copy(one, input)}) == std::vector<Instruction>{wanted, copy(one, input)});
 }
@@ -101,15 +107,18 @@ TEST_CASE("a product and its GELU become one kernel, also where GELU writes over
   CHECK(fused_list({linear_into(one), activation(one, one)})[0].operands ==
         std::vector<Operand>{reads(input, 0, 128), reads(weight, 0, 64), writes(one, 0, 128), writes(one, 0, 128)});
   // Others may read the product later.
-  CHECK(kinds(fused_list({linear_into(one), activation(one, two), copy(one, three)})) == std::vector<OpKind>{OpKind::linear_gelu, OpKind::copy});
+  CHECK(kinds(fused_list({linear_into(one), activation(one, two), copy(one, three)})) ==
+        std::vector<OpKind>{OpKind::linear_gelu, OpKind::copy});
 }
 
 TEST_CASE("the gradient through a product and GELU becomes one kernel, past what does not concern it") {
   const Instruction weight_gradient = kernel(OpKind::linear_weight_gradient, {.rows = 8, .columns = 4, .inner = 4},
                                              {reads(input, 0, 128), reads(three, 0, 128), updates(kept, 0, 64)});
-  const std::vector<Instruction> found = fused_list({input_gradient_into(one), weight_gradient, activation_gradient(one, two, one)});
+  const std::vector<Instruction> found =
+      fused_list({input_gradient_into(one), weight_gradient, activation_gradient(one, two, one)});
   REQUIRE(kinds(found) == std::vector<OpKind>{OpKind::linear_input_gradient_gelu, OpKind::linear_weight_gradient});
-  CHECK(found[0].operands == std::vector<Operand>{reads(input, 0, 128), reads(weight, 0, 64), reads(two, 0, 128), writes(one, 0, 128)});
+  CHECK(found[0].operands ==
+        std::vector<Operand>{reads(input, 0, 128), reads(weight, 0, 64), reads(two, 0, 128), writes(one, 0, 128)});
 }
 
 TEST_CASE("two kernels stay two where one would not do the same") {
@@ -239,12 +248,16 @@ struct Release {
   void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{256}); }
 };
 
-// Carries one rank's Program out on the CPU, step after step. Memory that a step does not keep begins as not-a-number.
+// Carries one rank's Program out on the CPU, step after step. Memory that a step does not keep
+// begins as not-a-number.
 class Machine {
  public:
   Machine(const Program& program, std::int64_t vocabulary)
-      : program_(program), vocabulary_(vocabulary), backend_(make_cpu_backend()),
-        arena_(static_cast<char*>(::operator new(static_cast<std::size_t>(program.arena_bytes), std::align_val_t{256}))) {
+      : program_(program),
+        vocabulary_(vocabulary),
+        backend_(make_cpu_backend()),
+        arena_(
+            static_cast<char*>(::operator new (static_cast<std::size_t>(program.arena_bytes), std::align_val_t{256}))) {
     const float poison = std::numeric_limits<float>::quiet_NaN();
     for (std::int64_t i = 0; i + 4 <= program.arena_bytes; i += 4) std::memcpy(arena_.get() + i, &poison, 4);
     std::uint32_t state = 1;
@@ -262,17 +275,20 @@ class Machine {
   void step(std::int64_t number) {
     backend_->set_scalars({.step = number, .learning_rate = 0.01, .weight_decay = 0.1, .clip_norm = 1.0});
     for (const Call& call : program_.calls)
-      for (const Instruction& instruction : program_.segments[static_cast<std::size_t>(call.segment)].instructions) {
+      for (const Instruction& instruction : program_.segments[call.segment].instructions) {
         REQUIRE(instruction.kind == InstructionKind::kernel);
         std::vector<void*> operands;
         for (const Operand& operand : instruction.operands)
-          operands.push_back(arena_.get() + program_.buffers[static_cast<std::size_t>(call.buffers[static_cast<std::size_t>(operand.binding)])].offset + operand.offset);
+          operands.push_back(arena_.get() + program_.buffers[call.buffers[operand.binding]].offset + operand.offset);
         if (instruction.op == OpKind::load_tokens || instruction.op == OpKind::load_targets) {
           auto* tokens = static_cast<std::int32_t*>(operands[0]);
-          const std::int64_t first = 7 * call.micro_batch + 31 * number + (instruction.op == OpKind::load_targets ? 1 : 0);
-          for (std::int64_t i = 0; i < instruction.shape.rows; ++i) tokens[i] = static_cast<std::int32_t>((first + i * i) % vocabulary_);
+          const std::int64_t first =
+              7 * call.micro_batch + 31 * number + (instruction.op == OpKind::load_targets ? 1 : 0);
+          for (std::int64_t i = 0; i < instruction.shape.rows; ++i)
+            tokens[i] = static_cast<std::int32_t>((first + i * i) % vocabulary_);
         } else {
-          backend_->run(0, {.kind = instruction.op, .shape = instruction.shape, .type = instruction.type, .operands = operands});
+          backend_->run(
+              0, {.kind = instruction.op, .shape = instruction.shape, .type = instruction.type, .operands = operands});
         }
       }
   }
@@ -285,7 +301,7 @@ class Machine {
   }
   float loss() const {
     float loss = 0.0f;
-    std::memcpy(&loss, arena_.get() + program_.buffers[static_cast<std::size_t>(program_.loss_buffer)].offset, 4);
+    std::memcpy(&loss, arena_.get() + program_.buffers[program_.loss_buffer].offset, 4);
     return loss;
   }
 

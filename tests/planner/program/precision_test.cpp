@@ -1,4 +1,5 @@
-// What the precision changes in lowered Programs: master copies, the loss scale, workspaces of a backend.
+// What the precision changes in lowered Programs: master copies, the loss scale, workspaces of a
+// backend.
 #include <algorithm>
 
 #include <doctest/doctest.h>
@@ -24,7 +25,7 @@ TrainingSpec training_in(DataType precision) {
 template <class Body>
 void for_each_instruction(const Program& program, Body body) {
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
-    const Segment& segment = program.segments[static_cast<std::size_t>(program.calls[c].segment)];
+    const Segment& segment = program.segments[program.calls[c].segment];
     for (std::size_t i = 0; i < segment.instructions.size(); ++i) body(c, program.calls[c], segment.instructions[i]);
   }
 }
@@ -40,7 +41,8 @@ TEST_CASE("a master copy stands behind the parameters of bf16 and fp16 alone, an
       TrainingSpec training = training_in(precision);
       training.optimizer = optimizer;
       for (const Program& program : lower_all(job_of(graph, training, random_spec(graph, training, 4, random)))) {
-        for (const Bucket& bucket : program.buckets) CHECK((bucket.master >= 0) == (precision == DataType::bf16 || precision == DataType::fp16));
+        for (const Bucket& bucket : program.buckets)
+          CHECK((bucket.master >= 0) == (precision == DataType::bf16 || precision == DataType::fp16));
         for_each_instruction(program, [&](std::size_t, const Call&, const Instruction& instruction) {
           if (instruction.op != OpKind::adamw && instruction.op != OpKind::sgd) return;
           if (instruction.kind != InstructionKind::kernel) return;
@@ -65,7 +67,8 @@ TEST_CASE("tf32 takes the memory of fp32 and communicates fp32, and its kernels 
       bool products = false;
       for_each_instruction(rounded[rank], [&](std::size_t, const Call&, const Instruction& instruction) {
         if (instruction.kind != InstructionKind::kernel) CHECK(instruction.type != DataType::tf32);
-        products |= instruction.kind == InstructionKind::kernel && instruction.op == OpKind::linear && instruction.type == DataType::tf32;
+        products |= instruction.kind == InstructionKind::kernel && instruction.op == OpKind::linear &&
+                    instruction.type == DataType::tf32;
       });
       bool has_linear = false;
       for_each_instruction(plain[rank], [&](std::size_t, const Call&, const Instruction& instruction) {
@@ -89,16 +92,17 @@ TEST_CASE("fp16 scales the loss: one scale a rank, read by the first gradient an
       for (const Program& program : lower_all(job_of(graph, training, spec, BackendKind::cuda))) {
         REQUIRE(program.loss_scale_buffer >= 0);
         REQUIRE(program.norm_buffer >= 0);
-        const Buffer& scale = program.buffers[static_cast<std::size_t>(program.loss_scale_buffer)];
+        const Buffer& scale = program.buffers[program.loss_scale_buffer];
         CHECK(scale.bytes == 16);
         CHECK(scale.persistent);
         const auto holds = [&](const Call& call, const Operand& operand) {
-          return call.buffers[static_cast<std::size_t>(operand.binding)] == program.loss_scale_buffer;
+          return call.buffers[operand.binding] == program.loss_scale_buffer;
         };
         int gradients = 0, optimizers = 0, updates = 0;
         std::size_t last_reader = 0, updated = 0;
         for_each_instruction(program, [&](std::size_t c, const Call& call, const Instruction& instruction) {
-          const bool uses = std::ranges::any_of(instruction.operands, [&](const Operand& operand) { return holds(call, operand); });
+          const bool uses =
+              std::ranges::any_of(instruction.operands, [&](const Operand& operand) { return holds(call, operand); });
           const bool kernel = instruction.kind == InstructionKind::kernel;
           const bool gradient = kernel && instruction.op == OpKind::cross_entropy_gradient;
           const bool optimizer = kernel && instruction.op == OpKind::adamw;
@@ -119,7 +123,7 @@ TEST_CASE("fp16 scales the loss: one scale a rank, read by the first gradient an
         std::vector<GroupKind> summed;
         for_each_instruction(program, [&](std::size_t, const Call& call, const Instruction& instruction) {
           if (instruction.kind == InstructionKind::all_reduce_sum &&
-              call.buffers[static_cast<std::size_t>(instruction.operands[0].binding)] == program.norm_buffer)
+              call.buffers[instruction.operands[0].binding] == program.norm_buffer)
             summed.push_back(instruction.group);
         });
         std::vector<GroupKind> wanted;
@@ -147,18 +151,20 @@ TEST_CASE("every kernel has the workspace of its backend's row, in scratch") {
     for (int trial = 0; trial < 20; ++trial) {
       TrainingSpec training = training_in(backend == BackendKind::cpu ? DataType::fp32 : DataType::bf16);
       training.clip_norm = 1.0;
-      for (const Program& program : lower_representatives(job_of(graph, training, random_spec(graph, training, 4, random), backend)))
+      for (const Program& program :
+           lower_representatives(job_of(graph, training, random_spec(graph, training, 4, random), backend)))
         for_each_instruction(program, [&](std::size_t, const Call& call, const Instruction& instruction) {
           if (instruction.kind != InstructionKind::kernel) return;
           CAPTURE(name(instruction.op));
           const std::int64_t bytes = workspace_bytes(instruction.op, instruction.shape, backend).count;
-          CHECK(static_cast<int>(instruction.operands.size()) == operand_count(row_of(instruction.op), instruction.shape, bytes > 0));
+          CHECK(static_cast<int>(instruction.operands.size()) ==
+                operand_count(row_of(instruction.op), instruction.shape, bytes > 0));
           if (bytes == 0) return;
           ++workspaces;
           const Operand& workspace = instruction.operands.back();
           CHECK(workspace.bytes == bytes);
           CHECK(workspace.access == Access::update);
-          CHECK(program.buffers[static_cast<std::size_t>(call.buffers[static_cast<std::size_t>(workspace.binding)])].name == "scratch");
+          CHECK(program.buffers[call.buffers[workspace.binding]].name == "scratch");
         });
     }
     CHECK(workspaces > 1000);

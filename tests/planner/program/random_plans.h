@@ -22,16 +22,18 @@ inline OpGraph graph_of(const std::string& model) {
   return build_graph(load_model(folder + "/" + model + ".yaml", folder).spec, 16);
 }
 
-inline Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, BackendKind backend = BackendKind::cpu) {
+inline Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
+                  BackendKind backend = BackendKind::cpu) {
   return {.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
           .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
           .backend = backend, .overhead = {}};
 }
 
 inline std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} order {} sequence parallel {} zero {} micro-batch {} {} recompute {} stages [{}]", spec.dp(),
-                     spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
-                     name(spec.schedule), name(spec.recompute), fmt::join(spec.stage_blocks, ", "));
+  return fmt::format(
+      "dp {} tp {} pp {} order {} sequence parallel {} zero {} micro-batch {} {} recompute {} stages [{}]", spec.dp(),
+      spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
+      name(spec.schedule), name(spec.recompute), fmt::join(spec.stage_blocks, ", "));
 }
 
 // A legal layout of `ranks` ranks; drawn again until the techniques allow it.
@@ -52,7 +54,8 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
     spec.schedule = pick(ScheduleKind::gpipe, ScheduleKind::one_f_one_b);
     spec.recompute = pick(Recompute::none, Recompute::full);
     spec.stage_blocks.assign(static_cast<std::size_t>(pp), 1);
-    for (int left = static_cast<int>(graph.blocks.size()) - pp; left > 0; --left) ++spec.stage_blocks[random() % spec.stage_blocks.size()];
+    for (int left = static_cast<int>(graph.blocks.size()) - pp; left > 0; --left)
+      ++spec.stage_blocks[random() % spec.stage_blocks.size()];
     if (!illegal(graph, training, spec)) return spec;
   }
 }

@@ -5,10 +5,11 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/enum.h"
 #include "planner/program/program.h"
 
-// Programs small enough to check by hand: a table of 4 rows of 4 fp32 numbers (64 B) is looked up by 4 tokens (16 B),
-// the 64 B that come out are their own gradient, and AdamW updates the table.
+// Programs small enough to check by hand: a table of 4 rows of 4 fp32 numbers (64 B) is looked up
+// by 4 tokens (16 B), the 64 B that come out are their own gradient, and AdamW updates the table.
 namespace parplan {
 
 struct Piece {
@@ -17,11 +18,18 @@ struct Piece {
   std::int64_t bytes = 0;
   Access access{};
 };
-inline Piece reads(int buffer, std::int64_t offset, std::int64_t bytes) { return {buffer, offset, bytes, Access::read}; }
-inline Piece writes(int buffer, std::int64_t offset, std::int64_t bytes) { return {buffer, offset, bytes, Access::write}; }
-inline Piece updates(int buffer, std::int64_t offset, std::int64_t bytes) { return {buffer, offset, bytes, Access::update}; }
+inline Piece reads(int buffer, std::int64_t offset, std::int64_t bytes) {
+  return {buffer, offset, bytes, Access::read};
+}
+inline Piece writes(int buffer, std::int64_t offset, std::int64_t bytes) {
+  return {buffer, offset, bytes, Access::write};
+}
+inline Piece updates(int buffer, std::int64_t offset, std::int64_t bytes) {
+  return {buffer, offset, bytes, Access::update};
+}
 
-// Builds a Program call by call; every call has a segment of its own, and every buffer lies behind the one before.
+// Builds a Program call by call; every call has a segment of its own, and every buffer lies behind
+// the one before.
 struct SmallProgram {
   Program program;
 
@@ -31,7 +39,7 @@ struct SmallProgram {
     for (GroupKind kind : {GroupKind::tensor, GroupKind::data, GroupKind::pipeline}) group(kind, {rank});
   }
   SmallProgram& group(GroupKind kind, std::vector<int> ranks) {
-    program.groups[static_cast<std::size_t>(kind)] = std::move(ranks);
+    program.groups[index_of(kind)] = std::move(ranks);
     return *this;
   }
   int buffer(std::string name, MemoryCategory category, std::int64_t bytes, bool persistent = false) {
@@ -57,7 +65,8 @@ struct SmallProgram {
     made.kind = kind;
     made.stream = stream;
     made.name = std::move(name);
-    for (const Piece& piece : pieces) made.operands.push_back({bind(piece.buffer), piece.offset, piece.bytes, piece.access});
+    for (const Piece& piece : pieces)
+      made.operands.push_back({bind(piece.buffer), piece.offset, piece.bytes, piece.access});
     segment.instructions.push_back(std::move(made));
     return segment.instructions.back();
   }
@@ -67,7 +76,8 @@ struct SmallProgram {
     return made;
   }
   // A call of one instruction.
-  Call& communicate(InstructionKind kind, GroupKind group, Stream stream, std::string name, const std::vector<Piece>& pieces) {
+  Call& communicate(InstructionKind kind, GroupKind group, Stream stream, std::string name,
+                    const std::vector<Piece>& pieces) {
     call(name, stream);
     Instruction& made = instruction(kind, stream, std::move(name), pieces);
     made.group = group;
@@ -115,23 +125,32 @@ inline Program data_parallel_program(int rank) {
   p.buffer("first moment", MemoryCategory::optimizer, 64, true);
   p.buffer("second moment", MemoryCategory::optimizer, 64, true);
   p.buffer("saved", MemoryCategory::activations, 80);
-  p.program.buckets.push_back({.name = "embedding", .elements = 16, .shard_begin = 0, .shard_elements = 16, .parameters = table,
-                               .gradients = gradients, .first_moment = first_moment, .second_moment = second_moment});
+  p.program.buckets.push_back({.name = "embedding",
+                               .elements = 16,
+                               .shard_begin = 0,
+                               .shard_elements = 16,
+                               .parameters = table,
+                               .gradients = gradients,
+                               .first_moment = first_moment,
+                               .second_moment = second_moment});
 
   p.compute(OpKind::fill_zero, "fill_zero", {writes(gradients, 0, 64)});
   p.task(std::nullopt);
   p.call("forward", Stream::compute).micro_batch = 0;
   p.kernel(OpKind::load_tokens, "tokens", {writes(saved, 0, 16)}).type = DataType::int32;
-  OpShape& shape = p.kernel(OpKind::embedding, "embedding", {reads(saved, 0, 16), reads(table, 0, 64), writes(saved, 16, 64)}).shape;
+  OpShape& shape =
+      p.kernel(OpKind::embedding, "embedding", {reads(saved, 0, 16), reads(table, 0, 64), writes(saved, 16, 64)}).shape;
   shape.rows = 4;
   shape.columns = 4;
   p.task(Action{0, Phase::forward, 0});
-  p.compute(OpKind::embedding_gradient, "embedding", {reads(saved, 16, 64), reads(saved, 0, 16), updates(gradients, 0, 64)});
+  p.compute(OpKind::embedding_gradient, "embedding",
+            {reads(saved, 16, 64), reads(saved, 0, 16), updates(gradients, 0, 64)});
   p.program.calls[backward].frees = {saved};
   p.communicate(InstructionKind::all_reduce_sum, GroupKind::data, Stream::data, "reduce", {updates(gradients, 0, 64)});
   p.task(Action{0, Phase::backward, 0});
-  p.compute(OpKind::adamw, "optimizer",
-            {reads(gradients, 0, 64), updates(table, 0, 64), updates(first_moment, 0, 64), updates(second_moment, 0, 64)});
+  p.compute(
+      OpKind::adamw, "optimizer",
+      {reads(gradients, 0, 64), updates(table, 0, 64), updates(first_moment, 0, 64), updates(second_moment, 0, 64)});
   p.task(std::nullopt);
   p.program.events = 2;
   SmallProgram::wait(p.program.calls[backward], 0, p.program.calls[reduce]);
@@ -154,7 +173,8 @@ inline Program zero_program(int rank) {
   for (Operand& operand : operands) operand = {operand.binding, 32 * rank, 32, operand.access};
   SmallProgram p(rank);
   p.program = std::move(program);
-  p.communicate(InstructionKind::all_gather, GroupKind::data, Stream::data, "gather", {reads(table, 32 * rank, 32), writes(table, 0, 64)});
+  p.communicate(InstructionKind::all_gather, GroupKind::data, Stream::data, "gather",
+                {reads(table, 32 * rank, 32), writes(table, 0, 64)});
   p.task(std::nullopt);
   p.program.events = 3;
   SmallProgram::wait(p.program.calls[zero::optimizer], 2, p.program.calls[zero::gather]);
@@ -189,13 +209,17 @@ inline Program first_stage_program() {
   p.call("forward", Stream::compute).micro_batch = 0;
   p.kernel(OpKind::load_tokens, "tokens", {writes(tokens, 0, 16)});
   p.kernel(OpKind::embedding, "embedding", {reads(tokens, 0, 16), reads(table, 0, 64), writes(output, 0, 64)});
-  p.communicate(InstructionKind::send, GroupKind::next, Stream::send_next, "send", {reads(output, 0, 64)}).frees = {output};
+  p.communicate(InstructionKind::send, GroupKind::next, Stream::send_next, "send", {reads(output, 0, 64)}).frees = {
+      output};
   p.task(Action{0, Phase::forward, 0});
   p.communicate(InstructionKind::receive, GroupKind::next, Stream::receive_next, "receive", {writes(gradient, 0, 64)});
-  p.compute(OpKind::embedding_gradient, "embedding", {reads(gradient, 0, 64), reads(tokens, 0, 16), updates(gradients, 0, 64)}).frees = {tokens, gradient};
+  p.compute(OpKind::embedding_gradient, "embedding",
+            {reads(gradient, 0, 64), reads(tokens, 0, 16), updates(gradients, 0, 64)})
+      .frees = {tokens, gradient};
   p.task(Action{0, Phase::backward, 0});
-  p.compute(OpKind::adamw, "optimizer",
-            {reads(gradients, 0, 64), updates(table, 0, 64), updates(first_moment, 0, 64), updates(second_moment, 0, 64)});
+  p.compute(
+      OpKind::adamw, "optimizer",
+      {reads(gradients, 0, 64), updates(table, 0, 64), updates(first_moment, 0, 64), updates(second_moment, 0, 64)});
   p.task(std::nullopt);
   p.program.events = 2;
   SmallProgram::wait(p.program.calls[forward], 0, p.program.calls[send]);
@@ -210,12 +234,14 @@ inline Program second_stage_program() {
   p.buffer("input", MemoryCategory::activations, 64);
   p.buffer("result", MemoryCategory::activations, 64);
   p.buffer("gradient", MemoryCategory::activations, 64);
-  p.communicate(InstructionKind::receive, GroupKind::previous, Stream::receive_previous, "receive", {writes(input, 0, 64)});
+  p.communicate(InstructionKind::receive, GroupKind::previous, Stream::receive_previous, "receive",
+                {writes(input, 0, 64)});
   p.compute(OpKind::activation, "activation", {reads(input, 0, 64), writes(result, 0, 64)});
   p.task(Action{1, Phase::forward, 0});
   p.compute(OpKind::activation_gradient, "activation",
             {reads(result, 0, 64), reads(input, 0, 64), writes(gradient, 0, 64)}).frees = {input, result};
-  p.communicate(InstructionKind::send, GroupKind::previous, Stream::send_previous, "send", {reads(gradient, 0, 64)}).frees = {gradient};
+  p.communicate(InstructionKind::send, GroupKind::previous, Stream::send_previous, "send", {reads(gradient, 0, 64)})
+      .frees = {gradient};
   p.task(Action{1, Phase::backward, 0});
   p.program.events = 2;
   SmallProgram::wait(p.program.calls[receive], 0, p.program.calls[forward]);
@@ -226,7 +252,7 @@ inline std::vector<Program> pipeline_job() { return {first_stage_program(), seco
 
 // Takes a call out: its events too, and what waits for them.
 inline void drop_call(Program& program, int call) {
-  const std::optional<int> event = program.calls[static_cast<std::size_t>(call)].records;
+  const std::optional<int> event = program.calls[call].records;
   program.calls.erase(program.calls.begin() + call);
   for (Call& other : program.calls)
     if (event) std::erase(other.waits, *event);

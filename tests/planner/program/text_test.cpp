@@ -15,7 +15,8 @@ TEST_CASE("streams, groups and instructions have names of their own") {
   std::vector<std::string> streams, groups, kinds;
   for (int i = 0; i < static_cast<int>(Stream::count_); ++i) streams.push_back(name(static_cast<Stream>(i)));
   for (int i = 0; i < static_cast<int>(GroupKind::count_); ++i) groups.push_back(name(static_cast<GroupKind>(i)));
-  for (int i = 0; i <= static_cast<int>(InstructionKind::receive); ++i) kinds.push_back(name(static_cast<InstructionKind>(i)));
+  for (int i = 0; i <= static_cast<int>(InstructionKind::receive); ++i)
+    kinds.push_back(name(static_cast<InstructionKind>(i)));
   CHECK(all_differ(streams));
   CHECK(all_differ(groups));
   CHECK(all_differ(kinds));

@@ -25,8 +25,8 @@ TEST_CASE("lowered Programs of random legal plans verify, on both backends, in e
       if (trial % 10 == 4) training.momentum = 0.9;
       constexpr int ranks[] = {1, 2, 3, 4, 6, 8};
       const ParallelSpec spec = random_spec(graph, training, ranks[trial % 6], random);
-      INFO(model << ": " << describe(spec) << ", " << name(training.precision) << ", clip " << training.clip_norm << ", " << name(backend)
-                 << (fuse ? ", fused" : ""));
+      INFO(model << ": " << describe(spec) << ", " << name(training.precision) << ", clip " << training.clip_norm
+                 << ", " << name(backend) << (fuse ? ", fused" : ""));
       Job job = job_of(graph, training, spec, backend);
       job.fuse = fuse;
       std::string found;
@@ -53,7 +53,7 @@ struct Spot {
 std::vector<Spot> spots(const Program& program, const std::function<bool(const Instruction&)>& wanted) {
   std::vector<Spot> found;
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
-    const std::vector<Instruction>& instructions = program.segments[static_cast<std::size_t>(program.calls[c].segment)].instructions;
+    const std::vector<Instruction>& instructions = program.segments[program.calls[c].segment].instructions;
     for (std::size_t i = 0; i < instructions.size(); ++i)
       if (wanted(instructions[i])) found.push_back({static_cast<int>(c), static_cast<int>(i)});
   }
@@ -62,15 +62,15 @@ std::vector<Spot> spots(const Program& program, const std::function<bool(const I
 
 // The call gets a segment of its own, so that what is planted there stays there.
 Segment& own_segment(Program& program, int call) {
-  int& segment = program.calls[static_cast<std::size_t>(call)].segment;
-  program.segments.push_back(program.segments[static_cast<std::size_t>(segment)]);
+  int& segment = program.calls[call].segment;
+  program.segments.push_back(program.segments[segment]);
   segment = static_cast<int>(program.segments.size()) - 1;
   return program.segments.back();
 }
 
 // Makes the instruction do nothing to its operands and meet nobody, while its events stay.
 void silence(Program& program, Spot spot) {
-  Instruction& instruction = own_segment(program, spot.call).instructions[static_cast<std::size_t>(spot.instruction)];
+  Instruction& instruction = own_segment(program, spot.call).instructions[spot.instruction];
   instruction.kind = InstructionKind::kernel;
   instruction.op = OpKind::fill_zero;
   instruction.operands = {{instruction.operands.front().binding, 0, 0, Access::write}};
@@ -98,7 +98,8 @@ TEST_CASE("in lowered Programs every communication that one rank drops is missed
         const std::vector<Spot> all = spots(program, [&](const Instruction& i) { return communicates(program, i); });
         REQUIRE(!all.empty());
         const Spot spot = all[random() % all.size()];
-        INFO(model << ": " << describe(spec) << ", rank " << program.rank << ", call " << spot.call << ", instruction " << spot.instruction);
+        INFO(model << ": " << describe(spec) << ", rank " << program.rank << ", call " << spot.call << ", instruction "
+                   << spot.instruction);
         silence(program, spot);
         CHECK(!find_faults(planted).empty());
       }
@@ -117,7 +118,8 @@ TEST_CASE("in lowered Programs every gradient reduction that all ranks drop is m
     spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
     const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
     const std::vector<Spot> reductions = spots(programs[0], [&](const Instruction& i) {
-      return (i.kind == InstructionKind::all_reduce_sum || i.kind == InstructionKind::reduce_scatter) && i.operands[0].bytes > 4;
+      return (i.kind == InstructionKind::all_reduce_sum || i.kind == InstructionKind::reduce_scatter) &&
+             i.operands[0].bytes > 4;
     });
     REQUIRE(reductions.size() >= graph.blocks.size());
     for (const Spot& spot : reductions) {

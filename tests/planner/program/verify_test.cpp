@@ -1,3 +1,4 @@
+#include "planner/base/enum.h"
 #include "planner/program/verify.h"
 
 #include <algorithm>
@@ -19,8 +20,8 @@ std::string faults_of(const std::vector<Program>& programs) {
 }
 
 Instruction& only_instruction(Program& program, int call) {
-  const int segment = program.calls[static_cast<std::size_t>(call)].segment;
-  return program.segments[static_cast<std::size_t>(segment)].instructions.back();
+  const int segment = program.calls[call].segment;
+  return program.segments[segment].instructions.back();
 }
 
 // One rank with two buffers of 64 B and nothing else.
@@ -35,8 +36,8 @@ std::vector<Program> alone(SmallProgram& p) {
   return {p.program};
 }
 
-// Four ranks as a square: tensor groups (0, 1) and (2, 3), data groups (0, 2) and (1, 3). Each rank sums "a" over one and
-// "b" over the other, the ranks of `data_first` over the data group first.
+// Four ranks as a square: tensor groups (0, 1) and (2, 3), data groups (0, 2) and (1, 3). Each rank
+// sums "a" over one and "b" over the other, the ranks of `data_first` over the data group first.
 std::vector<Program> square(const std::vector<int>& data_first) {
   std::vector<Program> programs;
   for (int rank = 0; rank < 4; ++rank) {
@@ -44,8 +45,12 @@ std::vector<Program> square(const std::vector<int>& data_first) {
     p.group(GroupKind::tensor, {rank / 2 * 2, rank / 2 * 2 + 1}).group(GroupKind::data, {rank % 2, rank % 2 + 2});
     p.buffer("a", MemoryCategory::buffers, 64, true);
     p.buffer("b", MemoryCategory::buffers, 64, true);
-    const auto tensor = [&] { p.communicate(InstructionKind::all_reduce_sum, GroupKind::tensor, Stream::tensor, "a", {updates(0, 0, 64)}); };
-    const auto data = [&] { p.communicate(InstructionKind::all_reduce_sum, GroupKind::data, Stream::data, "b", {updates(1, 0, 64)}); };
+    const auto tensor = [&] {
+      p.communicate(InstructionKind::all_reduce_sum, GroupKind::tensor, Stream::tensor, "a", {updates(0, 0, 64)});
+    };
+    const auto data = [&] {
+      p.communicate(InstructionKind::all_reduce_sum, GroupKind::data, Stream::data, "b", {updates(1, 0, 64)});
+    };
     const bool crossed = std::find(data_first.begin(), data_first.end(), rank) != data_first.end();
     if (crossed) data();
     tensor();
@@ -56,7 +61,8 @@ std::vector<Program> square(const std::vector<int>& data_first) {
   return programs;
 }
 
-// Two ranks that only send to and receive from each other, in the order given; on one stream, or on one each.
+// Two ranks that only send to and receive from each other, in the order given; on one stream, or on
+// one each.
 enum class Streams { one, two };
 std::vector<Program> exchange(bool send_first, Streams streams) {
   std::vector<Program> programs;
@@ -67,7 +73,9 @@ std::vector<Program> exchange(bool send_first, Streams streams) {
     p.buffer("out", MemoryCategory::buffers, 64, true);
     p.buffer("in", MemoryCategory::buffers, 64);
     const Stream sending = rank == 0 ? Stream::send_next : Stream::send_previous;
-    const Stream receiving = streams == Streams::one ? sending : rank == 0 ? Stream::receive_next : Stream::receive_previous;
+    const Stream receiving = streams == Streams::one ? sending
+                             : rank == 0             ? Stream::receive_next
+                                                     : Stream::receive_previous;
     const auto send = [&] { p.communicate(InstructionKind::send, peer, sending, "send", {reads(0, 0, 64)}); };
     if (send_first) send();
     p.communicate(InstructionKind::receive, peer, receiving, "receive", {writes(1, 0, 64)});
@@ -89,7 +97,7 @@ TEST_CASE("small Programs written by hand verify") {
   CHECK_NOTHROW(verify(pipeline_job()));
 }
 
-// Structure -----------------------------------------------------------------------------------------------------
+// Structure ---------------------------------------------------------------------------------------
 
 TEST_CASE("a Program in another rank's place is refused") {
   CHECK(faults_of({data_parallel_program(1), data_parallel_program(0)}) ==
@@ -100,7 +108,8 @@ TEST_CASE("an operand out of its buffer's range is found") {
   std::vector<Program> programs = data_parallel_job();
   only_instruction(programs[1], data_parallel::forward).operands[1].offset = 32;
   CHECK(faults_of(programs) ==
-        "rank 1, call 1, instruction 1: operand out of range: embedding 'embedding' uses bytes [32, 96) of 'table', which has 64 B");
+        "rank 1, call 1, instruction 1: operand out of range: embedding 'embedding' uses bytes [32, 96) of 'table', "
+        "which has 64 B");
 }
 
 TEST_CASE("buffers that overlap are found, neighbours are not") {
@@ -116,7 +125,8 @@ TEST_CASE("a buffer within another is found behind a third") {
   p.program.buffers[1].offset = 8;
   p.program.buffers[2].offset = 40;
   CHECK(faults_of(alone(p)) ==
-        "rank 0: buffers overlap: 'a' at [0, 64) and 'b' at [8, 24)\nrank 0: buffers overlap: 'a' at [0, 64) and 'c' at [40, 48)");
+        "rank 0: buffers overlap: 'a' at [0, 64) and 'b' at [8, 24)\nrank 0: buffers overlap: 'a' at [0, 64) and 'c' "
+        "at [40, 48)");
 }
 
 TEST_CASE("a buffer outside the arena is found") {
@@ -146,7 +156,8 @@ TEST_CASE("tasks hold every call once, in order") {
   std::vector<Program> programs = data_parallel_job();
   programs[0].tasks[1].first_call = 2;
   programs[1].tasks.pop_back();
-  CHECK(faults_of(programs) == "rank 0: a task has calls [2, 2) where call 1 is next\nrank 1: the tasks hold 4 calls of 5");
+  CHECK(faults_of(programs) ==
+        "rank 0: a task has calls [2, 2) where call 1 is next\nrank 1: the tasks hold 4 calls of 5");
 }
 
 TEST_CASE("operands fit their op's row") {
@@ -159,25 +170,27 @@ TEST_CASE("operands fit their op's row") {
 }
 
 TEST_CASE("optional operands and workspaces are told apart by the shape") {
-  // 4 operands: gradient, input, weight gradient, and either bias gradient or workspace. The workspace may be read as
-  // it is, the bias gradient may not.
+  // 4 operands: gradient, input, weight gradient, and either bias gradient or workspace. The
+  // workspace may be read as it is, the bias gradient may not.
   const auto job = [](bool bias) {
     SmallProgram p = scratch_pad();
     p.compute(OpKind::fill_zero, "fill_zero", {writes(0, 0, 64)});
-    p.compute(OpKind::linear_weight_gradient, "linear", {reads(0, 0, 16), reads(0, 16, 16), updates(0, 32, 16), updates(1, 0, 64)});
+    p.compute(OpKind::linear_weight_gradient, "linear",
+              {reads(0, 0, 16), reads(0, 16, 16), updates(0, 32, 16), updates(1, 0, 64)});
     p.program.segments.back().instructions[0].shape.bias = bias;
     return alone(p);
   };
   CHECK(faults_of(job(false)) == "");
   CHECK(faults_of(job(true)) ==
-        "rank 0, call 1, instruction 0: use before definition: linear_weight_gradient 'linear' reads bytes [0, 64) of 'b', which nothing "
+        "rank 0, call 1, instruction 0: use before definition: linear_weight_gradient 'linear' reads bytes [0, 64) of "
+        "'b', which nothing "
         "has written");
 }
 
 TEST_CASE("groups are ascending and hold the rank") {
   std::vector<Program> programs = data_parallel_job();
-  programs[0].groups[static_cast<std::size_t>(GroupKind::data)] = {1, 0};
-  programs[1].groups[static_cast<std::size_t>(GroupKind::data)] = {0};
+  programs[0].groups[index_of(GroupKind::data)] = {1, 0};
+  programs[1].groups[index_of(GroupKind::data)] = {0};
   CHECK(faults_of(programs) ==
         "rank 0: the data group (1, 0) is not an ascending list of ranks of a job of 2\n"
         "rank 1, call 3, instruction 0: all_reduce_sum 'reduce' over the data group (0), which this rank is not in");
@@ -197,8 +210,10 @@ TEST_CASE("an all-gather takes this rank's chunk, from its place when in place")
   only_instruction(programs[0], zero::gather).operands[0].bytes = 28;
   only_instruction(programs[1], zero::gather).operands[0].offset = 0;
   CHECK(faults_of(programs) ==
-        "rank 0, call 5, instruction 0: all_gather 'gather' of 64 B gathers a shard of 28 B where member 0 of 2 holds 32 B\n"
-        "rank 1, call 5, instruction 0: all_gather 'gather' gathers in place from byte 0 of the whole where member 1 of 2 holds bytes "
+        "rank 0, call 5, instruction 0: all_gather 'gather' of 64 B gathers a shard of 28 B where member 0 of 2 holds "
+        "32 B\n"
+        "rank 1, call 5, instruction 0: all_gather 'gather' gathers in place from byte 0 of the whole where member 1 "
+        "of 2 holds bytes "
         "from 32");
 }
 
@@ -222,19 +237,21 @@ TEST_CASE("events of a segment are recorded once, and before they are waited for
   p.kernel(OpKind::fill_zero, "fourth", {writes(0, 0, 64)}).records = 1;
   p.program.segments[0].events = 1;
   CHECK(faults_of(alone(p)) ==
-        "rank 0, call 0, instruction 0: missing event: fill_zero 'first' waits for event 0 of its segment, which nothing before it "
+        "rank 0, call 0, instruction 0: missing event: fill_zero 'first' waits for event 0 of its segment, which "
+        "nothing before it "
         "records\n"
         "rank 0, call 0, instruction 2: fill_zero 'third' records event 0 of its segment a second time\n"
         "rank 0, call 0, instruction 3: fill_zero 'fourth' records event 1 of a segment of 1");
 }
 
-// Order -----------------------------------------------------------------------------------------------------------
+// Order -------------------------------------------------------------------------------------------
 
 TEST_CASE("a missing event between calls is found: a write before a read") {
   std::vector<Program> programs = data_parallel_job();
   programs[0].calls[data_parallel::optimizer].waits.clear();
   CHECK(faults_of(programs) ==
-        "rank 0, call 4, instruction 0: missing event: adamw 'optimizer' on stream compute reads bytes [0, 64) of 'gradients' without "
+        "rank 0, call 4, instruction 0: missing event: adamw 'optimizer' on stream compute reads bytes [0, 64) of "
+        "'gradients' without "
         "waiting for all_reduce_sum 'reduce' of call 3 on stream data, which writes them");
 }
 
@@ -242,7 +259,8 @@ TEST_CASE("a missing event between calls is found: a write before an update") {
   std::vector<Program> programs = data_parallel_job();
   programs[1].calls[data_parallel::reduce].waits.clear();
   CHECK(faults_of(programs) ==
-        "rank 1, call 3, instruction 0: missing event: all_reduce_sum 'reduce' on stream data updates bytes [0, 64) of 'gradients' "
+        "rank 1, call 3, instruction 0: missing event: all_reduce_sum 'reduce' on stream data updates bytes [0, 64) of "
+        "'gradients' "
         "without waiting for embedding_gradient 'embedding' of call 2 on stream compute, which writes them");
 }
 
@@ -256,7 +274,8 @@ TEST_CASE("a missing event between calls is found: a read before a write") {
   SmallProgram::wait(p.program.calls[0], 0, p.program.calls[1]);
   const std::vector<Program> raced = alone(p);
   CHECK(faults_of(raced) ==
-        "rank 0, call 2, instruction 0: missing event: fill_zero 'again' on stream compute writes bytes [16, 32) of 'a' without waiting "
+        "rank 0, call 2, instruction 0: missing event: fill_zero 'again' on stream compute writes bytes [16, 32) of "
+        "'a' without waiting "
         "for copy 'copy' of call 1 on stream data, which reads them");
   // Disjoint bytes need no event, and neither do two readers.
   std::vector<Program> apart = raced;
@@ -279,11 +298,14 @@ TEST_CASE("order is passed on through events of other streams") {
   CHECK(faults_of(alone(p)) == "");
 }
 
-TEST_CASE("a missing event within a segment is found and its side streams fork where the call starts and are joined at its end") {
+TEST_CASE(
+    "a missing event within a segment is found and its side streams fork where the call starts and are joined at its "
+    "end") {
   SmallProgram p = scratch_pad();
   p.compute(OpKind::fill_zero, "zero", {writes(0, 0, 64)});
   p.call("work", Stream::compute);
-  p.kernel(OpKind::copy, "out", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::tensor).records = 0;  // forked: sees call 0
+  p.kernel(OpKind::copy, "out", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::tensor).records =
+      0;  // forked: sees call 0
   p.kernel(OpKind::fill_zero, "again", {writes(0, 0, 64)}).waits = {0};
   p.program.segments[1].instructions[1].records = 1;
   p.kernel(OpKind::copy, "back", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::tensor).waits = {1};
@@ -295,29 +317,33 @@ TEST_CASE("a missing event within a segment is found and its side streams fork w
   std::vector<Program> no_first_wait = good;
   no_first_wait[0].segments[1].instructions[1].waits.clear();
   CHECK(faults_of(no_first_wait) ==
-        "rank 0, call 1, instruction 1: missing event: fill_zero 'again' on stream compute writes bytes [0, 64) of 'a' without waiting "
+        "rank 0, call 1, instruction 1: missing event: fill_zero 'again' on stream compute writes bytes [0, 64) of 'a' "
+        "without waiting "
         "for copy 'out' of call 1 on stream tensor, which reads them");
   std::vector<Program> no_second_wait = good;
   no_second_wait[0].segments[1].instructions[2].waits.clear();
   CHECK(faults_of(no_second_wait) ==
-        "rank 0, call 1, instruction 2: missing event: copy 'back' on stream tensor reads bytes [0, 64) of 'a' without waiting for "
+        "rank 0, call 1, instruction 2: missing event: copy 'back' on stream tensor reads bytes [0, 64) of 'a' without "
+        "waiting for "
         "fill_zero 'again' of call 1 on stream compute, which writes them");
 }
 
-// Definition ------------------------------------------------------------------------------------------------------
+// Definition --------------------------------------------------------------------------------------
 
 TEST_CASE("a use after free is found") {
   std::vector<Program> programs = data_parallel_job();
   programs[0].calls[data_parallel::forward].frees = {data_parallel::saved};
   CHECK(faults_of(programs) ==
-        "rank 0, call 2, instruction 0: use after free: embedding_gradient 'embedding' reads bytes [16, 80) of 'saved', which call 1 freed");
+        "rank 0, call 2, instruction 0: use after free: embedding_gradient 'embedding' reads bytes [16, 80) of "
+        "'saved', which call 1 freed");
 }
 
 TEST_CASE("a use before definition is found, also of a part") {
   std::vector<Program> programs = data_parallel_job();
   only_instruction(programs[0], data_parallel::forward).operands[2] = {0, 16, 32, Access::write};
   CHECK(faults_of(programs) ==
-        "rank 0, call 2, instruction 0: use before definition: embedding_gradient 'embedding' reads bytes [48, 80) of 'saved', which "
+        "rank 0, call 2, instruction 0: use before definition: embedding_gradient 'embedding' reads bytes [48, 80) of "
+        "'saved', which "
         "nothing has written");
 }
 
@@ -328,7 +354,8 @@ TEST_CASE("what is not persistent is undefined in the next step") {
   CHECK(faults_of(alone(p)) == "");  // persistent: set at the start of the run
   only_instruction(p.program, 0).operands = {{1, 0, 64, Access::read}, {0, 0, 64, Access::write}};
   CHECK(faults_of({p.program}) ==
-        "rank 0, call 0, instruction 0: use before definition: copy 'keep' reads bytes [0, 64) of 'b', which nothing has written");
+        "rank 0, call 0, instruction 0: use before definition: copy 'keep' reads bytes [0, 64) of 'b', which nothing "
+        "has written");
 }
 
 TEST_CASE("persistent buffers are never freed") {
@@ -341,19 +368,22 @@ TEST_CASE("what a reduce-scatter leaves to other ranks is not read") {
   std::vector<Program> programs = zero_job();
   only_instruction(programs[1], zero::optimizer).operands[0].offset = 16;
   CHECK(faults_of(programs) ==
-        "rank 1, call 4, instruction 0: use before definition: adamw 'optimizer' reads bytes [16, 32) of 'gradients', which "
+        "rank 1, call 4, instruction 0: use before definition: adamw 'optimizer' reads bytes [16, 32) of 'gradients', "
+        "which "
         "reduce_scatter of call 3 left to other ranks");
 }
 
-// Reductions --------------------------------------------------------------------------------------------------------
+// Reductions --------------------------------------------------------------------------------------
 
 TEST_CASE("a dropped reduction is found") {
   std::vector<Program> programs = data_parallel_job();
   for (Program& program : programs) drop_call(program, data_parallel::reduce);
   CHECK(faults_of(programs) ==
-        "rank 0, call 3, instruction 0: dropped reduction: adamw 'optimizer' reads gradients in bytes [0, 64) of 'gradients', which are "
+        "rank 0, call 3, instruction 0: dropped reduction: adamw 'optimizer' reads gradients in bytes [0, 64) of "
+        "'gradients', which are "
         "not yet summed over the data group (0, 1)\n"
-        "rank 1, call 3, instruction 0: dropped reduction: adamw 'optimizer' reads gradients in bytes [0, 64) of 'gradients', which are "
+        "rank 1, call 3, instruction 0: dropped reduction: adamw 'optimizer' reads gradients in bytes [0, 64) of "
+        "'gradients', which are "
         "not yet summed over the data group (0, 1)");
 }
 
@@ -363,7 +393,8 @@ TEST_CASE("a reduction of a part is a dropped reduction of the rest") {
   const std::vector<Fault> faults = find_faults(programs);
   REQUIRE(faults.size() == 2);
   CHECK(write_fault(faults[0]) ==
-        "rank 0, call 4, instruction 0: dropped reduction: adamw 'optimizer' reads gradients in bytes [48, 64) of 'gradients', which are "
+        "rank 0, call 4, instruction 0: dropped reduction: adamw 'optimizer' reads gradients in bytes [48, 64) of "
+        "'gradients', which are "
         "not yet summed over the data group (0, 1)");
 }
 
@@ -386,13 +417,15 @@ TEST_CASE("a dropped reduction is found through an accumulator, and in the gradi
   const std::vector<Fault> faults = find_faults(std::vector<Program>{p.program, other});
   REQUIRE(faults.size() == 2);
   CHECK(write_fault(faults[0]) ==
-        "rank 0, call 5, instruction 0: dropped reduction: sum_squares 'norm' reads gradients in bytes [8, 24) of 'accumulator', which "
+        "rank 0, call 5, instruction 0: dropped reduction: sum_squares 'norm' reads gradients in bytes [8, 24) of "
+        "'accumulator', which "
         "are not yet summed over the data group (0, 1)");
 }
 
 TEST_CASE("a gradient that is reduced twice is found, and one that is not zeroed between steps") {
   const std::string twice =
-      "reduced twice: all_reduce_sum 'reduce' sums bytes [0, 64) of 'gradients' over the data group (0, 1), where they were summed before";
+      "reduced twice: all_reduce_sum 'reduce' sums bytes [0, 64) of 'gradients' over the data group (0, 1), where they "
+      "were summed before";
   std::vector<Program> programs = data_parallel_job();
   for (Program& program : programs) {
     Call again = program.calls[data_parallel::reduce];
@@ -414,13 +447,15 @@ TEST_CASE("a dropped gather of updated parameters is found in the next step") {
   std::vector<Program> programs = zero_job();
   for (Program& program : programs) drop_call(program, zero::gather);
   CHECK(faults_of(programs) ==
-        "rank 0, call 1, instruction 1: dropped gather: embedding 'embedding' reads bytes [32, 64) of 'table', which other ranks of the "
+        "rank 0, call 1, instruction 1: dropped gather: embedding 'embedding' reads bytes [32, 64) of 'table', which "
+        "other ranks of the "
         "data group (0, 1) have updated\n"
-        "rank 1, call 1, instruction 1: dropped gather: embedding 'embedding' reads bytes [0, 32) of 'table', which other ranks of the "
+        "rank 1, call 1, instruction 1: dropped gather: embedding 'embedding' reads bytes [0, 32) of 'table', which "
+        "other ranks of the "
         "data group (0, 1) have updated");
 }
 
-// Communication -----------------------------------------------------------------------------------------------------
+// Communication -----------------------------------------------------------------------------------
 
 TEST_CASE("two groups launched in crossed order are found") {
   // 0 waits for 1, which waits for 3, which waits for 2, which waits for 0.
@@ -481,7 +516,8 @@ TEST_CASE("a send without its receive is found") {
   drop_call(programs[1], second_stage::receive);
   CHECK(faults_of(programs) ==
         "rank 0, call 2, instruction 0: a send without its receive: "
-        "rank 0 launches send 'send' of 64 B (fp32) to its next group (1) in call 2, rank 1 launches only 0 receives from it");
+        "rank 0 launches send 'send' of 64 B (fp32) to its next group (1) in call 2, rank 1 launches only 0 receives "
+        "from it");
 }
 
 TEST_CASE("a receive without its send is found") {
@@ -489,7 +525,8 @@ TEST_CASE("a receive without its send is found") {
   drop_call(programs[1], second_stage::send);
   CHECK(faults_of(programs) ==
         "rank 0, call 3, instruction 0: a receive without its send: "
-        "rank 0 launches receive 'receive' of 64 B (fp32) from its next group (1) in call 3, rank 1 launches only 0 sends to it");
+        "rank 0 launches receive 'receive' of 64 B (fp32) from its next group (1) in call 3, rank 1 launches only 0 "
+        "sends to it");
 }
 
 TEST_CASE("a send and a receive of other sizes are found") {
@@ -522,12 +559,15 @@ TEST_CASE("a wait for a send that is received too late is a deadlock") {
 }
 
 TEST_CASE("sends that need a buffer in between are a deadlock of concurrent streams") {
-  // In launch order both post their sends and go on. On one stream the receive waits behind the send.
+  // In launch order both post their sends and go on. On one stream the receive waits behind the
+  // send.
   CHECK(faults_of(exchange(true, Streams::one)) ==
         "rank 0, call 0, instruction 0: deadlock of concurrent streams: "
-        "stream send_next of rank 0 waits in send 'send' of 64 B (fp32) to its next group (1) in call 0 for stream send_previous of rank "
+        "stream send_next of rank 0 waits in send 'send' of 64 B (fp32) to its next group (1) in call 0 for stream "
+        "send_previous of rank "
         "1; "
-        "stream send_previous of rank 1 waits in send 'send' of 64 B (fp32) to its previous group (0) in call 0 for stream send_next of "
+        "stream send_previous of rank 1 waits in send 'send' of 64 B (fp32) to its previous group (0) in call 0 for "
+        "stream send_next of "
         "rank 0");
 }
 

@@ -19,7 +19,8 @@ CriticalWork work(int stage, const char* segment, Label label, std::int64_t runs
   return {.stage = stage, .segment = segment, .label = label, .runs = runs, .time = Seconds(seconds)};
 }
 
-// Around the plan of 10 s and 640 bytes: two stages, of which the second is done after 8 s and holds less.
+// Around the plan of 10 s and 640 bytes: two stages, of which the second is done after 8 s and
+// holds less.
 Reasons small_reasons() {
   const Plan plan = small_plan();
   const auto rival = [&](auto change) {
@@ -28,15 +29,19 @@ Reasons small_reasons() {
     return other;
   };
   Reasons reasons;
-  StageResult second{.time = plan.prediction.time, .memory = plan.prediction.memory, .communication = plan.prediction.communication};
+  StageResult second{
+      .time = plan.prediction.time, .memory = plan.prediction.memory, .communication = plan.prediction.communication};
   reasons.details.stages.push_back(second);
   second.time.bubble = Seconds(0.0);
   second.memory.activations = Bytes(40);
   reasons.details.stages.push_back(second);
   reasons.capacities = {Bytes(1000), Bytes(1000)};
-  reasons.details.critical_path = {work(0, "pipeline.receive.gradient", Label::pipeline, 1, 0.5), work(0, "layers.forward", Label::compute, 1, 1.0),
-                                   work(0, "layers.backward", Label::compute, 2, 4.0),            work(0, "data.reduce_scatter.gradients", Label::data, 1, 1.0),
-                                   work(0, "optimizer", Label::optimizer, 1, 0.5),                work(1, "layers.forward", Label::compute, 1, 1.0),
+  reasons.details.critical_path = {work(0, "pipeline.receive.gradient", Label::pipeline, 1, 0.5),
+                                   work(0, "layers.forward", Label::compute, 1, 1.0),
+                                   work(0, "layers.backward", Label::compute, 2, 4.0),
+                                   work(0, "data.reduce_scatter.gradients", Label::data, 1, 1.0),
+                                   work(0, "optimizer", Label::optimizer, 1, 0.5),
+                                   work(1, "layers.forward", Label::compute, 1, 1.0),
                                    work(1, "head.forward", Label::compute, 1, 2.0)};
   reasons.error = ModelError{.least = -0.2, .most = -0.12, .runs = 3, .source = "runs of a model"};  // 0.88 / 0.8: 10 %
   reasons.neighbours = {{.change = "ZeRO-0", .rival = rival([](RankedPlan& other) {
@@ -52,7 +57,10 @@ Reasons small_reasons() {
     other.result.memory.parameters = Bytes(2060);  // 2500
   })};
   reasons.guide.largest_block = {.block = "head", .state = Bytes(1500), .capacity = Bytes(1000)};
-  reasons.guide.beyond_node = {.inside_ranks = 4, .inside = BytesPerSecond(300.0), .across_ranks = 8, .across = BytesPerSecond(100.0),
+  reasons.guide.beyond_node = {.inside_ranks = 4,
+                               .inside = BytesPerSecond(300.0),
+                               .across_ranks = 8,
+                               .across = BytesPerSecond(100.0),
                                .best = rival([](RankedPlan& other) {
                                  other.spec.mesh.degree = {1, 1, 8};
                                  other.result.time.tensor_exposed = Seconds(5.0);
@@ -64,7 +72,12 @@ Reasons small_reasons() {
                                      }),
                                      .sent = Bytes(300),
                                      .micro_batches = 2}};
-  reasons.guide.bubble = {.stages = 2, .micro_batches = 2, .closed_form = 1.0 / 3.0, .simulated = 0.2, .enough = 8, .closed_form_then = 1.0 / 9.0};
+  reasons.guide.bubble = {.stages = 2,
+                          .micro_batches = 2,
+                          .closed_form = 1.0 / 3.0,
+                          .simulated = 0.2,
+                          .enough = 8,
+                          .closed_form_then = 1.0 / 9.0};
   reasons.families = {{.family = "data parallel, ZeRO-1", .best = rival([](RankedPlan& other) {
                          other.spec.mesh.degree = {1, 4, 1};
                          other.result.time.bubble = Seconds(0.0);
@@ -73,7 +86,14 @@ Reasons small_reasons() {
                       {.family = "pipeline alone", .best = {}},
                       {.family = "pipeline x data parallel", .best = rival([](RankedPlan&) {}), .of_the_plan = true}};
   const auto variation = [&](Resource resource, double factor, auto change) {
-    Variation varied{.resource = resource, .factor = factor, .global_batch = 4, .cluster = plan.cluster, .plan = rival([](RankedPlan&) {}), .best = {}, .changes = false, .certified = true};
+    Variation varied{.resource = resource,
+                     .factor = factor,
+                     .global_batch = 4,
+                     .cluster = plan.cluster,
+                     .plan = rival([](RankedPlan&) {}),
+                     .best = {},
+                     .changes = false,
+                     .certified = true};
     change(varied);
     return varied;
   };
@@ -84,7 +104,8 @@ Reasons small_reasons() {
     };
   };
   reasons.binding = Constraint::compute;
-  reasons.twice = {variation(Resource::compute, 2.0, compute_takes(3.0)), variation(Resource::memory, 2.0, [](Variation& varied) { varied.best = varied.plan.plan; })};
+  reasons.twice = {variation(Resource::compute, 2.0, compute_takes(3.0)),
+                   variation(Resource::memory, 2.0, [](Variation& varied) { varied.best = varied.plan.plan; })};
   reasons.sensitivity = {variation(Resource::compute, 0.8, compute_takes(7.5)),
                          variation(Resource::memory, 0.6,
                                    [](Variation& varied) {
@@ -116,8 +137,9 @@ TEST_CASE("explain with reasons says it all") {
   // The beginning is that of the plan alone.
   const std::string beginning = short_text.substr(0, short_text.find("\nrunner-up:"));
   REQUIRE(text.starts_with(beginning));
-  // Stage 1 is done after 8 s and waits for 2. With a fifth more memory 9 s instead of 10; with half more of the batch 12 s for 6 sequences
-  // instead of 10 s for 4: 0.5 a second instead of 0.4. Predictions at 0.88 and 0.8 of what was measured: 10 % apart.
+  // Stage 1 is done after 8 s and waits for 2. With a fifth more memory 9 s instead of 10; with
+  // half more of the batch 12 s for 6 sequences instead of 10 s for 4: 0.5 a second instead of 0.4.
+  // Predictions at 0.88 and 0.8 of what was measured: 10 % apart.
   CHECK(text.substr(beginning.size()) == R"(
 each stage's time, communication as far as it is waited for:
   stage  layers  compute  data-parallel  transfers  waiting  optimizer
@@ -186,12 +208,22 @@ search: 12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower
 TEST_CASE("the JSON has the same numbers, and parts that sum") {
   const Plan plan = small_plan();
   const Reasons reasons = small_reasons();
-  const Json json = explain_json({.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}}, plan, reasons);
+  const Json json = explain_json(
+      {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
+      plan, reasons);
   CHECK(json.at("schema") == "parplan.explain/1");
   std::vector<std::string> keys;
   for (const auto& item : json.items()) keys.push_back(item.key());
-  CHECK(keys == std::vector<std::string>{"schema", "tool", "inputs", "search", "columns", "plans", "notes", "stages", "critical_path", "binding_constraint",
-                                         "relaxed", "twice", "model_error", "model_error_elsewhere", "runner_up", "one_choice_away", "families", "guide", "sensitivity", "unrestricted"});
+  CHECK(keys == std::vector<std::string>{"schema",        "tool",
+                                         "inputs",        "search",
+                                         "columns",       "plans",
+                                         "notes",         "stages",
+                                         "critical_path", "binding_constraint",
+                                         "relaxed",       "twice",
+                                         "model_error",   "model_error_elsewhere",
+                                         "runner_up",     "one_choice_away",
+                                         "families",      "guide",
+                                         "sensitivity",   "unrestricted"});
   REQUIRE(json.at("stages").size() == 2);
   for (const Json& stage : json.at("stages")) {
     double seconds = 0.0;
@@ -201,8 +233,9 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
   }
   CHECK(json.at("stages")[1].at("time_bubble_s") == 2.0);  // done after 8 s, it waits
   CHECK(json.at("stages")[1].at("memory_peak_bytes") == 600);
-  CHECK(json.at("critical_path")[3].dump() ==
-        R"({"stage":0,"what":"reductions of gradients","segment":"data.reduce_scatter.gradients","label":"data","runs":1,"time_s":1.0})");
+  CHECK(
+      json.at("critical_path")[3].dump() ==
+      R"({"stage":0,"what":"reductions of gradients","segment":"data.reduce_scatter.gradients","label":"data","runs":1,"time_s":1.0})");
   CHECK(json.at("binding_constraint") == "compute");
   CHECK(json.at("relaxed").at("plan").at("step_time_s") == 7.0);
   CHECK(json.at("twice")[1].at("resource") == "memory");
@@ -216,7 +249,8 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
   CHECK(json.at("families")[2].at("of_the_plan") == true);
   std::vector<std::string> rules;
   for (const Json& rule : json.at("guide")) rules.push_back(rule.at("rule"));
-  CHECK(rules == std::vector<std::string>{"one_device", "largest_block", "tensor_parallel_beyond_node", "sharding_in_pipeline", "bubble"});
+  CHECK(rules == std::vector<std::string>{"one_device", "largest_block", "tensor_parallel_beyond_node",
+                                          "sharding_in_pipeline", "bubble"});
   CHECK(json.at("sensitivity")[3].at("plan").at("global_batch") == 6);
   CHECK(json.at("unrestricted").is_null());
 }
@@ -224,7 +258,8 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
 TEST_CASE("the rows of a variation are of its own devices") {
   const Plan plan = small_plan();
   Reasons reasons = small_reasons();
-  // Twice as fast, 4 sequences of 500 FLOP on 4 devices of 200 FLOP/s in 7 s; and of two kinds, the second stage's with 700 bytes.
+  // Twice as fast, 4 sequences of 500 FLOP on 4 devices of 200 FLOP/s in 7 s; and of two kinds, the
+  // second stage's with 700 bytes.
   Variation& twice = reasons.twice.front();
   twice.cluster.groups.front().device.peak_fp32 = FlopsPerSecond(200.0);
   NodeGroup& group = twice.cluster.groups.front();
@@ -233,7 +268,9 @@ TEST_CASE("the rows of a variation are of its own devices") {
   twice.cluster.groups.back().device.memory_capacity = Bytes(700);
   twice.best->result.memory_stage = 1;
   twice.certified = false;
-  const Json json = explain_json({.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}}, plan, reasons);
+  const Json json = explain_json(
+      {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
+      plan, reasons);
   const Json& compute = json.at("twice")[0];
   CHECK(compute.at("plan").at("mfu").get<double>() == doctest::Approx(2000.0 / 7.0 / 4.0 / 200.0));
   CHECK(compute.at("plan").at("memory_capacity_bytes") == 1000);
@@ -247,7 +284,8 @@ TEST_CASE("the rows of a variation are of its own devices") {
 
 TEST_CASE("what a search found that a limit cut is not called the best") {
   Reasons reasons = small_reasons();
-  const std::string meaning = "  (found: of the most promising candidates, which were simulated; others may be better)\n";
+  const std::string meaning =
+      "  (found: of the most promising candidates, which were simulated; others may be better)\n";
   CHECK(explain(small_plan(), reasons).find("found") == std::string::npos);
   reasons.twice[1].certified = false;
   reasons.sensitivity[1].certified = reasons.sensitivity[2].certified = false;
@@ -264,7 +302,9 @@ TEST_CASE("what a search found that a limit cut is not called the best") {
   CHECK(text.find("pp>dp\n      best found\n" + meaning) != std::string::npos);
 }
 
-TEST_CASE("it is said on how many devices families were looked for, where the plan leaves some idle or another objective may") {
+TEST_CASE(
+    "it is said on how many devices families were looked for, where the plan leaves some idle or another objective "
+    "may") {
   Plan plan = small_plan();
   const std::string which = "  (of layouts on 4 devices, and of the plan's alternatives)\n";
   CHECK(explain(plan, small_reasons()).find("(of layouts on") == std::string::npos);
@@ -279,8 +319,10 @@ TEST_CASE("without searches what binds is what simulations say, with what would 
   Reasons reasons = small_reasons();
   reasons.twice.clear();
   reasons.binding = Constraint::communication;  // and not by the parts
-  CHECK(explain(small_plan(), reasons).find("binding constraint: communication: 15.0 % of the step waits for it, most for data-parallel communication; faster links or a larger batch\n"
-                                            "  would help first\n") != std::string::npos);
+  CHECK(explain(small_plan(), reasons)
+            .find("binding constraint: communication: 15.0 % of the step waits for it, most for data-parallel "
+                  "communication; faster links or a larger batch\n"
+                  "  would help first\n") != std::string::npos);
 }
 
 TEST_CASE("of unlike devices it is said which is enough, or the largest") {
@@ -290,15 +332,19 @@ TEST_CASE("of unlike devices it is said which is enough, or the largest") {
   Reasons reasons = small_reasons();
   reasons.guide.one_device->cluster.groups = {plan.cluster.groups.back()};
   const std::string text = explain(plan, reasons);
-  CHECK(text.find("  - one device is not enough, not even crate: at least 2.44 KiB are needed (dp1 tp1 pp1 mb1), 2.5 times its 1000 B;") != std::string::npos);
+  CHECK(text.find("  - one device is not enough, not even crate: at least 2.44 KiB are needed (dp1 tp1 pp1 mb1), 2.5 "
+                  "times its 1000 B;") != std::string::npos);
   CHECK(text.find("'head' alone take 1.46 KiB of the largest device's 1000 B: ") != std::string::npos);
   reasons.guide.one_device->least.capacity = Bytes(4000);
-  CHECK(explain(plan, reasons).find("  - one device (crate) is enough: dp1 tp1 pp1 mb1 needs 2.44 KiB of 3.91 KiB") != std::string::npos);
+  CHECK(explain(plan, reasons).find("  - one device (crate) is enough: dp1 tp1 pp1 mb1 needs 2.44 KiB of 3.91 KiB") !=
+        std::string::npos);
 }
 
 TEST_CASE("the JSON Schema has exactly the keys that are written") {
   const Plan plan = small_plan();
-  const Json json = explain_json({.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}}, plan, small_reasons());
+  const Json json = explain_json(
+      {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
+      plan, small_reasons());
   const Json schema = Json::parse(read_file(std::string(PARPLAN_SOURCE_DIR) + "/docs/schemas/explain.schema.json"));
   const auto check = [](const Json& described, const Json& object) {
     std::vector<std::string> keys;
@@ -309,7 +355,8 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
   };
   check(schema, json);
   CHECK(schema.at("properties").at("schema").at("const") == json.at("schema"));
-  for (const char* list : {"stages", "critical_path", "families"}) check(schema.at("properties").at(list).at("items"), json.at(list)[0]);
+  for (const char* list : {"stages", "critical_path", "families"})
+    check(schema.at("properties").at(list).at("items"), json.at(list)[0]);
   check(schema.at("properties").at("model_error").at("oneOf")[0], json.at("model_error"));
   check(schema.at("$defs").at("variation"), json.at("relaxed"));
   check(schema.at("$defs").at("variation"), json.at("twice")[1]);
@@ -318,24 +365,34 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
   for (int resource = 0; resource < static_cast<int>(Resource::count_); ++resource) {
     Reasons reasons = small_reasons();
     reasons.twice.front().resource = static_cast<Resource>(resource);
-    const Json written = explain_json({.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}}, plan, reasons);
+    const Json written = explain_json(
+        {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
+        plan, reasons);
     CHECK(written.at("twice")[0].at("resource") == resources.at(static_cast<std::size_t>(resource)));
   }
   const Json& rules = schema.at("properties").at("guide").at("items").at("oneOf");
   for (const Json& rule : json.at("guide")) {
-    const auto described = std::ranges::find_if(rules, [&](const Json& one) { return one.at("properties").at("rule").at("const") == rule.at("rule"); });
+    const auto described = std::ranges::find_if(
+        rules, [&](const Json& one) { return one.at("properties").at("rule").at("const") == rule.at("rule"); });
     REQUIRE(described != rules.end());
     check(*described, rule);
   }
-  for (const std::string key : schema.at("$defs").at("rival").at("required")) CHECK(json.at("one_choice_away")[0].contains(key));
+  for (const std::string key : schema.at("$defs").at("rival").at("required"))
+    CHECK(json.at("one_choice_away")[0].contains(key));
 }
 
 TEST_CASE("an error is told, not judged by, where it was measured on other devices, or nowhere") {
   Reasons reasons = small_reasons();
-  const std::string nothing = "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a plan\n";
+  const std::string nothing =
+      "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a "
+      "plan\n";
   reasons.elsewhere = std::exchange(reasons.error, std::nullopt);
-  CHECK(explain(small_plan(), reasons).find(nothing + "  (on other devices predictions were 12.0 to 20.0 % below measured steps:\n  3 runs of a model)\n\n") !=
-        std::string::npos);
+  CHECK(
+      explain(small_plan(), reasons)
+          .find(
+              nothing +
+              "  (on other devices predictions were 12.0 to 20.0 % below measured steps:\n  3 runs of a model)\n\n") !=
+      std::string::npos);
   reasons.elsewhere.reset();
   CHECK(explain(small_plan(), reasons).find(nothing + "\n") != std::string::npos);
 }
@@ -347,7 +404,8 @@ TEST_CASE("the model cannot tell apart what is near, on either side") {
     plan.alternatives.front().result.time.bubble = Seconds(bubble);
     const std::string text = explain(plan, small_reasons());
     const std::size_t begin = text.find("  the runner-up is ");
-    return text.substr(begin, text.find_first_of(":;", begin) - begin) + (text.find("cannot tell") != std::string::npos ? ": close" : ": apart");
+    return text.substr(begin, text.find_first_of(":;", begin) - begin) +
+           (text.find("cannot tell") != std::string::npos ? ": close" : ": apart");
   };
   CHECK(of(3.0) == "  the runner-up is 5.00 % slower: close");
   CHECK(of(2.5) == "  the runner-up is as fast: close");
@@ -362,10 +420,14 @@ TEST_CASE("a bubble is judged by four micro-batches a stage") {
   reasons.guide.bubble->simulated = 0.125;
   CHECK(explain(small_plan(), reasons).find("waits: enough, at least 4 p = 8 micro-batches\n") != std::string::npos);
   reasons.guide.bubble->simulated = 0.2;
-  CHECK(explain(small_plan(), reasons).find("waits: enough, at least 4 p = 8 micro-batches, the rest for stages that take longer\n") != std::string::npos);
+  CHECK(explain(small_plan(), reasons)
+            .find("waits: enough, at least 4 p = 8 micro-batches, the rest for stages that take longer\n") !=
+        std::string::npos);
 }
 
-TEST_CASE("of a long pipeline like neighbours share a row, and the ends are shown with the stage that computes or holds most") {
+TEST_CASE(
+    "of a long pipeline like neighbours share a row, and the ends are shown with the stage that computes or holds "
+    "most") {
   Plan plan = small_plan();
   plan.spec.mesh.degree = {40, 1, 1};
   plan.spec.stage_blocks.assign(40, 2);
@@ -375,12 +437,13 @@ TEST_CASE("of a long pipeline like neighbours share a row, and the ends are show
   stage.memory.parameters = Bytes(100);
   reasons.details.stages.assign(40, stage);
   reasons.details.stages[20].time.compute = Seconds(2.0);
-  for (int i = 0; i < 40; ++i) reasons.details.stages[static_cast<std::size_t>(i)].memory.parameters = Bytes(i == 25 ? 200 : 100 + i);
+  for (int i = 0; i < 40; ++i) reasons.details.stages[i].memory.parameters = Bytes(i == 25 ? 200 : 100 + i);
   reasons.capacities.assign(40, Bytes(1000));
   const std::string text = explain(plan, reasons);
   const std::size_t begin = text.find("each stage's time");
   REQUIRE(begin != std::string::npos);
-  CHECK(text.substr(begin, text.find("\n\nthe critical", begin) + 1 - begin) == R"(each stage's time, communication as far as it is waited for:
+  CHECK(text.substr(begin, text.find("\n\nthe critical", begin) + 1 - begin) ==
+        R"(each stage's time, communication as far as it is waited for:
   stage  layers  compute  waiting
   0           1   1.00 s   9.00 s
   1-19        2   1.00 s   9.00 s

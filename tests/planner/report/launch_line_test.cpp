@@ -28,14 +28,17 @@ Plan plan_of(std::vector<NodeGroup> groups, int ranks) {
   return plan;
 }
 
-std::string lines(const Plan& plan, const std::string& file = "plan.yaml") { return write_launch_line(launch_line(plan, file)); }
+std::string lines(const Plan& plan, const std::string& file = "plan.yaml") {
+  return write_launch_line(launch_line(plan, file));
+}
 
 }  // namespace
 
 TEST_CASE("one node is one process, whatever its devices") {
   CHECK(lines(plan_of({group(BackendKind::cuda, 8, 1)}, 8)) == "start     parplan run plan.yaml\n");
   CHECK(lines(plan_of({group(BackendKind::cpu, 8, 1)}, 4)) == "start     parplan run plan.yaml\n");
-  CHECK(lines(plan_of({group(BackendKind::cuda, 8, 4)}, 8)) == "start     parplan run plan.yaml\n");  // more nodes than ranks need
+  CHECK(lines(plan_of({group(BackendKind::cuda, 8, 4)}, 8)) ==
+        "start     parplan run plan.yaml\n");  // more nodes than ranks need
 }
 
 TEST_CASE("selected GPUs are put before the command by their numbers on the machine, rank 0's first") {
@@ -48,7 +51,8 @@ TEST_CASE("selected GPUs are put before the command by their numbers on the mach
 
 TEST_CASE("a plan's file is quoted for the shell") {
   const Plan plan = plan_of({group(BackendKind::cuda, 1, 1)}, 1);
-  CHECK(launch_line(plan, "my plans/it's.yaml").commands == std::vector<std::string>{"parplan run 'my plans/it'\\''s.yaml'"});
+  CHECK(launch_line(plan, "my plans/it's.yaml").commands ==
+        std::vector<std::string>{"parplan run 'my plans/it'\\''s.yaml'"});
   CHECK(launch_line(plan, "/tmp/plan-1_a.yaml").commands == std::vector<std::string>{"parplan run /tmp/plan-1_a.yaml"});
 }
 
@@ -56,27 +60,32 @@ TEST_CASE("several nodes of GPUs are started by mpirun, srun or torchrun") {
   CHECK(lines(plan_of({group(BackendKind::cuda, 8, 4)}, 32)) ==
         "start     mpirun -n 32 --hostfile hosts --map-by ppr:8:node parplan run plan.yaml\n"
         "  or      srun --mpi=pmix --kill-on-bad-exit=1 --nodes 4 --ntasks-per-node 8 parplan run plan.yaml\n"
-        "  or      torchrun --no-python --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29400 parplan run plan.yaml\n"
-        "          ('hosts' holds a line a node, such as 'node1 slots=8', in the cluster's order: slots=8 of nodes 1 to 4)\n");
+        "  or      torchrun --no-python --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29400 "
+        "parplan run plan.yaml\n"
+        "          ('hosts' holds a line a node, such as 'node1 slots=8', in the cluster's order: slots=8 of nodes 1 "
+        "to 4)\n");
 }
 
 TEST_CASE("several nodes of cores need MPI, and a core for each rank") {
   CHECK(lines(plan_of({group(BackendKind::cpu, 2, 2)}, 4)) ==
         "start     mpirun -n 4 --hostfile hosts --map-by ppr:2:node --bind-to core parplan run plan.yaml\n"
         "  or      srun --mpi=pmix --kill-on-bad-exit=1 --nodes 2 --ntasks-per-node 2 parplan run plan.yaml\n"
-        "          ('hosts' holds a line a node, such as 'node1 slots=2', in the cluster's order: slots=2 of nodes 1 to 2)\n");
+        "          ('hosts' holds a line a node, such as 'node1 slots=2', in the cluster's order: slots=2 of nodes 1 "
+        "to 2)\n");
 }
 
 TEST_CASE("nodes that hold unlike numbers of ranks are filled in order") {
   CHECK(lines(plan_of({group(BackendKind::cuda, 8, 2)}, 12)) ==
         "start     mpirun -n 12 --hostfile hosts --map-by ppr:8:node parplan run plan.yaml\n"
-        "          ('hosts' holds a line a node, such as 'node1 slots=8', in the cluster's order: slots=8 of node 1, slots=4 of node 2)\n");
+        "          ('hosts' holds a line a node, such as 'node1 slots=8', in the cluster's order: slots=8 of node 1, "
+        "slots=4 of node 2)\n");
   std::vector<NodeGroup> unlike{group(BackendKind::cuda, 4, 1), group(BackendKind::cuda, 8, 2)};
   unlike[0].device.name = "old";
   unlike[1].device.name = "new";
   CHECK(lines(plan_of(unlike, 20)) ==
         "start     mpirun -n 20 --hostfile hosts --map-by slot parplan run plan.yaml\n"
-        "          ('hosts' holds a line a node, such as 'node1 slots=4', in the cluster's order: slots=4 of node 1 (old), slots=8 of nodes 2 to 3 (new))\n");
+        "          ('hosts' holds a line a node, such as 'node1 slots=4', in the cluster's order: slots=4 of node 1 "
+        "(old), slots=8 of nodes 2 to 3 (new))\n");
 }
 
 TEST_CASE("nodes that a plan leaves idle do not make those that it takes unlike") {
@@ -86,8 +95,10 @@ TEST_CASE("nodes that a plan leaves idle do not make those that it takes unlike"
   CHECK(lines(plan_of(unlike, 16)) ==
         "start     mpirun -n 16 --hostfile hosts --map-by ppr:8:node parplan run plan.yaml\n"
         "  or      srun --mpi=pmix --kill-on-bad-exit=1 --nodes 2 --ntasks-per-node 8 parplan run plan.yaml\n"
-        "  or      torchrun --no-python --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29400 parplan run plan.yaml\n"
-        "          ('hosts' holds a line a node, such as 'node1 slots=8', in the cluster's order: slots=8 of nodes 1 to 2 (new))\n");
+        "  or      torchrun --no-python --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29400 "
+        "parplan run plan.yaml\n"
+        "          ('hosts' holds a line a node, such as 'node1 slots=8', in the cluster's order: slots=8 of nodes 1 "
+        "to 2 (new))\n");
   CHECK(launch_line(plan_of(unlike, 32), "plan.yaml").commands.size() == 2);  // torchrun numbers nodes as it likes
 }
 
@@ -97,7 +108,8 @@ TEST_CASE("machines of a rack are started one by one, though the rack is a node"
   CHECK(lines(plan_of({rack}, 12)) ==
         "start     mpirun -n 12 --hostfile hosts --map-by ppr:2:node parplan run plan.yaml\n"
         "  or      srun --mpi=pmix --kill-on-bad-exit=1 --nodes 6 --ntasks-per-node 2 parplan run plan.yaml\n"
-        "          ('hosts' holds a line a node, such as 'node1 slots=2', in the cluster's order: slots=2 of nodes 1 to 6)\n");
+        "          ('hosts' holds a line a node, such as 'node1 slots=2', in the cluster's order: slots=2 of nodes 1 "
+        "to 6)\n");
   CHECK(lines(plan_of({rack}, 2)) == "start     parplan run plan.yaml\n");
 }
 

@@ -16,15 +16,59 @@ namespace {
 using testing::small_plan;
 
 // contract.md, "At least".
-const std::vector<std::string> contract_keys = {
-    "rank", "plan_id", "devices", "engine", "precision", "global_batch", "dp", "tp", "pp", "cp", "ep", "mesh_order", "zero_stage",
-    "micro_batch", "micro_batches", "schedule", "virtual_stages", "stage_layers", "sequence_parallel", "cp_method", "recompute", "offload",
-    "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "model_tflops_per_device", "mfu", "time_compute_s", "time_recompute_s",
-    "time_tp_exposed_s", "time_cp_exposed_s", "time_ep_exposed_s", "time_dp_exposed_s", "time_pp_exposed_s", "time_bubble_s",
-    "time_optimizer_s", "time_offload_s", "memory_capacity_bytes", "memory_peak_bytes", "memory_parameters_bytes", "memory_gradients_bytes",
-    "memory_optimizer_bytes", "memory_activations_bytes", "memory_buffers_bytes", "memory_overhead_bytes", "communication_tp_bytes",
-    "communication_dp_bytes", "communication_pp_bytes", "communication_cp_bytes", "communication_ep_bytes", "cost_per_step", "currency",
-    "stage_recompute"};  // the last one is an addition
+const std::vector<std::string> contract_keys = {"rank",
+                                                "plan_id",
+                                                "devices",
+                                                "engine",
+                                                "precision",
+                                                "global_batch",
+                                                "dp",
+                                                "tp",
+                                                "pp",
+                                                "cp",
+                                                "ep",
+                                                "mesh_order",
+                                                "zero_stage",
+                                                "micro_batch",
+                                                "micro_batches",
+                                                "schedule",
+                                                "virtual_stages",
+                                                "stage_layers",
+                                                "sequence_parallel",
+                                                "cp_method",
+                                                "recompute",
+                                                "offload",
+                                                "step_time_s",
+                                                "tokens_per_s",
+                                                "tokens_per_s_per_device",
+                                                "model_tflops_per_device",
+                                                "mfu",
+                                                "time_compute_s",
+                                                "time_recompute_s",
+                                                "time_tp_exposed_s",
+                                                "time_cp_exposed_s",
+                                                "time_ep_exposed_s",
+                                                "time_dp_exposed_s",
+                                                "time_pp_exposed_s",
+                                                "time_bubble_s",
+                                                "time_optimizer_s",
+                                                "time_offload_s",
+                                                "memory_capacity_bytes",
+                                                "memory_peak_bytes",
+                                                "memory_parameters_bytes",
+                                                "memory_gradients_bytes",
+                                                "memory_optimizer_bytes",
+                                                "memory_activations_bytes",
+                                                "memory_buffers_bytes",
+                                                "memory_overhead_bytes",
+                                                "communication_tp_bytes",
+                                                "communication_dp_bytes",
+                                                "communication_pp_bytes",
+                                                "communication_cp_bytes",
+                                                "communication_ep_bytes",
+                                                "cost_per_step",
+                                                "currency",
+                                                "stage_recompute"};  // the last one is an addition
 
 TEST_CASE("columns are the contract's keys in the contract's order") {
   std::vector<std::string> keys;
@@ -45,7 +89,8 @@ TEST_CASE("units agree with what keys say") {
 
 TEST_CASE("a row holds every value of a small plan") {
   const Plan plan = small_plan();
-  // 4 sequences of 5 tokens in 10 s on 4 devices; 4 x 500 FLOPs over 10 s and 4 devices is 50 FLOP/s, half of the peak.
+  // 4 sequences of 5 tokens in 10 s on 4 devices; 4 x 500 FLOPs over 10 s and 4 devices is 50
+  // FLOP/s, half of the peak.
   const Json expected = Json::parse(R"({
     "rank": 1, "plan_id": "", "devices": 4, "engine": "parplan", "precision": "fp32", "global_batch": 4, "dp": 2, "tp": 1, "pp": 2,
     "cp": 1, "ep": 1, "mesh_order": "pp-dp-tp", "zero_stage": 1, "micro_batch": 1, "micro_batches": 2, "schedule": "1f1b",
@@ -127,7 +172,8 @@ TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
   for (const std::string& key : contract_keys) header += (header.empty() ? "" : ",") + key;
   CHECK(text.substr(0, text.find('\n')) == header);
   CHECK(text.find("\n1," + id +
-                  ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6.0,0.0,0.0,0.0,0.0,1.0,"
+                  ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6."
+                  "0,0.0,0.0,0.0,0.0,1.0,"
                   "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,\n") != std::string::npos);
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }

@@ -4,7 +4,8 @@
 
 namespace parplan::testing {
 
-// Whole numbers all through: 4 devices of 1000 bytes and 100 FLOP/s, a step of 10 s, 640 bytes of memory.
+// Whole numbers all through: 4 devices of 1000 bytes and 100 FLOP/s, a step of 10 s, 640 bytes of
+// memory.
 inline Plan small_plan() {
   Plan plan;
   plan.model = {.name = "small", .parameters = 50, .flops_per_sample = Flops(500.0)};
@@ -22,10 +23,19 @@ inline Plan small_plan() {
   plan.spec.mesh.degree = {2, 2, 1};  // pp, dp, tp
   plan.spec.zero_stage = 1;
   plan.spec.stage_blocks = {3, 2};
-  plan.prediction.time = {.compute = Seconds(6.0), .recompute = Seconds(0.0), .tensor_exposed = Seconds(0.0), .data_exposed = Seconds(1.0),
-                          .pipeline_exposed = Seconds(0.5), .bubble = Seconds(2.0), .optimizer = Seconds(0.5)};
-  plan.prediction.memory = {.parameters = Bytes(200), .gradients = Bytes(200), .optimizer = Bytes(100), .activations = Bytes(80),
-                            .buffers = Bytes(40), .overhead = Bytes(20)};
+  plan.prediction.time = {.compute = Seconds(6.0),
+                          .recompute = Seconds(0.0),
+                          .tensor_exposed = Seconds(0.0),
+                          .data_exposed = Seconds(1.0),
+                          .pipeline_exposed = Seconds(0.5),
+                          .bubble = Seconds(2.0),
+                          .optimizer = Seconds(0.5)};
+  plan.prediction.memory = {.parameters = Bytes(200),
+                            .gradients = Bytes(200),
+                            .optimizer = Bytes(100),
+                            .activations = Bytes(80),
+                            .buffers = Bytes(40),
+                            .overhead = Bytes(20)};
   plan.prediction.communication = {.tensor = Bytes(0), .data = Bytes(300), .pipeline = Bytes(60)};
   RankedPlan second{.spec = plan.spec, .result = plan.prediction};
   second.spec.micro_batch = 2;
@@ -33,7 +43,13 @@ inline Plan small_plan() {
   second.result.time.data_exposed = Seconds(0.5);
   second.result.memory.activations = Bytes(160);
   plan.alternatives.push_back(second);
-  plan.search = {.candidates = 12, .infeasible_memory = 3, .pruned_by_bound = 5, .simulated = 4, .seconds = 0.25, .certified = true, .gap = {}};
+  plan.search = {.candidates = 12,
+                 .infeasible_memory = 3,
+                 .pruned_by_bound = 5,
+                 .simulated = 4,
+                 .seconds = 0.25,
+                 .certified = true,
+                 .gap = {}};
   return plan;
 }
 

@@ -8,10 +8,17 @@
 
 namespace parplan::testing {
 
-// `nodes` nodes of 4 devices at 3 USD an hour and 250 W each, all of them used; a step of 20 tokens takes `step` seconds.
+// `nodes` nodes of 4 devices at 3 USD an hour and 250 W each, all of them used; a step of 20 tokens
+// takes `step` seconds.
 inline SweepPoint planned_point(const std::string& cluster, int nodes, double step) {
   const Plan plan = small_plan();
-  SweepPoint point{.model = plan.model, .cluster = plan.cluster, .training = plan.training, .best = RankedPlan{plan.spec, plan.prediction}, .search = plan.search, .reason = {}, .arranged = {}};
+  SweepPoint point{.model = plan.model,
+                   .cluster = plan.cluster,
+                   .training = plan.training,
+                   .best = RankedPlan{plan.spec, plan.prediction},
+                   .search = plan.search,
+                   .reason = {},
+                   .arranged = {}};
   point.cluster.name = cluster;
   NodeGroup& group = point.cluster.groups.front();
   group.nodes = nodes;

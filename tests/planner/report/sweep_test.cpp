@@ -29,7 +29,8 @@ std::vector<std::string> keys_of(const Json& object) {
 }
 
 TEST_CASE("what tokens take is tokens over speed, times devices, price and power") {
-  // 4 devices of 250 W and 3 USD an hour; a step of 10 s trains 4 x 5 tokens: 2 tokens a second, 345600 tokens in 172800 s.
+  // 4 devices of 250 W and 3 USD an hour; a step of 10 s trains 4 x 5 tokens: 2 tokens a second,
+  // 345600 tokens in 172800 s.
   Sweep sweep = small_sweep();
   sweep.tokens = 345600;
   const Spending spent = spending(sweep, sweep.points.front());
@@ -112,7 +113,8 @@ TEST_CASE("prices in two currencies are not added") {
   CHECK_FALSE(currency(cluster).has_value());
   CHECK_FALSE(hourly_price(cluster, 8).has_value());
   CHECK(problem_with_prices(cluster) ==
-        "cluster 'four': box costs 3 USD and crate costs 2.5 EUR, and currencies cannot be added; give all prices in one currency");
+        "cluster 'four': box costs 3 USD and crate costs 2.5 EUR, and currencies cannot be added; give all prices in "
+        "one currency");
 }
 
 TEST_CASE("the Pareto front is what no other point beats") {
@@ -121,12 +123,14 @@ TEST_CASE("the Pareto front is what no other point beats") {
     // Few values, so that there are ties.
     std::uniform_int_distribution<int> coordinate(0, round % 2 == 0 ? 5 : 1000);
     std::vector<Point> points(static_cast<std::size_t>(round % 23));
-    for (Point& point : points) point = {static_cast<double>(coordinate(random)), static_cast<double>(coordinate(random))};
+    for (Point& point : points)
+      point = {static_cast<double>(coordinate(random)), static_cast<double>(coordinate(random))};
     const std::vector<bool> front = pareto_front(points);
     for (std::size_t i = 0; i < points.size(); ++i) {
       bool beaten = false;
       for (const Point& other : points)
-        beaten = beaten || (other[0] <= points[i][0] && other[1] <= points[i][1] && (other[0] < points[i][0] || other[1] < points[i][1]));
+        beaten = beaten || (other[0] <= points[i][0] && other[1] <= points[i][1] &&
+                            (other[0] < points[i][0] || other[1] < points[i][1]));
       INFO("seed 20240607, round " << round << ", point " << i << ": " << points[i][0] << ", " << points[i][1]);
       CHECK(front[i] == !beaten);
     }
@@ -146,7 +150,8 @@ TEST_CASE("the knee is the point farthest above the chord, if it is so by more t
       x += more(random);
       curve.push_back({x, std::pow(x, bend) + 0.01 * i});
     }
-    // In the square from (0, 0) to (1, 1): the distance from its diagonal by the area of a triangle, which is half of diagonal times height.
+    // In the square from (0, 0) to (1, 1): the distance from its diagonal by the area of a
+    // triangle, which is half of diagonal times height.
     std::vector<double> height;
     for (const Point& point : curve) {
       const double u = (point[0] - curve.front()[0]) / (curve.back()[0] - curve.front()[0]);
@@ -171,8 +176,9 @@ TEST_CASE("the knee is the point farthest above the chord, if it is so by more t
 }
 
 TEST_CASE("the knee of Amdahl's law is where its chord's slope is") {
-  // Speed x / (1 + s (x - 1)) with s = 0.1, from 1 to 16: speeds 1 and 6.4. The distance from the chord is largest where the derivative
-  // 0.9 / (0.9 + 0.1 x)^2 is 5.4 / 15: x = 10 (sqrt(2.5) - 0.9) = 6.81; of whole numbers 7.
+  // Speed x / (1 + s (x - 1)) with s = 0.1, from 1 to 16: speeds 1 and 6.4. The distance from the
+  // chord is largest where the derivative 0.9 / (0.9 + 0.1 x)^2 is 5.4 / 15: x = 10 (sqrt(2.5) -
+  // 0.9) = 6.81; of whole numbers 7.
   std::vector<Point> curve;
   for (int x = 1; x <= 16; ++x) curve.push_back({static_cast<double>(x), x / (1.0 + 0.1 * (x - 1))});
   REQUIRE(knee(curve).has_value());
@@ -192,15 +198,18 @@ TEST_CASE("what has no bend has no knee") {
 TEST_CASE("points are marked among those that train the same, knees along one cluster's sizes") {
   Sweep sweep;
   // tokens/s are 20 over the step: 4, 11.4, 12.5 and, on another batch, half of that.
-  sweep.points = {planned_point("four", 1, 5.0), planned_point("four", 2, 1.75), planned_point("four", 4, 1.6), planned_point("four", 4, 1.6)};
+  sweep.points = {planned_point("four", 1, 5.0), planned_point("four", 2, 1.75), planned_point("four", 4, 1.6),
+                  planned_point("four", 4, 1.6)};
   sweep.points.back().training.global_batch = 2;
   const std::vector<SweepMarks> marked = marks(sweep);
-  // 12 USD an hour for each node of 4: 1 node 12/4 = 3, 2 nodes 24/11.4 = 2.1, 4 nodes 48/12.5 = 3.84 an hour and token per second.
+  // 12 USD an hour for each node of 4: 1 node 12/4 = 3, 2 nodes 24/11.4 = 2.1, 4 nodes 48/12.5 =
+  // 3.84 an hour and token per second.
   CHECK_FALSE(marked[0].pareto);  // slower and dearer than the second
   CHECK(marked[1].pareto);
   CHECK(marked[2].pareto);  // dearer, and faster
   CHECK(marked[3].pareto);  // alone with its batch
-  // From (4, 4) to (16, 12.5) the second lies at (1/3, 0.87): 0.54 above, more than the mean step of 1/2.
+  // From (4, 4) to (16, 12.5) the second lies at (1/3, 0.87): 0.54 above, more than the mean step
+  // of 1/2.
   CHECK_FALSE(marked[0].knee);
   CHECK(marked[1].knee);
   CHECK_FALSE(marked[2].knee);
@@ -218,7 +227,9 @@ TEST_CASE("where a price is missing the front weighs device-hours") {
   CHECK(front_measure(sweep) == FrontMeasure::device_hours);
   CHECK(marks(sweep)[0].pareto);
   CHECK(marks(sweep)[1].pareto);  // as fast on as many
-  CHECK(sweep_notes(sweep).back() == "pareto weighs time against device-hours, among points of equal batch and sequence, for not every device has a price");
+  CHECK(sweep_notes(sweep).back() ==
+        "pareto weighs time against device-hours, among points of equal batch and sequence, for not every device has a "
+        "price");
   // What has no plan has no price to miss.
   sweep.points.front() = point_without_plan("four");
   sweep.points.front().cluster.groups.front().price.reset();
@@ -234,7 +245,8 @@ TEST_CASE("a point without a plan says why and keeps what was asked") {
   CHECK(row.at("global_batch") == 4);
   CHECK(row.at("sequence_length") == 5);
   CHECK(row.at("reason") == "none of 12 candidates fits in 1000 B of memory a device");
-  for (const char* key : {"rank", "devices", "step_time_s", "tokens_per_s", "days", "cost", "knee", "pareto", "certified"}) {
+  for (const char* key :
+       {"rank", "devices", "step_time_s", "tokens_per_s", "days", "cost", "knee", "pareto", "certified"}) {
     INFO(key);
     CHECK(row.at(key).is_null());
   }
@@ -254,7 +266,12 @@ TEST_CASE("a row is the plan's row between what was asked and what it takes, a c
   const Json row = sweep_rows(sweep).front();
   CHECK(keys_of(row) == keys);
   const SweepPoint& point = sweep.points.front();
-  const Json of_plan = parplan::row({.rank = 1, .model = point.model, .cluster = point.cluster, .training = point.training, .spec = point.best->spec, .result = point.best->result});
+  const Json of_plan = parplan::row({.rank = 1,
+                                     .model = point.model,
+                                     .cluster = point.cluster,
+                                     .training = point.training,
+                                     .spec = point.best->spec,
+                                     .result = point.best->result});
   for (const auto& [key, value] : of_plan.items()) CHECK(row.at(key) == value);
 }
 
@@ -266,8 +283,9 @@ TEST_CASE("JSON names its schema, devices with prices once, columns and rows") {
   CHECK(json.at("schema") == "parplan.sweep/1");
   CHECK(keys_of(json) == std::vector<std::string>{"schema", "tool", "inputs", "columns", "rows", "notes"});
   CHECK(json.at("inputs").at("tokens") == 1000);
-  CHECK(json.at("inputs").at("devices").dump() ==
-        R"([{"cluster":"four","device":"box","backend":"cpu","memory_capacity_bytes":1000,"power_w":250.0,"price_per_device_hour":3.0,"currency":"USD"}])");
+  CHECK(
+      json.at("inputs").at("devices").dump() ==
+      R"([{"cluster":"four","device":"box","backend":"cpu","memory_capacity_bytes":1000,"power_w":250.0,"price_per_device_hour":3.0,"currency":"USD"}])");
   CHECK(json.at("columns").size() == sweep_columns().size());
   CHECK(json.at("rows").size() == 2);
   CHECK(write_json(json) == write_json(sweep_json(sweep)));
@@ -294,15 +312,20 @@ TEST_CASE("the JSON Schema has exactly the keys that are written, and their type
       if (!property.contains("type")) continue;  // "const"
       const Json types = property.at("type").is_array() ? property.at("type") : Json::array({property.at("type")});
       const auto is = [&](const char* type) { return std::ranges::find(types, Json(type)) != types.end(); };
-      const bool fits = value.is_null() ? is("null") : value.is_boolean() ? is("boolean") : value.is_string() ? is("string")
-                        : value.is_number_integer() ? is("integer") || is("number") : value.is_number() ? is("number") : is("array");
+      const bool fits = value.is_null()             ? is("null")
+                        : value.is_boolean()        ? is("boolean")
+                        : value.is_string()         ? is("string")
+                        : value.is_number_integer() ? is("integer") || is("number")
+                        : value.is_number()         ? is("number")
+                                                    : is("array");
       CHECK(fits);
     }
   };
   check(schema, json, check);
   for (const Json& row : json.at("rows")) check(schema.at("properties").at("rows").at("items"), row, check);
   check(schema.at("properties").at("columns").at("items"), json.at("columns").front(), check);
-  check(schema.at("properties").at("inputs").at("properties").at("devices").at("items"), json.at("inputs").at("devices").front(), check);
+  check(schema.at("properties").at("inputs").at("properties").at("devices").at("items"),
+        json.at("inputs").at("devices").front(), check);
 }
 
 TEST_CASE("CSV has the JSON's rows, number by number") {
@@ -333,10 +356,14 @@ TEST_CASE("the table shows what differs, what it costs, and what does not fit") 
   sweep.tokens = 345600000;
   // 2 tokens a second on 4 devices for 12 USD an hour; 5 on 8 for 24: 2000 and 800 days.
   CHECK(sweep_table(sweep) ==
-        "layout                            devices    step  tokens/s     MFU  memory peak   days  device-hours         cost      energy  marks\n"
-        "dp2 tp1 pp2 zero1 mb1 1f1b pp>dp        4  10.0 s         2  50.0 %        640 B  2,000       192,000  576,000 USD  48,000 kWh\n"
-        "dp4 tp1 pp2 zero1 mb1 1f1b pp>dp        8  4.00 s         5  62.5 %        640 B    800       153,600  460,800 USD  38,400 kWh  front\n"
-        "nothing fits                            4       -         -       -            -      -             -            -           -\n"
+        "layout                            devices    step  tokens/s     MFU  memory peak   days  device-hours         "
+        "cost      energy  marks\n"
+        "dp2 tp1 pp2 zero1 mb1 1f1b pp>dp        4  10.0 s         2  50.0 %        640 B  2,000       192,000  "
+        "576,000 USD  48,000 kWh\n"
+        "dp4 tp1 pp2 zero1 mb1 1f1b pp>dp        8  4.00 s         5  62.5 %        640 B    800       153,600  "
+        "460,800 USD  38,400 kWh  front\n"
+        "nothing fits                            4       -         -       -            -      -             -         "
+        "   -           -\n"
         "4 devices of four, batch 4, sequence 5: none of 12 candidates fits in 1000 B of memory a device\n");
 }
 

@@ -16,9 +16,12 @@ using testing::small_plan;
 
 TEST_CASE("the table ranks the plan and its alternatives") {
   CHECK(write_table(small_plan()) ==
-        "rank  layout                            devices    step  tokens/s     MFU  memory peak  of capacity  bubble  exposed comm\n"
-        "1     dp2 tp1 pp2 zero1 mb1 1f1b pp>dp        4  10.0 s         2  50.0 %        640 B       64.0 %  20.0 %        15.0 %\n"
-        "2     dp2 tp1 pp2 zero1 mb2 1f1b pp>dp        4  11.5 s      1.74  43.5 %        720 B       72.0 %  34.8 %         8.7 %\n");
+        "rank  layout                            devices    step  tokens/s     MFU  memory peak  of capacity  bubble  "
+        "exposed comm\n"
+        "1     dp2 tp1 pp2 zero1 mb1 1f1b pp>dp        4  10.0 s         2  50.0 %        640 B       64.0 %  20.0 %   "
+        "     15.0 %\n"
+        "2     dp2 tp1 pp2 zero1 mb2 1f1b pp>dp        4  11.5 s      1.74  43.5 %        720 B       72.0 %  34.8 %   "
+        "      8.7 %\n");
 }
 
 TEST_CASE("explain says where time and memory go, what the runner-up loses on and what binds") {
@@ -52,9 +55,16 @@ search: 12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower
 }
 
 TEST_CASE("the counts of a search add up, with what was not simulated where it ended before") {
-  const SearchCounts ended{.candidates = 12, .infeasible_memory = 3, .pruned_by_bound = 5, .simulated = 1, .seconds = 0.25, .certified = false, .gap = 0.074};
+  const SearchCounts ended{.candidates = 12,
+                           .infeasible_memory = 3,
+                           .pruned_by_bound = 5,
+                           .simulated = 1,
+                           .seconds = 0.25,
+                           .certified = false,
+                           .gap = 0.074};
   CHECK(explain_search(ended) ==
-        "12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower bound, 1 simulated, 3 not simulated; gap: at most 7.4 % faster may be left");
+        "12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower bound, 1 simulated, 3 not simulated; "
+        "gap: at most 7.4 % faster may be left");
 }
 
 TEST_CASE("the binding constraint is what could be gained most from") {
@@ -64,27 +74,33 @@ TEST_CASE("the binding constraint is what could be gained most from") {
   plan.prediction.memory.activations = Bytes(340);  // 900 of 1000
   CHECK(binding_constraint(plan) == Constraint::compute);
   plan.prediction.time.bubble = Seconds(7.0);
-  // Two micro-batches on two stages: a third of 15 s is idle however equal stages are, 2 s wait for the longer one.
+  // Two micro-batches on two stages: a third of 15 s is idle however equal stages are, 2 s wait for
+  // the longer one.
   CHECK(waiting(plan).filling.value == doctest::Approx(5.0));
   CHECK(waiting(plan).unequal.value == doctest::Approx(2.0));
   CHECK(binding_constraint(plan) == Constraint::compute);  // 8.5 / 2 s
-  CHECK(explain(plan).find("binding constraint: compute: 43.3 % of the step computes, 13.3 % waits for stages that take longer; faster or more devices would help first\n") !=
-        std::string::npos);  // 6.5 of 15
+  CHECK(explain(plan).find("binding constraint: compute: 43.3 % of the step computes, 13.3 % waits for stages that "
+                           "take longer; faster or more devices would help first\n") !=
+        std::string::npos);        // 6.5 of 15
   plan.training.global_batch = 2;  // one micro-batch: up to half of the step
   CHECK(binding_constraint(plan) == Constraint::bubble);  // 3.5 s
-  CHECK(explain(plan).find("binding constraint: bubble: 46.7 % of the step waits for other stages; more micro-batches (a larger batch) would help first\n") !=
-        std::string::npos);  // 7 of 15
+  CHECK(explain(plan).find("binding constraint: bubble: 46.7 % of the step waits for other stages; more micro-batches "
+                           "(a larger batch) would help first\n") != std::string::npos);  // 7 of 15
   plan.prediction.time.bubble = Seconds(10.0);  // of 18 s: 9 and 1
-  CHECK(explain(plan).find("binding constraint: bubble: 50.0 % of the step waits for other stages, 5.6 % more for those that take longer; more micro-batches (a larger\n  batch) "
+  CHECK(explain(plan).find("binding constraint: bubble: 50.0 % of the step waits for other stages, 5.6 % more for "
+                           "those that take longer; more micro-batches (a larger\n  batch) "
                            "would help first\n") != std::string::npos);
   plan.prediction.time.bubble = Seconds(7.0);
   plan.prediction.time.tensor_exposed = Seconds(8.0);
   CHECK(binding_constraint(plan) == Constraint::communication);  // 4.75 s
-  CHECK(explain(plan).find("binding constraint: communication: 41.3 % of the step waits for it, most for tensor-parallel communication; "
-                           "faster links or a larger batch\n  would help first\n") != std::string::npos);  // 9.5 of 23
+  CHECK(
+      explain(plan).find(
+          "binding constraint: communication: 41.3 % of the step waits for it, most for tensor-parallel communication; "
+          "faster links or a larger batch\n  would help first\n") != std::string::npos);  // 9.5 of 23
   plan.prediction.time.recompute = Seconds(7.0);  // computing is 13.5 then
   CHECK(binding_constraint(plan) == Constraint::memory);
-  CHECK(explain(plan).find("binding constraint: memory: 23.3 % of the step recomputes activations that there is no room to keep, the peak is 90.0 % of a "
+  CHECK(explain(plan).find("binding constraint: memory: 23.3 % of the step recomputes activations that there is no "
+                           "room to keep, the peak is 90.0 % of a "
                            "device's 1000\n  B; more memory would help first\n") != std::string::npos);  // 7 of 30
   plan.search.objective = Objective::memory;
   CHECK(binding_constraint(plan) == Constraint::compute);
@@ -105,8 +121,8 @@ TEST_CASE("memory binds a plan that does not fit") {
   plan.prediction.memory.activations = Bytes(940);  // 1500 of 1000
   CHECK(binding_constraint(plan) == Constraint::memory);
   CHECK(binding_constraint(plan, {}, {.spec = plan.spec, .result = plan.prediction}) == Constraint::memory);
-  CHECK(explain(plan).find("binding constraint: memory: the plan does not fit, the peak is 150.0 % of a device's 1000 B; more memory would help first\n") !=
-        std::string::npos);
+  CHECK(explain(plan).find("binding constraint: memory: the plan does not fit, the peak is 150.0 % of a device's 1000 "
+                           "B; more memory would help first\n") != std::string::npos);
 }
 
 TEST_CASE("with variations to twice of everything the binding constraint is what gains most") {
@@ -126,14 +142,17 @@ TEST_CASE("with variations to twice of everything the binding constraint is what
     double compute, inside, network, links, batch, memory;  // steps; of memory that of the best plan
     Constraint binding;
   };
-  for (const Case& one : {Case{6.7, 9.5, 9.8, 9.3, 18.0, 9.97, Constraint::compute},
-                          Case{5.0, 9.5, 9.8, 9.3, 18.0, 6.8, Constraint::compute},      // at most 3.25 s count, against 3.2 s
-                          Case{5.0, 9.5, 9.8, 9.3, 18.0, 6.7, Constraint::memory},       // 3.3 s
-                          Case{5.0, 10.0, 10.0, 6.6, 18.0, 9.97, Constraint::communication},  // neither kind of links alone gains anything, both 3.4 s
-                          Case{9.5, 9.5, 9.8, 9.3, 13.0, 9.97, Constraint::bubble}}) {   // at most 1 s counts
-    const std::vector<Variation> all = {twice(Resource::compute, one.compute, one.compute), twice(Resource::node_links, one.inside, one.inside),
-                                        twice(Resource::network, one.network, one.network), twice(Resource::links, one.links, one.links), twice(Resource::global_batch, one.batch, one.batch),
-                                        twice(Resource::memory, 10.0, one.memory)};
+  for (const Case& one :
+       {Case{6.7, 9.5, 9.8, 9.3, 18.0, 9.97, Constraint::compute},
+        Case{5.0, 9.5, 9.8, 9.3, 18.0, 6.8, Constraint::compute},  // at most 3.25 s count, against 3.2 s
+        Case{5.0, 9.5, 9.8, 9.3, 18.0, 6.7, Constraint::memory},   // 3.3 s
+        Case{5.0, 10.0, 10.0, 6.6, 18.0, 9.97,
+             Constraint::communication},  // neither kind of links alone gains anything, both 3.4 s
+        Case{9.5, 9.5, 9.8, 9.3, 13.0, 9.97, Constraint::bubble}}) {  // at most 1 s counts
+    const std::vector<Variation> all = {
+        twice(Resource::compute, one.compute, one.compute),  twice(Resource::node_links, one.inside, one.inside),
+        twice(Resource::network, one.network, one.network),  twice(Resource::links, one.links, one.links),
+        twice(Resource::global_batch, one.batch, one.batch), twice(Resource::memory, 10.0, one.memory)};
     CHECK(std::string(name(binding_constraint(plan, all, now))) == name(one.binding));
   }
 }
@@ -145,22 +164,28 @@ TEST_CASE("with another objective it is said what it has least of") {
   RankedPlan& second = plan.alternatives.front();
   second.spec.mesh.degree = {1, 2, 1};  // half of the devices
   second.result.time.bubble = Seconds(4.5);
-  CHECK(explain_search(plan.search).ends_with("5 cannot be better by their lower bound, 4 simulated; certified: the cheapest of this space under this cost model"));
+  CHECK(explain_search(plan.search)
+            .ends_with("5 cannot be better by their lower bound, 4 simulated; certified: the cheapest of this space "
+                       "under this cost model"));
   // 4 devices for 10 s, 2 for 12 s, at 0.025 EUR a second.
-  CHECK(explain_briefly(plan).find("runner-up: dp2 tp1 pp1 zero1 mb2, 12.0 s (20.00 % slower), 0.600 EUR (40.00 % cheaper)\n") != std::string::npos);
+  CHECK(explain_briefly(plan).find(
+            "runner-up: dp2 tp1 pp1 zero1 mb2, 12.0 s (20.00 % slower), 0.600 EUR (40.00 % cheaper)\n") !=
+        std::string::npos);
   CHECK(write_table(plan).find("exposed comm  cost a step\n") != std::string::npos);
   CHECK(write_table(plan).find("15.0 %     1.00 EUR\n") != std::string::npos);
   plan.cluster.groups.front().price.reset();
   CHECK(write_table(plan).find("15.0 %  40.0 device-seconds\n") != std::string::npos);
   plan.search.objective = Objective::memory;
-  CHECK(explain_search(plan.search).ends_with("certified: the one of least memory of this space under this cost model"));
+  CHECK(
+      explain_search(plan.search).ends_with("certified: the one of least memory of this space under this cost model"));
   CHECK(explain_briefly(plan).find("12.0 s (20.00 % slower), 720 B (12.50 % more memory)\n") != std::string::npos);
 }
 
 TEST_CASE("a plan without alternatives says why it has none") {
   Plan plan = small_plan();
   plan.alternatives.clear();
-  CHECK(explain_briefly(plan).ends_with("runner-up: the plan keeps the best alone (--top 1); `parplan explain` finds the next\n"));
+  CHECK(explain_briefly(plan).ends_with(
+      "runner-up: the plan keeps the best alone (--top 1); `parplan explain` finds the next\n"));
   plan.search.infeasible_memory = 11;  // of 12
   CHECK(explain_briefly(plan).ends_with("runner-up: none; no other layout of the space fits\n"));
   plan.search = {};
@@ -169,7 +194,8 @@ TEST_CASE("a plan without alternatives says why it has none") {
 
 TEST_CASE("long lines go on in the next, between words") {
   CHECK(fold_lines("short\n", 10) == "short\n");
-  CHECK(fold_lines("a list of words\n  - of several lines\n", 11) == "a list of\n  words\n  - of\n    several\n    lines\n");
+  CHECK(fold_lines("a list of words\n  - of several lines\n", 11) ==
+        "a list of\n  words\n  - of\n    several\n    lines\n");
   CHECK(fold_lines("unbreakable-word and more\n", 10) == "unbreakable-word\n  and more\n");
 }
 
@@ -184,8 +210,13 @@ TEST_CASE("a search says how sure it is") {
 
 TEST_CASE("predicted stands beside measured") {
   const Plan plan = small_plan();
-  RunComparison comparison{.measured = plan.prediction, .loss = {2.5}, .step_times_s = {11.0}, .promised = {Bytes(620), Bytes(600)},
-                           .touched = {Bytes(620), Bytes(600)}, .process_growth = Bytes(1830), .instructions = {}};
+  RunComparison comparison{.measured = plan.prediction,
+                           .loss = {2.5},
+                           .step_times_s = {11.0},
+                           .promised = {Bytes(620), Bytes(600)},
+                           .touched = {Bytes(620), Bytes(600)},
+                           .process_growth = Bytes(1830),
+                           .instructions = {}};
   comparison.measured.time.compute = Seconds(7.0);
   CHECK(write_comparison(plan, comparison) ==
         "                                 predicted  measured  difference\n"
@@ -205,9 +236,14 @@ TEST_CASE("predicted stands beside measured") {
 
 TEST_CASE("instructions are shown longest first, the rest in the sum") {
   RunComparison comparison;
-  comparison.instructions = {{.segment = "a", .instruction = "add", .runs_per_step = 2, .predicted = Seconds(1.0), .measured = Seconds(2.0)},
-                             {.segment = "b", .instruction = "linear", .runs_per_step = 1, .predicted = Seconds(4.0), .measured = Seconds(3.0)},
-                             {.segment = "b", .instruction = "copy", .runs_per_step = 1, .predicted = {}, .measured = Seconds(1.0)}};
+  comparison.instructions = {
+      {.segment = "a", .instruction = "add", .runs_per_step = 2, .predicted = Seconds(1.0), .measured = Seconds(2.0)},
+      {.segment = "b",
+       .instruction = "linear",
+       .runs_per_step = 1,
+       .predicted = Seconds(4.0),
+       .measured = Seconds(3.0)},
+      {.segment = "b", .instruction = "copy", .runs_per_step = 1, .predicted = {}, .measured = Seconds(1.0)}};
   CHECK(write_instructions(comparison, 2) ==
         "segment  instruction     runs a step  predicted  measured  difference\n"
         "b        linear                    1     4.00 s    3.00 s     -25.0 %\n"
@@ -217,9 +253,16 @@ TEST_CASE("instructions are shown longest first, the rest in the sum") {
 
 TEST_CASE("the JSON of a run has both rows with the same keys") {
   const Plan plan = small_plan();
-  const RunComparison comparison{.measured = plan.prediction, .loss = {2.5, 2.25}, .step_times_s = {11.0, 10.0}, .promised = {Bytes(620)},
-                                 .touched = {Bytes(620)}, .process_growth = Bytes(5), .instructions = {}};
-  const Json json = run_json({.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}}, plan, comparison);
+  const RunComparison comparison{.measured = plan.prediction,
+                                 .loss = {2.5, 2.25},
+                                 .step_times_s = {11.0, 10.0},
+                                 .promised = {Bytes(620)},
+                                 .touched = {Bytes(620)},
+                                 .process_growth = Bytes(5),
+                                 .instructions = {}};
+  const Json json = run_json(
+      {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
+      plan, comparison);
   CHECK(json.at("schema") == "parplan.run/1");
   CHECK(json.at("tool").dump() == R"({"name":"parplan","version":"1.2.3"})");
   CHECK(json.at("loss").dump() == "[2.5,2.25]");
@@ -228,15 +271,39 @@ TEST_CASE("the JSON of a run has both rows with the same keys") {
 
 TEST_CASE("the JSON of a failed search has no plans and says what to change") {
   const Plan plan = small_plan();
-  const ReportInputs inputs{.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {"global_batch"}};
-  const Remedy remedy{.of = "memory", .instead = "2.00 GiB of memory a device instead of 1.00 GiB", .value = std::int64_t{2} << 30, .model = plan.model,
-                      .cluster = plan.cluster, .training = plan.training, .plan = {.spec = plan.spec, .result = plan.prediction}};
-  const Json json = suggest_json(inputs, {.candidates = 7, .infeasible_memory = 7, .pruned_by_bound = 0, .simulated = 0, .seconds = 0.5, .certified = false, .gap = {}},
-                                 nullptr, std::vector<Remedy>{remedy, {.of = "recompute", .instead = "recompute full instead of none", .value = "full", .model = plan.model,
-                                                                      .cluster = plan.cluster, .training = plan.training, .plan = remedy.plan}});
+  const ReportInputs inputs{.version = "1.2.3",
+                            .model = plan.model,
+                            .cluster = plan.cluster,
+                            .training = plan.training,
+                            .defaults = {"global_batch"}};
+  const Remedy remedy{.of = "memory",
+                      .instead = "2.00 GiB of memory a device instead of 1.00 GiB",
+                      .value = std::int64_t{2} << 30,
+                      .model = plan.model,
+                      .cluster = plan.cluster,
+                      .training = plan.training,
+                      .plan = {.spec = plan.spec, .result = plan.prediction}};
+  const Json json = suggest_json(inputs,
+                                 {.candidates = 7,
+                                  .infeasible_memory = 7,
+                                  .pruned_by_bound = 0,
+                                  .simulated = 0,
+                                  .seconds = 0.5,
+                                  .certified = false,
+                                  .gap = {}},
+                                 nullptr,
+                                 std::vector<Remedy>{remedy,
+                                                     {.of = "recompute",
+                                                      .instead = "recompute full instead of none",
+                                                      .value = "full",
+                                                      .model = plan.model,
+                                                      .cluster = plan.cluster,
+                                                      .training = plan.training,
+                                                      .plan = remedy.plan}});
   std::vector<std::string> keys;
   for (const auto& item : json.items()) keys.push_back(item.key());
-  CHECK(keys == std::vector<std::string>{"schema", "tool", "inputs", "search", "columns", "plans", "changes", "notes", "environment", "launch"});
+  CHECK(keys == std::vector<std::string>{"schema", "tool", "inputs", "search", "columns", "plans", "changes", "notes",
+                                         "environment", "launch"});
   CHECK(json.at("plans").dump() == "[]");
   Json unranked = row(subject_of(plan));
   unranked["rank"] = nullptr;
@@ -245,10 +312,12 @@ TEST_CASE("the JSON of a failed search has no plans and says what to change") {
   CHECK(json.at("changes")[0].dump() == wanted.dump());
   CHECK(json.at("changes")[1].at("value") == "full");
   CHECK(json.at("inputs").at("objective") == "time");
-  CHECK(json.at("search").dump() ==
-        R"({"candidates":7,"infeasible_memory":7,"pruned_by_bound":0,"simulated":0,"seconds":0.5,"certified":false,"gap":null})");
-  CHECK(json.at("inputs").at("training").dump() ==
-        R"({"global_batch":4,"sequence_length":5,"precision":"fp32","optimizer":"adamw","engine":"parplan","defaults":["global_batch"]})");
+  CHECK(
+      json.at("search").dump() ==
+      R"({"candidates":7,"infeasible_memory":7,"pruned_by_bound":0,"simulated":0,"seconds":0.5,"certified":false,"gap":null})");
+  CHECK(
+      json.at("inputs").at("training").dump() ==
+      R"({"global_batch":4,"sequence_length":5,"precision":"fp32","optimizer":"adamw","engine":"parplan","defaults":["global_batch"]})");
 }
 
 }  // namespace

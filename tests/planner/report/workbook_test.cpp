@@ -31,12 +31,14 @@ using Table = std::vector<std::vector<std::string>>;
 
 bool calls(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
 
-// Two clusters, one of them of unlike devices, two batches, a point without a plan; 10,000 USD and up.
+// Two clusters, one of them of unlike devices, two batches, a point without a plan; 10,000 USD and
+// up.
 Sweep sweep_of_all_kinds() {
   Sweep sweep;
   sweep.version = "0";
   sweep.tokens = 1234567890;
-  sweep.points = {planned_point("four", 1, 10.0), planned_point("four", 2, 5.5), planned_point("four", 4, 4.25), planned_point("mixed, \"odd\"", 2, 6.0), point_without_plan("four")};
+  sweep.points = {planned_point("four", 1, 10.0), planned_point("four", 2, 5.5), planned_point("four", 4, 4.25),
+                  planned_point("mixed, \"odd\"", 2, 6.0), point_without_plan("four")};
   // Half of the 8 devices of the fourth point are dearer.
   std::vector<NodeGroup>& groups = sweep.points[3].cluster.groups;
   groups.front().nodes = 1;
@@ -50,8 +52,10 @@ Sweep sweep_of_all_kinds() {
 }
 
 std::string unescaped(std::string text) {
-  for (const auto& [name, character] : std::map<std::string, std::string>{{"&quot;", "\""}, {"&lt;", "<"}, {"&gt;", ">"}, {"&amp;", "&"}})
-    for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) text.replace(at, name.size(), character);
+  for (const auto& [name, character] :
+       std::map<std::string, std::string>{{"&quot;", "\""}, {"&lt;", "<"}, {"&gt;", ">"}, {"&amp;", "&"}})
+    for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1))
+      text.replace(at, name.size(), character);
   return text;
 }
 
@@ -71,7 +75,10 @@ std::map<std::string, SheetCell> cells_of(const std::string& xml) {
     const std::string inside = xml.substr(opened, xml.find("</c>", at) - opened);
     const auto part = [&](const std::string& tag) {
       const std::size_t begin = inside.find("<" + tag + ">");
-      return begin == std::string::npos ? "" : unescaped(inside.substr(begin + tag.size() + 2, inside.find("</" + tag + ">") - begin - tag.size() - 2));
+      return begin == std::string::npos
+                 ? ""
+                 : unescaped(
+                       inside.substr(begin + tag.size() + 2, inside.find("</" + tag + ">") - begin - tag.size() - 2));
     };
     cells[name] = {part("f"), part("v")};
   }
@@ -91,8 +98,11 @@ TEST_CASE("days, device-hours, cost, energy and the front are formulas of step t
   unpack(folder / "plans.xlsx", folder / "parts");
   const auto inputs = cells_of(read_file(folder / "parts/xl/worksheets/sheet1.xml"));
   const auto capacity = cells_of(read_file(folder / "parts/xl/worksheets/sheet2.xml"));
-  const auto formula = [&](const std::string& cell) { return capacity.count(cell) == 1 ? capacity.at(cell).formula : std::string("no cell"); };
-  // A cluster, B device, C cluster_devices, D devices, E global_batch, F sequence_length, G layout, H step_time_s, I mfu
+  const auto formula = [&](const std::string& cell) {
+    return capacity.count(cell) == 1 ? capacity.at(cell).formula : std::string("no cell");
+  };
+  // A cluster, B device, C cluster_devices, D devices, E global_batch, F sequence_length, G layout,
+  // H step_time_s, I mfu
   CHECK(formula("H2").empty());
   CHECK(formula("J2") == "E2*F2/H2");                                                   // tokens_per_s
   CHECK(formula("K2") == "IF(COUNT(tokens)=1,tokens/J2/86400,\"\")");                   // days
@@ -104,7 +114,9 @@ TEST_CASE("days, device-hours, cost, energy and the front are formulas of step t
   CHECK(formula("Q2") == "IF(COUNT(Inputs!$E$8)=1,D2*Inputs!$E$8,\"\")");               // power_w
   CHECK(formula("R2") == "IF(P2=\"\",\"\",P2/3600*H2)");                                // cost_per_step
   CHECK(formula("S2") == "IF(P2=\"\",\"\",P2/J2/3600*1000000)");                        // cost_per_million_tokens
-  CHECK(formula("V2") == "IF(SUMPRODUCT(($E$2:$E$7=E2)*($F$2:$F$7=F2)*($J$2:$J$7>=J2)*($W$2:$W$7<=W2)*((($J$2:$J$7>J2)+($W$2:$W$7<W2))>0))=0,\"yes\",\"no\")");
+  CHECK(formula("V2") ==
+        "IF(SUMPRODUCT(($E$2:$E$7=E2)*($F$2:$F$7=F2)*($J$2:$J$7>=J2)*($W$2:$W$7<=W2)*((($J$2:$J$7>J2)+($W$2:$W$7<W2))>"
+        "0))=0,\"yes\",\"no\")");
   CHECK(formula("W2") == "IF(Inputs!$B$5=\"cost\",P2,D2)/J2");
   // Unlike devices: 4 of each.
   CHECK(formula("P5") == "IF(COUNT(Inputs!$C$9,Inputs!$C$10)=2,4*Inputs!$C$9+4*Inputs!$C$10,\"\")");
@@ -121,7 +133,8 @@ TEST_CASE("days, device-hours, cost, energy and the front are formulas of step t
   CHECK(inputs.at("E10").value == "400");
   const std::string book = read_file(folder / "parts/xl/workbook.xml");
   CHECK(book.find("<definedName name=\"tokens\">Inputs!$B$4</definedName>") != std::string::npos);
-  for (const char* sheet : {"Inputs", "Capacity", "Plans", "Columns"}) CHECK(book.find(fmt::format("<sheet name=\"{}\"", sheet)) != std::string::npos);
+  for (const char* sheet : {"Inputs", "Capacity", "Plans", "Columns"})
+    CHECK(book.find(fmt::format("<sheet name=\"{}\"", sheet)) != std::string::npos);
   CHECK(read_file(folder / "parts/xl/worksheets/sheet2.xml").find("state=\"frozen\"") != std::string::npos);
 }
 
@@ -132,8 +145,11 @@ TEST_CASE("formulas carry the values of the JSON, for who shows a workbook witho
   unpack(folder / "plans.xlsx", folder / "parts");
   const auto capacity = cells_of(read_file(folder / "parts/xl/worksheets/sheet2.xml"));
   const std::vector<Json> rows = sweep_rows(sweep);
-  const std::map<std::string, std::string> columns{{"J", "tokens_per_s"}, {"K", "days"}, {"L", "device_hours"}, {"M", "cost"}, {"N", "energy_kwh"}, {"O", "steps"},
-                                                   {"P", "price_per_hour"}, {"Q", "power_w"}, {"R", "cost_per_step"}, {"S", "cost_per_million_tokens"}};
+  const std::map<std::string, std::string> columns{{"J", "tokens_per_s"},   {"K", "days"},
+                                                   {"L", "device_hours"},   {"M", "cost"},
+                                                   {"N", "energy_kwh"},     {"O", "steps"},
+                                                   {"P", "price_per_hour"}, {"Q", "power_w"},
+                                                   {"R", "cost_per_step"},  {"S", "cost_per_million_tokens"}};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     for (const auto& [letter, key] : columns) {
       const auto cell = capacity.find(fmt::format("{}{}", letter, i + 2));
@@ -160,7 +176,8 @@ TEST_CASE("equal sweeps give equal workbooks, and one that cannot be written lea
   CHECK(error_of<RunError>([&] { write_workbook(folder / "taken.xlsx", sweep); }) ==
         fmt::format("cannot write '{}': Is a directory", (folder / "taken.xlsx").string()));
   std::set<std::string> left;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder / "")) left.insert(entry.path().filename().string());
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder / ""))
+    left.insert(entry.path().filename().string());
   CHECK(left == std::set<std::string>{"a.xlsx", "b.xlsx", "taken.xlsx"});
 }
 
@@ -191,7 +208,8 @@ bool office_is_here() {
   return here;
 }
 
-// Calculates a workbook anew, whatever values it carries, and gives each sheet as a table of unformatted text.
+// Calculates a workbook anew, whatever values it carries, and gives each sheet as a table of
+// unformatted text.
 std::map<std::string, Table> calculated(const fs::path& folder, const fs::path& workbook) {
   const fs::path profile = folder / "profile";
   fs::create_directories(profile / "user");
@@ -199,19 +217,24 @@ std::map<std::string, Table> calculated(const fs::path& folder, const fs::path& 
   std::ofstream(profile / "user/registrymodifications.xcu")
       << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<oor:items xmlns:oor=\"http://openoffice.org/2001/registry\" "
          "xmlns:xs=\"http://www.w3.org/2001/XMLSchema\" xmlns:xsi=\"http://www.w3.org/2001/XMLSchema-instance\">\n"
-         "<item oor:path=\"/org.openoffice.Office.Calc/Formula/Load\"><prop oor:name=\"OOXMLRecalcMode\" oor:op=\"fuse\"><value>0</value></prop></item>\n"
+         "<item oor:path=\"/org.openoffice.Office.Calc/Formula/Load\"><prop oor:name=\"OOXMLRecalcMode\" "
+         "oor:op=\"fuse\"><value>0</value></prop></item>\n"
          "</oor:items>\n";
-  // 44, 34: comma and quote; 76: UTF-8; the eighth: not as shown but in full; -1: every sheet, to NAME-SHEET.csv
-  REQUIRE(calls(fmt::format("soffice -env:UserInstallation=file://{} --headless --convert-to 'csv:Text - txt - csv (StarCalc):44,34,76,1,,0,false,false,false,false,false,-1' "
-                            "--outdir '{}' '{}'",
-                            profile.string(), (folder / "csv").string(), workbook.string())));
+  // 44, 34: comma and quote; 76: UTF-8; the eighth: not as shown but in full; -1: every sheet, to
+  // NAME-SHEET.csv
+  REQUIRE(
+      calls(fmt::format("soffice -env:UserInstallation=file://{} --headless --convert-to 'csv:Text - txt - csv "
+                        "(StarCalc):44,34,76,1,,0,false,false,false,false,false,-1' "
+                        "--outdir '{}' '{}'",
+                        profile.string(), (folder / "csv").string(), workbook.string())));
   std::map<std::string, Table> sheets;
   for (const char* sheet : {"Inputs", "Capacity", "Plans", "Columns"})
     sheets[sheet] = read_csv(read_file(folder / "csv" / fmt::format("{}-{}.csv", workbook.stem().string(), sheet)));
   return sheets;
 }
 
-// Every cell under a header that is a key of the rows, compared with it; gives how many numbers there were.
+// Every cell under a header that is a key of the rows, compared with it; gives how many numbers
+// there were.
 int compare(const Table& table, const std::vector<Json>& rows) {
   int numbers = 0;
   REQUIRE(table.size() >= rows.size() + 1);
@@ -278,7 +301,9 @@ TEST_CASE("in LibreOffice a changed price changes costs and the front, and nothi
   REQUIRE(text.find(before, at + 1) == std::string::npos);
   text.replace(at, before.size(), "<v>30.5</v>");
   std::ofstream(folder / "parts/xl/worksheets/sheet1.xml", std::ios::binary) << text;
-  REQUIRE(calls(fmt::format("cd '{}' && '{}' -E tar cf ../changed.xlsx --format=zip '[Content_Types].xml' _rels docProps xl", (folder / "parts").string(), PARPLAN_CMAKE)));
+  REQUIRE(calls(
+      fmt::format("cd '{}' && '{}' -E tar cf ../changed.xlsx --format=zip '[Content_Types].xml' _rels docProps xl",
+                  (folder / "parts").string(), PARPLAN_CMAKE)));
   const auto sheets = calculated(folder / "", folder / "changed.xlsx");
   const std::vector<Json> unchanged = sweep_rows(sweep);
   for (SweepPoint& point : sweep.points)

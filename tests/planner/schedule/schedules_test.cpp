@@ -20,8 +20,9 @@ std::string text_of(const std::vector<Action>& stage) {
   return text;
 }
 
-// When the last action ends, if every action starts as soon as its stage is free and its input is there, and every transfer as soon
-// as its link is free in that direction. Plain dynamic programming over the actions; the closed forms are held against it.
+// When the last action ends, if every action starts as soon as its stage is free and its input is
+// there, and every transfer as soon as its link is free in that direction. Plain dynamic
+// programming over the actions; the closed forms are held against it.
 double played_time(const Schedule& schedule, const std::vector<Seconds>& forward, const std::vector<Seconds>& backward,
                    const std::vector<Seconds>& transfer, int micro_batches) {
   const std::size_t stages = schedule.size();
@@ -29,7 +30,8 @@ double played_time(const Schedule& schedule, const std::vector<Seconds>& forward
   for (auto& phase : done) phase.assign(stages, std::vector<double>(static_cast<std::size_t>(micro_batches), -1.0));
   std::vector<std::size_t> next(stages);
   std::vector<double> free(stages);
-  std::vector<double> link[2] = {std::vector<double>(stages), std::vector<double>(stages)};  // below each stage: down, up
+  std::vector<double> link[2] = {std::vector<double>(stages),
+                                 std::vector<double>(stages)};  // below each stage: down, up
   for (bool advanced = true; advanced;) {
     advanced = false;
     for (std::size_t s = 0; s < stages; ++s)
@@ -91,7 +93,7 @@ TEST_CASE("Activations in flight are as the row says") {
       const Schedule schedule = row.actions(p, m);
       for (int s = 0; s < p; ++s) {
         INFO(row.name << ", stage " << s << " of " << p << ", " << m << " micro-batches");
-        CHECK(row.in_flight(s, p, m) == most_in_flight(schedule[static_cast<std::size_t>(s)]));
+        CHECK(row.in_flight(s, p, m) == most_in_flight(schedule[s]));
       }
     }
   CHECK(row_of(ScheduleKind::gpipe).in_flight(3, 4, 8) == 8);
@@ -126,7 +128,8 @@ TEST_CASE("On equal stages both schedules have a bubble of (p - 1)(f + b), the f
     }
 }
 
-TEST_CASE("On unequal stages GPipe's closed form is exact, 1F1B's is exact or a tight lower bound, with transfers too") {
+TEST_CASE(
+    "On unequal stages GPipe's closed form is exact, 1F1B's is exact or a tight lower bound, with transfers too") {
   std::mt19937 random(20240607);
   for (double slowest_transfer : {0.0, 0.2, 3.0})
   for (double spread : {0.5, 1.0}) {
@@ -168,8 +171,8 @@ TEST_CASE("On unequal stages GPipe's closed form is exact, 1F1B's is exact or a 
 TEST_CASE("One slow stage sets 1F1B's pace, wherever it is") {
   for (int slow = 0; slow < 4; ++slow) {
     std::vector<Seconds> forward = repeat(4, 1), backward = repeat(4, 2);
-    forward[static_cast<std::size_t>(slow)] = Seconds(2);
-    backward[static_cast<std::size_t>(slow)] = Seconds(4);
+    forward[slow] = Seconds(2);
+    backward[slow] = Seconds(4);
     const auto time = row_of(ScheduleKind::one_f_one_b).closed_form;
     INFO("stage " << slow);
     CHECK(time(forward, backward, repeat(3, 0), 101) - time(forward, backward, repeat(3, 0), 100) == Seconds(6));
@@ -181,6 +184,8 @@ TEST_CASE("Transfers slow the steady state of 1F1B on equal stages by 2 t (p - 1
   const ScheduleRow& row = row_of(ScheduleKind::one_f_one_b);
   const auto time = [&](int m) { return row.closed_form(repeat(4, 1), repeat(4, 2), repeat(3, 0.5), m); };
   CHECK(time(104) - time(100) == Seconds(4 * 3 + 6 * 0.5));
-  const auto played = [&](int m) { return played_time(row.actions(4, m), repeat(4, 1), repeat(4, 2), repeat(3, 0.5), m); };
+  const auto played = [&](int m) {
+    return played_time(row.actions(4, m), repeat(4, 1), repeat(4, 2), repeat(3, 0.5), m);
+  };
   CHECK(played(104) - played(100) == 4 * 3 + 6 * 0.5);
 }

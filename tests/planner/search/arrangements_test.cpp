@@ -18,7 +18,8 @@ namespace {
 const std::string source = PARPLAN_SOURCE_DIR;
 
 Cluster named(const std::string& name, int nodes) {
-  return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"}, {.device = {}, .network = {}, .devices = {}, .nodes = nodes});
+  return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"},
+                      {.device = {}, .network = {}, .devices = {}, .nodes = nodes});
 }
 
 // DGX-1 before DGX A100: what is slow comes first.
@@ -90,7 +91,9 @@ TEST_CASE("of unlike nodes the plan is the best that any arrangement has") {
         options.most_simulated = 1 << 20;
         const ArrangedResult arranged = search_arrangements(graph, cluster, training, {}, options);
         REQUIRE(!arranged.found.plans.empty());
-        const auto score_of = [&](const Cluster& on, const RankedPlan& plan) { return score(objective, on, plan.spec, plan.result.time.total(), plan.result.memory); };
+        const auto score_of = [&](const Cluster& on, const RankedPlan& plan) {
+          return score(objective, on, plan.spec, plan.result.time.total(), plan.result.memory);
+        };
         double least = std::numeric_limits<double>::infinity();
         std::int64_t candidates = 0;
         for (const Cluster& one : arrangements(cluster)) {
@@ -109,16 +112,24 @@ TEST_CASE("of unlike nodes the plan is the best that any arrangement has") {
 
 TEST_CASE("as many devices as one group has go to the fast one, wherever it stands, and the plan says so") {
   const OpGraph graph = tiny();
-  SuggestRequest request{.graph = &graph, .model_text = "", .model_name = "tiny-gpt2", .cluster = slow_first(1, 1), .training = training_of(4096), .layout = {}, .options = {},
-                         .graph_of_length = {}, .cluster_of = {}};
+  SuggestRequest request{.graph = &graph,
+                         .model_text = "",
+                         .model_name = "tiny-gpt2",
+                         .cluster = slow_first(1, 1),
+                         .training = training_of(4096),
+                         .layout = {},
+                         .options = {},
+                         .graph_of_length = {},
+                         .cluster_of = {}};
   request.layout.dp = 8;
   request.layout.tp = request.layout.pp = 1;
   const SuggestResult found = suggest(request);
   REQUIRE(found.plan);
   CHECK(found.plan->cluster.group_of(0).device.name == "a100-sxm4-80gb");
   REQUIRE(found.plan->notes.size() >= 1);
-  CHECK(found.plan->notes.front().starts_with("takes 1 node of 8 x a100-sxm4-80gb alone, of 1 node of 8 x v100-sxm2-32gb, 1 node of 8 x a100-sxm4-80gb: "
-                                              "the best plan of the cluster as it stands, dp8 tp1 pp1"));
+  CHECK(found.plan->notes.front().starts_with(
+      "takes 1 node of 8 x a100-sxm4-80gb alone, of 1 node of 8 x v100-sxm2-32gb, 1 node of 8 x a100-sxm4-80gb: "
+      "the best plan of the cluster as it stands, dp8 tp1 pp1"));
   // A simulation that was asked for is of the cluster as it stands.
   request.layout.zero_stage = 0;
   request.layout.micro_batch = 1;

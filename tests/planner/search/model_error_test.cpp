@@ -44,7 +44,8 @@ std::vector<PublishedRun> published_runs(const std::string& path) {
 
 TEST_CASE("the stated error is that of the published steps of GPT-3 175B on 512 A100") {
   const OpGraph graph = build_graph(load_model(source + "/models/gpt3-175b.yaml", "").spec, 2048);
-  Cluster cluster = find_cluster("dgx-a100", {source + "/configs/devices", source + "/configs/clusters"}, {.device = {}, .network = {}, .devices = 512, .nodes = {}});
+  Cluster cluster = find_cluster("dgx-a100", {source + "/configs/devices", source + "/configs/clusters"},
+                                 {.device = {}, .network = {}, .devices = 512, .nodes = {}});
   // 800 Gbit/s a node in place of 1600.
   cluster = varied(cluster, Resource::network, 0.5);
   const std::vector<PublishedRun> runs = published_runs(source + "/tests/data/published/vtrain-175b.csv");
@@ -72,11 +73,13 @@ TEST_CASE("the stated error is that of the published steps of GPT-3 175B on 512 
   const ModelError stated = *model_error(cluster);
   CHECK(stated.runs == static_cast<int>(runs.size()));
   // As explain prints them.
-  CHECK(fmt::format("{:.1f} to {:.1f}", 100.0 * least, 100.0 * most) == fmt::format("{:.1f} to {:.1f}", 100.0 * stated.least, 100.0 * stated.most));
+  CHECK(fmt::format("{:.1f} to {:.1f}", 100.0 * least, 100.0 * most) ==
+        fmt::format("{:.1f} to {:.1f}", 100.0 * stated.least, 100.0 * stated.most));
 }
 
 TEST_CASE("no error is stated for devices of which no published steps are known") {
-  for (const std::string& name : {source + "/tests/data/clusters/cpu-8.yaml", std::string("mi300x-8"), std::string("gaudi2-8"), std::string("dgx-h100")}) {
+  for (const std::string& name : {source + "/tests/data/clusters/cpu-8.yaml", std::string("mi300x-8"),
+                                  std::string("gaudi2-8"), std::string("dgx-h100")}) {
     INFO(name);
     CHECK(!model_error(find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"}, {})));
   }

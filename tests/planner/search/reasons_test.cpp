@@ -28,7 +28,8 @@ OpGraph graph_of(const std::string& model, std::int64_t sequence) {
 }
 
 Cluster cluster_of(const std::string& name, std::optional<int> devices = {}) {
-  return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"}, {.device = {}, .network = {}, .devices = devices, .nodes = {}});
+  return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"},
+                      {.device = {}, .network = {}, .devices = devices, .nodes = {}});
 }
 
 SuggestRequest request_of(const OpGraph& graph, Cluster cluster, std::int64_t batch) {
@@ -90,11 +91,12 @@ TEST_CASE("tensor parallelism is inside nodes where each of its groups is") {
   };
   constexpr std::array neighbours = {Axis::pp, Axis::dp, Axis::tp};
   constexpr std::array apart = {Axis::tp, Axis::pp, Axis::dp};
-  for (const Case& one : {Case{8, 3, {1, 4, 6}, neighbours, "tensor parallel across nodes"},  // ranks 6 to 11 are on two nodes
-                          Case{8, 3, {1, 3, 8}, neighbours, "tensor parallel inside nodes x data parallel"},
-                          Case{8, 3, {1, 1, 6}, neighbours, "tensor parallel inside a node alone"},
-                          Case{8, 2, {1, 8, 2}, apart, "tensor parallel across nodes"},  // ranks 0 and 8
-                          Case{8, 2, {1, 4, 2}, apart, "tensor parallel inside nodes x data parallel"}}) {
+  for (const Case& one :
+       {Case{8, 3, {1, 4, 6}, neighbours, "tensor parallel across nodes"},  // ranks 6 to 11 are on two nodes
+        Case{8, 3, {1, 3, 8}, neighbours, "tensor parallel inside nodes x data parallel"},
+        Case{8, 3, {1, 1, 6}, neighbours, "tensor parallel inside a node alone"},
+        Case{8, 2, {1, 8, 2}, apart, "tensor parallel across nodes"},  // ranks 0 and 8
+        Case{8, 2, {1, 4, 2}, apart, "tensor parallel inside nodes x data parallel"}}) {
     const Cluster cluster = nodes_of(one.per_node, one.nodes);
     NetworkCache networks(cluster);
     ParallelSpec spec;
@@ -120,9 +122,11 @@ TEST_CASE("the network is what leads there alone, and with the links inside node
     const char* cluster;
     int network;  // links
   };
-  // Behind NVSwitch each of eight GPUs has a way by a PCIe switch to a NIC of its own: three links each. Without NVLink everywhere, devices
-  // reach one another by PCIe switches and host bridges, and what leads from there over NICs to the network is all of it.
-  for (const Case& one : {Case{"dgx-a100", 8 * 3}, Case{"dgx-h100", 8 * 3}, Case{"gaudi2-8", 8 * 2}, Case{"dgx-1-v100", 4 * 2}, Case{"azure-ndv2", 2}}) {
+  // Behind NVSwitch each of eight GPUs has a way by a PCIe switch to a NIC of its own: three links
+  // each. Without NVLink everywhere, devices reach one another by PCIe switches and host bridges,
+  // and what leads from there over NICs to the network is all of it.
+  for (const Case& one : {Case{"dgx-a100", 8 * 3}, Case{"dgx-h100", 8 * 3}, Case{"gaudi2-8", 8 * 2},
+                          Case{"dgx-1-v100", 4 * 2}, Case{"azure-ndv2", 2}}) {
     INFO(one.cluster);
     const Cluster cluster = cluster_of(one.cluster, 16);
     const auto links = [](const Cluster& of) -> const std::vector<Link>& { return of.groups.front().node.links; };
@@ -153,10 +157,14 @@ TEST_CASE("twice the network is felt between nodes on every cluster that is name
     ++clusters;
     // A group has a device of each node, and all devices send at once.
     const DeviceMesh mesh{.degree = {1, 4, per_node}, .order = {Axis::pp, Axis::dp, Axis::tp}};
-    for (const std::vector<FabricLevel>& levels : {std::vector<FabricLevel>{}, std::vector<FabricLevel>{{.name = "leaf", .nodes = 2, .latency = {}}, {.name = "spine", .nodes = {}, .oversubscription = 4.0, .latency = {}}}}) {
+    for (const std::vector<FabricLevel>& levels :
+         {std::vector<FabricLevel>{},
+          std::vector<FabricLevel>{{.name = "leaf", .nodes = 2, .latency = {}},
+                                   {.name = "spine", .nodes = {}, .oversubscription = 4.0, .latency = {}}}}) {
       cluster.network.levels = levels;
       const auto ring = [&](const Cluster& of) { return group_network(of, mesh, Axis::dp).ring_bandwidth; };
-      CHECK(ring(varied(cluster, Resource::network, 2.0)) > ring(cluster) * 1.6);  // of azure-ndv2 the GPUs behind the other socket share that link then
+      CHECK(ring(varied(cluster, Resource::network, 2.0)) >
+            ring(cluster) * 1.6);  // of azure-ndv2 the GPUs behind the other socket share that link then
       CHECK(ring(varied(cluster, Resource::links, 2.0)) / ring(cluster) == doctest::Approx(2.0));
     }
   }
@@ -189,9 +197,11 @@ TEST_CASE("the quick and the searched answer to what binds agree") {
   data.dp = 32;
   data.zero_stage = 1;
   data.micro_batch = 1;
-  for (const Case& one : {Case{"gpt2", "dgx-a100", 1, 1024, long_pipeline, Constraint::compute, true},  // the head takes longer than any other stage
-                          Case{"gpt2", "azure-ndv2", 4, 16, mixed, Constraint::communication, true},    // one NIC a node
-                          // GPUs reach the network by PCIe and a NIC of the same rate each. More is communicated than is waited for: computing hides it.
+  for (const Case& one : {Case{"gpt2", "dgx-a100", 1, 1024, long_pipeline, Constraint::compute,
+                               true},  // the head takes longer than any other stage
+                          Case{"gpt2", "azure-ndv2", 4, 16, mixed, Constraint::communication, true},  // one NIC a node
+                          // GPUs reach the network by PCIe and a NIC of the same rate each. More is
+                          // communicated than is waited for: computing hides it.
                           Case{"gpt2-xl", "dgx-h100", 4, 32, data, Constraint::communication, false}}) {
     INFO(std::string(one.model) << " on " << std::string(one.cluster));
     const OpGraph graph = build_graph(load_model(source + "/models/" + one.model + ".yaml", "").spec, 1024);
@@ -207,7 +217,8 @@ TEST_CASE("the quick and the searched answer to what binds agree") {
     REQUIRE(relaxed(searched));
     if (one.nodes > 1) CHECK(relaxed(searched)->resource == Resource::links);
     for (const Variation& variation : searched.twice)
-      if (variation.resource == Resource::network) CHECK(step(variation.plan.plan.result) < 0.99 * step(plan.prediction));
+      if (variation.resource == Resource::network)
+        CHECK(step(variation.plan.plan.result) < 0.99 * step(plan.prediction));
     options.searches = false;
     CHECK(std::string(name(find_reasons(graph, plan, options).binding)) == name(one.binding));
     if (one.parts_tell) CHECK(std::string(name(binding_constraint(plan))) == name(one.binding));
@@ -218,7 +229,16 @@ TEST_CASE("devices that compute twice as fast take half of the time, where nothi
   const OpGraph graph = graph_of("tiny-llama", 16);
   for (const char* name : {"dgx-a100", "dgx-h100"}) {
     SuggestRequest request = request_of(graph, cluster_of(name, 1), 4);
-    request.layout = {.dp = 1, .tp = 1, .pp = 1, .zero_stage = {}, .micro_batch = {}, .schedule = {}, .sequence_parallel = {}, .recompute = {}, .order = {}, .stage_blocks = {}};
+    request.layout = {.dp = 1,
+                      .tp = 1,
+                      .pp = 1,
+                      .zero_stage = {},
+                      .micro_batch = {},
+                      .schedule = {},
+                      .sequence_parallel = {},
+                      .recompute = {},
+                      .order = {},
+                      .stage_blocks = {}};
     const double before = step(simulate_layout(request).prediction);
     request.cluster = varied(request.cluster, Resource::compute, 2.0);
     CHECK(step(simulate_layout(request).prediction) == doctest::Approx(before / 2.0).epsilon(1e-9));
@@ -274,8 +294,9 @@ TEST_CASE("the reasons of a certified plan agree with it") {
     double path = 0.0;
     for (const CriticalWork& work : reasons.details.critical_path) path += work.time.value;
     CHECK(path == doctest::Approx(own).epsilon(1e-9));
-    CHECK(std::ranges::max(reasons.details.stages, {}, [](const StageResult& s) { return s.time.total(); }).time.total().value ==
-          doctest::Approx(own).epsilon(1e-9));
+    CHECK(std::ranges::max(reasons.details.stages, {}, [](const StageResult& s) { return s.time.total(); })
+              .time.total()
+              .value == doctest::Approx(own).epsilon(1e-9));
 
     // Nothing of another family, and nothing one choice away, is faster.
     int of_the_plan = 0;
@@ -297,7 +318,8 @@ TEST_CASE("the reasons of a certified plan agree with it") {
     }
     CHECK(!reasons.unrestricted);
 
-    // More of anything does not make the best slower, less not faster; a plan that is not the best any more has a faster one beside it.
+    // More of anything does not make the best slower, less not faster; a plan that is not the best
+    // any more has a faster one beside it.
     REQUIRE(relaxed(reasons));
     CHECK(reasons.twice.size() == (cluster.nodes() > 1 ? 6 : 4));
     for (const Variation& variation : reasons.sensitivity) {
@@ -338,7 +360,8 @@ TEST_CASE("a plan on all devices is told that fewer are faster, as things are an
   const Reasons reasons = find_reasons(graph, *all.plan, options);
   REQUIRE(reasons.unrestricted);
   CHECK(step(reasons.unrestricted->best->result) == doctest::Approx(step(free.plan->prediction)).epsilon(1e-9));
-  const auto more = std::ranges::find_if(reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::global_batch && v.factor > 1.0; });
+  const auto more = std::ranges::find_if(
+      reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::global_batch && v.factor > 1.0; });
   REQUIRE(more != reasons.sensitivity.end());
   REQUIRE(more->best);
   request.training.global_batch = more->global_batch;
@@ -374,7 +397,8 @@ TEST_CASE("a plan whose file promises something else is simulated anew, and its 
     CHECK(anew.alternatives.empty());
     CHECK(anew.search == SearchCounts{});
     REQUIRE(anew.notes.size() == plan.notes.size() + 1);
-    CHECK(anew.notes.back().starts_with("the file promises a step of " + format_duration(one.prediction.time.total()) + " and "));
+    CHECK(anew.notes.back().starts_with("the file promises a step of " + format_duration(one.prediction.time.total()) +
+                                        " and "));
     CHECK(simulated_anew(graph, anew).notes == anew.notes);
     // The parts are those of the whole.
     ReasonsOptions options;
@@ -429,7 +453,8 @@ TEST_CASE("less memory for a given layout is what a search with less memory find
   ReasonsOptions options;
   options.most_simulated = 64;
   const Reasons reasons = find_reasons(graph, *fixed.plan, options);
-  const auto less = std::ranges::find_if(reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::memory && v.factor < 1.0; });
+  const auto less = std::ranges::find_if(
+      reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::memory && v.factor < 1.0; });
   REQUIRE(less != reasons.sensitivity.end());
   REQUIRE(less->best);
   request.layout = {};
@@ -452,14 +477,16 @@ TEST_CASE("a batch of few micro-batches changes by sequences, in micro-batches t
                           Case{2, 20, 2, {{16, 2}}, {{24, 2}}},   // five, of which four and six are a fifth away
                           Case{2, 2, 1, {}, {{4, 1}}}}) {         // a sequence a rank
     INFO("dp " << one.dp << " batch " << one.batch << " micro-batch " << one.micro_batch);
-    SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", one.dp), one.batch);
+    SuggestRequest request =
+        request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", one.dp), one.batch);
     request.layout.dp = one.dp;
     request.layout.micro_batch = one.micro_batch;
     const Reasons reasons = find_reasons(graph, simulate_layout(request), {});
     std::optional<std::pair<std::int64_t, std::int64_t>> less, more;
     for (const Variation& variation : reasons.sensitivity)
       if (variation.resource == Resource::global_batch)
-        (variation.factor < 1.0 ? less : more) = std::pair(variation.global_batch, variation.plan.plan.spec.micro_batch);
+        (variation.factor < 1.0 ? less : more) =
+            std::pair(variation.global_batch, variation.plan.plan.spec.micro_batch);
     CHECK(less == one.less);
     CHECK(more == one.more);
   }
@@ -481,7 +508,8 @@ TEST_CASE("the reasons of a plan with another objective count by it") {
     ReasonsOptions options;
     options.most_simulated = 1 << 20;
     const Reasons reasons = find_reasons(graph, plan, options);
-    // Nothing has less of it: not beside the plan, not in a family, not when the whole space is searched.
+    // Nothing has less of it: not beside the plan, not in a family, not when the whole space is
+    // searched.
     CHECK(!reasons.unrestricted);
     for (const Neighbour& neighbour : reasons.neighbours)
       if (neighbour.rival.fits()) CHECK(excess(plan, neighbour.rival.plan.spec, neighbour.rival.plan.result) >= -1e-9);
@@ -489,17 +517,21 @@ TEST_CASE("the reasons of a plan with another objective count by it") {
     NetworkCache networks(cluster);
     for (const FamilyBest& family : reasons.families) {
       INFO(family.family);
-      if (family.best && family.best->fits()) CHECK(excess(plan, family.best->plan.spec, family.best->plan.result) >= -1e-9);
+      if (family.best && family.best->fits())
+        CHECK(excess(plan, family.best->plan.spec, family.best->plan.result) >= -1e-9);
       // An alternative on fewer devices is not better than the best of its family.
       const auto own = std::ranges::find(layout_families(), family.family, &LayoutFamily::name);
       for (const RankedPlan& alternative : plan.alternatives) {
         if (!belongs(*own, alternative.spec, networks)) continue;
         REQUIRE(family.best);
-        CHECK(excess(plan, family.best->plan.spec, family.best->plan.result) <= excess(plan, alternative.spec, alternative.result) + 1e-9);
+        CHECK(excess(plan, family.best->plan.spec, family.best->plan.result) <=
+              excess(plan, alternative.spec, alternative.result) + 1e-9);
       }
     }
     for (const Variation& variation : reasons.sensitivity) {
-      const auto of = [&](const RankedPlan& p) { return score(objective, plan.cluster, p.spec, p.result.time.total(), p.result.memory); };
+      const auto of = [&](const RankedPlan& p) {
+        return score(objective, plan.cluster, p.spec, p.result.time.total(), p.result.memory);
+      };
       REQUIRE(variation.best);
       CHECK(!better(of(variation.plan.plan), of(*variation.best), 1e-9));
     }
@@ -511,7 +543,8 @@ TEST_CASE("of layouts that differ in the order of axes alone and take as long, t
   SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
   request.layout.dp = 2;
   request.layout.pp = 2;
-  for (const std::array<Axis, 3>& order : {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::dp, Axis::pp, Axis::tp}}) {
+  for (const std::array<Axis, 3>& order :
+       {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::dp, Axis::pp, Axis::tp}}) {
     request.layout.order = order;
     SuggestResult found = suggest(request);
     REQUIRE(found.plan);
@@ -556,10 +589,11 @@ TEST_CASE("why devices are left idle is said as far as it is known") {
     std::int64_t most_simulated;
     std::string note;
   };
-  for (const Case& one : {Case{Objective::time, {}, {}, {}, 1 << 20, ": no plan on all of them is faster"},
-                          Case{Objective::time, {}, 1, 1, 1 << 20, ": no plan on all of them with what was given is faster"},
-                          Case{Objective::time, 1, 1, 1, 1 << 20, ", as the layout that was given does"},
-                          Case{Objective::cost, {}, {}, {}, 1 << 20, ": no plan on all of them costs less"}}) {
+  for (const Case& one :
+       {Case{Objective::time, {}, {}, {}, 1 << 20, ": no plan on all of them is faster"},
+        Case{Objective::time, {}, 1, 1, 1 << 20, ": no plan on all of them with what was given is faster"},
+        Case{Objective::time, 1, 1, 1, 1 << 20, ", as the layout that was given does"},
+        Case{Objective::cost, {}, {}, {}, 1 << 20, ": no plan on all of them costs less"}}) {
     SuggestRequest request = request_of(graph, cluster, 8);
     request.options.objective = one.objective;
     request.options.most_simulated = one.most_simulated;
@@ -579,7 +613,8 @@ TEST_CASE("why devices are left idle is said as far as it is known") {
   const SuggestResult cut = suggest(request);
   REQUIRE(!cut.plan->search.certified);
   REQUIRE(cut.plan->spec.mesh.size() < 8);
-  CHECK(cut.plan->notes.front().ends_with(" of 8 devices: the search found no plan on all of them that is faster, and looked at a part of them only"));
+  CHECK(cut.plan->notes.front().ends_with(
+      " of 8 devices: the search found no plan on all of them that is faster, and looked at a part of them only"));
 }
 
 TEST_CASE("the guide's rules are said when the numbers say so") {
@@ -605,13 +640,16 @@ TEST_CASE("the guide's rules are said when the numbers say so") {
   CHECK(guide.bubble->enough == 8);
   CHECK(guide.bubble->closed_form_then == doctest::Approx(1.0 / 9.0));
   CHECK(guide.bubble->simulated == doctest::Approx(plan.prediction.time.bubble / plan.prediction.time.total()));
-  // ZeRO-2 reduces gradients in each of the 4 micro-batches and not once: 4 (n - 1) / n of them and once (n - 1) / n of the parameters
-  // gathered at the end (half the bytes of a gradient), instead of 1 and 1/2: (4 + 1/2) / (1 + 1/2) = 3 times as much.
+  // ZeRO-2 reduces gradients in each of the 4 micro-batches and not once: 4 (n - 1) / n of them and
+  // once (n - 1) / n of the parameters gathered at the end (half the bytes of a gradient), instead
+  // of 1 and 1/2: (4 + 1/2) / (1 + 1/2) = 3 times as much.
   REQUIRE(guide.sharded_pipeline.size() == 2);
   const Guide::ShardedPipeline& sharded = guide.sharded_pipeline.front();
   CHECK(sharded.rival.plan.spec.zero_stage == 2);
   CHECK(sharded.micro_batches == 4);
-  CHECK(static_cast<double>(sharded.rival.plan.result.communication.data.count) / static_cast<double>(sharded.sent.count) == doctest::Approx(3.0).epsilon(0.01));
+  CHECK(static_cast<double>(sharded.rival.plan.result.communication.data.count) /
+            static_cast<double>(sharded.sent.count) ==
+        doctest::Approx(3.0).epsilon(0.01));
   CHECK(!guide.gathered);
 
   // Little memory: not even a block's state fits.
@@ -630,7 +668,9 @@ TEST_CASE("the guide's rules are said when the numbers say so") {
   CHECK(none.gathered->micro_batches == 2);
 }
 
-TEST_CASE("each kind of device is asked by itself whether one is enough, and the one with most memory whether a block is too large") {
+TEST_CASE(
+    "each kind of device is asked by itself whether one is enough, and the one with most memory whether a block is too "
+    "large") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   for (const bool small_first : {true, false}) {
     INFO(small_first);
@@ -669,9 +709,10 @@ TEST_CASE("tensor parallelism beyond a node is looked for in every degree, and t
   spec.head_dim = 64;
   spec.feature = 4 * spec.hidden;
   const OpGraph graph = build_graph(spec, 16);
-  // Three nodes of eight: of 12 heads beyond a node 12 ranks alone, which are not twice a node's. Four of two: 3 does not divide eight
-  // devices, 4 does. Three of two: 3 and 6.
-  for (const auto& [per_node, nodes, degrees] : {std::tuple{8, 3, std::set{12}}, std::tuple{2, 4, std::set{4}}, std::tuple{2, 3, std::set{3, 6}}}) {
+  // Three nodes of eight: of 12 heads beyond a node 12 ranks alone, which are not twice a node's.
+  // Four of two: 3 does not divide eight devices, 4 does. Three of two: 3 and 6.
+  for (const auto& [per_node, nodes, degrees] :
+       {std::tuple{8, 3, std::set{12}}, std::tuple{2, 4, std::set{4}}, std::tuple{2, 3, std::set{3, 6}}}) {
     INFO(nodes << " nodes of " << per_node);
     SuggestRequest request = request_of(graph, nodes_of(per_node, nodes), 24);
     request.options.fewer_devices = false;

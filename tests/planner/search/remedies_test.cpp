@@ -18,7 +18,8 @@ namespace {
 const std::string source = PARPLAN_SOURCE_DIR;
 
 Cluster cluster_of(const std::string& name, std::optional<int> devices = {}) {
-  return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"}, {.device = {}, .network = {}, .devices = devices, .nodes = {}});
+  return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"},
+                      {.device = {}, .network = {}, .devices = devices, .nodes = {}});
 }
 
 bool fits(const SuggestRequest& request) {
@@ -63,7 +64,8 @@ std::int64_t number(const Remedy& remedy) { return std::get<std::int64_t>(remedy
 // The remedy's plan is what the changed request is planned as.
 void check_plan(const SuggestRequest& changed, const Remedy& remedy) {
   INFO(remedy.instead);
-  CHECK(remedy.plan.result.memory.peak() <= memory_capacity(changed.cluster, remedy.plan.spec.mesh, remedy.plan.result.memory_stage));
+  CHECK(remedy.plan.result.memory.peak() <=
+        memory_capacity(changed.cluster, remedy.plan.spec.mesh, remedy.plan.result.memory_stage));
   const SuggestResult again = suggest(changed);
   REQUIRE(again.plan);
   CHECK(again.plan->prediction.time.total() <= remedy.plan.result.time.total());
@@ -72,7 +74,8 @@ void check_plan(const SuggestRequest& changed, const Remedy& remedy) {
 }  // namespace
 
 TEST_CASE("more memory: the bytes that the changes name are enough, and one less is not") {
-  for (const auto& [name, devices] : {std::pair{source + "/tests/data/clusters/cpu-8.yaml", 2}, std::pair{std::string("dgx-a100"), 16}}) {
+  for (const auto& [name, devices] :
+       {std::pair{source + "/tests/data/clusters/cpu-8.yaml", 2}, std::pair{std::string("dgx-a100"), 16}}) {
     Crowded crowded(name, devices);
     const Bytes overhead = crowded.request.cluster.groups.front().device.memory_overhead;
     crowded.leave(overhead + Bytes(10'000));
@@ -80,7 +83,8 @@ TEST_CASE("more memory: the bytes that the changes name are enough, and one less
     const Remedy* memory = find(remedies, "memory");
     REQUIRE(memory);
     const Bytes enough(number(*memory));
-    CHECK(memory->instead == fmt::format("{} of memory a device instead of {}", format_bytes_up(enough), format_bytes(overhead + Bytes(10'000))));
+    CHECK(memory->instead == fmt::format("{} of memory a device instead of {}", format_bytes_up(enough),
+                                         format_bytes(overhead + Bytes(10'000))));
     SuggestRequest changed = crowded.request;
     changed.cluster = memory->cluster;
     check_plan(changed, *memory);
@@ -92,7 +96,8 @@ TEST_CASE("more memory: the bytes that the changes name are enough, and one less
 }
 
 TEST_CASE("the memory that is named in words is enough when it is typed, and is not what there is now") {
-  for (const auto& [name, devices] : {std::pair{source + "/tests/data/clusters/cpu-8.yaml", 2}, std::pair{std::string("dgx-a100"), 16}}) {
+  for (const auto& [name, devices] :
+       {std::pair{source + "/tests/data/clusters/cpu-8.yaml", 2}, std::pair{std::string("dgx-a100"), 16}}) {
     Crowded crowded(name, devices);
     const Bytes overhead = crowded.request.cluster.groups.front().device.memory_overhead;
     crowded.leave(overhead + Bytes(10'000));
@@ -103,7 +108,10 @@ TEST_CASE("the memory that is named in words is enough when it is typed, and is 
     for (const bool exact : {false, true})
       for (const std::int64_t missing : {1, 100, 10'000, 1'000'000}) {
         crowded.request.cluster_of = nullptr;
-        if (exact) crowded.request.cluster_of = [&](int count) { return count == devices ? std::optional(whole) : std::nullopt; };
+        if (exact)
+          crowded.request.cluster_of = [&](int count) {
+            return count == devices ? std::optional(whole) : std::nullopt;
+          };
         crowded.leave(enough - Bytes(missing));
         const std::vector<Remedy> remedies = crowded.remedies();
         const Remedy* memory = find(remedies, "memory");
@@ -251,13 +259,22 @@ TEST_CASE("a shorter sequence and a smaller batch are the largest that fit") {
   const Remedy* optimizer = find(remedies, "optimizer");
   REQUIRE(optimizer);
   CHECK(optimizer->training.optimizer == Optimizer::sgd);
-  // On one device a smaller batch runs fewer micro-batches one after the other: each needs what it needed.
+  // On one device a smaller batch runs fewer micro-batches one after the other: each needs what it
+  // needed.
   CHECK(find(remedies, "global_batch") == nullptr);
 
   // GPipe holds all micro-batches at once: there it helps.
   Crowded pipeline(source + "/tests/data/clusters/cpu-8.yaml", 2);
-  pipeline.request.layout = {.dp = 1, .tp = 1, .pp = 2, .zero_stage = 0, .micro_batch = 1, .schedule = ScheduleKind::gpipe, .sequence_parallel = {},
-                             .recompute = Recompute::none, .order = {}, .stage_blocks = {}};
+  pipeline.request.layout = {.dp = 1,
+                             .tp = 1,
+                             .pp = 2,
+                             .zero_stage = 0,
+                             .micro_batch = 1,
+                             .schedule = ScheduleKind::gpipe,
+                             .sequence_parallel = {},
+                             .recompute = Recompute::none,
+                             .order = {},
+                             .stage_blocks = {}};
   const auto needs = [&](std::int64_t batch) {
     SuggestRequest changed = pipeline.request;
     changed.training.global_batch = batch;

@@ -53,8 +53,9 @@ std::vector<int> random_cut(int blocks, int stages, std::mt19937& random) {
 }
 
 std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} {} sp {} zero {} mb {} {} {}", spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order),
-                     spec.sequence_parallel, spec.zero_stage, spec.micro_batch, name(spec.schedule), name(spec.recompute));
+  return fmt::format("dp {} tp {} pp {} {} sp {} zero {} mb {} {} {}", spec.dp(), spec.tp(), spec.pp(),
+                     write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
+                     name(spec.schedule), name(spec.recompute));
 }
 
 }  // namespace
@@ -62,7 +63,8 @@ std::string describe(const ParallelSpec& spec) {
 // A decoder of drawn sizes.
 OpGraph random_graph(std::mt19937& random, std::int64_t sequence) {
   const auto pick = [&](std::initializer_list<int> from) { return from.begin()[random() % from.size()]; };
-  ModelSpec spec = load_model(source + "/tests/data/models/" + (random() % 2 ? "tiny-gpt2" : "tiny-llama") + ".yaml", "").spec;
+  ModelSpec spec =
+      load_model(source + "/tests/data/models/" + (random() % 2 ? "tiny-gpt2" : "tiny-llama") + ".yaml", "").spec;
   spec.layers = pick({1, 2, 3, 4, 5, 8});
   spec.kv_heads = spec.kv_heads == spec.heads ? 4 : 2;
   spec.heads = 4;
@@ -74,7 +76,8 @@ OpGraph random_graph(std::mt19937& random, std::int64_t sequence) {
   return build_graph(spec, sequence);
 }
 
-// Nodes and devices of drawn speeds, with and without levels above the nodes and rails: two kinds where `unlike`.
+// Nodes and devices of drawn speeds, with and without levels above the nodes and rails: two kinds
+// where `unlike`.
 Cluster random_cluster(std::mt19937& random, bool gpu, bool unlike) {
   const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most)); };
   Cluster cluster = gpu ? cluster_of("dgx-a100", 8 * (2 + upto(2))) : eight_cores();
@@ -84,8 +87,9 @@ Cluster random_cluster(std::mt19937& random, bool gpu, bool unlike) {
     group.nodes = 6;
   }
   if (gpu && upto(2) == 0) {
-    cluster.network.levels = {{.name = "leaf", .nodes = 2 + upto(2), .oversubscription = 1.0 + upto(2), .latency = Seconds(1e-6)},
-                              {.name = "spine", .nodes = {}, .oversubscription = std::exp2(upto(7)), .latency = Seconds(5e-6)}};
+    cluster.network.levels = {
+        {.name = "leaf", .nodes = 2 + upto(2), .oversubscription = 1.0 + upto(2), .latency = Seconds(1e-6)},
+        {.name = "spine", .nodes = {}, .oversubscription = std::exp2(upto(7)), .latency = Seconds(5e-6)}};
     cluster.network.rails = upto(2) == 0;
   }
   if (unlike) {
@@ -120,29 +124,36 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
     const bool gpu = setting % 4 != 0;
     const OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
     const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
-    const std::array precisions = gpu ? std::array{DataType::bf16, DataType::fp16} : std::array{DataType::fp32, DataType::tf32};
+    const std::array precisions =
+        gpu ? std::array{DataType::bf16, DataType::fp16} : std::array{DataType::fp32, DataType::tf32};
     TrainingSpec training = training_of(16, precisions[random() % 2]);
     training.clip_norm = setting % 2;
     training.optimizer = setting % 7 == 0 ? Optimizer::sgd : Optimizer::adamw;
     if (setting % 14 == 0) training.momentum = 0.9;
     Estimator estimator(graph, cluster, training);
     const Floor floor(graph, cluster, training);
-    const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, cluster.groups.size() > 1 || setting % 2 ? cluster.devices() : std::min(8, cluster.devices()), {});
+    const std::vector<ParallelSpec> specs = enumerate_specs(
+        graph, training, cluster.groups.size() > 1 || setting % 2 ? cluster.devices() : std::min(8, cluster.devices()),
+        {});
     REQUIRE(!specs.empty());
     for (int trial = 0; trial < 40; ++trial) {
       ParallelSpec spec = specs[random() % specs.size()];
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
       if (spec.pp() > 1 && trial % 4 == 0) {
         spec.recompute = Recompute::per_stage;
-        for (int s = 0; s < spec.pp(); ++s) spec.stage_recompute.push_back(random() % 2 ? Recompute::full : Recompute::none);
+        for (int s = 0; s < spec.pp(); ++s)
+          spec.stage_recompute.push_back(random() % 2 ? Recompute::full : Recompute::none);
       }
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
       const Placements placements = place(graph, spec);
       const ScheduleRow& row = row_of(spec.schedule);
       const Estimate estimate = estimator.estimate(spec, placements, {row.closed_form, row.in_flight});
       const Schedule schedule = row.actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
-      const StepResult simulated = simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
-      INFO("bound " << estimate.lower_bound.value << " s, simulated " << simulated.time.total().value << " s; sequential " << !cluster.groups.front().device.overlaps_communication << " cut " << fmt::format("{}", fmt::join(spec.stage_blocks, ",")) << " clip " << training.clip_norm);
+      const StepResult simulated =
+          simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
+      INFO("bound " << estimate.lower_bound.value << " s, simulated " << simulated.time.total().value
+                    << " s; sequential " << !cluster.groups.front().device.overlaps_communication << " cut "
+                    << fmt::format("{}", fmt::join(spec.stage_blocks, ",")) << " clip " << training.clip_norm);
       CHECK(estimate.memory == simulated.memory);
       CHECK(estimate.memory_stage == simulated.memory_stage);
       CHECK(estimate.time.total().value == doctest::Approx(estimate.lower_bound.value).epsilon(1e-9));
@@ -171,20 +182,24 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
 namespace {
 
 // Of one layout: the lower bound over the simulated step.
-double bound_over_simulated(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const ParallelSpec& spec) {
+double bound_over_simulated(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                            const ParallelSpec& spec) {
   REQUIRE(!illegal(graph, training, spec));
   Estimator estimator(graph, cluster, training);
   const Placements placements = place(graph, spec);
   const ScheduleRow& row = row_of(spec.schedule);
   const Estimate estimate = estimator.estimate(spec, placements, {row.closed_form, row.in_flight});
   const StepResult simulated =
-      simulate_spec(graph, estimator.networks(), training, spec, placements, row.actions(spec.pp(), static_cast<int>(micro_batches(spec, training))), nullptr);
+      simulate_spec(graph, estimator.networks(), training, spec, placements,
+                    row.actions(spec.pp(), static_cast<int>(micro_batches(spec, training))), nullptr);
   return estimate.lower_bound / simulated.time.total();
 }
 
 }  // namespace
 
-TEST_CASE("the bound does not count a tied parameter's reduction before the first block, whose buffer waits for the third block's own alone") {
+TEST_CASE(
+    "the bound does not count a tied parameter's reduction before the first block, whose buffer waits for the third "
+    "block's own alone") {
   ModelSpec model = load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec;
   model.layers = 4;
   model.vocabulary = 50257;
@@ -203,7 +218,8 @@ TEST_CASE("the bound does not count a tied parameter's reduction before the firs
 }
 
 TEST_CASE("the bound knows boundaries between stages that lie nearer to each other than the first") {
-  // Racks of four nodes, one node a stage, two replicas of three stages: 0 1 2 | 3 in the first rack, 4 5 in the second.
+  // Racks of four nodes, one node a stage, two replicas of three stages: 0 1 2 | 3 in the first
+  // rack, 4 5 in the second.
   ModelSpec model = load_model(source + "/tests/data/models/tiny-llama.yaml", "").spec;
   model.layers = 1;
   model.heads = model.kv_heads = 8;
@@ -217,7 +233,8 @@ TEST_CASE("the bound knows boundaries between stages that lie nearer to each oth
   TrainingSpec training = training_of(64, DataType::bf16);
   training.sequence_length = 2048;
   bool differ = false;
-  for (const std::array<Axis, 3>& order : {std::array{Axis::dp, Axis::pp, Axis::tp}, std::array{Axis::pp, Axis::dp, Axis::tp}})
+  for (const std::array<Axis, 3>& order :
+       {std::array{Axis::dp, Axis::pp, Axis::tp}, std::array{Axis::pp, Axis::dp, Axis::tp}})
     for (const ScheduleRow& row : schedule_rows())
       for (const int micro_batch : {1, 32}) {
         ParallelSpec spec;
@@ -256,7 +273,8 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
       const Placements placements = place(graph, spec);
       const std::optional<StepResult> extended = simulate_steady(graph, cluster, training, spec, placements, models);
       ++tried;
-      if (spec.schedule == ScheduleKind::gpipe) CHECK(!extended);  // it holds all micro-batches at once: more of them take more memory
+      if (spec.schedule == ScheduleKind::gpipe)
+        CHECK(!extended);  // it holds all micro-batches at once: more of them take more memory
       if (!extended) continue;
       ++steady;
       const Schedule schedule = row_of(spec.schedule).actions(stages, static_cast<int>(micro_batches(spec, training)));
@@ -266,8 +284,9 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
       CHECK(extended->communication == full.communication);
       const double total = full.time.total().value;
       CHECK(extended->time.total().value == doctest::Approx(total).epsilon(1e-9));
-      for (const auto part : {&StepTime::compute, &StepTime::recompute, &StepTime::tensor_exposed, &StepTime::data_exposed, &StepTime::pipeline_exposed,
-                              &StepTime::bubble, &StepTime::optimizer})
+      for (const auto part :
+           {&StepTime::compute, &StepTime::recompute, &StepTime::tensor_exposed, &StepTime::data_exposed,
+            &StepTime::pipeline_exposed, &StepTime::bubble, &StepTime::optimizer})
         CHECK(std::abs((extended->time.*part - full.time.*part).value) <= 1e-9 * total);
     }
   }
@@ -300,7 +319,8 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
       options.most_simulated = 1 << 20;
       options.top = 3;
 
-      // Brute force: every spec, every cut, every choice of stages that recompute; what fits is simulated.
+      // Brute force: every spec, every cut, every choice of stages that recompute; what fits is
+      // simulated.
       NetworkCache networks(cluster);
       struct Tried {
         ParallelSpec spec;
@@ -309,7 +329,8 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
       std::vector<Tried> all;
       for (ParallelSpec spec : enumerate_specs(graph, training, 4, request)) {
         const Placements placements = place(graph, spec);
-        const Schedule schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
+        const Schedule schedule =
+            row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
         for (const std::vector<int>& cut : all_cuts(blocks, spec.pp())) {
           ParallelSpec one = spec;
           one.stage_blocks = cut;
@@ -319,25 +340,31 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
           one.recompute = Recompute::per_stage;
           for (int bits = 1; bits + 1 < 1 << spec.pp(); ++bits) {
             one.stage_recompute.clear();
-            for (int s = 0; s < spec.pp(); ++s) one.stage_recompute.push_back(bits >> s & 1 ? Recompute::full : Recompute::none);
+            for (int s = 0; s < spec.pp(); ++s)
+              one.stage_recompute.push_back(bits >> s & 1 ? Recompute::full : Recompute::none);
             all.push_back({one, simulate_spec(graph, networks, training, one, placements, schedule, nullptr)});
           }
         }
       }
-      // Tight: the most memory that still leaves no plan which recomputes nothing and fits in less than a tenth of all.
+      // Tight: the most memory that still leaves no plan which recomputes nothing and fits in less
+      // than a tenth of all.
       std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
-      const Bytes limit = tight ? all[all.size() / 10].result.memory.peak() : cluster.groups.front().device.memory_capacity;
+      const Bytes limit =
+          tight ? all[all.size() / 10].result.memory.peak() : cluster.groups.front().device.memory_capacity;
       cluster.groups.front().device.memory_capacity = limit;
 
       for (const Objective objective : {Objective::time, Objective::cost, Objective::memory}) {
-        const auto score_of = [&](const ParallelSpec& spec, const StepResult& result) { return score(objective, cluster, spec, result.time.total(), result.memory); };
+        const auto score_of = [&](const ParallelSpec& spec, const StepResult& result) {
+          return score(objective, cluster, spec, result.time.total(), result.memory);
+        };
         Score best{std::numeric_limits<double>::infinity(), 0.0};
         for (const auto& [spec, result] : all)
           if (result.memory.peak() <= limit) best = std::min(best, score_of(spec, result));
         options.objective = objective;
         const SearchResult found = search(graph, cluster, training, request, options);
-        INFO(name(objective) << " on " << (gpu ? "gpu" : "cpu") << (tight ? ", tight" : "") << ": " << found.counts.simulated << " of " << found.counts.candidates << " simulated, " << all.size()
-                                   << " by brute force");
+        INFO(name(objective) << " on " << (gpu ? "gpu" : "cpu") << (tight ? ", tight" : "") << ": "
+                             << found.counts.simulated << " of " << found.counts.candidates << " simulated, "
+                             << all.size() << " by brute force");
         REQUIRE(!found.plans.empty());
         CHECK(found.counts.certified);
         CHECK(!found.counts.gap);
@@ -381,13 +408,17 @@ TEST_CASE("numbers of devices are left out only where their floor says that none
       options.most_simulated = 1 << 20;
       const SearchResult found = search(graph, cluster, training, {}, options);
       REQUIRE(found.counts.certified);
-      CHECK(found.counts.candidates >= found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
+      CHECK(found.counts.candidates >=
+            found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
       options.fewer_devices = false;
-      const auto score_of = [&](const RankedPlan& plan) { return score(objective, cluster, plan.spec, plan.result.time.total(), plan.result.memory); };
+      const auto score_of = [&](const RankedPlan& plan) {
+        return score(objective, cluster, plan.spec, plan.result.time.total(), plan.result.memory);
+      };
       for (const int devices : {24, 16, 8, 6, 4, 3, 2, 1}) {
         const SearchResult one = search(graph, cluster_of("dgx-a100", devices), training, {}, options);
         for (std::size_t i = 0; i < one.plans.size(); ++i)
-          if (found.plans.size() == static_cast<std::size_t>(options.top)) CHECK(score_of(found.plans[i]) <= score_of(one.plans[i]));
+          if (found.plans.size() == static_cast<std::size_t>(options.top))
+            CHECK(score_of(found.plans[i]) <= score_of(one.plans[i]));
       }
     }
 }
@@ -428,19 +459,24 @@ TEST_CASE("where some cut fits, a layout is a candidate with one that does") {
         for (const std::vector<int>& cut : all_cuts(static_cast<int>(graph.blocks.size()), stages)) {
           ParallelSpec one = spec;
           one.stage_blocks = cut;
-          least = std::min(least, maker.estimator().estimate(one, maker.placements_of(one), {row.closed_form, row.in_flight}).memory.peak());
+          least = std::min(least, maker.estimator()
+                                      .estimate(one, maker.placements_of(one), {row.closed_form, row.in_flight})
+                                      .memory.peak());
         }
         for (const double room : {1.0, 1.01, 1.05, 1.2}) {
-          cluster.groups.front().device.memory_capacity = Bytes(static_cast<std::int64_t>(static_cast<double>(least.count) * room));
+          cluster.groups.front().device.memory_capacity =
+              Bytes(static_cast<std::int64_t>(static_cast<double>(least.count) * room));
           std::vector<Candidate> candidates;
           CandidateMaker(graph, cluster, training).add(spec, false, candidates);
           INFO(describe(spec) << ", " << room);
-          CHECK(std::ranges::any_of(candidates, [](const Candidate& candidate) { return candidate.estimate.spare.count >= 0; }));
+          CHECK(std::ranges::any_of(candidates,
+                                    [](const Candidate& candidate) { return candidate.estimate.spare.count >= 0; }));
         }
         cluster.groups.front().device.memory_capacity = least - Bytes(1);
         std::vector<Candidate> candidates;
         CandidateMaker(graph, cluster, training).add(spec, false, candidates);
-        CHECK(std::ranges::none_of(candidates, [](const Candidate& candidate) { return candidate.estimate.spare.count >= 0; }));
+        CHECK(std::ranges::none_of(candidates,
+                                   [](const Candidate& candidate) { return candidate.estimate.spare.count >= 0; }));
       }
 }
 
@@ -462,7 +498,8 @@ TEST_CASE("plans that differ only in the order of axes with equal links are rank
       CHECK(!(same_order == found.plans[i].spec));
     }
   }
-  CHECK(found.counts.candidates == found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
+  CHECK(found.counts.candidates ==
+        found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
 }
 
 TEST_CASE("a given cut is taken for as many stages as it has alone, and a given schedule where there is a pipeline") {
@@ -498,7 +535,9 @@ TEST_CASE("the best plan by memory has the least memory that any candidate needs
   const SearchResult by_time = search(graph, cluster, training, {}, options);
   for (const RankedPlan& plan : by_time.plans) {
     CHECK(by_memory.plans.front().result.memory.peak() <= plan.result.memory.peak());
-    const auto device_seconds = [](const RankedPlan& one) { return one.result.time.total() * static_cast<double>(one.spec.mesh.size()); };
+    const auto device_seconds = [](const RankedPlan& one) {
+      return one.result.time.total() * static_cast<double>(one.spec.mesh.size());
+    };
     CHECK(device_seconds(by_cost.plans.front()) <= device_seconds(plan));
   }
   // So small a model wastes most of eight GPUs: the cheapest step takes fewer.
@@ -521,8 +560,16 @@ TEST_CASE("slow devices get fewer layers, and each stage is held against its own
   }
   slow.peak_half *= 0.5;
   slow.memory_capacity = Bytes(slow.memory_capacity.count / 2);
-  const LayoutRequest two{.dp = 8, .tp = 1, .pp = 2, .zero_stage = 1, .micro_batch = 1, .schedule = ScheduleKind::one_f_one_b, .sequence_parallel = false,
-                          .recompute = Recompute::full, .order = std::array{Axis::pp, Axis::dp, Axis::tp}, .stage_blocks = {}};
+  const LayoutRequest two{.dp = 8,
+                          .tp = 1,
+                          .pp = 2,
+                          .zero_stage = 1,
+                          .micro_batch = 1,
+                          .schedule = ScheduleKind::one_f_one_b,
+                          .sequence_parallel = false,
+                          .recompute = Recompute::full,
+                          .order = std::array{Axis::pp, Axis::dp, Axis::tp},
+                          .stage_blocks = {}};
   const SearchResult found = search(graph, cluster, training, two, {});
   REQUIRE(!found.plans.empty());
   const std::vector<int>& blocks = found.plans.front().spec.stage_blocks;
@@ -549,7 +596,8 @@ TEST_CASE("what was not simulated is counted, and the gap says how far it could 
   REQUIRE(found.plans.size() == 1);
   REQUIRE(!found.counts.certified);
   CHECK(found.counts.simulated == 1);
-  CHECK(found.counts.candidates > found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
+  CHECK(found.counts.candidates >
+        found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
   // The gap covers what is really left.
   REQUIRE(found.counts.gap);
   CHECK(*found.counts.gap > 0.0);
@@ -606,17 +654,21 @@ TEST_CASE("when nothing fits, what would fit is named and does") {
   REQUIRE(!none.remedies.empty());
   const SearchResult failed = search(graph, request.cluster, request.training, {}, request.options);
   REQUIRE(failed.smallest);
-  CHECK(none.remedies.front().instead.starts_with(format_bytes_up(failed.smallest->result.memory.peak()) + " of memory a device instead of"));
+  CHECK(none.remedies.front().instead.starts_with(format_bytes_up(failed.smallest->result.memory.peak()) +
+                                                  " of memory a device instead of"));
   request.cluster.groups.front().device.memory_capacity = failed.smallest->result.memory.peak();
   CHECK(suggest(request).plan);
 }
 
-// Closed forms of what a plan keeps and sends (those of time stand in tests/planner/{cost,schedule,simulator}). --------
+// Closed forms of what a plan keeps and sends (those of time stand in
+// tests/planner/{cost,schedule,simulator}). --------
 
 TEST_CASE("ZeRO's memory follows its closed form") {
-  // Rajbhandari et al. 2020, section 3: with P parameters over N ranks, in fp32 here (4 + 4 + 8 bytes a parameter):
-  //   stage 0: 16 P; 1: 8 P + 8 P / N; 2: 4 P + 12 P / N; 3: 16 P / N. Buckets of tiny-llama are multiples of 16 N elements
-  //   at N = 2, so nothing is padded but each of the 6 buffers of a part, to 256 bytes.
+  // Rajbhandari et al. 2020, section 3: with P parameters over N ranks, in fp32 here (4 + 4 + 8
+  // bytes a parameter):
+  //   stage 0: 16 P; 1: 8 P + 8 P / N; 2: 4 P + 12 P / N; 3: 16 P / N. Buckets of tiny-llama are
+  //   multiples of 16 N elements at N = 2, so nothing is padded but each of the 6 buffers of a
+  //   part, to 256 bytes.
   const OpGraph graph = graph_of("tiny-llama", 16);
   const std::int64_t whole = 4 * parameter_count(graph);
   const TrainingSpec training = training_of(8, DataType::fp32);
@@ -652,25 +704,29 @@ TEST_CASE("data-parallel and tensor-parallel bytes follow their closed forms") {
     return lower(job, 0).communication;
   };
   const std::int64_t parameters_bytes = 4 * parameter_count(graph);
-  // An all-reduce sends 2 (n - 1) / n of the buffer, which is all of it over two ranks; reduce-scatter and all-gather
-  // half each. Stage 3 gathers the parameters for forward and backward. The loss's one element makes rank 0 send 4 bytes.
+  // An all-reduce sends 2 (n - 1) / n of the buffer, which is all of it over two ranks;
+  // reduce-scatter and all-gather half each. Stage 3 gathers the parameters for forward and
+  // backward. The loss's one element makes rank 0 send 4 bytes.
   CHECK(lowered(2, 1, false, 0).data.count == parameters_bytes + 4);
   CHECK(lowered(2, 1, false, 1).data.count == parameters_bytes + 4);
   CHECK(lowered(2, 1, false, 2).data.count == parameters_bytes + 4);
   CHECK(lowered(2, 1, false, 3).data.count == 3 * parameters_bytes / 2 + 4);
 
-  // Megatron (Shoeybi et al. 2019): two all-reduces of s b h forward and two backward in each of 4 layers, one forward
-  // for the embedding, one backward for the head: 18, each sending 2 (n - 1) / n = 1 times 16 x 8 x 32 x 4 bytes over
-  // two ranks. The vocabulary-parallel loss sends a maximum and two sums a token: 3 x 16 x 8 x 4 bytes.
+  // Megatron (Shoeybi et al. 2019): two all-reduces of s b h forward and two backward in each of 4
+  // layers, one forward for the embedding, one backward for the head: 18, each sending 2 (n - 1) /
+  // n = 1 times 16 x 8 x 32 x 4 bytes over two ranks. The vocabulary-parallel loss sends a maximum
+  // and two sums a token: 3 x 16 x 8 x 4 bytes.
   const std::int64_t activation = 16 * 8 * 32 * 4;
   const std::int64_t loss_terms = 3 * 16 * 8 * 4;
   CHECK(lowered(1, 2, false, 0).tensor.count == 18 * activation + loss_terms);
-  // Korthikanti et al. 2022: with sequence parallelism an all-gather and a reduce-scatter stand for each all-reduce, and
-  // the backward gathers each of the layer's two inputs (and the head's) once more for the weight gradients: per layer
-  // 4 x 2 / 2 + 2 / 2 activations; embedding: 1/2 forward, 1/2 backward; head: 1/2 forward, 1/2 again and 1/2 backward.
-  // At the end the norms' gradients (9 of 32 elements, each 4 bytes) are all-reduced.
+  // Korthikanti et al. 2022: with sequence parallelism an all-gather and a reduce-scatter stand for
+  // each all-reduce, and the backward gathers each of the layer's two inputs (and the head's) once
+  // more for the weight gradients: per layer 4 x 2 / 2 + 2 / 2 activations; embedding: 1/2 forward,
+  // 1/2 backward; head: 1/2 forward, 1/2 again and 1/2 backward. At the end the norms' gradients (9
+  // of 32 elements, each 4 bytes) are all-reduced.
   const std::int64_t norms = 9 * 32 * 4;
-  CHECK(lowered(1, 2, true, 0).tensor.count == 4 * 5 * activation + activation + 3 * activation / 2 + loss_terms + norms);
+  CHECK(lowered(1, 2, true, 0).tensor.count ==
+        4 * 5 * activation + activation + 3 * activation / 2 + loss_terms + norms);
 }
 
 }  // namespace parplan

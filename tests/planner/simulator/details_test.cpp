@@ -28,17 +28,20 @@ Seconds sum(const std::vector<CriticalWork>& path) {
   return all;
 }
 
-TEST_CASE("the critical path goes through a communication that hides behind computation, if what comes next awaits it") {
+TEST_CASE(
+    "the critical path goes through a communication that hides behind computation, if what comes next awaits it") {
   HandBuilt built;
-  // 0 to 3, on the wire from 3 to 7, a kernel beside it from 3 to 6, the last one from 7 to 9. Computation covers all but one second,
-  // but the way back from the end is 2, 4 and 3 seconds.
-  built.call(built.segment("layer.forward", Stream::compute,
-                           {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1), kernel(3),
-                            after(kernel(2), {1})}));
+  // 0 to 3, on the wire from 3 to 7, a kernel beside it from 3 to 6, the last one from 7 to 9.
+  // Computation covers all but one second, but the way back from the end is 2, 4 and 3 seconds.
+  built.call(built.segment(
+      "layer.forward", Stream::compute,
+      {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+       kernel(3), after(kernel(2), {1})}));
   const StepDetails details = details_of({built.program}, concurrent());
   CHECK(details.stages.front().time.compute == Seconds(8));
   CHECK(details.stages.front().time.tensor_exposed == Seconds(1));
-  CHECK(details.critical_path == std::vector{work(0, "layer.forward", Label::compute, 1, 5), work(0, "layer.forward", Label::tensor, 1, 4)});
+  CHECK(details.critical_path ==
+        std::vector{work(0, "layer.forward", Label::compute, 1, 5), work(0, "layer.forward", Label::tensor, 1, 4)});
 }
 
 TEST_CASE("the critical path changes stages where a transfer made the partner wait") {
@@ -54,12 +57,13 @@ TEST_CASE("the critical path changes stages where a transfer made the partner wa
   //   stage 0   F0 0-1  F1 1-2                    B0 7-9  B1 9-11
   //   transfer  1-2     2-3             6-7  8-9
   //   stage 1           F0 2-3  F1 3-4  B0 4-6  B1 6-8
-  // Back from 11: B1 and B0 on stage 0, which awaited the transfer of 6 to 7, which awaited B0 on stage 1; that F1 and F0 of its
-  // stage; these the transfer of 1 to 2, and that F0 of stage 0.
+  // Back from 11: B1 and B0 on stage 0, which awaited the transfer of 6 to 7, which awaited B0 on
+  // stage 1; that F1 and F0 of its stage; these the transfer of 1 to 2, and that F0 of stage 0.
   const StepDetails details = details_of(programs, concurrent());
-  CHECK(details.critical_path == std::vector{work(0, "receive backward", Label::pipeline, 1, 1), work(0, "forward", Label::compute, 1, 1),
-                                             work(0, "backward", Label::compute, 2, 4), work(1, "receive forward", Label::pipeline, 1, 1),
-                                             work(1, "forward", Label::compute, 2, 2), work(1, "backward", Label::compute, 1, 2)});
+  CHECK(details.critical_path ==
+        std::vector{work(0, "receive backward", Label::pipeline, 1, 1), work(0, "forward", Label::compute, 1, 1),
+                    work(0, "backward", Label::compute, 2, 4), work(1, "receive forward", Label::pipeline, 1, 1),
+                    work(1, "forward", Label::compute, 2, 2), work(1, "backward", Label::compute, 1, 2)});
   CHECK(sum(details.critical_path) == Seconds(11));
   REQUIRE(details.stages.size() == 2);
   CHECK(details.stages[0].time.total() == Seconds(11));
@@ -100,7 +104,7 @@ TEST_CASE("on every plan the critical path sums to the step, and no stage takes 
           CHECK(details.stages[s].memory == programs[s].memory);
         }
         CHECK(longest == doctest::Approx(step).epsilon(1e-9));
-        CHECK(details.stages[static_cast<std::size_t>(result.memory_stage)].memory == result.memory);
+        CHECK(details.stages[result.memory_stage].memory == result.memory);
       }
     }
   }

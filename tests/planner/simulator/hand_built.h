@@ -7,14 +7,15 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/enum.h"
 #include "planner/cost/cost_model.h"
 #include "planner/plan/schedule.h"
 #include "tests/planner/cost/unit_model.h"
 
 namespace parplan {
 
-// Prices whole seconds: hops cost nothing and links carry 1 B/s. Both kinds use the CPU's algorithms, which have
-// no base latency; they differ in whether streams run beside one another.
+// Prices whole seconds: hops cost nothing and links carry 1 B/s. Both kinds use the CPU's
+// algorithms, which have no base latency; they differ in whether streams run beside one another.
 inline CostModel unit_model(bool overlaps_communication, int data_ranks = 2) {
   CostModel model;
   DeviceKind device = unit_device(BackendKind::cpu);
@@ -24,7 +25,7 @@ inline CostModel unit_model(bool overlaps_communication, int data_ranks = 2) {
   model.device = std::make_shared<const DeviceKind>(device);
   const GroupNetwork two = unit_network(2);
   model.networks = {two, two, two, two, two, two};
-  model.networks[static_cast<std::size_t>(GroupKind::data)] = unit_network(data_ranks);
+  model.networks[index_of(GroupKind::data)] = unit_network(data_ranks);
   return model;
 }
 inline CostModel concurrent() { return unit_model(true); }
@@ -42,7 +43,8 @@ inline Instruction kernel(std::int64_t seconds, Label label = Label::compute) {
 }
 
 // Two ranks exchange half of the bytes twice: as many seconds as bytes. A transfer likewise.
-inline Instruction communication(InstructionKind kind, std::int64_t seconds, GroupKind group, Stream stream, Label label) {
+inline Instruction communication(InstructionKind kind, std::int64_t seconds, GroupKind group, Stream stream,
+                                 Label label) {
   Instruction instruction;
   instruction.kind = kind;
   instruction.group = group;
@@ -88,8 +90,8 @@ struct HandBuilt {
   }
 };
 
-// A stage of a pipeline: every forward and backward is received, computed and sent on. `forward` and `backward` in
-// seconds, `transfer` too.
+// A stage of a pipeline: every forward and backward is received, computed and sent on. `forward`
+// and `backward` in seconds, `transfer` too.
 inline Program pipeline_stage(int stage, int stages, const std::vector<Action>& actions, std::int64_t forward,
                               std::int64_t backward, std::int64_t transfer) {
   HandBuilt built(stage);
@@ -97,9 +99,11 @@ inline Program pipeline_stage(int stage, int stages, const std::vector<Action>& 
     if (group == GroupKind::next ? stage + 1 == stages : stage == 0) return -1;
     return built.segment(name, stream, {communication(kind, transfer, group, stream, Label::pipeline)});
   };
-  const int receive_forward = move("receive forward", InstructionKind::receive, GroupKind::previous, Stream::receive_previous);
+  const int receive_forward =
+      move("receive forward", InstructionKind::receive, GroupKind::previous, Stream::receive_previous);
   const int send_forward = move("send forward", InstructionKind::send, GroupKind::next, Stream::send_next);
-  const int receive_backward = move("receive backward", InstructionKind::receive, GroupKind::next, Stream::receive_next);
+  const int receive_backward =
+      move("receive backward", InstructionKind::receive, GroupKind::next, Stream::receive_next);
   const int send_backward = move("send backward", InstructionKind::send, GroupKind::previous, Stream::send_previous);
   const int run_forward = built.segment("forward", Stream::compute, {kernel(forward)});
   const int run_backward = built.segment("backward", Stream::compute, {kernel(backward)});

@@ -60,8 +60,9 @@ TEST_CASE("fused Segments take less by the bytes that are not moved") {
     const LoweredBlock block = lower_block(graph, 1, block_choice(job, 0, 0));
     return cost_segment(backward ? block.backward : block.forward, model).seconds;
   };
-  // 32 tokens; hidden 32, feature 128, 4 B a number. Forward: the sum is not read again, nor is what goes into GELU. Backward: the
-  // gradient between the product and GELU is neither written nor read.
+  // 32 tokens; hidden 32, feature 128, 4 B a number. Forward: the sum is not read again, nor is
+  // what goes into GELU. Backward: the gradient between the product and GELU is neither written nor
+  // read.
   const double forward = 4.0 * 32 * (32 + 128), backward = 4.0 * 32 * 2 * 128;
   for (const Recompute recompute : {Recompute::none, Recompute::full})
     CHECK(seconds(recompute, false, false) - seconds(recompute, true, false) == forward);
@@ -79,7 +80,9 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
     training.global_batch = 16;
     training.sequence_length = 16;
     for (int trial = 0; trial < 120; ++trial) {
-      const auto draw = [&](std::initializer_list<int> of) { return *(of.begin() + static_cast<long>(random() % of.size())); };
+      const auto draw = [&](std::initializer_list<int> of) {
+        return *(of.begin() + static_cast<long>(random() % of.size()));
+      };
       ParallelSpec spec;
       spec.mesh.degree = {draw({1, 2, 3, 4}), draw({1, 2, 4}), draw({1, 2})};
       spec.sequence_parallel = spec.tp() > 1 && draw({0, 1}) == 1;
@@ -92,13 +95,19 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
         ++spec.stage_blocks[random() % spec.stage_blocks.size()];
       training.clip_norm = draw({0, 1});
       if (illegal(graph, training, spec)) continue;
-      const Job job{.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
-                    .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
-                    .backend = BackendKind::cpu, .overhead = {}};
+      const Job job{
+          .graph = &graph,
+          .training = training,
+          .spec = spec,
+          .placements = place(graph, spec),
+          .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
+          .backend = BackendKind::cpu,
+          .overhead = {}};
       const std::vector<Program> programs = lower_representatives(job);
-      const std::string what = fmt::format("{}: pp {} dp {} tp {} sequence parallel {} zero {} micro-batch {} {} recompute {} clip {}",
-                                           model_name, spec.pp(), spec.dp(), spec.tp(), spec.sequence_parallel, spec.zero_stage,
-                                           spec.micro_batch, name(spec.schedule), name(spec.recompute), training.clip_norm);
+      const std::string what =
+          fmt::format("{}: pp {} dp {} tp {} sequence parallel {} zero {} micro-batch {} {} recompute {} clip {}",
+                      model_name, spec.pp(), spec.dp(), spec.tp(), spec.sequence_parallel, spec.zero_stage,
+                      spec.micro_batch, name(spec.schedule), name(spec.recompute), training.clip_norm);
       CAPTURE(what);
       std::array<double, 2> totals{};
       for (const bool overlaps : {true, false}) {
@@ -110,7 +119,8 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
         CHECK(simulate(programs, models) == result);
         const double total = totals[overlaps ? 1 : 0] = result.time.total().value;
 
-        // The timeline ends with the step; one stream (on a CPU, one rank but for its posted sends) does one thing at a time.
+        // The timeline ends with the step; one stream (on a CPU, one rank but for its posted sends)
+        // does one thing at a time.
         double last = 0.0;
         double most_compute = 0.0;
         std::map<int, double> compute;
@@ -127,8 +137,9 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
         }
         CHECK(total == doctest::Approx(last).epsilon(1e-9));
         CHECK(total >= most_compute * (1 - 1e-9));
-        for (const Seconds part : {result.time.compute, result.time.recompute, result.time.tensor_exposed, result.time.data_exposed,
-                                   result.time.pipeline_exposed, result.time.bubble, result.time.optimizer})
+        for (const Seconds part :
+             {result.time.compute, result.time.recompute, result.time.tensor_exposed, result.time.data_exposed,
+              result.time.pipeline_exposed, result.time.bubble, result.time.optimizer})
           CHECK(part >= Seconds(0.0));
         if (spec.pp() == 1) CHECK(result.time.bubble.value <= 1e-12);
         if (spec.tp() == 1) CHECK(result.time.tensor_exposed == Seconds(0.0));

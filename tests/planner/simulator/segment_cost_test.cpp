@@ -10,9 +10,10 @@ namespace {
 
 Segment layer() {
   HandBuilt built;
-  built.segment("layer", Stream::compute,
-                {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1), kernel(3),
-                 after(kernel(2, Label::recompute), {1})});
+  built.segment(
+      "layer", Stream::compute,
+      {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+       kernel(3), after(kernel(2, Label::recompute), {1})});
   return built.program.segments[0];
 }
 
@@ -59,7 +60,8 @@ TEST_CASE("an instruction that waits for an event of the future is an error of o
   Segment segment = layer();
   segment.instructions[0].waits = {1};
   CHECK_THROWS_WITH_AS(cost_segment(segment, concurrent()),
-                       doctest::Contains("segment 'layer': instruction 0 waits for event 1, recorded by 1"), InternalError);
+                       doctest::Contains("segment 'layer': instruction 0 waits for event 1, recorded by 1"),
+                       InternalError);
 }
 
 }  // namespace

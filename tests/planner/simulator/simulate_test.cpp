@@ -1,3 +1,4 @@
+#include "planner/base/enum.h"
 #include "planner/simulator/simulate.h"
 
 #include <doctest/doctest.h>
@@ -45,7 +46,8 @@ std::vector<Action> one_f_one_b(int stage, int stages, int micro_batches) {
   const int warm_up = std::min(stages - 1 - stage, micro_batches);
   for (int i = 0; i < warm_up; ++i) actions.push_back({.stage = stage, .phase = Phase::forward, .micro_batch = i});
   for (int i = 0; i < micro_batches; ++i) {
-    if (i + warm_up < micro_batches) actions.push_back({.stage = stage, .phase = Phase::forward, .micro_batch = i + warm_up});
+    if (i + warm_up < micro_batches)
+      actions.push_back({.stage = stage, .phase = Phase::forward, .micro_batch = i + warm_up});
     actions.push_back({.stage = stage, .phase = Phase::backward, .micro_batch = i});
   }
   return actions;
@@ -55,8 +57,9 @@ std::vector<Program> pipeline(int stages, int micro_batches, ScheduleKind kind, 
                               std::int64_t backward, std::int64_t transfer) {
   std::vector<Program> programs;
   for (int s = 0; s < stages; ++s)
-    programs.push_back(pipeline_stage(s, stages, kind == ScheduleKind::gpipe ? gpipe(s, micro_batches) : one_f_one_b(s, stages, micro_batches),
-                                      forward, backward, transfer));
+    programs.push_back(pipeline_stage(
+        s, stages, kind == ScheduleKind::gpipe ? gpipe(s, micro_batches) : one_f_one_b(s, stages, micro_batches),
+        forward, backward, transfer));
   return programs;
 }
 
@@ -64,7 +67,8 @@ std::vector<Program> pipeline(int stages, int micro_batches, ScheduleKind kind, 
 
 TEST_CASE("kernels of one stream add up under their labels") {
   HandBuilt built;
-  const int segment = built.segment("step", Stream::compute, {kernel(3), kernel(2, Label::recompute), kernel(1, Label::optimizer)});
+  const int segment =
+      built.segment("step", Stream::compute, {kernel(3), kernel(2, Label::recompute), kernel(1, Label::optimizer)});
   built.call(segment);
   built.call(segment);
   StepTime expected = parts(6, 0, 0, 0, 0, 2);
@@ -82,7 +86,8 @@ TEST_CASE("a tensor reduction that the next kernel awaits is exposed") {
                            {after(kernel(3), {}, 0),
                             after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
                             after(kernel(2), {1})}));
-  for (const CostModel& model : {concurrent(), sequential()}) CHECK(simulate_one(built, model).time == parts(5, 4, 0, 0, 0));
+  for (const CostModel& model : {concurrent(), sequential()})
+    CHECK(simulate_one(built, model).time == parts(5, 4, 0, 0, 0));
 }
 
 TEST_CASE("a tensor reduction hides behind a kernel that does not await it") {
@@ -98,8 +103,9 @@ TEST_CASE("a tensor reduction hides behind a kernel that does not await it") {
 
 TEST_CASE("a segment joins its side streams at its end, so what they do last is exposed") {
   HandBuilt built;
-  const int layer = built.segment("layer", Stream::compute,
-                                  {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0})});
+  const int layer = built.segment(
+      "layer", Stream::compute,
+      {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0})});
   built.call(layer);
   built.call(layer);
   CHECK(simulate_one(built, concurrent()).time == parts(6, 8, 0, 0, 0));
@@ -113,7 +119,8 @@ TEST_CASE("the data-parallel reduction overlaps the backward pass") {
   int reduced = -1;
   for (int layer = 0; layer < 3; ++layer) reduced = built.call(reduce, {built.call(backward)});
   built.call(update, {reduced});
-  // Backward 0-3, 3-6, 6-9; reductions 3-7, 7-11, 11-15; update 15-16: 6 s of reductions are not hidden.
+  // Backward 0-3, 3-6, 6-9; reductions 3-7, 7-11, 11-15; update 15-16: 6 s of reductions are not
+  // hidden.
   CHECK(simulate_one(built, concurrent()).time == parts(9, 0, 6, 0, 0, 1));
   // One core does both: 9 + 12 + 1.
   CHECK(simulate_one(built, sequential()).time == parts(9, 0, 12, 0, 0, 1));
@@ -147,15 +154,18 @@ TEST_CASE("calls played in one piece give the same parts as their instructions o
                                    kernel(1, Label::recompute),
                                    after(kernel(2), {1}, 2),
                                    after(all_reduce(5, GroupKind::tensor, Stream::tensor, Label::tensor), {2})});
-  const int reduce = built.segment("reduce", Stream::data, {all_reduce(20, GroupKind::data, Stream::data, Label::data)});
+  const int reduce =
+      built.segment("reduce", Stream::data, {all_reduce(20, GroupKind::data, Stream::data, Label::data)});
   const int done = built.call(layer);  // kernels 0-3, 3-4, 7-9; reductions 3-7, 9-14
   built.call(layer);                   // kernels until 23, the last reduction until 28
   built.call(layer, {built.call(reduce, {done})});  // reduced 14-34; 34-48
-  // A layer: 5 of compute, 1 of recompute, 3 + 5 of tensor; but from 23 on the third layer awaits the reduction of data.
+  // A layer: 5 of compute, 1 of recompute, 3 + 5 of tensor; but from 23 on the third layer awaits
+  // the reduction of data.
   StepTime expected = parts(15, 19, 11, 0, 0);
   expected.recompute = Seconds(3);
   CHECK(simulate_one(built, concurrent()).time == expected);
-  // A kernel of no length on another stream, launched beside the first call, makes every call be taken apart.
+  // A kernel of no length on another stream, launched beside the first call, makes every call be
+  // taken apart.
   built.call(built.segment("nothing", Stream::receive_next, {kernel(0)}));
   built.program.segments.back().instructions[0].stream = Stream::receive_next;
   CHECK(simulate_one(built, concurrent()).time == expected);
@@ -168,15 +178,18 @@ TEST_CASE("GPipe and 1F1B take (m + p - 1)(f + b), of which p - 1 are the bubble
         CAPTURE(p);
         CAPTURE(m);
         for (const CostModel& model : {concurrent(), sequential()})
-          // f = 1, b = 2, transfers for nothing. Stage 0 finishes last: 3 m computing, 3 (p - 1) idle.
+          // f = 1, b = 2, transfers for nothing. Stage 0 finishes last: 3 m computing, 3 (p - 1)
+          // idle.
           CHECK(simulate_stages(pipeline(p, m, kind, 1, 2, 0), model) == parts(3.0 * m, 0, 0, 0, 3.0 * (p - 1)));
       }
 }
 
 TEST_CASE("a transfer counts as pipeline while it is awaited, the wait for the partner as bubble") {
-  // Stage 0: forward 0-1, sent 1-6, then it waits. Stage 1: forward 6-7, backward 7-9, sent 9-14. Stage 0: backward 14-16.
+  // Stage 0: forward 0-1, sent 1-6, then it waits. Stage 1: forward 6-7, backward 7-9, sent 9-14.
+  // Stage 0: backward 14-16.
   const std::vector<Program> programs = pipeline(2, 1, ScheduleKind::gpipe, 1, 2, 5);
-  for (const CostModel& model : {concurrent(), sequential()}) CHECK(simulate_stages(programs, model) == parts(3, 0, 0, 5, 8));
+  for (const CostModel& model : {concurrent(), sequential()})
+    CHECK(simulate_stages(programs, model) == parts(3, 0, 0, 5, 8));
 }
 
 TEST_CASE("transfers overlap compute on devices with streams, and cost the receiver on others") {
@@ -190,37 +203,43 @@ TEST_CASE("transfers overlap compute on devices with streams, and cost the recei
   // Stage 1: received 4-6, 8-10, 12-14; computed 6-10, 10-14, 14-18.
   // Before the first: 4 of bubble, 2 of transfer.
   CHECK(simulate_stages(programs, concurrent()) == parts(12, 0, 0, 2, 4));
-  // Stage 0 posts at 4, 8, 12. Stage 1: copies 4-6, computes 6-10, copies 10-12, computes 12-16, copies 16-18, computes 18-22.
+  // Stage 0 posts at 4, 8, 12. Stage 1: copies 4-6, computes 6-10, copies 10-12, computes 12-16,
+  // copies 16-18, computes 18-22.
   CHECK(simulate_stages(programs, sequential()) == parts(12, 0, 0, 6, 4));
 }
 
 TEST_CASE("a sender in its own thread goes on at once, and waits where it waits for the event") {
   HandBuilt first(0);
   const int work = first.segment("work", Stream::compute, {kernel(1)});
-  const int send = first.segment("send", Stream::send_next,
-                                 {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline)});
+  const int send =
+      first.segment("send", Stream::send_next,
+                    {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline)});
   const int sent = first.call(send, {first.call(work)});
   first.call(work);           // 1 to 2, while the send is outstanding
   const int again = first.segment("reuse", Stream::compute, {kernel(20)});
   first.call(again, {sent});  // taken at 3 + 5
   HandBuilt second(1);
   second.call(second.segment("work", Stream::compute, {kernel(3)}));
-  second.call(second.segment("receive", Stream::receive_previous,
-                             {communication(InstructionKind::receive, 5, GroupKind::previous, Stream::receive_previous, Label::pipeline)}));
+  second.call(second.segment(
+      "receive", Stream::receive_previous,
+      {communication(InstructionKind::receive, 5, GroupKind::previous, Stream::receive_previous, Label::pipeline)}));
   // 0-2 compute, 2-3 bubble (the receiver computes), 3-8 the copy, 8-28 compute.
   CHECK(simulate_stages({first.program, second.program}, sequential()) == parts(22, 0, 0, 5, 1));
-  // With streams the receive is ready at 0, the send at 1: 1-6, compute 1-2; then 4 s of transfer are left.
+  // With streams the receive is ready at 0, the send at 1: 1-6, compute 1-2; then 4 s of transfer
+  // are left.
   CHECK(simulate_stages({first.program, second.program}, concurrent()) == parts(22, 0, 0, 4, 0));
 }
 
 TEST_CASE("a posted send on a side stream is joined at its segment's end") {
   HandBuilt first(0);
-  first.call(first.segment("work", Stream::compute,
-                           {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline), kernel(1)}));
+  first.call(first.segment(
+      "work", Stream::compute,
+      {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline), kernel(1)}));
   first.call(first.segment("more", Stream::compute, {kernel(20)}));
   HandBuilt second(1);
-  second.call(second.segment("receive", Stream::receive_previous,
-                             {communication(InstructionKind::receive, 5, GroupKind::previous, Stream::receive_previous, Label::pipeline)}));
+  second.call(second.segment(
+      "receive", Stream::receive_previous,
+      {communication(InstructionKind::receive, 5, GroupKind::previous, Stream::receive_previous, Label::pipeline)}));
   // The copy 0-5 beside the kernel 0-1, then 20.
   for (const CostModel& model : {concurrent(), sequential()})
     CHECK(simulate_stages({first.program, second.program}, model) == parts(21, 0, 0, 4, 0));
@@ -230,15 +249,19 @@ TEST_CASE("tied gradients meet between the first and the last stage, norms betwe
   std::vector<Program> programs;
   for (int s = 0; s < 3; ++s) {
     HandBuilt built(s);
-    built.program.groups[static_cast<std::size_t>(GroupKind::pipeline)] = {0, 1, 2};
-    if (s != 1) built.program.groups[static_cast<std::size_t>(GroupKind::tied)] = {0, 2};
+    built.program.groups[index_of(GroupKind::pipeline)] = {0, 1, 2};
+    if (s != 1) built.program.groups[index_of(GroupKind::tied)] = {0, 2};
     int event = built.call(built.segment("work", Stream::compute, {kernel(1 + 2 * s)}));  // until 1, 3, 5
     if (s != 1)
-      event = built.call(built.segment("tied", Stream::data, {all_reduce(4, GroupKind::tied, Stream::data, Label::data)}), {event});
-    // The tied sum goes from 5 to 9; the norm from 9 to 11, with a kernel before it and one after it.
-    built.call(built.segment("norm", Stream::compute,
-                             {kernel(0, Label::optimizer), all_reduce(2, GroupKind::pipeline, Stream::compute, Label::pipeline),
-                              kernel(3 - s, Label::optimizer)}), {event});
+      event = built.call(
+          built.segment("tied", Stream::data, {all_reduce(4, GroupKind::tied, Stream::data, Label::data)}), {event});
+    // The tied sum goes from 5 to 9; the norm from 9 to 11, with a kernel before it and one after
+    // it.
+    built.call(built.segment(
+                   "norm", Stream::compute,
+                   {kernel(0, Label::optimizer), all_reduce(2, GroupKind::pipeline, Stream::compute, Label::pipeline),
+                    kernel(3 - s, Label::optimizer)}),
+               {event});
     programs.push_back(built.program);
   }
   // Stage 0 updates until 14, longest. It computes 0-1, idles until 5, reduces until 9 and 11.
@@ -289,10 +312,12 @@ TEST_CASE("calls whose segments share a side stream use it in launch order") {
 
 TEST_CASE("a call that finds its side stream busy waits there, instruction by instruction") {
   HandBuilt built;
-  const int layer = built.segment("layer", Stream::compute,
-                                  {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
-                                   after(kernel(2), {1})});
-  const int sum = built.segment("sum", Stream::tensor, {all_reduce(10, GroupKind::tensor, Stream::tensor, Label::tensor)});
+  const int layer = built.segment(
+      "layer", Stream::compute,
+      {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+       after(kernel(2), {1})});
+  const int sum =
+      built.segment("sum", Stream::tensor, {all_reduce(10, GroupKind::tensor, Stream::tensor, Label::tensor)});
   built.call(sum);    // 0-10
   built.call(layer);  // 0-3, 10-14, 14-16
   built.call(layer);  // 16-19, 19-23, 23-25: in one piece
@@ -302,7 +327,8 @@ TEST_CASE("a call that finds its side stream busy waits there, instruction by in
   std::vector<double> starts;
   for (const TimelineEvent& event : timeline.events) starts.push_back(event.start.value);
   CHECK(starts == std::vector<double>{0, 0, 10, 14, 16, 19, 23, 23});
-  // With a kernel of no length in the way, the pieces are taken apart: the last sum's cause is the reduction before it.
+  // With a kernel of no length in the way, the pieces are taken apart: the last sum's cause is the
+  // reduction before it.
   built.call(built.segment("nothing", Stream::data, {kernel(0)}));
   built.program.segments.back().instructions[0].stream = Stream::data;
   CHECK(simulate_stages({built.program}, concurrent()) == parts(10, 23, 0, 0, 0));
@@ -326,8 +352,10 @@ TEST_CASE("crossed receives are a deadlock on every kind of device") {
     const GroupKind other = s == 0 ? GroupKind::next : GroupKind::previous;
     const Stream in = s == 0 ? Stream::receive_next : Stream::receive_previous;
     const Stream out = s == 0 ? Stream::send_next : Stream::send_previous;
-    const int heard = built.call(built.segment("hear", in, {communication(InstructionKind::receive, 1, other, in, Label::pipeline)}));
-    built.call(built.segment("tell", out, {communication(InstructionKind::send, 1, other, out, Label::pipeline)}), {heard});
+    const int heard =
+        built.call(built.segment("hear", in, {communication(InstructionKind::receive, 1, other, in, Label::pipeline)}));
+    built.call(built.segment("tell", out, {communication(InstructionKind::send, 1, other, out, Label::pipeline)}),
+               {heard});
     programs.push_back(built.program);
   }
   CHECK_THROWS_WITH_AS(simulate_stages(programs, sequential()),
@@ -344,20 +372,24 @@ TEST_CASE("crossed receives are a deadlock on every kind of device") {
 
 TEST_CASE("a posted send that nobody takes is an error") {
   HandBuilt first(0), second(1);
-  first.call(first.segment("send", Stream::send_next,
-                           {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline)}));
+  first.call(
+      first.segment("send", Stream::send_next,
+                    {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline)}));
   second.call(second.segment("work", Stream::compute, {kernel(1)}));
   CHECK_THROWS_WITH_AS(simulate_stages({first.program, second.program}, sequential()),
                        doctest::Contains("stage 0 to 1: 1 sends, 0 receives"), InternalError);
 }
 
-// Start and end of every forward and backward by the recurrence of the schedule, transfers as rendezvous on a stream
-// for each direction: written down a second time, without streams, events or queues.
-double pipeline_recurrence(const std::vector<std::vector<Action>>& order, const std::vector<std::pair<int, int>>& work, int transfer) {
+// Start and end of every forward and backward by the recurrence of the schedule, transfers as
+// rendezvous on a stream for each direction: written down a second time, without streams, events or
+// queues.
+double pipeline_recurrence(const std::vector<std::vector<Action>>& order, const std::vector<std::pair<int, int>>& work,
+                           int transfer) {
   const int stages = static_cast<int>(order.size());
   const int micro_batches = static_cast<int>(order[0].size()) / 2;
   const auto n = static_cast<std::size_t>(micro_batches);
-  std::vector<std::array<std::vector<double>, 2>> arrived(order.size(), {std::vector<double>(n, -1.0), std::vector<double>(n, -1.0)});
+  std::vector<std::array<std::vector<double>, 2>> arrived(order.size(),
+                                                          {std::vector<double>(n, -1.0), std::vector<double>(n, -1.0)});
   for (double& t : arrived.front()[0]) t = 0.0;
   for (double& t : arrived.back()[1]) t = 0.0;
   std::vector<double> clock(order.size(), 0.0);
@@ -378,7 +410,7 @@ double pipeline_recurrence(const std::vector<std::vector<Action>>& order, const 
       const int to = static_cast<int>(s) + (phase == 0 ? 1 : -1);
       if (to >= 0 && to < stages) {
         link[s][phase] = std::max(link[s][phase], clock[s]) + transfer;
-        arrived[static_cast<std::size_t>(to)][phase][micro_batch] = link[s][phase];
+        arrived[to][phase][micro_batch] = link[s][phase];
       }
       ++next[s];
       progress = true;
@@ -387,7 +419,9 @@ double pipeline_recurrence(const std::vector<std::vector<Action>>& order, const 
   return end;
 }
 
-TEST_CASE("random pipelines take what the recurrence of their schedule says, their parts sum to it, and a timeline changes nothing") {
+TEST_CASE(
+    "random pipelines take what the recurrence of their schedule says, their parts sum to it, and a timeline changes "
+    "nothing") {
   std::mt19937 random(7);
   const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
   for (int round = 0; round < 200; ++round) {

@@ -20,22 +20,40 @@ TEST_CASE("a timeline holds every instruction at its time") {
   Timeline timeline;
   simulate({&built.program, 1}, {&model, 1}, &timeline);
   REQUIRE(timeline.events.size() == 4);
-  CHECK(timeline.events[0] == TimelineEvent{.stage = 0, .stream = Stream::compute, .name = "layer: work linear", .label = Label::compute,
-                                            .micro_batch = -1, .start = Seconds(0), .end = Seconds(3)});
-  CHECK(timeline.events[3] == TimelineEvent{.stage = 0, .stream = Stream::tensor, .name = std::string("layer: ") + name(InstructionKind::all_reduce_sum),
-                                            .label = Label::tensor, .micro_batch = 5, .start = Seconds(10), .end = Seconds(14)});
+  CHECK(timeline.events[0] == TimelineEvent{.stage = 0,
+                                            .stream = Stream::compute,
+                                            .name = "layer: work linear",
+                                            .label = Label::compute,
+                                            .micro_batch = -1,
+                                            .start = Seconds(0),
+                                            .end = Seconds(3)});
+  CHECK(timeline.events[3] == TimelineEvent{.stage = 0,
+                                            .stream = Stream::tensor,
+                                            .name = std::string("layer: ") + name(InstructionKind::all_reduce_sum),
+                                            .label = Label::tensor,
+                                            .micro_batch = 5,
+                                            .start = Seconds(10),
+                                            .end = Seconds(14)});
 }
 
 TEST_CASE("a trace is Chrome trace JSON with a process a stage and a thread a stream") {
   Timeline timeline;
-  timeline.events = {{.stage = 1, .stream = Stream::tensor, .name = "layer: \"sum\"", .label = Label::tensor, .micro_batch = 2,
-                      .start = Seconds(1.5), .end = Seconds(2.0)}};
+  timeline.events = {{.stage = 1,
+                      .stream = Stream::tensor,
+                      .name = "layer: \"sum\"",
+                      .label = Label::tensor,
+                      .micro_batch = 2,
+                      .start = Seconds(1.5),
+                      .end = Seconds(2.0)}};
   const std::string stream = name(Stream::tensor);
-  CHECK(write_trace(timeline) ==
-        R"({"displayTimeUnit":"ms","traceEvents":[)"
-        R"({"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"stage 1"}},)"
-        R"({"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{"name":")" + stream + R"("}},)"
-        R"({"name":"layer: \"sum\"","cat":"tensor","ph":"X","pid":1,"tid":1,"ts":1500000.0,"dur":500000.0,"args":{"micro_batch":2}}]})");
+  CHECK(
+      write_trace(timeline) ==
+      R"({"displayTimeUnit":"ms","traceEvents":[)"
+      R"({"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"stage 1"}},)"
+      R"({"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{"name":")" +
+          stream +
+          R"("}},)"
+          R"({"name":"layer: \"sum\"","cat":"tensor","ph":"X","pid":1,"tid":1,"ts":1500000.0,"dur":500000.0,"args":{"micro_batch":2}}]})");
 }
 
 }  // namespace

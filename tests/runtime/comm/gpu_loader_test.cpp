@@ -1,5 +1,5 @@
-// What the program says of the CUDA plugin that it finds or does not find. (PARPLAN_TEST_PLUGINS: the folders of planted
-// plugins, tests/runtime/comm/plugins.)
+// What the program says of the CUDA plugin that it finds or does not find. (PARPLAN_TEST_PLUGINS:
+// the folders of planted plugins, tests/runtime/comm/plugins.)
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -43,21 +43,24 @@ TEST_CASE("a folder without the CUDA plugin is named") {
   const testing::TemporaryFolder folder;
   const OpenedGpu opened = open_from(folder.root().c_str());
   CHECK(opened.gpu == nullptr);
-  CHECK(opened.missing == "no libparplan_cuda.so in " + folder.root().string() + " (the folder that PARPLAN_PLUGINS names)");
+  CHECK(opened.missing ==
+        "no libparplan_cuda.so in " + folder.root().string() + " (the folder that PARPLAN_PLUGINS names)");
 }
 
 TEST_CASE("without PARPLAN_PLUGINS the folders beside the program are searched") {
   const OpenedGpu opened = open_from(nullptr);
   const fs::path beside = fs::read_symlink("/proc/self/exe").parent_path();
   CHECK(opened.gpu == nullptr);
-  CHECK(opened.missing == "no libparplan_cuda.so in " + beside.string() + " or " + (beside.parent_path() / "lib/parplan").string() +
+  CHECK(opened.missing == "no libparplan_cuda.so in " + beside.string() + " or " +
+                              (beside.parent_path() / "lib/parplan").string() +
                               "; PARPLAN_PLUGINS may name its folder");
 }
 
 TEST_CASE("a CUDA plugin that does not open is reported with the loader's words") {
   const testing::TemporaryFolder folder;
   const std::string path =
-      folder.write("libparplan_cuda.so", "no library, but a text of more than the sixty-four bytes that a header of a library has\n");
+      folder.write("libparplan_cuda.so",
+                   "no library, but a text of more than the sixty-four bytes that a header of a library has\n");
   const OpenedGpu opened = open_from(folder.root().c_str());
   CHECK(opened.gpu == nullptr);
   CHECK(opened.missing == path + " does not open: " + path + ": invalid ELF header");
@@ -66,7 +69,8 @@ TEST_CASE("a CUDA plugin that does not open is reported with the loader's words"
 TEST_CASE("a CUDA plugin of another version is not used") {
   const OpenedGpu opened = open_from((planted + "/refusing").c_str());
   CHECK(opened.gpu == nullptr);
-  CHECK(opened.missing == "libparplan_cuda.so is not of this program's version, " PARPLAN_VERSION ": install both from one build");
+  CHECK(opened.missing == "libparplan_cuda.so is not of this program's version, " PARPLAN_VERSION
+                          ": install both from one build");
 }
 
 TEST_CASE("the CUDA plugin is opened once, by whichever thread comes first, and its errors are caught") {

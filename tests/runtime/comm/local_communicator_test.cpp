@@ -17,7 +17,8 @@ using namespace parplan;
 
 namespace {
 
-// Runs `body` in a thread per rank. What a rank throws is thrown here, after all have ended; the lowest rank's first.
+// Runs `body` in a thread per rank. What a rank throws is thrown here, after all have ended; the
+// lowest rank's first.
 void on_all_ranks(LocalWorld& world, int ranks, const std::function<void(Communicator&)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
@@ -26,7 +27,7 @@ void on_all_ranks(LocalWorld& world, int ranks, const std::function<void(Communi
       try {
         body(world.communicator(rank));
       } catch (const std::exception& error) {
-        errors[static_cast<std::size_t>(rank)] = std::current_exception();
+        errors[rank] = std::current_exception();
         world.communicator(rank).abort(error.what());
       }
     });
@@ -120,7 +121,7 @@ TEST_CASE("reduce_scatter leaves each member its chunk of the sum, all_gather co
         const Chunk own = chunk_of(count, ranks, rank);
         wrong += !same_bits(data.data() + own.begin, wanted.data() + own.begin, own.end - own.begin);
         for (std::int64_t i = 0; i < count; ++i)
-          if (i < own.begin || i >= own.end) data[static_cast<std::size_t>(i)] = std::nanf("");
+          if (i < own.begin || i >= own.end) data[i] = std::nanf("");
         transfer = communicator.all_gather(0, 0, {data.data(), count});
         wrong += transfer.sent != all_gather_bytes(count, 4, ranks, rank);
         wrong += !same_bits(data.data(), wanted.data(), count);
@@ -209,7 +210,8 @@ TEST_CASE("many posted sends arrive in order and posting waits when 64 are outst
 }
 
 TEST_CASE("waiting for a late member is reported as such, not as moving data") {
-  // A thread may be stopped anywhere, which looks like waiting, moving or coming late itself; but not in every one of many attempts.
+  // A thread may be stopped anywhere, which looks like waiting, moving or coming late itself; but
+  // not in every one of many attempts.
   const auto is_reported = [] {
     LocalWorld world(2, {{.id = 0, .ranks = {0, 1}}});
     Transfer transfers[2];
@@ -218,7 +220,8 @@ TEST_CASE("waiting for a late member is reported as such, not as moving data") {
       float value = 1.0f;
       transfers[communicator.rank()] = communicator.all_reduce(0, 0, Reduction::sum, {&value, 1});
     });
-    return transfers[0].waited > Seconds(0.08) && transfers[1].waited < Seconds(0.08) && transfers[0].moving < Seconds(0.08);
+    return transfers[0].waited > Seconds(0.08) && transfers[1].waited < Seconds(0.08) &&
+           transfers[0].moving < Seconds(0.08);
   };
   bool reported = false;
   for (int attempt = 0; attempt < 50 && !reported; ++attempt) reported = is_reported();
@@ -282,7 +285,8 @@ TEST_CASE("calls that do not match are a bug that names both sides") {
     message = error.what();
   }
   CHECK(message.find("rank 0 sends 8 elements on channel 0, rank 1 receives 4") != std::string::npos);
-  CHECK_THROWS_WITH_AS(world.communicator(1).all_gather(0, 3, {values, 1}), "rank 1 is no member of group 3", InternalError);
+  CHECK_THROWS_WITH_AS(world.communicator(1).all_gather(0, 3, {values, 1}), "rank 1 is no member of group 3",
+                       InternalError);
 }
 
 TEST_CASE("communication allocates nothing" * doctest::skip(!allocations_are_counted)) {

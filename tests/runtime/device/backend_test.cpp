@@ -91,8 +91,9 @@ TEST_CASE("a call that is no kernel, or has operands too few, is a bug that name
   };
   Array x(1);
   void* one[] = {x.data()};
-  CHECK(message({.kind = OpKind::load_tokens, .shape = {.rows = 1}, .operands = one}).find("load_tokens is no kernel") !=
-        std::string::npos);
+  CHECK(
+      message({.kind = OpKind::load_tokens, .shape = {.rows = 1}, .operands = one}).find("load_tokens is no kernel") !=
+      std::string::npos);
   CHECK(message({.kind = OpKind::accumulate, .shape = {.rows = 1}, .operands = one})
             .find("accumulate with 1 operands") != std::string::npos);
   void* two[] = {x.data(), x.data()};
@@ -187,7 +188,7 @@ TEST_CASE("kernels allocate nothing, from the first call on" * doctest::skip(!al
       if (row.kind == OpKind::embedding || row.kind == OpKind::embedding_gradient) shape.valid = 100;
       std::vector<void*> operands;
       for (int i = 0; i < operand_count(row, shape, row.cpu_workspace != nullptr); ++i)
-        operands.push_back(arrays[static_cast<std::size_t>(i)].data());
+        operands.push_back(arrays[i].data());
       const bool takes_tokens = row.kind == OpKind::embedding;
       if (takes_tokens) operands[0] = tokens.data();
       if (row.kind == OpKind::embedding_gradient || row.name.starts_with("cross_entropy"))

@@ -2,8 +2,8 @@
 
 #include "tests/runtime/device/kernel_call.h"
 
-// Pipeline, accumulation and data parallelism promise equal bits, so the kernels must: a token's numbers depend
-// neither on the other tokens of the call nor on addresses.
+// Pipeline, accumulation and data parallelism promise equal bits, so the kernels must: a token's
+// numbers depend neither on the other tokens of the call nor on addresses.
 using namespace parplan;
 using namespace parplan::testing;
 
@@ -69,10 +69,11 @@ TEST_CASE("elementwise kernels give an element the same bits wherever the call b
       for (int i = 0; i < 2 * c.outputs; ++i) arrays.emplace_back(count, poison, i);
       const auto call = [&](std::int64_t begin, std::int64_t end, int first_output) {
         std::vector<void*> operands;
-        for (int i = 0; i < c.inputs; ++i) operands.push_back(arrays[static_cast<std::size_t>(i)].data() + begin);
+        for (int i = 0; i < c.inputs; ++i) operands.push_back(arrays[i].data() + begin);
         for (int i = 0; i < c.outputs; ++i)
-          operands.push_back(arrays[static_cast<std::size_t>(c.inputs + first_output + i)].data() + begin);
-        backend.run(0, {.kind = c.kind, .shape = {.rows = end - begin, .activation = c.activation, .factor = 0.7, .softcap = 2.0},
+          operands.push_back(arrays[c.inputs + first_output + i].data() + begin);
+        backend.run(0, {.kind = c.kind,
+                        .shape = {.rows = end - begin, .activation = c.activation, .factor = 0.7, .softcap = 2.0},
                         .operands = operands});
       };
       call(0, count, 0);
@@ -81,8 +82,8 @@ TEST_CASE("elementwise kernels give an element the same bits wherever the call b
         call(0, split, c.outputs);
         call(split, count, c.outputs);
         for (int i = 0; i < c.outputs; ++i)
-          CHECK(same_bits(arrays[static_cast<std::size_t>(c.inputs + i)].data(),
-                          arrays[static_cast<std::size_t>(c.inputs + c.outputs + i)].data(), count));
+          CHECK(same_bits(arrays[c.inputs + i].data(),
+                          arrays[c.inputs + c.outputs + i].data(), count));
       }
     }
   });
@@ -178,19 +179,26 @@ TEST_CASE("norms of queries and keys give a token the same bits in every split o
       Array dwhole{rows * width}, dsquares{rows * 2}, dgammas{numbers(heads * head_dim, 4)};
     };
     const auto compute = [&](const Results& r, std::int64_t begin, std::int64_t end) {
-      const OpShape shape{.rows = end - begin, .sequence = end - begin, .batch = 1, .heads = heads, .kv_heads = kv_heads,
-                          .head_dim = head_dim, .all_heads = heads, .epsilon = 1e-5};
+      const OpShape shape{.rows = end - begin,
+                          .sequence = end - begin,
+                          .batch = 1,
+                          .heads = heads,
+                          .kv_heads = kv_heads,
+                          .head_dim = head_dim,
+                          .all_heads = heads,
+                          .epsilon = 1e-5};
       const std::int64_t first = begin * width;
       float* rstd = r.rstd.data() + begin * (heads + kv_heads);
       float* squares = r.squares.data() + begin * 2;
       run(backend, OpKind::head_norm, shape, x.data() + first, gammas, gammas, r.y.data() + first, rstd);
-      run(backend, OpKind::head_norm_gradient, shape, dy.data() + first, x.data() + first, gammas, gammas, rstd, r.dx.data() + first,
-          r.dgammas, r.dgammas);
+      run(backend, OpKind::head_norm_gradient, shape, dy.data() + first, x.data() + first, gammas, gammas, rstd,
+          r.dx.data() + first, r.dgammas, r.dgammas);
       run(backend, OpKind::query_key_squares, shape, x.data() + first, squares);
       run(backend, OpKind::query_key_norm, shape, x.data() + first, squares, gammas, gammas, r.whole.data() + first);
       run(backend, OpKind::query_key_norm_gradient, shape, dy.data() + first, x.data() + first, squares, gammas, gammas,
           r.dwhole.data() + first, r.dsquares.data() + begin * 2, r.dgammas, r.dgammas);
-      run(backend, OpKind::query_key_squares_gradient, shape, r.dsquares.data() + begin * 2, x.data() + first, r.dwhole.data() + first);
+      run(backend, OpKind::query_key_squares_gradient, shape, r.dsquares.data() + begin * 2, x.data() + first,
+          r.dwhole.data() + first);
     };
     const Results whole;
     compute(whole, 0, rows);
@@ -198,8 +206,12 @@ TEST_CASE("norms of queries and keys give a token the same bits in every split o
       const Results parts;
       compute(parts, 0, split);
       compute(parts, split, rows);
-      for (const auto& [a, b] : {std::pair{&whole.y, &parts.y}, {&whole.rstd, &parts.rstd}, {&whole.dx, &parts.dx},
-                                 {&whole.squares, &parts.squares}, {&whole.whole, &parts.whole}, {&whole.dwhole, &parts.dwhole},
+      for (const auto& [a, b] : {std::pair{&whole.y, &parts.y},
+                                 {&whole.rstd, &parts.rstd},
+                                 {&whole.dx, &parts.dx},
+                                 {&whole.squares, &parts.squares},
+                                 {&whole.whole, &parts.whole},
+                                 {&whole.dwhole, &parts.dwhole},
                                  {&whole.dsquares, &parts.dsquares}})
         CHECK(same_bits(a->data(), b->data(), a->size()));
     }

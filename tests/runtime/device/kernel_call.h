@@ -15,8 +15,8 @@
 
 #include "runtime/device/cpu/cpu_backend.h"
 
-// What the tests of kernels share: arrays that notice writes past their end, calls, and comparison with numbers that
-// were computed in double precision.
+// What the tests of kernels share: arrays that notice writes past their end, calls, and comparison
+// with numbers that were computed in double precision.
 namespace parplan::testing {
 
 constexpr float poison = std::numeric_limits<float>::quiet_NaN();
@@ -32,7 +32,7 @@ class Array {
   }
   Array(const std::vector<double>& values, std::int64_t shift = 0)
       : Array(static_cast<std::int64_t>(values.size()), poison, shift) {
-    for (std::int64_t i = 0; i < size_; ++i) data_[i] = static_cast<float>(values[static_cast<std::size_t>(i)]);
+    for (std::int64_t i = 0; i < size_; ++i) data_[i] = static_cast<float>(values[i]);
   }
   Array(Array&& other) noexcept : size_(other.size_), memory_(other.memory_), data_(other.data_) {
     other.memory_ = nullptr;
@@ -81,7 +81,8 @@ inline void* pointer(const Array& array) { return array.data(); }
 inline void* pointer(const std::vector<std::int32_t>& tokens) { return const_cast<std::int32_t*>(tokens.data()); }
 inline void* pointer(float* data) { return data; }
 
-// Runs one kernel; a workspace of exactly the size that the op's row promises is appended where the row has one.
+// Runs one kernel; a workspace of exactly the size that the op's row promises is appended where the
+// row has one.
 template <class... Operands>
 void run(Backend& backend, OpKind kind, const OpShape& shape, const Operands&... operands) {
   std::vector<void*> pointers = {pointer(operands)...};
@@ -101,14 +102,14 @@ inline void check_near(const Array& found, const std::vector<double>& wanted, do
   std::int64_t worst = 0;
   double worst_error = -1.0;
   for (std::int64_t i = 0; i < found.size(); ++i) {
-    const double error = std::abs(static_cast<double>(found[i]) - wanted[static_cast<std::size_t>(i)]);
+    const double error = std::abs(static_cast<double>(found[i]) - wanted[i]);
     if (!(error <= worst_error)) {
       worst_error = std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
       worst = i;
     }
   }
   if (found.size() == 0) return;
-  INFO("element ", worst, ": ", found[worst], " instead of ", wanted[static_cast<std::size_t>(worst)]);
+  INFO("element ", worst, ": ", found[worst], " instead of ", wanted[worst]);
   CHECK(worst_error <= tolerance * std::max(largest, 1.0));
 }
 
@@ -117,7 +118,8 @@ inline bool same_bits(const float* a, const float* b, std::int64_t count) {
 }
 
 // The gradient of `loss` at x by central differences in double precision.
-inline std::vector<double> slopes(const std::function<double(const std::vector<double>&)>& loss, std::vector<double> x) {
+inline std::vector<double> slopes(const std::function<double(const std::vector<double>&)>& loss,
+                                  std::vector<double> x) {
   constexpr double step = 1e-5;
   std::vector<double> result;
   for (double& value : x) {

@@ -23,7 +23,8 @@ Vector plus(Vector a, const Vector& b) {
 struct LinearSize {
   std::int64_t rows, columns, inner;
 };
-// Odd ones; rests after groups of 4 tokens; widths that end within and between registers; several blocks of each kind.
+// Odd ones; rests after groups of 4 tokens; widths that end within and between registers; several
+// blocks of each kind.
 constexpr LinearSize linear_sizes[] = {{1, 1, 1},   {3, 5, 7},    {4, 16, 8},    {6, 50, 37},
                                        {17, 33, 65}, {70, 401, 771}, {259, 70, 90}, {5, 970, 300}};
 
@@ -117,7 +118,8 @@ TEST_CASE("linear_weight_gradient adds dy^T x to the weight's gradient and dy to
 }
 
 TEST_CASE("embedding looks up its shard's rows and gives zeros for the others and its gradient adds to those rows") {
-  // Shard: tokens 4..6 of a table with rows 4..7, the last one padding. Token 7 is padding, 3 and 9 are elsewhere.
+  // Shard: tokens 4..6 of a table with rows 4..7, the last one padding. Token 7 is padding, 3 and 9
+  // are elsewhere.
   const std::vector<std::int32_t> tokens = {4, 3, 6, 6, 9, 7, 5};
   const std::int64_t columns = 19;
   const OpShape shape{.rows = 7, .columns = columns, .begin = 4, .valid = 3};
@@ -141,7 +143,8 @@ TEST_CASE("embedding looks up its shard's rows and gives zeros for the others an
 
 TEST_CASE("add_position adds the row of the position to every sample and its gradient sums over samples") {
   const std::int64_t sequence = 3, batch = 2, columns = 21, begin = 4;
-  const OpShape shape{.rows = sequence * batch, .columns = columns, .sequence = sequence, .batch = batch, .begin = begin};
+  const OpShape shape{
+      .rows = sequence * batch, .columns = columns, .sequence = sequence, .batch = batch, .begin = begin};
   const Vector x = numbers(6 * columns, 1), table = numbers(9 * columns, 2), before = numbers(9 * columns, 3);
   Vector wanted = x, wanted_gradient = before;
   for (std::int64_t r = 0; r < 6; ++r)
@@ -253,14 +256,24 @@ TEST_CASE("rms_norm and its gradient") {
   }
 }
 
-TEST_CASE("rotary turns query and key heads by position, leaves values and the rest of a head, and its gradient turns back") {
+TEST_CASE(
+    "rotary turns query and key heads by position, leaves values and the rest of a head, and its gradient turns back") {
   struct Case {
     std::int64_t head_dim, rotary_dim;
     bool interleaved;
   };
   // Per key/value head: 2 query heads, the key, the value.
-  for (const Case& c : {Case{2, 0, false}, {6, 0, false}, {32, 0, false}, {200, 0, false}, {6, 2, false}, {40, 10, false},
-                        {200, 136, false}, {2, 2, true}, {6, 0, true}, {40, 10, true}, {200, 136, true}}) {
+  for (const Case& c : {Case{2, 0, false},
+                        {6, 0, false},
+                        {32, 0, false},
+                        {200, 0, false},
+                        {6, 2, false},
+                        {40, 10, false},
+                        {200, 136, false},
+                        {2, 2, true},
+                        {6, 0, true},
+                        {40, 10, true},
+                        {200, 136, true}}) {
     const std::int64_t sequence = 3, batch = 2, begin = 5, head_dim = c.head_dim;
     const std::int64_t turning = c.rotary_dim > 0 ? c.rotary_dim : head_dim, width = 8 * head_dim;
     const OpShape shape{.rows = 6, .sequence = sequence, .batch = batch, .heads = 4, .kv_heads = 2,
@@ -301,13 +314,22 @@ struct HeadsCase {
   std::int64_t head_dim = 0;
   static constexpr std::int64_t rows = 3, groups = 2, slots = 8;
   OpShape shape() const {
-    return {.rows = rows, .sequence = 3, .batch = 1, .heads = 4, .kv_heads = 2, .head_dim = head_dim, .all_heads = 4, .epsilon = 1e-6};
+    return {.rows = rows,
+            .sequence = 3,
+            .batch = 1,
+            .heads = 4,
+            .kv_heads = 2,
+            .head_dim = head_dim,
+            .all_heads = 4,
+            .epsilon = 1e-6};
   }
   std::int64_t size() const { return rows * slots * head_dim; }
   static bool is_value(std::int64_t slot) { return slot % 4 == 3; }
   static bool is_key(std::int64_t slot) { return slot % 4 == 2; }
   // Among the heads of its kind.
-  static std::int64_t number(std::int64_t slot) { return is_key(slot) || is_value(slot) ? slot / 4 : slot / 4 * 2 + slot % 4; }
+  static std::int64_t number(std::int64_t slot) {
+    return is_key(slot) || is_value(slot) ? slot / 4 : slot / 4 * 2 + slot % 4;
+  }
   std::int64_t first(std::int64_t row, std::int64_t slot) const { return (row * slots + slot) * head_dim; }
 };
 
@@ -317,12 +339,14 @@ double square_sum(const Vector& x, std::int64_t first, std::int64_t count) {
   return sum;
 }
 
-Vector naive_head_norm(const HeadsCase& c, const Vector& x, const Vector& query_gamma, const Vector& key_gamma, Vector* rstd = nullptr) {
+Vector naive_head_norm(const HeadsCase& c, const Vector& x, const Vector& query_gamma, const Vector& key_gamma,
+                       Vector* rstd = nullptr) {
   Vector y = x;
   for (std::int64_t row = 0; row < c.rows; ++row)
     for (std::int64_t slot = 0; slot < c.slots; ++slot) {
       if (c.is_value(slot)) continue;
-      const double r = 1 / std::sqrt(square_sum(x, c.first(row, slot), c.head_dim) / static_cast<double>(c.head_dim) + 1e-6);
+      const double r =
+          1 / std::sqrt(square_sum(x, c.first(row, slot), c.head_dim) / static_cast<double>(c.head_dim) + 1e-6);
       if (rstd != nullptr) rstd->push_back(r);
       for (std::int64_t i = 0; i < c.head_dim; ++i)
         y[at(c.first(row, slot) + i)] *= r * (c.is_key(slot) ? key_gamma : query_gamma)[at(i)];
@@ -335,17 +359,20 @@ Vector naive_squares(const HeadsCase& c, const Vector& x) {
   Vector squares(at(c.rows * 2));
   for (std::int64_t row = 0; row < c.rows; ++row)
     for (std::int64_t slot = 0; slot < c.slots; ++slot)
-      if (!c.is_value(slot)) squares[at(row * 2 + (c.is_key(slot) ? 1 : 0))] += square_sum(x, c.first(row, slot), c.head_dim);
+      if (!c.is_value(slot))
+        squares[at(row * 2 + (c.is_key(slot) ? 1 : 0))] += square_sum(x, c.first(row, slot), c.head_dim);
   return squares;
 }
 
-Vector naive_query_key_norm(const HeadsCase& c, const Vector& x, const Vector& squares, const Vector& query_gamma, const Vector& key_gamma) {
+Vector naive_query_key_norm(const HeadsCase& c, const Vector& x, const Vector& squares, const Vector& query_gamma,
+                            const Vector& key_gamma) {
   Vector y = x;
   for (std::int64_t row = 0; row < c.rows; ++row)
     for (std::int64_t slot = 0; slot < c.slots; ++slot) {
       if (c.is_value(slot)) continue;
       const bool key = c.is_key(slot);
-      const double r = 1 / std::sqrt(squares[at(row * 2 + (key ? 1 : 0))] / static_cast<double>((key ? 2 : 4) * c.head_dim) + 1e-6);
+      const double r =
+          1 / std::sqrt(squares[at(row * 2 + (key ? 1 : 0))] / static_cast<double>((key ? 2 : 4) * c.head_dim) + 1e-6);
       for (std::int64_t i = 0; i < c.head_dim; ++i)
         y[at(c.first(row, slot) + i)] *= r * (key ? key_gamma : query_gamma)[at(c.number(slot) * c.head_dim + i)];
     }
@@ -361,9 +388,12 @@ TEST_CASE("head_norm is the RMS norm of each query and key head, and its gradien
     const Vector query_gamma = numbers(head_dim, 3), key_gamma = numbers(head_dim, 4), before = numbers(head_dim, 5);
     Vector rstds;
     const Vector wanted = naive_head_norm(c, x, query_gamma, key_gamma, &rstds);
-    const Vector dx = slopes([&](const Vector& v) { return dot(naive_head_norm(c, v, query_gamma, key_gamma), dy); }, x);
-    const Vector dquery = slopes([&](const Vector& v) { return dot(naive_head_norm(c, x, v, key_gamma), dy); }, query_gamma);
-    const Vector dkey = slopes([&](const Vector& v) { return dot(naive_head_norm(c, x, query_gamma, v), dy); }, key_gamma);
+    const Vector dx =
+        slopes([&](const Vector& v) { return dot(naive_head_norm(c, v, query_gamma, key_gamma), dy); }, x);
+    const Vector dquery =
+        slopes([&](const Vector& v) { return dot(naive_head_norm(c, x, v, key_gamma), dy); }, query_gamma);
+    const Vector dkey =
+        slopes([&](const Vector& v) { return dot(naive_head_norm(c, x, query_gamma, v), dy); }, key_gamma);
     on_every_instruction_set([&](Backend& backend) {
       INFO("head_dim ", head_dim);
       Array y(c.size()), rstd(c.rows * 6), found(c.size()), in_place(dy);
@@ -372,8 +402,8 @@ TEST_CASE("head_norm is the RMS norm of each query and key head, and its gradien
       check_near(rstd, rstds, 2e-6);
       for (const bool over : {false, true}) {
         Array found_query(before), found_key(before);
-        run(backend, OpKind::head_norm_gradient, c.shape(), over ? in_place.data() : Array(dy).data(), Array(x), Array(query_gamma),
-            Array(key_gamma), rstd, over ? in_place.data() : found.data(), found_query, found_key);
+        run(backend, OpKind::head_norm_gradient, c.shape(), over ? in_place.data() : Array(dy).data(), Array(x),
+            Array(query_gamma), Array(key_gamma), rstd, over ? in_place.data() : found.data(), found_query, found_key);
         check_near(found_query, plus(before, dquery), 1e-5);
         check_near(found_key, plus(before, dkey), 1e-5);
       }
@@ -387,13 +417,19 @@ TEST_CASE("query_key_squares and query_key_norm are the RMS norm over all querie
   for (const std::int64_t head_dim : {1, 6, 37}) {
     const HeadsCase c{head_dim};
     const Vector x = numbers(c.size(), 1, 2.0), dy = numbers(c.size(), 2), query_gamma = numbers(4 * head_dim, 3);
-    const Vector key_gamma = numbers(2 * head_dim, 4), query_before = numbers(4 * head_dim, 5), key_before = numbers(2 * head_dim, 6);
-    const auto norm = [&](const Vector& v) { return naive_query_key_norm(c, v, naive_squares(c, v), query_gamma, key_gamma); };
+    const Vector key_gamma = numbers(2 * head_dim, 4), query_before = numbers(4 * head_dim, 5),
+                 key_before = numbers(2 * head_dim, 6);
+    const auto norm = [&](const Vector& v) {
+      return naive_query_key_norm(c, v, naive_squares(c, v), query_gamma, key_gamma);
+    };
     const Vector squares = naive_squares(c, x);
     const Vector dx = slopes([&](const Vector& v) { return dot(norm(v), dy); }, x);
-    const Vector dsquares = slopes([&](const Vector& v) { return dot(naive_query_key_norm(c, x, v, query_gamma, key_gamma), dy); }, squares);
-    const Vector dquery = slopes([&](const Vector& v) { return dot(naive_query_key_norm(c, x, squares, v, key_gamma), dy); }, query_gamma);
-    const Vector dkey = slopes([&](const Vector& v) { return dot(naive_query_key_norm(c, x, squares, query_gamma, v), dy); }, key_gamma);
+    const Vector dsquares = slopes(
+        [&](const Vector& v) { return dot(naive_query_key_norm(c, x, v, query_gamma, key_gamma), dy); }, squares);
+    const Vector dquery = slopes(
+        [&](const Vector& v) { return dot(naive_query_key_norm(c, x, squares, v, key_gamma), dy); }, query_gamma);
+    const Vector dkey = slopes(
+        [&](const Vector& v) { return dot(naive_query_key_norm(c, x, squares, query_gamma, v), dy); }, key_gamma);
     on_every_instruction_set([&](Backend& backend) {
       INFO("head_dim ", head_dim);
       Array found_squares(c.rows * 2), y(c.size()), found(c.size()), found_dsquares(c.rows * 2);
@@ -448,9 +484,11 @@ TEST_CASE("heads over two ranks, with the sums of squares added up, are normalis
     Array part(c.size() / 2);
     const Vector queries(query_gamma.begin() + rank * 10, query_gamma.begin() + rank * 10 + 10);
     const Vector keys(key_gamma.begin() + rank * 5, key_gamma.begin() + rank * 5 + 5);
-    run(*backend, OpKind::query_key_norm, half, Array(shards[at(rank)]), Array(sums), Array(queries), Array(keys), part);
+    run(*backend, OpKind::query_key_norm, half, Array(shards[at(rank)]), Array(sums), Array(queries), Array(keys),
+        part);
     for (std::int64_t row = 0; row < c.rows; ++row)
-      for (std::int64_t i = 0; i < 20; ++i) CHECK(part[row * 20 + i] == doctest::Approx(y[row * 40 + rank * 20 + i]).epsilon(1e-6));
+      for (std::int64_t i = 0; i < 20; ++i)
+        CHECK(part[row * 20 + i] == doctest::Approx(y[row * 40 + rank * 20 + i]).epsilon(1e-6));
   }
 }
 
@@ -474,7 +512,8 @@ struct AttentionSize {
   std::int64_t output() const { return sequence * batch * heads * head_dim; }
 };
 
-// Row by row, straight from the definition. Writes log-sum-exp [batch, heads, sequence] if asked for.
+// Row by row, straight from the definition. Writes log-sum-exp [batch, heads, sequence] if asked
+// for.
 Vector naive_attention(const AttentionSize& s, const Vector& qkv, Vector* lse = nullptr) {
   const std::int64_t per_group = s.heads / s.kv_heads;
   Vector y(at(s.output()));
@@ -499,7 +538,8 @@ Vector naive_attention(const AttentionSize& s, const Vector& qkv, Vector* lse = 
             score += element(q, h % per_group, i) * element(k, per_group, i);
           score *= f.score_scale != 0.0 ? f.score_scale : 1 / std::sqrt(static_cast<double>(s.head_dim));
           if (f.softcap != 0.0) score = f.softcap * std::tanh(score / f.softcap);
-          if (f.alibi != 0.0) score += f.alibi * alibi_slope(f.first_head + h, f.all_heads) * static_cast<double>(k - q);
+          if (f.alibi != 0.0)
+            score += f.alibi * alibi_slope(f.first_head + h, f.all_heads) * static_cast<double>(k - q);
           weights.push_back(std::exp(score));
           sum += weights.back();
         }
@@ -531,17 +571,20 @@ const OpShape attention_features[] = {{},
 
 }  // namespace
 
-TEST_CASE("attention is causal, shares key/value heads within groups, honours what it is asked for and saves log-sum-exp") {
+TEST_CASE(
+    "attention is causal, shares key/value heads within groups, honours what it is asked for and saves log-sum-exp") {
   // The last two have several blocks of queries.
   std::vector<AttentionSize> sizes;
   for (const OpShape& features : attention_features)
-    for (const AttentionSize& size : {AttentionSize{1, 1, 1, 1, 1}, {5, 2, 4, 2, 6}, {17, 3, 2, 2, 16}, {130, 1, 3, 1, 20}, {259, 2, 2, 1, 8}}) {
+    for (const AttentionSize& size :
+         {AttentionSize{1, 1, 1, 1, 1}, {5, 2, 4, 2, 6}, {17, 3, 2, 2, 16}, {130, 1, 3, 1, 20}, {259, 2, 2, 1, 8}}) {
       sizes.push_back(size);
       sizes.back().features = features;
     }
   on_every_instruction_set([&](Backend& backend) {
     for (const AttentionSize& s : sizes) {
-      INFO("sequence ", s.sequence, ", window ", s.features.window, ", softcap ", s.features.softcap, ", alibi ", s.features.alibi);
+      INFO("sequence ", s.sequence, ", window ", s.features.window, ", softcap ", s.features.softcap, ", alibi ",
+           s.features.alibi);
       const Vector qkv = numbers(s.fused(), 1, 2.0);
       Vector wanted_lse;
       const Vector wanted = naive_attention(s, qkv, &wanted_lse);
@@ -641,8 +684,11 @@ TEST_CASE("activations and their gradients, also in place") {
       Array y(rows * columns), in_place(x), dx(rows * columns), gradient_in_place(dy);
       run(backend, OpKind::activation, shape, Array(x), y);
       for (std::int64_t i = 0; i < y.size(); ++i)
-        // tanh and exp are good relatively; erf is good to 1.2e-7, of which x times remains where the rest cancels.
-        CHECK(std::abs(y[i] - wanted[at(i)]) <= 2e-6 * std::abs(wanted[at(i)]) + (c.kind == ActivationKind::gelu_erf ? 1.5e-7 * std::abs(x[at(i)]) : 1e-9));
+        // tanh and exp are good relatively; erf is good to 1.2e-7, of which x times remains where
+        // the rest cancels.
+        CHECK(std::abs(y[i] - wanted[at(i)]) <=
+              2e-6 * std::abs(wanted[at(i)]) +
+                  (c.kind == ActivationKind::gelu_erf ? 1.5e-7 * std::abs(x[at(i)]) : 1e-9));
       run(backend, OpKind::activation, shape, in_place, in_place);
       CHECK(same_bits(in_place.data(), y.data(), y.size()));
       run(backend, OpKind::activation_gradient, shape, Array(dy), Array(x), dx);
@@ -751,7 +797,8 @@ TEST_CASE("add adds what is present and bias_gradient sums over rows") {
 }
 
 TEST_CASE("cross entropy over shards of a padded vocabulary equals that over the whole") {
-  // 41 tokens over shards of 22 columns: the second holds 19 and 3 padding, a third (all padding) none.
+  // 41 tokens over shards of 22 columns: the second holds 19 and 3 padding, a third (all padding)
+  // none.
   const std::int64_t rows = 5, vocabulary = 41, columns = 22;
   const Vector logits = numbers(rows * vocabulary, 1, 30.0);
   const std::vector<std::int32_t> targets = {0, 21, 22, 40, 7};
@@ -763,7 +810,8 @@ TEST_CASE("cross entropy over shards of a padded vocabulary equals that over the
     for (std::int64_t i = 0; i < vocabulary; ++i) sum += std::exp(logits[at(r * vocabulary + i)]);
     wanted_loss += std::log(sum) - logits[at(r * vocabulary + targets[at(r)])];
     for (std::int64_t i = 0; i < vocabulary; ++i)
-      wanted_gradient.push_back((std::exp(logits[at(r * vocabulary + i)]) / sum - (i == targets[at(r)] ? 1 : 0)) * scale);
+      wanted_gradient.push_back((std::exp(logits[at(r * vocabulary + i)]) / sum - (i == targets[at(r)] ? 1 : 0)) *
+                                scale);
   }
   on_every_instruction_set([&](Backend& backend) {
     const std::int64_t shards = 3;
@@ -999,7 +1047,8 @@ TEST_CASE("the optimizer divides by the loss scale, updates the master copy, and
     for (const OpKind kind : {OpKind::adamw, OpKind::sgd}) {
       INFO(name(kind));
       const bool adam = kind == OpKind::adamw;
-      const StepScalars t{.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9, .clip_norm = 2.0};
+      const StepScalars t{
+          .step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9, .clip_norm = 2.0};
       OpShape shape{.rows = count, .second = !adam, .weight_decay = true, .norm = true};
       // Without scale or master copy, of step 3: two steps were skipped.
       Array p(parameter), m(first), v(second), norm(1, squares);

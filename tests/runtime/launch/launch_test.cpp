@@ -19,7 +19,8 @@ Environment environment(const Variables& variables) {
   };
 }
 
-// torchrun's variables of process 2 of 4, on the second of two machines, with changes; an empty value unsets.
+// torchrun's variables of process 2 of 4, on the second of two machines, with changes; an empty
+// value unsets.
 Variables torchrun(const Variables& changes = {}) {
   Variables variables = {{"RANK", "2"},       {"WORLD_SIZE", "4"},     {"LOCAL_RANK", "0"},
                          {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}};
@@ -38,8 +39,13 @@ ProcessPlace by_mpi(int process, std::optional<int> processes) {
 }  // namespace
 
 TEST_CASE("a process finds its place in the variables of whoever started it") {
-  const ProcessPlace third = {.started_by = StartedBy::torchrun_variables, .process = 2, .processes = 4, .local_process = 0, .local_processes = 2,
-                              .address = "node1", .port = 29500};
+  const ProcessPlace third = {.started_by = StartedBy::torchrun_variables,
+                              .process = 2,
+                              .processes = 4,
+                              .local_process = 0,
+                              .local_processes = 2,
+                              .address = "node1",
+                              .port = 29500};
   ProcessPlace beside_the_agents_store = third;
   beside_the_agents_store.port = 29501;
   ProcessPlace only_one;
@@ -85,23 +91,33 @@ TEST_CASE("variables that make no sense are refused with their names and values"
       {torchrun({{"RANK", "two"}}), "the variable RANK is 'two'; it is a whole number from 0 to 3"},
       {torchrun({{"WORLD_SIZE", "0"}}), "the variable WORLD_SIZE is '0'; it is a whole number from 1 to 1048576"},
       {torchrun({{"WORLD_SIZE", "4 "}}), "the variable WORLD_SIZE is '4 '; it is a whole number from 1 to 1048576"},
-      {torchrun({{"WORLD_SIZE", "99999999999"}}), "the variable WORLD_SIZE is '99999999999'; it is a whole number from 1 to 1048576"},
-      {torchrun({{"LOCAL_RANK", ""}}), "RANK and WORLD_SIZE are set, LOCAL_RANK is not: it is the number of this process on its machine, from 0"},
+      {torchrun({{"WORLD_SIZE", "99999999999"}}),
+       "the variable WORLD_SIZE is '99999999999'; it is a whole number from 1 to 1048576"},
+      {torchrun({{"LOCAL_RANK", ""}}),
+       "RANK and WORLD_SIZE are set, LOCAL_RANK is not: it is the number of this process on its machine, from 0"},
       {torchrun({{"LOCAL_RANK", "2"}}), "the variable LOCAL_RANK is '2'; it is a whole number from 0 to 1"},
-      {torchrun({{"LOCAL_WORLD_SIZE", ""}}), "RANK and WORLD_SIZE are set, LOCAL_WORLD_SIZE is not: it is the number of processes on this machine"},
+      {torchrun({{"LOCAL_WORLD_SIZE", ""}}),
+       "RANK and WORLD_SIZE are set, LOCAL_WORLD_SIZE is not: it is the number of processes on this machine"},
       {torchrun({{"LOCAL_WORLD_SIZE", "5"}}), "the variable LOCAL_WORLD_SIZE is '5'; it is a whole number from 1 to 4"},
-      {torchrun({{"MASTER_ADDR", ""}}), "RANK and WORLD_SIZE are set, MASTER_ADDR is not: it is the name or address of the machine of process 0"},
-      {torchrun({{"MASTER_PORT", ""}}), "RANK and WORLD_SIZE are set, MASTER_PORT is not: it is a free port of the machine of process 0"},
-      {torchrun({{"MASTER_PORT", "65536"}}), "the variable MASTER_PORT is '65536'; it is a whole number from 1 to 65535"},
-      {{{"OMPI_COMM_WORLD_SIZE", "2"}}, "the variable OMPI_COMM_WORLD_SIZE is set, OMPI_COMM_WORLD_RANK is not (mpirun of Open MPI)"},
+      {torchrun({{"MASTER_ADDR", ""}}),
+       "RANK and WORLD_SIZE are set, MASTER_ADDR is not: it is the name or address of the machine of process 0"},
+      {torchrun({{"MASTER_PORT", ""}}),
+       "RANK and WORLD_SIZE are set, MASTER_PORT is not: it is a free port of the machine of process 0"},
+      {torchrun({{"MASTER_PORT", "65536"}}),
+       "the variable MASTER_PORT is '65536'; it is a whole number from 1 to 65535"},
+      {{{"OMPI_COMM_WORLD_SIZE", "2"}},
+       "the variable OMPI_COMM_WORLD_SIZE is set, OMPI_COMM_WORLD_RANK is not (mpirun of Open MPI)"},
       {torchrun({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}}),
-       "the variables of two starters disagree: OMPI_COMM_WORLD_RANK = 0, OMPI_COMM_WORLD_SIZE = 2 (mpirun of Open MPI) and RANK = 2, WORLD_SIZE = 4 "
+       "the variables of two starters disagree: OMPI_COMM_WORLD_RANK = 0, OMPI_COMM_WORLD_SIZE = 2 (mpirun of Open "
+       "MPI) and RANK = 2, WORLD_SIZE = 4 "
        "(torchrun's variables); unset those that do not belong to this job"},
       {torchrun({{"PMIX_RANK", "1"}}),
-       "the variables of two starters disagree: PMIX_RANK = 1 (PMIx (srun --mpi=pmix)) and RANK = 2, WORLD_SIZE = 4 (torchrun's variables); unset "
+       "the variables of two starters disagree: PMIX_RANK = 1 (PMIx (srun --mpi=pmix)) and RANK = 2, WORLD_SIZE = 4 "
+       "(torchrun's variables); unset "
        "those that do not belong to this job"},
       {{{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "8"}},
-       "srun started 8 processes and gave them no means to find each other: say srun --mpi=pmix (srun --mpi=list shows what there is), or set RANK, "
+       "srun started 8 processes and gave them no means to find each other: say srun --mpi=pmix (srun --mpi=list shows "
+       "what there is), or set RANK, "
        "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"},
   };
   for (const Row& row : rows) {
@@ -116,7 +132,8 @@ TEST_CASE("variables that make no sense are refused with their names and values"
 }
 
 TEST_CASE("a process that nobody started with others is alone") {
-  for (const Variables& variables : {Variables{}, Variables{{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}}) {
+  for (const Variables& variables :
+       {Variables{}, Variables{{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}}) {
     const auto rendezvous = find_rendezvous(environment(variables));
     CHECK(rendezvous->process() == 0);
     CHECK(rendezvous->processes() == 1);
@@ -142,5 +159,7 @@ TEST_CASE("MPI without its plugin says where that was looked for") {
     message = error.what();
   }
   unsetenv("PARPLAN_PLUGINS");
-  CHECK(message == "error: MPI started this process, whose MPI plugin is missing: no libparplan_mpi.so in /no/such/folder (the folder that PARPLAN_PLUGINS names)");
+  CHECK(message ==
+        "error: MPI started this process, whose MPI plugin is missing: no libparplan_mpi.so in /no/such/folder (the "
+        "folder that PARPLAN_PLUGINS names)");
 }

@@ -22,11 +22,14 @@ struct Outcome {
 Outcome outcome_of(const std::vector<std::string>& arguments, int processes) {
   Outcome outcome;
   const auto begin = std::chrono::steady_clock::now();
-  outcome.code = run_children(arguments, {.processes = processes, .program = PARPLAN_TEST_CHILD, .on_line = [&](int process, std::string_view line) {
-                                            outcome.lines.push_back(fmt::format("[{}] {}", process, line));
-                                          }});
+  outcome.code = run_children(
+      arguments,
+      {.processes = processes, .program = PARPLAN_TEST_CHILD, .on_line = [&](int process, std::string_view line) {
+         outcome.lines.push_back(fmt::format("[{}] {}", process, line));
+       }});
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  std::stable_sort(outcome.lines.begin(), outcome.lines.end(), [](const std::string& a, const std::string& b) { return a[1] < b[1]; });
+  std::stable_sort(outcome.lines.begin(), outcome.lines.end(),
+                   [](const std::string& a, const std::string& b) { return a[1] < b[1]; });
   return outcome;
 }
 
@@ -48,8 +51,8 @@ TEST_CASE("children find each other by the variables that their parent sets") {
 TEST_CASE("both outputs of processes other than 0 come line by line, whose it is along with it") {
   const Outcome outcome = outcome_of({"write"}, 3);
   CHECK(outcome.code == 0);
-  CHECK(outcome.lines == std::vector<std::string>{"[1] out of 1", "[1] error of 1", "[1] without an end", "[2] out of 2", "[2] error of 2",
-                                                  "[2] without an end"});
+  CHECK(outcome.lines == std::vector<std::string>{"[1] out of 1", "[1] error of 1", "[1] without an end",
+                                                  "[2] out of 2", "[2] error of 2", "[2] without an end"});
 }
 
 TEST_CASE("the first exit code other than 0 is returned and the others are ended") {
@@ -58,7 +61,9 @@ TEST_CASE("the first exit code other than 0 is returned and the others are ended
   CHECK(outcome.lines == std::vector<std::string>{"[2] told to end"});  // by SIGTERM
 }
 
-TEST_CASE("a child that a signal ended counts as 128 and the signal's number") { CHECK(outcome_of({"crash"}, 3).code == 128 + 9); }
+TEST_CASE("a child that a signal ended counts as 128 and the signal's number") {
+  CHECK(outcome_of({"crash"}, 3).code == 128 + 9);
+}
 
 TEST_CASE("a child that does not heed SIGTERM is killed") {
   const Outcome outcome = outcome_of({"stubborn"}, 3);

@@ -21,18 +21,26 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// Long, for nothing that is to happen may depend on how fast a loaded machine is; CTest ends what hangs.
+// Long, for nothing that is to happen may depend on how fast a loaded machine is; CTest ends what
+// hangs.
 constexpr auto patience = 300s;
 
 TcpPlace place(int process, int processes, int port) {
-  return {.process = process, .processes = processes, .local_process = process, .local_processes = processes, .address = "127.0.0.1", .port = port};
+  return {.process = process,
+          .processes = processes,
+          .local_process = process,
+          .local_processes = processes,
+          .address = "127.0.0.1",
+          .port = port};
 }
 
 std::vector<std::byte> bytes(const std::string& text) {
   const auto view = std::as_bytes(std::span<const char>(text));
   return {view.begin(), view.end()};
 }
-std::string text(const std::vector<std::byte>& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string text(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 std::string message_of(const std::function<void()>& body) {
   try {
@@ -48,7 +56,8 @@ void in_threads(int count, const std::function<void(int)>& body) {
   for (int i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
 }
 
-// Of what needs a deadline to pass: tries with more and more patience until a machine was fast enough for what is to happen before.
+// Of what needs a deadline to pass: tries with more and more patience until a machine was fast
+// enough for what is to happen before.
 void with_growing_patience(const std::function<bool(std::chrono::milliseconds)>& happens) {
   for (auto tried = 500ms; tried < 200s; tried *= 4)
     if (happens(tried)) return;
@@ -60,7 +69,7 @@ std::vector<std::string> outcomes(int processes, const std::function<void(int, R
   const LoopbackPort port;
   std::vector<std::string> messages(static_cast<std::size_t>(processes));
   in_threads(processes, [&](int process) {
-    messages[static_cast<std::size_t>(process)] = message_of([&] {
+    messages[process] = message_of([&] {
       const auto rendezvous = tcp_rendezvous(place(process, processes, port.number()), patience);
       body(process, *rendezvous);
     });
@@ -74,7 +83,8 @@ int connected_to(int port) {
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  while (connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) std::this_thread::sleep_for(10ms);
+  while (connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+    std::this_thread::sleep_for(10ms);
   return client;
 }
 
@@ -83,17 +93,22 @@ const std::string nothing = "nothing was thrown";
 }  // namespace
 
 TEST_CASE("four processes gather contributions of any size, by process, many times over") {
-  const auto contribution = [](int process, int round) { return std::string(static_cast<std::size_t>(process * 70001 * (round % 3)), static_cast<char>('a' + process)); };
+  const auto contribution = [](int process, int round) {
+    return std::string(static_cast<std::size_t>(process * 70001 * (round % 3)), static_cast<char>('a' + process));
+  };
   const auto messages = outcomes(4, [&](int process, Rendezvous& rendezvous) {
-    if (rendezvous.process() != process || rendezvous.processes() != 4 || rendezvous.local_process() != process || rendezvous.local_processes() != 4)
+    if (rendezvous.process() != process || rendezvous.processes() != 4 || rendezvous.local_process() != process ||
+        rendezvous.local_processes() != 4)
       throw RunError("another place");
     for (int round = 0; round < 30; ++round) {
       const auto all = rendezvous.all_gather(bytes(contribution(process, round)));
       if (all.size() != 4) throw RunError("another number of contributions");
       for (int other = 0; other < 4; ++other)
-        if (text(all[static_cast<std::size_t>(other)]) != contribution(other, round)) throw RunError(fmt::format("round {}, process {}", round, other));
+        if (text(all[other]) != contribution(other, round))
+          throw RunError(fmt::format("round {}, process {}", round, other));
       barrier(rendezvous);
-      if (text(broadcast(rendezvous, bytes(fmt::format("from {}", process)), round % 4)) != fmt::format("from {}", round % 4))
+      if (text(broadcast(rendezvous, bytes(fmt::format("from {}", process)), round % 4)) !=
+          fmt::format("from {}", round % 4))
         throw RunError("another broadcast");
     }
     rendezvous.check();
@@ -108,9 +123,11 @@ TEST_CASE("processes that do not come are named, to everyone who came") {
     in_threads(5, [&](int process) {
       if (process == 2 || process == 4) return;
       // (Who comes too late for process 0 finds nobody: not to be waited for.)
-      messages[static_cast<std::size_t>(process)] = message_of([&] { tcp_rendezvous(place(process, 5, port.number()), process == 0 ? waited : 4 * waited); });
+      messages[process] =
+          message_of([&] { tcp_rendezvous(place(process, 5, port.number()), process == 0 ? waited : 4 * waited); });
     });
-    const std::string wanted = fmt::format("waited {:g} s at 127.0.0.1:{} for 5 processes; missing: 2, 4", std::chrono::duration<double>(waited).count(), port.number());
+    const std::string wanted = fmt::format("waited {:g} s at 127.0.0.1:{} for 5 processes; missing: 2, 4",
+                                           std::chrono::duration<double>(waited).count(), port.number());
     return messages == std::vector<std::string>{wanted, wanted, "", wanted, ""};
   });
 }
@@ -123,7 +140,8 @@ TEST_CASE("a process 0 that does not come is named with its address and port") {
   TcpPlace nowhere = place(1, 3, port);
   nowhere.address = "no-such-machine.invalid";
   const std::string message = message_of([&] { tcp_rendezvous(nowhere, 100ms); });
-  CHECK(message.starts_with(fmt::format("process 1 did not reach process 0 at no-such-machine.invalid:{} within 0.1 s: ", port)));
+  CHECK(message.starts_with(
+      fmt::format("process 1 did not reach process 0 at no-such-machine.invalid:{} within 0.1 s: ", port)));
 }
 
 TEST_CASE("an abort wakes those that wait and those that come later, with the reason, and the first reason wins") {
@@ -158,11 +176,13 @@ TEST_CASE("one that leaves without contributing ends the waiting of all others")
       if (process != leaver) barrier(rendezvous);
     });
     for (int process = 0; process < 4; ++process) {
-      const std::string& message = messages[static_cast<std::size_t>(process)];
+      const std::string& message = messages[process];
       INFO("process " << process << ": " << message);
-      // Those who hear of it first leave too, and whoever is slow may find one of them gone before the reason.
+      // Those who hear of it first leave too, and whoever is slow may find one of them gone before
+      // the reason.
       CHECK((process == leaver ? message == nothing
-                               : message == fmt::format("process {} has ended", leaver) || message.ends_with(" was lost: its connection closed")));
+                               : message == fmt::format("process {} has ended", leaver) ||
+                                     message.ends_with(" was lost: its connection closed")));
     }
   }
 }
@@ -182,7 +202,7 @@ TEST_CASE("a process of a job of another size is refused and told, and the job g
   std::vector<std::string> messages(3);
   std::latch refused(1);  // until then process 1 does not come, with which the job is complete
   in_threads(3, [&](int i) {
-    messages[static_cast<std::size_t>(i)] = message_of([&] {
+    messages[i] = message_of([&] {
       if (i == 2) {  // of another job, with one process more
         tcp_rendezvous(place(1, 3, port), patience);
         return;
@@ -195,7 +215,8 @@ TEST_CASE("a process of a job of another size is refused and told, and the job g
   });
   CHECK(messages[0] == nothing);
   CHECK(messages[1] == nothing);
-  CHECK(messages[2] == fmt::format("process 0 at 127.0.0.1:{} refuses process 1: it is one of 3 processes, this job has 2", port));
+  CHECK(messages[2] ==
+        fmt::format("process 0 at 127.0.0.1:{} refuses process 1: it is one of 3 processes, this job has 2", port));
 }
 
 TEST_CASE("a place that is taken is refused") {
@@ -203,12 +224,17 @@ TEST_CASE("a place that is taken is refused") {
     const LoopbackPort port;
     std::vector<std::string> messages(3);
     in_threads(3, [&](int i) {
-      messages[static_cast<std::size_t>(i)] = message_of([&] { tcp_rendezvous(place(i == 0 ? 0 : 1, 3, port.number()), i == 0 ? waited : 4 * waited); });
+      messages[i] =
+          message_of([&] { tcp_rendezvous(place(i == 0 ? 0 : 1, 3, port.number()), i == 0 ? waited : 4 * waited); });
     });
-    const std::string wanted = fmt::format("waited {:g} s at 127.0.0.1:{} for 3 processes; missing: 2 (a connection was refused: there is a process 1 already)",
-                                           std::chrono::duration<double>(waited).count(), port.number());
-    const std::string refusal = fmt::format("process 0 at 127.0.0.1:{} refuses process 1: there is a process 1 already", port.number());
-    return messages == std::vector<std::string>{wanted, wanted, refusal} || messages == std::vector<std::string>{wanted, refusal, wanted};
+    const std::string wanted = fmt::format(
+        "waited {:g} s at 127.0.0.1:{} for 3 processes; missing: 2 (a connection was refused: there is a process 1 "
+        "already)",
+        std::chrono::duration<double>(waited).count(), port.number());
+    const std::string refusal =
+        fmt::format("process 0 at 127.0.0.1:{} refuses process 1: there is a process 1 already", port.number());
+    return messages == std::vector<std::string>{wanted, wanted, refusal} ||
+           messages == std::vector<std::string>{wanted, refusal, wanted};
   });
 }
 
@@ -220,7 +246,7 @@ TEST_CASE("what does not speak the protocol is refused and does not disturb the 
   in_threads(3, [&](int i) {
     if (i < 2) {
       if (i == 1) refused.wait();
-      messages[static_cast<std::size_t>(i)] = message_of([&] { barrier(*tcp_rendezvous(place(i, 2, port), patience)); });
+      messages[i] = message_of([&] { barrier(*tcp_rendezvous(place(i, 2, port), patience)); });
       return;
     }
     const int silent = connected_to(port);  // says nothing at all
@@ -259,10 +285,14 @@ TEST_CASE("a process 0 that is another program is told apart") {
     close(accepted);
   });
   CHECK(message_of([&] { tcp_rendezvous(place(1, 2, port), patience); }) ==
-        fmt::format("process 1: what listens at 127.0.0.1:{} is no process 0 of this job: it does not speak this version of parplan's protocol "
-                    "(MASTER_PORT may name another port)", port));
-  CHECK(message_of([&] { tcp_rendezvous(place(0, 2, port), patience); }) ==
-        fmt::format("process 0 cannot listen at 127.0.0.1:{}: Address already in use (MASTER_PORT may name another port)", port));
+        fmt::format("process 1: what listens at 127.0.0.1:{} is no process 0 of this job: it does not speak this "
+                    "version of parplan's protocol "
+                    "(MASTER_PORT may name another port)",
+                    port));
+  CHECK(
+      message_of([&] { tcp_rendezvous(place(0, 2, port), patience); }) ==
+      fmt::format("process 0 cannot listen at 127.0.0.1:{}: Address already in use (MASTER_PORT may name another port)",
+                  port));
   close(listener);
 }
 
@@ -272,7 +302,7 @@ TEST_CASE("a process that dies is told from one that leaves") {
   std::vector<std::string> messages(2);
   in_threads(3, [&](int i) {
     if (i < 2) {
-      messages[static_cast<std::size_t>(i)] = message_of([&] { barrier(*tcp_rendezvous(place(i, 3, port), patience)); });
+      messages[i] = message_of([&] { barrier(*tcp_rendezvous(place(i, 3, port), patience)); });
       return;
     }
     // Process 2 by hand, which ends without a word: magic, greeting, length 16, process 2 of 3.
@@ -292,7 +322,7 @@ TEST_CASE("names and IPv6 addresses serve as well as IPv4 ones") {
     const int port = held.number();
     std::vector<std::string> messages(2);
     in_threads(2, [&](int process) {
-      messages[static_cast<std::size_t>(process)] = message_of([&] {
+      messages[process] = message_of([&] {
         TcpPlace own = place(process, 2, port);
         own.address = address;
         barrier(*tcp_rendezvous(own, patience));

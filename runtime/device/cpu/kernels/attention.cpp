@@ -6,9 +6,9 @@ namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 namespace {
 
-// Where one (sample, query head) finds its rows. Activations are [sequence, batch, width]; in the fused width stand,
-// per key/value head: its query heads, the key, the value, each head_dim wide. The output has the query heads in the
-// same order; log-sum-exp is [batch, heads, sequence].
+// Where one (sample, query head) finds its rows. Activations are [sequence, batch, width]; in the
+// fused width stand, per key/value head: its query heads, the key, the value, each head_dim wide.
+// The output has the query heads in the same order; log-sum-exp is [batch, heads, sequence].
 struct Head {
   std::int64_t qkv_stride = 0;
   std::int64_t y_stride = 0;
@@ -35,10 +35,12 @@ Head head_of(const OpShape& s, std::int64_t sample, std::int64_t head) {
 }
 
 float score_scale(const OpShape& s) {
-  return s.score_scale != 0.0 ? static_cast<float>(s.score_scale) : 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim));
+  return s.score_scale != 0.0 ? static_cast<float>(s.score_scale)
+                              : 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim));
 }
 
-// The keys that a block of queries meets, [begin, end), and those that one of its rows sees, counted from `begin`.
+// The keys that a block of queries meets, [begin, end), and those that one of its rows sees,
+// counted from `begin`.
 struct Keys {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -54,7 +56,8 @@ Keys keys_of(const OpShape& s, std::int64_t first_query, std::int64_t block) {
   return {.begin = seen > 0 ? seen : 0, .end = first_query + block < s.sequence ? first_query + block : s.sequence};
 }
 
-// What is done to a score after it is scaled: s -> cap tanh(s / cap) + slope (key's - query's position).
+// What is done to a score after it is scaled: s -> cap tanh(s / cap) + slope (key's - query's
+// position).
 struct Adjustment {
   float cap = 0.0f;    // 0: none
   float slope = 0.0f;
@@ -62,7 +65,9 @@ struct Adjustment {
     if (s.alibi != 0.0) slope = static_cast<float>(s.alibi * alibi_slope(s.first_head + head, s.all_heads));
   }
   bool any() const { return cap != 0.0f || slope != 0.0f; }
-  PARPLAN_INLINE Wide capped(const Wide& score) const { return cap != 0.0f ? cap * hyperbolic_tangent(score / cap) : score; }
+  PARPLAN_INLINE Wide capped(const Wide& score) const {
+    return cap != 0.0f ? cap * hyperbolic_tangent(score / cap) : score;
+  }
   // d capped / d score.
   PARPLAN_INLINE Wide slope_of_cap(const Wide& capped_score) const {
     const Wide tangent = cap != 0.0f ? capped_score / cap : Wide{};
@@ -87,8 +92,8 @@ void dot_products(const float* a, std::int64_t a_stride, const float* b, std::in
 
 }  // namespace
 
-// fused qkv -> y, log-sum-exp, workspace. For a block of queries: scores against all keys that it may see, softmax in
-// place, product with the values.
+// fused qkv -> y, log-sum-exp, workspace. For a block of queries: scores against all keys that it
+// may see, softmax in place, product with the values.
 void attention(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* qkv = a.floats(0);
@@ -106,8 +111,8 @@ void attention(const CpuKernelArguments& a) {
         const Keys met = keys_of(s, begin, block);
         const std::int64_t keys = met.count();
         const std::int64_t rows = met.end - begin;
-        dot_products(qkv + h.query + begin * h.qkv_stride, h.qkv_stride, qkv + h.key + met.begin * h.qkv_stride, h.qkv_stride,
-                     rows, keys, s.head_dim, scale, scores, packing);
+        dot_products(qkv + h.query + begin * h.qkv_stride, h.qkv_stride, qkv + h.key + met.begin * h.qkv_stride,
+                     h.qkv_stride, rows, keys, s.head_dim, scale, scores, packing);
         for (std::int64_t row = 0; row < rows; ++row) {
           const std::int64_t query = begin + row;
           const std::int64_t first = met.first(query, s);
@@ -116,7 +121,8 @@ void attention(const CpuKernelArguments& a) {
           float* p = scores + row * keys + first;
           if (adjustment.any())
             for_each_wide(visible, [&](std::int64_t i, auto lanes) {
-              store(p + i, adjustment.capped(load(p + i, lanes)) + adjustment.bias(met.begin + first + i - query), lanes);
+              store(p + i, adjustment.capped(load(p + i, lanes)) + adjustment.bias(met.begin + first + i - query),
+                    lanes);
             });
           Wide largest = splat(p[0]);
           for_each_wide(visible, [&](std::int64_t i, auto lanes) {
@@ -147,9 +153,10 @@ void attention(const CpuKernelArguments& a) {
   }
 }
 
-// dy, qkv, y, log-sum-exp -> dqkv, workspace. As FlashAttention (Dao et al. 2022, algorithm 4): with
-// P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y) and dS = P (dP - D) scale:
-// dQ = dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s / cap) multiplies dS by dt/ds = 1 - (t / cap)^2.
+// dy, qkv, y, log-sum-exp -> dqkv, workspace. As FlashAttention (Dao et al. 2022, algorithm 4):
+// with P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y) and dS = P (dP - D) scale: dQ =
+// dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s / cap) multiplies dS by dt/ds = 1 -
+// (t / cap)^2.
 void attention_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);
@@ -176,9 +183,10 @@ void attention_gradient(const CpuKernelArguments& a) {
         const float* query = qkv + h.query + begin * h.qkv_stride;
         const float* dout = dy + h.y + begin * h.y_stride;
         const float* out = y + h.y + begin * h.y_stride;
-        dot_products(query, h.qkv_stride, qkv + h.key + first_key, h.qkv_stride, rows, keys, s.head_dim, scale, probabilities,
+        dot_products(query, h.qkv_stride, qkv + h.key + first_key, h.qkv_stride, rows, keys, s.head_dim, scale,
+                     probabilities, packing);
+        dot_products(dout, h.y_stride, qkv + h.value + first_key, h.qkv_stride, rows, keys, s.head_dim, 1.0f, gradients,
                      packing);
-        dot_products(dout, h.y_stride, qkv + h.value + first_key, h.qkv_stride, rows, keys, s.head_dim, 1.0f, gradients, packing);
         for (std::int64_t row = 0; row < rows; ++row) {
           Wide sum{};
           for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) {
@@ -201,7 +209,8 @@ void attention_gradient(const CpuKernelArguments& a) {
               const Wide capped = adjustment.capped(load(p + i, lanes));
               const Wide probability = exponential(capped + adjustment.bias(met.begin + first + i - at) - row_lse);
               store(p + i, probability, lanes);
-              store(d + i, probability * (load(d + i, lanes) - row_sum) * scale * adjustment.slope_of_cap(capped), lanes);
+              store(d + i, probability * (load(d + i, lanes) - row_sum) * scale * adjustment.slope_of_cap(capped),
+                    lanes);
             });
           } else {
             for_each_wide(visible, [&](std::int64_t i, auto lanes) {

@@ -1,8 +1,9 @@
 #include "runtime/device/cpu/kernels/kernels.h"
 #include "runtime/device/cpu/kernels/wide.h"
 
-// The vocabulary may be split over ranks: this shard holds the columns of the tokens [begin, begin + columns), of
-// which the first `valid` are no padding. Maxima and sums are reduced over the shards between the kernels.
+// The vocabulary may be split over ranks: this shard holds the columns of the tokens [begin, begin
+// + columns), of which the first `valid` are no padding. Maxima and sums are reduced over the
+// shards between the kernels.
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 // logits -> maximum per token; minus infinity on a shard that is all padding.
@@ -19,7 +20,8 @@ void cross_entropy_max(const CpuKernelArguments& a) {
   }
 }
 
-// logits, targets, maximum -> per token {sum of exp(x - max), target's x - max if it is of this shard, else 0}
+// logits, targets, maximum -> per token {sum of exp(x - max), target's x - max if it is of this
+// shard, else 0}
 void cross_entropy_sums(const CpuKernelArguments& a) {
   const float* logits = a.floats(0);
   const std::int32_t* targets = a.tokens(1);
@@ -42,7 +44,8 @@ void cross_entropy_sums(const CpuKernelArguments& a) {
   }
 }
 
-// logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target, added up in double precision
+// logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target, added up in
+// double precision
 void cross_entropy_loss(const CpuKernelArguments& a) {
   const float* sums = a.floats(3);
   double loss = 0.0;
@@ -51,8 +54,8 @@ void cross_entropy_loss(const CpuKernelArguments& a) {
   *a.floats(4) += static_cast<float>(loss);
 }
 
-// logits, targets, maximum, sums, -> dlogits, (loss scale). dlogits = (exp(x - max) / sum - [target]) scale, times the loss
-// scale; padding gets 0. In place or not.
+// logits, targets, maximum, sums, -> dlogits, (loss scale). dlogits = (exp(x - max) / sum -
+// [target]) scale, times the loss scale; padding gets 0. In place or not.
 void cross_entropy_gradient(const CpuKernelArguments& a) {
   const float* logits = a.floats(0);
   const std::int32_t* targets = a.tokens(1);

@@ -7,8 +7,8 @@ namespace {
 
 PARPLAN_INLINE Wide sigmoid(const Wide& x) { return 1.0f / (1.0f + exponential(-x)); }
 
-// GELU by tanh (Hugging Face "gelu_new"): x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), which is
-// x sigmoid(2 u), without the cancellation.
+// GELU by tanh (Hugging Face "gelu_new"): x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3),
+// which is x sigmoid(2 u), without the cancellation.
 struct GeluTanh {
   static constexpr float linear = 1.5957691216057308f;  // 2 sqrt(2/pi)
   static constexpr float cubic = static_cast<float>(1.5957691216057308 * 0.044715);
@@ -102,8 +102,9 @@ template <class Function>
 constexpr ActivationRow activation_row(ActivationKind kind) {
   return {kind, apply<Function>, apply_gradient<Function>, apply_gate<Function>, apply_gate_gradient<Function>};
 }
-constexpr ActivationRow activations[] = {activation_row<GeluTanh>(ActivationKind::gelu_tanh), activation_row<GeluErf>(ActivationKind::gelu_erf),
-                                         activation_row<Relu>(ActivationKind::relu), activation_row<Silu>(ActivationKind::silu)};
+constexpr ActivationRow activations[] = {
+    activation_row<GeluTanh>(ActivationKind::gelu_tanh), activation_row<GeluErf>(ActivationKind::gelu_erf),
+    activation_row<Relu>(ActivationKind::relu), activation_row<Silu>(ActivationKind::silu)};
 constexpr bool in_order() {
   for (int i = 0; i < 4; ++i)
     if (static_cast<int>(activations[i].kind) != i) return false;
@@ -132,7 +133,8 @@ void scale(const CpuKernelArguments& a) {
   const float factor = static_cast<float>(a.shape.factor);
   const float* x = a.floats(0);
   float* y = a.floats(1);
-  for_each_wide(elements(a.shape), [&](std::int64_t i, auto lanes) { store(y + i, load(x + i, lanes) * factor, lanes); });
+  for_each_wide(elements(a.shape),
+                [&](std::int64_t i, auto lanes) { store(y + i, load(x + i, lanes) * factor, lanes); });
 }
 
 // dy -> dx
@@ -143,8 +145,9 @@ void softcap(const CpuKernelArguments& a) {
   const float cap = static_cast<float>(a.shape.softcap);
   const float* x = a.floats(0);
   float* y = a.floats(1);
-  for_each_wide(elements(a.shape),
-                [&](std::int64_t i, auto lanes) { store(y + i, cap * hyperbolic_tangent(load(x + i, lanes) / cap), lanes); });
+  for_each_wide(elements(a.shape), [&](std::int64_t i, auto lanes) {
+    store(y + i, cap * hyperbolic_tangent(load(x + i, lanes) / cap), lanes);
+  });
 }
 
 // dy, y -> dx

@@ -3,7 +3,8 @@
 
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
-// tokens, table -> y. Tokens of other shards of the vocabulary give zeros: the sum over shards is the whole.
+// tokens, table -> y. Tokens of other shards of the vocabulary give zeros: the sum over shards is
+// the whole.
 void embedding(const CpuKernelArguments& a) {
   const std::int64_t columns = a.shape.columns;
   const std::int32_t* tokens = a.tokens(0);

@@ -5,7 +5,8 @@
 #include "planner/graph/op.h"
 #include "runtime/device/cpu/kernels/instruction_set.h"
 
-// Rows of fused queries, keys and values: per key/value head its query heads, the key, the value, each head_dim wide.
+// Rows of fused queries, keys and values: per key/value head its query heads, the key, the value,
+// each head_dim wide.
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 enum class HeadPart { query, key, value };

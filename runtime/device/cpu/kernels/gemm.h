@@ -7,8 +7,9 @@
 
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
-// y[n, m] += scale * sum over k of x[n, k] w[m, k], float32; rows of each array as it is stored are `stride` apart.
-// `workspace` holds gemm_workspace(blocking, m, n, k) bytes, aligned to 64. Nothing is allocated.
+// y[n, m] += scale * sum over k of x[n, k] w[m, k], float32; rows of each array as it is stored are
+// `stride` apart. `workspace` holds gemm_workspace(blocking, m, n, k) bytes, aligned to 64. Nothing
+// is allocated.
 struct Gemm {
   std::int64_t m = 0, n = 0, k = 0;
   const float* x = nullptr;

@@ -6,7 +6,8 @@
 
 namespace parplan {
 
-// What a kernel function receives: a KernelCall without types of the standard library (see instruction_set.h).
+// What a kernel function receives: a KernelCall without types of the standard library (see
+// instruction_set.h).
 struct CpuKernelArguments {
   const OpShape& shape;
   void* const* operands;

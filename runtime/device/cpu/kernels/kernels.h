@@ -3,7 +3,8 @@
 #include "runtime/device/cpu/kernels/instruction_set.h"
 #include "runtime/device/cpu/kernels/kernel_table.h"
 
-// One function per op kind, named after it; operands in the order of the op's row in planner/graph/op.cpp.
+// One function per op kind, named after it; operands in the order of the op's row in
+// planner/graph/op.cpp.
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 // embedding.cpp

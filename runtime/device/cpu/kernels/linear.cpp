@@ -31,8 +31,8 @@ void linear(const CpuKernelArguments& a) {
   multiply(a, a.floats(next), a.floats(next + 1));
 }
 
-// x, weight, (bias) -> before, y = gelu(before), workspace. As linear and activation, one after the other; `before` and y
-// may be one storage.
+// x, weight, (bias) -> before, y = gelu(before), workspace. As linear and activation, one after the
+// other; `before` and y may be one storage.
 void linear_gelu(const CpuKernelArguments& a) {
   const int next = a.shape.bias ? 3 : 2;
   multiply(a, a.floats(next), a.floats(next + 2));
@@ -52,11 +52,13 @@ void linear_input_gradient(const CpuKernelArguments& a) {
                         .blocking = backward_blocking, .workspace = a.floats(3)});
 }
 
-// dy, weight, before -> dbefore, workspace. As linear_input_gradient and, in place, activation_gradient.
+// dy, weight, before -> dbefore, workspace. As linear_input_gradient and, in place,
+// activation_gradient.
 void linear_input_gradient_gelu(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   void* const product[] = {a.operands[0], a.operands[1], a.operands[3], a.operands[4]};
-  linear_input_gradient({.shape = {.rows = s.rows, .columns = s.columns, .inner = s.inner}, .operands = product, .scalars = nullptr});
+  linear_input_gradient(
+      {.shape = {.rows = s.rows, .columns = s.columns, .inner = s.inner}, .operands = product, .scalars = nullptr});
   void* const slope[] = {a.operands[3], a.operands[2], a.operands[3]};
   activation_gradient({.shape = {.rows = s.rows, .columns = s.inner, .activation = ActivationKind::gelu_tanh},
                        .operands = slope, .scalars = nullptr});

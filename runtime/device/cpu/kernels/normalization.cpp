@@ -7,9 +7,10 @@ namespace {
 
 PARPLAN_INLINE float inverse_square_root(float x) { return 1.0f / __builtin_sqrtf(x); }
 
-// Rows are never inlined: a row meets the same instructions in the fused kernel as in the one that it replaces.
-[[gnu::noinline]] void layer_norm_row(const OpShape& shape, const float* x, const float* gamma, const float* beta, float* y,
-                                      float* mean_out, float* rstd_out) {
+// Rows are never inlined: a row meets the same instructions in the fused kernel as in the one that
+// it replaces.
+[[gnu::noinline]] void layer_norm_row(const OpShape& shape, const float* x, const float* gamma, const float* beta,
+                                      float* y, float* mean_out, float* rstd_out) {
   const std::int64_t columns = shape.columns;
   const float count = static_cast<float>(columns);
   Wide sum{};
@@ -29,7 +30,8 @@ PARPLAN_INLINE float inverse_square_root(float x) { return 1.0f / __builtin_sqrt
   *rstd_out = rstd;
 }
 
-[[gnu::noinline]] void rms_norm_row(const OpShape& shape, const float* x, const float* gamma, float* y, float* rstd_out) {
+[[gnu::noinline]] void rms_norm_row(const OpShape& shape, const float* x, const float* gamma, float* y,
+                                    float* rstd_out) {
   const std::int64_t columns = shape.columns;
   Wide squares{};
   for_each_wide(columns, [&](std::int64_t i, auto lanes) {

@@ -5,15 +5,16 @@ namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 namespace {
 
-// The operands of an optimizer kernel behind those that its shape always has, and what they make of the step.
+// The operands of an optimizer kernel behind those that its shape always has, and what they make of
+// the step.
 struct Gradients {
   float factor = 1.0f;    // of gradients
   std::int64_t step = 1;  // for bias correction
   bool overflow = false;  // nothing is to change
   float* master = nullptr;
 
-  // Gradients are clipped by min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, the norm being that of the
-  // gradients without the loss scale.
+  // Gradients are clipped by min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, the
+  // norm being that of the gradients without the loss scale.
   Gradients(const CpuKernelArguments& a, int next) : step(a.scalars->step) {
     const float* sum_of_squares = a.shape.norm ? a.floats(next++) : nullptr;
     if (a.shape.master) master = a.floats(next++);
@@ -41,8 +42,9 @@ struct Gradients {
 
 double power(double base, std::int64_t exponent) { return __builtin_pow(base, static_cast<double>(exponent)); }
 
-// Runs steps(arrays, n) on the elements, n always a multiple of 16: what is left over goes through a padded copy. The
-// steps are never inlined, so each element meets the same instructions wherever a ZeRO shard begins or ends.
+// Runs steps(arrays, n) on the elements, n always a multiple of 16: what is left over goes through
+// a padded copy. The steps are never inlined, so each element meets the same instructions wherever
+// a ZeRO shard begins or ends.
 template <int Arrays, class Steps>
 void in_sixteens(float* const (&arrays)[Arrays], std::int64_t n, const Steps& steps) {
   const std::int64_t whole = n / 16 * 16;
@@ -119,8 +121,9 @@ void sum_squares(const CpuKernelArguments& a) {
   *a.floats(1) += static_cast<float>(total);
 }
 
-// gradient, parameter, m, v, (norm), (master), (loss scale). Loshchilov and Hutter 2019, in the order of
-// torch.optim.AdamW; without decoupled decay, Kingma and Ba 2015 in the order of torch.optim.Adam.
+// gradient, parameter, m, v, (norm), (master), (loss scale). Loshchilov and Hutter 2019, in the
+// order of torch.optim.AdamW; without decoupled decay, Kingma and Ba 2015 in the order of
+// torch.optim.Adam.
 void adamw(const CpuKernelArguments& a) {
   const StepScalars& t = *a.scalars;
   const Gradients gradients(a, 4);

@@ -39,7 +39,8 @@ WidthNorm width_norm(const OpShape& s, const float* squares) {
 
 }  // namespace
 
-// qkv, gamma of queries, gamma of keys -> y, rstd [rows, heads + key/value heads], in the order of memory
+// qkv, gamma of queries, gamma of keys -> y, rstd [rows, heads + key/value heads], in the order of
+// memory
 void head_norm(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* qkv = a.floats(0);
@@ -61,7 +62,8 @@ void head_norm(const CpuKernelArguments& a) {
 }
 
 // dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, dgamma of queries +=, dgamma of keys +=
-// As rms_norm_gradient, head by head: with n = x rstd and g = dy gamma:  dx = rstd (g - n mean(g n)).
+// As rms_norm_gradient, head by head: with n = x rstd and g = dy gamma:  dx = rstd (g - n mean(g
+// n)).
 void head_norm_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);
@@ -137,7 +139,8 @@ void query_key_norm(const CpuKernelArguments& a) {
   const float* qkv = a.floats(0);
   const float* squares = a.floats(1);
   float* y = a.floats(4);
-  for (std::int64_t row = 0; row < s.sequence * s.batch; ++row, qkv += fused_width(s), y += fused_width(s), squares += 2) {
+  for (std::int64_t row = 0; row < s.sequence * s.batch;
+       ++row, qkv += fused_width(s), y += fused_width(s), squares += 2) {
     const WidthNorm norm = width_norm(s, squares);
     for_each_head(s, [&](const FusedHead& head) {
       const float* x = qkv + head.offset;
@@ -152,9 +155,10 @@ void query_key_norm(const CpuKernelArguments& a) {
   }
 }
 
-// dy, qkv, squares, gamma of queries, gamma of keys -> dqkv, dsquares (of this rank's heads), dgamma of queries +=, of keys +=
-// With r = (squares / width + epsilon)^-1/2 and y = x r gamma:  dx = dy gamma r (through x alone), and
-// dsquares = sum(dy gamma x) dr/dsquares = -sum(dy gamma x) r^3 / (2 width).
+// dy, qkv, squares, gamma of queries, gamma of keys -> dqkv, dsquares (of this rank's heads),
+// dgamma of queries +=, of keys += With r = (squares / width + epsilon)^-1/2 and y = x r gamma:  dx
+// = dy gamma r (through x alone), and dsquares = sum(dy gamma x) dr/dsquares = -sum(dy gamma x) r^3
+// / (2 width).
 void query_key_norm_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);
@@ -163,7 +167,8 @@ void query_key_norm_gradient(const CpuKernelArguments& a) {
   float* dqkv = a.floats(5);
   float* dsquares = a.floats(6);
   const std::int64_t width = fused_width(s);
-  for (std::int64_t row = 0; row < s.sequence * s.batch; ++row, dy += width, qkv += width, dqkv += width, squares += 2, dsquares += 2) {
+  for (std::int64_t row = 0; row < s.sequence * s.batch;
+       ++row, dy += width, qkv += width, dqkv += width, squares += 2, dsquares += 2) {
     const WidthNorm norm = width_norm(s, squares);
     float sums[2] = {};
     for_each_head(s, [&](const FusedHead& head) {

@@ -5,9 +5,10 @@
 
 #include "runtime/device/cpu/kernels/instruction_set.h"
 
-// Sixteen floats at a time, whatever the machine: GCC and Clang split the type where registers are narrower. Rests
-// of a row go through the same arithmetic, padded, and sums keep sixteen lanes that are added in one order. So an
-// element's result depends neither on its address nor on its place in the row, nor on which other rows are there.
+// Sixteen floats at a time, whatever the machine: GCC and Clang split the type where registers are
+// narrower. Rests of a row go through the same arithmetic, padded, and sums keep sixteen lanes that
+// are added in one order. So an element's result depends neither on its address nor on its place in
+// the row, nor on which other rows are there.
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 typedef float Wide __attribute__((vector_size(64)));
@@ -56,8 +57,8 @@ PARPLAN_INLINE float max_lanes(const Wide& w) {
 }
 PARPLAN_INLINE Wide maximum(const Wide& a, const Wide& b) { return a > b ? a : b; }
 
-// e^x to 2 units in the last place for x in [-87.3, 88.3], clamped outside; 1 exactly at 0; NaN stays NaN.
-// Range reduction and polynomial of Cephes expf (S. Moshier).
+// e^x to 2 units in the last place for x in [-87.3, 88.3], clamped outside; 1 exactly at 0; NaN
+// stays NaN. Range reduction and polynomial of Cephes expf (S. Moshier).
 PARPLAN_INLINE Wide exponential(const Wide& argument) {
   const Wide low = splat(-87.3f), high = splat(88.3f);
   Wide x = argument < low ? low : argument;
@@ -81,7 +82,8 @@ PARPLAN_INLINE Wide exponential(const Wide& argument) {
   return p * power;
 }
 
-// tanh(x), to 2 units in the last place. Cephes tanhf (S. Moshier): a polynomial near 0, where the other form cancels.
+// tanh(x), to 2 units in the last place. Cephes tanhf (S. Moshier): a polynomial near 0, where the
+// other form cancels.
 PARPLAN_INLINE Wide hyperbolic_tangent(const Wide& x) {
   const Wide z = x * x;
   Wide p = splat(-5.70498872745e-3f);

@@ -10,8 +10,9 @@ namespace parplan {
 
 class MatrixProducts;
 
-// What a kernel's host function receives. Operands are in device memory, in the order of the op's row, without the optional
-// ones that the shape leaves out; the workspace, where the row has one, is the last.
+// What a kernel's host function receives. Operands are in device memory, in the order of the op's
+// row, without the optional ones that the shape leaves out; the workspace, where the row has one,
+// is the last.
 struct CudaKernelArguments {
   const OpShape& shape;
   DataType type;               // of parameters and activations

@@ -4,8 +4,8 @@
 
 namespace parplan {
 
-// fused qkv -> y, log-sum-exp. Causal; layout and formulas as in runtime/device/cpu/kernels/attention.cpp. Head dims up
-// to 256.
+// fused qkv -> y, log-sum-exp. Causal; layout and formulas as in
+// runtime/device/cpu/kernels/attention.cpp. Head dims up to 256.
 void attention(const CudaKernelArguments& arguments);
 // dy, qkv, y, log-sum-exp -> dqkv; workspace: planner/graph/cuda_workspace.h.
 void attention_gradient(const CudaKernelArguments& arguments);

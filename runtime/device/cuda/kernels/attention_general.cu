@@ -10,9 +10,10 @@ namespace parplan {
 
 namespace {
 
-// Blocks of 16 x 16 threads work on tiles of `tile` queries and `tile` keys: the thread (ty, tx) on rows ty * per + i
-// and columns tx + 16 j, for i, j < per = tile / 16, and on the head's elements tx + 16 k. Everything is fp32 in shared
-// memory; rows have an odd stride, so that 16 rows at one element lie in 16 banks.
+// Blocks of 16 x 16 threads work on tiles of `tile` queries and `tile` keys: the thread (ty, tx) on
+// rows ty * per + i and columns tx + 16 j, for i, j < per = tile / 16, and on the head's elements
+// tx + 16 k. Everything is fp32 in shared memory; rows have an odd stride, so that 16 rows at one
+// element lie in 16 banks.
 constexpr int side = 16;
 constexpr int threads = side * side;
 
@@ -23,8 +24,8 @@ __device__ inline int ty() {
   return static_cast<int>(threadIdx.x) / side;
 }
 
-// Tile sizes by head dim, so that two tiles of rows and two of scores stay below 99 KiB, which every device since sm_80
-// grants a block (CUDA C++ Programming Guide, technical specifications).
+// Tile sizes by head dim, so that two tiles of rows and two of scores stay below 99 KiB, which
+// every device since sm_80 grants a block (CUDA C++ Programming Guide, technical specifications).
 template <int tile_rows>
 struct Tiles {
   static constexpr int rows = tile_rows;
@@ -169,7 +170,8 @@ __global__ void __launch_bounds__(threads)
     load_rows<Tiles::rows>(other_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
 #pragma unroll
     for (int i = 0; i < per; ++i) {
-      // A query that has seen no key yet (its window begins further on) has -infinity for its largest score.
+      // A query that has seen no key yet (its window begins further on) has -infinity for its
+      // largest score.
       float tile_largest = largest[i];
       const int query = first_query + ty() * per + i;
 #pragma unroll
@@ -284,8 +286,8 @@ __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layou
                     layout.sequence, head_dim);
 }
 
-// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns
-// queries.
+// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are
+// keys here, columns queries.
 template <class T, class Tiles>
 __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout layout, const T* dy, const T* qkv,
                                                                const float* log_sum_exp, const float* sums, T* dqkv) {

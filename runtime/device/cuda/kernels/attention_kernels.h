@@ -6,10 +6,10 @@
 
 namespace parplan {
 
-// Where one sample's query head, or key/value head, finds its rows. Activations are [sequence, batch, width]; in the
-// fused width stand, per key/value head: its query heads, the key, the value, each head_dim wide. The output has the
-// query heads in the same order; statistics (log-sum-exp, sums of dy * y) are fp32 [batch, heads, sequence]. Offsets
-// and strides count elements.
+// Where one sample's query head, or key/value head, finds its rows. Activations are [sequence,
+// batch, width]; in the fused width stand, per key/value head: its query heads, the key, the value,
+// each head_dim wide. The output has the query heads in the same order; statistics (log-sum-exp,
+// sums of dy * y) are fp32 [batch, heads, sequence]. Offsets and strides count elements.
 struct AttentionLayout {
   int sequence = 0;
   int heads = 0;
@@ -20,7 +20,8 @@ struct AttentionLayout {
   std::int64_t qkv_stride = 0;  // from a position to the next
   std::int64_t y_stride = 0;
   float scale = 0.0f;  // of scores
-  // What heads are asked for besides. A query sees the last `window` keys, its own among them (`sequence`: all before it).
+  // What heads are asked for besides. A query sees the last `window` keys, its own among them
+  // (`sequence`: all before it).
   int window = 0;
   float softcap = 0.0f;  // scores become softcap tanh(score / softcap); 0: they do not
   float alibi = 0.0f;    // times the head's slope times (key's - query's position), added then
@@ -64,8 +65,8 @@ struct AttentionScores {
     const int power = beyond ? 2 * (number - whole) + 1 : number + 1;
     slope = layout.alibi * exp2f(-8.0f * static_cast<float>(power) / static_cast<float>(beyond ? 2 * whole : whole));
   }
-  // `product`: of a query and a key; `distance`: from the query's position to the key's. Also what the score's gradient is
-  // multiplied with on the way back to scale * product.
+  // `product`: of a query and a key; `distance`: from the query's position to the key's. Also what
+  // the score's gradient is multiplied with on the way back to scale * product.
   __device__ float of(float product, int distance, float& to_product) const {
     float score = scale * product;
     to_product = 1.0f;
@@ -101,8 +102,9 @@ struct AttentionBackward {
   float* sums = nullptr;  // of dy * y
 };
 
-// On matrix units (attention_matrix_units.cu): bf16 and fp16, some head dims; rows of qkv, y and their gradients must
-// be aligned to 16 bytes. False, with nothing submitted: not for this type or head dim.
+// On matrix units (attention_matrix_units.cu): bf16 and fp16, some head dims; rows of qkv, y and
+// their gradients must be aligned to 16 bytes. False, with nothing submitted: not for this type or
+// head dim.
 bool attention_on_matrix_units(const AttentionForward& work, DataType type, cudaStream_t stream);
 bool attention_gradient_on_matrix_units(const AttentionBackward& work, DataType type, cudaStream_t stream);
 

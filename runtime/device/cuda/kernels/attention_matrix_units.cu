@@ -11,9 +11,9 @@ namespace parplan {
 
 namespace {
 
-// Letters: a warp computes row_tiles x 16 rows of a product (queries; keys in key_value_gradients), a block `warps`
-// times as many. Fragments of mma_m16n8k16 (ptx.h): lane = 4g + t holds, in accumulators [m][n][e], row 16m + g (+ 8
-// where e > 1) and column 8n + 2t + (e odd).
+// Letters: a warp computes row_tiles x 16 rows of a product (queries; keys in key_value_gradients),
+// a block `warps` times as many. Fragments of mma_m16n8k16 (ptx.h): lane = 4g + t holds, in
+// accumulators [m][n][e], row 16m + g (+ 8 where e > 1) and column 8n + 2t + (e odd).
 constexpr int warps = 4;
 constexpr int threads = 32 * warps;
 constexpr float log2_e = 1.44269504088896340736f;
@@ -26,8 +26,9 @@ __device__ inline int warp() {
   return static_cast<int>(threadIdx.x) / 32;
 }
 
-// Rows of head_dim 2-byte elements in shared memory, cut into chunks of 16 bytes. A chunk's place within its row
-// depends on the row, so that the eight rows that ldmatrix reads at once lie in eight different groups of four banks.
+// Rows of head_dim 2-byte elements in shared memory, cut into chunks of 16 bytes. A chunk's place
+// within its row depends on the row, so that the eight rows that ldmatrix reads at once lie in
+// eight different groups of four banks.
 template <int head_dim>
 struct Rows {
   static_assert(head_dim % 16 == 0);
@@ -39,8 +40,9 @@ struct Rows {
   static __device__ int permutation(int row) { return row / (8 / group) % group; }
   static __device__ int offset(int row, int chunk) { return row * bytes + ((chunk ^ permutation(row)) << 4); }
 
-  // `further` chunks, an even number, from the place of chunk 0 or 1 of a row; counted from dynamic_shared, where tiles begin
-  // at multiples of the bytes of a group. Offsets of all chunks thus come from one register instead of one each.
+  // `further` chunks, an even number, from the place of chunk 0 or 1 of a row; counted from
+  // dynamic_shared, where tiles begin at multiples of the bytes of a group. Offsets of all chunks
+  // thus come from one register instead of one each.
   static __device__ int along(int place, int further) {
     return (place ^ (further % group << 4)) + further / group * (group << 4);
   }
@@ -48,10 +50,12 @@ struct Rows {
 
 __device__ inline int place_of(const unsigned char* tile) { return static_cast<int>(tile - dynamic_shared); }
 
-// Starts copying positions [first, first + rows) of a head; zeros from `limit` on, where nothing is read.
+// Starts copying positions [first, first + rows) of a head; zeros from `limit` on, where nothing is
+// read.
 template <int head_dim, int rows>
 __device__ void load_rows(unsigned char* tile, const std::uint16_t* from, std::int64_t stride, int first, int limit) {
-  // A thread keeps to one chunk of each `across` and to rows that are permuted alike, so that its places differ by constants.
+  // A thread keeps to one chunk of each `across` and to rows that are permuted alike, so that its
+  // places differ by constants.
   constexpr int chunks = Rows<head_dim>::chunks;
   constexpr int across = chunks & -chunks;  // the largest power of two that divides them
   constexpr int step = threads / across;
@@ -82,7 +86,8 @@ __device__ void load_statistics(float* to, const float* from, int first, int lim
   }
 }
 
-// The left operand of a product: this warp's rows of a tile, kept in registers or read again each time.
+// The left operand of a product: this warp's rows of a tile, kept in registers or read again each
+// time.
 template <int head_dim, int row_tiles, bool keep>
 struct Left {
   const unsigned char* tile;
@@ -133,7 +138,8 @@ __device__ void add_product_transposed(float (&d)[row_tiles][columns / 8][4],
   }
 }
 
-// d[rows of the warp, head_dim] += left tile, where left [rows of the warp, depth] are accumulators that were packed.
+// d[rows of the warp, head_dim] += left tile, where left [rows of the warp, depth] are accumulators
+// that were packed.
 template <class T, int head_dim, int row_tiles, int depth>
 __device__ void add_product(float (&d)[row_tiles][head_dim / 8][4],
                             const std::uint32_t (&left)[row_tiles][depth / 16][4], const unsigned char* tile) {
@@ -181,8 +187,9 @@ __device__ void clear(float (&d)[row_tiles][columns][4]) {
   }
 }
 
-// Writes the warp's rows, which are positions first_position + row, below `limit`. They go through the warp's own rows
-// of a tile that it no longer needs, so that neighbouring lanes write neighbouring 16 bytes.
+// Writes the warp's rows, which are positions first_position + row, below `limit`. They go through
+// the warp's own rows of a tile that it no longer needs, so that neighbouring lanes write
+// neighbouring 16 bytes.
 template <class T, int head_dim, int row_tiles>
 __device__ void store_rows(const float (&d)[row_tiles][head_dim / 8][4], float factor, unsigned char* tile,
                            int first_row, std::uint16_t* to, std::int64_t stride, int first_position, int limit) {
@@ -222,10 +229,11 @@ __device__ inline float row_maximum(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// What each kernel's tiles are. Shared memory stays below 99 KiB, which every device since sm_80 grants a block (CUDA
-// C++ Programming Guide, technical specifications). `blocks` of them share a multiprocessor's 65536 registers: 255 a
-// thread for two, 168 for three. More rows for each warp are fewer reads of shared memory for each product, which is
-// why the forward, with one accumulator a row, takes two row tiles.
+// What each kernel's tiles are. Shared memory stays below 99 KiB, which every device since sm_80
+// grants a block (CUDA C++ Programming Guide, technical specifications). `blocks` of them share a
+// multiprocessor's 65536 registers: 255 a thread for two, 168 for three. More rows for each warp
+// are fewer reads of shared memory for each product, which is why the forward, with one accumulator
+// a row, takes two row tiles.
 template <int head_dim>
 struct ForwardTiles {
   static constexpr int blocks = 2;
@@ -237,8 +245,9 @@ struct ForwardTiles {
   static constexpr int shared = (queries + slots * keys) * Rows<head_dim>::bytes;
 };
 
-// One block: one tile of queries of one head. The tiles key 0, value 0, key 1, value 1, ... pass through a ring of
-// slots: each is waited for before its product, and the load that takes the slot of the tile before is started then.
+// One block: one tile of queries of one head. The tiles key 0, value 0, key 1, value 1, ... pass
+// through a ring of slots: each is waited for before its product, and the load that takes the slot
+// of the tile before is started then.
 template <class T, int head_dim, bool plain>
 __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
     attention_forward(AttentionLayout layout, const std::uint16_t* qkv, std::uint16_t* y, float* log_sum_exp) {
@@ -279,7 +288,8 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
     return ring + step % slots * tile_bytes;
   };
 
-  // exp(scale x) = 2^(this x). Where scores are not plain they are brought to the base 2 one by one.
+  // exp(scale x) = 2^(this x). Where scores are not plain they are brought to the base 2 one by
+  // one.
   const AttentionScores head_scores(layout, head);
   const float scale = plain ? layout.scale * log2_e : 1.0f;
   Left<head_dim, row_tiles, Tiles::keep> query{.tile = query_tile, .first_row = first_row, .kept = {}};
@@ -295,8 +305,10 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
 
   for (int tile = 0; tile < key_tiles; ++tile) {
     const int first_key = (first_tile + tile) * keys;
-    // Of the last tiles, the first warps' queries may see nothing; of a window's first ones, the last warps'.
-    const bool sees = first_key < warp_query + 16 * row_tiles && (plain || first_key + keys > layout.first_key(warp_query));
+    // Of the last tiles, the first warps' queries may see nothing; of a window's first ones, the
+    // last warps'.
+    const bool sees =
+        first_key < warp_query + 16 * row_tiles && (plain || first_key + keys > layout.first_key(warp_query));
     float scores[row_tiles][keys / 8][4];
     clear(scores);
     const unsigned char* const key_tile = next(2 * tile);
@@ -315,13 +327,14 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
             const int key_position = first_key + 8 * n + lane() % 4 * 2 + e % 2;
             const int position = warp_query + 16 * m + lane() / 4 + e / 2 * 8;
             if constexpr (!plain) scores[m][n][e] = head_scores.of(scores[m][n][e], key_position - position) * log2_e;
-            if (key_position > position || (!plain && key_position < layout.first_key(position))) scores[m][n][e] = -INFINITY;
+            if (key_position > position || (!plain && key_position < layout.first_key(position)))
+              scores[m][n][e] = -INFINITY;
           }
         }
       }
     }
-    // Plain: key 0 is in the first tile and every query sees it, so that `largest` is finite from there on. With a window a query
-    // may have seen nothing yet.
+    // Plain: key 0 is in the first tile and every query sees it, so that `largest` is finite from
+    // there on. With a window a query may have seen nothing yet.
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -538,7 +551,8 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
             float to_product;
             const float score = head_scores.of(scores[m][n][e], key_position - position, to_product) * log2_e;
             scores[m][n][e] =
-                sees ? ptx::exp2_approximate(score - shift[m][e / 2]) * (dp[m][n][e] - row_sums[m][e / 2]) * to_product : 0.0f;
+                sees ? ptx::exp2_approximate(score - shift[m][e / 2]) * (dp[m][n][e] - row_sums[m][e / 2]) * to_product
+                     : 0.0f;
           }
         }
       }
@@ -565,10 +579,11 @@ struct KeyValueGradientTiles {
   static constexpr int shared = 2 * keys * Rows<head_dim>::bytes + stages * stage_bytes;
 };
 
-// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are keys here, columns
-// queries.
+// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are
+// keys here, columns queries.
 template <class T, int head_dim, bool plain>
-__global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_dim>::blocks : 2)  // (Three of the other form spill.)
+__global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_dim>::blocks
+                                                 : 2)  // (Three of the other form spill.)
     key_value_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv,
                         const float* log_sum_exp, const float* sums, std::uint16_t* dqkv) {
   using Tiles = KeyValueGradientTiles<head_dim>;
@@ -672,10 +687,12 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
           for (int e = 0; e < 4; ++e) {
             const int key_position = warp_key + 16 * m + lane() / 4 + e / 2 * 8;
             const int position = first_query + 8 * n + lane() % 4 * 2 + e % 2;
-            const bool sees = position < layout.sequence && key_position <= position && key_position >= layout.first_key(position);
+            const bool sees =
+                position < layout.sequence && key_position <= position && key_position >= layout.first_key(position);
             float to_product;
             const float score = head_scores.of(probabilities[m][n][e], key_position - position, to_product);
-            const float probability = sees ? ptx::exp2_approximate((score - (e % 2 == 0 ? shift.x : shift.y)) * log2_e) : 0.0f;
+            const float probability =
+                sees ? ptx::exp2_approximate((score - (e % 2 == 0 ? shift.x : shift.y)) * log2_e) : 0.0f;
             probabilities[m][n][e] = probability;
             ds[m][n][e] = probability * (ds[m][n][e] - (e % 2 == 0 ? sum.x : sum.y)) * to_product;
           }

@@ -8,10 +8,11 @@ namespace {
 constexpr int lanes = 32;        // side by side in a row
 constexpr int rows_at_once = 8;  // of a block
 
-// Part blockIdx.y of the rows, summed: parts[part][c]. Each of the block's eight lines of threads sums every eighth row of the
-// part, then the lines are added in order.
+// Part blockIdx.y of the rows, summed: parts[part][c]. Each of the block's eight lines of threads
+// sums every eighth row of the part, then the lines are added in order.
 template <class T, int width>
-__global__ void sum_parts(const T* matrix, std::int64_t rows, std::int64_t columns, std::int64_t rows_per_part, float* parts) {
+__global__ void sum_parts(const T* matrix, std::int64_t rows, std::int64_t columns, std::int64_t rows_per_part,
+                          float* parts) {
   __shared__ float lines[rows_at_once][lanes * width];
   const int lane = static_cast<int>(threadIdx.x), line = static_cast<int>(threadIdx.y);
   const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * lanes * width;
@@ -64,12 +65,12 @@ __global__ void __launch_bounds__(lanes* parts_at_once)
 
 void add_parts(const float* parts, std::int64_t count, std::int64_t columns, float* sums, cudaStream_t stream) {
   launch("add up parts of sums", add_up_parts,
-         Grid{.blocks = dim3(rows_of_grid(divide_up(columns, lanes))), .threads = dim3(lanes, parts_at_once)}, stream, parts,
-         count, columns, sums);
+         Grid{.blocks = dim3(rows_of_grid(divide_up(columns, lanes))), .threads = dim3(lanes, parts_at_once)}, stream,
+         parts, count, columns, sums);
 }
 
-void add_column_sums(const void* matrix, DataType type, std::int64_t rows, std::int64_t columns, float* sums, void* workspace,
-                     cudaStream_t stream) {
+void add_column_sums(const void* matrix, DataType type, std::int64_t rows, std::int64_t columns, float* sums,
+                     void* workspace, cudaStream_t stream) {
   if (rows <= 0 || columns <= 0) return;
   const std::int64_t count = partial_sums(rows);
   auto* parts = static_cast<float*>(workspace);

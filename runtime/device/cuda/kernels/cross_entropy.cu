@@ -1,13 +1,14 @@
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/kernels/numbers.h"
 
-// The vocabulary may be split over ranks: this shard holds the columns of the tokens [begin, begin + columns), of
-// which the first `valid` are no padding. Maxima and sums are reduced over the shards between the kernels. A block has one
-// token; probabilities are never written.
+// The vocabulary may be split over ranks: this shard holds the columns of the tokens [begin, begin
+// + columns), of which the first `valid` are no padding. Maxima and sums are reduced over the
+// shards between the kernels. A block has one token; probabilities are never written.
 namespace parplan {
 namespace {
 
-// The columns [0, valid) of a row: body(first column, Count<elements>), vectors first, then what is left over one by one.
+// The columns [0, valid) of a row: body(first column, Count<elements>), vectors first, then what is
+// left over one by one.
 template <int width, class Body>
 __device__ __forceinline__ void for_each_valid(std::int64_t valid, const Body& body) {
   const std::int64_t whole = valid / width * width;
@@ -23,7 +24,8 @@ __device__ __forceinline__ void for_each_valid(std::int64_t valid, const Body& b
 
 // Minus infinity on a shard that is all padding.
 template <class T, int width>
-__global__ void __launch_bounds__(1024) largest_of_row(const T* logits, float* maxima, std::int64_t columns, std::int64_t valid) {
+__global__ void __launch_bounds__(1024)
+    largest_of_row(const T* logits, float* maxima, std::int64_t columns, std::int64_t valid) {
   __shared__ float shared[1][most_warps];
   const std::int64_t row = blockIdx.x;
   const T* x = logits + row * columns;
@@ -39,8 +41,9 @@ __global__ void __launch_bounds__(1024) largest_of_row(const T* logits, float* m
 }
 
 template <class T, int width>
-__global__ void __launch_bounds__(1024) sums_of_row(const T* logits, const std::int32_t* targets, const float* maxima,
-                                                    float* sums, std::int64_t columns, std::int64_t begin, std::int64_t valid) {
+__global__ void __launch_bounds__(1024)
+    sums_of_row(const T* logits, const std::int32_t* targets, const float* maxima, float* sums, std::int64_t columns,
+                std::int64_t begin, std::int64_t valid) {
   __shared__ float shared[1][most_warps];
   const std::int64_t row = blockIdx.x;
   const T* x = logits + row * columns;
@@ -61,7 +64,8 @@ __global__ void __launch_bounds__(1024) sums_of_row(const T* logits, const std::
 
 constexpr int loss_threads = 1024;
 
-// One block. In double precision: each thread adds every 1024th token, then halves are added to halves.
+// One block. In double precision: each thread adds every 1024th token, then halves are added to
+// halves.
 __global__ void __launch_bounds__(1024) add_losses(const float* sums, std::int64_t rows, float* loss) {
   __shared__ double shared[loss_threads];
   const int thread = static_cast<int>(threadIdx.x);
@@ -76,11 +80,13 @@ __global__ void __launch_bounds__(1024) add_losses(const float* sums, std::int64
   if (thread == 0) *loss += static_cast<float>(shared[0]);
 }
 
-// dlogits = (exp(x - max) / sum - [target]) scale, times the loss scale; padding gets 0. In place or not.
+// dlogits = (exp(x - max) / sum - [target]) scale, times the loss scale; padding gets 0. In place
+// or not.
 template <class T, int width>
 __global__ void __launch_bounds__(1024)
     gradient_of_row(const T* logits, const std::int32_t* targets, const float* maxima, const float* sums, T* gradient,
-                    const LossScale* loss_scale, float scale, std::int64_t columns, std::int64_t begin, std::int64_t valid) {
+                    const LossScale* loss_scale, float scale, std::int64_t columns, std::int64_t begin,
+                    std::int64_t valid) {
   const std::int64_t row = blockIdx.x;
   const T* x = logits + row * columns;
   T* dx = gradient + row * columns;
@@ -102,13 +108,15 @@ __global__ void __launch_bounds__(1024)
   for (std::int64_t i = valid + threadIdx.x; i < columns; i += blockDim.x) dx[i] = from_float<T>(0.0f);
 }
 
-// submit(Count<width>, Grid): a block for each row, of the threads that have something to do, at most 1024.
+// submit(Count<width>, Grid): a block for each row, of the threads that have something to do, at
+// most 1024.
 template <class T, class Submit>
 void submit_tokens(const OpShape& s, std::initializer_list<Array> arrays, const Submit& submit) {
   if (s.rows <= 0) return;
   const auto grid = [&](int width) {
     const int threads = whole_warps(divide_up(s.columns, width));
-    return Grid{.blocks = dim3(rows_of_grid(s.rows)), .threads = dim3(static_cast<unsigned>(threads < 1024 ? threads : 1024))};
+    return Grid{.blocks = dim3(rows_of_grid(s.rows)),
+                .threads = dim3(static_cast<unsigned>(threads < 1024 ? threads : 1024))};
   };
   if (rows_can_move(vector_width<T>, s.columns, arrays)) {
     submit(Count<vector_width<T>>{}, grid(vector_width<T>));
@@ -126,29 +134,30 @@ void cross_entropy_max(const CudaKernelArguments& a) {
     using T = typename decltype(number)::Type;
     const T* logits = a.at<const T>(0);
     submit_tokens<T>(s, {logits}, [&](auto width, const Grid& grid) {
-      launch("cross_entropy_max", largest_of_row<T, decltype(width)::width>, grid, a.stream, logits, a.at<float>(1), s.columns,
-             s.valid);
+      launch("cross_entropy_max", largest_of_row<T, decltype(width)::width>, grid, a.stream, logits, a.at<float>(1),
+             s.columns, s.valid);
     });
   });
 }
 
-// logits, targets, maximum -> per token {sum of exp(x - max), target's x - max if it is of this shard, else 0}
+// logits, targets, maximum -> per token {sum of exp(x - max), target's x - max if it is of this
+// shard, else 0}
 void cross_entropy_sums(const CudaKernelArguments& a) {
   const OpShape& s = a.shape;
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
     const T* logits = a.at<const T>(0);
     submit_tokens<T>(s, {logits}, [&](auto width, const Grid& grid) {
-      launch("cross_entropy_sums", sums_of_row<T, decltype(width)::width>, grid, a.stream, logits, a.at<const std::int32_t>(1),
-             a.at<const float>(2), a.at<float>(3), s.columns, s.begin, s.valid);
+      launch("cross_entropy_sums", sums_of_row<T, decltype(width)::width>, grid, a.stream, logits,
+             a.at<const std::int32_t>(1), a.at<const float>(2), a.at<float>(3), s.columns, s.begin, s.valid);
     });
   });
 }
 
 // logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target
 void cross_entropy_loss(const CudaKernelArguments& a) {
-  launch("cross_entropy_loss", add_losses, Grid{.blocks = dim3(1), .threads = dim3(loss_threads)}, a.stream, a.at<const float>(3),
-         a.shape.rows, a.at<float>(4));
+  launch("cross_entropy_loss", add_losses, Grid{.blocks = dim3(1), .threads = dim3(loss_threads)}, a.stream,
+         a.at<const float>(3), a.shape.rows, a.at<float>(4));
 }
 
 // logits, targets, maximum, sums, -> dlogits, (loss scale)

@@ -4,12 +4,13 @@
 namespace parplan {
 namespace {
 
-// 1 / y to 2 units in the last place, 0 from 2^126 on (CUDA C++ Programming Guide, intrinsic functions).
+// 1 / y to 2 units in the last place, 0 from 2^126 on (CUDA C++ Programming Guide, intrinsic
+// functions).
 __device__ __forceinline__ float reciprocal(float y) { return __fdividef(1.0f, y); }
 __device__ __forceinline__ float sigmoid(float x) { return reciprocal(1.0f + expf(-x)); }
 
-// GELU by tanh (Hugging Face "gelu_new"): x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), which is
-// x sigmoid(2 u), without the cancellation.
+// GELU by tanh (Hugging Face "gelu_new"): x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3),
+// which is x sigmoid(2 u), without the cancellation.
 struct GeluTanh {
   static constexpr float linear = 1.5957691216057308f;  // 2 sqrt(2/pi)
   static constexpr float cubic = static_cast<float>(1.5957691216057308 * 0.044715);
@@ -208,8 +209,8 @@ void activation_gradient(const CudaKernelArguments& a) {
     T* dx = a.at<T>(2);
     for_activation(a.shape.activation, [&](auto function) {
       submit_flat<vector_width<T>>(elements(a.shape), {dy, x, dx}, [&](auto width, FlatRange range, const Grid& grid) {
-        launch("activation_gradient", apply_gradient<T, decltype(width)::width, decltype(function)>, grid, a.stream, range, dy, x,
-               dx, a.shape.accumulate);
+        launch("activation_gradient", apply_gradient<T, decltype(width)::width, decltype(function)>, grid, a.stream,
+               range, dy, x, dx, a.shape.accumulate);
       });
     });
   });
@@ -222,9 +223,11 @@ void gate(const CudaKernelArguments& a) {
     const T *gates = a.at<const T>(0), *up = a.at<const T>(1);
     T* y = a.at<T>(2);
     for_activation(a.shape.activation, [&](auto function) {
-      submit_flat<vector_width<T>>(elements(a.shape), {gates, up, y}, [&](auto width, FlatRange range, const Grid& grid) {
-        launch("gate", apply_gate<T, decltype(width)::width, decltype(function)>, grid, a.stream, range, gates, up, y);
-      });
+      submit_flat<vector_width<T>>(elements(a.shape), {gates, up, y},
+                                   [&](auto width, FlatRange range, const Grid& grid) {
+                                     launch("gate", apply_gate<T, decltype(width)::width, decltype(function)>, grid,
+                                            a.stream, range, gates, up, y);
+                                   });
     });
   });
 }
@@ -236,11 +239,11 @@ void gate_gradient(const CudaKernelArguments& a) {
     const T *dy = a.at<const T>(0), *gates = a.at<const T>(1), *up = a.at<const T>(2);
     T *dgates = a.at<T>(3), *dup = a.at<T>(4);
     for_activation(a.shape.activation, [&](auto function) {
-      submit_flat<vector_width<T>>(elements(a.shape), {dy, gates, up, dgates, dup},
-                                   [&](auto width, FlatRange range, const Grid& grid) {
-                                     launch("gate_gradient", apply_gate_gradient<T, decltype(width)::width, decltype(function)>,
-                                            grid, a.stream, range, dy, gates, up, dgates, dup);
-                                   });
+      submit_flat<vector_width<T>>(
+          elements(a.shape), {dy, gates, up, dgates, dup}, [&](auto width, FlatRange range, const Grid& grid) {
+            launch("gate_gradient", apply_gate_gradient<T, decltype(width)::width, decltype(function)>, grid, a.stream,
+                   range, dy, gates, up, dgates, dup);
+          });
     });
   });
 }
@@ -252,7 +255,8 @@ void scale(const CudaKernelArguments& a) {
     const T* x = a.at<const T>(0);
     T* y = a.at<T>(1);
     submit_flat<vector_width<T>>(elements(a.shape), {x, y}, [&](auto width, FlatRange range, const Grid& grid) {
-      launch("scale", scale_flat<T, decltype(width)::width>, grid, a.stream, range, x, y, static_cast<float>(a.shape.factor));
+      launch("scale", scale_flat<T, decltype(width)::width>, grid, a.stream, range, x, y,
+             static_cast<float>(a.shape.factor));
     });
   });
 }
@@ -267,7 +271,8 @@ void softcap(const CudaKernelArguments& a) {
     const T* x = a.at<const T>(0);
     T* y = a.at<T>(1);
     submit_flat<vector_width<T>>(elements(a.shape), {x, y}, [&](auto width, FlatRange range, const Grid& grid) {
-      launch("softcap", softcap_flat<T, decltype(width)::width>, grid, a.stream, range, x, y, static_cast<float>(a.shape.softcap));
+      launch("softcap", softcap_flat<T, decltype(width)::width>, grid, a.stream, range, x, y,
+             static_cast<float>(a.shape.softcap));
     });
   });
 }
@@ -330,7 +335,8 @@ void fill_zero(const CudaKernelArguments& a) {
 void copy(const CudaKernelArguments& a) {
   const std::int64_t bytes = elements(a.shape) * size_of(a.type);
   if (bytes == 0 || a.operands[0] == a.operands[1]) return;
-  check(cudaMemcpyAsync(a.operands[1], a.operands[0], static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, a.stream),
+  check(cudaMemcpyAsync(a.operands[1], a.operands[0], static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice,
+                        a.stream),
         "copy");
 }
 

@@ -20,13 +20,14 @@ __global__ void look_up(const std::int32_t* tokens, const T* table, T* y, std::i
 // Tokens that a thread looks at between two barriers.
 constexpr int tokens_at_once = 8;
 
-// One row of the gradient is the work of the blocks (blockIdx.y shares out columns) of the first position that has its token;
-// blocks of later positions find the token before them and leave. So no two blocks write one row, without atomics, and
-// a row's terms are added in ascending order of position whichever block runs when. A block reads each token once, for the
-// most part from the second-level cache.
+// One row of the gradient is the work of the blocks (blockIdx.y shares out columns) of the first
+// position that has its token; blocks of later positions find the token before them and leave. So
+// no two blocks write one row, without atomics, and a row's terms are added in ascending order of
+// position whichever block runs when. A block reads each token once, for the most part from the
+// second-level cache.
 template <class T, int width>
-__global__ void add_to_rows(const T* dy, const std::int32_t* tokens, float* table, std::int64_t rows, std::int64_t columns,
-                            std::int64_t begin, std::int64_t valid) {
+__global__ void add_to_rows(const T* dy, const std::int32_t* tokens, float* table, std::int64_t rows,
+                            std::int64_t columns, std::int64_t begin, std::int64_t valid) {
   __shared__ unsigned matches[tokens_at_once][most_warps];
   const std::int64_t position = blockIdx.x;
   const std::int32_t token = tokens[position];
@@ -103,7 +104,8 @@ __global__ void add_samples(const T* dy, float* table, std::int64_t columns, std
 
 }  // namespace
 
-// tokens, table -> y. Tokens of other shards of the vocabulary give zeros: the sum over shards is the whole.
+// tokens, table -> y. Tokens of other shards of the vocabulary give zeros: the sum over shards is
+// the whole.
 void embedding(const CudaKernelArguments& a) {
   const OpShape& s = a.shape;
   dispatch(a.type, [&](auto number) {
@@ -111,8 +113,8 @@ void embedding(const CudaKernelArguments& a) {
     const T* table = a.at<const T>(1);
     T* y = a.at<T>(2);
     submit_rows<vector_width<T>>(s.rows, s.columns, {table, y}, [&](auto width, const Grid& grid) {
-      launch("embedding", look_up<T, decltype(width)::width>, grid, a.stream, a.at<const std::int32_t>(0), table, y, s.columns,
-             s.begin, s.valid);
+      launch("embedding", look_up<T, decltype(width)::width>, grid, a.stream, a.at<const std::int32_t>(0), table, y,
+             s.columns, s.begin, s.valid);
     });
   });
 }
@@ -126,10 +128,11 @@ void embedding_gradient(const CudaKernelArguments& a) {
     float* table = a.at<float>(2);
     submit_rows<vector_width<T>>(s.rows, s.columns, {dy, table}, [&](auto width, const Grid& grid) {
       constexpr int elements_at_once = decltype(width)::width;
-      PARPLAN_ASSERT(divide_up(s.columns, elements_at_once * static_cast<std::int64_t>(grid.threads.x)) == grid.blocks.y,
-                     "columns of a row");
-      launch("embedding_gradient", add_to_rows<T, elements_at_once>, grid, a.stream, dy, a.at<const std::int32_t>(1), table,
-             s.rows, s.columns, s.begin, s.valid);
+      PARPLAN_ASSERT(
+          divide_up(s.columns, elements_at_once * static_cast<std::int64_t>(grid.threads.x)) == grid.blocks.y,
+          "columns of a row");
+      launch("embedding_gradient", add_to_rows<T, elements_at_once>, grid, a.stream, dy, a.at<const std::int32_t>(1),
+             table, s.rows, s.columns, s.begin, s.valid);
     });
   });
 }
@@ -143,7 +146,8 @@ void add_position(const CudaKernelArguments& a) {
     const T* table = a.at<const T>(1) + s.begin * s.columns;
     T* y = a.at<T>(2);
     submit_rows<vector_width<T>>(s.sequence * s.batch, s.columns, {x, table, y}, [&](auto width, const Grid& grid) {
-      launch("add_position", add_row_of_position<T, decltype(width)::width>, grid, a.stream, x, table, y, s.columns, s.batch);
+      launch("add_position", add_row_of_position<T, decltype(width)::width>, grid, a.stream, x, table, y, s.columns,
+             s.batch);
     });
   });
 }
@@ -157,7 +161,8 @@ void add_position_gradient(const CudaKernelArguments& a) {
     const T* dy = a.at<const T>(0);
     float* table = a.at<float>(1) + s.begin * s.columns;
     submit_rows<vector_width<T>>(s.sequence, s.columns, {dy, table}, [&](auto width, const Grid& grid) {
-      launch("add_position_gradient", add_samples<T, decltype(width)::width>, grid, a.stream, dy, table, s.columns, s.batch);
+      launch("add_position_gradient", add_samples<T, decltype(width)::width>, grid, a.stream, dy, table, s.columns,
+             s.batch);
     });
   });
 }

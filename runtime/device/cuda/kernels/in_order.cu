@@ -47,11 +47,13 @@ void submit(void* out, std::span<const void* const> from, std::int64_t count, Da
 
 }  // namespace
 
-void sum_in_order(void* out, std::span<const void* const> inputs, std::int64_t count, DataType type, cudaStream_t stream) {
+void sum_in_order(void* out, std::span<const void* const> inputs, std::int64_t count, DataType type,
+                  cudaStream_t stream) {
   submit<Sum>(out, inputs, count, type, stream);
 }
 
-void max_in_order(void* out, std::span<const void* const> inputs, std::int64_t count, DataType type, cudaStream_t stream) {
+void max_in_order(void* out, std::span<const void* const> inputs, std::int64_t count, DataType type,
+                  cudaStream_t stream) {
   submit<Maximum>(out, inputs, count, type, stream);
 }
 

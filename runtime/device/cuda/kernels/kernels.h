@@ -5,8 +5,9 @@
 #include "runtime/device/cuda/kernels/arguments.h"
 #include "runtime/device/cuda/kernels/attention.h"
 
-// One host function per op kind, named after it; operands in the order of the op's row in planner/graph/op.cpp. Formulas and
-// layouts are those of runtime/device/cpu/kernels. Matrix products: runtime/device/cuda/linear.h.
+// One host function per op kind, named after it; operands in the order of the op's row in
+// planner/graph/op.cpp. Formulas and layouts are those of runtime/device/cpu/kernels. Matrix
+// products: runtime/device/cuda/linear.h.
 namespace parplan {
 
 // embedding.cu
@@ -53,9 +54,10 @@ void copy(const CudaKernelArguments& a);
 
 // column_sums.cu
 void bias_gradient(const CudaKernelArguments& a);
-// sums[c] += sum of rows[r][c] over r, of a matrix [rows, columns] of `type`. Workspace: column_sums_workspace(rows, columns, 1).
-void add_column_sums(const void* matrix, DataType type, std::int64_t rows, std::int64_t columns, float* sums, void* workspace,
-                     cudaStream_t stream);
+// sums[c] += sum of rows[r][c] over r, of a matrix [rows, columns] of `type`. Workspace:
+// column_sums_workspace(rows, columns, 1).
+void add_column_sums(const void* matrix, DataType type, std::int64_t rows, std::int64_t columns, float* sums,
+                     void* workspace, cudaStream_t stream);
 // The second step: sums[c] += sum of parts[p][c] over p.
 void add_parts(const float* parts, std::int64_t count, std::int64_t columns, float* sums, cudaStream_t stream);
 
@@ -73,7 +75,8 @@ void update_loss_scale(const CudaKernelArguments& a);
 
 // words.cu, for Backend::fill and end_of_unlike
 void fill_words(std::uint32_t* words, std::uint32_t pattern, std::int64_t count, cudaStream_t stream);
-// Writes to device memory: one past the index of the last word that is not `pattern`, 0 when all are.
+// Writes to device memory: one past the index of the last word that is not `pattern`, 0 when all
+// are.
 void find_end_of_unlike(const std::uint32_t* words, std::uint32_t pattern, std::int64_t count, std::int64_t* end,
                         cudaStream_t stream);
 

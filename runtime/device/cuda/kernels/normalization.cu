@@ -1,9 +1,9 @@
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/kernels/numbers.h"
 
-// A row lives in the registers of a warp or a block, so memory is passed once; the variance is summed from differences to
-// the mean, as on the CPU. One kernel is both the norm and its fusion with the sum before it: a row meets the same
-// instructions in either.
+// A row lives in the registers of a warp or a block, so memory is passed once; the variance is
+// summed from differences to the mean, as on the CPU. One kernel is both the norm and its fusion
+// with the sum before it: a row meets the same instructions in either.
 namespace parplan {
 namespace {
 
@@ -27,7 +27,8 @@ struct NormOperands {
 
 // The elements of x at `at` (in the matrix) and `column`, as they read after they were written.
 template <class T, int width>
-__device__ __forceinline__ void first_read(const NormOperands<T>& o, std::int64_t at, std::int64_t column, float (&x)[width]) {
+__device__ __forceinline__ void first_read(const NormOperands<T>& o, std::int64_t at, std::int64_t column,
+                                           float (&x)[width]) {
   if (o.sum == nullptr) return load(o.x + at, x);
   float other[width];
   load(o.a + at, x);
@@ -46,8 +47,9 @@ __device__ __forceinline__ void first_read(const NormOperands<T>& o, std::int64_
   for (int k = 0; k < width; ++k) x[k] = rounded<T>(x[k]);
 }
 
-// This thread's share of a row: `vectors` vectors of `width` elements kept in registers, or with vectors = 0, for rows of any
-// length, read again whenever they are needed (by the thread that wrote them, where it did).
+// This thread's share of a row: `vectors` vectors of `width` elements kept in registers, or with
+// vectors = 0, for rows of any length, read again whenever they are needed (by the thread that
+// wrote them, where it did).
 template <class T, int width, int vectors>
 struct RowShare {
   float kept[vectors][width];
@@ -162,10 +164,11 @@ void submit(const CudaKernelArguments& a, const NormOperands<T>& o) {
   };
   const T* const x = o.x;
   constexpr int width = vector_width<T>;
-  const bool in_vectors = o.sum == nullptr ? rows_can_move(width, columns, {x, o.gamma, o.beta != nullptr ? o.beta : x, o.y})
-                                           : rows_can_move(width, columns,
-                                                           {x, o.a, o.b != nullptr ? o.b : x, o.bias != nullptr ? o.bias : x,
-                                                            o.gamma, o.beta != nullptr ? o.beta : x, o.y});
+  const bool in_vectors = o.sum == nullptr
+                              ? rows_can_move(width, columns, {x, o.gamma, o.beta != nullptr ? o.beta : x, o.y})
+                              : rows_can_move(width, columns,
+                                              {x, o.a, o.b != nullptr ? o.b : x, o.bias != nullptr ? o.bias : x,
+                                               o.gamma, o.beta != nullptr ? o.beta : x, o.y});
   if (in_vectors) {
     const std::int64_t pieces = columns / width;
     if (pieces <= 32) return submit_as(Count<width>{}, Count<1>{}, 32);

@@ -2,8 +2,9 @@
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/kernels/numbers.h"
 
-// Memory is passed once: a row of dy and x lives in registers, and so do a block's sums for dgamma and dbeta over the rows of
-// its part, which it writes to the workspace for a second kernel to add up (planner/graph/cuda_workspace.h).
+// Memory is passed once: a row of dy and x lives in registers, and so do a block's sums for dgamma
+// and dbeta over the rows of its part, which it writes to the workspace for a second kernel to add
+// up (planner/graph/cuda_workspace.h).
 namespace parplan {
 namespace {
 
@@ -34,7 +35,8 @@ __device__ __forceinline__ float mean_of(const GradientOperands<T>& o, std::int6
   }
 }
 
-// dx = rstd (g - mean(g) - n mean(g n)) with n = (x - mean) rstd and g = dy gamma; rms_norm: mean and mean(g) are 0.
+// dx = rstd (g - mean(g) - n mean(g n)) with n = (x - mean) rstd and g = dy gamma; rms_norm: mean
+// and mean(g) are 0.
 template <class T, int width>
 __device__ __forceinline__ void write_dx(const GradientOperands<T>& o, std::int64_t at, const float (&g)[width],
                                          const float (&normal)[width], float rstd, float mean_g, float mean_product) {
@@ -45,8 +47,8 @@ __device__ __forceinline__ void write_dx(const GradientOperands<T>& o, std::int6
   store(o.dx + at, dx);
 }
 
-// Block b has the rows [b rows_per_part, (b + 1) rows_per_part); threads of one threadIdx.y have one of them at a time, `vectors`
-// vectors of `width` elements each.
+// Block b has the rows [b rows_per_part, (b + 1) rows_per_part); threads of one threadIdx.y have
+// one of them at a time, `vectors` vectors of `width` elements each.
 template <class T, int width, int vectors, Norm norm>
 __global__ void __launch_bounds__(most_threads, vectors == 1 ? 2 : 1)
     normalize_gradient(std::int64_t rows, std::int64_t columns, std::int64_t rows_per_part, GradientOperands<T> o) {
@@ -121,10 +123,12 @@ __global__ void __launch_bounds__(most_threads, vectors == 1 ? 2 : 1)
   if constexpr (norm == Norm::layer) write_part(dbeta, o.beta_parts);
 }
 
-// Rows of any length: read twice, and sums kept in the workspace, each by the thread that has the column.
+// Rows of any length: read twice, and sums kept in the workspace, each by the thread that has the
+// column.
 template <class T, Norm norm>
 __global__ void __launch_bounds__(most_threads)
-    normalize_gradient_of_long_rows(std::int64_t rows, std::int64_t columns, std::int64_t rows_per_part, GradientOperands<T> o) {
+    normalize_gradient_of_long_rows(std::int64_t rows, std::int64_t columns, std::int64_t rows_per_part,
+                                    GradientOperands<T> o) {
   constexpr int sums = norm == Norm::layer ? 2 : 1;
   __shared__ float shared[sums][most_warps];
   const float inverse_count = 1.0f / static_cast<float>(columns);
@@ -177,8 +181,8 @@ void submit(const CudaKernelArguments& a, GradientOperands<T> o, float* workspac
   const auto submit_as = [&](auto width, auto vectors) {
     constexpr int n = decltype(width)::width, m = decltype(vectors)::width;
     const int threads = whole_warps(divide_up(columns, n * m));
-    launch(what, normalize_gradient<T, n, m, norm>, grid(threads, most_threads / threads), a.stream, rows, columns, rows_per_part,
-           o);
+    launch(what, normalize_gradient<T, n, m, norm>, grid(threads, most_threads / threads), a.stream, rows, columns,
+           rows_per_part, o);
   };
   constexpr int width = vector_width<T>;
   const T* dx = o.dx;
@@ -191,7 +195,8 @@ void submit(const CudaKernelArguments& a, GradientOperands<T> o, float* workspac
   } else if (columns <= most_threads * 8) {
     submit_as(Count<1>{}, Count<8>{});
   } else {
-    launch(what, normalize_gradient_of_long_rows<T, norm>, grid(most_threads, 1), a.stream, rows, columns, rows_per_part, o);
+    launch(what, normalize_gradient_of_long_rows<T, norm>, grid(most_threads, 1), a.stream, rows, columns,
+           rows_per_part, o);
   }
   add_parts(o.gamma_parts, parts, columns, dgamma, a.stream);
   if (norm == Norm::layer) add_parts(o.beta_parts, parts, columns, dbeta, a.stream);

@@ -12,7 +12,8 @@
 #include "planner/graph/tensor.h"
 #include "runtime/device/cuda/launch.h"
 
-// How kernels read, write, add up and share out numbers. All arithmetic is in fp32; T is float, __nv_bfloat16 or __half.
+// How kernels read, write, add up and share out numbers. All arithmetic is in fp32; T is float,
+// __nv_bfloat16 or __half.
 namespace parplan {
 
 // The type in which numbers of a DataType lie in device memory; `body` receives Number<T>.
@@ -34,7 +35,7 @@ void dispatch(DataType type, const Body& body) {
   }
 }
 
-// Conversions ------------------------------------------------------------------------------------------------------
+// Conversions -------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -61,14 +62,14 @@ __device__ __forceinline__ float rounded(float x) {
   return to_float(from_float<T>(x));
 }
 
-// Vectors -----------------------------------------------------------------------------------------------------------
+// Vectors -----------------------------------------------------------------------------------------
 
 // Elements of the 16 bytes that a thread moves at once.
 template <class T>
 inline constexpr int vector_width = 16 / static_cast<int>(sizeof(T));
 
-// Reads or writes n elements: one by one where n is 1, else in 16 bytes at a time (8 where they are no more), to which the
-// address must be aligned.
+// Reads or writes n elements: one by one where n is 1, else in 16 bytes at a time (8 where they are
+// no more), to which the address must be aligned.
 template <class T, int n>
 __device__ __forceinline__ void load(const T* from, float (&to)[n]) {
   if constexpr (n == 1) {
@@ -115,8 +116,8 @@ __device__ __forceinline__ void store(T* to, const float (&from)[n]) {
   }
 }
 
-// Where an array begins, for the question how wide its elements can be moved. (Made from a pointer wherever a list of arrays is
-// asked for.)
+// Where an array begins, for the question how wide its elements can be moved. (Made from a pointer
+// wherever a list of arrays is asked for.)
 struct Array {
   template <class T>
   Array(const T* begin) : address(reinterpret_cast<std::uintptr_t>(begin)), element(static_cast<int>(sizeof(T))) {}
@@ -134,8 +135,8 @@ inline bool can_move(int width, int first, std::initializer_list<Array> arrays) 
   return true;
 }
 
-// Rows of `columns` elements, one after the other in every array: whether every row can be moved in vectors of `width`. (Arrays
-// of one row too.)
+// Rows of `columns` elements, one after the other in every array: whether every row can be moved in
+// vectors of `width`. (Arrays of one row too.)
 inline bool rows_can_move(int width, std::int64_t columns, std::initializer_list<Array> arrays) {
   return columns % width == 0 && can_move(width, 0, arrays);
 }
@@ -145,9 +146,9 @@ struct Count {
   static constexpr int width = value;
 };
 
-// Flat work --------------------------------------------------------------------------------------------------------
-// n elements of arrays that begin anywhere: `head` elements one by one, vectors, and what is left over, where all arrays
-// become aligned at one element; otherwise all one by one.
+// Flat work ---------------------------------------------------------------------------------------
+// n elements of arrays that begin anywhere: `head` elements one by one, vectors, and what is left
+// over, where all arrays become aligned at one element; otherwise all one by one.
 
 struct FlatRange {
   std::int64_t n = 0;
@@ -161,7 +162,8 @@ inline int head_of(int width, std::initializer_list<Array> arrays) {
   return -1;
 }
 
-// body(first element, Count<elements>) in device code, each element in one thread. Expects one-dimensional blocks.
+// body(first element, Count<elements>) in device code, each element in one thread. Expects
+// one-dimensional blocks.
 template <int width, class Body>
 __device__ __forceinline__ void for_each_flat(const FlatRange& range, const Body& body) {
   const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -180,7 +182,8 @@ __device__ __forceinline__ void for_each_flat(const FlatRange& range, const Body
 
 inline constexpr int flat_threads = 256;
 
-// submit(Count<width>, FlatRange, Grid), unless there is nothing to do. With `most_blocks`, a thread has several vectors.
+// submit(Count<width>, FlatRange, Grid), unless there is nothing to do. With `most_blocks`, a
+// thread has several vectors.
 template <int width, class Submit>
 void submit_flat(std::int64_t n, std::initializer_list<Array> arrays, const Submit& submit,
                  std::int64_t most_blocks = 0x7fffffff) {
@@ -198,13 +201,14 @@ void submit_flat(std::int64_t n, std::initializer_list<Array> arrays, const Subm
   }
 }
 
-// Work by rows -----------------------------------------------------------------------------------------------------
+// Work by rows ------------------------------------------------------------------------------------
 // blockIdx.x is the row; threads of the block and blockIdx.y share out its columns.
 
 template <int width, class Body>
 __device__ __forceinline__ void for_each_column(std::int64_t columns, const Body& body) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.y) * blockDim.x * width;
-  for (std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * width; i < columns; i += stride)
+  for (std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * width; i < columns;
+       i += stride)
     body(i);
 }
 
@@ -233,9 +237,10 @@ void submit_rows(std::int64_t rows, std::int64_t columns, std::initializer_list<
   }
 }
 
-// Sums and maxima over threads -------------------------------------------------------------------------------------
-// In one order whatever the timing; a + b is b + a to the bit, so all threads get the same result. Every thread of the
-// warp or block calls them.
+// Sums and maxima over threads
+// ------------------------------------------------------------------------------------- In one
+// order whatever the timing; a + b is b + a to the bit, so all threads get the same result. Every
+// thread of the warp or block calls them.
 
 struct Sum {
   static constexpr float identity = 0.0f;
@@ -250,13 +255,15 @@ struct Maximum {
 template <class Combine>
 __device__ __forceinline__ float over_warp(float value) {
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value = Combine::of(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  for (int offset = 16; offset > 0; offset /= 2)
+    value = Combine::of(value, __shfl_xor_sync(0xffffffffu, value, offset));
   return value;
 }
 
 inline constexpr int most_warps = 32;  // of a block
 
-// Over the threads of equal threadIdx.y; blockDim.x is a multiple of 32. `shared` may be used again by the next call.
+// Over the threads of equal threadIdx.y; blockDim.x is a multiple of 32. `shared` may be used again
+// by the next call.
 template <class Combine, int count>
 __device__ __forceinline__ void over_threads(float (&values)[count], float (&shared)[count][most_warps]) {
 #pragma unroll
@@ -272,7 +279,8 @@ __device__ __forceinline__ void over_threads(float (&values)[count], float (&sha
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < count; ++i) values[i] = over_warp<Combine>(lane < warps ? shared[i][first + lane] : Combine::identity);
+  for (int i = 0; i < count; ++i)
+    values[i] = over_warp<Combine>(lane < warps ? shared[i][first + lane] : Combine::identity);
 }
 
 template <class Combine>

@@ -2,12 +2,12 @@
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/kernels/numbers.h"
 
-// The step's scalars and the loss scale are read from device memory when the kernels run, so that recorded work can be
-// replayed with new ones.
+// The step's scalars and the loss scale are read from device memory when the kernels run, so that
+// recorded work can be replayed with new ones.
 namespace parplan {
 namespace {
 
-// Sums of squares ---------------------------------------------------------------------------------------------------
+// Sums of squares ---------------------------------------------------------------------------------
 
 constexpr int width = vector_width<float>;
 
@@ -36,9 +36,10 @@ __global__ void __launch_bounds__(sum_squares_blocks) add_sums_of_squares(const 
   if (thread == 0) *y += static_cast<float>(shared[0]);
 }
 
-// Steps ---------------------------------------------------------------------------------------------------------------
+// Steps -------------------------------------------------------------------------------------------
 
-// What both optimizers make of the step. One thread of each block computes it, in double precision, as the CPU's kernels do.
+// What both optimizers make of the step. One thread of each block computes it, in double precision,
+// as the CPU's kernels do.
 struct StepOperands {
   const StepScalars* scalars = nullptr;
   const float* sum_of_squares = nullptr;  // null: no clipping
@@ -52,8 +53,8 @@ struct Gradients {
   bool overflow;      // nothing is to change
 };
 
-// Gradients are clipped by min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, the norm being that of the
-// gradients without the loss scale.
+// Gradients are clipped by min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, the
+// norm being that of the gradients without the loss scale.
 __device__ inline Gradients gradients_of(const StepOperands& o) {
   Gradients result{1.0f, o.scalars->step, false};
   double scale = 1.0, clip = 1.0;
@@ -94,10 +95,11 @@ __device__ inline AdamConstants adam_constants(const StepOperands& o) {
           .overflow = gradients.overflow};
 }
 
-// Products that are added are written as fmaf: an element meets the same instructions wherever a shard begins or ends.
-// Loshchilov and Hutter 2019, in the order of torch.optim.AdamW; without decoupled decay, Kingma and Ba 2015 in the order of
-// torch.optim.Adam.
-__device__ __forceinline__ void adam_step(const AdamConstants& c, float gradient, float& parameter, float& first, float& second) {
+// Products that are added are written as fmaf: an element meets the same instructions wherever a
+// shard begins or ends. Loshchilov and Hutter 2019, in the order of torch.optim.AdamW; without
+// decoupled decay, Kingma and Ba 2015 in the order of torch.optim.Adam.
+__device__ __forceinline__ void adam_step(const AdamConstants& c, float gradient, float& parameter, float& first,
+                                          float& second) {
   const float g = fmaf(c.coupled_decay, parameter, gradient * c.factor);
   first = fmaf(c.beta1, first, c.rest1 * g);
   second = fmaf(c.beta2, second, c.rest2 * (g * g));
@@ -179,7 +181,8 @@ __global__ void sgd_steps(FlatRange range, StepOperands operands, const float* g
   });
 }
 
-// Each block computes the step's constants once: enough blocks to fill a GPU several times over, no more.
+// Each block computes the step's constants once: enough blocks to fill a GPU several times over, no
+// more.
 constexpr std::int64_t step_blocks = 4096;
 
 // (norm), (master), (loss scale), from operand `next` on.
@@ -224,8 +227,8 @@ void sum_squares(const CudaKernelArguments& a) {
       elements(a.shape), {x},
       [&](auto, FlatRange range, const Grid& grid) {
         launch("sum_squares", sum_squares_of_part, grid, a.stream, range, x, parts);
-        launch("sum_squares", add_sums_of_squares, Grid{.blocks = dim3(1), .threads = dim3(sum_squares_blocks)}, a.stream,
-               static_cast<const float*>(parts), static_cast<int>(grid.blocks.x), a.at<float>(1));
+        launch("sum_squares", add_sums_of_squares, Grid{.blocks = dim3(1), .threads = dim3(sum_squares_blocks)},
+               a.stream, static_cast<const float*>(parts), static_cast<int>(grid.blocks.x), a.at<float>(1));
       },
       sum_squares_blocks);
 }
@@ -242,8 +245,8 @@ void adamw(const CudaKernelArguments& a) {
         elements(a.shape), {gradient, parameter, first, second, rest.master != nullptr ? rest.master : first},
         [&](auto count, FlatRange range, const Grid& grid) {
           constexpr int n = decltype(count)::width;
-          launch("adamw", rest.master != nullptr ? adam_steps<T, true, n> : adam_steps<T, false, n>, grid, a.stream, range,
-                 rest.operands, gradient, parameter, first, second, rest.master);
+          launch("adamw", rest.master != nullptr ? adam_steps<T, true, n> : adam_steps<T, false, n>, grid, a.stream,
+                 range, rest.operands, gradient, parameter, first, second, rest.master);
         },
         step_blocks);
   });
@@ -271,8 +274,8 @@ void sgd(const CudaKernelArguments& a) {
 
 // norm -> loss scale
 void update_loss_scale(const CudaKernelArguments& a) {
-  launch("update_loss_scale", change_loss_scale, Grid{.blocks = dim3(1), .threads = dim3(1)}, a.stream, a.at<const float>(0),
-         a.at<LossScale>(1));
+  launch("update_loss_scale", change_loss_scale, Grid{.blocks = dim3(1), .threads = dim3(1)}, a.stream,
+         a.at<const float>(0), a.at<LossScale>(1));
 }
 
 }  // namespace parplan

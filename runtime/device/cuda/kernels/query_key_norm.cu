@@ -6,7 +6,8 @@
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
-// Norms of the queries and keys in rows of fused queries, keys and values. Formulas: runtime/device/cpu/kernels/query_key_norm.cpp.
+// Norms of the queries and keys in rows of fused queries, keys and values. Formulas:
+// runtime/device/cpu/kernels/query_key_norm.cpp.
 namespace parplan {
 namespace {
 
@@ -22,7 +23,8 @@ struct FusedRow {
   __host__ __device__ int normed() const { return groups * (queries + 1); }
   __device__ __forceinline__ bool is_value(int slot) const { return slot % (queries + 2) == queries + 1; }
   __device__ __forceinline__ bool is_key(int slot) const { return slot % (queries + 2) == queries; }
-  // Of a query or key head: its number among those that are normed, in the order of memory; among its like.
+  // Of a query or key head: its number among those that are normed, in the order of memory; among
+  // its like.
   __device__ __forceinline__ int number(int slot) const { return slot - slot / (queries + 2); }
   __device__ __forceinline__ int number_of_kind(int slot) const {
     const int group = slot / (queries + 2);
@@ -31,19 +33,23 @@ struct FusedRow {
 };
 
 FusedRow row_of(const OpShape& s) {
-  return {.queries = static_cast<int>(s.heads / s.kv_heads), .groups = static_cast<int>(s.kv_heads), .head_dim = static_cast<int>(s.head_dim)};
+  return {.queries = static_cast<int>(s.heads / s.kv_heads),
+          .groups = static_cast<int>(s.kv_heads),
+          .head_dim = static_cast<int>(s.head_dim)};
 }
 std::int64_t rows_of(const OpShape& s) { return s.sequence * s.batch; }
 
-// Each norm --------------------------------------------------------------------------------------------------------
+// Each norm ---------------------------------------------------------------------------------------
 
 // A warp has one head of one row at a time. (head_dim elements, `width` a lane at once.)
 template <class T, int width>
 __global__ void __launch_bounds__(32 * warps_per_block)
-    normalize_heads(std::int64_t heads, FusedRow r, const T* qkv, const T* query_gamma, const T* key_gamma, T* y, float* rstd, float epsilon) {
+    normalize_heads(std::int64_t heads, FusedRow r, const T* qkv, const T* query_gamma, const T* key_gamma, T* y,
+                    float* rstd, float epsilon) {
   const int lane = static_cast<int>(threadIdx.x);
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * warps_per_block;
-  for (std::int64_t head = static_cast<std::int64_t>(blockIdx.x) * warps_per_block + threadIdx.y; head < heads; head += stride) {
+  for (std::int64_t head = static_cast<std::int64_t>(blockIdx.x) * warps_per_block + threadIdx.y; head < heads;
+       head += stride) {
     const std::int64_t row = head / r.slots();
     const int slot = static_cast<int>(head - row * r.slots());
     const T* x = qkv + head * r.head_dim;
@@ -72,13 +78,14 @@ __global__ void __launch_bounds__(32 * warps_per_block)
   }
 }
 
-// Block b has the rows [b rows_per_part, (b + 1) rows_per_part), its warps their heads in turn. A warp adds up its heads' parts of the
-// gradients of both gammas in shared memory, each element by one lane; then the warps are added in order. dqkv may be dy: a lane
-// reads what it writes.
+// Block b has the rows [b rows_per_part, (b + 1) rows_per_part), its warps their heads in turn. A
+// warp adds up its heads' parts of the gradients of both gammas in shared memory, each element by
+// one lane; then the warps are added in order. dqkv may be dy: a lane reads what it writes.
 template <class T, int width>
 __global__ void __launch_bounds__(32 * warps_per_block)
-    normalize_heads_gradient(std::int64_t rows, std::int64_t rows_per_part, FusedRow r, const T* dy, const T* qkv, const T* query_gamma,
-                             const T* key_gamma, const float* rstd, T* dqkv, float* query_parts, float* key_parts) {
+    normalize_heads_gradient(std::int64_t rows, std::int64_t rows_per_part, FusedRow r, const T* dy, const T* qkv,
+                             const T* query_gamma, const T* key_gamma, const float* rstd, T* dqkv, float* query_parts,
+                             float* key_parts) {
   float* sums = reinterpret_cast<float*>(dynamic_shared);  // [warps, queries' and keys', head_dim]
   const int lane = static_cast<int>(threadIdx.x), warp = static_cast<int>(threadIdx.y);
   const int thread = warp * 32 + lane;
@@ -137,8 +144,10 @@ __global__ void __launch_bounds__(32 * warps_per_block)
   }
 }
 
-// Norms over all heads ---------------------------------------------------------------------------------------------
-// A block has a row at a time; each of its threads the same columns of every row. [0]: queries, [1]: keys.
+// Norms over all heads
+// --------------------------------------------------------------------------------------------- A
+// block has a row at a time; each of its threads the same columns of every row. [0]: queries, [1]:
+// keys.
 
 constexpr int row_threads = 256;
 
@@ -198,8 +207,9 @@ __global__ void __launch_bounds__(row_threads)
 }
 
 template <class T, int width>
-__global__ void __launch_bounds__(row_threads) normalize_width(FusedRow r, const T* qkv, const float* squares, const T* query_gamma,
-                                                               const T* key_gamma, T* y, Widths widths, float epsilon) {
+__global__ void __launch_bounds__(row_threads)
+    normalize_width(FusedRow r, const T* qkv, const float* squares, const T* query_gamma, const T* key_gamma, T* y,
+                    Widths widths, float epsilon) {
   const std::int64_t row = blockIdx.x * r.columns();
   const float* sums = squares + 2 * static_cast<std::int64_t>(blockIdx.x);
   const float rstd[2] = {rstd_of(sums, 0, widths, epsilon), rstd_of(sums, 1, widths, epsilon)};
@@ -208,7 +218,8 @@ __global__ void __launch_bounds__(row_threads) normalize_width(FusedRow r, const
     load(qkv + row + i, v);
     if (!r.is_value(slot)) {
       const bool key = r.is_key(slot);
-      load((key ? key_gamma : query_gamma) + static_cast<std::int64_t>(r.number_of_kind(slot)) * r.head_dim + element, g);
+      load((key ? key_gamma : query_gamma) + static_cast<std::int64_t>(r.number_of_kind(slot)) * r.head_dim + element,
+           g);
 #pragma unroll
       for (int k = 0; k < width; ++k) v[k] = v[k] * rstd[key ? 1 : 0] * g[k];
     }
@@ -216,16 +227,17 @@ __global__ void __launch_bounds__(row_threads) normalize_width(FusedRow r, const
   });
 }
 
-// Block b has the rows [b rows_per_part, (b + 1) rows_per_part) and adds up its parts of the gradients of both gammas in the workspace,
-// each element by one thread. dqkv may be dy.
+// Block b has the rows [b rows_per_part, (b + 1) rows_per_part) and adds up its parts of the
+// gradients of both gammas in the workspace, each element by one thread. dqkv may be dy.
 template <class T, int width>
 __global__ void __launch_bounds__(row_threads)
-    normalize_width_gradient(std::int64_t rows, std::int64_t rows_per_part, FusedRow r, const T* dy, const T* qkv, const float* squares,
-                             const T* query_gamma, const T* key_gamma, T* dqkv, float* dsquares, float* query_parts, float* key_parts,
-                             Widths widths, float epsilon) {
+    normalize_width_gradient(std::int64_t rows, std::int64_t rows_per_part, FusedRow r, const T* dy, const T* qkv,
+                             const float* squares, const T* query_gamma, const T* key_gamma, T* dqkv, float* dsquares,
+                             float* query_parts, float* key_parts, Widths widths, float epsilon) {
   __shared__ float shared[2][most_warps];
   const std::int64_t head_dim = r.head_dim;
-  float* parts[2] = {query_parts + blockIdx.x * r.groups * r.queries * head_dim, key_parts + blockIdx.x * r.groups * head_dim};
+  float* parts[2] = {query_parts + blockIdx.x * r.groups * r.queries * head_dim,
+                     key_parts + blockIdx.x * r.groups * head_dim};
   const auto place = [&](int slot, int element) {  // in gammas and their parts
     return static_cast<std::int64_t>(r.number_of_kind(slot)) * head_dim + element;
   };
@@ -239,7 +251,8 @@ __global__ void __launch_bounds__(row_threads)
   const std::int64_t last = first + rows_per_part < rows ? first + rows_per_part : rows;
   for (std::int64_t number = first; number < last; ++number) {
     const std::int64_t row = number * r.columns();
-    const float rstd[2] = {rstd_of(squares + 2 * number, 0, widths, epsilon), rstd_of(squares + 2 * number, 1, widths, epsilon)};
+    const float rstd[2] = {rstd_of(squares + 2 * number, 0, widths, epsilon),
+                           rstd_of(squares + 2 * number, 1, widths, epsilon)};
     float totals[2] = {};
     for_each_in_row<width>(r, [&](std::int64_t i, int slot, int element) {
       float d[width], v[width], g[width];
@@ -300,14 +313,16 @@ void head_norm(const CudaKernelArguments& a) {
     const T *qkv = a.at<const T>(0), *query_gamma = a.at<const T>(1), *key_gamma = a.at<const T>(2);
     T* y = a.at<T>(3);
     with_width<T>(r, {qkv, query_gamma, key_gamma, y}, [&](auto width) {
-      launch("head_norm", normalize_heads<T, decltype(width)::width>,
-             Grid{.blocks = dim3(rows_of_grid(divide_up(heads, warps_per_block))), .threads = dim3(32, warps_per_block)}, a.stream, heads, r,
-             qkv, query_gamma, key_gamma, y, a.at<float>(4), static_cast<float>(a.shape.epsilon));
+      launch(
+          "head_norm", normalize_heads<T, decltype(width)::width>,
+          Grid{.blocks = dim3(rows_of_grid(divide_up(heads, warps_per_block))), .threads = dim3(32, warps_per_block)},
+          a.stream, heads, r, qkv, query_gamma, key_gamma, y, a.at<float>(4), static_cast<float>(a.shape.epsilon));
     });
   });
 }
 
-// dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, dgamma of queries +=, of keys +=, workspace
+// dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, dgamma of queries +=, of keys +=,
+// workspace
 void head_norm_gradient(const CudaKernelArguments& a) {
   const std::int64_t rows = rows_of(a.shape);
   if (rows <= 0) return;
@@ -319,12 +334,14 @@ void head_norm_gradient(const CudaKernelArguments& a) {
   PARPLAN_ASSERT(shared <= 48 << 10, "head_dim " + std::to_string(r.head_dim));
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
-    const T *dy = a.at<const T>(0), *qkv = a.at<const T>(1), *query_gamma = a.at<const T>(2), *key_gamma = a.at<const T>(3);
+    const T *dy = a.at<const T>(0), *qkv = a.at<const T>(1), *query_gamma = a.at<const T>(2),
+            *key_gamma = a.at<const T>(3);
     T* dqkv = a.at<T>(5);
     with_width<T>(r, {dy, qkv, query_gamma, key_gamma, dqkv}, [&](auto width) {
       launch("head_norm_gradient", normalize_heads_gradient<T, decltype(width)::width>,
-             Grid{.blocks = dim3(static_cast<unsigned>(parts)), .threads = dim3(32, warps_per_block), .shared = shared}, a.stream, rows,
-             divide_up(rows, parts), r, dy, qkv, query_gamma, key_gamma, a.at<const float>(4), dqkv, query_parts, key_parts);
+             Grid{.blocks = dim3(static_cast<unsigned>(parts)), .threads = dim3(32, warps_per_block), .shared = shared},
+             a.stream, rows, divide_up(rows, parts), r, dy, qkv, query_gamma, key_gamma, a.at<const float>(4), dqkv,
+             query_parts, key_parts);
     });
   });
   add_parts(query_parts, parts, r.head_dim, a.at<float>(6), a.stream);
@@ -339,7 +356,8 @@ void query_key_squares(const CudaKernelArguments& a) {
     using T = typename decltype(number)::Type;
     const T* qkv = a.at<const T>(0);
     with_width<T>(r, {qkv}, [&](auto width) {
-      launch("query_key_squares", sum_squares_of_heads<T, decltype(width)::width>, block_a_row(a.shape), a.stream, r, qkv, a.at<float>(1));
+      launch("query_key_squares", sum_squares_of_heads<T, decltype(width)::width>, block_a_row(a.shape), a.stream, r,
+             qkv, a.at<float>(1));
     });
   });
 }
@@ -353,8 +371,8 @@ void query_key_squares_gradient(const CudaKernelArguments& a) {
     const T* qkv = a.at<const T>(1);
     T* dqkv = a.at<T>(2);
     with_width<T>(r, {qkv, dqkv}, [&](auto width) {
-      launch("query_key_squares_gradient", squares_gradient<T, decltype(width)::width>, block_a_row(a.shape), a.stream, r,
-             a.at<const float>(0), qkv, dqkv, a.shape.accumulate);
+      launch("query_key_squares_gradient", squares_gradient<T, decltype(width)::width>, block_a_row(a.shape), a.stream,
+             r, a.at<const float>(0), qkv, dqkv, a.shape.accumulate);
     });
   });
 }
@@ -368,13 +386,14 @@ void query_key_norm(const CudaKernelArguments& a) {
     const T *qkv = a.at<const T>(0), *query_gamma = a.at<const T>(2), *key_gamma = a.at<const T>(3);
     T* y = a.at<T>(4);
     with_width<T>(r, {qkv, query_gamma, key_gamma, y}, [&](auto width) {
-      launch("query_key_norm", normalize_width<T, decltype(width)::width>, block_a_row(a.shape), a.stream, r, qkv, a.at<const float>(1),
-             query_gamma, key_gamma, y, widths_of(a.shape), static_cast<float>(a.shape.epsilon));
+      launch("query_key_norm", normalize_width<T, decltype(width)::width>, block_a_row(a.shape), a.stream, r, qkv,
+             a.at<const float>(1), query_gamma, key_gamma, y, widths_of(a.shape), static_cast<float>(a.shape.epsilon));
     });
   });
 }
 
-// dy, qkv, squares, gamma of queries, gamma of keys -> dqkv, dsquares, dgamma of queries +=, of keys +=, workspace
+// dy, qkv, squares, gamma of queries, gamma of keys -> dqkv, dsquares, dgamma of queries +=, of
+// keys +=, workspace
 void query_key_norm_gradient(const CudaKernelArguments& a) {
   const std::int64_t rows = rows_of(a.shape);
   if (rows <= 0) return;
@@ -385,13 +404,14 @@ void query_key_norm_gradient(const CudaKernelArguments& a) {
   float* key_parts = query_parts + parts * query_width;
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
-    const T *dy = a.at<const T>(0), *qkv = a.at<const T>(1), *query_gamma = a.at<const T>(3), *key_gamma = a.at<const T>(4);
+    const T *dy = a.at<const T>(0), *qkv = a.at<const T>(1), *query_gamma = a.at<const T>(3),
+            *key_gamma = a.at<const T>(4);
     T* dqkv = a.at<T>(5);
     with_width<T>(r, {dy, qkv, query_gamma, key_gamma, dqkv}, [&](auto width) {
       launch("query_key_norm_gradient", normalize_width_gradient<T, decltype(width)::width>,
-             Grid{.blocks = dim3(static_cast<unsigned>(parts)), .threads = dim3(row_threads)}, a.stream, rows, divide_up(rows, parts), r, dy,
-             qkv, a.at<const float>(2), query_gamma, key_gamma, dqkv, a.at<float>(6), query_parts, key_parts, widths_of(a.shape),
-             static_cast<float>(a.shape.epsilon));
+             Grid{.blocks = dim3(static_cast<unsigned>(parts)), .threads = dim3(row_threads)}, a.stream, rows,
+             divide_up(rows, parts), r, dy, qkv, a.at<const float>(2), query_gamma, key_gamma, dqkv, a.at<float>(6),
+             query_parts, key_parts, widths_of(a.shape), static_cast<float>(a.shape.epsilon));
     });
   });
   add_parts(query_parts, parts, query_width, a.at<float>(7), a.stream);

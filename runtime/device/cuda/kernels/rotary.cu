@@ -22,12 +22,14 @@ __device__ __forceinline__ void turn(float& low, float& high, float cosine, floa
   low = turned;
 }
 
-// blockIdx.x is the position; its cosines and sines are computed once for all heads and samples (blockIdx.y shares out
-// those). Element i of a head is paired with i + half (the convention of GPT-NeoX and Hugging Face), `interleaved` 2i with 2i + 1
-// (GPT-J's); the angle position * theta^(-i / half) is rounded to fp32 where Hugging Face does. `direction` -1 rotates back, which is
-// the gradient. The rest of a head and values are copied; `to` may be `from`.
+// blockIdx.x is the position; its cosines and sines are computed once for all heads and samples
+// (blockIdx.y shares out those). Element i of a head is paired with i + half (the convention of
+// GPT-NeoX and Hugging Face), `interleaved` 2i with 2i + 1 (GPT-J's); the angle position *
+// theta^(-i / half) is rounded to fp32 where Hugging Face does. `direction` -1 rotates back, which
+// is the gradient. The rest of a head and values are copied; `to` may be `from`.
 template <class T, int width, bool interleaved>
-__global__ void rotate(const T* from, T* to, Heads h, std::int64_t batch, std::int64_t begin, double theta, float direction) {
+__global__ void rotate(const T* from, T* to, Heads h, std::int64_t batch, std::int64_t begin, double theta,
+                       float direction) {
   float* cosine = reinterpret_cast<float*>(dynamic_shared);
   float* sine = cosine + h.half;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
@@ -72,7 +74,8 @@ __global__ void rotate(const T* from, T* to, Heads h, std::int64_t batch, std::i
     }
     for (int v = thread; v < h.heads * copies_per_head; v += threads) {
       const int head = v / copies_per_head;
-      const std::int64_t at = row + static_cast<std::int64_t>(head) * h.head_dim + 2 * h.half + (v - head * copies_per_head) * width;
+      const std::int64_t at =
+          row + static_cast<std::int64_t>(head) * h.head_dim + 2 * h.half + (v - head * copies_per_head) * width;
       float values[width];
       load(from + at, values);
       store(to + at, values);
@@ -100,8 +103,8 @@ void submit(const CudaKernelArguments& a, float direction) {
     T* to = a.at<T>(1);
     const auto submit_width = [&](auto width) {
       constexpr int n = decltype(width)::width;
-      launch("rotary", s.interleaved ? rotate<T, n, true> : rotate<T, n, false>, grid, a.stream, from, to, heads, s.batch, s.begin,
-             s.theta, direction);
+      launch("rotary", s.interleaved ? rotate<T, n, true> : rotate<T, n, false>, grid, a.stream, from, to, heads,
+             s.batch, s.begin, s.theta, direction);
     };
     if (heads.half % vector_width<T> == 0 && rows_can_move(vector_width<T>, heads.head_dim, {from, to})) {
       submit_width(Count<vector_width<T>>{});

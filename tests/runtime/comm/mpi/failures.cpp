@@ -1,6 +1,7 @@
-// How a job over MPI ends when a process fails. Given mpirun and a scenario it starts itself as three processes in that scenario and
-// compares what each of them caught. Where several find the fault, one may hear of it from another before it looks itself: such a line
-// ends with what the other found.
+// How a job over MPI ends when a process fails. Given mpirun and a scenario it starts itself as
+// three processes in that scenario and compares what each of them caught. Where several find the
+// fault, one may hear of it from another before it looks itself: such a line ends with what the
+// other found.
 #include <unistd.h>
 
 #include <algorithm>
@@ -51,13 +52,17 @@ struct Scenario {
   std::array<std::vector<std::string>, 3> wanted;  // by process: the ways in which its line may end
 };
 
-std::array<std::vector<std::string>, 3> by_all(const std::vector<std::string>& endings) { return {endings, endings, endings}; }
+std::array<std::vector<std::string>, 3> by_all(const std::vector<std::string>& endings) {
+  return {endings, endings, endings};
+}
 
 const std::vector<Scenario> scenarios = {
     // The messages under way are small: MPI can be ended in order.
-    {"small", [](Rendezvous& job) { one_fails_before_a_collective(job, 10); }, by_all({"rank 1 stopped: out of paper"})},
+    {"small", [](Rendezvous& job) { one_fails_before_a_collective(job, 10); },
+     by_all({"rank 1 stopped: out of paper"})},
     // Large ones cannot be taken back: MPI stays open.
-    {"large", [](Rendezvous& job) { one_fails_before_a_collective(job, 4000037); }, by_all({"rank 1 stopped: out of paper"})},
+    {"large", [](Rendezvous& job) { one_fails_before_a_collective(job, 4000037); },
+     by_all({"rank 1 stopped: out of paper"})},
     {"receive",
      [](Rendezvous& job) {
        const auto communicator = job.make_communicator({}, 1);
@@ -141,14 +146,16 @@ int main(int count, char** words) {
       std::printf("%s\n", error.what());
       return 1;
     }
-    const std::vector<std::string> lines = sorted_lines_of(fmt::format("'{}' -n 3 --oversubscribe '{}' {}", words[1], words[0], name));
+    const std::vector<std::string> lines =
+        sorted_lines_of(fmt::format("'{}' -n 3 --oversubscribe '{}' {}", words[1], words[0], name));
     bool right = lines.size() == scenario.wanted.size();
     for (std::size_t p = 0; p < scenario.wanted.size(); ++p) {
       const std::vector<std::string>& endings = scenario.wanted[p];
       const std::string line = p < lines.size() ? lines[p] : "";
       fmt::print("process {} wanted\n    {}\n  got\n    {}\n", p, fmt::join(endings, "\n    "), line);
       right = right && line.starts_with(fmt::format("process {}: ", p)) &&
-              std::any_of(endings.begin(), endings.end(), [&](const std::string& ending) { return line.ends_with(ending); });
+              std::any_of(endings.begin(), endings.end(),
+                          [&](const std::string& ending) { return line.ends_with(ending); });
     }
     return right ? 0 : 1;
   }

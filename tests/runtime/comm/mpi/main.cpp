@@ -1,4 +1,5 @@
-// Run by mpirun: every process runs the same test cases in the same order. Exits with 0 where no process failed.
+// Run by mpirun: every process runs the same test cases in the same order. Exits with 0 where no
+// process failed.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 

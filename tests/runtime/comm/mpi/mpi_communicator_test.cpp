@@ -1,4 +1,5 @@
-// The plugin runtime/comm/mpi through the interfaces Rendezvous and Communicator, as the main program uses it.
+// The plugin runtime/comm/mpi through the interfaces Rendezvous and Communicator, as the main
+// program uses it.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -17,8 +18,8 @@ using namespace parplan::testing;
 
 namespace {
 
-// Below, at and above the sizes from which a collective is cut into chunks and chunks into pieces (64 Ki elements with up to 16
-// members); not multiples of anything.
+// Below, at and above the sizes from which a collective is cut into chunks and chunks into pieces
+// (64 Ki elements with up to 16 members); not multiples of anything.
 constexpr std::int64_t counts[] = {0, 1, 3, 7, 16, 1000, 1024, 1025, 10007, 262144, 600011};
 
 }  // namespace
@@ -31,10 +32,13 @@ TEST_CASE("the job is the one that mpirun started, on one machine") {
 
 TEST_CASE("processes gather contributions of any size, by process") {
   for (int round = 0; round < 5; ++round) {
-    const auto of = [&](int process) { return std::vector<std::byte>(static_cast<std::size_t>(process * 70001 * (round % 3)), static_cast<std::byte>(process + 1)); };
+    const auto of = [&](int process) {
+      return std::vector<std::byte>(static_cast<std::size_t>(process * 70001 * (round % 3)),
+                                    static_cast<std::byte>(process + 1));
+    };
     const auto all = job().all_gather(of(job().process()));
     bool right = all.size() == static_cast<std::size_t>(job().processes());
-    for (int process = 0; right && process < job().processes(); ++process) right = all[static_cast<std::size_t>(process)] == of(process);
+    for (int process = 0; right && process < job().processes(); ++process) right = all[process] == of(process);
     CHECK(everywhere(right));
     const int source = round % job().processes();
     CHECK(everywhere(broadcast(job(), of(job().process() + 1), source) == of(source + 1)));
@@ -69,7 +73,7 @@ TEST_CASE("reduce_scatter leaves each member its chunk of the sum and all_gather
     CHECK(everywhere(same_bits(data, wanted, own)));
     CHECK(everywhere(transfer.sent == reduce_scatter_bytes(count, 4, communicator->ranks(), rank)));
     for (std::int64_t i = 0; i < count; ++i)
-      if (i < own.begin || i >= own.end) data[static_cast<std::size_t>(i)] = std::nanf("");
+      if (i < own.begin || i >= own.end) data[i] = std::nanf("");
     transfer = communicator->all_gather(0, 0, elements(data));
     CHECK(everywhere(same_bits(data, wanted)));
     CHECK(everywhere(transfer.sent == all_gather_bytes(count, 4, communicator->ranks(), rank)));
@@ -87,14 +91,14 @@ TEST_CASE("ranks as processes and ranks as threads get the same bits") {
       std::vector<std::jthread> threads;
       for (int rank = 0; rank < ranks; ++rank)
         threads.emplace_back([&, rank] {
-          std::vector<float>& data = of_threads[static_cast<std::size_t>(rank)];
+          std::vector<float>& data = of_threads[rank];
           data = contribution(count, rank);
           world.communicator(rank).all_reduce(0, 0, Reduction::sum, elements(data));
         });
     }
     std::vector<float> data = contribution(count, communicator->rank());
     communicator->all_reduce(0, 0, Reduction::sum, elements(data));
-    CHECK(everywhere(same_bits(data, of_threads[static_cast<std::size_t>(communicator->rank())])));
+    CHECK(everywhere(same_bits(data, of_threads[communicator->rank()])));
   }
 }
 
@@ -135,22 +139,26 @@ TEST_CASE("sends match receives in order, channels do not mix, and a send return
   const int ranks = communicator->ranks();
   const int next = (rank + 1) % ranks;
   const int previous = (rank + ranks - 1) % ranks;
-  const auto value = [](int source, int channel, int number) { return static_cast<float>(source * 10000 + channel * 1000 + number); };
+  const auto value = [](int source, int channel, int number) {
+    return static_cast<float>(source * 10000 + channel * 1000 + number);
+  };
   const auto length = [](int number) { return static_cast<std::size_t>(number % 10 == 0 ? large : number % 7); };
   std::vector<std::vector<float>> sent;
   std::vector<SendTicket> tickets;
   for (int number = 0; number < messages; ++number)
-    for (int channel = 0; channel < channels; ++channel) sent.emplace_back(length(number), value(rank, channel, number));
+    for (int channel = 0; channel < channels; ++channel)
+      sent.emplace_back(length(number), value(rank, channel, number));
   // Everybody sends everything before anybody receives.
   for (int number = 0; number < messages; ++number)
     for (int channel = 0; channel < channels; ++channel)
-      tickets.push_back(communicator->send(0, next, channel, elements(sent[static_cast<std::size_t>(number * channels + channel)])));
+      tickets.push_back(communicator->send(0, next, channel, elements(sent[number * channels + channel])));
   bool right = true;
   for (int channel = channels - 1; channel >= 0; --channel)
     for (int number = 0; number < messages; ++number) {
       std::vector<float> data(length(number), -1.0f);
       const Transfer transfer = communicator->receive(0, previous, channel, elements(data));
-      right = right && transfer.sent == Bytes(0) && data == std::vector<float>(length(number), value(previous, channel, number));
+      right = right && transfer.sent == Bytes(0) &&
+              data == std::vector<float>(length(number), value(previous, channel, number));
     }
   Bytes bytes;
   for (const SendTicket& ticket : tickets) bytes = bytes + communicator->wait_sent(0, ticket).sent;
@@ -166,13 +174,15 @@ TEST_CASE("the time until the last member arrived counts as waiting") {
   std::vector<float> data(100);
   communicator->all_reduce(0, 0, Reduction::sum, elements(data));
   const int last = communicator->ranks() - 1;
-  // A process may be stopped anywhere, which looks like waiting, moving or coming late itself; but not in every one of many attempts.
+  // A process may be stopped anywhere, which looks like waiting, moving or coming late itself; but
+  // not in every one of many attempts.
   bool reported = false;
   for (int attempt = 0; attempt < 50 && !reported; ++attempt) {
     barrier(job());
     if (communicator->rank() == last) std::this_thread::sleep_for(100ms);
     const Transfer transfer = communicator->all_reduce(0, 0, Reduction::sum, elements(data));
-    reported = everywhere((communicator->rank() == last || transfer.waited > Seconds(0.08)) && transfer.moving < Seconds(0.08));
+    reported = everywhere((communicator->rank() == last || transfer.waited > Seconds(0.08)) &&
+                          transfer.moving < Seconds(0.08));
   }
   CHECK(reported);
   reported = false;

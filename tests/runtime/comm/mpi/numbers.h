@@ -35,7 +35,8 @@ inline std::vector<float> reduced(std::int64_t count, const std::vector<int>& ra
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b, Chunk chunk) {
   return chunk.begin == chunk.end ||
-         std::memcmp(a.data() + chunk.begin, b.data() + chunk.begin, static_cast<std::size_t>(chunk.end - chunk.begin) * sizeof(float)) == 0;
+         std::memcmp(a.data() + chunk.begin, b.data() + chunk.begin,
+                     static_cast<std::size_t>(chunk.end - chunk.begin) * sizeof(float)) == 0;
 }
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && same_bits(a, b, {0, static_cast<std::int64_t>(a.size())});

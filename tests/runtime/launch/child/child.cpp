@@ -1,5 +1,5 @@
-// What local_parent_test.cpp starts. The first argument says what to do; then process 1 does that, the others wait for it to
-// end them, and say when they are told to.
+// What local_parent_test.cpp starts. The first argument says what to do; then process 1 does that,
+// the others wait for it to end them, and say when they are told to.
 #include <unistd.h>
 
 #include <chrono>
@@ -25,7 +25,8 @@ int wait_to_be_ended() {
 void say_that_it_was_told() {
   constexpr char line[] = "told to end\n";
   // The output of process 0 is the test's own.
-  if (std::string_view(std::getenv("RANK")) != "0") [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, line, sizeof line - 1);
+  if (std::string_view(std::getenv("RANK")) != "0") [[maybe_unused]]
+    const ssize_t written = write(STDOUT_FILENO, line, sizeof line - 1);
 }
 void end_when_told(int) {
   say_that_it_was_told();

@@ -13,9 +13,10 @@
 
 #include "tests/cuda_emulator/warp.h"
 
-// Stands in for runtime/device/cuda/ptx.h, function by function; the fragments' layouts are those of the PTX ISA
-// ("Matrix fragments for mma.m16n8k16", "ldmatrix"), written here as they stand there and not as the kernels use them.
-// A copy that cp.async started lands when its group is waited for, as late as the real one may.
+// Stands in for runtime/device/cuda/ptx.h, function by function; the fragments' layouts are those
+// of the PTX ISA ("Matrix fragments for mma.m16n8k16", "ldmatrix"), written here as they stand
+// there and not as the kernels use them. A copy that cp.async started lands when its group is
+// waited for, as late as the real one may.
 namespace parplan::ptx {
 
 namespace emulated {
@@ -44,9 +45,9 @@ struct MatrixRows {
   const unsigned char* row;
 };
 
-// Register i of a lane with groupID = lane >> 2 and threadID_in_group = lane % 4 gets elements threadID_in_group * 2, +
-// 1 of row groupID of matrix i; with .trans, of its column groupID. The rows of matrix i are named by lanes 8i to 8i
-// + 7.
+// Register i of a lane with groupID = lane >> 2 and threadID_in_group = lane % 4 gets elements
+// threadID_in_group * 2, + 1 of row groupID of matrix i; with .trans, of its column groupID. The
+// rows of matrix i are named by lanes 8i to 8i + 7.
 template <bool transposed>
 void load_matrices(unsigned, void* const* lanes) {
   const auto element = [&](int matrix, int row, int column) {
@@ -81,10 +82,11 @@ struct Fragments {
   std::uint32_t b[2];
 };
 
-// With groupID = lane >> 2 and threadID_in_group = lane % 4, of a lane's
-// eight elements of A, i is in row groupID for i in {0, 1, 4, 5}, else groupID + 8; column threadID_in_group * 2 + (i &
-// 1), + 8 for i >= 4; four elements of B, i is in row threadID_in_group * 2 + (i & 1), + 8 for i >= 2; column groupID;
-// four elements of C and D, i is in row groupID, + 8 for i >= 2; column threadID_in_group * 2 + (i & 1).
+// With groupID = lane >> 2 and threadID_in_group = lane % 4, of a lane's eight elements of A, i is
+// in row groupID for i in {0, 1, 4, 5}, else groupID + 8; column threadID_in_group * 2 + (i & 1), +
+// 8 for i >= 4; four elements of B, i is in row threadID_in_group * 2 + (i & 1), + 8 for i >= 2;
+// column groupID; four elements of C and D, i is in row groupID, + 8 for i >= 2; column
+// threadID_in_group * 2 + (i & 1).
 template <class T>
 void multiply(unsigned, void* const* lanes) {
   float a[16][16];
@@ -118,7 +120,8 @@ struct Copies {
   std::vector<Copy> open;
 };
 
-// Of the running thread. Blocks run one after the other on a thread of the host: what the last block left is dropped.
+// Of the running thread. Blocks run one after the other on a thread of the host: what the last
+// block left is dropped.
 inline Copies& copies() {
   static thread_local std::vector<Copies> of_threads;
   static thread_local uint3 block{};
