@@ -10,7 +10,7 @@
 #include "planner/base/text.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/cluster/routes.h"
-#include "planner/cluster/nccl_import.h"
+#include "planner/cluster/nccl/import.h"
 #include "planner/cluster/smi_topology.h"
 
 namespace parplan {

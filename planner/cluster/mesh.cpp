@@ -13,7 +13,7 @@
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/cluster/fabric.h"
-#include "planner/cluster/nccl_import.h"
+#include "planner/cluster/nccl/import.h"
 #include "planner/cluster/rings.h"
 #include "planner/cluster/routes.h"
 

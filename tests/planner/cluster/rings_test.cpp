@@ -13,8 +13,8 @@
 
 #include "planner/cluster/catalog.h"
 #include "planner/cluster/mesh.h"
-#include "planner/cluster/nccl_search.h"
-#include "planner/cluster/nccl_system.h"
+#include "planner/cluster/nccl/search.h"
+#include "planner/cluster/nccl/system.h"
 #include "planner/cluster/node_layout.h"
 
 using namespace parplan;

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "planner/cluster/catalog.h"
-#include "planner/cluster/nccl_xml.h"
+#include "planner/cluster/nccl/xml.h"
 
 namespace parplan {
 

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "planner/cluster/nccl_system.h"
+#include "planner/cluster/nccl/system.h"
 
 namespace parplan {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "planner/base/error.h"
-#include "planner/cluster/nccl_graph.h"
+#include "planner/cluster/nccl/graph.h"
 
 namespace parplan {
 

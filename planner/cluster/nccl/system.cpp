@@ -1,4 +1,4 @@
-#include "planner/cluster/nccl_system.h"
+#include "planner/cluster/nccl/system.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "planner/base/error.h"
-#include "planner/cluster/nccl_import.h"
+#include "planner/cluster/nccl/import.h"
 #include "planner/cluster/node_layout.h"
 
 // After NVIDIA/nccl src/graph/topo.cc at 5067397c.

@@ -1,4 +1,4 @@
-#include "planner/cluster/nccl_search.h"
+#include "planner/cluster/nccl/search.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "planner/base/error.h"
-#include "planner/cluster/nccl_paths.h"
+#include "planner/cluster/nccl/paths.h"
 
 // After NVIDIA/nccl src/graph/search.cc and init.cc at 5067397c, with its defaults (no NCCL_*
 // variables set).

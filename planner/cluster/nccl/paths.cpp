@@ -1,4 +1,4 @@
-#include "planner/cluster/nccl_paths.h"
+#include "planner/cluster/nccl/paths.h"
 
 #include <fmt/format.h>
 

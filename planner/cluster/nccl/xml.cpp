@@ -1,4 +1,4 @@
-#include "planner/cluster/nccl_xml.h"
+#include "planner/cluster/nccl/xml.h"
 
 #include <fmt/format.h>
 

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "planner/cluster/nccl_system.h"
+#include "planner/cluster/nccl/system.h"
 
 namespace parplan {
 

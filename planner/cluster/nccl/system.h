@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "planner/cluster/cluster.h"
-#include "planner/cluster/nccl_graph.h"
-#include "planner/cluster/nccl_xml.h"
+#include "planner/cluster/nccl/graph.h"
+#include "planner/cluster/nccl/xml.h"
 
 namespace parplan {
 

@@ -1,4 +1,4 @@
-#include "planner/cluster/nccl_import.h"
+#include "planner/cluster/nccl/import.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 #include "planner/cluster/mesh.h"
-#include "planner/cluster/nccl_search.h"
+#include "planner/cluster/nccl/search.h"
 #include "planner/cluster/routes.h"
 
 using namespace parplan;

@@ -1,4 +1,4 @@
-#include "planner/cluster/nccl_import.h"
+#include "planner/cluster/nccl/import.h"
 
 #include <fmt/format.h>
 

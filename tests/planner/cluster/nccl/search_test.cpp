@@ -1,4 +1,4 @@
-#include "planner/cluster/nccl_search.h"
+#include "planner/cluster/nccl/search.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -14,8 +14,8 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/cluster/catalog.h"
-#include "planner/cluster/nccl_import.h"
-#include "planner/cluster/nccl_paths.h"
+#include "planner/cluster/nccl/import.h"
+#include "planner/cluster/nccl/paths.h"
 #include "planner/cluster/node_layout.h"
 
 using namespace parplan;
