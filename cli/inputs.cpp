@@ -191,7 +191,7 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
         "the layout takes {} devices ({}), and --devices asks for {}; make them equal, or leave one part out", product,
         join(given, " x "), devices));
   ParallelSpec spec;
-  spec.mesh.degree = {layout.pp.value_or(1), layout.dp.value_or(1), layout.tp.value_or(1)};
+  spec.mesh.degree = {.pp = layout.pp.value_or(1), .dp = layout.dp.value_or(1), .tp = layout.tp.value_or(1)};
   spec.micro_batch = layout.micro_batch.value_or(1);
   // What is not given may still be chosen so that these are legal.
   spec.sequence_parallel = layout.tp && layout.sequence_parallel.value_or(false);

@@ -58,7 +58,7 @@ bool matches(Degree wanted, int degree, bool is_inside) {
 
 // Groups of `tp` neighbours on all of so many devices that they divide.
 DeviceMesh neighbours_mesh(int devices, int tp) {
-  return {.degree = {1, devices / tp, tp}, .order = {Axis::pp, Axis::dp, Axis::tp}};
+  return {.degree = {.dp = devices / tp, .tp = tp}, .order = {Axis::pp, Axis::dp, Axis::tp}};
 }
 
 bool tensor_inside_nodes(const DeviceMesh& mesh, NetworkCache& networks) {
@@ -330,12 +330,12 @@ Guide find_guide(const Inquiry& inquiry, CandidateMaker& maker, const std::vecto
   if (plan.spec.pp() > 1 && plan.spec.dp() > 1 && plan.spec.zero_stage < 2)
     for (const Neighbour& neighbour : neighbours) {
       const RankedPlan& other = neighbour.rival.plan;
-      if (other.spec.zero_stage >= 2 && other.result.communication.data > own.communication.data)
+      if (other.spec.zero_stage >= 2 && other.result.communication.dp > own.communication.dp)
         guide.sharded_pipeline.push_back(
-            {.rival = neighbour.rival, .sent = own.communication.data, .micro_batches = count});
+            {.rival = neighbour.rival, .sent = own.communication.dp, .micro_batches = count});
     }
   if (plan.spec.zero_stage == 3 && plan.spec.dp() > 1 && count > 1)
-    guide.gathered = {.micro_batches = count, .sent = own.communication.data, .exposed = own.time.data_exposed};
+    guide.gathered = {.micro_batches = count, .sent = own.communication.dp, .exposed = own.time.exposed.dp};
   if (plan.spec.pp() > 1)
     guide.bubble = {
         .stages = plan.spec.pp(),

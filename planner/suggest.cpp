@@ -80,7 +80,7 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
   if (dp * tp * pp > devices)
     throw ConfigError(fmt::format("the layout needs {} devices (dp {} x tp {} x pp {}); the cluster has {}",
                                   dp * tp * pp, dp, tp, pp, devices));
-  spec.mesh.degree = {pp, dp, tp};
+  spec.mesh.degree = {.pp = pp, .dp = dp, .tp = tp};
   if (layout.order) spec.mesh.order = *layout.order;
   spec.sequence_parallel = layout.sequence_parallel.value_or(false);
   spec.zero_stage = layout.zero_stage.value_or(0);

@@ -18,7 +18,7 @@ namespace {
 // More operands than any op's row has.
 constexpr std::size_t most_operands = 12;
 
-constexpr int stream_count = static_cast<int>(Stream::count_);
+constexpr int streams = static_cast<int>(stream_count);
 
 bool is_load(const Instruction& instruction) {
   return instruction.kind == InstructionKind::kernel &&
@@ -34,9 +34,9 @@ int position_in(const std::vector<int>& ranks, int rank) {
 GroupTable::GroupTable(const std::vector<Program>& programs) {
   std::vector<std::vector<int>> known;
   for (const Program& program : programs) {
-    for (const std::vector<int>& ranks : program.groups)
-      if (ranks.size() > 1) known.push_back(ranks);
-    for (const int next : program.group(GroupKind::next)) {
+    for (const Group& group : program.groups)
+      if (group.ranks.size() > 1) known.push_back(group.ranks);
+    for (const int next : program.group(next_stage)) {
       routes_.push_back({.source = program.rank, .destination = next, .channel = to_next});
       routes_.push_back({.source = next, .destination = program.rank, .channel = to_previous});
     }
@@ -68,7 +68,7 @@ void warm_up(const Program& program, Backend& backend, const Arena& arena) {
   constexpr std::int64_t word = 4;
   constexpr StreamId compute = static_cast<StreamId>(Stream::compute);
   backend.attach_thread();
-  for (StreamId stream = 0; stream < stream_count; ++stream) backend.fill(stream, arena.begin(), 0, 1);
+  for (StreamId stream = 0; stream < streams; ++stream) backend.fill(stream, arena.begin(), 0, 1);
   backend.synchronize();
   backend.set_scalars({});
   std::vector<Launch> launched;
@@ -101,8 +101,8 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
       arena_(arena),
       data_rank_(data_rank),
       data_ranks_(data_ranks) {
-  for (const std::vector<int>& ranks : program.groups)
-    group_ids_.push_back(ranks.size() > 1 ? groups.id_of(ranks) : -1);
+  for (const Group& group : program.groups)
+    group_ids_.push_back(group.ranks.size() > 1 ? groups.id_of(group.ranks) : -1);
   tickets_.resize(static_cast<std::size_t>(program.events));
   unrecorded_.reserve(program.calls.size());
 
@@ -139,8 +139,8 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
   piece_of_.reserve(pieces);
   dependencies_.resize(pieces);
   backend.prepare_marks(2 * static_cast<int>(pieces) + 1);
-  stream_heads_.resize(static_cast<std::size_t>(stream_count));
-  event_heads_.resize(static_cast<std::size_t>(fork_event_ + 1 + stream_count));
+  stream_heads_.resize(stream_count);
+  event_heads_.resize(static_cast<std::size_t>(fork_event_ + 1 + streams));
   if (tokens > 0) tokens_ = static_cast<std::int32_t*>(backend.allocate_host(Bytes(4 * tokens)));
   if (program.loss_buffer >= 0) {
     loss_ = static_cast<float*>(backend.allocate_host(Bytes(4)));
@@ -274,9 +274,7 @@ void Executor::submit(const Segment& segment, const Call& call, std::size_t inde
     } else {
       const Transfer transfer = communicate(instruction, call);
       waited = transfer.waited;
-      (instruction.label == Label::tensor ? sent_.tensor
-       : instruction.label == Label::data ? sent_.data
-                                          : sent_.pipeline) += transfer.sent;
+      sent_[instruction.group.axis] += transfer.sent;
     }
     if (timing_) end_piece(waited);
     if (instruction.records) record(instruction.stream, first_segment_event_ + *instruction.records);
@@ -304,13 +302,15 @@ void Executor::submit(const Instruction& instruction, const Call& call, std::siz
 }
 
 Transfer Executor::communicate(const Instruction& instruction, const Call& call) {
-  const std::vector<int>& ranks = program_.group(instruction.group);
-  const int group = group_ids_[index_of(instruction.group)];
+  const auto found = std::ranges::find(program_.groups, instruction.group, &Group::key);
+  PARPLAN_ASSERT(found != program_.groups.end(), name(instruction.group));
+  const std::vector<int>& ranks = found->ranks;
+  const int group = group_ids_[found - program_.groups.begin()];
   const int stream = static_cast<int>(instruction.stream);
   const Operand& last = instruction.operands.back();
   const std::int64_t element = size_of(instruction.type);
   const Elements data{.data = address(last, call), .count = last.bytes / element, .type = instruction.type};
-  const bool towards_next = instruction.group == GroupKind::next;
+  const bool towards_next = instruction.group == next_stage;
   switch (instruction.kind) {
     case InstructionKind::all_reduce_sum: return communicator_.all_reduce(stream, group, Reduction::sum, data);
     case InstructionKind::all_reduce_max: return communicator_.all_reduce(stream, group, Reduction::max, data);

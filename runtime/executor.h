@@ -108,7 +108,7 @@ class Executor {
   const Arena& arena_;
   int data_rank_;
   int data_ranks_;
-  std::vector<int> group_ids_;           // by GroupKind
+  std::vector<int> group_ids_;           // by group of the Program
   std::vector<Submission> submissions_;  // by segment
   std::vector<std::int64_t> keys_;       // by call: equal for equal work
   int first_segment_event_ = 0;          // events: the Program's, a Segment's, the fork, one join a stream

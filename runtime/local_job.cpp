@@ -83,7 +83,7 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
   for_each_rank([&](std::size_t r) {
     const int number = hosted()[r];
     const Program& program = programs_[number];
-    const int data_rank = coordinates_of(job_.spec.mesh, number)[index_of(Axis::dp)];
+    const int data_rank = coordinates_of(job_.spec.mesh, number).dp;
     Rank& rank = *ranks_[r];
     rank.backend->attach_thread();
     rank.executor = std::make_unique<Executor>(program, groups_, *rank.backend, *rank.communicator, rank.arena,

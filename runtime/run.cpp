@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/base/text.h"
 #include "planner/program/lower.h"
 #include "planner/program/verify.h"
 #include "runtime/launch/agree.h"
@@ -31,6 +32,20 @@ Bytes resident_memory() {
   return Bytes(0);
 }
 
+// "396613632 + 0 + 0", and what they are: "tensor, data, pipeline".
+std::string counts(const CommunicationVolume& volume) {
+  std::vector<std::string> words;
+  for (const Axis axis : inner_axes_first)
+    if (is_planned(axis)) words.push_back(fmt::format("{}", volume[axis].count));
+  return join(words, " + ");
+}
+std::string counted_axes() {
+  std::vector<std::string> words;
+  for (const Axis axis : inner_axes_first)
+    if (is_planned(axis)) words.push_back(axis_word(axis));
+  return join(words);
+}
+
 // A promise that the run broke is a bug of ours.
 void check_promises(const LocalJob& job, const StepMeasurement& step, int rank) {
   const Program& program = job.programs()[rank];
@@ -40,19 +55,15 @@ void check_promises(const LocalJob& job, const StepMeasurement& step, int rank) 
         fmt::format("rank {} was promised an arena of {} bytes and touched {}", rank, program.arena_bytes, touched));
   const CommunicationVolume& promised = program.communication;
   const CommunicationVolume& sent = step.communication;
-  if (!(sent == promised))
-    throw InternalError(
-        fmt::format("rank {} was to send {} + {} + {} bytes a step (tensor, data, pipeline) and sent {} + {} + {}",
-                    rank, promised.tensor.count, promised.data.count, promised.pipeline.count, sent.tensor.count,
-                    sent.data.count, sent.pipeline.count));
+  if (sent != promised)
+    throw InternalError(fmt::format("rank {} was to send {} bytes a step ({}) and sent {}", rank, counts(promised),
+                                    counted_axes(), counts(sent)));
 }
-
-Bytes sum(const CommunicationVolume& volume) { return volume.tensor + volume.data + volume.pipeline; }
 
 // The ranks that a prediction speaks of: one a stage, at data and tensor coordinate 0.
 std::vector<int> representatives(const Plan& plan) {
   std::vector<int> ranks;
-  for (int stage = 0; stage < plan.spec.pp(); ++stage) ranks.push_back(rank_at(plan.spec.mesh, {stage, 0, 0}));
+  for (int stage = 0; stage < plan.spec.pp(); ++stage) ranks.push_back(rank_at(plan.spec.mesh, {.pp = stage}));
   return ranks;
 }
 
@@ -64,12 +75,10 @@ void check_prediction(const Plan& plan, const StepResult& measured) {
                     measured.memory.arena().count, plan.prediction.memory.arena().count));
   const CommunicationVolume& sent = measured.communication;
   const CommunicationVolume& promised = plan.prediction.communication;
-  if (!(sent == promised))
+  if (sent != promised)
     throw InternalError(
-        fmt::format("{} + {} + {} bytes were sent a step (tensor, data, pipeline); the plan promises {} + {} + {} "
-                    "(was the plan changed by hand?)",
-                    sent.tensor.count, sent.data.count, sent.pipeline.count, promised.tensor.count, promised.data.count,
-                    promised.pipeline.count));
+        fmt::format("{} bytes were sent a step ({}); the plan promises {} (was the plan changed by hand?)",
+                    counts(sent), counted_axes(), counts(promised)));
 }
 
 // Steps until what is recorded is replayed and caches are warm: CUDA work runs directly, is

@@ -20,7 +20,6 @@
 namespace parplan {
 namespace {
 
-constexpr std::array<const char*, 3> axis_names = {"pp", "dp", "tp"};
 
 constexpr double infinite = std::numeric_limits<double>::infinity();
 
@@ -457,20 +456,19 @@ void check_fits(const Cluster& cluster, const DeviceMesh& mesh) {
 
 }  // namespace
 
-const char* name(Axis axis) { return axis_names[index_of(axis)]; }
-
 int DeviceMesh::stride_of(Axis axis) const {
   int stride = 1;
-  for (auto inner = order.rbegin(); *inner != axis; ++inner) stride *= degree_of(*inner);
+  for (const Axis* inner = order.end(); inner != order.begin() && *--inner != axis;) stride *= degree_of(*inner);
   return stride;
 }
 
 Coordinates coordinates_of(const DeviceMesh& mesh, int rank) {
   PARPLAN_ASSERT(rank >= 0 && rank < mesh.size(), std::to_string(rank) + " of " + std::to_string(mesh.size()));
   Coordinates coordinates{};
-  for (auto inner = mesh.order.rbegin(); inner != mesh.order.rend(); ++inner) {
-    coordinates[index_of(*inner)] = rank % mesh.degree_of(*inner);
-    rank /= mesh.degree_of(*inner);
+  for (const Axis* next = mesh.order.end(); next != mesh.order.begin();) {
+    const Axis inner = *--next;
+    coordinates[inner] = rank % mesh.degree_of(inner);
+    rank /= mesh.degree_of(inner);
   }
   return coordinates;
 }
@@ -478,7 +476,7 @@ Coordinates coordinates_of(const DeviceMesh& mesh, int rank) {
 int rank_at(const DeviceMesh& mesh, Coordinates coordinates) {
   int rank = 0;
   for (const Axis axis : mesh.order) {
-    const int at = coordinates[index_of(axis)];
+    const int at = coordinates[axis];
     PARPLAN_ASSERT(at >= 0 && at < mesh.degree_of(axis),
                    std::string(name(axis)) + " " + std::to_string(at) + " of " + std::to_string(mesh.degree_of(axis)));
     rank = rank * mesh.degree_of(axis) + at;
@@ -490,25 +488,10 @@ std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis) {
   Coordinates coordinates = coordinates_of(mesh, rank);
   std::vector<int> group;
   for (int at = 0; at < mesh.degree_of(axis); ++at) {
-    coordinates[index_of(axis)] = at;
+    coordinates[axis] = at;
     group.push_back(rank_at(mesh, coordinates));
   }
   return group;
-}
-
-std::string write_order(const std::array<Axis, 3>& order) {
-  return std::string(name(order[0])) + "-" + name(order[1]) + "-" + name(order[2]);
-}
-
-std::array<Axis, 3> parse_order(const std::string& text) {
-  std::array<Axis, 3> order = all_axes;
-  std::vector<std::string> allowed;
-  do {
-    if (text == write_order(order)) return order;
-    allowed.push_back(write_order(order));
-  } while (std::next_permutation(order.begin(), order.end()));
-  throw ConfigError("expected an order of the mesh axes, one of " + join(allowed) + ", found '" + text + "'" +
-                    did_you_mean(text, allowed));
 }
 
 GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis axis) {

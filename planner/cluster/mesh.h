@@ -1,42 +1,32 @@
 #pragma once
 
-#include <array>
-#include <cstdint>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "planner/base/enum.h"
+#include "planner/cluster/axis.h"
 #include "planner/cluster/cluster.h"
 
 namespace parplan {
-
-enum class Axis { pp, dp, tp };
-inline constexpr std::array<Axis, 3> all_axes = {Axis::pp, Axis::dp, Axis::tp};
-const char* name(Axis axis);
 
 // The devices of a job arranged along axes. `order` runs from the outermost axis (largest stride
 // over device indices) to the innermost (neighbouring devices): "pp-dp-tp" keeps tensor groups
 // inside a node.
 struct DeviceMesh {
-  std::array<int, 3> degree = {1, 1, 1};  // indexed by Axis
-  std::array<Axis, 3> order = {Axis::pp, Axis::dp, Axis::tp};
+  Degrees degree;
+  AxisOrder order;  // every axis of degree above 1 is in it
 
-  int size() const { return degree[0] * degree[1] * degree[2]; }
-  int degree_of(Axis axis) const { return degree[index_of(axis)]; }
+  int size() const { return degree.product(); }
+  int degree_of(Axis axis) const { return degree[axis]; }
   int stride_of(Axis axis) const;
-  bool operator==(const DeviceMesh&) const = default;
+  auto operator<=>(const DeviceMesh&) const = default;
 };
 
-using Coordinates = std::array<int, 3>;  // indexed by Axis
+using Coordinates = PerAxis<int>;
 Coordinates coordinates_of(const DeviceMesh& mesh, int rank);
 int rank_at(const DeviceMesh& mesh, Coordinates coordinates);
 // The ranks that share every coordinate but `axis` with `rank`, ascending along it.
 std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis);
-
-// "pp-dp-tp"; ConfigError lists the six orders.
-std::string write_order(const std::array<Axis, 3>& order);
-std::array<Axis, 3> parse_order(const std::string& text);
 
 // What one group of devices sees when all its sibling groups (same axis, all other coordinates)
 // communicate at once.

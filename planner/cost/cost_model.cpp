@@ -4,21 +4,26 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/cost/collective.h"
 #include "planner/cost/kernel.h"
 
 namespace parplan {
 
+const GroupNetwork& CostModel::network(GroupKey group) const {
+  static const GroupNetwork alone;
+  const auto found = networks.find(group);
+  return found == networks.end() ? alone : found->second;
+}
+
 const GroupNetwork& NetworkCache::group(const DeviceMesh& mesh, Axis axis) {
-  const auto [entry, added] = groups_.try_emplace({{mesh.degree, mesh.order}, axis});
+  const auto [entry, added] = groups_.try_emplace({mesh, axis});
   if (added) entry->second = group_network(*cluster_, mesh, axis);
   return entry->second;
 }
 
 const GroupNetwork& NetworkCache::stages(const DeviceMesh& mesh, int from_stage, int to_stage) {
-  const auto [entry, added] = stages_.try_emplace({{mesh.degree, mesh.order}, from_stage, to_stage});
+  const auto [entry, added] = stages_.try_emplace({mesh, from_stage, to_stage});
   if (added) entry->second = stage_network(*cluster_, mesh, from_stage, to_stage);
   return entry->second;
 }
@@ -76,15 +81,11 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int stage) 
   PARPLAN_ASSERT(stage >= 0 && stage < stages, fmt::format("stage {} of {}", stage, stages));
   const NetworkCache::StageDevice& device = networks.device(mesh, stage);
   CostModel model{.device = device.device, .rates = device.rates, .networks = {}};
-  const auto set = [&](GroupKind group, const GroupNetwork& network) {
-    model.networks[index_of(group)] = network;
-  };
-  set(GroupKind::tensor, networks.group(mesh, Axis::tp));
-  set(GroupKind::data, networks.group(mesh, Axis::dp));
-  set(GroupKind::pipeline, networks.group(mesh, Axis::pp));
-  if (stages > 1) set(GroupKind::tied, networks.stages(mesh, 0, stages - 1));
-  if (stage + 1 < stages) set(GroupKind::next, networks.stages(mesh, stage, stage + 1));
-  if (stage > 0) set(GroupKind::previous, networks.stages(mesh, stage, stage - 1));
+  const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
+  for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
+  if (stages > 1) set(tied_stages, networks.stages(mesh, 0, stages - 1));
+  if (stage + 1 < stages) set(next_stage, networks.stages(mesh, stage, stage + 1));
+  if (stage > 0) set(previous_stage, networks.stages(mesh, stage, stage - 1));
   return model;
 }
 

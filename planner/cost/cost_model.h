@@ -1,13 +1,11 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <tuple>
 #include <vector>
 
-#include "planner/base/enum.h"
 #include "planner/cluster/cluster.h"
 #include "planner/cluster/mesh.h"
 #include "planner/program/program.h"
@@ -19,9 +17,9 @@ namespace parplan {
 struct CostModel {
   std::shared_ptr<const DeviceKind> device;
   DeviceRates rates;  // with as many devices of a node at work as the job uses
-  std::array<GroupNetwork, static_cast<std::size_t>(GroupKind::count_)> networks;
+  std::map<GroupKey, GroupNetwork> networks;  // of the groups that the stage's ranks are in
 
-  const GroupNetwork& network(GroupKind group) const { return networks[index_of(group)]; }
+  const GroupNetwork& network(GroupKey group) const;  // one rank's where there is none
 };
 
 // What groups see of one cluster's links, computed once per mesh: a search asks for the same again
@@ -41,10 +39,9 @@ class NetworkCache {
   const StageDevice& device(const DeviceMesh& mesh, int stage);
 
  private:
-  using MeshKey = std::tuple<std::array<int, 3>, std::array<Axis, 3>>;
   const Cluster* cluster_;
-  std::map<std::tuple<MeshKey, Axis>, GroupNetwork> groups_;
-  std::map<std::tuple<MeshKey, int, int>, GroupNetwork> stages_;
+  std::map<std::pair<DeviceMesh, Axis>, GroupNetwork> groups_;
+  std::map<std::tuple<DeviceMesh, int, int>, GroupNetwork> stages_;
   std::map<std::tuple<std::uint64_t, int>, StageDevice>
       devices_;  // groups at work (bit by group), devices of a node at work
 };

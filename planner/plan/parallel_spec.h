@@ -30,6 +30,8 @@ struct ParallelSpec {
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }
   int pp() const { return mesh.degree_of(Axis::pp); }
+  // Stages of a pipeline rank.
+  int virtual_stages() const { return stage_blocks.empty() ? 1 : static_cast<int>(stage_blocks.size()) / pp(); }
   Recompute recompute_of(int stage) const {
     return recompute == Recompute::per_stage ? stage_recompute[stage] : recompute;
   }

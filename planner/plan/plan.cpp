@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
@@ -27,15 +26,18 @@ struct TimeKey {
   const char* key;
   Seconds StepTime::* part;
 };
-constexpr std::array<TimeKey, 7> time_keys = {{
+// Communication over an axis has its own keys: exposed_key, communication_key.
+constexpr std::array<TimeKey, 2> time_keys_before = {{
     {"time_compute_s", &StepTime::compute},
     {"time_recompute_s", &StepTime::recompute},
-    {"time_tp_exposed_s", &StepTime::tensor_exposed},
-    {"time_dp_exposed_s", &StepTime::data_exposed},
-    {"time_pp_exposed_s", &StepTime::pipeline_exposed},
+}};
+constexpr std::array<TimeKey, 2> time_keys_behind = {{
     {"time_bubble_s", &StepTime::bubble},
     {"time_optimizer_s", &StepTime::optimizer},
 }};
+constexpr const char* offload_key = "time_offload_s";  // only where there is some
+std::string exposed_key(Axis axis) { return fmt::format("time_{}_exposed_s", name(axis)); }
+std::string communication_key(Axis axis) { return fmt::format("communication_{}_bytes", name(axis)); }
 
 struct MemoryKey {
   const char* key;
@@ -48,16 +50,6 @@ constexpr std::array<MemoryKey, 6> memory_keys = {{
     {"memory_activations_bytes", &MemoryUse::activations},
     {"memory_buffers_bytes", &MemoryUse::buffers},
     {"memory_overhead_bytes", &MemoryUse::overhead},
-}};
-
-struct CommunicationKey {
-  const char* key;
-  Bytes CommunicationVolume::* part;
-};
-constexpr std::array<CommunicationKey, 3> communication_keys = {{
-    {"communication_tp_bytes", &CommunicationVolume::tensor},
-    {"communication_dp_bytes", &CommunicationVolume::data},
-    {"communication_pp_bytes", &CommunicationVolume::pipeline},
 }};
 
 struct DataAxisKey {
@@ -204,11 +196,18 @@ std::string write_schedule(const Schedule& schedule) {
 std::string write_result(const StepResult& result) {
   std::string out = fmt::format("# step {}, peak {}\n", format_duration(result.time.total()),
                                 format_bytes(result.memory.peak()));
-  for (const TimeKey& row : time_keys) out += fmt::format("{}: {}\n", row.key, number((result.time.*row.part).value));
+  const auto time = [&](std::string_view key, Seconds part) {
+    out += fmt::format("{}: {}\n", key, number(part.value));
+  };
+  for (const TimeKey& row : time_keys_before) time(row.key, result.time.*row.part);
+  for (const Axis axis : inner_axes_first)
+    if (is_planned(axis)) time(exposed_key(axis), result.time.exposed[axis]);
+  for (const TimeKey& row : time_keys_behind) time(row.key, result.time.*row.part);
+  if (result.time.offload.value > 0.0) time(offload_key, result.time.offload);
   for (const MemoryKey& row : memory_keys) out += fmt::format("{}: {}\n", row.key, (result.memory.*row.part).count);
   out += fmt::format("memory_stage: {}\n", result.memory_stage);
-  for (const CommunicationKey& row : communication_keys)
-    out += fmt::format("{}: {}\n", row.key, (result.communication.*row.part).count);
+  for (const Axis axis : inner_axes_first)
+    if (is_planned(axis)) out += fmt::format("{}: {}\n", communication_key(axis), result.communication[axis].count);
   return out;
 }
 
@@ -314,7 +313,8 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
   ParallelSpec spec;
   const int devices = read_int(node.at("devices"), 1);
   const auto degree = [&](Axis axis) { return read_int(node.at(name(axis)), 1, devices); };
-  for (Axis axis : all_axes) spec.mesh.degree[index_of(axis)] = degree(axis);
+  for (const Axis axis : all_axes)
+    if (is_planned(axis)) spec.mesh.degree[axis] = degree(axis);
   const std::int64_t product = std::int64_t{spec.dp()} * spec.tp() * spec.pp();
   if (product != devices)
     node.at("devices").fail(fmt::format("dp {} x tp {} x pp {} is {} devices, and devices is {}", spec.dp(), spec.tp(),
@@ -402,17 +402,26 @@ Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int6
 
 StepResult read_result(const YamlNode& node) {
   std::vector<std::string> keys;
-  for (const TimeKey& row : time_keys) keys.push_back(row.key);
+  const auto for_each_axis = [](auto visit) {
+    for (const Axis axis : inner_axes_first)
+      if (is_planned(axis)) visit(axis);
+  };
+  const auto for_each_time = [&](auto visit) {
+    for (const TimeKey& row : time_keys_before) visit(row);
+    for (const TimeKey& row : time_keys_behind) visit(row);
+  };
+  for_each_time([&](const TimeKey& row) { keys.push_back(row.key); });
+  for_each_axis([&](Axis axis) { keys.insert(keys.end(), {exposed_key(axis), communication_key(axis)}); });
   for (const MemoryKey& row : memory_keys) keys.push_back(row.key);
-  keys.push_back("memory_stage");
-  for (const CommunicationKey& row : communication_keys) keys.push_back(row.key);
+  keys.insert(keys.end(), {"memory_stage", offload_key});
   node.allow_keys(keys);
   StepResult result;
-  for (const TimeKey& row : time_keys) result.time.*row.part = read_time(node.at(row.key));
+  for_each_time([&](const TimeKey& row) { result.time.*row.part = read_time(node.at(row.key)); });
+  if (const auto offload = node.find(offload_key)) result.time.offload = read_time(*offload);
+  for_each_axis([&](Axis axis) { result.time.exposed[axis] = read_time(node.at(exposed_key(axis))); });
   for (const MemoryKey& row : memory_keys) result.memory.*row.part = read_part(node.at(row.key));
   if (const auto stage = node.find("memory_stage")) result.memory_stage = read_int(*stage, 0);
-  for (const CommunicationKey& row : communication_keys)
-    result.communication.*row.part = read_part(node.at(row.key));
+  for_each_axis([&](Axis axis) { result.communication[axis] = read_part(node.at(communication_key(axis))); });
   return result;
 }
 

@@ -28,10 +28,6 @@ Rival rival(const Cluster& cluster, RankedPlan plan) {
   return {.plan = std::move(plan), .capacity = capacity};
 }
 
-Seconds exposed_communication(const StepTime& time) {
-  return time.tensor_exposed + time.data_exposed + time.pipeline_exposed;
-}
-
 namespace {
 
 // The largest decides; ties go to the first.
@@ -52,7 +48,7 @@ Seconds for_want_of_memory(const Plan& plan) {
   Seconds memory;
   // (A plan of least memory does without.)
   if (plan.search.objective != Objective::memory) memory += time.recompute;
-  if (plan.spec.zero_stage >= 2 && plan.spec.dp() > 1 && memory_share(plan) >= full_share) memory += time.data_exposed;
+  if (plan.spec.zero_stage >= 2 && plan.spec.dp() > 1 && memory_share(plan) >= full_share) memory += time.exposed.dp;
   return memory;
 }
 
@@ -71,7 +67,7 @@ Waiting waiting(const Plan& plan) {
 
 Constraint binding_constraint(const Plan& plan) {
   if (memory_share(plan) > 1.0) return Constraint::memory;
-  return largest(computing(plan).value / 2, exposed_communication(plan.prediction.time).value / 2,
+  return largest(computing(plan).value / 2, plan.prediction.time.exposed_in_all().value / 2,
                  waiting(plan).filling.value / 2, for_want_of_memory(plan).value);
 }
 

@@ -22,7 +22,6 @@ const char* name(Constraint constraint);
 inline constexpr double full_share = 0.9;
 // The peak over the capacity, on the stage that needs most.
 double memory_share(const Plan& plan);
-Seconds exposed_communication(const StepTime& time);
 
 // What of a pipeline of equal stages is idle: (p - 1) / (m + p - 1) of p stages and m
 // micro-batches.

@@ -9,19 +9,14 @@
 namespace parplan {
 namespace {
 
-struct LabelRow {
-  Label label;
-  const char* name;
-  Seconds StepTime::* part;
-};
-constexpr std::array<LabelRow, static_cast<std::size_t>(Label::count_)> label_rows = {{
-    {Label::compute, "compute", &StepTime::compute},
-    {Label::recompute, "recompute", &StepTime::recompute},
-    {Label::tensor, "tensor", &StepTime::tensor_exposed},
-    {Label::data, "data", &StepTime::data_exposed},
-    {Label::pipeline, "pipeline", &StepTime::pipeline_exposed},
-    {Label::optimizer, "optimizer", &StepTime::optimizer},
-}};
+constexpr std::array<const char*, count_of<Label>> label_names = {
+    "compute", "recompute", "tensor", "expert", "context", "data", "pipeline", "optimizer", "offload"};
+
+constexpr auto axes_of_labels = [] {
+  std::array<std::optional<Axis>, count_of<Label>> axes;
+  for (std::size_t i = 0; i < axes.size(); ++i) axes[i] = axis_of(static_cast<Label>(i));
+  return axes;
+}();
 
 struct MemoryRow {
   MemoryCategory category;
@@ -36,12 +31,6 @@ constexpr std::array<MemoryRow, static_cast<std::size_t>(MemoryCategory::count_)
     {MemoryCategory::buffers, "buffers", &MemoryUse::buffers},
 }};
 
-const LabelRow& row(Label label) {
-  const auto i = static_cast<std::size_t>(label);
-  PARPLAN_ASSERT(i < label_rows.size() && label_rows[i].label == label, fmt::format("label {}", i));
-  return label_rows[i];
-}
-
 const MemoryRow& row(MemoryCategory category) {
   const auto i = static_cast<std::size_t>(category);
   PARPLAN_ASSERT(i < memory_rows.size() && memory_rows[i].category == category, fmt::format("category {}", i));
@@ -50,21 +39,48 @@ const MemoryRow& row(MemoryCategory category) {
 
 }  // namespace
 
-const char* name(Label label) { return row(label).name; }
+const char* name(Label label) {
+  PARPLAN_ASSERT(label < Label::count_, fmt::format("label {}", index_of(label)));
+  return label_names[index_of(label)];
+}
+
+Seconds& StepTime::part(Label label) {
+  PARPLAN_ASSERT(label < Label::count_, fmt::format("label {}", index_of(label)));
+  if (const std::optional<Axis> axis = axes_of_labels[index_of(label)]) return exposed[*axis];
+  switch (label) {
+    case Label::compute: return compute;
+    case Label::recompute: return recompute;
+    case Label::offload: return offload;
+    default: return optimizer;
+  }
+}
 
 StepTime& StepTime::operator+=(const StepTime& other) {
-  for (const LabelRow& row : label_rows) this->*row.part += other.*row.part;
+  compute += other.compute;
+  recompute += other.recompute;
+  for (const Axis axis : all_axes) exposed[axis] += other.exposed[axis];
   bubble += other.bubble;
+  optimizer += other.optimizer;
+  offload += other.offload;
   return *this;
 }
 
 StepTime& StepTime::operator*=(double times) {
-  for (const LabelRow& row : label_rows) this->*row.part *= times;
-  bubble *= times;
+  for (Seconds* part : {&compute, &recompute, &bubble, &optimizer, &offload}) *part *= times;
+  for (const Axis axis : all_axes) exposed[axis] *= times;
   return *this;
 }
 
-Seconds& StepTime::part(Label label) { return this->*row(label).part; }
+Bytes sum(const CommunicationVolume& volume) {
+  Bytes bytes;
+  for (const Axis axis : all_axes) bytes += volume[axis];
+  return bytes;
+}
+
+CommunicationVolume& operator+=(CommunicationVolume& volume, const CommunicationVolume& other) {
+  for (const Axis axis : all_axes) volume[axis] += other[axis];
+  return volume;
+}
 
 const char* name(MemoryCategory category) { return row(category).name; }
 Bytes& MemoryUse::part(MemoryCategory category) { return this->*row(category).part; }

@@ -1,32 +1,45 @@
 #pragma once
 
-#include <cstdint>
+#include <optional>
 
 #include "planner/base/units.h"
+#include "planner/cluster/axis.h"
 
 namespace parplan {
 
-// What an instruction's time counts as.
-enum class Label { compute, recompute, tensor, data, pipeline, optimizer, count_ };
+// What an instruction's time counts as: communication by the axis that it is over.
+enum class Label { compute, recompute, tp, ep, cp, dp, pp, optimizer, offload, count_ };
 const char* name(Label label);
+constexpr Label label_of(Axis axis) {
+  constexpr PerAxis<Label> labels{
+      .pp = Label::pp, .dp = Label::dp, .cp = Label::cp, .ep = Label::ep, .tp = Label::tp};
+  return labels[axis];
+}
+// The axis of a label of communication; nothing for the others.
+constexpr std::optional<Axis> axis_of(Label label) {
+  for (const Axis axis : all_axes)
+    if (label_of(axis) == label) return axis;
+  return std::nullopt;
+}
 
-// Where a step's time goes on the rank that finishes last: disjoint parts that sum to the step.
-// Each instant belongs to the running compute, else to the communication that the next compute
-// awaits, else to the bubble. The same type at three fidelities: estimated, simulated, measured.
+// Where a step's time goes on the rank that finishes last: disjoint parts that sum to the step. Each
+// instant belongs to the running compute, else to the communication that the next compute awaits,
+// else to the bubble. The same type at three fidelities: estimated, simulated, measured.
 struct StepTime {
   Seconds compute;
   Seconds recompute;
-  Seconds tensor_exposed;
-  Seconds data_exposed;
-  Seconds pipeline_exposed;
+  PerAxis<Seconds> exposed;  // communication over an axis that computation waits for
   Seconds bubble;
   Seconds optimizer;
+  Seconds offload;  // copies between homes that computation waits for
 
+  Seconds exposed_in_all() const { return exposed.tp + exposed.ep + exposed.cp + exposed.dp + exposed.pp; }
   Seconds total() const {
-    return compute + recompute + tensor_exposed + data_exposed + pipeline_exposed + bubble + optimizer;
+    return compute + recompute + exposed.tp + exposed.ep + exposed.cp + exposed.dp + exposed.pp + bubble + optimizer +
+           offload;
   }
   Seconds& part(Label label);
-  StepTime& operator+=(const StepTime& other);   // part by part
+  StepTime& operator+=(const StepTime& other);  // part by part
   StepTime& operator*=(double times);
   bool operator==(const StepTime&) const = default;
 };
@@ -51,12 +64,9 @@ struct MemoryUse {
 };
 
 // Logical bytes that one rank sends in a step, by axis.
-struct CommunicationVolume {
-  Bytes tensor;
-  Bytes data;
-  Bytes pipeline;
-  bool operator==(const CommunicationVolume&) const = default;
-};
+using CommunicationVolume = PerAxis<Bytes>;
+Bytes sum(const CommunicationVolume& volume);
+CommunicationVolume& operator+=(CommunicationVolume& volume, const CommunicationVolume& other);
 
 // One result at any fidelity.
 struct StepResult {

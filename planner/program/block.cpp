@@ -198,9 +198,9 @@ class SegmentBuilder {
     Instruction instruction;
     instruction.kind = kind;
     instruction.type = type;
-    instruction.group = GroupKind::tensor;
-    instruction.stream = Stream::tensor;
-    instruction.label = Label::tensor;
+    instruction.group = all_along(Axis::tp);
+    instruction.stream = Stream::tp;
+    instruction.label = Label::tp;
     instruction.name = std::move(name);
     emit(std::move(instruction), std::move(uses));
   }

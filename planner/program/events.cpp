@@ -6,8 +6,6 @@
 namespace parplan {
 namespace {
 
-constexpr std::size_t stream_count = static_cast<std::size_t>(Stream::count_);
-std::size_t number(Stream stream) { return static_cast<std::size_t>(stream); }
 
 // Per stream, the last item (instruction or call) known to be complete; -1 none.
 using Clock = std::array<int, stream_count>;
@@ -42,16 +40,16 @@ void order_instructions(Segment& segment) {
   std::vector<Clock> completed(segment.instructions.size());
   for (int i = 0; i < static_cast<int>(segment.instructions.size()); ++i) {
     Instruction& current = segment.instructions[i];
-    Clock& clock = streams[number(current.stream)];
+    Clock& clock = streams[index_of(current.stream)];
     for (int j = i - 1; j >= 0; --j) {
       Instruction& earlier = segment.instructions[j];
-      if (earlier.stream == current.stream || clock[number(earlier.stream)] >= j || !conflict(earlier, current))
+      if (earlier.stream == current.stream || clock[index_of(earlier.stream)] >= j || !conflict(earlier, current))
         continue;
       if (!earlier.records) earlier.records = segment.events++;
       current.waits.push_back(*earlier.records);
       merge(clock, completed[j]);
     }
-    clock[number(current.stream)] = i;
+    clock[index_of(current.stream)] = i;
     completed[i] = clock;
   }
 }
@@ -89,9 +87,9 @@ void order_calls(Program& program) {
   for (int i = 0; i < static_cast<int>(program.calls.size()); ++i) {
     Call& call = program.calls[i];
     const Stream stream = stream_of(i);
-    Clock& clock = streams[number(stream)];
+    Clock& clock = streams[index_of(stream)];
     const auto wait_for = [&](int earlier) {
-      if (earlier < 0 || stream_of(earlier) == stream || clock[number(stream_of(earlier))] >= earlier) return;
+      if (earlier < 0 || stream_of(earlier) == stream || clock[index_of(stream_of(earlier))] >= earlier) return;
       Call& other = program.calls[earlier];
       if (!other.records) other.records = program.events++;
       call.waits.push_back(*other.records);
@@ -108,7 +106,7 @@ void order_calls(Program& program) {
       }
       wait_for(history.writer);
     }
-    clock[number(stream)] = i;
+    clock[index_of(stream)] = i;
     completed[i] = clock;
     for (std::size_t b = 0; b < of_segment.size(); ++b) {
       History& history = histories[call.buffers[b]];
@@ -116,7 +114,7 @@ void order_calls(Program& program) {
         history.writer = i;
         history.readers = start;
       } else if (of_segment[b].reads) {
-        history.readers[number(stream)] = i;
+        history.readers[index_of(stream)] = i;
       }
     }
   }

@@ -33,15 +33,13 @@ class Lowering {
 
   // Who this rank communicates with.
   void set_groups() {
-    const auto set = [&](GroupKind kind, std::vector<int> ranks) { program_.groups[index_of(kind)] = std::move(ranks); };
-    const std::vector<int> pipeline = group_of(job_.spec.mesh, program_.rank, Axis::pp);
-    set(GroupKind::tensor, group_of(job_.spec.mesh, program_.rank, Axis::tp));
-    set(GroupKind::data, group_of(job_.spec.mesh, program_.rank, Axis::dp));
-    set(GroupKind::pipeline, pipeline);
+    for (const Axis axis : inner_axes_first)
+      if (is_planned(axis)) program_.set_group(all_along(axis), group_of(job_.spec.mesh, program_.rank, axis));
+    const std::vector<int> pipeline = program_.group(all_along(Axis::pp));
     const bool crosses = pipeline.size() > 1 && !graph_.tied.empty();
-    if (crosses && (is_first() || is_last())) set(GroupKind::tied, {pipeline.front(), pipeline.back()});
-    if (!is_last()) set(GroupKind::next, {pipeline[program_.stage + 1]});
-    if (!is_first()) set(GroupKind::previous, {pipeline[program_.stage - 1]});
+    if (crosses && (is_first() || is_last())) program_.set_group(tied_stages, {pipeline.front(), pipeline.back()});
+    if (!is_last()) program_.set_group(next_stage, {pipeline[program_.stage + 1]});
+    if (!is_first()) program_.set_group(previous_stage, {pipeline[program_.stage - 1]});
   }
 
   // One pair of Segments for every kind of block on this stage.
@@ -179,7 +177,7 @@ class Lowering {
     if (shards_.optimizer && !shards_.parameters)
       for (const Bucket& bucket : program_.buckets) gather_in_place(bucket);
     if (program_.loss_buffer >= 0 && job_.spec.dp() > 1)
-      collective("data.all_reduce.loss", InstructionKind::all_reduce_sum, GroupKind::data, Stream::data, Label::data,
+      collective("data.all_reduce.loss", InstructionKind::all_reduce_sum, all_along(Axis::dp),
                  {{program_.loss_buffer, 0, 4}});
     program_.tasks.push_back({std::nullopt, first, next_call()});
   }
@@ -209,17 +207,13 @@ class Lowering {
         const auto at = std::find(group.begin(), group.end(), program_.rank) - group.begin();
         const Bytes sent(sent_bytes(instruction.kind, instruction.operands.back().bytes, size_of(instruction.type),
                                     static_cast<int>(group.size()), static_cast<int>(at)));
-        (instruction.label == Label::tensor ? volume.tensor
-         : instruction.label == Label::data ? volume.data
-                                            : volume.pipeline) += sent;
+        volume[instruction.group.axis] += sent;
       }
       of_segment.push_back(volume);
     }
     for (const Call& call : program_.calls) {
       const CommunicationVolume& volume = of_segment[call.segment];
-      program_.communication.tensor += volume.tensor;
-      program_.communication.data += volume.data;
-      program_.communication.pipeline += volume.pipeline;
+      program_.communication += volume;
     }
   }
 
@@ -240,7 +234,7 @@ class Lowering {
     Access access = Access::update;
   };
 
-  int coordinate(Axis axis) const { return coordinates_[index_of(axis)]; }
+  int coordinate(Axis axis) const { return coordinates_[axis]; }
   bool is_first() const { return program_.stage == 0; }
   bool is_last() const { return program_.stage == job_.spec.pp() - 1; }
   int next_call() const { return static_cast<int>(program_.calls.size()); }
@@ -311,13 +305,13 @@ class Lowering {
     return program_.calls.back();
   }
 
-  static Instruction communication(InstructionKind kind, GroupKind group, Stream stream, Label label,
+  static Instruction communication(InstructionKind kind, GroupKey group, Stream stream,
                                    DataType type = DataType::fp32) {
     Instruction instruction;
     instruction.kind = kind;
     instruction.group = group;
     instruction.stream = stream;
-    instruction.label = label;
+    instruction.label = label_of(group.axis);
     instruction.type = type;
     instruction.name = name(kind);
     return instruction;
@@ -335,12 +329,13 @@ class Lowering {
     return instruction;
   }
 
-  void collective(std::string name, InstructionKind kind, GroupKind group, Stream stream, Label label,
-                  const std::vector<Piece>& pieces) {
+  // On the stream of its axis.
+  void collective(std::string name, InstructionKind kind, GroupKey group, const std::vector<Piece>& pieces) {
+    const Stream stream = stream_of(group.axis);
     std::vector<Instruction> instructions;
     std::vector<std::vector<Piece>> operands;
     for (const Piece& piece : pieces) {
-      instructions.push_back(communication(kind, group, stream, label));
+      instructions.push_back(communication(kind, group, stream));
       operands.push_back({piece});
     }
     call_on_pieces(std::move(name), stream, std::move(instructions), operands);
@@ -364,8 +359,8 @@ class Lowering {
   void gather_into(const Bucket& bucket, int whole) {
     const DataType type = in_memory(job_.training.precision);
     const std::int64_t element = size_of(type);
-    call_on_pieces("data.all_gather.parameters", Stream::data,
-                   {communication(InstructionKind::all_gather, GroupKind::data, Stream::data, Label::data, type)},
+    call_on_pieces("data.all_gather.parameters", Stream::dp,
+                   {communication(InstructionKind::all_gather, all_along(Axis::dp), Stream::dp, type)},
                    {{{bucket.parameters, 0, bucket.shard_elements * element, Access::read},
                      {whole, 0, bucket.elements * element, Access::write}}});
   }
@@ -398,7 +393,7 @@ class Lowering {
     const std::vector<int>& slot = saved_[static_cast<std::size_t>(micro_batch) % saved_.size()];
     const int to_send = output_.empty() ? -1 : output_[static_cast<std::size_t>(micro_batch) % output_.size()];
     if (!is_first())
-      transfer("pipeline.receive.activation", InstructionKind::receive, GroupKind::previous, Stream::receive_previous,
+      transfer("pipeline.receive.activation", InstructionKind::receive, previous_stage, Stream::receive_previous,
                slot.front());
     std::vector<int> blocks(static_cast<std::size_t>(range_.last - range_.first));
     std::iota(blocks.begin(), blocks.end(), range_.first);
@@ -413,7 +408,7 @@ class Lowering {
                micro_batch);
     });
     if (!is_last())
-      transfer("pipeline.send.activation", InstructionKind::send, GroupKind::next, Stream::send_next, to_send)
+      transfer("pipeline.send.activation", InstructionKind::send, next_stage, Stream::send_next, to_send)
           .frees.push_back(to_send);
   }
 
@@ -422,7 +417,7 @@ class Lowering {
     const int gradient = gradient_[static_cast<std::size_t>(micro_batch) % gradient_.size()];
     const bool last_micro_batch = micro_batch + 1 == static_cast<int>(parplan::micro_batches(job_.spec, job_.training));
     if (!is_last())
-      transfer("pipeline.receive.gradient", InstructionKind::receive, GroupKind::next, Stream::receive_next, gradient);
+      transfer("pipeline.receive.gradient", InstructionKind::receive, next_stage, Stream::receive_next, gradient);
     std::vector<int> blocks(static_cast<std::size_t>(range_.last - range_.first));
     std::iota(blocks.rbegin(), blocks.rend(), range_.first);
     visit_blocks(blocks, [&](int block, int parameters, int tied_parameters_buffer) {
@@ -457,12 +452,12 @@ class Lowering {
       last_visit_ = visit;
     });
     if (!is_first())
-      transfer("pipeline.send.gradient", InstructionKind::send, GroupKind::previous, Stream::send_previous, gradient)
+      transfer("pipeline.send.gradient", InstructionKind::send, previous_stage, Stream::send_previous, gradient)
           .frees.push_back(gradient);
   }
 
   // There are many, and all of one kind and direction are one Segment.
-  Call& transfer(std::string name, InstructionKind kind, GroupKind group, Stream stream, int buffer) {
+  Call& transfer(std::string name, InstructionKind kind, GroupKey group, Stream stream, int buffer) {
     const auto [known, first] = transfers_.try_emplace({kind, group}, -1);
     if (!first) {
       Call& call = program_.calls.emplace_back();
@@ -472,7 +467,7 @@ class Lowering {
     }
     Call& call =
         call_on_pieces(std::move(name), stream,
-                       {communication(kind, group, stream, Label::pipeline, in_memory(job_.training.precision))},
+                       {communication(kind, group, stream, in_memory(job_.training.precision))},
                        {{{buffer, 0, crossing_bytes_, kind == InstructionKind::send ? Access::read : Access::write}}});
     known->second = call.segment;
     return call;
@@ -481,7 +476,7 @@ class Lowering {
   void fill_zero_range(int buffer, std::int64_t elements) {
     if (elements == 0) return;
     call_on_pieces("fill_zero", Stream::compute,
-                   {flat_kernel(OpKind::fill_zero, elements, Stream::compute, Label::data)},
+                   {flat_kernel(OpKind::fill_zero, elements, Stream::compute, Label::dp)},
                    {{{buffer, 0, elements * 4, Access::write}}});
   }
 
@@ -495,13 +490,12 @@ class Lowering {
       if (!last_micro_batch) return;
       const InstructionKind kind =
           shards_.optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum;
-      collective(fmt::format("data.{}.gradients", name(kind)), kind, GroupKind::data, Stream::data, Label::data,
-                 {{accumulator, 0, bytes}});
+      collective(fmt::format("data.{}.gradients", name(kind)), kind, all_along(Axis::dp), {{accumulator, 0, bytes}});
       return;
     }
-    call_on_pieces("data.reduce_scatter.gradients", Stream::data,
-                   {communication(InstructionKind::reduce_scatter, GroupKind::data, Stream::data, Label::data),
-                    flat_kernel(OpKind::accumulate, bucket.shard_elements, Stream::data, Label::data)},
+    call_on_pieces("data.reduce_scatter.gradients", Stream::dp,
+                   {communication(InstructionKind::reduce_scatter, all_along(Axis::dp), Stream::dp),
+                    flat_kernel(OpKind::accumulate, bucket.shard_elements, Stream::dp, Label::dp)},
                    {{{unreduced, 0, bytes, Access::update}},
                     {{unreduced, bucket.shard_begin * 4, bucket.shard_elements * 4, Access::read},
                      {accumulator, 0, bucket.shard_elements * 4, Access::update}}},
@@ -537,8 +531,7 @@ class Lowering {
          intersect(stage_buckets_[index].layout.tensor_partial, shard.begin, shard.end))
       pieces.push_back(gradient_piece(bucket, bucket.gradients, range, Access::update));
     if (!pieces.empty())
-      collective("tensor.all_reduce.gradients", InstructionKind::all_reduce_sum, GroupKind::tensor, Stream::tensor,
-                 Label::tensor, pieces);
+      collective("tensor.all_reduce.gradients", InstructionKind::all_reduce_sum, all_along(Axis::tp), pieces);
   }
 
   // The two gradients of a tied parameter become one: here when both uses are on this stage, else
@@ -553,8 +546,7 @@ class Lowering {
                      {flat_kernel(OpKind::accumulate, bucket.shard_elements, Stream::compute, Label::optimizer)},
                      {{gradient_piece(bucket, bucket.second_gradients, shard, Access::read), sum}});
     } else if (job_.spec.pp() > 1) {
-      collective("pipeline.all_reduce.tied_gradients", InstructionKind::all_reduce_sum, GroupKind::tied,
-                 Stream::send_next, Label::pipeline, {sum});
+      collective("pipeline.all_reduce.tied_gradients", InstructionKind::all_reduce_sum, tied_stages, {sum});
     }
   }
 
@@ -580,13 +572,13 @@ class Lowering {
         if (workspace > 0) pieces.back().push_back({scratch_, 0, workspace, Access::update});
       }
     }
-    const auto reduce = [&](GroupKind group, Label label) {
-      instructions.push_back(communication(InstructionKind::all_reduce_sum, group, Stream::data, label));
+    const auto reduce = [&](Axis axis) {
+      instructions.push_back(communication(InstructionKind::all_reduce_sum, all_along(axis), Stream::dp));
       pieces.push_back({norm});
     };
-    if (job_.spec.tp() > 1) reduce(GroupKind::tensor, Label::tensor);
-    if (shards_.optimizer) reduce(GroupKind::data, Label::data);
-    if (job_.spec.pp() > 1) reduce(GroupKind::pipeline, Label::pipeline);
+    if (job_.spec.tp() > 1) reduce(Axis::tp);
+    if (shards_.optimizer) reduce(Axis::dp);
+    if (job_.spec.pp() > 1) reduce(Axis::pp);
     call_on_pieces("gradient_norm", Stream::compute, std::move(instructions), pieces, std::move(frees));
   }
 
@@ -636,8 +628,8 @@ class Lowering {
     if (bucket.elements == 0) return;
     const BucketLayout::Range whole{0, bucket.elements};
     call_on_pieces(
-        "data.all_gather.parameters", Stream::data,
-        {communication(InstructionKind::all_gather, GroupKind::data, Stream::data, Label::data,
+        "data.all_gather.parameters", Stream::dp,
+        {communication(InstructionKind::all_gather, all_along(Axis::dp), Stream::dp,
                        in_memory(job_.training.precision))},
         {{parameter_piece(bucket, shard_of(bucket), Access::read), parameter_piece(bucket, whole, Access::write)}});
   }
@@ -659,7 +651,7 @@ class Lowering {
   std::vector<int> gradient_;
   std::vector<int> output_;
   int scratch_ = -1;
-  std::map<std::pair<InstructionKind, GroupKind>, int> transfers_;  // the Segment of each
+  std::map<std::pair<InstructionKind, GroupKey>, int> transfers_;  // the Segment of each
   int gathers_ = 0;
   int reductions_ = 0;
   int last_visit_ = -1;  // the call of the block that was visited last
@@ -704,7 +696,7 @@ Program lower(const Job& job, int rank) {
 std::vector<Program> lower_representatives(const Job& job) {
   std::vector<Program> programs;
   for (int stage = 0; stage < job.spec.pp(); ++stage)
-    programs.push_back(lower(job, rank_at(job.spec.mesh, {stage, 0, 0})));
+    programs.push_back(lower(job, rank_at(job.spec.mesh, {.pp = stage})));
   return programs;
 }
 

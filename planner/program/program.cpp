@@ -1,5 +1,8 @@
 #include "planner/program/program.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "planner/base/enum.h"
 
 namespace parplan {
@@ -10,12 +13,9 @@ constexpr const char* in_table(const char* const (&names)[size], Enum value) {
   return names[index_of(value)];
 }
 
-constexpr const char* stream_names[] = {"compute",          "tensor",        "data",        "send_next",
-                                        "receive_previous", "send_previous", "receive_next"};
-static_assert(std::size(stream_names) == static_cast<std::size_t>(Stream::count_));
-
-constexpr const char* group_names[] = {"tensor", "data", "pipeline", "tied", "next", "previous"};
-static_assert(std::size(group_names) == static_cast<std::size_t>(GroupKind::count_));
+constexpr const char* stream_names[] = {"compute",       "tensor",       "data",    "send_next", "receive_previous",
+                                        "send_previous", "receive_next", "context", "expert"};
+static_assert(std::size(stream_names) == stream_count);
 
 constexpr const char* instruction_names[] = {"kernel",     "all_reduce_sum", "all_reduce_max", "all_gather",
                                              "reduce_scatter", "send",           "receive"};
@@ -24,8 +24,28 @@ static_assert(std::size(instruction_names) == static_cast<std::size_t>(Instructi
 }  // namespace
 
 const char* name(Stream stream) { return in_table(stream_names, stream); }
-const char* name(GroupKind group) { return in_table(group_names, group); }
+std::string name(GroupKey group) {
+  constexpr const char* part_names[] = {"", "tied", "next", "previous"};
+  if (group.members == Members::all) return axis_word(group.axis);
+  const char* part = in_table(part_names, group.members);
+  return group.axis == Axis::pp ? part : std::string(axis_word(group.axis)) + " " + part;
+}
 const char* name(InstructionKind kind) { return in_table(instruction_names, kind); }
+
+const std::vector<int>& Program::group(GroupKey key) const {
+  static const std::vector<int> none;
+  const auto found = std::ranges::find(groups, key, &Group::key);
+  return found == groups.end() ? none : found->ranks;
+}
+
+void Program::set_group(GroupKey key, std::vector<int> ranks) {
+  const auto found = std::ranges::find(groups, key, &Group::key);
+  if (found == groups.end()) {
+    groups.push_back({key, std::move(ranks)});
+  } else {
+    found->ranks = std::move(ranks);
+  }
+}
 
 std::optional<std::vector<int>> operand_positions(const Instruction& instruction) {
   const OpRow& row = row_of(instruction.op);

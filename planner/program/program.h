@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,21 +13,52 @@
 
 namespace parplan {
 
-// In-order queues of a device. Work on different streams is ordered by events only.
-enum class Stream { compute, tensor, data, send_next, receive_previous, send_previous, receive_next, count_ };
-const char* name(Stream stream);
-
-// The ranks that an instruction communicates with.
-enum class GroupKind {
-  tensor,    // the rank's tensor-parallel group
-  data,      // its data-parallel group
-  pipeline,  // its pipeline group: one rank of each stage
-  tied,      // first and last stage's holders of a tied parameter
-  next,      // the one rank of the following stage
-  previous,  // the one rank of the preceding stage
+// In-order queues of a device: one for computation, one for the collectives of each axis but the
+// pipeline's, and one for each direction of transfers between stages. Work on different streams is
+// ordered by events only.
+enum class Stream {
+  compute,
+  tp,
+  dp,
+  send_next,
+  receive_previous,
+  send_previous,
+  receive_next,
+  cp,
+  ep,
   count_
 };
-const char* name(GroupKind group);
+inline constexpr std::size_t stream_count = count_of<Stream>;
+const char* name(Stream stream);
+// Where the collectives of an axis run; those of the pipeline beside its sends.
+constexpr Stream stream_of(Axis axis) {
+  constexpr PerAxis<Stream> streams{
+      .pp = Stream::send_next, .dp = Stream::dp, .cp = Stream::cp, .ep = Stream::ep, .tp = Stream::tp};
+  return streams[axis];
+}
+
+// Which of the ranks along an axis a group holds: all; the holders of a tied parameter (the first and
+// the last stage); the one rank after this one, or before it.
+enum class Members { all, tied, next, previous };
+
+// Who an instruction communicates with, said the same way on every rank.
+struct GroupKey {
+  Axis axis{};
+  Members members = Members::all;
+  auto operator<=>(const GroupKey&) const = default;
+};
+constexpr GroupKey all_along(Axis axis) { return {axis, Members::all}; }
+inline constexpr GroupKey tied_stages{Axis::pp, Members::tied};
+inline constexpr GroupKey next_stage{Axis::pp, Members::next};
+inline constexpr GroupKey previous_stage{Axis::pp, Members::previous};
+std::string name(GroupKey group);  // "tensor", "data", "pipeline"; "tied", "next", "previous"
+
+// A group that a rank is in, or the one rank that it has for a neighbour.
+struct Group {
+  GroupKey key;
+  std::vector<int> ranks;  // ascending along the axis
+  bool operator==(const Group&) const = default;
+};
 
 enum class InstructionKind { kernel, all_reduce_sum, all_reduce_max, all_gather, reduce_scatter, send, receive };
 const char* name(InstructionKind kind);
@@ -52,7 +82,7 @@ struct Instruction {
   OpKind op{};
   OpShape shape;
   DataType type = DataType::fp32;  // elements of the operands (kernels: compute precision)
-  GroupKind group{};
+  GroupKey group;
   Stream stream{};
   Label label{};
   std::vector<Operand> operands;
@@ -136,7 +166,7 @@ struct Bucket {
 struct Program {
   int rank = 0;
   int stage = 0;
-  std::array<std::vector<int>, static_cast<std::size_t>(GroupKind::count_)> groups;  // ranks ascending
+  std::vector<Group> groups;
   std::vector<Segment> segments;
   std::vector<Buffer> buffers;
   std::vector<Call> calls;
@@ -151,7 +181,9 @@ struct Program {
   MemoryUse memory;
   CommunicationVolume communication;
 
-  const std::vector<int>& group(GroupKind kind) const { return groups[index_of(kind)]; }
+  // No ranks where this one has no such group.
+  const std::vector<int>& group(GroupKey key) const;
+  void set_group(GroupKey key, std::vector<int> ranks);  // added, or replaced
 };
 
 // Positions in the op's row of a kernel's operands, those that its shape leaves out missing;

@@ -50,13 +50,12 @@ class StructureCheck {
   static bool within(int index, std::size_t size) { return index >= 0 && static_cast<std::size_t>(index) < size; }
 
   void groups() {
-    for (std::size_t g = 0; g < program_.groups.size(); ++g) {
-      const std::vector<int>& ranks = program_.groups[g];
+    for (const auto& [key, ranks] : program_.groups) {
       const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
       const bool in_job = ranks.empty() || (ranks.front() >= 0 && ranks.back() < ranks_);
       if (!ascending || !in_job)
         fault(-1, -1, "the {} group ({}) is not an ascending list of ranks of a job of {}",
-              name(static_cast<GroupKind>(g)), list_ranks(ranks), ranks_);
+              name(key), list_ranks(ranks), ranks_);
     }
   }
 
@@ -131,7 +130,7 @@ class StructureCheck {
                    [](Access access, const Operand& operand) { return access == operand.access; });
     if (!fits) return fmt::format("the operands of {} do not fit its kind", describe(instruction));
     const std::vector<int>& ranks = program_.group(instruction.group);
-    const bool to_neighbour = instruction.group == GroupKind::next || instruction.group == GroupKind::previous;
+    const bool to_neighbour = instruction.group == next_stage || instruction.group == previous_stage;
     if (instruction.kind == InstructionKind::send || instruction.kind == InstructionKind::receive) {
       if (!to_neighbour || ranks.size() != 1 || ranks.front() == program_.rank)
         return fmt::format("{} with the {} group ({}): not one neighbouring rank", describe(instruction),

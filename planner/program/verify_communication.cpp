@@ -11,7 +11,6 @@
 namespace parplan {
 namespace {
 
-constexpr std::size_t stream_count = static_cast<std::size_t>(Stream::count_);
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
@@ -159,7 +158,7 @@ class CommunicationCheck {
     for (std::size_t l = 0; l < launches_.size(); ++l) {
       const Launch& launch = launches_[l];
       if (!is_transfer(*launch.instruction)) continue;
-      const bool next = launch.instruction->group == GroupKind::next;
+      const bool next = launch.instruction->group == next_stage;
       const int peer = launch.ranks().front();
       if (launch.instruction->kind == InstructionKind::send) {
         channels[{launch.rank, peer, next}].sends.push_back(static_cast<int>(l));

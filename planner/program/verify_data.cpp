@@ -10,8 +10,6 @@
 namespace parplan {
 namespace {
 
-constexpr std::size_t stream_count = static_cast<std::size_t>(Stream::count_);
-std::size_t number(Stream stream) { return static_cast<std::size_t>(stream); }
 
 // Per stream, how many of its instructions are known to be complete: a vector clock.
 using Clock = std::array<int, stream_count>;
@@ -123,9 +121,9 @@ class DataCheck {
       faults_.push_back({program_.rank, call, instruction, what});
   }
 
-  bool several_data_ranks() const { return program_.group(GroupKind::data).size() > 1; }
+  bool several_data_ranks() const { return program_.group(all_along(Axis::dp)).size() > 1; }
   bool over_data(const Instruction& instruction) const {
-    return several_data_ranks() && program_.group(instruction.group) == program_.group(GroupKind::data);
+    return several_data_ranks() && program_.group(instruction.group) == program_.group(all_along(Axis::dp));
   }
   const Buffer& buffer(int id) const { return program_.buffers[id]; }
   std::string bytes_of(int id, std::int64_t begin, std::int64_t end) const {
@@ -151,18 +149,18 @@ class DataCheck {
   void run_call(int c) {
     const Call& call = program_.calls[c];
     const Segment& segment = program_.segments[call.segment];
-    Clock& main = clocks_[number(segment.stream)];
+    Clock& main = clocks_[index_of(segment.stream)];
     for (int event : call.waits) merge(main, recorded_[event]);
     std::array<bool, stream_count> side{};
-    for (const Instruction& instruction : segment.instructions) side[number(instruction.stream)] = true;
-    side[number(segment.stream)] = false;
+    for (const Instruction& instruction : segment.instructions) side[index_of(instruction.stream)] = true;
+    side[index_of(segment.stream)] = false;
     for (std::size_t s = 0; s < stream_count; ++s)
       if (side[s]) merge(clocks_[s], main);
 
     std::vector<Clock> events(static_cast<std::size_t>(segment.events));
     for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
       const Instruction& instruction = segment.instructions[i];
-      Clock& clock = clocks_[number(instruction.stream)];
+      Clock& clock = clocks_[index_of(instruction.stream)];
       for (int event : instruction.waits) merge(clock, events[event]);
       run_instruction(call, c, static_cast<int>(i), instruction, clock);
       if (instruction.records) events[*instruction.records] = clock;
@@ -203,10 +201,10 @@ class DataCheck {
     check_reductions(call, c, i, instruction);
 
     const std::vector<std::vector<Mark>> before = marks(call, instruction);
-    const Touch touch{++clock[number(instruction.stream)], c, i};
+    const Touch touch{++clock[index_of(instruction.stream)], c, i};
     for (const Operand& operand : instruction.operands)
       if (operand.access == Access::read)
-        for (Interval& interval : bytes(call, operand)) interval.state.readers[number(instruction.stream)] = touch;
+        for (Interval& interval : bytes(call, operand)) interval.state.readers[index_of(instruction.stream)] = touch;
     for (std::size_t o = 0; o < instruction.operands.size(); ++o) {
       const Operand& operand = instruction.operands[o];
       if (operand.access == Access::read) continue;
@@ -235,7 +233,7 @@ class DataCheck {
   void check_order(const Call& call, int c, int i, const Instruction& instruction, const Operand& operand,
                    const Interval& interval, const Clock& clock) {
     const auto check = [&](const Touch& touch, std::size_t stream, const char* did) {
-      if (touch.sequence == 0 || stream == number(instruction.stream) || clock[stream] >= touch.sequence) return;
+      if (touch.sequence == 0 || stream == index_of(instruction.stream) || clock[stream] >= touch.sequence) return;
       const Call& earlier = program_.calls[touch.call];
       const Segment& segment = program_.segments[earlier.segment];
       const Instruction& other = segment.instructions[touch.instruction];
@@ -249,7 +247,7 @@ class DataCheck {
                 bytes_of(bound(call, operand), interval.begin, interval.end), describe(other), touch.call,
                 name(other.stream), did));
     };
-    check(interval.state.writer, number(interval.state.writer_stream), "writes");
+    check(interval.state.writer, index_of(interval.state.writer_stream), "writes");
     if (operand.access == Access::read) return;
     for (std::size_t s = 0; s < stream_count; ++s) check(interval.state.readers[s], s, "reads");
   }
@@ -286,7 +284,7 @@ class DataCheck {
         fault(Rule::reduction, c, i,
               fmt::format("dropped gather: {} reads {}, which other ranks of the data group ({}) have updated",
                           describe(instruction), bytes_of(bound(call, operand), interval.begin, interval.end),
-                          list_ranks(program_.group(GroupKind::data))));
+                          list_ranks(program_.group(all_along(Axis::dp)))));
         break;
       }
     }
@@ -299,7 +297,7 @@ class DataCheck {
               fmt::format(
                   "dropped reduction: {} reads gradients in {}, which are not yet summed over the data group ({})",
                   describe(instruction), bytes_of(bound(call, gradient), interval.begin, interval.end),
-                  list_ranks(program_.group(GroupKind::data))));
+                  list_ranks(program_.group(all_along(Axis::dp)))));
     }
     const bool sums =
         instruction.kind == InstructionKind::all_reduce_sum || instruction.kind == InstructionKind::reduce_scatter;
@@ -310,7 +308,7 @@ class DataCheck {
                      fmt::format("reduced twice: {} sums {} over the data group ({}), where they were summed before",
                                  describe(instruction),
                                  bytes_of(bound(call, instruction.operands.front()), interval.begin, interval.end),
-                                 list_ranks(program_.group(GroupKind::data))));
+                                 list_ranks(program_.group(all_along(Axis::dp)))));
   }
 
   // The marks of what an instruction reads, before it writes.

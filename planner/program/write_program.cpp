@@ -106,9 +106,8 @@ std::string write_bucket(const Bucket& bucket, const Program& program) {
 std::string write_program(const Program& program) {
   std::string text = fmt::format("rank {}, stage {}, arena {} B\n", program.rank, program.stage, program.arena_bytes);
   text += "groups\n";
-  for (std::size_t g = 0; g < program.groups.size(); ++g)
-    if (!program.groups[g].empty())
-      text += fmt::format("  {}: {}\n", name(static_cast<GroupKind>(g)), fmt::join(program.groups[g], ", "));
+  for (const Group& group : program.groups)
+    if (!group.ranks.empty()) text += fmt::format("  {}: {}\n", name(group.key), fmt::join(group.ranks, ", "));
   text += "buffers\n";
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     const Buffer& buffer = program.buffers[b];

@@ -28,8 +28,8 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
   };
   time("step time", predicted.time.total(), measured.time.total());
   for (const TimePart& part : time_parts()) {
-    const Seconds p = predicted.time.*part.part;
-    const Seconds m = measured.time.*part.part;
+    const Seconds p = part_of(predicted.time, part);
+    const Seconds m = part_of(measured.time, part);
     if (p.value > 0.0 || m.value > 0.0) time(fmt::format("  {}", part.name), p, m);
   }
   const auto bytes = [&](std::string_view what, Bytes p, Bytes m) {
@@ -37,8 +37,8 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
                     difference(static_cast<double>(p.count), static_cast<double>(m.count))});
   };
   for (const CommunicationPart& part : communication_parts())
-    bytes(fmt::format("sent a step, {}", part.name), predicted.communication.*part.part,
-          measured.communication.*part.part);
+    bytes(fmt::format("sent a step, {}", part.name), predicted.communication[part.axis],
+          measured.communication[part.axis]);
   for (std::size_t rank = 0; rank < comparison.promised.size(); ++rank)
     bytes(fmt::format("peak of rank {}", rank), comparison.promised[rank], comparison.touched[rank]);
   if (comparison.device_used) {

@@ -75,9 +75,9 @@ std::string indent(const std::string& text) {
 std::string where_time_goes(const StepTime& time) {
   std::vector<std::vector<std::string>> rows;
   for (const TimePart& part : time_parts())
-    if ((time.*part.part).value > 0.0)
-      rows.push_back({std::string(part.name), format_duration(time.*part.part),
-                      format_share((time.*part.part).value, time.total().value)});
+    if (part_of(time, part).value > 0.0)
+      rows.push_back({std::string(part.name), format_duration(part_of(time, part)),
+                      format_share(part_of(time, part).value, time.total().value)});
   return indent(align_columns(rows, 1));
 }
 
@@ -100,7 +100,7 @@ std::string differences(const StepTime& best, const StepTime& other) {
   };
   std::vector<Difference> found;
   for (const TimePart& part : time_parts()) {
-    const double seconds = (other.*part.part - best.*part.part).value;
+    const double seconds = (part_of(other, part) - part_of(best, part)).value;
     if (std::abs(seconds) >= 1e-3 * best.total().value) found.push_back({part.name, seconds});
   }
   std::stable_sort(found.begin(), found.end(),
@@ -145,9 +145,9 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
       if (time.recompute.value > 0.0)
         signs.push_back(
             fmt::format("{} of the step recomputes activations that there is no room to keep", share(time.recompute)));
-      if (plan.spec.zero_stage >= 2 && time.data_exposed.value > 0.0)
+      if (plan.spec.zero_stage >= 2 && time.exposed.dp.value > 0.0)
         signs.push_back(
-            fmt::format("{} waits for the communication of ZeRO-{}", share(time.data_exposed), plan.spec.zero_stage));
+            fmt::format("{} waits for the communication of ZeRO-{}", share(time.exposed.dp), plan.spec.zero_stage));
       signs.push_back(
           fmt::format("the peak is {:.1f} % of a device's {}", 100.0 * memory_share(plan),
                       format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage))));
@@ -158,12 +158,9 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
                          time.recompute.value > 0.0 ? fmt::format(", {} recomputes", share(time.recompute)) : "",
                          unequal ? fmt::format(", {} waits for stages that take longer", share(waits.unequal)) : "");
     case Constraint::communication: {
-      const std::array parts = {std::pair{time.tensor_exposed, "tensor-parallel communication"},
-                                std::pair{time.data_exposed, "data-parallel communication"},
-                                std::pair{time.pipeline_exposed, "transfers between stages"}};
-      const auto most =
-          std::max_element(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-      return fmt::format("{} of the step waits for it, most for {}", share(exposed_communication(time)), most->second);
+      const Axis most = *std::ranges::max_element(inner_axes_first, {}, [&](Axis axis) { return time.exposed[axis]; });
+      return fmt::format("{} of the step waits for it, most for {}", share(time.exposed_in_all()),
+                         communication_words(most));
     }
     case Constraint::bubble:
       if (!unequal) return fmt::format("{} of the step waits for other stages", share(time.bubble));
@@ -177,7 +174,8 @@ std::string what_binds(const Plan& plan, Constraint constraint) {
   // By Constraint.
   constexpr std::array helps = {"faster or more devices", "faster links or a larger batch",
                                 "more micro-batches (a larger batch)", "more memory"};
-  return fmt::format("{}: {}; {} would help first", name(constraint), signs_of(constraint, plan), helps[index_of(constraint)]);
+  return fmt::format("{}: {}; {} would help first", name(constraint), signs_of(constraint, plan),
+                     helps[index_of(constraint)]);
 }
 
 }  // namespace
@@ -223,13 +221,9 @@ std::string describe(const CriticalWork& work) {
   const auto found = std::ranges::find(table, work.segment, &Named::segment);
   if (found != table.end()) return std::string(found->words);
   const std::string block = work.segment.substr(0, work.segment.rfind('.'));
-  switch (work.label) {
-    case Label::recompute: return block + " again (recompute)";
-    case Label::tensor: return "tensor-parallel communication";
-    case Label::data: return "data-parallel communication";
-    case Label::pipeline: return "transfers between stages";
-    default: return block;
-  }
+  if (work.label == Label::recompute) return block + " again (recompute)";
+  const std::optional<Axis> axis = axis_of(work.label);
+  return axis ? communication_words(*axis) : block;
 }
 
 namespace {
@@ -346,8 +340,8 @@ std::string each_stage(const Plan& plan, const Reasons& reasons) {
     // What is left of the step when a stage is done, it waits for the others.
     const Seconds waiting = time.bubble + std::max(step - time.total(), Seconds(0.0));
     times.push_back({fmt::format("{}", layers[i]), format_duration(time.compute), format_duration(time.recompute),
-                     format_duration(time.tensor_exposed), format_duration(time.data_exposed),
-                     format_duration(time.pipeline_exposed), format_duration(waiting),
+                     format_duration(time.exposed.tp), format_duration(time.exposed.dp),
+                     format_duration(time.exposed.pp), format_duration(waiting),
                      format_duration(time.optimizer)});
     memory.push_back({});
     for (const MemoryPart& part : memory_parts()) memory.back().push_back(format_bytes(use.*part.part));
@@ -679,8 +673,8 @@ std::string guide(const Plan& plan, const Reasons& reasons) {
         "{:.1f} times as much; the step {} ({})",
         sharded.rival.plan.spec.zero_stage,
         sharded.rival.plan.spec.zero_stage == 2 ? "reduces gradients" : "gathers parameters and reduces gradients",
-        sharded.micro_batches, format_bytes(other.communication.data), format_bytes(sharded.sent),
-        static_cast<double>(other.communication.data.count) / static_cast<double>(sharded.sent.count),
+        sharded.micro_batches, format_bytes(other.communication.dp), format_bytes(sharded.sent),
+        static_cast<double>(other.communication.dp.count) / static_cast<double>(sharded.sent.count),
         format_duration(other.time.total()),
         sharded.rival.fits() ? signed_share(slower(other, plan.prediction)) : "and it does not fit"));
   }

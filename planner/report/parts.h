@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -10,8 +11,12 @@ namespace parplan {
 // The parts of a result with the names that people read, in the order in which they are shown.
 struct TimePart {
   std::string_view name;
-  Seconds StepTime::* part;
+  std::optional<Label> label;  // nothing: the bubble
 };
+Seconds& part_of(StepTime& time, const TimePart& part);
+Seconds part_of(const StepTime& time, const TimePart& part);
+// "tensor-parallel communication", "transfers between stages".
+const char* communication_words(Axis axis);
 std::span<const TimePart> time_parts();
 
 struct MemoryPart {
@@ -22,7 +27,7 @@ std::span<const MemoryPart> memory_parts();
 
 struct CommunicationPart {
   std::string_view name;
-  Bytes CommunicationVolume::* part;
+  Axis axis{};
 };
 std::span<const CommunicationPart> communication_parts();
 

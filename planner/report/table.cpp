@@ -84,7 +84,7 @@ std::string write_table(const Plan& plan) {
                       static_cast<double>(
                           memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage).count)),
          format_share(time.bubble.value, time.total().value),
-         format_share((time.tensor_exposed + time.data_exposed + time.pipeline_exposed).value, time.total().value)});
+         format_share(time.exposed_in_all().value, time.total().value)});
     if (costs) rows.back().push_back(format_cost(subject.cluster, subject.spec.mesh.size(), time.total()));
   }
   return align_columns(rows, 2);

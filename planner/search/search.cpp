@@ -123,7 +123,7 @@ class BestFirst {
       counts_.candidates += layouts;
       if (layouts == 0) continue;
       ParallelSpec any;
-      any.mesh.degree = {1, devices, 1};
+      any.mesh.degree = {.dp = devices};
       MemoryUse least;
       least.parameters = floor_.memory(devices);
       push({.bound = score_of(any, floor_.time(devices), least),

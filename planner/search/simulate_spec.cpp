@@ -66,11 +66,9 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   for (std::size_t s = 0; s < programs.size(); ++s) {
     CommunicationVolume sent = programs[s].communication;
     const auto extend = [&](Bytes& volume, Bytes shorter) { volume += (volume - shorter) * times; };
-    extend(sent.tensor, sent_before[s].tensor);
-    extend(sent.data, sent_before[s].data);
-    extend(sent.pipeline, sent_before[s].pipeline);
-    if (const Bytes sum = sent.tensor + sent.data + sent.pipeline; sum > most) {
-      most = sum;
+    for (const Axis axis : all_axes) extend(sent[axis], sent_before[s][axis]);
+    if (const Bytes in_all = sum(sent); in_all > most) {
+      most = in_all;
       result.communication = sent;
     }
   }

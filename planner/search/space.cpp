@@ -12,15 +12,15 @@ namespace {
 
 // The orders that differ on axes of more than one rank; each stands for those that differ elsewhere
 // only.
-std::vector<std::array<Axis, 3>> distinct_orders(const std::array<int, 3>& degree, const LayoutRequest& request) {
+std::vector<AxisOrder> distinct_orders(const Degrees& degree, const LayoutRequest& request) {
   if (request.order) return {*request.order};
-  std::array<Axis, 3> order = all_axes;
-  std::vector<std::array<Axis, 3>> orders;
+  AxisOrder order;
+  std::vector<AxisOrder> orders;
   std::set<std::vector<Axis>> seen;
   do {
     std::vector<Axis> matters;
     for (Axis axis : order)
-      if (degree[index_of(axis)] > 1) matters.push_back(axis);
+      if (degree[axis] > 1) matters.push_back(axis);
     if (seen.insert(matters).second) orders.push_back(order);
   } while (std::next_permutation(order.begin(), order.end()));
   return orders;
@@ -37,7 +37,7 @@ struct FreeChoices {
   std::vector<std::int64_t> micro_batches;
   std::vector<ScheduleKind> schedules;
   std::vector<Recompute> recomputes;
-  std::vector<std::array<Axis, 3>> orders;
+  std::vector<AxisOrder> orders;
 };
 
 template <class Visit>
@@ -51,7 +51,8 @@ void walk_space(const OpGraph& graph, const TrainingSpec& training, int devices,
     for (const std::int64_t pp : divisors(devices / tp)) {
       FreeChoices choice;
       ParallelSpec& spec = choice.spec;
-      spec.mesh.degree = {static_cast<int>(pp), static_cast<int>(devices / tp / pp), static_cast<int>(tp)};
+      spec.mesh.degree = {
+          .pp = static_cast<int>(pp), .dp = static_cast<int>(devices / tp / pp), .tp = static_cast<int>(tp)};
       if (fixed_differs(request.tp, spec.tp()) || fixed_differs(request.pp, spec.pp()) ||
           fixed_differs(request.dp, spec.dp()))
         continue;
@@ -88,7 +89,7 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
     for (const std::int64_t micro_batch : choice.micro_batches)
       for (const ScheduleKind schedule : choice.schedules)
         for (const Recompute recompute : choice.recomputes)
-          for (const std::array<Axis, 3>& order : choice.orders) {
+          for (const AxisOrder& order : choice.orders) {
             ParallelSpec& spec = specs.emplace_back(choice.spec);
             spec.micro_batch = micro_batch;
             spec.schedule = schedule;

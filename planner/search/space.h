@@ -18,7 +18,7 @@ struct LayoutRequest {
   std::optional<ScheduleKind> schedule;
   std::optional<bool> sequence_parallel;
   std::optional<Recompute> recompute;
-  std::optional<std::array<Axis, 3>> order;
+  std::optional<AxisOrder> order;
   std::optional<std::vector<int>> stage_blocks;
   bool operator==(const LayoutRequest&) const = default;
 };

@@ -72,7 +72,7 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
   if (!inserted) return entry->second;
   const Environment& where = environments_[environment];
   CostModel model{.device = where.device, .rates = where.rates, .networks = {}};
-  model.networks[index_of(GroupKind::tensor)] = where.tensor;
+  model.networks[all_along(Axis::tp)] = where.tensor;
   Costs& costs = entry->second;
   for (const LoweredBlock& block : shapes_[shapes].kinds) {
     costs.forward.push_back(cost_segment(block.forward, model).parts);
@@ -84,7 +84,7 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
 }
 
 const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
-  const auto [entry, inserted] = views_.try_emplace({mesh.degree, mesh.order});
+  const auto [entry, inserted] = views_.try_emplace(mesh);
   MeshView& view = entry->second;
   if (!inserted) return view;
   const int stages = mesh.degree_of(Axis::pp);
@@ -496,11 +496,11 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const Seconds with_transfers = schedule.closed_form(plain_forward_, plain_backward_, transfer_, micro);
   std::ranges::fill(transfer_, Seconds(0.0));
   const Seconds without_transfers = schedule.closed_form(plain_forward_, plain_backward_, transfer_, micro);
-  estimate.time.pipeline_exposed += with_transfers - without_transfers;
+  estimate.time.exposed.pp += with_transfers - without_transfers;
   estimate.time.bubble += std::max(without_transfers - computing, Seconds(0.0));
   const auto left = [&] { return std::max(estimate.lower_bound - estimate.time.total(), Seconds(0.0)); };
   estimate.time.optimizer += std::min(norm ? finish + agreed : first.finish, left());
-  estimate.time.data_exposed += left();
+  estimate.time.exposed.dp += left();
   return estimate;
 }
 

@@ -154,7 +154,7 @@ class Estimator {
   std::vector<Shapes> shapes_;
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
-  std::map<std::pair<std::array<int, 3>, std::array<Axis, 3>>, MeshView> views_;
+  std::map<DeviceMesh, MeshView> views_;
   std::map<std::tuple<int, int, int, const GroupNetwork*, int>, DataCosts>
       data_costs_;  // tp, dp, what is sharded, network, environment
   // Room that estimates use again and again.

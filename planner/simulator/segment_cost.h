@@ -9,9 +9,6 @@
 
 namespace parplan {
 
-inline constexpr std::size_t stream_count = static_cast<std::size_t>(Stream::count_);
-inline std::size_t index_of(Stream stream) { return static_cast<std::size_t>(stream); }
-
 // How a rank carries out its streams.
 enum class Execution {
   concurrent,  // streams run beside one another; both ends of a transfer block their stream until it is done

@@ -161,8 +161,8 @@ SeatAt Simulation::seat_of(const Stage& stage, int number, const Instruction& in
   const bool sends = instruction.kind == InstructionKind::send;
   const bool receives = instruction.kind == InstructionKind::receive;
   if (sends || receives) {
-    const bool with_next = instruction.group == GroupKind::next;
-    PARPLAN_ASSERT(with_next ? number + 1 < stages : instruction.group == GroupKind::previous && number > 0,
+    const bool with_next = instruction.group == next_stage;
+    PARPLAN_ASSERT(with_next ? number + 1 < stages : instruction.group == previous_stage && number > 0,
                    fmt::format("stage {} of {}: {} with group {}", number, stages, name(instruction.kind),
                                name(instruction.group)));
     const int pair = with_next ? number : number - 1;
@@ -170,8 +170,8 @@ SeatAt Simulation::seat_of(const Stage& stage, int number, const Instruction& in
     return {.meeting = 2 * pair + (forward ? 0 : 1), .seat = sends ? 0 : 1};
   }
   if (instruction.kind == InstructionKind::kernel || stages == 1) return {};
-  if (instruction.group == GroupKind::pipeline) return {.meeting = tied + 1, .seat = number};
-  if (instruction.group != GroupKind::tied || stage.program->group(GroupKind::tied).size() < 2) return {};
+  if (instruction.group == all_along(Axis::pp)) return {.meeting = tied + 1, .seat = number};
+  if (instruction.group != tied_stages || stage.program->group(tied_stages).size() < 2) return {};
   PARPLAN_ASSERT(number == 0 || number == stages - 1, fmt::format("stage {} of {} in the tied group", number, stages));
   return {.meeting = tied, .seat = number == 0 ? 0 : 1};
 }
@@ -585,7 +585,7 @@ StepResult Simulation::result() const {
       finish = last;
     }
     const CommunicationVolume& volume = stage.program->communication;
-    const std::int64_t sent = (volume.tensor + volume.data + volume.pipeline).count;
+    const std::int64_t sent = sum(volume).count;
     if (sent > most_sent) {
       most_sent = sent;
       result.communication = volume;

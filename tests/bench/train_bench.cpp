@@ -42,7 +42,7 @@ Measured train(const OpGraph& graph, int ranks) {
   training.sequence_length = sequence;
   training.global_batch = sequences_a_rank * ranks;
   ParallelSpec spec;
-  spec.mesh.degree = {1, ranks, 1};
+  spec.mesh.degree = {.dp = ranks};
   spec.micro_batch = sequences_a_rank;
   spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
   const std::unique_ptr<Rendezvous> rendezvous = alone();

@@ -103,7 +103,7 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
     pipelined.micro_batch = 2;
     const ParallelSpec stages = random_spec(graph, training, 2, pipelined, random);
     ParallelSpec flat = stages;
-    flat.mesh.degree = {1, 1, 1};
+    flat.mesh.degree = {};
     flat.stage_blocks = {static_cast<int>(graph.blocks.size())};
     INFO(model << ": " << describe(stages));
     check_equal(run_on_gpu(gpu, graph, training, stages, 3), run_on_gpu(gpu, graph, training, flat, 3));

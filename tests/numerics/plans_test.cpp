@@ -65,7 +65,7 @@ TEST_CASE("a pipeline of data-parallel ranks equals data parallelism to the bit"
       const ParallelSpec spec = random_spec(graph, training, 4, request, random);
       INFO(model << ": " << describe(spec));
       ParallelSpec flat = spec;
-      flat.mesh.degree = {1, 2, 1};
+      flat.mesh.degree = {.dp = 2};
       flat.stage_blocks = {static_cast<int>(graph.blocks.size())};
       check_equal(run_plan(graph, training, spec, 3), run_plan(graph, training, flat, 3));
     }

@@ -34,7 +34,7 @@ TrainingSpec training_of() {
 
 ParallelSpec spec_of(const OpGraph& graph, int dp, int tp, int pp, int zero) {
   ParallelSpec spec;
-  spec.mesh.degree = {pp, dp, tp};
+  spec.mesh.degree = {.pp = pp, .dp = dp, .tp = tp};
   spec.zero_stage = zero;
   spec.sequence_parallel = tp > 1;
   spec.recompute = pp > 1 ? Recompute::full : Recompute::none;
@@ -131,7 +131,7 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
   broken.prediction.memory.activations -= Bytes(64);
   CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}, *rendezvous), InternalError);
   broken = plan_of(graph, 2, 1);
-  broken.prediction.communication.data += Bytes(4);
+  broken.prediction.communication.dp += Bytes(4);
   CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}, *rendezvous), InternalError);
 }
 

@@ -33,7 +33,8 @@ ClusterOptions devices(int count) { return {.device = {}, .network = {}, .device
 ClusterOptions nodes(int count) { return {.device = {}, .network = {}, .devices = {}, .nodes = count}; }
 
 double ring(const Cluster& cluster, int dp, int tp, Axis axis) {
-  return group_network(cluster, {.degree = {1, dp, tp}, .order = parse_order("pp-dp-tp")}, axis).ring_bandwidth.value /
+  return group_network(cluster, {.degree = {.dp = dp, .tp = tp}, .order = parse_order("pp-dp-tp")}, axis)
+             .ring_bandwidth.value /
          1e9;
 }
 
@@ -203,7 +204,7 @@ TEST_CASE("named clusters reach what was measured on them") {
 TEST_CASE("a hop between nodes takes what NCCL counts for it") {
   const Cluster cluster = find_cluster("dgx-h100", catalog, devices(16));
   const GroupNetwork network =
-      group_network(cluster, {.degree = {1, 2, 8}, .order = parse_order("pp-dp-tp")}, Axis::dp);
+      group_network(cluster, {.degree = {.dp = 2, .tp = 8}, .order = parse_order("pp-dp-tp")}, Axis::dp);
   CHECK(network.inter_latency.value == doctest::Approx(2.7e-6));
 }
 
@@ -235,7 +236,8 @@ TEST_CASE("numbers of devices that there are not are refused with those that the
 
 TEST_CASE("a group of GPUs knows whether its hops stay on NVLink, and its oldest GPU") {
   const auto tensor = [](const Cluster& cluster, int ranks) {
-    return group_network(cluster, {.degree = {1, cluster.devices() / ranks, ranks}, .order = parse_order("pp-dp-tp")},
+    return group_network(cluster,
+                         {.degree = {.dp = cluster.devices() / ranks, .tp = ranks}, .order = parse_order("pp-dp-tp")},
                          Axis::tp);
   };
   struct Case {
@@ -261,10 +263,11 @@ TEST_CASE("a group of GPUs knows whether its hops stay on NVLink, and its oldest
   CHECK(tensor(both, 16).compute_capability == 70);
   both.groups.back().device.name = "mine";
   CHECK(tensor(both, 16).compute_capability == 0);
-  CHECK(
-      group_network(find_cluster("l40s-8", catalog), {.degree = {2, 1, 4}, .order = parse_order("pp-dp-tp")}, Axis::pp)
-          .nvlink == false);
-  CHECK(stage_network(find_cluster("l40s-8", catalog), {.degree = {2, 1, 4}, .order = parse_order("pp-dp-tp")}, 0, 1)
+  CHECK(group_network(find_cluster("l40s-8", catalog), {.degree = {.pp = 2, .tp = 4}, .order = parse_order("pp-dp-tp")},
+                      Axis::pp)
+            .nvlink == false);
+  CHECK(stage_network(find_cluster("l40s-8", catalog), {.degree = {.pp = 2, .tp = 4}, .order = parse_order("pp-dp-tp")},
+                      0, 1)
             .nvlink == false);
 }
 

@@ -66,7 +66,7 @@ TEST_CASE("the unit cluster has eight devices of 1 FLOP/s with 1 B/s between any
                                                                .vector = FlopsPerSecond(1),
                                                                .memory = BytesPerSecond(1)});
   CHECK(unit.groups.front().device.kernel_launch == Seconds(0));
-  const GroupNetwork network = group_network(unit, {.degree = {1, 8, 1}, .order = parse_order("pp-dp-tp")}, Axis::dp);
+  const GroupNetwork network = group_network(unit, {.degree = {.dp = 8}, .order = parse_order("pp-dp-tp")}, Axis::dp);
   CHECK(network == GroupNetwork{.ranks = 8,
                                 .nodes = 1,
                                 .ring_bandwidth = BytesPerSecond(1),

@@ -59,7 +59,7 @@ std::vector<FabricLevel> leaf_and_spine(int nodes, double oversubscription) {
 }
 
 DeviceMesh mesh(int pp, int dp, int tp, const char* order = "pp-dp-tp") {
-  return {.degree = {pp, dp, tp}, .order = parse_order(order)};
+  return {.degree = {.pp = pp, .dp = dp, .tp = tp}, .order = parse_order(order)};
 }
 double ring(const Cluster& cluster, const DeviceMesh& m, Axis axis) {
   return group_network(cluster, m, axis).ring_bandwidth.value;
@@ -356,7 +356,7 @@ TEST_CASE("a cluster written as several groups of equal nodes is the cluster of 
     Cluster three = cluster_of({nodes_of(4, 4, 3), nodes_of(4, 4, 1), nodes_of(4, 4, 6)}, levels);
     one.network.rails = three.network.rails = rails;
     for_each_mesh(one.devices(), [&](const DeviceMesh& m) {
-      INFO(rails, " ", write_order(m.order), " ", m.degree[0], " ", m.degree[1], " ", m.degree[2]);
+      INFO(rails, " ", write_order(m.order), " ", m.degree.pp, " ", m.degree.dp, " ", m.degree.tp);
       for (const Axis axis : all_axes) {
         const GroupNetwork a = group_network(one, m, axis);
         const GroupNetwork b = group_network(three, m, axis);

@@ -48,7 +48,7 @@ Cluster test_cluster(int devices, int nics, int nodes, double nic = 10.0) {
 }
 
 DeviceMesh mesh(int pp, int dp, int tp, const std::string& order = "pp-dp-tp") {
-  return {.degree = {pp, dp, tp}, .order = parse_order(order)};
+  return {.degree = {.pp = pp, .dp = dp, .tp = tp}, .order = parse_order(order)};
 }
 
 double ring(const Cluster& cluster, const DeviceMesh& m, Axis axis) {

@@ -38,7 +38,7 @@ Cluster small_cluster(int nodes) {
   return cluster;
 }
 
-Instruction communication(InstructionKind kind, GroupKind group, std::vector<Operand> operands) {
+Instruction communication(InstructionKind kind, GroupKey group, std::vector<Operand> operands) {
   Instruction instruction;
   instruction.kind = kind;
   instruction.group = group;
@@ -48,25 +48,26 @@ Instruction communication(InstructionKind kind, GroupKind group, std::vector<Ope
 
 TEST_CASE("groups see the network of their axis, neighbours that of their two stages") {
   const Cluster cluster = small_cluster(2);
-  const DeviceMesh mesh{.degree = {2, 2, 2}, .order = {Axis::pp, Axis::dp, Axis::tp}};
+  const DeviceMesh mesh{.degree = {.pp = 2, .dp = 2, .tp = 2}, .order = {Axis::pp, Axis::dp, Axis::tp}};
   const CostModel first = cost_model(cluster, mesh, 0);
   const CostModel last = cost_model(cluster, mesh, 1);
   CHECK(*first.device == cluster.groups.front().device);
-  CHECK(first.network(GroupKind::tensor) == group_network(cluster, mesh, Axis::tp));
-  CHECK(first.network(GroupKind::data) == group_network(cluster, mesh, Axis::dp));
-  CHECK(first.network(GroupKind::pipeline) == group_network(cluster, mesh, Axis::pp));
-  CHECK(first.network(GroupKind::next) == stage_network(cluster, mesh, 0, 1));
-  CHECK(first.network(GroupKind::tied) == stage_network(cluster, mesh, 0, 1));
-  CHECK(first.network(GroupKind::previous) == GroupNetwork{});
-  CHECK(last.network(GroupKind::next) == GroupNetwork{});
-  CHECK(last.network(GroupKind::previous) == stage_network(cluster, mesh, 1, 0));
+  CHECK(first.network(all_along(Axis::tp)) == group_network(cluster, mesh, Axis::tp));
+  CHECK(first.network(all_along(Axis::dp)) == group_network(cluster, mesh, Axis::dp));
+  CHECK(first.network(all_along(Axis::pp)) == group_network(cluster, mesh, Axis::pp));
+  CHECK(first.network(next_stage) == stage_network(cluster, mesh, 0, 1));
+  CHECK(first.network(tied_stages) == stage_network(cluster, mesh, 0, 1));
+  CHECK(first.network(previous_stage) == GroupNetwork{});
+  CHECK(last.network(next_stage) == GroupNetwork{});
+  CHECK(last.network(previous_stage) == stage_network(cluster, mesh, 1, 0));
 }
 
 TEST_CASE("rates are those of as many devices of a node as the job uses") {
   const Cluster cluster = small_cluster(2);
-  CHECK(cost_model(cluster, {.degree = {1, 1, 1}}, 0).rates.matrix_fp32 == FlopsPerSecond(1.0));
-  CHECK(cost_model(cluster, {.degree = {1, 2, 1}}, 0).rates.matrix_fp32 == FlopsPerSecond(0.75));  // between 1 and 3
-  const DeviceRates rates = cost_model(cluster, {.degree = {1, 8, 1}}, 0).rates;
+  CHECK(cost_model(cluster, {.degree = {}, .order = {}}, 0).rates.matrix_fp32 == FlopsPerSecond(1.0));
+  CHECK(cost_model(cluster, {.degree = {.dp = 2}, .order = {}}, 0).rates.matrix_fp32 ==
+        FlopsPerSecond(0.75));  // between 1 and 3
+  const DeviceRates rates = cost_model(cluster, {.degree = {.dp = 8}, .order = {}}, 0).rates;
   CHECK(rates.active == 4);  // a node has no more
   CHECK(rates.matrix_fp32 == FlopsPerSecond(0.5));
 }
@@ -79,21 +80,22 @@ TEST_CASE(
   DeviceKind& other = cluster.groups.back().device;
   other.half_types = {DataType::fp16};
   for (DeviceRates& rates : other.rates) rates.matrix_half = FlopsPerSecond(8.0);
-  const CostModel model = cost_model(cluster, {.degree = {1, 8, 1}, .order = {Axis::pp, Axis::dp, Axis::tp}}, 0);
+  const CostModel model = cost_model(cluster, {.degree = {.dp = 8}, .order = {Axis::pp, Axis::dp, Axis::tp}}, 0);
   CHECK(model.device->half_types == std::vector<DataType>{DataType::fp16});
   CHECK(model.rates.matrix_half == FlopsPerSecond(2.0));
-  const CostModel first = cost_model(cluster, {.degree = {2, 4, 1}, .order = {Axis::pp, Axis::dp, Axis::tp}}, 0);
+  const CostModel first =
+      cost_model(cluster, {.degree = {.pp = 2, .dp = 4}, .order = {Axis::pp, Axis::dp, Axis::tp}}, 0);
   CHECK(first.device->half_types == std::vector<DataType>{DataType::bf16, DataType::fp16});
 }
 
 TEST_CASE("a cache of networks gives what is computed afresh, for every mesh that shares it") {
   const Cluster cluster = small_cluster(2);
   NetworkCache networks(cluster);
-  for (const std::array<Axis, 3>& order :
-       {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::tp, Axis::dp, Axis::pp}})
-    for (const std::array<int, 3>& degree : {std::array{2, 2, 2}, std::array{4, 1, 2}, std::array{2, 4, 1}})
+  for (const AxisOrder& order : {AxisOrder{Axis::pp, Axis::dp, Axis::tp}, AxisOrder{Axis::tp, Axis::dp, Axis::pp}})
+    for (const Degrees& degree :
+         {Degrees{.pp = 2, .dp = 2, .tp = 2}, Degrees{.pp = 4, .tp = 2}, Degrees{.pp = 2, .dp = 4}})
       for (int round = 0; round < 2; ++round)
-        for (int stage = 0; stage < degree[0]; ++stage) {
+        for (int stage = 0; stage < degree.pp; ++stage) {
           const DeviceMesh mesh{.degree = degree, .order = order};
           const CostModel remembered = cost_model(networks, mesh, stage);
           const CostModel afresh = cost_model(cluster, mesh, stage);
@@ -106,23 +108,24 @@ TEST_CASE("a cache of networks gives what is computed afresh, for every mesh tha
 TEST_CASE("communication is priced by the bytes of the whole buffer") {
   const Operand shard{.binding = 0, .bytes = 25, .access = Access::read};
   const Operand whole{.binding = 1, .bytes = 100, .access = Access::write};
-  CHECK(communicated_bytes(communication(InstructionKind::all_gather, GroupKind::data, {shard, whole})) == Bytes(100));
-  CHECK(communicated_bytes(communication(InstructionKind::send, GroupKind::next, {shard})) == Bytes(25));
+  CHECK(communicated_bytes(communication(InstructionKind::all_gather, all_along(Axis::dp), {shard, whole})) ==
+        Bytes(100));
+  CHECK(communicated_bytes(communication(InstructionKind::send, next_stage, {shard})) == Bytes(25));
 }
 
 TEST_CASE("an instruction costs its kernel, or its collective on the network of its group") {
   CostModel model{.device = std::make_shared<const DeviceKind>(unit_device(BackendKind::cpu)),
                   .rates = unit_device(BackendKind::cpu).rates[0],
                   .networks = {}};
-  model.networks[index_of(GroupKind::data)] = unit_network(4);
+  model.networks[all_along(Axis::dp)] = unit_network(4);
   Instruction kernel;
   kernel.op = OpKind::linear;
   kernel.shape = {.rows = 2, .columns = 3, .inner = 5};
   CHECK(duration(kernel, model) == Seconds(60.0));
   Instruction reduction =
-      communication(InstructionKind::all_reduce_sum, GroupKind::data, {{.bytes = 800, .access = Access::update}});
+      communication(InstructionKind::all_reduce_sum, all_along(Axis::dp), {{.bytes = 800, .access = Access::update}});
   CHECK(duration(reduction, model) == Seconds(1200.0));
-  reduction.group = GroupKind::tensor;  // one rank
+  reduction.group = all_along(Axis::tp);  // one rank
   CHECK(duration(reduction, model) == Seconds(0.0));
 }
 

@@ -36,7 +36,7 @@ const OpGraph& tiny_llama() {
 
 ParallelSpec layout(const OpGraph& graph, int dp, int tp, int pp) {
   ParallelSpec spec;
-  spec.mesh.degree = {pp, dp, tp};
+  spec.mesh.degree = {.pp = pp, .dp = dp, .tp = tp};
   if (pp >= 1 && pp <= static_cast<int>(graph.blocks.size())) spec.stage_blocks = even_stages(graph, pp);
   return spec;
 }
@@ -72,11 +72,11 @@ TEST_CASE("divisors are all that divide, ascending") {
 TEST_CASE("Every technique allows what it lists and refuses the rest") {
   // The one number of the layout that a technique decides.
   const std::map<std::string, void (*)(const OpGraph&, ParallelSpec&, int)> set = {
-      {"tensor", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree[index_of(Axis::tp)] = degree; }},
-      {"data", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree[index_of(Axis::dp)] = degree; }},
+      {"tensor", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree.tp = degree; }},
+      {"data", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree.dp = degree; }},
       {"pipeline",
        [](const OpGraph& graph, ParallelSpec& spec, int degree) {
-         spec.mesh.degree[index_of(Axis::pp)] = degree;
+         spec.mesh.degree.pp = degree;
          if (degree <= static_cast<int>(graph.blocks.size())) spec.stage_blocks = even_stages(graph, degree);
        }},
       {"zero", [](const OpGraph&, ParallelSpec& spec, int stage) { spec.zero_stage = stage; }},

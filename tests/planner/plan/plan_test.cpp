@@ -32,7 +32,7 @@ nodes: 1
 
 ParallelSpec two_by_two() {
   ParallelSpec spec;
-  spec.mesh.degree = {2, 2, 1};  // pp, dp, tp
+  spec.mesh.degree = {.pp = 2, .dp = 2};  // pp, dp, tp
   spec.mesh.order = {Axis::dp, Axis::pp, Axis::tp};
   spec.zero_stage = 2;
   spec.micro_batch = 2;
@@ -44,18 +44,17 @@ ParallelSpec two_by_two() {
 StepResult some_result(double scale) {
   return {.time = {.compute = Seconds(0.1 * scale),
                    .recompute = Seconds(1.0 / 3.0 * scale),
-                   .tensor_exposed = Seconds(0),
-                   .data_exposed = Seconds(1e-8 * scale),
-                   .pipeline_exposed = Seconds(2.5e-5 * scale),
+                   .exposed = {.pp = Seconds(2.5e-5 * scale), .dp = Seconds(1e-8 * scale), .tp = Seconds(0)},
                    .bubble = Seconds(0.30000000000000004 * scale),
-                   .optimizer = Seconds(5e-324)},
+                   .optimizer = Seconds(5e-324),
+                   .offload = Seconds(0)},
           .memory = {.parameters = Bytes(1000),
                      .gradients = Bytes(2000),
                      .optimizer = Bytes(4000),
                      .activations = Bytes(9007199254740993),
                      .buffers = Bytes(16000),
                      .overhead = Bytes(16777216)},
-          .communication = {.tensor = Bytes(0), .data = Bytes(123456789), .pipeline = Bytes(77)}};
+          .communication = {.pp = Bytes(77), .dp = Bytes(123456789), .tp = Bytes(0)}};
 }
 
 Plan some_plan() {
@@ -75,7 +74,7 @@ Plan some_plan() {
   }
   plan.prediction = some_result(1.0);
   ParallelSpec other;
-  other.mesh.degree = {1, 1, 2};
+  other.mesh.degree = {.tp = 2};
   other.sequence_parallel = true;
   other.stage_blocks = {5};
   other.schedule = ScheduleKind::gpipe;
@@ -268,9 +267,9 @@ TEST_CASE("A plan without alternatives, notes, placements or gap is read back to
 TEST_CASE("Every axis order, schedule, ZeRO stage, optimizer and precision is read back") {
   Plan plan = some_plan();
   plan.alternatives.clear();
-  for (const std::array<Axis, 3>& order :
-       {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::tp, Axis::dp, Axis::pp},
-        std::array{Axis::dp, Axis::tp, Axis::pp}}) {
+  for (const AxisOrder& order :
+       {AxisOrder{Axis::pp, Axis::dp, Axis::tp}, AxisOrder{Axis::tp, Axis::dp, Axis::pp},
+        AxisOrder{Axis::dp, Axis::tp, Axis::pp}}) {
     plan.spec.mesh.order = order;
     CHECK(read_plan(write_plan(plan), "plan.yaml").spec == plan.spec);
   }

@@ -17,16 +17,25 @@ TEST_CASE("Every label has its name and its own part of the step, which sum to t
     names.push_back(name(static_cast<Label>(i)));
     time.part(static_cast<Label>(i)) += Seconds(value);
   }
-  CHECK(names == std::vector<std::string>{"compute", "recompute", "tensor", "data", "pipeline", "optimizer"});
-  CHECK(time == StepTime{.compute = Seconds(1),
-                         .recompute = Seconds(2),
-                         .tensor_exposed = Seconds(4),
-                         .data_exposed = Seconds(8),
-                         .pipeline_exposed = Seconds(16),
-                         .bubble = Seconds(0),
-                         .optimizer = Seconds(32)});
-  time.bubble = Seconds(64);
-  CHECK(time.total() == Seconds(127));
+  CHECK(names == std::vector<std::string>{"compute", "recompute", "tensor", "expert", "context", "data", "pipeline",
+                                         "optimizer", "offload"});
+  CHECK(
+      time ==
+      StepTime{.compute = Seconds(1),
+               .recompute = Seconds(2),
+               .exposed = {.pp = Seconds(64), .dp = Seconds(32), .cp = Seconds(16), .ep = Seconds(8), .tp = Seconds(4)},
+               .bubble = Seconds(0),
+               .optimizer = Seconds(128),
+               .offload = Seconds(256)});
+  time.bubble = Seconds(512);
+  CHECK(time.total() == Seconds(1023));
+  CHECK(time.exposed_in_all() == Seconds(124));
+}
+
+TEST_CASE("Every axis has a label, and a label of an axis that axis") {
+  for (const Axis axis : all_axes) CHECK(axis_of(label_of(axis)) == axis);
+  for (const Label label : {Label::compute, Label::recompute, Label::optimizer, Label::offload})
+    CHECK_FALSE(axis_of(label).has_value());
 }
 
 TEST_CASE("Every memory category has its name and its own part of the arena") {
@@ -57,7 +66,7 @@ TEST_CASE("Schedules and recompute have the names of the command line") {
 
 TEST_CASE("Micro-batches are the global batch over data-parallel ranks and micro-batch size") {
   ParallelSpec spec;
-  spec.mesh.degree = {4, 2, 8};  // pp, dp, tp
+  spec.mesh.degree = {.pp = 4, .dp = 2, .tp = 8};  // pp, dp, tp
   spec.micro_batch = 3;
   TrainingSpec training;
   training.global_batch = 48;
@@ -67,14 +76,13 @@ TEST_CASE("Micro-batches are the global batch over data-parallel ranks and micro
 TEST_CASE("times of steps add and scale part by part") {
   const StepTime once{.compute = Seconds(1),
                       .recompute = Seconds(2),
-                      .tensor_exposed = Seconds(3),
-                      .data_exposed = Seconds(4),
-                      .pipeline_exposed = Seconds(5),
+                      .exposed = {.pp = Seconds(5), .dp = Seconds(4), .tp = Seconds(3)},
                       .bubble = Seconds(6),
-                      .optimizer = Seconds(7)};
+                      .optimizer = Seconds(7),
+                      .offload = Seconds(8)};
   StepTime time = once;
   time += once;
-  CHECK(time.total() == Seconds(56));
+  CHECK(time.total() == Seconds(72));
   time *= 0.5;
   CHECK(time == once);
 }

@@ -196,7 +196,7 @@ TEST_CASE("layers fuse sums with norms and products with GELU in every placement
           const bool gelu = std::string(model) == "tiny-gpt2";
           const OpGraph graph = graph_of(model);
           ParallelSpec spec = one_rank(graph);
-          spec.mesh.degree = {1, 1, tp};
+          spec.mesh.degree = {.tp = tp};
           spec.sequence_parallel = sequence_parallel;
           spec.recompute = recompute;
           const Program program = lower(job_of(graph, plain_training(), spec), 0);

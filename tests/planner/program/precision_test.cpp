@@ -120,16 +120,16 @@ TEST_CASE("fp16 scales the loss: one scale a rank, read by the first gradient an
         CHECK(updated > last_reader);
 
         // The norm is of the whole model on every rank: summed over every axis that splits it.
-        std::vector<GroupKind> summed;
+        std::vector<GroupKey> summed;
         for_each_instruction(program, [&](std::size_t, const Call& call, const Instruction& instruction) {
           if (instruction.kind == InstructionKind::all_reduce_sum &&
               call.buffers[instruction.operands[0].binding] == program.norm_buffer)
             summed.push_back(instruction.group);
         });
-        std::vector<GroupKind> wanted;
-        if (spec.tp() > 1) wanted.push_back(GroupKind::tensor);
-        if (spec.dp() > 1 && spec.zero_stage > 0) wanted.push_back(GroupKind::data);
-        if (spec.pp() > 1) wanted.push_back(GroupKind::pipeline);
+        std::vector<GroupKey> wanted;
+        if (spec.tp() > 1) wanted.push_back(all_along(Axis::tp));
+        if (spec.dp() > 1 && spec.zero_stage > 0) wanted.push_back(all_along(Axis::dp));
+        if (spec.pp() > 1) wanted.push_back(all_along(Axis::pp));
         CHECK(summed == wanted);
       }
     }

@@ -46,7 +46,7 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
     ParallelSpec spec;
     const int dp = pick(1, 2, 4, 8), tp = pick(1, 2, 4), pp = pick(1, 2, 3, 4);
     if (dp * tp * pp != ranks) continue;
-    spec.mesh.degree = {pp, dp, tp};
+    spec.mesh.degree = {.pp = pp, .dp = dp, .tp = tp};
     std::shuffle(spec.mesh.order.begin(), spec.mesh.order.end(), random);
     spec.sequence_parallel = pick(false, true) && tp > 1;
     spec.zero_stage = dp > 1 ? pick(0, 1, 2, 3) : 0;

@@ -36,10 +36,10 @@ struct SmallProgram {
   explicit SmallProgram(int rank, int stage = 0) {
     program.rank = rank;
     program.stage = stage;
-    for (GroupKind kind : {GroupKind::tensor, GroupKind::data, GroupKind::pipeline}) group(kind, {rank});
+    for (GroupKey kind : {all_along(Axis::tp), all_along(Axis::dp), all_along(Axis::pp)}) group(kind, {rank});
   }
-  SmallProgram& group(GroupKind kind, std::vector<int> ranks) {
-    program.groups[index_of(kind)] = std::move(ranks);
+  SmallProgram& group(GroupKey kind, std::vector<int> ranks) {
+    program.set_group(kind, std::move(ranks));
     return *this;
   }
   int buffer(std::string name, MemoryCategory category, std::int64_t bytes, bool persistent = false) {
@@ -76,12 +76,12 @@ struct SmallProgram {
     return made;
   }
   // A call of one instruction.
-  Call& communicate(InstructionKind kind, GroupKind group, Stream stream, std::string name,
+  Call& communicate(InstructionKind kind, GroupKey group, Stream stream, std::string name,
                     const std::vector<Piece>& pieces) {
     call(name, stream);
     Instruction& made = instruction(kind, stream, std::move(name), pieces);
     made.group = group;
-    made.label = group == GroupKind::data ? Label::data : group == GroupKind::tensor ? Label::tensor : Label::pipeline;
+    made.label = group == all_along(Axis::dp) ? Label::dp : group == all_along(Axis::tp) ? Label::tp : Label::pp;
     return program.calls.back();
   }
   Call& compute(OpKind op, std::string name, const std::vector<Piece>& pieces) {
@@ -119,7 +119,7 @@ enum Buffers { table, gradients, first_moment, second_moment, saved };
 inline Program data_parallel_program(int rank) {
   using namespace data_parallel;
   SmallProgram p(rank);
-  p.group(GroupKind::data, {0, 1});
+  p.group(all_along(Axis::dp), {0, 1});
   p.buffer("table", MemoryCategory::parameters, 64, true);
   p.buffer("gradients", MemoryCategory::gradients, 64, true);
   p.buffer("first moment", MemoryCategory::optimizer, 64, true);
@@ -146,7 +146,8 @@ inline Program data_parallel_program(int rank) {
   p.compute(OpKind::embedding_gradient, "embedding",
             {reads(saved, 16, 64), reads(saved, 0, 16), updates(gradients, 0, 64)});
   p.program.calls[backward].frees = {saved};
-  p.communicate(InstructionKind::all_reduce_sum, GroupKind::data, Stream::data, "reduce", {updates(gradients, 0, 64)});
+  p.communicate(InstructionKind::all_reduce_sum, all_along(Axis::dp), Stream::dp, "reduce",
+                {updates(gradients, 0, 64)});
   p.task(Action{0, Phase::backward, 0});
   p.compute(
       OpKind::adamw, "optimizer",
@@ -173,7 +174,7 @@ inline Program zero_program(int rank) {
   for (Operand& operand : operands) operand = {operand.binding, 32 * rank, 32, operand.access};
   SmallProgram p(rank);
   p.program = std::move(program);
-  p.communicate(InstructionKind::all_gather, GroupKind::data, Stream::data, "gather",
+  p.communicate(InstructionKind::all_gather, all_along(Axis::dp), Stream::dp, "gather",
                 {reads(table, 32 * rank, 32), writes(table, 0, 64)});
   p.task(std::nullopt);
   p.program.events = 3;
@@ -195,7 +196,7 @@ enum Buffers { input, result, gradient };
 inline Program first_stage_program() {
   using namespace first_stage;
   SmallProgram p(0, 0);
-  p.group(GroupKind::pipeline, {0, 1}).group(GroupKind::next, {1});
+  p.group(all_along(Axis::pp), {0, 1}).group(next_stage, {1});
   p.buffer("table", MemoryCategory::parameters, 64, true);
   p.buffer("gradients", MemoryCategory::gradients, 64, true);
   p.buffer("first moment", MemoryCategory::optimizer, 64, true);
@@ -209,10 +210,10 @@ inline Program first_stage_program() {
   p.call("forward", Stream::compute).micro_batch = 0;
   p.kernel(OpKind::load_tokens, "tokens", {writes(tokens, 0, 16)});
   p.kernel(OpKind::embedding, "embedding", {reads(tokens, 0, 16), reads(table, 0, 64), writes(output, 0, 64)});
-  p.communicate(InstructionKind::send, GroupKind::next, Stream::send_next, "send", {reads(output, 0, 64)}).frees = {
+  p.communicate(InstructionKind::send, next_stage, Stream::send_next, "send", {reads(output, 0, 64)}).frees = {
       output};
   p.task(Action{0, Phase::forward, 0});
-  p.communicate(InstructionKind::receive, GroupKind::next, Stream::receive_next, "receive", {writes(gradient, 0, 64)});
+  p.communicate(InstructionKind::receive, next_stage, Stream::receive_next, "receive", {writes(gradient, 0, 64)});
   p.compute(OpKind::embedding_gradient, "embedding",
             {reads(gradient, 0, 64), reads(tokens, 0, 16), updates(gradients, 0, 64)})
       .frees = {tokens, gradient};
@@ -230,17 +231,17 @@ inline Program first_stage_program() {
 inline Program second_stage_program() {
   using namespace second_stage;
   SmallProgram p(1, 1);
-  p.group(GroupKind::pipeline, {0, 1}).group(GroupKind::previous, {0});
+  p.group(all_along(Axis::pp), {0, 1}).group(previous_stage, {0});
   p.buffer("input", MemoryCategory::activations, 64);
   p.buffer("result", MemoryCategory::activations, 64);
   p.buffer("gradient", MemoryCategory::activations, 64);
-  p.communicate(InstructionKind::receive, GroupKind::previous, Stream::receive_previous, "receive",
+  p.communicate(InstructionKind::receive, previous_stage, Stream::receive_previous, "receive",
                 {writes(input, 0, 64)});
   p.compute(OpKind::activation, "activation", {reads(input, 0, 64), writes(result, 0, 64)});
   p.task(Action{1, Phase::forward, 0});
   p.compute(OpKind::activation_gradient, "activation",
             {reads(result, 0, 64), reads(input, 0, 64), writes(gradient, 0, 64)}).frees = {input, result};
-  p.communicate(InstructionKind::send, GroupKind::previous, Stream::send_previous, "send", {reads(gradient, 0, 64)})
+  p.communicate(InstructionKind::send, previous_stage, Stream::send_previous, "send", {reads(gradient, 0, 64)})
       .frees = {gradient};
   p.task(Action{1, Phase::backward, 0});
   p.program.events = 2;

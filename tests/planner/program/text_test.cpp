@@ -14,14 +14,16 @@ TEST_CASE("streams, groups and instructions have names of their own") {
   };
   std::vector<std::string> streams, groups, kinds;
   for (int i = 0; i < static_cast<int>(Stream::count_); ++i) streams.push_back(name(static_cast<Stream>(i)));
-  for (int i = 0; i < static_cast<int>(GroupKind::count_); ++i) groups.push_back(name(static_cast<GroupKind>(i)));
+  for (const Axis axis : all_axes)
+    for (const Members members : {Members::all, Members::tied, Members::next, Members::previous})
+      groups.push_back(name(GroupKey{axis, members}));
   for (int i = 0; i <= static_cast<int>(InstructionKind::receive); ++i)
     kinds.push_back(name(static_cast<InstructionKind>(i)));
   CHECK(all_differ(streams));
   CHECK(all_differ(groups));
   CHECK(all_differ(kinds));
   CHECK(name(Stream::receive_next) == std::string("receive_next"));
-  CHECK(name(GroupKind::previous) == std::string("previous"));
+  CHECK(name(previous_stage) == std::string("previous"));
   CHECK(name(InstructionKind::receive) == std::string("receive"));
 }
 
@@ -69,7 +71,7 @@ TEST_CASE("events and scratch of a segment read as text") {
   p.buffer("scratch", MemoryCategory::activations, 64);
   p.call("work", Stream::compute);
   p.kernel(OpKind::fill_zero, "first", {writes(0, 0, 64)}).records = 0;
-  Instruction& second = p.kernel(OpKind::fill_zero, "second", {writes(0, 0, 64)}, Stream::tensor);
+  Instruction& second = p.kernel(OpKind::fill_zero, "second", {writes(0, 0, 64)}, Stream::tp);
   second.waits = {0, 1};
   second.shape.bias = true;
   p.program.segments[0].scratch_bytes = 64;

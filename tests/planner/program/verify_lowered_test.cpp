@@ -112,7 +112,7 @@ TEST_CASE("in lowered Programs every gradient reduction that all ranks drop is m
   const TrainingSpec training = plain_training();
   for (int stage = 0; stage <= 3; ++stage) {
     ParallelSpec spec;
-    spec.mesh.degree = {1, 2, 1};
+    spec.mesh.degree = {.dp = 2};
     spec.zero_stage = stage;
     spec.micro_batch = 4;
     spec.stage_blocks = {static_cast<int>(graph.blocks.size())};

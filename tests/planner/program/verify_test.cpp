@@ -42,14 +42,14 @@ std::vector<Program> square(const std::vector<int>& data_first) {
   std::vector<Program> programs;
   for (int rank = 0; rank < 4; ++rank) {
     SmallProgram p(rank);
-    p.group(GroupKind::tensor, {rank / 2 * 2, rank / 2 * 2 + 1}).group(GroupKind::data, {rank % 2, rank % 2 + 2});
+    p.group(all_along(Axis::tp), {rank / 2 * 2, rank / 2 * 2 + 1}).group(all_along(Axis::dp), {rank % 2, rank % 2 + 2});
     p.buffer("a", MemoryCategory::buffers, 64, true);
     p.buffer("b", MemoryCategory::buffers, 64, true);
     const auto tensor = [&] {
-      p.communicate(InstructionKind::all_reduce_sum, GroupKind::tensor, Stream::tensor, "a", {updates(0, 0, 64)});
+      p.communicate(InstructionKind::all_reduce_sum, all_along(Axis::tp), Stream::tp, "a", {updates(0, 0, 64)});
     };
     const auto data = [&] {
-      p.communicate(InstructionKind::all_reduce_sum, GroupKind::data, Stream::data, "b", {updates(1, 0, 64)});
+      p.communicate(InstructionKind::all_reduce_sum, all_along(Axis::dp), Stream::dp, "b", {updates(1, 0, 64)});
     };
     const bool crossed = std::find(data_first.begin(), data_first.end(), rank) != data_first.end();
     if (crossed) data();
@@ -68,7 +68,7 @@ std::vector<Program> exchange(bool send_first, Streams streams) {
   std::vector<Program> programs;
   for (int rank = 0; rank < 2; ++rank) {
     SmallProgram p(rank);
-    const GroupKind peer = rank == 0 ? GroupKind::next : GroupKind::previous;
+    const GroupKey peer = rank == 0 ? next_stage : previous_stage;
     p.group(peer, {1 - rank});
     p.buffer("out", MemoryCategory::buffers, 64, true);
     p.buffer("in", MemoryCategory::buffers, 64);
@@ -189,8 +189,8 @@ TEST_CASE("optional operands and workspaces are told apart by the shape") {
 
 TEST_CASE("groups are ascending and hold the rank") {
   std::vector<Program> programs = data_parallel_job();
-  programs[0].groups[index_of(GroupKind::data)] = {1, 0};
-  programs[1].groups[index_of(GroupKind::data)] = {0};
+  programs[0].set_group(all_along(Axis::dp), {1, 0});
+  programs[1].set_group(all_along(Axis::dp), {0});
   CHECK(faults_of(programs) ==
         "rank 0: the data group (1, 0) is not an ascending list of ranks of a job of 2\n"
         "rank 1, call 3, instruction 0: all_reduce_sum 'reduce' over the data group (0), which this rank is not in");
@@ -198,8 +198,8 @@ TEST_CASE("groups are ascending and hold the rank") {
 
 TEST_CASE("sends and receives are with one neighbour") {
   std::vector<Program> programs = pipeline_job();
-  only_instruction(programs[0], first_stage::send).group = GroupKind::pipeline;
-  only_instruction(programs[1], second_stage::send).group = GroupKind::next;
+  only_instruction(programs[0], first_stage::send).group = all_along(Axis::pp);
+  only_instruction(programs[1], second_stage::send).group = next_stage;
   CHECK(faults_of(programs) ==
         "rank 0, call 2, instruction 0: send 'send' with the pipeline group (0, 1): not one neighbouring rank\n"
         "rank 1, call 3, instruction 0: send 'send' with the next group (): not one neighbouring rank");
@@ -267,8 +267,8 @@ TEST_CASE("a missing event between calls is found: a write before an update") {
 TEST_CASE("a missing event between calls is found: a read before a write") {
   SmallProgram p = scratch_pad();
   p.compute(OpKind::fill_zero, "zero", {writes(0, 0, 64)});
-  p.call("copy", Stream::data);
-  p.kernel(OpKind::copy, "copy", {reads(0, 0, 32), writes(1, 0, 32)}, Stream::data);
+  p.call("copy", Stream::dp);
+  p.kernel(OpKind::copy, "copy", {reads(0, 0, 32), writes(1, 0, 32)}, Stream::dp);
   p.compute(OpKind::fill_zero, "again", {writes(0, 16, 48)});
   p.program.events = 2;
   SmallProgram::wait(p.program.calls[0], 0, p.program.calls[1]);
@@ -288,10 +288,10 @@ TEST_CASE("a missing event between calls is found: a read before a write") {
 TEST_CASE("order is passed on through events of other streams") {
   SmallProgram p = scratch_pad();
   p.compute(OpKind::fill_zero, "zero", {writes(0, 0, 64)});
-  p.call("copy", Stream::data);
-  p.kernel(OpKind::copy, "copy", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::data);
-  p.call("last", Stream::tensor);
-  p.kernel(OpKind::fill_zero, "last", {writes(0, 0, 64)}, Stream::tensor);
+  p.call("copy", Stream::dp);
+  p.kernel(OpKind::copy, "copy", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::dp);
+  p.call("last", Stream::tp);
+  p.kernel(OpKind::fill_zero, "last", {writes(0, 0, 64)}, Stream::tp);
   p.program.events = 2;
   SmallProgram::wait(p.program.calls[0], 0, p.program.calls[1]);
   SmallProgram::wait(p.program.calls[1], 1, p.program.calls[2]);
@@ -304,11 +304,11 @@ TEST_CASE(
   SmallProgram p = scratch_pad();
   p.compute(OpKind::fill_zero, "zero", {writes(0, 0, 64)});
   p.call("work", Stream::compute);
-  p.kernel(OpKind::copy, "out", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::tensor).records =
+  p.kernel(OpKind::copy, "out", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::tp).records =
       0;  // forked: sees call 0
   p.kernel(OpKind::fill_zero, "again", {writes(0, 0, 64)}).waits = {0};
   p.program.segments[1].instructions[1].records = 1;
-  p.kernel(OpKind::copy, "back", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::tensor).waits = {1};
+  p.kernel(OpKind::copy, "back", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::tp).waits = {1};
   p.program.segments[1].events = 2;
   p.compute(OpKind::sum_squares, "norm", {reads(1, 0, 64), updates(0, 0, 4)});  // joined: sees the copy back
   const std::vector<Program> good = alone(p);
@@ -400,7 +400,7 @@ TEST_CASE("a reduction of a part is a dropped reduction of the rest") {
 
 TEST_CASE("a dropped reduction is found through an accumulator, and in the gradient norm") {
   SmallProgram p(0);
-  p.group(GroupKind::data, {0, 1});
+  p.group(all_along(Axis::dp), {0, 1});
   p.buffer("accumulator", MemoryCategory::gradients, 64, true);
   p.buffer("unreduced", MemoryCategory::buffers, 128);
   p.buffer("norm", MemoryCategory::buffers, 4);
@@ -473,13 +473,13 @@ TEST_CASE("two groups of the same ranks launched in crossed order are found") {
   std::vector<Program> programs;
   for (int rank = 0; rank < 2; ++rank) {
     SmallProgram p(rank);
-    p.group(GroupKind::pipeline, {0, 1}).group(GroupKind::tied, {0, 1});
+    p.group(all_along(Axis::pp), {0, 1}).group(tied_stages, {0, 1});
     p.buffer("norm", MemoryCategory::buffers, 4, true);
-    const auto sum = [&](GroupKind group) {
-      p.communicate(InstructionKind::all_reduce_sum, group, Stream::data, "norm", {updates(0, 0, 4)});
+    const auto sum = [&](GroupKey group) {
+      p.communicate(InstructionKind::all_reduce_sum, group, Stream::dp, "norm", {updates(0, 0, 4)});
     };
-    sum(rank == 0 ? GroupKind::pipeline : GroupKind::tied);
-    sum(rank == 0 ? GroupKind::tied : GroupKind::pipeline);
+    sum(rank == 0 ? all_along(Axis::pp) : tied_stages);
+    sum(rank == 0 ? tied_stages : all_along(Axis::pp));
     p.task(std::nullopt);
     programs.push_back(p.program);
   }

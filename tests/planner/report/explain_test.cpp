@@ -36,17 +36,17 @@ Reasons small_reasons() {
   second.memory.activations = Bytes(40);
   reasons.details.stages.push_back(second);
   reasons.capacities = {Bytes(1000), Bytes(1000)};
-  reasons.details.critical_path = {work(0, "pipeline.receive.gradient", Label::pipeline, 1, 0.5),
+  reasons.details.critical_path = {work(0, "pipeline.receive.gradient", Label::pp, 1, 0.5),
                                    work(0, "layers.forward", Label::compute, 1, 1.0),
                                    work(0, "layers.backward", Label::compute, 2, 4.0),
-                                   work(0, "data.reduce_scatter.gradients", Label::data, 1, 1.0),
+                                   work(0, "data.reduce_scatter.gradients", Label::dp, 1, 1.0),
                                    work(0, "optimizer", Label::optimizer, 1, 0.5),
                                    work(1, "layers.forward", Label::compute, 1, 1.0),
                                    work(1, "head.forward", Label::compute, 1, 2.0)};
   reasons.error = ModelError{.least = -0.2, .most = -0.12, .runs = 3, .source = "runs of a model"};  // 0.88 / 0.8: 10 %
   reasons.neighbours = {{.change = "ZeRO-0", .rival = rival([](RankedPlan& other) {
                            other.spec.zero_stage = 0;
-                           other.result.time.data_exposed = Seconds(1.5);
+                           other.result.time.exposed.dp = Seconds(1.5);
                          })},
                         {.change = "micro-batch 2", .rival = rival([](RankedPlan& other) {
                            other.spec.micro_batch = 2;
@@ -62,13 +62,13 @@ Reasons small_reasons() {
                                .across_ranks = 8,
                                .across = BytesPerSecond(100.0),
                                .best = rival([](RankedPlan& other) {
-                                 other.spec.mesh.degree = {1, 1, 8};
-                                 other.result.time.tensor_exposed = Seconds(5.0);
+                                 other.spec.mesh.degree = {.tp = 8};
+                                 other.result.time.exposed.tp = Seconds(5.0);
                                })};
   reasons.guide.sharded_pipeline = {{.rival = rival([](RankedPlan& other) {
                                        other.spec.zero_stage = 2;
-                                       other.result.communication.data = Bytes(600);
-                                       other.result.time.data_exposed = Seconds(2.0);
+                                       other.result.communication.dp = Bytes(600);
+                                       other.result.time.exposed.dp = Seconds(2.0);
                                      }),
                                      .sent = Bytes(300),
                                      .micro_batches = 2}};
@@ -79,9 +79,9 @@ Reasons small_reasons() {
                           .enough = 8,
                           .closed_form_then = 1.0 / 9.0};
   reasons.families = {{.family = "data parallel, ZeRO-1", .best = rival([](RankedPlan& other) {
-                         other.spec.mesh.degree = {1, 4, 1};
+                         other.spec.mesh.degree = {.dp = 4};
                          other.result.time.bubble = Seconds(0.0);
-                         other.result.time.data_exposed = Seconds(4.0);
+                         other.result.time.exposed.dp = Seconds(4.0);
                        })},
                       {.family = "pipeline alone", .best = {}},
                       {.family = "pipeline x data parallel", .best = rival([](RankedPlan&) {}), .of_the_plan = true}};
@@ -429,7 +429,7 @@ TEST_CASE(
     "of a long pipeline like neighbours share a row, and the ends are shown with the stage that computes or holds "
     "most") {
   Plan plan = small_plan();
-  plan.spec.mesh.degree = {40, 1, 1};
+  plan.spec.mesh.degree = {.pp = 40};
   plan.spec.stage_blocks.assign(40, 2);
   Reasons reasons;
   StageResult stage;

@@ -24,7 +24,7 @@ NodeGroup group(BackendKind backend, int devices, int nodes) {
 Plan plan_of(std::vector<NodeGroup> groups, int ranks) {
   Plan plan;
   plan.cluster.groups = std::move(groups);
-  plan.spec.mesh.degree = {1, ranks, 1};
+  plan.spec.mesh.degree = {.dp = ranks};
   return plan;
 }
 
@@ -45,7 +45,7 @@ TEST_CASE("selected GPUs are put before the command by their numbers on the mach
   Plan plan = plan_of({group(BackendKind::cuda, 3, 1)}, 3);
   plan.cluster.device_ids = {2, 0, 5};
   CHECK(lines(plan) == "start     CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2,0,5 parplan run plan.yaml\n");
-  plan.spec.mesh.degree = {1, 2, 1};  // the plan uses the first two
+  plan.spec.mesh.degree = {.dp = 2};  // the plan uses the first two
   CHECK(lines(plan) == "start     CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2,0 parplan run plan.yaml\n");
 }
 

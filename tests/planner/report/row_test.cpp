@@ -137,21 +137,21 @@ TEST_CASE("no number of a row is NaN where a step takes no time") {
 TEST_CASE("parts of time, memory and communication sum to their wholes") {
   StepTime time;
   double next = 1.0;
-  for (const TimePart& part : time_parts()) time.*part.part = Seconds(next *= 2.0);
-  CHECK(time.total() == Seconds(254.0));  // 2 + 4 + ... + 128: each part is there once
+  for (const TimePart& part : time_parts()) part_of(time, part) = Seconds(next *= 2.0);
+  CHECK(time.total() == Seconds(510.0));  // 2 + 4 + ... + 256: each part is there once
   MemoryUse memory;
   std::int64_t bytes = 1;
   for (const MemoryPart& part : memory_parts()) memory.*part.part = Bytes(bytes *= 2);
   CHECK(memory.peak() == Bytes(126));
   CommunicationVolume volume;
-  for (const CommunicationPart& part : communication_parts()) volume.*part.part = Bytes(1);
-  CHECK(volume == CommunicationVolume{Bytes(1), Bytes(1), Bytes(1)});
+  for (const CommunicationPart& part : communication_parts()) volume[part.axis] = Bytes(1);
+  CHECK(volume == CommunicationVolume{.pp = Bytes(1), .dp = Bytes(1), .tp = Bytes(1)});
 }
 
 TEST_CASE("a layout is told in one line") {
   ParallelSpec spec;
   CHECK(layout_text(spec) == "dp1 tp1 pp1 mb1");
-  spec.mesh.degree = {2, 4, 8};
+  spec.mesh.degree = {.pp = 2, .dp = 4, .tp = 8};
   spec.sequence_parallel = true;
   spec.zero_stage = 3;
   spec.micro_batch = 16;

@@ -20,27 +20,26 @@ inline Plan small_plan() {
   }
   plan.training.global_batch = 4;
   plan.training.sequence_length = 5;
-  plan.spec.mesh.degree = {2, 2, 1};  // pp, dp, tp
+  plan.spec.mesh.degree = {.pp = 2, .dp = 2};  // pp, dp, tp
   plan.spec.zero_stage = 1;
   plan.spec.stage_blocks = {3, 2};
   plan.prediction.time = {.compute = Seconds(6.0),
                           .recompute = Seconds(0.0),
-                          .tensor_exposed = Seconds(0.0),
-                          .data_exposed = Seconds(1.0),
-                          .pipeline_exposed = Seconds(0.5),
+                          .exposed = {.pp = Seconds(0.5), .dp = Seconds(1.0), .tp = Seconds(0.0)},
                           .bubble = Seconds(2.0),
-                          .optimizer = Seconds(0.5)};
+                          .optimizer = Seconds(0.5),
+                          .offload = Seconds(0.0)};
   plan.prediction.memory = {.parameters = Bytes(200),
                             .gradients = Bytes(200),
                             .optimizer = Bytes(100),
                             .activations = Bytes(80),
                             .buffers = Bytes(40),
                             .overhead = Bytes(20)};
-  plan.prediction.communication = {.tensor = Bytes(0), .data = Bytes(300), .pipeline = Bytes(60)};
+  plan.prediction.communication = {.pp = Bytes(60), .dp = Bytes(300), .tp = Bytes(0)};
   RankedPlan second{.spec = plan.spec, .result = plan.prediction};
   second.spec.micro_batch = 2;
   second.result.time.bubble = Seconds(4.0);
-  second.result.time.data_exposed = Seconds(0.5);
+  second.result.time.exposed.dp = Seconds(0.5);
   second.result.memory.activations = Bytes(160);
   plan.alternatives.push_back(second);
   plan.search = {.candidates = 12,

@@ -24,7 +24,7 @@ inline SweepPoint planned_point(const std::string& cluster, int nodes, double st
   group.nodes = nodes;
   group.price = Price{3.0, "USD"};
   group.device.power = Watts(250.0);
-  point.best->spec.mesh.degree = {2, 2 * nodes, 1};
+  point.best->spec.mesh.degree = {.pp = 2, .dp = 2 * nodes};
   point.best->result.time *= step / plan.prediction.time.total().value;
   return point;
 }

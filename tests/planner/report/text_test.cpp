@@ -91,7 +91,7 @@ TEST_CASE("the binding constraint is what could be gained most from") {
                            "those that take longer; more micro-batches (a larger\n  batch) "
                            "would help first\n") != std::string::npos);
   plan.prediction.time.bubble = Seconds(7.0);
-  plan.prediction.time.tensor_exposed = Seconds(8.0);
+  plan.prediction.time.exposed.tp = Seconds(8.0);
   CHECK(binding_constraint(plan) == Constraint::communication);  // 4.75 s
   CHECK(
       explain(plan).find(
@@ -106,8 +106,8 @@ TEST_CASE("the binding constraint is what could be gained most from") {
   CHECK(binding_constraint(plan) == Constraint::compute);
   plan.search.objective = Objective::time;
   plan.prediction.time.recompute = Seconds(0.0);
-  plan.prediction.time.data_exposed = Seconds(4.0);
-  plan.prediction.time.tensor_exposed = Seconds(1.0);
+  plan.prediction.time.exposed.dp = Seconds(4.0);
+  plan.prediction.time.exposed.tp = Seconds(1.0);
   plan.prediction.time.bubble = Seconds(1.0);
   CHECK(binding_constraint(plan) == Constraint::compute);
   plan.spec.zero_stage = 3;  // and the device is full
@@ -162,7 +162,7 @@ TEST_CASE("with another objective it is said what it has least of") {
   plan.cluster.groups.front().price = Price{.per_device_hour = 90.0, .currency = "EUR"};
   plan.search.objective = Objective::cost;
   RankedPlan& second = plan.alternatives.front();
-  second.spec.mesh.degree = {1, 2, 1};  // half of the devices
+  second.spec.mesh.degree = {.dp = 2};  // half of the devices
   second.result.time.bubble = Seconds(4.5);
   CHECK(explain_search(plan.search)
             .ends_with("5 cannot be better by their lower bound, 4 simulated; certified: the cheapest of this space "

@@ -85,18 +85,18 @@ TEST_CASE("a layout is of one family, and every family has a name of its own") {
 TEST_CASE("tensor parallelism is inside nodes where each of its groups is") {
   struct Case {
     int per_node, nodes;
-    std::array<int, 3> degree;  // pp, dp, tp
-    std::array<Axis, 3> order;
+    Degrees degree;
+    AxisOrder order;
     std::string_view family;
   };
-  constexpr std::array neighbours = {Axis::pp, Axis::dp, Axis::tp};
-  constexpr std::array apart = {Axis::tp, Axis::pp, Axis::dp};
+  const AxisOrder neighbours = {Axis::pp, Axis::dp, Axis::tp};
+  const AxisOrder apart = {Axis::tp, Axis::pp, Axis::dp};
   for (const Case& one :
-       {Case{8, 3, {1, 4, 6}, neighbours, "tensor parallel across nodes"},  // ranks 6 to 11 are on two nodes
-        Case{8, 3, {1, 3, 8}, neighbours, "tensor parallel inside nodes x data parallel"},
-        Case{8, 3, {1, 1, 6}, neighbours, "tensor parallel inside a node alone"},
-        Case{8, 2, {1, 8, 2}, apart, "tensor parallel across nodes"},  // ranks 0 and 8
-        Case{8, 2, {1, 4, 2}, apart, "tensor parallel inside nodes x data parallel"}}) {
+       {Case{8, 3, {.dp = 4, .tp = 6}, neighbours, "tensor parallel across nodes"},  // ranks 6 to 11 are on two nodes
+        Case{8, 3, {.dp = 3, .tp = 8}, neighbours, "tensor parallel inside nodes x data parallel"},
+        Case{8, 3, {.dp = 1, .tp = 6}, neighbours, "tensor parallel inside a node alone"},
+        Case{8, 2, {.dp = 8, .tp = 2}, apart, "tensor parallel across nodes"},  // ranks 0 and 8
+        Case{8, 2, {.dp = 4, .tp = 2}, apart, "tensor parallel inside nodes x data parallel"}}) {
     const Cluster cluster = nodes_of(one.per_node, one.nodes);
     NetworkCache networks(cluster);
     ParallelSpec spec;
@@ -156,7 +156,7 @@ TEST_CASE("twice the network is felt between nodes on every cluster that is name
     INFO(cluster.name);
     ++clusters;
     // A group has a device of each node, and all devices send at once.
-    const DeviceMesh mesh{.degree = {1, 4, per_node}, .order = {Axis::pp, Axis::dp, Axis::tp}};
+    const DeviceMesh mesh{.degree = {.dp = 4, .tp = per_node}, .order = {Axis::pp, Axis::dp, Axis::tp}};
     for (const std::vector<FabricLevel>& levels :
          {std::vector<FabricLevel>{},
           std::vector<FabricLevel>{{.name = "leaf", .nodes = 2, .latency = {}},
@@ -543,8 +543,8 @@ TEST_CASE("of layouts that differ in the order of axes alone and take as long, t
   SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
   request.layout.dp = 2;
   request.layout.pp = 2;
-  for (const std::array<Axis, 3>& order :
-       {std::array{Axis::pp, Axis::dp, Axis::tp}, std::array{Axis::dp, Axis::pp, Axis::tp}}) {
+  for (const AxisOrder& order :
+       {AxisOrder{Axis::pp, Axis::dp, Axis::tp}, AxisOrder{Axis::dp, Axis::pp, Axis::tp}}) {
     request.layout.order = order;
     SuggestResult found = suggest(request);
     REQUIRE(found.plan);
@@ -647,7 +647,7 @@ TEST_CASE("the guide's rules are said when the numbers say so") {
   const Guide::ShardedPipeline& sharded = guide.sharded_pipeline.front();
   CHECK(sharded.rival.plan.spec.zero_stage == 2);
   CHECK(sharded.micro_batches == 4);
-  CHECK(static_cast<double>(sharded.rival.plan.result.communication.data.count) /
+  CHECK(static_cast<double>(sharded.rival.plan.result.communication.dp.count) /
             static_cast<double>(sharded.sent.count) ==
         doctest::Approx(3.0).epsilon(0.01));
   CHECK(!guide.gathered);

@@ -35,13 +35,13 @@ TEST_CASE(
   // Computation covers all but one second, but the way back from the end is 2, 4 and 3 seconds.
   built.call(built.segment(
       "layer.forward", Stream::compute,
-      {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+      {after(kernel(3), {}, 0), after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1),
        kernel(3), after(kernel(2), {1})}));
   const StepDetails details = details_of({built.program}, concurrent());
   CHECK(details.stages.front().time.compute == Seconds(8));
-  CHECK(details.stages.front().time.tensor_exposed == Seconds(1));
+  CHECK(details.stages.front().time.exposed.tp == Seconds(1));
   CHECK(details.critical_path ==
-        std::vector{work(0, "layer.forward", Label::compute, 1, 5), work(0, "layer.forward", Label::tensor, 1, 4)});
+        std::vector{work(0, "layer.forward", Label::compute, 1, 5), work(0, "layer.forward", Label::tp, 1, 4)});
 }
 
 TEST_CASE("the critical path changes stages where a transfer made the partner wait") {
@@ -61,8 +61,8 @@ TEST_CASE("the critical path changes stages where a transfer made the partner wa
   // stage 1; that F1 and F0 of its stage; these the transfer of 1 to 2, and that F0 of stage 0.
   const StepDetails details = details_of(programs, concurrent());
   CHECK(details.critical_path ==
-        std::vector{work(0, "receive backward", Label::pipeline, 1, 1), work(0, "forward", Label::compute, 1, 1),
-                    work(0, "backward", Label::compute, 2, 4), work(1, "receive forward", Label::pipeline, 1, 1),
+        std::vector{work(0, "receive backward", Label::pp, 1, 1), work(0, "forward", Label::compute, 1, 1),
+                    work(0, "backward", Label::compute, 2, 4), work(1, "receive forward", Label::pp, 1, 1),
                     work(1, "forward", Label::compute, 2, 2), work(1, "backward", Label::compute, 1, 2)});
   CHECK(sum(details.critical_path) == Seconds(11));
   REQUIRE(details.stages.size() == 2);

@@ -24,8 +24,9 @@ inline CostModel unit_model(bool overlaps_communication, int data_ranks = 2) {
   model.rates = device.rates[0];
   model.device = std::make_shared<const DeviceKind>(device);
   const GroupNetwork two = unit_network(2);
-  model.networks = {two, two, two, two, two, two};
-  model.networks[index_of(GroupKind::data)] = unit_network(data_ranks);
+  for (const GroupKey group : {all_along(Axis::tp), all_along(Axis::pp), tied_stages, next_stage, previous_stage})
+    model.networks[group] = two;
+  model.networks[all_along(Axis::dp)] = unit_network(data_ranks);
   return model;
 }
 inline CostModel concurrent() { return unit_model(true); }
@@ -43,7 +44,7 @@ inline Instruction kernel(std::int64_t seconds, Label label = Label::compute) {
 }
 
 // Two ranks exchange half of the bytes twice: as many seconds as bytes. A transfer likewise.
-inline Instruction communication(InstructionKind kind, std::int64_t seconds, GroupKind group, Stream stream,
+inline Instruction communication(InstructionKind kind, std::int64_t seconds, GroupKey group, Stream stream,
                                  Label label) {
   Instruction instruction;
   instruction.kind = kind;
@@ -53,7 +54,7 @@ inline Instruction communication(InstructionKind kind, std::int64_t seconds, Gro
   instruction.operands = {{.bytes = seconds, .access = Access::update}};
   return instruction;
 }
-inline Instruction all_reduce(std::int64_t seconds, GroupKind group, Stream stream, Label label) {
+inline Instruction all_reduce(std::int64_t seconds, GroupKey group, Stream stream, Label label) {
   return communication(InstructionKind::all_reduce_sum, seconds, group, stream, label);
 }
 
@@ -95,16 +96,16 @@ struct HandBuilt {
 inline Program pipeline_stage(int stage, int stages, const std::vector<Action>& actions, std::int64_t forward,
                               std::int64_t backward, std::int64_t transfer) {
   HandBuilt built(stage);
-  const auto move = [&](const char* name, InstructionKind kind, GroupKind group, Stream stream) {
-    if (group == GroupKind::next ? stage + 1 == stages : stage == 0) return -1;
-    return built.segment(name, stream, {communication(kind, transfer, group, stream, Label::pipeline)});
+  const auto move = [&](const char* name, InstructionKind kind, GroupKey group, Stream stream) {
+    if (group == next_stage ? stage + 1 == stages : stage == 0) return -1;
+    return built.segment(name, stream, {communication(kind, transfer, group, stream, Label::pp)});
   };
   const int receive_forward =
-      move("receive forward", InstructionKind::receive, GroupKind::previous, Stream::receive_previous);
-  const int send_forward = move("send forward", InstructionKind::send, GroupKind::next, Stream::send_next);
+      move("receive forward", InstructionKind::receive, previous_stage, Stream::receive_previous);
+  const int send_forward = move("send forward", InstructionKind::send, next_stage, Stream::send_next);
   const int receive_backward =
-      move("receive backward", InstructionKind::receive, GroupKind::next, Stream::receive_next);
-  const int send_backward = move("send backward", InstructionKind::send, GroupKind::previous, Stream::send_previous);
+      move("receive backward", InstructionKind::receive, next_stage, Stream::receive_next);
+  const int send_backward = move("send backward", InstructionKind::send, previous_stage, Stream::send_previous);
   const int run_forward = built.segment("forward", Stream::compute, {kernel(forward)});
   const int run_backward = built.segment("backward", Stream::compute, {kernel(backward)});
   for (const Action& action : actions) {

@@ -28,10 +28,9 @@ CostModel model_of(const Program& program, bool overlaps_communication) {
   model.rates.matrix_fp32 = model.rates.matrix_half = FlopsPerSecond(1e9);
   model.rates.vector = FlopsPerSecond(1e9);
   model.rates.memory = BytesPerSecond(1e9);
-  for (std::size_t g = 0; g < model.networks.size(); ++g) {
-    const auto group = static_cast<GroupKind>(g);
-    const bool neighbour = group == GroupKind::next || group == GroupKind::previous;
-    model.networks[g] = {.ranks = neighbour ? 2 : std::max(1, static_cast<int>(program.group(group).size())),
+  for (auto& [group, network] : model.networks) {
+    const bool neighbour = group == next_stage || group == previous_stage;
+    network = {.ranks = neighbour ? 2 : std::max(1, static_cast<int>(program.group(group).size())),
                          .nodes = 1,
                          .ring_bandwidth = BytesPerSecond(1e9),
                          .tree_bandwidth = BytesPerSecond(1e9),
@@ -84,7 +83,7 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
         return *(of.begin() + static_cast<long>(random() % of.size()));
       };
       ParallelSpec spec;
-      spec.mesh.degree = {draw({1, 2, 3, 4}), draw({1, 2, 4}), draw({1, 2})};
+      spec.mesh.degree = {.pp = draw({1, 2, 3, 4}), .dp = draw({1, 2, 4}), .tp = draw({1, 2})};
       spec.sequence_parallel = spec.tp() > 1 && draw({0, 1}) == 1;
       spec.zero_stage = spec.dp() > 1 ? draw({0, 1, 2, 3}) : 0;
       spec.micro_batch = draw({1, 2});
@@ -138,11 +137,11 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
         CHECK(total == doctest::Approx(last).epsilon(1e-9));
         CHECK(total >= most_compute * (1 - 1e-9));
         for (const Seconds part :
-             {result.time.compute, result.time.recompute, result.time.tensor_exposed, result.time.data_exposed,
-              result.time.pipeline_exposed, result.time.bubble, result.time.optimizer})
+             {result.time.compute, result.time.recompute, result.time.exposed.tp, result.time.exposed.dp,
+              result.time.exposed.pp, result.time.bubble, result.time.optimizer})
           CHECK(part >= Seconds(0.0));
         if (spec.pp() == 1) CHECK(result.time.bubble.value <= 1e-12);
-        if (spec.tp() == 1) CHECK(result.time.tensor_exposed == Seconds(0.0));
+        if (spec.tp() == 1) CHECK(result.time.exposed.tp == Seconds(0.0));
         if (spec.recompute == Recompute::none) CHECK(result.time.recompute == Seconds(0.0));
       }
       CHECK(totals[1] <= totals[0] * (1 + 1e-9));  // overlap never costs

@@ -12,7 +12,7 @@ Segment layer() {
   HandBuilt built;
   built.segment(
       "layer", Stream::compute,
-      {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+      {after(kernel(3), {}, 0), after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1),
        kernel(3), after(kernel(2, Label::recompute), {1})});
   return built.program.segments[0];
 }
@@ -21,19 +21,19 @@ TEST_CASE("a segment is costed once, with its time and parts when nothing else r
   const CostedSegment costed = cost_segment(layer(), concurrent());
   CHECK(costed.seconds == 9.0);  // 3, then 4 beside 3, then 2
   CHECK(costed.split.parts.compute == Seconds(6));
-  CHECK(costed.parts.tensor_exposed == Seconds(1));
+  CHECK(costed.parts.exposed.tp == Seconds(1));
   CHECK(costed.split.parts.recompute == Seconds(2));
   CHECK(costed.split.computed == 9.0);
   CHECK(costed.split.tail == StepTime{});
   CHECK(costed.parts.total() == Seconds(9));
   CHECK(costed.computes);
-  CHECK(costed.streams == (1u << index_of(Stream::compute) | 1u << index_of(Stream::tensor)));
+  CHECK(costed.streams == (1u << index_of(Stream::compute) | 1u << index_of(Stream::tp)));
 }
 
 TEST_CASE("on a device that communicates itself a segment takes the sum of its instructions") {
   const CostedSegment costed = cost_segment(layer(), sequential());
   CHECK(costed.seconds == 12.0);
-  CHECK(costed.parts.tensor_exposed == Seconds(4));
+  CHECK(costed.parts.exposed.tp == Seconds(4));
 }
 
 TEST_CASE("communication after the last kernel stands apart, since what follows decides whether it was awaited") {
@@ -43,7 +43,7 @@ TEST_CASE("communication after the last kernel stands apart, since what follows 
   CHECK(costed.split.computed == 3.0);
   CHECK(costed.split.parts.compute == Seconds(3));
   CHECK(costed.split.parts.total() == Seconds(3));
-  CHECK(costed.split.tail.tensor_exposed == Seconds(4));
+  CHECK(costed.split.tail.exposed.tp == Seconds(4));
   CHECK(costed.seconds == 7.0);
 }
 

@@ -21,9 +21,9 @@ StepResult simulate_one(const HandBuilt& built, const CostModel& model) {
 StepTime parts(double compute, double tensor, double data, double pipeline, double bubble, double optimizer = 0.0) {
   StepTime time;
   time.compute = Seconds(compute);
-  time.tensor_exposed = Seconds(tensor);
-  time.data_exposed = Seconds(data);
-  time.pipeline_exposed = Seconds(pipeline);
+  time.exposed.tp = Seconds(tensor);
+  time.exposed.dp = Seconds(data);
+  time.exposed.pp = Seconds(pipeline);
   time.bubble = Seconds(bubble);
   time.optimizer = Seconds(optimizer);
   return time;
@@ -84,7 +84,7 @@ TEST_CASE("a tensor reduction that the next kernel awaits is exposed") {
   // 3, then 4 on the wire, then 2.
   built.call(built.segment("layer", Stream::compute,
                            {after(kernel(3), {}, 0),
-                            after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+                            after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1),
                             after(kernel(2), {1})}));
   for (const CostModel& model : {concurrent(), sequential()})
     CHECK(simulate_one(built, model).time == parts(5, 4, 0, 0, 0));
@@ -94,7 +94,7 @@ TEST_CASE("a tensor reduction hides behind a kernel that does not await it") {
   HandBuilt built;
   built.call(built.segment("layer", Stream::compute,
                            {after(kernel(3), {}, 0),
-                            after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+                            after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1),
                             kernel(3),               // 3 to 6, while the reduction goes on until 7
                             after(kernel(2), {1})}));
   CHECK(simulate_one(built, concurrent()).time == parts(8, 1, 0, 0, 0));
@@ -105,7 +105,7 @@ TEST_CASE("a segment joins its side streams at its end, so what they do last is 
   HandBuilt built;
   const int layer = built.segment(
       "layer", Stream::compute,
-      {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0})});
+      {after(kernel(3), {}, 0), after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0})});
   built.call(layer);
   built.call(layer);
   CHECK(simulate_one(built, concurrent()).time == parts(6, 8, 0, 0, 0));
@@ -114,7 +114,7 @@ TEST_CASE("a segment joins its side streams at its end, so what they do last is 
 TEST_CASE("the data-parallel reduction overlaps the backward pass") {
   HandBuilt built;
   const int backward = built.segment("backward", Stream::compute, {kernel(3)});
-  const int reduce = built.segment("reduce", Stream::data, {all_reduce(4, GroupKind::data, Stream::data, Label::data)});
+  const int reduce = built.segment("reduce", Stream::dp, {all_reduce(4, all_along(Axis::dp), Stream::dp, Label::dp)});
   const int update = built.segment("update", Stream::compute, {kernel(1, Label::optimizer)});
   int reduced = -1;
   for (int layer = 0; layer < 3; ++layer) reduced = built.call(reduce, {built.call(backward)});
@@ -129,7 +129,7 @@ TEST_CASE("the data-parallel reduction overlaps the backward pass") {
 TEST_CASE("communication at the end of the step is exposed though nothing computes after it") {
   HandBuilt built;
   const int compute = built.segment("compute", Stream::compute, {kernel(3)});
-  const int gather = built.segment("gather", Stream::data, {all_reduce(4, GroupKind::data, Stream::data, Label::data)});
+  const int gather = built.segment("gather", Stream::dp, {all_reduce(4, all_along(Axis::dp), Stream::dp, Label::dp)});
   built.call(gather, {built.call(compute)});
   CHECK(simulate_one(built, concurrent()).time == parts(3, 0, 4, 0, 0));
 }
@@ -138,11 +138,11 @@ TEST_CASE("a kernel beside another segment's exposed communication counts as com
   HandBuilt built;
   built.call(built.segment("layer", Stream::compute,
                            {after(kernel(3), {}, 0),
-                            after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+                            after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1),
                             after(kernel(2), {1})}));
-  built.call(built.segment("update", Stream::data, {kernel(5, Label::optimizer)}));
+  built.call(built.segment("update", Stream::dp, {kernel(5, Label::optimizer)}));
   // compute 0-3, update goes on until 5, the reduction until 7, compute 7-9.
-  built.program.segments[1].instructions[0].stream = Stream::data;
+  built.program.segments[1].instructions[0].stream = Stream::dp;
   CHECK(simulate_one(built, concurrent()).time == parts(5, 2, 0, 0, 0, 2));
 }
 
@@ -150,12 +150,12 @@ TEST_CASE("calls played in one piece give the same parts as their instructions o
   HandBuilt built;
   const int layer = built.segment("layer", Stream::compute,
                                   {after(kernel(3), {}, 0),
-                                   after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+                                   after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1),
                                    kernel(1, Label::recompute),
                                    after(kernel(2), {1}, 2),
-                                   after(all_reduce(5, GroupKind::tensor, Stream::tensor, Label::tensor), {2})});
+                                   after(all_reduce(5, all_along(Axis::tp), Stream::tp, Label::tp), {2})});
   const int reduce =
-      built.segment("reduce", Stream::data, {all_reduce(20, GroupKind::data, Stream::data, Label::data)});
+      built.segment("reduce", Stream::dp, {all_reduce(20, all_along(Axis::dp), Stream::dp, Label::dp)});
   const int done = built.call(layer);  // kernels 0-3, 3-4, 7-9; reductions 3-7, 9-14
   built.call(layer);                   // kernels until 23, the last reduction until 28
   built.call(layer, {built.call(reduce, {done})});  // reduced 14-34; 34-48
@@ -213,7 +213,7 @@ TEST_CASE("a sender in its own thread goes on at once, and waits where it waits 
   const int work = first.segment("work", Stream::compute, {kernel(1)});
   const int send =
       first.segment("send", Stream::send_next,
-                    {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline)});
+                    {communication(InstructionKind::send, 5, next_stage, Stream::send_next, Label::pp)});
   const int sent = first.call(send, {first.call(work)});
   first.call(work);           // 1 to 2, while the send is outstanding
   const int again = first.segment("reuse", Stream::compute, {kernel(20)});
@@ -222,7 +222,7 @@ TEST_CASE("a sender in its own thread goes on at once, and waits where it waits 
   second.call(second.segment("work", Stream::compute, {kernel(3)}));
   second.call(second.segment(
       "receive", Stream::receive_previous,
-      {communication(InstructionKind::receive, 5, GroupKind::previous, Stream::receive_previous, Label::pipeline)}));
+      {communication(InstructionKind::receive, 5, previous_stage, Stream::receive_previous, Label::pp)}));
   // 0-2 compute, 2-3 bubble (the receiver computes), 3-8 the copy, 8-28 compute.
   CHECK(simulate_stages({first.program, second.program}, sequential()) == parts(22, 0, 0, 5, 1));
   // With streams the receive is ready at 0, the send at 1: 1-6, compute 1-2; then 4 s of transfer
@@ -234,12 +234,12 @@ TEST_CASE("a posted send on a side stream is joined at its segment's end") {
   HandBuilt first(0);
   first.call(first.segment(
       "work", Stream::compute,
-      {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline), kernel(1)}));
+      {communication(InstructionKind::send, 5, next_stage, Stream::send_next, Label::pp), kernel(1)}));
   first.call(first.segment("more", Stream::compute, {kernel(20)}));
   HandBuilt second(1);
   second.call(second.segment(
       "receive", Stream::receive_previous,
-      {communication(InstructionKind::receive, 5, GroupKind::previous, Stream::receive_previous, Label::pipeline)}));
+      {communication(InstructionKind::receive, 5, previous_stage, Stream::receive_previous, Label::pp)}));
   // The copy 0-5 beside the kernel 0-1, then 20.
   for (const CostModel& model : {concurrent(), sequential()})
     CHECK(simulate_stages({first.program, second.program}, model) == parts(21, 0, 0, 4, 0));
@@ -249,17 +249,17 @@ TEST_CASE("tied gradients meet between the first and the last stage, norms betwe
   std::vector<Program> programs;
   for (int s = 0; s < 3; ++s) {
     HandBuilt built(s);
-    built.program.groups[index_of(GroupKind::pipeline)] = {0, 1, 2};
-    if (s != 1) built.program.groups[index_of(GroupKind::tied)] = {0, 2};
+    built.program.set_group(all_along(Axis::pp), {0, 1, 2});
+    if (s != 1) built.program.set_group(tied_stages, {0, 2});
     int event = built.call(built.segment("work", Stream::compute, {kernel(1 + 2 * s)}));  // until 1, 3, 5
     if (s != 1)
       event = built.call(
-          built.segment("tied", Stream::data, {all_reduce(4, GroupKind::tied, Stream::data, Label::data)}), {event});
+          built.segment("tied", Stream::dp, {all_reduce(4, tied_stages, Stream::dp, Label::dp)}), {event});
     // The tied sum goes from 5 to 9; the norm from 9 to 11, with a kernel before it and one after
     // it.
     built.call(built.segment(
                    "norm", Stream::compute,
-                   {kernel(0, Label::optimizer), all_reduce(2, GroupKind::pipeline, Stream::compute, Label::pipeline),
+                   {kernel(0, Label::optimizer), all_reduce(2, all_along(Axis::pp), Stream::compute, Label::pp),
                     kernel(3 - s, Label::optimizer)}),
                {event});
     programs.push_back(built.program);
@@ -271,7 +271,7 @@ TEST_CASE("tied gradients meet between the first and the last stage, norms betwe
 
 TEST_CASE("a stage without the tied parameter's group takes its own time only") {
   HandBuilt built;
-  built.call(built.segment("tied", Stream::data, {all_reduce(4, GroupKind::tied, Stream::data, Label::data)}));
+  built.call(built.segment("tied", Stream::dp, {all_reduce(4, tied_stages, Stream::dp, Label::dp)}));
   CHECK(simulate_one(built, concurrent()).time.total() == Seconds(4));
 }
 
@@ -287,8 +287,8 @@ TEST_CASE("memory is of the stage with the highest peak, communication of the on
   first.program.memory.activations = Bytes(100);
   second.program.memory.parameters = Bytes(90);
   second.program.memory.overhead = Bytes(20);
-  first.program.communication = {.tensor = Bytes(7), .data = Bytes(5), .pipeline = Bytes(0)};
-  second.program.communication = {.tensor = Bytes(1), .data = Bytes(1), .pipeline = Bytes(9)};
+  first.program.communication = {.pp = Bytes(0), .dp = Bytes(5), .tp = Bytes(7)};
+  second.program.communication = {.pp = Bytes(9), .dp = Bytes(1), .tp = Bytes(1)};
   const std::vector<Program> programs = {first.program, second.program};
   const std::vector<CostModel> models(2, concurrent());
   const StepResult result = simulate(programs, models);
@@ -299,8 +299,8 @@ TEST_CASE("memory is of the stage with the highest peak, communication of the on
 
 TEST_CASE("calls whose segments share a side stream use it in launch order") {
   HandBuilt built;
-  const int a = built.segment("a", Stream::compute, {all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor)});
-  const int b = built.segment("b", Stream::data, {all_reduce(3, GroupKind::tensor, Stream::tensor, Label::data)});
+  const int a = built.segment("a", Stream::compute, {all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp)});
+  const int b = built.segment("b", Stream::dp, {all_reduce(3, all_along(Axis::tp), Stream::tp, Label::dp)});
   built.call(a);
   built.call(b);
   const std::vector<CostModel> models = {concurrent()};
@@ -314,10 +314,10 @@ TEST_CASE("a call that finds its side stream busy waits there, instruction by in
   HandBuilt built;
   const int layer = built.segment(
       "layer", Stream::compute,
-      {after(kernel(3), {}, 0), after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1),
+      {after(kernel(3), {}, 0), after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1),
        after(kernel(2), {1})});
   const int sum =
-      built.segment("sum", Stream::tensor, {all_reduce(10, GroupKind::tensor, Stream::tensor, Label::tensor)});
+      built.segment("sum", Stream::tp, {all_reduce(10, all_along(Axis::tp), Stream::tp, Label::tp)});
   built.call(sum);    // 0-10
   built.call(layer);  // 0-3, 10-14, 14-16
   built.call(layer);  // 16-19, 19-23, 23-25: in one piece
@@ -329,8 +329,8 @@ TEST_CASE("a call that finds its side stream busy waits there, instruction by in
   CHECK(starts == std::vector<double>{0, 0, 10, 14, 16, 19, 23, 23});
   // With a kernel of no length in the way, the pieces are taken apart: the last sum's cause is the
   // reduction before it.
-  built.call(built.segment("nothing", Stream::data, {kernel(0)}));
-  built.program.segments.back().instructions[0].stream = Stream::data;
+  built.call(built.segment("nothing", Stream::dp, {kernel(0)}));
+  built.program.segments.back().instructions[0].stream = Stream::dp;
   CHECK(simulate_stages({built.program}, concurrent()) == parts(10, 23, 0, 0, 0));
 }
 
@@ -349,12 +349,12 @@ TEST_CASE("crossed receives are a deadlock on every kind of device") {
   std::vector<Program> programs;
   for (int s = 0; s < 2; ++s) {
     HandBuilt built(s);
-    const GroupKind other = s == 0 ? GroupKind::next : GroupKind::previous;
+    const GroupKey other = s == 0 ? next_stage : previous_stage;
     const Stream in = s == 0 ? Stream::receive_next : Stream::receive_previous;
     const Stream out = s == 0 ? Stream::send_next : Stream::send_previous;
     const int heard =
-        built.call(built.segment("hear", in, {communication(InstructionKind::receive, 1, other, in, Label::pipeline)}));
-    built.call(built.segment("tell", out, {communication(InstructionKind::send, 1, other, out, Label::pipeline)}),
+        built.call(built.segment("hear", in, {communication(InstructionKind::receive, 1, other, in, Label::pp)}));
+    built.call(built.segment("tell", out, {communication(InstructionKind::send, 1, other, out, Label::pp)}),
                {heard});
     programs.push_back(built.program);
   }
@@ -374,7 +374,7 @@ TEST_CASE("a posted send that nobody takes is an error") {
   HandBuilt first(0), second(1);
   first.call(
       first.segment("send", Stream::send_next,
-                    {communication(InstructionKind::send, 5, GroupKind::next, Stream::send_next, Label::pipeline)}));
+                    {communication(InstructionKind::send, 5, next_stage, Stream::send_next, Label::pp)}));
   second.call(second.segment("work", Stream::compute, {kernel(1)}));
   CHECK_THROWS_WITH_AS(simulate_stages({first.program, second.program}, sequential()),
                        doctest::Contains("stage 0 to 1: 1 sends, 0 receives"), InternalError);
@@ -458,7 +458,7 @@ TEST_CASE(
 TEST_CASE("fractional times sum to the end of the step up to rounding") {
   CostModel model = concurrent();
   model.rates.matrix_fp32 = FlopsPerSecond(2.0 / 0.1);  // a unit of work takes 0.1 s
-  for (GroupNetwork& network : model.networks) network = unit_network(2);
+  for (auto& [group, network] : model.networks) network = unit_network(2);
   Timeline timeline;
   const StepTime time = simulate_stages(pipeline(4, 50, ScheduleKind::one_f_one_b, 1, 2, 1), model, &timeline);
   double last = 0.0;

@@ -12,7 +12,7 @@ TEST_CASE("a timeline holds every instruction at its time") {
   HandBuilt built;
   const int layer = built.segment("layer", Stream::compute,
                                   {after(kernel(3), {}, 0),
-                                   after(all_reduce(4, GroupKind::tensor, Stream::tensor, Label::tensor), {0}, 1)});
+                                   after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1)});
   built.call(layer);
   built.call(layer);
   built.program.calls[1].micro_batch = 5;
@@ -28,9 +28,9 @@ TEST_CASE("a timeline holds every instruction at its time") {
                                             .start = Seconds(0),
                                             .end = Seconds(3)});
   CHECK(timeline.events[3] == TimelineEvent{.stage = 0,
-                                            .stream = Stream::tensor,
+                                            .stream = Stream::tp,
                                             .name = std::string("layer: ") + name(InstructionKind::all_reduce_sum),
-                                            .label = Label::tensor,
+                                            .label = Label::tp,
                                             .micro_batch = 5,
                                             .start = Seconds(10),
                                             .end = Seconds(14)});
@@ -39,13 +39,13 @@ TEST_CASE("a timeline holds every instruction at its time") {
 TEST_CASE("a trace is Chrome trace JSON with a process a stage and a thread a stream") {
   Timeline timeline;
   timeline.events = {{.stage = 1,
-                      .stream = Stream::tensor,
+                      .stream = Stream::tp,
                       .name = "layer: \"sum\"",
-                      .label = Label::tensor,
+                      .label = Label::tp,
                       .micro_batch = 2,
                       .start = Seconds(1.5),
                       .end = Seconds(2.0)}};
-  const std::string stream = name(Stream::tensor);
+  const std::string stream = name(Stream::tp);
   CHECK(
       write_trace(timeline) ==
       R"({"displayTimeUnit":"ms","traceEvents":[)"

@@ -65,7 +65,8 @@ std::string shape(const Cluster& cluster) {
 }
 
 double ring(const Cluster& cluster, int dp, int tp) {
-  return group_network(cluster, {.degree = {1, dp, tp}, .order = parse_order("pp-dp-tp")}, tp > 1 ? Axis::tp : Axis::dp)
+  return group_network(cluster, {.degree = {.dp = dp, .tp = tp}, .order = parse_order("pp-dp-tp")},
+                       tp > 1 ? Axis::tp : Axis::dp)
              .ring_bandwidth.value /
          1e9;
 }

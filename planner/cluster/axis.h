@@ -1,0 +1,86 @@
+#pragma once
+
+#include <array>
+#include <compare>
+#include <initializer_list>
+#include <string>
+
+#include "planner/base/enum.h"
+
+namespace parplan {
+
+// The axes of a device mesh: pipeline, data, context, expert and tensor parallelism. Every table,
+// stream, label and volume of the project that has something for each axis is made of these; what an
+// axis is called stands in one table in axis.cpp.
+enum class Axis { pp, dp, cp, ep, tp, count_ };
+inline constexpr std::array<Axis, count_of<Axis>> all_axes = {Axis::pp, Axis::dp, Axis::cp, Axis::ep, Axis::tp};
+// From the axis whose communication is awaited most closely to the one that is awaited least: the
+// order in which times and volumes are listed and summed.
+inline constexpr std::array<Axis, count_of<Axis>> inner_axes_first = {Axis::tp, Axis::ep, Axis::cp, Axis::dp, Axis::pp};
+// The axes that plans lay out today: the others have degree 1, and files and tables do not name them.
+constexpr bool is_planned(Axis axis) { return axis == Axis::pp || axis == Axis::dp || axis == Axis::tp; }
+
+const char* name(Axis axis);  // "tp": options, columns, keys of files
+const char* axis_word(Axis axis);  // "tensor": groups, streams and labels
+
+// A value for each axis, by name (`volume.tp`) and by axis (`volume[axis]`).
+template <class T>
+struct PerAxis {
+  T pp{};
+  T dp{};
+  T cp{};
+  T ep{};
+  T tp{};
+
+  constexpr T& operator[](Axis axis) { return this->*members[index_of(axis)]; }
+  constexpr const T& operator[](Axis axis) const { return this->*members[index_of(axis)]; }
+  auto operator<=>(const PerAxis&) const = default;
+
+ private:
+  static constexpr std::array<T PerAxis::*, count_of<Axis>> members = {&PerAxis::pp, &PerAxis::dp, &PerAxis::cp,
+                                                                        &PerAxis::ep, &PerAxis::tp};
+};
+
+// How many ranks a mesh has along each axis.
+struct Degrees {
+  int pp = 1;
+  int dp = 1;
+  int cp = 1;
+  int ep = 1;
+  int tp = 1;
+
+  constexpr int& operator[](Axis axis) { return this->*members[index_of(axis)]; }
+  constexpr int operator[](Axis axis) const { return this->*members[index_of(axis)]; }
+  constexpr int product() const { return pp * dp * cp * ep * tp; }
+  auto operator<=>(const Degrees&) const = default;
+
+ private:
+  static constexpr std::array<int Degrees::*, count_of<Axis>> members = {&Degrees::pp, &Degrees::dp, &Degrees::cp,
+                                                                          &Degrees::ep, &Degrees::tp};
+};
+
+// Axes from the outermost (largest stride over device indices) to the innermost (neighbouring
+// devices). An axis that an order leaves out has degree 1.
+class AxisOrder {
+ public:
+  constexpr AxisOrder() : AxisOrder({Axis::pp, Axis::dp, Axis::tp}) {}
+  constexpr AxisOrder(std::initializer_list<Axis> axes) {
+    for (const Axis axis : axes) axes_[size_++] = axis;
+  }
+  constexpr Axis* begin() { return axes_.data(); }
+  constexpr Axis* end() { return axes_.data() + size_; }
+  constexpr const Axis* begin() const { return axes_.data(); }
+  constexpr const Axis* end() const { return axes_.data() + size_; }
+  auto operator<=>(const AxisOrder&) const = default;
+
+ private:
+  std::array<Axis, count_of<Axis>> axes_{};
+  std::size_t size_ = 0;
+};
+
+// "pp-dp-tp".
+std::string write_order(const AxisOrder& order);
+// ConfigError lists the orders of the planned axes.
+AxisOrder parse_order(const std::string& text);
+
+}  // namespace parplan
