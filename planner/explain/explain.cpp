@@ -1,0 +1,125 @@
+#include "planner/explain/explain.h"
+
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "planner/explain/families.h"
+#include "planner/explain/guide.h"
+#include "planner/explain/model_error.h"
+#include "planner/explain/neighbours.h"
+#include "planner/explain/sensitivity.h"
+#include "planner/parallel/techniques.h"
+#include "planner/program/job.h"
+#include "planner/search/candidates.h"
+#include "planner/search/simulate_spec.h"
+#include "planner/simulator/simulate.h"
+
+namespace parplan {
+namespace {
+
+StepDetails details_of(const OpGraph& graph, NetworkCache& networks, const Plan& plan) {
+  StepDetails details;
+  const Job job = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
+  simulate(lower_representatives(job), cost_models(networks, plan.spec.mesh), nullptr, &details);
+  return details;
+}
+
+bool promised(const StepResult& promise, const StepResult& result) {
+  const double apart = std::abs(promise.time.total() / result.time.total() - 1.0);
+  return apart < 1e-6 && promise.memory == result.memory && promise.memory_stage == result.memory_stage;
+}
+
+// The best of what else was looked at and fits. Not the plan in another order of axes that comes to
+// the same.
+std::optional<RankedPlan> next_best(const Inquiry& inquiry, const std::vector<RankedPlan>& found,
+                                    const Reasons& reasons) {
+  const Plan& plan = inquiry.plan;
+  const Score own = inquiry.score_of({.spec = plan.spec, .result = plan.prediction});
+  std::optional<RankedPlan> best;
+  const auto offer = [&](const RankedPlan& one) {
+    ParallelSpec same_order = one.spec;
+    same_order.mesh.order = plan.spec.mesh.order;
+    const Score score = inquiry.score_of(one);
+    if (same_order == plan.spec && !better(score, own, noise) && !better(own, score, noise)) return;
+    if (!best || better(score, inquiry.score_of(*best), noise)) best = one;
+  };
+  for (const RankedPlan& one : found) offer(one);
+  for (const FamilyBest& family : reasons.families)
+    if (family.best && family.best->fits()) offer(family.best->plan);
+  for (const Neighbour& neighbour : reasons.neighbours)
+    if (neighbour.rival.fits()) offer(neighbour.rival.plan);
+  return best;
+}
+
+}  // namespace
+
+Plan simulated_anew(const OpGraph& graph, Plan plan) {
+  NetworkCache networks(plan.cluster);
+  const StepResult promise = plan.prediction;
+  const auto in_full = [&] {
+    return simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, nullptr);
+  };
+  const bool usual = plan.placements == place(graph, plan.spec);
+  // A promise that is kept stands: it is exact, and a steady state is so but for rounding.
+  if (promised(promise,
+               usual ? Inquiry{graph, plan, {}}.simulated(networks, plan.training, plan.spec).result : in_full()))
+    return plan;
+  plan.prediction = in_full();
+  plan.notes.push_back(
+      fmt::format("the file promises a step of {} and {} of memory, and this plan takes {} and {}: it was edited, or "
+                  "written by another version of parplan. "
+                  "All here is simulated anew; what the file says of its search and of alternatives is left out",
+                  format_duration(promise.time.total()), format_bytes(promise.memory.peak()),
+                  format_duration(plan.prediction.time.total()), format_bytes(plan.prediction.memory.peak())));
+  plan.alternatives.clear();
+  const Objective objective = plan.search.objective;
+  plan.search = {};
+  plan.search.objective = objective;
+  return plan;
+}
+
+Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Inquiry inquiry{graph, plan, options};
+  NetworkCache networks(plan.cluster);
+  Reasons reasons;
+  inquiry.say("the plan, stage by stage");
+  reasons.details = details_of(graph, networks, plan);
+  for (int stage = 0; stage < plan.spec.pp(); ++stage)
+    reasons.capacities.push_back(memory_capacity(plan.cluster, plan.spec.mesh, stage));
+  reasons.error = model_error(plan.cluster);
+  reasons.elsewhere = model_error_elsewhere(plan.cluster);
+  reasons.neighbours = find_neighbours(inquiry, networks);
+  CandidateMaker maker(graph, plan.cluster, plan.training, plan.search.objective);
+  reasons.guide = find_guide(inquiry, maker, reasons.neighbours);
+  const RankedPlan own{.spec = plan.spec, .result = plan.prediction};
+  SearchResult now;
+  if (!options.searches) {
+    reasons.binding = binding_constraint(plan, double_without_searches(inquiry), own);
+  } else {
+    reasons.families = find_families(inquiry, maker);
+    inquiry.say("the whole space");
+    now = inquiry.searched(plan.cluster, plan.training, 2);
+    Variation today = as_things_are(inquiry, now);
+    const bool is_best_of_all = now.counts.certified && !today.changes;
+    Variations variations = vary_resources(inquiry, is_best_of_all);
+    reasons.twice = std::move(variations.twice);
+    reasons.sensitivity = std::move(variations.sensitivity);
+    // What is the best of all is the best of its family.
+    if (is_best_of_all)
+      for (FamilyBest& family : reasons.families)
+        family.certified |= family.best && family.best->plan.spec == plan.spec;
+    reasons.binding = binding_constraint(plan, reasons.twice, today.best ? *today.best : own);
+    if (today.changes) reasons.unrestricted = std::move(today);
+  }
+  if (plan.alternatives.empty()) reasons.runner_up = next_best(inquiry, now.plans, reasons);
+  reasons.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return reasons;
+}
+
+}  // namespace parplan
