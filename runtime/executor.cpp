@@ -142,7 +142,7 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
   stream_heads_.resize(stream_count);
   event_heads_.resize(static_cast<std::size_t>(fork_event_ + 1 + streams));
   if (tokens > 0) tokens_ = static_cast<std::int32_t*>(backend.allocate_host(Bytes(4 * tokens)));
-  if (program.loss_buffer >= 0) {
+  if (program.loss_buffer) {
     loss_ = static_cast<float*>(backend.allocate_host(Bytes(4)));
     *loss_ = 0.0f;
   }
@@ -183,7 +183,7 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
   StepMeasurement step;
   step.total = Seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   if (loss_ != nullptr) {  // the loss is reduced on a stream of its own: only now is it whole
-    backend_.copy(compute, loss_, arena_.at(program_.loss_buffer), Bytes(4));
+    backend_.copy(compute, loss_, arena_.at(*program_.loss_buffer), Bytes(4));
     backend_.synchronize();
   }
   step.communication = sent_;

@@ -146,7 +146,7 @@ void LocalJob::share_step() {
       static_cast<double>(job_.training.global_batch) * static_cast<double>(job_.training.sequence_length);
   SharedStep own{.step_time_s = step_.step_time_s};
   for (const int number : hosted())
-    if (!own.holds_loss && programs_[number].loss_buffer >= 0)
+    if (!own.holds_loss && programs_[number].loss_buffer)
       own = {.loss = executor(number).loss() / tokens, .holds_loss = true, .step_time_s = own.step_time_s};
   if (rendezvous_.processes() == 1) {
     step_.loss = own.loss;

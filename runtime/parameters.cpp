@@ -83,11 +83,11 @@ InitialValues initializer(std::uint64_t seed) {
 void initialise(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision,
                 const InitialValues& initial) {
   for (const Bucket& bucket : program.buckets)
-    for (const int buffer : {bucket.first_moment, bucket.second_moment})
-      if (buffer >= 0) arena.zero(buffer);
-  if (program.loss_scale_buffer >= 0) {
+    for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment})
+      if (buffer) arena.zero(*buffer);
+  if (program.loss_scale_buffer) {
     const LossScale initial_scale;
-    arena.write(program.loss_scale_buffer, &initial_scale, Bytes(sizeof(initial_scale)));
+    arena.write(*program.loss_scale_buffer, &initial_scale, Bytes(sizeof(initial_scale)));
   }
   for (std::size_t b = 0; b < program.buckets.size(); ++b) {
     const Bucket& bucket = program.buckets[b];
@@ -102,8 +102,8 @@ void initialise(const OpGraph& graph, const Program& program, const Arena& arena
       });
     }
     write_numbers(arena, bucket.parameters, precision, values.data(), held);
-    if (bucket.master >= 0)
-      write_numbers(arena, bucket.master, DataType::fp32, values.data() + (whole ? bucket.shard_begin : 0),
+    if (bucket.master)
+      write_numbers(arena, *bucket.master, DataType::fp32, values.data() + (whole ? bucket.shard_begin : 0),
                     bucket.shard_elements);
   }
 }
@@ -113,8 +113,8 @@ void collect(const OpGraph& graph, const Program& program, const Arena& arena, D
   for (std::size_t b = 0; b < program.buckets.size(); ++b) {
     const Bucket& bucket = program.buckets[b];
     const bool gradients = content == ParameterContent::gradients;
-    const bool from_master = !gradients && bucket.master >= 0;
-    const int buffer = gradients ? bucket.gradients : from_master ? bucket.master : bucket.parameters;
+    const bool from_master = !gradients && bucket.master;
+    const int buffer = gradients ? bucket.gradients : from_master ? *bucket.master : bucket.parameters;
     const DataType type = gradients || from_master ? DataType::fp32 : precision;
     const std::int64_t held = elements_of(program, buffer, type);
     const bool whole = held == bucket.elements;

@@ -32,6 +32,14 @@ std::string name(GroupKey group) {
 }
 const char* name(InstructionKind kind) { return in_table(instruction_names, kind); }
 
+std::vector<int> buffers_of(const Bucket& bucket) {
+  std::vector<int> buffers = {bucket.parameters, bucket.gradients};
+  for (const std::optional<int> buffer :
+       {bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.master})
+    if (buffer) buffers.push_back(*buffer);
+  return buffers;
+}
+
 const std::vector<int>& Program::group(GroupKey key) const {
   static const std::vector<int> none;
   const auto found = std::ranges::find(groups, key, &Group::key);

@@ -155,12 +155,15 @@ struct Bucket {
   std::int64_t elements = 0;        // unsharded, padded to a multiple of the data-parallel degree
   std::int64_t shard_begin = 0;     // this rank's elements of the optimizer state
   std::int64_t shard_elements = 0;
-  int parameters = -1;              // buffers: whole bucket or this rank's shard (ZeRO-3)
-  int gradients = -1;               // whole bucket or shard (ZeRO-2, 3)
-  int second_gradients = -1;        // of a tied parameter used twice on this rank; -1 otherwise
-  int first_moment = -1, second_moment = -1, master = -1;  // shard_elements each, fp32; -1 where absent
+  // Buffers: the whole bucket, or this rank's shard.
+  int parameters = 0;  // a shard under ZeRO-3
+  int gradients = 0;   // a shard under ZeRO-2 and 3
+  std::optional<int> second_gradients = {};  // of a tied parameter used twice on this rank
+  std::optional<int> first_moment = {}, second_moment = {}, master = {};  // shard_elements each, fp32
   bool operator==(const Bucket&) const = default;
 };
+
+std::vector<int> buffers_of(const Bucket& bucket);
 
 // Everything one rank does in one training step. The runtime executes it, the simulator plays it.
 struct Program {
@@ -174,9 +177,9 @@ struct Program {
   int events = 0;
   std::vector<Bucket> buckets;
   std::vector<ParameterPart> parameters;
-  int loss_buffer = -1;     // fp32: the loss summed over the tokens of the global batch; -1 but on the last stage
-  int norm_buffer = -1;     // fp32: global sum of squared gradients; -1 without clipping
-  int loss_scale_buffer = -1;  // LossScale: fp16 only
+  std::optional<int> loss_buffer;        // fp32: the loss summed over the tokens of the global batch; on the last stage
+  std::optional<int> norm_buffer;        // fp32: global sum of squared gradients; with clipping
+  std::optional<int> loss_scale_buffer;  // LossScale: fp16 only
   std::int64_t arena_bytes = 0;  // to allocate: the last byte of the last buffer
   MemoryUse memory;
   CommunicationVolume communication;

@@ -78,16 +78,15 @@ class StructureCheck {
               before->offset + before->bytes, buffer.name, buffer.offset, end);
       if (!before || before->offset + before->bytes < end) before = &buffer;
     }
-    const auto known = [&](const char* what, int id) {
-      if (id != -1 && !within(id, program_.buffers.size()))
-        fault(-1, -1, "the {} is buffer {} of {}", what, id, program_.buffers.size());
+    const auto known = [&](const char* what, std::optional<int> id) {
+      if (id && !within(*id, program_.buffers.size()))
+        fault(-1, -1, "the {} is buffer {} of {}", what, *id, program_.buffers.size());
     };
     known("loss", program_.loss_buffer);
     known("gradient norm", program_.norm_buffer);
     known("loss scale", program_.loss_scale_buffer);
     for (const Bucket& bucket : program_.buckets)
-      for (int id : {bucket.parameters, bucket.gradients, bucket.second_gradients, bucket.first_moment,
-                     bucket.second_moment, bucket.master})
+      for (const int id : buffers_of(bucket))
         known(fmt::format("storage of bucket '{}'", bucket.name).c_str(), id);
   }
 

@@ -95,9 +95,7 @@ std::string write_call(std::size_t number, const Program& program) {
 std::string write_bucket(const Bucket& bucket, const Program& program) {
   std::string text = fmt::format("  '{}' {} elements, shard [{}, {})", bucket.name, bucket.elements, bucket.shard_begin,
                                  bucket.shard_begin + bucket.shard_elements);
-  for (int id : {bucket.parameters, bucket.gradients, bucket.second_gradients, bucket.first_moment,
-                 bucket.second_moment, bucket.master})
-    if (id >= 0) text += fmt::format(", '{}'", program.buffers[id].name);
+  for (const int buffer : buffers_of(bucket)) text += fmt::format(", '{}'", program.buffers[buffer].name);
   return text + "\n";
 }
 

@@ -6,6 +6,7 @@
 #include "planner/base/enum.h"
 #include "planner/cost/collective.h"
 #include "planner/cost/kernel.h"
+#include "planner/program/bucket_work.h"
 #include "planner/program/buckets.h"
 #include "planner/program/lower.h"
 #include "planner/program/workspace.h"
@@ -129,11 +130,9 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   const Environment& where = environments_[environment];
   const BackendKind backend = where.device->backend;
   const std::int64_t element = size_of(training_.precision);
-  const bool sgd = training_.optimizer == Optimizer::sgd;
-  const auto flat = [&](OpKind op, std::int64_t elements, DataType type = DataType::fp32) {
-    OpShape shape;
-    shape.rows = elements;
-    return elements == 0 ? Seconds(0.0) : kernel_time(op, shape, type, *where.device, where.rates);
+  const auto kernel = [&](const Instruction& work) {
+    return work.shape.rows == 0 ? Seconds(0.0)
+                                : kernel_time(work.op, work.shape, work.type, *where.device, where.rates);
   };
   const auto collective = [&](InstructionKind kind, std::int64_t bytes) {
     return spec.dp() > 1 && bytes > 0 ? collective_time(kind, Bytes(bytes), *view.data, backend) : Seconds(0.0);
@@ -144,22 +143,14 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     BucketCosts costs;
     if (whole == 0) return costs;
     costs.gather = collective(InstructionKind::all_gather, whole * element);
-    costs.reduce =
-        collective(shards.optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum, whole * 4);
+    costs.reduce = collective(gradient_reduction(shards), whole * gradient_bytes);
     if (shards.gradients) {
-      costs.accumulate = flat(OpKind::accumulate, local(true));
-      costs.clear = flat(OpKind::fill_zero, whole);
+      costs.accumulate = kernel(accumulate_gradients(local(true), Stream::dp, Label::dp));
+      costs.clear = kernel(clear_gradients(whole, Label::dp));
     }
-    costs.begin_clear = flat(OpKind::fill_zero, local(shards.gradients));
-    if (computes_norm(training_)) costs.norm = flat(OpKind::sum_squares, local(shards.optimizer));
-    OpShape shape;
-    shape.rows = local(shards.optimizer);
-    shape.second = sgd && training_.momentum != 0.0;
-    shape.norm = computes_norm(training_);
-    shape.master = is_half(training_.precision);
-    shape.scaled = scales_loss(training_);
-    costs.update = kernel_time(sgd ? OpKind::sgd : OpKind::adamw, shape, in_memory(training_.precision), *where.device,
-                               where.rates);
+    costs.begin_clear = kernel(clear_gradients(local(shards.gradients), Label::optimizer));
+    if (computes_norm(training_)) costs.norm = kernel(sum_of_squares(local(shards.optimizer)));
+    costs.update = kernel(update_parameters(local(shards.optimizer), false, training_));
     return costs;
   };
   for (const std::int64_t elements : shapes.own_elements) entry->second.own.push_back(costs_of_bucket(elements));

@@ -301,7 +301,7 @@ class Machine {
   }
   float loss() const {
     float loss = 0.0f;
-    std::memcpy(&loss, arena_.get() + program_.buffers[program_.loss_buffer].offset, 4);
+    std::memcpy(&loss, arena_.get() + program_.buffers[*program_.loss_buffer].offset, 4);
     return loss;
   }
 

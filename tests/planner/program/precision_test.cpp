@@ -42,7 +42,7 @@ TEST_CASE("a master copy stands behind the parameters of bf16 and fp16 alone, an
       training.optimizer = optimizer;
       for (const Program& program : lower_all(job_of(graph, training, random_spec(graph, training, 4, random)))) {
         for (const Bucket& bucket : program.buckets)
-          CHECK((bucket.master >= 0) == (precision == DataType::bf16 || precision == DataType::fp16));
+          CHECK(bucket.master.has_value() == (precision == DataType::bf16 || precision == DataType::fp16));
         for_each_instruction(program, [&](std::size_t, const Call&, const Instruction& instruction) {
           if (instruction.op != OpKind::adamw && instruction.op != OpKind::sgd) return;
           if (instruction.kind != InstructionKind::kernel) return;
@@ -90,9 +90,9 @@ TEST_CASE("fp16 scales the loss: one scale a rank, read by the first gradient an
       const ParallelSpec spec = random_spec(graph, training, ranks[trial % 4], random);
       INFO(model << ": " << describe(spec));
       for (const Program& program : lower_all(job_of(graph, training, spec, BackendKind::cuda))) {
-        REQUIRE(program.loss_scale_buffer >= 0);
-        REQUIRE(program.norm_buffer >= 0);
-        const Buffer& scale = program.buffers[program.loss_scale_buffer];
+        REQUIRE(program.loss_scale_buffer.has_value());
+        REQUIRE(program.norm_buffer.has_value());
+        const Buffer& scale = program.buffers[*program.loss_scale_buffer];
         CHECK(scale.bytes == 16);
         CHECK(scale.persistent);
         const auto holds = [&](const Call& call, const Operand& operand) {
@@ -114,7 +114,7 @@ TEST_CASE("fp16 scales the loss: one scale a rank, read by the first gradient an
           if (gradient || optimizer) last_reader = c;
           if (update) ++updates, updated = c;
         });
-        CHECK((gradients > 0) == (program.loss_buffer >= 0));
+        CHECK((gradients > 0) == program.loss_buffer.has_value());
         CHECK(optimizers > 0);
         CHECK(updates == 1);
         CHECK(updated > last_reader);
@@ -139,8 +139,8 @@ TEST_CASE("fp16 scales the loss: one scale a rank, read by the first gradient an
                                 spec.stage_blocks = {6};
                                 return spec;
                               }()), 0);
-  CHECK(other.loss_scale_buffer == -1);
-  CHECK(other.norm_buffer == -1);
+  CHECK_FALSE(other.loss_scale_buffer.has_value());
+  CHECK_FALSE(other.norm_buffer.has_value());
 }
 
 TEST_CASE("every kernel has the workspace of its backend's row, in scratch") {

@@ -1,0 +1,180 @@
+#include <optional>
+#include <vector>
+
+#include "planner/program/bucket_work.h"
+#include "planner/program/lowering.h"
+#include "planner/program/workspace.h"
+
+namespace parplan {
+namespace {
+
+// Where elements [begin, end) of a bucket lie in its gradient, parameter and optimizer buffers.
+using Range = BucketLayout::Range;
+
+Piece gradient_piece(const Lowering& lowering, const Bucket& bucket, int buffer, Range range, Access access) {
+  const std::int64_t begin = lowering.shards.gradients ? bucket.shard_begin : 0;
+  return {buffer, (range.begin - begin) * gradient_bytes, (range.end - range.begin) * gradient_bytes, access};
+}
+
+Piece parameter_piece(const Lowering& lowering, const Bucket& bucket, Range range, Access access) {
+  const std::int64_t element = size_of(lowering.job.training.precision);
+  const std::int64_t begin = lowering.shards.parameters ? bucket.shard_begin : 0;
+  return {bucket.parameters, (range.begin - begin) * element, (range.end - range.begin) * element, access};
+}
+
+Piece state_piece(const Bucket& bucket, int buffer, Range range) {
+  return {buffer, (range.begin - bucket.shard_begin) * state_bytes, (range.end - range.begin) * state_bytes,
+          Access::update};
+}
+
+Piece loss_scale_piece(const Program& program, Access access) {
+  return {*program.loss_scale_buffer, 0, sizeof(LossScale), access};
+}
+
+Range shard_of(const Bucket& bucket) { return {bucket.shard_begin, bucket.shard_begin + bucket.shard_elements}; }
+
+void clear(Lowering& lowering, int buffer) {
+  const std::int64_t bytes = lowering.program.buffers[buffer].bytes;
+  if (bytes == 0) return;
+  call_on_pieces(lowering, "fill_zero", Stream::compute, {clear_gradients(bytes / gradient_bytes, Label::optimizer)},
+                 {{{buffer, 0, bytes, Access::write}}});
+}
+
+// Parameters that every tensor rank holds whole, but whose gradients each computed from its share of
+// the tokens.
+void reduce_over_tensor_axis(Lowering& lowering, std::size_t index) {
+  const Bucket& bucket = lowering.program.buckets[index];
+  const Range shard = shard_of(bucket);
+  std::vector<Piece> pieces;
+  for (const Range& range : intersect(lowering.stage_buckets[index].layout.tensor_partial, shard.begin, shard.end))
+    pieces.push_back(gradient_piece(lowering, bucket, bucket.gradients, range, Access::update));
+  if (!pieces.empty())
+    collective(lowering, "tensor.all_reduce.gradients", InstructionKind::all_reduce_sum, all_along(Axis::tp), pieces);
+}
+
+// The two gradients of a tied parameter become one: here when both uses are on this stage, else
+// across stages.
+void add_tied(Lowering& lowering, std::size_t index) {
+  if (lowering.stage_buckets[index].tied < 0) return;
+  const Bucket& bucket = lowering.program.buckets[index];
+  const Range shard = shard_of(bucket);
+  const Piece sum = gradient_piece(lowering, bucket, bucket.gradients, shard, Access::update);
+  if (bucket.second_gradients) {
+    call_on_pieces(lowering, "add_tied_gradients", Stream::compute,
+                   {accumulate_gradients(bucket.shard_elements, Stream::compute, Label::optimizer)},
+                   {{gradient_piece(lowering, bucket, *bucket.second_gradients, shard, Access::read), sum}});
+  } else if (lowering.job.spec.pp() > 1) {
+    collective(lowering, "pipeline.all_reduce.tied_gradients", InstructionKind::all_reduce_sum, tied_stages, {sum});
+  }
+}
+
+// The sum of squares over every parameter of the model, each counted once.
+void compute_norm(Lowering& lowering) {
+  const Program& program = lowering.program;
+  std::vector<Instruction> instructions;
+  std::vector<std::vector<Piece>> pieces;
+  const Piece norm{*program.norm_buffer, 0, 4, Access::update};
+  const std::int64_t workspace = step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
+  std::vector<int> frees;
+  if (workspace > 0) frees.push_back(lowering.scratch);
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) {
+    const Bucket& bucket = program.buckets[i];
+    if (lowering.stage_buckets[i].tied >= 0 && !lowering.is_first()) continue;
+    const Range shard = shard_of(bucket);
+    std::vector<Range> ranges{shard};
+    if (lowering.at.tp > 0)
+      ranges = complement(lowering.stage_buckets[i].layout.replicated, shard.begin, shard.end);
+    for (const Range& range : ranges) {
+      if (range.begin == range.end) continue;
+      instructions.push_back(sum_of_squares(range.end - range.begin));
+      pieces.push_back({gradient_piece(lowering, bucket, bucket.gradients, range, Access::read), norm});
+      if (workspace > 0) pieces.back().push_back({lowering.scratch, 0, workspace, Access::update});
+    }
+  }
+  const auto reduce = [&](Axis axis) {
+    instructions.push_back(communication(InstructionKind::all_reduce_sum, all_along(axis), Stream::dp));
+    pieces.push_back({norm});
+  };
+  if (lowering.job.spec.tp() > 1) reduce(Axis::tp);
+  if (lowering.shards.optimizer) reduce(Axis::dp);
+  if (lowering.job.spec.pp() > 1) reduce(Axis::pp);
+  call_on_pieces(lowering, "gradient_norm", Stream::compute, std::move(instructions), pieces, std::move(frees));
+}
+
+void update(Lowering& lowering, std::size_t index) {
+  const Program& program = lowering.program;
+  const Bucket& bucket = program.buckets[index];
+  if (bucket.shard_elements == 0) return;
+  const Range shard = shard_of(bucket);
+  std::vector<Instruction> instructions;
+  std::vector<std::vector<Piece>> pieces;
+  const auto add = [&](Range range, bool decays) {
+    instructions.push_back(update_parameters(range.end - range.begin, decays, lowering.job.training));
+    std::vector<Piece> operands{gradient_piece(lowering, bucket, bucket.gradients, range, Access::read),
+                                parameter_piece(lowering, bucket, range, Access::update)};
+    for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment})
+      if (buffer) operands.push_back(state_piece(bucket, *buffer, range));
+    if (program.norm_buffer) operands.push_back({*program.norm_buffer, 0, 4, Access::read});
+    if (bucket.master) operands.push_back(state_piece(bucket, *bucket.master, range));
+    if (program.loss_scale_buffer) operands.push_back(loss_scale_piece(program, Access::read));
+    pieces.push_back(std::move(operands));
+  };
+  const std::vector<Range>& decaying = lowering.stage_buckets[index].layout.decaying;
+  for (const Range& range : intersect(decaying, shard.begin, shard.end)) add(range, true);
+  for (const Range& range : complement(decaying, shard.begin, shard.end)) add(range, false);
+  call_on_pieces(lowering, "optimizer", Stream::compute, std::move(instructions), pieces);
+}
+
+// Behind every optimizer call of the step, which read the scale that the gradients were computed
+// with. The norm is that of the whole model on every rank, so that all ranks keep the same scale.
+void update_loss_scale(Lowering& lowering) {
+  const Program& program = lowering.program;
+  call_on_pieces(lowering, "update_loss_scale", Stream::compute,
+                 {flat_kernel(OpKind::update_loss_scale, 1, Stream::compute, Label::optimizer)},
+                 {{{*program.norm_buffer, 0, 4, Access::read}, loss_scale_piece(program, Access::update)}});
+}
+
+// ZeRO-1 and 2: each rank has updated its shard of the whole bucket.
+void gather_in_place(Lowering& lowering, const Bucket& bucket) {
+  if (bucket.elements == 0) return;
+  const Range whole{0, bucket.elements};
+  call_on_pieces(lowering, "data.all_gather.parameters", Stream::dp,
+                 {communication(InstructionKind::all_gather, all_along(Axis::dp), Stream::dp,
+                                in_memory(lowering.job.training.precision))},
+                 {{parameter_piece(lowering, bucket, shard_of(bucket), Access::read),
+                   parameter_piece(lowering, bucket, whole, Access::write)}});
+}
+
+}  // namespace
+
+// Gradient accumulators, loss and norm start from zero.
+void begin_step(Lowering& lowering) {
+  Program& program = lowering.program;
+  const int first = lowering.next_call();
+  for (const Bucket& bucket : program.buckets) {
+    clear(lowering, bucket.gradients);
+    if (bucket.second_gradients) clear(lowering, *bucket.second_gradients);
+  }
+  if (program.norm_buffer) clear(lowering, *program.norm_buffer);
+  if (program.loss_buffer) clear(lowering, *program.loss_buffer);
+  program.tasks.push_back({std::nullopt, first, lowering.next_call()});
+}
+
+// What is left of the reductions, then the optimizer.
+void end_step(Lowering& lowering) {
+  Program& program = lowering.program;
+  const int first = lowering.next_call();
+  for (std::size_t i = program.buckets.size(); i-- > 0;) reduce_over_tensor_axis(lowering, i);
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) add_tied(lowering, i);
+  if (program.norm_buffer) compute_norm(lowering);
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) update(lowering, i);
+  if (program.loss_scale_buffer) update_loss_scale(lowering);
+  if (lowering.shards.optimizer && !lowering.shards.parameters)
+    for (const Bucket& bucket : program.buckets) gather_in_place(lowering, bucket);
+  if (program.loss_buffer && lowering.job.spec.dp() > 1)
+    collective(lowering, "data.all_reduce.loss", InstructionKind::all_reduce_sum, all_along(Axis::dp),
+               {{*program.loss_buffer, 0, 4}});
+  program.tasks.push_back({std::nullopt, first, lowering.next_call()});
+}
+
+}  // namespace parplan

@@ -1,0 +1,110 @@
+#include "planner/program/lowering.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/program/events.h"
+
+namespace parplan {
+
+Lowering::Lowering(const Job& for_job, int rank)
+    : job(for_job),
+      graph(*for_job.graph),
+      at(coordinates_of(for_job.spec.mesh, rank)),
+      range(blocks_of_stage(for_job.spec, at.pp)),
+      shards(data_shards(for_job.placements, for_job.spec.dp())) {
+  program.rank = rank;
+  program.stage = at.pp;
+}
+
+std::optional<int> Lowering::tied_bucket_of(int block) const {
+  for (std::size_t i = 0; i < stage_buckets.size(); ++i)
+    if (stage_buckets[i].tied >= 0 &&
+        std::ranges::find(stage_buckets[i].blocks, block) != stage_buckets[i].blocks.end())
+      return static_cast<int>(i);
+  return std::nullopt;
+}
+
+int add_segment(Program& program, Segment segment) {
+  const auto known = std::find(program.segments.begin(), program.segments.end(), segment);
+  if (known != program.segments.end()) return static_cast<int>(known - program.segments.begin());
+  program.segments.push_back(std::move(segment));
+  return static_cast<int>(program.segments.size()) - 1;
+}
+
+int add_buffer(Program& program, std::string name, MemoryCategory category, std::int64_t bytes, bool persistent) {
+  program.buffers.push_back({std::move(name), category, bytes, 0, persistent});
+  return static_cast<int>(program.buffers.size()) - 1;
+}
+
+Call& add_call(Lowering& lowering, int segment, std::initializer_list<Bound> bound, int micro_batch,
+               std::vector<int> frees) {
+  Program& program = lowering.program;
+  Call call;
+  call.segment = segment;
+  call.micro_batch = micro_batch;
+  call.frees = std::move(frees);
+  for (const std::string& name : program.segments[segment].bindings) {
+    const auto found = std::find_if(bound.begin(), bound.end(), [&](const Bound& b) { return name == b.first; });
+    PARPLAN_ASSERT(found != bound.end() && found->second,
+                   fmt::format("nothing bound to '{}' of {}", name, program.segments[segment].name));
+    call.buffers.push_back(*found->second);
+    if (*found->second == lowering.scratch) call.frees.push_back(lowering.scratch);
+  }
+  program.calls.push_back(std::move(call));
+  return program.calls.back();
+}
+
+Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::vector<Instruction> instructions,
+                     const std::vector<std::vector<Piece>>& pieces, std::vector<int> frees) {
+  Segment segment;
+  segment.name = std::move(name);
+  segment.stream = stream;
+  std::vector<int> buffers;
+  for (std::size_t i = 0; i < instructions.size(); ++i)
+    for (const Piece& piece : pieces[i]) {
+      auto at = std::find(buffers.begin(), buffers.end(), piece.buffer);
+      if (at == buffers.end()) {
+        buffers.push_back(piece.buffer);
+        segment.bindings.push_back(fmt::format("buffer {}", buffers.size() - 1));
+        at = buffers.end() - 1;
+      }
+      instructions[i].operands.push_back(
+          {static_cast<int>(at - buffers.begin()), piece.offset, piece.bytes, piece.access});
+    }
+  segment.instructions = std::move(instructions);
+  order_instructions(segment);
+  Call call;
+  call.segment = add_segment(lowering.program, std::move(segment));
+  call.buffers = std::move(buffers);
+  call.frees = std::move(frees);
+  lowering.program.calls.push_back(std::move(call));
+  return lowering.program.calls.back();
+}
+
+Instruction communication(InstructionKind kind, GroupKey group, Stream stream, DataType type) {
+  Instruction instruction;
+  instruction.kind = kind;
+  instruction.group = group;
+  instruction.stream = stream;
+  instruction.label = label_of(group.axis);
+  instruction.type = type;
+  instruction.name = name(kind);
+  return instruction;
+}
+
+void collective(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group,
+                const std::vector<Piece>& pieces) {
+  const Stream stream = stream_of(group.axis);
+  std::vector<Instruction> instructions;
+  std::vector<std::vector<Piece>> operands;
+  for (const Piece& piece : pieces) {
+    instructions.push_back(communication(kind, group, stream));
+    operands.push_back({piece});
+  }
+  call_on_pieces(lowering, std::move(name), stream, std::move(instructions), operands);
+}
+
+}  // namespace parplan
