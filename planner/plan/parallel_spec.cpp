@@ -22,4 +22,54 @@ const char* name(Recompute recompute) {
   return names[i];
 }
 
+namespace {
+
+// Blocks know neither stages nor their schedule, nor where on the mesh their ranks are: what links
+// cost is told apart by the network that stands beside the key.
+ParallelSpec of_one_block(ParallelSpec spec) {
+  const ParallelSpec one;
+  spec.mesh.degree.pp = one.mesh.degree.pp;
+  spec.mesh.order = one.mesh.order;
+  spec.schedule = one.schedule;
+  spec.stage_recompute.clear();
+  spec.stage_blocks.clear();
+  return spec;
+}
+
+}  // namespace
+
+ParallelSpec placement_key(const ParallelSpec& spec) {
+  const ParallelSpec one;
+  ParallelSpec key = of_one_block(spec);
+  key.micro_batch = one.micro_batch;
+  key.recompute = one.recompute;
+  return key;
+}
+
+ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute) {
+  const ParallelSpec one;
+  ParallelSpec key = of_one_block(spec);
+  // Data-parallel ranks do equal work on their own samples; ZeRO is around blocks, not in them.
+  key.mesh.degree.dp = one.mesh.degree.dp;
+  key.zero_stage = one.zero_stage;
+  key.recompute = recompute;
+  return key;
+}
+
+ParallelSpec bucket_key(const ParallelSpec& spec) { return placement_key(spec); }
+
+ParallelSpec cut_key(const ParallelSpec& spec) {
+  ParallelSpec key = block_key(spec, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute);
+  key.mesh.degree.pp = spec.mesh.degree.pp;
+  return key;
+}
+
+ParallelSpec fitting_cut_key(const ParallelSpec& spec) {
+  ParallelSpec key = spec;
+  key.mesh.order = ParallelSpec().mesh.order;
+  key.stage_recompute.clear();
+  key.stage_blocks.clear();
+  return key;
+}
+
 }  // namespace parplan

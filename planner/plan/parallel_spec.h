@@ -35,8 +35,17 @@ struct ParallelSpec {
   Recompute recompute_of(int stage) const {
     return recompute == Recompute::per_stage ? stage_recompute[stage] : recompute;
   }
-  bool operator==(const ParallelSpec&) const = default;
+  auto operator<=>(const ParallelSpec&) const = default;
 };
+
+// Keys of memos: a whole recipe with what surely does not matter set back to its default. A choice
+// that is added to ParallelSpec is in every key until somebody takes it out: forgotten, it costs
+// sharing, and never gives another layout's cost.
+ParallelSpec placement_key(const ParallelSpec& spec);                   // where the tensors of a block lie
+ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute);  // what a block's Segments do
+ParallelSpec bucket_key(const ParallelSpec& spec);                      // the work around a block's parameters
+ParallelSpec cut_key(const ParallelSpec& spec);          // how blocks are cut, whatever fits; beside the stages' paces
+ParallelSpec fitting_cut_key(const ParallelSpec& spec);  // how they are cut to fit; beside the stages' paces
 
 // Micro-batches that each data-parallel rank runs in a step (gradient accumulation). `global_batch`
 // is a multiple.

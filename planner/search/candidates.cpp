@@ -50,7 +50,7 @@ CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, con
     : graph_(graph), training_(training), objective_(objective), estimator_(graph, cluster, training) {}
 
 const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
-  const std::tuple key{spec.tp(), spec.sequence_parallel, spec.dp() > 1 ? spec.zero_stage : 0};
+  const ParallelSpec key = placement_key(spec);
   const auto found = placements_.find(key);
   return found != placements_.end() ? found->second : placements_.emplace(key, place(graph_, spec)).first->second;
 }
@@ -71,7 +71,7 @@ RankedPlan CandidateMaker::with_times(const Candidate& candidate) {
 
 const std::vector<int>& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
   const Placements& placements = placements_of(spec);
-  std::pair key{spec.pp(), estimator_.paces(spec, placements)};
+  std::pair key{cut_key(spec), estimator_.paces(spec, placements)};
   const auto found = cuts_.find(key);
   if (found != cuts_.end()) return found->second;
   std::vector<int> cut;
@@ -135,7 +135,7 @@ std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec,
     }
     return cut_stages(stages);
   };
-  const std::tuple key{spec.pp(), paces, spec.dp(), spec.zero_stage, spec.schedule, mixes};
+  const std::tuple key{fitting_cut_key(spec), paces, mixes};
   auto found = fitting_cuts_.find(key);
   if (found == fitting_cuts_.end()) found = fitting_cuts_.emplace(key, make()).first;
   const std::optional<StageCut>& cut = found->second;

@@ -69,12 +69,11 @@ class CandidateMaker {
   TrainingSpec training_;
   Objective objective_;
   Estimator estimator_;
-  std::map<std::tuple<int, bool, int>, Placements> placements_;  // tp, sequence parallel, ZeRO stage
+  std::map<ParallelSpec, Placements> placements_;  // by placement_key
   using Paces = std::vector<std::pair<int, int>>;  // of stages
-  std::map<std::pair<int, Paces>, std::vector<int>> cuts_;  // by stages and their paces
-  // The same for cuts that fit: with data degree, ZeRO stage, schedule and whether stages choose
-  // what they recompute.
-  std::map<std::tuple<int, Paces, int, int, ScheduleKind, bool>, std::optional<StageCut>> fitting_cuts_;
+  std::map<std::pair<ParallelSpec, Paces>, std::vector<int>> cuts_;  // by cut_key
+  // By fitting_cut_key, and whether stages choose what they recompute.
+  std::map<std::tuple<ParallelSpec, Paces, bool>, std::optional<StageCut>> fitting_cuts_;
 };
 
 // Candidates of several specs, by whether they fit.

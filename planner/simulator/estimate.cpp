@@ -41,8 +41,7 @@ Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const Trainin
 }
 
 int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
-  const ShapesKey key{spec.tp(), spec.sequence_parallel, spec.micro_batch, recompute == Recompute::full};
-  const auto [entry, inserted] = shapes_index_.try_emplace(key, static_cast<int>(shapes_.size()));
+  const auto [entry, inserted] = shapes_index_.try_emplace(block_key(spec, recompute), static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
   Job job{.graph = &graph_, .training = training_, .spec = spec, .placements = placements, .schedule = {},
           .backend = cluster_.backend(), .overhead = memory_overhead(cluster_)};
@@ -124,8 +123,7 @@ std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, cons
 const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, const Placements& placements,
                                                      const Shapes& shapes, const MeshView& view, int environment) {
   const DataShards shards = data_shards(placements, spec.dp());
-  const int sharding = shards.optimizer + 2 * shards.gradients + 4 * shards.parameters;
-  const auto [entry, inserted] = data_costs_.try_emplace({spec.tp(), spec.dp(), sharding, view.data, environment});
+  const auto [entry, inserted] = data_costs_.try_emplace({bucket_key(spec), view.data, environment});
   if (!inserted) return entry->second;
   const Environment& where = environments_[environment];
   const BackendKind backend = where.device->backend;
@@ -391,13 +389,21 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const BackendKind backend = cluster_.backend();
   const bool norm = computes_norm(training_);
 
+  // Of stages that recompute alike, looked up once.
+  std::array<std::optional<int>, 2> known_shapes;
+  const auto shapes_for = [&](Recompute recompute) {
+    std::optional<int>& known = known_shapes[recompute == Recompute::full ? 1 : 0];
+    if (!known) known = shapes_of(spec, placements, recompute);
+    return *known;
+  };
+
   Estimate estimate;
   estimate.spare = Bytes(std::numeric_limits<std::int64_t>::max());
   double fullest = -1.0;
   BlockRange held;
   for (int s = 0; s < stages; ++s) {
     held = {held.last, held.last + spec.stage_blocks[s]};
-    const Shapes& shapes = shapes_[shapes_of(spec, placements, spec.recompute_of(s))];
+    const Shapes& shapes = shapes_[shapes_for(spec.recompute_of(s))];
     const MemoryUse memory = memory_of_stage(spec, placements, schedule, s, held, shapes);
     const Bytes capacity = view.capacities[s];
     estimate.spare = std::min(estimate.spare, capacity - memory.peak());
@@ -434,7 +440,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
                      run_ends_[last_range.first] >= range.last;
     if (s == 0 || environment != view.environments[s - 1] || spec.recompute_of(s) != spec.recompute_of(s - 1)) {
       as_before = false;
-      shapes_number = shapes_of(spec, placements, spec.recompute_of(s));
+      shapes_number = shapes_for(spec.recompute_of(s));
       costs = &costs_of(shapes_number, environment);
       data_costs = &data_costs_of(spec, placements, shapes_[shapes_number], view, environment);
     }

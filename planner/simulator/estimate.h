@@ -127,7 +127,6 @@ class Estimator {
     Seconds data;                           // of a step on the data stream
     StepTime parts;                         // of a micro-batch on the first stage
   };
-  using ShapesKey = std::tuple<int, bool, std::int64_t, bool>;  // tp, sequence parallel, micro-batch, recompute
 
   enum class Wanted { bound, all };
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
@@ -150,13 +149,12 @@ class Estimator {
   std::vector<int> tied_blocks_;
   std::vector<int> run_ends_;    // by block: where the run of like blocks ends that it is in
   std::vector<std::vector<int>> blocks_of_kind_;  // [kind][block]: blocks of the kind before it
-  std::map<ShapesKey, int> shapes_index_;
+  std::map<ParallelSpec, int> shapes_index_;  // by block_key
   std::vector<Shapes> shapes_;
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
   std::map<DeviceMesh, MeshView> views_;
-  std::map<std::tuple<int, int, int, const GroupNetwork*, int>, DataCosts>
-      data_costs_;  // tp, dp, what is sharded, network, environment
+  std::map<std::tuple<ParallelSpec, const GroupNetwork*, int>, DataCosts> data_costs_;  // bucket_key, network, environment
   // Room that estimates use again and again.
   std::vector<BucketSizes> buckets_;
   std::vector<SavedSizes> saved_;
