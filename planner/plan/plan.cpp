@@ -166,7 +166,7 @@ std::string write_layout(const ParallelSpec& spec, const TrainingSpec& training)
   if (spec.recompute == Recompute::per_stage) {
     std::vector<std::string> stages;
     for (const Recompute recompute : spec.stage_recompute) stages.emplace_back(name(recompute));
-    line("stage_recompute", "[" + join(stages) + "]");
+    line("stage_recompute", fmt::format("[{}]", join(stages)));
   }
   line("stage_blocks", spec.stage_blocks);
   return out;
