@@ -338,3 +338,59 @@ TEST_CASE("sentences that open with Of are found in comments and pages") {
         "docs/page.md:1 docs/page.md:3 docs/page.md:5 docs/page.md:6 planner/base/a.h:1 planner/base/a.h:3 "
         "planner/base/a.h:4 planner/base/a.h:8 planner/base/a.h:9 planner/base/a.h:11 setup.sh:1 ");
 }
+
+namespace {
+
+// What pages name that is not there: places for the reader's own names, and a file that the reader makes.
+const std::set<std::string_view> names_to_fill_in = {"tests/<room>/*.cpp", "tests/fuzz/corpus/TARGET/",
+                                                     "tests/planner/program/print_test.cpp"};
+
+// Files and folders of the tree that pages name between backticks.
+std::vector<std::string> paths_named(const std::string& page) {
+  static const std::regex pattern("`((planner|models|runtime|cli|tests|configs|docs)/[^` ]*)`");
+  std::vector<std::string> paths;
+  for (std::sregex_iterator found(page.begin(), page.end(), pattern), end; found != end; ++found)
+    paths.push_back((*found)[1]);
+  return paths;
+}
+
+// `planner/graph/op.*` is there if one such file is.
+bool is_there(const fs::path& root, const std::string& path) {
+  const std::size_t star = path.find('*');
+  if (star == std::string::npos) return fs::exists(root / path);
+  const fs::path begin = root / path.substr(0, star);
+  if (!fs::is_directory(begin.parent_path())) return false;
+  return std::ranges::any_of(fs::directory_iterator(begin.parent_path()), [&](const fs::directory_entry& entry) {
+    return entry.path().filename().string().starts_with(begin.filename().string());
+  });
+}
+
+Faults missing_paths(const fs::path& root) {
+  Faults faults;
+  for (const std::string& page : files_to_read(root)) {
+    if (!page.ends_with(".md")) continue;
+    for (const std::string& path : paths_named(text_of(root / page)))
+      if (!names_to_fill_in.contains(path) && !is_there(root, path))
+        faults.push_back(fmt::format("{} names {}, which is not there", page, path));
+  }
+  return faults;
+}
+
+}  // namespace
+
+TEST_CASE("every file and folder that a page names is there") {
+  const Faults faults = missing_paths(PARPLAN_SOURCE_DIR);
+  for (const std::string& fault : faults) MESSAGE(fault);
+  CHECK(faults == Faults{});
+}
+
+TEST_CASE("a page that names what is not there is found") {
+  const FakeTree tree({
+      {"planner/graph/op.h", "#pragma once\n"},
+      {"docs/page.md", "`planner/graph/`, `planner/graph/op.*`, `planner/graph/op.h`, `parplan run`\n"},
+      {"README.md", "`planner/graph/op.cpp` and `planner/graph/tensor.*`, `cli/` and planner/none\n"},
+  });
+  CHECK(missing_paths(tree.root()) == Faults{"README.md names planner/graph/op.cpp, which is not there",
+                                             "README.md names planner/graph/tensor.*, which is not there",
+                                             "README.md names cli/, which is not there"});
+}
