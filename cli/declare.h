@@ -9,7 +9,8 @@ class App;
 
 namespace parplan {
 
-// Options are declared on a command here alone: CLI11's header takes longer to compile than a command.
+// Options are declared on a command through this header alone: CLI11's header takes longer to
+// compile than a command.
 
 struct NewOption {
   std::string names;  // "-o,--output"; of a command's argument its name, "MODEL"

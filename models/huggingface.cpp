@@ -13,7 +13,7 @@
 namespace parplan {
 namespace {
 
-// Keys by their meaning ----------------------------------------------------------------------------
+// Keys by their meaning ---------------------------------------------------------------------------
 // A star at the end of a key stands for any ending.
 
 bool matches(std::string_view pattern, std::string_view key) {

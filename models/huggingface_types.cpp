@@ -15,7 +15,7 @@ namespace {
 
 using Config = HuggingFaceConfig;
 
-// Parts that several types share -------------------------------------------------------------------
+// Parts that several types share ------------------------------------------------------------------
 
 // Null means one key/value head per query head, whatever the class's default is.
 void read_kv_heads(Config& config, ModelSpec& spec, const char* key, std::int64_t absent) {

@@ -16,7 +16,7 @@
 namespace parplan {
 namespace {
 
-// Of one remedy's search for the fastest plan that fits.
+// The limit of one remedy's search for the fastest plan that fits.
 constexpr std::int64_t most_simulated = 4;
 
 SearchResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated,
@@ -30,8 +30,8 @@ SearchResult search_for(const SuggestRequest& request, Objective objective, std:
   return search(*request.graph, request.cluster, request.training, request.layout, options);
 }
 
-// Of the candidates that fit the one that needs least memory. Nothing is simulated: the estimate
-// knows a Program's memory to the byte.
+// The memory of the candidate that needs least among those that fit. Nothing is simulated: the
+// estimate knows a Program's memory to the byte.
 std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_devices = false) {
   const SearchResult found = search_for(request, Objective::memory, 0, fewer_devices);
   if (found.counts.candidates == found.counts.infeasible_memory) return std::nullopt;
@@ -88,7 +88,7 @@ SuggestRequest with_memory(const SuggestRequest& request, Bytes bytes) {
   return changed;
 }
 
-// Of a device of equal ones; of unlike ones the range.
+// The memory of one device; for heterogeneous devices the range.
 std::string memory_now(const Cluster& cluster, int digits) {
   return digits == 3 || !is_uniform(cluster) ? device_memory(cluster) : format_bytes_up(least_memory(cluster), digits);
 }
@@ -116,7 +116,8 @@ std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchRes
   Bytes enough = failed.smallest->result.memory.peak();
   const bool fewer = request.options.fewer_devices;  // the frugalest plan may be one of them
   const auto least_in = [&](Bytes bytes) { return least_that_fits(with_memory(request, bytes), fewer); };
-  // Of unlike devices the stage that fills its own most need not be the one that needs most.
+  // With heterogeneous devices, the stage that fills its own device most need not be the one that
+  // needs most memory.
   constexpr int most_doublings = 8;
   for (int doublings = 0; !least_in(enough); ++doublings) {
     if (doublings == most_doublings) return std::nullopt;
@@ -136,8 +137,8 @@ std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchRes
   return remedy(with_memory(request, enough), "memory", words, enough.count);
 }
 
-// Of the same kind: what the caller can give, else whole nodes where there is a network between
-// them.
+// The same request with more devices of the same kind: what the caller can give, else whole nodes
+// where there is a network between them.
 std::optional<SuggestRequest> with_devices(const SuggestRequest& request, int devices) {
   SuggestRequest changed = request;
   if (request.cluster_of)

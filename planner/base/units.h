@@ -76,7 +76,7 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 // Units as text, as in files: a number, a space (optional) and a unit.
 //   bytes      B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024); decimals
 //              are rounded down to a whole byte
-//   bandwidth  B/s .. TB/s, KiB/s .. TiB/s, bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s (and Gb/s = Gbit/s)
+//   bandwidth  B/s .. TB/s, KiB/s .. TiB/s, bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s (and Gb/s)
 //   duration   ns, us, ms, s, min, h
 //   rate       FLOP/s, kFLOP/s, MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s
 //   power      mW, W, kW, MW

@@ -463,7 +463,7 @@ Bytes sum_squares_cuda_workspace(const OpShape&) {
   return Bytes(sum_squares_workspace_bytes);
 }
 
-// The table, in the order of OpKind ----------------------------------------------------------------
+// The table, in the order of OpKind ---------------------------------------------------------------
 // In place: elementwise kernels read an element before they write it, and each element of the read
 // operand is needed for the same element of the written one only.
 

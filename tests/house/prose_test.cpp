@@ -49,7 +49,8 @@ const std::vector<std::string_view> tops = {"planner", "models",    "runtime",  
                                             "docs",    "README.md", "CMakeLists.txt", "setup.sh", ".ci/run"};
 const std::vector<std::string_view> not_read = {"tests/data/", "tests/fuzz/corpus/"};
 
-// Lines that may be longer, besides raw string literals, tables and blocks of code in pages.
+// Lines that may be longer, besides raw string literals, and tables, blocks of code and generated
+// parts in pages.
 struct Exception {
   std::string_view what;
   std::string_view pattern;
@@ -171,14 +172,17 @@ std::vector<Line> hash_comment_lines(const std::string& text) {
 std::vector<Line> markdown_lines(const std::string& text) {
   static const std::regex list_mark("^([-*]|[0-9]+\\.) ");
   std::vector<Line> lines;
-  bool fenced = false, indented = false, blank_before = true, in_list = false;
+  bool fenced = false, generated = false, indented = false, blank_before = true, in_list = false;
   for (const std::string& line : split_lines(text)) {
     const std::string content = stripped(line);
     const bool fence = content.starts_with("```");
     if (fence) fenced = !fenced;
+    if (content.starts_with("<!-- generated: ")) generated = true;  // tests/cli/generated_parts.h
+    if (content.starts_with("<!-- end of generated")) generated = false;
     if (!content.empty() && line[0] != ' ') in_list = std::regex_search(content, list_mark);
     indented = !in_list && line.starts_with("    ") && (indented || blank_before);
-    const bool verbatim = fence || fenced || indented || content.starts_with("|") || content.starts_with("<!--");
+    const bool verbatim =
+        fence || fenced || indented || generated || content.starts_with("|") || content.starts_with("<!--");
     // Cells of a table are prose of any length.
     const bool prose = !fence && !fenced && !indented;
     lines.push_back({line, verbatim ? Part::verbatim : Part::prose, prose ? content : ""});
@@ -341,7 +345,8 @@ TEST_CASE("sentences that open with Of are found in comments and pages") {
 
 namespace {
 
-// What pages name that is not there: places for the reader's own names, and a file that the reader makes.
+// What pages name that is not there: places for the reader's own names, and a file that the reader
+// makes.
 const std::set<std::string_view> names_to_fill_in = {"tests/<room>/*.cpp", "tests/fuzz/corpus/TARGET/",
                                                      "tests/planner/program/print_test.cpp"};
 
