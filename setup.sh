@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what parplan needs and is missing (Debian 12, Ubuntu 24.04), configures a Release build in build/ and builds
-# it. Run again it takes seconds. Everything comes from the distribution's own packages; nothing else is downloaded.
-# Arguments go to cmake: ./setup.sh -DPARPLAN_CUDA=OFF
+# Installs what parplan needs and is missing (Debian 12, Ubuntu 24.04), configures a Release build
+# in build/ and builds it. Run again it takes seconds. Everything comes from the distribution's own
+# packages; nothing else is downloaded. Arguments go to cmake: ./setup.sh -DPARPLAN_CUDA=OFF
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -57,12 +57,14 @@ if [ ${#missing[@]} -gt 0 ]; then
     fi
     as_root=(sudo)
   fi
-  # A list that cannot be refreshed (an unreachable third-party source) does not matter as long as the packages install.
+  # A list that cannot be refreshed (an unreachable third-party source) does not matter as long as
+  # the packages install.
   "${as_root[@]}" apt-get update -q || echo "setup.sh: apt-get update failed; trying to install all the same" >&2
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
 fi
 
-# A compiler of Eigen's kernels takes up to 1.5 GB: no more of them than processors and memory allow.
+# A compiler of Eigen's kernels takes up to 1.5 GB: no more of them than processors and memory
+# allow.
 processors=$(nproc)
 by_memory=$(awk '/^MemAvailable:/ {print int($2 / 1500000)}' /proc/meminfo)
 jobs=$((by_memory < processors ? by_memory : processors))

@@ -5,10 +5,11 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <utility>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "cli/declare.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 
@@ -18,14 +19,22 @@ namespace {
 constexpr std::int64_t most_devices = std::int64_t{1} << 20;
 constexpr std::int64_t most = std::int64_t{1} << 40;
 
-CLI::Option* add(CLI::App& app, const std::string& group, const std::string& name, const std::string& type,
-                 const std::string& description, std::function<void(const std::string&)> read) {
-  return app.add_option_function<std::string>(name, std::move(read), description)->type_name(type)->group(group);
+void add(CLI::App& app, const std::string& group, const std::string& name, const std::string& type,
+         const std::string& description, std::function<void(const std::string&)> read) {
+  add_option(app, {.names = name, .type = type, .description = description, .group = group}, std::move(read));
 }
 
 void add_flag(CLI::App& app, const std::string& group, const std::string& name, const std::string& description,
-              std::function<void()> read) {
-  app.add_flag_callback(name, std::move(read), description)->group(group);
+              std::function<void()> set) {
+  parplan::add_flag(app, {.names = name, .type = "", .description = description, .group = group}, std::move(set));
+}
+
+// An output that goes to standard output where no file is named.
+void add_stream(CLI::App& app, const std::string& name, const std::string& description,
+                std::optional<std::string>& path) {
+  add_option(app,
+             {.names = name, .type = "[FILE|-]", .description = description, .group = "Output", .value_optional = true},
+             [&path](const std::string& text) { path = text == "/dev/stdout" ? "-" : text; });
 }
 
 template <class T>
@@ -151,7 +160,7 @@ Price parse_price_of(const std::string& option, const std::string& text) {
 }
 
 void add_subject(CLI::App& app, std::string& subject, const std::string& name, const std::string& description) {
-  app.add_option(name, subject, description)->type_name("")->required();
+  add_option(app, {.names = name, .type = "", .description = description, .required = true}, subject);
 }
 
 bool is_given(const WhereArguments& where) {
@@ -219,10 +228,8 @@ void add_layout(CLI::App& app, LayoutRequest& layout) {
   add_whole(app, group, "--micro-batch", "sequences of a micro-batch", layout.micro_batch, most);
   add_choice(app, group, "--schedule", "order of the pipeline's tasks", layout.schedule,
              std::array{ScheduleKind::gpipe, ScheduleKind::one_f_one_b});
-  app.add_flag_callback(
-         "--sequence-parallel", [&] { layout.sequence_parallel = true; },
-         "shard activations between tensor-parallel regions along the sequence")
-      ->group(group);
+  add_flag(app, group, "--sequence-parallel", "shard activations between tensor-parallel regions along the sequence",
+           [&] { layout.sequence_parallel = true; });
   add_choice(app, group, "--recompute", "activations that the backward pass computes again", layout.recompute,
              std::array{Recompute::none, Recompute::full});
   add(app, group, "--mesh-order", "AXES", "mesh axes from the outermost to the one of neighbouring devices: pp-dp-tp",
@@ -261,13 +268,9 @@ void add_limits(CLI::App& app, LimitArguments& limits) {
 
 void add_output(CLI::App& app, OutputArguments& output, CsvOutput csv) {
   const std::string group = "Output";
-  add(app, group, "--json", "[FILE|-]", "JSON to a file, or to standard output instead of the table",
-      [&](const std::string& text) { output.json = text == "/dev/stdout" ? "-" : text; })
-      ->expected(0, 1);
+  add_stream(app, "--json", "JSON to a file, or to standard output instead of the table", output.json);
   if (csv == CsvOutput::offered)
-    add(app, group, "--csv", "[FILE|-]", "CSV to a file, or to standard output instead of the table",
-        [&](const std::string& text) { output.csv = text == "/dev/stdout" ? "-" : text; })
-        ->expected(0, 1);
+    add_stream(app, "--csv", "CSV to a file, or to standard output instead of the table", output.csv);
   add_flag(app, group, "--quiet", "no talk on standard error but errors", [&] { output.quiet = true; });
   add_flag(app, group, "--verbose", "say more", [&] { output.verbose = true; });
 }

@@ -45,7 +45,7 @@ struct WhatArguments {
   bool operator==(const WhatArguments&) const = default;
 };
 void add_what(CLI::App& app, WhatArguments& what);
-// Of these precision and optimizer alone.
+// Adds precision and optimizer alone.
 void add_number_formats(CLI::App& app, WhatArguments& what);
 
 // [layout]

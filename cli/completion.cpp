@@ -6,12 +6,12 @@
 #include <memory>
 #include <string_view>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/data_folder.h"
+#include "cli/declare.h"
 #include "cli/version.h"
 #include "models/find_model.h"
 #include "planner/base/enum.h"
@@ -310,12 +310,9 @@ CommandBody declare_completion(CLI::App& app) {
   const auto wanted = std::make_shared<Shell>();
   std::vector<std::string> names;
   for (const ShellRow& row : shell_rows) names.emplace_back(row.name);
-  app.add_option_function<std::string>(
-         join(names, "|"),
-         [wanted, names](const std::string& text) { *wanted = shell_rows[parse_choice("shell", text, names)].shell; },
-         "the shell that the script is for")
-      ->type_name("")
-      ->required();
+  add_option(
+      app, {.names = join(names, "|"), .type = "", .description = "the shell that the script is for", .required = true},
+      [wanted, names](const std::string& text) { *wanted = shell_rows[parse_choice("shell", text, names)].shell; });
   return [wanted](Terminal& terminal) {
     terminal.out << completion_script(*wanted, declared_commands());
     return exit_done;

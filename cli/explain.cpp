@@ -3,10 +3,10 @@
 #include <memory>
 #include <utility>
 
-#include <CLI/CLI.hpp>
 #include <fmt/ostream.h>
 
 #include "cli/commands.h"
+#include "cli/declare.h"
 #include "cli/inputs.h"
 #include "cli/progress.h"
 #include "planner/explain/explain.h"
@@ -43,7 +43,11 @@ int carry_out(const ExplainArguments& arguments, Terminal& terminal) {
 CommandBody declare_explain(CLI::App& app) {
   const auto arguments = std::make_shared<ExplainArguments>();
   add_subject(app, arguments->path, "PLAN", "a plan.yaml that suggest or simulate wrote");
-  app.add_flag("--quick", arguments->quick, "no searches: only what simulations of the plan and its neighbours say");
+  add_flag(app,
+           {.names = "--quick",
+            .type = "",
+            .description = "no searches: only what simulations of the plan and its neighbours say"},
+           arguments->quick);
   add_output(app, arguments->output, CsvOutput::absent);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

@@ -4,13 +4,13 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
 #include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/data_folder.h"
+#include "cli/declare.h"
 #include "cli/inputs.h"
 #include "cli/local_machine.h"
 #include "cli/progress.h"
@@ -216,7 +216,7 @@ CommandBody declare_measure(CLI::App& app) {
   const auto arguments = std::make_shared<MeasureArguments>();
   const auto add = [&](const char* name, const char* type, const char* description,
                        std::function<void(const std::string&)> read) {
-    app.add_option_function<std::string>(name, std::move(read), description)->type_name(type);
+    add_option(app, {.names = name, .type = type, .description = description}, std::move(read));
   };
   add("--device", "cpu|cuda|cuda:N", "what to measure (default: the first GPU, or the CPU where there is none)",
       [arguments](const std::string& text) {
@@ -235,16 +235,22 @@ CommandBody declare_measure(CLI::App& app) {
         }
       });
   const std::string group = "Output";
-  app.add_option("-o,--output", arguments->cluster_file,
-                 "write this machine as a cluster with the measured device, to a file, or to standard output with -")
-      ->type_name("CLUSTER.yaml")
-      ->group(group);
-  app.add_option(
-         "--write-device", arguments->device_file,
-         "write the device with all that was timed, as in configs/devices, to a file, or to standard output with -")
-      ->type_name("DEVICE.yaml")
-      ->group(group);
-  app.add_flag("--quiet", arguments->quiet, "no talk on standard error but errors")->group(group);
+  add_option(app,
+             {.names = "-o,--output",
+              .type = "CLUSTER.yaml",
+              .description = "write this machine as a cluster with the measured device, to a file, or to standard "
+                             "output with -",
+              .group = group},
+             arguments->cluster_file);
+  add_option(app,
+             {.names = "--write-device",
+              .type = "DEVICE.yaml",
+              .description = "write the device with all that was timed, as in configs/devices, to a file, or to "
+                             "standard output with -",
+              .group = group},
+             arguments->device_file);
+  add_flag(app, {.names = "--quiet", .type = "", .description = "no talk on standard error but errors", .group = group},
+           arguments->quiet);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }
 

@@ -4,12 +4,12 @@
 #include <memory>
 #include <string_view>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
 #include "cli/commands.h"
 #include "cli/data_folder.h"
+#include "cli/declare.h"
 #include "cli/inputs.h"
 #include "cli/local_machine.h"
 #include "planner/cost/cost_model.h"
@@ -164,29 +164,40 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
 CommandBody declare_run(CLI::App& app) {
   const auto arguments = std::make_shared<RunArguments>();
   add_subject(app, arguments->plan, "PLAN", "a plan.yaml that suggest or simulate wrote");
-  app.add_option_function<std::string>(
-         "--steps",
-         [arguments](const std::string& text) { arguments->steps = parse_whole("--steps", text, 1, 1'000'000'000); },
-         "optimizer steps to run (default: 20)")
-      ->type_name("N");
-  app.add_option("--data", arguments->data,
-                 "a text file, read as bytes, or tokens in llm.c's layout (default: a text that comes with parplan)")
-      ->type_name("FILE");
-  app.add_option_function<std::string>(
-         "--backend",
-         [arguments](const std::string& text) { parse_choice("--backend", text, {"auto", "cpu", "cuda"});
-           arguments->backend = text; },
-         "what carries out the kernels (default: auto, the plan's)")
-      ->type_name("auto|cpu|cuda");
-  app.add_flag("--share-gpu", arguments->share_gpu,
-               "all ranks as threads on one GPU, to try a plan out where there are fewer GPUs than ranks");
-  app.add_flag("--deterministic", arguments->deterministic,
-               "the same bits in every run on the same GPU (CPUs always give them)");
-  app.add_option_function<std::string>(
-         "--processes",
-         [arguments](const std::string& text) { arguments->processes = parse_whole("--processes", text, 1, 100'000); },
-         "start this many processes of this machine, one a rank (default: 1, whose threads are the ranks)")
-      ->type_name("N");
+  add_option(
+      app, {.names = "--steps", .type = "N", .description = "optimizer steps to run (default: 20)"},
+      [arguments](const std::string& text) { arguments->steps = parse_whole("--steps", text, 1, 1'000'000'000); });
+  add_option(app,
+             {.names = "--data",
+              .type = "FILE",
+              .description = "a text file, read as bytes, or tokens in llm.c's layout (default: a text that comes with "
+                             "parplan)"},
+             arguments->data);
+  add_option(app,
+             {.names = "--backend",
+              .type = "auto|cpu|cuda",
+              .description = "what carries out the kernels (default: auto, the plan's)"},
+             [arguments](const std::string& text) {
+               parse_choice("--backend", text, {"auto", "cpu", "cuda"});
+               arguments->backend = text;
+             });
+  add_flag(app,
+           {.names = "--share-gpu",
+            .type = "",
+            .description = "all ranks as threads on one GPU, to try a plan out where there are fewer GPUs than ranks"},
+           arguments->share_gpu);
+  add_flag(app,
+           {.names = "--deterministic",
+            .type = "",
+            .description = "the same bits in every run on the same GPU (CPUs always give them)"},
+           arguments->deterministic);
+  add_option(
+      app,
+      {.names = "--processes",
+       .type = "N",
+       .description = "start this many processes of this machine, one a rank (default: 1, whose threads are the "
+                      "ranks)"},
+      [arguments](const std::string& text) { arguments->processes = parse_whole("--processes", text, 1, 100'000); });
   add_output(app, arguments->output, CsvOutput::absent);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

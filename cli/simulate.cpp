@@ -1,10 +1,10 @@
 #include <memory>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
 #include "cli/commands.h"
+#include "cli/declare.h"
 #include "cli/inputs.h"
 #include "planner/report/explain.h"
 #include "planner/report/json.h"
@@ -93,13 +93,19 @@ CommandBody declare_simulate(CLI::App& app) {
   add_where(app, arguments->where);
   add_what(app, arguments->what);
   add_layout(app, arguments->layout);
-  app.add_option("-o,--output", arguments->plan_file, "write the plan to this file, or to standard output with -")
-      ->type_name("PLAN.yaml")
-      ->group("Output");
-  app.add_option("--trace", arguments->trace,
-                 "write a Chrome trace, which ui.perfetto.dev opens, to a file, or to standard output with -")
-      ->type_name("FILE")
-      ->group("Output");
+  add_option(app,
+             {.names = "-o,--output",
+              .type = "PLAN.yaml",
+              .description = "write the plan to this file, or to standard output with -",
+              .group = "Output"},
+             arguments->plan_file);
+  add_option(app,
+             {.names = "--trace",
+              .type = "FILE",
+              .description = "write a Chrome trace, which ui.perfetto.dev opens, to a file, or to standard output "
+                             "with -",
+              .group = "Output"},
+             arguments->trace);
   add_output(app, arguments->output, CsvOutput::offered);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

@@ -4,11 +4,11 @@
 #include <memory>
 #include <optional>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
 #include "cli/commands.h"
+#include "cli/declare.h"
 #include "cli/inputs.h"
 #include "cli/progress.h"
 #include "models/families.h"
@@ -128,17 +128,15 @@ CommandBody declare_suggest(CLI::App& app) {
   add_what(app, arguments->what);
   add_limits(app, arguments->limits);
   add_layout(app, arguments->layout);
-  app.add_option("-o,--output", arguments->plan_file, "write the best plan to this file, or to standard output with -")
-      ->type_name("PLAN.yaml")
-      ->group("Output");
-  app.add_option_function<std::string>(
-         "--top",
-         [arguments](const std::string& text) {
-           arguments->top = static_cast<int>(parse_whole("--top", text, 1, 1000));
-         },
-         "how many plans to rank (default: 10)")
-      ->type_name("N")
-      ->group("Output");
+  add_option(app,
+             {.names = "-o,--output",
+              .type = "PLAN.yaml",
+              .description = "write the best plan to this file, or to standard output with -",
+              .group = "Output"},
+             arguments->plan_file);
+  add_option(
+      app, {.names = "--top", .type = "N", .description = "how many plans to rank (default: 10)", .group = "Output"},
+      [arguments](const std::string& text) { arguments->top = static_cast<int>(parse_whole("--top", text, 1, 1000)); });
   add_output(app, arguments->output, CsvOutput::offered);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

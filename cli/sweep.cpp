@@ -6,12 +6,12 @@
 #include <mutex>
 #include <thread>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
 #include "cli/commands.h"
 #include "cli/data_folder.h"
+#include "cli/declare.h"
 #include "cli/inputs.h"
 #include "cli/progress.h"
 #include "cli/version.h"
@@ -354,7 +354,7 @@ CommandBody declare_sweep(CLI::App& app) {
   SweepArguments& all = *arguments;
   const auto add = [&](const char* group, const char* name, const char* type, const char* description,
                        std::function<void(const std::string&)> read) {
-    app.add_option_function<std::string>(name, std::move(read), description)->type_name(type)->group(group);
+    add_option(app, {.names = name, .type = type, .description = description, .group = group}, std::move(read));
   };
   add_subject(app, all.model, "MODEL", "a model.yaml, a Hugging Face config.json or a name of the zoo");
   add("Where", "--cluster", "FILE|NAME,...",

@@ -1,9 +1,8 @@
 #include <memory>
 
-#include <CLI/CLI.hpp>
-
 #include "cli/arguments.h"
 #include "cli/commands.h"
+#include "cli/declare.h"
 #include "cli/inputs.h"
 #include "cli/version.h"
 #include "planner/cluster/draw.h"
@@ -38,17 +37,21 @@ int carry_out(const TopologyArguments& arguments, Terminal& terminal) {
 
 CommandBody declare_topology(CLI::App& app) {
   const auto arguments = std::make_shared<TopologyArguments>();
-  app.add_option("CLUSTER", arguments->cluster,
-                 "cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named cluster (default: this "
-                 "machine)")
-      ->type_name("");
+  add_option(app,
+             {.names = "CLUSTER",
+              .type = "",
+              .description = "cluster.yaml, a topology (text of nvidia-smi topo -m, XML of NCCL) or a named cluster "
+                             "(default: this machine)"},
+             arguments->cluster);
   add_where(app, arguments->where);
-  app.add_option("--graphviz", arguments->graphviz,
-                 "write a graph in the DOT language, which Graphviz's dot draws, to a file, or to standard output with "
-                 "- or nothing")
-      ->type_name("FILE|-")
-      ->expected(0, 1)
-      ->group("Output");
+  add_option(app,
+             {.names = "--graphviz",
+              .type = "FILE|-",
+              .description = "write a graph in the DOT language, which Graphviz's dot draws, to a file, or to standard "
+                             "output with - or nothing",
+              .group = "Output",
+              .value_optional = true},
+             [arguments](const std::string& text) { arguments->graphviz = text; });
   add_output(app, arguments->output, CsvOutput::absent);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

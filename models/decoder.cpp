@@ -24,11 +24,11 @@ TensorId norm(GraphBuilder& builder, const ModelSpec& spec, const std::string& n
   return y;
 }
 
-// The widths of attention. Query, key and value are one product: per key/value group all its query
-// heads, then its key, then its value, so that a shard of whole groups is contiguous.
+// The widths of attention. Query, key and value are one product: for each key/value group all its
+// query heads, then its key, then its value, so that a shard of whole groups is contiguous.
 struct AttentionWidths {
   std::int64_t queries = 0;  // query heads of a group
-  TensorDim fused, mixed;    // query, key and value; what attention gives
+  TensorDim fused, mixed;  // query, key and value; the result of attention
   OpShape attributes;
 
   explicit AttentionWidths(const ModelSpec& spec)
@@ -78,7 +78,7 @@ TensorId attention(GraphBuilder& builder, const ModelSpec& spec, std::int64_t la
   }
   OpShape attributes = widths.attributes;
   const std::int64_t window = window_of(spec, layer).value_or(sequence);
-  if (window < sequence) attributes.window = window;  // a wider one cuts nothing, and is not a kind of its own
+  if (window < sequence) attributes.window = window;  // a wider one cuts nothing, and is no kind of its own
   attributes.score_scale = spec.attention_scale.value_or(0.0);
   attributes.softcap = spec.attention_softcap.value_or(0.0);
   if (spec.position == PositionKind::alibi) attributes.alibi = spec.alibi_multiplier;
@@ -111,7 +111,7 @@ TensorId feed_forward(GraphBuilder& builder, const ModelSpec& spec, const std::s
 }
 
 // Adds a branch to the residual stream: `name` is "layers.3.attention" or the like. The branch's
-// last bias stands in the sum, unless something comes between the two.
+// last bias is added by the sum, unless something comes between the two.
 TensorId join(GraphBuilder& builder, const ModelSpec& spec, const std::string& name, TensorId x, TensorId branch,
               const std::string& bias_name, bool bias) {
   const bool normed =

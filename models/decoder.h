@@ -7,8 +7,8 @@
 
 namespace parplan {
 
-// Decoder-only transformers: what a family does differently is a field of the spec, not a case
-// here. Blocks: "embedding", "layers.0" ..., "head". Weights are [out, in].
+// Decoder-only transformers: where families differ, the spec has a field and not a case here. The
+// blocks are "embedding", "layers.0" ... and "head". Weights are [out, in].
 OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length);
 
 }  // namespace parplan

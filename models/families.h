@@ -9,7 +9,7 @@
 
 namespace parplan {
 
-// One kind of model: how its graph is made, and which keys of model.yaml it reads beside those of
+// One kind of model: how its graph is built, and which keys of model.yaml it reads beside those of
 // every model.
 struct FamilyRow {
   Family family{};

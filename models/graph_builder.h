@@ -8,16 +8,16 @@
 
 namespace parplan {
 
-// What families share when they write down a graph: tensors and ops are appended in the order of
-// the calls.
+// What families share when they write a graph: tensors and ops are appended in the order of the
+// calls.
 class GraphBuilder {
  public:
   GraphBuilder(const ModelSpec& spec, std::int64_t sequence_length);
 
-  // Ops from here on belong to the block `name`, which reads `input` (-1: the first block) of the
-  // block before.
+  // Ops from here on belong to the block `name`, which reads the output `input` of the block before
+  // (-1: the first block).
   void begin_block(const std::string& name, TensorId input);
-  // `output`: what the next block reads; -1 for the last one.
+  // `output` is what the next block reads; -1 for the last one.
   void end_block(TensorId output);
 
   TensorId tokens(const std::string& name);
@@ -35,22 +35,22 @@ class GraphBuilder {
   void op(OpKind kind, const std::string& name, std::vector<TensorId> inputs, std::vector<TensorId> parameters,
           std::vector<TensorId> outputs, OpShape attributes = {});
 
-  // tokens -> rows of the table "embedding.weight", which is kept for a tied head, in the width of
-  // the residual stream.
+  // tokens -> rows of the table "embedding.weight", which is kept for a tied head, widened or
+  // narrowed to the residual stream.
   TensorId embed();
   // x -> x weight^T (+ bias); the parameters are `name`.weight and, where `bias`, `name`.bias.
   TensorId linear(const std::string& name, TensorId x, TensorDim out, TensorDim in, double standard_deviation,
                   bool bias);
   // residual + branch + bias; without a residual where that is -1. The bias of a row-parallel
-  // product stands here, so that it is added once, after the reduction.
+  // product is added here, once, after the reduction.
   TensorId add(const std::string& name, TensorId residual, TensorId branch, const std::string& bias_name, bool bias);
   // x times a number
   TensorId scale(const std::string& name, TensorId x, double factor);
-  // x -> logits -> loss; a multiplier of the logits is put to x, which is narrower. The weight is
-  // "head.weight", or the embedding's where the spec ties them.
+  // x -> logits -> loss; a multiplier of the logits is applied to x, which is narrower. The weight
+  // is "head.weight", or the embedding's where the spec ties them.
   void head_and_loss(TensorId x);
 
-  // Standard deviation of what writes into the residual stream.
+  // Standard deviation of weights that write into the residual stream.
   double residual_deviation() const;
 
   // Checks and hands over the graph.
@@ -70,7 +70,7 @@ class GraphBuilder {
   TensorId embedding_weight_ = -1;
 };
 
-// The activation itself; of gated ones, the gate's.
+// The activation itself; for gated ones, the gate's.
 ActivationKind activation_kind(FeedForwardKind activation);
 
 }  // namespace parplan

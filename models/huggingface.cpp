@@ -13,7 +13,7 @@
 namespace parplan {
 namespace {
 
-// Keys by what they are ---------------------------------------------------------------------------
+// Keys by their meaning ---------------------------------------------------------------------------
 // A star at the end of a key stands for any ending.
 
 bool matches(std::string_view pattern, std::string_view key) {
@@ -21,7 +21,7 @@ bool matches(std::string_view pattern, std::string_view key) {
   return key.starts_with(pattern.substr(0, pattern.size() - 1));
 }
 
-// What a decoder's sizes and structure are called, over all supported types.
+// The keys of a decoder's sizes and structure, over all supported types.
 constexpr std::string_view understood[] = {
     "vocab_size",
     "hidden_size",
@@ -88,8 +88,8 @@ constexpr std::string_view understood[] = {
     "resid_pdrop",
 };
 
-// Tokens, generation, bookkeeping, other tasks' heads, choices of implementation: neither graph nor
-// time nor memory.
+// Tokens, generation, bookkeeping, other tasks' heads, choices of implementation: they change
+// neither the graph nor time nor memory.
 constexpr std::string_view without_effect[] = {
     "model_type",
     "architectures",
@@ -172,8 +172,8 @@ constexpr std::string_view without_effect[] = {
     "scale_attn_weights",
 };
 
-// Structures that parplan does not build, by the keys that speak of them. A key says nothing where
-// it is null, false, zero or empty.
+// Structures that parplan does not build, by their keys. A key that is null, false, zero or empty
+// says nothing.
 struct Structure {
   std::string_view meaning;
   std::span<const std::string_view> keys;
@@ -254,7 +254,7 @@ bool says_something(const YamlNode& node) {
   return text != "false" && text != "0" && text != "0.0" && text != "" && text != "null";
 }
 
-// The structure that a key speaks of; null where it speaks of none.
+// The structure that a key describes; null where it describes none.
 const Structure* structure_of(const YamlNode& root, const std::string& key) {
   for (const Structure& structure : structures) {
     if (!is_any_of(structure.keys, key)) continue;
@@ -273,7 +273,7 @@ std::string some_of(const std::vector<std::string>& keys) {
 
 // Flow --------------------------------------------------------------------------------------------
 
-// What a file of an unknown type has and what of it parplan has not.
+// Says which keys a file of an unknown type has, and which of them parplan lacks.
 [[noreturn]] void refuse_type(const YamlNode& root, const YamlNode& node, const std::string& type,
                               const std::vector<std::string>& supported) {
   std::vector<std::string> known, unknown;
@@ -324,7 +324,7 @@ const HuggingFaceType& find_type(const YamlNode& root) {
 }
 
 // Keys of a supported type that its reader did not ask for: structure that parplan lacks is
-// refused, strangers are noted.
+// refused, unknown keys are noted.
 void check_other_keys(HuggingFaceConfig& config, std::string_view type) {
   std::vector<std::string> strangers;
   for (const std::string& key : config.root.keys()) {

@@ -22,8 +22,8 @@ constexpr Activation gated_activations[] = {
     {"gelu_fast", FeedForwardKind::gated_gelu_tanh}, {"gelu", FeedForwardKind::gated_gelu_erf},
 };
 
-// What `read` makes of the node, whose errors say what is expected; a line of a config.json may
-// hold all of its keys, so they name theirs, too.
+// What `read` makes of the node, whose errors say what is expected. A config.json may hold all of
+// its keys in one line, so these errors name their key, too.
 template <class Read>
 auto named(const char* key, const YamlNode& node, Read read) {
   try {

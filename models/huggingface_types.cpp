@@ -1,6 +1,6 @@
-// What the config classes of transformers mean, one function a model_type: which keys, which
+// The meaning of transformers' config classes, one function per model_type: which keys, which
 // defaults (v5.23.0, transformers/models/TYPE/configuration_TYPE.py) and what modeling_TYPE.py
-// builds of them.
+// builds from them.
 #include <algorithm>
 #include <cmath>
 
@@ -17,7 +17,7 @@ using Config = HuggingFaceConfig;
 
 // Parts that several types share ------------------------------------------------------------------
 
-// Null means one key/value head a query head, whatever the class's default.
+// Null means one key/value head per query head, whatever the class's default is.
 void read_kv_heads(Config& config, ModelSpec& spec, const char* key, std::int64_t absent) {
   const bool null = config.says(key) && !config.find(key);
   spec.kv_heads = config.size("kv_heads", {key}, largest_width, null ? spec.heads : absent);
@@ -28,7 +28,7 @@ void read_kv_heads(Config& config, ModelSpec& spec, const char* key, std::int64_
                                    config.keys["heads"], spec.heads, more));
 }
 
-// head_dim where the file gives one or its class does, else hidden / heads.
+// head_dim where the file or its class gives one, else hidden / heads.
 void read_head_dim(Config& config, ModelSpec& spec, std::optional<std::int64_t> absent) {
   if (absent || config.find("head_dim")) {
     spec.head_dim = config.size("head_dim", {"head_dim"}, largest_width, absent.value_or(0));
@@ -55,8 +55,8 @@ struct RotaryKeys {
   double absent_fraction = 1.0;
 };
 
-// The head_dim is known. transformers 5 keeps theta, fraction and scaling in one map,
-// `rope_parameters`; before, scaling stood in `rope_scaling` and the others beside it.
+// The head_dim is known here. transformers 5 keeps theta, fraction and scaling in one map,
+// `rope_parameters`; earlier versions have `rope_scaling`, with the other two beside it.
 void read_rotary(Config& config, ModelSpec& spec, const RotaryKeys& keys = {}) {
   spec.position = PositionKind::rotary;
   spec.rope_theta = config.number("rope_theta", config.number(keys.theta, 10000.0));
@@ -97,7 +97,7 @@ void read_rotary(Config& config, ModelSpec& spec, const RotaryKeys& keys = {}) {
   config.keys["rotary_dim"] = keys.fraction;
 }
 
-// `absent`: what the class takes where the file says nothing; null means no window.
+// `absent` is the class's value where the file has none; null means no window.
 void read_window(Config& config, ModelSpec& spec, std::optional<std::int64_t> absent) {
   if (const auto window = config.find("sliding_window")) {
     spec.sliding_window = config.whole("sliding_window", *window, 1, largest_vocabulary);
@@ -116,8 +116,8 @@ std::vector<AttentionSpan> period_of(const std::vector<AttentionSpan>& spans) {
   return spans;
 }
 
-// `layer_types` where the file has them, else `absent`. Where all layers are one, no pattern is
-// needed.
+// `layer_types` where the file has them, else `absent`. No pattern is needed where all layers are
+// equal.
 void read_layer_types(Config& config, ModelSpec& spec, std::vector<AttentionSpan> absent) {
   std::vector<AttentionSpan> spans = std::move(absent);
   const auto types = config.find("layer_types");
@@ -145,7 +145,7 @@ void read_layer_types(Config& config, ModelSpec& spec, std::vector<AttentionSpan
   }
 }
 
-// Classes without layer_types: transformers passes them over there.
+// Classes without layer_types: transformers ignores them there.
 void refuse_layer_types(Config& config) {
   const auto types = config.find("layer_types");
   if (!types) return;
@@ -158,12 +158,12 @@ void refuse_layer_types(Config& config) {
   }
 }
 
-// Llama and what descends from it: rotary positions, RMS norms, gated feed-forward layers.
+// Llama and its descendants: rotary positions, RMS norms, gated feed-forward layers.
 struct GatedDefaults {
   std::int64_t layers = 32;
   std::int64_t hidden = 4096;
   std::int64_t heads = 32;
-  std::int64_t kv_heads = 0;  // 0: as many as heads
+  std::int64_t kv_heads = 0;  // 0: equal to heads
   std::optional<std::int64_t> head_dim = std::nullopt;
   std::int64_t feature = 0;
   std::int64_t vocabulary = 0;
@@ -188,7 +188,7 @@ void read_gated(Config& config, ModelSpec& spec, const GatedDefaults& defaults) 
   spec.tied_embeddings = config.flag("tie_word_embeddings", defaults.tied_embeddings);
 }
 
-// hidden_act of most: silu.
+// The hidden_act of most types: silu.
 void read_gated_silu(Config& config, ModelSpec& spec) {
   spec.activation = config.gated_activation("hidden_act", FeedForwardKind::gated_silu);
 }
@@ -197,7 +197,7 @@ void read_attention_bias(Config& config, ModelSpec& spec, bool absent = false) {
   spec.qkv_bias = spec.attention_output_bias = config.flag("attention_bias", absent);
 }
 
-// GPT-2, GPT-J: the OpenAI names of sizes, beside those that all use.
+// GPT-2, GPT-J: OpenAI's names of sizes, beside those that all types use.
 void read_openai_sizes(Config& config, ModelSpec& spec, std::int64_t layers, std::int64_t hidden, std::int64_t heads,
                        std::int64_t vocabulary, std::int64_t context) {
   spec.layers = config.size("layers", {"n_layer", "num_hidden_layers"}, largest_layers, layers);
@@ -214,10 +214,10 @@ void read_openai_sizes(Config& config, ModelSpec& spec, std::int64_t layers, std
   config.note_dropout({"attn_pdrop", "embd_pdrop", "resid_pdrop"});
 }
 
-// Gemma scales embeddings by sqrt(hidden), and its tied heads not.
+// Gemma scales embeddings by sqrt(hidden), but not its tied heads.
 void read_gemma_parts(Config& config, ModelSpec& spec) {
   spec.embedding_multiplier = std::sqrt(static_cast<double>(spec.hidden));
-  // "gelu" stands in the first releases' hidden_act and means the tanh form:
+  // "gelu" appears in the first releases' hidden_act and means the tanh form:
   // huggingface/transformers#29402.
   const auto act = config.find("hidden_act");
   spec.activation = FeedForwardKind::gated_gelu_tanh;
@@ -245,7 +245,7 @@ void read_bloom(Config& config, ModelSpec& spec) {
                             spec.feature, inner->as_string()));
   }
   spec.vocabulary = config.size("vocabulary", {"vocab_size"}, largest_vocabulary, 250880);
-  // The class has no length: 2048 is what BLOOM was trained on (arXiv:2211.05100, table 3).
+  // The class has no length: BLOOM was trained on 2048 (arXiv:2211.05100, table 3).
   spec.context = config.size("context", {"seq_length"}, largest_vocabulary, 2048);
   spec.position = PositionKind::alibi;
   spec.embedding_norm = true;
@@ -456,7 +456,7 @@ void read_phi3(Config& config, ModelSpec& spec) {
   config.note_dropout({"resid_pdrop", "embd_pdrop"});
 }
 
-// The window of Qwen's layers from max_window_layers on, where use_sliding_window says so.
+// The window of Qwen's layers from max_window_layers on, if use_sliding_window is set.
 void read_qwen_window(Config& config, ModelSpec& spec) {
   read_window(config, spec, 4096);
   if (!config.flag("use_sliding_window", false)) spec.sliding_window = std::nullopt;

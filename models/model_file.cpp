@@ -72,8 +72,8 @@ constexpr OptimizerNumber optimizer_numbers[] = {
     {"clip_norm", &TrainingOverrides::clip_norm, at_least_zero},
 };
 
-// What decoders may say beyond their sizes; absent, it is what a ModelSpec starts with. Read and
-// written in this order.
+// Optional keys of decoders beyond their sizes; an absent one keeps the default of ModelSpec. They
+// are read and written in this order.
 struct Flag {
   const char* key;
   bool ModelSpec::*member;
@@ -105,7 +105,7 @@ constexpr Multiplier multipliers[] = {
     {"logits_multiplier", &ModelSpec::logits_multiplier},
 };
 
-// Keys that one kind of positions reads.
+// Keys that only one kind of positions reads.
 struct PositionKey {
   const char* key;
   PositionKind position;
@@ -219,7 +219,7 @@ void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
   for (const Flag& each : flags) spec.*each.member = flag(each.key);
 }
 
-// PyYAML and other readers of YAML 1.1 take "1e-05" for text: they want a point before the
+// PyYAML and other readers of YAML 1.1 take "1e-05" for text: they need a point before the
 // exponent.
 std::string written(double number) {
   std::string text = fmt::format("{}", number);
@@ -311,7 +311,7 @@ std::string write_model(const ModelSpec& spec) {
     line("attention_output_bias", spec.attention_output_bias);
     line("mlp_bias", spec.mlp_bias);
 
-    // What most models do without is left out where this one does.
+    // A key that most models do without is left out where it has its default.
     const ModelSpec plain;
     if (spec.embedding_width) line("embedding_width", *spec.embedding_width);
     if (spec.position_offset != plain.position_offset) line("position_offset", spec.position_offset);

@@ -10,7 +10,7 @@
 
 namespace parplan {
 
-// What a model's file says of its training; what it leaves out is the caller's default.
+// The training part of a model's file; what it leaves out has the caller's default.
 struct TrainingOverrides {
   std::optional<std::int64_t> global_batch;
   std::optional<std::int64_t> sequence_length;
@@ -44,7 +44,7 @@ struct ModelFile {
 // model.yaml (docs/model.md, docs/schemas/model.schema.json). ConfigError with file:line:column.
 ModelFile read_model(const std::string& text, const std::string& file_name);
 
-// The model.yaml of a spec: every size, and of what is there in few models only what this one has.
+// The model.yaml of a spec: every size, and of the rarer keys only those that the spec sets.
 // read_model(write_model(spec)).spec equals spec.
 std::string write_model(const ModelSpec& spec);
 

@@ -8,25 +8,25 @@
 namespace parplan {
 
 enum class Family { decoder, mlp };
-// `alibi`: scores sink with the distance to the key, each head at its own slope (Press et al.,
+// `alibi`: scores fall with the distance to the key, each head with its own slope (Press et al.,
 // arXiv:2108.12409).
 enum class PositionKind { learned, rotary, alibi };
 enum class NormKind { layer_norm, rms_norm };
-// Where norms stand around a branch f (attention or the feed-forward layer) of the residual stream
-// x.
+// The position of norms around a branch f (attention or the feed-forward layer) of the residual
+// stream x.
 enum class NormPlacement {
   before_branch,  // x + f(norm(x)): GPT-2 and most since
   after_branch,   // x + norm(f(x)): OLMo 2
   around_branch,  // x + norm(f(norm(x))): Gemma 2
-  after_add,      // norm(x + f(x)): Vaswani et al. (arXiv:1706.03762), OPT-350m; no norm in front of the head
+  after_add,  // norm(x + f(x)): Vaswani et al. (arXiv:1706.03762), OPT-350m; no norm before the head
 };
-// RMS norms of queries and keys before they are turned: of each head, with one gamma that all heads
-// share (Qwen3), or of all heads at once (OLMo 2).
+// RMS norms of queries and keys before the rotation: of each head, with one gamma that all heads
+// share (Qwen3), or over all heads at once (OLMo 2).
 enum class QkNorm { none, per_head, whole_width };
-// What stands between the two (or three) matrix products of a feed-forward layer. `gated_silu`:
-// silu(gate x) * (up x).
+// The activation between the two (or three) matrix products of a feed-forward layer. `gated_silu`
+// is silu(gate x) * (up x).
 enum class FeedForwardKind { gelu_tanh, gelu_erf, relu, gated_silu, gated_gelu_tanh, gated_gelu_erf };
-// Whether a layer's attention looks at every earlier token or at the last `sliding_window` ones.
+// Whether a layer's attention sees every earlier token or only the last `sliding_window` ones.
 enum class AttentionSpan { full, sliding };
 
 const char* name(Family family);
@@ -40,9 +40,9 @@ const char* name(AttentionSpan span);
 // Whether there is a third product, whose activation gates the second.
 constexpr bool is_gated(FeedForwardKind activation) { return activation >= FeedForwardKind::gated_silu; }
 
-// A model as plain data: what a model.yaml says (docs/model.md). `mlp` reads name, layers, hidden,
-// feature, vocabulary, context, activation, tied_embeddings and the initialisation; the other
-// fields keep their defaults there.
+// A model as plain data: the contents of a model.yaml (docs/model.md). `mlp` reads name, layers,
+// hidden, feature, vocabulary, context, activation, tied_embeddings and the initialisation; the
+// other fields keep their defaults there.
 struct ModelSpec {
   std::string name;
   Family family = Family::decoder;
@@ -50,39 +50,41 @@ struct ModelSpec {
   std::int64_t hidden = 0;
   std::int64_t feature = 0;     // inner width of the feed-forward layers
   std::int64_t vocabulary = 0;  // unpadded
-  std::int64_t context = 0;  // longest sequence that the model is made for; learned positions have a row for each token
+  // The longest sequence that the model is made for; learned positions have a row for each token.
+  std::int64_t context = 0;
   FeedForwardKind activation = FeedForwardKind::gelu_tanh;
   bool tied_embeddings = false;  // the head's weight is the embedding's
 
-  // Decoders only, from here on. Of embeddings narrower or wider than the residual stream
-  // (OPT-350m): a product stands behind the embedding, another in front of the head.
+  // Decoders only, from here on. The width of embeddings that are narrower or wider than the
+  // residual stream (OPT-350m): one product follows the embedding, another precedes the head.
   std::optional<std::int64_t> embedding_width = std::nullopt;
   std::int64_t heads = 0;     // query heads
   std::int64_t kv_heads = 0;  // key/value heads: equal to heads (MHA), a divisor of it (GQA), 1 (MQA)
   std::int64_t head_dim = 0;
   PositionKind position = PositionKind::learned;
-  std::int64_t position_offset = 0;  // learned only: rows of the table before that of the first token (OPT: 2)
+  std::int64_t position_offset = 0;  // learned only: rows of the table before the row of the first token (OPT: 2)
   double rope_theta = 10000.0;       // rotary only, as are the next two
-  std::optional<std::int64_t> rotary_dim = std::nullopt;  // numbers of a head that turn, its first; all if absent
-  bool rotary_interleaved = false;   // neighbours turn together (GPT-J), else i and i + rotary_dim / 2
-  double alibi_multiplier = 1.0;     // alibi only: of the slopes; 1 / sqrt(head_dim) in Falcon
+  // how many elements of a head are rotated, from its first on; all if absent
+  std::optional<std::int64_t> rotary_dim = std::nullopt;
+  bool rotary_interleaved = false;  // pairs of neighbours are rotated (GPT-J), else i and i + rotary_dim / 2
+  double alibi_multiplier = 1.0;  // alibi only: multiplier of the slopes; 1 / sqrt(head_dim) in Falcon
 
   NormKind norm = NormKind::layer_norm;
   double norm_epsilon = 1e-5;
   NormPlacement norm_placement = NormPlacement::before_branch;
   QkNorm qk_norm = QkNorm::none;
-  bool embedding_norm = false;     // one more norm behind the embedding (BLOOM)
+  bool embedding_norm = false;  // one more norm after the embedding (BLOOM)
   bool parallel_residual = false;  // x + attention(norm(x)) + feed_forward(norm(x)), else one after the other
   bool shared_norm = false;        // parallel_residual only: one norm for both branches (GPT-J, Falcon-7B)
 
-  std::optional<std::int64_t> sliding_window = std::nullopt;  // keys that a query sees, itself included
-  std::vector<AttentionSpan> attention_pattern =
-      {};  // of the layers, over and over; empty: all slide if there is a window
-  std::optional<double> attention_scale = std::nullopt;    // of the scores; 1 / sqrt(head_dim) if absent
+  std::optional<std::int64_t> sliding_window = std::nullopt;  // number of keys that a query sees, its own included
+  // Spans of the layers in order, repeated; if empty, all slide where there is a window.
+  std::vector<AttentionSpan> attention_pattern = {};
+  std::optional<double> attention_scale = std::nullopt;  // multiplier of the scores; 1 / sqrt(head_dim) if absent
   std::optional<double> attention_softcap = std::nullopt;  // c: scores become c tanh(score / c)
   std::optional<double> logits_softcap = std::nullopt;
   double embedding_multiplier = 1.0;
-  double residual_multiplier = 1.0;  // of every branch, where it is added to the residual stream
+  double residual_multiplier = 1.0;  // multiplier of every branch, applied where it is added to the residual stream
   double logits_multiplier = 1.0;
 
   bool qkv_bias = false;
@@ -90,7 +92,7 @@ struct ModelSpec {
   bool mlp_bias = false;
   bool head_bias = false;
 
-  // Weights are normal with this standard deviation; with `scaled_residual` those that write into
+  // Weights are normal with this standard deviation; with `scaled_residual`, those that write into
   // the residual stream divide it by sqrt(2 * layers) (GPT-2: "Language Models are Unsupervised
   // Multitask Learners", section 2.3).
   double initializer_range = 0.02;
@@ -101,14 +103,13 @@ struct ModelSpec {
 // The window of a layer's attention, where it has one.
 std::optional<std::int64_t> window_of(const ModelSpec& spec, std::int64_t layer);
 
-// Largest sizes read: parameter and activation counts of such a model fit 63 bits, in bytes of
-// optimizer state too.
+// The largest sizes that are read: parameter and activation counts of such a model fit 63 bits, and
+// so do its bytes of optimizer state.
 inline constexpr std::int64_t largest_layers = 10'000;
 inline constexpr std::int64_t largest_width = 1'048'576;        // hidden, feature, heads x head_dim
 inline constexpr std::int64_t largest_vocabulary = 16'777'216;  // context too
 
-// What contradicts itself in a spec whose single fields are in range. `key`: the model.yaml key to
-// blame.
+// A contradiction in a spec whose single fields are in range. `key` is the model.yaml key to blame.
 struct SpecProblem {
   std::string key;
   std::string message;

@@ -74,7 +74,8 @@ class Executor {
   // Returns when the step's work is done. Backends that work at once are always taken apart.
   StepMeasurement run_step(const Batch& batch, const StepScalars& scalars, StepTiming timing);
 
-  // Of the last step: the loss summed over the batch's tokens; 0 where the Program has none.
+  // Results of the last step: the loss summed over the batch's tokens; 0 where the Program has
+  // none.
   double loss() const { return loss_ == nullptr ? 0.0 : static_cast<double>(*loss_); }
   // Indexed by segment, then instruction.
   const std::vector<std::vector<InstructionMeasurement>>& instructions() const { return measurements_; }

@@ -45,7 +45,7 @@ class LocalJob {
 
   const std::vector<Program>& programs() const { return programs_; }  // of all ranks
   const std::vector<int>& hosted() const { return world_->hosted(); }
-  // Of hosted ranks.
+  // For hosted ranks only.
   const Arena& arena(int rank) const;
   const Executor& executor(int rank) const;
   DeviceMemory device_memory(int rank) const;

@@ -193,7 +193,7 @@ class Bench {
     return Seconds(typical_of(row, share.value / row_seconds) / static_cast<double>(in_a_row));
   }
 
-  // Of a kernel with next to nothing to do.
+  // The time of a kernel with almost no work.
   Seconds launch(bool replayed) {
     constexpr int in_a_row = 100;
     const KernelMeasurement kernel = measured_kernel(OpKind::accumulate, DataType::fp32, {.rows = 16});
@@ -375,7 +375,7 @@ std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std
     for (const OpKind kind : {OpKind::attention, OpKind::attention_gradient})
       for (const std::int64_t head_dim : sizes.head_dims)
         for (const std::int64_t sequence : sizes.sequences) {
-          // Of equal tokens a launch and what every token costs could not be told apart.
+          // With equal numbers of tokens, a launch and the cost per token could not be told apart.
           const std::int64_t most = std::max<std::int64_t>(sizes.attention_tokens / sequence, 1);
           for (const std::int64_t batch : std::set{most, std::max<std::int64_t>(most / 4, 1)})
             kernels.push_back(measured_kernel(kind, type,

@@ -10,8 +10,9 @@
 
 namespace parplan {
 
-// Kernels to time, `time` left open: matrix products over sizes of transformers and some that fill
-// no tile, attention, and what memory binds, from small to large. Of a GPU's size or a core's.
+// Kernels to time, with `time` left open: matrix products over sizes of transformers and some that
+// fill no tile, attention, and memory-bound kernels, from small to large, in sizes for a GPU or for
+// a core.
 std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std::vector<DataType>& types);
 
 struct MeasureOptions {

@@ -14,28 +14,28 @@ struct Location {
   bool operator==(const Location&) const = default;
 };
 
-// The user's mistake: bad usage or bad input. `what()` reads `file:line:column: error: message`, or
-// `error: message` where there is no place. The message says what was found, what is allowed and,
-// where something near was meant, "did you mean". The command line maps it to exit code 2.
+// A mistake of the user: bad usage or bad input. `what()` reads `file:line:column: error: message`,
+// or `error: message` where there is no place. The message says what was found, what is allowed
+// and, where a similar name exists, "did you mean". The command line maps it to exit code 2.
 class ConfigError : public std::runtime_error {
  public:
   explicit ConfigError(const std::string& message);
   ConfigError(const Location& where, const std::string& message);
-  // Without the place, for those who know a better one.
+  // The message without the place, for callers who know a better one.
   const std::string& message() const { return message_; }
 
  private:
   std::string message_;
 };
 
-// What happened while running a correct plan on a real machine (a file vanished, a rank failed).
-// The command line maps it to exit code 1.
+// A failure while running a correct plan on a real machine (a file vanished, a rank failed). The
+// command line maps it to exit code 1.
 class RunError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A bug of ours, or a promise that a run broke. The command line maps it to exit code 70.
+// A bug of parplan, or a promise that a run broke. The command line maps it to exit code 70.
 class InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -46,7 +46,7 @@ class InternalError : public std::logic_error {
 
 }  // namespace parplan
 
-// An invariant of ours; `numbers` is a string (fmt::format(...)) that holds the values involved.
+// An invariant of parplan; `numbers` is a string (fmt::format(...)) with the values involved.
 #define PARPLAN_ASSERT(condition, numbers)                                         \
   do {                                                                             \
     if (!(condition)) ::parplan::assertion_failed(#condition, __FILE__, __LINE__, (numbers)); \

@@ -31,8 +31,8 @@ using OpenFile = std::unique_ptr<std::FILE, FileCloser>;
   refuse_to_write(path, std::strerror(error));
 }
 
-// A descriptor's own file is a link of this folder, but to follow that link would open the file
-// anew, at its beginning.
+// A descriptor's own file is a link in this folder, but following that link would reopen the file
+// at its beginning.
 std::optional<int> descriptor_of(const std::filesystem::path& followed) {
   std::error_code none;
   const std::filesystem::path descriptors = std::filesystem::canonical("/proc/self/fd", none);
@@ -43,7 +43,7 @@ std::optional<int> descriptor_of(const std::filesystem::path& followed) {
   return error == std::errc() && end == name.data() + name.size() && number >= 0 ? std::optional(number) : std::nullopt;
 }
 
-// Where the bytes go.
+// Where the bytes are written.
 struct Target {
   std::filesystem::path path;               // file_behind
   std::optional<int> descriptor = {};       // of this process
@@ -60,7 +60,8 @@ Target target_of(const std::filesystem::path& path) {
   if (stat(target.path.c_str(), &found) == 0) target.existing = found;
   else if (errno != ENOENT) refuse_to_write(path, errno);
   if (target.existing && target.is_replaced()) {
-    // For root the system would let it pass; who took the right away from all meant it to stay.
+    // The system would let root write; but whoever took the right away from everybody meant the
+    // file to stay.
     if ((target.existing->st_mode & 0222) == 0)
       refuse_to_write(path,
                       fmt::format("it is read-only (mode {:04o}); allow writing (chmod u+w), or give another name",
@@ -70,7 +71,7 @@ Target target_of(const std::filesystem::path& path) {
   return target;
 }
 
-// Closes the descriptor, whatever happens. `path` is for messages.
+// Closes the descriptor in any case. `path` is for messages.
 void write_and_close(int descriptor, const std::filesystem::path& path, std::string_view text) {
   if (descriptor < 0) refuse_to_write(path, errno);
   while (!text.empty()) {
@@ -92,7 +93,7 @@ void write_as_it_stands(const Target& target, const std::filesystem::path& path,
       text);
 }
 
-// A file that is gone unless it took its place.
+// A file that is removed unless it replaced its target.
 class Temporary {
  public:
   Temporary(std::filesystem::path name, const std::filesystem::path& path, mode_t mode) : name_(std::move(name)) {
@@ -110,8 +111,8 @@ class Temporary {
   const std::filesystem::path& name() const { return name_; }
   void take_place_of(const Target& target, const std::filesystem::path& path) {
     if (target.existing) {
-      // Not everybody may give files away; the mode comes after, for a change of owner takes bits
-      // of it.
+      // Not everybody may change a file's owner; the mode is set afterwards, since a change of
+      // owner clears some of its bits.
       [[maybe_unused]] const int given = chown(name_.c_str(), target.existing->st_uid, target.existing->st_gid);
       if (chmod(name_.c_str(), target.existing->st_mode & 07777) != 0) refuse_to_write(path, errno);
     }
@@ -139,7 +140,7 @@ std::string read_file(const std::filesystem::path& path) {
 }
 
 std::filesystem::path file_behind(const std::filesystem::path& path) {
-  constexpr int most_links = 40;  // as Linux follows
+  constexpr int most_links = 40;  // the limit of Linux
   std::filesystem::path name = path;
   for (int followed = 0; followed < most_links; ++followed) {
     std::error_code error;
@@ -152,7 +153,7 @@ std::filesystem::path file_behind(const std::filesystem::path& path) {
     if (error) return name;  // no link, or nothing
     name = folder / target;
   }
-  return path;  // links in a circle: writing says so
+  return path;  // a cycle of links: writing reports it
 }
 
 void check_can_write(const std::filesystem::path& path) {
@@ -171,11 +172,11 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
 void write_through_temporary(const std::filesystem::path& path,
                              const std::function<void(const std::string& temporary)>& write) {
   const Target target = target_of(path);
-  // Named by process: two that write the same file at once do not meet in the temporary one. Beside
-  // what is no file there may be no place for it.
+  // The name contains the process: two processes that write the same file at once have different
+  // temporary files. Beside a target that is no regular file there may be no place for one.
   const std::filesystem::path folder =
       target.is_replaced() ? target.path.parent_path() : std::filesystem::temp_directory_path();
-  // The old file may be private.
+  // The old file may be private, so the temporary one is too.
   Temporary temporary(folder / fmt::format(".{}.{}.tmp", target.path.filename().string(), getpid()), path,
                       target.existing ? 0600 : 0666);
   write(temporary.name());

@@ -14,7 +14,7 @@ std::string write_json(const Json& json) { return json.dump(2) + "\n"; }
 
 namespace {
 
-// Takes every value and keeps none; the first error with its place.
+// Accepts every value and keeps none; records the first error with its place.
 struct SyntaxOnly : nlohmann::json_sax<nlohmann::json> {
   std::size_t byte = 0;  // counted from 1, one past the end where the text ends too early
   std::string error;
@@ -31,8 +31,8 @@ struct SyntaxOnly : nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return true; }
   bool start_array(std::size_t) override { return true; }
   bool end_array() override { return true; }
-  // `position` is where reading stopped. Of a number that no double holds, which
-  // nlohmann::json::parse reports without a place, it is the end.
+  // `position` is where reading stopped. For a number that no double holds, which
+  // nlohmann::json::parse reports without a place, it is the end of the number.
   bool parse_error(std::size_t position, const std::string& last_read,
                    const nlohmann::detail::exception& found) override {
     const bool too_large = dynamic_cast<const nlohmann::json::out_of_range*>(&found) != nullptr;
@@ -54,7 +54,7 @@ YamlNode parse_json(const std::string& text, const std::string& file_name) {
     const std::string_view what = syntax.error;
     const std::size_t colon = what.find(": ");
     std::string_view reason = what.substr(colon == std::string_view::npos ? 0 : colon + 2);
-    // "last read" repeats the file from where the value began, which may be long before.
+    // "last read" repeats the file from the start of the value, which may be long.
     if (reason.size() > 160) reason = reason.substr(0, reason.find("; last read"));
     throw ConfigError({.file = file_name,
                        .line = static_cast<int>(line),

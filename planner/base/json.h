@@ -8,7 +8,7 @@
 
 namespace parplan {
 
-// What we print: keys in the order in which they were set.
+// JSON that parplan prints: keys stay in the order in which they were set.
 using Json = nlohmann::ordered_json;
 
 // The number, or null where it is not finite: JSON has no NaN.

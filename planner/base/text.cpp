@@ -32,7 +32,7 @@ std::string lower(std::string_view word) {
   return small;
 }
 
-// The candidate that is the word, but for capitals; else all that it begins.
+// The candidate that equals the word except for capitals; else all candidates that begin with it.
 std::vector<std::string> completions(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string small = lower(word);
   std::vector<std::string> found;
@@ -53,7 +53,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   std::string found;
   for (const std::string& candidate : candidates) {
     const std::size_t distance = edit_distance(lower(word), lower(candidate));
-    // A one-letter word is one edit from every other one: that says nothing.
+    // A one-letter word is one edit away from every other one, which says nothing.
     if (distance >= std::max(word.size(), candidate.size())) continue;
     if (distance < allowed || (distance == allowed && found.empty())) {
       found = candidate;

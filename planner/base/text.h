@@ -6,14 +6,14 @@
 
 namespace parplan {
 
-// The candidate that was meant by `word`: itself, capitals or not; else the first that it begins
-// (from three letters on: "gelu" means "gelu_tanh" rather than "relu"); else the nearest by edit
-// distance, where that is at most a third of the word's length, at least 1. Ties go to the first;
-// empty where none is near.
+// The candidate that `word` probably means: the same word regardless of capitals; else the first
+// candidate that begins with it (from three letters on: "gelu" means "gelu_tanh" rather than
+// "relu"); else the nearest by edit distance, if that is at most a third of the word's length and
+// at least 1. Ties go to the first; the result is empty where no candidate is near.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
-// "; did you mean 'x'?" or "" — to append to an error's message. Where the word begins several
-// candidates all are named: "'x', 'y' or 'z'?".
+// "; did you mean 'x'?" or "", to append to an error's message. Where several candidates begin with
+// the word, all are named: "'x', 'y' or 'z'?".
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
 // "a, b, c".

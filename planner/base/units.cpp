@@ -16,8 +16,8 @@ namespace {
 constexpr double KiB = 1024.0;
 constexpr double bit = 1.0 / 8.0;
 
-// A unit in terms of the base unit. `shown`: in format_..., which takes ascending units; `written`:
-// in write_....
+// A unit in terms of the base unit. `shown`: used by format_..., which takes ascending units;
+// `written`: used by write_....
 struct UnitRow {
   std::string_view name;
   double factor;
@@ -52,11 +52,11 @@ constexpr UnitRow bandwidth_units[] = {
     {"Mbit/s", 1e6 * bit, false, false},
     {"Gbit/s", 1e9 * bit, false, false},
     {"Tbit/s", 1e12 * bit, false, false},
-    {"Gb/s", 1e9 * bit, false, false},  // as network cards are sold
+    {"Gb/s", 1e9 * bit, false, false},  // the unit in which network cards are sold
 };
 
-// Below a second the divisor is exact and the factor is not, so they are given as 1 / divisor in
-// `parse`.
+// Below a second the divisor is exact and the factor is not, so these units are given as 1 /
+// divisor in `parse`.
 constexpr UnitRow duration_units[] = {
     {"ns", 1e-9, true, true}, {"us", 1e-6, true, true}, {"ms", 1e-3, true, true},
     {"s", 1, true, true},     {"min", 60, true, true},  {"h", 3600, true, true},
@@ -70,12 +70,12 @@ constexpr UnitRow flop_rate_units[] = {
 constexpr UnitRow power_units[] = {
     {"mW", 1e-3, true, true}, {"W", 1, true, true}, {"kW", 1e3, true, true}, {"MW", 1e6, true, true}};
 
-// A quantity as a user knows it, for messages.
+// A quantity under its usual name, for messages.
 struct Kind {
   std::string_view what;
   std::string_view example;
   std::span<const UnitRow> units;
-  // In the base unit, and as messages say it; 0 is always allowed.
+  // The limits, in the base unit and as messages write them; 0 is always allowed.
   double least = 0.0;
   double most = std::numeric_limits<double>::max();
   std::string_view range = "";
@@ -101,7 +101,7 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
-// The number as it stands, and its unit.
+// The number as text, and its unit.
 struct Parsed {
   std::string_view number;
   double value = 0.0;
@@ -178,8 +178,8 @@ std::string format(const Kind& kind, double value) {
   return text;
 }
 
-// The shortest of the units' texts that is read back to `value`; without an exponent where there is
-// such a text.
+// The shortest text in one of the units that is read back to `value`; without an exponent where
+// there is such a text.
 std::string write(const Kind& kind, double value) {
   PARPLAN_ASSERT(std::isfinite(value) && value >= 0.0, fmt::format("value {}", value));
   const auto cost = [](const std::string& text) {
@@ -211,8 +211,8 @@ Bytes parse_bytes(std::string_view text) {
     if (whole > std::numeric_limits<std::int64_t>::max() / factor) too_large();
     return Bytes(whole * factor);
   }
-  // 0.3 GB is meant as 300000000 bytes, though no double is 0.3: two roundings are forgiven. A part
-  // of a byte is left out.
+  // 0.3 GB means 300000000 bytes, though no double is 0.3: two roundings are tolerated. A fraction
+  // of a byte is dropped.
   const double value = scaled(parsed);
   const double rounded = std::round(value);
   const double bytes = std::abs(value - rounded) > value * 0x1p-51 ? std::floor(value) : rounded;
@@ -267,7 +267,7 @@ std::string format_bytes_up(Bytes bytes, int digits) {
 }
 std::string format_bandwidth(BytesPerSecond rate) { return format(bandwidth_kind, rate.value); }
 std::string format_duration(Seconds seconds) {
-  // Minutes would hide how far apart two steps are.
+  // Minutes would hide the difference between two steps.
   const double size = std::abs(seconds.value);
   if (size >= 59.5 && size < 600.0) return fmt::format("{:.1f} s", seconds.value);
   return seconds.value == 0.0 ? "0 s" : format(duration_kind, seconds.value);
@@ -277,7 +277,7 @@ std::string format_power(Watts power) { return format(power_kind, power.value); 
 
 std::string write_bytes(Bytes bytes) {
   PARPLAN_ASSERT(bytes.count >= 0, fmt::format("{} bytes", bytes.count));
-  // Whole numbers only: exact beyond what a double holds.
+  // Whole numbers only, which are exact beyond the range of a double.
   std::string best = fmt::format("{} B", bytes.count);
   for (const UnitRow& unit : byte_units) {
     const std::int64_t factor = static_cast<std::int64_t>(unit.factor);

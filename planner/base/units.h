@@ -9,7 +9,7 @@
 namespace parplan {
 
 // Real-valued quantities as (bytes^B * seconds^T * flops^F). Sums need equal units; products and
-// quotients give the unit that they give on paper; nothing else compiles.
+// quotients have the unit that follows on paper; nothing else compiles.
 template <int B, int T, int F>
 struct Quantity {
   double value = 0.0;
@@ -73,15 +73,17 @@ constexpr Bytes align_up(Bytes bytes, std::int64_t alignment) {
 }
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Units as text, as they stand in files: a number, a space (optional) and a unit.
-//   bytes      B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024); with
-//   decimals rounded down to a whole byte bandwidth  B/s .. TB/s, KiB/s .. TiB/s, bit/s, kbit/s,
-//   Mbit/s, Gbit/s, Tbit/s (and Gb/s = Gbit/s) duration   ns, us, ms, s, min, h rate       FLOP/s,
-//   kFLOP/s, MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s power      mW, W, kW, MW
+// Units as text, as in files: a number, a space (optional) and a unit.
+//   bytes      B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024); decimals
+//              are rounded down to a whole byte
+//   bandwidth  B/s .. TB/s, KiB/s .. TiB/s, bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s (and Gb/s)
+//   duration   ns, us, ms, s, min, h
+//   rate       FLOP/s, kFLOP/s, MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s
+//   power      mW, W, kW, MW
 // Throws ConfigError (without a location; readers of files add theirs) that says what was found and
-// which units are allowed. A number without its unit is an error; so are negative and non-finite
-// ones, and what no machine has, so that nothing that is computed from it leaves the range of a
-// double:
+// which units are allowed. A number without its unit is an error, and so are negative and
+// non-finite numbers and values that no machine has, so that results computed from them stay within
+// the range of a double:
 //   bytes      0, or from 1 B
 //   bandwidth  0, or from 1 B/s to 1000000 TB/s
 //   duration   up to 24 h
@@ -97,18 +99,19 @@ FlopsPerSecond parse_flop_rate(std::string_view text);
 Watts parse_power(std::string_view text);
 
 // For people: three significant digits and the fitting unit ("1.50 GiB", "450 GB/s", "12.3 ms",
-// "989 TFLOP/s", "700 W"); durations of a minute to ten in seconds with one decimal ("87.1 s").
+// "989 TFLOP/s", "700 W"); durations from one to ten minutes in seconds with one decimal ("87.1
+// s").
 std::string format_bytes(Bytes bytes);
-// The same for who types it again: rounded up, to `digits` significant ones (3 to 17), so that
-// parse_bytes gives no fewer bytes.
+// The same for a reader who types it again: rounded up to `digits` significant digits (3 to 17), so
+// that parse_bytes gives no fewer bytes.
 std::string format_bytes_up(Bytes bytes, int digits = 3);
 std::string format_bandwidth(BytesPerSecond rate);
 std::string format_duration(Seconds seconds);
 std::string format_flop_rate(FlopsPerSecond rate);
 std::string format_power(Watts power);
 
-// For files: the shortest text that the parse function above reads back to the same value to the
-// last bit, where it accepts the value.
+// For files: the shortest text that the parse function above reads back to the same value, to the
+// last bit, if it accepts the value.
 std::string write_bytes(Bytes bytes);
 std::string write_bandwidth(BytesPerSecond rate);
 std::string write_duration(Seconds seconds);

@@ -10,10 +10,10 @@
 namespace parplan {
 namespace {
 
-// What may stand behind a first byte: how many bytes in all, and the range of the second; those
-// behind it are 0x80 to 0xBF.
+// What may follow a first byte: the number of bytes in all, and the range of the second byte; those
+// after it are 0x80 to 0xBF.
 struct Form {
-  std::size_t length = 0;  // 0: the byte begins nothing
+  std::size_t length = 0;  // 0: no character begins with this byte
   unsigned char least = 0x80;
   unsigned char most = 0xBF;
 };
@@ -30,8 +30,8 @@ Form form_of(unsigned char first) {
   return {};
 }
 
-// U+0000, which no text holds; U+FDD0 to U+FDEF, and the last two of every plane, which Unicode
-// keeps free of characters. YAML's reader and writer replace them.
+// U+0000, which no text holds; U+FDD0 to U+FDEF, and the last two code points of every plane, which
+// Unicode reserves as non-characters. YAML's reader and writer replace them.
 bool is_no_character(std::uint32_t point) {
   return point == 0 || (point & 0xFFFE) == 0xFFFE || (point >= 0xFDD0 && point <= 0xFDEF);
 }

@@ -23,8 +23,8 @@ struct YamlNode::Document {
 
 namespace {
 
-// What `node_` points to. `path` says which part of the file a node is: "training.optimizer",
-// "links[2]"; empty at the top.
+// What `node_` points to. `path` names the node's part of the file: "training.optimizer",
+// "links[2]"; it is empty at the top.
 struct Entry {
   YAML::Node node;
   std::string path;
@@ -33,13 +33,13 @@ struct Entry {
 const Entry& entry(const std::shared_ptr<const void>& node) { return *static_cast<const Entry*>(node.get()); }
 
 Location place(const std::string& file, const YAML::Mark& mark) {
-  // yaml-cpp counts from 0, and marks what is not there with -1.
+  // yaml-cpp counts from 0, and marks a missing node with -1.
   if (mark.line < 0) return {.file = file, .line = 0, .column = 0};
   return {.file = file, .line = mark.line + 1, .column = mark.column + 1};
 }
 
-// Walks the events of a document, each once, for what yaml-cpp accepts silently: a key given twice
-// (the first would win), and aliases (which would let a small file unfold into a huge one).
+// Walks the events of a document, each once, to find what yaml-cpp accepts silently: duplicate keys
+// (the first would win), and aliases (with which a small file could unfold into a huge one).
 class StrictEvents : public YAML::EventHandler {
  public:
   explicit StrictEvents(const std::string& file) : file_(file) {}
@@ -73,7 +73,7 @@ class StrictEvents : public YAML::EventHandler {
     std::vector<std::pair<std::string, int>> keys = {};  // with their lines
   };
 
-  // A node begins; in a map it is by turns a key and a value.
+  // A node begins; in a map, keys and values alternate.
   void value(const YAML::Mark& mark, const std::optional<std::string>& text) {
     if (open_.empty() || !open_.back().map) return;
     Open& map = open_.back();
@@ -101,7 +101,7 @@ std::string found(const YAML::Node& node) {
   return "nothing";
 }
 
-// What keys are asked of and is no map.
+// The message for a node that was asked for keys and is no map.
 std::string no_map(const Entry& entry, const std::string& wanted) {
   if (entry.path.empty() && entry.node.IsNull()) return fmt::format("the file is empty; expected {}", wanted);
   return fmt::format("expected {}, found {}", wanted, found(entry.node));

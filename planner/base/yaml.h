@@ -13,8 +13,8 @@
 namespace parplan {
 
 // Strict reading of YAML over yaml-cpp: every error carries file:line:column; duplicate keys are
-// errors as soon as a document is parsed; unknown keys are errors where `allow_keys` is called. A
-// value type (shares the parsed document). A YamlNode is always a node that exists; optional ones
+// errors as soon as a document is parsed; unknown keys are errors where `allow_keys` is called.
+// This is a value type (it shares the parsed document). A YamlNode always exists; optional ones
 // come from `find`.
 class YamlNode {
  public:
@@ -52,10 +52,10 @@ class YamlNode {
   Seconds as_duration() const;
   FlopsPerSecond as_flop_rate() const;
   Watts as_power() const;
-  // One of `allowed`; gives its index: "expected one of a, b, found 'c'; did you mean 'b'?".
+  // One of `allowed`, by its index: "expected one of a, b, found 'c'; did you mean 'b'?".
   std::size_t as_choice(const std::vector<std::string>& allowed) const;
 
-  // A ConfigError at this node's place.
+  // Throws a ConfigError at this node's place.
   [[noreturn]] void fail(const std::string& message) const;
 
   struct Document;

@@ -10,14 +10,15 @@
 namespace parplan {
 
 // The axes of a device mesh: pipeline, data, context, expert and tensor parallelism. Every table,
-// stream, label and volume of the project that has something for each axis is made of these; what an
-// axis is called stands in one table in axis.cpp.
+// stream, label and volume that has something for each axis is made of these; one table in axis.cpp
+// holds their names.
 enum class Axis { pp, dp, cp, ep, tp, count_ };
 inline constexpr std::array<Axis, count_of<Axis>> all_axes = {Axis::pp, Axis::dp, Axis::cp, Axis::ep, Axis::tp};
 // From the axis whose communication is awaited most closely to the one that is awaited least: the
 // order in which times and volumes are listed and summed.
 inline constexpr std::array<Axis, count_of<Axis>> inner_axes_first = {Axis::tp, Axis::ep, Axis::cp, Axis::dp, Axis::pp};
-// The axes that plans lay out today: the others have degree 1, and files and tables do not name them.
+// The axes that plans lay out today: the others have degree 1, and files and tables do not name
+// them.
 constexpr bool is_planned(Axis axis) { return axis == Axis::pp || axis == Axis::dp || axis == Axis::tp; }
 
 const char* name(Axis axis);  // "tp": options, columns, keys of files

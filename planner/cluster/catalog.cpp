@@ -18,7 +18,7 @@ namespace {
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
-  std::error_code ignored;  // a folder that is not there holds no names
+  std::error_code ignored;  // a missing folder holds no names
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
     if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem().string());
   std::sort(names.begin(), names.end());
@@ -35,11 +35,11 @@ bool looks_like_path(const std::string& text) {
 
 enum class NodesOf { file, any_number };
 
-// A cluster as its file has it, and whether the file leaves the number of nodes open.
+// A cluster as its file describes it, and whether the file leaves the number of nodes open.
 struct Found {
   Cluster cluster;
   NodesOf nodes_of = NodesOf::file;
-  bool takes_device = false;  // read with --device and --network, as the file leaves them open
+  bool takes_device = false;  // read with --device and --network, since the file leaves them open
 };
 
 Found found_yaml(const YamlNode& document, const ClusterCatalog& catalog) {
@@ -90,7 +90,7 @@ Found found_file(const std::string& path, const ClusterCatalog& catalog, const C
 
 std::string counted(int count, const char* what) { return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s"); }
 
-// How many devices the first so many nodes have, node by node.
+// How many devices the first nodes have together, node by node.
 std::vector<int> devices_by_nodes(const Cluster& cluster) {
   std::vector<int> sums;
   for (const NodeGroup& group : cluster.groups)
@@ -99,7 +99,7 @@ std::vector<int> devices_by_nodes(const Cluster& cluster) {
   return sums;
 }
 
-// "8, 16, 20, 24", of many the first few and the last.
+// "8, 16, 20, 24"; of a long list the first few and the last.
 std::string some_of(const std::vector<int>& sums) {
   constexpr std::size_t shown = 8;
   std::vector<std::string> words;
@@ -128,7 +128,7 @@ void keep_first_devices(Cluster& cluster, int devices) {
   if (!cluster.device_ids.empty()) cluster.device_ids.resize(static_cast<std::size_t>(devices));
 }
 
-// Which of one node's devices; `environment` chooses before --device-ids and --devices do.
+// Selects devices of one node; `environment` chooses before --device-ids and --devices do.
 void choose_of_node(Cluster& cluster, const ClusterOptions& options, const VisibilityVariables& environment) {
   const int machines = cluster.groups.front().machines();
   if (!options.device_ids.empty() && machines > 1)
@@ -152,7 +152,7 @@ void choose_of_node(Cluster& cluster, const ClusterOptions& options, const Visib
   keep_first_devices(cluster, *options.devices);
 }
 
-// What --devices, --nodes, --device-ids and the environment ask for.
+// Selects what --devices, --nodes, --device-ids and the environment ask for.
 void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& options,
                     const VisibilityVariables& environment) {
   const bool alike = cluster.groups.size() == 1;

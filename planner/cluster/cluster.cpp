@@ -24,7 +24,7 @@ constexpr std::array<const char*, 7> vertex_kind_names = {"device", "nvswitch", 
 constexpr std::array<const char*, 4> intra_names = {"nvswitch", "nvlink_mesh", "pcie", "memory"};
 constexpr int most_devices = 1 << 20;
 constexpr int most_oversubscription = 1'000'000;
-// Of any currency: a device that costs 10 USD an hour costs some hundred thousand of the smallest
+// In any currency: a device that costs 10 USD an hour costs some hundred thousand of the smallest
 // units.
 constexpr double most_price = 1e9;
 
@@ -179,10 +179,11 @@ Network read_network(const YamlNode& value) {
   return network;
 }
 
-// `nodes`: of the whole cluster.
+// `nodes` counts those of the whole cluster.
 std::optional<std::string> problem_with(const NodeGroup& group, int nodes) {
   const NodeKind& node = group.node;
-  // Links that were built from what a file says, too: what is written of them must be read again.
+  // This includes links that were built from a file's keys: the written form must be readable
+  // again.
   for (const Link& link : node.links)
     if (link.bandwidth < least_bandwidth || link.bandwidth > most_bandwidth || link.latency > longest_duration)
       return fmt::format("the link between '{}' and '{}' comes to {} and {}; allowed are {} to {}, and up to {}",
@@ -491,7 +492,7 @@ std::string indented(const std::string& text, const std::string& by) {
   return result;
 }
 
-// "device:" and what follows of a group, as lines without indentation.
+// The lines of a group from "device:" on, without indentation.
 std::string write_group(const NodeGroup& group) {
   YAML::Emitter out;
   out << YAML::BeginMap << YAML::Key << "node" << YAML::Value;

@@ -19,8 +19,8 @@ struct Vertex {
   bool operator==(const Vertex&) const = default;
 };
 
-// A full-duplex link (or a shared medium): `bandwidth` is what can be reached one way; two flows in
-// one direction share it.
+// A full-duplex link (or a shared medium). `bandwidth` is the rate that can be reached one way; two
+// flows in one direction share it.
 struct Link {
   int a = 0;  // vertices
   int b = 0;
@@ -37,19 +37,21 @@ struct NodeKind {
   std::vector<Vertex> vertices;
   std::vector<Link> links;
   std::vector<int> devices;  // vertices of kind device, local device 0 first
-  std::optional<int>
-      devices_per_machine;   // in a row, where a node is several machines: trays of a rack in one NVLink domain
-  int tiles_per_card = 1;    // so many devices in a row are tiles of one card: how Level Zero may number them
+  // Consecutive devices in one machine, where a node is several machines: trays of a rack in one
+  // NVLink domain.
+  std::optional<int> devices_per_machine;
+  int tiles_per_card = 1;  // number of consecutive devices that are tiles of one card, as Level Zero may number them
   bool operator==(const NodeKind&) const = default;
 };
 
-// Switches that join `nodes` nodes in a row into a block, or all. Blocks of one level are whole
-// blocks of the level below; below the lowest are the nodes themselves.
+// Switches that join `nodes` consecutive nodes, or all of them, into a block. Blocks of one level
+// consist of whole blocks of the level below; below the lowest level are the nodes themselves.
 struct FabricLevel {
   std::string name;               // "leaf"
-  std::optional<int> nodes;       // without a number: all; only the highest level
-  double oversubscription =
-      1.0;  // >= 1: how far what a block of the level below reaches through this level falls short of its NICs' sum
+  std::optional<int> nodes;  // without a number: all; only for the highest level
+  // At least 1: the sum of a block's NICs over the traffic that can leave a block of the level
+  // below through this level.
+  double oversubscription = 1.0;
   Seconds latency;                // one way, NIC to NIC, through this level
   bool operator==(const FabricLevel&) const = default;
 };
@@ -57,18 +59,21 @@ struct FabricLevel {
 // The fabric between nodes, beyond the NICs.
 struct Network {
   Seconds latency;                  // one way, NIC to NIC
-  double oversubscription =
-      1.0;  // >= 1: how far the fabric's bisection falls short of the sum of NICs; where no levels are given
-  std::vector<FabricLevel> levels;  // from the nodes up; empty: one for all nodes, of this latency and oversubscription
-  bool rails =
-      false;  // a block of the lowest level has a switch for each NIC of a node: NIC i of all its nodes is on switch i
-  bool pxn = true;  // traffic that changes rails does so by NVLink inside the node, where there is NVLink (NCCL's PXN)
+  // At least 1: the sum of NICs over the fabric's bisection, where no levels are given.
+  double oversubscription = 1.0;
+  // from the nodes up; empty: one level for all nodes, with this latency and oversubscription
+  std::vector<FabricLevel> levels;
+  // Whether a block of the lowest level has a switch for each NIC of a node: NIC i of all its nodes
+  // is on switch i.
+  bool rails = false;
+  // Whether traffic changes rails over NVLink inside the node, where there is NVLink (NCCL's PXN).
+  bool pxn = true;
   bool operator==(const Network&) const = default;
 };
-// As given, or the one level that stands for them.
+// The given levels, or the one level that stands for a network without any.
 std::vector<FabricLevel> levels_of(const Network& network);
 
-// What an hour of one device costs.
+// The cost of one device for an hour.
 struct Price {
   double per_device_hour = 0.0;
   std::string currency;  // "USD"
@@ -89,16 +94,16 @@ struct NodeGroup {
   bool operator==(const NodeGroup&) const = default;
 };
 
-// Nodes of one or several kinds with a network between them. Devices are counted through: group by
-// group, node by node, each node's in its own order. All groups have one backend.
+// Nodes of one or several kinds with a network between them. Devices are numbered group by group
+// and node by node, each node's in its own order. All groups have the same backend.
 struct Cluster {
   std::string name;
   std::vector<NodeGroup> groups = {NodeGroup{}};  // at least one
   Network network;
-  // Of one node: the numbers that its devices have on their machine (by bus ids, as nvidia-smi
-  // counts), where some were selected.
+  // The numbers that the devices of a cluster of one node have on their machine (by bus ids, as
+  // nvidia-smi counts), where some were selected.
   std::vector<int> device_ids;
-  std::optional<std::string> measured_on;  // date and host of a probe, where the numbers are one
+  std::optional<std::string> measured_on;  // date and host of the probe, where the numbers come from one
   std::vector<std::string> notes;          // what the importer assumed or left out
   std::vector<std::string> sources;
 
@@ -110,17 +115,17 @@ struct Cluster {
   bool operator==(const Cluster&) const = default;
 };
 
-// "h100-sxm-80gb"; of unlike devices "a100-sxm4-80gb+v100-sxm2-32gb".
+// "h100-sxm-80gb"; for heterogeneous devices "a100-sxm4-80gb+v100-sxm2-32gb".
 std::string device_name(const Cluster& cluster);
 // "2 nodes of 8 x a100-sxm4-80gb, 1 node of 4 x v100-sxm2-32gb".
 std::string describe_groups(const Cluster& cluster);
-// "NVIDIA H100 SXM5 80 GB"; of unlike devices "A and B".
+// "NVIDIA H100 SXM5 80 GB"; for heterogeneous devices "A and B".
 std::string device_title(const Cluster& cluster);
-// Whether every device has units for it.
+// Whether every device has units for the type.
 bool has_units(const Cluster& cluster, DataType type);
 // The least memory of any device.
 Bytes least_memory(const Cluster& cluster);
-// "79.1 GiB"; of unlike devices from the least to the most, "31.8 GiB to 79.1 GiB".
+// "79.1 GiB"; for heterogeneous devices from the least to the most, "31.8 GiB to 79.1 GiB".
 std::string device_memory(const Cluster& cluster);
 
 // "2.50 USD": an amount and a currency in three capital letters (ISO 4217). `parse_price` throws
@@ -128,10 +133,10 @@ std::string device_memory(const Cluster& cluster);
 Price parse_price(const std::string& text);
 std::string write_price(const Price& price);
 
-// The route between two local devices of a node, or from a device to the network (destination -1):
-// of the paths of the best class the widest, of those the shortest, as link indices (routes.h says
-// more). Infinite within a device. A device with several NICs has all their links and their rates
-// together.
+// The route between two local devices of a node, or from a device to the network (destination -1),
+// as link indices: among the paths of the best class the widest, and among those the shortest
+// (routes.h says more). It is infinitely fast within a device. A device with several NICs has the
+// links and the rates of all of them together.
 struct Route {
   std::vector<int> links;
   BytesPerSecond bandwidth;  // least over links
@@ -140,20 +145,20 @@ struct Route {
 };
 Route route(const NodeKind& node, int from_device, int to_device);
 
-// The first that makes the cluster unusable, or nothing: a device that does not reach another, a
+// The first reason why the cluster is unusable, or nothing: a device that does not reach another, a
 // NIC without the network, several nodes without a network between them.
 std::optional<std::string> problem_with(const Cluster& cluster);
 
-// Strict YAML (docs/cluster.md); `write_cluster` gives what `read_cluster` reads back to an equal
-// cluster, with the device written out, so that the text needs no other file. Where a file names
-// its device, `find_cluster` of catalog.h looks it up.
+// Strict YAML (docs/cluster.md). `read_cluster` reads the text of `write_cluster` back to an equal
+// cluster; it has the device written out and needs no other file. `find_cluster` of catalog.h looks
+// up a device that a file gives by name.
 Cluster read_cluster(const YamlNode& document);
 std::string write_cluster(const Cluster& cluster);
 
 // A device kind file (configs/devices/NAME.yaml).
 DeviceKind read_device(const YamlNode& document);
 std::string write_device(const DeviceKind& device);
-// With the rows that its fits were made from, which reading checks and leaves in the file.
+// With the rows from which its fits were made; reading checks them and leaves them in the file.
 std::string write_device(const DeviceKind& device, const Measurements& measurements);
 
 }  // namespace parplan

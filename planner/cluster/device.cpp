@@ -20,7 +20,7 @@ constexpr std::array<BackendRow, 5> backend_rows = {
      {.name = "oneapi", .runtime = "oneAPI", .collectives = "oneCCL", .runs = false},
      {.name = "synapse", .runtime = "SynapseAI", .collectives = "HCCL", .runs = false}}};
 
-constexpr Bytes most_memory{std::int64_t{1} << 50};  // no device has as much, and sums over many devices fit 64 bits
+constexpr Bytes most_memory{std::int64_t{1} << 50};  // more than any device has, and sums over many devices fit 64 bits
 
 constexpr std::array<DataType, 2> halves = {DataType::bf16, DataType::fp16};
 
@@ -179,7 +179,7 @@ DeviceKind read_device(const YamlNode& document) {
 
 namespace {
 
-// `measurements`: the rows that the fits were made from, where they are to stand in the file.
+// `measurements` are the rows from which the fits were made, where the file is to hold them.
 std::string write_device(const DeviceKind& device, const Measurements* measurements) {
   YAML::Emitter out;
   out << YAML::BeginMap;

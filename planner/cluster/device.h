@@ -10,58 +10,58 @@
 
 namespace parplan {
 
-// What carries out a device's kernels and communication: cores, CUDA with NCCL, and the runtimes of
-// others, which parplan plans for and does not have.
+// What executes a device's kernels and communication: cores, CUDA with NCCL, and the runtimes of
+// other vendors, for which parplan plans without having them.
 enum class BackendKind { cpu, cuda, rocm, oneapi, synapse };
 struct BackendRow {
   const char* name;         // in files
   const char* runtime;      // "ROCm"
   const char* collectives;  // the library that carries them out: "RCCL"
-  bool runs;                // `parplan run` has it; otherwise devices of this kind are planned for only
+  bool runs;  // whether `parplan run` has it; otherwise plans for such devices cannot be run
 };
 const BackendRow& row_of(BackendKind backend);
 const char* name(BackendKind backend);
 std::vector<std::string> backend_names();
-// Kernels and communication run on streams of their own; where nothing was measured they cost what
-// CUDA's and NCCL's would.
+// Kernels and communication run on streams of their own; without measurements they are assumed to
+// cost what CUDA's and NCCL's would.
 constexpr bool is_accelerator(BackendKind backend) { return backend != BackendKind::cpu; }
 
-// What a kernel rate is worth when `active` devices of one node work at once (cores share caches,
-// memory and clock; GPUs do not: one row with active = 1).
+// The rates that kernels reach when `active` devices of one node work at once (cores share caches,
+// memory and clock; GPUs do not: they have one row with active = 1).
 struct DeviceRates {
   int active = 1;
   FlopsPerSecond matrix_fp32;     // reachable, large GEMM, per device
   FlopsPerSecond matrix_half;     // bf16/fp16 with fp32 accumulation; 0 where absent
-  FlopsPerSecond matrix_tf32{};   // 0 where absent: then products in tf32 run as in fp32
+  FlopsPerSecond matrix_tf32{};  // 0 where absent: products in tf32 then run as in fp32
   FlopsPerSecond vector;          // arithmetic outside matrix units, fp32
   BytesPerSecond memory;          // reachable, per device
   bool operator==(const DeviceRates&) const = default;
 };
 
-// A kind of device. Peaks are the datasheet's; `rates` are what kernels reach, each with its origin
-// in the file it came from (configs/devices/*.yaml, or this machine's probe).
+// A kind of device. Peaks are the datasheet's; `rates` are what kernels reach. The file
+// (configs/devices/*.yaml, or this machine's probe) states the origin of each number.
 struct DeviceKind {
   std::string name;               // "h100-sxm-80gb"
   std::string title;              // "NVIDIA H100 SXM5 80 GB"
   BackendKind backend = BackendKind::cuda;
   Bytes memory_capacity;
-  Bytes memory_overhead;          // what context, NCCL and BLAS libraries take; not in the arena
+  Bytes memory_overhead;  // of context, NCCL and BLAS libraries; not in the arena
   FlopsPerSecond peak_fp32;       // datasheet, dense (TF32 not counted as fp32)
   FlopsPerSecond peak_half;       // datasheet, dense bf16/fp16
   FlopsPerSecond peak_tf32{};     // datasheet, dense; 0 where absent
-  std::vector<DataType> half_types = {DataType::bf16, DataType::fp16};  // that `peak_half` and `matrix_half` are for
+  // those that `peak_half` and `matrix_half` are for
+  std::vector<DataType> half_types = {DataType::bf16, DataType::fp16};
   Seconds kernel_launch;          // floor of one kernel
-  int multiprocessors = 0;        // that tiles of a matrix product are dealt to; 0: not known, or not of interest (CPU)
+  int multiprocessors = 0;  // number of units that share the tiles of a matrix product; 0: unknown, or irrelevant (CPU)
   bool overlaps_communication = true;  // false: a rank's core carries out its own communication (CPU ranks)
   std::vector<DeviceRates> rates; // ascending in `active`, at least one
-  // What the links of such a device reach one way, for clusters that say only which links there
-  // are.
+  // What the links of such a device reach one way, for clusters that state only which links exist.
   int nvlinks = 0;                          // NVLinks per device; 0 where absent
   BytesPerSecond nvlink_per_link;           // as `nvidia-smi nvlink -s` prints it
-  BytesPerSecond nvlink_per_link_reached;   // what NCCL counts on
+  BytesPerSecond nvlink_per_link_reached;  // the rate that NCCL assumes
   int pcie_generation = 0;                  // 0 where absent
   int pcie_lanes = 16;
-  std::optional<Watts> power;               // that the board is rated for
+  std::optional<Watts> power;  // rated power of the board
   std::vector<std::string> driver_names;    // what CUDA calls such a card: "NVIDIA H200"
   std::optional<MeasuredKernels> measured;  // by `parplan measure`
   std::vector<std::string> sources;
@@ -70,8 +70,8 @@ struct DeviceKind {
 
 // The row for `active` devices at work on a node: linear interpolation between rows, ends held.
 DeviceRates rates_at(const DeviceKind& device, int active);
-// Whether products of that type have units of their own. Where they have none, numbers are widened
-// and multiplied as fp32.
+// Whether products of that type have units of their own. Otherwise, numbers are widened and
+// multiplied as fp32.
 bool has_units(const DeviceKind& device, DataType type);
 FlopsPerSecond peak(const DeviceKind& device, DataType type);
 

@@ -23,7 +23,7 @@ const std::string& device_name_of(const NodeKind& node, std::size_t device) {
   return node.vertices[node.devices[device]].name;
 }
 
-// The kinds of the links along a path, each once in a row: "NV12", "PCIe+SYS+PCIe".
+// The kinds of the links along a path, repetitions merged: "NV12", "PCIe+SYS+PCIe".
 std::string kinds_of(const NodeKind& node, const Path& path) {
   std::vector<std::string> kinds;
   for (const Arc arc : path.arcs) {
@@ -33,8 +33,8 @@ std::string kinds_of(const NodeKind& node, const Path& path) {
   return join(kinds, "+");
 }
 
-// What nvidia-smi topo -m calls a path: X, NV12, PIX (one PCIe switch), PXB (several), PHB (a host
-// bridge), NODE, SYS.
+// The name that nvidia-smi topo -m gives a path: X, NV12, PIX (one PCIe switch), PXB (several), PHB
+// (a host bridge), NODE, SYS.
 std::string label_of(const NodeKind& node, const Path& path) {
   switch (path.distance) {
     case PathClass::local: return "X";
@@ -48,7 +48,7 @@ std::string label_of(const NodeKind& node, const Path& path) {
   return "-";
 }
 
-// "24.0G" for 24.0 GB/s: a cell has little room.
+// "24.0G" for 24.0 GB/s: cells are narrow.
 std::string short_rate(BytesPerSecond rate) {
   std::string text = format_bandwidth(rate);  // "24.0 GB/s"
   text.resize(text.size() - std::string("B/s").size());
@@ -73,14 +73,15 @@ std::string in_columns(const std::vector<std::vector<std::string>>& rows) {
   return text;
 }
 
-// As nvidia-smi topo -m, with what each path reaches one way; a star at the NICs that a device
-// uses. Wider ones nobody reads.
+// The largest matrix that is printed; a wider one would be unreadable. It is like that of
+// nvidia-smi topo -m, with the rate of each path one way, and a star at the NICs that a device
+// uses.
 constexpr std::size_t most_in_matrix = 16;
 std::string matrix(const NodeRoutes& routes) {
   const NodeKind& node = routes.node;
   const std::size_t count = node.devices.size();
   if (count < 2 || count > most_in_matrix) return "";
-  std::vector<std::size_t> nics;  // that some device reaches
+  std::vector<std::size_t> nics;  // those that some device reaches
   for (std::size_t n = 0; n < routes.nics.size(); ++n)
     if (std::ranges::any_of(routes.to_nic, [&](const auto& row) { return row[n].distance != PathClass::unreachable; }))
       nics.push_back(n);
@@ -110,7 +111,7 @@ std::string describe_device(const NodeGroup& group) {
   std::string text =
       fmt::format("  memory    {}, {} of it for libraries; {} reached\n", format_bytes(device.memory_capacity),
                   format_bytes(device.memory_overhead), format_bandwidth(rates.memory));
-  // A probe measures what is reached and knows no peak.
+  // A probe measures the reached rates and knows no peak.
   const auto reached = [](FlopsPerSecond rate, FlopsPerSecond of) {
     return format_flop_rate(rate) + " reached" + (of.value > 0.0 ? " of " + format_flop_rate(of) : "");
   };
@@ -123,7 +124,7 @@ std::string describe_device(const NodeGroup& group) {
   return text;
 }
 
-// Pairs of devices by what lies between them, nearest first.
+// Pairs of devices grouped by the path between them, nearest first.
 std::string describe_pairs(const NodeRoutes& routes) {
   std::map<std::tuple<PathClass, double, std::string, double>, std::vector<std::string>> pairs;
   for (std::size_t i = 0; i < routes.between.size(); ++i)
@@ -143,13 +144,13 @@ std::string describe_pairs(const NodeRoutes& routes) {
         "  {:<9} {}, {}: {}\n", kinds, format_bandwidth(BytesPerSecond(-bandwidth)), format_duration(Seconds(latency)),
         pairs.size() == 1 && members.size() > 1 ? fmt::format("all {} pairs", members.size()) : join(first));
   }
-  // Where all pairs are alike and there is no NIC, the line above says it all.
+  // Where all pairs are equal and there is no NIC, the line above is sufficient.
   if (pairs.size() > 1 || !routes.nics.empty()) text += matrix(routes);
   return text;
 }
 
-// "GPUi by NICi": what is the same of every device but for its number, which is where it stands;
-// nothing where that is not so, or of few.
+// "GPUi by NICi": one text for all devices where the ways differ only in the device's own number;
+// nothing where they differ otherwise, or are few.
 std::optional<std::string> by_number(const std::vector<std::string>& ways) {
   constexpr std::size_t few = 4;
   if (ways.size() <= few) return std::nullopt;

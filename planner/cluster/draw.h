@@ -7,8 +7,8 @@
 
 namespace parplan {
 
-// For people: each kind of node with what its devices do, a matrix of what lies between devices and
-// NICs as nvidia-smi topo -m prints it, with rates, and the levels of the network.
+// For people: each kind of node with the rates of its devices, a matrix of the paths between
+// devices and NICs as nvidia-smi topo -m prints it, with rates, and the levels of the network.
 std::string describe(const Cluster& cluster);
 
 // The same as a graph in Graphviz's DOT language, undirected: one node of each kind with its links,

@@ -13,7 +13,7 @@ namespace {
 int overlap(int a, int b, int c, int d) { return std::max(0, std::min(b, d) - std::max(a, c)); }
 
 // Calls `count` with each stretch of the range that is a part of a block of the axis but not all of
-// it, relative to the block: at most two.
+// it, relative to the block: there are at most two.
 template <class Count>
 int sum_over_parts(const AxisLayout& axis, int first, int last, const Count& count) {
   const int block = axis.stride * axis.degree;

@@ -7,7 +7,7 @@
 
 namespace parplan {
 
-// What lies above the NICs, as a mesh of `ranks` ranks fills it (rank r is device r of the
+// The network above the NICs, as a mesh of `ranks` ranks fills it (rank r is device r of the
 // cluster).
 
 // Ranks along one axis: groups of `degree` ranks, `stride` apart, in blocks of stride * degree
@@ -18,26 +18,26 @@ struct AxisLayout {
   int degree = 1;
 };
 
-// Of the ranks [first, last), how many groups of the axis have members there and elsewhere too. A
-// ring that visits its members in the order of their ranks leaves such a range once, and enters it
-// once.
+// The number of groups of the axis that have members both inside and outside of the ranks [first,
+// last). A ring that visits its members in the order of their ranks leaves such a range once, and
+// enters it once.
 int groups_leaving(const AxisLayout& axis, int first, int last);
 
-// Of the ranks [first, last), how many of the stages `from` and `to` have their partner in the
-// other stage elsewhere.
+// The number of ranks in [first, last) on one of the stages `from` and `to` whose partner on the
+// other stage is outside.
 int ranks_leaving(const AxisLayout& axis, int from, int to, int first, int last);
 
-// A block of a level: its ranks, and what the NICs of its nodes carry together, whether they hold
-// ranks or not.
+// A block of a level: its ranks, and the sum of the NICs of its nodes, whether they hold ranks or
+// not.
 struct FabricBlock {
   int first = 0;
-  int last = 0;  // behind its last rank
+  int last = 0;  // one past its last rank
   int nodes = 0;
   BytesPerSecond nics;
 };
 
-// The blocks of `nodes_per_block` nodes in a row that hold ranks; of those that look alike to the
-// axis (equal nodes, equal places of ranks in their blocks) one.
+// The blocks of `nodes_per_block` consecutive nodes that hold ranks; one stands for all that look
+// alike to the axis (equal nodes, equal positions of ranks in their blocks).
 std::vector<FabricBlock> blocks_of(const Cluster& cluster, const AxisLayout& axis, int nodes_per_block);
 
 }  // namespace parplan

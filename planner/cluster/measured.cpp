@@ -37,7 +37,7 @@ constexpr DataType kernel_types[] = {DataType::fp32, DataType::bf16, DataType::f
 OpKind read_kind(const YamlNode& node) {
   std::vector<std::string> names;
   for (const OpRow& row : op_rows()) names.emplace_back(row.name);
-  // What files of before there were gates of several kinds call it.
+  // Files written before there were several kinds of gates use this name.
   const std::string written = node.as_string();
   if (written == "silu_gate") return OpKind::gate;
   if (written == "silu_gate_gradient") return OpKind::gate_gradient;

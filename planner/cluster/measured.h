@@ -33,34 +33,34 @@ struct CopyMeasurement {
   bool operator==(const CopyMeasurement&) const = default;
 };
 
-// All that `parplan measure` found out about one device.
+// Everything that `parplan measure` found out about one device.
 struct Measurements {
-  Seconds launch;                // a kernel with next to nothing to do, submitted by itself after others
+  Seconds launch;  // a kernel with almost no work, submitted by itself after others
   Seconds replayed_launch;       // as part of recorded work
-  Bytes library_memory;          // what the driver counts beyond what was asked for: context, modules, libraries
+  Bytes library_memory;  // in use beyond what was allocated: context, modules, libraries
   std::vector<KernelMeasurement> kernels;
   std::vector<CopyMeasurement> copies;
   bool operator==(const Measurements&) const = default;
 };
 
-// What kernels of one kind, type and (attention) head size take on the measured device;
-// kernel_model.h says how.
+// The cost of kernels of one kind, type and (attention) head size on the measured device;
+// planner/cost/kernel.h has the formula.
 struct KernelFit {
   OpKind kind{};
   DataType type = DataType::fp32;
   std::int64_t head_dim = 0;     // attention; 0 for all others
   Seconds floor;                 // of one kernel, launch included
-  FlopsPerSecond rate;           // matrix products and attention: of ever larger ones; 0 for all others
-  double half_length = 0.0;      // of the summed dim (attention: the sequence) at which half of `rate` is reached; of
-                             // products on a CPU, the multiply-adds that packing one number of an
-                             // operand costs
+  FlopsPerSecond rate;  // matrix products and attention: in the limit of large sizes; 0 for all others
+  // The summed dim (attention: the sequence) at which half of `rate` is reached; for products on a
+  // CPU, the multiply-adds that packing one element of an operand costs.
+  double half_length = 0.0;
   BytesPerSecond memory;         // rate of reading and writing operands
-  int rows = 0;                  // that it was made from
+  int rows = 0;  // number of rows that it was fitted to
   double error = 0.0;            // mean of |fit / measured - 1| over them
   bool operator==(const KernelFit&) const = default;
 };
 
-// Where a device's numbers were measured, and what kernels take there.
+// The origin of a device's measurements, and the fits to them.
 struct MeasuredKernels {
   std::string origin;            // program, device and host
   std::string date;              // "2026-11-21"
@@ -70,14 +70,14 @@ struct MeasuredKernels {
   bool operator==(const MeasuredKernels&) const = default;
 };
 
-// The sizes that a row names for a kind: "rows", "columns", "inner", "sequence" ...
+// The sizes that a row of a kind names: "rows", "columns", "inner", "sequence" ...
 std::vector<std::string> measured_sizes(OpKind kind);
 // The kernel of these sizes as it is measured: sums have their second operand, optimizers in half
-// precision their master copy, ...
+// precision have their master copy, ...
 KernelMeasurement measured_kernel(OpKind kind, DataType type, OpShape sizes);
 
-// The `measured` section of a device's file. Its rows are checked and left there: prices come from
-// the fits.
+// The `measured` section of a device's file. Its rows are checked and stay in the file: costs come
+// from the fits.
 MeasuredKernels read_measured_kernels(const YamlNode& section);
 Measurements read_measurements(const YamlNode& section);
 void write_measured_kernels(YAML::Emitter& out, const MeasuredKernels& measured, const Measurements* measurements);

@@ -332,8 +332,8 @@ std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks) {
   return nodes;
 }
 
-// Of unlike nodes those that differ in kind, in how many ranks they hold, or in where blocks of the
-// axis begin in them (which is nothing to groups that have one member a node).
+// Among heterogeneous nodes, those that differ in kind, in how many ranks they hold, or in where
+// blocks of the axis begin in them (which does not matter to groups with one member per node).
 std::vector<FilledNode> distinct_of(const std::vector<FilledNode>& nodes, int stride, int degree, bool rails) {
   std::set<std::tuple<const NodeRoutes*, int, int>> seen;
   std::vector<FilledNode> distinct;
@@ -439,7 +439,7 @@ int nodes_spanned(const std::vector<FilledNode>& nodes, int ranks, int stride, i
   return most;
 }
 
-// Of all its GPUs the lowest, which is what NCCL goes by; 0 where one's is not known.
+// The lowest among all GPUs, which is what NCCL uses; 0 where one of them is unknown.
 int lowest_capability(const Cluster& cluster) {
   std::optional<int> lowest;
   for (const NodeGroup& group : cluster.groups) {

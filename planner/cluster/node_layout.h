@@ -8,9 +8,9 @@
 
 namespace parplan {
 
-// What NCCL counts on, for links that a file names without numbers: NVIDIA/nccl src/graph/topo.h
-// and tuning.cc at 5067397c. Latencies are those of its LL protocol on rings, the least a hop
-// costs, divided over the links of a hop.
+// NCCL's figures for links that a file names without numbers: NVIDIA/nccl src/graph/topo.h and
+// tuning.cc at 5067397c. Latencies are those of its LL protocol on rings, the least that a hop
+// costs, divided among the links of a hop.
 inline constexpr Seconds nvlink_hop_latency{0.6e-6};   // device to device, hwLatencies NVLINK Ring LL
 inline constexpr Seconds pcie_link_latency{0.5e-6};    // two make a hop: PCI Ring LL 1.0 us
 inline constexpr Seconds network_latency{0.7e-6};      // NIC to NIC; with four PCIe links NET Ring LL 2.7 us
@@ -23,7 +23,7 @@ BytesPerSecond pcie_bandwidth(int generation, int lanes);
 // (NVIDIA/nccl issue 812), all-to-all on DGX H100 48 GB/s a GPU (NVIDIA GTC 2025, s72583).
 inline constexpr double nic_reached_share = 0.96;
 
-// A node said in a few words, as people write it in a cluster.yaml.
+// A node described in a few words, as in a cluster.yaml.
 enum class Intra {
   nvswitch,     // every device to one switch
   nvlink_mesh,  // every pair of devices directly
@@ -38,18 +38,18 @@ struct NodeLayout {
   std::string name;
   int devices = 1;
   Intra intra{};
-  std::optional<BytesPerSecond> bandwidth;  // one link of `intra`; without it what the device's links reach
-  std::optional<Seconds> latency;           // one hop between devices
+  std::optional<BytesPerSecond> bandwidth;  // of one link of `intra`; if absent, what the device's links reach
+  std::optional<Seconds> latency;  // of one hop between devices
   std::optional<NicLayout> nics;
 };
 
-// Why there is no such node, or nothing.
+// The reason why such a node cannot exist, or nothing.
 std::optional<std::string> problem_with(const NodeLayout& layout, const DeviceKind& device);
 // NICs are behind PCIe switches, each with its share of the devices (as many switches as the
-// smaller of the two numbers, which must divide the other), or at the host bridge of `pcie`.
+// smaller of the two numbers, which must divide the other), or at the host bridge with `pcie`.
 NodeKind build_node(const NodeLayout& layout, const DeviceKind& device);
 
-// Vertices and links one by one; each gives the new vertex.
+// Add vertices and links one by one; each vertex function returns the new vertex.
 int add_vertex(NodeKind& node, std::string name, VertexKind kind);
 void add_link(NodeKind& node, int a, int b, BytesPerSecond bandwidth, Seconds latency, std::string kind);
 

@@ -7,8 +7,8 @@
 namespace parplan {
 namespace {
 
-// How often each pair's links hold the narrowest link's rate, by positions in `members`; 0 for
-// pairs without a link of their own.
+// How many times each pair's links carry the narrowest link's rate, by positions in `members`; 0
+// for pairs without a direct link.
 using Rooms = std::vector<std::vector<int>>;
 
 Rooms rooms_between(const NodeRoutes& routes, const std::vector<int>& members) {
@@ -35,8 +35,8 @@ bool all_equal(const Rooms& rooms) {
   return true;
 }
 
-// All rings from position 0 on, of two that differ in direction alone one behind the other. Stops
-// behind `most_rings`.
+// All rings from position 0 on; two that differ only in direction are adjacent. Stops after
+// `most_rings`.
 class RingFinder {
  public:
   explicit RingFinder(const Rooms& rooms) : rooms_(rooms), visited_(rooms.size(), false) {
@@ -72,8 +72,8 @@ class RingFinder {
   std::vector<bool> visited_;
 };
 
-// The most of `rings` for which there is room, each any number of times, by trying those on the
-// roomiest links first; the best so far where it takes too long.
+// The largest selection of `rings` that the links can carry, each ring any number of times, found
+// by trying those on the widest links first; the best so far where the search takes too long.
 class Packing {
  public:
   Packing(const std::vector<std::vector<std::size_t>>& rings, Rooms rooms) : rings_(rings), rooms_(std::move(rooms)) {
@@ -82,7 +82,7 @@ class Packing {
   std::vector<std::size_t> best;
 
  private:
-  // No more fit than links of any member lead away, or back.
+  // No more rings fit than links lead away from any member, or back to it.
   std::size_t most_left() const {
     int least = std::numeric_limits<int>::max();
     for (std::size_t a = 0; a < rooms_.size(); ++a) {
@@ -99,7 +99,8 @@ class Packing {
   int& room(const std::vector<std::size_t>& ring, std::size_t hop) {
     return rooms_[ring[hop]][ring[(hop + 1) % ring.size()]];
   }
-  // What a ring takes of what is left, 1 for all of a link; infinite where there is no room.
+  // The share of the remaining capacity that a ring takes, 1 for all of a link; infinite where it
+  // does not fit.
   double taken_of(const std::vector<std::size_t>& ring) {
     double taken = 0.0;
     for (std::size_t hop = 0; hop < ring.size(); ++hop) taken += 1.0 / room(ring, hop);

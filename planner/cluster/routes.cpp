@@ -25,7 +25,7 @@ namespace {
 using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property, Arc>;
 using Edge = boost::graph_traits<Graph>::edge_descriptor;
 
-// What is least along a path whose class and width are settled: links first, then latency.
+// What is minimised along a path whose class and width are settled: links first, then latency.
 struct Length {
   int links = 0;
   double latency = 0.0;
@@ -52,8 +52,8 @@ PathClass class_of(const NodeKind& node, const Link& link) {
   return PathClass::pcie_switch;
 }
 
-// Which arcs a search may use: at most `farthest`, at least `narrowest`, and out of no end but the
-// source.
+// The arcs that a search may use: at most `farthest`, at least `narrowest`, and leaving no end but
+// the source.
 struct Allowed {
   const Graph* graph = nullptr;
   const NodeKind* node = nullptr;
@@ -136,8 +136,8 @@ std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std
                   .bandwidth = BytesPerSecond(std::numeric_limits<double>::infinity()),
                   .latency = {}};
         for (std::size_t at = v; at != static_cast<std::size_t>(source); at = previous[at]) {
-          // Of parallel links the least that is allowed, so that the choice does not depend on
-          // anything else. They are sought at the end that has fewer links: a switch has one to
+          // Among parallel links the least allowed one is taken, so that the choice does not depend
+          // on anything else. They are sought at the end with fewer links: a switch has one to
           // every device.
           const std::size_t before = previous[at];
           const bool from_behind = boost::out_degree(at, graph) < boost::out_degree(before, graph);
@@ -199,7 +199,7 @@ std::shared_ptr<const NodeRoutes> find_routes(const NodeKind& node) {
     if (node.vertices[v].kind == VertexKind::nic && network_arc(node, static_cast<int>(v)))
       nics.push_back(static_cast<int>(v));
 
-  // Devices by the set of NICs nearest to them.
+  // Devices grouped by the set of NICs nearest to them.
   std::map<std::vector<int>, std::vector<std::size_t>> devices_near;
   std::vector<std::vector<Path>>& to_nic = routes->to_nic;
   to_nic.resize(node.devices.size());
@@ -260,7 +260,7 @@ std::shared_ptr<const NodeRoutes> routes_of(const NodeKind& node) {
     routes.push_front(found);
     if (routes.size() > remembered) routes.pop_back();
   };
-  // What this thread asked for, and what others did: finding takes long, and looking should not
+  // The results of this thread and of other threads: finding takes long, and a lookup should not
   // wait.
   thread_local Routes recent;
   if (const auto found = find_in(recent)) return found;
@@ -295,7 +295,7 @@ Route route(const NodeKind& node, int from_device, int to_device) {
     result.latency = path.latency;
     return result;
   }
-  // Several NICs: all their links; the rate at which the first of them is full.
+  // With several NICs the path has all their links, at the rate at which the first of them is full.
   std::map<int, double> load;
   for (const Uplink& uplink : routes->uplinks[from]) {
     add_links(uplink.path);

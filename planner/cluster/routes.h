@@ -12,8 +12,8 @@ using Arc = int;
 inline int link_of(Arc arc) { return arc / 2; }
 inline Arc reversed(Arc arc) { return arc ^ 1; }
 
-// How far apart two ends are, best first, as NCCL orders them (src/graph/topo.h): NVLink or shared
-// memory, PCIe switches, one host bridge, several host bridges of a socket, the link between
+// The distance between two ends, best first, as NCCL orders them (src/graph/topo.h): NVLink or
+// shared memory, PCIe switches, one host bridge, several host bridges of a socket, the link between
 // sockets.
 enum class PathClass { local, nvlink, pcie_switch, host_bridge, node, socket, unreachable };
 
@@ -24,7 +24,7 @@ struct Path {
   Seconds latency;           // summed
 };
 
-// A device's way to the network: the NICs that it uses, with the share of its traffic that each
+// A device's path to the network: the NICs that it uses, with the share of its traffic that each
 // carries.
 struct Uplink {
   int nic = 0;         // vertex
@@ -34,19 +34,19 @@ struct Uplink {
 
 // All routes of a node, found once.
 //
-// Between two ends the path of the best class is taken, of those the widest, of those the one with
-// fewest links, of those the one with least latency: the order of NCCL's search
+// Between two ends the path of the best class is taken; among those the widest, then the one with
+// the fewest links, then the one with the least latency. This is the order of NCCL's search
 // (src/graph/paths.cc, ncclTopoSetPaths). Paths cross switches, host bridges and memory, never a
 // third device or a NIC.
 //
 // A device uses the NICs nearest to it in that order. Where several devices are nearest to the same
-// NICs, they take turns: device i of them uses NIC i modulo the number of NICs; where there are
-// more NICs than devices, each device takes every so-manieth NIC and divides its traffic by their
-// bandwidths. So the totals of a node are right.
+// NICs, they take turns: the i-th of them uses NIC i modulo the number of NICs. Where there are
+// more NICs than devices, each of d devices takes every d-th NIC and divides its traffic by their
+// bandwidths. The totals of a node are therefore right.
 struct NodeRoutes {
   NodeKind node;
   std::vector<std::vector<Path>> between;    // [from local device][to local device]
-  bool nvlink_everywhere = true;             // between all devices, or shared memory
+  bool nvlink_everywhere = true;  // between all devices; shared memory counts
   bool star = true;  // each device has one link of the same rate to a middle that joins them all
   std::vector<std::vector<Uplink>> uplinks;  // [local device]; empty without a network
   std::vector<int> nics;                     // vertices of the NICs that have a way to the network
@@ -54,8 +54,8 @@ struct NodeRoutes {
   BytesPerSecond network_bandwidth;          // sum of the NICs that some device uses
 };
 
-// Remembers the last few nodes asked for, since planning asks for the same node again and again;
-// any thread may ask.
+// Remembers the last few nodes, since planning asks for the same node again and again; any thread
+// may call it.
 std::shared_ptr<const NodeRoutes> routes_of(const NodeKind& node);
 
 }  // namespace parplan

@@ -9,7 +9,8 @@
 namespace parplan {
 namespace {
 
-// The sum over the first devices of what each group says of one device, where all say it.
+// The sum of a per-device value of the groups over the first devices, where all of these groups
+// have one.
 template <class Value>
 std::optional<double> sum_over_devices(const Cluster& cluster, int devices, Value value_of_one) {
   double sum = 0.0;

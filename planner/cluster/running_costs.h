@@ -8,10 +8,10 @@
 
 namespace parplan {
 
-// What the devices of a cluster cost while they work. A plan of n devices has the first n of the
-// cluster, group by group.
+// The running costs of a cluster's devices. A plan of n devices uses the first n of the cluster,
+// group by group.
 
-// How many of the first `devices` devices are of group `group`.
+// How many of the first `devices` devices belong to group `group`.
 int devices_of_group(const Cluster& cluster, std::size_t group, int devices);
 
 // The nodes that hold the first `devices` devices.
@@ -20,19 +20,19 @@ Cluster first_nodes(const Cluster& cluster, int devices);
 // The currency of all prices of the cluster's groups; nothing without prices, or where they differ.
 std::optional<std::string> currency(const Cluster& cluster);
 
-// Why prices of the groups cannot be added: they are in different currencies.
+// The reason why the groups' prices cannot be added: they are in different currencies.
 std::optional<std::string> problem_with_prices(const Cluster& cluster);
 
-// Which groups have no price where others have one, so that plans that use them have no cost;
+// Names the groups without a price where others have one, so that plans that use them have no cost;
 // nothing where all have one or none has.
 std::optional<std::string> missing_prices(const Cluster& cluster);
 
-// What an hour of the first `devices` devices costs, in `currency`; nothing where one of them has
+// The cost of the first `devices` devices for an hour, in `currency`; nothing where one of them has
 // no price.
 std::optional<double> hourly_price(const Cluster& cluster, int devices);
 
-// What the boards of the first `devices` devices are rated for together; nothing where one of them
-// does not say.
+// The rated power of the boards of the first `devices` devices together; nothing where one of them
+// has none.
 std::optional<Watts> board_power(const Cluster& cluster, int devices);
 
 }  // namespace parplan

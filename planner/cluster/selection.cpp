@@ -27,7 +27,7 @@ std::vector<std::string> entries_of(const std::string& text) {
   return entries;
 }
 
-// The number that a text starts with, or nothing: "3" and "3abc", as strtoul reads.
+// The number at the start of a text, or nothing: "3" and "3abc", as strtoul reads.
 std::optional<int> leading_number(const std::string& text) {
   int number = 0;
   const bool sign = text.starts_with('+');
@@ -51,9 +51,10 @@ std::string numbered(std::size_t count) { return count == 1 ? "0" : fmt::format(
                                 numbered(request.devices.size())));
 }
 
-// The machine's devices as CUDA numbers them: by bus ids with CUDA_DEVICE_ORDER=PCI_BUS_ID, else
-// (also where it is empty) the fastest first, equally fast ones by bus ids (CUDA Programming Guide,
-// Environment Variables; it leaves the order of equal ones open, and this is what CUDA does).
+// The machine's devices as CUDA numbers them: by bus ids with CUDA_DEVICE_ORDER=PCI_BUS_ID;
+// otherwise (also where it is empty) the fastest first, equally fast ones by bus ids (CUDA
+// Programming Guide, Environment Variables; the guide leaves the order of equal ones open, and this
+// is what CUDA does).
 std::vector<int> cuda_order(const SelectionRequest& request) {
   std::vector<int> order(request.devices.size());
   std::iota(order.begin(), order.end(), 0);
@@ -62,7 +63,7 @@ std::vector<int> cuda_order(const SelectionRequest& request) {
   const std::string kind = given.empty() ? known.front() : given;
   const bool unlike = std::ranges::any_of(
       request.devices, [&](const MachineDevice& device) { return device.speed != request.devices.front().speed; });
-  // Nothing goes by the order of equal devices that nobody numbers.
+  // The order does not matter where devices are equal and nobody numbers them.
   if (std::ranges::find(known, kind) == known.end() && (unlike || request.environment.cuda_visible_devices))
     throw ConfigError(
         fmt::format("CUDA_DEVICE_ORDER='{}': expected one of {}{}", kind, join(known), did_you_mean(kind, known)));
@@ -73,8 +74,8 @@ std::vector<int> cuda_order(const SelectionRequest& request) {
   return order;
 }
 
-// CUDA_VISIBLE_DEVICES as CUDA reads it (CUDA Programming Guide, Environment Variables; what it
-// does with numbers that are followed by letters and with repetitions: pytorch/pytorch
+// CUDA_VISIBLE_DEVICES as CUDA reads it (CUDA Programming Guide, Environment Variables; its
+// treatment of repetitions and of numbers followed by letters: pytorch/pytorch
 // torch/cuda/__init__.py, _parse_visible_devices): in the order listed, up to the first entry that
 // is no device; none at all where one is repeated.
 std::vector<int> cuda_visible(const SelectionRequest& request) {
@@ -102,7 +103,7 @@ std::vector<int> cuda_visible(const SelectionRequest& request) {
     std::optional<int> found;
     for (std::size_t d = 0; d < request.devices.size(); ++d) {
       if (!entry.starts_with("GPU-") || !request.devices[d].uuid.starts_with(entry)) continue;
-      if (found) return std::nullopt;  // a prefix of two
+      if (found) return std::nullopt;  // a prefix of two devices
       found = static_cast<int>(d);
     }
     return found;
@@ -124,9 +125,9 @@ std::vector<int> cuda_visible(const SelectionRequest& request) {
 }
 
 // ZE_AFFINITY_MASK (oneAPI Level Zero specification, Core Programming Guide, Affinity Mask): a set,
-// which leaves the order of devices as it is. With ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE a number is a
-// card with all its tiles and 1.0 a tile of it; otherwise tiles are devices of their own and are
-// counted through. Where the hierarchy is not said, a mask with a point speaks of cards.
+// which keeps the order of devices. With ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE a number is a card with
+// all its tiles, and 1.0 is a tile of it; otherwise tiles are devices of their own and are numbered
+// consecutively. Where the hierarchy is not set, a mask with a point refers to cards.
 std::vector<int> level_zero_visible(const SelectionRequest& request) {
   std::vector<int> all(request.devices.size());
   std::iota(all.begin(), all.end(), 0);
@@ -212,8 +213,8 @@ VisibilitySetting visibility_of(BackendKind backend, const std::vector<int>& dev
                             {"ZE_FLAT_DEVICE_HIERARCHY", "FLAT"},
                             {"ZE_AFFINITY_MASK", list}},
               .in_this_order = std::ranges::is_sorted(devices)};
-    // Intel Gaudi, "Gaudi-to-process Assignment": a process takes the module at its local rank's
-    // place in the list.
+    // Intel Gaudi, "Gaudi-to-process Assignment": the process with local rank i takes the i-th
+    // module of the list.
     case BackendKind::synapse: return {.variables = {{"HABANA_VISIBLE_MODULES", list}}};
     case BackendKind::cpu: break;
   }
@@ -246,7 +247,7 @@ DeviceSelection select_devices(Cluster& cluster, const VisibilityVariables& envi
     cluster.notes.push_back(fmt::format("{} shows device{} {} of {}{}", selection.shown_by,
                                         shown.size() == 1 ? "" : "s", fmt::join(shown, ", "), count, chosen));
   }
-  // A file may itself be a selection of a machine's devices.
+  // A file may already be a selection of a machine's devices.
   const std::vector<int> before = cluster.device_ids;
   cluster.device_ids = selection.devices;
   if (!before.empty())

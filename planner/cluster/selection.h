@@ -8,7 +8,7 @@
 
 namespace parplan {
 
-// The variables by which drivers show programs a part of a machine, as the environment has them;
+// The variables with which drivers show programs a part of a machine, as the environment has them;
 // absent: not set.
 struct VisibilityVariables {
   std::optional<std::string> cuda_visible_devices = {};      // "2,0", "GPU-8932f937"; empty: no device
@@ -18,21 +18,21 @@ struct VisibilityVariables {
   bool operator==(const VisibilityVariables&) const = default;
 };
 
-// One device of a machine. nvidia-smi and files of topologies list them in the order of their bus
-// ids: that order counts here.
+// One device of a machine. nvidia-smi and topology files list devices in the order of their bus
+// ids, and so does parplan.
 struct MachineDevice {
-  std::string uuid;    // "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"; empty where it is not known
-  double speed = 0.0;  // in any unit: CUDA's order FASTEST_FIRST
+  std::string uuid;  // "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"; empty where unknown
+  double speed = 0.0;  // in any unit, for CUDA's order FASTEST_FIRST
 };
 
 struct SelectionRequest {
   std::string machine;  // for messages: "cluster 'mine'"
   BackendKind backend{};
   std::vector<MachineDevice> devices;
-  int tiles_per_card = 1;  // Level Zero: how many devices in a row are tiles of one card
+  int tiles_per_card = 1;  // Level Zero: number of consecutive devices that are tiles of one card
   VisibilityVariables environment = {};
-  std::vector<int> device_ids =
-      {};  // --device-ids, which count the devices that the environment shows; empty: all of these
+  // --device-ids, which count the devices that the environment shows; empty: all of these.
+  std::vector<int> device_ids = {};
 };
 
 struct DeviceSelection {
@@ -41,14 +41,13 @@ struct DeviceSelection {
   bool operator==(const DeviceSelection&) const = default;
 };
 
-// Which devices a program would get, as CUDA and Level Zero choose them (docs/cluster.md), and of
-// these the ones that --device-ids names. A variable speaks for devices of its driver only; cores
-// have none. ConfigError where nothing is left, and where a variable cannot be understood without
-// the machine.
+// The devices that a program would get, as CUDA and Level Zero choose them (docs/cluster.md),
+// reduced to those that --device-ids names. A variable applies to devices of its driver only, and
+// to no cores. Throws ConfigError where nothing is left, and where a variable cannot be understood
+// without the machine.
 DeviceSelection select_devices(const SelectionRequest& request);
 
-// What a driver needs to be told so that device i of a program is device `devices[i]` of the
-// machine.
+// The settings of a driver with which device i of a program is device `devices[i]` of the machine.
 struct VisibilitySetting {
   std::vector<std::pair<std::string, std::string>> variables;  // in the order in which to print them
   bool in_this_order = true;  // false: the driver shows the devices, but in its own order
@@ -56,7 +55,7 @@ struct VisibilitySetting {
 };
 VisibilitySetting visibility_of(BackendKind backend, const std::vector<int>& devices);
 
-// Leaves a cluster of one node the devices that are selected and notes which they are
+// Reduces a cluster of one node to the selected devices and records their numbers
 // (Cluster::device_ids).
 DeviceSelection select_devices(Cluster& cluster, const VisibilityVariables& environment,
                                const std::vector<int>& device_ids);

@@ -38,7 +38,7 @@ std::vector<std::string> words_of(const std::string& text) {
   return words;
 }
 
-// The parts of a word that ran together, if it consists of nothing but such parts; else nothing.
+// The parts of a word that ran together, if it consists of such parts and nothing else.
 std::vector<std::string> parts_of(const std::string& word, const std::regex& part) {
   std::vector<std::string> parts;
   for (auto at = word.cbegin(); at != word.cend();) {
@@ -50,8 +50,8 @@ std::vector<std::string> parts_of(const std::string& word, const std::regex& par
   return parts;
 }
 
-// (All repetitions here are bounded: std::regex of libstdc++ recurses once a character, so that a
-// line of digits without end would end the stack.)
+// (All repetitions here are bounded: std::regex of libstdc++ recurses once per character, so an
+// endless line of digits would overflow the stack.)
 const std::regex& end_name() {
   static const std::regex pattern("GPU[0-9]{1,4}|NIC[0-9]{1,4}|mlx[0-9]{1,3}_[0-9]{1,3}");
   return pattern;
@@ -63,7 +63,7 @@ const std::regex& connection_name() {
 
 bool is_gpu(const std::string& name) { return name.starts_with("GPU"); }
 
-// Where the affinity columns begin.
+// The column where the affinities begin.
 std::size_t affinity_start(const std::string& line) {
   std::size_t start = line.size();
   for (const char* title : affinity_titles) start = std::min(start, line.find(title));
@@ -82,11 +82,11 @@ bool is_header(const std::string& line) {
 struct Row {
   std::string label;
   int line = 0;
-  std::vector<std::string> cells;  // connections as far as they go; "" where a cell is empty
+  std::vector<std::string> cells;  // connections; "" where a cell is empty
   std::vector<std::string> rest;   // affinities
 };
 
-// Connections first, then affinities. Tabs keep empty cells apart; between spaces there are none.
+// Connections first, then affinities. Tabs preserve empty cells; between spaces there are none.
 Row read_row(const std::string& line, int number, const std::vector<std::string>& columns,
              const std::string& file_name) {
   Row row{.label = words_of(line)[0], .line = number, .cells = {}, .rest = {}};
@@ -153,8 +153,8 @@ int nvlinks_in(const std::string& connection) {
   return connection.starts_with("NV") ? std::stoi(connection.substr(2)) : 0;
 }
 
-// GPUs by NVLink: through a switch where each pair has more links than a card could spare for it,
-// else directly. True where every pair of GPUs has NVLink.
+// Joins GPUs by NVLink: through a switch where each pair has more links than a card could have for
+// it, otherwise directly. Returns whether every pair of GPUs has NVLink.
 bool add_nvlinks(const SmiTopology& topology, const DeviceKind& device, NodeKind& node) {
   const std::size_t count = topology.gpus.size();
   std::set<int> distinct;
@@ -191,9 +191,9 @@ bool add_nvlinks(const SmiTopology& topology, const DeviceKind& device, NodeKind
   return !distinct.contains(0);
 }
 
-// Cards and NICs under PCIe switches (PIX, PXB), those under host bridges (PHB), those in sockets
-// (NODE or one NUMA node), those joined to each other (SYS). `ends` are the vertices of the
-// topology's GPUs and then NICs.
+// Adds cards and NICs under PCIe switches (PIX, PXB), those under host bridges (PHB), those in
+// sockets (NODE or one NUMA node), and the links between sockets (SYS). `ends` are the vertices of
+// the topology's GPUs and then NICs.
 void add_pcie(const SmiTopology& topology, const DeviceKind& device, const std::vector<int>& ends, Cluster& cluster) {
   NodeKind& node = cluster.groups.front().node;
   const std::size_t count = ends.size();
@@ -233,7 +233,8 @@ void add_pcie(const SmiTopology& topology, const DeviceKind& device, const std::
     }
     add_link(node, ends[i], near, pcie, pcie_link_latency, "PCIe");
   }
-  // A socket with several host bridges gets a middle, at which SYS links to other sockets end too.
+  // A socket with several host bridges gets a central vertex, where the SYS links to other sockets
+  // end too.
   std::vector<int> middles;
   bool any_sys = false;
   for (const auto& [socket, members] : bridges_in) {
@@ -282,7 +283,7 @@ SmiTopology read_smi_topology(const std::string& text, const std::string& file_n
   check_utf8(text, file_name);
   // The header, then rows up to the legend or to the first line that is no row.
   std::vector<std::string> columns;
-  std::vector<std::string> titles;  // of the affinity columns, as they stand
+  std::vector<std::string> titles;  // of the affinity columns, as in the text
   std::vector<Row> rows;
   int header_line = 0;
   std::istringstream stream(text);
@@ -324,7 +325,7 @@ SmiTopology read_smi_topology(const std::string& text, const std::string& file_n
   if (header_line == 0)
     throw ConfigError(Location{.file = file_name}, "found no header of nvidia-smi topo -m (a line of GPU0, GPU1, ...)");
 
-  // The matrix, GPUs first; what a row lacks is taken from the other half.
+  // The matrix, GPUs first; a cell that a row lacks is taken from the other half.
   SmiTopology topology;
   std::vector<std::string> order;
   for (const std::string& column : columns) (is_gpu(column) ? topology.gpus : topology.nics).push_back(column);

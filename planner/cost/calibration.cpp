@@ -88,7 +88,7 @@ FitKey key_of(const KernelMeasurement& row) {
 }
 OpWork work_of(const KernelMeasurement& row) { return row_of(row.kind).work(row.shape, row.type); }
 
-// Of a kind that moves bytes. Nothing where its rows have no slope.
+// The fit of a memory-bound kind. Nothing where its rows have no slope.
 std::optional<KernelFit> fit_moving(const std::vector<KernelMeasurement>& rows) {
   std::vector<Equation> equations;
   for (const KernelMeasurement& row : rows)
@@ -112,7 +112,7 @@ struct ArithmeticRow {
   Bytes written;  // after the arithmetic
 };
 
-// Of matrix products and attention.
+// The fit of matrix products and attention.
 KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const DeviceKind& device, BytesPerSecond memory) {
   constexpr int rounds = 30;
   ProductRates rates;

@@ -50,14 +50,14 @@ class NetworkCache {
 // stages see from this one to the other; tied what the first and the last stage see.
 CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int stage);
 CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int stage);
-// Of all stages of the mesh, the first stage first.
+// One cost model for each stage of the mesh, the first stage first.
 std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh);
 
 // Bytes of the whole buffer that a communication is about (collective.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);
 
-// Of a kernel: kernel_time. Of a communication: collective_time, from when all ranks concerned have
-// arrived.
+// The time of a kernel is kernel_time. The time of a communication is collective_time, counted from
+// when all its ranks have arrived.
 Seconds duration(const Instruction& instruction, const CostModel& model);
 
 }  // namespace parplan

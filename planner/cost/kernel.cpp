@@ -13,9 +13,9 @@ namespace {
 // Blocks of queries and keys of fused attention on GPUs (FlashAttention-2, Dao 2023, section 3.3:
 // 64 or 128).
 constexpr std::int64_t attention_block = 128;
-// Of a product's rate, where attention was not measured. FlashAttention-2 reaches 50 to 73% of the
-// A100's peak, backward up to 63% (Dao 2023, abstract and section 4.1), causal and with heads of 64
-// the lower end; products reach 86% there.
+// The share of a product's rate that attention reaches where it was not measured. FlashAttention-2
+// reaches 50 to 73% of the A100's peak, backward up to 63% (Dao 2023, abstract and section 4.1),
+// with causal attention and heads of 64 at the lower end; products reach 86% there.
 constexpr double attention_share = 0.6;
 constexpr double attention_gradient_share = 0.5;
 

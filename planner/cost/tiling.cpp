@@ -17,7 +17,7 @@ struct Tile {
 constexpr Tile tiles[] = {{256, 128}, {128, 256}, {128, 128}, {128, 64}, {64, 128}, {64, 64}};
 constexpr std::int64_t splits[] = {1, 2, 4, 8, 16, 32};
 
-// Of the rate, where loading binds.
+// The share of the rate that a tile reaches where loading binds.
 double reuse(const Tile& tile) {
   constexpr double enough = 128.0 * 128.0 / (128.0 + 128.0);
   return std::min(1.0, static_cast<double>(tile.m * tile.n) / static_cast<double>(tile.m + tile.n) / enough);

@@ -16,7 +16,7 @@ struct Product {
   Bytes result;  // written, or read and written where the op adds to it
   bool operator==(const Product&) const = default;
 };
-// Of linear and its gradients, alone or fused with GELU.
+// Linear and its gradients, alone or fused with GELU, are products.
 bool is_product(OpKind kind);
 Product product_of(OpKind kind, const OpShape& shape, DataType type);
 

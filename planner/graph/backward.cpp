@@ -14,7 +14,8 @@ std::size_t index(int i) {
   return static_cast<std::size_t>(i);
 }
 
-// The forward tensor that an operand of a row means; nothing for an optional one that is absent.
+// The forward tensor that an operand of a row stands for; nothing for an optional one that is
+// absent.
 std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) {
   if (operand.source == OperandSource::workspace || operand.source == OperandSource::loss_scale)
     return TrainingOperand{.source = operand.source, .access = operand.access};
@@ -50,7 +51,7 @@ TrainingOp training_op(const Op& op, int forward_op, OpKind kind) {
   return result;
 }
 
-// What a backward op is for; a bias gradient without a bias is for nothing.
+// Whether a backward op computes anything: a bias gradient without a bias does not.
 bool has_result(const TrainingOp& op) {
   return std::any_of(op.operands.begin(), op.operands.end(), [](const TrainingOperand& operand) {
     return operand.source == OperandSource::input_gradient || operand.source == OperandSource::parameter_gradient;
@@ -70,7 +71,7 @@ struct Pass {
 
 class Derivation {
  public:
-  // `copies`: where the gradient is passed on as a copy.
+  // `copies` are the places where the gradient is passed on as a copy.
   Derivation(const OpGraph& graph, const Block& block, const std::vector<Pass>& copies)
       : graph_(graph), block_(block), copies_(copies) {
     defined_.assign(graph.tensors.size(), false);
@@ -89,9 +90,9 @@ class Derivation {
     return std::move(result_);
   }
 
-  // A gradient is added to where it lies: from then on, the adding op included, nobody may want
-  // what another tensor's gradient was there before. The first pass of `block` (what `derive` made)
-  // that must become a copy for that.
+  // Gradients are added in place: from then on, the adding op included, nobody may need the
+  // previous value of another tensor's gradient there. This finds the first pass of `block` (the
+  // result of `derive`) that must become a copy for that reason.
   std::optional<Pass> overwritten(const TrainingBlock& block) const {
     for (std::size_t i = 0; i < block.backward.size(); ++i)
       for (const TrainingOperand& changed : block.backward[i].operands) {
@@ -113,8 +114,8 @@ class Derivation {
   void differentiate(int forward_op) {
     const Op& op = graph_.ops[index(forward_op)];
     const OpRow& row = row_of(op.kind);
-    // First: the op's own gradients read the gradient of its output, which its inputs share from
-    // now on.
+    // This comes first: the op's own gradients read the gradient of its output, which its inputs
+    // share from now on.
     for (const OpKind kind : row.gradients) {
       TrainingOp gradient = training_op(op, forward_op, kind);
       if (has_result(gradient)) add(op, std::move(gradient));
@@ -148,7 +149,7 @@ class Derivation {
     }
   }
 
-  // The inputs' gradients are the output's, or that is added to what an input has already.
+  // The inputs' gradients are the output's, or the output's is added to what an input already has.
   void pass(const Op& op, int forward_op) {
     const TensorId output = op.outputs[0];
     check_defined(op, output);
@@ -181,8 +182,8 @@ class Derivation {
     PARPLAN_ASSERT(defined_[index(id)], fmt::format("{}: no gradient for {}", op.name, tensor_name(id)));
   }
 
-  // Whether the gradient of `id` is the one of `of` with what has been added since, or shares its
-  // storage by chance.
+  // Whether the gradient of `id` is that of `of` with later additions, rather than one that shares
+  // its storage by chance.
   static bool descends(const TrainingBlock& block, TensorId id, TensorId of) {
     while (id != of && block.alias[index(id)] != id) id = block.alias[index(id)];
     return id == of;
@@ -192,7 +193,7 @@ class Derivation {
     return id;
   }
 
-  // In the order in which the forward reads or writes them, which begins with the block's input.
+  // In the order in which the forward reads or writes them, beginning with the block's input.
   void collect_saved() {
     std::vector<bool> wanted(graph_.tensors.size(), false);
     for (const TrainingOp& op : result_.backward)
@@ -221,7 +222,7 @@ class Derivation {
 }  // namespace
 
 TrainingBlock training_block(const OpGraph& graph, int block) {
-  // Sharing storage is tried first. Each copy takes one tensor out of it, so that this ends.
+  // Sharing storage is tried first. Each copy removes one tensor from the sharing, so this ends.
   std::vector<Pass> copies;
   while (true) {
     Derivation derivation(graph, graph.blocks.at(index(block)), copies);

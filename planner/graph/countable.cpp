@@ -7,7 +7,7 @@
 namespace parplan {
 
 std::optional<std::string> beyond_counting(const OpGraph& graph, const TrainingSpec& training) {
-  // Every number of a sample and its gradient, in fp32, against half of what 64 bits count.
+  // Every number of a sample and its gradient in fp32, compared with half of what 64 bits count.
   constexpr double bytes_of_number = 2 * 4;
   const double most = std::exp2(62);
   double numbers = 0.0;

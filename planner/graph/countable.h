@@ -8,9 +8,9 @@
 
 namespace parplan {
 
-// Bytes are counted in 64 bits. The reason why what a step keeps of its samples cannot be, or
-// nothing: batches that no cluster holds are refused rather than counted wrong. Whatever the
-// layout, a step has no more in flight than its global batch.
+// Bytes are counted in 64 bits. Returns the reason why the memory that a step keeps of its samples
+// cannot be counted, or nothing: batches that no cluster holds are refused rather than counted
+// wrong. Whatever the layout, a step has no more samples in flight than its global batch.
 std::optional<std::string> beyond_counting(const OpGraph& graph, const TrainingSpec& training);
 
 }  // namespace parplan

@@ -6,24 +6,23 @@
 
 namespace parplan {
 
-// Workspaces of the CUDA kernels. They stand here because they are operands, which the plan counts
-// to the byte; the kernels (runtime/device/cuda/kernels) use the same numbers.
+// Workspaces of the CUDA kernels. They are in this room because they are operands, which the plan
+// counts to the byte; the kernels (runtime/device/cuda/kernels) use the same numbers.
 
-// cuBLASLt: algorithms that want more are refused. 32 MiB is what cuBLAS itself takes on Hopper
+// cuBLASLt: algorithms that need more are refused. 32 MiB is what cuBLAS itself takes on Hopper
 // (cuBLAS 13 documentation, cublasSetWorkspace).
 inline constexpr std::int64_t matrix_workspace_bytes = 32 << 20;
 
-// Sums over many rows are made in two steps, so that their order does not depend on which block
-// comes first: each of this many blocks sums a contiguous part of the rows, then the parts are
-// added in order.
+// Sums over many rows take two steps, so that their order does not depend on which block comes
+// first: each of this many blocks sums a contiguous part of the rows, then the parts are added in
+// order.
 inline constexpr std::int64_t most_partial_sums = 256;
 // Blocks that sum `rows` rows: at least 16 rows each, where there are as many.
 constexpr std::int64_t partial_sums(std::int64_t rows) {
   const std::int64_t blocks = (rows + 15) / 16;
   return blocks < 1 ? 1 : blocks < most_partial_sums ? blocks : most_partial_sums;
 }
-// `vectors` sums of `columns` columns each over `rows` rows, fp32 [partial_sums, columns] one after
-// the other.
+// `vectors` sums of `columns` columns each over `rows` rows, each in fp32 [partial_sums, columns].
 constexpr Bytes column_sums_workspace(std::int64_t rows, std::int64_t columns, std::int64_t vectors) {
   return Bytes(4 * partial_sums(rows) * columns * vectors);
 }
@@ -32,9 +31,9 @@ constexpr Bytes column_sums_workspace(std::int64_t rows, std::int64_t columns, s
 inline constexpr std::int64_t sum_squares_blocks = 1024;
 inline constexpr std::int64_t sum_squares_workspace_bytes = 4 * sum_squares_blocks;
 
-// attention_gradient: for each query and head the sum of dy * y, fp32 [batch, heads, sequence].
-// (Query gradients are computed by a kernel of their own, not added up across blocks: no fp32
-// accumulator, and the same bits in every run.)
+// attention_gradient: the sum of dy * y for each query and head, fp32 [batch, heads, sequence].
+// (Query gradients are computed by a kernel of their own, not added up across blocks: this needs no
+// fp32 accumulator and gives the same bits in every run.)
 constexpr Bytes cuda_attention_gradient_workspace(std::int64_t sequence, std::int64_t batch, std::int64_t heads) {
   return Bytes(4 * sequence * batch * heads);
 }

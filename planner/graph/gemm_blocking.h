@@ -7,8 +7,9 @@
 namespace parplan {
 
 // How the CPU kernels cut matrix products y[n, m] += x[n, k] w[m, k] into blocks that are packed
-// for the caches. It stands here because the packing buffers are workspace operands, which the plan
-// counts to the byte; the kernels (runtime/device/cpu/kernels/gemm.cpp) use the same numbers.
+// for the caches. This is in this room because the packing buffers are workspace operands, which
+// the plan counts to the byte; the kernels (runtime/device/cpu/kernels/gemm.cpp) use the same
+// numbers.
 struct GemmBlocking {
   std::int64_t m = 0;  // output features
   std::int64_t n = 0;  // tokens
@@ -16,9 +17,9 @@ struct GemmBlocking {
   bool operator==(const GemmBlocking&) const = default;
 };
 
-// Best of 24 blockings by the mean over the GPT-2 124M shapes with 256 and 1024 tokens, one core of
-// a Sapphire Rapids Xeon (2 MiB L2), Eigen 3.4, AVX-512; tests/bench/gemm_bench.cpp prints what
-// they reach.
+// The best of 24 blockings by the mean over the GPT-2 124M shapes with 256 and 1024 tokens on one
+// core of a Sapphire Rapids Xeon (2 MiB L2), Eigen 3.4, AVX-512; tests/bench/gemm_bench.cpp prints
+// what they reach.
 inline constexpr GemmBlocking forward_blocking{.m = 384, .n = 256, .k = 768};   // w is stored [m, k]: costly to pack
 inline constexpr GemmBlocking backward_blocking{.m = 960, .n = 256, .k = 256};  // w is stored [k, m]
 
@@ -37,7 +38,7 @@ constexpr GemmBlocking clipped(GemmBlocking blocking, std::int64_t m, std::int64
           .k = k < blocking.k ? k : blocking.k};
 }
 
-// Floats: one packed block of w, one of x, and room for the last up to three tokens, padded to
+// In floats: one packed block of w, one of x, and space for the last up to three tokens, padded to
 // four.
 constexpr std::int64_t gemm_workspace_elements(GemmBlocking blocking, std::int64_t m, std::int64_t n, std::int64_t k) {
   const GemmBlocking b = clipped(blocking, m, n, k);

@@ -62,7 +62,7 @@ constexpr OperandRow add_rms_norm_operands[] = {
     {input, 0, read},     {input, 1, read, if_second}, {parameter, 0, read, if_bias},
     {parameter, 1, read}, {output, 0, write},          {output, 1, write},
     {output, 2, write}};
-// The two outputs may be one storage: then `before` is needed by nobody, and y alone is written.
+// The two outputs may share storage: then nobody needs `before`, and y alone is written.
 constexpr OperandRow linear_gelu_operands[] = {{input, 0, read},   {parameter, 0, read}, {parameter, 1, read, if_bias},
                                                {output, 0, write}, {output, 1, write},   {workspace, 0, update}};
 
@@ -125,7 +125,7 @@ constexpr OperandRow linear_input_gradient_gelu_operands[] = {{output_gradient, 
                                                               {input_gradient, 0, write},
                                                               {workspace, 0, update}};
 
-// Around the step no forward op stands behind: sources only tell the operands apart.
+// Around the step there is no forward op: sources only distinguish the operands.
 constexpr OperandRow accumulate_operands[] = {{input, 0, read}, {output, 0, update}};
 constexpr OperandRow fill_zero_operands[] = {{output, 0, write}};
 constexpr OperandRow copy_operands[] = {{input, 0, read}, {output, 0, write}};
@@ -146,7 +146,7 @@ constexpr OperandRow sgd_operands[] = {{input, 0, read},
                                        {loss_scale, 0, read, if_scaled}};
 
 // Backward ops, in running order. The input gradient of `linear` comes first: its all-reduce over
-// the tensor axis and the blocks before wait for it, nothing waits for the weight's.
+// the tensor axis and the blocks before wait for it, while nothing waits for the weight's.
 constexpr OpKind embedding_gradients[] = {OpKind::embedding_gradient};
 constexpr OpKind add_position_gradients[] = {OpKind::add_position_gradient};
 constexpr OpKind layer_norm_gradients[] = {OpKind::layer_norm_gradient};
@@ -166,10 +166,10 @@ constexpr OpKind cross_entropy_loss_gradients[] = {OpKind::cross_entropy_gradien
 
 // Work --------------------------------------------------------------------------------------------
 // Letters: r rows, c columns, k inner, e bytes of an element of `type`. Statistics, tokens, the
-// loss, gradients of parameters and optimizer state have 4 bytes. An operand that is updated is
-// read and written. Operations per element of what is not a matrix product are counted from the
-// formula, exp, tanh, erf and sqrt as one each: these kernels are bound by memory, so only the
-// order of magnitude matters.
+// loss, gradients of parameters and optimizer state have 4 bytes. An updated operand is read and
+// written. Outside matrix products, operations per element are counted from the formula, with exp,
+// tanh, erf and sqrt as one each: these kernels are memory-bound, so only the order of magnitude
+// matters.
 
 constexpr std::int64_t e(DataType type) {
   return size_of(type);
@@ -177,13 +177,13 @@ constexpr std::int64_t e(DataType type) {
 Flops flops(std::int64_t count) {
   return Flops(static_cast<double>(count));
 }
-// Products of sizes are taken in floating point: a whole model's exceed 63 bits sooner than one
-// expects.
+// Products of sizes are computed in floating point: those of a whole model exceed 63 bits sooner
+// than expected.
 Flops product(double factor, std::int64_t a, std::int64_t b, std::int64_t c) {
   return Flops(factor * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c));
 }
 
-OpWork embedding_work(const OpShape& s, DataType type) {  // of the table only the rows that are looked up
+OpWork embedding_work(const OpShape& s, DataType type) {  // only the rows of the table that are looked up
   return {Flops(0), Bytes(4 * s.rows + 2 * s.rows * s.columns * e(type))};
 }
 OpWork add_position_work(const OpShape& s, DataType type) {
@@ -210,13 +210,14 @@ std::int64_t head_elements(const OpShape& s) {
 std::int64_t query_key_elements(const OpShape& s) {
   return s.sequence * s.batch * (s.heads + s.kv_heads) * s.head_dim;
 }
-// Three operations an element that turns. The rest of a head and values pass untouched, but belong
+// Three operations per rotated element. The rest of a head and the values are unchanged, but belong
 // to the operand.
 OpWork rotary_work(const OpShape& s, DataType type) {
   const std::int64_t turning = s.rotary_dim > 0 ? s.rotary_dim : s.head_dim;
   return {flops(3 * s.sequence * s.batch * (s.heads + s.kv_heads) * turning), Bytes(2 * fused_elements(s) * e(type))};
 }
-// As rms_norm, of queries and keys. Values are copied; a statistic a head, or two sums a row.
+// As rms_norm, for queries and keys. Values are copied; there is one statistic per head, or two
+// sums per row.
 OpWork head_norm_work(const OpShape& s, DataType type) {
   return {flops(4 * query_key_elements(s)), Bytes((2 * fused_elements(s) + 2 * s.head_dim) * e(type) +
                                                   4 * s.sequence * s.batch * (s.heads + s.kv_heads))};
@@ -228,8 +229,8 @@ OpWork head_norm_gradient_work(const OpShape& s, DataType type) {
 OpWork query_key_squares_work(const OpShape& s, DataType type) {
   return {flops(2 * query_key_elements(s)), Bytes(query_key_elements(s) * e(type) + 8 * s.sequence * s.batch)};
 }
-OpWork query_key_squares_gradient_work(const OpShape& s,
-                                       DataType type) {  // twice the sum's gradient times the element, added
+// Twice the sum's gradient times the element, added.
+OpWork query_key_squares_gradient_work(const OpShape& s, DataType type) {
   return {flops((s.accumulate ? 2 : 1) * query_key_elements(s)),
           Bytes((s.accumulate ? 3 * query_key_elements(s) : query_key_elements(s) + fused_elements(s)) * e(type) +
                 8 * s.sequence * s.batch)};
@@ -245,10 +246,10 @@ OpWork query_key_norm_gradient_work(const OpShape& s, DataType type) {  // dy ga
   return {flops(6 * query_key_elements(s)), Bytes((3 * fused_elements(s) + query_key_width(s)) * e(type) +
                                                   16 * s.sequence * s.batch + 8 * query_key_width(s))};
 }
-// Causal: query i meets i + 1 keys, so sequence (sequence + 1) / 2 pairs a head; a window leaves
-// out what is further back. Scores and the weighted sum take 2 head_dim a pair each. FlashAttention
-// (Dao 2023, section 4.1) counts the same products, causal as one half. What is done to a score
-// (scale, softcap, ALiBi, exp) is not counted, as there.
+// Causal: query i meets i + 1 keys, which makes sequence (sequence + 1) / 2 pairs per head; a
+// window leaves out earlier keys. Scores and the weighted sum take 2 head_dim each per pair.
+// FlashAttention (Dao 2023, section 4.1) counts the same products, causal as one half. Operations
+// on a score (scale, softcap, ALiBi, exp) are not counted, as there.
 double attention_pairs(const OpShape& s) {
   const auto triangle = [](std::int64_t n) { return static_cast<double>(n) * static_cast<double>(n + 1) / 2; };
   const double beyond = s.window > 0 && s.window < s.sequence ? triangle(s.sequence - s.window) : 0.0;
@@ -263,7 +264,7 @@ OpWork attention_gradient_work(const OpShape& s, DataType type) {
   return {Flops(10 * static_cast<double>(s.head_dim) * attention_pairs(s)),
           Bytes(2 * (fused_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
 }
-// Of an activation, and of its slope times the gradient.
+// Operations of an activation, and of its slope times the gradient.
 std::int64_t value_operations(ActivationKind activation) {
   switch (activation) {
     case ActivationKind::gelu_tanh: return 9;
@@ -288,11 +289,11 @@ OpWork activation_work(const OpShape& s, DataType type) {
 OpWork activation_gradient_work(const OpShape& s, DataType type) {
   return {flops(slope_operations(s.activation) * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
 }
-// The activation, times the other.
+// The activation times the other operand.
 OpWork gate_work(const OpShape& s, DataType type) {
   return {flops((value_operations(s.activation) + 1) * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
 }
-// dy up slope; dy activation, whose parts are at hand: a product of two and one more.
+// dy up slope; dy activation, whose parts are already computed: a product of two and one more.
 OpWork gate_gradient_work(const OpShape& s, DataType type) {
   return {flops((slope_operations(s.activation) + 3) * s.rows * s.columns), Bytes(5 * s.rows * s.columns * e(type))};
 }
@@ -316,8 +317,7 @@ OpWork cross_entropy_max_work(const OpShape& s, DataType type) {
 OpWork cross_entropy_sums_work(const OpShape& s, DataType type) {  // subtract, exp, add; target, maximum, two sums
   return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 16 * s.rows)};
 }
-// The two sums of a token hold all that its loss needs; the other operands are there for the
-// gradient.
+// The two sums of a token hold all that its loss needs; the other operands are for the gradient.
 OpWork cross_entropy_loss_work(const OpShape& s, DataType) {
   return {flops(3 * s.rows), Bytes(8 * s.rows + 8)};
 }
@@ -334,12 +334,12 @@ OpWork add_position_gradient_work(const OpShape& s, DataType type) {
 OpWork bias_gradient_work(const OpShape& s, DataType type) {
   return {flops(s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 8 * s.columns)};
 }
-// What dx costs: written, or read as well.
+// The memory passes of dx: written, or read as well.
 std::int64_t input_gradient_passes(const OpShape& s) {
   return s.accumulate ? 2 : 1;
 }
-// Normalise again 2, dgamma 2, dbeta 1, dy gamma 1, its two sums 3, dx 4, and 1 to add to what is
-// there.
+// Normalise again 2, dgamma 2, dbeta 1, dy gamma 1, its two sums 3, dx 4, and 1 to add to the
+// present value.
 OpWork layer_norm_gradient_work(const OpShape& s, DataType type) {
   return {flops((s.accumulate ? 14 : 13) * s.rows * s.columns),
           Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 8 * s.rows + 16 * s.columns)};
@@ -375,12 +375,12 @@ OpWork load_work(const OpShape& s, DataType) {
 OpWork sum_squares_work(const OpShape& s, DataType) {
   return {flops(2 * s.rows), Bytes(4 * s.rows + 8)};
 }
-// A parameter is updated itself, or rewritten from the fp32 master copy, which is updated.
+// A parameter is updated directly, or rewritten from the fp32 master copy, which is updated.
 std::int64_t parameter_bytes(const OpShape& s, DataType type) {
   return s.master ? 8 + e(type) : 2 * e(type);
 }
-OpWork adamw_work(const OpShape& s,
-                  DataType type) {  // m 3, v 4, two corrections, sqrt, epsilon, divide, step 2; decay 2
+// m 3, v 4, two corrections, sqrt, epsilon, divide, step 2; decay 2.
+OpWork adamw_work(const OpShape& s, DataType type) {
   return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes((4 + 16 + parameter_bytes(s, type)) * s.rows)};
 }
 OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum
@@ -392,7 +392,7 @@ OpWork update_loss_scale_work(const OpShape&, DataType) {
   return {flops(4), Bytes(4 + 2 * static_cast<std::int64_t>(sizeof(LossScale)))};
 }
 
-// Two in one: what the first writes is not read again.
+// Two kernels in one: what the first writes is not read again.
 OpWork add_layer_norm_work(const OpShape& s, DataType type) {
   const OpWork add = add_work(s, type);
   const OpWork norm = layer_norm_work(s, type);
@@ -436,8 +436,8 @@ Bytes attention_gradient_cpu_workspace(const OpShape& s) {
 Bytes matrix_cuda_workspace(const OpShape&) {
   return Bytes(matrix_workspace_bytes);
 }
-// The sums of the bias come first and are then done with; those of many columns take more than the
-// product does.
+// The sums of the bias come first and are finished before the product; with many columns they need
+// more than the product does.
 Bytes linear_weight_gradient_cuda_workspace(const OpShape& s) {
   return std::max(Bytes(matrix_workspace_bytes), s.bias ? column_sums_workspace(s.rows, s.columns, 1) : Bytes(0));
 }
@@ -463,10 +463,9 @@ Bytes sum_squares_cuda_workspace(const OpShape&) {
   return Bytes(sum_squares_workspace_bytes);
 }
 
-// The table, in the order of OpKind
-// --------------------------------------------------------------------------------- In place:
-// elementwise kernels read an element before they write it, and each element of the read operand is
-// needed for the same element of the written one only.
+// The table, in the order of OpKind ---------------------------------------------------------------
+// In place: elementwise kernels read an element before they write it, and each element of the read
+// operand is needed for the same element of the written one only.
 
 constexpr OpRow rows[] = {
     {.kind = OpKind::embedding,

@@ -9,19 +9,21 @@
 
 namespace parplan {
 
-// Every kind of computation a rank can be told to do, forward and backward alike. One row each in
-// the table of op.cpp; the kernels of a backend are found by the same name.
+// Every kind of computation that a rank can execute, forward and backward alike. Each has one row
+// in the table of op.cpp; the kernels of a backend have the same names.
 enum class OpKind {
   // forward
   embedding,     // tokens, table -> rows of the table
   add_position,  // x, position table -> x + table[position]
   layer_norm,    // x, gamma, beta -> y, mean, rstd
   rms_norm,      // x, gamma -> y, rstd
-  head_norm,     // fused qkv, gamma of queries, gamma of keys -> RMS norm of each query and key head, rstd per row and
-                 // head
+  // Fused qkv, gamma of queries, gamma of keys -> RMS norm of each query and key head, rstd per row
+  // and head.
+  head_norm,
   query_key_squares,  // fused qkv -> per row: sum of squares of all queries, of all keys (of this rank's heads)
-  query_key_norm,  // fused qkv, squares, gamma of queries, gamma of keys -> RMS norm of all queries and of all keys of
-                   // a row
+  // Fused qkv, squares, gamma of queries, gamma of keys -> RMS norm of all queries and of all keys
+  // of a row.
+  query_key_norm,
   linear,          // x, weight [out, in], (bias) -> y
   rotary,          // fused qkv -> fused qkv with query and key rotated (in place)
   attention,       // fused qkv -> output, log-sum-exp per row and head; causal, perhaps windowed, capped, with ALiBi
@@ -33,7 +35,7 @@ enum class OpKind {
   cross_entropy_max,   // logits -> maximum per token (of this shard of the vocabulary)
   cross_entropy_sums,  // logits, targets, maximum -> per token: sum of exp(x - max), target's x - max
   cross_entropy_loss,  // logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target
-  // forward, two ops in one kernel (planner/graph/fusion.cpp); no family writes them
+  // forward, two ops in one kernel (planner/program/fusion.cpp); no family writes them
   add_layer_norm,  // a, (b), (bias), gamma, beta -> sum, y, mean, rstd
   add_rms_norm,    // a, (b), (bias), gamma -> sum, y, rstd
   linear_gelu,     // x, weight, (bias) -> before, y = gelu_tanh(before); one storage for both: y alone
@@ -71,8 +73,8 @@ enum class OpKind {
 
 enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };
 
-// The local (per-rank, per micro-batch) size of one op. Which fields an op reads stands in its row;
-// the others keep their defaults, so that equal work compares equal.
+// The local (per-rank, per micro-batch) size of one op. An op's row says which fields it reads; the
+// others keep their defaults, so that equal work compares equal.
 struct OpShape {
   std::int64_t rows = 0;       // tokens: local sequence x micro-batch; or elements for flat ops
   std::int64_t columns = 0;    // output features held by this rank
@@ -83,7 +85,7 @@ struct OpShape {
   std::int64_t heads = 0;      // query heads held by this rank
   std::int64_t kv_heads = 0;   // key/value heads held by this rank
   std::int64_t head_dim = 0;
-  std::int64_t rotary_dim = 0;  // rotary: features of a head that turn, the first ones; 0: all
+  std::int64_t rotary_dim = 0;  // rotary: how many features of a head are rotated, from the first on; 0: all
   std::int64_t window = 0;     // attention: a query sees the last `window` keys, its own among them; 0: all before it
   std::int64_t all_heads = 0;  // attention with ALiBi, query_key_norm: query heads of all ranks
   std::int64_t first_head = 0; // attention with ALiBi: the first of this rank's query heads among all
@@ -102,22 +104,23 @@ struct OpShape {
   double theta = 0.0;          // rotary base
   double scale = 0.0;          // cross_entropy_gradient: 1 / tokens of the global batch
   double factor = 0.0;         // scale
-  double score_scale = 0.0;    // attention: of query times key; 0: 1 / sqrt(head_dim)
-  double softcap = 0.0;        // softcap; attention: of scores (Gemma 2); 0: none
-  double alibi =
-      0.0;  // attention: times the head's slope times (key's - query's position), added to the score; 0: none
+  double score_scale = 0.0;  // attention: multiplier of query times key; 0: 1 / sqrt(head_dim)
+  double softcap = 0.0;  // softcap; attention: cap of the scores (Gemma 2); 0: none
+  // Attention: multiplier of the head's slope times (key's - query's position), added to the score;
+  // 0: none.
+  double alibi = 0.0;
   bool operator==(const OpShape&) const = default;
 };
 
 // The slope of query head `head` of `all_heads` in attention with linear biases (Press et al. 2022,
-// ALiBi, section 3): powers of 2^(-8/n) where n, the number of heads, is a power of two; otherwise
+// ALiBi, section 3): powers of 2^(-8/n) where the number n of heads is a power of two; otherwise
 // those of the next smaller power of two and every other one of the next larger, as in the authors'
-// code and BLOOM's.
+// code and in BLOOM's.
 double alibi_slope(std::int64_t head, std::int64_t all_heads);
 
 // What an operand of a kernel stands for. Indices count among the forward op's inputs, parameters,
-// outputs. `contribution` stands in no row: the gradient of an input by one of its uses, where the
-// kernel cannot add it to those of the others (graph/backward.h).
+// outputs. No row has a `contribution`: it is the gradient of an input by one of its uses, where
+// the kernel cannot add it to those of the others (graph/backward.h).
 enum class OperandSource {
   input,
   parameter,
@@ -131,7 +134,7 @@ enum class OperandSource {
 };
 enum class Access { read, write, update };
 
-// What the loss-scale operand holds in device memory: gradients of fp16 activations are computed
+// What the loss-scale operand holds in device memory. Gradients of fp16 activations are computed
 // times `scale`, so that small ones do not vanish (Micikevicius et al., Mixed Precision Training,
 // ICLR 2018); the optimizer divides by it and skips a step whose sum of squares is not finite.
 struct LossScale {
@@ -140,7 +143,7 @@ struct LossScale {
   float skipped_steps = 0.0f;  // they do not count for bias correction
   float unused = 0.0f;
 };
-// As PyTorch's GradScaler: times 2 after 2000 good steps, times 1/2 after an overflow.
+// As in PyTorch's GradScaler: times 2 after 2000 good steps, times 1/2 after an overflow.
 inline constexpr float loss_scale_growth_interval = 2000.0f;
 
 using ShapeFlag = bool OpShape::*;
@@ -151,19 +154,18 @@ struct OperandRow {
   Access access{};
   ShapeFlag optional = nullptr;  // present only where this flag of the shape is set
 };
-// Whether a kernel of this shape has the operand; `workspace`: whether the backend's row has one.
+// Whether a kernel of this shape has the operand. `workspace`: whether the backend's row has one.
 bool is_present(const OperandRow& operand, const OpShape& shape, bool workspace);
 
 // Arithmetic and memory traffic of one op on one rank: each operand is read once, written once, or
-// both when it is updated. Of an embedding table only the rows that are looked up count.
+// both when it is updated. Only the rows of an embedding table that are looked up count.
 struct OpWork {
   Flops flops;
   Bytes bytes;
   bool matrix = false;  // runs on matrix units (GEMM, attention)
 };
 
-// How placements pass through an op; `redistribute` is derived from it
-// (planner/program/placement.h).
+// How placements pass through an op; `redistribute` is derived from it (planner/plan/placement.h).
 enum class ShardingRule {
   tokenwise,    // any shard of token dims or features passes from input to output; Partial is resolved first
   contraction,  // linear: weight Shard(out) -> y Shard(out); weight Shard(in) -> y Partial(sum)
@@ -182,20 +184,20 @@ struct OpRow {
   ShardingRule sharding = ShardingRule::none;
   // In the order in which the kernel receives them.
   std::span<const OperandRow> operands = {};
-  // Backward ops in the order in which they run. What they read of the forward op's inputs and
-  // outputs is what the op saves.
+  // Backward ops in the order in which they run. The inputs and outputs of the forward op that they
+  // read are what the op saves.
   std::span<const OpKind> gradients = {};
   // `input_gradient(i)` is `output_gradient(0)` itself (add, add_position).
   bool passes_gradient = false;
   // Backward ops: `input_gradient(0)` can be added to (OpShape::accumulate) instead of written.
   bool accumulates = false;
-  // Operand positions {read, written} that may share storage when the read one is not needed again;
-  // -1 none.
+  // Positions of operands {read, written} that may share storage if the read one is not needed
+  // again; -1: none.
   int in_place_read = -1;
   int in_place_write = -1;
   OpWork (*work)(const OpShape&, DataType) = nullptr;
   // Bytes of the workspace operand on each backend (null or 0: none). CPU: packing and attention
-  // scratch, fp32. CUDA: cuBLASLt's cap and partial sums (planner/graph/cuda_workspace.h).
+  // scratch in fp32. CUDA: cuBLASLt's cap and partial sums (planner/graph/cuda_workspace.h).
   Bytes (*cpu_workspace)(const OpShape&) = nullptr;
   Bytes (*cuda_workspace)(const OpShape&) = nullptr;
 };

@@ -31,7 +31,7 @@ bool contains(const std::vector<TensorId>& ids, TensorId id) {
 
 // Operands against the op's row -------------------------------------------------------------------
 
-// How many operands of one source a row wants at least and at most.
+// The least and most operands of one source that a row wants.
 struct Count {
   std::size_t least = 0;
   std::size_t most = 0;
@@ -181,7 +181,7 @@ void check_order(const OpGraph& graph) {
   } catch (const boost::not_a_dag&) {
     wrong(graph, "its ops depend on each other in a circle");
   }
-  // An order exists; the graph's own has to be one.
+  // An order exists; the graph's own order has to be one of them.
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const Op& op = graph.ops[i];
     for (const TensorId id : op.inputs) {
@@ -220,7 +220,7 @@ void check_blocks(const OpGraph& graph) {
   if (index(next) != graph.ops.size())
     wrong(graph, fmt::format("ops from {} of {} stand in no block", next, graph.ops.size()));
 
-  // crossing[b]: what is written before the boundary after block b and read behind it.
+  // crossing[b]: tensors written before the boundary after block b and read after it.
   std::vector<std::vector<TensorId>> crossing(graph.blocks.size());
   std::vector<int> producer(graph.tensors.size(), -1);
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
@@ -256,8 +256,8 @@ void check_blocks(const OpGraph& graph) {
 
 // Blocks of equal work ----------------------------------------------------------------------------
 
-// A block without what tells it from its like: tensors are numbered by first use, names lose the
-// block's prefix. A tied parameter stays itself.
+// A block without what distinguishes it from equal blocks: tensors are numbered by first use, and
+// names lose the block's prefix. A tied parameter keeps its identity.
 struct BlockPattern {
   std::vector<Op> ops;
   std::vector<Tensor> tensors;

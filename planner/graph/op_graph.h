@@ -11,7 +11,7 @@ namespace parplan {
 
 using TensorId = int;
 
-// One operation of the forward graph. Sizes that do not depend on placement stand in `attributes`
+// One operation of the forward graph. Sizes that do not depend on placement are in `attributes`
 // (heads, kv_heads, head_dim, rotary_dim, window, activation, epsilon, theta, factor, softcap,
 // alibi and the like); lowering fills in the local ones.
 struct Op {
@@ -24,9 +24,9 @@ struct Op {
   bool operator==(const Op&) const = default;
 };
 
-// A run of ops between two points that a single activation crosses: where pipeline stages may be
-// cut, what recompute repeats, and what one FlatShard bucket holds. Blocks of equal `kind` are the
-// same work.
+// A run of ops between two points where a single activation passes: pipeline stages may be cut
+// there, recompute repeats a block, and one FlatShard bucket holds its parameters. Blocks of equal
+// `kind` do the same work.
 struct Block {
   std::string name;  // "embedding", "layers.0", "head"
   int kind = 0;
@@ -54,12 +54,12 @@ std::vector<TensorId> parameters(const OpGraph& graph);
 std::int64_t parameter_count(const OpGraph& graph);
 
 // Pairs of query and key of an attention op, per sample and head, as if it were not causal: every
-// token meets every token, with a window those less than `window` places before or behind it.
-// Rather less than twice what a causal kernel computes.
+// token meets every token, or with a window those less than `window` places before or after it.
+// This is a little less than twice what a causal kernel computes.
 double uncausal_pairs(const OpGraph& graph, const Op& op);
 
-// Model FLOPs of forward and backward of one sample by the convention of PaLM and Megatron-LM:
-// matrix products only, backward twice the forward, attention as if it were not causal
+// Model FLOPs of forward and backward for one sample by the convention of PaLM and Megatron-LM:
+// matrix products only, backward at twice the forward, attention as if it were not causal
 // (uncausal_pairs), nothing recomputed.
 Flops model_flops_per_sample(const OpGraph& graph);
 

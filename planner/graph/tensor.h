@@ -21,7 +21,7 @@ const char* name(DataType type);
 // bf16 and fp16: training in them keeps a master copy of the parameters in fp32.
 constexpr bool is_half(DataType type) { return type == DataType::bf16 || type == DataType::fp16; }
 constexpr std::int64_t size_of(DataType type) { return is_half(type) ? 2 : 4; }
-// As what numbers of a precision lie in memory.
+// The type in which numbers of a precision are stored.
 constexpr DataType in_memory(DataType precision) { return precision == DataType::tf32 ? DataType::fp32 : precision; }
 
 // One dim of a tensor in logical coordinates. Shards are whole multiples of `granule` (the width of
@@ -43,9 +43,10 @@ enum class TensorRole {
 
 enum class Initializer { zeros, ones, normal };
 
-// Activations, statistics and tokens are written for ONE sample: their batch dim has size 1 and is
-// scaled by the micro-batch at lowering. Memory order is that of `dims`, the last one contiguous;
-// activations are [sequence, batch, features], so that a shard of the sequence is contiguous.
+// Activations, statistics and tokens are declared for ONE sample: their batch dim has size 1 and is
+// scaled by the micro-batch at lowering. The memory order is that of `dims`, the last one
+// contiguous; activations are [sequence, batch, features], so a shard of the sequence is
+// contiguous.
 struct Tensor {
   std::string name;  // parameters: "layers.3.attention.qkv.weight"
   TensorRole role = TensorRole::activation;

@@ -23,7 +23,7 @@ const char* name(LearningRateSchedule schedule) {
   return "unknown";
 }
 
-// As in Megatron-LM's optimizer_param_scheduler: warm-up counts in the steps of the decay.
+// As in Megatron-LM's optimizer_param_scheduler: warm-up steps are part of the decay steps.
 double learning_rate_at(const TrainingSpec& training, std::int64_t step) {
   const double peak = training.learning_rate;
   if (step < training.warmup_steps) {

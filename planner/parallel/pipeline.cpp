@@ -110,7 +110,7 @@ double slowest_within(std::span<const std::vector<StageOption>> stages, std::siz
   }
   if (filled < blocks) return infinite;
   if (none_empty) return slowest;
-  // Of stages that are not alike one may hold a block before the one that it was left with.
+  // With heterogeneous stages, one may hold an earlier block than the greedy cut left to it.
   const std::size_t p = stages.size();
   // Whether stages before s can end at block b, and how far stage s gets from there; which is no
   // less far from later blocks.
@@ -176,8 +176,8 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
     end = std::max(first, s);
   }
 
-  // Of the cuts that reach it, the least sum of squares: squares[s][e] for the first e blocks in s
-  // + 1 stages.
+  // Among the cuts that reach it, the least sum of squares: squares[s][e] for the first e blocks in
+  // s + 1 stages.
   const auto at = [&](std::size_t s, std::size_t end) { return s * (n + 1) + end; };
   thread_local std::vector<double> squares;
   thread_local std::vector<std::size_t> begin;

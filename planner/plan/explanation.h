@@ -195,7 +195,7 @@ struct Reasons {
   double seconds = 0.0;                   // that finding them took
 };
 
-// Of `twice`, the one of what binds; null without searches.
+// The element of `twice` for the binding resource; null without searches.
 const Variation* relaxed(const Reasons& reasons);
 
 }  // namespace parplan

@@ -262,7 +262,7 @@ Seconds read_time(const YamlNode& node) {
   return Seconds(value);
 }
 
-// Of parts that are summed.
+// Bytes of one of several parts that are summed.
 Bytes read_part(const YamlNode& node) {
   constexpr std::int64_t most = std::int64_t{1} << 60;
   return Bytes(node.as_integer(0, most));

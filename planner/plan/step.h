@@ -22,9 +22,10 @@ constexpr std::optional<Axis> axis_of(Label label) {
   return std::nullopt;
 }
 
-// Where a step's time goes on the rank that finishes last: disjoint parts that sum to the step. Each
-// instant belongs to the running compute, else to the communication that the next compute awaits,
-// else to the bubble. The same type at three fidelities: estimated, simulated, measured.
+// Where a step's time goes on the rank that finishes last: disjoint parts that sum to the step.
+// Each instant belongs to the running compute, else to the communication that the next compute
+// awaits, else to the bubble. The same type serves three fidelities: estimated, simulated,
+// measured.
 struct StepTime {
   Seconds compute;
   Seconds recompute;

@@ -52,7 +52,7 @@ bool conflict(const Instruction& a, const Instruction& b) {
 bool is_kernel(const Instruction& instruction, OpKind op) {
   return instruction.kind == InstructionKind::kernel && instruction.op == op;
 }
-// Of the op's row; null where it is absent.
+// The operand at a position of the op's row; null where it is absent.
 const Operand* operand_at(const Instruction& instruction, int position) {
   const std::optional<std::vector<int>> positions = operand_positions(instruction);
   PARPLAN_ASSERT(positions.has_value(),

@@ -37,8 +37,8 @@ constexpr Stream stream_of(Axis axis) {
   return streams[axis];
 }
 
-// Which of the ranks along an axis a group holds: all; the holders of a tied parameter (the first and
-// the last stage); the one rank after this one, or before it.
+// Which of the ranks along an axis a group holds: all; the holders of a tied parameter (the first
+// and the last stage); the one rank after this one, or before it.
 enum class Members { all, tied, next, previous };
 
 // Who an instruction communicates with, said the same way on every rank.

@@ -283,8 +283,8 @@ std::string more_or_less(double factor) {
 }
 double slower(const StepResult& other, const StepResult& than) { return other.time.total() / than.time.total() - 1.0; }
 
-// A row a stage; neighbours that are alike share one, and columns in which no stage has anything
-// are left out. Of long pipelines the first, the last, and where `most` is largest.
+// One row per stage; equal neighbours share one, and columns in which no stage has anything are
+// left out. A long pipeline shows the first stages, the last ones, and where `most` is largest.
 std::string stage_table(std::vector<std::string> heads, const std::vector<std::vector<std::string>>& cells,
                         const std::vector<double>& most) {
   constexpr std::size_t most_rows = 16;

@@ -64,14 +64,14 @@ FrontMeasure front_measure(const Sweep& sweep);
 // One for each point.
 //
 // The Pareto front: no other point is at least as fast and at least as cheap, and better in one of
-// the two. Both count per token, so that the front is the same for any number of tokens.
+// the two. Both count per token, so the front is the same for any number of tokens.
 //
-// The knee, where points differ in nothing but the number of devices: the point that is farthest
-// above the chord from the smallest to the largest, devices and tokens per second both scaled to
-// 0..1, if the distance later falls by more than the mean step between sizes. That is Kneedle at
-// its sensitivity 1, without smoothing, as there is no noise (Satopaa et al., "Finding a 'Kneedle'
-// in a Haystack", ICDCS Workshops 2011, section III). Of equal points the smallest; none where
-// speed grows nearly in proportion.
+// The knee, among points that differ in nothing but the number of devices: the point that is
+// farthest above the chord from the smallest to the largest, devices and tokens per second both
+// scaled to 0..1, if the distance later falls by more than the mean step between sizes. This is
+// Kneedle at sensitivity 1, without smoothing, as there is no noise (Satopaa et al., "Finding a
+// 'Kneedle' in a Haystack", ICDCS Workshops 2011, section III). Ties go to the smallest; there is
+// none where speed grows nearly in proportion.
 std::vector<SweepMarks> marks(const Sweep& sweep);
 
 // (x, y), smaller is better in both: whether each is on the front. Equal points stand or fall

@@ -150,8 +150,8 @@ class Workbook {
   }
 
  private:
-  // Of Capacity, in this order. What stands in rows_ under the same key is either a value or, here,
-  // a formula.
+  // The columns of the sheet Capacity, in this order. A key's entry in rows_ is either a value or,
+  // here, a formula.
   static constexpr std::array capacity_keys = {"cluster",
                                                "device",
                                                "cluster_devices",
@@ -177,7 +177,7 @@ class Workbook {
                                                "weighed",
                                                "reason"};
 
-  // Of a row, what stands on Inputs, or is calculated on Capacity and not repeated.
+  // Keys of a row that are on the sheet Inputs, or are calculated on Capacity and not repeated.
   static constexpr std::array not_of_plans = {"price_per_hour", "power_w", "cost_per_million_tokens",
                                               "tokens",         "steps",   "days",
                                               "device_hours",   "cost",    "energy_kwh",

@@ -11,10 +11,11 @@
 
 namespace parplan {
 
-// Of unlike nodes a plan may take some alone, and in another order: the first ranks, and with them
-// the first stages, are on the first group. The cluster as it stands first, then up to three groups
-// in every choice and order; of more each alone. Nothing but the cluster itself where blocks of
-// nodes in a row share switches: then their order is where they stand.
+// On heterogeneous nodes a plan may use a subset of the groups, and another order: the first ranks,
+// and with them the first stages, are on the first group. The list has the cluster in its own order
+// first, then up to three groups in every subset and order; with more groups, each alone. It has
+// only the cluster itself where blocks of nodes in a row share switches: their order is then given
+// by the network.
 std::vector<Cluster> arrangements(const Cluster& cluster);
 
 struct ArrangedResult {

@@ -9,7 +9,7 @@
 namespace parplan {
 namespace {
 
-// Of a sample's forward and backward.
+// The FLOPs of a sample's forward and backward.
 double product_flops(const OpGraph& graph) {
   double flops = 0.0;
   for (std::size_t b = 0; b < graph.blocks.size(); ++b)

@@ -26,8 +26,8 @@ struct SearchOptions {
 };
 
 struct SearchResult {
-  // Best by the objective first, simulated; ties by the order of the space. Of candidates that
-  // differ in the order of axes alone, and to whose groups the links are the same, the first.
+  // Best by the objective first, simulated; ties by the order of the space. Candidates that differ
+  // in the order of axes alone, and whose groups see the same links, are represented by the first.
   std::vector<RankedPlan> plans;
   SearchCounts counts;
   // The candidate that needs least memory: of those that fit, or of all where none does. Its times
@@ -35,10 +35,10 @@ struct SearchResult {
   std::optional<RankedPlan> smallest;
 };
 
-// Best first: of the numbers of devices to use, each is looked into once its floor (floor.h) is the
-// least bound that is left: its candidates (candidates.h) are made and estimated, and those that do
-// not fit rejected. Of candidates the one of the least lower bound is simulated. So on until no
-// bound that is left beats the worst of the best `top`, or `most_simulated` is reached.
+// Best first. A number of devices is expanded once its floor (floor.h) is the least open bound: its
+// candidates (candidates.h) are made and estimated, and those that do not fit are rejected. A
+// candidate is simulated once its lower bound is the least open bound. The search goes on until no
+// open bound beats the worst of the best `top`, or `most_simulated` is reached.
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                     const LayoutRequest& request, const SearchOptions& options);
 

@@ -262,7 +262,7 @@ Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, co
 }
 
 std::uint64_t Estimator::kinds_in(BlockRange range) const {
-  // Of too many kinds each range is another.
+  // With too many kinds, each range differs from the others.
   if (blocks_of_kind_.size() > 31)
     return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(range.first) << 31 |
            static_cast<std::uint64_t>(range.last);

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# How long `parplan suggest` takes, as a process, for every model of the zoo on every cluster of configs/ (one node of each, defaults
-# for the rest): the count, the median and the slowest. Usage: tests/bench/first_use.sh [build/parplan]
+# How long `parplan suggest` takes, as a process, for every model of the zoo on every cluster of
+# configs/ (one node of each, defaults for the rest): the count, the median and the slowest. Usage:
+# tests/bench/first_use.sh [build/parplan]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 program=$(realpath "${1:-build/parplan}")
@@ -10,7 +11,8 @@ for cluster in configs/clusters/*.yaml; do
   for model in models/*.yaml; do
     begin=$(date +%s%N)
     code=0
-    "$program" suggest "$model" --cluster "$cluster" --json "$work/plans.json" --quiet -o "$work/plan.yaml" >/dev/null 2>"$work/errors" || code=$?
+    "$program" suggest "$model" --cluster "$cluster" --json "$work/plans.json" --quiet -o "$work/plan.yaml" \
+      >/dev/null 2>"$work/errors" || code=$?
     end=$(date +%s%N)
     # 1: nothing fits, which is an answer too.
     if [ "$code" -gt 1 ]; then

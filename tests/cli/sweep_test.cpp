@@ -127,7 +127,7 @@ TEST_CASE("where a group has no price a plan that uses it has neither cost nor c
     CHECK(row.at("cost_per_step").is_null());
     CHECK(row.at("currency").is_null());
   }
-  // Of the first group alone all is known.
+  // For the first group alone everything is known.
   const Called of_first =
       call({"suggest", "gpt2", "--cluster", mixed, "--devices", "8", "--max-candidates", "2", "--json"});
   CHECK(of_first.err.find("no price is known") == std::string::npos);

@@ -214,8 +214,8 @@ struct Product {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
 __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #endif
-void add_product(float* __restrict__ c, const float* __restrict__ a, const float* __restrict__ b, std::size_t m, std::size_t columns,
-                 std::size_t depth, std::size_t b_stride) {
+void add_product(float* __restrict__ c, const float* __restrict__ a, const float* __restrict__ b, std::size_t m,
+                 std::size_t columns, std::size_t depth, std::size_t b_stride) {
   for (std::size_t j = 0; j < columns; ++j) {
     float* __restrict__ sums = c + j * m;
     for (std::size_t k = 0; k < depth; ++k) {

@@ -9,9 +9,9 @@ namespace emulator {
 
 // The host thread's; what cudaSetDevice made it.
 int current_device();
-// Of one device: PARPLAN_EMULATED_MEMORY bytes, by default 8 GiB.
+// Memory of one device: PARPLAN_EMULATED_MEMORY bytes, by default 8 GiB.
 std::size_t total_memory();
-// Of PARPLAN_EMULATED_DEVICES, by default 1.
+// Number of devices: PARPLAN_EMULATED_DEVICES, by default 1.
 int devices();
 
 // Keeps an error for cudaGetLastError of this host thread, and returns it.

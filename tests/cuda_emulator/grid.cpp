@@ -170,8 +170,8 @@ void wait_for_others() {
 
 void become_ready(int thread) { block.ready.push_back(thread); }
 
-// Of lanes that wait in `warp`, lets those go whose meeting is complete. `lane`: one of them.
-// Returns whether it was.
+// Releases those lanes that wait in `warp` whose meeting is complete; `lane` is one of them.
+// Returns whether it was complete.
 bool hold_meeting(Warp& warp, int first_thread, int lane, int caller) {
   const Lane& own = warp.lanes[lane];
   const unsigned expected = own.mask & warp.alive;

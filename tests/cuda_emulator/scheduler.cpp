@@ -50,8 +50,8 @@ bool after_is_done(Work& work) {
   return work.after.empty();
 }
 
-// Of streams that can go on the one that is preferred. Preferences last a while, so that one stream
-// gets far ahead of others.
+// Chooses the preferred stream among those that can go on. Preferences last a while, so that one
+// stream gets far ahead of others.
 std::shared_ptr<CUstream_st> choose() {
   Scheduler& s = scheduler();
   s.candidates.clear();

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Counts the parameters of every tests/data/huggingface/*/config.json as transformers builds them.
 
-For developers; the tests need no Python. Needs transformers and PyTorch (the counts in tests/models/huggingface_test.cpp are of
-5.23 and 2.15) and takes no memory: models are built on the meta device.  python3 tests/golden/count_parameters.py [NAME]
+This is for developers; the tests need no Python. It needs transformers and PyTorch (the counts in
+tests/models/huggingface_test.cpp are of 5.23 and 2.15) and takes no memory: models are built on the meta device.
+
+    python3 tests/golden/count_parameters.py [NAME]
 
 With a NAME it prints that model's parameters with their shapes, those of the first layer only.
 """

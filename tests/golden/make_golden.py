@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes tests/data/golden/*.golden: logits, loss and gradients of the two tiny models of tests/data/models by PyTorch.
 
-For developers; the tests need no Python. Needs PyTorch (any CPU build; the files in the repository are of 2.15) and runs
-in seconds:  python3 tests/golden/make_golden.py
+This is for developers; the tests need no Python. It needs PyTorch (any CPU build; the files in the repository
+are of 2.15) and runs in seconds:  python3 tests/golden/make_golden.py
 
 Weights and tokens follow from a formula that tests/numerics/golden.cpp repeats to the bit. With
   hash(name)    = 32-bit FNV-1a of the name's bytes
@@ -18,8 +18,8 @@ A file is a text header and, after the line `end`, the tensors one after the oth
   parplan-golden 1
   tensor NAME SIZE SIZE ...
   end
-`logits`, `loss` (the mean over tokens) and `gradient/PARAMETER` (of that mean) are those of the first step; `losses` are
-those of five steps of AdamW with the numbers of `OPTIMIZER` below, each before the step's update.
+`logits`, `loss` (the mean over tokens) and `gradient/PARAMETER` (of that mean) are those of the first step;
+`losses` are those of five steps of AdamW with the numbers of `OPTIMIZER` below, each before the step's update.
 """
 
 import math

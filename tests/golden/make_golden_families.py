@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Makes tests/data/golden/families/*.json and *.golden: a tiny Hugging Face config of every model_type that parplan reads, in the
-variants that change its graph, and logits, loss and gradients of what transformers builds of it. A case is named by its model_type and, behind a hyphen, its variant.
+"""Makes tests/data/golden/families/*.json and *.golden: a tiny Hugging Face config of every model_type that
+parplan reads, in the variants that change its graph, with the logits, loss and gradients of the model that
+transformers builds from it. A case is named after its model_type and, after a hyphen, its variant.
 
-For developers; the tests need no Python. Needs transformers and PyTorch (the files in the repository are of 5.23 and 2.15) and runs
-in a minute:  python3 tests/golden/make_golden_families.py
+This is for developers; the tests need no Python. It needs transformers and PyTorch (the files in the
+repository are of 5.23 and 2.15) and runs in a minute:  python3 tests/golden/make_golden_families.py
 
-Weights and tokens follow from the formula of make_golden.py, by parplan's names and in parplan's layout: here they are put where
-transformers has them (RULES), and gradients come back through that by autograd. Gemma's norms multiply by 1 + weight, so their
-weights there are ours less 1. Each case has its own tokens, as every vocabulary has its size.
+Weights and tokens follow from the formula of make_golden.py, by parplan's names and in parplan's layout. Here
+they are put where transformers has them (RULES), and autograd brings the gradients back through that. Gemma's
+norms multiply by 1 + weight, so their weights there are parplan's less 1. Each case has its own tokens, since
+vocabularies differ in size.
 """
 
 import json
@@ -24,12 +26,13 @@ from make_golden import BATCH, SEQUENCE, numbers, parameter, write
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data" / "golden" / "families"
 HIDDEN, FEATURE, VOCABULARY, CONTEXT = 16, 24, 37, 32
 
-LLAMA = dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-             vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, rope_theta=100.0)
+LLAMA = dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, rope_theta=100.0)
 OPENAI = dict(n_embd=HIDDEN, n_layer=2, n_head=4, n_inner=FEATURE, vocab_size=VOCABULARY, n_positions=CONTEXT)
-FALCON = dict(hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, ffn_hidden_size=FEATURE, vocab_size=VOCABULARY)
-NEOX = dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=2, vocab_size=VOCABULARY,
-            max_position_embeddings=CONTEXT)
+FALCON = dict(hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, ffn_hidden_size=FEATURE,
+              vocab_size=VOCABULARY)
+NEOX = dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=2,
+            vocab_size=VOCABULARY, max_position_embeddings=CONTEXT)
 OPT = dict(hidden_size=HIDDEN, ffn_dim=FEATURE, num_hidden_layers=2, num_attention_heads=4, vocab_size=VOCABULARY,
            max_position_embeddings=CONTEXT, dropout=0.0)
 TOKENS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)  # some classes have defaults beyond the vocabulary
@@ -42,16 +45,16 @@ CASES = {
                                 tie_word_embeddings=False),
     "falcon-rw": FALCON | dict(alibi=True, bias=True, multi_query=False, parallel_attn=False),
     "gemma": LLAMA | dict(head_dim=6, num_key_value_heads=1),
-    "gemma2": LLAMA | dict(num_hidden_layers=3, head_dim=6, query_pre_attn_scalar=5, sliding_window=5, attn_logit_softcapping=1.5,
-                           final_logit_softcapping=2.0),
+    "gemma2": LLAMA | dict(num_hidden_layers=3, head_dim=6, query_pre_attn_scalar=5, sliding_window=5,
+                           attn_logit_softcapping=1.5, final_logit_softcapping=2.0),
     "gpt2": OPENAI,
     "gpt2-unscaled": OPENAI | dict(scale_attn_weights=False, activation_function="relu"),
     "gpt_neox": NEOX,
     "gpt_neox-sequential": NEOX | dict(use_parallel_residual=False, rotary_pct=1.0, hidden_act="gelu_fast",
                                        attention_bias=False),
     "gptj": OPENAI | dict(rotary_dim=2),
-    "granite": LLAMA | dict(attention_multiplier=0.3, embedding_multiplier=3.0, residual_multiplier=0.7, logits_scaling=2.0,
-                            attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "granite": LLAMA | dict(attention_multiplier=0.3, embedding_multiplier=3.0, residual_multiplier=0.7,
+                            logits_scaling=2.0, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "llama": LLAMA | dict(attention_bias=True, mlp_bias=True, head_dim=6),
     "mistral": LLAMA | dict(sliding_window=5),
     "olmo2": LLAMA,
@@ -85,8 +88,9 @@ class Weights:
         return self.made[name]
 
     def part(self, name, which, inner):
-        """Query, key or value of the product that parplan keeps as one: by group the query heads, the key, the value."""
-        groups = self.get(name, ((self.heads + 2 * self.kv) * self.dim, *inner)).view(self.kv, self.queries + 2, self.dim, *inner)
+        """Query, key or value of the product that parplan keeps as one: per group its query heads, key and value."""
+        whole = self.get(name, ((self.heads + 2 * self.kv) * self.dim, *inner))
+        groups = whole.view(self.kv, self.queries + 2, self.dim, *inner)
         chosen = {"q": groups[:, : self.queries], "k": groups[:, self.queries], "v": groups[:, self.queries + 1]}[which]
         return chosen.reshape(-1, *inner)
 
@@ -109,7 +113,8 @@ def gate_up(w, at, shape, kind):
 
 # GPT-2's matrices are [in, out].
 def transposed(target):
-    return lambda w, at, shape, kind: w.get(f"{at}{target}.{kind}", shape[::-1]).T if kind == "weight" else direct(target)(w, at, shape, kind)
+    return lambda w, at, shape, kind: (w.get(f"{at}{target}.{kind}", shape[::-1]).T if kind == "weight"
+                                       else direct(target)(w, at, shape, kind))
 
 
 def gpt2_qkv(w, at, shape, kind):
@@ -158,7 +163,8 @@ BY_TYPE = {
 
 
 def place(name, shape, config, weights):
-    match = re.fullmatch(r"(?:model\.decoder\.|model\.|transformer\.|gpt_neox\.)?(?:(?:layers|h)\.(\d+)\.)?(.*)\.(weight|bias)", name)
+    match = re.fullmatch(r"(?:model\.decoder\.|model\.|transformer\.|gpt_neox\.)?"
+                         r"(?:(?:layers|h)\.(\d+)\.)?(.*)\.(weight|bias)", name)
     layer, part_name, kind = match.groups()
     at = "" if layer is None else f"layers.{layer}."
     rules = dict(BY_TYPE.get(config.model_type, {})) | (IN_LAYERS if layer is not None else {})
@@ -175,7 +181,8 @@ def place(name, shape, config, weights):
 
 def golden(path):
     config = AutoConfig.from_pretrained(path)
-    # Eager knows soft caps. Falcon's eager attention of 5.23 adds ALiBi to the scores and has it in the mask already; sdpa adds it once.
+    # Eager knows soft caps. Falcon's eager attention of 5.23 adds ALiBi to the scores and has it in
+    # the mask already; sdpa adds it once.
     attention = "sdpa" if config.model_type == "falcon" else "eager"
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
     model.tie_weights()
@@ -187,7 +194,8 @@ def golden(path):
     if config.tie_word_embeddings:
         for name, value in model.named_parameters(remove_duplicate=False):
             if name not in placed:
-                placed[name] = placed[next(n for n in placed if re.search("embed_tokens|word_embeddings.weight|wte|embed_in", n))]
+                embedding = "embed_tokens|word_embeddings.weight|wte|embed_in"
+                placed[name] = placed[next(n for n in placed if re.search(embedding, n))]
     text = torch.from_numpy(numbers("text", BATCH * (SEQUENCE + 1)) % config.vocab_size).view(BATCH, SEQUENCE + 1)
     tokens, targets = text[:, :-1], text[:, 1:]
     logits = torch.func.functional_call(model, placed, (tokens,), dict(use_cache=False)).logits
@@ -207,5 +215,5 @@ if __name__ == "__main__":
         path.write_text(json.dumps({"model_type": name.split("-")[0]} | keys | TOKENS, indent=2) + "\n")
         tensors = golden(path)
         write(FOLDER / (name + ".golden"), tensors)
-        print(f"{name:22} {sum(math.prod(t.shape) for n, t in tensors.items() if n.startswith('gradient')):>7,} parameters, loss "
-              f"{tensors['loss'].item():.6f}", flush=True)
+        parameters = sum(math.prod(t.shape) for n, t in tensors.items() if n.startswith("gradient"))
+        print(f"{name:22} {parameters:>7,} parameters, loss {tensors['loss'].item():.6f}", flush=True)

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <regex>
@@ -15,11 +14,13 @@
 #include <string_view>
 #include <vector>
 
-#include "tests/temporary_folder.h"
+#include "tests/house/tree.h"
 
 namespace {
 
 namespace fs = std::filesystem;
+using parplan::testing::FakeTree;
+using parplan::testing::text_of;
 
 enum class Subfolders { belong_to_the_room, must_have_their_own_row };
 
@@ -134,13 +135,6 @@ std::set<std::string_view> reachable_from(const Room& room) {
   std::set<std::string_view> reached;
   add_reachable(room, reached);
   return reached;
-}
-
-std::string text_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
 }
 
 struct Include {
@@ -268,21 +262,6 @@ std::vector<std::string> house_faults(const fs::path& root) {
   }
   return faults;
 }
-
-// A small tree.
-class FakeTree {
- public:
-  explicit FakeTree(const std::map<std::string, std::string>& files) {
-    for (const auto& [path, text] : files) {
-      fs::create_directories((folder_ / path).parent_path());
-      folder_.write(path, text);
-    }
-  }
-  const fs::path& root() const { return folder_.root(); }
-
- private:
-  parplan::testing::TemporaryFolder folder_;
-};
 
 using Faults = std::vector<std::string>;
 

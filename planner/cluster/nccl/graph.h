@@ -4,7 +4,7 @@
 
 namespace parplan {
 
-// How far apart two ends of a node are, best first, in NCCL's words (NVIDIA/nccl
+// The distance between two ends of a node, best first, in NCCL's terms (NVIDIA/nccl
 // src/include/graph.h at 5067397c).
 enum class NcclDistance {
   local,            // LOC: within a GPU
@@ -24,12 +24,12 @@ const char* name(NcclDistance distance);  // "LOC", "NVL", ...
 
 enum class NcclPattern { balanced_tree = 1, split_tree = 2, tree = 3, ring = 4, nvls = 5, collnet_direct = 6 };
 
-// What NCCL's files call the graphs: the `id` of each.
+// The `id` of each graph in NCCL's files.
 enum class NcclAlgorithm { ring = 0, tree = 1, collnet_chain = 2, nvls = 3, collnet_direct = 4 };
 const char* name(NcclAlgorithm algorithm);  // "ring", "tree", "collnet chain", ...
 
 // One channel inside a node: GPUs in the order in which data passes them (NVLS: the head alone),
-// and where it comes from the network and goes back to it (empty inside one node). Both by NCCL's
+// and the networks where it enters and leaves the node (empty with one node). Both are NCCL's
 // `dev`.
 struct NcclChannel {
   std::vector<int> gpus;
@@ -37,17 +37,17 @@ struct NcclChannel {
   bool operator==(const NcclChannel&) const = default;
 };
 
-// The channels of one algorithm and what each of them moves, in GB/s.
+// The channels of one algorithm and the bandwidth of each of them, in GB/s.
 struct NcclGraph {
   NcclAlgorithm algorithm{};
   NcclPattern pattern{};
-  int cross_nic = 0;          // 0: a channel comes from and goes to the same rail; 2: pairs of channels swap NICs
+  int cross_nic = 0;  // 0: a channel comes from and goes to the same rail; 2: pairs of channels swap NICs
   float speed_intra = 0.0F;
   float speed_inter = 0.0F;
   float latency_inter = 0.0F;  // us
-  NcclDistance type_intra{};   // the farthest that its GPUs are apart
+  NcclDistance type_intra{};  // the greatest distance between its GPUs
   NcclDistance type_inter{};   // ... from their NICs
-  bool same_channels = false;  // all channels have the first one's order
+  bool same_channels = false;  // whether all channels have the order of the first one
   std::vector<NcclChannel> channels;
   bool operator==(const NcclGraph&) const = default;
 

@@ -19,22 +19,21 @@
 namespace parplan {
 namespace {
 
-// How NVLinks of a card are wired: by bridges that people put on or not; on a baseboard, with the
+// How the NVLinks of a card are wired: by bridges that are fitted or not; on a baseboard, with the
 // other modules or by NVSwitch; always by NVSwitch.
 enum class Board { slot, module, switched };
 
 struct Card {
-  int pci_device;  // of vendor 10de; 0 where several kinds have one id, or it is not known
+  int pci_device;  // of vendor 10de; 0 where several kinds share an id, or it is unknown
   int compute_capability;
   const char* kind;  // configs/devices
   Board board;
 };
 
-// PCI device ids: pci.ids of 2026-08-22 (pciutils/pciids at c1c1254), from Turing on also the names
-// beside them in NVIDIA/open-gpu-kernel-modules 595.45.04, README.md; H200 and B200 as NCCL
-// captured them, too (tests/data/topologies/nccl-hgx-*). NVIDIA lists one id, 2d04, for the RTX
-// 5060 Ti, which is sold with 8 and with 16 GB. Compute capabilities: NVIDIA, "CUDA GPU Compute
-// Capability".
+// PCI device ids: pci.ids of 2026-08-22 (pciutils/pciids at c1c1254); from Turing on also the names
+// beside them in NVIDIA/open-gpu-kernel-modules 595.45.04, README.md; H200 and B200 also as NCCL
+// captured them (tests/data/topologies/nccl-hgx-*). NVIDIA lists one id, 2d04, for the RTX 5060 Ti,
+// which is sold with 8 and with 16 GB. Compute capabilities: NVIDIA, "CUDA GPU Compute Capability".
 constexpr std::array<Card, 27> cards = {{
     {0x102d, 37, "k80", Board::slot},
     {0x1db1, 70, "v100-sxm2-16gb", Board::module},
@@ -72,8 +71,8 @@ const Card* card_of_kind(const std::string& kind) {
 
 std::string name_of(const NcclPci& pci) { return fmt::format("the GPU {}", pci.bus_name); }
 
-// The GPUs that NCCL uses, in the order of ranks; of files that name no ranks, of NVML's numbers;
-// of files without <gpu>, of bus ids, which is how NVML numbers them.
+// The GPUs that NCCL uses, in the order of ranks; in files without ranks, of NVML's numbers; in
+// files without <gpu>, of bus ids, which is how NVML numbers them.
 template <typename Pci>
 std::vector<Pci*> gpus_of(std::vector<Pci*> all) {
   std::erase_if(all, [](const Pci* pci) { return !pci->is_gpu(); });
@@ -92,7 +91,7 @@ bool any_nvlink(const std::vector<const NcclPci*>& gpus) {
                      [](const NcclPci* pci) { return pci->gpu && !pci->gpu->nvlinks.empty(); });
 }
 
-// How NVLinks that the file does not list are wired.
+// How NVLinks are wired that the file does not list.
 enum class Wiring { none, unknown, pairs, nvswitch };
 
 // Four modules of an HGX A100 or H100 board are joined pair by pair, eight and more by NVSwitch
@@ -118,13 +117,13 @@ constexpr int unknown_width = 255;  // Linux's PCI_LNK_WIDTH_UNKNOWN
 bool knows_link(const NcclPci& pci) {
   return pcie_generation(pci.link_speed) && pci.link_width != 0 && pci.link_width != unknown_width;
 }
-// NCCL counts 8 GT/s and 16 lanes where it does not know.
+// NCCL assumes 8 GT/s and 16 lanes where it does not know.
 BytesPerSecond link_bandwidth(const NcclPci& pci) {
   const bool width = pci.link_width != 0 && pci.link_width != unknown_width;
   return pcie_bandwidth(pcie_generation(pci.link_speed).value_or(3), width ? pci.link_width : 16);
 }
 
-// Switches that a hypervisor makes up say 2.5 GT/s x1 whatever is behind them: they get the widest
+// A hypervisor's virtual switches claim 2.5 GT/s x1 whatever is behind them: they get the widest
 // link below.
 int widen_made_up_switches(std::vector<NcclPci>& children) {
   int widened = 0;
@@ -238,8 +237,7 @@ class Builder {
     return link_bandwidth(pci);
   }
 
-  // `merged`: the generation of the Broadcom switch that `parent` is, whose second level is part of
-  // it.
+  // `merged` is the generation of the Broadcom switch `parent`, whose second level is part of it.
   void add_pci(const NcclPci& pci, int parent, int merged) {
     if (!is_useful(pci)) return;
     if (const auto gpu = gpu_vertex_.find(pci.bus_id); gpu != gpu_vertex_.end() && !pci.bus_name.empty()) {
@@ -267,8 +265,8 @@ class Builder {
     for (const NcclPci& child : pci.children) add_pci(child, place, merged);
   }
 
-  // Networks of one adapter share its PCIe link. What is no PCI device is at the CPU without a
-  // limit, maybe at several.
+  // Networks of one adapter share its PCIe link. A network without a PCI device is at the CPU
+  // without a limit, perhaps at several CPUs.
   void add_nic(const NcclPci& pci, int parent) {
     const bool adapter = !pci.bus_name.empty();
     const BytesPerSecond bandwidth = adapter ? bandwidth_of(pci) : within_socket_bandwidth;
@@ -297,7 +295,7 @@ class Builder {
       return std::any_of(node().vertices.begin(), node().vertices.end(),
                          [&](const Vertex& vertex) { return vertex.name == name; });
     };
-    // Other vertices have names with spaces, or have theirs already.
+    // Other vertices have names with spaces, or already use this name.
     const bool plain = !net.name.empty() && std::all_of(net.name.begin(), net.name.end(), [](unsigned char c) {
       return std::isalnum(c) || c == '_' || c == '-';
     });
@@ -482,7 +480,7 @@ NcclTopology completed(NcclTopology topology, const DeviceKind& device, std::opt
   };
   for (NcclCpu& cpu : topology.cpus) visit(cpu.children);
   if (network) {
-    // Faster than anything, and still a whole number.
+    // Faster than anything, but still a whole number.
     const int megabits = static_cast<int>(std::clamp(std::round(network->value * 8.0 / 1e6), 1.0, 1e9));
     for (NcclNet* net : nets) net->megabits = megabits;
     int dev = 0;

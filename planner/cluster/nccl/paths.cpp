@@ -17,7 +17,7 @@ constexpr int most_channels = 64;    // MAXCHANNELS
 
 const NcclNode& node_at(const NcclSystem& system, int node) { return system.nodes[node]; }
 
-// The distance of a path that `link` prolongs at `node`, seen from its target.
+// The distance of a path extended by `link` at `node`, seen from its target.
 NcclDistance prolonged(const NcclSystem& system, const NcclPath& path, int node, const NcclLink& link, bool from_gpu) {
   const NcclNodeType here = node_at(system, node).type;
   const NcclNodeType there = node_at(system, link.to).type;
@@ -68,7 +68,7 @@ std::vector<NcclPath> paths_to(const NcclSystem& system, int target) {
   return paths;
 }
 
-// C2C to the CPU and PCIe from there is a class of its own.
+// C2C to the CPU with PCIe from there is a class of its own.
 NcclDistance joined(NcclDistance a, NcclDistance b) {
   if (std::max(a, b) == NcclDistance::host_bridge && std::min(a, b) == NcclDistance::chip_to_chip)
     return NcclDistance::chip_and_pcie;
@@ -136,7 +136,7 @@ class Paths {
   bool direct_rdma(int gpu, int net, bool read) {
     if (!node_at(system_, net).direct_rdma || !node_at(system_, gpu).direct_rdma) return false;
     if (read && node_at(system_, gpu).compute_capability < 80 && system_.gpus.size() > 1) {
-      // Before Ampere reads disturb other PCIe traffic: only where that has NVLink.
+      // Before Ampere, reads disturb other PCIe traffic: only where that has NVLink.
       const bool nvlink = std::any_of(system_.gpus.begin(), system_.gpus.end(), [&](int other) {
         return other != gpu && path(gpu, other).type == NcclDistance::nvlink;
       });
@@ -171,7 +171,7 @@ class Paths {
     }
   }
 
-  // Networks that share an id are one to NCCL.
+  // Networks that share an id are one network to NCCL.
   int first_of_id(int net_place) const {
     const auto id_of = [&](int place) { return node_at(system_, system_.nets[place]).id; };
     int first = 0;
@@ -179,7 +179,7 @@ class Paths {
     return first;
   }
 
-  // The nets nearest to a GPU are dealt out among the GPUs nearest to them.
+  // The nets nearest to a GPU are distributed among the GPUs nearest to them.
   std::vector<int> nets_of(int gpu_place) const {
     const int gpu = gpu_at(gpu_place);
     const std::vector<int> nets = nccl_nearest(paths_, gpu, system_.nets);

@@ -22,14 +22,14 @@ constexpr float no_limit = 5000.0F;           // LOC_BW
 constexpr int most_channels = 64;             // MAXCHANNELS
 constexpr int most_nvls_heads = 32;           // NCCL_MAX_NVLS_ARITY
 constexpr int most_direct_heads = 8;          // NCCL_MAX_DIRECT_ARITY + 1
-constexpr std::int64_t all_steps = 1 << 19;   // of all searches for one graph
-constexpr int steps = 1 << 14;                // of one
-constexpr int steps_same_channels = 1 << 8;   // ... whose channels are alike
-constexpr int steps_in_file_order = 1 << 10;  // ... of one channel in the order of the file
-constexpr int perfect = -1;                   // left of the steps when nothing better is possible
+constexpr std::int64_t all_steps = 1 << 19;  // limit over all searches for one graph
+constexpr int steps = 1 << 14;  // limit of one search
+constexpr int steps_same_channels = 1 << 8;  // ... with equal channels
+constexpr int steps_in_file_order = 1 << 10;  // ... with one channel in the order of the file
+constexpr int perfect = -1;  // marks the remaining steps when nothing better is possible
 
-// What a channel may move, in GB/s, by the least compute capability: inside a node and between
-// nodes.
+// Possible speeds of a channel, in GB/s, by the lowest compute capability: inside a node and
+// between nodes.
 constexpr std::array intra_speeds = {40.0F, 30.0F, 20.0F, 18.0F, 15.0F, 12.0F, 10.0F,
                                      9.0F,  7.0F,  6.0F,  5.0F,  4.0F,  3.0F};
 constexpr std::array inter_speeds = {48.0F, 30.0F, 28.0F, 24.0F, 20.0F, 18.0F, 15.0F, 12.0F, 10.0F, 9.0F,
@@ -52,7 +52,7 @@ std::span<const float> speeds_of(int compute_capability, bool several_nodes) {
 
 NcclDistance one_farther(NcclDistance distance) { return static_cast<NcclDistance>(static_cast<int>(distance) + 1); }
 
-// A graph while it is sought: channels one after another, GPUs and networks by their places in the
+// A graph during the search: channels one after another, GPUs and networks by their indices in the
 // system's lists.
 struct Candidate {
   NcclPattern pattern{};
@@ -90,7 +90,7 @@ class Search {
   int gpu_node(int place) const { return system_.gpus[place]; }
   NcclLink& link_at(const std::pair<int, int>& step) { return node(step.first).links[step.second]; }
   int& gpu_of(Candidate& graph, int channel, int step) { return graph.gpus[channel * gpus_ + step]; }
-  // Networks that share an id are one to NCCL: the first.
+  // Networks that share an id are one network to NCCL: the first.
   int place_of_net(std::int64_t id) {
     int place = 0;
     while (net_at(place).id != id) ++place;
@@ -123,8 +123,8 @@ class Search {
   NcclSystem& system_;
   const NcclPaths& paths_;
   int gpus_;
-  std::vector<std::uint64_t> used_;  // [GPU]: a bit for each channel that it is in
-  float widest_ = 0.0F;              // path
+  std::vector<std::uint64_t> used_;  // [GPU]: a bit for each channel that contains it
+  float widest_ = 0.0F;  // of any path
   float total_ = 0.0F;               // out of one GPU
   Candidate graph_;                  // being tried
   Candidate best_;
@@ -150,8 +150,8 @@ void Search::set_limits() {
   }
 }
 
-// Takes `speed` from the links along the path, or gives it back where it is negative. How many
-// steps had enough.
+// Takes `speed` from the links along the path, or gives it back where it is negative. Returns how
+// many steps had enough.
 int Search::walk(const NcclPath& path, int from, int most_steps, float speed) {
   const bool from_gpu = node(from).type == NcclNodeType::gpu;
   // Intel's root complexes cut traffic between GPUs into small packets.
@@ -162,14 +162,14 @@ int Search::walk(const NcclPath& path, int from, int most_steps, float speed) {
         next.architecture == CpuArchitecture::x86 && next.vendor == CpuVendor::intel)
       pcie_speed = speed * 6 / 5;
   }
-  // Thousandths, lest rounding errors add up.
+  // Rounded to thousandths, lest rounding errors accumulate.
   const auto take = [](float& bandwidth, float amount) { bandwidth = std::round((bandwidth - amount) * 1000) / 1000; };
   for (int i = 0; i < most_steps; ++i) {
     const auto& step = path.links[i];
     NcclLink& link = link_at(step);
     const NcclNode& next = node(link.to);
     const float forth = link.type == NcclDistance::one_switch ? pcie_speed : speed;
-    // Reads of GPUs before Ampere, and NVLink to POWER CPUs, burden the way back as well.
+    // Reads of GPUs before Ampere, and NVLink to POWER CPUs, load the reverse direction as well.
     float back = 0.0F;
     if (next.type == NcclNodeType::gpu && next.compute_capability < 80 && !from_gpu) back += forth / 8;
     if (next.type == NcclNodeType::cpu && next.architecture == CpuArchitecture::power &&
@@ -189,9 +189,9 @@ int Search::walk(const NcclPath& path, int from, int most_steps, float speed) {
   return most_steps;
 }
 
-// To NCCL a GPU is two nodes, the device and what ranks hold of it: a path is longer by one at ends
-// that are GPUs, by two where it passes a GPU's memory. Seen only in how it rounds fractions of
-// hops.
+// To NCCL a GPU is two nodes, the device and the rank's view of it: a path is longer by one at each
+// end that is a GPU, and by two where it passes a GPU's memory. This only affects how NCCL rounds
+// fractions of hops.
 int Search::counted_hops(const NcclPath& path, int from, int target) {
   if (path.links.empty()) return 0;
   const auto is_gpu = [&](int end) { return node(end).type == NcclNodeType::gpu ? 1 : 0; };
@@ -201,8 +201,8 @@ int Search::counted_hops(const NcclPath& path, int from, int target) {
   return path.hops() + is_gpu(from) + is_gpu(target) + 2 * passed;
 }
 
-// Whether the graph's speed, `times` over, is there on the way from node `from` (-1: from nowhere)
-// to `target`; then it is taken. Negative `times` give it back.
+// Whether the graph's speed, multiplied by `times`, is available from node `from` (-1: from
+// nowhere) to `target`; if so, it is taken. Negative `times` give it back.
 bool Search::follow(int from, int target, float times) {
   if (from == -1) return true;
   const auto is_inside = [&](int end) {
@@ -226,12 +226,12 @@ bool Search::follow(int from, int target, float times) {
   return true;
 }
 
-// GPUs that may follow `gpu`, the most promising first. `toward_net`: 1 where the next returns to
-// the network, -1 where a later one does, 0 where none will.
+// GPUs that may follow `gpu`, the most promising first. `toward_net`: 1 where the next one returns
+// to the network, -1 where a later one does, 0 where none will.
 std::vector<int> Search::next_gpus(int gpu, int toward_net) {
   const std::uint64_t channel = std::uint64_t{1} << graph_.channels;
   struct Score {
-    // Most important first; NCCL compares whole GB/s.
+    // The most important criterion first; NCCL compares whole GB/s.
     int inter_bandwidth = 0;
     int inter_pcie = 0;
     int inter_hops = 0;
@@ -273,11 +273,11 @@ std::vector<int> Search::next_gpus(int gpu, int toward_net) {
   });
   std::vector<int> next;
   for (const Score& score : scores) next.push_back(score.gpu);
-  // The GPUs nearest to the network are kept for later.
+  // The GPUs nearest to the network are reserved for later.
   if (toward_net == -1 && alike) std::reverse(next.begin(), next.end());
   if (system_.nvswitches.empty()) return next;
 
-  // NVSwitches prefer few peers: neighbours only.
+  // NVSwitches prefer few peers: only neighbours.
   const int before = (gpu - 1 + gpus_) % gpus_;
   const int after = (gpu + 1) % gpus_;
   std::vector<int> first;
@@ -292,8 +292,7 @@ std::vector<int> Search::next_gpus(int gpu, int toward_net) {
   return neighbours;
 }
 
-// Networks to try: those that are the GPU's (or any GPU's, with -1) own, then others up to a
-// distance.
+// Networks to try: first the GPU's own (with -1: any GPU's), then others up to a distance.
 std::vector<int> Search::nets_for(NcclDistance farthest, int gpu) const {
   std::vector<int> nets;
   const auto add = [&](int net) {
@@ -403,7 +402,7 @@ void Search::return_to_net(int gpu, int step, int back_to_first, Order order) {
   const int start = place_of_net(graph_.nets[channel * 2]);
   for (const int net : nets_for(graph_.type_inter, gpu)) {
     if (!may_return_by(start, net, step)) continue;
-    // In a balanced tree the first two GPUs share the way out.
+    // In a balanced tree the first two GPUs share the bandwidth out of the node.
     const float whole = graph_.inter;
     const bool balanced = graph_.pattern == NcclPattern::balanced_tree;
     const int target = system_.nets[net];
@@ -419,7 +418,7 @@ void Search::return_to_net(int gpu, int step, int back_to_first, Order order) {
   }
 }
 
-// Every GPU sends to the switch and receives from it; the head twice.
+// Every GPU sends to the switch and receives from it; the head does so twice.
 void Search::try_nvls(int gpu) {
   const int nvswitch = system_.nvswitches.front();
   const auto times = [&](int one) { return one == gpu ? 2.0F : 1.0F; };
@@ -434,7 +433,7 @@ void Search::try_nvls(int gpu) {
   while (received-- > 0) follow(nvswitch, gpu_node(received), -times(received));
 }
 
-// The head exchanges with all others.
+// The head exchanges data with all others.
 void Search::try_collnet_direct(int gpu) {
   const float share = static_cast<float>(1.0 / static_cast<double>(static_cast<float>(gpus_ - 1)));
   int sent = 0;
@@ -489,7 +488,7 @@ void Search::start_from_net(int back_to_net, int back_to_first) {
       try_gpu(0, back_to_net, back_to_first, Order::as_last_channel, net_node, gpu_of(graph_, graph_.channels - 1, 0));
     } else {
       if (graph_.channels == 0 && system_.nvswitches.empty()) {
-        // A reference to start from, at no cost of steps.
+        // A starting point that costs no steps.
         int few = steps_in_file_order;
         int* const before = std::exchange(left_, &few);
         try_gpu(0, back_to_net, back_to_first, Order::as_in_file, net_node, 0);
@@ -527,7 +526,7 @@ std::pair<NcclDistance, NcclDistance> Search::nearest_and_farthest(const std::ve
   return {near, far};
 }
 
-// Two groups of GPUs joined by NVLink inside, without NVLink between them.
+// Two groups of GPUs, each joined by NVLink inside, without NVLink between them.
 bool Search::is_split() const {
   std::vector<int> domain(static_cast<std::size_t>(gpus_));
   for (int g = 0; g < gpus_; ++g) domain[g] = g;
@@ -540,7 +539,7 @@ bool Search::is_split() const {
   return large == 2;
 }
 
-// Fast channels are halved: a channel is a block of threads, and more of them reach more.
+// Fast channels are halved: a channel is a block of threads, and more of them reach more bandwidth.
 void Search::double_channels(Candidate& graph, int compute_capability) const {
   if (graph.channels == 0 || graph.pattern == NcclPattern::nvls || graph.intra < 25.0F) return;
   if (compute_capability > 80 && graph.intra < 50.0F && graph.channels > 4) return;
@@ -556,7 +555,7 @@ void Search::double_channels(Candidate& graph, int compute_capability) const {
   graph.channels = doubled;
 }
 
-// No channel at any speed: one in the order of the file, slow.
+// Without a channel at any speed: one slow channel in the order of the file.
 void Search::fall_back(Candidate& graph) {
   for (int g = 0; g < gpus_; ++g) gpu_of(graph, 0, g) = g;
   graph.intra = 0.1F;
@@ -591,7 +590,7 @@ Candidate Search::find(NcclPattern pattern, bool collnet, int fewest, int most) 
     std::tie(nearest_inter, farthest_inter) = nearest_and_farthest(system_.nets);
     farthest_intra = farthest_inter;
   }
-  if (capability < 90) farthest_inter = NcclDistance::sockets;  // balanced trees may have to come back that far
+  if (capability < 90) farthest_inter = NcclDistance::sockets;  // balanced trees may have to return that far
   best_.type_intra = nearest_intra;
   best_.type_inter = nearest_inter;
   const bool same_first = pattern != NcclPattern::nvls;
@@ -603,7 +602,7 @@ Candidate Search::find(NcclPattern pattern, bool collnet, int fewest, int most) 
   if (pattern == NcclPattern::nvls) best_.most = std::min(most_nvls_heads, gpus_);
   if (pattern == NcclPattern::collnet_direct) best_.most = std::min(most_direct_heads, gpus_);
   if (gpus_ == 1 && pattern != NcclPattern::ring) best_.pattern = NcclPattern::tree;
-  if (!inter && best_.pattern == NcclPattern::nvls) best_.fewest = best_.most;  // pull evenly from all
+  if (!inter && best_.pattern == NcclPattern::nvls) best_.fewest = best_.most;  // pull evenly from all GPUs
   if (best_.pattern == NcclPattern::ring && is_split() && best_.most >= 2 && best_.fewest == 1)
     best_.fewest = 2;  // trees need two there
 
@@ -619,8 +618,8 @@ Candidate Search::find(NcclPattern pattern, bool collnet, int fewest, int most) 
   graph_.intra = graph_.inter = speeds[speed];
   std::int64_t left_in_all = all_steps;
 
-  // What to allow next, so long as nothing is good enough: different channels, a plain tree,
-  // farther GPUs, farther NICs, other NICs back than forth, slower channels.
+  // What to relax next while nothing is good enough: different channels, a plain tree, farther
+  // GPUs, farther NICs, different NICs for the two directions, slower channels.
   const auto relax = [&](int left) {
     if (graph_.same_channels && !(amd && graph_.type_intra == NcclDistance::sockets)) {
       graph_.same_channels = false;
@@ -658,8 +657,8 @@ Candidate Search::find(NcclPattern pattern, bool collnet, int fewest, int most) 
     }
     return false;
   };
-  // With channels found, whether they could be faster: rings as a whole, heads to the network,
-  // trees inside the node.
+  // With channels found, whether they could be faster: whole rings, heads to the network, trees
+  // inside the node.
   const auto raise = [&] {
     if (speed == 0) return false;
     if (best_.pattern == NcclPattern::ring) {

@@ -41,8 +41,8 @@ int add_node(NcclSystem& system, NcclNodeType type, std::int64_t id) {
   return node;
 }
 
-// Links between the same two nodes are one with their sum. Wide ones come first, equals in order of
-// appearance.
+// Links between the same two nodes are merged into one with their sum. Wide ones come first, equal
+// ones in order of appearance.
 void connect(NcclSystem& system, int from, int to, NcclDistance type, float bandwidth) {
   std::vector<NcclLink>& links = node_at(system, from).links;
   auto link =
@@ -91,8 +91,8 @@ void flatten_switches(NcclSystem& system) {
   }
 }
 
-// The way up the PCIe tree last, so that ways down are tried first. What has two ways up (a
-// NodeKind may) is sorted once.
+// The link up the PCIe tree comes last, so that links down are tried first. A node with two links
+// up (possible in a NodeKind) is sorted once.
 void sort_links(NcclSystem& system, int node, int up, std::vector<bool>& sorted) {
   if (sorted[node]) return;
   sorted[node] = true;
@@ -105,7 +105,7 @@ void sort_links(NcclSystem& system, int node, int up, std::vector<bool>& sorted)
   }
 }
 
-// NCCL's own dictionary: other spellings count as 8 GT/s, no width as 16 lanes.
+// NCCL's own table: other spellings count as 8 GT/s, no width as 16 lanes.
 float pcie_link_bandwidth(const NcclPci& pci) {
   struct Row {
     std::string_view speed;
@@ -204,7 +204,7 @@ NcclSystem nccl_system(const NcclTopology& topology) {
     node_at(system, cpu).architecture = from.architecture;
     node_at(system, cpu).vendor = from.vendor;
     inter_cpu[cpu] = static_cast<float>(inter_cpu_bandwidth(from));
-    int without_device = -1;  // where NICs that are no PCI devices are
+    int without_device = -1;  // the parent of NICs that are no PCI devices
     for (const NcclPci& child : from.children) {
       if (!child.bus_name.empty()) {
         add_pci(system, child, cpu, cpu, placed);
@@ -217,7 +217,7 @@ NcclSystem nccl_system(const NcclTopology& topology) {
       add_nets(system, child, without_device);
     }
   }
-  // In the order of the file, once all ends are there.
+  // In the order of the file, after all ends exist.
   const std::vector<const NcclPci*> all = pci_devices(topology);
   for (const NcclPci* pci : all) {
     if (!is_ranked(*pci)) continue;
@@ -323,8 +323,8 @@ NcclSystem nccl_system(const NodeKind& node, const DeviceKind& device) {
     }
   }
   if (system.cpus.empty()) {
-    // Each PCIe tree hangs from the CPU by its first switch; GPUs and NICs outside of trees by
-    // themselves.
+    // Each PCIe tree hangs from the CPU by its first switch; GPUs and NICs outside of trees hang
+    // there by themselves.
     const int cpu = add_node(system, NcclNodeType::cpu, count);
     const float pcie =
         device.pcie_generation == 0 ? no_limit : gigabytes(pcie_bandwidth(device.pcie_generation, device.pcie_lanes));

@@ -11,9 +11,9 @@ namespace parplan {
 
 enum class NcclNodeType { gpu, pcie_switch, nvswitch, cpu, nic, net };
 
-// A way out of a node, one direction. The types are the distances local, nvlink, chip_to_chip,
-// one_switch (any PCIe), sockets and network. GB/s in single precision, as NCCL counts: its search
-// compares what rounding leaves.
+// A link out of a node, in one direction. The types are the distances local, nvlink, chip_to_chip,
+// one_switch (any PCIe), sockets and network. Bandwidths are GB/s in single precision, as in NCCL,
+// whose search compares what rounding leaves.
 struct NcclLink {
   NcclDistance type{};
   float bandwidth = 0.0F;
@@ -23,13 +23,13 @@ struct NcclLink {
 struct NcclNode {
   NcclNodeType type{};
   std::int64_t id = 0;
-  std::vector<NcclLink> links;  // widest first, the way up to the CPU last
-  // Of GPUs; `dev` of networks too.
+  std::vector<NcclLink> links;  // widest first, the link up to the CPU last
+  // GPUs only; networks have `dev`, too.
   int dev = 0;
   int rank = 0;
   int compute_capability = 0;
   bool direct_rdma = false;
-  // Of networks: the ways out of the node.
+  // Networks only: the links out of the node.
   std::uint64_t asic = 0;
   int port = 0;
   float bandwidth = 0.0F;
@@ -37,15 +37,15 @@ struct NcclNode {
   bool collectives = false;
   int rail = -1;
   int plane = -1;
-  // Of CPUs.
+  // CPUs only.
   CpuArchitecture architecture{};
   CpuVendor vendor{};
-  // Of PCIe switches: vendor, device and subsystem.
+  // PCIe switches only: vendor, device and subsystem.
   std::uint64_t device = 0;
 };
 
-// What NCCL makes of a node before it looks for channels (src/graph/topo.cc): all NVSwitches are
-// one, a CPU is a NUMA node, Broadcom's two-level PCIe switches are flattened.
+// NCCL's view of a node before it looks for channels (src/graph/topo.cc): all NVSwitches are one, a
+// CPU is a NUMA node, Broadcom's two-level PCIe switches are flattened.
 struct NcclSystem {
   std::vector<NcclNode> nodes;
   std::vector<int> gpus;  // in the order of the file
@@ -54,16 +54,16 @@ struct NcclSystem {
   std::vector<int> cpus;
   std::vector<int> nics;
   std::vector<int> nets;
-  bool several_nodes = false;  // channels go through the network
+  bool several_nodes = false;  // whether channels go through the network
 };
 
-// GPUs that have no rank are left out, as NCCL does; so are NICs without <net>.
+// GPUs without a rank are left out, as in NCCL; so are NICs without <net>.
 NcclSystem nccl_system(const NcclTopology& topology);
 
-// What NCCL would make of a node that parplan knows from elsewhere. NodeKind names no CPU: it
-// counts as one that NCCL has no rules for. Where the node has no host bridge, all PCIe ends at one
-// CPU. ConfigError for devices of unknown compute capability (nccl_import.h has the table) and for
-// nodes without GPUs.
+// NCCL's view of a node that parplan knows from elsewhere. NodeKind names no CPU: it counts as one
+// for which NCCL has no rules. Where the node has no host bridge, all PCIe ends at one CPU. Throws
+// ConfigError for devices of unknown compute capability (import.h has the table) and for nodes
+// without GPUs.
 NcclSystem nccl_system(const NodeKind& node, const DeviceKind& device);
 
 }  // namespace parplan

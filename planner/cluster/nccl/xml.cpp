@@ -41,7 +41,7 @@ class Document {
     check(document_, 0);
   }
 
-  // Where the element's '<' is.
+  // The position of the element's '<'.
   Location where(const pugi::xml_node& node) const {
     const std::ptrdiff_t offset = node.offset_debug();
     return offset < 1 ? Location{.file = file_} : place(static_cast<std::size_t>(offset - 1));
@@ -53,7 +53,7 @@ class Document {
   const std::string& file() const { return file_; }
 
  private:
-  // For a message: what text there is up to a line's end.
+  // For a message: the text up to the end of the line.
   static std::string_view first_line(std::string_view text) {
     text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
     return text.substr(0, std::min({text.find_first_of("\r\n"), text.size(), std::size_t{40}}));
@@ -66,7 +66,7 @@ class Document {
     const auto line = std::upper_bound(lines_.begin(), lines_.end(), offset) - lines_.begin();
     return {.file = file_, .line = static_cast<int>(line), .column = static_cast<int>(offset - lines_[line - 1]) + 1};
   }
-  // What XML forbids and pugixml lets pass, and more elements than any machine has.
+  // Checks for what XML forbids and pugixml accepts, and for more elements than any machine has.
   void check(const pugi::xml_node& node, int depth) {
     for (const pugi::xml_node& child : node.children()) {
       if (child.type() == pugi::node_pcdata || child.type() == pugi::node_cdata)
@@ -105,8 +105,8 @@ std::string required_text(const Document& document, const pugi::xml_node& node, 
   return *text;
 }
 
-// A whole number as NCCL reads it: decimal, or hexadecimal after 0x; `base` 16 where it may do
-// without the 0x.
+// A whole number as NCCL reads it: decimal, or hexadecimal after 0x; with `base` 16 the 0x is
+// optional.
 template <typename Integer>
 std::optional<Integer> whole_number(std::string_view text, int base = 10) {
   if (text.starts_with("0x") || text.starts_with("0X")) {
@@ -176,7 +176,7 @@ std::int64_t bus_id_of(const Document& document, const pugi::xml_node& node, con
   return static_cast<std::int64_t>(*value);
 }
 
-// What NCCL leaves out, so do we; said in the notes, as it may be a slip of the pen.
+// Unknown elements are left out, as in NCCL, but with a note, since one may be a typing error.
 void note_unknown(const Document& document, const pugi::xml_node& node, const std::vector<std::string>& known,
                   std::vector<std::string>& notes) {
   for (const pugi::xml_node& child : node.children()) {
@@ -189,7 +189,7 @@ void note_unknown(const Document& document, const pugi::xml_node& node, const st
 
 int class_of(const Document& document, const pugi::xml_node& node, const char* key) {
   const std::string text = required_text(document, node, key);
-  // /sys has six digits; NCCL itself writes "0x03" and "0x02" where it could not look.
+  // /sys has six digits; NCCL itself writes "0x03" and "0x02" where it could not read them.
   const auto value = whole_number<int>(text);
   if (!value || !text.starts_with("0x") || text.size() > 8 || text.size() % 2 != 0)
     document.fail(node,
@@ -197,7 +197,7 @@ int class_of(const Document& document, const pugi::xml_node& node, const char* k
   return *value << 4 * (8 - static_cast<int>(text.size()));
 }
 
-// 16 bits of the device's id. The file may lack them.
+// 16 bits of the device's id. The file may lack it.
 std::uint64_t id_part(const Document& document, const pugi::xml_node& node, const char* key) {
   const auto value = optional_hexadecimal(document, node, key);
   if (value && *value > 0xffff)
@@ -206,8 +206,8 @@ std::uint64_t id_part(const Document& document, const pugi::xml_node& node, cons
   return value.value_or(0);
 }
 
-constexpr std::array<std::string_view, 6> gigatransfers = {"2.5", "5",  "8",
-                                                           "16",  "32", "64"};  // per second, of PCIe's generations
+// Per second, for the generations of PCIe.
+constexpr std::array<std::string_view, 6> gigatransfers = {"2.5", "5",  "8", "16",  "32", "64"};
 
 // As Linux and NCCL write it: "16 GT/s", "16.0 GT/s PCIe".
 std::optional<int> generation_of(std::string_view speed) {
@@ -249,7 +249,7 @@ void read_nic(const Document& document, const pugi::xml_node& node, NcclPci& pci
       notes.push_back(fmt::format("<net> (line {}) left out, as it has no 'dev'", document.where(child).line));
       continue;
     }
-    // Its users may be others than NCCL's collectives: GPU-initiated or one-sided traffic.
+    // It may serve others than NCCL's collectives: GPU-initiated or one-sided traffic.
     if (optional_int(document, child, "net", {0, 1}).value_or(1) == 0) continue;
     pci.nets.push_back(read_net(document, child));
   }
@@ -298,7 +298,7 @@ NcclPci read_pci(const Document& document, const pugi::xml_node& node, std::vect
                                     "\"16.0 GT/s PCIe\", or \"\" where not known",
                                     pci.link_speed));
   const std::string width = text_of(node, "link_width").value_or("");
-  // 255 is what Linux says for a width that it does not know (PCI_LNK_WIDTH_UNKNOWN).
+  // 255 is Linux's value for an unknown width (PCI_LNK_WIDTH_UNKNOWN).
   if (!width.empty()) {
     pci.link_width = *optional_int(document, node, "link_width", {0, 255});
     constexpr std::array<int, 9> widths = {0, 1, 2, 4, 8, 12, 16, 32, 255};
@@ -366,8 +366,8 @@ void collect(std::vector<Pci*>& all, auto& children) {
   }
 }
 
-// Where the file does not say what an NVLink leads to: a device of the file, or an NVSwitch that
-// the machine hides.
+// Finds the other end of NVLinks for which the file has none: a device of the file, or an NVSwitch
+// that the machine hides.
 void find_targets(NcclTopology& topology) {
   const std::vector<NcclPci*> all = pci_devices(topology);
   for (NcclPci* pci : all)
@@ -380,7 +380,8 @@ void find_targets(NcclTopology& topology) {
       }
 }
 
-// What no machine has: two of one bus id, rank or NVML number, NVLinks to what is no GPU.
+// What no machine has: two devices with one bus id, rank or NVML number; NVLinks to something other
+// than a GPU.
 void check_topology(const Document& document, const NcclTopology& topology) {
   const auto fail = [](const Location& where, const std::string& message) { throw ConfigError(where, message); };
   if (topology.cpus.size() > most_cpus)
@@ -434,7 +435,7 @@ void check_topology(const Document& document, const NcclTopology& topology) {
                                      link.target_name, link.target_class, target->second->where.line));
       if (!to_gpu || target->second == pci || !pci->gpu->rank || !target->second->gpu || !target->second->gpu->rank)
         continue;
-      // All links between two GPUs are seen from both ends.
+      // All links between two GPUs appear at both ends.
       const auto count = [](const NcclGpu& from, std::int64_t to) {
         int sum = 0;
         for (const NcclNvlink& one : from.nvlinks)

@@ -10,10 +10,10 @@
 
 namespace parplan {
 
-// NCCL's topology files (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE) as they stand, checked element by
-// element: the format of NVIDIA/nccl src/graph/xml.cc and topo.cc at 5067397c. Two kinds are about:
-// what NCCL captured on a machine, and what cloud vendors ship for NCCL to complete on theirs,
-// without <gpu>, <nvlink> and <net>.
+// NCCL's topology files (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE) as they are, checked element by
+// element: the format of NVIDIA/nccl src/graph/xml.cc and topo.cc at 5067397c. Two kinds exist:
+// those that NCCL captured on a machine, and those that cloud vendors ship for NCCL to complete on
+// theirs, without <gpu>, <nvlink> and <net>.
 
 struct NcclNvlink {
   std::int64_t target = 0;  // bus id
@@ -25,7 +25,7 @@ struct NcclNvlink {
 
 struct NcclGpu {
   int dev = 0;              // NVML's number
-  std::optional<int> rank;  // NCCL leaves out GPUs without
+  std::optional<int> rank;  // NCCL leaves out GPUs without one
   int compute_capability = 0;  // 90 for 9.0
   bool direct_rdma = false;
   std::vector<NcclNvlink> nvlinks;
@@ -36,12 +36,12 @@ struct NcclGpu {
 struct NcclNet {
   std::string name;
   int dev = 0;
-  int megabits = 0;  // per second; 0 where the file does not say: NCCL takes 10000
+  int megabits = 0;  // per second; 0 where the file has none: NCCL assumes 10000
   float latency = 0.0F;
   int port = 0;
   std::optional<std::uint64_t> guid;
   bool direct_rdma = false;
-  bool collectives = false;  // switches reduce (SHARP)
+  bool collectives = false;  // whether switches reduce (SHARP)
   std::optional<int> rail;
   std::optional<int> plane;
   Location where;
@@ -49,11 +49,12 @@ struct NcclNet {
 
 struct NcclPci {
   std::int64_t bus_id = 0;
-  std::string bus_name;             // as written; empty: no PCI device but NCCL's own place for NICs that are none
+  // As written; empty where this is no PCI device but NCCL's own place for NICs that are none.
+  std::string bus_name;
   std::optional<int> pci_class;     // 0x030200
   std::uint64_t device = 0;         // vendor, device, subsystem vendor, subsystem device: 16 bits each
-  std::string link_speed;           // as written, "16.0 GT/s PCIe"; empty where not known
-  int link_width = 0;               // lanes; 0 where not known
+  std::string link_speed;  // as written, "16.0 GT/s PCIe"; empty where unknown
+  int link_width = 0;  // lanes; 0 where unknown
   std::optional<NcclGpu> gpu;
   bool has_nic = false;
   std::vector<NcclNet> nets;
@@ -90,8 +91,8 @@ struct NcclTopology {
 // Whether the text begins as XML does.
 bool is_xml(const std::string& text);
 
-// ConfigError with file:line:column for what is no topology file of NCCL or contradicts itself; for
-// other XML that is about topologies it says what it is.
+// Throws ConfigError with file:line:column for text that is no topology file of NCCL or contradicts
+// itself; for other XML about topologies it says what it is.
 NcclTopology read_nccl_topology(const std::string& text, const std::string& file_name);
 
 // NCCL's graph files (NCCL_GRAPH_FILE, NCCL_GRAPH_DUMP_FILE), in the order of the file.
@@ -104,13 +105,13 @@ std::vector<NcclPci*> pci_devices(NcclTopology& topology);
 // 1 to 6 for "2.5 GT/s" to "64.0 GT/s PCIe"; nothing for "" and "Unknown speed".
 std::optional<int> pcie_generation(const std::string& link_speed);
 
-// Broadcom's Gen4 and Gen5 switches show as two levels although each port has its full rate, so
-// NCCL takes the second into the first: the generation of such a switch by its ids, 0 for others.
-// Level 0 is the upper one.
+// Broadcom's Gen4 and Gen5 switches appear as two levels although each port has its full rate, so
+// NCCL merges the second into the first. This is the generation of such a switch by its ids, 0 for
+// others. Level 0 is the upper one.
 int broadcom_generation(std::uint64_t device, int level);
 
-// What NCCL counts on, in GB/s one way (src/graph/topo.h, topo.cc).
+// NCCL's figures, in GB/s one way (src/graph/topo.h, topo.cc).
 double nvlink_bandwidth(int compute_capability);      // one link
-double inter_cpu_bandwidth(const NcclCpu& cpu);       // 5000, no limit, for CPUs that NCCL does not know
+double inter_cpu_bandwidth(const NcclCpu& cpu);  // 5000, meaning no limit, for CPUs unknown to NCCL
 
 }  // namespace parplan

@@ -69,7 +69,7 @@ class CpuBackend final : public Backend {
   void* allocate_host(Bytes bytes) override { return allocate(bytes); }
   void release_host(void* memory) override { release(memory); }
 
-  // Of the machine, or of the control group where that allows less.
+  // Memory of the machine, or of the control group where that allows less.
   DeviceMemory memory() const override {
     const std::int64_t total = memory_information("MemTotal:");
     const auto allowed = number_in("/sys/fs/cgroup/memory.max");

@@ -16,7 +16,8 @@ def add(case, program, step_time, mfu=None, predicted=None):
 
 
 def steps_of_llmc(text):
-    # "step    3/20 | loss ... | 61.24 ms | 52.1% bf16 MFU | 535073 tok/s"; the first steps choose algorithms
+    # "step 3/20 | loss ... | 61.24 ms | 52.1% bf16 MFU | 535073 tok/s"; the first steps choose
+    # algorithms
     times = [float(ms) / 1e3 for ms in re.findall(r"\|\s*([0-9.]+) ms \|", text)]
     return times[len(times) // 4:]
 
@@ -45,11 +46,13 @@ for path in sorted(folder.iterdir()):
         add(case, run["program"], run["step_time_s"])
 
 print("\n".join("    " + line for line in (folder / "machine.txt").read_text().splitlines()))
-print("\n| model | batch | sequence | program | ms a step | tokens/s | MFU | parplan is faster by | predicted | error |")
+print("\n| model | batch | sequence | program | ms a step | tokens/s | MFU "
+      "| parplan is faster by | predicted | error |")
 print("|---|---|---|---|---|---|---|---|---|---|")
 with open(folder / "results.csv", "w", newline="") as file:
     table = csv.writer(file)
-    table.writerow(["model", "batch", "sequence", "program", "rounds", "step_time_s", "tokens_per_s", "mfu", "parplan_speedup", "predicted_step_time_s", "prediction_error"])
+    table.writerow(["model", "batch", "sequence", "program", "rounds", "step_time_s", "tokens_per_s", "mfu",
+                    "parplan_speedup", "predicted_step_time_s", "prediction_error"])
     for case, programs in found.items():
         model, batch, sequence = case
         ours = statistics.median(time for time, _, _ in programs["parplan"]) if "parplan" in programs else None
@@ -63,6 +66,9 @@ with open(folder / "results.csv", "w", newline="") as file:
             speedup = time / ours if ours else None
             tokens = batch * sequence / time
             table.writerow([model, batch, sequence, program, len(runs), time, tokens, mfu, speedup, predicted, error])
-            cells = [model, batch, sequence, program, f"{time * 1e3:.2f}", f"{tokens:,.0f}", f"{mfu:.1%}" if mfu else "-",
-                     f"{speedup:.2f}x" if speedup and program != "parplan" else "", f"{predicted * 1e3:.2f} ms" if predicted else "", f"{error:+.1%}" if error is not None else ""]
+            cells = [model, batch, sequence, program, f"{time * 1e3:.2f}", f"{tokens:,.0f}",
+                     f"{mfu:.1%}" if mfu else "-",
+                     f"{speedup:.2f}x" if speedup and program != "parplan" else "",
+                     f"{predicted * 1e3:.2f} ms" if predicted else "",
+                     f"{error:+.1%}" if error is not None else ""]
             print("| " + " | ".join(str(cell) for cell in cells) + " |")

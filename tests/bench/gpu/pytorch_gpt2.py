@@ -1,11 +1,13 @@
-"""GPT-2 (Radford et al. 2019) in PyTorch, as people train it today: pre-norm blocks, fused scaled_dot_product_attention, tied embeddings, no dropout."""
+"""GPT-2 (Radford et al. 2019) in PyTorch, as people train it today: pre-norm blocks, fused
+scaled_dot_product_attention, tied embeddings, no dropout."""
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import pytorch_training
 
-# layers, hidden, heads: models/gpt2*.yaml. The vocabulary is padded to a multiple of 128, as nanoGPT and llm.c do.
+# layers, hidden, heads: models/gpt2*.yaml. The vocabulary is padded to a multiple of 128, as
+# nanoGPT and llm.c do.
 MODELS = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20), "gpt2-xl": (48, 1600, 25)}
 VOCABULARY = 50257
 PADDED = 50304
@@ -24,7 +26,8 @@ class Block(nn.Module):
 
     def forward(self, x):
         batch, sequence, hidden = x.shape
-        q, k, v = (part.view(batch, sequence, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(hidden, dim=2))
+        q, k, v = (part.view(batch, sequence, self.heads, -1).transpose(1, 2)
+                   for part in self.qkv(self.norm1(x)).split(hidden, dim=2))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, sequence, hidden))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))

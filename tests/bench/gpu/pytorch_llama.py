@@ -29,7 +29,8 @@ class Block(nn.Module):
     def forward(self, x, cosine, sine):
         batch, sequence, hidden = x.shape
         sizes = [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]
-        q, k, v = (part.view(batch, sequence, -1, self.head_dim).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(sizes, dim=2))
+        q, k, v = (part.view(batch, sequence, -1, self.head_dim).transpose(1, 2)
+                   for part in self.qkv(self.norm1(x)).split(sizes, dim=2))
         q, k = rotated(q, cosine, sine), rotated(k, cosine, sine)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, sequence, hidden))
@@ -69,9 +70,11 @@ def main():
     layers, hidden, heads, kv_heads, feature, vocabulary = MODELS[arguments.model]
     layers = arguments.layers or layers
     head_dim = hidden // heads
-    matrices = layers * (hidden * (heads + 2 * kv_heads) * head_dim + hidden * hidden + 3 * hidden * feature) + vocabulary * hidden
+    layer = hidden * (heads + 2 * kv_heads) * head_dim + hidden * hidden + 3 * hidden * feature
+    matrices = layers * layer + vocabulary * hidden
     flops_per_token = 6 * matrices + 12 * layers * hidden * arguments.sequence
-    pytorch_training.train(Llama(layers, hidden, heads, kv_heads, feature, vocabulary, arguments.sequence), arguments, vocabulary, flops_per_token)
+    pytorch_training.train(Llama(layers, hidden, heads, kv_heads, feature, vocabulary, arguments.sequence), arguments,
+                           vocabulary, flops_per_token)
 
 
 main()

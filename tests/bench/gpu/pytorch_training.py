@@ -1,7 +1,8 @@
 """What pytorch_gpt2.py and pytorch_llama.py share: options, the training step, timing, and one line of JSON.
 
-Model FLOPs are counted as parplan counts them (planner/graph/op_graph.cpp, model_flops_per_sample): matrix products, the head included, and
-attention over the whole sequence, not halved for causality (Chowdhery et al. 2022, appendix B); backward twice forward, nothing recomputed.
+Model FLOPs are counted as parplan counts them (planner/graph/op_graph.cpp, model_flops_per_sample): matrix products,
+the head included, and attention over the whole sequence, not halved for causality (Chowdhery et al. 2022,
+appendix B); backward twice forward, nothing recomputed.
 """
 import argparse
 import json
@@ -18,7 +19,8 @@ def options(models):
     parser.add_argument("--sequence", type=int, required=True)
     parser.add_argument("--compile", action="store_true", help="torch.compile, else eager")
     parser.add_argument("--precision", choices=["autocast", "master", "bf16"], default="autocast",
-                        help="autocast: fp32 parameters, products in bf16; master: bf16 parameters with fp32 masters, gradients and state, as parplan; "
+                        help="autocast: fp32 parameters, products in bf16; "
+                             "master: bf16 parameters with fp32 masters, gradients and state, as parplan; "
                              "bf16: everything in bf16, the optimizer's state too")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=5)
@@ -89,7 +91,8 @@ def train(model, arguments, vocabulary, flops_per_token):
     tokens = arguments.batch * arguments.sequence
     rate = flops_per_token * tokens / median
     print(json.dumps({
-        "program": "pytorch " + ("compiled" if arguments.compile else "eager") + ("" if arguments.precision == "autocast" else " " + arguments.precision),
+        "program": "pytorch " + ("compiled" if arguments.compile else "eager") +
+                   ("" if arguments.precision == "autocast" else " " + arguments.precision),
         "version": torch.__version__,
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
         "model": arguments.model,

@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
-# parplan beside PyTorch (eager and compiled) and llm.c on one GPU: the same model, batch and sequence, in turns, medians of the turns.
+# Compares parplan with PyTorch (eager and compiled) and llm.c on one GPU: the same model, batch and
+# sequence, in turns; the results are medians over the rounds.
 # Writes OUT/results.csv and OUT/results.md (for docs/gpu.md); every run's own output stays in OUT.
 #
-#   tests/bench/gpu/run_gpu_bench.sh [--parplan build/parplan] [--cluster CLUSTER.yaml] [--out OUT] [--rounds N] [--steps N] [--python python3]
-#                                    [--llmc DIR] [--cases FILE] [--device cuda|cpu]
+#   tests/bench/gpu/run_gpu_bench.sh [--parplan build/parplan] [--cluster CLUSTER.yaml] [--out OUT]
+#                                    [--rounds N] [--steps N] [--python python3] [--llmc DIR]
+#                                    [--cases FILE] [--device cuda|cpu]
 #
-# --cluster   what parplan plans with; without it `parplan measure -o` writes it first, so that step times are predicted before the run
-# --llmc      a folder of karpathy/llm.c in which train_gpt2cu is built and dev/data/tinyshakespeare is prepared
+# --cluster   the cluster to plan for; without it `parplan measure -o` writes one first, so that
+#             step times are predicted before the run
+# --llmc      a folder of karpathy/llm.c in which train_gpt2cu is built and
+#             dev/data/tinyshakespeare is prepared
 # --cases     lines "MODEL BATCH SEQUENCE" instead of those below
-# --device    cpu tries the script on tiny cases: parplan's ranks are cores then
+# --device    cpu tries the script on tiny cases: parplan's ranks are then cores
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
@@ -40,38 +44,50 @@ if [ -z "$cluster" ]; then
   cluster=$out/cluster.yaml
   "$parplan" measure --device "$device" -o "$cluster" --write-device "$out/device.yaml" > "$out/measure.txt"
 fi
-{ date -u +%Y-%m-%d; nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null || echo "no nvidia-smi"; "$parplan" --version; } > "$out/machine.txt"
+{
+  date -u +%Y-%m-%d
+  nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null ||
+    echo "no nvidia-smi"
+  "$parplan" --version
+} > "$out/machine.txt"
 precision=bf16
 [ "$device" = cpu ] && precision=fp32
 
 # Says what failed and goes on: a case that does not fit is a result, too.
-attempt() { local log=$1; shift; "$@" > "$log" 2>> "$out/errors.txt" || echo "failed: $*" | tee -a "$out/errors.txt" >&2; }
+attempt() {
+  local log=$1
+  shift
+  "$@" > "$log" 2>> "$out/errors.txt" || echo "failed: $*" | tee -a "$out/errors.txt" >&2
+}
 
 while read -r model batch sequence; do
   [ -n "$model" ] || continue
   name=$model-$batch-$sequence
   # Learned positions end at the context: a longer one is another model file.
   sed "s/^context:.*/context: $sequence/" "$root/models/$model.yaml" > "$out/$name.model.yaml"
-  "$parplan" suggest "$out/$name.model.yaml" --cluster "$cluster" --devices 1 --precision $precision --global-batch "$batch" --seq-len "$sequence" \
-    --micro-batch "$batch" --recompute none --zero 0 -o "$out/$name.plan.yaml" --quiet > "$out/$name.suggest.txt" 2>> "$out/errors.txt" || { echo "no plan: $name" >&2; continue; }
+  "$parplan" suggest "$out/$name.model.yaml" --cluster "$cluster" --devices 1 --precision $precision \
+    --global-batch "$batch" --seq-len "$sequence" --micro-batch "$batch" --recompute none --zero 0 \
+    -o "$out/$name.plan.yaml" --quiet > "$out/$name.suggest.txt" 2>> "$out/errors.txt" ||
+    { echo "no plan: $name" >&2; continue; }
   script=$here/pytorch_gpt2.py
   case $model in llama*) script=$here/pytorch_llama.py ;; esac
   for round in $(seq "$rounds"); do
     echo "$name, round $round of $rounds" >&2
-    attempt "$out/$name.parplan.$round.txt" "$parplan" run "$out/$name.plan.yaml" --steps "$steps" --json "$out/$name.parplan.$round.json" --quiet
+    attempt "$out/$name.parplan.$round.txt" "$parplan" run "$out/$name.plan.yaml" --steps "$steps" \
+      --json "$out/$name.parplan.$round.json" --quiet
     for mode in "" --compile; do
       [ "$device" = cpu ] && [ -n "$mode" ] && continue
       for kind in autocast master; do
-        attempt "$out/$name.pytorch$mode-$kind.$round.json" "$python" "$script" --model "$model" --batch "$batch" --sequence "$sequence" --steps "$steps" \
-          --device "$device" --precision $kind $mode
+        attempt "$out/$name.pytorch$mode-$kind.$round.json" "$python" "$script" --model "$model" --batch "$batch" \
+          --sequence "$sequence" --steps "$steps" --device "$device" --precision $kind $mode
       done
     done
     depth=""
     case $model in gpt2) depth=d12 ;; gpt2-medium) depth=d24 ;; gpt2-large) depth=d36 ;; gpt2-xl) depth=d48 ;; esac
     if [ -n "$llmc" ] && [ -n "$depth" ] && [ "$sequence" -le 1024 ]; then
       data=$llmc/dev/data/tinyshakespeare/tiny_shakespeare
-      attempt "$out/$name.llmc.$round.txt" env -C "$llmc" ./train_gpt2cu -e $depth -i "$data"_train.bin -j "$data"_val.bin -b "$batch" -t "$sequence" \
-        -d $((batch * sequence)) -x "$steps" -v 0 -s 0 -r 0
+      attempt "$out/$name.llmc.$round.txt" env -C "$llmc" ./train_gpt2cu -e $depth -i "$data"_train.bin \
+        -j "$data"_val.bin -b "$batch" -t "$sequence" -d $((batch * sequence)) -x "$steps" -v 0 -s 0 -r 0
     fi
   done
 done < "$cases"

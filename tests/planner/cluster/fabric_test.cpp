@@ -240,7 +240,7 @@ TEST_CASE("a hop that changes rails crosses NVLink first, or the spine without i
   CHECK(ring(cluster, m, Axis::dp) == doctest::Approx(10));  // no rails
   cluster.network.rails = true;
   CHECK(ring(cluster, m, Axis::dp) == doctest::Approx(4));   // NVLinks of 4 B/s
-  // Without PXN two ranks of each node send through the spine. Of a leaf's three nodes two send to
+  // Without PXN, two ranks of each node send through the spine. Two of a leaf's three nodes send to
   // nodes of their leaf: 4; and three groups leave the leaf. Its NICs' 60 B/s, a quarter of them
   // through the spine, are 15 / 7.
   cluster.network.pxn = false;

@@ -45,7 +45,7 @@ SuggestRequest request_of(const OpGraph& graph, Cluster cluster, std::int64_t ba
   return request;
 }
 
-// Of a DGX A100's GPUs the first of each node.
+// The first of a DGX A100's GPUs in each node.
 Cluster nodes_of(int devices_per_node, int nodes) {
   Cluster cluster = cluster_of("dgx-a100", 16);
   NodeGroup& group = cluster.groups.front();

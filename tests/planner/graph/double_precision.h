@@ -189,8 +189,8 @@ class DoublePrecisionBlock {
   std::map<std::pair<TensorId, int>, Numbers> contributions_;
 };
 
-// Of the block's input and of each of its parameters: the largest difference between the derived
-// gradient and the slope of the loss by central differences, in parts of the largest slope of all.
+// The largest difference, over the block's input and each of its parameters, between the derived
+// gradient and the slope of the loss by central differences, relative to the largest slope of all.
 inline double worst_gradient(const OpGraph& graph, int block, unsigned seed) {
   DoublePrecisionBlock runner(graph, block, seed);
   runner.loss();

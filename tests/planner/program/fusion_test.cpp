@@ -293,7 +293,7 @@ class Machine {
       }
   }
 
-  // Of a buffer that both Programs have.
+  // The bytes of a buffer that both Programs have.
   std::string bytes(const std::string& name) const {
     for (const Buffer& buffer : program_.buffers)
       if (buffer.name == name) return {arena_.get() + buffer.offset, static_cast<std::size_t>(buffer.bytes)};

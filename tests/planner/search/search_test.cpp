@@ -181,7 +181,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
 
 namespace {
 
-// Of one layout: the lower bound over the simulated step.
+// The lower bound over the simulated step, for one layout.
 double bound_over_simulated(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec) {
   REQUIRE(!illegal(graph, training, spec));

@@ -56,8 +56,8 @@ void in_threads(int count, const std::function<void(int)>& body) {
   for (int i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
 }
 
-// Of what needs a deadline to pass: tries with more and more patience until a machine was fast
-// enough for what is to happen before.
+// For conditions that need a deadline to pass: tries with more and more patience until a machine
+// was fast enough for what has to happen before.
 void with_growing_patience(const std::function<bool(std::chrono::milliseconds)>& happens) {
   for (auto tried = 500ms; tried < 200s; tried *= 4)
     if (happens(tried)) return;

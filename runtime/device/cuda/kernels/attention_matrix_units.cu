@@ -305,8 +305,8 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
 
   for (int tile = 0; tile < key_tiles; ++tile) {
     const int first_key = (first_tile + tile) * keys;
-    // Of the last tiles, the first warps' queries may see nothing; of a window's first ones, the
-    // last warps'.
+    // In the last tiles the first warps' queries may see nothing; with a window, neither may the
+    // last warps' in the first tiles.
     const bool sees =
         first_key < warp_query + 16 * row_tiles && (plain || first_key + keys > layout.first_key(warp_query));
     float scores[row_tiles][keys / 8][4];

@@ -23,8 +23,8 @@ struct FusedRow {
   __host__ __device__ int normed() const { return groups * (queries + 1); }
   __device__ __forceinline__ bool is_value(int slot) const { return slot % (queries + 2) == queries + 1; }
   __device__ __forceinline__ bool is_key(int slot) const { return slot % (queries + 2) == queries; }
-  // Of a query or key head: its number among those that are normed, in the order of memory; among
-  // its like.
+  // The number of a query or key head among those that are normalised, in the order of memory, and
+  // among its own kind.
   __device__ __forceinline__ int number(int slot) const { return slot - slot / (queries + 2); }
   __device__ __forceinline__ int number_of_kind(int slot) const {
     const int group = slot / (queries + 2);

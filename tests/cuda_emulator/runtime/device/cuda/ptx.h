@@ -120,8 +120,8 @@ struct Copies {
   std::vector<Copy> open;
 };
 
-// Of the running thread. Blocks run one after the other on a thread of the host: what the last
-// block left is dropped.
+// The copies of the running thread. Blocks run one after the other on a thread of the host: what
+// the last block left is dropped.
 inline Copies& copies() {
   static thread_local std::vector<Copies> of_threads;
   static thread_local uint3 block{};
