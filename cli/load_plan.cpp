@@ -27,16 +27,17 @@ namespace {
 
 // Lowering carries out what the techniques place, and nothing else yet.
 void refuse_unknown_placements(const Placements& placed, const Placements& found, const std::string& path) {
-  for (const auto& [parameter, placement] : placed.tensor_axis) {
-    const auto entry = found.tensor_axis.find(parameter);
-    const Placement given = entry == found.tensor_axis.end() ? replicate() : entry->second;
+  for (const auto& [parameter, layout] : placed.parameters) {
+    const auto entry = found.parameters.find(parameter);
+    const Placement placement = layout.tp;
+    const Placement given = entry == found.parameters.end() ? replicate() : entry->second.tp;
     if (given != placement)
       throw ConfigError({path}, fmt::format("placements: '{}' is {} over tp; the plan's techniques place it as {}, and "
                                             "only that can be carried out; write it so",
                                             parameter, write_placement(given), write_placement(placement)));
   }
-  for (const auto& [parameter, placement] : found.tensor_axis)
-    if (!placed.tensor_axis.contains(parameter))
+  for (const auto& [parameter, layout] : found.parameters)
+    if (!placed.parameters.contains(parameter))
       throw ConfigError({path}, fmt::format("placements: the model has no parameter '{}'; take it out", parameter));
 }
 

@@ -31,9 +31,7 @@ std::optional<std::string> illegal_data(const OpGraph& /*graph*/, const Training
 }
 
 void place_data(const OpGraph& /*graph*/, const ParallelSpec& /*spec*/, Placements& placements) {
-  placements.parameters_data_axis = replicate();
-  placements.gradients_data_axis = replicate();
-  placements.optimizer_data_axis = replicate();
+  placements.state.parameters.dp = placements.state.gradients.dp = placements.state.optimizer.dp = replicate();
 }
 
 }  // namespace parplan

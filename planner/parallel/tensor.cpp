@@ -98,12 +98,13 @@ void place_tensor(const OpGraph& graph, const ParallelSpec& spec, Placements& pl
     const Tensor& tensor = graph.tensors[id];
     const auto dim = spec.tp() > 1 ? cut_dim(tensor) : std::nullopt;
     const Placement placement = dim ? shard(dim->dim) : replicate();
-    const auto [entry, added] = placements.tensor_axis.try_emplace(name_in_block(tensor.name), placement);
-    PARPLAN_ASSERT(added || entry->second == placement,
+    const auto [entry, added] = placements.parameters.try_emplace(name_in_block(tensor.name));
+    if (added) entry->second.tp = placement;
+    PARPLAN_ASSERT(entry->second.tp == placement,
                    fmt::format("{} is {}, and in an earlier layer it was {}", tensor.name, write_placement(placement),
-                               write_placement(entry->second)));
+                               write_placement(entry->second.tp)));
   }
-  placements.residual = spec.sequence_parallel && spec.tp() > 1 ? shard(Dim::sequence) : replicate();
+  placements.residual.tp = spec.sequence_parallel && spec.tp() > 1 ? shard(Dim::sequence) : replicate();
 }
 
 }  // namespace parplan

@@ -22,9 +22,9 @@ std::optional<std::string> illegal_zero(const OpGraph& /*graph*/, const Training
 }
 
 void place_zero(const OpGraph& /*graph*/, const ParallelSpec& spec, Placements& placements) {
-  if (spec.zero_stage >= 1) placements.optimizer_data_axis = flat_shard();
-  if (spec.zero_stage >= 2) placements.gradients_data_axis = flat_shard();
-  if (spec.zero_stage >= 3) placements.parameters_data_axis = flat_shard();
+  if (spec.zero_stage >= 1) placements.state.optimizer.dp = flat_shard();
+  if (spec.zero_stage >= 2) placements.state.gradients.dp = flat_shard();
+  if (spec.zero_stage >= 3) placements.state.parameters.dp = flat_shard();
 }
 
 }  // namespace parplan

@@ -85,6 +85,20 @@ Redistribution redistribute(Placement from, Placement to) {
   return pair.redistribution;
 }
 
+std::vector<RedistributionStep> redistribute(const TensorLayout& from, const TensorLayout& to) {
+  std::vector<RedistributionStep> steps;
+  for (const Axis axis : inner_axes_first)
+    if (const Redistribution redistribution = redistribute(from[axis], to[axis]);
+        redistribution != Redistribution::none)
+      steps.push_back({axis, redistribution});
+  return steps;
+}
+
+const char* name(Home home) {
+  constexpr std::array<const char*, 3> names = {"device", "host", "disk"};
+  return names[index_of(home)];
+}
+
 Placement gradient_placement(Placement placement) {
   switch (placement.kind) {
     case PlacementKind::replicate: return partial_sum();
@@ -98,9 +112,9 @@ Placement gradient_placement(Placement placement) {
 
 DataShards data_shards(const Placements& placements, int data_ranks) {
   const auto is_shard = [&](Placement placement) { return data_ranks > 1 && placement == flat_shard(); };
-  return {.parameters = is_shard(placements.parameters_data_axis),
-          .gradients = is_shard(placements.gradients_data_axis),
-          .optimizer = is_shard(placements.optimizer_data_axis)};
+  return {.parameters = is_shard(placements.state.parameters.dp),
+          .gradients = is_shard(placements.state.gradients.dp),
+          .optimizer = is_shard(placements.state.optimizer.dp)};
 }
 
 std::string name_in_block(const std::string& parameter) {

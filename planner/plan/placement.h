@@ -2,7 +2,9 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
+#include "planner/cluster/axis.h"
 #include "planner/graph/tensor.h"
 
 namespace parplan {
@@ -31,6 +33,14 @@ constexpr bool is_partial(Placement p) {
 std::string write_placement(Placement placement);
 Placement parse_placement(const std::string& text);
 
+// How a tensor lies over every axis of the mesh: Replicate where nothing else is said.
+using TensorLayout = PerAxis<Placement>;
+constexpr bool is_partial(const TensorLayout& layout) {
+  for (const Axis axis : all_axes)
+    if (is_partial(layout[axis])) return true;
+  return false;
+}
+
 // The communication that takes a tensor from one placement to another over the same mesh axis. The
 // gradient of a redistribution is the redistribution of the gradients backwards (all-gather <->
 // reduce-scatter, all-reduce <-> none).
@@ -39,20 +49,39 @@ const char* name(Redistribution redistribution);
 // Throws InternalError for pairs without meaning (into Partial, out of FlatShard into Shard).
 Redistribution redistribute(Placement from, Placement to);
 
+// The same over every axis: what is to be done, axis by axis, innermost first.
+struct RedistributionStep {
+  Axis axis{};
+  Redistribution redistribution{};
+  bool operator==(const RedistributionStep&) const = default;
+};
+std::vector<RedistributionStep> redistribute(const TensorLayout& from, const TensorLayout& to);
+
 // How the gradient of a tensor lies before any communication: Replicate and Partial(sum) are each
 // other's, shards are their own. Throws InternalError for Partial(max), through which no gradient
 // passes.
 Placement gradient_placement(Placement placement);
 
-// Where the tensors of a plan lie. Parameters are named without their block
-// ("attention.qkv.weight", "embedding.weight"); every layer has the same placements. Absent means
-// Replicate.
+// Where bytes live: in the device's memory, in its host's, or in a file.
+enum class Home { device, host, disk };
+const char* name(Home home);  // "device"
+
+// How the state of parameters lies, and where it lives.
+struct StateLayout {
+  TensorLayout parameters;  // Replicate or FlatShard over an axis
+  TensorLayout gradients;
+  TensorLayout optimizer;
+  Home home = Home::device;
+  bool operator==(const StateLayout&) const = default;
+};
+
+// Where the tensors of a block lie.
 struct Placements {
-  std::map<std::string, Placement> tensor_axis;    // parameters over tp
-  Placement residual;                              // activations between ops over tp
-  Placement parameters_data_axis;                  // over dp: Replicate or FlatShard
-  Placement gradients_data_axis;
-  Placement optimizer_data_axis;
+  // Parameters by their name in the block ("attention.qkv.weight", "embedding.weight"); every layer
+  // has the same layouts. Absent: Replicate.
+  std::map<std::string, TensorLayout> parameters;
+  TensorLayout residual;  // activations between ops
+  StateLayout state;
   bool operator==(const Placements&) const = default;
 };
 
@@ -64,7 +93,7 @@ struct DataShards {
 };
 DataShards data_shards(const Placements& placements, int data_ranks);
 
-// The name that `Placements::tensor_axis` uses: "layers.3.mlp.up.weight" -> "mlp.up.weight".
+// The name that `Placements::parameters` uses: "layers.3.mlp.up.weight" -> "mlp.up.weight".
 std::string name_in_block(const std::string& parameter);
 
 }  // namespace parplan

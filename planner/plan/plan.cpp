@@ -54,13 +54,13 @@ constexpr std::array<MemoryKey, 6> memory_keys = {{
 
 struct DataAxisKey {
   const char* key;
-  Placement Placements::* placement;
+  TensorLayout StateLayout::* layout;
   int from_zero_stage;  // FlatShard from this ZeRO stage on
 };
 constexpr std::array<DataAxisKey, 3> data_axis_keys = {{
-    {"parameters_over_dp", &Placements::parameters_data_axis, 3},
-    {"gradients_over_dp", &Placements::gradients_data_axis, 2},
-    {"optimizer_over_dp", &Placements::optimizer_data_axis, 1},
+    {"parameters_over_dp", &StateLayout::parameters, 3},
+    {"gradients_over_dp", &StateLayout::gradients, 2},
+    {"optimizer_over_dp", &StateLayout::optimizer, 1},
 }};
 
 constexpr std::array backends = {BackendKind::cpu, BackendKind::cuda, BackendKind::rocm, BackendKind::oneapi,
@@ -173,13 +173,13 @@ std::string write_layout(const ParallelSpec& spec, const TrainingSpec& training)
 }
 
 std::string write_placements(const Placements& placements) {
-  std::string out = fmt::format("residual_over_tp: {}\n", write_placement(placements.residual));
+  std::string out = fmt::format("residual_over_tp: {}\n", write_placement(placements.residual.tp));
   for (const DataAxisKey& row : data_axis_keys)
-    out += fmt::format("{}: {}\n", row.key, write_placement(placements.*row.placement));
-  if (placements.tensor_axis.empty()) return out + "parameters_over_tp: {}\n";
+    out += fmt::format("{}: {}\n", row.key, write_placement((placements.state.*row.layout).dp));
+  if (placements.parameters.empty()) return out + "parameters_over_tp: {}\n";
   out += "parameters_over_tp:\n";
-  for (const auto& [parameter, placement] : placements.tensor_axis)
-    out += fmt::format("  {}: {}\n", quoted(parameter), write_placement(placement));
+  for (const auto& [parameter, layout] : placements.parameters)
+    out += fmt::format("  {}: {}\n", quoted(parameter), write_placement(layout.tp));
   return out;
 }
 
@@ -362,14 +362,14 @@ Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
   for (const DataAxisKey& row : data_axis_keys) keys.push_back(row.key);
   node.allow_keys(keys);
   Placements placements;
-  placements.residual = read_placement(node.at("residual_over_tp"));
+  placements.residual.tp = read_placement(node.at("residual_over_tp"));
   const Placement residual = spec.sequence_parallel ? shard(Dim::sequence) : replicate();
-  if (placements.residual != residual)
+  if (placements.residual.tp != residual)
     node.at("residual_over_tp")
         .fail(fmt::format("with sequence_parallel {} it is {}, found {}", spec.sequence_parallel,
-                          write_placement(residual), write_placement(placements.residual)));
+                          write_placement(residual), write_placement(placements.residual.tp)));
   for (const DataAxisKey& row : data_axis_keys) {
-    const Placement found = placements.*row.placement = read_placement(node.at(row.key));
+    const Placement found = (placements.state.*row.layout).dp = read_placement(node.at(row.key));
     const Placement wanted = spec.zero_stage >= row.from_zero_stage ? flat_shard() : replicate();
     if (found != wanted)
       node.at(row.key).fail(fmt::format("with zero_stage {} it is {}, found {}", spec.zero_stage,
@@ -381,7 +381,7 @@ Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
     const Placement placement = read_placement(value);
     if (placement.kind != PlacementKind::replicate && placement.kind != PlacementKind::shard)
       value.fail(fmt::format("a parameter over tp is Replicate or Shard(dim), found {}", write_placement(placement)));
-    placements.tensor_axis[parameter] = placement;
+    placements.parameters[parameter].tp = placement;
   }
   return placements;
 }

@@ -43,7 +43,7 @@ struct Value {
   std::int64_t bytes = 0;
 };
 
-using Key = std::pair<TensorId, Placement>;
+using Key = std::pair<TensorId, TensorLayout>;
 
 // Builds one segment of a block: places values, inserts redistributions, packs scratch, orders
 // streams.
@@ -55,7 +55,8 @@ class SegmentBuilder {
       : graph_(graph), block_(block), choice_(choice), placements_(placements), training_(training), saved_(saved) {
     for (const ParameterPart& part : own.parts) parts_[part.tensor] = {part, false};
     for (const ParameterPart& part : tied.parts) parts_[part.tensor] = {part, true};
-    if (choice.tensor_ranks > 1) residual_ = choice.placements.residual;
+    for (const Axis axis : all_axes)
+      if (choice.degree[axis] > 1) residual_[axis] = choice.placements.residual[axis];
   }
 
   // Emits the forward ops that `needed` marks. `keeps`: saved tensors and the block's output go to
@@ -194,13 +195,13 @@ class SegmentBuilder {
     emit(std::move(instruction), std::move(uses));
   }
 
-  void emit_collective(InstructionKind kind, DataType type, std::string name, std::vector<Use> uses) {
+  void emit_collective(InstructionKind kind, Axis axis, DataType type, std::string name, std::vector<Use> uses) {
     Instruction instruction;
     instruction.kind = kind;
     instruction.type = type;
-    instruction.group = all_along(Axis::tp);
-    instruction.stream = Stream::tp;
-    instruction.label = Label::tp;
+    instruction.group = all_along(axis);
+    instruction.stream = stream_of(axis);
+    instruction.label = label_of(axis);
     instruction.name = std::move(name);
     emit(std::move(instruction), std::move(uses));
   }
@@ -220,48 +221,75 @@ class SegmentBuilder {
           whole(add_storage({binding::saved, saved.offset, saved.bytes}), saved.bytes);
   }
 
-  // The value of `tensor` in `placement`, redistributed if it exists in another one only.
-  // `is_gradient`: of its gradient.
-  Value materialise(std::map<Key, Value>& values, TensorId id, Placement wanted) {
+  // The value of `tensor` in `wanted`, redistributed axis by axis if it exists in another layout only.
+  Value materialise(std::map<Key, Value>& values, TensorId id, const TensorLayout& wanted) {
     const auto found = values.find({id, wanted});
     if (found != values.end()) return found->second;
     auto source =
         std::find_if(values.begin(), values.end(), [&](const auto& entry) { return entry.first.first == id; });
     PARPLAN_ASSERT(source != values.end(), fmt::format("{} is not defined in block {}", tensor(id).name, block_.name));
-    const Placement from = source->first.second;
-    const Value value = source->second;
-    const DataType type = type_of(tensor(id), choice_.precision);
-    const Redistribution step = redistribute(from, wanted);
-    const std::string what = fmt::format("{}.{}", tensor(id).name, parplan::name(step));
-    Value result;
-    switch (step) {
-      case Redistribution::all_reduce_sum:
-      case Redistribution::all_reduce_max:
-        emit_collective(
-            step == Redistribution::all_reduce_sum ? InstructionKind::all_reduce_sum : InstructionKind::all_reduce_max,
-            type, what, {{value, Access::update}});
-        result = value;
-        values.erase(source);
-        break;
-      case Redistribution::reduce_scatter: {
-        emit_collective(InstructionKind::reduce_scatter, type, what, {{value, Access::update}});
-        const std::int64_t elements = value.bytes / size_of(type);
-        const std::int64_t begin = chunk_begin(elements, choice_.tensor_ranks, choice_.tensor_rank);
-        const std::int64_t end = chunk_begin(elements, choice_.tensor_ranks, choice_.tensor_rank + 1);
-        result = {value.storage, value.offset + begin * size_of(type), (end - begin) * size_of(type)};
-        values.erase(source);
-        break;
-      }
-      case Redistribution::all_gather:
-        result = scratch(local_bytes(tensor(id), wanted, choice_));
-        emit_collective(InstructionKind::all_gather, type, what, {{value, Access::read}, {result, Access::write}});
-        break;
-      default:
-        PARPLAN_ASSERT(false, fmt::format("{} from {} to {}: {} inside a block", tensor(id).name, write_placement(from),
-                                          write_placement(wanted), parplan::name(step)));
+    TensorLayout layout = source->first.second;
+    Value value = source->second;
+    const int storage = value.storage;
+    bool keeps_source = true;
+    for (const RedistributionStep& step : redistribute(layout, wanted)) {
+      layout[step.axis] = wanted[step.axis];
+      keeps_source = keeps_source && (value.storage != storage || !works_in_place(step.redistribution));
+      value = redistributed(value, id, step, layout);
     }
-    values[{id, wanted}] = result;
-    return result;
+    if (!keeps_source) values.erase(source);
+    values[{id, wanted}] = value;
+    return value;
+  }
+
+  static bool works_in_place(Redistribution step) {
+    return step == Redistribution::all_reduce_sum || step == Redistribution::all_reduce_max ||
+           step == Redistribution::reduce_scatter;
+  }
+
+  // `value` of tensor `id` after one step; `layout` is how it lies then.
+  Value redistributed(Value value, TensorId id, const RedistributionStep& step, const TensorLayout& layout) {
+    const DataType type = type_of(tensor(id), choice_.precision);
+    const std::string what = fmt::format("{}.{}", tensor(id).name, parplan::name(step.redistribution));
+    // This rank's chunk of a value that is cut along its outermost dim.
+    const auto chunk = [&] {
+      const std::int64_t elements = value.bytes / size_of(type);
+      const int ranks = choice_.degree[step.axis];
+      const std::int64_t begin = chunk_begin(elements, ranks, choice_.at[step.axis]);
+      const std::int64_t end = chunk_begin(elements, ranks, choice_.at[step.axis] + 1);
+      return Value{value.storage, value.offset + begin * size_of(type), (end - begin) * size_of(type)};
+    };
+    switch (step.redistribution) {
+      case Redistribution::all_reduce_sum:
+        emit_collective(InstructionKind::all_reduce_sum, step.axis, type, what, {{value, Access::update}});
+        return value;
+      case Redistribution::all_reduce_max:
+        emit_collective(InstructionKind::all_reduce_max, step.axis, type, what, {{value, Access::update}});
+        return value;
+      case Redistribution::reduce_scatter:
+        emit_collective(InstructionKind::reduce_scatter, step.axis, type, what, {{value, Access::update}});
+        return chunk();
+      case Redistribution::all_gather: {
+        const Value result = scratch(local_bytes(tensor(id), layout, choice_));
+        emit_collective(InstructionKind::all_gather, step.axis, type, what,
+                        {{value, Access::read}, {result, Access::write}});
+        return result;
+      }
+      case Redistribution::slice: {
+        PARPLAN_ASSERT(layout[step.axis] == shard(tensor(id).dims[0].dim),
+                       fmt::format("{}: a slice along an inner dim", tensor(id).name));
+        const Value part = chunk();
+        const Value result = scratch(part.bytes);
+        OpShape shape;
+        shape.rows = part.bytes / size_of(type);
+        emit_kernel(OpKind::copy, shape, Label::compute, what, {{part, Access::read}, {result, Access::write}});
+        return result;
+      }
+      case Redistribution::none: return value;
+      case Redistribution::all_to_all: break;
+    }
+    assertion_failed("a redistribution has an instruction", __FILE__, __LINE__,
+                     fmt::format("{} over {}", what, parplan::name(step.axis)));
   }
 
   // Brings a value to offset 0 of a binding, copying where it lies elsewhere.
@@ -323,8 +351,11 @@ class SegmentBuilder {
   // Whether the tensor, once whole, fills the storage that its op writes (a reduce-scatter leaves
   // only a chunk).
   bool keeps_its_size(TensorId id) const {
-    return !is_partial(placements_.produced[index(id)]) ||
-           placements_.canonical[index(id)].kind != PlacementKind::shard;
+    const TensorLayout& produced = placements_.produced[index(id)];
+    const TensorLayout& canonical = placements_.canonical[index(id)];
+    return std::ranges::none_of(all_axes, [&](Axis axis) {
+      return is_partial(produced[axis]) && canonical[axis].kind == PlacementKind::shard;
+    });
   }
 
   // Where a tensor produced by a forward op goes.
@@ -346,7 +377,7 @@ class SegmentBuilder {
 
   void forward_op(const TrainingOp& op, const std::vector<bool>& needed, Label label) {
     const Op& forward = graph_.ops[op.forward_op];
-    const std::vector<Placement>& wanted = placements_.inputs[op.forward_op - block_.first_op];
+    const std::vector<TensorLayout>& wanted = placements_.inputs[op.forward_op - block_.first_op];
     for (std::size_t i = 0; i < forward.inputs.size(); ++i) {
       if (tensor(forward.inputs[i]).role == TensorRole::tokens) load(forward, forward.inputs[i], label);
     }
@@ -373,7 +404,7 @@ class SegmentBuilder {
       outputs[id] = home(id, needed);
     }
 
-    Placement rows = wanted.empty() ? replicate() : wanted[0];
+    const TensorLayout rows = wanted.empty() ? TensorLayout{} : wanted[0];
     OpShape shape = local_shape(graph_, forward, rows, choice_);
     emit_op(op, shape, label, forward.name, [&](const TrainingOperand& operand) {
       return operand.source == OperandSource::input ? inputs.at(operand.tensor)
@@ -403,8 +434,9 @@ class SegmentBuilder {
   }
 
   void load(const Op& reader, TensorId id, Label label) {
-    if (forward_values_.contains({id, replicate()})) return;
-    const std::int64_t bytes = local_bytes(tensor(id), replicate(), choice_);
+    const TensorLayout whole_tokens;
+    if (forward_values_.contains({id, whole_tokens})) return;
+    const std::int64_t bytes = local_bytes(tensor(id), whole_tokens, choice_);
     std::optional<Value> kept = keeps_ ? saved_value(id) : std::nullopt;
     const Value value = kept ? *kept : scratch(bytes);
     OpShape shape;
@@ -413,7 +445,7 @@ class SegmentBuilder {
     shape.batch = choice_.micro_batch;
     const OpKind kind = reader.kind == OpKind::embedding ? OpKind::load_tokens : OpKind::load_targets;
     emit_kernel(kind, shape, label, tensor(id).name, {{value, Access::write}});
-    forward_values_[{id, replicate()}] = value;
+    forward_values_[{id, whole_tokens}] = value;
   }
 
   template <class Resolve>
@@ -437,19 +469,22 @@ class SegmentBuilder {
 
   void backward_op(TrainingOp op, int position) {
     const Op& forward = graph_.ops[op.forward_op];
-    const std::vector<Placement>& wanted = placements_.inputs[op.forward_op - block_.first_op];
+    const std::vector<TensorLayout>& wanted = placements_.inputs[op.forward_op - block_.first_op];
     for (TrainingOperand& operand : op.operands)
       if (operand.source == OperandSource::input_gradient && operand.access == Access::update &&
-          waits(root(operand.tensor), placement_of_gradient(op, operand.tensor, forward, wanted)) &&
+          waits(root(operand.tensor), layout_of_gradient(op, operand.tensor, forward, wanted)) &&
           !waiting_parts_.contains(root(operand.tensor))) {
         op.accumulate = false;  // the first to be summed apart
         operand.access = Access::write;
       }
-    Placement rows = wanted.empty() ? replicate() : wanted[0];
+    const TensorLayout rows = wanted.empty() ? TensorLayout{} : wanted[0];
     // The gradient of an output is needed as the op itself sees its output; where the op makes a
     // partial sum (a weight sharded over its inputs), the gradient of the sum is needed whole.
-    const auto gradient_placement = [&](TensorId output) {
-      return is_partial(placements_.produced[index(output)]) ? replicate() : placements_.canonical[index(output)];
+    const auto gradient_layout = [&](TensorId output) {
+      TensorLayout layout = placements_.canonical[index(output)];
+      for (const Axis axis : all_axes)
+        if (is_partial(placements_.produced[index(output)][axis])) layout[axis] = replicate();
+      return layout;
     };
     OpShape shape = local_shape(graph_, forward, rows, choice_);
     const bool adds_or_copies = op.kind == OpKind::accumulate || op.kind == OpKind::copy;
@@ -475,14 +510,14 @@ class SegmentBuilder {
           break;
         case OperandSource::output_gradient:
           add_waiting_part(root(operand.tensor));
-          values[key] = materialise(gradient_values_, root(operand.tensor), gradient_placement(operand.tensor));
+          values[key] = materialise(gradient_values_, root(operand.tensor), gradient_layout(operand.tensor));
           break;
         case OperandSource::parameter: values[key] = parameter(operand.tensor); break;
         case OperandSource::parameter_gradient: values[key] = parameter_gradient(operand.tensor); break;
         case OperandSource::contribution:
           if (operand.access == Access::write)
             contributions_[{operand.tensor, operand.part}] = scratch(local_bytes(
-                tensor(operand.tensor), placement_of_gradient(op, operand.tensor, forward, wanted), choice_));
+                tensor(operand.tensor), layout_of_gradient(op, operand.tensor, forward, wanted), choice_));
           values[key] = contributions_.at({operand.tensor, operand.part});
           break;
         case OperandSource::input_gradient:
@@ -509,24 +544,24 @@ class SegmentBuilder {
   // Ranks that each hold a part of a sum cannot add it to what all of them hold: their parts are
   // summed apart until somebody wants the gradient, and then reduced at once (a tensor that a sum
   // and a weight sharded over its outputs use, as in OLMo 2).
-  bool waits(TensorId owner, Placement placement) const {
-    if (!is_partial(placement) || gradient_values_.contains({owner, placement})) return false;
+  bool waits(TensorId owner, const TensorLayout& layout) const {
+    if (!is_partial(layout) || gradient_values_.contains({owner, layout})) return false;
     return std::ranges::any_of(gradient_values_, [&](const auto& entry) { return entry.first.first == owner; });
   }
 
   void add_waiting_part(TensorId owner) {
     const auto found = waiting_parts_.find(owner);
     if (found == waiting_parts_.end()) return;
-    const Placement canonical = placements_.canonical[index(owner)];
+    const TensorLayout canonical = placements_.canonical[index(owner)];
     const auto at =
         std::ranges::find_if(gradient_values_, [&](const auto& entry) { return entry.first.first == owner; });
-    const Placement placement = gradient_values_.contains({owner, canonical}) ? canonical : at->first.second;
-    std::map<Key, Value> parts{{{owner, partial_sum()}, found->second}};
+    const TensorLayout layout = gradient_values_.contains({owner, canonical}) ? canonical : at->first.second;
+    std::map<Key, Value> parts{{{owner, found->second.layout}, found->second.value}};
     waiting_parts_.erase(found);
-    const Value part = materialise(parts, owner, placement);
-    const Value sum = gradient_values_.at({owner, placement});
+    const Value part = materialise(parts, owner, layout);
+    const Value sum = gradient_values_.at({owner, layout});
     std::erase_if(gradient_values_,
-                  [&](const auto& entry) { return entry.first.first == owner && entry.first.second != placement; });
+                  [&](const auto& entry) { return entry.first.first == owner && entry.first.second != layout; });
     OpShape shape;
     shape.rows = sum.bytes / size_of(type_of(tensor(owner), choice_.precision));
     emit_kernel(OpKind::accumulate, shape, Label::compute, tensor(owner).name,
@@ -537,23 +572,24 @@ class SegmentBuilder {
   // Where a kernel writes (or adds) the gradient of input `id`, and in which placement it then is.
   template <class Values>
   Value input_gradient(const TrainingOp& op, int position, TensorId id, const Op& forward,
-                       const std::vector<Placement>& wanted, const Values& values) {
+                       const std::vector<TensorLayout>& wanted, const Values& values) {
     const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin();
-    const Placement placement = placement_of_gradient(op, id, forward, wanted);
+    const TensorLayout layout = layout_of_gradient(op, id, forward, wanted);
     const TensorId owner = root(id);
-    if (waits(owner, placement)) {
-      if (!waiting_parts_.contains(owner)) waiting_parts_[owner] = scratch(local_bytes(tensor(id), placement, choice_));
-      return waiting_parts_.at(owner);
+    if (waits(owner, layout)) {
+      if (!waiting_parts_.contains(owner))
+        waiting_parts_[owner] = {scratch(local_bytes(tensor(id), layout, choice_)), layout};
+      return waiting_parts_.at(owner).value;
     }
     if (op.accumulate) {
-      const Value sum = materialise(gradient_values_, owner, placement);
-      // Copies in other placements do not see what is added now.
+      const Value sum = materialise(gradient_values_, owner, layout);
+      // Copies in other layouts do not see what is added now.
       std::erase_if(gradient_values_,
-                    [&](const auto& entry) { return entry.first.first == owner && entry.first.second != placement; });
+                    [&](const auto& entry) { return entry.first.first == owner && entry.first.second != layout; });
       return sum;
     }
 
-    const std::int64_t bytes = local_bytes(tensor(id), placement, choice_);
+    const std::int64_t bytes = local_bytes(tensor(id), layout, choice_);
     Value value = scratch(bytes);
     const OpRow& row = row_of(op.kind);
     if (row.in_place_read >= 0 && row.operands[row.in_place_write].index == at) {
@@ -573,26 +609,32 @@ class SegmentBuilder {
           value = candidate;
       }
     }
-    const bool stays = placement == residual_ || (is_partial(placement) && residual_.kind != PlacementKind::shard);
+    const bool stays = std::ranges::all_of(all_axes, [&](Axis axis) {
+      return layout[axis] == residual_[axis] ||
+             (is_partial(layout[axis]) && residual_[axis].kind != PlacementKind::shard);
+    });
     if (id == block_.input && stays && gradient_binding_is_free(position))
       value = whole(add_storage({binding::gradient, 0, bytes}), bytes);
-    gradient_values_[{owner, placement}] = value;
+    gradient_values_[{owner, layout}] = value;
     return value;
   }
 
   // How a kernel leaves the gradient of input `id` of `forward`, or the part of it that this use
   // makes.
-  Placement placement_of_gradient(const TrainingOp& op, TensorId id, const Op& forward,
-                                  const std::vector<Placement>& wanted) const {
-    const auto at =
-        static_cast<std::size_t>(std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin());
-    const Placement output = placements_.produced[index(forward.outputs[0])];
-    const bool sharded_features = output.kind == PlacementKind::shard && output.dim != Dim::sequence;
+  TensorLayout layout_of_gradient(const TrainingOp& op, TensorId id, const Op& forward,
+                                  const std::vector<TensorLayout>& wanted) const {
+    const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin();
+    const TensorLayout& output = placements_.produced[index(forward.outputs[0])];
     // A weight sharded over its outputs gives each rank a part of the sum over them; so do heads
     // for what is whole on every rank.
     const bool of_linear = op.kind == OpKind::linear_input_gradient;
-    const bool of_heads = row_of(forward.kind).sharding == ShardingRule::heads && wanted[at] == replicate();
-    return sharded_features && (of_linear || of_heads) ? partial_sum() : wanted[at];
+    const bool of_heads = row_of(forward.kind).sharding == ShardingRule::heads;
+    TensorLayout layout = wanted[at];
+    for (const Axis axis : all_axes) {
+      const bool sharded_features = output[axis].kind == PlacementKind::shard && output[axis].dim != Dim::sequence;
+      if (sharded_features && (of_linear || (of_heads && layout[axis] == replicate()))) layout[axis] = partial_sum();
+    }
+    return layout;
   }
 
   // The gradient of the block's output has been read for the last time before instruction
@@ -607,13 +649,17 @@ class SegmentBuilder {
   const BlockPlacements& placements_;
   const TrainingBlock& training_;
   const std::vector<SavedTensor>& saved_;
-  Placement residual_ = replicate();
+  TensorLayout residual_;
   bool keeps_ = true;
   std::map<TensorId, PlacedParameter> parts_;
   std::map<Key, Value> forward_values_;
   std::map<Key, Value> gradient_values_;  // by the root of the alias chain
   std::map<std::pair<TensorId, int>, Value> contributions_;  // the latest to each tensor's gradient, by part
-  std::map<TensorId, Value> waiting_parts_;  // by the root of the alias chain
+  struct WaitingPart {
+    Value value;
+    TensorLayout layout;
+  };
+  std::map<TensorId, WaitingPart> waiting_parts_;  // by the root of the alias chain
   std::vector<int> last_read_;
   std::vector<int> last_gradient_use_;
   std::vector<Storage> storages_;
@@ -668,7 +714,7 @@ bool read_by_heads(const OpGraph& graph, TensorId parameter) {
 
 BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& parameters, const BlockChoice& choice) {
   BucketLayout layout;
-  const bool sequence_sharded = choice.tensor_ranks > 1 && choice.placements.residual == shard(Dim::sequence);
+  const bool sequence_sharded = choice.degree.tp > 1 && choice.placements.residual.tp == shard(Dim::sequence);
   for (TensorId id : parameters) layout.parts.push_back(local_part(graph, id, choice));
   const auto decays = [&](const ParameterPart& part) { return graph.tensors[part.tensor].decays; };
   std::stable_sort(layout.parts.begin(), layout.parts.end(), [&](const ParameterPart& a, const ParameterPart& b) {
@@ -706,8 +752,7 @@ LoweredBlock lower_block(const OpGraph& graph, int block_index, const BlockChoic
     for (TensorId id : training.saved)
       if (id != block.input) save(id);
   const TensorId crossing = block.input >= 0 ? block.input : block.output;
-  result.crossing_bytes = local_bytes(graph.tensors[crossing],
-                                      choice.tensor_ranks > 1 ? choice.placements.residual : replicate(), choice);
+  result.crossing_bytes = local_bytes(graph.tensors[crossing], choice.placements.residual, choice);
 
   const std::string name = block.input < 0 || block.output < 0 ? block.name : "layers";
   const std::vector<bool> all(training.forward.size(), true);

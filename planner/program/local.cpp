@@ -1,6 +1,7 @@
 #include "planner/program/local.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -19,46 +20,60 @@ DataType type_of(const Tensor& tensor, DataType precision) {
   return in_memory(precision);
 }
 
-std::int64_t local_size(const TensorDim& dim, Placement placement, const BlockChoice& choice) {
-  if (dim.dim == Dim::batch) return choice.micro_batch;
-  if (placement.kind != PlacementKind::shard || placement.dim != dim.dim) return dim.size;
-  if (dim.dim == Dim::vocabulary) return ceil_div(dim.size, choice.tensor_ranks);
-  const std::int64_t granules = dim.size / dim.granule;
-  PARPLAN_ASSERT(granules % choice.tensor_ranks == 0,
-                 fmt::format("{} {}s of {} over {} ranks", granules, name(dim.dim), dim.granule, choice.tensor_ranks));
-  return granules / choice.tensor_ranks * dim.granule;
+int shards_of(Dim dim, const TensorLayout& layout, const BlockChoice& choice) {
+  int shards = 1;
+  for (const Axis axis : all_axes)
+    if (layout[axis] == shard(dim)) shards *= choice.degree[axis];
+  return shards;
 }
 
-std::int64_t local_elements(const Tensor& tensor, Placement placement, const BlockChoice& choice) {
+int shard_at(Dim dim, const TensorLayout& layout, const BlockChoice& choice) {
+  int at = 0;
+  for (const Axis axis : all_axes)
+    if (layout[axis] == shard(dim)) at = at * choice.degree[axis] + choice.at[axis];
+  return at;
+}
+
+std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockChoice& choice) {
+  if (dim.dim == Dim::batch) return choice.micro_batch;
+  const int shards = shards_of(dim.dim, layout, choice);
+  if (shards == 1) return dim.size;
+  if (dim.dim == Dim::vocabulary) return ceil_div(dim.size, shards);
+  const std::int64_t granules = dim.size / dim.granule;
+  PARPLAN_ASSERT(granules % shards == 0,
+                 fmt::format("{} {}s of {} over {} ranks", granules, name(dim.dim), dim.granule, shards));
+  return granules / shards * dim.granule;
+}
+
+std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice) {
   std::int64_t elements = 1;
-  for (const TensorDim& dim : tensor.dims) elements *= local_size(dim, placement, choice);
+  for (const TensorDim& dim : tensor.dims) elements *= local_size(dim, layout, choice);
   return elements;
 }
 
-std::int64_t local_bytes(const Tensor& tensor, Placement placement, const BlockChoice& choice) {
-  return local_elements(tensor, placement, choice) * size_of(type_of(tensor, choice.precision));
+std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice) {
+  return local_elements(tensor, layout, choice) * size_of(type_of(tensor, choice.precision));
 }
 
-Placement placement_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements) {
-  const auto found = placements.tensor_axis.find(name_in_block(graph.tensors[parameter].name));
-  return found == placements.tensor_axis.end() ? replicate() : found->second;
+TensorLayout layout_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements) {
+  const auto found = placements.parameters.find(name_in_block(graph.tensors[parameter].name));
+  return found == placements.parameters.end() ? TensorLayout{} : found->second;
 }
 
 ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockChoice& choice) {
   const Tensor& tensor = graph.tensors[parameter];
-  const Placement placement = choice.tensor_ranks > 1 ? placement_of_parameter(graph, parameter, choice.placements)
-                                                      : replicate();
+  const TensorLayout layout = layout_of_parameter(graph, parameter, choice.placements);
   PARPLAN_ASSERT(!tensor.dims.empty() && tensor.dims.size() <= 2, tensor.name);
+  const Dim row = tensor.dims[0].dim;
+  const bool is_matrix = tensor.dims.size() == 2;
   ParameterPart part;
   part.tensor = parameter;
-  part.rows = local_size(tensor.dims[0], placement, choice);
-  part.columns = tensor.dims.size() == 2 ? local_size(tensor.dims[1], placement, choice) : 1;
-  const bool shards_rows = placement.kind == PlacementKind::shard && placement.dim == tensor.dims[0].dim;
-  const bool shards_columns =
-      placement.kind == PlacementKind::shard && tensor.dims.size() == 2 && placement.dim == tensor.dims[1].dim;
-  if (shards_rows) part.row_begin = part.rows * choice.tensor_rank;
-  if (shards_columns) part.column_begin = part.columns * choice.tensor_rank;
-  part.tensor_replicated = choice.tensor_ranks > 1 && !shards_rows && !shards_columns;
+  part.rows = local_size(tensor.dims[0], layout, choice);
+  part.columns = is_matrix ? local_size(tensor.dims[1], layout, choice) : 1;
+  part.row_begin = part.rows * shard_at(row, layout, choice);
+  if (is_matrix) part.column_begin = part.columns * shard_at(tensor.dims[1].dim, layout, choice);
+  const bool is_cut = layout.tp == shard(row) || (is_matrix && layout.tp == shard(tensor.dims[1].dim));
+  part.tensor_replicated = choice.degree.tp > 1 && !is_cut;
   return part;
 }
 
@@ -69,85 +84,98 @@ Placement resolved(Placement placement, TensorRole role, Placement residual) {
   return role == TensorRole::activation ? residual : replicate();
 }
 
-}  // namespace
+// What one op needs of its inputs over one axis, and how its outputs then lie.
+struct OpPlacements {
+  std::vector<Placement> inputs;
+  Placement output;
+};
 
-BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockChoice& choice) {
-  BlockPlacements result;
-  result.produced.assign(graph.tensors.size(), replicate());
-  result.canonical.assign(graph.tensors.size(), replicate());
-  const Placement residual = choice.tensor_ranks > 1 ? choice.placements.residual : replicate();
-  if (block.input >= 0) {
-    result.produced[block.input] = residual;
-    result.canonical[block.input] = residual;
-  }
-  for (int index = block.first_op; index < block.last_op; ++index) {
-    const Op& op = graph.ops[index];
-    std::vector<Placement> needed;
-    for (TensorId input : op.inputs) needed.push_back(result.canonical[input]);
-    Placement output = needed.empty() ? replicate() : needed[0];
-    switch (row_of(op.kind).sharding) {
-      case ShardingRule::tokenwise:
-        for (Placement& input : needed) input = needed[0];
-        break;
-      case ShardingRule::contraction: {
-        const Placement weight =
-            choice.tensor_ranks > 1 ? placement_of_parameter(graph, op.parameters[0], choice.placements) : replicate();
-        const Tensor& tensor = graph.tensors[op.parameters[0]];
-        if (weight.kind == PlacementKind::shard && weight.dim == tensor.dims[0].dim) {
-          needed[0] = replicate();
-          output = weight;
-        } else if (weight.kind == PlacementKind::shard) {
-          needed[0] = weight;
-          output = partial_sum();
-        }
-        break;
-      }
-      case ShardingRule::lookup: {
-        const Placement table =
-            choice.tensor_ranks > 1 ? placement_of_parameter(graph, op.parameters[0], choice.placements) : replicate();
+OpPlacements placements_of(const OpGraph& graph, const Op& op, std::vector<Placement> inputs, Axis axis,
+                           const Placements& placements) {
+  OpPlacements result{.inputs = std::move(inputs), .output = {}};
+  std::vector<Placement>& needed = result.inputs;
+  if (!needed.empty()) result.output = needed[0];
+  const auto weight = [&] { return layout_of_parameter(graph, op.parameters[0], placements)[axis]; };
+  switch (row_of(op.kind).sharding) {
+    case ShardingRule::tokenwise:
+      for (Placement& input : needed) input = needed[0];
+      break;
+    case ShardingRule::contraction: {
+      const Placement cut = weight();
+      if (cut.kind == PlacementKind::shard && cut.dim == graph.tensors[op.parameters[0]].dims[0].dim) {
         needed[0] = replicate();
-        output = table.kind == PlacementKind::shard ? partial_sum() : replicate();
-        break;
+        result.output = cut;
+      } else if (cut.kind == PlacementKind::shard) {
+        needed[0] = cut;
+        result.output = partial_sum();
       }
-      case ShardingRule::heads:
-      case ShardingRule::head_sums:
-        if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups) needed[0] = replicate();
-        output = needed[0];
-        if (row_of(op.kind).sharding == ShardingRule::head_sums && output.kind == PlacementKind::shard)
-          output = partial_sum();
-        break;
-      case ShardingRule::vocabulary_max:
-        output = needed[0].kind == PlacementKind::shard ? partial_max() : replicate();
-        break;
-      case ShardingRule::vocabulary_sum:
-        output = needed[0].kind == PlacementKind::shard ? partial_sum() : replicate();
-        break;
-      case ShardingRule::vocabulary_loss:
-        output = replicate();
-        break;
-      case ShardingRule::none:
-        PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));
+      break;
     }
-    for (TensorId id : op.outputs) {
-      const TensorRole role = graph.tensors[id].role;
-      result.produced[id] = role == TensorRole::loss ? replicate() : output;
-      result.canonical[id] =
-          resolved(result.produced[id], role, residual);
-    }
-    result.inputs.push_back(std::move(needed));
+    case ShardingRule::lookup:
+      needed[0] = replicate();
+      result.output = weight().kind == PlacementKind::shard ? partial_sum() : replicate();
+      break;
+    case ShardingRule::heads:
+    case ShardingRule::head_sums:
+      if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups) needed[0] = replicate();
+      result.output = needed[0];
+      if (row_of(op.kind).sharding == ShardingRule::head_sums && result.output.kind == PlacementKind::shard)
+        result.output = partial_sum();
+      break;
+    case ShardingRule::vocabulary_max:
+      result.output = needed[0].kind == PlacementKind::shard ? partial_max() : replicate();
+      break;
+    case ShardingRule::vocabulary_sum:
+      result.output = needed[0].kind == PlacementKind::shard ? partial_sum() : replicate();
+      break;
+    case ShardingRule::vocabulary_loss: result.output = replicate(); break;
+    case ShardingRule::none: PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));
   }
   return result;
 }
 
-OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const BlockChoice& choice) {
+}  // namespace
+
+// Axes do not see one another: each is propagated by itself.
+BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockChoice& choice) {
+  BlockPlacements result;
+  result.produced.resize(graph.tensors.size());
+  result.canonical.resize(graph.tensors.size());
+  for (int index = block.first_op; index < block.last_op; ++index)
+    result.inputs.emplace_back(graph.ops[index].inputs.size());
+  for (const Axis axis : all_axes) {
+    if (choice.degree[axis] == 1) continue;
+    const Placement residual = choice.placements.residual[axis];
+    if (block.input >= 0) {
+      result.produced[block.input][axis] = residual;
+      result.canonical[block.input][axis] = residual;
+    }
+    for (int index = block.first_op; index < block.last_op; ++index) {
+      const Op& op = graph.ops[index];
+      std::vector<Placement> inputs;
+      for (const TensorId input : op.inputs) inputs.push_back(result.canonical[input][axis]);
+      const OpPlacements placed = placements_of(graph, op, std::move(inputs), axis, choice.placements);
+      for (std::size_t i = 0; i < placed.inputs.size(); ++i)
+        result.inputs[index - block.first_op][i][axis] = placed.inputs[i];
+      for (const TensorId id : op.outputs) {
+        const TensorRole role = graph.tensors[id].role;
+        const Placement output = role == TensorRole::loss ? replicate() : placed.output;
+        result.produced[id][axis] = output;
+        result.canonical[id][axis] = resolved(output, role, residual);
+      }
+    }
+  }
+  return result;
+}
+
+OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockChoice& choice) {
   const auto tensor = [&](TensorId id) -> const Tensor& { return graph.tensors[id]; };
-  const bool sequence_sharded = input == shard(Dim::sequence);
-  const std::int64_t sequence = sequence_sharded ? graph.sequence / choice.tensor_ranks : graph.sequence;
+  const std::int64_t sequence = graph.sequence / shards_of(Dim::sequence, input, choice);
   OpShape shape = op.attributes;
   shape.rows = sequence * choice.micro_batch;
   shape.bias = false;
-  const auto width = [&](TensorId id, Placement placement) {
-    return local_size(tensor(id).dims.back(), placement, choice);
+  const auto width = [&](TensorId id, const TensorLayout& layout) {
+    return local_size(tensor(id).dims.back(), layout, choice);
   };
   switch (op.kind) {
     case OpKind::embedding: {
@@ -168,7 +196,7 @@ OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const B
       shape.columns = tensor(op.outputs[0]).dims.back().size;
       shape.sequence = sequence;
       shape.batch = choice.micro_batch;
-      shape.begin = op.attributes.begin + (sequence_sharded ? sequence * choice.tensor_rank : 0);
+      shape.begin = op.attributes.begin + sequence * shard_at(Dim::sequence, input, choice);
       break;
     case OpKind::layer_norm:
     case OpKind::rms_norm:
@@ -188,7 +216,7 @@ OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const B
       shape.heads = op.attributes.heads / groups * local_groups;
       shape.kv_heads = op.attributes.kv_heads / groups * local_groups;
       if (op.attributes.alibi != 0.0 || op.kind == OpKind::query_key_norm) shape.all_heads = op.attributes.heads;
-      if (op.attributes.alibi != 0.0 && local_groups < groups) shape.first_head = shape.heads * choice.tensor_rank;
+      if (op.attributes.alibi != 0.0 && local_groups < groups) shape.first_head = shape.heads * shard_at(Dim::kv_groups, input, choice);
       if (shape.window >= shape.sequence) shape.window = 0;  // the same work as without
       break;
     }
@@ -207,7 +235,7 @@ OpShape local_shape(const OpGraph& graph, const Op& op, Placement input, const B
     case OpKind::cross_entropy_sums:
     case OpKind::cross_entropy_loss:
       shape.columns = width(op.inputs[0], input);
-      shape.begin = input == shard(Dim::vocabulary) ? shape.columns * choice.tensor_rank : 0;
+      shape.begin = shape.columns * shard_at(Dim::vocabulary, input, choice);
       shape.valid = std::clamp<std::int64_t>(graph.vocabulary - shape.begin, 0, shape.columns);
       shape.scale = choice.loss_weight;
       break;

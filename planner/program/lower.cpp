@@ -11,8 +11,8 @@ namespace parplan {
 
 BlockChoice block_choice(const Job& job, int stage, int tensor_rank) {
   return {.placements = job.placements,
-          .tensor_ranks = job.spec.tp(),
-          .tensor_rank = tensor_rank,
+          .degree = job.spec.mesh.degree,
+          .at = {.tp = tensor_rank},
           .micro_batch = job.spec.micro_batch,
           .recompute = job.spec.recompute_of(stage) == Recompute::full,
           .precision = job.training.precision,

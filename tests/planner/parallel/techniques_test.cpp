@@ -53,7 +53,7 @@ std::string reason(const OpGraph& graph, const ParallelSpec& spec, std::int64_t 
 
 std::map<std::string, std::string> written(const Placements& placements) {
   std::map<std::string, std::string> texts;
-  for (const auto& [parameter, placement] : placements.tensor_axis) texts[parameter] = write_placement(placement);
+  for (const auto& [parameter, layout] : placements.parameters) texts[parameter] = write_placement(layout.tp);
   return texts;
 }
 
@@ -198,10 +198,10 @@ TEST_CASE("Megatron's placements of a GPT-2, in whole") {
                                    {"head.norm.weight", "Replicate"},
                                    {"head.norm.bias", "Replicate"},
                                });
-  CHECK(placements.residual == replicate());
-  CHECK(placements.parameters_data_axis == replicate());
-  CHECK(placements.gradients_data_axis == replicate());
-  CHECK(placements.optimizer_data_axis == replicate());
+  CHECK(placements.residual.tp == replicate());
+  CHECK(placements.state.parameters.dp == replicate());
+  CHECK(placements.state.gradients.dp == replicate());
+  CHECK(placements.state.optimizer.dp == replicate());
 }
 
 TEST_CASE("Megatron's placements of a Llama with sequence parallelism and ZeRO, in whole") {
@@ -221,14 +221,15 @@ TEST_CASE("Megatron's placements of a Llama with sequence parallelism and ZeRO, 
                                    {"head.norm.weight", "Replicate"},
                                    {"head.weight", "Shard(vocabulary)"},
                                });
-  CHECK(placements.residual == shard(Dim::sequence));
-  CHECK(placements.parameters_data_axis == replicate());
-  CHECK(placements.gradients_data_axis == replicate());
-  CHECK(placements.optimizer_data_axis == flat_shard());
+  CHECK(placements.residual.tp == shard(Dim::sequence));
+  CHECK(placements.state.parameters.dp == replicate());
+  CHECK(placements.state.gradients.dp == replicate());
+  CHECK(placements.state.optimizer.dp == flat_shard());
 }
 
 TEST_CASE("Without tensor parallelism nothing is cut") {
-  for (const auto& [parameter, placement] : place(tiny_gpt2(), layout(tiny_gpt2(), 4, 1, 1)).tensor_axis) {
+  for (const auto& [parameter, placed] : place(tiny_gpt2(), layout(tiny_gpt2(), 4, 1, 1)).parameters) {
+    const Placement placement = placed.tp;
     INFO(parameter);
     CHECK(placement == replicate());
   }
@@ -239,9 +240,9 @@ TEST_CASE("Each ZeRO stage shards one thing more") {
   for (int stage = 0; stage <= 3; ++stage) {
     spec.zero_stage = stage;
     const Placements placements = place(tiny_gpt2(), spec);
-    CHECK(placements.optimizer_data_axis == (stage >= 1 ? flat_shard() : replicate()));
-    CHECK(placements.gradients_data_axis == (stage >= 2 ? flat_shard() : replicate()));
-    CHECK(placements.parameters_data_axis == (stage >= 3 ? flat_shard() : replicate()));
+    CHECK(placements.state.optimizer.dp == (stage >= 1 ? flat_shard() : replicate()));
+    CHECK(placements.state.gradients.dp == (stage >= 2 ? flat_shard() : replicate()));
+    CHECK(placements.state.parameters.dp == (stage >= 3 ? flat_shard() : replicate()));
   }
 }
 

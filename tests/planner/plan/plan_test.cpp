@@ -65,9 +65,9 @@ Plan some_plan() {
   plan.training.global_batch = 16;
   plan.training.sequence_length = 64;
   plan.spec = two_by_two();
-  plan.placements.tensor_axis = {{"attention.qkv.weight", replicate()}, {"embedding.weight", replicate()}};
-  plan.placements.gradients_data_axis = flat_shard();
-  plan.placements.optimizer_data_axis = flat_shard();
+  plan.placements.parameters = {{"attention.qkv.weight", {}}, {"embedding.weight", {}}};
+  plan.placements.state.gradients.dp = flat_shard();
+  plan.placements.state.optimizer.dp = flat_shard();
   for (const std::string stage : {"0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"}) {
     auto& actions = plan.schedule.emplace_back();
     for (std::size_t i = 0; i < stage.size(); i += 4) actions.push_back(parse_action(stage.substr(i, 3)));
@@ -258,7 +258,7 @@ TEST_CASE("A plan without alternatives, notes, placements or gap is read back to
   Plan plan = some_plan();
   plan.alternatives.clear();
   plan.notes.clear();
-  plan.placements.tensor_axis.clear();
+  plan.placements.parameters.clear();
   plan.search.gap.reset();
   plan.search.certified = true;
   check_equal(plan, read_plan(write_plan(plan), "plan.yaml"));
@@ -275,9 +275,9 @@ TEST_CASE("Every axis order, schedule, ZeRO stage, optimizer and precision is re
   }
   for (int stage : {0, 1, 2, 3}) {
     plan.spec.zero_stage = stage;
-    plan.placements.optimizer_data_axis = stage >= 1 ? flat_shard() : replicate();
-    plan.placements.gradients_data_axis = stage >= 2 ? flat_shard() : replicate();
-    plan.placements.parameters_data_axis = stage >= 3 ? flat_shard() : replicate();
+    plan.placements.state.optimizer.dp = stage >= 1 ? flat_shard() : replicate();
+    plan.placements.state.gradients.dp = stage >= 2 ? flat_shard() : replicate();
+    plan.placements.state.parameters.dp = stage >= 3 ? flat_shard() : replicate();
     CHECK(read_plan(write_plan(plan), "plan.yaml").placements == plan.placements);
   }
   for (DataType precision : {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16}) {
