@@ -157,8 +157,8 @@ void query_key_norm(const CpuKernelArguments& a) {
 
 // dy, qkv, squares, gamma of queries, gamma of keys -> dqkv, dsquares (of this rank's heads),
 // dgamma of queries +=, of keys +=
-// With r = (squares / width + epsilon)^-1/2 and y = x r gamma: dx = dy gamma r (through x alone), and
-// dsquares = sum(dy gamma x) dr/dsquares = -sum(dy gamma x) r^3 / (2 width).
+// With r = (squares / width + epsilon)^-1/2 and y = x r gamma: dx = dy gamma r (through x alone),
+// and dsquares = sum(dy gamma x) dr/dsquares = -sum(dy gamma x) r^3 / (2 width).
 void query_key_norm_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);
