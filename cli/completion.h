@@ -11,7 +11,7 @@ namespace parplan {
 struct Offer {
   std::vector<std::string> values;
   bool files = false;  // names of files and folders, too
-  bool list = false;  // several of these, separated by commas
+  bool list = false;   // several of these, separated by commas
   bool operator==(const Offer&) const = default;
 };
 

@@ -14,7 +14,7 @@ namespace parplan {
 
 struct NewOption {
   std::string names;  // "-o,--output"; for an argument of the command its name, "MODEL"
-  std::string type;  // "N", "FILE|NAME"; empty for an argument and for a flag
+  std::string type;   // "N", "FILE|NAME"; empty for an argument and for a flag
   std::string description;
   std::string group = {};       // "Where"; empty: CLI11's own, "Options"
   bool required = false;        // an argument that must be given

@@ -12,7 +12,7 @@ namespace parplan {
 
 struct DeclaredOption {
   std::vector<std::string> names;  // "-o", "--output"; none for an argument of the command
-  std::string type;  // "N", "FILE|NAME", "gpipe|1f1b"; for an argument its name, "MODEL"; empty: a flag
+  std::string type;                // "N", "FILE|NAME", "gpipe|1f1b"; for an argument its name, "MODEL"; empty: a flag
   std::string description;
   std::string group;               // "Where"
   bool required = false;           // an argument that must be given

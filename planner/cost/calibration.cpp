@@ -23,8 +23,8 @@ constexpr std::size_t fewest_rows = 3;
 // A row as a linear equation: coefficients * unknowns = seconds.
 struct Equation {
   std::array<double, 3> coefficients{};
-  double seconds = 0.0;  // of the row, less what is already known of it
-  double measured = 0.0;   // of the row
+  double seconds = 0.0;   // of the row, less what is already known of it
+  double measured = 0.0;  // of the row
 };
 
 // The least sum of squared relative errors without negative unknowns: the best over all sets of

@@ -16,7 +16,7 @@ namespace parplan {
 // stage, `device` is as slow as the slowest of them in everything: they wait for one another.
 struct CostModel {
   std::shared_ptr<const DeviceKind> device;
-  DeviceRates rates;  // with as many devices of a node at work as the job uses
+  DeviceRates rates;                          // with as many devices of a node at work as the job uses
   std::map<GroupKey, GroupNetwork> networks;  // of the groups that the stage's ranks are in
 
   const GroupNetwork& network(GroupKey group) const;  // a network of one rank if there is none

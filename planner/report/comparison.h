@@ -23,9 +23,9 @@ struct RunComparison {
   StepResult measured;
   std::vector<double> loss;          // mean per token, per step
   std::vector<double> step_times_s;
-  std::vector<Bytes> promised;       // arena, per rank
-  std::vector<Bytes> touched;        // highest byte touched, per rank
-  Bytes process_growth;  // of resident memory from start to end
+  std::vector<Bytes> promised;            // arena, per rank
+  std::vector<Bytes> touched;             // highest byte touched, per rank
+  Bytes process_growth;                   // of resident memory from start to end
   std::optional<Bytes> device_used = {};  // GPUs: memory in use on the fullest device according to its driver
   std::vector<InstructionTimes> instructions;
 };

@@ -16,7 +16,7 @@ namespace parplan {
 // them, or the reason why there is none.
 struct SweepPoint {
   ModelSummary model;  // for the point's sequence
-  Cluster cluster;  // reduced to the point's devices
+  Cluster cluster;     // reduced to the point's devices
   TrainingSpec training;
   std::optional<RankedPlan> best;
   SearchCounts search;
@@ -30,8 +30,8 @@ struct SweepPoint {
 
 struct Sweep {
   std::string version;                 // of parplan
-  std::string objective = "time";  // what the search minimises at each point
-  std::vector<std::string> defaults;  // fields of the trainings that were not given
+  std::string objective = "time";      // what the search minimises at each point
+  std::vector<std::string> defaults;   // fields of the trainings that were not given
   std::optional<std::int64_t> tokens;  // to train on
   std::vector<SweepPoint> points;      // at least one; of one model
 };
@@ -40,12 +40,12 @@ struct Sweep {
 // price or a power is unknown, or there is no plan. Only devices that the plan uses count.
 struct Spending {
   std::optional<double> price_per_hour;  // of the devices together, in the cluster's currency
-  std::optional<double> power_w;  // rated power of their boards
+  std::optional<double> power_w;         // rated power of their boards
   std::optional<double> cost_per_million_tokens;
-  std::optional<std::int64_t> steps;  // whole ones; the last may have a part of a batch
-  std::optional<double> days;            // tokens / tokens_per_s / 86400, not rounded up to whole steps
-  std::optional<double> device_hours;    // days * 24 * devices
-  std::optional<double> cost;            // days * 24 * price_per_hour
+  std::optional<std::int64_t> steps;   // whole ones; the last may have a part of a batch
+  std::optional<double> days;          // tokens / tokens_per_s / 86400, not rounded up to whole steps
+  std::optional<double> device_hours;  // days * 24 * devices
+  std::optional<double> cost;          // days * 24 * price_per_hour
   // days * 24 * power_w / 1000: an upper bound for the devices, without hosts, network and cooling.
   std::optional<double> energy_kwh;
 };

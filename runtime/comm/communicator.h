@@ -33,9 +33,9 @@ constexpr Chunk chunk_of(std::int64_t count, int members, int member) {
 // The cost of one call to one rank. The times are set by calls that return when they are done;
 // others leave them 0.
 struct Transfer {
-  Bytes sent;       // logical bytes that this rank sent to others
+  Bytes sent;      // logical bytes that this rank sent to others
   Seconds waited;  // until all other ranks of the call had arrived
-  Seconds moving;   // from then until the call returned
+  Seconds moving;  // from then until the call returned
 };
 
 // Logical bytes that a member sends of a buffer of `count` elements of `element` bytes: the

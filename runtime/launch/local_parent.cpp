@@ -95,7 +95,7 @@ struct Child {
   pid_t pid = 0;
   bool running = true;
   Descriptor output;  // of processes other than 0
-  std::string line;  // the beginning of a line that has not ended yet
+  std::string line;   // the beginning of a line that has not ended yet
 };
 
 // This process's environment without the variables of another starter, and with a child's place.

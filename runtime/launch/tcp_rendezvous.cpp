@@ -316,7 +316,7 @@ class TcpRendezvous final : public Rendezvous {
   std::thread reader_;
 
   std::mutex telling_;  // held while a failure is sent: a leaving process says farewell after that
-  std::mutex mutex_;  // guards the members below and the peers' state
+  std::mutex mutex_;    // guards the members below and the peers' state
   std::condition_variable changed_;
   std::optional<std::string> failure_;
   bool waiting_ = false;  // all_gather is being called here

@@ -158,7 +158,7 @@ class NcclCommunicator final : public Communicator {
   // work of the GPU, including that of other ranks that share it.
   void* opening_ = nullptr;
   bool stopping_ = false;  // guarded by the job's mutex
-  bool aborted_ = false;  // owned by the watcher until it was joined
+  bool aborted_ = false;   // owned by the watcher until it was joined
   std::thread watcher_;
 };
 

@@ -9,8 +9,8 @@ namespace parplan {
 // What a matrix product applies to its result before writing it.
 enum class Epilogue {
   none,
-  bias,  // + bias, one number per column of the row-major result
-  gelu,  // gelu_tanh of the result (with bias where there is one); `before` keeps its argument if given
+  bias,           // + bias, one number per column of the row-major result
+  gelu,           // gelu_tanh of the result (with bias where there is one); `before` keeps its argument if given
   gelu_gradient,  // times the derivative of gelu_tanh at `before`
 };
 
@@ -24,7 +24,7 @@ struct MatrixProduct {
   std::int64_t depth = 0;
   const void* left = nullptr;
   const void* right = nullptr;
-  bool left_transposed = false;  // stored as [depth, rows]
+  bool left_transposed = false;   // stored as [depth, rows]
   bool right_transposed = false;  // stored as [columns, depth]
   void* result = nullptr;
   DataType result_type = DataType::fp32;

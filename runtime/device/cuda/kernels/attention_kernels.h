@@ -25,8 +25,8 @@ struct AttentionLayout {
   // before it).
   int window = 0;
   float softcap = 0.0f;  // scores become softcap tanh(score / softcap); 0: they do not
-  float alibi = 0.0f;  // multiplier of the head's slope times (key's - query's position), added after that
-  int all_heads = 0;  // of all ranks: slopes are numbered among them
+  float alibi = 0.0f;    // multiplier of the head's slope times (key's - query's position), added after that
+  int all_heads = 0;     // of all ranks: slopes are numbered among them
   int first_head = 0;    // of this rank's
 
   __host__ __device__ bool is_plain() const { return window >= sequence && softcap == 0.0f && alibi == 0.0f; }

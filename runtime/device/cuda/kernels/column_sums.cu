@@ -5,7 +5,7 @@
 namespace parplan {
 namespace {
 
-constexpr int lanes = 32;  // adjacent in a row
+constexpr int lanes = 32;        // adjacent in a row
 constexpr int rows_at_once = 8;  // of a block
 
 // Sums part blockIdx.y of the rows: parts[part][c]. Each of the block's eight lines of threads sums

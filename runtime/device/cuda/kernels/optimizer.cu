@@ -50,7 +50,7 @@ struct StepOperands {
 struct Gradients {
   float factor;       // of gradients
   std::int64_t step;  // for bias correction
-  bool overflow;  // nothing may change
+  bool overflow;      // nothing may change
 };
 
 // Gradients are clipped by min(1, clip / (norm + 1e-6)), as in torch.nn.utils.clip_grad_norm_; the
