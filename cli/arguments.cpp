@@ -29,7 +29,7 @@ void add_flag(CLI::App& app, const std::string& group, const std::string& name, 
   parplan::add_flag(app, {.names = name, .type = "", .description = description, .group = group}, std::move(set));
 }
 
-// An output that goes to standard output where no file is named.
+// Declares an output that goes to standard output if no file is named.
 void add_stream(CLI::App& app, const std::string& name, const std::string& description,
                 std::optional<std::string>& path) {
   add_option(app,
@@ -130,7 +130,7 @@ std::int64_t parse_count(const std::string& option, const std::string& text) {
   double number = 0.0;
   const auto [stopped, error] = std::from_chars(text.data(), end, number);
   const double value = std::round(number * factor);
-  // 1.1T is 1.1e12 to all digits that were written, though not to all that a double has.
+  // 1.1T is 1.1e12 in all digits that were written, though not in all that a double has.
   const bool whole = std::abs(number * factor - value) <= 1e-12 * value;
   if (error == std::errc() && stopped == end && whole && value >= 1.0 && value <= largest)
     return static_cast<std::int64_t>(value);

@@ -19,7 +19,7 @@ class App;
 
 namespace parplan {
 
-// The groups of options that commands share (contract.md): each struct is what one group says, each
+// The groups of options that commands share: each struct holds the values of one group, and each
 // function declares the group on a command. Values are checked while they are read; ConfigError
 // names the option.
 
@@ -27,11 +27,11 @@ namespace parplan {
 struct WhereArguments {
   std::optional<std::string> cluster;  // this machine where absent
   ClusterOptions options;
-  std::vector<int> device_ids;  // of the cluster's one node, in this order; empty: as they are
+  std::vector<int> device_ids;  // of the cluster's one node, in this order; empty: all of them
   std::optional<Price> price;   // of every device
   bool measure_again = false;
 };
-// Whether anything of it was given that says which devices.
+// Whether any option that selects devices was given.
 bool is_given(const WhereArguments& where);
 void add_where(CLI::App& app, WhereArguments& where);
 void add_network(CLI::App& app, WhereArguments& where);
@@ -54,13 +54,13 @@ void add_layout(CLI::App& app, LayoutRequest& layout);
 // [limits]
 struct MemoryLimit {
   std::optional<Bytes> bytes;
-  double share = 1.0;  // of the device's capacity, where no bytes are given
+  double share = 1.0;  // of the device's capacity, if no bytes are given
 };
 struct LimitArguments {
   std::optional<MemoryLimit> memory;
-  std::optional<std::int64_t> most_candidates;  // absent: as many as SearchOptions says
-  std::optional<Objective> objective;  // time where absent
-  int threads = 0;                     // 0: as many as the machine has cores
+  std::optional<std::int64_t> most_candidates;  // absent: the default of SearchOptions
+  std::optional<Objective> objective;           // absent: time
+  int threads = 0;                              // 0: as many as the machine has cores
 };
 void add_limits(CLI::App& app, LimitArguments& limits);
 
@@ -70,26 +70,26 @@ struct OutputArguments {
   std::optional<std::string> csv;
   bool quiet = false;
   bool verbose = false;
-  // Whether standard output carries a table for people.
+  // Whether standard output gets a table for people.
   bool shows_table() const { return json != "-" && csv != "-"; }
 };
 enum class CsvOutput { absent, offered };
 void add_output(CLI::App& app, OutputArguments& output, CsvOutput csv);
-// An output that an option names: a path, "-" for standard output, empty where it is not given.
+// An output that an option names: a path, "-" for standard output, or empty if not given.
 struct NamedOutput {
   std::string option;
   std::string path;
 };
-// A file that a command reads, or a name that is none: how a message calls it, and its path.
+// An input of a command, which need not be a file: its description for messages, and its path.
 struct NamedInput {
   std::string word;
   std::string path;
 };
-// Before any work. ConfigError where two outputs would share a file or standard output, under
-// whatever names (/dev/null takes any number), or one would replace an input; RunError where a file
-// could not be written.
+// Called before any work. Throws ConfigError where two outputs would share a file or standard
+// output, under whatever names (/dev/null takes any number), or one would replace an input;
+// RunError where a file could not be written.
 void check_outputs(const std::vector<NamedOutput>& outputs, const std::vector<NamedInput>& inputs);
-// The same for --json, --csv and what a command writes beside them; and where talk is both asked
+// The same for --json, --csv and the command's other outputs; also where messages are both asked
 // for and forbidden.
 void check_output(const OutputArguments& output, const std::vector<NamedOutput>& others,
                   const std::vector<NamedInput>& inputs);
@@ -97,13 +97,13 @@ void check_output(const OutputArguments& output, const std::vector<NamedOutput>&
 // The command's one argument.
 void add_subject(CLI::App& app, std::string& subject, const std::string& name, const std::string& description);
 
-// Reading of single values; `option` is how the message names it.
+// Readers of single values; `option` is its name in messages.
 std::int64_t parse_whole(const std::string& option, const std::string& text, std::int64_t minimum,
                          std::int64_t maximum);
 std::size_t parse_choice(const std::string& option, const std::string& text, const std::vector<std::string>& allowed);
 // "15T", "300B", "1e12", "20971520": a whole number, K, M, B and T for powers of a thousand.
 std::int64_t parse_count(const std::string& option, const std::string& text);
-// The words between commas, none of them empty and none twice.
+// The words between commas; an empty or repeated word is an error.
 std::vector<std::string> parse_list(const std::string& option, const std::string& text);
 Price parse_price_of(const std::string& option, const std::string& text);
 

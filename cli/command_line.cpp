@@ -57,8 +57,8 @@ std::string option_of(const std::string& word) {
   return word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
 }
 
-// Says what is wrong with the words of a command before CLI11 reads them, in our words; and gives
-// options whose value may be left out their value "-", so that nothing is guessed.
+// Reports errors in the words of a command before CLI11 reads them, in parplan's own terms; and
+// gives options whose value is optional their value "-", so that nothing is guessed.
 std::vector<std::string> checked(const CLI::App& app, const std::vector<std::string>& words) {
   const std::vector<std::string> names = option_names(app);
   std::vector<const CLI::Option*> positionals;
@@ -120,8 +120,8 @@ std::vector<std::string> checked(const CLI::App& app, const std::vector<std::str
   return result;
 }
 
-// Passes on what is written to a stream, and remembers why that first failed: later nobody can
-// tell, for errno is somebody else's by then.
+// Passes on what is written to a stream, and records why that first failed: later nobody can tell,
+// since errno has been overwritten by then.
 class WatchedBuffer : public std::streambuf {
  public:
   explicit WatchedBuffer(std::ostream& stream) : stream_(stream), passed_to_(stream.rdbuf(this)) {}
@@ -129,7 +129,7 @@ class WatchedBuffer : public std::streambuf {
   WatchedBuffer(const WatchedBuffer&) = delete;
   WatchedBuffer& operator=(const WatchedBuffer&) = delete;
 
-  // Gives the system's reason if anything that was written did not arrive.
+  // The system's reason if anything that was written did not arrive.
   std::optional<std::string> failure() {
     stream_.flush();
     if (stream_.good() && !failed_) return std::nullopt;
@@ -194,7 +194,7 @@ int carry_out(const std::vector<std::string>& arguments, Terminal& terminal) {
   CLI::App app{std::string(found->description), std::string(found->name)};
   const CommandBody body = found->declare(app);
   std::vector<std::string> words = checked(app, {arguments.begin() + 1, arguments.end()});
-  std::ranges::reverse(words);  // as CLI11 wants them
+  std::ranges::reverse(words);  // the order that CLI11 wants
   try {
     app.parse(words);
   } catch (const CLI::CallForHelp&) {

@@ -16,18 +16,18 @@ inline constexpr int exit_failed = 1;
 inline constexpr int exit_bad_input = 2;
 inline constexpr int exit_bug = 70;
 
-// Where a command writes: data, talk, and whether a person watches the talk as it comes.
+// Where a command writes data and messages, and whether a person watches the messages.
 struct Terminal {
   std::ostream& out;
   std::ostream& err;
   bool watched = false;
 };
 
-// Carries a command out, with the arguments that were parsed, and gives the exit code.
+// Executes a command with the parsed arguments and returns the exit code.
 using CommandBody = std::function<int(Terminal&)>;
 
-// One command: its name, one line for people, and the function that declares its options on an App
-// and gives the body that reads them.
+// One command: its name, one line of description, and the function that declares its options on an
+// App and returns the body that reads them.
 struct Command {
   std::string_view name;
   std::string_view description;

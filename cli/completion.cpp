@@ -20,17 +20,17 @@
 namespace parplan {
 namespace {
 
-// What upper-case words of types stand for, where that can be listed: of an N or a RATE nothing is
-// offered.
+// What upper-case words of types stand for, where that can be listed: nothing is offered for an N
+// or a RATE.
 struct KindOfValue {
   std::string_view word;
-  std::vector<std::string> (*names)() = nullptr;  // of what parplan brings
+  std::vector<std::string> (*names)() = nullptr;  // names that come with parplan
   bool files = false;
 };
 
 std::vector<std::string> models() { return zoo_names(zoo_folder()); }
 std::vector<std::string> clusters() { return cluster_names(cluster_catalog()); }
-std::vector<std::string> cards() { return nvidia_card_names(cluster_catalog()); }  // what --device and --like take
+std::vector<std::string> cards() { return nvidia_card_names(cluster_catalog()); }  // the values of --device and --like
 
 constexpr std::array kinds_of_values = {
     KindOfValue{"MODEL", models, true}, KindOfValue{"PLAN", nullptr, true}, KindOfValue{"CLUSTER", clusters, true},
@@ -38,7 +38,7 @@ constexpr std::array kinds_of_values = {
     KindOfValue{"DIR", nullptr, true},
 };
 
-// Scripts hold names as they stand, so nothing in them may mean something to a shell.
+// Scripts contain names unquoted, so no character of them may mean something to a shell.
 bool is_plain(const std::string& word) {
   return !word.empty() &&
          word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-") ==

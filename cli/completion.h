@@ -7,16 +7,16 @@
 
 namespace parplan {
 
-// What may stand where a value is expected.
+// The candidates for a value.
 struct Offer {
   std::vector<std::string> values;
   bool files = false;  // names of files and folders, too
-  bool list = false;   // of these several with commas between them
+  bool list = false;   // several of these, separated by commas
   bool operator==(const Offer&) const = default;
 };
 
-// From the words of the option's type: choices as they stand, names of models, clusters and devices
-// from models/ and configs/.
+// From the words of the option's type: choices as they are, and names of models, clusters and
+// devices from models/ and configs/.
 Offer offer(const DeclaredOption& option);
 
 enum class Shell { bash, zsh, fish };

@@ -6,8 +6,9 @@
 
 namespace parplan {
 
-// The folder that holds models/ and configs/: $PARPLAN_DATA where it is set, else the source tree
-// that this binary was built from, else where it was installed. ConfigError says where was looked.
+// The folder that holds models/ and configs/: $PARPLAN_DATA if it is set, else the source tree from
+// which this binary was built, else its place of installation. ConfigError lists the places that
+// were searched.
 std::filesystem::path data_folder();
 
 std::filesystem::path zoo_folder();

@@ -13,8 +13,8 @@ namespace parplan {
 // compile than a command.
 
 struct NewOption {
-  std::string names;  // "-o,--output"; of a command's argument its name, "MODEL"
-  std::string type;   // "N", "FILE|NAME"; of an argument and of a flag empty
+  std::string names;  // "-o,--output"; for an argument of the command its name, "MODEL"
+  std::string type;   // "N", "FILE|NAME"; empty for an argument and for a flag
   std::string description;
   std::string group = {};       // "Where"; empty: CLI11's own, "Options"
   bool required = false;        // an argument that must be given
@@ -23,7 +23,7 @@ struct NewOption {
 
 // `read` is called with the value when the command line is parsed; ConfigError names the option.
 void add_option(CLI::App& app, const NewOption& option, std::function<void(const std::string&)> read);
-// The value as it stands.
+// The value without any change.
 void add_option(CLI::App& app, const NewOption& option, std::string& value);
 // `set` is called, or `value` becomes true, where the flag is given.
 void add_flag(CLI::App& app, const NewOption& option, std::function<void()> set);

@@ -17,12 +17,12 @@ const DeclaredOption help_option{
 const DeclaredOption version_option{
     .names = {"--version"}, .type = "", .description = "print the version", .group = "Options"};
 
-// Where descriptions begin, and how far lines go, for a terminal of usual width.
+// The column where descriptions begin, and the length of lines, for a terminal of usual width.
 constexpr std::size_t indent = 34;
 constexpr std::size_t width = 120;
 
-// "  left   right", the right side wrapped between words. A left side that is too long has a line
-// of its own.
+// " left right", the right side wrapped between words. A left side that is too long has its own
+// line.
 std::string entry(const std::string& left, const std::string& right) {
   std::string text = "  " + left;
   std::size_t column = text.size();
@@ -72,7 +72,7 @@ DeclaredCommand declared(const CLI::App& app) {
       .name = app.get_name(), .description = app.get_description(), .arguments = {}, .options = {help_option}};
   for (const CLI::Option* option : app.get_options()) {
     if (option == app.get_help_ptr()) continue;
-    // What stands in no group of ours is in CLI11's: "Options", or "OPTIONS" from version 2.5 on.
+    // Options outside parplan's groups are in CLI11's: "Options", or "OPTIONS" from version 2.5 on.
     const bool ungrouped = CLI::detail::to_lower(option->get_group()) == "options";
     DeclaredOption one{.names = {},
                        .type = option->get_type_name(),

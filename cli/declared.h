@@ -8,11 +8,11 @@
 namespace parplan {
 
 // What commands declare, as data: --help, the tables of docs/cli.md and shell completion are all
-// written from it.
+// generated from it.
 
 struct DeclaredOption {
-  std::vector<std::string> names;  // "-o", "--output"; of a command's argument none
-  std::string type;                // "N", "FILE|NAME", "gpipe|1f1b"; of an argument its name, "MODEL"; empty: a flag
+  std::vector<std::string> names;  // "-o", "--output"; none for an argument of the command
+  std::string type;                // "N", "FILE|NAME", "gpipe|1f1b"; for an argument its name, "MODEL"; empty: a flag
   std::string description;
   std::string group;               // "Where"
   bool required = false;           // an argument that must be given
@@ -28,11 +28,11 @@ struct DeclaredCommand {
 };
 
 DeclaredCommand declared(const Command& command);
-DeclaredCommand declared(const CLI::App& app);  // on which a command was declared
+DeclaredCommand declared(const CLI::App& app);  // of the app on which a command was declared
 std::vector<DeclaredCommand> declared_commands();
 
-// "[FILE|-]" is the words "FILE" and "-": what a value may be. A lower-case word is a value as it
-// stands, an upper-case one a kind of value.
+// "[FILE|-]" consists of the words "FILE" and "-", the possible values. A lower-case word is a
+// literal value, an upper-case one a kind of value.
 std::vector<std::string> words_of_type(const std::string& type);
 
 // "-o, --output PLAN.yaml"
@@ -40,7 +40,7 @@ std::string spelled(const DeclaredOption& option);
 // "parplan suggest [OPTIONS] MODEL"
 std::string usage(const DeclaredCommand& command);
 
-// What `parplan COMMAND --help` and `parplan --help` print.
+// The text that `parplan COMMAND --help` and `parplan --help` print.
 std::string help(const DeclaredCommand& command);
 std::string help(const std::vector<DeclaredCommand>& commands);
 

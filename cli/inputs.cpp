@@ -28,7 +28,7 @@ constexpr std::int64_t gpu_global_batch = 512;
 constexpr std::int64_t cpu_sequence = 256;
 constexpr std::int64_t cpu_sequences_per_device = 4;
 
-// What drivers are told to show of this machine.
+// The environment's variables that restrict this machine's visible devices.
 VisibilityVariables visibility_of_environment() {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
@@ -193,7 +193,7 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
   ParallelSpec spec;
   spec.mesh.degree = {.pp = layout.pp.value_or(1), .dp = layout.dp.value_or(1), .tp = layout.tp.value_or(1)};
   spec.micro_batch = layout.micro_batch.value_or(1);
-  // What is not given may still be chosen so that these are legal.
+  // Options that are not given may still be chosen so that these are legal.
   spec.sequence_parallel = layout.tp && layout.sequence_parallel.value_or(false);
   spec.zero_stage = layout.dp ? layout.zero_stage.value_or(0) : 0;
   if (layout.pp && layout.stage_blocks) spec.stage_blocks = *layout.stage_blocks;

@@ -16,7 +16,7 @@
 
 namespace parplan {
 
-// What the arguments name, found and read.
+// The inputs that the arguments name, found and read.
 struct Inputs {
   ModelFile model;
   OpGraph graph;
@@ -25,30 +25,30 @@ struct Inputs {
   std::vector<std::string> defaults;  // fields of `training` that neither the user nor the model's file gave
 };
 
-// The cluster that [where] names: this machine's cores where it names none.
+// The cluster that [where] names; this machine's cores if it names none.
 Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const OutputArguments& output);
 
 Inputs resolve_inputs(const std::string& model, const WhereArguments& where, const WhatArguments& what,
                       Terminal& terminal, const OutputArguments& output);
 
-// What is trained on a cluster: what was given, else what the model's file says, else defaults,
-// whose fields are added to `defaults`.
+// The training on a cluster: the given values, else those of the model's file, else defaults, whose
+// fields are added to `defaults`.
 TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, const WhatArguments& what,
                              std::vector<std::string>& defaults);
 
-// What an hour of every device costs, where it is given; ConfigError where the prices that the
-// cluster then has cannot be added.
+// Sets the given cost of every device for an hour; ConfigError where the prices that the cluster
+// then has cannot be added.
 void set_price(Cluster& cluster, const std::optional<Price>& price);
 
-// The limit, or its share of each kind of device, becomes what the devices have, so that the plan
-// carries it. ConfigError where none has as much.
+// Replaces the devices' memory by the limit, or by its share of each kind of device, so that the
+// plan carries it. ConfigError where no device has as much.
 void limit_memory(Cluster& cluster, const MemoryLimit& limit, Terminal& terminal, const OutputArguments& output);
 
-// The request that the flows of planner/suggest.h take. Refers to `inputs`.
+// The request for the flows of planner/suggest.h. It refers to `inputs`.
 SuggestRequest request_of(const Inputs& inputs, const LayoutRequest& layout);
 
-// ConfigError where a given layout contradicts the devices, the model or the batch, whatever the
-// search would choose for the rest.
+// Throws ConfigError where a given layout contradicts the devices, the model or the batch, whatever
+// the search would choose for the rest.
 void check_layout(const Inputs& inputs, const LayoutRequest& layout, const WhereArguments& where);
 void check_layout(const OpGraph& graph, const TrainingSpec& training, const Cluster& cluster,
                   const LayoutRequest& layout, const WhereArguments& where);
@@ -58,11 +58,11 @@ std::string describe_inputs(const ReportInputs& inputs);
 ReportInputs report_inputs(const Inputs& inputs);
 ReportInputs report_inputs(const Plan& plan);
 
-// Writes a file after all that standard output got so far, and says so where talk is wanted;
-// standard output itself where the path is "-".
+// Writes a file after flushing standard output, and says so if messages are wanted; writes to
+// standard output if the path is "-".
 void write_said(const std::string& path, const std::string& text, Terminal& terminal, bool talks);
 
-// JSON and CSV where they were asked for; the latter of plans' rows, or as it is given.
+// Writes JSON and CSV if they were asked for; CSV from the rows of plans, or from the given text.
 void write_outputs(const OutputArguments& output, Terminal& terminal, const Json& json, std::span<const Json> rows);
 void write_json_and_csv(const OutputArguments& output, Terminal& terminal, const Json& json,
                         const std::function<std::string()>& csv);

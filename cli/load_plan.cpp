@@ -25,7 +25,7 @@ bool is_plan_file(const std::string& path) {
 
 namespace {
 
-// Lowering carries out what the techniques place, and nothing else yet.
+// Lowering executes the placements of the techniques, and no others yet.
 void refuse_unknown_placements(const Placements& placed, const Placements& found, const std::string& path) {
   for (const auto& [parameter, layout] : placed.parameters) {
     const auto entry = found.parameters.find(parameter);
@@ -51,7 +51,7 @@ LoadedPlan load_plan(const std::string& path) {
 }
 
 LoadedPlan load_plan(const std::string& text, const std::string& path) {
-  if (text.find("parplan.plan/") == std::string::npos)  // its schema, somewhere
+  if (text.find("parplan.plan/") == std::string::npos)  // its schema, anywhere in the text
     throw ConfigError(
         {path},
         "this is no plan: it has no 'schema: parplan.plan/1'; make one with parplan suggest MODEL -o plan.yaml");

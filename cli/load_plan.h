@@ -7,7 +7,7 @@
 
 namespace parplan {
 
-// A plan that was read from a file, with its model's graph, checked against one another.
+// A plan that was read from a file and its model's graph, checked against each other.
 struct LoadedPlan {
   Plan plan;
   OpGraph graph;

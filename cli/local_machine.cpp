@@ -35,7 +35,7 @@ std::string first_line(const char* path) {
   return line;
 }
 
-// Physical memory, or less where the control group allows less.
+// Physical memory, or the limit of the control group where that is lower.
 Bytes machine_memory() {
   std::int64_t bytes = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   std::istringstream limit(first_line("/sys/fs/cgroup/memory.max"));
@@ -50,9 +50,9 @@ std::uint32_t hash_of(const std::string& text) {
   return hash;
 }
 
-// How a group of threads moves data, in the terms of planner/cost/direct.cpp: an all-reduce of S
-// bytes over n ranks takes 2 (hop + (n - 1) / n * S / bandwidth). The hop is read off the smallest
-// buffer; the bandwidth is the geometric mean over buffers of the sizes that training moves.
+// How fast a group of threads moves data, in the terms of planner/cost/direct.cpp: an all-reduce of
+// S bytes over n ranks takes 2 (hop + (n - 1) / n * S / bandwidth). The hop comes from the smallest
+// buffer; the bandwidth is the geometric mean over buffers of the sizes that training uses.
 struct LinkFit {
   Seconds hop;
   BytesPerSecond bandwidth;
@@ -79,7 +79,7 @@ std::vector<int> counts_to_measure(int cores) {
   return counts;
 }
 
-// Three significant digits: measurements have no more, and files stay readable.
+// Three significant digits: measurements are no more accurate, and files stay readable.
 template <class Unit>
 Unit rounded(Unit value) {
   return Unit(std::stod(fmt::format("{:.3g}", value.value)));
@@ -179,9 +179,8 @@ Cluster probe_local_machine() {
 
 namespace {
 
-// Threads of other programs that run or wait for a core, as long as they are looked at (a tenth of
-// a second); the load average would still count a build that is over. 0 where the system does not
-// say.
+// Threads of other programs that run or wait for a core during a tenth of a second; the load
+// average would still count a finished build. 0 where the system does not tell.
 int others_at_work() {
   int least = std::numeric_limits<int>::max();
   for (int sample = 0; sample < 5; ++sample) {
@@ -217,7 +216,7 @@ Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::
         fmt::format("note: other programs were at work ({} running), so the numbers are low; measure again when it is "
                     "quiet: --measure-again",
                     busy));
-  // Cached or not, the next command sees these very numbers.
+  // Cached or not, the next command sees exactly these numbers.
   cluster = read_cluster(YamlNode::parse(write_cluster(cluster), "this machine"));
   if (file.empty()) {
     say("not cached: neither XDG_CACHE_HOME nor HOME is set");

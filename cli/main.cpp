@@ -11,8 +11,8 @@
 
 namespace {
 
-// A descriptor that was closed (`>&-`) would be the next file's, and what is said would go into
-// that file. Opened the wrong way round, it gives the error that a closed one gives.
+// A closed descriptor (`>&-`) would be reused for the next file, and messages would go into that
+// file. Opening it in the wrong direction gives the same error as a closed one.
 void occupy_closed_descriptors() {
   constexpr std::array ways = {O_WRONLY, O_RDONLY, O_RDONLY};  // of standard input, output and error
   for (int descriptor = 0; descriptor < static_cast<int>(ways.size()); ++descriptor)

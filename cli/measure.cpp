@@ -26,7 +26,7 @@ namespace parplan {
 namespace {
 
 struct MeasureArguments {
-  std::string device;  // empty: a GPU where there is one
+  std::string device;  // empty: a GPU if there is one, else the CPU
   std::optional<std::string> like;
   std::optional<Seconds> budget;
   std::string cluster_file;
@@ -34,8 +34,8 @@ struct MeasureArguments {
   bool quiet = false;
 };
 
-// What NCCL takes beside what is measured here with one rank: buffers of several channels and peers
-// (assumed, as in configs/devices).
+// The memory that NCCL takes besides what one rank measures here: buffers of several channels and
+// peers (assumed, as in configs/devices).
 constexpr Bytes nccl_memory{std::int64_t{512} << 20};
 
 // The number of a GPU in CUDA's order; nothing for the CPU.
@@ -46,8 +46,8 @@ std::optional<int> gpu_of(const std::string& device) {
   throw ConfigError(fmt::format("--device: expected cpu, cuda or cuda:N, found '{}'", device));
 }
 
-// The card as its datasheet says: of the kind that the user names, or the one whose file has the
-// driver's name for it.
+// The card according to its datasheet: of the kind that the user names, or the one whose file has
+// the driver's name for it.
 DeviceKind datasheet_of(const GpuProperties& card, const std::optional<std::string>& like) {
   const ClusterCatalog catalog = cluster_catalog();
   if (like) return find_device(*like, catalog);
@@ -61,9 +61,9 @@ DeviceKind datasheet_of(const GpuProperties& card, const std::optional<std::stri
                   card.name, join(device_names(catalog))));
 }
 
-// What was found, and on what.
+// The results, and where they were measured.
 struct Measured {
-  Cluster cluster;  // its device has the fits
+  Cluster cluster;  // its device holds the fits
   Measurements measurements;
 };
 

@@ -9,9 +9,10 @@ namespace parplan {
 
 enum class Talk { wanted, quiet };
 
-// How far long work is: one line of standard error that is written over. Only where a person
-// watches and talk is wanted, only once the work takes longer than `patience`, at most ten times a
-// second, and gone when it is done (or thrown out of).
+// The progress of long work: one line of standard error that is overwritten. It appears only if a
+// person watches and messages are wanted, and only once the work takes longer than `patience`; it
+// changes at most ten times a second, and disappears when the work is done (or an exception leaves
+// it).
 class Progress {
  public:
   Progress(Terminal& terminal, Talk talk, std::chrono::milliseconds patience = std::chrono::seconds(1));
@@ -26,7 +27,7 @@ class Progress {
   Terminal& terminal_;
   bool shown_at_all_;
   std::chrono::steady_clock::time_point next_;
-  std::size_t width_ = 0;  // of what stands there now
+  std::size_t width_ = 0;  // of the line that is shown now
 };
 
 }  // namespace parplan

@@ -35,7 +35,7 @@ struct RunArguments {
   OutputArguments output;
 };
 
-// What a child process is told: the same, but for what only the parent does.
+// The arguments of a child process: the same, without those that only the parent handles.
 std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
   std::vector<std::string> list{"run",       arguments.plan,   "--steps", fmt::format("{}", arguments.steps),
                                 "--backend", arguments.backend};
@@ -50,7 +50,7 @@ std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
   return list;
 }
 
-// What CUDA's own variable asks for: to find the kernel that fails.
+// The effect of CUDA's own variable, which is set to find the kernel that fails.
 bool waits_after_kernels() {
   const char* value = std::getenv("CUDA_LAUNCH_BLOCKING");
   return value != nullptr && std::string_view(value) == "1";
@@ -68,8 +68,8 @@ void check_backend(const std::string& wanted, const Plan& plan) {
                                             : "GPU"));
 }
 
-// What each instruction of the measured rank took, beside what the cost model of its stage says of
-// the same Program.
+// The measured time of each instruction of the measured rank, beside the cost model's prediction
+// for the same Program.
 std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const RunReport& report) {
   const Plan& plan = loaded.plan;
   const Job job = job_of(loaded.graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
@@ -93,7 +93,7 @@ std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const 
 int carry_out(const RunArguments& arguments, Terminal& terminal) {
   LoadedPlan loaded;
   const Plan& plan = loaded.plan;
-  // Only the process that speaks for all writes.
+  // Only the process that reports for all writes.
   const auto load = [&](bool writes) {
     if (writes) check_output(arguments.output, {}, {{"PLAN", arguments.plan}, {"--data", arguments.data}});
     loaded = load_plan(arguments.plan);
@@ -109,7 +109,7 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
     return run_children(arguments_of_child(arguments), children);
   }
   const std::unique_ptr<Rendezvous> rendezvous = find_rendezvous();
-  const bool speaks = rendezvous->process() == 0;  // for all processes
+  const bool speaks = rendezvous->process() == 0;  // it reports for all processes
   agree(*rendezvous, [&] { load(speaks); });
   const bool talks = speaks && !arguments.output.quiet;
   const bool table = speaks && arguments.output.shows_table();

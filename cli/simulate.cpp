@@ -25,7 +25,7 @@ struct SimulateArguments {
   std::string trace;
 };
 
-// A plan is simulated as it stands; only the cluster may be another one.
+// A plan is simulated unchanged; only the cluster may be another one.
 Plan simulate_file(const SimulateArguments& arguments, Terminal& terminal, std::string* trace) {
   if (!(arguments.layout == LayoutRequest{}) || !(arguments.what == WhatArguments{}))
     throw ConfigError(fmt::format("{} is a plan: it fixes layout and training; give the model instead to choose them",
@@ -60,7 +60,7 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
         resolve_inputs(arguments.subject, arguments.where, arguments.what, terminal, arguments.output);
     check_layout(inputs, arguments.layout, arguments.where);
     plan = simulate_layout(request_of(inputs, arguments.layout), wanted_trace);
-    // Whether fewer devices are the better choice was not asked.
+    // The user did not ask whether fewer devices would be better.
     std::erase_if(plan.notes, [](const std::string& note) { return note.starts_with("uses "); });
     reported = report_inputs(inputs);
   }

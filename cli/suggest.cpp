@@ -41,7 +41,7 @@ std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster
   return text;
 }
 
-// The named cluster with another number of devices, where it has as many.
+// The named cluster with another number of devices, if it has as many.
 std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Terminal& terminal,
                                        const OutputArguments& output) {
   where.options.devices = devices;
@@ -66,7 +66,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   request.options.most_simulated = arguments.limits.most_candidates;
   request.options.threads = arguments.limits.threads;
   request.options.objective = arguments.limits.objective.value_or(Objective::time);
-  // For what would make it fit.
+  // Needed to search for remedies.
   request.graph_of_length = [&](std::int64_t length) { return build_graph(inputs.model.spec, length); };
   if (arguments.where.cluster)
     request.cluster_of = [&](int devices) {

@@ -43,7 +43,7 @@ struct SweepArguments {
   std::vector<std::int64_t> batches;
   std::vector<std::int64_t> sequences;
   std::optional<std::int64_t> tokens;
-  WhereArguments where;  // what is the same for all points
+  WhereArguments where;  // the values that all points share
   WhatArguments what;
   LayoutRequest layout;
   LimitArguments limits;
@@ -51,7 +51,7 @@ struct SweepArguments {
   std::string workbook;
 };
 
-// All devices of one kind that are swept over: a cluster at each size.
+// All devices of one kind in the sweep: a cluster of each size.
 struct SweptCluster {
   std::vector<Cluster> sizes;
 };
@@ -77,7 +77,7 @@ std::vector<GivenPrice> parse_prices(const std::string& option, const std::strin
   std::vector<GivenPrice> prices;
   const std::string first = text.substr(0, text.find(','));
   if (first.size() < text.size() && first.find_first_not_of("0123456789. ") == std::string::npos)
-    parse_price_of(option, text);  // a decimal comma, and the message says so
+    parse_price_of(option, text);  // a decimal comma: the error says so
   for (const std::string& word : parse_list(option, text)) {
     const std::size_t sign = word.rfind('=');
     GivenPrice& given = prices.emplace_back();
@@ -91,7 +91,7 @@ std::vector<GivenPrice> parse_prices(const std::string& option, const std::strin
   return prices;
 }
 
-// A price for the cluster's name comes before one for all.
+// A price for the cluster's name takes precedence over one for all.
 std::optional<Price> price_of(const SweepArguments& arguments, const std::optional<std::string>& cluster) {
   std::optional<Price> of_all;
   for (const GivenPrice& given : arguments.prices) {
@@ -110,7 +110,7 @@ std::vector<SweptCluster> resolve_clusters(const SweepArguments& arguments, Term
                             *given.cluster)
               : fmt::format("--price: '{}' is not among --cluster {}{}", *given.cluster, join(arguments.clusters, ","),
                             did_you_mean(*given.cluster, arguments.clusters)));
-  // One pass where nothing is listed.
+  // One pass where no list is given.
   std::vector<std::optional<std::string>> clusters(arguments.clusters.begin(), arguments.clusters.end());
   std::vector<std::optional<std::string>> kinds(arguments.device_kinds.begin(), arguments.device_kinds.end());
   std::vector<std::optional<int>> sizes(arguments.sizes.begin(), arguments.sizes.end());
@@ -129,7 +129,7 @@ std::vector<SweptCluster> resolve_clusters(const SweepArguments& arguments, Term
         where.price = price_of(arguments, cluster);
         all.sizes.push_back(resolve_cluster(where, terminal, arguments.output));
       }
-      // Rows tell clusters apart by name and device.
+      // Rows identify clusters by name and device.
       const Cluster& here = all.sizes.front();
       for (std::size_t other = 0; other + 1 < swept.size(); ++other)
         if (const Cluster& there = swept[other].sizes.front();
@@ -142,7 +142,7 @@ std::vector<SweptCluster> resolve_clusters(const SweepArguments& arguments, Term
   return swept;
 }
 
-// The front compares clusters, so that their prices must be comparable.
+// The front compares clusters, so their prices must be comparable.
 void check_currencies(const std::vector<SweptCluster>& swept) {
   const Cluster* first = nullptr;
   for (const SweptCluster& all : swept)
@@ -157,7 +157,7 @@ void check_currencies(const std::vector<SweptCluster>& swept) {
     }
 }
 
-// What is swept over, the sizes of a cluster next to each other; nothing is planned yet.
+// The points of the sweep, with the sizes of a cluster adjacent; nothing is planned yet.
 std::vector<SweepPoint> points_of(const SweepArguments& arguments, const std::vector<SweptCluster>& swept,
                                   const ModelFile& model, std::vector<std::string>& defaults) {
   std::vector<std::optional<std::int64_t>> batches(arguments.batches.begin(), arguments.batches.end());
@@ -171,8 +171,8 @@ std::vector<SweepPoint> points_of(const SweepArguments& arguments, const std::ve
         WhatArguments what = arguments.what;
         what.global_batch = batch;
         what.sequence_length = sequence;
-        // All sizes train the same: where the default batch depends on the number of devices, that
-        // of the most.
+        // All sizes train the same way: where the default batch depends on the number of devices,
+        // that of the largest number is used.
         const Cluster& largest =
             *std::ranges::max_element(all.sizes, {}, [](const Cluster& cluster) { return cluster.devices(); });
         defaults.clear();
@@ -217,7 +217,7 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
   const int cores = arguments.limits.threads > 0 ? arguments.limits.threads
                                                  : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads = std::min(cores, static_cast<int>(sweep.points.size()));
-  options.threads = cores / threads;  // of each search: its result does not depend on them
+  options.threads = cores / threads;  // of each search, whose result does not depend on them
   options.progress = [&](std::int64_t, std::int64_t) { show(0); };
 
   std::vector<std::exception_ptr> failures(sweep.points.size());

@@ -28,7 +28,7 @@ TensorId norm(GraphBuilder& builder, const ModelSpec& spec, const std::string& n
 // query heads, then its key, then its value, so that a shard of whole groups is contiguous.
 struct AttentionWidths {
   std::int64_t queries = 0;  // query heads of a group
-  TensorDim fused, mixed;  // query, key and value; the result of attention
+  TensorDim fused, mixed;    // query, key and value; the result of attention
   OpShape attributes;
 
   explicit AttentionWidths(const ModelSpec& spec)

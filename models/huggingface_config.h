@@ -19,7 +19,7 @@ namespace parplan {
 struct HuggingFaceConfig {
   YamlNode root;
   std::vector<std::string> notes = {};            // what was read and ignored, for the user
-  std::map<std::string, std::string> keys = {};  // by field of the spec: the key that gave it, for errors
+  std::map<std::string, std::string> keys = {};   // by field of the spec: the key that gave it, for errors
   std::set<std::string, std::less<>> asked = {};  // keys that the family looked at
 
   // The key's value; nothing where it is absent or null.

@@ -18,7 +18,7 @@ enum class NormPlacement {
   before_branch,  // x + f(norm(x)): GPT-2 and most since
   after_branch,   // x + norm(f(x)): OLMo 2
   around_branch,  // x + norm(f(norm(x))): Gemma 2
-  after_add,  // norm(x + f(x)): Vaswani et al. (arXiv:1706.03762), OPT-350m; no norm before the head
+  after_add,      // norm(x + f(x)): Vaswani et al. (arXiv:1706.03762), OPT-350m; no norm before the head
 };
 // RMS norms of queries and keys before the rotation: of each head, with one gamma that all heads
 // share (Qwen3), or over all heads at once (OLMo 2).
@@ -64,23 +64,23 @@ struct ModelSpec {
   PositionKind position = PositionKind::learned;
   std::int64_t position_offset = 0;  // learned only: rows of the table before the row of the first token (OPT: 2)
   double rope_theta = 10000.0;       // rotary only, as are the next two
-  // how many elements of a head are rotated, from its first on; all if absent
+  // How many elements of a head are rotated, from its first on; all if absent.
   std::optional<std::int64_t> rotary_dim = std::nullopt;
   bool rotary_interleaved = false;  // pairs of neighbours are rotated (GPT-J), else i and i + rotary_dim / 2
-  double alibi_multiplier = 1.0;  // alibi only: multiplier of the slopes; 1 / sqrt(head_dim) in Falcon
+  double alibi_multiplier = 1.0;    // alibi only: multiplier of the slopes; 1 / sqrt(head_dim) in Falcon
 
   NormKind norm = NormKind::layer_norm;
   double norm_epsilon = 1e-5;
   NormPlacement norm_placement = NormPlacement::before_branch;
   QkNorm qk_norm = QkNorm::none;
-  bool embedding_norm = false;  // one more norm after the embedding (BLOOM)
+  bool embedding_norm = false;     // one more norm after the embedding (BLOOM)
   bool parallel_residual = false;  // x + attention(norm(x)) + feed_forward(norm(x)), else one after the other
   bool shared_norm = false;        // parallel_residual only: one norm for both branches (GPT-J, Falcon-7B)
 
   std::optional<std::int64_t> sliding_window = std::nullopt;  // number of keys that a query sees, its own included
   // Spans of the layers in order, repeated; if empty, all slide where there is a window.
   std::vector<AttentionSpan> attention_pattern = {};
-  std::optional<double> attention_scale = std::nullopt;  // multiplier of the scores; 1 / sqrt(head_dim) if absent
+  std::optional<double> attention_scale = std::nullopt;    // multiplier of the scores; 1 / sqrt(head_dim) if absent
   std::optional<double> attention_softcap = std::nullopt;  // c: scores become c tanh(score / c)
   std::optional<double> logits_softcap = std::nullopt;
   double embedding_multiplier = 1.0;

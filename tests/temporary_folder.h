@@ -11,8 +11,8 @@
 
 namespace parplan::testing {
 
-// A new folder of its own that is gone afterwards. CTest runs the cases of a program side by side,
-// and several builds may be tested at once: no name outside of such a folder is free.
+// A new folder that is removed afterwards. CTest runs the cases of a program concurrently, and
+// several builds may be tested at once: no name outside of such a folder is safe.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

@@ -21,7 +21,7 @@ inline constexpr std::array<Axis, count_of<Axis>> inner_axes_first = {Axis::tp, 
 // them.
 constexpr bool is_planned(Axis axis) { return axis == Axis::pp || axis == Axis::dp || axis == Axis::tp; }
 
-const char* name(Axis axis);  // "tp": options, columns, keys of files
+const char* name(Axis axis);       // "tp": options, columns, keys of files
 const char* axis_word(Axis axis);  // "tensor": groups, streams and labels
 
 // A value for each axis, by name (`volume.tp`) and by axis (`volume[axis]`).

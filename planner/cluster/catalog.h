@@ -14,9 +14,9 @@ struct ClusterCatalog {
   std::string devices_folder;   // configs/devices
   std::string clusters_folder;  // configs/clusters
 };
-std::vector<std::string> device_names(const ClusterCatalog& catalog);   // sorted
+std::vector<std::string> device_names(const ClusterCatalog& catalog);       // sorted
 std::vector<std::string> nvidia_card_names(const ClusterCatalog& catalog);  // those of them that work with CUDA
-std::vector<std::string> cluster_names(const ClusterCatalog& catalog);  // sorted
+std::vector<std::string> cluster_names(const ClusterCatalog& catalog);      // sorted
 
 // configs/devices/NAME.yaml. ConfigError lists the known names.
 DeviceKind find_device(const std::string& name, const ClusterCatalog& catalog);
@@ -35,7 +35,7 @@ struct ClusterOptions {
   std::optional<BytesPerSecond> network;   // line rate of each NIC
   std::optional<int> devices;
   std::optional<int> nodes;
-  std::vector<int> device_ids = {};  // of one node, in this order; empty: all of them
+  std::vector<int> device_ids = {};      // of one node, in this order; empty: all of them
   VisibilityVariables environment = {};  // for files that describe one node: this machine, or one like it
 };
 

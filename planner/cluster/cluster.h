@@ -47,7 +47,7 @@ struct NodeKind {
 // Switches that join `nodes` consecutive nodes, or all of them, into a block. Blocks of one level
 // consist of whole blocks of the level below; below the lowest level are the nodes themselves.
 struct FabricLevel {
-  std::string name;               // "leaf"
+  std::string name;          // "leaf"
   std::optional<int> nodes;  // without a number: all; only for the highest level
   // At least 1: the sum of a block's NICs over the traffic that can leave a block of the level
   // below through this level.

@@ -17,7 +17,7 @@ struct BackendRow {
   const char* name;         // in files
   const char* runtime;      // "ROCm"
   const char* collectives;  // the library that carries them out: "RCCL"
-  bool runs;  // whether `parplan run` has it; otherwise plans for such devices cannot be run
+  bool runs;                // whether `parplan run` has it; otherwise plans for such devices cannot be run
 };
 const BackendRow& row_of(BackendKind backend);
 const char* name(BackendKind backend);
@@ -30,11 +30,11 @@ constexpr bool is_accelerator(BackendKind backend) { return backend != BackendKi
 // memory and clock; GPUs do not: they have one row with active = 1).
 struct DeviceRates {
   int active = 1;
-  FlopsPerSecond matrix_fp32;     // reachable, large GEMM, per device
-  FlopsPerSecond matrix_half;     // bf16/fp16 with fp32 accumulation; 0 where absent
+  FlopsPerSecond matrix_fp32;    // reachable, large GEMM, per device
+  FlopsPerSecond matrix_half;    // bf16/fp16 with fp32 accumulation; 0 where absent
   FlopsPerSecond matrix_tf32{};  // 0 where absent: products in tf32 then run as in fp32
-  FlopsPerSecond vector;          // arithmetic outside matrix units, fp32
-  BytesPerSecond memory;          // reachable, per device
+  FlopsPerSecond vector;         // arithmetic outside matrix units, fp32
+  BytesPerSecond memory;         // reachable, per device
   bool operator==(const DeviceRates&) const = default;
 };
 
@@ -45,23 +45,23 @@ struct DeviceKind {
   std::string title;              // "NVIDIA H100 SXM5 80 GB"
   BackendKind backend = BackendKind::cuda;
   Bytes memory_capacity;
-  Bytes memory_overhead;  // of context, NCCL and BLAS libraries; not in the arena
-  FlopsPerSecond peak_fp32;       // datasheet, dense (TF32 not counted as fp32)
-  FlopsPerSecond peak_half;       // datasheet, dense bf16/fp16
-  FlopsPerSecond peak_tf32{};     // datasheet, dense; 0 where absent
+  Bytes memory_overhead;       // of context, NCCL and BLAS libraries; not in the arena
+  FlopsPerSecond peak_fp32;    // datasheet, dense (TF32 not counted as fp32)
+  FlopsPerSecond peak_half;    // datasheet, dense bf16/fp16
+  FlopsPerSecond peak_tf32{};  // datasheet, dense; 0 where absent
   // those that `peak_half` and `matrix_half` are for
   std::vector<DataType> half_types = {DataType::bf16, DataType::fp16};
-  Seconds kernel_launch;          // floor of one kernel
+  Seconds kernel_launch;    // floor of one kernel
   int multiprocessors = 0;  // number of units that share the tiles of a matrix product; 0: unknown, or irrelevant (CPU)
   bool overlaps_communication = true;  // false: a rank's core carries out its own communication (CPU ranks)
-  std::vector<DeviceRates> rates; // ascending in `active`, at least one
+  std::vector<DeviceRates> rates;      // ascending in `active`, at least one
   // What the links of such a device reach one way, for clusters that state only which links exist.
-  int nvlinks = 0;                          // NVLinks per device; 0 where absent
-  BytesPerSecond nvlink_per_link;           // as `nvidia-smi nvlink -s` prints it
+  int nvlinks = 0;                         // NVLinks per device; 0 where absent
+  BytesPerSecond nvlink_per_link;          // as `nvidia-smi nvlink -s` prints it
   BytesPerSecond nvlink_per_link_reached;  // the rate that NCCL assumes
-  int pcie_generation = 0;                  // 0 where absent
+  int pcie_generation = 0;                 // 0 where absent
   int pcie_lanes = 16;
-  std::optional<Watts> power;  // rated power of the board
+  std::optional<Watts> power;               // rated power of the board
   std::vector<std::string> driver_names;    // what CUDA calls such a card: "NVIDIA H200"
   std::optional<MeasuredKernels> measured;  // by `parplan measure`
   std::vector<std::string> sources;

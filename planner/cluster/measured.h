@@ -35,9 +35,9 @@ struct CopyMeasurement {
 
 // Everything that `parplan measure` found out about one device.
 struct Measurements {
-  Seconds launch;  // a kernel with almost no work, submitted by itself after others
-  Seconds replayed_launch;       // as part of recorded work
-  Bytes library_memory;  // in use beyond what was allocated: context, modules, libraries
+  Seconds launch;           // a kernel with almost no work, submitted by itself after others
+  Seconds replayed_launch;  // as part of recorded work
+  Bytes library_memory;     // in use beyond what was allocated: context, modules, libraries
   std::vector<KernelMeasurement> kernels;
   std::vector<CopyMeasurement> copies;
   bool operator==(const Measurements&) const = default;
@@ -48,15 +48,15 @@ struct Measurements {
 struct KernelFit {
   OpKind kind{};
   DataType type = DataType::fp32;
-  std::int64_t head_dim = 0;     // attention; 0 for all others
-  Seconds floor;                 // of one kernel, launch included
-  FlopsPerSecond rate;  // matrix products and attention: in the limit of large sizes; 0 for all others
+  std::int64_t head_dim = 0;  // attention; 0 for all others
+  Seconds floor;              // of one kernel, launch included
+  FlopsPerSecond rate;        // matrix products and attention: in the limit of large sizes; 0 for all others
   // The summed dim (attention: the sequence) at which half of `rate` is reached; for products on a
   // CPU, the multiply-adds that packing one element of an operand costs.
   double half_length = 0.0;
-  BytesPerSecond memory;         // rate of reading and writing operands
-  int rows = 0;  // number of rows that it was fitted to
-  double error = 0.0;            // mean of |fit / measured - 1| over them
+  BytesPerSecond memory;  // rate of reading and writing operands
+  int rows = 0;           // number of rows that it was fitted to
+  double error = 0.0;     // mean of |fit / measured - 1| over them
   bool operator==(const KernelFit&) const = default;
 };
 

@@ -39,7 +39,7 @@ struct NodeLayout {
   int devices = 1;
   Intra intra{};
   std::optional<BytesPerSecond> bandwidth;  // of one link of `intra`; if absent, what the device's links reach
-  std::optional<Seconds> latency;  // of one hop between devices
+  std::optional<Seconds> latency;           // of one hop between devices
   std::optional<NicLayout> nics;
 };
 

@@ -45,9 +45,9 @@ struct Uplink {
 // bandwidths. The totals of a node are therefore right.
 struct NodeRoutes {
   NodeKind node;
-  std::vector<std::vector<Path>> between;    // [from local device][to local device]
-  bool nvlink_everywhere = true;  // between all devices; shared memory counts
-  bool star = true;  // each device has one link of the same rate to a middle that joins them all
+  std::vector<std::vector<Path>> between;  // [from local device][to local device]
+  bool nvlink_everywhere = true;           // between all devices; shared memory counts
+  bool star = true;                        // each device has one link of the same rate to a middle that joins them all
   std::vector<std::vector<Uplink>> uplinks;  // [local device]; empty without a network
   std::vector<int> nics;                     // vertices of the NICs that have a way to the network
   std::vector<std::vector<Path>> to_nic;     // [local device][of `nics`]

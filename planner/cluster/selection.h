@@ -21,7 +21,7 @@ struct VisibilityVariables {
 // One device of a machine. nvidia-smi and topology files list devices in the order of their bus
 // ids, and so does parplan.
 struct MachineDevice {
-  std::string uuid;  // "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"; empty where unknown
+  std::string uuid;    // "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"; empty where unknown
   double speed = 0.0;  // in any unit, for CUDA's order FASTEST_FIRST
 };
 

@@ -21,7 +21,7 @@ struct SmiTopology {
   // whose rows are missing.
   std::vector<std::vector<std::string>> connection;
   std::vector<std::optional<std::string>> numa;  // [GPU]: NUMA affinity
-  std::vector<std::string> notes;  // what was repaired
+  std::vector<std::string> notes;                // what was repaired
 
   int devices() const { return static_cast<int>(gpus.size()); }
   bool operator==(const SmiTopology&) const = default;

@@ -23,12 +23,12 @@ constexpr std::size_t fewest_rows = 3;
 // A row as a linear equation: coefficients * unknowns = seconds.
 struct Equation {
   std::array<double, 3> coefficients{};
-  double seconds = 0.0;    // of the row, what is known of it taken off
-  double measured = 0.0;   // of the row
+  double seconds = 0.0;   // of the row, less what is already known of it
+  double measured = 0.0;  // of the row
 };
 
-// The least sum of squared relative errors with no unknown negative: of all sets of unknowns that
-// may be other than 0 the best. `columns` unknowns.
+// The least sum of squared relative errors without negative unknowns: the best over all sets of
+// unknowns that may differ from 0. There are `columns` unknowns.
 std::array<double, 3> least_squares(const std::vector<Equation>& equations, int columns,
                                     const std::vector<double>& weights) {
   std::array<double, 3> best{};
@@ -47,7 +47,7 @@ std::array<double, 3> least_squares(const std::vector<Equation>& equations, int 
         a(r, static_cast<Eigen::Index>(u)) = weight * equation.coefficients[unknowns[u]];
       b(r) = weight * equation.seconds;
     }
-    // Columns of size 1: seconds for a launch stand beside seconds for an operation.
+    // Columns are scaled to size 1: seconds per launch stand beside seconds per operation.
     const Eigen::VectorXd sizes = a.colwise().norm().cwiseMax(1e-300);
     const Eigen::VectorXd x =
         (a * sizes.cwiseInverse().asDiagonal()).colPivHouseholderQr().solve(b).cwiseQuotient(sizes);
@@ -61,10 +61,10 @@ std::array<double, 3> least_squares(const std::vector<Equation>& equations, int 
   return best;
 }
 
-// The same with rows far from the fit counting less.
+// The same, with rows far from the fit weighted less.
 std::array<double, 3> robust_least_squares(const std::vector<Equation>& equations, int columns) {
   constexpr int rounds = 20;
-  constexpr double near = 0.01;  // relative errors below this are as good as none
+  constexpr double near = 0.01;  // relative errors below this count as none
   std::vector<double> weights(equations.size(), 1.0);
   std::array<double, 3> x{};
   for (int round = 0; round < rounds; ++round) {
@@ -119,8 +119,8 @@ KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const Devic
   rates.memory = memory;
   rates.multiprocessors = device.multiprocessors;
   for (const KernelMeasurement& row : rows) rates.rate = std::max(rates.rate, work_of(row).flops / row.time);
-  // Noise must not be read as a rate that nothing comes near, reached by products far larger than
-  // those that were measured.
+  // Noise must not appear as a rate that nothing comes near and only products far larger than the
+  // measured ones would reach.
   constexpr double beyond_the_best = 2.0;
   FlopsPerSecond most = rates.rate * beyond_the_best;
   if (is_accelerator(device.backend) && peak(device, rows.front().type).value > 0.0)
@@ -149,7 +149,7 @@ KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const Devic
     if (equations.size() < fewest_rows)
       equations.insert(equations.end(), bound_by_memory.begin(), bound_by_memory.end());
     std::array<double, 3> x = robust_least_squares(equations, 3);
-    if (x[1] < 1.0 / most.value) {  // the rate is held there
+    if (x[1] < 1.0 / most.value) {  // the rate is held at its limit
       for (Equation& equation : equations) {
         equation.seconds -= equation.coefficients[1] / most.value;
         equation.coefficients = {equation.coefficients[0], equation.coefficients[2], 0.0};
@@ -174,8 +174,8 @@ KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const Devic
   return fit;
 }
 
-// The median of what streaming kernels reach; the best of the others where there are none, and the
-// device's own without any.
+// The median rate of streaming kernels; without any, the best of the others; without any of these,
+// the device's own.
 BytesPerSecond streaming_rate(const std::vector<KernelFit>& fits, const DeviceKind& device) {
   std::vector<BytesPerSecond> streaming;
   BytesPerSecond best;
@@ -191,7 +191,7 @@ BytesPerSecond streaming_rate(const std::vector<KernelFit>& fits, const DeviceKi
   return best.value > 0.0 ? best : device.rates.front().memory;
 }
 
-// Three significant digits, as measurements have; what is written is what is used.
+// Three significant digits, the accuracy of measurements; the written value is the used one.
 double rounded(double value) { return std::stod(fmt::format("{:.3g}", value)); }
 
 }  // namespace
@@ -223,7 +223,7 @@ std::vector<KernelFit> fit_kernels(std::span<const KernelMeasurement> rows, cons
       fit->floor = Seconds(rounded(fit->floor.value));
       fit->rate = FlopsPerSecond(rounded(fit->rate.value));
       if (matrix && is_accelerator(device.backend) && peak(device, fit->type).value > 0.0)
-        fit->rate = std::min(fit->rate, peak(device, fit->type));  // rounded up, it may lie above
+        fit->rate = std::min(fit->rate, peak(device, fit->type));  // rounded up, it may be higher
       fit->half_length = rounded(fit->half_length);
       fit->memory = BytesPerSecond(rounded(fit->memory.value));
       if (!matrix) moving.push_back(*fit);
@@ -231,7 +231,7 @@ std::vector<KernelFit> fit_kernels(std::span<const KernelMeasurement> rows, cons
     }
   }
 
-  // How well each does is said of what plans will see: kernel_time.
+  // The error of a fit is that of what plans use: kernel_time.
   DeviceKind with_fits = device;
   with_fits.measured = MeasuredKernels{};
   for (const auto& [key, fit] : found) with_fits.measured->fits.push_back(fit);

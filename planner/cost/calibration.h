@@ -8,30 +8,30 @@
 
 namespace parplan {
 
-// Makes prices of measurements: for each kind, type and head size of which there are at least three
-// rows, the floor, rate, half length and memory rate with which kernel_time (kernel.h) comes
-// nearest to the rows.
+// Fits the cost model to measurements: for each kind, type and head size with at least three rows,
+// the floor, rate, half length and memory rate with which kernel_time (kernel.h) comes nearest to
+// the rows.
 //
-//   others            time = floor + bytes / memory is linear in (floor, 1 / memory) matrix
-//   products,  time = floor + (a + b half length) / rate + results / memory is linear in (floor, 1
-//   / rate, half length / rate), with the attention         memory rate of the streaming kernels
-//   and a, b of the best tiling (tiling.h), which is chosen anew after each fit until
-//                     nothing moves. Rows that memory binds say nothing of arithmetic and are left
-//                     out, as long as there are others
+//   others             time = floor + bytes / memory is linear in (floor, 1 / memory)
+//   matrix products,   time = floor + (a + b half length) / rate + results / memory is linear in
+//   attention          (floor, 1 / rate, half length / rate), with the memory rate of the streaming
+//                      kernels and a, b of the best tiling (tiling.h), which is chosen again after
+//                      each fit until nothing changes. Memory-bound rows say nothing about
+//                      arithmetic and are left out, as long as there are others
 //
 // Each is a least-squares problem (Eigen, QR with column pivoting) in relative errors; unknowns
-// that would be negative are held at 0. Rows far from the fit (other programs were at work) count
-// less: weights are those of least absolute errors (Holland and Welsch, Robust regression using
-// iteratively reweighted least-squares, 1977). No rate is above twice the best row's. The same rows
-// give the same fits, whatever their order.
+// that would be negative are held at 0. Rows far from the fit (other programs were at work) are
+// weighted less: weights are those of least absolute errors (Holland and Welsch, Robust regression
+// using iteratively reweighted least-squares, 1977). No rate is above twice the best row's. The
+// same rows give the same fits in any order.
 //
-// `device` says backend, multiprocessors and the peak, which no fitted rate exceeds on a GPU
+// `device` gives backend, multiprocessors and the peak, which no fitted rate exceeds on a GPU
 // either.
 std::vector<KernelFit> fit_kernels(std::span<const KernelMeasurement> rows, const DeviceKind& device);
 
-// The rates that plans use where a kind was not measured, from `measured.fits`: memory as kernels
-// that only add and copy reach it, matrix rates the harmonic mean over the products of a type.
-// Rates that were not measured stay as they are in `rates`.
+// The rates that plans use where a kind was not measured, from `measured.fits`: memory at the rate
+// of kernels that only add and copy, matrix rates as the harmonic mean over the products of a type.
+// Rates that were not measured keep their values in `rates`.
 DeviceRates fitted_rates(const MeasuredKernels& measured, DeviceRates rates);
 
 }  // namespace parplan

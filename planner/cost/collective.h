@@ -9,8 +9,8 @@
 
 namespace parplan {
 
-// How a group can carry out a communication: one file an algorithm, one row a variant. Letters used
-// in all of them:
+// How a group can carry out a communication: one file per algorithm, one row per variant. All of
+// them use these letters:
 //
 //   S       bytes of the whole buffer (all-gather: what is gathered; reduce-scatter: what goes in)
 //   n       ranks of the group; N the nodes that it spans
@@ -28,8 +28,8 @@ std::span<const CommunicationAlgorithm> communication_algorithms();
 // row. Null where the group has one rank: nothing is communicated.
 const CommunicationAlgorithm* fastest_algorithm(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
                                                 BackendKind backend);
-// Its time, from when all ranks have arrived; 0 for a group of one rank. `bytes` is S above. Links
-// that sibling groups share are shared in `network` already.
+// The time of that algorithm, from when all ranks have arrived; 0 for a group of one rank. `bytes`
+// is S above. `network` already accounts for links shared with sibling groups.
 Seconds collective_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, BackendKind backend);
 
 }  // namespace parplan

@@ -30,7 +30,7 @@ const GroupNetwork& NetworkCache::stages(const DeviceMesh& mesh, int from_stage,
 
 namespace {
 
-// As slow in everything as the slower of two.
+// In everything as slow as the slower of two.
 DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
   return {.active = a.active,
           .matrix_fp32 = std::min(a.matrix_fp32, b.matrix_fp32),
@@ -54,7 +54,7 @@ DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
   both.kernel_launch = std::max(a.kernel_launch, b.kernel_launch);
   both.multiprocessors = std::min(a.multiprocessors, b.multiprocessors);
   both.overlaps_communication = a.overlaps_communication && b.overlaps_communication;
-  both.measured.reset();  // fits of one say nothing of the other: rates speak for both
+  both.measured.reset();  // fits of one do not hold for the other: rates stand for both
   return both;
 }
 

@@ -12,18 +12,19 @@
 
 namespace parplan {
 
-// What an instruction costs a rank of one pipeline stage. Where unlike devices share a stage,
-// `device` is as slow as the slower of them in everything: they wait for one another.
+// The cost of instructions on a rank of one pipeline stage. Where heterogeneous devices share a
+// stage, `device` is as slow as the slowest of them in everything: they wait for one another.
 struct CostModel {
   std::shared_ptr<const DeviceKind> device;
-  DeviceRates rates;  // with as many devices of a node at work as the job uses
+  DeviceRates rates;                          // with as many devices of a node at work as the job uses
   std::map<GroupKey, GroupNetwork> networks;  // of the groups that the stage's ranks are in
 
-  const GroupNetwork& network(GroupKey group) const;  // one rank's where there is none
+  const GroupNetwork& network(GroupKey group) const;  // a network of one rank if there is none
 };
 
-// What groups see of one cluster's links, computed once per mesh: a search asks for the same again
-// and again. Owned by the caller, used by one thread at a time; the cluster must outlive it.
+// The networks that groups see in one cluster, computed once per mesh: a search asks for the same
+// ones again and again. The caller owns it, and one thread uses it at a time; the cluster must
+// outlive it.
 class NetworkCache {
  public:
   explicit NetworkCache(const Cluster& cluster) : cluster_(&cluster) {}
@@ -31,7 +32,7 @@ class NetworkCache {
   const Cluster& cluster() const { return *cluster_; }
   const GroupNetwork& group(const DeviceMesh& mesh, Axis axis);                        // group_network
   const GroupNetwork& stages(const DeviceMesh& mesh, int from_stage, int to_stage);    // stage_network
-  // What works on a stage, at the rates with as many devices of a node at work as the job uses.
+  // The device of a stage, at the rates with as many devices of a node at work as the job uses.
   struct StageDevice {
     std::shared_ptr<const DeviceKind> device;
     DeviceRates rates;
@@ -42,8 +43,8 @@ class NetworkCache {
   const Cluster* cluster_;
   std::map<std::pair<DeviceMesh, Axis>, GroupNetwork> groups_;
   std::map<std::tuple<DeviceMesh, int, int>, GroupNetwork> stages_;
-  std::map<std::tuple<std::uint64_t, int>, StageDevice>
-      devices_;  // groups at work (bit by group), devices of a node at work
+  // By the groups at work (bit by group) and the number of devices of a node at work.
+  std::map<std::tuple<std::uint64_t, int>, StageDevice> devices_;
 };
 
 // tensor, data and pipeline groups see the network of their axis; next and previous what the two
@@ -53,7 +54,7 @@ CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int stage);
 // One cost model for each stage of the mesh, the first stage first.
 std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh);
 
-// Bytes of the whole buffer that a communication is about (collective.h, letter S).
+// Bytes of the whole buffer of a communication (collective.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);
 
 // The time of a kernel is kernel_time. The time of a communication is collective_time, counted from

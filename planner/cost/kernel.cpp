@@ -24,13 +24,13 @@ bool is_attention(OpKind kind) { return kind == OpKind::attention || kind == OpK
 FlopsPerSecond rate(bool matrix, DataType type, const DeviceKind& device, const DeviceRates& rates) {
   if (!matrix) return rates.vector;
   if (type == DataType::tf32 && rates.matrix_tf32.value > 0.0) return rates.matrix_tf32;
-  // Without units for a half precision, numbers are widened and multiplied as fp32; without units
-  // for tf32, too.
+  // Without units for a half precision, numbers are widened and multiplied as fp32; the same holds
+  // for tf32.
   if (is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0) return rates.matrix_half;
   return rates.matrix_fp32;
 }
 
-// The kind that a fused or rarer one is made of; itself where there is none.
+// The kind of which a fused or rarer one consists; the kind itself where there is none.
 OpKind made_of(OpKind kind) {
   switch (kind) {
     case OpKind::linear_gelu: return OpKind::linear;
@@ -52,7 +52,7 @@ OpKind made_of(OpKind kind) {
   }
 }
 
-// What one device lost to the others that work beside it: 1 where it works alone.
+// How much slower one device is because of the others at work; 1 where it works alone.
 double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
   return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0;
 }
@@ -71,14 +71,14 @@ Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork&
   return time_of(best_tiling(product_of(op, shape, type), product_rates), product_rates);
 }
 
-// With a fit. `several`: how much slower a device is for the others at work.
+// The time by a fit. `several` is how much slower the device is because of the others at work.
 Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataType type, const OpWork& work,
                     const DeviceKind& device, const DeviceRates& rates) {
   const DeviceRates& alone = device.rates.front();
   const double several_memory = alone.memory / rates.memory;
   const Seconds moving = work.bytes / fit.memory * several_memory;
   if (!work.matrix) {
-    // A kernel whose time is arithmetic (GELU on a CPU) shares no memory with others.
+    // A kernel whose time is arithmetic (GELU on a CPU) does not compete for memory.
     const bool computes = work.flops / alone.vector > work.bytes / alone.memory;
     return fit.floor + (computes ? work.bytes / fit.memory * slowdown(alone.vector, rates.vector) : moving);
   }
@@ -95,9 +95,9 @@ Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataT
   return fit.floor + std::max(time_of(best_tiling(product_of(op, shape, type), product), product) * several, moving);
 }
 
-// Attention with heads of a size that was not measured: on the straight line between the two
-// measured sizes around it, in proportion beyond them. A larger head never takes less: the times of
-// smaller measured sizes count too.
+// Attention with heads of a size that was not measured: interpolated linearly between the two
+// measured sizes around it, and in proportion beyond them. A larger head never takes less: the
+// times of smaller measured sizes count too.
 Seconds attention_time(const KernelFits& fits, OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
                        const DeviceRates& rates) {
   const auto at = [&](const KernelFit& largest) {
@@ -127,14 +127,14 @@ AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, B
   const std::int64_t sequence = std::max<std::int64_t>(shape.sequence, 1);
   const bool windowed = shape.window > 0 && shape.window < sequence;
   const double pairs = triangle(sequence) - (windowed ? triangle(sequence - shape.window) : 0.0);
-  // They become squares: of a block of queries, the block of its own keys and those before it, with
-  // a window only as many as reach back `window` - 1 keys from the first query.
+  // They become squares: for a block of queries, the block of its own keys and those before it, or
+  // with a window only those that reach back `window` - 1 keys from the first query.
   const std::int64_t blocks = ceil_div(sequence, attention_block);
   const std::int64_t before = windowed ? std::min(ceil_div(shape.window - 1, attention_block), blocks - 1) : blocks - 1;
   const double squares =
       triangle(before + 1) + 2.0 * static_cast<double>(blocks - before - 1) * static_cast<double>(before + 1);
   const double whole = is_accelerator(backend) ? flops * (squares * attention_block * attention_block) / pairs : flops;
-  // What a query costs before its first key does not depend on the window.
+  // The cost of a query before its first key does not depend on the window.
   const double without = windowed ? flops * triangle(sequence) / pairs : flops;
   return {.flops = whole, .starts = without / static_cast<double>(sequence)};
 }
@@ -181,7 +181,7 @@ Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const Device
   const OpWork work = row.work(shape, type);
   PARPLAN_ASSERT(rates.memory.value > 0.0, fmt::format("{} on {}", row.name, device.name));
   Seconds time;
-  // tf32 is fp32 to all but products.
+  // For everything but products, tf32 is fp32.
   const DataType fitted = work.matrix ? type : in_memory(type);
   const KernelFits fits =
       device.measured ? find_fits(*device.measured, op, fitted, is_attention(op) ? shape.head_dim : 0) : KernelFits{};

@@ -8,17 +8,17 @@ namespace parplan {
 
 // NCCL moves data by one of several protocols. `simple` copies large chunks and then raises a flag;
 // `low_latency` (LL) stores a flag beside every four bytes, so that nothing waits for a fence, at
-// half the bandwidth. LL128 is left out: whether it is on depends on link kinds that a GroupNetwork
-// does not know.
+// half the bandwidth. LL128 is left out: whether it is used depends on link kinds that a
+// GroupNetwork does not hold.
 //
 // All constants: NVIDIA/nccl src/graph/tuning.cc at 5067397c (2.30.7), tables baseLatency and
-// hwLatency. The hops of a GroupNetwork are hardware latencies; they stand for what NCCL counts per
-// LL hop, and every other entry of hwLatency is kept as its excess over the ring's LL entry in the
-// same row (NVLINK or PCI for hops inside a node, NET between).
+// hwLatency. The hops of a GroupNetwork are hardware latencies; they stand for NCCL's latencies of
+// an LL hop, and every other entry of hwLatency is kept as its excess over the ring's LL entry in
+// the same row (NVLINK or PCI for hops inside a node, NET between).
 //
-// A hop inside a node of a ring that also leaves it takes at least the time in which the CPU's
+// For a ring that leaves the node, a hop inside it takes at least the time in which the CPU's
 // network thread serves a transfer (netOverhead: 1 us on Intel, 2 us on AMD, three times as much
-// for Simple). Whose CPU it is is not known; Intel's is taken.
+// for Simple). The CPU's vendor is unknown; Intel's value is taken.
 struct NcclProtocol {
   Seconds ring_base;
   Seconds ring_intra_excess;       // on NVLink
@@ -31,7 +31,7 @@ struct NcclProtocol {
   Seconds tree_inter_excess;
 };
 
-// What a protocol makes of one hop inside a node.
+// The time of one hop inside a node under a protocol.
 inline Seconds ring_hop_inside(const GroupNetwork& network, const NcclProtocol& protocol) {
   return network.intra_latency + (network.nvlink ? protocol.ring_intra_excess : protocol.ring_pcie_excess);
 }
@@ -63,9 +63,9 @@ inline constexpr NcclProtocol simple = {
     .tree_inter_excess = Seconds(11.3e-6),       // 14 - 2.7
 };
 
-// llMaxBw: what low latency reaches at most, of a ring or a tree. In one node it depends on the
-// GPUs; over several on the CPUs, of which the row that tuning.cc takes for Intel's stands here.
-// Infinite where the GPUs are not known.
+// llMaxBw: the most that low latency reaches in a ring or a tree. In one node it depends on the
+// GPUs; across nodes on the CPUs, for which this is tuning.cc's row for Intel. It is infinite where
+// the GPUs are unknown.
 inline BytesPerSecond low_latency_cap(const GroupNetwork& network) {
   if (network.nodes > 2) return BytesPerSecond(20.4e9);
   if (network.nodes == 2) return BytesPerSecond(39e9);

@@ -11,9 +11,9 @@ bool reduces_all(InstructionKind kind) {
   return kind == InstructionKind::all_reduce_sum || kind == InstructionKind::all_reduce_max;
 }
 
-// From here on every channel of every rank has a piece of 64 bytes. A GroupNetwork does not hold
-// the number of channels; 16 is what NCCL searches out for nodes with eight NICs. Below this buffer
-// low latency is faster at most rates, so that little hangs on it.
+// From this size on every channel of every rank has a piece of 64 bytes. A GroupNetwork does not
+// hold the number of channels; 16 is the result of NCCL's search for nodes with eight NICs. Below
+// this buffer low latency is faster at most rates, so little depends on it.
 Bytes plateau_begin(const GroupNetwork& network) {
   constexpr std::int64_t channels = 16;
   return Bytes(64 * channels * network.ranks);
@@ -26,7 +26,7 @@ Seconds ring_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network
   const double between_nodes = passes * (network.nodes - 1);
   Seconds inside = ring_hop_inside(network, protocol);
   if (network.nodes > 1) inside = std::max(inside, protocol.ring_network_overhead);
-  // With one rank a node tuning.cc takes the tree's row between nodes.
+  // With one rank per node tuning.cc takes the tree's row between nodes.
   const Seconds between = network.inter_latency +
                           (network.ranks == network.nodes ? protocol.tree_inter_excess : protocol.ring_inter_excess);
   const Seconds latency = protocol.ring_base + (steps - between_nodes) * inside + between_nodes * between;

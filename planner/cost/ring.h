@@ -11,18 +11,21 @@ namespace parplan {
 // its neighbour: after n-1 steps every rank has every chunk (all-gather), or one chunk's sum
 // (reduce-scatter). An all-reduce is a reduce-scatter and then an all-gather.
 //
-//   steps          k = n-1 (all-gather, reduce-scatter), 2(n-1) (all-reduce) on the wire    k S/n
-//   bytes out of each rank, which is the least possible (Patarasuk and Yuan, JPDC 2009) hops
-//   i = N-1, 2(N-1) of the steps cross between nodes (0 when N = 1), the others stay inside time
-//   f (base + (k - i) l' + i L') + k S / (n B')
+//   steps          k = n-1 (all-gather, reduce-scatter), 2(n-1) (all-reduce)
+//   on the wire    k S/n bytes out of each rank, the least possible (Patarasuk and Yuan, JPDC 2009)
+//   hops           i = N-1, 2(N-1) of the steps cross between nodes (0 when N = 1), the others stay
+//                  inside
+//   time           f (base + (k - i) l' + i L') + k S / (n B')
 //
-// l', L' and base are of the protocol (nccl_protocol.h). Over several nodes l' is at least the
-// protocol's network overhead. simple: B' = B; f is 1.4 for an all-reduce over several nodes of at
-// least 64 bytes a channel and rank, the constant of tuning.cc
-//   for sm_80 and later and for GPUs that are not known, 1.9 below; else f is 1.
-// low_latency: f = 1, B' = B/2, half of every eight bytes being flag, and at most low_latency_cap.
-// Source: NVIDIA/nccl src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime; against
-// measurements, see docs/cost-model.md.
+// l', L' and base are the protocol's (nccl_protocol.h). Across nodes l' is at least the protocol's
+// network overhead.
+//   simple         B' = B. f is 1.4 for an all-reduce across nodes of at least 64 bytes per channel
+//                  and rank, the constant of tuning.cc for sm_80 and later and for unknown GPUs,
+//                  1.9 below; otherwise f is 1
+//   low_latency    f = 1; B' = B/2, since half of every eight bytes is a flag, and at most
+//                  low_latency_cap
+// Source: NVIDIA/nccl src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime; for
+// measurements see docs/cost-model.md.
 bool ring_applies(InstructionKind kind, BackendKind backend);
 Seconds ring_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 Seconds ring_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);

@@ -17,7 +17,8 @@ constexpr Correction low_latency_correction = {1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7
 constexpr Correction simple_correction = {0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5,
                                           0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9};
 
-// tuning.cc corrects by log2 of the size in 64 bytes, rounded down, and not outside the table.
+// tuning.cc corrects by log2 of the size in units of 64 bytes, rounded down, and only within the
+// table.
 double corrected(const Correction& correction, Bytes bytes) {
   int entry = -1;
   for (std::int64_t units = bytes.count >> 6; units > 0; units >>= 1) ++entry;

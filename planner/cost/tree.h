@@ -8,17 +8,18 @@ namespace parplan {
 // NCCL's double binary tree all-reduce: two trees over the nodes, each carrying half of the buffer,
 // with a chain through the ranks of a node; a reduction up and a broadcast down.
 //
-//   steps          2((n/N - 1) + log2 N) on the wire    2 S bytes out of each inner rank, once up
-//   and once down; leaves of one tree are inner in the other
-//                  (Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast,
-//                  reduction and scan", 2009)
+//   steps          2((n/N - 1) + log2 N)
+//   on the wire    2 S bytes out of each inner rank, once up and once down; leaves of one tree are
+//                  inner in the other (Sanders, Speck, Traeff, "Two-tree algorithms for full
+//                  bandwidth broadcast, reduction and scan", 2009)
 //   time           base + 2((n/N - 1) l' + log2(N) L') + 2 S / (T' c(S))
+//   simple         T' = 0.92 T
+//   low_latency    T' = 0.92 T / 3.8, at most low_latency_cap
 //
-// simple: T' = 0.92 T. low_latency: T' = 0.92 T / 3.8, at most low_latency_cap. c(S) is tuning.cc's
-// treeCorrectionFactor, measured by NVIDIA: what a tree reaches of its bandwidth at S bytes. It
-// wins where the ring's 2(n-1) hops take longer than its transfer: many ranks, small buffers.
-// Source: NVIDIA/nccl src/graph/tuning.cc. The further factor 0.85 for plain tree patterns is not
-// applied.
+// c(S) is tuning.cc's treeCorrectionFactor, measured by NVIDIA: the share of its bandwidth that a
+// tree reaches at S bytes. The tree wins where the ring's 2(n-1) hops take longer than its
+// transfer: many ranks, small buffers. Source: NVIDIA/nccl src/graph/tuning.cc. The further factor
+// 0.85 for plain tree patterns is not applied.
 bool tree_applies(InstructionKind kind, BackendKind backend);
 Seconds tree_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 Seconds tree_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);

@@ -86,26 +86,26 @@ struct OpShape {
   std::int64_t kv_heads = 0;   // key/value heads held by this rank
   std::int64_t head_dim = 0;
   std::int64_t rotary_dim = 0;  // rotary: how many features of a head are rotated, from the first on; 0: all
-  std::int64_t window = 0;     // attention: a query sees the last `window` keys, its own among them; 0: all before it
-  std::int64_t all_heads = 0;  // attention with ALiBi, query_key_norm: query heads of all ranks
-  std::int64_t first_head = 0; // attention with ALiBi: the first of this rank's query heads among all
-  std::int64_t begin = 0;      // embedding, cross-entropy: first vocabulary row; add_position, rotary: first position
-  std::int64_t valid = 0;      // vocabulary rows of this shard that are not padding
+  std::int64_t window = 0;      // attention: a query sees the last `window` keys, its own among them; 0: all before it
+  std::int64_t all_heads = 0;   // attention with ALiBi, query_key_norm: query heads of all ranks
+  std::int64_t first_head = 0;  // attention with ALiBi: the first of this rank's query heads among all
+  std::int64_t begin = 0;       // embedding, cross-entropy: first vocabulary row; add_position, rotary: first position
+  std::int64_t valid = 0;       // vocabulary rows of this shard that are not padding
   ActivationKind activation = ActivationKind::gelu_tanh;
-  bool interleaved = false;    // rotary: pairs are elements 2i and 2i + 1 (GPT-J), not i and i + rotary_dim / 2
-  bool bias = false;           // the optional bias operand is present
-  bool second = false;         // `add`: operand b is present; sgd: momentum is
-  bool accumulate = false;     // dx += instead of dx =
-  bool weight_decay = false;   // adamw, sgd
-  bool norm = false;           // adamw, sgd: the norm operand is present (one fp32: the global sum of squares)
-  bool master = false;         // adamw, sgd: the fp32 master copy is present
-  bool scaled = false;         // cross_entropy_gradient, adamw, sgd: the loss scale is present (LossScale)
-  double epsilon = 0.0;        // norms
-  double theta = 0.0;          // rotary base
-  double scale = 0.0;          // cross_entropy_gradient: 1 / tokens of the global batch
-  double factor = 0.0;         // scale
-  double score_scale = 0.0;  // attention: multiplier of query times key; 0: 1 / sqrt(head_dim)
-  double softcap = 0.0;  // softcap; attention: cap of the scores (Gemma 2); 0: none
+  bool interleaved = false;   // rotary: pairs are elements 2i and 2i + 1 (GPT-J), not i and i + rotary_dim / 2
+  bool bias = false;          // the optional bias operand is present
+  bool second = false;        // `add`: operand b is present; sgd: momentum is
+  bool accumulate = false;    // dx += instead of dx =
+  bool weight_decay = false;  // adamw, sgd
+  bool norm = false;          // adamw, sgd: the norm operand is present (one fp32: the global sum of squares)
+  bool master = false;        // adamw, sgd: the fp32 master copy is present
+  bool scaled = false;        // cross_entropy_gradient, adamw, sgd: the loss scale is present (LossScale)
+  double epsilon = 0.0;       // norms
+  double theta = 0.0;         // rotary base
+  double scale = 0.0;         // cross_entropy_gradient: 1 / tokens of the global batch
+  double factor = 0.0;        // scale
+  double score_scale = 0.0;   // attention: multiplier of query times key; 0: 1 / sqrt(head_dim)
+  double softcap = 0.0;       // softcap; attention: cap of the scores (Gemma 2); 0: none
   // Attention: multiplier of the head's slope times (key's - query's position), added to the score;
   // 0: none.
   double alibi = 0.0;

@@ -11,7 +11,7 @@
 namespace parplan {
 namespace {
 
-// "+12.3 %": how far the measurement is from the prediction, relative to the prediction.
+// "+12.3 %": the difference between measurement and prediction, relative to the prediction.
 std::string difference(double predicted, double measured) {
   if (predicted == measured) return "equal";
   return predicted > 0.0 ? fmt::format("{:+.1f} %", 100.0 * (measured / predicted - 1.0)) : "-";
@@ -48,7 +48,7 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
                                static_cast<double>(comparison.device_used->count))});
     return align_columns(rows, 1);
   }
-  // A process holds all ranks' arenas; what it grew beyond them are threads, the text and
+  // A process holds the arenas of all ranks; the rest of its growth is threads, the text and
   // libraries.
   const Bytes arenas = std::accumulate(comparison.promised.begin(), comparison.promised.end(), Bytes(0));
   rows.push_back({"process memory growth", format_bytes(arenas), format_bytes(comparison.process_growth),

@@ -9,7 +9,7 @@
 
 namespace parplan {
 
-// One instruction of a Segment, all its runs of a step together.
+// One instruction of a Segment: the sum of all its runs in a step.
 struct InstructionTimes {
   std::string segment;
   std::string instruction;
@@ -18,15 +18,15 @@ struct InstructionTimes {
   Seconds measured;
 };
 
-// What a run gave, to be put beside its plan's prediction.
+// The results of a run, to be compared with its plan's prediction.
 struct RunComparison {
   StepResult measured;
   std::vector<double> loss;          // mean per token, per step
   std::vector<double> step_times_s;
-  std::vector<Bytes> promised;       // arena, per rank
-  std::vector<Bytes> touched;        // highest byte touched, per rank
-  Bytes process_growth;              // resident memory, end against start
-  std::optional<Bytes> device_used = {};  // GPUs: memory of the fullest device that is in use, as its driver says
+  std::vector<Bytes> promised;            // arena, per rank
+  std::vector<Bytes> touched;             // highest byte touched, per rank
+  Bytes process_growth;                   // of resident memory from start to end
+  std::optional<Bytes> device_used = {};  // GPUs: memory in use on the fullest device according to its driver
   std::vector<InstructionTimes> instructions;
 };
 
@@ -34,7 +34,7 @@ struct RunComparison {
 // of the process.
 std::string write_comparison(const Plan& plan, const RunComparison& comparison);
 
-// The instructions that take most time, at most `most` of them, and their sum.
+// The instructions that take the most time, at most `most` of them, and their sum.
 std::string write_instructions(const RunComparison& comparison, int most);
 
 }  // namespace parplan

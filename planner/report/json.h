@@ -11,17 +11,17 @@
 
 namespace parplan {
 
-// What stands in the JSON of every command beside its rows.
+// The part of every command's JSON besides its rows.
 struct ReportInputs {
   std::string version;  // of parplan
   ModelSummary model;
   Cluster cluster;
   TrainingSpec training;
-  std::vector<std::string> defaults;  // fields of `training` that nobody gave: "global_batch", ...
+  std::vector<std::string> defaults;  // fields of `training` that were not given: "global_batch", ...
 };
 
-// parplan.suggest/1. Without a plan, "plans" is empty and "changes" holds the remedies.
-// `plan_file`: where the plan is, for "launch".
+// parplan.suggest/1. Without a plan, "plans" is empty and "changes" holds the remedies. `plan_file`
+// is the plan's path, for "launch".
 Json suggest_json(const ReportInputs& inputs, const SearchCounts& search, const Plan* plan,
                   std::span<const Remedy> remedies, const std::string& plan_file = "plan.yaml");
 

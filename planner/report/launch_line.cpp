@@ -9,7 +9,7 @@
 namespace parplan {
 namespace {
 
-// A word for a POSIX shell: as it is where nothing in it is special, else in single quotes.
+// A word for a POSIX shell: unchanged where nothing in it is special, otherwise in single quotes.
 std::string quoted(const std::string& word) {
   constexpr std::string_view plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./,:=+@%";
   if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
@@ -18,7 +18,7 @@ std::string quoted(const std::string& word) {
   return text + "'";
 }
 
-// Ranks on each machine, of those that hold any.
+// The number of ranks on each machine that holds any.
 struct MachineRanks {
   int count = 0;
   const NodeGroup* group = nullptr;
@@ -37,14 +37,14 @@ std::vector<MachineRanks> ranks_by_machine(const Plan& plan) {
   return machines;
 }
 
-// Started once a node's ranks: which machine is which matters where nodes differ.
+// Commands that are started once for all nodes: the order of machines matters where nodes differ.
 void add_commands_of_several_nodes(const Plan& plan, const std::vector<MachineRanks>& machines, const std::string& run,
                                    LaunchLine& line) {
   const int ranks = plan.spec.mesh.size();
   const int most = std::ranges::max(machines, {}, &MachineRanks::count).count;
   const auto has_most = [&](const MachineRanks& machine) { return machine.count == most; };
   const bool alike = std::ranges::all_of(machines, has_most);
-  // ppr fills node by node, so that only the last may have fewer.
+  // ppr fills node by node, so only the last may have fewer ranks.
   const bool fills = std::all_of(machines.begin(), machines.end() - 1, has_most);
   const bool cores = plan.cluster.backend() == BackendKind::cpu;
   line.commands.push_back(fmt::format("mpirun -n {} --hostfile hosts --map-by {}{} {}", ranks,
@@ -53,8 +53,8 @@ void add_commands_of_several_nodes(const Plan& plan, const std::vector<MachineRa
   if (alike)
     line.commands.push_back(fmt::format("srun --mpi=pmix --kill-on-bad-exit=1 --nodes {} --ntasks-per-node {} {}",
                                         machines.size(), most, run));
-  // torchrun numbers machines as it likes, which matters where they are unlike, in racks, or far
-  // from one another; and it has no CPU ranks.
+  // torchrun numbers machines in any order, which matters where they are heterogeneous, in racks,
+  // or far from one another; and it has no CPU ranks.
   const bool one_kind = std::ranges::all_of(
       machines, [&](const MachineRanks& machine) { return machine.group == machines.front().group; });
   if (alike && !cores && one_kind && !plan.cluster.groups.front().node.devices_per_machine &&

@@ -8,7 +8,7 @@
 
 namespace parplan {
 
-// The parts of a result with the names that people read, in the order in which they are shown.
+// The parts of a result with their names for people, in the order in which they are shown.
 struct TimePart {
   std::string_view name;
   std::optional<Label> label;  // nothing: the bubble

@@ -10,8 +10,8 @@
 
 namespace parplan {
 
-// What a row describes: one layout of a model on a cluster with its result, predicted or measured.
-// Refers to what the caller owns.
+// The subject of a row: one layout of a model on a cluster with its result, predicted or measured.
+// It refers to what the caller owns.
 struct RowSubject {
   int rank = 1;  // place among the ranked plans, from 1
   const ModelSummary& model;
@@ -23,10 +23,10 @@ struct RowSubject {
 RowSubject subject_of(const Plan& plan);
 // The plan itself (rank 1) or one of its alternatives (rank 2 and up).
 RowSubject subject_of(const Plan& plan, int rank);
-// The plan with what was measured in place of what was predicted.
+// The plan with measured values in place of predicted ones.
 RowSubject subject_of(const Plan& plan, const StepResult& measured);
 
-// A column of the flat row (contract.md): every row has every column, in this order; null where
+// A column of the flat row (docs/json.md): every row has every column, in this order; null where
 // there is no value.
 struct Column {
   std::string_view key;
@@ -36,11 +36,12 @@ struct Column {
 };
 std::span<const Column> columns();
 
-// An object with a key a column.
+// An object with one key per column.
 Json row(const RowSubject& subject);
 
 double tokens_per_second(const RowSubject& subject);
-// Model FLOP/s per device; over the device's peak at the precision, null where no peak is known.
+// Model FLOP/s per device; and its ratio to the device's peak at the precision, null where no peak
+// is known.
 FlopsPerSecond model_rate_per_device(const RowSubject& subject);
 Json model_flops_utilization(const RowSubject& subject);
 

@@ -29,7 +29,7 @@ RowSubject subject_of(const SweepPoint& point) {
           .result = point.best->result};
 }
 
-// All that a column reads.
+// Everything that a column reads.
 struct PointView {
   const Sweep& sweep;
   const SweepPoint& point;
@@ -46,7 +46,7 @@ struct PointColumn {
 
 Json of_plan(const PointView& view, bool value) { return view.point.best ? Json(value) : Json(nullptr); }
 
-// Before the plan's row.
+// The columns before the plan's row.
 constexpr std::array what_was_asked = {
     PointColumn{"cluster", "", "name of the cluster", [](const PointView& v) { return Json(v.point.cluster.name); }},
     PointColumn{"device", "", "kind of device; of unlike groups all, joined by +",
@@ -57,7 +57,7 @@ constexpr std::array what_was_asked = {
                 [](const PointView& v) { return Json(v.point.training.sequence_length); }},
 };
 
-// Behind the plan's row.
+// The columns after the plan's row.
 constexpr std::array what_it_takes = {
     PointColumn{"price_per_hour", "currency/h",
                 "price of an hour of the devices that the plan uses; null without prices",
@@ -94,7 +94,7 @@ constexpr std::array what_it_takes = {
                 [](const PointView& v) { return v.point.best ? Json(nullptr) : Json(v.point.reason); }},
 };
 
-// What a plan's row says of a point that has no plan.
+// The value of a plan's column for a point without a plan.
 Json known_without_plan(const SweepPoint& point, std::string_view key) {
   if (key == "engine") return "parplan";
   if (key == "precision") return name(point.training.precision);
@@ -106,7 +106,8 @@ Json known_without_plan(const SweepPoint& point, std::string_view key) {
   return nullptr;
 }
 
-// Points that train the same, and those of them that differ in nothing but the number of devices.
+// Points with the same training, and those of them that differ in nothing but the number of
+// devices.
 std::tuple<std::int64_t, std::int64_t> workload_of(const SweepPoint& point) {
   return {point.training.global_batch, point.training.sequence_length};
 }
@@ -122,8 +123,8 @@ std::map<Key, std::vector<std::size_t>> planned_points_by(const Sweep& sweep, Ke
   return places;
 }
 
-// Three significant digits, or all before the point with thousands apart: "0.0123", "1,234,567
-// USD".
+// Three significant digits, or all digits before the point with separators of thousands: "0.0123",
+// "1,234,567 USD".
 std::string amount(double value, const std::string& unit) {
   std::string text = format_count(value);
   if (value >= 999.5)
@@ -163,7 +164,7 @@ std::vector<bool> pareto_front(std::span<const std::array<double, 2>> points) {
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return points[a] < points[b]; });
   std::vector<bool> front(points.size(), false);
-  const std::array<double, 2>* last = nullptr;  // on the front, the one of largest x so far
+  const std::array<double, 2>* last = nullptr;  // on the front, the one with the largest x so far
   for (const std::size_t place : order) {
     const std::array<double, 2>& point = points[place];
     if (last != nullptr && point != *last && point[1] >= (*last)[1]) continue;
@@ -178,7 +179,7 @@ std::optional<std::size_t> knee(std::span<const std::array<double, 2>> curve) {
   const auto [x0, y0] = curve.front();
   const auto [x1, y1] = curve.back();
   if (!(x1 > x0) || !(y1 > y0)) return std::nullopt;
-  std::vector<double> above;  // how far each point lies above the chord, along y
+  std::vector<double> above;  // the distance of each point above the chord, along y
   for (const auto& [x, y] : curve) above.push_back((y - y0) / (y1 - y0) - (x - x0) / (x1 - x0));
   const auto farthest = std::ranges::max_element(above);
   const double mean_step = 1.0 / static_cast<double>(curve.size() - 1);
@@ -310,7 +311,7 @@ Json sweep_json(const Sweep& sweep) {
   json["tool"] = {{"name", "parplan"}, {"version", sweep.version}};
   const SweepPoint& first = sweep.points.front();
   json["inputs"]["model"] = {{"name", first.model.name}, {"parameters", first.model.parameters}};
-  // Each kind of device of each cluster once, however many points have it.
+  // Each kind of device of each cluster once, whatever the number of points that have it.
   json["inputs"]["devices"] = Json::array();
   for (const SweepPoint& point : sweep.points) {
     for (const NodeGroup& group : point.cluster.groups) {
@@ -348,7 +349,7 @@ std::string sweep_csv(const Sweep& sweep) {
 
 std::string sweep_table(const Sweep& sweep) {
   const std::vector<SweepMarks> marked = marks(sweep);
-  // What all rows share, or none knows, has no column.
+  // Values that all rows share, or none has, get no column.
   const auto any = [&](auto predicate) { return std::ranges::any_of(sweep.points, predicate); };
   const auto differ = [&](auto value) {
     return any([&](const SweepPoint& point) { return value(point) != value(sweep.points.front()); });

@@ -12,51 +12,52 @@
 
 namespace parplan {
 
-// One point of a sweep: some devices of a cluster, a batch and a sequence, with the best plan of
-// them, or why there is none.
+// One point of a sweep: some devices of a cluster, a batch and a sequence, with the best plan for
+// them, or the reason why there is none.
 struct SweepPoint {
   ModelSummary model;  // for the point's sequence
-  Cluster cluster;     // cut to the point's devices
+  Cluster cluster;     // reduced to the point's devices
   TrainingSpec training;
   std::optional<RankedPlan> best;
   SearchCounts search;
-  std::string reason;  // without a plan
-  std::optional<Cluster>
-      arranged;  // the groups of `cluster` that `best` takes, in their order, where that is not how it stands
+  std::string reason;  // if there is no plan
+  // The groups of `cluster` that `best` uses, in its order, where these differ from the cluster
+  // itself.
+  std::optional<Cluster> arranged;
 
   const Cluster& planned() const { return arranged ? *arranged : cluster; }
 };
 
 struct Sweep {
   std::string version;                 // of parplan
-  std::string objective = "time";      // what each point's best plan has least of
-  std::vector<std::string> defaults;   // fields of the trainings that nobody gave
+  std::string objective = "time";      // what the search minimises at each point
+  std::vector<std::string> defaults;   // fields of the trainings that were not given
   std::optional<std::int64_t> tokens;  // to train on
   std::vector<SweepPoint> points;      // at least one; of one model
 };
 
-// What training on all tokens takes by a point's best plan. Absent where tokens, a price or a power
-// is not known, or there is no plan. Only devices that the plan uses count.
+// What training on all tokens takes with a point's best plan. Values are absent where tokens, a
+// price or a power is unknown, or there is no plan. Only devices that the plan uses count.
 struct Spending {
   std::optional<double> price_per_hour;  // of the devices together, in the cluster's currency
-  std::optional<double> power_w;         // that their boards are rated for
+  std::optional<double> power_w;         // rated power of their boards
   std::optional<double> cost_per_million_tokens;
-  std::optional<std::int64_t> steps;     // whole ones; the last may be a part of a batch
-  std::optional<double> days;            // tokens / tokens_per_s / 86400, not rounded up to whole steps
-  std::optional<double> device_hours;    // days * 24 * devices
-  std::optional<double> cost;            // days * 24 * price_per_hour
-  std::optional<double> energy_kwh;  // days * 24 * power_w / 1000: an upper bound of what devices take, without hosts,
-                                     // network and cooling
+  std::optional<std::int64_t> steps;   // whole ones; the last may have a part of a batch
+  std::optional<double> days;          // tokens / tokens_per_s / 86400, not rounded up to whole steps
+  std::optional<double> device_hours;  // days * 24 * devices
+  std::optional<double> cost;          // days * 24 * price_per_hour
+  // days * 24 * power_w / 1000: an upper bound for the devices, without hosts, network and cooling.
+  std::optional<double> energy_kwh;
 };
 Spending spending(const Sweep& sweep, const SweepPoint& point);
 
-// What a point is good for among those that train the same: equal batch and sequence.
+// A point's marks among those with the same training: equal batch and sequence.
 struct SweepMarks {
   bool knee = false;
   bool pareto = false;
 };
 
-// What the front weighs against speed: the price where all points with a plan have one, else
+// What the front weighs against speed: the price if all points with a plan have one, otherwise
 // devices.
 enum class FrontMeasure { cost, device_hours };
 FrontMeasure front_measure(const Sweep& sweep);
@@ -74,24 +75,24 @@ FrontMeasure front_measure(const Sweep& sweep);
 // none where speed grows nearly in proportion.
 std::vector<SweepMarks> marks(const Sweep& sweep);
 
-// (x, y), smaller is better in both: whether each is on the front. Equal points stand or fall
-// together.
+// (x, y), smaller is better in both: whether each is on the front. Equal points are on it together
+// or not at all.
 std::vector<bool> pareto_front(std::span<const std::array<double, 2>> points);
-// (x, y) ascending in x: the place of the knee of a curve that rises ever more slowly.
+// (x, y) ascending in x: the index of the knee of a curve that rises ever more slowly.
 std::optional<std::size_t> knee(std::span<const std::array<double, 2>> curve);
 
-// What the columns of a row are called and mean, in their order: the point, the best plan's row
-// (row.h), what all tokens take.
+// The keys and meanings of a row's columns, in their order: the point, the best plan's row (row.h),
+// what all tokens take.
 struct SweepColumn {
   std::string key;
   std::string unit;  // "" where the value has none
   std::string description;
 };
 std::vector<SweepColumn> sweep_columns();
-// One object a point, each with a key a column; without a plan, what belongs to one is null and
-// "reason" says why.
+// One object per point, each with one key per column; without a plan, the plan's values are null
+// and "reason" says why.
 std::vector<Json> sweep_rows(const Sweep& sweep);
-// What numbers rest on, in sentences; with what the front weighs.
+// The assumptions behind the numbers, in sentences, including what the front weighs.
 std::vector<std::string> assumptions(const Sweep& sweep);
 std::vector<std::string> sweep_notes(const Sweep& sweep);
 

@@ -7,26 +7,26 @@
 
 namespace parplan {
 
-// How columns of text stand: the first `left` of them flush left, the others flush right. The first
+// Aligns columns of text: the first `left` of them to the left, the others to the right. The first
 // row is the header.
 std::string align_columns(const std::vector<std::vector<std::string>>& rows, int left);
 
-// Lines of more than `width` columns go on in the next, further in than they begin; broken between
-// words alone.
+// Lines of more than `width` columns continue in the next, with a deeper indentation; they are
+// broken only between words.
 std::string fold_lines(const std::string& text, std::size_t width);
 
-// What `devices` devices cost for so long: "0.0123 USD"; without prices what they would be paid
-// for: "6.71 device-seconds".
+// The cost of `devices` devices for that time: "0.0123 USD"; without prices, the device time: "6.71
+// device-seconds".
 std::string format_cost(const Cluster& cluster, int devices, Seconds time);
 
-// The ranked plans, best first, for people; with the cost of a step where there are prices, or
-// where it is the objective.
+// The ranked plans, best first, for people; with the cost of a step if there are prices, or if it
+// is the objective.
 std::string write_table(const Plan& plan);
 
-// Three significant digits, or all before the point: "13732", "1.74".
+// Three significant digits, or all digits before the point: "13732", "1.74".
 std::string format_count(double value);
 
-// "87.5 %"; "-" where there is no whole to take a part of.
+// "87.5 %"; "-" where the whole is unknown.
 std::string format_share(double part, double whole);
 
 }  // namespace parplan

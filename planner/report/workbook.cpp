@@ -21,7 +21,7 @@ namespace {
 
 struct Formula {
   std::string text;
-  Json value;  // what it gives: a number, a text, or null for ""
+  Json value;  // its result: a number, a text, or null for ""
 };
 using Cell = std::variant<Json, Formula>;
 
@@ -29,7 +29,7 @@ struct BookCloser {
   void operator()(lxw_workbook* book) const { lxw_workbook_free(book); }
 };
 
-// Looks of cells; the book owns them.
+// Formats of cells; the book owns them.
 struct Formats {
   lxw_format* title;
   lxw_format* header;
@@ -107,7 +107,7 @@ void write_cell(lxw_worksheet* sheet, int row, int column, const Cell& cell, lxw
   else worksheet_write_string(sheet, r, c, value.get<std::string>().c_str(), format);
 }
 
-// A kind of device of a cluster, a line of Inputs.
+// A kind of device of a cluster: a line of Inputs.
 struct DeviceLine {
   std::string cluster;
   std::string device;
@@ -119,7 +119,7 @@ DeviceLine line_of(const SweepPoint& point, const NodeGroup& group) {
   return {point.cluster.name, group.device.name, group.price, group.device.power};
 }
 
-// Where things stand on Inputs, from 0.
+// Positions on the sheet Inputs, from 0.
 constexpr int tokens_row = 3;
 constexpr int weighs_row = 4;
 constexpr int lines_header_row = 6;
@@ -278,7 +278,7 @@ class Workbook {
     return fmt::format("${0}$2:${0}${1}", letters, rows_.size() + 1);
   }
 
-  // The sum over a plan's devices of what Inputs says of each of their kinds; "" where one of these
+  // The sum over a plan's devices of a column of Inputs for their kinds; "" where one of these
   // cells is empty.
   std::string sum_over_devices(const SweepPoint& point, int input_column, const std::string& devices_cell) const {
     const int devices = point.best->spec.mesh.size();
@@ -294,7 +294,7 @@ class Workbook {
     return fmt::format("IF(COUNT({})={},{},\"\")", join(cells, ","), cells.size(), join(terms, "+"));
   }
 
-  // What calculates a cell of Capacity; empty where it is a value.
+  // The formula of a cell of Capacity; empty where it is a value.
   std::string formula(const std::string& key, const SweepPoint& point, int row) const {
     const auto cell = [&](const char* of) { return fmt::format("{}{}", column_letters(column_of(of)), row + 1); };
     const std::string days = cell("days");
@@ -324,7 +324,7 @@ class Workbook {
     return "";
   }
 
-  // What `key` is of a point; of what Capacity alone has, worked out as the formula does.
+  // The value of `key` for a point; for keys of Capacity alone, calculated like the formula.
   Json value(const std::string& key, std::size_t i) const {
     const SweepPoint& point = sweep_.points[i];
     const Json& row = rows_[i];
@@ -423,7 +423,7 @@ void write_workbook(const std::filesystem::path& path, const Sweep& sweep) {
   write_through_temporary(path, [&](const std::string& temporary) {
     std::unique_ptr<lxw_workbook, BookCloser> book(workbook_new(temporary.c_str()));
     if (!book) throw RunError(fmt::format("cannot write '{}': no memory for a workbook", path.string()));
-    // The first day that a ZIP archive can say, so that equal sweeps give equal bytes.
+    // The first day that a ZIP archive can store, so that equal sweeps give equal bytes.
     lxw_doc_properties properties{};
     std::string name = "parplan sweep";
     properties.title = name.data();

@@ -6,13 +6,15 @@
 
 namespace parplan {
 
-// The sweep as an .xlsx workbook, whole or not at all. Its sheets:
-//   Inputs    tokens, and for each kind of device of each cluster price and power, to be changed by
-//   the reader; what numbers rest on Capacity  a line a point: what was planned as numbers, and
-//   days, device-hours, cost, energy and the front as formulas of these and Inputs Plans     the
-//   rows of sweep_rows, with all that is known of each plan Columns   what each column means
-// Formulas carry the values that sweep_rows has, for programs that show a workbook without
-// calculating it. RunError where it cannot be written.
+// The sweep as an .xlsx workbook, written whole or not at all. Its sheets:
+//   Inputs    tokens, and for each kind of device of each cluster its price and power, which the
+//             reader may change; the assumptions behind the numbers
+//   Capacity  a line per point: the plan as numbers, and days, device-hours, cost, energy and the
+//             front as formulas of these and Inputs
+//   Plans     the rows of sweep_rows, with everything that is known about each plan
+//   Columns   the meaning of each column
+// Formulas carry the values of sweep_rows, for programs that show a workbook without calculating
+// it. RunError where it cannot be written.
 void write_workbook(const std::filesystem::path& path, const Sweep& sweep);
 
 }  // namespace parplan

@@ -11,7 +11,7 @@
 
 namespace parplan {
 
-// Ranks that communicate together, ascending, each once. `id` is the group's name within the job.
+// Ranks that communicate together, ascending, each once. `id` identifies the group within the job.
 struct CommunicationGroup {
   int id = 0;
   std::vector<int> ranks;
@@ -30,12 +30,12 @@ constexpr Chunk chunk_of(std::int64_t count, int members, int member) {
   return {.begin = count * member / members, .end = count * (member + 1) / members};
 }
 
-// What one call cost one rank. The times are of calls that return when they are done; others leave
-// them 0.
+// The cost of one call to one rank. The times are set by calls that return when they are done;
+// others leave them 0.
 struct Transfer {
-  Bytes sent;       // logical bytes that this rank sent to others
-  Seconds waited;   // until every other rank concerned had arrived
-  Seconds moving;   // from then until the call returned
+  Bytes sent;      // logical bytes that this rank sent to others
+  Seconds waited;  // until all other ranks of the call had arrived
+  Seconds moving;  // from then until the call returned
 };
 
 // Logical bytes that a member sends of a buffer of `count` elements of `element` bytes: the
@@ -62,11 +62,11 @@ struct SendRoute {
   auto operator<=>(const SendRoute&) const = default;
 };
 
-// A posted send, to be waited for once.
+// A posted send, which must be waited for once.
 struct SendTicket {
   int destination = 0;
   int channel = 0;
-  std::int64_t number = 0;  // among the sends of this rank to that destination on that channel
+  std::int64_t number = 0;  // counted among the sends of this rank to that destination on that channel
   Bytes bytes;
 };
 
@@ -77,11 +77,11 @@ struct Elements {
   DataType type = DataType::fp32;
 };
 
-// One rank's end of the job's communication. Collectives are called by all members of a group, in
-// one order, with equal counts and types. A call belongs to a stream of the rank's backend: it runs
-// after what was submitted there before. It may return before it has run (GPUs) or when it is done
-// (CPUs). Where the implementation says so (`in_order`), reductions add in ascending order of rank:
-// ((r0 + r1) + r2) + ..., in fp32 whatever the type, so results are equal to the bit on every
+// One rank's end of the job's communication. All members of a group call its collectives in one
+// order, with equal counts and types. A call belongs to a stream of the rank's backend: it runs
+// after the work submitted there before. It may return before it has run (GPUs) or when it is done
+// (CPUs). Where the implementation guarantees it (`in_order`), reductions add in ascending order of
+// rank: ((r0 + r1) + r2) + ..., in fp32 for every type, so results are equal to the bit on every
 // member, in every run and for every way of cutting the buffer. Calls throw RunError, naming the
 // rank and its reason, once any rank has aborted.
 class Communicator {
@@ -91,22 +91,22 @@ class Communicator {
   virtual int ranks() const = 0;
   virtual bool in_order() const = 0;
 
-  // All in place. all_reduce: all of the data holds the result.
+  // All collectives are in place. all_reduce: all of the data holds the result.
   virtual Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) = 0;
   // Member i's chunk_of(count, members, i) holds the sum; the other chunks are undefined.
   virtual Transfer reduce_scatter(StreamId stream, int group, Elements data) = 0;
   // Member i's chunk_of(count, members, i) is its input; all of the data holds the result.
   virtual Transfer all_gather(StreamId stream, int group, Elements data) = 0;
 
-  // Posts and returns; the data must stay as it is until what follows wait_sent. Sends and receives
-  // of one (source, destination, channel) match in order and have equal counts. Posting waits while
-  // 64 earlier ones are outstanding.
+  // Posts a send and returns; the data must not change until the work after wait_sent. Sends and
+  // receives of one (source, destination, channel) match in order and have equal counts. Posting
+  // waits while 64 earlier ones are outstanding.
   virtual SendTicket send(StreamId stream, int destination, int channel, Elements data) = 0;
   // Later work of `stream` runs after the send is done. `sent` counts the bytes of the send.
   virtual Transfer wait_sent(StreamId stream, SendTicket ticket) = 0;
   virtual Transfer receive(StreamId stream, int source, int channel, Elements data) = 0;
 
-  // The memory that most calls will point into; it may be pinned for the network. It outlives the
+  // The memory that most calls will use; it may be pinned for the network. It outlives the
   // communicator.
   virtual void register_memory(void* memory, Bytes bytes) {
     static_cast<void>(memory);

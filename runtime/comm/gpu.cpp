@@ -25,7 +25,7 @@ OpenedGpu open_now() {
 
 }  // namespace
 
-// Once for each folder that PARPLAN_PLUGINS has named: tests change it.
+// Once for each folder that PARPLAN_PLUGINS has named, since tests change it.
 OpenedGpu open_gpu() {
   static std::mutex mutex;
   static std::map<std::string, OpenedGpu> opened;

@@ -18,14 +18,14 @@ struct GpuProperties {
   int compute_minor = 0;       // 0
   int multiprocessors = 0;
   Bytes memory;
-  int clock_mhz = 0;           // highest of the multiprocessors; 0 where the driver does not say
+  int clock_mhz = 0;  // highest of the multiprocessors; 0 where the driver does not tell
   int memory_clock_mhz = 0;
   bool operator==(const GpuProperties&) const = default;
 };
 
 struct GpuBackendOptions {
-  // Fixed order of every sum: one algorithm per shape, none that splits sums over blocks in the
-  // order of arrival.
+  // A fixed order of every sum: one algorithm per shape, and none that splits sums over blocks in
+  // the order of arrival.
   bool deterministic = true;
   // Replay repeated work as CUDA graphs.
   bool graphs = true;
@@ -33,16 +33,17 @@ struct GpuBackendOptions {
   bool synchronous = false;
 };
 
-// The ends of ranks that are threads of one process and share one GPU. Reductions add in order.
+// The communicators of ranks that are threads of one process and share one GPU. Reductions add in
+// order.
 class GpuLocalWorld {
  public:
   virtual ~GpuLocalWorld() = default;
-  // Called once for each rank, in its thread; lives as long as the world and the backend.
+  // Called once for each rank, in its thread; valid as long as the world and the backend.
   virtual std::unique_ptr<Communicator> communicator(int rank, Backend& backend) = 0;
 };
 
 // The CUDA plugin as the main program sees it: everything that needs a CUDA library is behind it.
-// Backends given back to it must be its own.
+// Backends that are passed to it must be its own.
 class Gpu {
  public:
   virtual ~Gpu() = default;
@@ -53,8 +54,8 @@ class Gpu {
   virtual std::unique_ptr<GpuLocalWorld> make_local_world(int ranks, const std::vector<CommunicationGroup>& groups,
                                                           int channels) = 0;
 
-  // NCCL: one rank of the job makes an id, every rank, each in its own thread, gives the same one,
-  // with equal groups and routes. Sends take these routes only. Reductions add in NCCL's order.
+  // NCCL: one rank of the job makes an id, and every rank, each in its own thread, passes the same
+  // id with equal groups and routes. Sends use these routes only. Reductions add in NCCL's order.
   virtual std::vector<std::byte> make_nccl_id() = 0;
   virtual std::unique_ptr<Communicator> make_nccl_communicator(const std::vector<std::byte>& id, int rank, int ranks,
                                                                const std::vector<CommunicationGroup>& groups,
@@ -67,12 +68,13 @@ struct OpenedGpu {
   std::shared_ptr<Gpu> gpu;  // null when `missing` says why
   std::string missing;       // "no libparplan_cuda.so beside the program or in PARPLAN_PLUGINS ..."
 };
-// Looks for libparplan_cuda.so in the folder PARPLAN_PLUGINS if that is set, else beside the
-// program (and in ../lib/parplan), and opens it, once (once for each such folder). That it opens
-// does not mean that there is a driver or a GPU: `devices` says.
+// Looks for libparplan_cuda.so in the folder PARPLAN_PLUGINS if that is set, otherwise beside the
+// program (and in ../lib/parplan), and opens it once (once for each such folder). An open plugin
+// does not imply a driver or a GPU: `devices` tells.
 OpenedGpu open_gpu();
 
-// What the plugin exports. `version` is the main program's; null when the plugin's own is another.
+// The plugin's export. `version` is the main program's; the result is null if the plugin's own
+// differs.
 using MakeGpu = Gpu* (*)(const char* version);
 inline constexpr const char* make_gpu_symbol = "parplan_make_gpu";
 

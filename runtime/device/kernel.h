@@ -7,7 +7,7 @@
 
 namespace parplan {
 
-// What a kernel of the optimizer needs beside its operands; it changes from step to step.
+// What a kernel of the optimizer needs besides its operands; it changes from step to step.
 struct StepScalars {
   std::int64_t step = 1;  // counts from 1 (bias correction)
   double learning_rate = 0.0;
@@ -17,18 +17,19 @@ struct StepScalars {
   double weight_decay = 0.0;  // applied where shape.weight_decay says so
   bool decoupled_decay = true;  // adamw; false: adam and sgd, the decay is added to the gradient
   double momentum = 0.0;      // sgd where shape.second says that the momentum operand is present
-  double clip_norm = 0.0;  // where shape.norm: gradients are scaled by min(1, clip_norm / (norm + 1e-6)), as PyTorch's
-                           // clip_grad_norm_; 0: they are not
+  // Where shape.norm is set, gradients are scaled by min(1, clip_norm / (norm + 1e-6)), as in
+  // PyTorch's clip_grad_norm_; 0: they are not.
+  double clip_norm = 0.0;
 };
 
-// One kernel and what it works on. Operands stand in the order of the op's row
-// (planner/graph/op.cpp); optional operands that are absent are left out (shape.bias, second, norm,
-// master and scaled tell). Sizes: `shape`.
+// One kernel and its operands, in the order of the op's row (planner/graph/op.cpp); absent optional
+// operands are left out (shape.bias, second, norm, master and scaled tell which). `shape` has the
+// sizes.
 struct KernelCall {
   OpKind kind{};
   OpShape shape;
-  DataType type =
-      DataType::fp32;  // of parameters and activations; statistics, gradients of parameters and state are fp32
+  // Type of parameters and activations; statistics, gradients of parameters and state are fp32.
+  DataType type = DataType::fp32;
   std::span<void* const> operands;
 };
 

@@ -12,7 +12,7 @@
 namespace parplan {
 namespace {
 
-// What is refused, and by which processes.
+// The text of a refusal, and the processes that have it.
 struct Refusal {
   std::string text;
   std::vector<int> processes;

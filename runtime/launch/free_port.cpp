@@ -23,13 +23,14 @@ int new_socket(int family) {
   return made;
 }
 
-// After binding: a port that the system chooses is to be nobody else's, whatever that one allows.
+// Called after binding: a port that the system chooses must not be shared, even with a process that
+// allows it.
 void allow_a_listener(int socket) {
   const int on = 1;
   setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
 }
 
-// The socket, or -1 with errno; then it is closed.
+// The socket, or -1 with errno after closing it.
 template <class Address>
 int bound(int made, const Address& address) {
   if (made >= 0 && bind(made, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
@@ -42,19 +43,19 @@ int bound(int made, const Address& address) {
   return -1;
 }
 
-// A socket on the number that the system gives, or -1 with errno.
+// A socket on a port number chosen by the system, or -1 with errno.
 int bind_any(int& number) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const int made = bound(new_socket(AF_INET), address);
   socklen_t size = sizeof address;
-  if (made >= 0) getsockname(made, reinterpret_cast<sockaddr*>(&address), &size);  // of a socket of ours it cannot fail
+  if (made >= 0) getsockname(made, reinterpret_cast<sockaddr*>(&address), &size);  // it cannot fail for an own socket
   number = ntohs(address.sin_port);
   return made;
 }
 
-// The same number of ::1, or -1 with errno.
+// A socket on the same number of ::1, or -1 with errno.
 int bind_same(int number) {
   sockaddr_in6 address{};
   address.sin6_family = AF_INET6;

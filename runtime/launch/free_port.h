@@ -2,11 +2,11 @@
 
 namespace parplan {
 
-// A port of 127.0.0.1 (and of ::1, where there is IPv6) for process 0 of a job to listen at. It is
-// bound for as long as this lives, so that no other program gets it from the system, neither to
-// listen at nor for a connection of its own. Only a socket with SO_REUSEADDR that names the number,
-// as process 0's does, can listen there: Linux lets it as long as none of the two sockets listens
-// already.
+// A port of 127.0.0.1 (and of ::1, where there is IPv6) on which process 0 of a job can listen. It
+// is bound for as long as this lives, so that no other program gets it from the system, neither to
+// listen on nor for a connection of its own. Only a socket with SO_REUSEADDR that names the number,
+// like process 0's, can listen there: Linux allows it while neither of the two sockets is
+// listening.
 class LoopbackPort {
  public:
   LoopbackPort();  // RunError where there is none

@@ -15,13 +15,13 @@
 namespace parplan {
 namespace {
 
-// How a starter tells a process its place. The first row whose rank is set decides; the others must
-// agree with it.
+// The variables with which a starter tells a process its place. The first row whose rank is set
+// decides; the others must agree with it.
 struct Starter {
   StartedBy kind{};
   const char* name;
   const char* rank;
-  const char* size;  // null where only MPI says
+  const char* size;  // null where only MPI knows it
 };
 
 constexpr std::array<Starter, 4> starters = {{
@@ -80,7 +80,7 @@ std::string described(const Announced& announced) {
   return fmt::format("{} = {}{} ({})", announced.starter->rank, announced.rank, size, announced.starter->name);
 }
 
-// srun without MPI's help starts copies that know nothing of each other: each would train alone.
+// srun without MPI's help starts copies that do not know about each other: each would train alone.
 void refuse_lonely_tasks(const Environment& environment) {
   const char* tasks = value_of(environment, "SLURM_STEP_NUM_TASKS");
   if (tasks == nullptr || value_of(environment, "SLURM_STEP_ID") == nullptr || std::string_view(tasks) == "1") return;
@@ -140,7 +140,7 @@ ProcessPlace read_process_place(const Environment& environment) {
         "RANK and WORLD_SIZE are set, MASTER_ADDR is not: it is the name or address of the machine of process 0");
   place.address = address;
   place.port = needed(environment, "MASTER_PORT", "a free port of the machine of process 0", 1, 65535);
-  // torchrun's own store listens at MASTER_PORT then (PyTorch 2.4 and later,
+  // In that case torchrun's own store listens at MASTER_PORT (PyTorch 2.4 and later,
   // torch/distributed/elastic; pytorch/pytorch#125743).
   const char* taken = value_of(environment, "TORCHELASTIC_USE_AGENT_STORE");
   if (taken != nullptr && std::string_view(taken) == "True") place.port = place.port == 65535 ? 65534 : place.port + 1;

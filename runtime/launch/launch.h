@@ -10,36 +10,36 @@
 
 namespace parplan {
 
-// The value of a variable of the environment, or null.
+// The value of an environment variable, or null.
 using Environment = std::function<const char*(const char* name)>;
 Environment process_environment();
 
 enum class StartedBy { itself, mpi, torchrun_variables };
 
-// What the environment says of this process's place in a job.
+// This process's place in a job according to the environment.
 struct ProcessPlace {
   StartedBy started_by = StartedBy::itself;
   int process = 0;
-  std::optional<int> processes;  // PMIx alone does not say: MPI does
-  // Of torchrun's variables; MPI finds its own.
+  std::optional<int> processes;  // absent with PMIx alone: MPI knows it
+  // From torchrun's variables; MPI finds its own.
   int local_process = 0;
   int local_processes = 1;
-  std::string address;  // where process 0 listens
+  std::string address;  // the address where process 0 listens
   int port = 0;
   bool operator==(const ProcessPlace&) const = default;
 };
 
 // Looks for the variables of MPI's starters (mpirun, mpiexec, srun --mpi=pmix), then for torchrun's
-// (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). ConfigError where
-// values make no sense, where variables of two starters disagree, and where srun started several
-// processes that could not find each other.
+// (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Throws ConfigError
+// where values make no sense, where variables of two starters disagree, and where srun started
+// several processes that could not find each other.
 ProcessPlace read_process_place(const Environment& environment);
 
 // How long processes wait for each other to start.
 inline constexpr std::chrono::seconds default_patience(60);
 
-// Joins the job that the environment speaks of, or `alone`. ConfigError as above and where MPI is
-// asked for and libparplan_mpi.so is missing; RunError where processes are missing.
+// Joins the job that the environment describes, or `alone`. Throws ConfigError as above and where
+// MPI is asked for and libparplan_mpi.so is missing; RunError where processes are missing.
 std::unique_ptr<Rendezvous> find_rendezvous(const Environment& environment = process_environment(),
                                             std::chrono::milliseconds patience = default_patience);
 

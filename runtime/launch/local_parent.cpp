@@ -63,7 +63,7 @@ std::pair<Descriptor, Descriptor> make_pipe() {
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-// The signals that a parent acts on, kept from their usual effect while this lives.
+// The signals that a parent handles; their usual effect is suspended while this lives.
 class TakenSignals {
  public:
   TakenSignals() {
@@ -95,10 +95,10 @@ struct Child {
   pid_t pid = 0;
   bool running = true;
   Descriptor output;  // of processes other than 0
-  std::string line;   // what has come of the line that is not ended
+  std::string line;   // the beginning of a line that has not ended yet
 };
 
-// This process's environment without what another starter told it, and with a child's place.
+// This process's environment without the variables of another starter, and with a child's place.
 std::vector<std::string> environment_of(int process, int processes, int port) {
   static constexpr std::array<std::string_view, 10> replaced = {
       "RANK=", "WORLD_SIZE=", "LOCAL_RANK=",  "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "OMPI_COMM_WORLD_",
@@ -137,12 +137,12 @@ Child start(const std::string& program, const std::vector<std::string>& argument
   const std::vector<char*> variable_pointers = pointers_to(variables);
   Descriptor no_input(open("/dev/null", O_RDONLY | O_CLOEXEC));
   auto [output, output_end] = make_pipe();
-  auto [failure, failure_end] = make_pipe();  // closed by a successful exec, else it carries the error
+  auto [failure, failure_end] = make_pipe();  // a successful exec closes it, otherwise it carries the error
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) fail("starting a child process", errno);
   if (pid == 0) {
-    // Only what POSIX allows between fork and exec.
+    // Only calls that POSIX allows between fork and exec.
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(1);
     if (process != 0) {
@@ -169,7 +169,7 @@ Child start(const std::string& program, const std::vector<std::string>& argument
   return {.process = process, .pid = pid, .running = true, .output = std::move(output), .line = {}};
 }
 
-// The children of one call; none is left behind, whatever happens.
+// The children of one call; none is left behind in any case.
 struct Children {
   std::vector<Child> all;
 
@@ -229,7 +229,7 @@ int run_children(const std::vector<std::string>& arguments, const ChildrenOption
         start(options.program, arguments, process, options.processes, port.number(), signals.before()));
 
   int result = 0;
-  std::optional<Clock::time_point> deadline;  // for what comes next
+  std::optional<Clock::time_point> deadline;  // for the next action
   int next_signal = SIGTERM;
   std::optional<Clock::time_point> last_lines;
   while (children.any_running() || (children.any_open() && (!last_lines || Clock::now() < *last_lines))) {
@@ -260,7 +260,7 @@ int run_children(const std::vector<std::string>& arguments, const ChildrenOption
     }
     if (!children.any_running() && !last_lines) last_lines = Clock::now() + time_for_last_lines;
   }
-  // However late this process comes to it: what a pipe holds by now, and then its end.
+  // However late this process reads: the rest of each pipe, and then its end.
   for (Child& child : children.all)
     for (int read = 0; read < 2 && child.output.get() >= 0; ++read)
       if (pollfd ready{.fd = child.output.get(), .events = POLLIN, .revents = 0}; poll(&ready, 1, 0) > 0)

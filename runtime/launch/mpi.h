@@ -7,16 +7,16 @@
 
 namespace parplan {
 
-// What the main program lends the MPI plugin, which holds no kernels.
+// What the main program provides to the MPI plugin, which has no kernels.
 struct MpiHost {
   const char* version = nullptr;  // the main program's; the plugin's own must be the same
   InOrder sum = nullptr;
   InOrder max = nullptr;
 };
 
-// What libparplan_mpi.so exports: initialises MPI and gives the job that the process belongs to,
-// null when the plugin's version is another. Once per process: MPI cannot be initialised again
-// after its rendezvous is gone (RunError).
+// The export of libparplan_mpi.so: initialises MPI and returns the job to which the process
+// belongs, or null when the plugin's version differs. Once per process: MPI cannot be initialised
+// again after its rendezvous is gone (RunError).
 using MakeMpiRendezvous = Rendezvous* (*)(const MpiHost& host);
 inline constexpr const char* make_mpi_rendezvous_symbol = "parplan_make_mpi_rendezvous";
 inline constexpr const char* mpi_library = "libparplan_mpi.so";

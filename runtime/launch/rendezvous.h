@@ -10,10 +10,10 @@
 
 namespace parplan {
 
-// Where the processes of one job meet: they find each other when it is made, exchange small things
-// (ids of NCCL, losses, what they measured) and learn of each other's failures. Collectives are
-// called by one thread of every process, all in one order; `check` and `abort` by any thread at any
-// time.
+// Where the processes of one job meet: they find each other when it is made, exchange small data
+// (ids of NCCL, losses, measurements) and learn of each other's failures. One thread of every
+// process calls the collectives, all in the same order; any thread may call `check` and `abort` at
+// any time.
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
@@ -22,31 +22,31 @@ class Rendezvous {
   virtual int local_process() const = 0;    // among the processes of this machine, from 0
   virtual int local_processes() const = 0;  // processes on this machine
 
-  // Everyone contributes bytes (of any number) and receives everyone's, by process. RunError, with
-  // the reason and whose it is, once any process has aborted, has been lost, or has left without
-  // contributing.
+  // Everyone contributes bytes (any number) and receives everyone's, by process. Throws RunError,
+  // with the reason and its process, once any process has aborted, has been lost, or has left
+  // without contributing.
   virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own) = 0;
-  // RunError when a process has aborted or has been lost; returns at once. For callers that wait
-  // for something else.
+  // Throws RunError when a process has aborted or has been lost; returns immediately. For callers
+  // that wait for something else.
   virtual void check() = 0;
   // Makes every process's pending and later calls throw RunError: "process 2 stopped: <reason>".
   // The first reason wins. Does not throw.
   virtual void abort(const std::string& reason) noexcept = 0;
 
-  // Carries what CPU ranks exchange; rank r is process r. Called by all processes with equal
+  // Makes the transport between CPU ranks; rank r is process r. All processes call it with equal
   // arguments. Null where this way of starting has no transport for CPU ranks (torchrun's
-  // variables; one process alone, whose ranks are threads: LocalWorld). Lives as long as the
-  // rendezvous; its abort aborts the rendezvous and the other way round.
+  // variables; one process alone, whose ranks are threads: LocalWorld). It lives as long as the
+  // rendezvous; its abort aborts the rendezvous and vice versa.
   virtual std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>& groups,
                                                           int channels) = 0;
 };
 
-// Element `source` of everyone's contribution, for what only `source` knows.
+// Element `source` of everyone's contribution, for data that only `source` has.
 std::vector<std::byte> broadcast(Rendezvous& rendezvous, std::span<const std::byte> own, int source);
 // Returns when every process has called it.
 void barrier(Rendezvous& rendezvous);
 
-// One process, which meets nobody.
+// One process, which has no others to meet.
 std::unique_ptr<Rendezvous> alone();
 
 }  // namespace parplan

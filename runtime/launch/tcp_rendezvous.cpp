@@ -31,17 +31,18 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Bytestring = std::vector<std::byte>;
 
-// "parplan" and the version of what follows; raise the last byte with every change of the messages.
+// "parplan" and the version of the protocol; raise the last byte with every change of the messages.
 constexpr std::uint64_t greeting_magic = 0x7061'7270'6c61'6e01;
 constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
 // How long a peer may leave a message in its sockets before it counts as lost. Its reader thread
-// takes messages at once.
+// takes messages immediately.
 constexpr std::chrono::seconds send_patience(20);
 // Between two attempts to connect.
 constexpr std::chrono::milliseconds retry_pause(50);
-// How long one that leaves waits for the others to have seen it.
+// How long a leaving process waits for the others to see it leave.
 constexpr std::chrono::seconds farewell_patience(1);
-// How much longer than process 0 the others wait for its welcome: it tells them who is missing.
+// How much longer than process 0 the others wait for its welcome: it tells them which processes are
+// missing.
 constexpr std::chrono::seconds welcome_margin(5);
 
 // Integers travel with the lowest byte first.
@@ -85,8 +86,8 @@ Bytestring framed(MessageKind kind, const std::string& text) {
 }
 std::string text_of(const Bytestring& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
-// Takes the first whole message off the front of `incoming`, if there is one. Throws RunError for
-// what is no message.
+// Removes the first whole message from the front of `incoming`, if there is one. Throws RunError
+// for data that is no message.
 std::optional<Message> take_message(Bytestring& incoming) {
   if (incoming.size() >= 8 && number_at(incoming.data()) != greeting_magic)
     throw RunError("it does not speak this version of parplan's protocol");
@@ -156,7 +157,7 @@ int send_all(const Socket& socket, const Bytestring& bytes) {
 
 enum class Received { something, nothing_yet, end };
 
-// Appends what has arrived. RunError with the system's words.
+// Appends the bytes that have arrived. RunError with the system's text.
 Received receive_some(const Socket& socket, Bytestring& incoming) {
   std::array<std::byte, 65536> piece;
   const ssize_t count = ::recv(socket.get(), piece.data(), piece.size(), MSG_DONTWAIT);
@@ -202,8 +203,8 @@ bool is_loopback(const std::string& address) {
 }
 
 Socket listen_at(const std::string& address, int port) {
-  // A machine's own name may stand for 127.0.1.1 in its /etc/hosts, so that only literal loopback
-  // addresses are bound as they stand.
+  // A machine's own name may mean 127.0.1.1 in its /etc/hosts, so only literal loopback addresses
+  // are bound as given.
   AddressList list;
   resolve(is_loopback(address) ? address.c_str() : nullptr, port, AI_PASSIVE, list);
   std::string failure = list.failure;
@@ -230,8 +231,8 @@ Socket listen_at(const std::string& address, int port) {
                              shown(address, port), failure));
 }
 
-// Both ends of a connection are the same: a port of the range that the system gives to connecting
-// sockets was connected to itself.
+// Whether both ends of a connection are the same: a port of the range from which the system serves
+// connecting sockets was connected to itself.
 bool is_connected_to_itself(const Socket& socket) {
   sockaddr_storage own{}, other{};
   socklen_t own_size = sizeof own, other_size = sizeof other;
@@ -287,7 +288,7 @@ class TcpRendezvous final : public Rendezvous {
   }
 
  private:
-  // A connection, and what came through it.
+  // A connection, and the data that came through it.
   struct Peer {
     int process = 0;
     Socket socket;
@@ -314,11 +315,11 @@ class TcpRendezvous final : public Rendezvous {
   Socket wake_reader_;
   std::thread reader_;
 
-  std::mutex telling_;  // held while a failure is told: one that leaves says farewell after that
-  std::mutex mutex_;    // guards what follows and the peers' state
+  std::mutex telling_;  // held while a failure is sent: a leaving process says farewell after that
+  std::mutex mutex_;    // guards the members below and the peers' state
   std::condition_variable changed_;
   std::optional<std::string> failure_;
-  bool waiting_ = false;  // all_gather is called here
+  bool waiting_ = false;  // all_gather is being called here
   bool stopped_ = false;
 };
 
@@ -465,8 +466,8 @@ void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
   peers_.back().incoming = std::move(incoming);
 }
 
-// Leaves in order: the others take what was sent before, then see the end. Bytes that arrive at a
-// closed socket would make the system drop what is still on its way, hence the wait.
+// Leaves in order: the others receive what was sent before, then see the end. Bytes that arrive at
+// a closed socket would make the system drop data in flight, hence the wait.
 TcpRendezvous::~TcpRendezvous() {
   { const std::lock_guard told(telling_); }
   for (Peer& peer : peers_) {
@@ -487,7 +488,7 @@ TcpRendezvous::~TcpRendezvous() {
 }
 
 void TcpRendezvous::read_until_stopped() {
-  for (Peer& peer : peers_) read_from(peer);  // what came together with the welcome
+  for (Peer& peer : peers_) read_from(peer);  // messages that came together with the welcome
   while (true) {
     std::vector<pollfd> ready = {{.fd = wake_reader_.get(), .events = POLLIN, .revents = 0}};
     std::vector<Peer*> open;
@@ -535,8 +536,8 @@ void TcpRendezvous::take(Peer& peer, Message message) {
     if (message.kind == MessageKind::contribution || message.kind == MessageKind::everyone)
       peer.arrived.push_back(std::move(message.body));
     if (message.kind == MessageKind::farewell) peer.left = true;
-    // Whoever waits for one that has left without contributing waits in vain, and all others with
-    // it.
+    // A process that waits for one that left without contributing waits in vain, and so do all
+    // others.
     const bool someone_waits =
         waiting_ || std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return !p.arrived.empty(); });
     for (const Peer& p : peers_)
@@ -546,7 +547,7 @@ void TcpRendezvous::take(Peer& peer, Message message) {
   changed_.notify_all();
 }
 
-// Notes why the job is over, once, and tells the others.
+// Records why the job has ended, once, and tells the others.
 void TcpRendezvous::fail(const std::string& text) {
   const std::lock_guard telling(telling_);
   {
@@ -557,7 +558,7 @@ void TcpRendezvous::fail(const std::string& text) {
   changed_.notify_all();
   for (Peer& peer : peers_) {
     const std::lock_guard sending(*peer.sending);
-    send_all(peer.socket, framed(MessageKind::failure, text));  // those that are gone need not hear it
+    send_all(peer.socket, framed(MessageKind::failure, text));  // processes that are gone need not hear it
   }
 }
 
@@ -569,7 +570,7 @@ void TcpRendezvous::send_to(Peer& peer, const Bytestring& frame) {
   }
   if (error == 0) return;
   {
-    // The reader may be about to learn why.
+    // The reader may be about to learn the reason.
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, farewell_patience, [&] { return failure_.has_value() || peer.left; });
     throw_failure();

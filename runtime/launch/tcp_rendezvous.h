@@ -9,8 +9,8 @@
 namespace parplan {
 
 // A process's place in a job that meets over TCP. Process 0 listens at `address`:`port` (on that
-// address alone when it is a loopback address, else on all of the machine's), all others connect to
-// it, and everything they exchange passes through it.
+// address alone if it is a loopback address, otherwise on all addresses of the machine), all others
+// connect to it, and everything that they exchange passes through it.
 struct TcpPlace {
   int process = 0;
   int processes = 1;
@@ -20,10 +20,10 @@ struct TcpPlace {
   int port = 0;
 };
 
-// Returns when all processes are there. RunError when they are not within `patience`: it names
-// address and port and who is missing, everywhere. What connects and is not a process of this job
-// (no parplan, another version, another number of processes, a place that is taken) is refused and
-// does not stop the others.
+// Returns when all processes have arrived. Throws RunError when they have not within `patience`; it
+// names address, port and the missing processes, in every process. A connection that is no process
+// of this job (no parplan, another version, another number of processes, a place that is taken) is
+// refused and does not stop the others.
 std::unique_ptr<Rendezvous> tcp_rendezvous(const TcpPlace& place, std::chrono::milliseconds patience);
 
 }  // namespace parplan

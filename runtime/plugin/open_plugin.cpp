@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 struct Folders {
   std::vector<std::string> paths;
-  const char* advice;  // what follows when none of them has the library
+  const char* advice;  // what to add when none of them has the library
 };
 
 Folders plugin_folders() {

@@ -1,5 +1,6 @@
-// Time of all-reduces between ranks that are threads of this process, the median as rank 0 sees it.
-// A bandwidth is the bus bandwidth of nccl-tests: 2 (n - 1) / n times the buffer, over the time.
+// The time of all-reduces between ranks that are threads of this process: the median as rank 0 sees
+// it. The bandwidth is the bus bandwidth of nccl-tests: 2 (n - 1) / n times the buffer, over the
+// time.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

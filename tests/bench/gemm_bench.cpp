@@ -1,5 +1,5 @@
-// GFLOP/s of the CPU backend's kernels on one core at the shapes of GPT-2 124M, beside Eigen alone.
-// The fastest of several runs, since other programs may share the machine. Eigen's file needs
+// GFLOP/s of the CPU backend's kernels on one core at the shapes of GPT-2 124M, beside Eigen alone:
+// the fastest of several runs, since other programs may share the machine. Eigen's file needs
 // AVX-512.
 #include "tests/bench/gemm_bench.h"
 
@@ -93,7 +93,7 @@ void bench_attention(Backend& backend, std::int64_t sequence, std::int64_t batch
   }));
 }
 
-// GB/s of what is read and written, each once.
+// GB/s of bytes read and written, each counted once.
 void bench_elementwise(Backend& backend) {
   const std::int64_t rows = 1024, columns = 3072;
   const OpShape shape{.rows = rows, .columns = columns, .epsilon = 1e-5};

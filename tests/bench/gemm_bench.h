@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-// What Eigen alone reaches: the same products, written as its users write them, compiled for
-// x86-64-v4 in a file of their own.
+// Eigen alone: the same products, written as its users write them, compiled for x86-64-v4 in a
+// separate file.
 namespace parplan::bench {
 
 // y[rows, columns] = x[rows, inner] w[columns, inner]

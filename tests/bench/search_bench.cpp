@@ -1,5 +1,5 @@
 // How fast plans are found: estimates and simulated Programs per second, and whole searches with
-// the defaults of `parplan suggest` for GPUs (the model's context, 512 sequences a step, bf16,
+// the defaults of `parplan suggest` for GPUs (the model's context, 512 sequences per step, bf16,
 // AdamW).
 #include <algorithm>
 #include <chrono>
@@ -27,8 +27,8 @@
 namespace parplan {
 namespace {
 
-// Wall seconds. The machine may be shared, so the processor's own time is printed beside, where it
-// matters.
+// Wall seconds. The machine may be shared, so the processor's own time is printed beside them where
+// it matters.
 double seconds_of(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
@@ -112,7 +112,7 @@ void bench_estimates(const Work& work) {
       "those are known\n",
       space.size(), feasible.size(), count / first, count / again);
 
-  // What a search simulates: the 64 best estimates.
+  // The candidates that a search simulates: the 64 best estimates.
   std::sort(feasible.begin(), feasible.end());
   if (feasible.size() > 64) feasible.resize(64);
   double lowering = 0.0, playing = 0.0;

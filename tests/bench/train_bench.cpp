@@ -1,7 +1,7 @@
 // GPT-2 124M trained on this machine: tokens/s and the GFLOP/s of its model FLOPs, on one rank and
-// on two, beside what Eigen alone reaches on the same matrix products with as many threads at once.
-// Model FLOPs count matrix products and attention (as if it were not causal), nothing else; a step
-// also does everything between them, and the optimizer.
+// on two, beside Eigen alone on the same matrix products with as many threads at once. Model FLOPs
+// count matrix products and attention (as if it were not causal), nothing else; a step also does
+// everything between them, and the optimizer.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -28,12 +28,12 @@ constexpr std::int64_t steps = 4;             // the first one touches memory fo
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// What one step of `ranks` data-parallel ranks takes: the fastest after the first, since others may
-// use the machine.
+// The time of one step of `ranks` data-parallel ranks: the fastest after the first, since others
+// may use the machine.
 struct Measured {
   double seconds = 0.0;
   double loss = 0.0;
-  std::map<std::string, double> parts;  // seconds a step of rank 0 by kind of instruction
+  std::map<std::string, double> parts;  // seconds per step of rank 0, by kind of instruction
   double waited = 0.0;
 };
 
@@ -79,7 +79,7 @@ struct Product {
   std::int64_t times = 0;
 };
 
-// The matrix products of the model, alike ones counted.
+// The matrix products of the model; equal ones are counted.
 std::vector<Product> products_of(const OpGraph& graph) {
   std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> counted;
   for (const Op& op : graph.ops)
@@ -92,8 +92,8 @@ std::vector<Product> products_of(const OpGraph& graph) {
   return products;
 }
 
-// GFLOP/s of `threads` that all compute the products of a step with Eigen, each on arrays of its
-// own, in sum: forward, input gradient and weight gradient of every product as often as the model
+// The total GFLOP/s of `threads` that all compute the products of a step with Eigen, each on its
+// own arrays: forward, input gradient and weight gradient of every product as often as the model
 // has it, each at the best of its repeats.
 double eigen_gflops(const std::vector<Product>& products, std::int64_t rows, int threads) {
   std::vector<double> rates(static_cast<std::size_t>(threads));

@@ -17,7 +17,7 @@ inline const std::string tiny_gpt2 = data + "/models/tiny-gpt2.yaml";
 inline const std::string tiny_llama = data + "/models/tiny-llama.yaml";
 inline const std::string cpu_8 = data + "/clusters/cpu-8.yaml";
 
-// What one call of parplan gave.
+// The results of one call of parplan.
 struct Called {
   int code = 0;
   std::string out;
@@ -30,7 +30,7 @@ inline Called call(std::vector<std::string> arguments) {
   return {.code = code, .out = out.str(), .err = err.str()};
 }
 
-// A temporary folder in which parplan's cache lies, too.
+// A temporary folder that also holds parplan's cache.
 class Folder : public TemporaryFolder {
  public:
   Folder() { setenv("XDG_CACHE_HOME", path("cache").c_str(), 1); }

@@ -1,4 +1,4 @@
-// Commands carried out in this process, on the tiny models of tests/data.
+// Commands executed in this process, on the tiny models of tests/data.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -49,7 +49,7 @@ void check_row(const Json& row) {
   CHECK(row.at("dp").get<int>() * row.at("tp").get<int>() * row.at("pp").get<int>() == row.at("devices").get<int>());
 }
 
-// Equal searches take unequal time.
+// Equal searches take different times.
 Json without_seconds(Json json) {
   json["search"]["seconds"] = nullptr;
   return json;
@@ -189,7 +189,7 @@ TEST_CASE("of unlike devices each kind is limited by itself") {
 }
 
 TEST_CASE("exit code 1, no plans and what would make it fit where memory is short") {
-  // The libraries take 16 MiB, 16,777,216 bytes of it.
+  // The libraries need 16 MiB, 16,777,216 bytes of it.
   const std::vector<std::string> arguments{"suggest",        tiny_gpt2,  "--cluster", cpu_8,
                                            "--memory-limit", "16780 kB", "--json",    "-"};
   const Called called = call(arguments);
@@ -263,7 +263,7 @@ TEST_CASE("every change that is said to make it fit does, typed as it is said") 
       CHECK(change.at("plan").at("memory_peak_bytes").get<std::int64_t>() <=
             change.at("plan").at("memory_capacity_bytes").get<std::int64_t>());
       if (of == "memory") {
-        if (one.memory == "100%") continue;  // no option gives a device more than it has
+        if (one.memory == "100%") continue;  // no option gives a device more memory than it has
         CHECK(with("", "", text.substr(0, text.find(" of memory"))).code == 0);
         CHECK(with("", "", fmt::format("{} B", change.at("value").get<std::int64_t>())).code == 0);
         CHECK(with("", "", fmt::format("{} B", change.at("value").get<std::int64_t>() - 1)).code == 1);
@@ -374,7 +374,7 @@ TEST_CASE("a run that breaks a promise of its plan is a bug of ours") {
       folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
   REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--seq-len", "8", "--quiet", "-o", plan})
               .code == 0);
-  // The first activations are those of the plan's own prediction.
+  // The first activations in the file are those of the plan's own prediction.
   std::string promised = folder.read("plan.yaml");
   const std::string key = "memory_activations_bytes: ";
   const std::size_t begin = promised.find(key) + key.size();
@@ -391,7 +391,7 @@ TEST_CASE("what a plan promises to send and to hold is what its run sends and ho
   const std::string plan = folder.path("plan.yaml");
   const std::string text =
       folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
-  // `run` ends with 70 where they differ; the loss alone does not divide over four ranks.
+  // `run` exits with 70 where they differ; the loss alone does not divide over four ranks.
   for (const std::vector<std::string>& layout : std::vector<std::vector<std::string>>{
            {"--dp", "4", "--zero", "0"}, {"--dp", "4", "--tp", "2", "--zero", "1", "--sequence-parallel"},
            {"--dp", "2", "--pp", "4", "--zero", "3"}, {"--dp", "2", "--tp", "2", "--pp", "2", "--zero", "2"},

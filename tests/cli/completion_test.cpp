@@ -1,4 +1,4 @@
-// The scripts are loaded by the shells that are installed, which then say what they complete.
+// The installed shells load the scripts and report their completions.
 #include "cli/completion.h"
 
 #include <sys/wait.h>
@@ -26,7 +26,7 @@ struct Said {
   std::string out;
 };
 Said shell(const std::string& command) {
-  // Also called before tests run, by the decorators that skip: assertions have no place there.
+  // Also called before tests run, by the decorators that skip: assertions are not allowed there.
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return {.code = -1, .out = ""};
   Said said;
@@ -73,7 +73,7 @@ struct Place {
   }
 };
 
-// What bash completes of a line whose words are cut as readline cuts them: at spaces and at "=".
+// Bash's completions of a line whose words are cut as readline cuts them: at spaces and at "=".
 struct Bash : Place {
   Words complete(const std::vector<std::string>& words) const {
     std::string line = "parplan";
@@ -121,7 +121,7 @@ TEST_CASE("bash completes an argument once, then the options that are not given 
   rest.erase("--quiet");
   CHECK(bash.complete({"run", "--steps", "3", "plan.yaml", "--quiet", ""}) == rest);
   CHECK(bash.complete({"run", "--quiet", ""}) == Words{"plan.yaml", "my models"});
-  // The value of --json may be left out.
+  // The value of --json is optional.
   CHECK(bash.complete({"run", "plan.yaml", "--json", ""}) == Words{"plan.yaml", "my models"});
   rest = all;
   rest.erase("--json");
@@ -130,7 +130,7 @@ TEST_CASE("bash completes an argument once, then the options that are not given 
 
 TEST_CASE("fish completes commands, options, choices, names and files" * doctest::skip(!installed("fish"))) {
   const Place place;
-  // Fish says a description behind a tab.
+  // Fish prints a description after a tab.
   const auto complete = [&](const std::string& line) {
     const Said said = shell(
         fmt::format("cd '{}' && HOME='{}' fish --no-config -c \"source ../script.fish; complete -C '{}'\" | cut -f 1",
@@ -151,8 +151,8 @@ TEST_CASE("fish completes commands, options, choices, names and files" * doctest
   CHECK(complete("parplan sweep gpt2 --cluster dgx-a100,dgx-h") == Words{"dgx-a100,dgx-h100"});
 }
 
-// zsh completes on a terminal only: a second zsh gets one, the line and a tab, and writes down what
-// is added to its list.
+// zsh completes on a terminal only: a second zsh gets one, the line and a tab, and records what is
+// added to its list.
 TEST_CASE("zsh completes commands, options, choices, names and files" * doctest::skip(!installed("zsh"))) {
   const Place place;
   const std::string folder = place.folder.path("");

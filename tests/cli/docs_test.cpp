@@ -1,4 +1,4 @@
-// What docs/ says of commands and fields is what they do.
+// docs/ describes commands and fields as they are.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -36,7 +36,7 @@ std::vector<std::vector<std::string>> commands_of(const std::string& text) {
       continue;
     }
     if (!in_block || !line.starts_with("parplan ")) continue;
-    // Words as a shell takes them: '2.50 USD' is one.
+    // Words as a shell splits them: '2.50 USD' is one.
     std::vector<std::string>& command = found.emplace_back();
     bool quoted = false;
     bool open = false;

@@ -87,7 +87,7 @@ TEST_CASE("a plan of least cost is explained by its cost") {
   CHECK(found.out.find("cost a step\n") != std::string::npos);
   CHECK(found.out.find("certified: the cheapest of this space under this cost model") != std::string::npos);
   CHECK(found.out.find("no plan on all of them costs less\n") != std::string::npos);
-  CHECK(found.out.find("% slower)\n") == std::string::npos);  // it is faster or slower, and dearer
+  CHECK(found.out.find("% slower)\n") == std::string::npos);  // it is faster or slower, and more expensive
   const Called json = call(
       {"suggest", tiny_gpt2, "--cluster", cpu_8, "--objective", "cost", "--price", "3 USD", "--quiet", "--json", "-"});
   CHECK(Json::parse(json.out).at("inputs").at("objective") == "cost");

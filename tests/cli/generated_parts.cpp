@@ -41,7 +41,7 @@ std::string command_table() {
   return text;
 }
 
-// What one command alone has, and where the rest stands.
+// The options of one command alone, and links to the others.
 std::string options_of_command(const DeclaredCommand& command) {
   std::string rows;
   std::vector<std::string> groups;
@@ -82,7 +82,7 @@ std::string columns_table() {
   return table;
 }
 
-// What a row of sweep has beside a plan's columns.
+// The columns of a row of sweep besides a plan's columns.
 std::string sweep_columns_table() {
   std::string table = "| key | unit | meaning |\n|---|---|---|\n";
   for (const SweepColumn& column : sweep_columns())

@@ -32,8 +32,8 @@ TEST_CASE("measuring the CPU writes a cluster to plan with and a device with all
   const YamlNode document = YamlNode::load(device_file);
   CHECK(read_device(document) == cluster.groups.front().device);
   const Measurements measurements = read_measurements(document.at("measured"));
-  // On a busy machine some kernels do not end in time, and some times allow no fit: what there is
-  // belongs together.
+  // On a busy machine some kernels do not end in time, and some times allow no fit; the existing
+  // results must be consistent.
   const std::vector<KernelFit>& fits = cluster.groups.front().device.measured->fits;
   CHECK(fit_kernels(measurements.kernels, cluster.groups.front().device) == fits);
   CHECK_FALSE(fits.empty());

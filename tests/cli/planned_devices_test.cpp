@@ -1,5 +1,5 @@
-// What the kind of device decides before anything is searched: the default precision, and whether a
-// plan can be run.
+// What the kind of device decides before any search: the default precision, and whether a plan can
+// be run.
 #include <doctest/doctest.h>
 
 #include <string>

@@ -1,4 +1,4 @@
-// What several processes of one job say together, with the program itself.
+// The output of several processes of one job, with the program itself.
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace testing;
 
-// The exit code, and both outputs as they came.
+// The exit code, and both outputs.
 Called shell(const std::string& command) {
   FILE* pipe = popen(("( " + command + " ) 2>&1").c_str(), "r");
   REQUIRE(pipe != nullptr);

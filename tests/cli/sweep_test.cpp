@@ -1,4 +1,4 @@
-// `parplan sweep` from its arguments to what it writes; the arithmetic is tested in
+// `parplan sweep` from its arguments to its output; the arithmetic is tested in
 // tests/planner/report/.
 #include <doctest/doctest.h>
 
@@ -56,7 +56,7 @@ TEST_CASE("a sweep goes through every combination, sizes next to each other, and
   CHECK(of_rows(json, "global_batch") == std::vector<std::int64_t>{8, 8, 8, 8, 16, 16, 16, 16});
   CHECK(of_rows(json, "sequence_length") == std::vector<std::int64_t>{16, 16, 32, 32, 16, 16, 32, 32});
   CHECK(json.at("inputs").at("training").at("defaults") == Json::parse(R"(["precision", "optimizer"])"));
-  // The default of CPUs is 4 sequences a device: of the largest size, at every size.
+  // The default on CPUs is 4 sequences per device: that of the largest size, at every size.
   const std::string model =
       "name: plain\nfamily: decoder\nlayers: 2\nhidden: 32\nheads: 2\nfeature: 64\nvocabulary: 64\ncontext: "
       "32\nposition: rotary\nnorm: rms_norm\nactivation: gelu_tanh\n";
@@ -78,7 +78,7 @@ TEST_CASE("clusters are compared, each at its own price") {
     CHECK(row.at("price_per_hour").get<double>() == price * row.at("devices").get<double>());
     CHECK(row.at("days").get<double>() == doctest::Approx(days));
     CHECK(row.at("cost").get<double>() == doctest::Approx(days * 24.0 * price * row.at("devices").get<double>()));
-    // Datasheets: 400 W an A100 SXM4, 700 W an H100 SXM5.
+    // Datasheets: 400 W for an A100 SXM4, 700 W for an H100 SXM5.
     CHECK(row.at("energy_kwh").get<double>() == doctest::Approx(days * 24.0 * row.at("devices").get<double>() *
                                                                 (row.at("cluster") == "dgx-a100" ? 0.4 : 0.7)));
   }
@@ -299,7 +299,7 @@ TEST_CASE("what a sweep cannot do is refused before anything is planned") {
     CHECK(called.err == "error: " + wrong.message + "\n");
     CHECK(called.out.empty());
   }
-  // A cluster that has no more than it says.
+  // A cluster with a fixed number of devices.
   CHECK(call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "8,16"}).err ==
         "error: --devices 16: cluster 'cpu-8' has 8 devices a node and no network, so it is one node; allowed are 1 to "
         "8 devices\n");

@@ -1,5 +1,5 @@
-// What `topology` shows and draws, and how the environment and --device-ids choose devices, from
-// the command line.
+// What `topology` shows and draws, and how the environment and --device-ids choose devices, on the
+// command line.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ const std::string topologies = data + "/topologies/";
 const std::vector<std::string> four_cards = {"--cluster", topologies + "smi-4x-rtx5060ti-phb.txt", "--device",
                                              "rtx-5060ti-16gb"};
 
-// A variable of the environment, as it was afterwards.
+// An environment variable that is restored afterwards.
 class Variable {
  public:
   Variable(std::string name, const std::string& value) : name_(std::move(name)) {

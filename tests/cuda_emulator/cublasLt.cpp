@@ -56,15 +56,15 @@ namespace {
 using Description = cublasLtMatmulDescOpaque_t;
 using Matrix = cublasLtMatrixLayoutOpaque_t;
 
-// What heuristics suggest, in place of cuBLASLt's kernels. The depth may be cut into parts whose
-// sums are added as the scheme says ("cublasLtReductionScheme_t"). All write over the workspace
-// that they asked for.
+// The suggestions of the heuristics, in place of cuBLASLt's kernels. The depth may be cut into
+// parts whose sums are added by the given scheme ("cublasLtReductionScheme_t"). All of them
+// overwrite the workspace that they asked for.
 struct AlgorithmRow {
   int id;
   int parts;
   std::uint32_t scheme;
-  std::uint32_t alignment;         // bytes, of all operands and leading dimensions; 1: that of the type
-  std::uint64_t fixed_workspace;   // bytes; and for COMPUTE_TYPE and OUTPUT_TYPE those of the parts
+  std::uint32_t alignment;        // bytes, of all operands and leading dimensions; 1: that of the type
+  std::uint64_t fixed_workspace;  // bytes; and for COMPUTE_TYPE and OUTPUT_TYPE those of the parts
 };
 constexpr AlgorithmRow algorithm_rows[] = {
     {31, 3, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, 16, 4096},
@@ -127,8 +127,9 @@ bool uses_bias(std::uint32_t epilogue) {
 }
 bool uses_aux(std::uint32_t epilogue) { return (epilogue & 128u) != 0; }
 
-// What every call checks. The types: cuBLAS documentation, table of cublasLtMatmul's "computeType,
-// scaleType, Atype/Btype, Ctype, bias type"; that bias and GELU want column order, its footnote.
+// The checks of every call. The types: cuBLAS documentation, table of cublasLtMatmul's
+// "computeType, scaleType, Atype/Btype, Ctype, bias type"; its footnote says that bias and GELU
+// need column order.
 cublasStatus_t check(const Description& op, const Matrix& a, const Matrix& b, const Matrix& c, const Matrix& d,
                      Sizes& sizes) {
   for (const Matrix* matrix : {&a, &b, &c, &d}) {
@@ -179,7 +180,7 @@ bool can_run(const AlgorithmRow& row, const Description& op, const Matrix& a, co
   for (const Matrix* matrix : {&a, &b, &c, &d})
     if (static_cast<std::uint64_t>(matrix->ld) * size_of(matrix->type) % row.alignment != 0) return false;
   if (row.parts > static_cast<int>(sizes.k)) return false;
-  // (Sums that go into the result part by part cannot pass through a function first.)
+  // (Sums that are added to the result part by part cannot pass through a function first.)
   return row.scheme != CUBLASLT_REDUCTION_SCHEME_INPLACE || op.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
 }
 
@@ -196,7 +197,7 @@ void must_be_device_memory(const char* what, const void* begin, std::size_t byte
              .c_str());
 }
 
-// One product, with all that its descriptors held when it was submitted.
+// One product, with everything that its descriptors held when it was submitted.
 struct Product {
   Description op;
   Matrix a, b, c, d;
@@ -261,7 +262,7 @@ void run_one(const Product& p, std::size_t batch) {
       b[j * depth + k] = tf32 ? to_tf32(value) : value;
     }
 
-  // The parts of the depth, in order; those that are added in place come in any.
+  // The parts of the depth, in order; those that are added in place come in any order.
   const auto parts = static_cast<std::size_t>(p.algorithm.parts);
   std::vector<std::size_t> order(parts);
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -329,7 +330,7 @@ class ProductWork final : public Work {
     return "cublasLtMatmul of " + std::to_string(product_.sizes.m) + " by " + std::to_string(product_.sizes.n) +
            " by " + std::to_string(product_.sizes.k);
   }
-  // Whoever shares the workspace loses what is there, before and after.
+  // Others that share the workspace lose its contents, before and after.
   void run() override {
     Random random(product_.seed);
     if (product_.workspace_bytes > 0)
@@ -421,7 +422,7 @@ constexpr StatusRow status_rows[] = {
     {CUBLAS_STATUS_LICENSE_ERROR, "CUBLAS_STATUS_LICENSE_ERROR", "the functionality requested requires a license"},
 };
 
-// The suggestions for a product, the best first: which that is changes from size to size.
+// The suggestions for a product, the best first; which one is best changes from size to size.
 std::vector<const AlgorithmRow*> suggestions(const Description& op, const Matrix& a, const Matrix& b, const Matrix& c,
                                              const Matrix& d, const Sizes& sizes, const Wanted& wanted) {
   std::vector<const AlgorithmRow*> found;
@@ -600,8 +601,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   p.workspace_bytes = workspace_of(*row, p.sizes, p.d);
   if (p.workspace_bytes > workspace_bytes || (p.workspace_bytes > 0 && workspace == nullptr))
     return CUBLAS_STATUS_INVALID_VALUE;
-  // Whether or not the algorithm uses it; the library itself may also fail later (ml-explore/mlx,
-  // pull request 2466).
+  // Checked whether or not the algorithm uses it; the library itself may also fail later
+  // (ml-explore/mlx, pull request 2466).
   if (!is_aligned(workspace, 256)) return CUBLAS_STATUS_INVALID_VALUE;
   const std::pair<const void*, const Matrix*> operands[] = {
       {a, &p.a}, {b, &p.b}, {p.beta != 0.0f ? c : nullptr, &p.c}, {d, &p.d}};

@@ -3,7 +3,7 @@
 #include "tests/cuda_emulator/cuda_runtime_api.h"
 #include "tests/cuda_emulator/library_types.h"
 
-// What cuBLAS and cuBLASLt share, with their names and values.
+// The part that cuBLAS and cuBLASLt share, with their names and values.
 #define CUBLAS_VER_MAJOR 13
 #define CUBLAS_VER_MINOR 1
 #define CUBLAS_VER_PATCH 0

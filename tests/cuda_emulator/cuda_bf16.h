@@ -6,7 +6,7 @@
 
 #include "tests/cuda_emulator/cuda_runtime.h"
 
-// bf16 as CUDA has it: the upper half of a float.
+// CUDA's bf16: the upper half of a float.
 namespace emulator {
 
 inline float bfloat16_to_float(unsigned short bits) {
@@ -19,8 +19,8 @@ inline unsigned short bfloat16_from_float(float value) {
   return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// A double that a float cannot hold goes through the float that is odd if anything was cut off, so
-// that it is rounded once.
+// A double that a float cannot hold goes through the odd neighbouring float if anything was cut
+// off, so that it is rounded once.
 inline float round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || value != value || std::isinf(nearest)) return nearest;

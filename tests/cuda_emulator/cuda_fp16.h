@@ -6,7 +6,7 @@
 
 #include "tests/cuda_emulator/cuda_runtime.h"
 
-// fp16 as CUDA has it: IEEE binary16.
+// CUDA's fp16: IEEE binary16.
 namespace emulator {
 
 inline float half_to_float(unsigned short half) {
@@ -26,13 +26,13 @@ inline unsigned short half_from_float(float value) {
   if (magnitude >= 0x477ff000u) return sign | 0x7c00;  // from 65520 on
   if (magnitude >= 0x38800000u)                      // from 2^-14 on
     return static_cast<unsigned short>(sign | (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13);
-  // A number of 2^-24: adding 0.5 leaves it, rounded, in the last places of the sum.
+  // A multiple of 2^-24: adding 0.5 leaves it, rounded, in the last bits of the sum.
   const float sum = std::bit_cast<float>(magnitude) + 0.5f;
   return static_cast<unsigned short>(sign | (std::bit_cast<std::uint32_t>(sum) - 0x3f000000u));
 }
 
 inline unsigned short half_from_double(double value) {
-  // Through the float that is odd if anything was cut off, so that the double is rounded once.
+  // Through the odd neighbouring float if anything was cut off, so that the double is rounded once.
   const auto nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || value != value || std::isinf(nearest)) return half_from_float(nearest);
   auto bits = std::bit_cast<std::uint32_t>(nearest);

@@ -3,12 +3,13 @@
 // A stand-in for CUDA, cuBLASLt and NCCL on the CPU, for programs whose kernels are plain C++ with
 // CUDA's keywords and are launched by cudaLaunchKernelEx. Compile with this folder in front of the
 // toolkit's headers and link cuda_emulator. Misuse that CUDA leaves undefined ends the program with
-// a message. What the environment may say:
-//   PARPLAN_EMULATOR_SEED=number      another order of streams, graph nodes, blocks and threads
-//   PARPLAN_EMULATOR_PATIENCE=seconds until a wait for what can never run ends the program (30)
-//   PARPLAN_EMULATOR_STRICT=1         the host cannot touch device memory (slower)
-//   PARPLAN_EMULATED_DEVICES=number   of devices (1); from 2 on NCCL wants one for each rank, as
-//   the real one does PARPLAN_EMULATED_MEMORY=bytes     of a device (8 GiB)
+// a message. Environment variables:
+//   PARPLAN_EMULATOR_SEED=number       another order of streams, graph nodes, blocks and threads
+//   PARPLAN_EMULATOR_PATIENCE=seconds  until a wait for what can never run ends the program (30)
+//   PARPLAN_EMULATOR_STRICT=1          the host cannot touch device memory (slower)
+//   PARPLAN_EMULATED_DEVICES=number    number of devices (1); from 2 on NCCL needs one per rank,
+//                                      like the real one
+//   PARPLAN_EMULATED_MEMORY=bytes      memory of a device (8 GiB)
 
 #include <functional>
 #include <tuple>
@@ -19,7 +20,7 @@
 #include "tests/cuda_emulator/device_code.h"
 
 namespace emulator {
-// Submits a kernel; `thread` is what one of its threads runs, and holds the arguments.
+// Submits a kernel; `thread` is the function of one of its threads, and holds the arguments.
 cudaError_t launch(const cudaLaunchConfig_t& launch, const void* kernel, std::function<void()> thread);
 }  // namespace emulator
 

@@ -154,7 +154,7 @@ enum cudaDeviceAttr {
   cudaDevAttrReservedSharedMemoryPerBlock = 111,
 };
 
-// As in CUDA 13, without clocks; fields that nobody of us reads are left out.
+// As in CUDA 13, without clocks; fields that this project does not read are left out.
 struct cudaDeviceProp {
   char name[256];
   std::size_t totalGlobalMem;

@@ -7,7 +7,7 @@
 
 namespace emulator {
 
-// The host thread's; what cudaSetDevice made it.
+// The host thread's current device, as set by cudaSetDevice.
 int current_device();
 // Memory of one device: PARPLAN_EMULATED_MEMORY bytes, by default 8 GiB.
 std::size_t total_memory();
@@ -17,17 +17,16 @@ int devices();
 // Keeps an error for cudaGetLastError of this host thread, and returns it.
 cudaError_t remember(cudaError_t error);
 
-// cudaErrorStreamCaptureUnsupported, and a capture that is under way is invalid, where this host
-// thread may not make a call that is not for streams that are captured (cudaMalloc,
-// cudaDeviceSynchronize).
+// Returns cudaErrorStreamCaptureUnsupported, and invalidates a capture in progress, where this host
+// thread may not make a call that is not for captured streams (cudaMalloc, cudaDeviceSynchronize).
 cudaError_t forbidden_in_capture();
-// Returns when all that was submitted so far to the current device has run.
+// Returns when all work submitted so far to the current device has run.
 void finish_device_work();
-// As cudaFree waits: all that was submitted to the device has run. What other host threads
-// submitted and cannot run yet is left: it is communication of NCCL that waits for this rank, which
-// has a device of its own where NCCL is real.
+// Waits like cudaFree: all work submitted to the device has run. Work of other host threads that
+// cannot run yet is left: it is communication of NCCL that waits for this rank, which has its own
+// device where NCCL is real.
 void finish_work_before_release();
-// The bytes of dynamic shared memory that a kernel may be launched with.
+// The bytes of dynamic shared memory with which a kernel may be launched.
 std::size_t allowed_shared_memory(const void* kernel);
 
 }  // namespace emulator

@@ -11,7 +11,7 @@
 #include "tests/cuda_emulator/vector_types.h"
 #include "tests/cuda_emulator/warp.h"
 
-// What CUDA C++ adds to C++ in device code, where it is not a library: keywords, built-in variables
+// CUDA C++'s additions to C++ in device code, apart from libraries: keywords, built-in variables
 // and functions. Kernels run one block at a time on one thread of the host, so shared memory is
 // that thread's, and device-wide atomics are plain.
 
@@ -31,8 +31,8 @@ extern uint3 blockIdx;
 extern dim3 blockDim;
 extern dim3 gridDim;
 
-// Reached by every thread of the block, at one place of the source; anything else ends the program
-// with a message.
+// Must be reached by every thread of the block, at one place of the source; anything else ends the
+// program with a message.
 void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE());
 int __syncthreads_count(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE());
 int __syncthreads_and(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE());
@@ -42,8 +42,8 @@ void __syncwarp(unsigned mask = emulator::full_warp, const char* file = __builti
 namespace emulator {
 
 enum class Shuffle { index, up, down, exclusive_or };
-// `bits` of the lane that `parameter` names; a lane that brought nothing gives a pattern that is no
-// sensible number.
+// `bits` of the lane that `parameter` names; a lane that contributed nothing gives a pattern that
+// is no sensible number.
 std::uint64_t shuffle(Shuffle kind, unsigned mask, std::uint64_t bits, int parameter, int width, const char* file,
                       int line);
 unsigned ballot(unsigned mask, int predicate, const char* file, int line);
@@ -207,7 +207,7 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>(((static_cast<std::uint64_t>(high) << 32) | low) >> (shift & 31));
 }
 
-// The fast functions are here as precise as the others; on a device they differ in the last places.
+// The fast functions are as precise here as the others; on a device they differ in the last bits.
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }

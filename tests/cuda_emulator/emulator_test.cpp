@@ -1,5 +1,5 @@
-// The emulator against what CUDA's, cuBLASLt's and NCCL's documentation says, and that it finds
-// what it is there to find.
+// The emulator compared with the documentation of CUDA, cuBLASLt and NCCL; and the faults that it
+// must find.
 #include <doctest/doctest.h>
 
 #include <cublasLt.h>
@@ -31,7 +31,7 @@ extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
 namespace {
 
-// What a child process that runs `body` prints on its standard error; it must end by a signal.
+// The standard error of a child process that runs `body`; the process must end by a signal.
 std::string last_words(const std::function<void()>& body) {
   int ends[2];
   REQUIRE(pipe(ends) == 0);
@@ -134,7 +134,7 @@ __global__ void write_indices(int* out) {
   out[place] = static_cast<int>(place);
 }
 
-// A neighbour's number, without the barrier that it takes.
+// Reads a neighbour's number without the necessary barrier.
 __global__ void read_neighbour_too_early(int* out) {
   __shared__ int numbers[64];
   numbers[threadIdx.x] = static_cast<int>(threadIdx.x);
@@ -389,7 +389,7 @@ TEST_CASE("bf16 and fp16 round to the nearest, ties to even") {
   static_assert(sizeof(__nv_bfloat16) == 2 && sizeof(__nv_bfloat162) == 4 && sizeof(__half) == 2 &&
                 sizeof(__half2) == 4);
   const auto check_type = [](auto from_float, auto to_float, auto from_bits, auto to_bits, int inf_bits) {
-    // Every number, and the midpoints to its neighbour with what lies beside them.
+    // Every number, and the midpoints to its neighbour with the numbers beside them.
     for (int bits = 0; bits < inf_bits; ++bits) {
       const float low = to_float(from_bits(static_cast<unsigned short>(bits)));
       const double high = bits + 1 == inf_bits
@@ -477,7 +477,7 @@ TEST_CASE("a wait is for the latest record before it and an event that was never
     OK(start(set_number, 1, 1, 0, first, number.get(), 2));
     OK(cudaEventRecord(event, first));
     OK(cudaStreamWaitEvent(second, event));
-    // A record after the wait does not hold it up, nor one that can never be.
+    // A record after the wait does not delay it, not even one that can never happen.
     OK(cudaEventRecord(event, second));
     OK(start(add_number, 1, 1, 0, second, number.get(), 10));
     OK(cudaStreamSynchronize(second));
@@ -555,7 +555,7 @@ TEST_CASE("a captured graph with a fork and a join is replayed with its edges an
     cudaStreamCaptureStatus status{};
     OK(cudaStreamIsCapturing(side, &status));
     CHECK(status == cudaStreamCaptureStatusActive);
-    CHECK(cudaStreamQuery(nullptr) == cudaErrorStreamCaptureUnsupported);  // and it spoils the capture
+    CHECK(cudaStreamQuery(nullptr) == cudaErrorStreamCaptureUnsupported);  // and it invalidates the capture
     cudaGraph_t graph = nullptr;
     CHECK(cudaStreamEndCapture(main, &graph) == cudaErrorStreamCaptureInvalidated);
     CHECK(graph == nullptr);
@@ -633,7 +633,8 @@ TEST_CASE("what may not be captured is refused and spoils the capture") {
     if (graph != nullptr) OK(cudaGraphDestroy(graph));
     static_cast<void>(cudaGetLastError());
   }
-  // Other threads go on beside a capture that is this thread's alone, not beside a global one.
+  // Other threads continue beside a capture that is this thread's alone, but not beside a global
+  // one.
   for (cudaStreamCaptureMode mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeGlobal}) {
     OK(cudaStreamBeginCapture(stream, mode));
     cudaError_t allocated = cudaSuccess;
@@ -915,7 +916,7 @@ TEST_CASE("suggestions keep to the preferences and combinations that cuBLASLt do
 
 namespace {
 
-// Runs a body for each rank in a thread of its own.
+// Runs a body for each rank in its own thread.
 void on_ranks(int ranks, const std::function<void(int rank, ncclComm_t communicator)>& body) {
   ncclUniqueId id;
   REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
@@ -968,7 +969,7 @@ TEST_CASE("three ranks of NCCL reduce, gather, scatter, broadcast and send") {
         OK(cudaStreamSynchronize(other));
         CHECK(received.values() == filled(4, 2.0f));
         CHECK(data.values() == filled(4, rank == 2 ? 6.0f : mine));
-        // A ring, which only a group of calls lets go on side by side.
+        // A ring, which runs concurrently only as a group of calls.
         CHECK(ncclGroupStart() == ncclSuccess);
         CHECK(ncclSend(data.get(), 4, ncclFloat32, (rank + 1) % 3, communicator, stream) == ncclSuccess);
         CHECK(ncclRecv(received.get(), 4, ncclFloat32, (rank + 2) % 3, communicator, stream) == ncclSuccess);
@@ -1024,14 +1025,14 @@ TEST_CASE("an abort ends a rank's communication that waits, on the host and on t
     CHECK(ncclAllReduce(data.get(), data.get(), 4, ncclFloat32, ncclSum, communicator, stream) == ncclSuccess);
     OK(cudaStreamSynchronize(stream));
     if (rank == 0) {
-      CHECK(ncclAllReduce(data.get(), data.get(), 4, ncclFloat32, ncclSum, communicator, stream) ==
-            ncclSuccess);  // connected, alone
+      // Connected, alone.
+      CHECK(ncclAllReduce(data.get(), data.get(), 4, ncclFloat32, ncclSum, communicator, stream) == ncclSuccess);
       std::thread aborter([&] {
         while (emulator::ranks_that_wait() == 0) std::this_thread::yield();
         CHECK(ncclCommAbort(communicator) == ncclSuccess);
       });
-      CHECK(ncclSend(data.get(), 4, ncclFloat32, 1, communicator, stream) ==
-            ncclInternalError);  // waits to be connected
+      // Waits to be connected.
+      CHECK(ncclSend(data.get(), 4, ncclFloat32, 1, communicator, stream) == ncclInternalError);
       aborter.join();
       OK(cudaStreamSynchronize(stream));
     } else {

@@ -19,7 +19,7 @@
 namespace emulator {
 namespace {
 
-// Frames of unoptimized kernels with their arrays in registers; only what is touched is taken from
+// Frames of unoptimised kernels with their arrays in registers; only touched pages are taken from
 // the machine.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr std::size_t stack_bytes = 512 * 1024;
@@ -42,8 +42,8 @@ void* make_stack() {
 
 #if defined(__x86_64__)
 
-// Saves what the System V ABI asks a function to keep. (The control words of the FPU never differ
-// here.)
+// Saves the registers that the System V ABI asks a function to keep. (The control words of the FPU
+// never differ here.)
 extern "C" void cuda_emulator_switch_stack(void** from, void* to);
 asm(R"(
   .text

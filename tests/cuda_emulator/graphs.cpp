@@ -10,8 +10,8 @@ namespace {
 
 thread_local cudaStreamCaptureMode mode_of_thread = cudaStreamCaptureModeGlobal;
 
-// A launched graph: nodes run one at a time, in an order that respects only its edges, and between
-// them work of other streams.
+// A launched graph: nodes run one at a time, in an order that respects only its edges, with work of
+// other streams in between.
 class GraphWork final : public Work {
  public:
   explicit GraphWork(std::shared_ptr<const Nodes> nodes, std::uint64_t seed)
@@ -102,7 +102,7 @@ void add_node(CUstream_st& stream, const Maker& make) {
 
 void invalidate(const std::shared_ptr<Capture>& capture) { capture->invalid = true; }
 
-// "cudaThreadExchangeStreamCaptureMode": what a thread may call while something is captured.
+// "cudaThreadExchangeStreamCaptureMode": which calls a thread may make during a capture.
 cudaError_t forbidden_in_capture(const Lock&) {
   if (const cudaError_t error = forbidden_in_host_function(); error != cudaSuccess) return error;
   if (mode_of_thread == cudaStreamCaptureModeRelaxed) return cudaSuccess;
@@ -198,7 +198,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 cudaError_t cudaGraphGetNodes(cudaGraph_t handle, cudaGraphNode_t* nodes, std::size_t* count) {
   const Lock lock(streams().mutex);
   const auto place = streams().graphs.find(handle);
-  // (Nodes have no handles here: only their number can be asked for.)
+  // (Nodes have no handles here: only their number is available.)
   if (place == streams().graphs.end() || count == nullptr || nodes != nullptr) return remember(cudaErrorInvalidValue);
   *count = place->second->nodes.size();
   return cudaSuccess;

@@ -22,7 +22,7 @@ dim3 gridDim;
 namespace {
 constexpr std::size_t guard_bytes = 1024;
 }
-// The guard is behind what a block may ask for.
+// The guard follows the largest size that a block may ask for.
 alignas(1024) thread_local unsigned char dynamic_shared[emulator::shared_bytes_at_most + guard_bytes];
 
 namespace emulator {
@@ -32,7 +32,7 @@ constexpr int most_threads = 1024;
 constexpr unsigned char poison = 0xff;  // of any type a NaN, or -1
 
 struct Lane {
-  const char* name = nullptr;  // of the meeting that it waits in
+  const char* name = nullptr;  // of the meeting in which it waits
   unsigned mask = 0;
   void* brought = nullptr;
   Meeting meeting = nullptr;
@@ -41,20 +41,20 @@ struct Lane {
 };
 
 struct Warp {
-  unsigned alive = 0;    // lanes that have not exited, also those that have not started
+  unsigned alive = 0;    // lanes that have not exited, including those that have not started
   unsigned waiting = 0;  // lanes in a meeting
   Lane lanes[32];
 };
 
-// The block that runs. Threads are started one after the other, each as a call on a fiber that is
-// free. A thread that waits keeps its fiber, and another fiber goes on with what is ready, or with
-// the next thread to start.
+// The running block. Threads are started one after the other, each as a call on a free fiber. A
+// waiting thread keeps its fiber, and another fiber continues with a ready thread, or with the next
+// thread to start.
 struct Block {
   const Grid* grid = nullptr;
   int threads = 0;
   int first = 0, stride = 1;  // threads start in the order first, first + stride, ... modulo their number
   bool ready_first = false;   // before more threads are started
-  bool newest_first = false;  // of those that are ready
+  bool newest_first = false;  // among the ready ones
   int started = 0;
   int exited = 0;
   int current = -1;
@@ -95,7 +95,7 @@ std::string place(const char* file, int line) { return std::string(file) + ":" +
 
 [[noreturn]] void fail_with(const std::string& text) { fail(text.c_str()); }
 
-// Who waits for what, when nobody can go on.
+// Reports who waits for what, when nobody can continue.
 [[noreturn]] void fail_for_deadlock() {
   std::string text = "no thread of the block can go on:";
   if (block.exited > 0) text += "\n  " + std::to_string(block.exited) + " threads have exited";
@@ -152,7 +152,7 @@ int take_ready() {
   return thread;
 }
 
-// The current thread cannot go on; it is ready when this returns.
+// The current thread cannot continue; it is ready when this returns.
 void wait_for_others() {
   const int thread = block.current;
   block.fiber_of[thread] = block.running;
@@ -165,7 +165,7 @@ void wait_for_others() {
   } else {
     switch_to(free_fiber());
   }
-  // Whoever switched here has made this thread current.
+  // The fiber that switched here has made this thread current.
 }
 
 void become_ready(int thread) { block.ready.push_back(thread); }
@@ -211,7 +211,7 @@ void exit_thread() {
     fail_with("thread " + text_of(threadIdx) + " exits while " + std::to_string(block.arrived) + " threads wait in " +
               block.barrier_name + " at " + place(block.barrier_file, block.barrier_line));
   while (warp.waiting != 0) {
-    // Those that waited for this lane alone.
+    // Lanes that waited for this lane alone.
     bool any = false;
     for (unsigned left = warp.waiting; left != 0 && !any; left &= left - 1)
       any = hold_meeting(warp, thread / 32 * 32, std::countr_zero(left), -1);
@@ -219,7 +219,7 @@ void exit_thread() {
   }
 }
 
-// What every fiber does: starts threads, and gives itself up when there is none left to start.
+// The loop of every fiber: starts threads, and gives itself up when there is none left to start.
 void run_threads() {
   for (;;) {
     while (block.started < block.threads && (block.ready.empty() || !block.ready_first)) {
@@ -259,7 +259,7 @@ void check_shared_guard(std::size_t shared) {
             " bytes behind its " + std::to_string(shared) + " bytes of dynamic shared memory");
 }
 
-// Shared memory begins with anything.
+// Shared memory has arbitrary contents at the start.
 void poison_shared(const Kernel& kernel, std::byte* variables, std::size_t dynamic) {
   std::memset(dynamic_shared, poison, dynamic + guard_bytes);
   if (variables == nullptr) return;
@@ -272,8 +272,8 @@ void run_block(const Grid& grid, const Kernel& kernel, std::byte* variables, Ran
   block.threads = static_cast<int>(grid.threads.x * grid.threads.y * grid.threads.z);
   block.started = block.exited = block.arrived = 0;
   block.predicates = block.last_predicates = 0;
-  // Half of the blocks in ascending order, whole warps one after the other; the others in some
-  // other order.
+  // Half of the blocks run in ascending order, whole warps one after the other; the others in
+  // another order.
   const bool ascending = random.below(2) == 0;
   block.first = ascending ? 0 : static_cast<int>(random.below(static_cast<std::uint64_t>(block.threads)));
   block.stride = ascending ? 1 : coprime_stride(random, block.threads);
@@ -295,7 +295,7 @@ void run_block(const Grid& grid, const Kernel& kernel, std::byte* variables, Ran
   check_shared_guard(grid.shared);
 }
 
-// Every thread of the block comes here; returns how many predicates were true.
+// Every thread of the block arrives here; returns how many predicates were true.
 int meet_block(const char* name, int predicate, const char* file, int line) {
   if (!in_kernel) fail_with(std::string(name) + " outside of a kernel at " + place(file, line));
   if (block.exited > 0)
@@ -331,7 +331,7 @@ int meet_block(const char* name, int predicate, const char* file, int line) {
 void run_grid(const Grid& grid, std::uint64_t seed) {
   Random random(seed);
   const Kernel& kernel = kernel_at(grid.kernel);
-  dynamic_shared[0] = poison;  // this thread's variables come to be with the first access
+  dynamic_shared[0] = poison;  // the first access creates this thread's variables
   std::byte* const variables = thread_variables(kernel);
   blockDim = grid.threads;
   gridDim = grid.blocks;

@@ -8,7 +8,7 @@
 
 namespace emulator {
 
-// What one SM of a Hopper GPU has to give (CUDA C++ Programming Guide, "Technical Specifications
+// The resources of one SM of a Hopper GPU (CUDA C++ Programming Guide, "Technical Specifications
 // per Compute Capability").
 inline constexpr std::size_t shared_bytes_by_default = 48 * 1024;
 inline constexpr std::size_t shared_bytes_at_most = 227 * 1024;
@@ -22,8 +22,8 @@ struct Grid {
   std::function<void()> thread;
 };
 
-// Runs all of it: blocks one after the other, threads as fibers, both in an order that `seed`
-// gives. One host thread at a time.
+// Runs the whole grid: blocks one after the other, threads as fibers, both in an order that depends
+// on `seed`. One host thread at a time.
 void run_grid(const Grid& grid, std::uint64_t seed);
 
 // "kernel parplan::f<float>(...), block (0, 0, 0), thread (1, 0, 0)", empty outside of kernels.

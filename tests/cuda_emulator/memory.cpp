@@ -22,9 +22,10 @@ constexpr std::size_t alignment = 256;
 constexpr unsigned char guard = 0xa5;
 constexpr unsigned char poison = 0xff;  // of any type a NaN, or -1
 
-// Pages: one without access, those of the allocation, one without access. What is asked for ends
-// within 255 bytes of the second, so that most accesses out of bounds, also reads, end the program
-// where they happen; the rest is filled with a pattern and looked at when the memory is freed.
+// Pages: one without access, those of the allocation, one without access. The allocation ends
+// within 255 bytes of the second, so that most accesses out of bounds, including reads, end the
+// program where they happen; the rest is filled with a pattern and checked when the memory is
+// freed.
 struct Mapping {
   Allocation allocation;
   std::byte* pages = nullptr;
@@ -69,7 +70,7 @@ void let_device_memory_be_touched(bool can_be) {
 
 struct sigaction earlier_handler;
 
-// Says what is at the address of a fault, and lets the earlier handler have it.
+// Reports the allocation at the address of a fault, and lets the earlier handler have it.
 void explain_fault(int, siginfo_t* information, void*) {
   sigaction(SIGSEGV, &earlier_handler, nullptr);
   const auto* at = static_cast<const std::byte*>(information->si_addr);
@@ -93,7 +94,7 @@ void explain_fault(int, siginfo_t* information, void*) {
   if (const char* where = where_in_kernel(); *where != '\0') std::fprintf(stderr, "  in %s\n", where);
 }
 
-// Others install handlers, too, and take them away (doctest does for each test case).
+// Others install and remove handlers, too (doctest does for each test case).
 void explain_faults() {
   struct sigaction current {};
   sigaction(SIGSEGV, nullptr, &current);
@@ -136,7 +137,7 @@ cudaError_t allocate(void** result, std::size_t bytes, cudaMemoryType type) {
   return cudaSuccess;
 }
 
-// Where the pattern around an allocation was written over; ends the program.
+// Checks the pattern around an allocation; ends the program where it was overwritten.
 void check_guards(const Mapping& mapping) {
   const Allocation& a = mapping.allocation;
   const std::byte* first = mapping.pages + page();
@@ -199,7 +200,7 @@ cudaError_t cudaMalloc(void** result, std::size_t bytes) {
   return remember(allocate(result, bytes, cudaMemoryTypeDevice));
 }
 
-// Waits for the device, as the real one does.
+// Waits for the device, like the real one.
 cudaError_t cudaFree(void* freed) {
   if (const cudaError_t error = forbidden_in_capture(); error != cudaSuccess) return remember(error);
   if (freed == nullptr) return cudaSuccess;

@@ -16,12 +16,12 @@ struct Allocation {
 
 // The live allocation of cudaMalloc or cudaMallocHost that holds `address`, if one does.
 std::optional<Allocation> allocation_at(const void* address);
-// The bytes [memory, memory + bytes) lie in one allocation.
+// Whether the bytes [memory, memory + bytes) lie in one allocation.
 bool lies_in(const Allocation& allocation, const void* memory, std::size_t bytes);
 
-// With PARPLAN_EMULATOR_STRICT=1 device memory can be touched only while one of these lives, that
-// is by what runs on the device: anything else on the host ends the program, as it would beside a
-// real GPU. (It costs a call of the system for each allocation and each piece of work.)
+// With PARPLAN_EMULATOR_STRICT=1, device memory can be touched only while one of these lives, that
+// is by code on the device: any other access on the host ends the program, as with a real GPU.
+// (This costs a system call for each allocation and each piece of work.)
 class DeviceMemoryAccess {
  public:
   DeviceMemoryAccess();
@@ -29,7 +29,7 @@ class DeviceMemoryAccess {
   DeviceMemoryAccess(const DeviceMemoryAccess&) = delete;
   DeviceMemoryAccess& operator=(const DeviceMemoryAccess&) = delete;
 };
-// Takes it away for a while.
+// Removes the access for a while.
 class HostMemoryOnly {
  public:
   HostMemoryOnly();

@@ -24,7 +24,7 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
-// How long a call waits for other ranks to make theirs.
+// How long a call waits for the calls of other ranks.
 constexpr auto patience = std::chrono::seconds(60);
 
 enum class Kind { all_reduce, reduce, broadcast, reduce_scatter, all_gather, send, receive };
@@ -61,7 +61,7 @@ struct Operation {
   int root = 0;  // of reduce and broadcast; the peer of send and receive
 
   std::int64_t number = 0;  // among the collectives of its rank, or among its sends to (receives from) its peer
-  bool posted = false;      // its stream has come to it
+  bool posted = false;      // its stream has reached it
   bool done = false;
 };
 
@@ -82,15 +82,15 @@ struct Member {
   bool aborted = false;
   int device = 0;
   std::int64_t issued = 0;    // groups of calls
-  std::int64_t finished = 0;  // of them, in the order in which they were issued
+  std::int64_t finished = 0;  // how many of them, in the order in which they were issued
   std::int64_t collectives = 0;
   std::map<int, std::int64_t> sends, receives;  // by peer
-  // What it is waiting to connect for, before its calls return: collectives of all, or a peer.
+  // What it is waiting to connect for, before its calls return: the collectives of all, or a peer.
   bool wants_all = false;
   std::set<int> wants_peers;
 };
 
-// Where a split gathers what the ranks give.
+// Where a split collects the ranks' arguments.
 struct Split {
   int arrived = 0;
   std::vector<std::pair<int, int>> color_and_key;
@@ -98,7 +98,7 @@ struct Split {
   std::map<int, std::vector<int>> ranks;                // by color, in the new order
 };
 
-// All that ranks of one communicator share, guarded by the scheduler's mutex.
+// The shared state of the ranks of one communicator, guarded by the scheduler's mutex.
 struct World {
   int ranks = 0;
   std::vector<Member> members;
@@ -149,7 +149,7 @@ std::set<ncclComm_t>& live() {
   return *made;
 }
 
-// Calls on what was destroyed or aborted are undefined.
+// Calls on a destroyed or aborted communicator are undefined.
 void must_be_live(const Lock&, ncclComm_t communicator, const char* what) {
   if (!live().contains(communicator))
     fail_with(std::string(what) + " on a communicator that is not there, or no longer");
@@ -162,7 +162,7 @@ void wait_for_ranks(Lock& lock, const char* what, const std::function<bool()>& r
   --process().waiting;
 }
 
-// What ranks may not differ in.
+// The arguments in which ranks may not differ.
 void must_match(const Operation& a, const Operation& b) {
   const bool pair = (a.kind == Kind::send && b.kind == Kind::receive);
   if ((pair || a.kind == b.kind) && a.count == b.count && a.type == b.type &&
@@ -188,7 +188,7 @@ void reduce_elements(const std::vector<const std::byte*>& inputs, std::byte* out
   const std::size_t ranks = inputs.size();
   constexpr bool is_integer = std::is_integral_v<T>;
   for (std::size_t i = 0; i < count; ++i) {
-    // A ring: the chunk of rank c begins its way at the rank behind c. NCCL promises no order.
+    // A ring: the chunk of rank c starts at the rank after c. NCCL promises no order.
     const std::size_t chunk = i * ranks / count;
     T result{};
     for (std::size_t step = 0; step < ranks; ++step) {
@@ -225,7 +225,7 @@ void reduce(const std::vector<const std::byte*>& inputs, std::byte* output, std:
 
 using Operations = std::vector<std::shared_ptr<Operation>>;
 
-// Results go to memory of their own first: in place is as good as elsewhere.
+// Results go to separate memory first: in place is as good as elsewhere.
 void run_collective(const Operations& all) {
   const Operation& first = *all.front();
   const std::size_t ranks = all.size();
@@ -268,9 +268,9 @@ void run_collective(const Operations& all) {
   }
 }
 
-// Calls between ncclGroupStart and ncclGroupEnd on one communicator, or one call. It is over when
-// all of its calls are; they go on side by side. Groups of one communicator and rank run in the
-// order in which they were issued, whatever their streams.
+// The calls between ncclGroupStart and ncclGroupEnd on one communicator, or one call. It is
+// finished when all of its calls are; they run concurrently. Groups of one communicator and rank
+// run in the order in which they were issued, whatever their streams.
 class GroupWork final : public Work {
  public:
   GroupWork(std::shared_ptr<World> world, int rank, const std::vector<Operation>& operations)
@@ -624,7 +624,7 @@ ncclResult_t destroy(ncclComm_t communicator) {
   return ncclSuccess;
 }
 
-// The rank's work that is submitted ends without having been done.
+// The rank's submitted work ends unfinished.
 ncclResult_t abort(ncclComm_t communicator) {
   if (communicator == nullptr) return ncclSuccess;
   const Lock lock(scheduler_mutex());

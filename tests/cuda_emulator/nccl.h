@@ -118,7 +118,6 @@ ncclResult_t ncclGroupStart();
 ncclResult_t ncclGroupEnd();
 
 namespace emulator {
-// How many calls wait on the host for other ranks to make theirs. For tests: NCCL has nothing like
-// it.
+// The number of calls that wait on the host for other ranks. For tests: NCCL has no such function.
 int ranks_that_wait();
 }  // namespace emulator

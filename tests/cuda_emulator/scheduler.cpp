@@ -34,7 +34,7 @@ Scheduler& scheduler() {
   return *made;
 }
 
-// How long work that somebody waits for may be impossible before the program is ended.
+// How long awaited work may be impossible before the program is ended.
 std::chrono::seconds patience() {
   static const std::chrono::seconds seconds(number_of("PARPLAN_EMULATOR_PATIENCE", 30));
   return seconds;
@@ -155,7 +155,7 @@ int device_of(cudaStream_t handle) {
   return stream == nullptr ? -1 : stream->device;
 }
 
-// The legacy stream waits for all blocking streams of its device and they for it ("Stream
+// The legacy stream waits for all blocking streams of its device, and they wait for it ("Stream
 // synchronization behavior").
 void enqueue(CUstream_st& stream, const std::shared_ptr<Work>& work) {
   const auto legacy = streams().legacy.find(stream.device);

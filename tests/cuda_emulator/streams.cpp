@@ -31,7 +31,7 @@ bool is_possible(const dim3& blocks, const dim3& threads) {
          threads.x <= 1024 && threads.y <= 1024 && threads.z <= 64 && threads.x * threads.y * threads.z <= 1024;
 }
 
-// Where one end of a copy lies.
+// The memory at one end of a copy.
 struct End {
   cudaError_t error = cudaSuccess;
   cudaMemoryType type = cudaMemoryTypeUnregistered;
@@ -46,7 +46,7 @@ End end_of(const void* begin, std::size_t bytes, std::optional<cudaMemoryType> c
   return {.error = cudaSuccess, .type = type};
 }
 
-// How the host goes on after a copy ("API synchronization behavior").
+// When the host continues after a copy ("API synchronization behavior").
 enum class Return { at_once, when_done };
 
 cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
@@ -117,7 +117,7 @@ cudaError_t create_stream(cudaStream_t* handle, unsigned flags) {
   return cudaSuccess;
 }
 
-// What was submitted is still carried out.
+// Submitted work is still executed.
 cudaError_t destroy_stream(cudaStream_t handle) {
   const Lock lock(streams().mutex);
   const auto place = streams().open.find(handle);
@@ -133,7 +133,7 @@ cudaError_t destroy_stream(cudaStream_t handle) {
   return cudaSuccess;
 }
 
-// The stream that a call asks about, which must not be one that is captured.
+// The stream of a query, which must not be captured.
 cudaError_t asked_stream(const Lock& lock, cudaStream_t handle, CUstream_st*& stream) {
   stream = stream_of(handle);
   if (stream == nullptr) return cudaErrorInvalidResourceHandle;

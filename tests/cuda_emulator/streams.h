@@ -13,7 +13,7 @@
 
 namespace emulator {
 
-// A node of a graph; it runs after the nodes of those numbers.
+// A node of a graph; it runs after the nodes with those numbers.
 struct Node {
   Maker make;
   std::vector<int> after;
@@ -40,7 +40,7 @@ struct CUstream_st {
   std::deque<std::shared_ptr<emulator::Work>> queue;
   std::shared_ptr<emulator::Work> last;  // submitted
   std::thread::id submitter;             // of that
-  std::uint64_t preference = 0;          // among streams that can go on; drawn anew now and then
+  std::uint64_t preference = 0;          // among streams that can go on; drawn again now and then
 
   std::shared_ptr<emulator::Capture> capture;
   std::vector<int> tips;  // nodes that the next one captured from this stream follows
@@ -66,7 +66,7 @@ namespace emulator {
 
 using Lock = std::unique_lock<std::mutex>;
 
-// What is known to the scheduler, guarded by its mutex.
+// The scheduler's state, guarded by its mutex.
 struct Streams {
   std::mutex mutex;
   std::map<cudaStream_t, std::shared_ptr<CUstream_st>> open;  // by handle, also the legacy streams by their own
@@ -80,9 +80,9 @@ struct Streams {
 };
 Streams& streams();
 
-// The stream of a handle, of the current device for the legacy stream; null where there is none.
+// The stream of a handle, on the current device for the legacy stream; null where there is none.
 CUstream_st* stream_of(cudaStream_t handle);
-// Into the stream's queue; not for a stream that is captured.
+// Appends to the stream's queue; not for a stream that is being captured.
 void enqueue(CUstream_st& stream, const std::shared_ptr<Work>& work);
 // Adds a node to the stream's capture.
 void add_node(CUstream_st& stream, const Maker& make);
@@ -90,11 +90,11 @@ void add_node(CUstream_st& stream, const Maker& make);
 void wait_for(Lock& lock, const std::shared_ptr<Work>& work);
 // Runs some work that can run, or none.
 void run_some(Lock& lock);
-// Runs at least one piece of work, if any can run: somebody asks again and again.
+// Runs at least one piece of work, if any can run: for callers that poll.
 void run_for_query(Lock& lock);
 
 void invalidate(const std::shared_ptr<Capture>& capture);
-// As forbidden_in_capture.
+// Like forbidden_in_capture.
 cudaError_t forbidden_in_capture(const Lock& lock);
 // cudaErrorNotPermitted within a host function of a stream.
 cudaError_t forbidden_in_host_function();

@@ -6,16 +6,16 @@
 
 namespace emulator {
 
-// What a kernel's program file says of it, where it was not stripped of its symbols.
+// What a kernel's program file contains about it, if it was not stripped of its symbols.
 struct Kernel {
   struct Variable {
     std::size_t offset;  // in the variables of a thread that belong to the program file
     std::size_t bytes;
   };
-  std::string name;                // "parplan::fill(float*, int)", else its address
-  std::vector<Variable> shared;    // its own __shared__ arrays; not those of functions that it calls
-  std::size_t shared_bytes = 0;    // of all of them
-  const void* program = nullptr;   // where the program file lies in memory
+  std::string name;               // "parplan::fill(float*, int)", else its address
+  std::vector<Variable> shared;   // its own __shared__ arrays; not those of functions that it calls
+  std::size_t shared_bytes = 0;   // of all of them
+  const void* program = nullptr;  // where the program file is loaded
 };
 
 // Found once for each kernel.

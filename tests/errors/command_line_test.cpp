@@ -1,4 +1,4 @@
-// What a user may do wrong on the command line: exit code and the whole message.
+// Mistakes of a user on the command line: exit code and the whole message.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -339,7 +339,7 @@ TEST_CASE("names and values that are empty are refused") {
          {{"suggest", ""}, "the MODEL is empty; give a model.yaml, a Hugging Face config.json or a name of the zoo"}});
 }
 
-// A standard output that takes so many bytes and then fails as a full disk does.
+// A standard output that takes a number of bytes and then fails like a full disk.
 struct FullDisk : std::streambuf {
   std::streamsize room;
   explicit FullDisk(std::streamsize bytes) : room(bytes) {}
@@ -373,7 +373,7 @@ TEST_CASE("a standard output that takes no more is a failed run, and says why") 
       CHECK(err.str() == "error: cannot write to standard output: No space left on device\n");
     }
   }
-  // What failed otherwise keeps its own code.
+  // Other failures keep their own code.
   FullDisk disk(0);
   std::ostream out(&disk);
   std::ostringstream err;
@@ -486,7 +486,7 @@ TEST_CASE("a plan whose numbers are not its model's, or of no step, is refused")
   const std::string plan = folder.path("plan.yaml");
   REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "1", "--quiet", "-o", plan}).code == 0);
   const std::string text = read_file(plan);
-  // With the first line of the key changed; `%` stands for what stood there.
+  // With the first line of the key changed; `%` stands for its old value.
   const auto refused = [&](const std::string& key, const std::string& value, const std::string& message) {
     const std::size_t begin = text.find(key + ": ") + key.size() + 2, end = text.find('\n', begin);
     REQUIRE(end != std::string::npos);

@@ -1,4 +1,4 @@
-// One program a target: what libFuzzer calls with every input that it makes up
+// One program per target: the function that libFuzzer calls with every input that it generates
 // (docs/contributing.md).
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,4 @@
-// Every input that is kept goes through what it went through when it was found: in every build,
-// with any compiler.
+// Every input of the corpus goes through its target, in every build and with any compiler.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -33,7 +33,7 @@ const std::string file = "input";
 const ClusterCatalog catalog = {.devices_folder = PARPLAN_SOURCE_DIR "/configs/devices",
                                 .clusters_folder = PARPLAN_SOURCE_DIR "/configs/clusters"};
 
-// Graphs of deep models take long to build and show nothing that those of a few layers do not.
+// Graphs of deep models take long to build and show nothing beyond those of a few layers.
 constexpr std::int64_t most_layers = 24;
 
 void use_model(const ModelFile& model) {
@@ -78,7 +78,7 @@ void take_smi_topology(const std::string& input) {
     }
 }
 
-// As the file stands, and with what options say where that is not enough.
+// The file as it is, and completed by options where that is not enough.
 void take_nccl_topology(const std::string& input) {
   ClusterOptions options;
   try {
@@ -94,7 +94,7 @@ void take_nccl_graphs(const std::string& input) {
   for (const NcclGraph& graph : read_nccl_graphs(input, file)) PARPLAN_ASSERT(name(graph.algorithm) != nullptr, input);
 }
 
-// What explain prints of a plan, and simulate where the plan is small: lowering takes time in
+// What explain prints for a plan, and simulate if the plan is small: lowering takes time in
 // proportion to ranks, blocks and actions.
 void take_plan(const std::string& input) {
   const Plan plan = read_plan(input, file);
@@ -133,7 +133,7 @@ std::vector<std::string> fields_of(std::string_view text, std::size_t& at) {
   return fields;
 }
 
-// parplan reads no CSV: what it writes of any text must come back through another's reader.
+// parplan reads no CSV: its output for any text must come back through another reader.
 void take_csv(const std::string& input) {
   std::vector<Json> rows(2);
   std::size_t next = 0;

@@ -6,10 +6,9 @@
 
 namespace parplan::fuzz {
 
-// One kind of input that comes from outside. `take` does with it what the program does, and checks
-// what must hold of anything that was accepted (what is written from it reads back equal). Refusals
-// are ConfigErrors, which `take_input` expects and checks; whatever else comes out of it is a
-// finding.
+// One kind of input from outside. `take` processes it as the program does, and checks what must
+// hold for accepted input (its written form reads back equal). Refusals are ConfigErrors, which
+// `take_input` expects and checks; any other exception is a finding.
 struct Target {
   std::string_view name;  // and the folder of tests/fuzz/corpus that holds its inputs
   void (*take)(const std::string& input) = nullptr;

@@ -46,7 +46,7 @@ OpShape shape_of(const Case& c) {
   return shape;
 }
 
-// Where element `d` of a head at a position stands: [sequence, batch, kv_heads x (queries of the
+// The position of element `d` of a head at a position: [sequence, batch, kv_heads x (queries of the
 // group, key, value) x head_dim].
 struct Places {
   Case c;
@@ -75,7 +75,7 @@ struct Places {
   }
 };
 
-// What should be there and how far from it may be what is.
+// The expected value, and the allowed distance from it.
 struct Expected {
   Doubles values, allowed;
   explicit Expected(std::int64_t size)
@@ -83,8 +83,8 @@ struct Expected {
 };
 
 constexpr double fp32_rounding = 0x1p-24;
-// What may get lost of the smallest numbers: fp16's are 2^-24 apart; in the others, exponentials
-// below the smallest normal number may be 0.
+// What the smallest numbers may lose: fp16's are 2^-24 apart; in the others, exponentials below the
+// smallest normal number may be 0.
 double smallest_step(DataType type) {
   return type == DataType::fp16 ? 0x1p-25 : 0x1p-125;
 }
@@ -103,11 +103,12 @@ Dot dot(const Doubles& a, std::size_t i, const Doubles& b, std::size_t j, std::i
   return result;
 }
 
-// What becomes of the product of a query and a key; it and its error are the score's in `dot`.
+// The score that follows from the product of a query and a key; the product and its error are in
+// `dot`.
 struct Score {
   double value = 0.0;
   double to_product = 1.0;  // d value / d product
-  double size = 0.0;        // what its roundings are parts of
+  double size = 0.0;        // the size to which its roundings are relative
   bool sees = true;
 };
 Score score_of(const Case& c, const Dot& product, std::int64_t head, std::int64_t query, std::int64_t key) {
@@ -132,8 +133,8 @@ Score score_of(const Case& c, const Dot& product, std::int64_t head, std::int64_
 }
 
 // Rounding of the type is allowed once for probabilities (and dS), which matrix units read in the
-// type, and once for the result; what else there is are roundings of fp32: of a score (a sum of
-// head_dim products), of the exponent, and of sums over keys or queries.
+// type, and once for the result; all other roundings are fp32's: of a score (a sum of head_dim
+// products), of the exponent, and of sums over keys or queries.
 double probability_error(const Case& c, const Score& score, double log_sum_exp) {
   return fp32_rounding * (2.0 * (c.head_dim + 4) * score.size + 8.0 * std::abs(log_sum_exp) + 16.0);
 }
@@ -215,8 +216,8 @@ Expected backward(const Case& c, const Doubles& dy, const Doubles& qkv, const Do
               at.y(query, sample, head));
           const Dot dp = dot(dy, at.y(query, sample, head), qkv, at.value(key, sample, head), c.head_dim);
           const double ds = probability * (dp.value - row.value);
-          // (The slope of a cap is 1 less a square: off by the error of the score, in parts of the
-          // cap, and by rounding.)
+          // (The slope of a cap is 1 less a square: its error is that of the score relative to the
+          // cap, and rounding.)
           const double cap_error =
               c.features.softcap != 0.0
                   ? 4 * fp32_rounding * (score.size * static_cast<double>(c.head_dim + 4) / c.features.softcap + 4)
@@ -267,7 +268,7 @@ Doubles inputs(const Case& c, int seed) {
   return qkv;
 }
 
-// Both ops, each twice, into poison; `shift`: elements by which the arrays miss their alignment.
+// Both ops, each twice, into poison. `shift`: elements by which the arrays miss their alignment.
 void check_attention(Backend& backend, const Case& c, std::int64_t shift = 0) {
   INFO(text(c), ", shift ", shift);
   const Places at{c};
@@ -293,7 +294,7 @@ void check_attention(Backend& backend, const Case& c, std::int64_t shift = 0) {
   CHECK(found.first.bits() == again.first.bits());
   CHECK(found.second.bits() == again.second.bits());
 
-  // The gradient is a formula of its own in y and log-sum-exp: it gets the right ones, rounded.
+  // The gradient has its own formula in y and log-sum-exp: it gets the exact ones, rounded.
   const DeviceArray dy(backend, c.type, random_numbers(at.y_size(), 2), shift);
   const DeviceArray y(backend, c.type, y_expected.values, shift);
   const DeviceArray log_sum_exp(backend, DataType::fp32, log_sum_exp_expected.values);

@@ -169,7 +169,7 @@ TEST_CASE("a stream waits for the last record of an event and not for one that n
 TEST_CASE("scalars hold for what is submitted after them and on every stream") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
-  // Several times: what is missing shows only when streams run in an order that it would have
+  // Several times: a missing event shows only when streams run in an order that it would have
   // forbidden.
   for (int trial = 0; trial < 8; ++trial) {
     const auto backend = gpu->make_backend(0, {});
@@ -178,8 +178,7 @@ TEST_CASE("scalars hold for what is submitted after them and on every stream") {
     std::vector<DeviceArray> parameters;
     for (int stream = 0; stream < streams; ++stream)
       parameters.emplace_back(*backend, DataType::fp32, std::vector<double>(100, 0.0));
-    // Without waiting in between; one stream more is named in every round, and its first work is a
-    // step.
+    // Without waiting in between; every round names one more stream, whose first work is a step.
     std::vector<double> wanted(streams, 0.0);
     for (int round = 0; round < streams; ++round) {
       const double rate = std::ldexp(1.0, round);
@@ -270,7 +269,7 @@ TEST_CASE("work that cannot be recorded runs each time, and the backend says why
   CHECK(backend->not_recorded() == "");
   for (int time = 0; time < 3; ++time) backend->repeat(0, 1, allocates);
   backend->synchronize();
-  CHECK(calls == 5);  // once more than it was asked for: the attempt to record it
+  CHECK(calls == 5);  // once more than requested: the attempt to record it
   CHECK(backend->not_recorded().find("cudaErrorStreamCapture") != std::string::npos);
 }
 
@@ -279,7 +278,7 @@ TEST_CASE("times of marks ascend from mark 0") {
   if (gpu == nullptr) return;
   const auto backend = gpu->make_backend(0, {});
   const DeviceArray a(*backend, DataType::int32, 100000);
-  for (int step = 0; step < 2; ++step) {  // marks are used again
+  for (int step = 0; step < 2; ++step) {  // marks are reused
     backend->mark(0, 0);
     for (int mark = 1; mark < 4; ++mark) {
       backend->fill(0, a.data(), 1, 100000);
@@ -302,7 +301,7 @@ TEST_CASE("memory that is not there is an error that says what was asked for and
   const std::string message = message_of<RunError>([&] { static_cast<void>(backend->allocate(asked)); });
   CHECK(message.starts_with("GPU 0 has no " + format_bytes(asked) + " of memory left for a rank: "));
   CHECK(message.ends_with(" of " + format_bytes(memory.total) + " are free"));
-  void* some = backend->allocate(Bytes(1000));  // the error does not stick
+  void* some = backend->allocate(Bytes(1000));  // the error is not sticky
   backend->release(some);
   backend->synchronize();
 }

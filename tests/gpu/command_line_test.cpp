@@ -79,7 +79,7 @@ TEST_CASE("more ranks than GPUs are refused with what to do") {
                             "--dp 8 --tp 1 --pp 1 -o {} --quiet",
                             PARPLAN_BINARY, model, plan))
               .code == 0);
-  if (devices >= 8) return;  // they are enough
+  if (devices >= 8) return;  // there are enough
   const Shell called = shell(fmt::format("{} run {}", PARPLAN_BINARY, plan));
   CHECK(called.code == 2);
   CHECK(called.out == fmt::format("error: the plan has 8 ranks and this machine {} GPU{}: plan again with --devices "

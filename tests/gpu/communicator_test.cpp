@@ -26,8 +26,7 @@ using parplan::testing::is_emulated;
 
 namespace {
 
-// --- Values of 4 and 2 bytes on the host
-// -------------------------------------------------------------------------------------------------
+// --- Values of 4 and 2 bytes on the host ---------------------------------------------------------
 
 struct Format {
   DataType type;
@@ -82,8 +81,8 @@ double load(const std::byte* from, const Format& format) {
   return bits & 0x8000 ? -magnitude : magnitude;
 }
 
-// What rank `rank` brings: numbers of the format whose sums round, and differently in another
-// order.
+// The contribution of rank `rank`: numbers of the format whose sums round, and differently in
+// another order.
 double contribution(std::int64_t i, int rank, const Format& format) {
   const double x = std::sin(static_cast<double>(i * 31 + rank * 17 + 1)) * std::pow(10.0, static_cast<double>(i % 3));
   return rounded(x, format);
@@ -99,7 +98,7 @@ double reduced(std::int64_t i, const std::vector<int>& ranks, Reduction reductio
   return rounded(result, format);
 }
 
-// How far a sum may be away when it was added in another order, and rounded after every addition.
+// The error allowed for a sum that was added in another order, and rounded after every addition.
 double tolerance(std::int64_t i, const std::vector<int>& ranks, Reduction reduction, const Format& format) {
   if (reduction == Reduction::max) return 0.0;
   double magnitudes = 0.0;
@@ -107,8 +106,7 @@ double tolerance(std::int64_t i, const std::vector<int>& ranks, Reduction reduct
   return static_cast<double>(ranks.size()) * std::ldexp(magnitudes, -format.fraction_bits);
 }
 
-// --- Jobs
-// -------------------------------------------------------------------------------------------------
+// --- Jobs ---------------------------------------------------------------------------------------
 
 struct JobShape {
   int ranks = 0;
@@ -130,15 +128,15 @@ struct Rank {
 };
 using Body = std::function<void(Rank)>;
 
-// NCCL takes one GPU a rank.
+// NCCL takes one GPU per rank.
 bool can_run(Gpu& gpu, const Transport& transport, int ranks) {
   if (!transport.nccl || static_cast<int>(gpu.devices().size()) >= ranks) return true;
   MESSAGE(fmt::format("{} ranks of NCCL need {} GPUs, {} here", ranks, ranks, gpu.devices().size()));
   return false;
 }
 
-// Runs `body` in a thread per rank and waits for its work. What a rank throws is thrown here after
-// all have ended, the lowest rank's first.
+// Runs `body` in a thread per rank and waits for its work. An exception of a rank is thrown here
+// after all have ended, the lowest rank's first.
 void on_all_ranks(Gpu& gpu, const Transport& transport, const JobShape& shape, const Body& body) {
   const std::unique_ptr<GpuLocalWorld> world =
       transport.nccl ? nullptr : gpu.make_local_world(shape.ranks, shape.groups, shape.channels);
@@ -188,7 +186,7 @@ void for_each_transport(Gpu& gpu, int ranks, const std::function<void(const Tran
   }
 }
 
-// Memory of one rank, freed with it; the work of all streams must be done by then.
+// Memory of one rank, freed with it; the work of all streams must be finished by then.
 class Memory {
  public:
   Memory(Backend& backend, std::int64_t bytes, bool on_device) : backend_(backend), on_device_(on_device) {
@@ -199,7 +197,7 @@ class Memory {
   ~Memory() {
     try {
       backend_.synchronize();
-    } catch (const std::exception&) {  // told by whoever waited before
+    } catch (const std::exception&) {  // an earlier wait has reported it
     }
     on_device_ ? backend_.release(memory_) : backend_.release_host(memory_);
   }
@@ -211,7 +209,7 @@ class Memory {
   std::byte* memory_ = nullptr;
 };
 
-// Collects what was wrong on any rank; doctest's own checks stay in the test's thread.
+// Collects the faults of any rank; doctest's own checks stay in the test's thread.
 class Findings {
  public:
   void add(const std::string& text) {
@@ -234,9 +232,8 @@ std::vector<int> first_ranks(int count) {
 
 constexpr std::uint32_t poison = 0x7fc17fc1;  // NaN as one fp32, two bf16 or two fp16
 
-// A place on the device that is filled, communicated, copied away and poisoned on one stream
-// without the host waiting: only events keep a slow rank from reading what a fast one has
-// overwritten.
+// Device memory that is filled, communicated, copied away and poisoned on one stream without the
+// host waiting: only events keep a slow rank from reading what a fast one has overwritten.
 class Exchange {
  public:
   Exchange(Backend& backend, StreamId stream, std::int64_t capacity, int uses)
@@ -415,7 +412,7 @@ TEST_CASE("groups of a mesh of GPUs work side by side on streams of their own") 
             all(self.backend, 3, 4 * count, rounds);
         std::vector<const std::byte*> of_tensor, of_data, of_all;
         for (int round = 0; round < rounds; ++round) {
-          // Whole numbers, so that every order of adding is exact.
+          // Whole numbers, so every order of adding is exact.
           const auto value = [&](std::int64_t i) { return static_cast<double>(rank + 10 * round + i % 7); };
           of_tensor.push_back(
               tensor(count, format, value, [&](Elements e) { c.all_reduce(1, 10 + rank / 2, Reduction::sum, e); }));
@@ -466,7 +463,7 @@ TEST_CASE("sends between GPUs cross on two channels in both directions and may b
         const Memory device(self.backend, 4 * 4096, true);
         const Memory host(self.backend, 2 * 4096, false);
         const Memory found(self.backend, 2 * messages * 4096, false);
-        // Streams 0 and 1 send, 2 and 3 receive; a place on the device for each.
+        // Streams 0 and 1 send, 2 and 3 receive; each has its own device memory.
         const auto place = [&](StreamId stream) { return device.at(4096 * stream); };
         std::vector<std::unique_ptr<Memory>> sources;
         for (int message = 0; message < messages; ++message) {
@@ -488,7 +485,7 @@ TEST_CASE("sends between GPUs cross on two channels in both directions and may b
             self.backend.fill(stream, place(stream), poison, 1024);
           }
           for (int channel = 0; channel < 2; ++channel) {
-            // Another stream than the send's waits for it, and lets the send's own go on.
+            // A stream other than the send's waits for it, and lets the send's own continue.
             const StreamId other = 4 + channel;
             if (c.wait_sent(other, tickets[channel]).sent != Bytes(4 * count_of(channel, message)))
               findings.add("bytes of a send");
@@ -580,7 +577,7 @@ TEST_CASE("a rank that fails wakes the ranks of GPUs that wait, on the host or o
             self.backend.synchronize();
             self.communicator.check();
           } catch (const std::exception&) {
-            // Later calls too; and the first reason stays.
+            // Later calls fail too, and the first reason stays.
             self.communicator.abort("something else");
             try {
               self.communicator.send(0, 1, 0, data);

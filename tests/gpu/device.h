@@ -7,12 +7,12 @@
 
 #include "runtime/comm/gpu.h"
 
-// What the tests of this folder run on. They are built once and registered twice: with the plugin
-// of this build (a GPU, or skipped with the reason), and with PARPLAN_PLUGINS naming the plugin
-// that is built against tests/cuda_emulator.
+// The device for the tests of this folder. They are built once and registered twice: with the
+// plugin of this build (a GPU, or skipped with the reason), and with PARPLAN_PLUGINS naming the
+// plugin that is built against tests/cuda_emulator.
 namespace parplan::testing {
 
-// The plugin when it has at least one device; otherwise null, having printed "skipped: <reason>",
+// The plugin if it has at least one device; otherwise null after printing "skipped: <reason>",
 // which CTest reports.
 inline std::shared_ptr<Gpu> gpu_or_skip() {
   const OpenedGpu opened = open_gpu();

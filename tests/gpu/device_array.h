@@ -14,9 +14,9 @@
 
 namespace parplan::testing {
 
-// Numbers on a device, in a type, between guards that notice writes outside. What was not given is
-// poison: bytes of 0xff, a NaN in every floating-point type. Values given in double are rounded to
-// the type; `values` reads back what the device holds.
+// Numbers on a device, in a type, between guards that notice writes outside. Values that are not
+// given are poison: bytes of 0xff, a NaN in every floating-point type. Values given in double are
+// rounded to the type; `values` reads back what the device holds.
 class DeviceArray {
  public:
   // The first element is `shift` elements away from an address that is a multiple of 256.
@@ -58,7 +58,7 @@ class DeviceArray {
   DataType type() const { return type_; }
   std::int64_t bytes() const { return size_ * size_of(type_); }
 
-  // The elements' bits as they lie; waits for the device.
+  // The bits of the elements in memory; waits for the device.
   std::vector<std::byte> bits() const {
     std::vector<std::byte> found(static_cast<std::size_t>(bytes()));
     get(begin(), found.data(), bytes());
@@ -119,7 +119,7 @@ inline std::vector<double> random_numbers(std::int64_t count, int seed, double s
   return result;
 }
 
-// Half the distance of neighbouring numbers near 1: what rounding to the type costs, relatively.
+// Half the distance of neighbouring numbers near 1: the relative error of rounding to the type.
 inline double rounding(DataType type) {
   switch (type) {
     case DataType::bf16: return std::ldexp(1.0, -8);

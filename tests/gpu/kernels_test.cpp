@@ -1,5 +1,5 @@
 // Every op's kernel against its formula, in double precision, on inputs that were rounded to the
-// type first: in fp32, bf16 and fp16, at odd shapes, at addresses that are and are not aligned, in
+// type first: in fp32, bf16 and fp16, at odd shapes, at aligned and unaligned addresses, and in
 // place where the op's row allows it.
 #include <doctest/doctest.h>
 
@@ -26,14 +26,14 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-// One operand: what it holds before the kernel runs (poison where nothing is given) and after
-// (unchanged where nothing is given).
+// One operand: its contents before the kernel runs (poison if not given) and after (unchanged if
+// not given).
 struct Operand {
   DataType type{};
   std::int64_t size = 0;
   std::optional<Doubles> before = std::nullopt;
   std::optional<Doubles> after = std::nullopt;
-  double tolerance = 0.0;  // of the largest number, beside what rounding to the type costs each
+  double tolerance = 0.0;  // relative to the largest number, besides the rounding of each to the type
   double largest = 0.0;    // among the terms of sums, where they cancel
 };
 
@@ -96,7 +96,7 @@ void check_near(const DeviceArray& found_array, const Operand& operand, int posi
   double largest = operand.largest;
   for (const double w : wanted)
     if (std::isfinite(w)) largest = std::max(largest, std::abs(w));
-  // (Numbers of fp16 are never nearer to each other than 2^-24.)
+  // (Neighbouring numbers of fp16 are at least 2^-24 apart.)
   const double smallest = operand.type == DataType::fp16 ? 0x1p-25 : 0.0;
   double worst = 0.0;
   std::size_t place = 0;
@@ -117,8 +117,8 @@ void check_near(const DeviceArray& found_array, const Operand& operand, int posi
 
 using Bits = std::vector<std::vector<std::byte>>;
 
-// How the operands lie: operand i begins shifts[i % 3] elements behind an aligned address; two may
-// share storage.
+// How the operands are placed: operand i begins shifts[i % 3] elements after an aligned address;
+// two may share storage.
 struct Placing {
   std::int64_t shifts[3] = {0, 0, 0};
   int in_place_read = -1, in_place_write = -1;
@@ -164,7 +164,7 @@ Bits run_once(Backend& backend, const OpRow& row, DataType type, const Case& c, 
   return bits;
 }
 
-// Position of an operand of the row among those that are present.
+// Position of an operand of the row among the present ones.
 int position_of(const OpRow& row, const OpShape& shape, int operand) {
   if (operand < 0 || !is_present(row.operands[at(operand)], shape, false)) return -1;
   int position = 0;
@@ -194,8 +194,8 @@ struct Size {
 };
 constexpr Size flat_sizes[] = {{1, 1}, {3, 7}, {5, 24}, {2, 1000}, {3, 2056}, {300, 5}};
 
-// Shard of a vocabulary: rows [40, 43) of a table with 4, the last one padding. 43 is padding; 39,
-// 99, -1 are elsewhere.
+// A shard of a vocabulary: rows [40, 43) of a table with 4, the last one padding. 43 is padding;
+// 39, 99, -1 are elsewhere.
 const Doubles shard_tokens = {40, 39, 42, 42, 99, 43, 41, 40, -1, 42};
 constexpr std::int64_t shard_begin = 40, shard_valid = 3, shard_rows = 4;
 
@@ -277,8 +277,8 @@ std::vector<Case> add_position_gradient_cases(DataType type) {
   return cases;
 }
 
-// One warp for a row, one block, a block of several vectors a thread, rows read again; whole
-// vectors and not.
+// One warp per row, one block, a block with several vectors per thread, rows that are read again;
+// whole vectors and others.
 constexpr Size norm_sizes[] = {{3, 1},   {9, 7},    {17, 8},   {3, 50},   {10, 256},
                                {3, 768}, {2, 1600}, {2, 2304}, {2, 4100}, {1, 33000}};
 constexpr double norm_epsilon = 1e-5;
@@ -315,7 +315,7 @@ Normalized normalized(const Doubles& x, const Doubles& gamma, const Doubles& bet
   return result;
 }
 
-// Rows that are not around zero: the variance is a small difference.
+// Rows whose mean is not zero: the variance is a small difference.
 Doubles norm_input(DataType type, std::int64_t size) {
   Doubles x = random_numbers(size, 1, 2.0);
   for (double& number : x) number += 3.0;
@@ -350,7 +350,7 @@ std::vector<Case> add_norm_cases(DataType type, bool has_mean) {
       const Doubles a = norm_input(type, rows * columns), b = random_in(type, rows * columns, 4),
                     last = random_in(type, columns, 5);
       const Doubles gamma = random_in(type, columns, 2), beta = has_mean ? random_in(type, columns, 3) : Doubles{};
-      // As the kernel adds, in fp32.
+      // Added like in the kernel, in fp32.
       Doubles sum = a;
       for (std::int64_t i = 0; i < count(sum); ++i) {
         if (second) sum[at(i)] = rounded(fp32, sum[at(i)] + b[at(i)]);
@@ -379,7 +379,7 @@ std::vector<Case> add_rms_norm_cases(DataType type) { return add_norm_cases(type
 std::vector<Case> norm_gradient_cases(DataType type, bool has_mean) {
   std::vector<Case> cases;
   std::vector<Size> sizes(std::begin(norm_sizes), std::end(norm_sizes));
-  // Several parts of rows; several rows of a part in one thread; parts that are left without rows.
+  // Several parts of rows; several rows of a part in one thread; parts without rows.
   sizes.insert(sizes.end(), {{37, 24}, {130, 768}, {300, 41}, {4200, 8}});
   for (const auto& [rows, columns] : sizes) {
     const bool accumulate = columns % 2 == 0;
@@ -449,7 +449,7 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
       for (std::int64_t head = 0; head < heads; ++head) {
         if (head % per_group == per_group - 1) continue;  // a value
         for (std::int64_t i = 0; i < half; ++i) {
-          // In fp32, as Hugging Face has it.
+          // In fp32, as in Hugging Face.
           const auto frequency =
               static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning)));
           const double angle = static_cast<double>(static_cast<float>(h.begin + row / h.batch) * frequency);
@@ -459,7 +459,7 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
           y[high] = x[high] * std::cos(angle) + direction * x[low] * std::sin(angle);
         }
       }
-    // (A frequency may be rounded the other way than here: a turn of 2^-24 of the angle.)
+    // (A frequency may be rounded to the other side than here: a rotation by 2^-24 of the angle.)
     const double tolerance = close + 0x1p-23 * static_cast<double>(h.begin > 1000 ? h.begin : 0);
     cases.push_back({{.rows = rows,
                       .sequence = h.sequence,
@@ -478,7 +478,7 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
 std::vector<Case> rotary_cases(DataType type) { return rotation_cases(type, 1.0); }
 std::vector<Case> rotary_gradient_cases(DataType type) { return rotation_cases(type, -1.0); }
 
-// Fused queries, keys and values: for each key/value head its query heads, the key, the value.
+// Fused queries, keys and values: for each key/value head its query heads, the key and the value.
 struct FusedHeads {
   std::int64_t sequence, batch, heads, kv_heads, head_dim;
   OpShape shape() const {
@@ -497,8 +497,8 @@ struct FusedHeads {
   std::int64_t size() const { return rows() * slots() * head_dim; }
   std::int64_t first(std::int64_t row, std::int64_t slot) const { return (row * slots() + slot) * head_dim; }
   bool is_key(std::int64_t slot) const { return slot % (queries() + 2) == queries(); }
-  // body(row, slot, is a key, number among the heads of its kind) for each query and key head, in
-  // the order of memory.
+  // Calls body(row, slot, is a key, number among the heads of its kind) for each query and key
+  // head, in the order of memory.
   void for_each(const std::function<void(std::int64_t, std::int64_t, bool, std::int64_t)>& body) const {
     for (std::int64_t row = 0; row < rows(); ++row)
       for (std::int64_t slot = 0; slot < slots(); ++slot) {
@@ -507,7 +507,7 @@ struct FusedHeads {
       }
   }
 };
-// (The third: several rows for each partial sum.)
+// (The third has several rows for each partial sum.)
 constexpr FusedHeads fused_heads[] = {{3, 2, 4, 2, 2},   {2, 3, 3, 3, 7},   {270, 2, 2, 1, 8},
                                       {20, 2, 4, 1, 64}, {2, 2, 2, 2, 128}, {1, 1, 6, 2, 200}};
 
@@ -594,7 +594,7 @@ std::vector<Case> query_key_squares_gradient_cases(DataType type) {
   return cases;
 }
 
-// The widths are those of twice the heads: of all ranks.
+// The widths are those of twice the heads, the heads of all ranks.
 double width_rstd(const FusedHeads& h, double squares, bool key) {
   return 1.0 / std::sqrt(squares / static_cast<double>(2 * (key ? h.kv_heads : h.heads) * h.head_dim) + norm_epsilon);
 }
@@ -679,7 +679,7 @@ double activation_slope(ActivationKind kind, double x) {
 constexpr ActivationKind activation_kinds[] = {ActivationKind::gelu_tanh, ActivationKind::gelu_erf,
                                                ActivationKind::relu, ActivationKind::silu};
 
-// Far out on both sides too.
+// With arguments far out on both sides.
 Doubles activation_input(DataType type, std::int64_t size) {
   Doubles x = random_numbers(size, 1, 5.0);
   for (std::size_t i = 0; i < x.size(); i += 13) x[i] *= 100.0;
@@ -952,7 +952,7 @@ std::vector<Case> sum_squares_cases(DataType) {
   return cases;
 }
 
-// The variants of a step: what is present, and what it should do to the gradients.
+// The variants of a step: the operands that are present, and what it should do to the gradients.
 struct StepVariant {
   const char* what;
   bool norm, master, scaled, weight_decay;
@@ -1027,7 +1027,7 @@ std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
   std::vector<Case> cases;
   for (const std::int64_t size : {1, 3, 37, 1027})
     for (const StepVariant& v : step_variants) {
-      // A half type has a master copy. (Without one, its rounding would hide all else.)
+      // A half type has a master copy. (Without one, its rounding would hide everything else.)
       const bool master = v.master || is_half(type);
       const double scale = v.scaled ? tested_loss_scale : 1.0;
       const double clip = v.norm && v.scalars.clip_norm > 0.0
@@ -1051,7 +1051,7 @@ std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
               .scaled = v.scaled},
              {reads(fp32, gradient)},
              v.scalars};
-      // A parameter that has a master copy is only written.
+      // A parameter with a master copy is only written.
       c.operands.push_back(updates(type, master ? low : parameter, master && overflow ? low : new_parameter, close));
       if (moments >= 1) c.operands.push_back(updates(fp32, first, new_first, close));
       if (moments == 2) c.operands.push_back(updates(fp32, second, new_second, close));
@@ -1107,7 +1107,7 @@ std::vector<Case> update_loss_scale_cases(DataType) {
           step(std::nan(""), {65536, 5, 0, 0}, {32768, 0, 1, 0}), step(1.0, {0x1p127, 1999, 0, 0}, {0x1p127, 0, 0, 0})};
 }
 
-// Every op kind has its row: cases, or where it is tested.
+// Every op kind has its row: cases, or the place where it is tested.
 struct TestRow {
   OpKind kind;
   std::vector<Case> (*cases)(DataType) = nullptr;

@@ -20,13 +20,13 @@ constexpr DataType all_types[] = {DataType::fp32, DataType::tf32, DataType::bf16
 struct Size {
   std::int64_t rows, columns, inner;
 };
-// Whole tiles, odd numbers, single rows and columns, and what cuBLASLt's epilogues refuse.
+// Whole tiles, odd numbers, single rows and columns, and sizes that cuBLASLt's epilogues refuse.
 constexpr Size sizes[] = {{1, 1, 1}, {3, 5, 7}, {1, 64, 32}, {17, 24, 40}, {32, 64, 16}, {33, 130, 72}, {130, 9, 8}};
 
 using Doubles = std::vector<double>;
 
-// What the product of [m, k] and [k, n] is, and the sum of the sizes of its terms, on which bounds
-// of rounding rest.
+// The product of [m, k] and [k, n], and the sum of the sizes of its terms, on which bounds of
+// rounding are based.
 struct Product {
   Doubles values, sizes;
 };
@@ -52,8 +52,8 @@ Product product(std::int64_t m, std::int64_t n, std::int64_t k, const Operand& a
   return p;
 }
 
-// What sums of `terms` products in fp32 may be off, relative to the sum of the sizes of the terms.
-// tf32 keeps 10 bits of each factor, and hardware may cut rather than round: 2^-10 twice.
+// The allowed error of sums of `terms` products in fp32, relative to the sum of the sizes of the
+// terms. tf32 keeps 10 bits of each factor, and hardware may cut rather than round: 2^-10 twice.
 double sum_error(DataType type, std::int64_t terms) {
   return static_cast<double>(terms + 4) * std::ldexp(1.0, -24) + (type == DataType::tf32 ? std::ldexp(1.0, -9) : 0.0);
 }
@@ -107,7 +107,7 @@ struct Bench {
 
 void for_all_types_and_sizes(Gpu& gpu, const std::function<void(const Bench&, const Size&)>& body) {
   const auto backend = gpu.make_backend(0, {});
-  constexpr std::int64_t shift = 16;  // elements: plans align workspaces to 64 bytes, cuBLASLt wants 256
+  constexpr std::int64_t shift = 16;  // elements: plans align workspaces to 64 bytes, cuBLASLt needs 256
   DeviceArray workspace(*backend, DataType::fp32, matrix_workspace_bytes / 4, shift);
   for (const DataType type : all_types)
     for (const Size& size : sizes) {
@@ -124,7 +124,7 @@ std::vector<void*> with_optional(std::vector<void*> operands, std::size_t at, bo
   return operands;
 }
 
-// y before any activation, and what it may be off.
+// y before any activation, and its allowed error.
 struct Linear {
   Doubles values, allowed;
 };
@@ -136,7 +136,7 @@ Linear linear_of(const Bench& bench, const Size& s, const Doubles& x, const Doub
     const double value = p.values[i] + added;
     const double sum = sum_error(bench.type, s.inner) * (p.sizes[i] + std::abs(added));
     linear.values.push_back(value);
-    // Twice: where the bias is added by a kernel of its own, the product is rounded before.
+    // Twice: where a separate kernel adds the bias, the product is rounded before.
     linear.allowed.push_back(sum + rounded(bench.type, std::abs(value)) +
                              (bias == nullptr ? 0.0 : rounded(bench.type, std::abs(p.values[i]) + sum)));
   }

@@ -29,7 +29,7 @@ TEST_CASE("the kernels that parplan measure times run on a GPU in every precisio
   }
   const std::unique_ptr<Backend> backend = gpu->make_backend(0, {});
   MeasureOptions options;
-  options.budget = Seconds(testing::is_emulated(*gpu) ? 100.0 : 5.0);  // shares are not to leave any out
+  options.budget = Seconds(testing::is_emulated(*gpu) ? 100.0 : 5.0);  // shares must not leave any out
   options.memory = Bytes(128 << 20);
   options.footprint = Bytes(1);
   options.copies = {Bytes(1 << 12)};

@@ -33,7 +33,7 @@ namespace {
 
 // NCCL refuses ranks whose hosts and GPUs are equal. A process may give its host another name
 // (NCCL_HOSTID); NCCL then takes the ranks for ranks of several machines and joins them by sockets,
-// here over the loopback device. Others report that it works with 2.29.7.
+// here over the loopback device. It is reported to work with 2.29.7.
 constexpr const char* recipe[] = {"NCCL_NET=Socket",     "NCCL_NET_PLUGIN=none", "NCCL_SOCKET_IFNAME=lo",
                                   "NCCL_IB_DISABLE=1",   "NCCL_P2P_DISABLE=1",   "NCCL_SHM_DISABLE=1",
                                   "NCCL_MNNVL_ENABLE=0", "NCCL_NVLS_ENABLE=0",   "NCCL_RAS_ENABLE=0",
@@ -70,7 +70,7 @@ std::vector<std::byte> exchange_id(Gpu& gpu, int rank, const std::filesystem::pa
   return id;
 }
 
-// What one process does. Whole numbers: every order of adding is exact.
+// The work of one process. Whole numbers: every order of adding is exact.
 void be_rank(Gpu& gpu, int rank, const std::filesystem::path& file) {
   const std::unique_ptr<Backend> backend = gpu.make_backend(0, {});
   backend->attach_thread();
@@ -165,7 +165,7 @@ TEST_CASE("several processes are ranks of NCCL on one GPU") {
   const testing::TemporaryFolder folder;
   std::vector<pid_t> processes;
   for (int rank = 0; rank < ranks; ++rank) processes.push_back(start_rank(rank, folder / "id"));
-  // Once a rank has failed the others wait for it in vain.
+  // Once a rank has failed, the others wait for it in vain.
   const auto deadline = std::chrono::steady_clock::now() + patience;
   std::vector<std::string> failures;
   std::size_t running = processes.size();

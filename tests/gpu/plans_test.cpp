@@ -1,5 +1,5 @@
-// Plans of tiny models on a GPU: against the one-rank fp32 reference on the CPU, and to the bit
-// where plans of the CPU are equal to the bit.
+// Plans of tiny models on a GPU: compared with the one-rank fp32 reference on the CPU, and equal to
+// the bit where plans on the CPU are.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -24,9 +24,9 @@ using namespace testing;
 
 namespace {
 
-// How far sums of rounded numbers may be from the reference, by what fraction keeps: 2^-24 in fp32,
-// 2^-11 in tf32 and fp16, 2^-9 in bf16, times what five steps and some tens of roundings between a
-// weight and its gradient add up to.
+// The allowed distance of sums of rounded numbers from the reference, by the bits of the fraction:
+// 2^-24 in fp32, 2^-11 in tf32 and fp16, 2^-9 in bf16, times what five steps and some tens of
+// roundings between a weight and its gradient add up to.
 Closeness closeness_of(DataType type) {
   switch (type) {
     case DataType::fp32: return {.loss = 2e-5, .gradient = 2e-5, .all_gradients = 1e-6};
@@ -137,7 +137,7 @@ TEST_CASE("replayed work and work that is submitted each time give the same bits
   check_equal(replayed, run_on_gpu(gpu, graph, training, spec, 5, {.graphs = false, .synchronous = true}));
 }
 
-// Sums may then be in any order, but are in fp32 all the same.
+// Sums may then be in any order, but are still in fp32.
 TEST_CASE("plans that need not be deterministic train as the one-rank reference does") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

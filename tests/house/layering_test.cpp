@@ -1,5 +1,4 @@
-// The table of rooms of docs/architecture.md as data, and what else about the tree is checked by
-// reading its text.
+// The table of rooms of docs/architecture.md as data, and other checks that read the tree's text.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -26,7 +25,7 @@ enum class Subfolders { belong_to_the_room, must_have_their_own_row };
 
 struct Room {
   std::string_view folder;
-  std::vector<std::string_view> may_include;  // and what those may include
+  std::vector<std::string_view> may_include;  // and what these may include
   Subfolders subfolders = Subfolders::belong_to_the_room;
 };
 
@@ -59,14 +58,14 @@ const std::vector<Room>& rooms() {
   return table;
 }
 
-// Libraries that take long to compile, or that not every machine has: never in a header, and in
-// `only_in` if it names folders (tests may use them too).
+// Libraries that take long to compile, or that not every machine has: never in a header, and only
+// in the folders of `only_in` if it names any (tests may use them too).
 struct HeavyLibrary {
   std::string_view name;
-  std::string_view include;  // a regular expression for what stands between < and > or the quotes
+  std::string_view include;  // a regular expression for the text between < and > or the quotes
   std::vector<std::string_view> only_in;
-  // The folders are shut: their headers may include the library, and nothing outside includes their
-  // headers.
+  // The folders are closed: their headers may include the library, and nothing outside includes
+  // their headers.
   bool shut = false;
 };
 
@@ -74,7 +73,7 @@ const std::vector<HeavyLibrary>& heavy_libraries() {
   static const std::vector<HeavyLibrary> table = {
       {"Boost", "boost/.*", {"planner/graph", "planner/cluster"}},
       {"Eigen", "(unsupported/)?Eigen/.*", {"planner/cost", "runtime/device/cpu"}},
-      // Reading is base's alone; a writer of files may use the emitter.
+      // Only base reads; a writer of files may use the emitter.
       {"yaml-cpp", "yaml-cpp/.*", {"planner/base", "planner/cluster"}},
       {"pugixml", "pugixml\\.hpp", {"planner/cluster"}},
       {"CLI11", "CLI/.*", {"cli"}},
@@ -88,7 +87,7 @@ const std::vector<HeavyLibrary>& heavy_libraries() {
   return table;
 }
 
-// Only cli/ talks to the user and ends the process.
+// Only cli/ prints and ends the process.
 struct ReservedCall {
   std::string_view what;
   std::string_view pattern;
@@ -157,7 +156,7 @@ std::vector<Include> includes_of(const std::string& text) {
   return includes;
 }
 
-// The line without its comment and without what its string literals hold.
+// The line without its comment and without the contents of its string literals.
 std::string code_of(const std::string& line) {
   static const std::regex literal(R"re("([^"\\]|\\.)*")re");
   std::string code = std::regex_replace(line, literal, "\"\"");
@@ -165,8 +164,8 @@ std::string code_of(const std::string& line) {
   return comment == std::string::npos ? code : code.substr(0, comment);
 }
 
-// Source files of the tree by path from `root`, in order; build folders and data lie outside the
-// top folders read.
+// Source files of the tree by path from `root`, in order; build folders and data are outside of the
+// top folders that are read.
 std::vector<std::string> sources(const fs::path& root) {
   static const std::set<std::string> kinds = {".h", ".cpp", ".cu", ".cuh", ".inc"};
   std::vector<std::string> found;
@@ -315,7 +314,8 @@ TEST_CASE("the reference trainer shares kernels but no lowering with the Program
 }
 
 // doctest's CMake script makes a list of the names, one CTest entry each: a name with one of these
-// characters falls into pieces that are no test case, and an entry that runs no test case passes.
+// characters is split into pieces that are no test case, and an entry that runs no test case
+// passes.
 std::vector<std::string> names_that_ctest_splits(const std::string& text) {
   static const std::regex pattern(R"re(TEST_CASE\(\s*"(([^"\\]|\\.)*)")re");
   std::vector<std::string> names;
@@ -337,8 +337,8 @@ TEST_CASE("every test case has a name that CTest runs as one") {
         Faults{"b; c", "[d]"});
 }
 
-// A name of a temporary file that another test, or the same one in another build, may have at the
-// same time.
+// Whether a temporary file has a name that another test, or the same one in another build, may use
+// at the same time.
 bool names_a_shared_temporary_file(const std::string& text) {
   static const std::regex pattern(
       R"re(\b(temp_directory_path|tmpnam|tempnam|tmpfile|P_tmpdir)\b|"TMPDIR"|"/tmp/parplan)re");

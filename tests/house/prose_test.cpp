@@ -1,4 +1,4 @@
-// How long lines may be, and how sentences may not begin: held by reading the tree's text.
+// The length of lines and the openings of sentences, checked by reading the tree's text.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -31,7 +31,7 @@ enum class Syntax { cpp, hash_comments, markdown };
 struct Kind {
   std::vector<std::string_view> endings;  // of a file's path
   Syntax syntax;
-  int code;  // columns of what is not prose
+  int code;  // limit for lines that are no prose
 };
 
 const std::vector<Kind>& kinds() {
@@ -44,7 +44,7 @@ const std::vector<Kind>& kinds() {
   return table;
 }
 
-// The tree that is read, and what others wrote or what tests feed in.
+// The parts of the tree that are read; and the folders with texts of others, or inputs of tests.
 const std::vector<std::string_view> tops = {"planner", "models",    "runtime",        "cli",      "tests",  "configs",
                                             "docs",    "README.md", "CMakeLists.txt", "setup.sh", ".ci/run"};
 const std::vector<std::string_view> not_read = {"tests/data/", "tests/fuzz/corpus/"};
@@ -68,8 +68,8 @@ enum class Part { code, prose, verbatim };
 
 struct Line {
   std::string text;
-  Part part = Part::code;  // what the line is as a whole
-  std::string prose;       // a comment, perhaps behind code, or the text of a page
+  Part part = Part::code;  // the line as a whole
+  std::string prose;       // a comment, perhaps after code, or the text of a page
 };
 
 std::string stripped(const std::string& text) {
@@ -84,7 +84,7 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
-// Comments, strings and raw strings of C++ told apart character by character.
+// Tells comments, strings and raw strings of C++ apart, character by character.
 std::vector<Line> cpp_lines(const std::string& text) {
   std::vector<Line> lines(1);
   enum class State { code, string, character, raw, line_comment, block_comment } state = State::code;
@@ -126,7 +126,7 @@ std::vector<Line> cpp_lines(const std::string& text) {
         } else if (c == '"') {
           state = State::string;
         } else if (c == '\'' && (i == 0 || !std::isalnum(static_cast<unsigned char>(text[i - 1])))) {
-          state = State::character;  // and not the mark between thousands
+          state = State::character;  // and no separator of thousands
         }
         break;
       case State::string:

@@ -254,7 +254,7 @@ TEST_CASE("Norms stand where the spec places them") {
   CHECK(layer() == std::vector<std::string>{"add layers.0.attention_add", "rms_norm layers.0.attention_norm",
                                             "add layers.0.feed_forward_add", "rms_norm layers.0.feed_forward_norm"});
   CHECK(head() == "linear head");
-  // What the next block reads is the normed sum.
+  // The next block reads the normalised sum.
   const OpGraph graph = build_graph(spec, 16);
   CHECK(graph.tensors[graph.blocks[1].output].name == "layers.0.feed_forward_norm");
 }
@@ -343,7 +343,7 @@ TEST_CASE("Scales, caps and positions stand in the attributes of their ops") {
   CHECK(op(graph, "layers.1.feed_forward_scale").attributes == OpShape{.factor = 0.5});
   CHECK(op(graph, "head.scale").attributes == OpShape{.factor = 0.125});
   CHECK(op(graph, "head.softcap").attributes == OpShape{.softcap = 30.0});
-  // The bias of a branch that is scaled is scaled with it; the head's is not.
+  // The bias of a scaled branch is scaled with it; the head's is not.
   CHECK(op(graph, "layers.0.attention_bias").parameters.size() == 1);
   CHECK(op(graph, "layers.0.attention_scale").inputs == op(graph, "layers.0.attention_bias").outputs);
   CHECK(op(graph, "layers.0.attention_add").parameters.empty());

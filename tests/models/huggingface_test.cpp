@@ -68,8 +68,8 @@ TEST_CASE("Published configs give the specs of the zoo, but for the name") {
   }
 }
 
-// Counted by tests/golden/count_parameters.py with transformers 5.23; those of the models' cards
-// where they give one.
+// Counted by tests/golden/count_parameters.py with transformers 5.23; the numbers of the models'
+// cards where they state one.
 TEST_CASE("Published configs have exactly the parameters that transformers builds of them") {
   const std::map<std::string, std::int64_t> published_counts = {
       {"Meta-Llama-3-8B", 8'030'261'248},
@@ -221,7 +221,7 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
   CHECK(spec(R"({"model_type": "mistral", "sliding_window": null})").sliding_window == std::nullopt);
   CHECK(spec(R"({"model_type": "phi3"})").sliding_window == std::nullopt);
   CHECK(spec(R"({"model_type": "qwen2", "sliding_window": 100})").sliding_window == std::nullopt);
-  // Layers from max_window_layers on slide.
+  // Layers from max_window_layers on have sliding windows.
   const ModelSpec qwen = spec(
       R"({"model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 100, "max_window_layers": 3})");
   CHECK(qwen.sliding_window == 100);
@@ -247,7 +247,7 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
       ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]})");
   CHECK(listed.attention_pattern == alternating);
 
-  // The heads turn in part; transformers 5 puts the part beside theta.
+  // The heads are rotated in part; transformers 5 puts the fraction beside theta.
   CHECK(spec(R"({"model_type": "gpt_neox"})").rotary_dim == 24);  // a quarter of 6144 / 64
   CHECK(spec(R"({"model_type": "gpt_neox", "rotary_pct": 1.0})").rotary_dim == std::nullopt);
   const ModelSpec partial =
@@ -286,7 +286,7 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
   CHECK(rw.alibi_multiplier == 0.125);  // 1 / sqrt(64)
   CHECK_FALSE(rw.parallel_residual);
 
-  // "gelu" of the first Gemma configs is the tanh form, unless hidden_activation says it.
+  // "gelu" in the first Gemma configs means the tanh form, unless hidden_activation states it.
   CHECK(spec(R"({"model_type": "gemma", "hidden_act": "gelu"})").activation == FeedForwardKind::gated_gelu_tanh);
   CHECK(spec(R"({"model_type": "gemma", "hidden_act": "silu"})").activation == FeedForwardKind::gated_silu);
   CHECK(spec(R"({"model_type": "gemma", "hidden_activation": "gelu"})").activation == FeedForwardKind::gated_gelu_erf);
@@ -394,7 +394,7 @@ TEST_CASE("Other types of model are refused with what of them parplan understand
           advice);
   CHECK(error(R"({"model_type": "jamba"})") ==
         "c.json:1:16: error: model_type 'jamba' is not supported; supported: " + types + advice);
-  // Thousands of keys make no message of thousands.
+  // Thousands of keys do not make a message of thousands of words.
   std::string many = R"({"model_type": "x")";
   for (int i = 0; i < 1000; ++i) many += R"(, "k)" + std::to_string(i) + R"(": 1)";
   CHECK(

@@ -211,7 +211,7 @@ TEST_CASE("Heads that do not fit together are errors at the key to blame") {
         "m.yaml:12:11: error: rotary positions turn pairs of numbers: the width of a head must be even, found 7");
   CHECK(error(decoder + "head_dim: 1048576\n") ==
         "m.yaml:5:8: error: 4 heads of 1048576 are 4194304 wide; at most 1048576");
-  // Without head_dim the heads are blamed: 32 / 32 is 1.
+  // Without head_dim the error is at heads: 32 / 32 is 1.
   CHECK(error(replaced("heads: 4", "heads: 32")) ==
         "m.yaml:5:8: error: rotary positions turn pairs of numbers: the width of a head must be even, found 1");
 }
@@ -285,7 +285,7 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
         "10");
   CHECK(error(decoder + "rotary_dim: 1\n") ==
         "m.yaml:12:13: error: expected a whole number from 2 to 1048576, found '1'");
-  // A head of odd width may turn in part.
+  // A head of odd width may be rotated in part.
   CHECK(error(decoder + "head_dim: 7\nrotary_dim: 4\n") == "no error");
   CHECK(error(replaced("rotary", "alibi") + "rotary_interleaved: true\n") ==
         "m.yaml:12:21: error: rotary_interleaved belongs to rotary positions, and position is alibi");

@@ -20,7 +20,7 @@ std::string model_with(const std::string& family, const std::string& last) {
          (family == "decoder" ? "heads: 1\nposition: rotary\nnorm: rms_norm\n" : "") + last + "\n";
 }
 
-// The keys that the reader allows beside the unknown one in `last`, sorted: its error lists them.
+// The keys that the reader allows besides the unknown one in `last`, sorted: its error lists them.
 std::vector<std::string> allowed(const std::string& family, const std::string& last) {
   const std::string message = error_of<ConfigError>([&] { read_model(model_with(family, last), "m.yaml"); });
   const std::string mark = "unknown key 'xxxxxxxx'; allowed: ";
@@ -53,7 +53,7 @@ TEST_CASE("The JSON Schema has exactly the keys that the reader allows") {
   CHECK(sorted_keys(parts["initialization"]["properties"]) ==
         allowed("decoder", "training: {initialization: {xxxxxxxx: 1}}"));
 
-  // What the schema takes away from an MLP is what the reader does.
+  // The schema removes the same keys from an MLP as the reader.
   std::vector<std::string> of_mlp = sorted_keys(schema["properties"]);
   for (const auto& [key, value] : schema["allOf"][1]["then"]["properties"].items()) {
     if (value == false) std::erase(of_mlp, key);

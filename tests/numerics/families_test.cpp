@@ -27,8 +27,8 @@ namespace {
 constexpr std::int64_t batch = 2;
 constexpr std::int64_t sequence = 16;
 
-// Both sides compute in fp32 (2^-24 = 6e-8 a rounding) and sum in different orders. Observed: up to
-// 4e-7 for logits, up to 1.5e-6 for the worst gradient.
+// Both sides compute in fp32 (2^-24 = 6e-8 per rounding) and sum in different orders. Observed: up
+// to 4e-7 for logits, up to 1.5e-6 for the worst gradient.
 constexpr double tolerance = 1e-5;
 
 // ||a - b|| / ||b||

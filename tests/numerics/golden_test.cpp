@@ -23,9 +23,9 @@ namespace {
 constexpr std::int64_t batch = 2;
 constexpr std::int64_t sequence = 16;
 
-// Both sides compute in fp32 (2^-24 = 6e-8 a rounding) and sum in different orders. Observed on an
-// AVX-512 Xeon with the kernels for each of the three instruction sets: 4e-7 to 5e-7 for logits, up
-// to 1.3e-6 for the worst gradient, up to 8e-7 for a loss within five steps.
+// Both sides compute in fp32 (2^-24 = 6e-8 per rounding) and sum in different orders. Observed on
+// an AVX-512 Xeon with the kernels for each of the three instruction sets: 4e-7 to 5e-7 for logits,
+// up to 1.3e-6 for the worst gradient, up to 8e-7 for a loss within five steps.
 constexpr double tolerance = 1e-5;
 
 double squared_norm(std::span<const float> values) {
@@ -53,7 +53,7 @@ double relative_error(std::span<const float> a, std::span<const float> b) {
   return distance(a, b) / std::sqrt(squared_norm(b));
 }
 
-// What make_golden.py trains with.
+// The training of make_golden.py.
 TrainingSpec golden_training() {
   return {.global_batch = batch, .sequence_length = sequence, .optimizer = Optimizer::adamw, .learning_rate = 1e-2,
           .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .clip_norm = 1.0};

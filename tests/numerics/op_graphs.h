@@ -9,9 +9,9 @@
 #include "models/graph_builder.h"
 #include "planner/graph/op_graph.h"
 
-// Decoders made of what the tiny models of tests/data lack: each op and attribute of the table at
-// least once, tensors with several uses in several orders, layers of two kinds in turn. No model is
-// like this; plans do not mind.
+// Decoders with what the tiny models of tests/data lack: each op and attribute of the table at
+// least once, tensors with several uses in several orders, layers of two kinds in turn. No real
+// model is like this, which does not matter to plans.
 namespace parplan::testing {
 
 class OpGraphBuilder {
@@ -146,9 +146,9 @@ class OpGraphBuilder {
   GraphBuilder builder_;
 };
 
-// Two branches side by side, as GPT-NeoX, GPT-J and Falcon have them: one norm or two, and in one
-// layer the first sum made before the second branch is computed, so that the backward has to add
-// what it could else pass on.
+// Two parallel branches, as in GPT-NeoX, GPT-J and Falcon: one norm or two, and in one layer the
+// first sum is made before the second branch is computed, so that the backward has to add what it
+// could otherwise pass on.
 inline OpGraph parallel_branches(std::int64_t sequence) {
   OpGraphBuilder b("parallel-branches", sequence, 4, 2, 8);
   GraphBuilder& builder = b.builder();
@@ -163,8 +163,8 @@ inline OpGraph parallel_branches(std::int64_t sequence) {
     const OpShape rotation = {.rotary_dim = 4, .interleaved = layer == 0, .theta = 10000.0};
     const TensorId attended =
         b.attention(name + ".attention", first, {.rotary = layer != 2, .rotation = rotation, .scores = scores});
-    const bool late =
-        layer == 1;  // as GPT-NeoX's order of words: x + attention(norm1(x)), then + feed_forward(norm2(x))
+    // In GPT-NeoX's order: x + attention(norm1(x)), then + feed_forward(norm2(x)).
+    const bool late = layer == 1;
     TensorId sum = late ? b.add(name + ".attention_add", x, attended, true) : -1;
     const TensorId fed = b.plain(name + ".feed_forward", layer == 0 ? first : b.layer_norm(name + ".norm2", x),
                                  layer == 0 ? ActivationKind::gelu_tanh : ActivationKind::silu);

@@ -1,5 +1,5 @@
-// Plans of graphs made of every op that the tiny models lack, against the one-rank reference; and
-// the reference's gradients against differences of its own loss.
+// Plans of graphs made of every op that the tiny models lack, compared with the one-rank reference;
+// and the reference's gradients compared with differences of its own loss.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -52,7 +52,7 @@ TEST_CASE("the reference's gradients of graphs with every op are the slopes of i
   std::normal_distribution<float> normal;
   for (const OpGraph& graph : op_graphs(8)) {
     INFO(graph.name);
-    // A loss in double precision would show smaller steps; in fp32 its rounding, 1e-7, over a step
+    // A loss in double precision would allow smaller steps; in fp32 its rounding, 1e-7, over a step
     // of 1e-2 leaves four digits.
     TrainingSpec training;
     training.global_batch = 4;

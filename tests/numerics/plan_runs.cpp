@@ -33,7 +33,7 @@ TrainingSpec training_of() {
 
 namespace {
 
-// Weights of a size at which gradients are far from rounding error.
+// Weights large enough that gradients are far from rounding error.
 InitialValues initial_values() {
   return [standard = initializer(7)](const Tensor& tensor) -> std::function<float(std::int64_t)> {
     if (tensor.initializer == Initializer::normal)
@@ -103,8 +103,7 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
       const Buffer& buffer = program.buffers[b];
       INFO(buffer.name);
       // Saved tensors end in alignment, scratch may end in a workspace that the kernel does not
-      // fill, and one of the two buffers that blocks take turns on may never meet the largest
-      // bucket.
+      // fill, and one of the two buffers that blocks use in turn may never hold the largest bucket.
       if (buffer.name == "scratch" || buffer.name.starts_with("saved") || buffer.name.starts_with("gathered") ||
           buffer.name.starts_with("unreduced"))
         continue;

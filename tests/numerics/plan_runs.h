@@ -10,7 +10,7 @@
 #include "planner/search/space.h"
 #include "runtime/local_job.h"
 
-// What tests need to train tiny models under plans and to compare with the one-rank reference.
+// What tests need to train tiny models under plans and to compare them with the one-rank reference.
 namespace parplan::testing {
 
 inline constexpr std::int64_t sequence = 16;
@@ -31,7 +31,7 @@ std::string describe(const ParallelSpec& spec);
 Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
            BackendKind backend = BackendKind::cpu);
 
-// Trains under a plan and checks what it promised: the Programs verify, the bytes sent and the
+// Trains under a plan and checks its promises: the Programs verify, and the bytes sent and the
 // arenas touched are the promised ones.
 Outcome run_plan(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                  std::int64_t count = steps);
@@ -40,8 +40,8 @@ Outcome run_plan(const Job& job, const MakeWorld& make_world, std::int64_t count
 Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch,
                       std::int64_t count = steps);
 
-// How far a plan may be from the reference: of losses, absolute; of each gradient, relative to its
-// norm plus to all gradients' norm.
+// How far a plan may be from the reference: absolute for losses; for each gradient relative to its
+// norm plus the norm of all gradients.
 struct Closeness {
   double loss = 1e-5;
   double gradient = 1e-5;

@@ -1,5 +1,5 @@
-// Every plan against the one-rank reference, which shares kernels with it but no lowering; and what
-// a Program promises (bytes of memory and of communication) against what its execution did.
+// Every plan compared with the one-rank reference, which shares kernels with it but no lowering;
+// and the promises of a Program (bytes of memory and of communication) compared with its execution.
 #include <doctest/doctest.h>
 
 #include <map>

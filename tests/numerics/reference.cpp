@@ -29,7 +29,7 @@ TensorId owner(const TrainingBlock& block, TensorId tensor) {
 // The whole size of an op, nothing sharded.
 OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, double loss_scale) {
   const auto width = [&](TensorId tensor) { return graph.tensors[at(tensor)].dims.back().size; };
-  // Losses and their statistics are as wide as the logits.
+  // Losses and their statistics have the width of the logits.
   const bool is_loss = op.kind == OpKind::cross_entropy_max || op.kind == OpKind::cross_entropy_sums ||
                        op.kind == OpKind::cross_entropy_loss;
   OpShape shape = op.attributes;
@@ -67,7 +67,7 @@ OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, d
   return shape;
 }
 
-// Kernels want their workspace at multiples of 64 bytes.
+// Kernels need their workspace at multiples of 64 bytes.
 float* aligned(std::vector<float>& storage, Bytes bytes) {
   const std::size_t wanted = static_cast<std::size_t>(bytes.count) / sizeof(float) + 16;
   if (storage.size() < wanted) storage.resize(wanted);
@@ -149,7 +149,7 @@ void Reference::run(const TrainingOp& op, std::size_t block, std::int64_t micro_
 
 void Reference::forward(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                         std::int64_t micro_batch) {
-  // Samples lie one after the other; activations are [sequence, batch, features].
+  // Samples are stored one after the other; activations are [sequence, batch, features].
   for (const Op& op : graph_.ops) {
     for (const TensorId id : op.inputs) {
       if (graph_.tensors[at(id)].role != TensorRole::tokens) continue;
@@ -169,8 +169,8 @@ void Reference::backward(std::int64_t micro_batch, double loss_scale) {
   for (std::size_t b = blocks_.size(); b-- > 0;) {
     for (const TrainingOp& op : blocks_[b].backward) run(op, b, micro_batch, loss_scale);
     if (b == 0) break;
-    // The gradient of the activation between two blocks lies where the later block's alias chain
-    // ends.
+    // The gradient of the activation between two blocks is stored at the end of the later block's
+    // alias chain.
     const TensorId crossing = graph_.blocks[b].input;
     const TensorId from = owner(blocks_[b], crossing), to = owner(blocks_[b - 1], crossing);
     if (from != to) gradients_[at(to)] = gradients_[at(from)];

@@ -18,17 +18,17 @@ namespace parplan {
 // Values by the parameter's name, in logical coordinates, row by row.
 using ByParameter = std::map<std::string, std::vector<float>>;
 
-// What one step of training gave.
+// The results of one step of training.
 struct ReferenceStep {
   double loss = 0.0;      // mean over the tokens of the global batch, before the update
   ByParameter gradients;  // of that mean, before clipping
 };
 
-// The one-rank trainer that every plan is compared with. It shares the graph, its derived backward
-// and the kernels with the runtime, and no lowering: it walks the ops of the graph one after the
+// The one-rank trainer with which every plan is compared. It shares the graph, its derived backward
+// and the kernels with the runtime, but no lowering: it walks the ops of the graph one after the
 // other, gives every tensor a vector of its own and never reuses storage. fp32 only.
 //
-// The order of sums, on which equality to the bit rests: parameter gradients add up over
+// The order of sums, on which equality to the bit depends: parameter gradients add up over
 // micro-batches in ascending order; a parameter that several blocks use has one accumulator per
 // block, which are added once, at the end of the step, in block order; the global norm adds one
 // parameter after the other, in order of first use.
@@ -55,7 +55,7 @@ class Reference {
   void backward(std::int64_t micro_batch, double loss_scale);
   void run(const TrainingOp& op, std::size_t block, std::int64_t micro_batch, double loss_scale);
   void* operand(const TrainingOperand& operand, std::size_t block, std::int64_t micro_batch);
-  void update(ByParameter& gradients);  // reads them only; kernels take pointers to change
+  void update(ByParameter& gradients);  // only reads them; kernels take mutable pointers
 
   OpGraph graph_;
   TrainingSpec training_;

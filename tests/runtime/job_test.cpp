@@ -55,7 +55,7 @@ TokenData some_tokens() {
   return TokenData(std::move(tokens));
 }
 
-// A plan for two CPU cores, as a search would have made it.
+// A plan for two CPU cores, as a search would make it.
 Plan plan_of(const OpGraph& graph, int dp, int pp) {
   Plan plan;
   plan.training = training_of();

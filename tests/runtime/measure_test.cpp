@@ -1,4 +1,4 @@
-// Timing kernels on the CPU backend. No time is asserted but that it is one.
+// Timing kernels on the CPU backend. Nothing is asserted about times except that they are times.
 #include "runtime/measure_kernels.h"
 
 #include <doctest/doctest.h>
@@ -13,7 +13,7 @@
 namespace parplan {
 namespace {
 
-// A kernel of every kind that is measured, as small as its first row.
+// A kernel of every measured kind, in the sizes of its first row.
 std::vector<KernelMeasurement> one_of_each(BackendKind backend, DataType type) {
   std::map<OpKind, KernelMeasurement> smallest;
   for (const KernelMeasurement& kernel : kernels_to_measure(backend, {type})) {
@@ -47,7 +47,7 @@ TEST_CASE("every kind of kernel that is measured runs, and takes a time") {
   CHECK(kernels.size() >= 25);
   int last = -1;
   MeasureOptions options = small_options();
-  options.budget = Seconds(500.0);  // no kernel is left out, though the machine stop for seconds
+  options.budget = Seconds(500.0);  // no kernel is left out, even if the machine stops for seconds
   options.progress = [&](int done, int of) {
     CHECK(done == last + 1);
     CHECK(of == static_cast<int>(kernels.size()));
@@ -65,7 +65,7 @@ TEST_CASE("every kind of kernel that is measured runs, and takes a time") {
   }
   CHECK(found.launch > Seconds(0.0));
   CHECK(found.replayed_launch > Seconds(0.0));
-  CHECK(found.library_memory == Bytes(0));  // the machine's memory is not one program's
+  CHECK(found.library_memory == Bytes(0));  // the machine's memory does not belong to one program
   REQUIRE(found.copies.size() == 6);
   std::set<CopyRoute> routes;
   for (const CopyMeasurement& copy : found.copies) {

@@ -1,4 +1,4 @@
-// What README.md and docs/ tell people to type works.
+// The commands in README.md and docs/ work.
 #include <doctest/doctest.h>
 
 #include <sys/wait.h>
@@ -24,7 +24,7 @@ namespace {
 
 namespace files = std::filesystem;
 
-// Commands of setting up, which have run where tests run, and the benchmarks, which take minutes.
+// Commands of the setup, which have run where tests run, and the benchmarks, which take minutes.
 const std::vector<std::string> skipped_programs = {"./setup.sh",
                                                    "cmake",
                                                    "ctest",
@@ -56,9 +56,9 @@ struct Command {
   int exit_code = 0;
 };
 
-// The commands of a page: every line of a block marked sh, bash or console (there behind "$ "), and
-// in any other block the lines that begin with "$ ". What `&&` joins is several commands, a line
-// that ends in a backslash goes on, and a comment "# exit 2" states another exit code than 0.
+// The commands of a page: every line of a block marked sh, bash or console (there after "$ "), and
+// in any other block the lines that begin with "$ ". `&&` separates commands, a backslash at the
+// end of a line continues it, and a comment "# exit 2" states another exit code than 0.
 std::vector<Command> commands_of(const std::string& name, const std::string& text) {
   static const std::regex states_exit("\\s+# exit ([0-9]+)\\s*$"), has_comment("\\s+# .*$");
   std::vector<Command> commands;
@@ -97,7 +97,7 @@ std::vector<Command> commands_of(const std::string& name, const std::string& tex
   return commands;
 }
 
-// Training is as long as its steps; one shows that the command works.
+// The time of training grows with its steps; one step shows that the command works.
 std::string with_one_step(const std::string& command) {
   static const std::regex run("^((?:build/)?parplan run)( .*)$"), steps(" --steps[ =][0-9]+");
   std::smatch parts;
@@ -129,7 +129,7 @@ class Workplace {
   testing::TemporaryFolder folder_;
 };
 
-// The exit code of `command`, run by the shell; minus the signal's number where one ended it.
+// The exit code of `command`, run by the shell; minus the signal's number if one ended it.
 int run_in(const files::path& folder, const std::string& command) {
   const int status =
       std::system(fmt::format("cd '{}' && PATH=\"$PWD/build:$PATH\" && {{ {}\n}} > stdout.txt 2> stderr.txt",

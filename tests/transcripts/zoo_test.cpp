@@ -1,5 +1,5 @@
-// Every model that is shipped, and every cluster that is shipped, planned. All pairs are gone
-// through by tests/bench/first_use.sh: they take minutes.
+// Plans every model that is shipped, and for every cluster that is shipped.
+// tests/bench/first_use.sh covers all pairs, which takes minutes.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ TEST_CASE("every model of models/ and every cluster of configs/ gives plans, or 
                                            [](const Vertex& vertex) { return vertex.kind == VertexKind::network; });
     std::vector<std::string> planned, refused;
     const auto begin = std::chrono::steady_clock::now();
-    // All models on some clusters, some models on all: small, large, and of unlike layers.
+    // All models on some clusters, some models on all: small, large, and with heterogeneous layers.
     const bool all = name == "dgx-h100" || name == "gb200-nvl72" || name == "titan-rtx-2";
     for (const std::string& model :
          all ? models : std::vector<std::string>{"gpt2", "gemma2-9b", "falcon-7b", "llama3-70b", "llama3-405b"}) {
@@ -44,7 +44,7 @@ TEST_CASE("every model of models/ and every cluster of configs/ gives plans, or 
       INFO(err.str());
       CHECK((code == 0 || code == 1));
       if (code == 0) {
-        CHECK(std::ranges::count(out.str(), '\n') >= 2);  // the names of the columns, and a plan
+        CHECK(std::ranges::count(out.str(), '\n') >= 2);  // the names of the columns, and at least one plan
         planned.push_back(model);
       } else {
         CHECK(err.str().find("no feasible plan: of ") == 0);

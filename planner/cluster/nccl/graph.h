@@ -45,7 +45,7 @@ struct NcclGraph {
   float speed_intra = 0.0F;
   float speed_inter = 0.0F;
   float latency_inter = 0.0F;  // us
-  NcclDistance type_intra{};  // the greatest distance between its GPUs
+  NcclDistance type_intra{};   // the greatest distance between its GPUs
   NcclDistance type_inter{};   // ... from their NICs
   bool same_channels = false;  // whether all channels have the order of the first one
   std::vector<NcclChannel> channels;

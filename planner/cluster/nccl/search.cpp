@@ -22,11 +22,11 @@ constexpr float no_limit = 5000.0F;           // LOC_BW
 constexpr int most_channels = 64;             // MAXCHANNELS
 constexpr int most_nvls_heads = 32;           // NCCL_MAX_NVLS_ARITY
 constexpr int most_direct_heads = 8;          // NCCL_MAX_DIRECT_ARITY + 1
-constexpr std::int64_t all_steps = 1 << 19;  // limit over all searches for one graph
-constexpr int steps = 1 << 14;  // limit of one search
-constexpr int steps_same_channels = 1 << 8;  // ... with equal channels
+constexpr std::int64_t all_steps = 1 << 19;   // limit over all searches for one graph
+constexpr int steps = 1 << 14;                // limit of one search
+constexpr int steps_same_channels = 1 << 8;   // ... with equal channels
 constexpr int steps_in_file_order = 1 << 10;  // ... with one channel in the order of the file
-constexpr int perfect = -1;  // marks the remaining steps when nothing better is possible
+constexpr int perfect = -1;                   // marks the remaining steps when nothing better is possible
 
 // Possible speeds of a channel, in GB/s, by the lowest compute capability: inside a node and
 // between nodes.
@@ -124,7 +124,7 @@ class Search {
   const NcclPaths& paths_;
   int gpus_;
   std::vector<std::uint64_t> used_;  // [GPU]: a bit for each channel that contains it
-  float widest_ = 0.0F;  // of any path
+  float widest_ = 0.0F;              // of any path
   float total_ = 0.0F;               // out of one GPU
   Candidate graph_;                  // being tried
   Candidate best_;

@@ -24,8 +24,8 @@ struct NcclNvlink {
 };
 
 struct NcclGpu {
-  int dev = 0;              // NVML's number
-  std::optional<int> rank;  // NCCL leaves out GPUs without one
+  int dev = 0;                 // NVML's number
+  std::optional<int> rank;     // NCCL leaves out GPUs without one
   int compute_capability = 0;  // 90 for 9.0
   bool direct_rdma = false;
   std::vector<NcclNvlink> nvlinks;
@@ -51,10 +51,10 @@ struct NcclPci {
   std::int64_t bus_id = 0;
   // As written; empty where this is no PCI device but NCCL's own place for NICs that are none.
   std::string bus_name;
-  std::optional<int> pci_class;     // 0x030200
-  std::uint64_t device = 0;         // vendor, device, subsystem vendor, subsystem device: 16 bits each
-  std::string link_speed;  // as written, "16.0 GT/s PCIe"; empty where unknown
-  int link_width = 0;  // lanes; 0 where unknown
+  std::optional<int> pci_class;  // 0x030200
+  std::uint64_t device = 0;      // vendor, device, subsystem vendor, subsystem device: 16 bits each
+  std::string link_speed;        // as written, "16.0 GT/s PCIe"; empty where unknown
+  int link_width = 0;            // lanes; 0 where unknown
   std::optional<NcclGpu> gpu;
   bool has_nic = false;
   std::vector<NcclNet> nets;
@@ -111,7 +111,7 @@ std::optional<int> pcie_generation(const std::string& link_speed);
 int broadcom_generation(std::uint64_t device, int level);
 
 // NCCL's figures, in GB/s one way (src/graph/topo.h, topo.cc).
-double nvlink_bandwidth(int compute_capability);      // one link
-double inter_cpu_bandwidth(const NcclCpu& cpu);  // 5000, meaning no limit, for CPUs unknown to NCCL
+double nvlink_bandwidth(int compute_capability);  // one link
+double inter_cpu_bandwidth(const NcclCpu& cpu);   // 5000, meaning no limit, for CPUs unknown to NCCL
 
 }  // namespace parplan

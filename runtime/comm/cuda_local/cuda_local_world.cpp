@@ -34,7 +34,7 @@ class Event {
     std::swap(event_, other.event_);
     return *this;
   }
-  // Events are destroyed when nobody is left to hear that it failed.
+  // Destruction is not checked: nobody is left to be told of a failure.
   ~Event() {
     if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
   }
@@ -42,23 +42,23 @@ class Event {
   void make() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "create an event"); }
   bool made() const { return event_ != nullptr; }
   void record(cudaStream_t stream) const { check(cudaEventRecord(event_, stream), "record an event"); }
-  // Later work of `stream` runs after what was recorded last.
+  // Later work of `stream` runs after the last record.
   void hold(cudaStream_t stream) const { check(cudaStreamWaitEvent(stream, event_, 0), "wait for an event"); }
 
  private:
   cudaEvent_t event_ = nullptr;
 };
 
-// What a member shows the others; written before it raises `meetings`, read after that was seen. An
-// event is recorded again only after a meeting that every member comes to with its waits for the
-// last record submitted.
+// What a member shows the others; it is written before the member raises `meetings`, and read after
+// that was seen. An event is recorded again only after a meeting to which every member comes with
+// its waits for the last record submitted.
 struct Member {
   std::int64_t meetings = 0;  // guarded by the world's mutex
   Collective collective = Collective::none;
   Elements data;
   Event arrived;   // the data is ready
   Event reduced;   // the member's own chunk is reduced
-  Event finished;  // the member reads nobody's data any more
+  Event finished;  // the member has stopped reading other members' data
 };
 
 struct Group {
@@ -67,14 +67,14 @@ struct Group {
   std::vector<Member> members;
 };
 
-// A place in a ring: used again when the message 64 before was received.
+// A slot of a ring, reused when the message 64 before was received.
 struct Message {
   Elements data;
   Event posted;  // the source's: the data is ready
   Event copied;  // the destination's
 };
 
-// Messages of one (source, destination, channel). Its events are made by whoever uses it first.
+// Messages of one (source, destination, channel). The first user creates its events.
 struct Ring {
   std::int64_t posted = 0;    // guarded by the world's mutex; raised by the source alone
   std::int64_t received = 0;  // likewise, by the destination
@@ -133,20 +133,20 @@ class CudaLocalCommunicator final : public Communicator {
   void abort(const std::string& reason) override;
 
  private:
-  // This rank's place in a group.
+  // This rank's membership in a group.
   struct Membership {
     Group* group = nullptr;
     int member = 0;
-    std::vector<const void*> inputs;  // of every member, for the reductions
+    std::vector<const void*> inputs;  // of all members, for the reductions
     int members() const { return static_cast<int>(group->members.size()); }
     Member& own() const { return group->members[member]; }
   };
 
   Membership& membership(int group);
-  // Records `event` of every member and waits for all on the device; on the host, only until all
-  // have recorded.
+  // Records `event` of every member and waits for all of them on the device; on the host it waits
+  // only until all have recorded.
   void meet(Membership& m, Event Member::*event, cudaStream_t stream);
-  // Shows the others what this rank brings; the stream goes on when all data is ready.
+  // Shows the others this rank's arguments; the stream continues when all data is ready.
   void arrive(Membership& m, Collective collective, Elements data, cudaStream_t stream);
   void reduce_own_chunk(Membership& m, Reduction reduction, Elements data, cudaStream_t stream);
   void gather(Membership& m, Elements data, cudaStream_t stream);
@@ -233,8 +233,8 @@ void CudaLocalCommunicator::gather(Membership& m, Elements data, cudaStream_t st
   }
 }
 
-// In three acts between meetings: every member reduces its own chunk, which nobody else reads
-// before the second meeting; then all copy the results; then the buffers are free again.
+// Three phases between meetings: every member reduces its own chunk, which nobody else reads before
+// the second meeting; then all copy the results; then the buffers are free again.
 Transfer CudaLocalCommunicator::all_reduce(StreamId stream, int group, Reduction reduction, Elements data) {
   Membership& m = membership(group);
   if (m.members() == 1) return {};
@@ -295,7 +295,7 @@ SendTicket CudaLocalCommunicator::send(StreamId stream, int destination, int cha
           .bytes = Bytes(data.count * size_of(data.type))};
 }
 
-// A place that was used again meanwhile holds a later message of the same route: its copy was
+// A slot that was reused in the meantime holds a later message of the same route: its copy was
 // submitted too, and is waited for.
 Transfer CudaLocalCommunicator::wait_sent(StreamId stream, SendTicket ticket) {
   const Ring& ring = world_.ring(rank_, ticket.destination, ticket.channel);

@@ -1,4 +1,4 @@
-// The plugin's Gpu, and the one function that libparplan_cuda.so exports.
+// The plugin's Gpu, and the only function that libparplan_cuda.so exports.
 #include <cuda_runtime.h>
 
 #include <array>
@@ -47,7 +47,7 @@ int device_count() {
   return count;
 }
 
-// Clocks are attributes: CUDA 13 took them out of cudaDeviceProp. They are in kHz.
+// Clocks are attributes, in kHz: CUDA 13 removed them from cudaDeviceProp.
 GpuProperties properties_of(int device) {
   cudaDeviceProp said{};
   check(cudaGetDeviceProperties(&said, device), "ask for the properties of a GPU");
@@ -114,8 +114,8 @@ extern "C" __attribute__((visibility("default"))) parplan::Gpu* parplan_make_gpu
   if (std::string_view(version) != PARPLAN_VERSION) return nullptr;
   // Streams share 8 work queues of a GPU unless the driver is told otherwise before it starts, at
   // most 32 (CUDA C++ Programming Guide, CUDA environment variables). A rank has up to 7 streams
-  // beside NCCL's own, and a send that stands behind a receive in one queue waits for it, as the
-  // other rank's may. What the user says holds.
+  // besides NCCL's own. A send behind a receive in one queue waits for it, as the other rank's may.
+  // A value that the user set is kept.
   static_cast<void>(setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0));
   return new parplan::CudaGpu;
 }

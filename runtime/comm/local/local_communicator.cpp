@@ -27,15 +27,15 @@ Seconds between(Clock::time_point begin, Clock::time_point end) {
 // Two cache lines: the neighbour's prefetcher fetches pairs.
 constexpr std::size_t apart = 128;
 constexpr std::int64_t ring_depth = 64;
-// Below this every member adds up everything itself, which saves a meeting.
+// Below this size every member adds up everything itself, which saves a meeting.
 constexpr std::int64_t small_count = 1024;
 
 enum class Collective { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather };
 constexpr std::array<const char*, 5> collective_names = {"none", "all_reduce (sum)", "all_reduce (max)",
                                                          "reduce_scatter", "all_gather"};
 
-// What a member shows the others. Written before its `meetings` is raised, read after it was seen
-// raised.
+// What a member shows the others. It is written before its `meetings` is raised, and read after
+// that was seen.
 struct alignas(apart) Member {
   std::atomic<std::int64_t> meetings{0};
   float* data = nullptr;
@@ -54,8 +54,8 @@ struct Message {
   std::int64_t count = 0;
 };
 
-// Messages of one (source, destination, channel): the source alone raises `posted`, the destination
-// alone `received`.
+// Messages of one (source, destination, channel): only the source raises `posted`, only the
+// destination raises `received`.
 struct Ring {
   alignas(apart) std::atomic<std::int64_t> posted{0};
   alignas(apart) std::atomic<std::int64_t> received{0};
@@ -92,8 +92,8 @@ struct LocalWorld::State {
   }
 
   // Spins while there is a core for every rank, then yields, then naps: a rank that waits through a
-  // pipeline's bubble must leave the core to those that work, and yielding alone lets waiting
-  // threads share it out among each other.
+  // pipeline's bubble must leave the core to those that work, and with yielding alone the waiting
+  // threads would share it among themselves.
   template <class Ready>
   void wait_until(const Ready& ready) {
     const int spins = crowded ? 0 : 4000;
@@ -143,17 +143,18 @@ class LocalCommunicator final : public Communicator {
   void abort(const std::string& reason) override;
 
  private:
-  // This rank's place in a group.
+  // This rank's membership in a group.
   struct Membership {
     Group* group = nullptr;
     int member = 0;
-    std::vector<const float*> inputs;  // of every member, for the reductions
+    std::vector<const float*> inputs;  // of all members, for the reductions
     int members() const { return static_cast<int>(group->members.size()); }
   };
 
   Membership& membership(int group);
   void meet(Membership& m);
-  // Shows the others what this rank brings and waits for all; returns when all had arrived.
+  // Shows the others this rank's arguments and waits for all; returns the time when all had
+  // arrived.
   Clock::time_point arrive(Membership& m, Collective collective, float* data, std::int64_t count);
   void point_inputs_at(Membership& m, std::int64_t element);
   void gather(Membership& m, float* data, std::int64_t count);
@@ -226,8 +227,8 @@ void LocalCommunicator::gather(Membership& m, float* data, std::int64_t count) {
   }
 }
 
-// In three acts between meetings: every member adds up its own chunk, which nobody else reads
-// before the second meeting; then all copy the sums; then the buffers are free again.
+// Three phases between meetings: every member adds up its own chunk, which nobody else reads before
+// the second meeting; then all copy the sums; then the buffers are free again.
 Transfer LocalCommunicator::all_reduce(StreamId, int group, Reduction reduction, Elements elements) {
   const auto [data, count] = floats(elements);
   Membership& m = membership(group);

@@ -7,8 +7,8 @@
 
 namespace parplan {
 
-// Ranks as threads of this process, on CPUs; fp32. All shared state, made before the threads start;
-// no call allocates memory.
+// Ranks as threads of this process, on CPUs; fp32. It holds all shared state and is made before the
+// threads start; no call allocates memory.
 class LocalWorld {
  public:
   // Group ids are distinct. Channels of sends are numbered from 0 to channels - 1.
@@ -17,7 +17,7 @@ class LocalWorld {
   LocalWorld(const LocalWorld&) = delete;
   LocalWorld& operator=(const LocalWorld&) = delete;
 
-  // The end that rank `rank`'s thread uses; lives as long as the world.
+  // The communicator of rank `rank`'s thread; valid as long as the world.
   Communicator& communicator(int rank);
 
   struct State;

@@ -2,7 +2,7 @@
 
 namespace parplan {
 
-// RunError with MPI's words for `code`, unless it is MPI_SUCCESS.
+// RunError with MPI's text for `code`, unless it is MPI_SUCCESS.
 void check_mpi(int code, const char* call);
 
 }  // namespace parplan

@@ -24,11 +24,12 @@ Seconds between(Clock::time_point begin, Clock::time_point end) {
   return Seconds(std::chrono::duration<double>(end - begin).count());
 }
 
-// Up to here an all-reduce is one message to every other member, which comes with what it calls.
+// Up to this size an all-reduce is one message to every other member, sent together with the
+// announcement.
 constexpr std::int64_t small_count = 1024;
 constexpr std::size_t most_outstanding_sends = 64;
-// Elements that one message of a reduction holds: so many that messages are few, so few that what
-// was received is added from the cache.
+// Elements per message of a reduction: enough that messages are few, and few enough that received
+// data is added from the cache.
 constexpr std::int64_t most_piece_elements = 64 * 1024;
 constexpr std::int64_t least_piece_elements = 4 * 1024;
 constexpr std::int64_t scratch_elements = 1024 * 1024;
@@ -44,11 +45,11 @@ enum class Collective : std::int64_t { all_reduce_sum, all_reduce_max, reduce_sc
 constexpr std::array<const char*, 4> collective_names = {"all_reduce (sum)", "all_reduce (max)", "reduce_scatter",
                                                          "all_gather"};
 
-// The first message of a collective to every other member.
+// The announcement of a collective: its first message to every other member.
 struct Call {
   Collective collective{};
   std::int64_t count = 0;
-  std::array<float, small_count> data;  // of a small all-reduce; else not sent
+  std::array<float, small_count> data;  // of a small all-reduce; otherwise not sent
 };
 constexpr std::size_t call_head_bytes = offsetof(Call, data);
 
@@ -94,7 +95,7 @@ class MpiCommunicator final : public Communicator {
   Group& group_of(int id);
   Line& line_of(int destination, int channel);
   void wait_for(std::vector<MPI_Request>& requests, const std::vector<int>& concerned);
-  // Takes back what can be taken back of requests that are not done.
+  // Cancels what can be cancelled of unfinished requests.
   void give_up(std::vector<MPI_Request>& requests);
   void give_up_all(Group& group);
   void retire_sends(Line& line);
@@ -143,8 +144,8 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiH
     group.member = static_cast<int>(own - members.begin());
     most_members = std::max(most_members, members.size());
     if (members.size() == 1) continue;
-    // Every member makes its groups in the order of the list, so that nobody waits in a circle.
-    // Tags up to 32767 are allowed everywhere.
+    // Every member makes its groups in the order of the list, so that nobody waits in a cycle. Tags
+    // up to 32767 are allowed everywhere.
     MPI_Group selected = MPI_GROUP_NULL;
     PARPLAN_MPI(MPI_Group_incl(world, group.members(), members.data(), &selected));
     PARPLAN_MPI(MPI_Comm_create_group(point_to_point_, selected, static_cast<int>(g % 32768), &group.comm));
@@ -161,8 +162,8 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiH
   if (most_members > 1) scratch_.resize(2 * most_members * static_cast<std::size_t>(piece));
 }
 
-// Sends that nobody has received, after a failure, must not be carried on with: their data is about
-// to be freed.
+// After a failure, sends that nobody has received must not continue: their data is about to be
+// freed.
 MpiCommunicator::~MpiCommunicator() {
   std::vector<MPI_Request> unsent;
   for (const Line& line : lines_) unsent.insert(unsent.end(), line.outstanding.begin(), line.outstanding.end());
@@ -174,7 +175,7 @@ MpiCommunicator::~MpiCommunicator() {
       if (group.comm != MPI_COMM_NULL) PARPLAN_MPI(MPI_Comm_free(&group.comm));
     PARPLAN_MPI(MPI_Comm_free(&point_to_point_));
   } catch (const RunError&) {
-    // The job has failed; what remains ends with the process.
+    // The job has failed; the rest ends with the process.
   }
 }
 
@@ -203,8 +204,8 @@ void MpiCommunicator::wait_for(std::vector<MPI_Request>& requests, const std::ve
   requests.clear();
 }
 
-// Receipts that matched no message yet are cancelled. Anything else that is not done may go on at
-// MPI's next call, in memory that is about to be freed: there must be none.
+// Receives that matched no message yet are cancelled. Anything else that is unfinished may continue
+// at MPI's next call, in memory that is about to be freed: there must be none.
 void MpiCommunicator::give_up(std::vector<MPI_Request>& requests) {
   bool all_done = true;
   try {
@@ -279,8 +280,8 @@ Clock::time_point MpiCommunicator::meet(Group& group) {
   return met;
 }
 
-// Member i's chunk becomes the sum (or maximum) of all members' at member i. In pieces, of which
-// two are under way: while one is added up, the next one moves.
+// Member i's chunk becomes the sum (or maximum) of all members' chunks at member i. It works in
+// pieces, of which two are in flight: while one is added up, the next one moves.
 void MpiCommunicator::reduce_chunks(Group& group, InOrder adder, float* data, std::int64_t count,
                                     Clock::time_point& met) {
   const int members = group.members();
@@ -340,7 +341,7 @@ float* checked(const Elements& data) {
   return static_cast<float*>(data.data);
 }
 
-// Runs one collective; takes back its messages when it throws.
+// Runs one collective; cancels its messages when it throws.
 template <class Body, class GiveUp>
 Transfer carried_out(const Body& body, const GiveUp& give_up, Bytes sent) {
   const auto begin = Clock::now();
@@ -407,7 +408,7 @@ Transfer MpiCommunicator::all_gather(StreamId, int id, Elements elements) {
       all_gather_bytes(elements.count, size_of(elements.type), group.members(), group.member));
 }
 
-// Takes the done ones off the front of the line, with `calls` held.
+// Removes finished sends from the front of the line, with `calls` held.
 void MpiCommunicator::retire_sends(Line& line) {
   while (!line.outstanding.empty()) {
     int done = 0;

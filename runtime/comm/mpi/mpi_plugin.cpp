@@ -35,7 +35,7 @@ class MpiRendezvous final : public Rendezvous {
 }  // namespace
 }  // namespace parplan
 
-// The one symbol that the plugin shows (exports.map).
+// The only symbol that the plugin exports (exports.map).
 extern "C" [[gnu::visibility("default")]] parplan::Rendezvous* parplan_make_mpi_rendezvous(
     const parplan::MpiHost& host) {
   if (std::strcmp(host.version, PARPLAN_VERSION) != 0) return nullptr;

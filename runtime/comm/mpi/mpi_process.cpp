@@ -25,8 +25,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int failure_tag = 1;
 constexpr int farewell_tag = 2;
 
-// Messages of failure go at once, without the receiver's help: below the eager limit of Open MPI's
-// shared memory, 4096 bytes with its head.
+// Messages of failure leave immediately, without the receiver's help: they are below the eager
+// limit of Open MPI's shared memory, 4096 bytes with its header.
 constexpr std::size_t longest_reason = 3000;
 constexpr std::chrono::seconds farewell_patience(10);
 constexpr std::chrono::seconds telling_patience(1);
@@ -51,7 +51,7 @@ struct MpiProcess::State {
     MPI_Request request = MPI_REQUEST_NULL;
     std::string text;
   };
-  std::deque<Posted> posted;  // an element stays where it is: MPI reads it
+  std::deque<Posted> posted;  // an element does not move: MPI reads it
   bool open_for_good = false;
 
   void post_to_others(int tag, const std::string& text);
@@ -59,7 +59,7 @@ struct MpiProcess::State {
   void read_control();
 };
 
-// Tells everyone, with `calls` held.
+// Sends to all others, with `calls` held.
 void MpiProcess::State::post_to_others(int tag, const std::string& text) {
   for (int other = 0; other < processes; ++other) {
     if (other == process) continue;
@@ -78,7 +78,7 @@ bool MpiProcess::State::all_posted_are_sent() {
   return done != 0;
 }
 
-// Takes what others told, with `calls` held.
+// Reads the messages of others, with `calls` held.
 void MpiProcess::State::read_control() {
   while (true) {
     int found = 0;
@@ -114,7 +114,7 @@ MpiProcess::MpiProcess() : state_(std::make_unique<State>()) {
   PARPLAN_MPI(MPI_Comm_rank(machine, &s.local_process));
   PARPLAN_MPI(MPI_Comm_size(machine, &s.local_processes));
   PARPLAN_MPI(MPI_Comm_free(&machine));
-  // All cores of the machine: mpirun binds each process to its own.
+  // All cores of the machine count: mpirun binds each process to its own.
   s.crowded = s.local_processes > sysconf(_SC_NPROCESSORS_ONLN);
   s.ended.resize(static_cast<std::size_t>(s.processes));
 }
@@ -204,15 +204,15 @@ void MpiProcess::abort(const std::string& text) noexcept {
       s.failure = text.substr(0, longest_reason);
       s.post_to_others(failure_tag, *s.failure);
     }
-    // A first message to a process may need a connection first, which MPI makes only while it is
-    // called.
+    // A first message to a process may need a connection first, which MPI makes only inside its
+    // calls.
     const auto deadline = Clock::now() + telling_patience;
     while (Clock::now() < deadline) {
       const std::lock_guard lock(s.calls);
       if (s.all_posted_are_sent()) return;
     }
   } catch (const std::exception&) {
-    // The network is gone; this process knows the reason all the same.
+    // The network is gone; this process still knows the reason.
   }
 }
 
@@ -228,7 +228,8 @@ std::vector<std::vector<std::byte>> MpiProcess::all_gather(std::span<const std::
     PARPLAN_MPI(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
     return done != 0;
   };
-  // What MPI may still write to stays when this call fails: a collective cannot be taken back.
+  // Memory that MPI may still write to outlives this call when it fails: a collective cannot be
+  // cancelled.
   struct Exchange {
     int own_length = 0;
     std::vector<int> lengths, begins;

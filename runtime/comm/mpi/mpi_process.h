@@ -12,17 +12,17 @@
 
 namespace parplan {
 
-// MPI in this process: begins and ends it, waits, and passes on why the job is over. MPI itself
-// knows no way to wake a process that waits for a message, short of killing it: so nothing waits
-// inside MPI; every wait is a loop of tests that also looks for messages of failure on a
-// communicator of their own.
+// MPI in this process: initialises and finalises it, waits, and passes on why the job has ended.
+// MPI itself cannot wake a process that waits for a message, short of killing it. So nothing waits
+// inside MPI; every wait is a loop of tests that also looks for messages of failure on a separate
+// communicator.
 class MpiProcess {
  public:
-  // RunError where MPI does not let threads take turns, or has been here before.
+  // Throws RunError where MPI does not let threads take turns, or was initialised before.
   MpiProcess();
-  // Ends MPI together with all others. After a failure only if all others end within 10 s and no
-  // message is under way between this process's memory and others: else MPI stays open, by which
-  // mpirun sees that the process failed and ends those that remain.
+  // Finalises MPI together with all others. After a failure it does so only if all others end
+  // within 10 s and no message is in flight between this process's memory and others. Otherwise MPI
+  // stays open; mpirun then sees that the process failed and ends the remaining ones.
   ~MpiProcess();
   MpiProcess(const MpiProcess&) = delete;
   MpiProcess& operator=(const MpiProcess&) = delete;
@@ -34,12 +34,12 @@ class MpiProcess {
 
   // Held around every call of MPI (threads take turns).
   std::mutex& calls();
-  // Returns when `ready`, which is called with `calls` held, says so. RunError as Rendezvous has
-  // it; also when a process of `concerned` has ended for 2 s and `ready` still does not hold.
+  // Returns when `ready`, which is called with `calls` held, is true. Throws RunError as Rendezvous
+  // does, and also when a process of `concerned` ended 2 s ago and `ready` is still false.
   void wait_until(const std::function<bool()>& ready, std::span<const int> concerned);
   void check();
-  void abort(const std::string& text) noexcept;  // what all others throw
-  // A message between the memory of this process and others cannot be taken back.
+  void abort(const std::string& text) noexcept;  // the text that all others throw
+  // Called when a message between this process's memory and others cannot be cancelled.
   void leave_open();
 
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own);

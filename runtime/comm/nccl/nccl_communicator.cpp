@@ -29,14 +29,14 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::int64_t outstanding_sends = 64;
-// How often communicators are asked for asynchronous errors. No rank waits for this: it delays the
-// message, not the work.
+// How often communicators are asked for asynchronous errors. No rank waits for this: it delays only
+// the message.
 constexpr auto watch_interval = 100ms;
-// How long an abort waits for a call that is under way in NCCL before it aborts under it, which is
-// what ends a call that hangs.
+// How long an abort waits for a pending call of NCCL before it aborts under it, which ends a call
+// that hangs.
 constexpr auto call_patience = 500ms;
 
-// What ranks of one job that are threads of this process know together.
+// State shared by the ranks of one job that are threads of this process.
 struct Job {
   std::mutex mutex;
   std::condition_variable changed;
@@ -86,7 +86,7 @@ struct GroupLink {
 struct RouteLink {
   SendRoute route;
   Link* link = nullptr;
-  // The source's: event `number % outstanding_sends` follows the send of that number.
+  // Events of the source: event `number % outstanding_sends` follows the send of that number.
   std::vector<cudaEvent_t> sent;
   std::int64_t sends = 0;
 };
@@ -132,8 +132,8 @@ class NcclCommunicator final : public Communicator {
   void make_group_links(const std::vector<CommunicationGroup>& groups);
   void make_route_links(const std::vector<SendRoute>& routes);
   void open_routes();
-  // One link for each set that holds this rank; the others' entries are null. All ranks call it
-  // with the same sets.
+  // One link for each set that holds this rank; the other entries are null. All ranks call it with
+  // the same sets.
   std::vector<Link*> split(const std::vector<std::vector<int>>& sets,
                            const std::function<std::string(std::size_t)>& name_of);
   void release();
@@ -154,11 +154,11 @@ class NcclCommunicator final : public Communicator {
   std::vector<std::unique_ptr<Link>> links_;  // the first is that of all ranks
   std::vector<GroupLink> groups_;
   std::vector<RouteLink> routes_;
-  // What opens routes. It is kept, because releasing memory waits for all work of the GPU, which
-  // may be other ranks' where they share one.
+  // The memory with which routes are opened. It is kept, because releasing memory waits for all
+  // work of the GPU, including that of other ranks that share it.
   void* opening_ = nullptr;
   bool stopping_ = false;  // guarded by the job's mutex
-  bool aborted_ = false;   // the watcher's, until it was joined
+  bool aborted_ = false;   // owned by the watcher until it was joined
   std::thread watcher_;
 };
 
@@ -172,7 +172,7 @@ void NcclCommunicator::issue(Link& link, const char* what, const Operation& oper
     result = operation(link.nccl);
   }
   if (result == ncclSuccess) return;
-  // Not of the communicator, which may have been aborted while the call was under way.
+  // Without the communicator, which may have been aborted during the call.
   job_->fail(rank_, nccl_error_text(result, nullptr, fmt::format("NCCL, {}, {}", what, link.name)));
   job_->throw_if_failed();
 }
@@ -201,8 +201,8 @@ void NcclCommunicator::connect(const std::vector<std::byte>& id, const std::vect
   if (ranks_ > 1) {
     ncclUniqueId unique;
     std::memcpy(&unique, id.data(), sizeof(unique));
-    // Blocking calls: the others start a thread for every call (NCCL 2.28, group.cc). Nothing is
-    // shared between communicators: those that share take turns on the device, whatever their
+    // Blocking calls: the alternative starts a thread for every call (NCCL 2.28, group.cc).
+    // Communicators share nothing: those that share take turns on the device, whatever their
     // streams (enqueue.cc, ncclLaunchPrepare: sharedRes->deviceStream).
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
@@ -294,9 +294,9 @@ void NcclCommunicator::make_route_links(const std::vector<SendRoute>& routes) {
   }
 }
 
-// NCCL connects two ranks in their first send and receive, and both wait for each other in it.
+// NCCL connects two ranks in their first send and receive, and both wait for each other there.
 // Routes are therefore opened here, in the order of the rounds, in which no rank has two: later
-// sends return at once, in whatever order ranks come to them.
+// sends return immediately, in whatever order ranks submit them.
 void NcclCommunicator::open_routes() {
   if (routes_.empty()) return;
   opening_ = backend_.allocate(Bytes(sizeof(std::int32_t)));
@@ -332,8 +332,8 @@ Transfer NcclCommunicator::all_reduce(StreamId stream, int group, Reduction redu
   return {.sent = all_reduce_bytes(data.count, size_of(data.type), g.members, g.member), .waited = {}, .moving = {}};
 }
 
-// NCCL's own reduce-scatter and all-gather have equal chunks; a count that the members do not
-// divide is moved chunk by chunk, in one group of calls.
+// NCCL's own reduce-scatter and all-gather have equal chunks; a count that is no multiple of the
+// members is moved chunk by chunk, in one group of calls.
 template <class Move>
 ncclResult_t for_each_chunk(std::int64_t count, int members, const Move& move) {
   ncclResult_t result = ncclGroupStart();
@@ -400,7 +400,7 @@ SendTicket NcclCommunicator::send(StreamId stream, int destination, int channel,
 Transfer NcclCommunicator::wait_sent(StreamId stream, SendTicket ticket) {
   check();
   const RouteLink& route = route_link({.source = rank_, .destination = ticket.destination, .channel = ticket.channel});
-  // An event that was used again had been waited for.
+  // An event that was reused had been waited for.
   if (route.sends - ticket.number <= outstanding_sends)
     parplan::check(cudaStreamWaitEvent(backend_.stream(stream), route.sent[ticket.number % outstanding_sends], 0),
                    "wait for a send");
@@ -417,7 +417,7 @@ Transfer NcclCommunicator::receive(StreamId stream, int source, int channel, Ele
   return {};
 }
 
-// What cannot be registered is sent through NCCL's own buffers, as it would be without.
+// Memory that cannot be registered is sent through NCCL's own buffers, as without registration.
 void NcclCommunicator::register_memory(void* memory, Bytes bytes) {
   for (const std::unique_ptr<Link>& link : links_) {
     const std::lock_guard lock(link->calls);
@@ -463,7 +463,7 @@ void NcclCommunicator::abort_links() {
   aborted_ = true;
 }
 
-// The last that is heard of the communicator: failures have nobody to tell.
+// The end of the communicator: failures have nobody to tell.
 void NcclCommunicator::release() {
   bool failed = false;
   {

@@ -7,8 +7,8 @@
 namespace parplan {
 
 // Distributes sets of ranks over rounds so that the sets of a round are disjoint: one split of a
-// communicator then makes them all. Each set goes to the first round that has room for it. Returns
-// the round of each set.
+// communicator then makes them all. Each set goes to the first round in which its ranks are free.
+// Returns the round of each set.
 inline std::vector<int> split_rounds(const std::vector<std::vector<int>>& sets, int ranks) {
   std::vector<std::vector<bool>> taken;  // by round and rank
   std::vector<int> rounds;

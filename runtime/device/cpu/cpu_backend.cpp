@@ -25,8 +25,7 @@ namespace {
 constexpr std::size_t arena_alignment = 256;
 constexpr std::uintptr_t workspace_alignment = 64;  // packed panels are loaded into AVX-512 registers
 
-// A whole number from a file of one; nothing where there is none ("max" of an unlimited control
-// group).
+// The whole number in a file; nothing where there is none ("max" of an unlimited control group).
 std::optional<std::int64_t> number_in(const char* path) {
   std::ifstream file(path);
   std::int64_t number = 0;
@@ -34,7 +33,7 @@ std::optional<std::int64_t> number_in(const char* path) {
   return std::nullopt;
 }
 
-// Bytes that /proc/meminfo tells of `what`; 0 where it does not.
+// The bytes that /proc/meminfo states for `what`; 0 where it does not.
 std::int64_t memory_information(std::string_view what) {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);)
@@ -55,7 +54,7 @@ class CpuBackend final : public Backend {
       throw RunError(fmt::format("this machine has no {} of memory left for a rank", format_bytes(bytes)));
 #ifdef MADV_HUGEPAGE
     // An arena is touched as a whole: large pages cost fewer faults and fewer misses of the
-    // translation buffer. A wish: where the system grants none, nothing is lost.
+    // translation buffer. This is only a hint: if the system grants none, nothing is lost.
     constexpr std::uintptr_t page = 2 << 20;
     const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
     const std::uintptr_t end =

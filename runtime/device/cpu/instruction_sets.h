@@ -7,12 +7,12 @@
 
 namespace parplan {
 
-// The instruction sets that the kernels were built for and that this machine runs, slowest first:
-// "baseline", "v3" (x86-64-v3: AVX2, FMA), "v4" (x86-64-v4: AVX-512 F, BW, CD, DQ, VL).
+// The instruction sets for which the kernels were built and that this machine supports, slowest
+// first: "baseline", "v3" (x86-64-v3: AVX2, FMA), "v4" (x86-64-v4: AVX-512 F, BW, CD, DQ, VL).
 std::vector<std::string> cpu_instruction_sets();
 
-// The last of cpu_instruction_sets(), or what the environment variable PARPLAN_CPU_ISA names.
-// ConfigError when it names something unknown or something that this machine lacks.
+// The last of cpu_instruction_sets(), or the one that the environment variable PARPLAN_CPU_ISA
+// names. ConfigError when it names an unknown one or one that this machine lacks.
 std::string chosen_cpu_instruction_set();
 
 // ConfigError as above.

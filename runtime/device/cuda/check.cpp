@@ -7,7 +7,7 @@
 namespace parplan {
 
 void throw_cuda_error(cudaError_t error, const std::string& what) {
-  // An error that does not stick would be reported once more by an unrelated call.
+  // A non-sticky error would be reported again by an unrelated call.
   static_cast<void>(cudaGetLastError());
   throw RunError(fmt::format("{}: {} ({})", what, cudaGetErrorName(error), cudaGetErrorString(error)));
 }

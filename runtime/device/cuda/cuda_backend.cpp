@@ -57,7 +57,7 @@ CudaBackend::~CudaBackend() {
   release_all();
 }
 
-// Nothing is checked here: what failed has been reported by the call that failed.
+// Nothing is checked here: a failed call has reported its own error.
 void CudaBackend::release_all() {
   for (const auto& [key, repeated] : repeated_)
     if (repeated.graph != nullptr) static_cast<void>(cudaGraphExecDestroy(repeated.graph));
@@ -119,8 +119,8 @@ DeviceMemory CudaBackend::memory() const {
 cudaStream_t CudaBackend::stream(StreamId number) {
   cudaStream_t& stream = at(streams_, number);
   if (stream == nullptr) {
-    // Stream 0 computes; the others communicate: their few blocks go first, so that what waits for
-    // them can start.
+    // Stream 0 computes; the others communicate. Their few blocks go first, so that the work that
+    // waits for them can start.
     check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
                                        number == 0 ? least_priority_ : greatest_priority_),
           "make a stream");
@@ -129,8 +129,8 @@ cudaStream_t CudaBackend::stream(StreamId number) {
   return stream;
 }
 
-// Stream 0 writes them when all streams have got as far as they were told to go, and all streams go
-// on after that.
+// Stream 0 writes the scalars when all streams have reached this point, and all streams continue
+// after that.
 void CudaBackend::set_scalars(const StepScalars& scalars) {
   PARPLAN_ASSERT(!recording_, "scalars are set within recorded work");
   if (has_scalars_) check(cudaEventSynchronize(scalars_written_), "wait for the scalars of the step before");
@@ -200,7 +200,7 @@ void CudaBackend::wait(StreamId number, EventId event) {
         "wait for an event");
 }
 
-// Stream by stream: on one GPU there may be ranks of other threads, which are not waited for.
+// Stream by stream: other threads may have ranks on the same GPU, which are not waited for.
 void CudaBackend::synchronize() {
   for (cudaStream_t stream : streams_) {
     if (stream == nullptr) continue;
@@ -221,15 +221,15 @@ void CudaBackend::repeat(StreamId number, std::int64_t key, const std::function<
 
 void CudaBackend::record_graph(StreamId number, const std::function<void()>& work, Repeated& repeated) {
   const cudaStream_t recorder = stream(number);
-  // Other threads of the process, with ranks of their own, go on allocating.
+  // Other threads of the process, with ranks of their own, continue to allocate.
   check(cudaStreamBeginCapture(recorder, cudaStreamCaptureModeThreadLocal), "begin to record work");
   recording_ = true;
   std::string failure;
   try {
     work();
   } catch (const RunError& error) {
-    failure =
-        error.what();  // a call that cannot be recorded; any other failure comes again when the work runs directly
+    // A call that cannot be recorded; any other failure occurs again when the work runs directly.
+    failure = error.what();
   } catch (...) {
     cudaGraph_t unfinished = nullptr;
     if (cudaStreamEndCapture(recorder, &unfinished) == cudaSuccess) static_cast<void>(cudaGraphDestroy(unfinished));

@@ -19,9 +19,9 @@ struct CudaBackendOptions {
   bool synchronous = false;   // wait after every kernel and copy; nothing is recorded then
 };
 
-// One GPU. Streams do not wait for the legacy default stream. Nothing is allocated on the device
-// after the first step but the graphs that its second one records: scalars, the result of
-// `end_of_unlike` and cuBLASLt's handle are made by the constructor, workspaces are operands.
+// One GPU. Streams do not wait for the legacy default stream. After the first step nothing is
+// allocated on the device except the graphs that the second step records: the constructor allocates
+// the scalars, the result of `end_of_unlike` and cuBLASLt's handle, and workspaces are operands.
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int device, const CudaBackendOptions& options);
@@ -50,8 +50,8 @@ class CudaBackend final : public Backend {
   void synchronize() override;
 
   // The first call with a key runs `work`, so that libraries choose their algorithms; the second
-  // records it as a CUDA graph. What cannot be recorded runs directly ever after; `not_recorded`
-  // says why.
+  // records it as a CUDA graph. Work that cannot be recorded runs directly from then on;
+  // `not_recorded` says why.
   void repeat(StreamId stream, std::int64_t key, const std::function<void()>& work) override;
 
   void prepare_marks(int count) override;
@@ -62,8 +62,7 @@ class CudaBackend final : public Backend {
   // For communicators.
   int device() const { return device_; }
   cudaStream_t stream(StreamId stream);
-  // The reason for which work runs directly though graphs were asked for; empty while there is
-  // none.
+  // Why work runs directly though graphs were asked for; empty if it does not.
   std::string not_recorded() const override { return not_recorded_; }
 
  private:

@@ -10,8 +10,8 @@
 
 namespace parplan {
 
-// How many blocks of how many threads, and the bytes of dynamic shared memory of a block (above 48
-// KiB the kernel must have been allowed to: allow_shared_memory).
+// The number of blocks, the number of threads of each, and the bytes of dynamic shared memory of a
+// block (above 48 KiB the kernel needs permission: allow_shared_memory).
 struct Grid {
   dim3 blocks;
   dim3 threads;
@@ -33,9 +33,9 @@ void launch(const char* what, void (*kernel)(Parameters...), const Grid& grid, c
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), what);
 }
 
-// Lets a block of the kernel have `bytes` of dynamic shared memory on the GPU that this thread
-// uses. CUDA keeps one limit for each kernel and GPU, and the call can wait for copies between host
-// and device (oneapi-src/unified-runtime, pull request 2678): it is made only to raise the limit,
+// Lets a block of the kernel have `bytes` of dynamic shared memory on this thread's current GPU.
+// CUDA keeps one limit per kernel and GPU, and the call can wait for copies between host and device
+// (oneapi-src/unified-runtime, pull request 2678). It is therefore made only to raise the limit,
 // which threads thus never lower for one another.
 void allow_shared_memory(const void* kernel, std::size_t bytes);
 template <class... Parameters>

@@ -38,14 +38,14 @@ MatrixProduct input_gradient_product(OpKind op, const CudaKernelArguments& a, vo
           .workspace = workspace};
 }
 
-// Another op on matrices of [rows, columns] in the same stream.
+// Runs another op on matrices of [rows, columns] in the same stream.
 void run_elementwise(CudaKernel kernel, const CudaKernelArguments& a, const OpShape& shape,
                      std::initializer_list<void*> operands) {
   kernel({.shape = shape, .type = a.type, .operands = operands.begin(), .scalars = a.scalars, .stream = a.stream});
 }
 
-// The product with bias where there is one. In place, in the second step: each element is read and
-// written by one thread.
+// The product, with a bias where there is one. The second step is in place: each element is read
+// and written by one thread.
 void submit_with_bias(MatrixProduct product, const CudaKernelArguments& a, void* bias) {
   if (bias != nullptr) {
     product.epilogue = Epilogue::bias;
@@ -69,7 +69,7 @@ void linear(const CudaKernelArguments& a) {
                    a.shape.bias ? a.operands[2] : nullptr);
 }
 
-// x, weight, (bias), before, y, workspace; where `before` and y are one storage it is y's.
+// x, weight, (bias), before, y, workspace; where `before` and y share storage, it holds y.
 void linear_gelu(const CudaKernelArguments& a) {
   const int before = a.shape.bias ? 3 : 2;
   void* bias = a.shape.bias ? a.operands[2] : nullptr;

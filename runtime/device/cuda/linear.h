@@ -2,9 +2,9 @@
 
 #include "runtime/device/cuda/kernels/arguments.h"
 
-// The ops that are matrix products, by cuBLASLt (matrix_products.h). Where it has no algorithm with
-// the epilogue for the sizes at hand (odd ones), the product is written plain and a kernel of its
-// own does the rest: what the epilogue works on is then rounded to the type once more.
+// The ops that are matrix products, by cuBLASLt (matrix_products.h). Where cuBLASLt has no
+// algorithm with the epilogue for the given (odd) sizes, the plain product is written and a
+// separate kernel does the rest: its input is then rounded to the type once more.
 namespace parplan {
 
 void linear(const CudaKernelArguments& arguments);

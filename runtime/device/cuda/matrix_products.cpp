@@ -20,7 +20,7 @@
 namespace parplan {
 namespace {
 
-// The one checked call of cuBLASLt.
+// The only checked call of cuBLASLt.
 void check(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
     throw RunError(fmt::format("{}: {} ({})", what, cublasLtGetStatusName(status), cublasLtGetStatusString(status)));
@@ -57,16 +57,17 @@ cudaDataType_t cuda_type(DataType type) {
   }
 }
 
-// The largest power of two, at most 256, that divides the address: what cuBLASLt asks to be told.
+// The largest power of two, at most 256, that divides the address: the alignment that cuBLASLt asks
+// for.
 std::uint32_t alignment_of(const void* address) {
   constexpr int most = 8;
   const auto bits = reinterpret_cast<std::uintptr_t>(address);
   return 1u << std::min(most, bits == 0 ? most : std::countr_zero(bits));
 }
 
-// cuBLASLt wants its workspace at a multiple of this (NVIDIA/TransformerEngine, pull request 2223;
+// cuBLASLt needs its workspace at a multiple of this (NVIDIA/TransformerEngine, pull request 2223;
 // ml-explore/mlx, pull request 2466: on Hopper products fail without). Workspaces of a plan are
-// aligned to 64 bytes, so what is used of one begins at the next multiple.
+// aligned to 64 bytes, so the used part begins at the next multiple.
 constexpr std::size_t workspace_alignment = 256;
 constexpr std::size_t usable_workspace = static_cast<std::size_t>(matrix_workspace_bytes) - workspace_alignment;
 
@@ -76,7 +77,7 @@ void* aligned_workspace(void* workspace) {
          (workspace_alignment - address % workspace_alignment) % workspace_alignment;
 }
 
-// What an algorithm is chosen for.
+// The key for which an algorithm is chosen.
 struct ProductKey {
   DataType type{}, result_type{};
   std::int64_t rows = 0, columns = 0, depth = 0;
@@ -98,7 +99,7 @@ ProductKey key_of(const MatrixProduct& p) {
 struct Chosen {
   Operation operation;
   Layout a, b, d;
-  std::optional<cublasLtMatmulAlgo_t> algorithm;  // none: cuBLASLt has none
+  std::optional<cublasLtMatmulAlgo_t> algorithm;  // none: cuBLASLt has no algorithm
   std::size_t workspace_bytes = 0;
 };
 
@@ -119,10 +120,10 @@ bool epilogue_fits(const MatrixProduct& p) {
   return p.before == nullptr || (p.columns % 8 == 0 && alignment_of(p.before) >= 16);
 }
 
-// Row-major matrices are cuBLASLt's column-major ones transposed, so d = left * right is asked for
-// as d' = right' * left': A is `right`, B is `left`, and what lies in memory as [depth, columns]
-// row by row is A' = [columns, depth] without transposition. The bias is then one number a row of
-// D, as the epilogue has it.
+// Row-major matrices are cuBLASLt's column-major ones transposed, so d = left * right becomes d' =
+// right' * left': A is `right`, B is `left`, and memory that holds [depth, columns] row by row is
+// A' = [columns, depth] without transposition. The bias is then one number per row of D, as in the
+// epilogue.
 Layout layout_of(DataType type, std::int64_t row_major_rows, std::int64_t row_major_columns) {
   cublasLtMatrixLayout_t layout = nullptr;
   check(cublasLtMatrixLayoutCreate(&layout, cuda_type(type), static_cast<std::uint64_t>(row_major_columns),
@@ -183,8 +184,8 @@ struct MatrixProducts::Library {
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle.get(), made.operation.get(), made.a.get(), made.b.get(), made.d.get(),
                                        made.d.get(), wanted.get(), most_suggestions, suggestions.data(), &found);
-    // cublasLt.h: "no heuristic function available for current configuration"; and an epilogue that
-    // it does not take with these types and sizes at all.
+    // cublasLt.h: "no heuristic function available for current configuration"; this is also the
+    // status for an epilogue that is not supported with these types and sizes at all.
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return made;
     if (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != Epilogue::none) return made;
     check(status, "choose an algorithm for a matrix product");

@@ -6,11 +6,11 @@
 
 namespace parplan {
 
-// What a matrix product does with its result before it is written.
+// What a matrix product applies to its result before writing it.
 enum class Epilogue {
   none,
-  bias,  // + bias, one number a column of the row-major result
-  gelu,  // gelu_tanh of the result (with bias where there is one), which is kept in `before` where that is given
+  bias,           // + bias, one number per column of the row-major result
+  gelu,           // gelu_tanh of the result (with bias where there is one); `before` keeps its argument if given
   gelu_gradient,  // times the derivative of gelu_tanh at `before`
 };
 
@@ -24,26 +24,25 @@ struct MatrixProduct {
   std::int64_t depth = 0;
   const void* left = nullptr;
   const void* right = nullptr;
-  bool left_transposed = false;   // lies in memory as [depth, rows]
-  bool right_transposed = false;  // lies in memory as [columns, depth]
+  bool left_transposed = false;   // stored as [depth, rows]
+  bool right_transposed = false;  // stored as [columns, depth]
   void* result = nullptr;
   DataType result_type = DataType::fp32;
-  bool accumulate = false;        // add to what the result holds
+  bool accumulate = false;  // add to the present result
   Epilogue epilogue = Epilogue::none;
   const void* bias = nullptr;  // [columns], in the type of the result
   void* before = nullptr;      // [rows, columns], in the type of the result
   void* workspace = nullptr;   // matrix_workspace_bytes
 };
 
-// Products by cuBLASLt. Sums are in fp32 whatever the type (tf32 rounds what it multiplies). The
-// algorithm for a product is the first of cuBLASLt's suggestions, asked for once for each kind,
-// size, type and alignment; suggestions that want more workspace than there is are refused.
+// Products by cuBLASLt. Sums are in fp32 for every type (tf32 rounds the factors). The algorithm
+// for a product is the first of cuBLASLt's suggestions, asked for once per kind, size, type and
+// alignment; suggestions that need more workspace than there is are refused.
 //
 // Where the depth is split over blocks, the parts are kept in fp32 in the workspace and added by a
-// kernel of their own, in one order (CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE). Without
-// `deterministic`, blocks may also take turns in adding to an fp32 result (..._INPLACE). Parts in a
-// half type (..._OUTPUT_TYPE, or ..._INPLACE on such a result) are always refused: sums are in
-// fp32.
+// separate kernel, in one order (CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE). Without `deterministic`,
+// blocks may also take turns in adding to an fp32 result (..._INPLACE). Parts in a half type
+// (..._OUTPUT_TYPE, or ..._INPLACE on such a result) are always refused: sums are in fp32.
 class MatrixProducts {
  public:
   explicit MatrixProducts(bool deterministic);
@@ -51,9 +50,9 @@ class MatrixProducts {
   MatrixProducts(const MatrixProducts&) = delete;
   MatrixProducts& operator=(const MatrixProducts&) = delete;
 
-  // Submits the product. False, with nothing submitted: cuBLASLt has no algorithm with this
-  // epilogue for these sizes and addresses. A product without epilogue that it has none for is a
-  // RunError.
+  // Submits the product. Returns false, with nothing submitted, if cuBLASLt has no algorithm with
+  // this epilogue for these sizes and addresses. If it has none for a product without epilogue, a
+  // RunError is thrown.
   bool submit(const MatrixProduct& product, cudaStream_t stream);
 
  private:

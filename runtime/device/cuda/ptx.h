@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <type_traits>
 
-// The few PTX instructions of sm_80 that CUDA C++ has no names for; all inline PTX of the project
-// is in this file. Names, operands and the fragments' layouts: PTX ISA 9.0, "Matrix
+// The few PTX instructions of sm_80 for which CUDA C++ has no names; all inline PTX of the project
+// is in this file. Names, operands and the fragments' layouts are those of PTX ISA 9.0, "Matrix
 // multiply-accumulate operation using mma instruction" (m16n8k16, .bf16 and .f16), "ldmatrix",
-// "cp.async", "ex2". T is __nv_bfloat16 or __half. The CUDA emulator of the tests has a file of the
-// same path and functions.
+// "cp.async", "ex2". T is __nv_bfloat16 or __half. The CUDA emulator of the tests has a file with
+// the same path and functions.
 namespace parplan::ptx {
 
 // Two numbers as one register, rounded to nearest; `low` has the lower address in memory.
@@ -47,8 +47,8 @@ __device__ __forceinline__ float2 unpack(std::uint32_t packed) {
 //   a: {(g, 2t), (g, 2t+1)}, the same of row g+8, of columns +8, of both;
 //   b: {(2t, g), (2t+1, g)}, the same of rows +8;
 //   d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
-// (Volatile, as the whole warp has to reach it: it must not be moved into a branch that only some
-// lanes take.)
+// (Volatile, since the whole warp has to reach it: it must not be moved into a branch that only
+// some lanes take.)
 template <class T>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                              std::uint32_t b1) {
@@ -67,8 +67,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const std::uint32_t 
 }
 
 // Four 8x8 matrices of 2-byte elements from shared memory: lane 8i + r names row r of matrix i (16
-// bytes, aligned). Register i of a lane gets elements 2t and 2t+1 of row g of matrix i; transposed:
-// row 2t and 2t+1 of column g.
+// bytes, aligned). Register i of a lane gets elements 2t and 2t+1 of row g of matrix i; transposed,
+// it gets rows 2t and 2t+1 of column g.
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&registers)[4], const void* shared_row) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared_row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -84,9 +84,9 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&registers
                : "memory");
 }
 
-// Starts a copy of 16 (4) bytes, aligned to as many; writes zeros and does not read `global` where
-// `present` is false. The bytes are there for this thread after the wait for their group, for
-// others after a barrier behind it.
+// Starts a copy of 16 (4) bytes, aligned to as many; writes zeros without reading `global` where
+// `present` is false. The bytes are visible to this thread after the wait for their group, and to
+// others after a barrier that follows it.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool present) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
   const std::uint32_t bytes = present ? 16 : 0;

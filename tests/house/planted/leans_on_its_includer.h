@@ -2,7 +2,7 @@
 
 namespace parplan {
 
-// Uses std::string without <string>: what the header test must find.
+// Uses std::string without <string>: the header test must find this.
 std::string name_without_include();
 
 }  // namespace parplan

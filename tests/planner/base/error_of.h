@@ -4,7 +4,7 @@
 
 namespace parplan {
 
-// The message of the `Error` that `act` throws; says so when it throws none.
+// The message of the `Error` that `act` throws; says so if it throws none.
 template <typename Error, typename Act>
 std::string error_of(Act act) {
   try {

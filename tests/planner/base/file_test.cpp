@@ -104,7 +104,7 @@ TEST_CASE("A symbolic link stays one, and what it leads to gets the text") {
   CHECK(file_behind(folder / "nearer.txt") == file_behind(folder / "far/target.txt"));
   CHECK(file_behind(folder / "far/../near.txt") == file_behind(folder / "far/target.txt"));
   CHECK(file_behind(folder / "far/other.txt") != file_behind(folder / "far/target.txt"));
-  // One that leads to nothing yet.
+  // A link whose target does not exist yet.
   std::filesystem::create_symlink("far/made.txt", folder / "dangling.txt");
   write_file_atomically(folder / "dangling.txt", "made");
   CHECK(read_file(folder / "far/made.txt") == "made");

@@ -68,7 +68,7 @@ TEST_CASE("the numbers of every device are of the size that such a device has") 
     CHECK(device.power->value <= 1400.0);  // NVIDIA GB300
     CHECK(device.memory_capacity.count >= 11LL << 30);
     CHECK(device.memory_overhead.count <= 2LL << 30);
-    // What is called so many GB has at most that in GiB, and no less than 0.93 of it in GB.
+    // A name of so many GB means at most that in GiB, and no less than 0.93 of it in GB.
     if (const auto at = name.rfind('-'); name.ends_with("gb")) {
       const double gb = std::stod(name.substr(at + 1));
       CHECK(static_cast<double>(device.memory_capacity.count) <= gb * 1073741824.0);
@@ -82,8 +82,8 @@ TEST_CASE("the numbers of every device are of the size that such a device has") 
       CHECK((rates.matrix_half.value > 0.0) == (device.peak_half.value > 0.0));
       CHECK((rates.matrix_tf32.value > 0.0) == (device.peak_tf32.value > 0.0));
       if (device.peak_half.value > 0.0)
-        CHECK(rates.matrix_half / device.peak_half >
-              0.5);  // half of the peak at least, or a number with sparsity slipped in
+        // At least half of the peak; otherwise a number with sparsity slipped in.
+        CHECK(rates.matrix_half / device.peak_half > 0.5);
       if (device.peak_tf32.value > 0.0) {
         CHECK(device.peak_tf32 >= device.peak_fp32);
         CHECK(device.peak_tf32 <= device.peak_half);
@@ -135,8 +135,8 @@ TEST_CASE(
     const char* cluster;
     double least, most;  // GB/s of a ring over all devices of a node
   };
-  // All-reduce bus bandwidths where they were measured (the files say by whom), and what NCCL
-  // counts otherwise.
+  // All-reduce bus bandwidths where they were measured (the files name the source), otherwise
+  // NCCL's figures.
   for (const Row& row :
        {Row{"dgx-2-v100", 115, 122}, Row{"dgx-b200", 682, 723}, Row{"gb200-nvl72", 682, 723}, Row{"aws-p4d", 232, 241},
         Row{"aws-p5", 360, 371}, Row{"aws-p5en", 360, 371}, Row{"azure-nd-a100-v4", 232, 241},
@@ -187,7 +187,7 @@ TEST_CASE("a rack of 72 gives any number of its trays") {
 }
 
 TEST_CASE("named clusters reach what was measured on them") {
-  // All-reduce bus bandwidths: 232 and 370 GB/s inside a node, 192 and 370 over several (NVIDIA GTC
+  // All-reduce bus bandwidths: 232 and 370 GB/s inside a node, 192 and 370 across nodes (NVIDIA GTC
   // 2024).
   const Cluster a100 = find_cluster("dgx-a100", catalog, devices(32));
   CHECK(ring(a100, 4, 8, Axis::tp) == doctest::Approx(240));
@@ -313,7 +313,7 @@ TEST_CASE("of a cluster of unlike nodes whole nodes are taken in order, or a par
   CHECK(error_of(path, nodes(6)) == "error: --nodes 6" + has);
   CHECK(error_of(path, {.device = {}, .network = {}, .devices = 16, .nodes = 4}) ==
         "error: --devices 16 with --nodes 4" + has);
-  // --network is of the NICs of all kinds.
+  // --network applies to the NICs of all kinds of nodes.
   const Cluster faster =
       find_cluster(path, catalog, {.device = {}, .network = parse_bandwidth("400 Gbit/s"), .devices = {}, .nodes = {}});
   for (const NodeGroup& group : faster.groups)

@@ -39,15 +39,14 @@ Cluster two_kinds() {
               "2, latency: 3 us}]}\n");
 }
 
-// A DOT text, taken apart as far as ours goes: names that are declared, names that edges use,
-// braces.
+// A DOT text, parsed as far as parplan uses the language: declared names, names in edges, braces.
 struct Dot {
   std::set<std::string> declared;
   std::vector<std::pair<std::string, std::string>> edges;
   int open_braces = 0;
 };
 Dot parse_dot(const std::string& text) {
-  // Strings first: what is in them is none of the language's business.
+  // Strings first: their contents are not part of the language.
   std::string bare;
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (text[i] != '"') {
@@ -93,7 +92,7 @@ TEST_CASE("a node's matrix is that of nvidia-smi, with rates and stars at the NI
                                                  catalog, card("a100-pcie-80gb")));
   const std::string smi = read_file(source + "/tests/data/topologies/smi-4x-a100pcie-bridge-pairs.txt");
   INFO(text);
-  // Row by row the words of the file, without our rates.
+  // Row by row the words of the file, without the added rates.
   const std::regex rates(" [0-9.]+[kMGT]\\*?");
   std::size_t rows = 0;
   std::istringstream ours(text);

@@ -52,7 +52,7 @@ Cluster cluster_of(std::vector<NodeGroup> groups, std::vector<FabricLevel> level
   return cluster;
 }
 
-// Leaves of so many nodes with nothing lost, and a spine.
+// Leaves of a number of nodes without loss, and a spine.
 std::vector<FabricLevel> leaf_and_spine(int nodes, double oversubscription) {
   return {{.name = "leaf", .nodes = nodes, .oversubscription = 1.0, .latency = Seconds(3)},
           {.name = "spine", .nodes = std::nullopt, .oversubscription = oversubscription, .latency = Seconds(5)}};
@@ -133,9 +133,9 @@ TEST_CASE("of blocks that look alike one is enough") {
 }
 
 TEST_CASE("what crosses a spine is divided by its oversubscription, as far as its leaf's NICs do not do it before") {
-  // Eight groups of eight nodes, a rail each. A leaf of four nodes has NICs of 4 * 80 = 320 B/s,
-  // and each of eight rings leaves it once: 320 / 8 = 40 a ring without loss; a NIC gives it 10. So
-  // a spine of a quarter takes nothing, one of an eighth leaves 5.
+  // Eight groups of eight nodes, one rail each. A leaf of four nodes has NICs of 4 * 80 = 320 B/s,
+  // and each of eight rings leaves it once: 320 / 8 = 40 per ring without loss; a NIC gives it 10.
+  // So a spine of a quarter costs nothing, and one of an eighth leaves 5.
   for (const auto& [oversubscription, expected] : {std::pair{1.0, 10.0}, std::pair{4.0, 10.0}, std::pair{8.0, 5.0}}) {
     const Cluster cluster = cluster_of({nodes_of(8, 8, 8)}, leaf_and_spine(4, oversubscription));
     CHECK(ring(cluster, mesh(1, 8, 8), Axis::dp) == doctest::Approx(expected));
@@ -154,7 +154,7 @@ TEST_CASE("a group within a leaf does not feel the spine") {
   CHECK(inside.ring_bandwidth.value == doctest::Approx(10));
   CHECK(inside.inter_latency.value == doctest::Approx(3 + 4 * 0.5e-6));
   CHECK(ring(slow, mesh(1, 8, 8), Axis::tp) == 100);
-  // With the stages innermost their pairs stay in the leaf, and the data-parallel groups cross.
+  // With the stages innermost, their pairs stay in the leaf, and the data-parallel groups cross.
   CHECK(stage_network(slow, mesh(2, 4, 8, "dp-pp-tp"), 0, 1).ring_bandwidth.value == doctest::Approx(10));
   CHECK(ring(slow, mesh(2, 4, 8, "dp-pp-tp"), Axis::dp) == doctest::Approx(320.0 / 1000 / 16));
 }
@@ -163,7 +163,7 @@ TEST_CASE("each level that is crossed may be the narrowest, and the highest give
   std::vector<FabricLevel> levels = {{.name = "leaf", .nodes = 2, .oversubscription = 1, .latency = Seconds(3)},
                                      {.name = "spine", .nodes = 4, .oversubscription = 8, .latency = Seconds(5)},
                                      {.name = "core", .nodes = {}, .oversubscription = 2, .latency = Seconds(9)}};
-  // One rank a node: a ring over eight nodes leaves a leaf (20 B/s) once, 20 / 8 = 2.5, and a pod
+  // One rank per node: a ring over eight nodes leaves a leaf (20 B/s) once, 20 / 8 = 2.5, and a pod
   // of four (40) once, 40 / 2.
   const Cluster cluster = cluster_of({nodes_of(1, 1, 8)}, levels);
   const GroupNetwork all = group_network(cluster, mesh(1, 8, 1), Axis::dp);
@@ -187,7 +187,7 @@ TEST_CASE("one level for all nodes is what oversubscription alone says") {
     Cluster level = plain;
     level.network.oversubscription = 1.0;
     level.network.levels = {{.name = "all", .nodes = {}, .oversubscription = oversubscription, .latency = Seconds(3)}};
-    // And a spine that loses that much above leaves of one node each.
+    // And a spine with the same loss above leaves of one node each.
     Cluster leaves = level;
     leaves.network.levels = leaf_and_spine(1, oversubscription);
     leaves.network.levels[1].latency = Seconds(3);
@@ -232,9 +232,9 @@ TEST_CASE("rails cost nothing where every hop stays on its rail") {
 }
 
 TEST_CASE("a hop that changes rails crosses NVLink first, or the spine without it") {
-  // Six nodes of two devices, a NIC each; groups of four ranks, three apart: each hop goes to the
-  // other rail. With PXN both devices of a node hand all they send to the other: a NIC still sends
-  // 1, and so does each NVLink one way.
+  // Six nodes of two devices with a NIC each; groups of four ranks, three apart: each hop goes to
+  // the other rail. With PXN both devices of a node hand all their traffic to each other: a NIC
+  // still sends 1, and so does each NVLink one way.
   const DeviceMesh m = mesh(1, 4, 3);
   Cluster cluster = cluster_of({nodes_of(2, 2, 6, 4.0)}, leaf_and_spine(3, 1.0));
   CHECK(ring(cluster, m, Axis::dp) == doctest::Approx(10));  // no rails
@@ -251,12 +251,12 @@ TEST_CASE("a hop that changes rails crosses NVLink first, or the spine without i
 
 TEST_CASE("stages a part of a node apart change rails too") {
   // Three nodes of two devices, stages of three ranks: 0 sends to 3, 1 to 4 and 2 to 5, from one
-  // rail to the other. The devices of a node exchange what they send first.
+  // rail to the other. The devices of a node first exchange what they send.
   Cluster cluster = cluster_of({nodes_of(2, 2, 3, 4.0)}, leaf_and_spine(3, 1.0));
   CHECK(stage_network(cluster, mesh(2, 3, 1), 0, 1).ring_bandwidth.value == doctest::Approx(10));
   cluster.network.rails = true;
   CHECK(stage_network(cluster, mesh(2, 3, 1), 0, 1).ring_bandwidth.value == doctest::Approx(4));
-  // Through the spine instead: all six ranks, 60 B/s of NICs a tenth of which: 6 / 6.
+  // Through the spine instead: all six ranks share a tenth of the NICs' 60 B/s: 6 / 6.
   cluster.network.pxn = false;
   cluster.network.levels[1].oversubscription = 10.0;
   CHECK(stage_network(cluster, mesh(2, 3, 1), 0, 1).ring_bandwidth.value == doctest::Approx(1));
@@ -266,18 +266,18 @@ TEST_CASE("unlike nodes: the slowest decides, by hand") {
   // Ranks 0-1 and 2-3 on nodes of two devices with a NIC of 10 B/s each, ranks 4-7 on a node of
   // four with one NIC of 10.
   const Cluster cluster = cluster_of({nodes_of(2, 2, 2), nodes_of(4, 1, 1)});
-  // One ring: half of it by each NIC of the small nodes, all of it by the one of the large.
+  // One ring: each NIC of the small nodes carries half of it, the one of the large node all of it.
   const GroupNetwork all = group_network(cluster, mesh(1, 8, 1), Axis::dp);
   CHECK(all.ranks == 8);
   CHECK(all.nodes == 3);
   CHECK(all.ring_bandwidth.value == doctest::Approx(10));
-  // Two rings: ranks 4, 6 and 5, 7 are two members each of the large node, all by one NIC: 5.
+  // Two rings: ranks 4, 6 and 5, 7 are two members each of the large node, all through one NIC: 5.
   CHECK(ring(cluster, mesh(1, 4, 2), Axis::dp) == doctest::Approx(5));
   CHECK(group_network(cluster, mesh(1, 4, 2), Axis::dp).nodes == 3);
-  // Pairs within nodes everywhere.
+  // Everywhere, pairs are within nodes.
   CHECK(ring(cluster, mesh(1, 4, 2), Axis::tp) == 100);
   CHECK(group_network(cluster, mesh(1, 4, 2), Axis::tp).nodes == 1);
-  // The first four ranks are one kind.
+  // The first four ranks are on one kind of node.
   CHECK(ring(cluster, mesh(1, 4, 1), Axis::dp) == doctest::Approx(20));
   // Four ranks of the small nodes to four of the large one: 10 / 4.
   CHECK(stage_network(cluster, mesh(2, 4, 1), 0, 1).ring_bandwidth.value == doctest::Approx(2.5));

@@ -28,8 +28,8 @@ DeviceKind test_device() {
   return device;
 }
 
-// Nodes of `devices` devices of 100 B/s to a switch (2 s a hop) with `nics` NICs of `line` B/s
-// before losses. PCIe of 12 GB/s is never the limit; it takes 0.5 us a link.
+// Nodes of `devices` devices of 100 B/s to a switch (2 s per hop) with `nics` NICs of `nic` B/s
+// before losses. PCIe of 12 GB/s is never the limit; it takes 0.5 us per link.
 Cluster test_cluster(int devices, int nics, int nodes, double nic = 10.0) {
   Cluster cluster;
   cluster.name = "test";
@@ -127,8 +127,8 @@ TEST_CASE("one NIC is shared by the eight data-parallel rings that leave the nod
 }
 
 TEST_CASE("a ring over whole nodes uses all their NICs") {
-  // Eight channels, each by another NIC: 80 B/s; each device's link carries 7/8 of the ring: 100 *
-  // 8 / 7.
+  // Eight channels, each through another NIC: 80 B/s; each device's link carries 7/8 of the ring:
+  // 100 * 8 / 7.
   CHECK(ring(test_cluster(8, 8, 2), mesh(1, 16, 1), Axis::dp) == doctest::Approx(80));
   CHECK(ring(test_cluster(8, 8, 2, 20.0), mesh(1, 16, 1), Axis::dp) == doctest::Approx(100.0 * 8 / 7));
   CHECK(ring(test_cluster(8, 1, 2), mesh(1, 16, 1), Axis::dp) == doctest::Approx(10));
@@ -144,8 +144,8 @@ TEST_CASE("oversubscription divides what leaves a node with all its NICs at work
   cluster.network.oversubscription = 2.0;
   CHECK(ring(cluster, mesh(1, 2, 8), Axis::dp) == doctest::Approx(5));
   cluster.groups.front().node = first_devices(cluster.groups.front().node, 8);
-  // One pipeline stage a node and one rank a stage would use one NIC of eight: 80 / 2 is more than
-  // its 10.
+  // One pipeline stage per node with one rank per stage would use one NIC of eight: 80 / 2 is more
+  // than its 10.
   Cluster small = test_cluster(1, 4, 2);
   small.network.oversubscription = 4.0;
   CHECK(ring(small, mesh(1, 2, 1), Axis::dp) == doctest::Approx(10));  // 4 NICs of 10, a quarter
@@ -262,7 +262,7 @@ TEST_CASE("neighbouring stages send over what lies between their ranks, all at o
 TEST_CASE("groups that fit nodes badly are seen at their worst node") {
   const Cluster cluster = test_cluster(8, 8, 3);
   // Tensor groups of 12 on nodes of 8: the first group has 8 devices in node 0 and 4 in node 1, the
-  // second 4 and 8. Where a group has four devices in a node it has four NICs: 40 B/s.
+  // second 4 and 8. A group with four devices in a node has four NICs there: 40 B/s.
   CHECK(group_network(cluster, mesh(1, 2, 12), Axis::tp).nodes == 2);
   CHECK(ring(cluster, mesh(1, 2, 12), Axis::tp) == doctest::Approx(40));
   // Groups of 5: ranks 5 to 9 have three devices in node 0 and two in node 1, ranks 15 to 19 one in
@@ -271,8 +271,8 @@ TEST_CASE("groups that fit nodes badly are seen at their worst node") {
   CHECK(ring(cluster, mesh(1, 4, 5), Axis::tp) == doctest::Approx(10));
 }
 
-// Every hop of every group on every node, one by one, for a switch with one NIC a device: the count
-// of flows on each device's switch link and NIC, each way.
+// Every hop of every group on every node, one by one, for a switch with one NIC per device: the
+// number of flows on each device's switch link and NIC, each way.
 TEST_CASE("looking at distinct nodes only gives what all nodes give") {
   const Cluster cluster = test_cluster(4, 4, 30, 60.0);
   int checked = 0;

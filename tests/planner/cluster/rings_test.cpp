@@ -23,7 +23,7 @@ namespace {
 
 const ClusterCatalog catalog{PARPLAN_SOURCE_DIR "/configs/devices", PARPLAN_SOURCE_DIR "/configs/clusters"};
 
-// The rate of rings through all of some devices, alone in each of `nodes` nodes.
+// The rate of rings through some devices, alone in each of `nodes` nodes.
 double ring_gigabytes(Cluster cluster, const std::vector<int>& devices, int nodes) {
   NodeGroup& group = cluster.groups.front();
   group.node = with_devices(group.node, devices);
@@ -41,7 +41,8 @@ double nccl_ring_gigabytes(const Cluster& cluster, const std::vector<int>& devic
   return std::min(ring.bandwidth_intra(), nodes > 1 ? ring.bandwidth_inter() : std::numeric_limits<double>::infinity());
 }
 
-// V100s joined by some NVLinks of 20 GB/s each, several to a pair, and all to one PCIe switch.
+// V100s joined by some NVLinks of 20 GB/s each, several per pair, and all joined to one PCIe
+// switch.
 Cluster random_mesh(std::mt19937& random, int devices) {
   Cluster cluster;
   NodeGroup& group = cluster.groups.front();

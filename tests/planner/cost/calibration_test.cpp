@@ -27,7 +27,7 @@ DeviceKind device_of(BackendKind backend) {
   return device;
 }
 
-// A device that behaves as these fits say.
+// A device that behaves according to these fits.
 MeasuredKernels truth(BackendKind backend) {
   const bool gpu = backend == BackendKind::cuda;
   const DataType type = gpu ? DataType::bf16 : DataType::fp32;
@@ -190,7 +190,7 @@ TEST_CASE("rows that know no arithmetic give no rate beyond twice their best") {
           measured_kernel(OpKind::attention, DataType::fp32,
                           {.sequence = sequence, .batch = batch, .heads = 4, .kv_heads = 4, .head_dim = 64});
       const AttentionWork work = attention_work(row.kind, row.shape, row.type, device.backend);
-      row.time = Seconds(work.starts * 1e-9);  // tokens alone count
+      row.time = Seconds(work.starts * 1e-9);  // only the tokens count
       best = std::max(best, FlopsPerSecond(work.flops / row.time.value));
       rows.push_back(row);
     }

@@ -97,25 +97,24 @@ TEST_CASE("all latency of a large all-reduce over several nodes counts 1.4 times
   network.inter_latency = Seconds(2.7e-6);
   network.ring_bandwidth = BytesPerSecond(1e30);
   // Simple: 8.4 us, 12 hops of 3.4 and 2 of 14: 77.2 us. From 64 B for each of 16 channels and 8
-  // ranks on, 8192 B, 1.4 times: 108.08 us.
+  // ranks on, 8192 B, it counts 1.4 times: 108.08 us.
   CHECK(ring_simple_time(InstructionKind::all_reduce_sum, Bytes(8191), network).value ==
         Approx(77.2e-6).epsilon(1e-12));
   CHECK(ring_simple_time(InstructionKind::all_reduce_sum, Bytes(8192), network).value ==
         Approx(108.08e-6).epsilon(1e-12));
-  // Others as they are: a pass, 8.4 + 6 * 3.4 + 14; low latency.
+  // The others are unchanged: one pass, 8.4 + 6 * 3.4 + 14; low latency.
   CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(1 << 20), network).value == Approx(42.8e-6).epsilon(1e-12));
   // Low latency: 6.6 us, 12 hops inside, which take the 1 us in which the CPU serves the network,
   // and 2 of 2.7: 24 us.
   CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(0), network).value ==
         Approx(24e-6).epsilon(1e-12));
-  // In one node hops are as fast as they are: 14 of 0.6 or 3.4.
+  // In one node hops have their own speed: 14 of 0.6 or 3.4.
   network.nodes = 1;
   CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(0), network).value ==
         Approx(15e-6).epsilon(1e-12));
   CHECK(ring_simple_time(InstructionKind::all_reduce_sum, Bytes(1 << 20), network).value ==
         Approx(56e-6).epsilon(1e-12));
-  // A node's one rank sends as a tree's does: low latency 6.6 + 14 * 5.0, Simple 1.4 (8.4 + 14 *
-  // 14).
+  // A node's only rank sends like a tree's: low latency 6.6 + 14 * 5.0, Simple 1.4 (8.4 + 14 * 14).
   network.nodes = 8;
   CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(0), network).value ==
         Approx(76.6e-6).epsilon(1e-12));
@@ -154,7 +153,7 @@ TEST_CASE("GPUs older than sm_80 lose more, and hops over PCIe have latencies of
 TEST_CASE("in one node the GPUs cap low latency") {
   GroupNetwork network = unit_network(2);
   network.ring_bandwidth = network.tree_bandwidth = BytesPerSecond(1e15);
-  const Bytes bytes(std::int64_t{1} << 50);  // latencies are nothing beside
+  const Bytes bytes(std::int64_t{1} << 50);  // latencies are negligible beside it
   for (const auto& [capability, cap] :
        {std::pair{70, 39e9}, {75, 39e9}, {80, 87.7e9}, {89, 87.7e9}, {90, 141e9}, {100, 282e9}}) {
     network.compute_capability = capability;
@@ -182,11 +181,11 @@ TEST_CASE("the low-latency protocol halves the bandwidth, with NCCL's caps betwe
         Approx(200.0 + 6.6e-6).epsilon(1e-14));
   network.ring_bandwidth = BytesPerSecond(200e9);
   network.nodes = 2;
-  // 39e9 B at 39 GB/s for two nodes; 2 hops of 2.3 us more, with one rank a node.
+  // 39e9 B at 39 GB/s for two nodes; 2 hops of 2.3 us more, with one rank per node.
   CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(39'000'000'000), network).value ==
         Approx(1.0 + 6.6e-6 + 2 * 2.3e-6).epsilon(1e-12));
   network.ranks = network.nodes = 4;
-  // 2 * 3/4 * 20.4e9 B at 20.4 GB/s; 6 hops of 2.3 us more, with one rank a node.
+  // 2 * 3/4 * 20.4e9 B at 20.4 GB/s; 6 hops of 2.3 us more, with one rank per node.
   CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(20'400'000'000), network).value ==
         Approx(1.5 + 6.6e-6 + 6 * 2.3e-6).epsilon(1e-12));
 }
@@ -214,7 +213,7 @@ TEST_CASE("a tree's bandwidth is corrected by size") {
   // LL: one byte less is in the entry before, 0.6: 2 * 131071 * 3.8 / 0.6.
   CHECK(tree_low_latency_time(InstructionKind::all_reduce_sum, Bytes(131071), network).value ==
         Approx(2 * 131071 * 3.8 / 0.6).epsilon(1e-9));
-  // Beyond the table: not at all.
+  // Beyond the table there is no correction.
   CHECK(tree_simple_time(InstructionKind::all_reduce_sum, Bytes(std::int64_t{64} << 24), network).value ==
         Approx(2.0 * 1073741824.0).epsilon(1e-9));
 }
@@ -233,7 +232,8 @@ TEST_CASE("a transfer takes one hop and all of the bytes") {
 TEST_CASE("ranks in shared memory wait once a pass and read the others' chunks") {
   GroupNetwork network = unit_network(4);
   network.intra_latency = Seconds(3.0);
-  // All-reduce of 800 B: 2 * (3 + 3/4 * 800); half of it for the others; a transfer reads it all.
+  // All-reduce of 800 B: 2 * (3 + 3/4 * 800); half of it for the others; a transfer reads
+  // everything.
   CHECK(collective_time(InstructionKind::all_reduce_sum, Bytes(800), network, BackendKind::cpu) == Seconds(1206.0));
   CHECK(collective_time(InstructionKind::all_gather, Bytes(800), network, BackendKind::cpu) == Seconds(603.0));
   CHECK(collective_time(InstructionKind::reduce_scatter, Bytes(800), network, BackendKind::cpu) == Seconds(603.0));
@@ -261,8 +261,7 @@ TEST_CASE("small buffers over many nodes go through the tree, large ones inside 
 }
 
 TEST_CASE("four H100 behind NVSwitch reduce 256 MiB within a tenth of the measured 340 GB/s") {
-  // shared/facts/nccl.md: nccl-tests, NCCL 2.18.3, 12 channels of 30 GB/s; bus bandwidth is
-  // 2(n-1)/n S / t.
+  // nccl-tests, NCCL 2.18.3, 12 channels of 30 GB/s; the bus bandwidth is 2(n-1)/n S / t.
   const GroupNetwork node{.ranks = 4,
                           .nodes = 1,
                           .ring_bandwidth = BytesPerSecond(360e9),

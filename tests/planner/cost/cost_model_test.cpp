@@ -11,7 +11,7 @@
 namespace parplan {
 namespace {
 
-// Nodes of four devices on one switch (100 B/s a device), with a NIC of 10 B/s each.
+// Nodes of four devices on one switch (100 B/s per device), with a NIC of 10 B/s each.
 Cluster small_cluster(int nodes) {
   Cluster cluster;
   cluster.name = "small";

@@ -108,7 +108,7 @@ TEST_CASE("matrix products of a GPU with known multiprocessors pay for whole wav
 TEST_CASE("attention of a GPU computes whole blocks, at a share of a product's rate") {
   const DeviceKind device = tiled_device();
   const OpShape shape{.sequence = 129, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 2};
-  // Two blocks of queries meet one and two blocks of keys: 3 * 128 * 128 pairs, 4 * 2 operations
+  // Two blocks of queries need one and two blocks of keys: 3 * 128 * 128 pairs, 4 * 2 operations
   // each.
   CHECK(kernel_time(OpKind::attention, shape, DataType::fp32, device, device.rates[0]).value ==
         doctest::Approx(3 * 128 * 128 * 8 / 0.6));
@@ -144,7 +144,7 @@ KernelFit fit_of(OpKind kind, DataType type, std::int64_t head_dim = 0) {
 
 DeviceKind measured_device(BackendKind backend, std::vector<KernelFit> fits) {
   DeviceKind device = unit_device(backend);
-  device.kernel_launch = Seconds(1000.0);  // of what was not measured
+  device.kernel_launch = Seconds(1000.0);  // for what was not measured
   device.measured = MeasuredKernels{};
   device.measured->fits = std::move(fits);
   return device;
@@ -157,7 +157,7 @@ TEST_CASE("a kernel that was measured is priced by its fit, another by the devic
     return kernel_time(kind, shape, DataType::fp32, device, device.rates[0]);
   };
   CHECK(time(OpKind::linear, product) == Seconds(1.0 + 30.0));
-  CHECK(time(OpKind::linear_gelu, product) == Seconds(1.0 + 30.0));  // made of linear
+  CHECK(time(OpKind::linear_gelu, product) == Seconds(1.0 + 30.0));  // it consists of linear
   CHECK(time(OpKind::linear_input_gradient, product) == Seconds(1000.0 + 60.0));
   CHECK(time(OpKind::add, {.rows = 2, .columns = 5, .second = true}) == Seconds(1.0 + 3 * 2 * 5 * 4));
   CHECK(kernel_time(OpKind::linear, product, DataType::bf16, device, device.rates[0]) == Seconds(1000.0 + 30.0));
@@ -175,7 +175,7 @@ TEST_CASE("devices that slow one another down do so where they were measured, to
   several.matrix_fp32 = FlopsPerSecond(0.5);
   several.memory *= 0.25;
   CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, several) == Seconds(1.0 + 60.0));
-  // The unit device's add computes: what it shares is the vector rate.
+  // The unit device's add computes: its limit is the vector rate.
   several.vector = FlopsPerSecond(0.1);
   CHECK(kernel_time(OpKind::add, {.rows = 2, .columns = 5, .second = true}, DataType::fp32, device, several) ==
         Seconds(1.0 + 10 * 120.0));

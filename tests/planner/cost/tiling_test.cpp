@@ -21,8 +21,8 @@ TEST_CASE("a product that fills every tile of every wave costs its own arithmeti
 }
 
 TEST_CASE("the last tile of a row and the last wave are paid in full") {
-  // One row more than a tile: of 256x128 it takes 11 tiles, two waves, of 128x128 21 tiles, three
-  // waves; 30 places of 128 x 128.
+  // One row more than a tile: it takes 11 tiles of 256x128, two waves, or 21 tiles of 128x128,
+  // three waves; 30 places of 128 x 128.
   CHECK(flops(2561, 128, 1) == 30 * 2.0 * 128 * 128);
   // A single multiply-add occupies all ten multiprocessors with the smallest tile, at half the
   // rate: 64 / (64 + 64) of 128 / 256.
@@ -30,13 +30,13 @@ TEST_CASE("the last tile of a row and the last wave are paid in full") {
 }
 
 TEST_CASE("a deep product with few tiles is split along its sum, which costs partial sums") {
-  // One tile of 128x128: split by 8 it is 8 of 10 places (by 16 two waves), a tenth of the device's
-  // time an eighth of the depth.
+  // One tile of 128x128: split by 8 it fills 8 of 10 places (by 16 two waves), a tenth of the
+  // device's time for an eighth of the depth.
   ProductRates rates = ten;
   const ProductWork split = best_tiling({.m = 128, .n = 128, .k = 1 << 20, .result = {}}, rates);
   CHECK(split.flops == 10 * 2.0 * 128 * 128 * (1 << 17));
   CHECK(split.bytes == Bytes(8 * 8 * 128 * 128));
-  rates.memory = BytesPerSecond(1e-9);  // too dear
+  rates.memory = BytesPerSecond(1e-9);  // too expensive
   const ProductWork whole = best_tiling({.m = 128, .n = 128, .k = 1 << 20, .result = {}}, rates);
   CHECK(whole.bytes == Bytes(0));
 }

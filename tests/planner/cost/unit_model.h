@@ -15,8 +15,8 @@ inline DeviceKind unit_device(BackendKind backend) {
   device.rates = {{.active = 1,
                    .matrix_fp32 = FlopsPerSecond(1.0),
                    .matrix_half = FlopsPerSecond(2.0),
-                   .vector = FlopsPerSecond(1.0),
-                   .memory = BytesPerSecond(1e30)}};  // kernels are bound by arithmetic
+                   // Kernels are bound by arithmetic.
+                   .vector = FlopsPerSecond(1.0), .memory = BytesPerSecond(1e30)}};
   return device;
 }
 

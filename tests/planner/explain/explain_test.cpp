@@ -66,7 +66,7 @@ TEST_CASE("a layout is of one family, and every family has a name of its own") {
   std::set<std::string_view> names;
   std::set<std::string_view> met;
   for (const LayoutFamily& family : layout_families()) CHECK(names.insert(family.name).second);
-  // tiny-gpt2 has four heads: alone, tensor parallelism takes four devices.
+  // tiny-gpt2 has four heads: alone, tensor parallelism uses four devices.
   for (const auto& [devices, devices_per_node] : {std::pair{8, 2}, std::pair{8, 4}, std::pair{8, 8}, std::pair{4, 4}}) {
     const Cluster cluster = nodes_of(devices_per_node, devices / devices_per_node);
     NetworkCache networks(cluster);
@@ -124,9 +124,9 @@ TEST_CASE("the network is what leads there alone, and with the links inside node
     const char* cluster;
     int network;  // links
   };
-  // Behind NVSwitch each of eight GPUs has a way by a PCIe switch to a NIC of its own: three links
+  // Behind NVSwitch each of eight GPUs has a path over a PCIe switch to its own NIC: three links
   // each. Without NVLink everywhere, devices reach one another by PCIe switches and host bridges,
-  // and what leads from there over NICs to the network is all of it.
+  // and the links from there over NICs to the network are the whole network.
   for (const Case& one : {Case{"dgx-a100", 8 * 3}, Case{"dgx-h100", 8 * 3}, Case{"gaudi2-8", 8 * 2},
                           Case{"dgx-1-v100", 4 * 2}, Case{"azure-ndv2", 2}}) {
     INFO(one.cluster);
@@ -157,7 +157,7 @@ TEST_CASE("twice the network is felt between nodes on every cluster that is name
     if (problem_with(cluster)) continue;  // no NICs
     INFO(cluster.name);
     ++clusters;
-    // A group has a device of each node, and all devices send at once.
+    // A group has one device of each node, and all devices send at once.
     const DeviceMesh mesh{.degree = {.dp = 4, .tp = per_node}, .order = {Axis::pp, Axis::dp, Axis::tp}};
     for (const std::vector<FabricLevel>& levels :
          {std::vector<FabricLevel>{},
@@ -203,7 +203,7 @@ TEST_CASE("the quick and the searched answer to what binds agree") {
                                true},  // the head takes longer than any other stage
                           Case{"gpt2", "azure-ndv2", 4, 16, mixed, Constraint::communication, true},  // one NIC a node
                           // GPUs reach the network by PCIe and a NIC of the same rate each. More is
-                          // communicated than is waited for: computing hides it.
+                          // communicated than is waited for: computation hides it.
                           Case{"gpt2-xl", "dgx-h100", 4, 32, data, Constraint::communication, false}}) {
     INFO(std::string(one.model) << " on " << std::string(one.cluster));
     const OpGraph graph = build_graph(load_model(source + "/models/" + one.model + ".yaml", "").spec, 1024);
@@ -291,7 +291,7 @@ TEST_CASE("the reasons of a certified plan agree with it") {
     CHECK(done.size() > 10);
     const double own = step(plan.prediction);
 
-    // Stage by stage and along the critical path it is the step that was predicted.
+    // Stage by stage and along the critical path the times sum to the predicted step.
     REQUIRE(static_cast<int>(reasons.details.stages.size()) == plan.spec.pp());
     double path = 0.0;
     for (const CriticalWork& work : reasons.details.critical_path) path += work.time.value;
@@ -300,7 +300,7 @@ TEST_CASE("the reasons of a certified plan agree with it") {
               .time.total()
               .value == doctest::Approx(own).epsilon(1e-9));
 
-    // Nothing of another family, and nothing one choice away, is faster.
+    // No plan of another family, and none one choice away, is faster.
     int of_the_plan = 0;
     for (const FamilyBest& family : reasons.families) {
       INFO(family.family);
@@ -320,8 +320,8 @@ TEST_CASE("the reasons of a certified plan agree with it") {
     }
     CHECK(!reasons.unrestricted);
 
-    // More of anything does not make the best slower, less not faster; a plan that is not the best
-    // any more has a faster one beside it.
+    // More of any resource does not make the best plan slower, less does not make it faster; a plan
+    // that is no longer the best has a faster one beside it.
     REQUIRE(relaxed(reasons));
     CHECK(reasons.twice.size() == (cluster.nodes() > 1 ? 6 : 4));
     for (const Variation& variation : reasons.sensitivity) {
@@ -402,7 +402,7 @@ TEST_CASE("a plan whose file promises something else is simulated anew, and its 
     CHECK(anew.notes.back().starts_with("the file promises a step of " + format_duration(one.prediction.time.total()) +
                                         " and "));
     CHECK(simulated_anew(graph, anew).notes == anew.notes);
-    // The parts are those of the whole.
+    // The parts equal those of the whole.
     ReasonsOptions options;
     options.searches = false;
     double path = 0.0;
@@ -510,8 +510,8 @@ TEST_CASE("the reasons of a plan with another objective count by it") {
     ReasonsOptions options;
     options.most_simulated = 1 << 20;
     const Reasons reasons = find_reasons(graph, plan, options);
-    // Nothing has less of it: not beside the plan, not in a family, not when the whole space is
-    // searched.
+    // No plan has less of it: not among the alternatives, not in a family, not when the whole space
+    // is searched.
     CHECK(!reasons.unrestricted);
     for (const Neighbour& neighbour : reasons.neighbours)
       if (neighbour.rival.fits()) CHECK(excess(plan, neighbour.rival.plan.spec, neighbour.rival.plan.result) >= -1e-9);
@@ -642,9 +642,9 @@ TEST_CASE("the guide's rules are said when the numbers say so") {
   CHECK(guide.bubble->enough == 8);
   CHECK(guide.bubble->closed_form_then == doctest::Approx(1.0 / 9.0));
   CHECK(guide.bubble->simulated == doctest::Approx(plan.prediction.time.bubble / plan.prediction.time.total()));
-  // ZeRO-2 reduces gradients in each of the 4 micro-batches and not once: 4 (n - 1) / n of them and
-  // once (n - 1) / n of the parameters gathered at the end (half the bytes of a gradient), instead
-  // of 1 and 1/2: (4 + 1/2) / (1 + 1/2) = 3 times as much.
+  // ZeRO-2 reduces gradients in each of the 4 micro-batches instead of once: it sends 4 (n - 1) / n
+  // of them and gathers (n - 1) / n of the parameters once at the end (half the bytes of a
+  // gradient), instead of 1 and 1/2: (4 + 1/2) / (1 + 1/2) = 3 times as much.
   REQUIRE(guide.sharded_pipeline.size() == 2);
   const Guide::ShardedPipeline& sharded = guide.sharded_pipeline.front();
   CHECK(sharded.rival.plan.spec.zero_stage == 2);
@@ -691,7 +691,7 @@ TEST_CASE(
     CHECK(device_name(guide.one_device->cluster) == "a100-sxm4-80gb");
     CHECK(!guide.largest_block);
 
-    // Where none has room, the kind that lacks least.
+    // If it fits on no kind, the kind that lacks the least memory.
     NodeGroup& large = groups[small_first ? 1 : 0];
     large.device.memory_capacity = large.device.memory_overhead + Bytes(60'000);
     const Guide none = find_reasons(graph, simulate_layout(request), {}).guide;
@@ -711,8 +711,9 @@ TEST_CASE("tensor parallelism beyond a node is looked for in every degree, and t
   spec.head_dim = 64;
   spec.feature = 4 * spec.hidden;
   const OpGraph graph = build_graph(spec, 16);
-  // Three nodes of eight: of 12 heads beyond a node 12 ranks alone, which are not twice a node's.
-  // Four of two: 3 does not divide eight devices, 4 does. Three of two: 3 and 6.
+  // Three nodes of eight: beyond a node, 12 heads allow 12 ranks only, which are not twice a
+  // node's. Four nodes of two: 3 does not divide eight devices, 4 does. Three nodes of two: 3 and
+  // 6.
   for (const auto& [per_node, nodes, degrees] :
        {std::tuple{8, 3, std::set{12}}, std::tuple{2, 4, std::set{4}}, std::tuple{2, 3, std::set{3, 6}}}) {
     INFO(nodes << " nodes of " << per_node);

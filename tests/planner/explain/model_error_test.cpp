@@ -1,4 +1,4 @@
-// The error that explain states, from published steps.
+// The error that explain states, computed from published steps.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -47,7 +47,7 @@ TEST_CASE("the stated error is that of the published steps of GPT-3 175B on 512 
   const OpGraph graph = build_graph(load_model(source + "/models/gpt3-175b.yaml", "").spec, 2048);
   Cluster cluster = find_cluster("dgx-a100", {source + "/configs/devices", source + "/configs/clusters"},
                                  {.device = {}, .network = {}, .devices = 512, .nodes = {}});
-  // 800 Gbit/s a node in place of 1600.
+  // 800 Gbit/s per node instead of 1600.
   cluster = varied(cluster, Resource::network, 0.5);
   const std::vector<PublishedRun> runs = published_runs(source + "/tests/data/published/vtrain-175b.csv");
   double least = 1e9;

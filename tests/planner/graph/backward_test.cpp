@@ -15,8 +15,8 @@
 namespace parplan {
 namespace {
 
-// One line an op: "kind operand, operand": gradients as d(tensor), written operands with =, updated
-// ones with +=, the block's prefix left out.
+// One line per op: "kind operand, operand": gradients as d(tensor), written operands with =,
+// updated ones with +=, without the block's prefix.
 std::vector<std::string> lines(const OpGraph& graph, const std::vector<TrainingOp>& ops, const std::string& prefix) {
   std::vector<std::string> result;
   for (const TrainingOp& op : ops) {
@@ -42,7 +42,7 @@ std::vector<std::string> lines(const OpGraph& graph, const std::vector<TrainingO
   return result;
 }
 
-// Tensors that share the gradient storage of another one, "tensor -> other".
+// Tensors that share another one's gradient storage, "tensor -> other".
 std::vector<std::string> aliases(const OpGraph& graph, const TrainingBlock& block) {
   std::vector<std::string> result;
   for (std::size_t t = 0; t < block.alias.size(); ++t)
@@ -171,8 +171,8 @@ TEST_CASE("layers of equal kind have the same backward but for the tensors' name
 }
 
 // What holds for the backward of any block: a gradient is written before it is added to or read,
-// the first time without adding; each parameter's gradient is added to once a use; the block's
-// input ends up with one.
+// and is written first without adding; each parameter's gradient is added to once per use; the
+// block's input ends up with one.
 void check_backward(const OpGraph& graph, int index) {
   const Block& block = graph.blocks[index];
   CAPTURE(graph.name);
@@ -248,8 +248,8 @@ OpGraph with_block(TensorId (*build)(SmallGraph&, TensorId)) {
   return b.graph;
 }
 
-// The backward of what `with_block` made: its lines, and that its gradients are the slopes of its
-// forward.
+// The backward of the graph from `with_block`: its lines; checks that its gradients are the slopes
+// of its forward.
 std::vector<std::string> checked_backward(const OpGraph& graph) {
   CHECK(worst_gradient(graph, 1, 3) < 1e-8);
   return lines(graph, training_block(graph, 1).backward, "");
@@ -264,7 +264,7 @@ TEST_CASE("a kernel that cannot add leaves its part aside, and that is added beh
                                        "activation_gradient d(active), embedding, =part of d(embedding)",
                                        "accumulate part of d(embedding), +=d(embedding)",
                                    });
-  // Twice the same, which the kernel itself has to write into two places.
+  // The same tensor twice, which the kernel itself has to write to two places.
   CHECK(checked_backward(with_block([](SmallGraph& b, TensorId x) { return b.gate("gated", x, x); })) ==
         std::vector<std::string>{
             "gate_gradient d(gated), embedding, embedding, =d(embedding), =part of d(embedding)",
@@ -288,8 +288,8 @@ TEST_CASE("a sum whose input is used again adds the gradient that it passes on")
 }
 
 TEST_CASE("a gradient that is still wanted as it was is copied before it is added to") {
-  // Both sides of the adds could share one gradient, but for the norm, which adds its part of x's
-  // before the backward of "early" has read its own.
+  // Both sides of the adds could share one gradient, except for the norm, which adds its part of
+  // x's before the backward of "early" has read its own.
   const OpGraph crossed = with_block([](SmallGraph& b, TensorId x) {
     const TensorId early = b.linear("early", x, {Dim::hidden, 8});
     const TensorId late = b.linear("late", b.norm("norm", x, true), {Dim::hidden, 8});
@@ -306,7 +306,7 @@ TEST_CASE("a gradient that is still wanted as it was is copied before it is adde
             "linear_input_gradient (accumulates) d(early), early.weight, +=d(embedding), +=workspace",
             "linear_weight_gradient d(early), embedding, +=d(early.weight), +=workspace",
         });
-  // A sum of a tensor and itself is both: passed on as a copy, then added.
+  // A sum of a tensor with itself is both: passed on as a copy, then added.
   CHECK(checked_backward(with_block([](SmallGraph& b, TensorId x) { return b.add("twice", x, x, false); })) ==
         std::vector<std::string>{"copy d(twice), =d(embedding)", "accumulate d(twice), +=d(embedding)"});
 }
@@ -360,7 +360,7 @@ TEST_CASE("the backward of random graphs is the slope of their forward, whatever
         default: put(b.add(at, first, pick(), random() % 2 == 0)); break;
       }
     }
-    // What nothing uses yet is summed up, in any order.
+    // Tensors that nothing uses yet are summed up, in any order.
     for (int i = 0; unused.size() > 1 || unused[0] == x; ++i) {
       std::ranges::shuffle(unused, random);
       const TensorId first = unused[0], second = unused.size() > 1 ? unused[1] : first;

@@ -9,7 +9,7 @@ namespace parplan {
 namespace {
 
 // Two activations of 8 numbers and one of 16, and a parameter that does not count: 32 numbers and
-// their gradients are 256 bytes a sample, so that 2^62 bytes are 2^54 samples.
+// their gradients are 256 bytes per sample, so 2^62 bytes are 2^54 samples.
 OpGraph graph_of_256_bytes() {
   OpGraph graph;
   const auto add = [&](TensorRole role, std::int64_t rows, std::int64_t columns) {

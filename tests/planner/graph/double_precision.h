@@ -13,9 +13,9 @@
 
 #include "planner/graph/backward.h"
 
-// A block carried out in double precision, straight from the definitions of its ops, so that its
+// A block executed in double precision, straight from the definitions of its ops, so that its
 // derived backward can be compared with differences of its forward. Gradients lie where the block's
-// aliases say; what is about to be written anew is poisoned first.
+// aliases put them; storage that is about to be rewritten is poisoned first.
 namespace parplan {
 
 using Numbers = std::vector<double>;
@@ -81,8 +81,7 @@ class DoublePrecisionBlock {
     kernel(op, forward.attributes, operands, static_cast<std::size_t>(graph_.sequence));
   }
 
-  // y[i] = f(i) for all elements, added where `adds`. All of an element is read before it is
-  // written.
+  // y[i] = f(i) for all elements, added if `adds`. All of an element is read before it is written.
   static void each(Numbers& y, bool adds, const std::function<double(std::size_t)>& f) {
     for (std::size_t i = 0; i < y.size(); ++i) y[i] = (adds ? y[i] : 0.0) + f(i);
   }

@@ -79,7 +79,7 @@ TEST_CASE("layers are of one kind, embedding and head of their own") {
   CHECK(kinds(small_gpt2(3)) == std::vector<int>{0, 1, 1, 1, 2});
   CHECK(kinds(small_llama(2)) == std::vector<int>{0, 1, 1, 2});
 
-  // Whatever makes the work of a layer another one makes it another kind.
+  // Any difference in a layer's work makes it another kind.
   OpGraph epsilon = small_gpt2(3);
   op_named(epsilon, "layers.1.norm1").attributes.epsilon = 1e-6;
   finish(epsilon);
@@ -170,7 +170,7 @@ TEST_CASE("blocks must tile the ops with one activation between them") {
   CHECK(error_of_changed([](OpGraph& graph) { graph.blocks[2].input = -1; }) ==
         "graph 'small': block 'layers.1' declares input none and output 'layers.1.residual2', but 'layers.0.residual2' "
         "and 'layers.1.residual2' cross");
-  // The second layer reads around the first one.
+  // The second layer bypasses the first one.
   CHECK(error_of_changed([](OpGraph& graph) {
           op_named(graph, "layers.1.residual1").inputs[0] = tensor_named(graph, "embedding.position");
         }) ==

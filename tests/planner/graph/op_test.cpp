@@ -14,7 +14,7 @@
 namespace parplan {
 namespace {
 
-// Some plausible size in every field.
+// A plausible size in every field.
 OpShape plausible() {
   return {.rows = 64,
           .columns = 96,

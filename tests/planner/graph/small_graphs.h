@@ -47,7 +47,7 @@ struct SmallGraph {
     graph.ops.push_back(
         {kind, std::move(name), std::move(inputs), std::move(parameters), std::move(outputs), attributes});
   }
-  // Ends a block at the last op added.
+  // Ends a block at the op added last.
   void end_block(std::string name, TensorId input, TensorId output) {
     const int first = graph.blocks.empty() ? 0 : graph.blocks.back().last_op;
     graph.blocks.push_back({std::move(name), 0, first, static_cast<int>(graph.ops.size()), input, output});
@@ -198,7 +198,7 @@ inline std::vector<std::string> names_of(const OpGraph& graph, const std::vector
 
 }  // namespace parplan
 
-// A line an element when a comparison fails.
+// Prints one line per element when a comparison fails.
 template <>
 struct doctest::StringMaker<std::vector<std::string>> {
   static doctest::String convert(const std::vector<std::string>& lines) {

@@ -252,7 +252,7 @@ TEST_CASE("Stages are cut such that the costliest is as cheap as can be") {
   CHECK(cut_stages(Costs{1, 1, 1, 1, 1}, 1) == std::vector<int>{5});
   CHECK(cut_stages(Costs{3, 1, 2}, 3) == std::vector<int>{1, 1, 1});
   CHECK(cut_stages(Costs{1, 1, 1, 1, 4}, 2) == std::vector<int>{4, 1});
-  // An embedding costs nothing and does not take a layer's place; a head as dear as two layers
+  // An embedding costs nothing and does not take a layer's place; a head as expensive as two layers
   // does.
   CHECK(cut_stages(Costs{0, 1, 1, 1, 1, 0}, 2) == std::vector<int>{3, 3});
   CHECK(cut_stages(Costs{0, 1, 1, 1, 1, 1, 1, 2}, 2) == std::vector<int>{5, 3});
@@ -296,7 +296,7 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
   for (int trial = 0; trial < 3000; ++trial) {
     const std::size_t blocks = static_cast<std::size_t>(draw(2, 7)),
                       stages = static_cast<std::size_t>(draw(1, static_cast<int>(std::min<std::size_t>(blocks, 4))));
-    // Option 0 is fast and saves much, option 1 slower and saves less; each stage has its own
+    // Option 0 is fast and saves much, option 1 is slower and saves less; each stage has its own
     // speed, memory and micro-batches in flight.
     std::vector<std::int64_t> state(blocks + 1), much(blocks + 1), little(blocks + 1);
     std::vector<double> work(blocks + 1);
@@ -316,7 +316,7 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
         seconds[s][0].push_back(w * slow);
         seconds[s][1].push_back(w * slow * 1.25);
       }
-      // The last block needs some room beyond what adds up.
+      // The last block needs some memory beyond what adds up.
       const int capacity = draw(8, 60), extra = draw(0, 12), in_flight = static_cast<int>(stages - s);
       for (const std::size_t choice : {0u, 1u}) {
         const std::vector<std::int64_t>& saved = choice == 0 ? much : little;
@@ -333,7 +333,7 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
                               .fits = rooms[s].back()});
       }
     }
-    // Least maximum, then least sum of squares, over all cuts and all choices.
+    // The least maximum, then the least sum of squares, over all cuts and all choices.
     std::pair<double, double> best{1e300, 1e300};
     const auto visit = [&](auto&& self, std::size_t s, std::size_t begin, double worst, double squares) -> void {
       if (s == stages) {
@@ -371,8 +371,8 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
 }
 
 TEST_CASE("The default cut counts the head and not the look-up") {
-  // tiny GPT-2, multiply-adds of a token: a layer 4 * 32^2 + 2 * 32 * 128 + 2 * 32 * 32 = 14336,
-  // the head 61 * 32 = 1952.
+  // tiny GPT-2, multiply-adds per token: a layer 4 * 32^2 + 2 * 32 * 128 + 2 * 32 * 32 = 14336, the
+  // head 61 * 32 = 1952.
   CHECK(even_stages(tiny_gpt2(), 2) == std::vector<int>{3, 3});
   CHECK(even_stages(tiny_gpt2(), 4) == std::vector<int>{2, 1, 1, 2});
   CHECK(even_stages(tiny_gpt2(), 6) == std::vector<int>{1, 1, 1, 1, 1, 1});
@@ -380,7 +380,7 @@ TEST_CASE("The default cut counts the head and not the look-up") {
   // layers.
   const OpGraph gpt2 = graph_of(models_folder, "gpt2", 1024);
   CHECK(even_stages(gpt2, 2) == std::vector<int>{9, 5});
-  // Where each token sees itself alone, a layer is 7.08M, and the head more than five of them.
+  // If each token sees only itself, a layer is 7.08M, and the head more than five of them.
   OpGraph windowed = gpt2;
   for (Op& op : windowed.ops)
     if (op.kind == OpKind::attention) op.attributes.window = 1;

@@ -76,12 +76,12 @@ TEST_CASE("Backwards, an all-gather is a reduce-scatter and a reduce-scatter an 
 }
 
 TEST_CASE("Megatron's f and g: an all-reduce on one way and nothing on the other") {
-  // f, into a cut layer: the input is whole already; its gradient arrives as parts of a sum and
-  // must be whole again.
+  // f, into a sharded layer: the input is whole already; its gradient arrives as parts of a sum and
+  // must become whole again.
   CHECK(redistribute(replicate(), replicate()) == Redistribution::none);
   CHECK(redistribute(gradient_placement(replicate()), replicate()) == Redistribution::all_reduce_sum);
-  // g, out of it: the output is parts of a sum; its gradient is computed by all ranks alike, and is
-  // what the parts need.
+  // g, out of it: the output is parts of a sum; all ranks compute its gradient alike, which is what
+  // the parts need.
   CHECK(redistribute(partial_sum(), replicate()) == Redistribution::all_reduce_sum);
   CHECK(redistribute(replicate(), gradient_placement(partial_sum())) == Redistribution::none);
 }

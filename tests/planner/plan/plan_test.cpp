@@ -14,7 +14,7 @@ using namespace parplan;
 
 namespace {
 
-// Four cores under one memory.
+// Four cores that share one memory.
 const std::string cluster_text = R"(name: four cores
 device:
   name: core
@@ -113,7 +113,7 @@ std::string edited(const std::string& from, const std::string& to) {
   return text.replace(at, from.size(), to);
 }
 
-// Where the first `what` of the unedited plan is, as a place in errors.
+// The place of the first `what` in the unedited plan, as errors state it.
 std::string place_of(const std::string& what) {
   const std::string text = write_plan(some_plan());
   const std::size_t at = text.find(what);
@@ -129,7 +129,7 @@ std::string error_with(const std::string& from, const std::string& to) {
   return error_of<ConfigError>([&] { read_plan(text, "plan.yaml"); });
 }
 
-// The value of `key` in the plan, at its place: "devices: 4" has it at the 4.
+// The place of the value of `key` in the plan: "devices: 4" has it at the 4.
 std::string value_place(const std::string& line) {
   const std::string text = place_of(line);
   const std::size_t column_end = text.find(": error: ");

@@ -62,13 +62,13 @@ TEST_CASE("A planted fault of one stage is found and named") {
 }
 
 TEST_CASE("Orders that cross between stages are found") {
-  // Stage 0 wants the gradient of 0 before it has sent 1, of which stage 1 wants to see the
-  // activations first.
+  // Stage 0 waits for the gradient of 0 before it has sent 1, whose activations stage 1 needs
+  // first.
   CHECK(fault({"0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"}, 2) ==
         "the schedule cannot run to its end: 0B0 waits for 1B0, 1F1 waits for 0F1");
   CHECK(fault({"0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", "2F0 2F1 2B0 2B1"}, 2) ==
         "the schedule cannot run to its end: 0B0 waits for 1B0, 1B0 waits for 2B0, 2F1 waits for 1F1");
-  // Could run, but messages between neighbours go by order.
+  // It could run, but messages between neighbours match by order.
   CHECK(fault({"0F0 0F1 0B0 0B1", "1F1 1F0 1B0 1B1"}, 2) ==
         "stage 0 sends 0F0 where stage 1 receives for 1F1; neighbours must run their forwards in one order");
 }

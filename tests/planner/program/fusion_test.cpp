@@ -1,4 +1,4 @@
-// Fused kernels: the table, the pass on lists made by hand, and what it does to lowered Programs.
+// Fused kernels: the table, the pass on lists made by hand, and its effect on lowered Programs.
 #include "planner/program/fusion.h"
 
 #include <cstring>
@@ -36,7 +36,7 @@ std::vector<OpKind> kinds(const std::vector<Instruction>& instructions) {
   return result;
 }
 
-// Places of the lists below, of 8 rows by 4 columns (128 B): an input, a weight [4, 4], a bias,
+// Buffers of the lists below, of 8 rows by 4 columns (128 B): an input, a weight [4, 4], a bias,
 // three temporaries.
 enum Place { input, weight, bias, one, two, three, kept, place_count };
 const std::vector<bool> temporary{false, false, false, true, true, true, false};
@@ -123,21 +123,21 @@ TEST_CASE("the gradient through a product and GELU becomes one kernel, past what
 
 TEST_CASE("two kernels stay two where one would not do the same") {
   const auto stays = [](std::vector<Instruction> list) { return fused_list(list) == list; };
-  // Another activation, and another stretch of the product.
+  // Another activation, and another part of the product.
   CHECK(stays({linear_into(one), activation(one, two, ActivationKind::gelu_erf)}));
   Instruction half = activation(one, two);
   half.operands[0].bytes = 64;
   CHECK(stays({linear_into(one), half}));
-  // Somebody is there first: a sum over the tensor axis, or a reader.
+  // Another instruction touches it first: a sum over the tensor axis, or a reader.
   Instruction sum;
   sum.kind = InstructionKind::all_reduce_sum;
   sum.operands = {updates(one, 0, 128)};
   CHECK(stays({linear_into(one), sum, activation(one, two)}));
   CHECK(stays({linear_into(one), copy(one, three), activation(one, two)}));
-  // What the second wants is written in between, or what it writes is still read.
+  // An operand of the second is written in between, or its result's storage is still read.
   CHECK(stays({input_gradient_into(one), copy(input, two), activation_gradient(one, two, one)}));
   CHECK(stays({input_gradient_into(one), copy(three, two), activation_gradient(one, weight, three)}));
-  // The gradient in between is wanted by others: in this list, or behind it.
+  // Others need the gradient in between: in this list, or after it.
   CHECK(stays({input_gradient_into(one), activation_gradient(one, two, three), copy(one, two)}));
   CHECK(stays({input_gradient_into(kept), activation_gradient(kept, two, three)}));
   // It is added to.
@@ -145,7 +145,7 @@ TEST_CASE("two kernels stay two where one would not do the same") {
   adding.shape.accumulate = true;
   adding.operands[2].access = Access::update;
   CHECK(stays({adding, activation_gradient(one, two, one)}));
-  // The second writes what the first reads.
+  // The second writes an operand of the first.
   CHECK(stays({linear_into(one), activation(one, input)}));
   // One repeats work for the backward, the other does not.
   Instruction again = linear_into(one);
@@ -248,8 +248,8 @@ struct Release {
   void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{256}); }
 };
 
-// Carries one rank's Program out on the CPU, step after step. Memory that a step does not keep
-// begins as not-a-number.
+// Executes one rank's Program on the CPU, step after step. Memory that a step does not keep starts
+// as not-a-number.
 class Machine {
  public:
   Machine(const Program& program, std::int64_t vocabulary)

@@ -8,8 +8,8 @@
 #include "planner/base/enum.h"
 #include "planner/program/program.h"
 
-// Programs small enough to check by hand: a table of 4 rows of 4 fp32 numbers (64 B) is looked up
-// by 4 tokens (16 B), the 64 B that come out are their own gradient, and AdamW updates the table.
+// Programs small enough to check by hand: 4 tokens (16 B) look up a table of 4 rows of 4 fp32
+// numbers (64 B), the resulting 64 B are their own gradient, and AdamW updates the table.
 namespace parplan {
 
 struct Piece {
@@ -28,8 +28,8 @@ inline Piece updates(int buffer, std::int64_t offset, std::int64_t bytes) {
   return {buffer, offset, bytes, Access::update};
 }
 
-// Builds a Program call by call; every call has a segment of its own, and every buffer lies behind
-// the one before.
+// Builds a Program call by call; every call has its own segment, and every buffer follows the one
+// before.
 struct SmallProgram {
   Program program;
 
@@ -251,7 +251,7 @@ inline Program second_stage_program() {
 }
 inline std::vector<Program> pipeline_job() { return {first_stage_program(), second_stage_program()}; }
 
-// Takes a call out: its events too, and what waits for them.
+// Removes a call, its events and the waits for them.
 inline void drop_call(Program& program, int call) {
   const std::optional<int> event = program.calls[call].records;
   program.calls.erase(program.calls.begin() + call);

@@ -45,7 +45,7 @@ constexpr TrainingSpec plain_training() {
   return training;
 }
 
-// Where `wanted` says yes: call and instruction.
+// Call and instruction for which `wanted` is true.
 struct Spot {
   int call = 0;
   int instruction = 0;
@@ -60,7 +60,7 @@ std::vector<Spot> spots(const Program& program, const std::function<bool(const I
   return found;
 }
 
-// The call gets a segment of its own, so that what is planted there stays there.
+// Gives the call its own segment, so that planted changes stay there.
 Segment& own_segment(Program& program, int call) {
   int& segment = program.calls[call].segment;
   program.segments.push_back(program.segments[segment]);
@@ -68,7 +68,7 @@ Segment& own_segment(Program& program, int call) {
   return program.segments.back();
 }
 
-// Makes the instruction do nothing to its operands and meet nobody, while its events stay.
+// Makes the instruction touch no operand and meet nobody, while its events stay.
 void silence(Program& program, Spot spot) {
   Instruction& instruction = own_segment(program, spot.call).instructions[spot.instruction];
   instruction.kind = InstructionKind::kernel;
@@ -134,7 +134,8 @@ TEST_CASE("in lowered Programs every gradient reduction that all ranks drop is m
 }
 
 TEST_CASE("in lowered Programs waits order what streams would race for") {
-  // Waits order whole buffers, so that some guard bytes that no two calls share; most are needed.
+  // Waits order whole buffers, so some of them guard bytes that no two calls share; most are
+  // needed.
   std::mt19937 random(4);
   int waits = 0;
   int missed = 0;

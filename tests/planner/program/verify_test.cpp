@@ -12,7 +12,7 @@ using namespace parplan;
 
 namespace {
 
-// Every fault, a line each; "" when there is none.
+// Every fault on its own line; "" when there is none.
 std::string faults_of(const std::vector<Program>& programs) {
   std::string text;
   for (const Fault& fault : find_faults(programs)) text += (text.empty() ? "" : "\n") + write_fault(fault);
@@ -170,8 +170,8 @@ TEST_CASE("operands fit their op's row") {
 }
 
 TEST_CASE("optional operands and workspaces are told apart by the shape") {
-  // 4 operands: gradient, input, weight gradient, and either bias gradient or workspace. The
-  // workspace may be read as it is, the bias gradient may not.
+  // 4 operands: gradient, input, weight gradient, and either bias gradient or workspace. Undefined
+  // contents of the workspace may be read, those of the bias gradient may not.
   const auto job = [](bool bias) {
     SmallProgram p = scratch_pad();
     p.compute(OpKind::fill_zero, "fill_zero", {writes(0, 0, 64)});
@@ -304,8 +304,8 @@ TEST_CASE(
   SmallProgram p = scratch_pad();
   p.compute(OpKind::fill_zero, "zero", {writes(0, 0, 64)});
   p.call("work", Stream::compute);
-  p.kernel(OpKind::copy, "out", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::tp).records =
-      0;  // forked: sees call 0
+  // Forked: sees call 0.
+  p.kernel(OpKind::copy, "out", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::tp).records = 0;
   p.kernel(OpKind::fill_zero, "again", {writes(0, 0, 64)}).waits = {0};
   p.program.segments[1].instructions[1].records = 1;
   p.kernel(OpKind::copy, "back", {reads(0, 0, 64), writes(1, 0, 64)}, Stream::tp).waits = {1};
@@ -465,7 +465,7 @@ TEST_CASE("two groups launched in crossed order are found") {
         "rank 1 waits in all_reduce_sum 'b' of 64 B (fp32) over its data group (1, 3) in call 0 for rank 3; "
         "rank 3 waits in all_reduce_sum 'a' of 64 B (fp32) over its tensor group (2, 3) in call 0 for rank 2; "
         "rank 2 waits in all_reduce_sum 'b' of 64 B (fp32) over its data group (0, 2) in call 0 for rank 0");
-  // One rank alone delays the others, but stops nobody.
+  // One rank alone delays the others, but blocks nobody.
   CHECK(faults_of(square({1})) == "");
 }
 
@@ -546,7 +546,7 @@ TEST_CASE("ranks that both receive before they send wait for each other") {
 }
 
 TEST_CASE("a wait for a send that is received too late is a deadlock") {
-  // Each rank sends, waits for the end of that, then receives.
+  // Each rank sends, waits for its end, then receives.
   std::vector<Program> programs = exchange(true, Streams::two);
   for (Program& program : programs) {
     program.events = 1;
@@ -559,7 +559,7 @@ TEST_CASE("a wait for a send that is received too late is a deadlock") {
 }
 
 TEST_CASE("sends that need a buffer in between are a deadlock of concurrent streams") {
-  // In launch order both post their sends and go on. On one stream the receive waits behind the
+  // In launch order both post their sends and continue. On one stream the receive waits behind the
   // send.
   CHECK(faults_of(exchange(true, Streams::one)) ==
         "rank 0, call 0, instruction 0: deadlock of concurrent streams: "

@@ -1,4 +1,4 @@
-// What explain says with all that was found out about a plan, to the letter.
+// The whole text of explain with everything that was found out about a plan.
 #include "planner/report/explain.h"
 
 #include <doctest/doctest.h>
@@ -19,8 +19,8 @@ CriticalWork work(int stage, const char* segment, Label label, std::int64_t runs
   return {.stage = stage, .segment = segment, .label = label, .runs = runs, .time = Seconds(seconds)};
 }
 
-// Around the plan of 10 s and 640 bytes: two stages, of which the second is done after 8 s and
-// holds less.
+// Reasons for the plan of 10 s and 640 bytes: two stages, of which the second finishes after 8 s
+// and holds less.
 Reasons small_reasons() {
   const Plan plan = small_plan();
   const auto rival = [&](auto change) {
@@ -137,9 +137,9 @@ TEST_CASE("explain with reasons says it all") {
   // The beginning is that of the plan alone.
   const std::string beginning = short_text.substr(0, short_text.find("\nrunner-up:"));
   REQUIRE(text.starts_with(beginning));
-  // Stage 1 is done after 8 s and waits for 2. With a fifth more memory 9 s instead of 10; with
-  // half more of the batch 12 s for 6 sequences instead of 10 s for 4: 0.5 a second instead of 0.4.
-  // Predictions at 0.88 and 0.8 of what was measured: 10 % apart.
+  // Stage 1 is done after 8 s and waits for 2 s. With a fifth more memory 9 s instead of 10; with
+  // half more of the batch 12 s for 6 sequences instead of 10 s for 4: 0.5 per second instead of
+  // 0.4. Predictions at 0.88 and 0.8 of the measured times: 10 % apart.
   CHECK(text.substr(beginning.size()) == R"(
 each stage's time, communication as far as it is waited for:
   stage  layers  compute  data-parallel  transfers  waiting  optimizer
@@ -258,8 +258,8 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
 TEST_CASE("the rows of a variation are of its own devices") {
   const Plan plan = small_plan();
   Reasons reasons = small_reasons();
-  // Twice as fast, 4 sequences of 500 FLOP on 4 devices of 200 FLOP/s in 7 s; and of two kinds, the
-  // second stage's with 700 bytes.
+  // Twice as fast, 4 sequences of 500 FLOP on 4 devices of 200 FLOP/s in 7 s; and with two kinds of
+  // devices, the second stage's with 700 bytes.
   Variation& twice = reasons.twice.front();
   twice.cluster.groups.front().device.peak_fp32 = FlopsPerSecond(200.0);
   NodeGroup& group = twice.cluster.groups.front();

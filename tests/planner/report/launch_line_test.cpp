@@ -9,7 +9,7 @@ using namespace parplan;
 
 namespace {
 
-// A node of so many devices that have a network.
+// A node of a number of devices with a network.
 NodeGroup group(BackendKind backend, int devices, int nodes) {
   NodeGroup group;
   group.device.backend = backend;
@@ -37,8 +37,8 @@ std::string lines(const Plan& plan, const std::string& file = "plan.yaml") {
 TEST_CASE("one node is one process, whatever its devices") {
   CHECK(lines(plan_of({group(BackendKind::cuda, 8, 1)}, 8)) == "start     parplan run plan.yaml\n");
   CHECK(lines(plan_of({group(BackendKind::cpu, 8, 1)}, 4)) == "start     parplan run plan.yaml\n");
-  CHECK(lines(plan_of({group(BackendKind::cuda, 8, 4)}, 8)) ==
-        "start     parplan run plan.yaml\n");  // more nodes than ranks need
+  // More nodes than ranks need.
+  CHECK(lines(plan_of({group(BackendKind::cuda, 8, 4)}, 8)) == "start     parplan run plan.yaml\n");
 }
 
 TEST_CASE("selected GPUs are put before the command by their numbers on the machine, rank 0's first") {
@@ -99,7 +99,7 @@ TEST_CASE("nodes that a plan leaves idle do not make those that it takes unlike"
         "parplan run plan.yaml\n"
         "          ('hosts' holds a line a node, such as 'node1 slots=8', in the cluster's order: slots=8 of nodes 1 "
         "to 2 (new))\n");
-  CHECK(launch_line(plan_of(unlike, 32), "plan.yaml").commands.size() == 2);  // torchrun numbers nodes as it likes
+  CHECK(launch_line(plan_of(unlike, 32), "plan.yaml").commands.size() == 2);  // torchrun numbers nodes in any order
 }
 
 TEST_CASE("machines of a rack are started one by one, though the rack is a node") {

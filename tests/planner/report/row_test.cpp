@@ -15,7 +15,7 @@ namespace {
 
 using testing::small_plan;
 
-// contract.md, "At least".
+// The keys of the first version of the schema, in its order, and later additions.
 const std::vector<std::string> contract_keys = {"rank",
                                                 "plan_id",
                                                 "devices",

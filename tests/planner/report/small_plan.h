@@ -4,7 +4,7 @@
 
 namespace parplan::testing {
 
-// Whole numbers all through: 4 devices of 1000 bytes and 100 FLOP/s, a step of 10 s, 640 bytes of
+// Whole numbers throughout: 4 devices of 1000 bytes and 100 FLOP/s, a step of 10 s, 640 bytes of
 // memory.
 inline Plan small_plan() {
   Plan plan;

@@ -8,8 +8,8 @@
 
 namespace parplan::testing {
 
-// `nodes` nodes of 4 devices at 3 USD an hour and 250 W each, all of them used; a step of 20 tokens
-// takes `step` seconds.
+// `nodes` nodes of 4 devices at 3 USD per hour and 250 W each, all of them used; a step of 20
+// tokens takes `step` seconds.
 inline SweepPoint planned_point(const std::string& cluster, int nodes, double step) {
   const Plan plan = small_plan();
   SweepPoint point{.model = plan.model,

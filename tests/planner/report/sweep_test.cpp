@@ -29,7 +29,7 @@ std::vector<std::string> keys_of(const Json& object) {
 }
 
 TEST_CASE("what tokens take is tokens over speed, times devices, price and power") {
-  // 4 devices of 250 W and 3 USD an hour; a step of 10 s trains 4 x 5 tokens: 2 tokens a second,
+  // 4 devices of 250 W and 3 USD per hour; a step of 10 s trains 4 x 5 tokens: 2 tokens per second,
   // 345600 tokens in 172800 s.
   Sweep sweep = small_sweep();
   sweep.tokens = 345600;
@@ -94,7 +94,8 @@ TEST_CASE("of unlike devices each costs its own price and power, and only those 
   CHECK(devices_of_group(cluster, 0, 6) == 4);
   CHECK(devices_of_group(cluster, 1, 6) == 2);
   CHECK(devices_of_group(cluster, 1, 3) == 0);
-  // The price of the second kind is missing: known as long as none of it is used.
+  // The price of the second kind is missing: the cost is known as long as no device of that kind is
+  // used.
   cluster.groups.back().price.reset();
   CHECK(hourly_price(cluster, 4) == 12.0);
   CHECK_FALSE(hourly_price(cluster, 5).has_value());
@@ -120,7 +121,7 @@ TEST_CASE("prices in two currencies are not added") {
 TEST_CASE("the Pareto front is what no other point beats") {
   std::mt19937 random(20240607);
   for (int round = 0; round < 400; ++round) {
-    // Few values, so that there are ties.
+    // Few values, to produce ties.
     std::uniform_int_distribution<int> coordinate(0, round % 2 == 0 ? 5 : 1000);
     std::vector<Point> points(static_cast<std::size_t>(round % 23));
     for (Point& point : points)
@@ -158,7 +159,7 @@ TEST_CASE("the knee is the point farthest above the chord, if it is so by more t
       const double v = (point[1] - curve.front()[1]) / (curve.back()[1] - curve.front()[1]);
       height.push_back((1.0 * v - u * 1.0) / std::sqrt(2.0));
     }
-    // Both axes fall back to the diagonal at the end, where the height is 0.
+    // Both axes return to the diagonal at the end, where the height is 0.
     const std::size_t farthest = static_cast<std::size_t>(std::ranges::max_element(height) - height.begin());
     const double wanted = 1.0 / static_cast<double>(curve.size() - 1) / std::sqrt(2.0);
     INFO("seed 20110620, round " << round);
@@ -202,11 +203,11 @@ TEST_CASE("points are marked among those that train the same, knees along one cl
                   planned_point("four", 4, 1.6)};
   sweep.points.back().training.global_batch = 2;
   const std::vector<SweepMarks> marked = marks(sweep);
-  // 12 USD an hour for each node of 4: 1 node 12/4 = 3, 2 nodes 24/11.4 = 2.1, 4 nodes 48/12.5 =
-  // 3.84 an hour and token per second.
-  CHECK_FALSE(marked[0].pareto);  // slower and dearer than the second
+  // 12 USD per hour for each node of 4: 1 node 12/4 = 3, 2 nodes 24/11.4 = 2.1, 4 nodes 48/12.5 =
+  // 3.84 per hour and token per second.
+  CHECK_FALSE(marked[0].pareto);  // slower and more expensive than the second
   CHECK(marked[1].pareto);
-  CHECK(marked[2].pareto);  // dearer, and faster
+  CHECK(marked[2].pareto);  // more expensive, and faster
   CHECK(marked[3].pareto);  // alone with its batch
   // From (4, 4) to (16, 12.5) the second lies at (1/3, 0.87): 0.54 above, more than the mean step
   // of 1/2.
@@ -222,15 +223,15 @@ TEST_CASE("where a price is missing the front weighs device-hours") {
   sweep.points.back().cluster.groups.front().price = Price{7.0, "USD"};
   CHECK(front_measure(sweep) == FrontMeasure::cost);
   CHECK(marks(sweep)[0].pareto);
-  CHECK_FALSE(marks(sweep)[1].pareto);  // as fast, and dearer
+  CHECK_FALSE(marks(sweep)[1].pareto);  // as fast, and more expensive
   sweep.points.front().cluster.groups.front().price.reset();
   CHECK(front_measure(sweep) == FrontMeasure::device_hours);
   CHECK(marks(sweep)[0].pareto);
-  CHECK(marks(sweep)[1].pareto);  // as fast on as many
+  CHECK(marks(sweep)[1].pareto);  // as fast on as many devices
   CHECK(sweep_notes(sweep).back() ==
         "pareto weighs time against device-hours, among points of equal batch and sequence, for not every device has a "
         "price");
-  // What has no plan has no price to miss.
+  // A point without a plan has no price to miss.
   sweep.points.front() = point_without_plan("four");
   sweep.points.front().cluster.groups.front().price.reset();
   CHECK(front_measure(sweep) == FrontMeasure::cost);
@@ -354,7 +355,7 @@ TEST_CASE("the table shows what differs, what it costs, and what does not fit") 
   sweep.points.push_back(planned_point("four", 2, 4.0));
   sweep.points.push_back(point_without_plan("four"));
   sweep.tokens = 345600000;
-  // 2 tokens a second on 4 devices for 12 USD an hour; 5 on 8 for 24: 2000 and 800 days.
+  // 2 tokens per second on 4 devices for 12 USD per hour; 5 on 8 for 24: 2000 and 800 days.
   CHECK(sweep_table(sweep) ==
         "layout                            devices    step  tokens/s     MFU  memory peak   days  device-hours         "
         "cost      energy  marks\n"

@@ -1,4 +1,4 @@
-// What people read of a plan, to the letter.
+// The whole texts that people read about a plan.
 #include <doctest/doctest.h>
 
 #include "planner/report/comparison.h"
@@ -70,12 +70,12 @@ TEST_CASE("the counts of a search add up, with what was not simulated where it e
 TEST_CASE("the binding constraint is what could be gained most from") {
   Plan plan = small_plan();
   CHECK(binding_constraint(plan) == Constraint::compute);  // 3.25 s of 10
-  // A full device says nothing where neither recompute nor a sharding costs anything.
+  // A full device says nothing if neither recompute nor sharding costs anything.
   plan.prediction.memory.activations = Bytes(340);  // 900 of 1000
   CHECK(binding_constraint(plan) == Constraint::compute);
   plan.prediction.time.bubble = Seconds(7.0);
-  // Two micro-batches on two stages: a third of 15 s is idle however equal stages are, 2 s wait for
-  // the longer one.
+  // Two micro-batches on two stages: a third of 15 s is idle even with equal stages, and 2 s wait
+  // for the longer one.
   CHECK(waiting(plan).filling.value == doctest::Approx(5.0));
   CHECK(waiting(plan).unequal.value == doctest::Approx(2.0));
   CHECK(binding_constraint(plan) == Constraint::compute);  // 8.5 / 2 s
@@ -126,7 +126,7 @@ TEST_CASE("memory binds a plan that does not fit") {
 }
 
 TEST_CASE("with variations to twice of everything the binding constraint is what gains most") {
-  // 6.5 s of 10 compute, 2 s are bubble, 1.5 s are waited for communication.
+  // 6.5 s of 10 compute, 2 s are bubble, and communication is awaited for 1.5 s.
   const Plan plan = small_plan();
   const RankedPlan now{.spec = plan.spec, .result = plan.prediction};
   const auto twice = [&](Resource resource, double own, double best) {
@@ -139,7 +139,7 @@ TEST_CASE("with variations to twice of everything the binding constraint is what
     return variation;
   };
   struct Case {
-    double compute, inside, network, links, batch, memory;  // steps; of memory that of the best plan
+    double compute, inside, network, links, batch, memory;  // steps; for memory that of the best plan
     Constraint binding;
   };
   for (const Case& one :

@@ -31,15 +31,14 @@ using Table = std::vector<std::vector<std::string>>;
 
 bool calls(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
 
-// Two clusters, one of them of unlike devices, two batches, a point without a plan; 10,000 USD and
-// up.
+// Two clusters, one of them heterogeneous, two batches, a point without a plan; 10,000 USD and up.
 Sweep sweep_of_all_kinds() {
   Sweep sweep;
   sweep.version = "0";
   sweep.tokens = 1234567890;
   sweep.points = {planned_point("four", 1, 10.0), planned_point("four", 2, 5.5), planned_point("four", 4, 4.25),
                   planned_point("mixed, \"odd\"", 2, 6.0), point_without_plan("four")};
-  // Half of the 8 devices of the fourth point are dearer.
+  // Half of the 8 devices of the fourth point are more expensive.
   std::vector<NodeGroup>& groups = sweep.points[3].cluster.groups;
   groups.front().nodes = 1;
   groups.push_back(groups.front());
@@ -61,7 +60,7 @@ std::string unescaped(std::string text) {
 
 struct SheetCell {
   std::string formula;
-  std::string value;  // as the workbook has it: of a formula, what it gave when it was written
+  std::string value;  // the value in the workbook; for a formula, its result when it was written
 };
 
 // The cells of a sheet by their names: "J2".
@@ -85,7 +84,7 @@ std::map<std::string, SheetCell> cells_of(const std::string& xml) {
   return cells;
 }
 
-// The parts of a workbook: cmake, which builds parplan, knows ZIP archives.
+// The parts of a workbook: cmake, which builds parplan, can unpack ZIP archives.
 void unpack(const fs::path& workbook, const fs::path& folder) {
   fs::create_directories(folder);
   REQUIRE(calls(fmt::format("cd '{}' && '{}' -E tar xf '{}'", folder.string(), PARPLAN_CMAKE, workbook.string())));
@@ -118,13 +117,13 @@ TEST_CASE("days, device-hours, cost, energy and the front are formulas of step t
         "IF(SUMPRODUCT(($E$2:$E$7=E2)*($F$2:$F$7=F2)*($J$2:$J$7>=J2)*($W$2:$W$7<=W2)*((($J$2:$J$7>J2)+($W$2:$W$7<W2))>"
         "0))=0,\"yes\",\"no\")");
   CHECK(formula("W2") == "IF(Inputs!$B$5=\"cost\",P2,D2)/J2");
-  // Unlike devices: 4 of each.
+  // Heterogeneous devices: 4 of each kind.
   CHECK(formula("P5") == "IF(COUNT(Inputs!$C$9,Inputs!$C$10)=2,4*Inputs!$C$9+4*Inputs!$C$10,\"\")");
   CHECK(formula("Q5") == "IF(COUNT(Inputs!$E$9,Inputs!$E$10)=2,4*Inputs!$E$9+4*Inputs!$E$10,\"\")");
   // Nothing is calculated without a plan.
   for (const auto& [name, cell] : capacity)
     if (name.ends_with("6") && name.size() == 2) CHECK(cell.formula.empty());
-  // The cells that they point at.
+  // The cells to which they refer.
   CHECK(inputs.at("B4").value == "1234567890");
   CHECK(inputs.at("B5").formula == "IF(COUNT(Capacity!$P$2:$P$7)=COUNT(Capacity!$H$2:$H$7),\"cost\",\"device-hours\")");
   CHECK(inputs.at("C8").value == "3");
@@ -208,8 +207,8 @@ bool office_is_here() {
   return here;
 }
 
-// Calculates a workbook anew, whatever values it carries, and gives each sheet as a table of
-// unformatted text.
+// Recalculates a workbook, whatever values it has, and returns each sheet as a table of unformatted
+// text.
 std::map<std::string, Table> calculated(const fs::path& folder, const fs::path& workbook) {
   const fs::path profile = folder / "profile";
   fs::create_directories(profile / "user");
@@ -233,8 +232,8 @@ std::map<std::string, Table> calculated(const fs::path& folder, const fs::path& 
   return sheets;
 }
 
-// Every cell under a header that is a key of the rows, compared with it; gives how many numbers
-// there were.
+// Compares every cell under a header that is a key of the rows with the row; returns how many
+// numbers there were.
 int compare(const Table& table, const std::vector<Json>& rows) {
   int numbers = 0;
   REQUIRE(table.size() >= rows.size() + 1);
@@ -271,7 +270,7 @@ TEST_CASE("LibreOffice calculates every number of the JSON") {
   const std::vector<Json> rows = sweep_rows(sweep);
   CHECK(compare(sheets.at("Capacity"), rows) >= 5 * 15);
   CHECK(compare(sheets.at("Plans"), rows) >= 5 * 40);
-  // Each key of the JSON stands on a sheet, and is explained.
+  // Each key of the JSON is on a sheet, and is explained.
   std::set<std::string> shown{"tokens"};
   for (const char* sheet : {"Capacity", "Plans"})
     for (const std::string& title : sheets.at(sheet).front()) shown.insert(title.substr(0, title.find(" (")));

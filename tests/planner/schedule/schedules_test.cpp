@@ -20,9 +20,9 @@ std::string text_of(const std::vector<Action>& stage) {
   return text;
 }
 
-// When the last action ends, if every action starts as soon as its stage is free and its input is
-// there, and every transfer as soon as its link is free in that direction. Plain dynamic
-// programming over the actions; the closed forms are held against it.
+// The end of the last action, if every action starts as soon as its stage is free and its input has
+// arrived, and every transfer as soon as its link is free in that direction. This is plain dynamic
+// programming over the actions; the closed forms are compared with it.
 double played_time(const Schedule& schedule, const std::vector<Seconds>& forward, const std::vector<Seconds>& backward,
                    const std::vector<Seconds>& transfer, int micro_batches) {
   const std::size_t stages = schedule.size();
@@ -30,8 +30,8 @@ double played_time(const Schedule& schedule, const std::vector<Seconds>& forward
   for (auto& phase : done) phase.assign(stages, std::vector<double>(static_cast<std::size_t>(micro_batches), -1.0));
   std::vector<std::size_t> next(stages);
   std::vector<double> free(stages);
-  std::vector<double> link[2] = {std::vector<double>(stages),
-                                 std::vector<double>(stages)};  // below each stage: down, up
+  // Below each stage: down, up.
+  std::vector<double> link[2] = {std::vector<double>(stages), std::vector<double>(stages)};
   for (bool advanced = true; advanced;) {
     advanced = false;
     for (std::size_t s = 0; s < stages; ++s)
@@ -180,7 +180,7 @@ TEST_CASE("One slow stage sets 1F1B's pace, wherever it is") {
 }
 
 TEST_CASE("Transfers slow the steady state of 1F1B on equal stages by 2 t (p - 1) / p for each micro-batch") {
-  // Four stages: in the time of four micro-batches one has been down and back, 4 * 3 + 6 t.
+  // Four stages: in the time of four micro-batches one travels down and back, 4 * 3 + 6 t.
   const ScheduleRow& row = row_of(ScheduleKind::one_f_one_b);
   const auto time = [&](int m) { return row.closed_form(repeat(4, 1), repeat(4, 2), repeat(3, 0.5), m); };
   CHECK(time(104) - time(100) == Seconds(4 * 3 + 6 * 0.5));

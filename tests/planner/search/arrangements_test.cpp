@@ -22,7 +22,7 @@ Cluster named(const std::string& name, int nodes) {
                       {.device = {}, .network = {}, .devices = {}, .nodes = nodes});
 }
 
-// DGX-1 before DGX A100: what is slow comes first.
+// DGX-1 before DGX A100: the slow nodes come first.
 Cluster slow_first(int slow, int fast) {
   Cluster cluster = named("dgx-1-v100", slow);
   cluster.name = "slow first";
@@ -66,7 +66,7 @@ TEST_CASE("groups of unlike nodes are arranged in every choice and order, the cl
   cluster.groups.push_back(named("dgx-b200", 1).groups.front());
   CHECK(all(cluster) == std::vector<std::string>{"vahb", "v", "a", "h", "b"});
 
-  // Nodes that share a switch stand where they stand; one switch for all joins any.
+  // Nodes that share a switch keep their order; one switch for all joins any.
   cluster = slow_first(2, 2);
   cluster.network.levels = {{.name = "leaf", .nodes = 2, .oversubscription = 1.0, .latency = Seconds(1e-6)},
                             {.name = "spine", .nodes = {}, .oversubscription = 2.0, .latency = Seconds(2e-6)}};
@@ -130,7 +130,7 @@ TEST_CASE("as many devices as one group has go to the fast one, wherever it stan
   CHECK(found.plan->notes.front().starts_with(
       "takes 1 node of 8 x a100-sxm4-80gb alone, of 1 node of 8 x v100-sxm2-32gb, 1 node of 8 x a100-sxm4-80gb: "
       "the best plan of the cluster as it stands, dp8 tp1 pp1"));
-  // A simulation that was asked for is of the cluster as it stands.
+  // A requested simulation uses the cluster unchanged.
   request.layout.zero_stage = 0;
   request.layout.micro_batch = 1;
   CHECK(simulate_layout(request).cluster == request.cluster);

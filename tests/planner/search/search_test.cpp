@@ -60,7 +60,7 @@ std::string describe(const ParallelSpec& spec) {
 
 }  // namespace
 
-// A decoder of drawn sizes.
+// A decoder with random sizes.
 OpGraph random_graph(std::mt19937& random, std::int64_t sequence) {
   const auto pick = [&](std::initializer_list<int> from) { return from.begin()[random() % from.size()]; };
   ModelSpec spec =
@@ -76,8 +76,8 @@ OpGraph random_graph(std::mt19937& random, std::int64_t sequence) {
   return build_graph(spec, sequence);
 }
 
-// Nodes and devices of drawn speeds, with and without levels above the nodes and rails: two kinds
-// where `unlike`.
+// Nodes and devices with random speeds, with and without levels above the nodes and rails; two
+// kinds if `unlike`.
 Cluster random_cluster(std::mt19937& random, bool gpu, bool unlike) {
   const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most)); };
   Cluster cluster = gpu ? cluster_of("dgx-a100", 8 * (2 + upto(2))) : eight_cores();
@@ -206,7 +206,7 @@ TEST_CASE(
   model.tied_embeddings = true;
   const OpGraph graph = build_graph(model, 16);
   Cluster cluster = cluster_of("dgx-a100", 8);
-  for (Link& link : cluster.groups.front().node.links) link.bandwidth *= 1.0 / 64;  // reductions are what takes long
+  for (Link& link : cluster.groups.front().node.links) link.bandwidth *= 1.0 / 64;  // reductions dominate
   const TrainingSpec training = training_of(16, DataType::bf16);
   ParallelSpec spec;
   spec.mesh.degree = {.pp = 2, .dp = 4};
@@ -218,7 +218,7 @@ TEST_CASE(
 }
 
 TEST_CASE("the bound knows boundaries between stages that lie nearer to each other than the first") {
-  // Racks of four nodes, one node a stage, two replicas of three stages: 0 1 2 | 3 in the first
+  // Racks of four nodes, one node per stage, two replicas of three stages: 0 1 2 | 3 in the first
   // rack, 4 5 in the second.
   ModelSpec model = load_model(source + "/tests/data/models/tiny-llama.yaml", "").spec;
   model.layers = 1;
@@ -321,8 +321,8 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
       options.most_simulated = 1 << 20;
       options.top = 3;
 
-      // Brute force: every spec, every cut, every choice of stages that recompute; what fits is
-      // simulated.
+      // Brute force: every spec, every cut, every choice of stages that recompute; those that fit
+      // are simulated.
       NetworkCache networks(cluster);
       struct Tried {
         ParallelSpec spec;
@@ -348,8 +348,8 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
           }
         }
       }
-      // Tight: the most memory that still leaves no plan which recomputes nothing and fits in less
-      // than a tenth of all.
+      // Tight: the largest memory for which no plan fits without recompute, and less than a tenth
+      // of all plans fit.
       std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
       const Bytes limit =
           tight ? all[all.size() / 10].result.memory.peak() : cluster.groups.front().device.memory_capacity;
@@ -388,7 +388,7 @@ TEST_CASE("plans on fewer devices are looked into where more do not pay: whole n
   const SearchResult alone = search(graph, cluster_of("azure-ndv2", 8), training, {}, options);
   CHECK(found.plans.front().result.time.total() <= alone.plans.front().result.time.total());
   CHECK(found.plans.front().spec.mesh.size() == 8);
-  // Three nodes, of 8 ranks each.
+  // Three nodes with 8 ranks each.
   LayoutRequest three;
   three.dp = 3;
   three.tp = 4;
@@ -542,7 +542,7 @@ TEST_CASE("the best plan by memory has the least memory that any candidate needs
     };
     CHECK(device_seconds(by_cost.plans.front()) <= device_seconds(plan));
   }
-  // So small a model wastes most of eight GPUs: the cheapest step takes fewer.
+  // Such a small model wastes most of eight GPUs: the cheapest step takes fewer.
   CHECK(by_cost.plans.front().spec.mesh.size() < by_time.plans.front().spec.mesh.size());
 }
 
@@ -575,7 +575,8 @@ TEST_CASE("slow devices get fewer layers, and each stage is held against its own
   const SearchResult found = search(graph, cluster, training, two, {});
   REQUIRE(!found.plans.empty());
   const std::vector<int>& blocks = found.plans.front().spec.stage_blocks;
-  // Twice as fast, about twice as many of 48 layers; the head counts for the second stage.
+  // Twice as fast devices get about twice as many of the 48 layers; the head counts for the second
+  // stage.
   CHECK(blocks[0] >= 31);
   CHECK(blocks[0] <= 36);
   // The other way round, the slow ones first.
@@ -662,15 +663,15 @@ TEST_CASE("when nothing fits, what would fit is named and does") {
   CHECK(suggest(request).plan);
 }
 
-// Closed forms of what a plan keeps and sends (those of time stand in
-// tests/planner/{cost,schedule,simulator}). --------
+// Closed forms of what a plan keeps and sends -----------------------------------------------------
+// (those of time are tested in tests/planner/cost, schedule and simulator)
 
 TEST_CASE("ZeRO's memory follows its closed form") {
   // Rajbhandari et al. 2020, section 3: with P parameters over N ranks, in fp32 here (4 + 4 + 8
-  // bytes a parameter):
-  //   stage 0: 16 P; 1: 8 P + 8 P / N; 2: 4 P + 12 P / N; 3: 16 P / N. Buckets of tiny-llama are
-  //   multiples of 16 N elements at N = 2, so nothing is padded but each of the 6 buffers of a
-  //   part, to 256 bytes.
+  // bytes per parameter):
+  //   stage 0: 16 P; 1: 8 P + 8 P / N; 2: 4 P + 12 P / N; 3: 16 P / N.
+  // Buckets of tiny-llama are multiples of 16 N elements at N = 2, so nothing is padded except each
+  // of the 6 buffers of a part, to 256 bytes.
   const OpGraph graph = graph_of("tiny-llama", 16);
   const std::int64_t whole = 4 * parameter_count(graph);
   const TrainingSpec training = training_of(8, DataType::fp32);
@@ -707,8 +708,8 @@ TEST_CASE("data-parallel and tensor-parallel bytes follow their closed forms") {
   };
   const std::int64_t parameters_bytes = 4 * parameter_count(graph);
   // An all-reduce sends 2 (n - 1) / n of the buffer, which is all of it over two ranks;
-  // reduce-scatter and all-gather half each. Stage 3 gathers the parameters for forward and
-  // backward. The loss's one element makes rank 0 send 4 bytes.
+  // reduce-scatter and all-gather send half of it each. Stage 3 gathers the parameters for forward
+  // and backward. The loss's single element makes rank 0 send 4 bytes.
   CHECK(lowered(2, 1, false, 0).dp.count == parameters_bytes + 4);
   CHECK(lowered(2, 1, false, 1).dp.count == parameters_bytes + 4);
   CHECK(lowered(2, 1, false, 2).dp.count == parameters_bytes + 4);
@@ -717,11 +718,11 @@ TEST_CASE("data-parallel and tensor-parallel bytes follow their closed forms") {
   // Megatron (Shoeybi et al. 2019): two all-reduces of s b h forward and two backward in each of 4
   // layers, one forward for the embedding, one backward for the head: 18, each sending 2 (n - 1) /
   // n = 1 times 16 x 8 x 32 x 4 bytes over two ranks. The vocabulary-parallel loss sends a maximum
-  // and two sums a token: 3 x 16 x 8 x 4 bytes.
+  // and two sums per token: 3 x 16 x 8 x 4 bytes.
   const std::int64_t activation = 16 * 8 * 32 * 4;
   const std::int64_t loss_terms = 3 * 16 * 8 * 4;
   CHECK(lowered(1, 2, false, 0).tp.count == 18 * activation + loss_terms);
-  // Korthikanti et al. 2022: with sequence parallelism an all-gather and a reduce-scatter stand for
+  // Korthikanti et al. 2022: with sequence parallelism an all-gather and a reduce-scatter replace
   // each all-reduce, and the backward gathers each of the layer's two inputs (and the head's) once
   // more for the weight gradients: per layer 4 x 2 / 2 + 2 / 2 activations; embedding: 1/2 forward,
   // 1/2 backward; head: 1/2 forward, 1/2 again and 1/2 backward. At the end the norms' gradients (9

@@ -1,4 +1,4 @@
-// What a simulated step says of each stage, and what its end hangs on.
+// The details of each stage of a simulated step, and its critical path.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -31,8 +31,8 @@ Seconds sum(const std::vector<CriticalWork>& path) {
 TEST_CASE(
     "the critical path goes through a communication that hides behind computation, if what comes next awaits it") {
   HandBuilt built;
-  // 0 to 3, on the wire from 3 to 7, a kernel beside it from 3 to 6, the last one from 7 to 9.
-  // Computation covers all but one second, but the way back from the end is 2, 4 and 3 seconds.
+  // 0 to 3, in transfer from 3 to 7, a kernel beside it from 3 to 6, the last one from 7 to 9.
+  // Computation hides all but one second, but the path back from the end is 2, 4 and 3 seconds.
   built.call(built.segment(
       "layer.forward", Stream::compute,
       {after(kernel(3), {}, 0), after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1),
@@ -58,7 +58,8 @@ TEST_CASE("the critical path changes stages where a transfer made the partner wa
   //   transfer  1-2     2-3             6-7  8-9
   //   stage 1           F0 2-3  F1 3-4  B0 4-6  B1 6-8
   // Back from 11: B1 and B0 on stage 0, which awaited the transfer of 6 to 7, which awaited B0 on
-  // stage 1; that F1 and F0 of its stage; these the transfer of 1 to 2, and that F0 of stage 0.
+  // stage 1; that awaited F1 and F0 of its stage; these awaited the transfer of 1 to 2, and that F0
+  // of stage 0.
   const StepDetails details = details_of(programs, concurrent());
   CHECK(details.critical_path ==
         std::vector{work(0, "receive backward", Label::pp, 1, 1), work(0, "forward", Label::compute, 1, 1),

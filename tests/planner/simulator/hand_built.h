@@ -14,8 +14,8 @@
 
 namespace parplan {
 
-// Prices whole seconds: hops cost nothing and links carry 1 B/s. Both kinds use the CPU's
-// algorithms, which have no base latency; they differ in whether streams run beside one another.
+// Costs in whole seconds: hops cost nothing and links carry 1 B/s. Both kinds use the CPU's
+// algorithms, which have no base latency; they differ in whether streams run concurrently.
 inline CostModel unit_model(bool overlaps_communication, int data_ranks = 2) {
   CostModel model;
   DeviceKind device = unit_device(BackendKind::cpu);
@@ -43,7 +43,8 @@ inline Instruction kernel(std::int64_t seconds, Label label = Label::compute) {
   return instruction;
 }
 
-// Two ranks exchange half of the bytes twice: as many seconds as bytes. A transfer likewise.
+// Two ranks exchange half of the bytes twice: as many seconds as bytes. The same holds for a
+// transfer.
 inline Instruction communication(InstructionKind kind, std::int64_t seconds, GroupKey group, Stream stream,
                                  Label label) {
   Instruction instruction;
@@ -80,7 +81,7 @@ struct HandBuilt {
     return static_cast<int>(program.segments.size()) - 1;
   }
 
-  // Gives the event of the call's end.
+  // Returns the event at the end of the call.
   int call(int segment, std::vector<int> waits = {}) {
     Call call;
     call.segment = segment;
@@ -91,8 +92,8 @@ struct HandBuilt {
   }
 };
 
-// A stage of a pipeline: every forward and backward is received, computed and sent on. `forward`
-// and `backward` in seconds, `transfer` too.
+// A stage of a pipeline: every forward and backward is received, computed and sent on. `forward`,
+// `backward` and `transfer` are in seconds.
 inline Program pipeline_stage(int stage, int stages, const std::vector<Action>& actions, std::int64_t forward,
                               std::int64_t backward, std::int64_t transfer) {
   HandBuilt built(stage);

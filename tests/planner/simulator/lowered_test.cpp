@@ -19,7 +19,7 @@
 namespace parplan {
 namespace {
 
-// Rates at which kernels and communication of a tiny model take about as long.
+// Rates at which kernels and communication of a tiny model take about the same time.
 CostModel model_of(const Program& program, bool overlaps_communication) {
   CostModel model = unit_model(overlaps_communication);
   DeviceKind device = *model.device;
@@ -43,7 +43,7 @@ CostModel model_of(const Program& program, bool overlaps_communication) {
 TEST_CASE("fused Segments take less by the bytes that are not moved") {
   const std::string folder = PARPLAN_SOURCE_DIR "/tests/data/models";
   const OpGraph graph = build_graph(load_model(folder + "/tiny-gpt2.yaml", folder).spec, 16);
-  CostModel model = unit_model(false);  // a byte takes a second, arithmetic nothing
+  CostModel model = unit_model(false);  // a byte takes a second, arithmetic takes nothing
   model.rates.matrix_fp32 = model.rates.vector = FlopsPerSecond(1e30);
   model.rates.memory = BytesPerSecond(1.0);
   ParallelSpec spec;
@@ -59,8 +59,8 @@ TEST_CASE("fused Segments take less by the bytes that are not moved") {
     const LoweredBlock block = lower_block(graph, 1, block_choice(job, 0, 0));
     return cost_segment(backward ? block.backward : block.forward, model).seconds;
   };
-  // 32 tokens; hidden 32, feature 128, 4 B a number. Forward: the sum is not read again, nor is
-  // what goes into GELU. Backward: the gradient between the product and GELU is neither written nor
+  // 32 tokens; hidden 32, feature 128, 4 B per number. Forward: neither the sum nor the input of
+  // GELU is read again. Backward: the gradient between the product and GELU is neither written nor
   // read.
   const double forward = 4.0 * 32 * (32 + 128), backward = 4.0 * 32 * 2 * 128;
   for (const Recompute recompute : {Recompute::none, Recompute::full})
@@ -118,8 +118,8 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
         CHECK(simulate(programs, models) == result);
         const double total = totals[overlaps ? 1 : 0] = result.time.total().value;
 
-        // The timeline ends with the step; one stream (on a CPU, one rank but for its posted sends)
-        // does one thing at a time.
+        // The timeline ends with the step; one stream (on a CPU, one rank except for its posted
+        // sends) does one thing at a time.
         double last = 0.0;
         double most_compute = 0.0;
         std::map<int, double> compute;

@@ -81,7 +81,7 @@ TEST_CASE("kernels of one stream add up under their labels") {
 
 TEST_CASE("a tensor reduction that the next kernel awaits is exposed") {
   HandBuilt built;
-  // 3, then 4 on the wire, then 2.
+  // 3, then 4 in transfer, then 2.
   built.call(built.segment("layer", Stream::compute,
                            {after(kernel(3), {}, 0),
                             after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1),
@@ -164,8 +164,8 @@ TEST_CASE("calls played in one piece give the same parts as their instructions o
   StepTime expected = parts(15, 19, 11, 0, 0);
   expected.recompute = Seconds(3);
   CHECK(simulate_one(built, concurrent()).time == expected);
-  // A kernel of no length on another stream, launched beside the first call, makes every call be
-  // taken apart.
+  // A kernel of zero duration on another stream, launched beside the first call, makes every call
+  // be played instruction by instruction.
   built.call(built.segment("nothing", Stream::receive_next, {kernel(0)}));
   built.program.segments.back().instructions[0].stream = Stream::receive_next;
   CHECK(simulate_one(built, concurrent()).time == expected);
@@ -178,7 +178,7 @@ TEST_CASE("GPipe and 1F1B take (m + p - 1)(f + b), of which p - 1 are the bubble
         CAPTURE(p);
         CAPTURE(m);
         for (const CostModel& model : {concurrent(), sequential()})
-          // f = 1, b = 2, transfers for nothing. Stage 0 finishes last: 3 m computing, 3 (p - 1)
+          // f = 1, b = 2, transfers cost nothing. Stage 0 finishes last: 3 m computing, 3 (p - 1)
           // idle.
           CHECK(simulate_stages(pipeline(p, m, kind, 1, 2, 0), model) == parts(3.0 * m, 0, 0, 0, 3.0 * (p - 1)));
       }
@@ -264,7 +264,7 @@ TEST_CASE("tied gradients meet between the first and the last stage, norms betwe
                {event});
     programs.push_back(built.program);
   }
-  // Stage 0 updates until 14, longest. It computes 0-1, idles until 5, reduces until 9 and 11.
+  // Stage 0 updates until 14, the longest. It computes 0-1, idles until 5, reduces until 9 and 11.
   for (const CostModel& model : {concurrent(), sequential()})
     CHECK(simulate_stages(programs, model) == parts(1, 0, 4, 2, 4, 3));
 }
@@ -327,8 +327,8 @@ TEST_CASE("a call that finds its side stream busy waits there, instruction by in
   std::vector<double> starts;
   for (const TimelineEvent& event : timeline.events) starts.push_back(event.start.value);
   CHECK(starts == std::vector<double>{0, 0, 10, 14, 16, 19, 23, 23});
-  // With a kernel of no length in the way, the pieces are taken apart: the last sum's cause is the
-  // reduction before it.
+  // With a kernel of zero duration in the way, the pieces are played separately: the last sum's
+  // cause is the reduction before it.
   built.call(built.segment("nothing", Stream::dp, {kernel(0)}));
   built.program.segments.back().instructions[0].stream = Stream::dp;
   CHECK(simulate_stages({built.program}, concurrent()) == parts(10, 23, 0, 0, 0));
@@ -345,7 +345,7 @@ TEST_CASE("programs that block one another are named with what they wait for") {
 }
 
 TEST_CASE("crossed receives are a deadlock on every kind of device") {
-  // Both stages want to hear from the other first.
+  // Both stages wait for the other first.
   std::vector<Program> programs;
   for (int s = 0; s < 2; ++s) {
     HandBuilt built(s);
@@ -380,8 +380,8 @@ TEST_CASE("a posted send that nobody takes is an error") {
                        doctest::Contains("stage 0 to 1: 1 sends, 0 receives"), InternalError);
 }
 
-// Start and end of every forward and backward by the recurrence of the schedule, transfers as
-// rendezvous on a stream for each direction: written down a second time, without streams, events or
+// Start and end of every forward and backward by the recurrence of the schedule, with transfers as
+// rendezvous on a stream for each direction: a second implementation, without streams, events or
 // queues.
 double pipeline_recurrence(const std::vector<std::vector<Action>>& order, const std::vector<std::pair<int, int>>& work,
                            int transfer) {

@@ -1,4 +1,4 @@
-// What the program says of the CUDA plugin that it finds or does not find. (PARPLAN_TEST_PLUGINS:
+// The program's reports on the CUDA plugin that it finds or does not find. (PARPLAN_TEST_PLUGINS:
 // the folders of planted plugins, tests/runtime/comm/plugins.)
 #include <doctest/doctest.h>
 

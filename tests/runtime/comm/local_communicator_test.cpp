@@ -17,7 +17,7 @@ using namespace parplan;
 
 namespace {
 
-// Runs `body` in a thread per rank. What a rank throws is thrown here, after all have ended; the
+// Runs `body` in a thread per rank. An exception of a rank is thrown here after all have ended, the
 // lowest rank's first.
 void on_all_ranks(LocalWorld& world, int ranks, const std::function<void(Communicator&)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
@@ -42,7 +42,7 @@ std::vector<int> first_ranks(int count) {
   return ranks;
 }
 
-// What rank `rank` brings: numbers whose sums round, and differently in another order.
+// The contribution of rank `rank`: numbers whose sums round, and differently in another order.
 std::vector<float> contribution(std::int64_t count, int rank) {
   std::vector<float> values;
   for (std::int64_t i = 0; i < count; ++i)
@@ -64,7 +64,7 @@ bool same_bits(const float* a, const float* b, std::int64_t count) {
   return count == 0 || std::memcmp(a, b, static_cast<std::size_t>(count) * sizeof(float)) == 0;
 }
 
-// Below, at and above the size from which members share the work; not multiples of anything.
+// Below, at and above the size from which members share the work; no multiples of anything.
 constexpr std::int64_t counts[] = {0, 1, 3, 7, 16, 1000, 1024, 1025, 10007};
 constexpr int rank_counts[] = {1, 2, 3, 4, 8};
 
@@ -210,7 +210,7 @@ TEST_CASE("many posted sends arrive in order and posting waits when 64 are outst
 }
 
 TEST_CASE("waiting for a late member is reported as such, not as moving data") {
-  // A thread may be stopped anywhere, which looks like waiting, moving or coming late itself; but
+  // A thread may be suspended anywhere, which looks like waiting, moving or coming late itself; but
   // not in every one of many attempts.
   const auto is_reported = [] {
     LocalWorld world(2, {{.id = 0, .ranks = {0, 1}}});
@@ -251,7 +251,7 @@ TEST_CASE("a rank that fails wakes the others, wherever they wait, with its reas
       });
     };
     CHECK_THROWS_WITH_AS(run(), "rank 1 stopped: out of disk", RunError);
-    // Later calls too; and the first reason stays.
+    // Later calls fail too, and the first reason stays.
     world.communicator(0).abort("something else");
     CHECK_THROWS_WITH_AS(world.communicator(0).send(0, 1, 0, {&value, 1}), "rank 1 stopped: out of disk", RunError);
   }

@@ -13,7 +13,7 @@ using namespace parplan::testing;
 
 namespace {
 
-// Sets PARPLAN_CPU_ISA and puts back what was there.
+// Sets PARPLAN_CPU_ISA and restores the previous value.
 class ChosenByEnvironment {
  public:
   explicit ChosenByEnvironment(const char* value) {
@@ -71,7 +71,7 @@ TEST_CASE("an arena is aligned to 256 bytes and copies move bytes") {
   backend->release(arena);
 }
 
-// Sanitizers' allocators end the program instead of saying no.
+// Sanitizers' allocators end the program instead of failing.
 TEST_CASE("more memory than there is, is an error that says how much was asked for" *
           doctest::skip(!allocations_are_counted)) {
   const auto backend = make_cpu_backend();
@@ -170,7 +170,7 @@ TEST_CASE("scalars are copied, and hold until others are set") {
 }
 
 TEST_CASE("kernels allocate nothing, from the first call on" * doctest::skip(!allocations_are_counted)) {
-  // All sizes have rests, and the products several blocks.
+  // All sizes have rests, and the products have several blocks.
   const std::int64_t rows = 263, columns = 401, inner = 775, sequence = 263, heads = 4, kv_heads = 2, head_dim = 20;
   const std::int64_t largest = columns * inner;
   on_every_instruction_set([&](Backend& backend) {

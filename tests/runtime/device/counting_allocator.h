@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-// Counts every allocation of the program it is linked into: include it in exactly one file of a
-// test program. operator new ends here too. Sanitizers bring an allocator of their own, then
-// nothing is counted.
+// Counts every allocation of the program that contains it: include it in exactly one file of a test
+// program. operator new ends here too. Sanitizers have their own allocator; nothing is counted
+// then.
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
 inline std::atomic<std::int64_t> allocation_count{0};

@@ -15,13 +15,13 @@
 
 #include "runtime/device/cpu/cpu_backend.h"
 
-// What the tests of kernels share: arrays that notice writes past their end, calls, and comparison
+// Shared by the tests of kernels: arrays that notice writes past their end, calls, and comparison
 // with numbers that were computed in double precision.
 namespace parplan::testing {
 
 constexpr float poison = std::numeric_limits<float>::quiet_NaN();
 
-// `size` floats, 64-byte aligned plus `shift` floats, with guards behind and before.
+// `size` floats, 64-byte aligned plus `shift` floats, with guards before and after.
 class Array {
  public:
   explicit Array(std::int64_t size, float fill = poison, std::int64_t shift = 0)
@@ -81,8 +81,8 @@ inline void* pointer(const Array& array) { return array.data(); }
 inline void* pointer(const std::vector<std::int32_t>& tokens) { return const_cast<std::int32_t*>(tokens.data()); }
 inline void* pointer(float* data) { return data; }
 
-// Runs one kernel; a workspace of exactly the size that the op's row promises is appended where the
-// row has one.
+// Runs one kernel; if its row has a workspace, one of exactly the size that the row promises is
+// appended.
 template <class... Operands>
 void run(Backend& backend, OpKind kind, const OpShape& shape, const Operands&... operands) {
   std::vector<void*> pointers = {pointer(operands)...};

@@ -23,7 +23,7 @@ Vector plus(Vector a, const Vector& b) {
 struct LinearSize {
   std::int64_t rows, columns, inner;
 };
-// Odd ones; rests after groups of 4 tokens; widths that end within and between registers; several
+// Odd sizes; rests after groups of 4 tokens; widths that end within and between registers; several
 // blocks of each kind.
 constexpr LinearSize linear_sizes[] = {{1, 1, 1},   {3, 5, 7},    {4, 16, 8},    {6, 50, 37},
                                        {17, 33, 65}, {70, 401, 771}, {259, 70, 90}, {5, 970, 300}};
@@ -262,7 +262,7 @@ TEST_CASE(
     std::int64_t head_dim, rotary_dim;
     bool interleaved;
   };
-  // Per key/value head: 2 query heads, the key, the value.
+  // For each key/value head: 2 query heads, the key and the value.
   for (const Case& c : {Case{2, 0, false},
                         {6, 0, false},
                         {32, 0, false},
@@ -354,7 +354,7 @@ Vector naive_head_norm(const HeadsCase& c, const Vector& x, const Vector& query_
   return y;
 }
 
-// [rows, 2]: of queries, of keys.
+// [rows, 2]: sums for queries, and for keys.
 Vector naive_squares(const HeadsCase& c, const Vector& x) {
   Vector squares(at(c.rows * 2));
   for (std::int64_t row = 0; row < c.rows; ++row)
@@ -443,7 +443,7 @@ TEST_CASE("query_key_squares and query_key_norm are the RMS norm over all querie
       check_near(found_dsquares, dsquares, 1e-5);
       check_near(found_query, plus(query_before, dquery), 1e-5);
       check_near(found_key, plus(key_before, dkey), 1e-5);
-      // The whole slope is what goes through x itself and what goes through the sums.
+      // The whole slope is that through x itself plus that through the sums.
       OpShape adding = c.shape();
       adding.accumulate = true;
       Array alone(c.size());
@@ -558,7 +558,7 @@ Vector naive_attention(const AttentionSize& s, const Vector& qkv, Vector* lse = 
 
 namespace {
 
-// What heads may be asked for besides the plain softmax, alone and together.
+// The options of heads besides the plain softmax, alone and together.
 const OpShape attention_features[] = {{},
                                       {.window = 1},
                                       {.window = 4},
@@ -684,7 +684,7 @@ TEST_CASE("activations and their gradients, also in place") {
       Array y(rows * columns), in_place(x), dx(rows * columns), gradient_in_place(dy);
       run(backend, OpKind::activation, shape, Array(x), y);
       for (std::int64_t i = 0; i < y.size(); ++i)
-        // tanh and exp are good relatively; erf is good to 1.2e-7, of which x times remains where
+        // tanh and exp have a small relative error; erf has 1.2e-7, of which x times remains where
         // the rest cancels.
         CHECK(std::abs(y[i] - wanted[at(i)]) <=
               2e-6 * std::abs(wanted[at(i)]) +
@@ -974,7 +974,7 @@ TEST_CASE("add_layer_norm and add_rms_norm equal the sum and the norm, one after
           CHECK(same_bits(y.data(), other_y.data(), y.size()));
           CHECK(same_bits(rstd.data(), other_rstd.data(), rows));
 
-          if (!second || bias) return;  // b may be where the sum goes
+          if (!second || bias) return;  // the sum may be written to b
           Array in_place(b.values());
           run(backend, OpKind::add_rms_norm, shape, a, in_place, gamma, in_place, other_y, other_rstd);
           CHECK(same_bits(sum.data(), in_place.data(), sum.size()));
@@ -1005,7 +1005,7 @@ TEST_CASE("linear_gelu and its gradient equal the two kernels that they stand fo
         run(backend, OpKind::activation, flat, before, y);
         CHECK(same_bits(before.data(), fused_before.data(), count));
         CHECK(same_bits(y.data(), fused_y.data(), count));
-        CHECK(same_bits(y.data(), alone.data(), count));  // `before` not kept
+        CHECK(same_bits(y.data(), alone.data(), count));  // `before` is not kept
 
         const Array dy(numbers(count, 4)), inner_before(numbers(s.rows * s.inner, 5, 3.0));
         Array dx(s.rows * s.inner), fused_dx(s.rows * s.inner);

@@ -15,8 +15,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// What each of four processes (threads here) ends with: "went on", "silent", or its message.
-// `refuse` gives a process's message, or "".
+// How each of four processes (threads here) ends: "went on", "silent", or its message. `refuse`
+// gives a process's message, or "".
 std::vector<std::string> ends(const std::function<std::string(int)>& refuse) {
   const LoopbackPort port;
   std::vector<std::string> all(4);

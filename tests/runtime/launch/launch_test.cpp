@@ -20,7 +20,7 @@ Environment environment(const Variables& variables) {
 }
 
 // torchrun's variables of process 2 of 4, on the second of two machines, with changes; an empty
-// value unsets.
+// value unsets a variable.
 Variables torchrun(const Variables& changes = {}) {
   Variables variables = {{"RANK", "2"},       {"WORLD_SIZE", "4"},     {"LOCAL_RANK", "0"},
                          {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}};
@@ -68,7 +68,7 @@ TEST_CASE("a process finds its place in the variables of whoever started it") {
       // Where both are set and agree, MPI carries the messages.
       {torchrun({{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}}), by_mpi(2, 4)},
       {torchrun({{"PMIX_RANK", "2"}}), by_mpi(2, 4)},
-      // Inside a job of Slurm, but not started by srun, or alone by it.
+      // Inside a job of Slurm, but not started by srun, or started alone.
       {{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}, {}},
       {{{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}, {}},
   };

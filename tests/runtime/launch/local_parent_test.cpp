@@ -37,7 +37,7 @@ Outcome outcome_of(const std::vector<std::string>& arguments, int processes) {
 
 TEST_CASE("children find each other by the variables that their parent sets") {
   const testing::TemporaryFolder folder;
-  // What another starter left in the environment is not theirs.
+  // The variables that another starter left in the environment do not apply to them.
   setenv("OMPI_COMM_WORLD_RANK", "5", 1);
   setenv("OMPI_COMM_WORLD_SIZE", "6", 1);
   const Outcome outcome = outcome_of({"meet", folder.path("met.txt")}, 4);
@@ -68,8 +68,8 @@ TEST_CASE("a child that a signal ended counts as 128 and the signal's number") {
 TEST_CASE("a child that does not heed SIGTERM is killed") {
   const Outcome outcome = outcome_of({"stubborn"}, 3);
   CHECK(outcome.code == 3);
-  CHECK(outcome.lines == std::vector<std::string>{"[2] told to end"});  // it was, and would have stayed for ever
-  CHECK(outcome.seconds > 6.0);                                        // told after 1 s, killed 5 s later
+  CHECK(outcome.lines == std::vector<std::string>{"[2] told to end"});  // it was, and would have stayed forever
+  CHECK(outcome.seconds > 6.0);                                         // told after 1 s, killed 5 s later
 }
 
 TEST_CASE("a signal to the parent reaches the children and spares the parent") {

@@ -21,8 +21,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// Long, for nothing that is to happen may depend on how fast a loaded machine is; CTest ends what
-// hangs.
+// A long time, since no condition may depend on how fast a loaded machine is; CTest ends tests that
+// hang.
 constexpr auto patience = 300s;
 
 TcpPlace place(int process, int processes, int port) {
@@ -64,7 +64,7 @@ void with_growing_patience(const std::function<bool(std::chrono::milliseconds)>&
   FAIL_CHECK("not even within 128 s");
 }
 
-// What each of `processes` threads throws, whose body gets its own end.
+// What each of `processes` threads throws, whose body gets its own rendezvous.
 std::vector<std::string> outcomes(int processes, const std::function<void(int, Rendezvous&)>& body) {
   const LoopbackPort port;
   std::vector<std::string> messages(static_cast<std::size_t>(processes));
@@ -122,7 +122,7 @@ TEST_CASE("processes that do not come are named, to everyone who came") {
     std::vector<std::string> messages(5);
     in_threads(5, [&](int process) {
       if (process == 2 || process == 4) return;
-      // (Who comes too late for process 0 finds nobody: not to be waited for.)
+      // (A process that comes too late for process 0 finds nobody: this is not waited for.)
       messages[process] =
           message_of([&] { tcp_rendezvous(place(process, 5, port.number()), process == 0 ? waited : 4 * waited); });
     });
@@ -156,7 +156,7 @@ TEST_CASE("an abort wakes those that wait and those that come later, with the re
         ++aborted;
         barrier(rendezvous);
       } else if (process == 3) {
-        // Does not wait in the rendezvous: looks at it from time to time.
+        // It does not wait in the rendezvous, but checks it from time to time.
         while (true) {
           rendezvous.check();
           std::this_thread::sleep_for(1ms);
@@ -178,8 +178,8 @@ TEST_CASE("one that leaves without contributing ends the waiting of all others")
     for (int process = 0; process < 4; ++process) {
       const std::string& message = messages[process];
       INFO("process " << process << ": " << message);
-      // Those who hear of it first leave too, and whoever is slow may find one of them gone before
-      // the reason.
+      // Those that hear of it first leave too, and a slow one may find one of them gone before it
+      // hears the reason.
       CHECK((process == leaver ? message == nothing
                                : message == fmt::format("process {} has ended", leaver) ||
                                      message.ends_with(" was lost: its connection closed")));
@@ -200,7 +200,7 @@ TEST_CASE("a process of a job of another size is refused and told, and the job g
   const LoopbackPort held;
   const int port = held.number();
   std::vector<std::string> messages(3);
-  std::latch refused(1);  // until then process 1 does not come, with which the job is complete
+  std::latch refused(1);  // process 1, with which the job is complete, waits for this
   in_threads(3, [&](int i) {
     messages[i] = message_of([&] {
       if (i == 2) {  // of another job, with one process more
@@ -242,14 +242,14 @@ TEST_CASE("what does not speak the protocol is refused and does not disturb the 
   const LoopbackPort held;
   const int port = held.number();
   std::vector<std::string> messages(2);
-  std::latch refused(1);  // until then process 1 does not come, with which the job is complete
+  std::latch refused(1);  // process 1, with which the job is complete, waits for this
   in_threads(3, [&](int i) {
     if (i < 2) {
       if (i == 1) refused.wait();
       messages[i] = message_of([&] { barrier(*tcp_rendezvous(place(i, 2, port), patience)); });
       return;
     }
-    const int silent = connected_to(port);  // says nothing at all
+    const int silent = connected_to(port);  // it sends nothing at all
     const int client = connected_to(port);
     const std::string request = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
     CHECK(write(client, request.data(), request.size()) == static_cast<ssize_t>(request.size()));
@@ -305,7 +305,7 @@ TEST_CASE("a process that dies is told from one that leaves") {
       messages[i] = message_of([&] { barrier(*tcp_rendezvous(place(i, 3, port), patience)); });
       return;
     }
-    // Process 2 by hand, which ends without a word: magic, greeting, length 16, process 2 of 3.
+    // Process 2 by hand, which ends silently: magic, greeting, length 16, process 2 of 3.
     const std::uint64_t greeting[] = {0x706172706c616e01, 1, 16, 2, 3};
     const int client = connected_to(port);
     CHECK(write(client, greeting, sizeof greeting) == sizeof greeting);

@@ -6,9 +6,9 @@ namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 namespace {
 
-// Where one (sample, query head) finds its rows. Activations are [sequence, batch, width]; in the
-// fused width stand, per key/value head: its query heads, the key, the value, each head_dim wide.
-// The output has the query heads in the same order; log-sum-exp is [batch, heads, sequence].
+// Where the rows of one (sample, query head) are. Activations are [sequence, batch, width]; the
+// fused width holds for each key/value head its query heads, the key and the value, each head_dim
+// wide. The output has the query heads in the same order; log-sum-exp is [batch, heads, sequence].
 struct Head {
   std::int64_t qkv_stride = 0;
   std::int64_t y_stride = 0;
@@ -39,7 +39,7 @@ float score_scale(const OpShape& s) {
                               : 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim));
 }
 
-// The keys that a block of queries meets, [begin, end), and those that one of its rows sees,
+// The keys that a block of queries needs, [begin, end), and those that one of its rows sees,
 // counted from `begin`.
 struct Keys {
   std::int64_t begin = 0;
@@ -56,7 +56,7 @@ Keys keys_of(const OpShape& s, std::int64_t first_query, std::int64_t block) {
   return {.begin = seen > 0 ? seen : 0, .end = first_query + block < s.sequence ? first_query + block : s.sequence};
 }
 
-// What is done to a score after it is scaled: s -> cap tanh(s / cap) + slope (key's - query's
+// The operations on a score after it is scaled: s -> cap tanh(s / cap) + slope (key's - query's
 // position).
 struct Adjustment {
   float cap = 0.0f;    // 0: none
@@ -92,8 +92,8 @@ void dot_products(const float* a, std::int64_t a_stride, const float* b, std::in
 
 }  // namespace
 
-// fused qkv -> y, log-sum-exp, workspace. For a block of queries: scores against all keys that it
-// may see, softmax in place, product with the values.
+// fused qkv -> y, log-sum-exp, workspace. For each block of queries: scores against all keys that
+// it may see, softmax in place, product with the values.
 void attention(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* qkv = a.floats(0);
@@ -133,7 +133,7 @@ void attention(const CpuKernelArguments& a) {
           for_each_wide(visible, [&](std::int64_t i, auto lanes) {
             const Wide e = exponential(load(p + i, lanes, -__builtin_inff()) - max);
             store(p + i, e, lanes);
-            sum += load(p + i, lanes);  // the rest's padding counts as nothing
+            sum += load(p + i, lanes);  // the padding of the rest does not count
           });
           const float total = sum_lanes(sum);
           const float inverse = 1.0f / total;

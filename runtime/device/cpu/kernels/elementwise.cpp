@@ -73,7 +73,7 @@ void apply_gate(const CpuKernelArguments& a) {
   });
 }
 
-// All is read before anything is written, so that operands may share storage.
+// Everything is read before anything is written, so operands may share storage.
 template <class Function>
 void apply_gate_gradient(const CpuKernelArguments& a) {
   const float* dy = a.floats(0);

@@ -5,8 +5,8 @@
 #include "planner/graph/op.h"
 #include "runtime/device/cpu/kernels/instruction_set.h"
 
-// Rows of fused queries, keys and values: per key/value head its query heads, the key, the value,
-// each head_dim wide.
+// Rows of fused queries, keys and values: for each key/value head its query heads, the key and the
+// value, each head_dim wide.
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 enum class HeadPart { query, key, value };
@@ -19,7 +19,7 @@ struct FusedHead {
 
 inline std::int64_t fused_width(const OpShape& s) { return (s.heads + 2 * s.kv_heads) * s.head_dim; }
 
-// body(head) in the order of memory.
+// Calls body(head) in the order of memory.
 template <class Body>
 inline void for_each_head(const OpShape& s, const Body& body) {
   const std::int64_t per_group = s.heads / s.kv_heads;

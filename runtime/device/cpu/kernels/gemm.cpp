@@ -10,8 +10,8 @@ namespace {
 
 using Index = std::int64_t;
 
-// Eigen packs panels of both factors; its own blocking allocates them on the heap or the stack,
-// ours points into the workspace that the plan has counted.
+// Eigen packs panels of both factors. Its own blocking allocates them on the heap or the stack;
+// this one points into the workspace that the plan has counted.
 class WorkspaceBlocking : public Eigen::internal::level3_blocking<float, float> {
  public:
   WorkspaceBlocking(float* a, float* b, Index mc, Index nc, Index kc) {
@@ -52,9 +52,9 @@ void product(const Gemm& g) {
                                                          g.y_stride, g.scale, blocking, nullptr);
 }
 
-// Eigen sums columns that are left over after groups of four in another order than those in a
-// group. So the last n % 4 tokens are computed as a group that is filled up with zeros, block by
-// block in the same order.
+// Eigen sums columns that remain after groups of four in another order than those in a group. The
+// last n % 4 tokens are therefore computed as a group padded with zeros, block by block in the same
+// order.
 template <int WOrder>
 void product_by_rows(const Gemm& g) {
   const Index whole = g.n / 4 * 4;

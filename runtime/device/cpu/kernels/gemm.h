@@ -7,9 +7,9 @@
 
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
-// y[n, m] += scale * sum over k of x[n, k] w[m, k], float32; rows of each array as it is stored are
-// `stride` apart. `workspace` holds gemm_workspace(blocking, m, n, k) bytes, aligned to 64. Nothing
-// is allocated.
+// y[n, m] += scale * sum over k of x[n, k] w[m, k], float32; stored rows of each array are `stride`
+// apart. `workspace` holds gemm_workspace(blocking, m, n, k) bytes, aligned to 64. Nothing is
+// allocated.
 struct Gemm {
   std::int64_t m = 0, n = 0, k = 0;
   const float* x = nullptr;
@@ -23,7 +23,7 @@ struct Gemm {
   float* workspace = nullptr;
 };
 
-// A row of y depends on its row of x alone, to the bit, in the first two.
+// In the first two, a row of y depends only on its row of x, to the bit.
 void gemm_rows(const Gemm& gemm);             // x stored [n, k], w stored [m, k]
 void gemm_rows_transposed(const Gemm& gemm);  // x stored [n, k], w stored [k, m]
 void gemm_outer(const Gemm& gemm);            // x stored [k, n], w stored [k, m]

@@ -6,7 +6,7 @@
 
 namespace parplan {
 
-// What a kernel function receives: a KernelCall without types of the standard library (see
+// The arguments of a kernel function: a KernelCall without types of the standard library (see
 // instruction_set.h).
 struct CpuKernelArguments {
   const OpShape& shape;

@@ -75,7 +75,7 @@ void update_loss_scale(const CpuKernelArguments& a);
 void sum_in_order(float* out, const float* const* inputs, int count, std::int64_t elements);
 void max_in_order(float* out, const float* const* inputs, int count, std::int64_t elements);
 
-// Elements of a flat op: rows of `columns`, or just `rows` where there are none.
+// Elements of a flat op: rows of `columns`, or just `rows` where `columns` is 0.
 inline std::int64_t elements(const OpShape& shape) { return shape.rows * (shape.columns > 0 ? shape.columns : 1); }
 
 }  // namespace parplan::PARPLAN_CPU_NAMESPACE

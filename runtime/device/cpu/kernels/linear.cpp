@@ -31,8 +31,8 @@ void linear(const CpuKernelArguments& a) {
   multiply(a, a.floats(next), a.floats(next + 1));
 }
 
-// x, weight, (bias) -> before, y = gelu(before), workspace. As linear and activation, one after the
-// other; `before` and y may be one storage.
+// x, weight, (bias) -> before, y = gelu(before), workspace. As linear and then activation; `before`
+// and y may share storage.
 void linear_gelu(const CpuKernelArguments& a) {
   const int next = a.shape.bias ? 3 : 2;
   multiply(a, a.floats(next), a.floats(next + 2));
@@ -52,7 +52,7 @@ void linear_input_gradient(const CpuKernelArguments& a) {
                         .blocking = backward_blocking, .workspace = a.floats(3)});
 }
 
-// dy, weight, before -> dbefore, workspace. As linear_input_gradient and, in place,
+// dy, weight, before -> dbefore, workspace. As linear_input_gradient and then, in place,
 // activation_gradient.
 void linear_input_gradient_gelu(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;

@@ -46,7 +46,7 @@ PARPLAN_INLINE float inverse_square_root(float x) { return 1.0f / __builtin_sqrt
   *rstd_out = rstd;
 }
 
-// The sum that a fused kernel begins with, as `add`: a, (b), (bias).
+// The sum with which a fused kernel begins, as `add`: a, (b), (bias).
 struct Sum {
   const float* a = nullptr;
   const float* b = nullptr;

@@ -5,16 +5,16 @@ namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 namespace {
 
-// The operands of an optimizer kernel behind those that its shape always has, and what they make of
-// the step.
+// The operands of an optimizer kernel after those that its shape always has, and what follows from
+// them for the step.
 struct Gradients {
   float factor = 1.0f;    // of gradients
   std::int64_t step = 1;  // for bias correction
-  bool overflow = false;  // nothing is to change
+  bool overflow = false;  // nothing may change
   float* master = nullptr;
 
-  // Gradients are clipped by min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, the
-  // norm being that of the gradients without the loss scale.
+  // Gradients are clipped by min(1, clip / (norm + 1e-6)), as in torch.nn.utils.clip_grad_norm_;
+  // the norm is that of the gradients without the loss scale.
   Gradients(const CpuKernelArguments& a, int next) : step(a.scalars->step) {
     const float* sum_of_squares = a.shape.norm ? a.floats(next++) : nullptr;
     if (a.shape.master) master = a.floats(next++);
@@ -33,7 +33,7 @@ struct Gradients {
     }
     factor = static_cast<float>(clip / scale);
   }
-  // What the update works on, and where the parameter is rewritten from it.
+  // The array that is updated, and from which the parameter is rewritten.
   float* updated(float* parameter) const { return master != nullptr ? master : parameter; }
   void deliver(float* parameter, std::int64_t n) const {
     if (master != nullptr) __builtin_memcpy(parameter, master, n * sizeof(float));
@@ -42,9 +42,9 @@ struct Gradients {
 
 double power(double base, std::int64_t exponent) { return __builtin_pow(base, static_cast<double>(exponent)); }
 
-// Runs steps(arrays, n) on the elements, n always a multiple of 16: what is left over goes through
-// a padded copy. The steps are never inlined, so each element meets the same instructions wherever
-// a ZeRO shard begins or ends.
+// Runs steps(arrays, n) on the elements, with n always a multiple of 16: the rest goes through a
+// padded copy. The steps are never inlined, so each element meets the same instructions wherever a
+// ZeRO shard begins or ends.
 template <int Arrays, class Steps>
 void in_sixteens(float* const (&arrays)[Arrays], std::int64_t n, const Steps& steps) {
   const std::int64_t whole = n / 16 * 16;

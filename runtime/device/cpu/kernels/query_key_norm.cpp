@@ -23,7 +23,7 @@ void copy_head(const OpShape& s, const float* from, float* to) {
   if (from != to) __builtin_memcpy(to, from, s.head_dim * sizeof(float));
 }
 
-// Queries' and keys' 1 / root mean square over the whole width of all ranks.
+// 1 / root mean square of queries and of keys over the whole width of all ranks.
 struct WidthNorm {
   float rstd[2] = {};
   float width[2] = {};
@@ -62,8 +62,8 @@ void head_norm(const CpuKernelArguments& a) {
 }
 
 // dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, dgamma of queries +=, dgamma of keys +=
-// As rms_norm_gradient, head by head: with n = x rstd and g = dy gamma:  dx = rstd (g - n mean(g
-// n)).
+// As rms_norm_gradient, head by head, with n = x rstd and g = dy gamma:
+// dx = rstd (g - n mean(g n)).
 void head_norm_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);
@@ -156,9 +156,9 @@ void query_key_norm(const CpuKernelArguments& a) {
 }
 
 // dy, qkv, squares, gamma of queries, gamma of keys -> dqkv, dsquares (of this rank's heads),
-// dgamma of queries +=, of keys += With r = (squares / width + epsilon)^-1/2 and y = x r gamma:  dx
-// = dy gamma r (through x alone), and dsquares = sum(dy gamma x) dr/dsquares = -sum(dy gamma x) r^3
-// / (2 width).
+// dgamma of queries +=, of keys +=
+// With r = (squares / width + epsilon)^-1/2 and y = x r gamma: dx = dy gamma r (through x alone),
+// and dsquares = sum(dy gamma x) dr/dsquares = -sum(dy gamma x) r^3 / (2 width).
 void query_key_norm_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);

@@ -5,10 +5,10 @@
 
 #include "runtime/device/cpu/kernels/instruction_set.h"
 
-// Sixteen floats at a time, whatever the machine: GCC and Clang split the type where registers are
-// narrower. Rests of a row go through the same arithmetic, padded, and sums keep sixteen lanes that
-// are added in one order. So an element's result depends neither on its address nor on its place in
-// the row, nor on which other rows are there.
+// Sixteen floats at a time on every machine: GCC and Clang split the type where registers are
+// narrower. The rest of a row goes through the same arithmetic, padded, and sums keep sixteen lanes
+// that are added in one order. An element's result therefore depends neither on its address nor on
+// its position in the row, nor on the other rows.
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 typedef float Wide __attribute__((vector_size(64)));

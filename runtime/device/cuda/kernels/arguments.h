@@ -10,9 +10,9 @@ namespace parplan {
 
 class MatrixProducts;
 
-// What a kernel's host function receives. Operands are in device memory, in the order of the op's
-// row, without the optional ones that the shape leaves out; the workspace, where the row has one,
-// is the last.
+// The arguments of a kernel's host function. Operands are in device memory, in the order of the
+// op's row, without the optional ones that the shape leaves out; the workspace, where the row has
+// one, comes last.
 struct CudaKernelArguments {
   const OpShape& shape;
   DataType type;               // of parameters and activations

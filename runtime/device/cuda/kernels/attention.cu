@@ -9,24 +9,21 @@
 
 // Causal attention without the [sequence, sequence] matrix in memory. From the literature:
 // - softmax over blocks of keys with a running maximum and sum: Milakov, Gimelshein, Online
-//   normalizer calculation for
-// softmax,
-//   2018; attention by tiles on it, and its backward from the log-sum-exp with D = rowsum(dy * y):
-//   Dao, Fu, Ermon, Rudra, Re, FlashAttention, NeurIPS 2022, algorithms 1 and 4;
-// - one block of threads per tile of queries with the sum divided by once at the end, warps that
-//   split queries (and not
-// keys),
-//   tiles above the diagonal skipped and the rest unmasked but for the diagonal: Dao,
-//   FlashAttention-2, ICLR 2024.
-// Ours: the fused qkv [sequence, batch, groups x (queries, key, value)] is read in place. The
-// backward has one kernel for query gradients, which also writes D, and one for key and value
-// gradients, which goes over all query heads of the group. Scores and dP are thus computed twice
-// (seven products instead of FlashAttention-2's five), but nothing is added atomically: no fp32
-// accumulator for dq in memory, and the same bits in every run. The second kernel computes S^T = K
-// Q^T, so that P^T and dS^T are already, lane by lane, the left operands of dv += P^T dy and dk +=
-// dS^T q and never go through shared memory. Windows skip the tiles before them as the diagonal
-// does those behind it. Kernels exist twice: `plain` and with what heads may be asked for besides
-// (AttentionScores), which costs registers.
+//   normalizer calculation for softmax, 2018; attention by tiles on top of it, and its backward
+//   from the log-sum-exp with D = rowsum(dy * y): Dao, Fu, Ermon, Rudra, Re, FlashAttention,
+//   NeurIPS 2022, algorithms 1 and 4;
+// - one block of threads per tile of queries, with one division by the sum at the end, warps that
+//   split queries (and not keys), tiles above the diagonal skipped and only those on the diagonal
+//   masked: Dao, FlashAttention-2, ICLR 2024.
+// Specific to parplan: the fused qkv [sequence, batch, groups x (queries, key, value)] is read in
+// place. The backward has one kernel for query gradients, which also writes D, and one for key and
+// value gradients, which goes over all query heads of the group. Scores and dP are thus computed
+// twice (seven products instead of FlashAttention-2's five), but nothing is added atomically: no
+// fp32 accumulator for dq in memory, and the same bits in every run. The second kernel computes
+// S^T = K Q^T, so that P^T and dS^T are already, lane by lane, the left operands of dv += P^T dy
+// and dk += dS^T q and never go through shared memory. Windows skip the tiles before them as the
+// diagonal skips those behind it. Kernels exist twice: `plain`, and with the other options of heads
+// (AttentionScores), which cost registers.
 namespace parplan {
 
 namespace {

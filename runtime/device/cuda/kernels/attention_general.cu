@@ -12,8 +12,8 @@ namespace {
 
 // Blocks of 16 x 16 threads work on tiles of `tile` queries and `tile` keys: the thread (ty, tx) on
 // rows ty * per + i and columns tx + 16 j, for i, j < per = tile / 16, and on the head's elements
-// tx + 16 k. Everything is fp32 in shared memory; rows have an odd stride, so that 16 rows at one
-// element lie in 16 banks.
+// tx + 16 k. Everything is fp32 in shared memory; rows have an odd stride, so that the same element
+// of 16 rows is in 16 banks.
 constexpr int side = 16;
 constexpr int threads = side * side;
 
@@ -24,7 +24,7 @@ __device__ inline int ty() {
   return static_cast<int>(threadIdx.x) / side;
 }
 
-// Tile sizes by head dim, so that two tiles of rows and two of scores stay below 99 KiB, which
+// Tile sizes by head dim, such that two tiles of rows and two of scores stay below 99 KiB, which
 // every device since sm_80 grants a block (CUDA C++ Programming Guide, technical specifications).
 template <int tile_rows>
 struct Tiles {
@@ -121,7 +121,7 @@ __device__ void store_rows(const float (&d)[Tiles::per][Tiles::elements], float 
   }
 }
 
-// Where the tile begins that has `position`.
+// The start of the tile that holds `position`.
 template <int rows>
 __device__ int first_tile(int position) {
   return position / rows * rows;
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(threads)
     load_rows<Tiles::rows>(other_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
 #pragma unroll
     for (int i = 0; i < per; ++i) {
-      // A query that has seen no key yet (its window begins further on) has -infinity for its
-      // largest score.
+      // A query that has seen no key yet (its window begins later) has -infinity as its largest
+      // score.
       float tile_largest = largest[i];
       const int query = first_query + ty() * per + i;
 #pragma unroll
@@ -365,7 +365,7 @@ template <class Tiles, class... Parameters>
 Grid grid_of(void (*kernel)(Parameters...), const AttentionLayout& layout, int score_tiles, int heads, int batch) {
   const std::size_t shared =
       sizeof(float) * (2 * Tiles::rows * row_stride(layout.head_dim) + score_tiles * Tiles::scores);
-  // Without being asked, a block gets 48 KiB.
+  // By default, a block gets 48 KiB.
   if (shared > 48 * 1024) allow_shared_memory(kernel, shared);
   return {.blocks = dim3(static_cast<unsigned>(divide_up(layout.sequence, Tiles::rows)), static_cast<unsigned>(heads),
                          static_cast<unsigned>(batch)),

@@ -6,26 +6,27 @@
 
 namespace parplan {
 
-// Where one sample's query head, or key/value head, finds its rows. Activations are [sequence,
-// batch, width]; in the fused width stand, per key/value head: its query heads, the key, the value,
-// each head_dim wide. The output has the query heads in the same order; statistics (log-sum-exp,
-// sums of dy * y) are fp32 [batch, heads, sequence]. Offsets and strides count elements.
+// Where the rows of one sample's query head, or key/value head, are. Activations are [sequence,
+// batch, width]; the fused width holds for each key/value head its query heads, the key and the
+// value, each head_dim wide. The output has the query heads in the same order; statistics
+// (log-sum-exp, sums of dy * y) are fp32 [batch, heads, sequence]. Offsets and strides count
+// elements.
 struct AttentionLayout {
   int sequence = 0;
   int heads = 0;
-  int per_group = 0;  // query heads for each key/value head
+  int per_group = 0;  // query heads per key/value head
   int head_dim = 0;
   std::int64_t qkv_width = 0;
   std::int64_t y_width = 0;
   std::int64_t qkv_stride = 0;  // from a position to the next
   std::int64_t y_stride = 0;
   float scale = 0.0f;  // of scores
-  // What heads are asked for besides. A query sees the last `window` keys, its own among them
-  // (`sequence`: all before it).
+  // Options of heads. A query sees the last `window` keys, including its own (`sequence`: all
+  // before it).
   int window = 0;
   float softcap = 0.0f;  // scores become softcap tanh(score / softcap); 0: they do not
-  float alibi = 0.0f;    // times the head's slope times (key's - query's position), added then
-  int all_heads = 0;     // of all ranks: slopes count among them
+  float alibi = 0.0f;    // multiplier of the head's slope times (key's - query's position), added after that
+  int all_heads = 0;     // of all ranks: slopes are numbered among them
   int first_head = 0;    // of this rank's
 
   __host__ __device__ bool is_plain() const { return window >= sequence && softcap == 0.0f && alibi == 0.0f; }
@@ -51,7 +52,7 @@ struct AttentionLayout {
   }
 };
 
-// What is done to a head's scores.
+// The operations on a head's scores.
 struct AttentionScores {
   float scale = 0.0f;
   float softcap = 0.0f;
@@ -65,8 +66,8 @@ struct AttentionScores {
     const int power = beyond ? 2 * (number - whole) + 1 : number + 1;
     slope = layout.alibi * exp2f(-8.0f * static_cast<float>(power) / static_cast<float>(beyond ? 2 * whole : whole));
   }
-  // `product`: of a query and a key; `distance`: from the query's position to the key's. Also what
-  // the score's gradient is multiplied with on the way back to scale * product.
+  // `product` is that of a query and a key; `distance` runs from the query's position to the key's.
+  // `to_product` is the factor of the score's gradient on the way back to scale * product.
   __device__ float of(float product, int distance, float& to_product) const {
     float score = scale * product;
     to_product = 1.0f;
@@ -103,8 +104,8 @@ struct AttentionBackward {
 };
 
 // On matrix units (attention_matrix_units.cu): bf16 and fp16, some head dims; rows of qkv, y and
-// their gradients must be aligned to 16 bytes. False, with nothing submitted: not for this type or
-// head dim.
+// their gradients must be aligned to 16 bytes. Returns false, with nothing submitted, for other
+// types and head dims.
 bool attention_on_matrix_units(const AttentionForward& work, DataType type, cudaStream_t stream);
 bool attention_gradient_on_matrix_units(const AttentionBackward& work, DataType type, cudaStream_t stream);
 

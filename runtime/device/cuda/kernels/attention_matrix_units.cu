@@ -27,7 +27,7 @@ __device__ inline int warp() {
 }
 
 // Rows of head_dim 2-byte elements in shared memory, cut into chunks of 16 bytes. A chunk's place
-// within its row depends on the row, so that the eight rows that ldmatrix reads at once lie in
+// within its row depends on the row, so that the eight rows that ldmatrix reads at once are in
 // eight different groups of four banks.
 template <int head_dim>
 struct Rows {
@@ -35,12 +35,12 @@ struct Rows {
   static constexpr int chunks = head_dim / 8;
   static constexpr int bytes = 2 * head_dim;
 
-  // Chunks that lie in one another's place, and how a row permutes them.
+  // Chunks that exchange places, and how a row permutes them.
   static constexpr int group = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
   static __device__ int permutation(int row) { return row / (8 / group) % group; }
   static __device__ int offset(int row, int chunk) { return row * bytes + ((chunk ^ permutation(row)) << 4); }
 
-  // `further` chunks, an even number, from the place of chunk 0 or 1 of a row; counted from
+  // `further` chunks (an even number) from the place of chunk 0 or 1 of a row, counted from
   // dynamic_shared, where tiles begin at multiples of the bytes of a group. Offsets of all chunks
   // thus come from one register instead of one each.
   static __device__ int along(int place, int further) {
@@ -50,11 +50,11 @@ struct Rows {
 
 __device__ inline int place_of(const unsigned char* tile) { return static_cast<int>(tile - dynamic_shared); }
 
-// Starts copying positions [first, first + rows) of a head; zeros from `limit` on, where nothing is
-// read.
+// Starts copying positions [first, first + rows) of a head; writes zeros from `limit` on, where
+// nothing is read.
 template <int head_dim, int rows>
 __device__ void load_rows(unsigned char* tile, const std::uint16_t* from, std::int64_t stride, int first, int limit) {
-  // A thread keeps to one chunk of each `across` and to rows that are permuted alike, so that its
+  // A thread keeps to one chunk of each `across` and to rows with the same permutation, so that its
   // places differ by constants.
   constexpr int chunks = Rows<head_dim>::chunks;
   constexpr int across = chunks & -chunks;  // the largest power of two that divides them
@@ -102,7 +102,7 @@ struct Left {
                        dynamic_shared + Rows<head_dim>::along(place, 2 * depth) + 16 * m * Rows<head_dim>::bytes);
     }
   }
-  // Once the tile is there.
+  // Called once the tile is loaded.
   __device__ void start() {
     if constexpr (keep) {
 #pragma unroll
@@ -138,8 +138,8 @@ __device__ void add_product_transposed(float (&d)[row_tiles][columns / 8][4],
   }
 }
 
-// d[rows of the warp, head_dim] += left tile, where left [rows of the warp, depth] are accumulators
-// that were packed.
+// d[rows of the warp, head_dim] += left tile, where left [rows of the warp, depth] are packed
+// accumulators.
 template <class T, int head_dim, int row_tiles, int depth>
 __device__ void add_product(float (&d)[row_tiles][head_dim / 8][4],
                             const std::uint32_t (&left)[row_tiles][depth / 16][4], const unsigned char* tile) {
@@ -160,7 +160,7 @@ __device__ void add_product(float (&d)[row_tiles][head_dim / 8][4],
   }
 }
 
-// Two accumulators side by side, rounded to T, are one left operand.
+// Two adjacent accumulators, rounded to T, are one left operand.
 template <class T, int row_tiles, int columns>
 __device__ void pack(const float (&d)[row_tiles][columns / 8][4], std::uint32_t (&left)[row_tiles][columns / 16][4]) {
 #pragma unroll
@@ -229,11 +229,11 @@ __device__ inline float row_maximum(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// What each kernel's tiles are. Shared memory stays below 99 KiB, which every device since sm_80
-// grants a block (CUDA C++ Programming Guide, technical specifications). `blocks` of them share a
-// multiprocessor's 65536 registers: 255 a thread for two, 168 for three. More rows for each warp
-// are fewer reads of shared memory for each product, which is why the forward, with one accumulator
-// a row, takes two row tiles.
+// The tiles of each kernel. Shared memory stays below 99 KiB, which every device since sm_80 grants
+// a block (CUDA C++ Programming Guide, technical specifications). `blocks` of them share a
+// multiprocessor's 65536 registers: 255 per thread for two, 168 for three. More rows per warp mean
+// fewer reads of shared memory per product, which is why the forward, with one accumulator per row,
+// takes two row tiles.
 template <int head_dim>
 struct ForwardTiles {
   static constexpr int blocks = 2;
@@ -245,9 +245,9 @@ struct ForwardTiles {
   static constexpr int shared = (queries + slots * keys) * Rows<head_dim>::bytes;
 };
 
-// One block: one tile of queries of one head. The tiles key 0, value 0, key 1, value 1, ... pass
-// through a ring of slots: each is waited for before its product, and the load that takes the slot
-// of the tile before is started then.
+// One block computes one tile of queries of one head. The tiles key 0, value 0, key 1, value 1, ...
+// pass through a ring of slots: each is waited for before its product, and then the load into the
+// slot of the previous tile is started.
 template <class T, int head_dim, bool plain>
 __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
     attention_forward(AttentionLayout layout, const std::uint16_t* qkv, std::uint16_t* y, float* log_sum_exp) {
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
   unsigned char* const query_tile = dynamic_shared;
   unsigned char* const ring = dynamic_shared + Tiles::queries * Rows<head_dim>::bytes;
 
-  // The tile with the most keys first: the last blocks to run are short.
+  // The tile with the most keys comes first: the last blocks to run are short.
   const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::queries;
   const int head = static_cast<int>(blockIdx.y);
   const int sample = static_cast<int>(blockIdx.z);
@@ -288,8 +288,7 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
     return ring + step % slots * tile_bytes;
   };
 
-  // exp(scale x) = 2^(this x). Where scores are not plain they are brought to the base 2 one by
-  // one.
+  // exp(scale x) = 2^(this x). Scores that are not plain are brought to base 2 one by one.
   const AttentionScores head_scores(layout, head);
   const float scale = plain ? layout.scale * log2_e : 1.0f;
   Left<head_dim, row_tiles, Tiles::keep> query{.tile = query_tile, .first_row = first_row, .kept = {}};
@@ -333,8 +332,8 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
         }
       }
     }
-    // Plain: key 0 is in the first tile and every query sees it, so that `largest` is finite from
-    // there on. With a window a query may have seen nothing yet.
+    // Plain: key 0 is in the first tile and every query sees it, so `largest` is finite from there
+    // on. With a window, a query may have seen nothing yet.
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -401,8 +400,8 @@ struct QueryGradientTiles {
   static constexpr bool keep = true;
   static constexpr int stages = 2;
   static constexpr int stage_bytes = 2 * keys * Rows<head_dim>::bytes;  // keys and values
-  static constexpr int shared =
-      2 * queries * Rows<head_dim>::bytes + stages * stage_bytes + 4 * queries;  // + sums of dy * y
+  // The last term holds the sums of dy * y.
+  static constexpr int shared = 2 * queries * Rows<head_dim>::bytes + stages * stage_bytes + 4 * queries;
 };
 
 // dq of one tile of queries of one head, and its sums of dy * y, which key_value_gradients reads.
@@ -611,7 +610,7 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
   const float* const group_log_sum_exp = log_sum_exp + layout.statistics(sample, first_head);
   const float* const group_sums = sums + layout.statistics(sample, first_head);
 
-  // What the next load is of: a query head of the group and a tile of its queries.
+  // The target of the next load: a query head of the group and a tile of its queries.
   int load_head = 0;
   int load_tile = first_tile;
   const auto start_load = [&](int step) {
@@ -759,7 +758,7 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
 template <class Tiles, class... Parameters>
 Grid grid_of(void (*kernel)(Parameters...), std::int64_t tiles, int heads, int batch) {
   static_assert(Tiles::shared <= 99 * 1024);
-  // Without being asked, a block gets 48 KiB.
+  // By default, a block gets 48 KiB.
   if constexpr (Tiles::shared > 48 * 1024) allow_shared_memory(kernel, Tiles::shared);
   return {.blocks = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(heads), static_cast<unsigned>(batch)),
           .threads = dim3(threads),

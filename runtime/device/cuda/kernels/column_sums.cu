@@ -5,11 +5,11 @@
 namespace parplan {
 namespace {
 
-constexpr int lanes = 32;        // side by side in a row
+constexpr int lanes = 32;        // adjacent in a row
 constexpr int rows_at_once = 8;  // of a block
 
-// Part blockIdx.y of the rows, summed: parts[part][c]. Each of the block's eight lines of threads
-// sums every eighth row of the part, then the lines are added in order.
+// Sums part blockIdx.y of the rows: parts[part][c]. Each of the block's eight lines of threads sums
+// every eighth row of the part, then the lines are added in order.
 template <class T, int width>
 __global__ void sum_parts(const T* matrix, std::int64_t rows, std::int64_t columns, std::int64_t rows_per_part,
                           float* parts) {

@@ -7,8 +7,8 @@
 namespace parplan {
 namespace {
 
-// The columns [0, valid) of a row: body(first column, Count<elements>), vectors first, then what is
-// left over one by one.
+// Calls body(first column, Count<elements>) for the columns [0, valid) of a row: vectors first,
+// then the rest one by one.
 template <int width, class Body>
 __device__ __forceinline__ void for_each_valid(std::int64_t valid, const Body& body) {
   const std::int64_t whole = valid / width * width;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(1024)
 
 constexpr int loss_threads = 1024;
 
-// One block. In double precision: each thread adds every 1024th token, then halves are added to
+// One block, in double precision: each thread adds every 1024th token, then halves are added to
 // halves.
 __global__ void __launch_bounds__(1024) add_losses(const float* sums, std::int64_t rows, float* loss) {
   __shared__ double shared[loss_threads];
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(1024)
   for (std::int64_t i = valid + threadIdx.x; i < columns; i += blockDim.x) dx[i] = from_float<T>(0.0f);
 }
 
-// submit(Count<width>, Grid): a block for each row, of the threads that have something to do, at
-// most 1024.
+// Calls submit(Count<width>, Grid): one block per row, with as many threads as have work, at most
+// 1024.
 template <class T, class Submit>
 void submit_tokens(const OpShape& s, std::initializer_list<Array> arrays, const Submit& submit) {
   if (s.rows <= 0) return;

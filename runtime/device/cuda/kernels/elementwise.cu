@@ -17,7 +17,7 @@ struct GeluTanh {
   __device__ __forceinline__ static float value(float x) { return x * sigmoid(twice_u(x)); }
   __device__ __forceinline__ static float slope(float x) {
     const float s = sigmoid(twice_u(x));
-    // (s (1 - s) first: far out it is 0 before the square of x is infinite.)
+    // (s (1 - s) comes first: far out it is 0 before the square of x is infinite.)
     const float bend = s * (1.0f - s);
     return bend == 0.0f ? s : s + x * bend * (linear + 3.0f * cubic * (x * x));
   }
@@ -98,7 +98,7 @@ __global__ void apply_gate(FlatRange range, const T* gates, const T* up, T* y) {
   });
 }
 
-// All is read before anything is written, so that operands may share storage.
+// Everything is read before anything is written, so operands may share storage.
 template <class T, int width, class Function>
 __global__ void apply_gate_gradient(FlatRange range, const T* dy, const T* gates, const T* up, T* dgates, T* dup) {
   for_each_flat<width>(range, [&](std::int64_t i, auto count) {

@@ -17,13 +17,14 @@ __global__ void look_up(const std::int32_t* tokens, const T* table, T* y, std::i
   });
 }
 
-// Tokens that a thread looks at between two barriers.
+// Tokens that a thread examines between two barriers.
 constexpr int tokens_at_once = 8;
 
-// One row of the gradient is the work of the blocks (blockIdx.y shares out columns) of the first
+// One row of the gradient is the work of the blocks (blockIdx.y divides the columns) of the first
 // position that has its token; blocks of later positions find the token before them and leave. So
 // no two blocks write one row, without atomics, and a row's terms are added in ascending order of
-// position whichever block runs when. A block reads each token once, for the most part from the
+// position whichever block runs when. A block reads each token once, mostly from the second-level
+// cache.
 // second-level cache.
 template <class T, int width>
 __global__ void add_to_rows(const T* dy, const std::int32_t* tokens, float* table, std::int64_t rows,

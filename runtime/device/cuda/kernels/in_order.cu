@@ -35,7 +35,7 @@ void submit(void* out, std::span<const void* const> from, std::int64_t count, Da
   dispatch(type, [&](auto number) {
     using T = typename decltype(number)::Type;
     T* to = static_cast<T*>(out);
-    const T* other = to;  // one that is not aligned as `out` is, if there is any
+    const T* other = to;  // one whose alignment differs from that of `out`, if any
     for (const void* input : from)
       if ((reinterpret_cast<std::uintptr_t>(input) - reinterpret_cast<std::uintptr_t>(out)) % 16 != 0)
         other = static_cast<const T*>(input);

@@ -75,12 +75,12 @@ void update_loss_scale(const CudaKernelArguments& a);
 
 // words.cu, for Backend::fill and end_of_unlike
 void fill_words(std::uint32_t* words, std::uint32_t pattern, std::int64_t count, cudaStream_t stream);
-// Writes to device memory: one past the index of the last word that is not `pattern`, 0 when all
-// are.
+// Writes to device memory: one past the index of the last word that differs from `pattern`, 0 when
+// none does.
 void find_end_of_unlike(const std::uint32_t* words, std::uint32_t pattern, std::int64_t count, std::int64_t* end,
                         cudaStream_t stream);
 
-// Elements of a flat op: rows of `columns`, or just `rows` where there are none.
+// Elements of a flat op: rows of `columns`, or just `rows` where `columns` is 0.
 inline std::int64_t elements(const OpShape& shape) { return shape.rows * (shape.columns > 0 ? shape.columns : 1); }
 
 }  // namespace parplan

@@ -1,7 +1,7 @@
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/kernels/numbers.h"
 
-// A row lives in the registers of a warp or a block, so memory is passed once; the variance is
+// A row is held in the registers of a warp or a block, so memory is passed once; the variance is
 // summed from differences to the mean, as on the CPU. One kernel is both the norm and its fusion
 // with the sum before it: a row meets the same instructions in either.
 namespace parplan {
@@ -16,7 +16,7 @@ struct NormOperands {
   const T* b = nullptr;
   const T* bias = nullptr;
   T* sum = nullptr;
-  const T* x = nullptr;  // where the row lies: `sum`, or what is read
+  const T* x = nullptr;  // the row: `sum`, or the input
   const T* gamma = nullptr;
   const T* beta = nullptr;  // layer_norm
   T* y = nullptr;
@@ -25,7 +25,7 @@ struct NormOperands {
   float epsilon = 0.0f;
 };
 
-// The elements of x at `at` (in the matrix) and `column`, as they read after they were written.
+// The elements of x at `at` (in the matrix) and `column`, as they read after being written.
 template <class T, int width>
 __device__ __forceinline__ void first_read(const NormOperands<T>& o, std::int64_t at, std::int64_t column,
                                            float (&x)[width]) {
@@ -48,8 +48,8 @@ __device__ __forceinline__ void first_read(const NormOperands<T>& o, std::int64_
 }
 
 // This thread's share of a row: `vectors` vectors of `width` elements kept in registers, or with
-// vectors = 0, for rows of any length, read again whenever they are needed (by the thread that
-// wrote them, where it did).
+// vectors = 0, for rows of any length, read again whenever they are needed (if written, by the
+// thread that wrote them).
 template <class T, int width, int vectors>
 struct RowShare {
   float kept[vectors][width];
@@ -101,7 +101,7 @@ struct RowShare<T, width, 0> {
   }
 };
 
-// The threads of one threadIdx.y have one row.
+// The threads with equal threadIdx.y share a row.
 template <class T, int width, int vectors, Norm norm>
 __global__ void __launch_bounds__(1024) normalize(std::int64_t rows, std::int64_t columns, NormOperands<T> o) {
   __shared__ float shared[1][most_warps];
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(1024) normalize(std::int64_t rows, std::int64_
   o.rstd[row] = rstd;
 }
 
-// A warp for a row of up to 128 vectors, eight rows a block; otherwise a block for a row.
+// One warp per row of up to 128 vectors, eight rows per block; otherwise one block per row.
 template <class T, Norm norm>
 void submit(const CudaKernelArguments& a, const NormOperands<T>& o) {
   const std::int64_t rows = a.shape.rows, columns = a.shape.columns;
@@ -181,7 +181,7 @@ void submit(const CudaKernelArguments& a, const NormOperands<T>& o) {
   submit_as(Count<1>{}, Count<0>{}, 1024);
 }
 
-// The sum that a fused kernel begins with: a, (b), (bias). Says which operand comes next.
+// The sum with which a fused kernel begins: a, (b), (bias). Returns the index of the next operand.
 template <class T>
 int read_sum(const CudaKernelArguments& a, NormOperands<T>& o) {
   int next = 0;

@@ -2,9 +2,9 @@
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/kernels/numbers.h"
 
-// Memory is passed once: a row of dy and x lives in registers, and so do a block's sums for dgamma
-// and dbeta over the rows of its part, which it writes to the workspace for a second kernel to add
-// up (planner/graph/cuda_workspace.h).
+// Memory is passed once: a row of dy and x is held in registers, and so are a block's sums for
+// dgamma and dbeta over the rows of its part, which it writes to the workspace for a second kernel
+// to add up (planner/graph/cuda_workspace.h).
 namespace parplan {
 namespace {
 
@@ -47,8 +47,8 @@ __device__ __forceinline__ void write_dx(const GradientOperands<T>& o, std::int6
   store(o.dx + at, dx);
 }
 
-// Block b has the rows [b rows_per_part, (b + 1) rows_per_part); threads of one threadIdx.y have
-// one of them at a time, `vectors` vectors of `width` elements each.
+// Block b has the rows [b rows_per_part, (b + 1) rows_per_part); threads with equal threadIdx.y
+// share one of them at a time, `vectors` vectors of `width` elements each.
 template <class T, int width, int vectors, Norm norm>
 __global__ void __launch_bounds__(most_threads, vectors == 1 ? 2 : 1)
     normalize_gradient(std::int64_t rows, std::int64_t columns, std::int64_t rows_per_part, GradientOperands<T> o) {
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(most_threads, vectors == 1 ? 2 : 1)
   if constexpr (norm == Norm::layer) write_part(dbeta, o.beta_parts);
 }
 
-// Rows of any length: read twice, and sums kept in the workspace, each by the thread that has the
+// Rows of any length: read twice, with sums kept in the workspace, each by the thread that owns the
 // column.
 template <class T, Norm norm>
 __global__ void __launch_bounds__(most_threads)

@@ -12,11 +12,11 @@
 #include "planner/graph/tensor.h"
 #include "runtime/device/cuda/launch.h"
 
-// How kernels read, write, add up and share out numbers. All arithmetic is in fp32; T is float,
-// __nv_bfloat16 or __half.
+// How kernels read, write, add up and divide numbers among threads. All arithmetic is in fp32; T is
+// float, __nv_bfloat16 or __half.
 namespace parplan {
 
-// The type in which numbers of a DataType lie in device memory; `body` receives Number<T>.
+// The type that stores numbers of a DataType in device memory; `body` receives Number<T>.
 template <class T>
 struct Number {
   using Type = T;
@@ -56,7 +56,7 @@ __device__ __forceinline__ __half from_float<__half>(float x) {
   return __float2half(x);
 }
 
-// x as it reads when it has been written as T.
+// The value of x after it was written as T.
 template <class T>
 __device__ __forceinline__ float rounded(float x) {
   return to_float(from_float<T>(x));
@@ -68,8 +68,8 @@ __device__ __forceinline__ float rounded(float x) {
 template <class T>
 inline constexpr int vector_width = 16 / static_cast<int>(sizeof(T));
 
-// Reads or writes n elements: one by one where n is 1, else in 16 bytes at a time (8 where they are
-// no more), to which the address must be aligned.
+// Reads or writes n elements: one by one where n is 1, otherwise 16 bytes at a time (8 where that
+// is all), to which the address must be aligned.
 template <class T, int n>
 __device__ __forceinline__ void load(const T* from, float (&to)[n]) {
   if constexpr (n == 1) {
@@ -116,8 +116,8 @@ __device__ __forceinline__ void store(T* to, const float (&from)[n]) {
   }
 }
 
-// Where an array begins, for the question how wide its elements can be moved. (Made from a pointer
-// wherever a list of arrays is asked for.)
+// The start of an array, to ask how wide its elements can be moved. (A pointer converts to it
+// wherever a list of arrays is expected.)
 struct Array {
   template <class T>
   Array(const T* begin) : address(reinterpret_cast<std::uintptr_t>(begin)), element(static_cast<int>(sizeof(T))) {}
@@ -136,7 +136,7 @@ inline bool can_move(int width, int first, std::initializer_list<Array> arrays) 
 }
 
 // Rows of `columns` elements, one after the other in every array: whether every row can be moved in
-// vectors of `width`. (Arrays of one row too.)
+// vectors of `width`. (Arrays of one row count too.)
 inline bool rows_can_move(int width, std::int64_t columns, std::initializer_list<Array> arrays) {
   return columns % width == 0 && can_move(width, 0, arrays);
 }
@@ -147,23 +147,23 @@ struct Count {
 };
 
 // Flat work ---------------------------------------------------------------------------------------
-// n elements of arrays that begin anywhere: `head` elements one by one, vectors, and what is left
-// over, where all arrays become aligned at one element; otherwise all one by one.
+// n elements of arrays that begin anywhere. If all arrays become aligned at the same element:
+// `head` elements one by one, then vectors, then the rest; otherwise all one by one.
 
 struct FlatRange {
   std::int64_t n = 0;
   int head = 0;
 };
 
-// Elements before the one from which all arrays can be moved in vectors; -1 where there is none.
+// Elements before the first from which all arrays can be moved in vectors; -1 where there is none.
 inline int head_of(int width, std::initializer_list<Array> arrays) {
   for (int head = 0; head < width; ++head)
     if (can_move(width, head, arrays)) return head;
   return -1;
 }
 
-// body(first element, Count<elements>) in device code, each element in one thread. Expects
-// one-dimensional blocks.
+// Calls body(first element, Count<elements>) in device code, for each element in one thread.
+// Expects one-dimensional blocks.
 template <int width, class Body>
 __device__ __forceinline__ void for_each_flat(const FlatRange& range, const Body& body) {
   const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -182,7 +182,7 @@ __device__ __forceinline__ void for_each_flat(const FlatRange& range, const Body
 
 inline constexpr int flat_threads = 256;
 
-// submit(Count<width>, FlatRange, Grid), unless there is nothing to do. With `most_blocks`, a
+// Calls submit(Count<width>, FlatRange, Grid), unless there is nothing to do. With `most_blocks`, a
 // thread has several vectors.
 template <int width, class Submit>
 void submit_flat(std::int64_t n, std::initializer_list<Array> arrays, const Submit& submit,
@@ -202,7 +202,7 @@ void submit_flat(std::int64_t n, std::initializer_list<Array> arrays, const Subm
 }
 
 // Work by rows ------------------------------------------------------------------------------------
-// blockIdx.x is the row; threads of the block and blockIdx.y share out its columns.
+// blockIdx.x is the row; the block's threads and blockIdx.y divide its columns.
 
 template <int width, class Body>
 __device__ __forceinline__ void for_each_column(std::int64_t columns, const Body& body) {
@@ -219,7 +219,7 @@ inline unsigned rows_of_grid(std::int64_t rows) {
   return static_cast<unsigned>(rows);
 }
 
-// submit(Count<width>, Grid) for rows of `columns` elements, unless there is nothing to do.
+// Calls submit(Count<width>, Grid) for rows of `columns` elements, unless there is nothing to do.
 template <int width, class Submit>
 void submit_rows(std::int64_t rows, std::int64_t columns, std::initializer_list<Array> arrays, const Submit& submit) {
   if (rows <= 0 || columns <= 0) return;
@@ -237,16 +237,15 @@ void submit_rows(std::int64_t rows, std::int64_t columns, std::initializer_list<
   }
 }
 
-// Sums and maxima over threads
-// ------------------------------------------------------------------------------------- In one
-// order whatever the timing; a + b is b + a to the bit, so all threads get the same result. Every
-// thread of the warp or block calls them.
+// Sums and maxima over threads --------------------------------------------------------------------
+// In one order whatever the timing; a + b is b + a to the bit, so all threads get the same result.
+// Every thread of the warp or block calls them.
 
 struct Sum {
   static constexpr float identity = 0.0f;
   __device__ __forceinline__ static float of(float a, float b) { return a + b; }
 };
-// NaN wins, so that what has diverged is seen by all.
+// NaN wins, so that all see a divergence.
 struct Maximum {
   static constexpr float identity = -__builtin_inff();
   __device__ __forceinline__ static float of(float a, float b) { return a >= b || a != a ? a : b; }
@@ -262,8 +261,8 @@ __device__ __forceinline__ float over_warp(float value) {
 
 inline constexpr int most_warps = 32;  // of a block
 
-// Over the threads of equal threadIdx.y; blockDim.x is a multiple of 32. `shared` may be used again
-// by the next call.
+// Over the threads with equal threadIdx.y; blockDim.x is a multiple of 32. The next call may use
+// `shared` again.
 template <class Combine, int count>
 __device__ __forceinline__ void over_threads(float (&values)[count], float (&shared)[count][most_warps]) {
 #pragma unroll

@@ -3,7 +3,7 @@
 #include "runtime/device/cuda/kernels/numbers.h"
 
 // The step's scalars and the loss scale are read from device memory when the kernels run, so that
-// recorded work can be replayed with new ones.
+// recorded work can be replayed with new values.
 namespace parplan {
 namespace {
 
@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(sum_squares_blocks) add_sums_of_squares(const 
 
 // Steps -------------------------------------------------------------------------------------------
 
-// What both optimizers make of the step. One thread of each block computes it, in double precision,
-// as the CPU's kernels do.
+// What both optimizers derive from the step. One thread of each block computes it, in double
+// precision, like the CPU's kernels.
 struct StepOperands {
   const StepScalars* scalars = nullptr;
   const float* sum_of_squares = nullptr;  // null: no clipping
@@ -50,11 +50,11 @@ struct StepOperands {
 struct Gradients {
   float factor;       // of gradients
   std::int64_t step;  // for bias correction
-  bool overflow;      // nothing is to change
+  bool overflow;      // nothing may change
 };
 
-// Gradients are clipped by min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, the
-// norm being that of the gradients without the loss scale.
+// Gradients are clipped by min(1, clip / (norm + 1e-6)), as in torch.nn.utils.clip_grad_norm_; the
+// norm is that of the gradients without the loss scale.
 __device__ inline Gradients gradients_of(const StepOperands& o) {
   Gradients result{1.0f, o.scalars->step, false};
   double scale = 1.0, clip = 1.0;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void adam_step(const AdamConstants& c, float gradient
   parameter = fmaf(-c.step_size, change, parameter * c.keep);
 }
 
-// With a master copy, that is updated and the parameter rewritten from it.
+// A master copy, where there is one, is updated, and the parameter is rewritten from it.
 template <class T, bool has_master, int most>
 __global__ void adam_steps(FlatRange range, StepOperands operands, const float* gradient, T* parameter, float* first,
                            float* second, float* master) {
@@ -181,8 +181,8 @@ __global__ void sgd_steps(FlatRange range, StepOperands operands, const float* g
   });
 }
 
-// Each block computes the step's constants once: enough blocks to fill a GPU several times over, no
-// more.
+// Each block computes the step's constants once: there are enough blocks to fill a GPU several
+// times over, and no more.
 constexpr std::int64_t step_blocks = 4096;
 
 // (norm), (master), (loss scale), from operand `next` on.
@@ -222,7 +222,7 @@ __global__ void change_loss_scale(const float* sum_of_squares, LossScale* loss_s
 void sum_squares(const CudaKernelArguments& a) {
   const float* x = a.at<const float>(0);
   auto* parts = a.at<float>(2);
-  // (Unaligned arrays have a head of their own: there is always one.)
+  // (Unaligned arrays have a head: there is always one.)
   submit_flat<width>(
       elements(a.shape), {x},
       [&](auto, FlatRange range, const Grid& grid) {

@@ -41,7 +41,7 @@ std::int64_t rows_of(const OpShape& s) { return s.sequence * s.batch; }
 
 // Each norm ---------------------------------------------------------------------------------------
 
-// A warp has one head of one row at a time. (head_dim elements, `width` a lane at once.)
+// A warp processes one head of one row at a time. (head_dim elements, `width` per lane at once.)
 template <class T, int width>
 __global__ void __launch_bounds__(32 * warps_per_block)
     normalize_heads(std::int64_t heads, FusedRow r, const T* qkv, const T* query_gamma, const T* key_gamma, T* y,
@@ -78,9 +78,10 @@ __global__ void __launch_bounds__(32 * warps_per_block)
   }
 }
 
-// Block b has the rows [b rows_per_part, (b + 1) rows_per_part), its warps their heads in turn. A
-// warp adds up its heads' parts of the gradients of both gammas in shared memory, each element by
-// one lane; then the warps are added in order. dqkv may be dy: a lane reads what it writes.
+// Block b has the rows [b rows_per_part, (b + 1) rows_per_part), and its warps take their heads in
+// turn. A warp adds up its heads' parts of the gradients of both gammas in shared memory, each
+// element by one lane; then the warps are added in order. dqkv may be dy: a lane reads what it
+// writes.
 template <class T, int width>
 __global__ void __launch_bounds__(32 * warps_per_block)
     normalize_heads_gradient(std::int64_t rows, std::int64_t rows_per_part, FusedRow r, const T* dy, const T* qkv,
@@ -144,10 +145,9 @@ __global__ void __launch_bounds__(32 * warps_per_block)
   }
 }
 
-// Norms over all heads
-// --------------------------------------------------------------------------------------------- A
-// block has a row at a time; each of its threads the same columns of every row. [0]: queries, [1]:
-// keys.
+// Norms over all heads ----------------------------------------------------------------------------
+// A block processes one row at a time; each of its threads has the same columns of every row.
+// [0]: queries, [1]: keys.
 
 constexpr int row_threads = 256;
 
@@ -159,7 +159,7 @@ __device__ __forceinline__ float rstd_of(const float* squares, int kind, Widths 
   return 1.0f / sqrtf(squares[kind] / widths.all[kind] + epsilon);
 }
 
-// body(first column, slot, first element in the head) for this thread's columns of a row.
+// Calls body(first column, slot, first element in the head) for this thread's columns of a row.
 template <int width, class Body>
 __device__ __forceinline__ void for_each_in_row(const FusedRow& r, const Body& body) {
   for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * width; i < r.columns(); i += row_threads * width) {
@@ -289,7 +289,7 @@ Widths widths_of(const OpShape& s) {
   return widths;
 }
 
-// submit(Count<width>): the widest vectors that heads can be moved in.
+// Calls submit(Count<width>) with the widest vectors in which heads can be moved.
 template <class T, class Submit>
 void with_width(const FusedRow& r, std::initializer_list<Array> arrays, const Submit& submit) {
   if (rows_can_move(vector_width<T>, r.head_dim, arrays)) {

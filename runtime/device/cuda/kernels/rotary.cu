@@ -12,10 +12,10 @@ struct Heads {
   int heads = 0;      // of all kinds
   int per_group = 0;  // queries, the key, the value
   int head_dim = 0;
-  int half = 0;       // of a head's elements that turn, which are its first
+  int half = 0;  // half of the rotated elements of a head, which are its first
 };
 
-// One pair turned.
+// Rotates one pair.
 __device__ __forceinline__ void turn(float& low, float& high, float cosine, float sine) {
   const float turned = low * cosine - high * sine;
   high = high * cosine + low * sine;
@@ -23,10 +23,10 @@ __device__ __forceinline__ void turn(float& low, float& high, float cosine, floa
 }
 
 // blockIdx.x is the position; its cosines and sines are computed once for all heads and samples
-// (blockIdx.y shares out those). Element i of a head is paired with i + half (the convention of
-// GPT-NeoX and Hugging Face), `interleaved` 2i with 2i + 1 (GPT-J's); the angle position *
-// theta^(-i / half) is rounded to fp32 where Hugging Face does. `direction` -1 rotates back, which
-// is the gradient. The rest of a head and values are copied; `to` may be `from`.
+// (blockIdx.y divides those). Element i of a head is paired with i + half (the convention of
+// GPT-NeoX and Hugging Face), or with `interleaved` 2i with 2i + 1 (GPT-J's); the angle position *
+// theta^(-i / half) is rounded to fp32 where Hugging Face rounds it. `direction` -1 rotates back,
+// which is the gradient. The rest of a head and the values are copied; `to` may be `from`.
 template <class T, int width, bool interleaved>
 __global__ void rotate(const T* from, T* to, Heads h, std::int64_t batch, std::int64_t begin, double theta,
                        float direction) {
@@ -92,7 +92,7 @@ void submit(const CudaKernelArguments& a, float direction) {
                     .half = static_cast<int>((s.rotary_dim > 0 ? s.rotary_dim : s.head_dim) / 2)};
   const std::size_t shared = 2 * sizeof(float) * static_cast<std::size_t>(heads.half);
   PARPLAN_ASSERT(shared <= 48 << 10, "head_dim " + std::to_string(s.head_dim));
-  // One sample a block where there are few positions; the angles are computed again in each.
+  // One sample per block where there are few positions; the angles are computed again in each.
   const std::int64_t samples = s.sequence >= 1024 ? divide_up(s.batch, 4) : s.batch;
   const Grid grid{.blocks = dim3(rows_of_grid(s.sequence), static_cast<unsigned>(samples < 65535 ? samples : 65535)),
                   .threads = dim3(256),

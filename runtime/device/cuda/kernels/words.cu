@@ -16,7 +16,7 @@ __global__ void fill_with_words(FlatRange range, std::uint32_t* words, std::uint
 
 __global__ void set_end(std::int64_t* end) { *end = 0; }
 
-// (Whole numbers: the largest of all is the same in whichever order blocks come.)
+// (Whole numbers: the maximum does not depend on the order of blocks.)
 __global__ void raise_end(FlatRange range, const std::uint32_t* words, std::uint32_t pattern, std::int64_t* end) {
   std::int64_t unlike = 0;
   for_each_flat<4>(range, [&](std::int64_t i, auto count) {

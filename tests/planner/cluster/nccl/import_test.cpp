@@ -71,7 +71,7 @@ double ring(const Cluster& cluster, int dp, int tp) {
          1e9;
 }
 
-// A topology of one CPU of AMD's with this inside, in line 3.
+// A topology of one AMD CPU with this inside, in line 3.
 std::string system_of(const std::string& inside) {
   return "<system version=\"1\">\n<cpu numaid=\"0\" arch=\"x86_64\" vendor=\"AuthenticAMD\">\n" + inside +
          "\n</cpu>\n</system>\n";
@@ -294,7 +294,7 @@ TEST_CASE("made-up switches, unknown links and odd widths") {
         std::string("<pci busid=\"0000:80:00.0\" class=\"0x060400\" link_speed=\"2.5 GT/s PCIe\" link_width=\"1\">\n") +
         inside + "</pci>");
   };
-  // A hypervisor's switch is as wide as what is behind it; a real link is what it is.
+  // A hypervisor's switch is as wide as the devices behind it; a real link keeps its own width.
   Cluster cluster = import_text(behind(gpu_of(0, "", "link_speed=\"16.0 GT/s PCIe\" link_width=\"8\"").c_str()),
                                 options("a100-pcie-80gb"));
   CHECK(shape(cluster) == "1 x device-pcie_switch PCIe 12.0 GB/s\n1 x pcie_switch-host_bridge PCIe 12.0 GB/s\n");
@@ -303,7 +303,7 @@ TEST_CASE("made-up switches, unknown links and odd widths") {
   cluster = import_text(behind(gpu_of(0, "", "link_speed=\"2.5 GT/s PCIe\" link_width=\"1\"").c_str()),
                         options("a100-pcie-80gb"));
   CHECK(shape(cluster) == "1 x device-pcie_switch PCIe 188 MB/s\n1 x pcie_switch-host_bridge PCIe 188 MB/s\n");
-  // A GPU's unknown link is the card's; a NIC's is what NCCL takes.
+  // A GPU's unknown link is the card's; a NIC's is NCCL's default.
   const std::string nic =
       "<pci busid=\"0000:90:00.0\" class=\"0x020000\" link_speed=\"Unknown speed\" link_width=\"255\"><nic><net "
       "dev=\"0\" speed=\"-1\"/></nic></pci>\n";

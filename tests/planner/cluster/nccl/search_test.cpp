@@ -102,7 +102,7 @@ TEST_CASE("NCCL's search gives what NCCL 2.30.7 finds, on every kind of machine,
 }
 
 TEST_CASE("the graphs that Azure ships for NCv4 are no outcome of NCCL's search but given to it") {
-  // NCCL seeks trees with as many channels as it found rings.
+  // NCCL searches for trees with as many channels as it found rings.
   for (const std::string& name : recorded_names()) {
     CAPTURE(name);
     const std::vector<NcclGraph> graphs = nccl_graphs(nccl_system(recorded_topology(name)));
@@ -119,7 +119,7 @@ TEST_CASE("the graphs that Azure ships for NCv4 are no outcome of NCCL's search 
         "tree: pattern 1, crossnic 0, 4 x 12 inside, 12 outside, latency 0, SYS/PIX, same false\n 0 1 2 3\n 1 0 3 2\n "
         "3 2 1 0\n 2 3 0 1\n");
   CHECK(graph_of(azure, NcclAlgorithm::collnet_chain).channels == tree.channels);
-  // Nor does its topology have room for two rings: it says no PCIe speed, for which NCCL takes 12
+  // Its topology cannot hold two rings either: it states no PCIe speed, for which NCCL assumes 12
   // GB/s.
   const std::vector<NcclGraph> found = nccl_graphs(nccl_system(topology_at(captured + "nccl-azure-ncv4-topo.xml")));
   CHECK(text_of(graph_of(found, NcclAlgorithm::ring)) ==
@@ -132,7 +132,7 @@ TEST_CASE("boxes of NVSwitch have the channels that divide their NVLinks best") 
     std::size_t channels;
     float speed;
   };
-  // 12 x 20 = 6 channels of 40, 18 x 20.6 = 6 of 60, 18 x 40.1 = 8 of 90; then twice as many of
+  // 12 x 20 = 6 channels of 40, 18 x 20.6 = 6 of 60, 18 x 40.1 = 8 of 90; then twice as many at
   // half the speed.
   for (const Row& row : {Row{"a100-sxm4-80gb", 12, 20.0F}, Row{"h100-sxm-80gb", 12, 30.0F},
                          Row{"h200-sxm-141gb", 12, 30.0F}, Row{"b200-sxm-180gb", 16, 45.0F}})
@@ -208,8 +208,8 @@ TEST_CASE("rings pass each GPU once and fit on the links") {
 }
 
 TEST_CASE("a node that parplan builds has the channels of the machine that it stands for") {
-  // NCCL knows more of the machine (CPUs, the order of bus ids), which does not matter where NVLink
-  // carries everything.
+  // NCCL knows more about the machine (CPUs, the order of bus ids), which does not matter where
+  // NVLink carries everything.
   const Cluster dgx = find_cluster("dgx-h100", catalog);
   NcclSystem system = nccl_system(dgx.groups.front().node, dgx.groups.front().device);
   const NcclGraph one = nccl_graphs(system).front();

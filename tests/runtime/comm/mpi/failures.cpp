@@ -1,7 +1,7 @@
-// How a job over MPI ends when a process fails. Given mpirun and a scenario it starts itself as
-// three processes in that scenario and compares what each of them caught. Where several find the
-// fault, one may hear of it from another before it looks itself: such a line ends with what the
-// other found.
+// How a job over MPI ends when a process fails. Called with mpirun and a scenario, it starts itself
+// as three processes in that scenario and compares what each of them caught. Where several detect
+// the fault, one may hear of it from another before it detects it: such a line ends with the
+// other's report.
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// Rank 1 fails while the others are in, or come to, a collective.
+// Rank 1 fails while the others are in, or on their way to, a collective.
 void one_fails_before_a_collective(Rendezvous& job, std::int64_t count) {
   std::vector<int> ranks;
   for (int r = 0; r < job.processes(); ++r) ranks.push_back(r);
@@ -57,10 +57,10 @@ std::array<std::vector<std::string>, 3> by_all(const std::vector<std::string>& e
 }
 
 const std::vector<Scenario> scenarios = {
-    // The messages under way are small: MPI can be ended in order.
+    // The messages in flight are small: MPI can be finalised.
     {"small", [](Rendezvous& job) { one_fails_before_a_collective(job, 10); },
      by_all({"rank 1 stopped: out of paper"})},
-    // Large ones cannot be taken back: MPI stays open.
+    // Large ones cannot be cancelled: MPI stays open.
     {"large", [](Rendezvous& job) { one_fails_before_a_collective(job, 4000037); },
      by_all({"rank 1 stopped: out of paper"})},
     {"receive",
@@ -71,7 +71,7 @@ const std::vector<Scenario> scenarios = {
        communicator->receive(0, 1, 0, testing::elements(data));
      },
      by_all({"rank 1 stopped: out of paper"})},
-    // Process 2 looks at the rendezvous from time to time while it does something else.
+    // Process 2 checks the rendezvous from time to time while it does something else.
     {"rendezvous",
      [](Rendezvous& job) {
        barrier(job);
@@ -105,7 +105,7 @@ const std::vector<Scenario> scenarios = {
              "group 4: rank 2 calls all_reduce (sum) of 10 elements, rank 1 all_reduce (sum) of 11"})},
 };
 
-// In mpirun: a line of what this process caught.
+// Runs in mpirun: one line with what this process caught.
 int run_scenario(const Scenario& scenario) {
   std::unique_ptr<Rendezvous> job = find_rendezvous();
   std::string line = fmt::format("process {}: ", job->process());
@@ -116,7 +116,7 @@ int run_scenario(const Scenario& scenario) {
     job->abort(error.what());
     line += error.what();
   }
-  // In one piece: several write to one pipe.
+  // In one piece: several processes write to one pipe.
   line += '\n';
   [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, line.data(), line.size());
   return 0;

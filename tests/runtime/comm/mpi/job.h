@@ -6,14 +6,14 @@
 
 namespace parplan::testing {
 
-// The job that mpirun started this test program in.
+// The job in which mpirun started this test program.
 Rendezvous& job();
 
 // All processes' ranks: 0, 1, ...
 std::vector<int> all_ranks();
 
-// Whether `here` holds in every process. Everyone gets the same answer, so that a test fails, and
-// goes on, everywhere alike.
+// Whether `here` holds in every process. Everyone gets the same answer, so a test fails, and
+// continues, everywhere alike.
 bool everywhere(bool here);
 
 }  // namespace parplan::testing

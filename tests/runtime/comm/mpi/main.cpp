@@ -1,4 +1,4 @@
-// Run by mpirun: every process runs the same test cases in the same order. Exits with 0 where no
+// Started by mpirun: every process runs the same test cases in the same order. Exits with 0 if no
 // process failed.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>

@@ -19,7 +19,7 @@ using namespace parplan::testing;
 namespace {
 
 // Below, at and above the sizes from which a collective is cut into chunks and chunks into pieces
-// (64 Ki elements with up to 16 members); not multiples of anything.
+// (64 Ki elements with up to 16 members); no multiples of anything.
 constexpr std::int64_t counts[] = {0, 1, 3, 7, 16, 1000, 1024, 1025, 10007, 262144, 600011};
 
 }  // namespace
@@ -112,7 +112,7 @@ TEST_CASE("a NaN of any member reaches all through the maximum") {
 }
 
 TEST_CASE("groups that overlap work side by side, many times over") {
-  // All; each neighbouring pair, members in two of them; one alone each.
+  // All; each neighbouring pair, with members in two of them; one alone each.
   const int ranks = job().processes();
   std::vector<CommunicationGroup> groups = {{.id = 7, .ranks = all_ranks()}};
   for (int r = 0; r + 1 < ranks; ++r) groups.push_back({.id = 100 + r, .ranks = {r, r + 1}});
@@ -174,8 +174,8 @@ TEST_CASE("the time until the last member arrived counts as waiting") {
   std::vector<float> data(100);
   communicator->all_reduce(0, 0, Reduction::sum, elements(data));
   const int last = communicator->ranks() - 1;
-  // A process may be stopped anywhere, which looks like waiting, moving or coming late itself; but
-  // not in every one of many attempts.
+  // A process may be suspended anywhere, which looks like waiting, moving or coming late itself;
+  // but not in every one of many attempts.
   bool reported = false;
   for (int attempt = 0; attempt < 50 && !reported; ++attempt) {
     barrier(job());

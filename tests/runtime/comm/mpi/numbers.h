@@ -14,7 +14,7 @@ inline Elements elements(std::vector<float>& values) {
   return {.data = values.data(), .count = static_cast<std::int64_t>(values.size()), .type = DataType::fp32};
 }
 
-// What rank `rank` brings: numbers whose sums round, and differently in another order.
+// The contribution of rank `rank`: numbers whose sums round, and differently in another order.
 inline std::vector<float> contribution(std::int64_t count, int rank) {
   std::vector<float> values;
   for (std::int64_t i = 0; i < count; ++i)

@@ -1,5 +1,5 @@
-// What local_parent_test.cpp starts. The first argument says what to do; then process 1 does that,
-// the others wait for it to end them, and say when they are told to.
+// The program that local_parent_test.cpp starts. The first argument selects a task; process 1
+// carries it out, the others wait to be ended, and report when they are told to end.
 #include <unistd.h>
 
 #include <chrono>
@@ -41,7 +41,7 @@ int main(int count, char** words) {
   const std::string file = count > 2 ? words[2] : "";
   const int rank = std::atoi(std::getenv("RANK"));
   if (task == "meet") {
-    // All gather their ranks; process 0 writes the number of bytes down.
+    // All gather their ranks; process 0 records the number of bytes.
     const auto rendezvous = parplan::find_rendezvous();
     const std::string own(static_cast<std::size_t>(rendezvous->process() + 1), 'x');
     std::size_t bytes = 0;
@@ -57,11 +57,11 @@ int main(int count, char** words) {
     return 0;
   }
   if (task == "stubborn" || task == "fail") {
-    // Process 1 fails when all others listen to the signal.
+    // Process 1 fails once all others handle the signal.
     std::signal(SIGTERM, task == "fail" ? end_when_told : stay_when_told);
     parplan::barrier(*parplan::find_rendezvous());
     if (rank == 1) return task == "fail" ? 7 : 3;
-    for (;;) wait_to_be_ended();  // a test of a parent that does not end them is not to pass
+    for (;;) wait_to_be_ended();  // a test of a parent that does not end them must not pass
   }
   if (task == "signalled") {
     if (rank == 1) kill(getppid(), SIGTERM);

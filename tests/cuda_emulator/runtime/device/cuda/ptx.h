@@ -13,10 +13,10 @@
 
 #include "tests/cuda_emulator/warp.h"
 
-// Stands in for runtime/device/cuda/ptx.h, function by function; the fragments' layouts are those
-// of the PTX ISA ("Matrix fragments for mma.m16n8k16", "ldmatrix"), written here as they stand
-// there and not as the kernels use them. A copy that cp.async started lands when its group is
-// waited for, as late as the real one may.
+// Replaces runtime/device/cuda/ptx.h, function by function. The fragments' layouts are those of the
+// PTX ISA ("Matrix fragments for mma.m16n8k16", "ldmatrix"), written as there and not as the
+// kernels use them. A copy that cp.async started takes effect when its group is waited for, as late
+// as the real one may.
 namespace parplan::ptx {
 
 namespace emulated {
@@ -39,7 +39,7 @@ std::uint32_t bits(float value) {
   return result;
 }
 
-// What a lane brings to ldmatrix.
+// A lane's arguments of ldmatrix.
 struct MatrixRows {
   std::uint32_t (*registers)[4];
   const unsigned char* row;
@@ -75,7 +75,7 @@ void ldmatrix(std::uint32_t (&registers)[4], const void* shared_row, const char*
                                line);
 }
 
-// What a lane brings to mma.
+// A lane's arguments of mma.
 struct Fragments {
   float (*d)[4];
   std::uint32_t a[4];
@@ -114,7 +114,7 @@ struct Copy {
   std::size_t bytes;
   bool present;
 };
-// The copies of one thread that have not landed, by group.
+// The pending copies of one thread, by group.
 struct Copies {
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
