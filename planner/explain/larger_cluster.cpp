@@ -23,7 +23,7 @@ SuggestRequest with_memory(const SuggestRequest& request, Bytes bytes) {
   return changed;
 }
 
-// Of a device of equal ones; of unlike ones the range.
+// The memory of one device; for heterogeneous devices the range.
 std::string memory_now(const Cluster& cluster, int digits) {
   return digits == 3 || !is_uniform(cluster) ? device_memory(cluster) : format_bytes_up(least_memory(cluster), digits);
 }
@@ -46,8 +46,8 @@ std::string memory_in_words(const SuggestRequest& request, Bytes enough, const s
   return fmt::format("{} of memory a device instead of {}", text, now);
 }
 
-// Of the same kind: what the caller can give, else whole nodes where there is a network between
-// them.
+// The same request with more devices of the same kind: what the caller can give, else whole nodes
+// where there is a network between them.
 std::optional<SuggestRequest> with_devices(const SuggestRequest& request, int devices) {
   SuggestRequest changed = request;
   if (request.cluster_of)
@@ -75,7 +75,8 @@ std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchRes
   Bytes enough = failed.smallest->result.memory.peak();
   const bool fewer = request.options.fewer_devices;  // the frugalest plan may be one of them
   const auto least_in = [&](Bytes bytes) { return least_that_fits(with_memory(request, bytes), fewer); };
-  // Of unlike devices the stage that fills its own most need not be the one that needs most.
+  // With heterogeneous devices, the stage that fills its own device most need not be the one that
+  // needs most memory.
   constexpr int most_doublings = 8;
   for (int doublings = 0; !least_in(enough); ++doublings) {
     if (doublings == most_doublings) return std::nullopt;

@@ -7,7 +7,7 @@
 namespace parplan {
 namespace {
 
-// Of one remedy's search for the fastest plan that fits.
+// The limit of one remedy's search for the fastest plan that fits.
 constexpr std::int64_t most_simulated = 4;
 
 SearchResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated,

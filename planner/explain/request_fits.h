@@ -11,8 +11,8 @@
 
 namespace parplan {
 
-// Of the candidates that fit the one that needs least memory. Nothing is simulated: the estimate
-// knows a Program's memory to the byte.
+// The memory of the candidate that needs least among those that fit. Nothing is simulated: the
+// estimate knows a Program's memory to the byte.
 std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_devices = false);
 
 // Whether anything fits. What decides it is memory alone: of what the user leaves free, the

@@ -8,9 +8,9 @@
 
 namespace parplan {
 
-// Of each link of a node, whether it is of the network: on a device's way there, and on no route
-// between two devices. PCIe leads to the NICs alone where NVLink joins the devices, and carries
-// both where nothing does.
+// Says for each link of a node whether it belongs to the network: it is on a device's way there,
+// and on no route between two devices. PCIe leads to the NICs alone where NVLink joins the devices,
+// and carries both where nothing else does.
 std::vector<bool> network_links(const NodeKind& node);
 
 // The cluster with more or less of one resource: devices that compute `factor` times as fast (every

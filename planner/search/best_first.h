@@ -16,14 +16,14 @@ struct Candidate;
 // whose candidates were not made. Nothing of it scores below `bound`.
 struct Open {
   Score bound;
-  std::uint64_t place = 0;  // in the space; each has its own, and of equal bounds the first is next
+  std::uint64_t place = 0;  // in the space; each has its own, and among equal bounds the first is next
   const Candidate* candidate = nullptr;
 };
 
 // A plan, once it was simulated.
 struct Ranked {
   Score score;
-  std::uint64_t place = 0;  // in the space; of equal scores the first is best
+  std::uint64_t place = 0;  // in the space; among equal scores the first is best
   RankedPlan plan;
   bool in_full = true;
 };
@@ -48,14 +48,14 @@ struct BestFirstSteps {
 
 void add(BestFirst& search, std::span<const Open> open);
 
-// Of what is open the part of the least bound is looked into and the candidates of the least bounds
-// are simulated, until no bound that is left beats the worst of the best `top`, or there is no room.
+// Takes what is open by its bound, the least first: looks into parts, simulates candidates. Ends
+// once no bound that is left beats the worst of the best `top`, or there is no room.
 void run(BestFirst& search, const BestFirstSteps& steps);
 
 // Best first; what is beyond `top` is dropped.
 void rank(BestFirst& search);
 
-// Of one that ranked a plan: whether nothing that is left can be better than the best.
+// Whether nothing that is left can be better than the best, once a plan was ranked.
 bool is_certified(const BestFirst& search);
 
 }  // namespace parplan
