@@ -411,7 +411,8 @@ class SegmentBuilder {
     shape.rows = bytes / size_of(DataType::int32);
     shape.sequence = graph_.sequence;
     shape.batch = choice_.micro_batch;
-    const OpKind kind = reader.kind == OpKind::embedding ? OpKind::load_tokens : OpKind::load_targets;
+    const bool looks_up = row_of(reader.kind).sharding == ShardingRule::lookup;
+    const OpKind kind = looks_up ? OpKind::load_tokens : OpKind::load_targets;
     emit_kernel(kind, shape, label, tensor(id).name, {{value, Access::write}});
     forward_values_[{id, replicate()}] = value;
   }
@@ -454,7 +455,9 @@ class SegmentBuilder {
     OpShape shape = local_shape(graph_, forward, rows, choice_);
     const bool adds_or_copies = op.kind == OpKind::accumulate || op.kind == OpKind::copy;
     shape.accumulate = op.accumulate && !adds_or_copies;
-    shape.scaled = op.kind == OpKind::cross_entropy_gradient && choice_.precision == DataType::fp16;
+    const bool takes_loss_scale = std::ranges::any_of(
+        op.operands, [](const TrainingOperand& operand) { return operand.source == OperandSource::loss_scale; });
+    shape.scaled = takes_loss_scale && choice_.precision == DataType::fp16;
 
     using OperandKey = std::tuple<OperandSource, TensorId, int>;
     const auto key_of = [](const TrainingOperand& operand) {
@@ -590,7 +593,7 @@ class SegmentBuilder {
     const bool sharded_features = output.kind == PlacementKind::shard && output.dim != Dim::sequence;
     // A weight sharded over its outputs gives each rank a part of the sum over them; so do heads
     // for what is whole on every rank.
-    const bool of_linear = op.kind == OpKind::linear_input_gradient;
+    const bool of_linear = row_of(forward.kind).sharding == ShardingRule::contraction;
     const bool of_heads = row_of(forward.kind).sharding == ShardingRule::heads && wanted[at] == replicate();
     return sharded_features && (of_linear || of_heads) ? partial_sum() : wanted[at];
   }
