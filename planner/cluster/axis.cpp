@@ -28,7 +28,10 @@ const char* axis_word(Axis axis) { return rows[index_of(axis)].word; }
 
 std::string write_order(const AxisOrder& order) {
   std::string text;
-  for (const Axis axis : order) text += (text.empty() ? "" : "-") + std::string(name(axis));
+  for (const Axis axis : order) {
+    if (!text.empty()) text += '-';
+    text += name(axis);
+  }
   return text;
 }
 

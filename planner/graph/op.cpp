@@ -377,6 +377,14 @@ Product linear_weight_gradient_product(const OpShape& s, DataType) {
 ModelProducts linear_model_products(const OpShape& s) {
   return {static_cast<double>(s.rows), static_cast<double>(s.columns) * static_cast<double>(s.inner)};
 }
+// Pairs of query and key of one head and sample, as if attention were not causal: every token meets
+// every token, or with a window those less than `window` places before or after it. This is a
+// little less than twice what a causal kernel computes.
+double uncausal_pairs(std::int64_t sequence, std::int64_t window) {
+  const double n = static_cast<double>(sequence);
+  const double w = window > 0 ? static_cast<double>(std::min(window, sequence)) : n;
+  return n * (2 * w - 1) - w * (w - 1);
+}
 // Scores and the weighted sum.
 ModelProducts attention_model_products(const OpShape& s) {
   return {static_cast<double>(s.batch) * uncausal_pairs(s.sequence, s.window),
@@ -1156,12 +1164,6 @@ DataType type_of(OperandContent content, DataType kernel_type) {
     case OperandContent::ids: return DataType::int32;
   }
   return kernel_type;
-}
-
-double uncausal_pairs(std::int64_t sequence, std::int64_t window) {
-  const double n = static_cast<double>(sequence);
-  const double w = window > 0 ? static_cast<double>(std::min(window, sequence)) : n;
-  return n * (2 * w - 1) - w * (w - 1);
 }
 
 bool is_present(const OperandRow& operand, const OpShape& shape, bool workspace) {

@@ -210,10 +210,6 @@ struct ModelProducts {
   double pairs = 0.0;
   double multiply_adds = 0.0;
 };
-// Pairs of query and key of one head and sample, as if attention were not causal: every token meets
-// every token, with a window those less than `window` places before or behind it. That is slightly
-// less than twice what a causal kernel computes.
-double uncausal_pairs(std::int64_t sequence, std::int64_t window);
 
 // What the time of a kernel follows from (planner/cost/kernel.h).
 enum class CostClass {

@@ -57,8 +57,8 @@ std::int64_t parameter_count(const OpGraph& graph);
 ModelProducts model_products(const OpGraph& graph, const Op& op);
 
 // Model FLOPs of forward and backward for one sample by the convention of PaLM and Megatron-LM:
-// matrix products only, backward at twice the forward, attention as if it were not causal
-// (uncausal_pairs), nothing recomputed.
+// matrix products only (ModelProducts), backward at twice the forward, attention as if it were not
+// causal, nothing recomputed.
 Flops model_flops_per_sample(const OpGraph& graph);
 
 // Fills in `tied` and the `kind` of every block (equal work gets an equal kind) and checks what the
