@@ -14,75 +14,24 @@
 namespace parplan {
 namespace {
 
-// What a kernel finds in an operand.
-enum class Content {
-  numbers,   // of either sign, between 1/2 and 1
-  positive,  // fp32 1/100: second moments
-  tokens,    // int32, below `valid`
-  nothing,   // workspaces
-};
-
 struct Piece {
   std::int64_t elements = 0;
   DataType type = DataType::fp32;
-  Content content = Content::numbers;
+  OperandContent content = OperandContent::values;
   Bytes bytes() const { return align_up(Bytes(elements * size_of(type)), 256); }
 };
 
-// The operands of a kernel, in the order of its row in planner/graph/op.cpp, without the workspace.
+// The operands of a kernel, as its row says, without the workspace.
 std::vector<Piece> operands_of(const KernelMeasurement& kernel) {
-  const OpShape& s = kernel.shape;
-  const DataType t = in_memory(kernel.type);
-  const std::int64_t all = s.rows * s.columns;
-  const auto of = [&](std::int64_t elements) { return Piece{.elements = elements, .type = t}; };
-  const auto fp32 = [](std::int64_t elements) { return Piece{.elements = elements}; };
-  const auto tokens = [&] { return Piece{.elements = s.rows, .type = DataType::int32, .content = Content::tokens}; };
-  const std::int64_t fused = s.sequence * s.batch * (s.heads + 2 * s.kv_heads) * s.head_dim;
-  const std::int64_t heads = s.sequence * s.batch * s.heads;
-  switch (kernel.kind) {
-    case OpKind::linear: return {of(s.rows * s.inner), of(s.columns * s.inner), of(all)};
-    case OpKind::linear_gelu: return {of(s.rows * s.inner), of(s.columns * s.inner), of(all), of(all)};
-    case OpKind::linear_input_gradient: return {of(all), of(s.columns * s.inner), of(s.rows * s.inner)};
-    case OpKind::linear_input_gradient_gelu:
-      return {of(all), of(s.columns * s.inner), of(s.rows * s.inner), of(s.rows * s.inner)};
-    case OpKind::linear_weight_gradient: return {of(all), of(s.rows * s.inner), fp32(s.columns * s.inner)};
-    case OpKind::attention: return {of(fused), of(heads * s.head_dim), fp32(heads)};
-    case OpKind::attention_gradient:
-      return {of(heads * s.head_dim), of(fused), of(heads * s.head_dim), fp32(heads), of(fused)};
-    case OpKind::rotary:
-    case OpKind::rotary_gradient: return {of(fused), of(fused)};
-    case OpKind::layer_norm: return {of(all), of(s.columns), of(s.columns), of(all), fp32(s.rows), fp32(s.rows)};
-    case OpKind::rms_norm: return {of(all), of(s.columns), of(all), fp32(s.rows)};
-    case OpKind::add_layer_norm:
-      return {of(all), of(all), of(s.columns), of(s.columns), of(all), of(all), fp32(s.rows), fp32(s.rows)};
-    case OpKind::add_rms_norm: return {of(all), of(all), of(s.columns), of(all), of(all), fp32(s.rows)};
-    case OpKind::layer_norm_gradient:
-      return {of(all), of(all), of(s.columns), fp32(s.rows), fp32(s.rows), of(all), fp32(s.columns), fp32(s.columns)};
-    case OpKind::rms_norm_gradient: return {of(all), of(all), of(s.columns), fp32(s.rows), of(all), fp32(s.columns)};
-    case OpKind::activation: return {of(all), of(all)};
-    case OpKind::activation_gradient:
-    case OpKind::gate:
-    case OpKind::add: return {of(all), of(all), of(all)};
-    case OpKind::gate_gradient: return {of(all), of(all), of(all), of(all), of(all)};
-    case OpKind::bias_gradient: return {of(all), fp32(s.columns)};
-    case OpKind::embedding: return {tokens(), of(s.valid * s.columns), of(all)};
-    case OpKind::embedding_gradient: return {of(all), tokens(), fp32(s.valid * s.columns)};
-    case OpKind::cross_entropy_max: return {of(all), fp32(s.rows)};
-    case OpKind::cross_entropy_sums: return {of(all), tokens(), fp32(s.rows), fp32(2 * s.rows)};
-    case OpKind::cross_entropy_gradient: return {of(all), tokens(), fp32(s.rows), fp32(2 * s.rows), of(all)};
-    case OpKind::accumulate: return {of(s.rows), of(s.rows)};
-    case OpKind::fill_zero: return {of(s.rows)};
-    case OpKind::copy: return {of(s.rows), of(s.rows)};
-    case OpKind::sum_squares: return {fp32(s.rows), fp32(1)};
-    case OpKind::adamw: {
-      std::vector<Piece> pieces{
-          fp32(s.rows), of(s.rows), fp32(s.rows), {.elements = s.rows, .content = Content::positive}};
-      if (s.master) pieces.push_back(fp32(s.rows));
-      return pieces;
-    }
-    default: break;
+  std::vector<Piece> pieces;
+  for (const OperandRow& operand : row_of(kernel.kind).operands) {
+    const OperandSize& size = operand.size;
+    if (operand.source == OperandSource::workspace || !is_present(operand, kernel.shape, false)) continue;
+    pieces.push_back({.elements = size.elements(kernel.shape),
+                      .type = type_of(size.content, kernel.type),
+                      .content = size.content == OperandContent::fp32 ? OperandContent::values : size.content});
   }
-  throw InternalError(fmt::format("{} is not among the kernels that are measured", name(kernel.kind)));
+  return pieces;
 }
 
 Bytes workspace_of(const KernelMeasurement& kernel, bool on_cpu) {
@@ -109,11 +58,11 @@ std::uint64_t next_random(std::uint64_t& state) {
 
 // A word of numbers between 1/2 and 1 of either sign: sign and fraction are random, the exponent is
 // that of 1/2.
-std::uint32_t word_of(Content content, DataType type, std::uint64_t random, std::int64_t valid) {
+std::uint32_t word_of(OperandContent content, DataType type, std::uint64_t random, std::int64_t valid) {
   const std::uint32_t bits = static_cast<std::uint32_t>(random >> 32);
-  if (content == Content::tokens)
+  if (content == OperandContent::ids)
     return static_cast<std::uint32_t>((random >> 33) % static_cast<std::uint64_t>(std::max<std::int64_t>(valid, 1)));
-  if (content == Content::positive) return 0x3c23d70au;  // 0.01f
+  if (content == OperandContent::non_negative) return 0x3c23d70au;  // 0.01f
   switch (type) {
     case DataType::bf16: return (bits & 0x807f807fu) | 0x3f003f00u;
     case DataType::fp16: return (bits & 0x83ff83ffu) | 0x38003800u;
@@ -258,9 +207,8 @@ class Bench {
   }
 
   void fill(std::byte* memory, const Piece& piece, std::int64_t valid) {
-    if (piece.content == Content::nothing) return;
     const std::int64_t bytes = piece.bytes().count;
-    const std::tuple pattern{piece.content, piece.type, piece.content == Content::tokens ? valid : 0};
+    const std::tuple pattern{piece.content, piece.type, piece.content == OperandContent::ids ? valid : 0};
     if (pattern != pattern_) {
       backend_.synchronize();  // copies from it may be under way
       std::uint64_t state = 20260101;
@@ -284,7 +232,7 @@ class Bench {
   void* host_ = nullptr;
   void* pool_ = nullptr;
   std::int64_t next_key_ = 1;
-  std::optional<std::tuple<Content, DataType, std::int64_t>> pattern_;
+  std::optional<std::tuple<OperandContent, DataType, std::int64_t>> pattern_;
 };
 
 struct Features {
@@ -359,50 +307,61 @@ Sizes cpu_sizes() {
           .flat = {1 << 12, 1 << 16, 1 << 20, 1 << 22}};
 }
 
-}  // namespace
-
-std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std::vector<DataType>& types) {
-  const Sizes sizes = backend == BackendKind::cuda ? gpu_sizes() : cpu_sizes();
-  std::vector<OpShape> products = sizes.products;
-  for (const std::int64_t tokens : sizes.tokens)
-    for (const Features& features : sizes.features)
-      products.push_back({.rows = tokens, .columns = features.out, .inner = features.in});
-  std::vector<KernelMeasurement> kernels;
-  for (const DataType type : types) {
-    for (const OpKind kind : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient,
-                              OpKind::linear_gelu, OpKind::linear_input_gradient_gelu})
-      for (const OpShape& shape : products) kernels.push_back(measured_kernel(kind, type, shape));
-    for (const OpKind kind : {OpKind::attention, OpKind::attention_gradient})
+// With which sizes kinds of a row's `measured_over` are timed.
+std::vector<OpShape> shapes_of(MeasuredOver over, const Sizes& sizes) {
+  std::vector<OpShape> shapes;
+  switch (over) {
+    case MeasuredOver::nothing: break;
+    case MeasuredOver::products:
+      shapes = sizes.products;
+      for (const std::int64_t tokens : sizes.tokens)
+        for (const Features& features : sizes.features)
+          shapes.push_back({.rows = tokens, .columns = features.out, .inner = features.in});
+      break;
+    case MeasuredOver::attention:
       for (const std::int64_t head_dim : sizes.head_dims)
         for (const std::int64_t sequence : sizes.sequences) {
           // With equal numbers of tokens, a launch and the cost per token could not be told apart.
           const std::int64_t most = std::max<std::int64_t>(sizes.attention_tokens / sequence, 1);
           for (const std::int64_t batch : std::set{most, std::max<std::int64_t>(most / 4, 1)})
-            kernels.push_back(measured_kernel(kind, type,
-                                              {.sequence = sequence,
-                                               .batch = batch,
-                                               .heads = sizes.heads,
-                                               .kv_heads = sizes.heads,
-                                               .head_dim = head_dim}));
+            shapes.push_back({.sequence = sequence,
+                              .batch = batch,
+                              .heads = sizes.heads,
+                              .kv_heads = sizes.heads,
+                              .head_dim = head_dim});
         }
-    if (type == DataType::tf32) continue;  // the rest is fp32's
-    for (const OpKind kind : {OpKind::layer_norm, OpKind::layer_norm_gradient, OpKind::rms_norm,
-                              OpKind::rms_norm_gradient, OpKind::add_layer_norm, OpKind::add_rms_norm, OpKind::add,
-                              OpKind::bias_gradient, OpKind::activation, OpKind::activation_gradient, OpKind::gate,
-                              OpKind::gate_gradient, OpKind::embedding, OpKind::embedding_gradient})
-      for (const OpShape& shape : sizes.elementwise) kernels.push_back(measured_kernel(kind, type, shape));
-    for (const OpKind kind : {OpKind::cross_entropy_max, OpKind::cross_entropy_sums, OpKind::cross_entropy_gradient})
-      for (const OpShape& shape : sizes.vocabulary) kernels.push_back(measured_kernel(kind, type, shape));
-    for (const std::int64_t sequence : sizes.sequences)
-      kernels.push_back(measured_kernel(
-          OpKind::rotary, type,
-          {.sequence = sequence, .batch = 2, .heads = sizes.heads, .kv_heads = sizes.heads, .head_dim = 64}));
-    for (const OpKind kind : {OpKind::copy, OpKind::fill_zero, OpKind::accumulate, OpKind::adamw})
-      for (const std::int64_t rows : sizes.flat) kernels.push_back(measured_kernel(kind, type, {.rows = rows}));
-    if (type == DataType::fp32)
-      for (const std::int64_t rows : sizes.flat)
-        kernels.push_back(measured_kernel(OpKind::sum_squares, type, {.rows = rows}));
+      break;
+    case MeasuredOver::elementwise: return sizes.elementwise;
+    case MeasuredOver::vocabulary: return sizes.vocabulary;
+    case MeasuredOver::heads:
+      for (const std::int64_t sequence : sizes.sequences)
+        shapes.push_back(
+            {.sequence = sequence, .batch = 2, .heads = sizes.heads, .kv_heads = sizes.heads, .head_dim = 64});
+      break;
+    case MeasuredOver::flat:
+    case MeasuredOver::flat_fp32:
+      for (const std::int64_t rows : sizes.flat) shapes.push_back({.rows = rows});
+      break;
   }
+  return shapes;
+}
+
+bool is_measured_in(const OpRow& row, DataType type) {
+  const bool matrix = row.cost == CostClass::product || row.cost == CostClass::attention;
+  if (type == DataType::tf32) return matrix;  // the rest is fp32's
+  return row.measured_over != MeasuredOver::flat_fp32 || type == DataType::fp32;
+}
+
+}  // namespace
+
+std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std::vector<DataType>& types) {
+  const Sizes sizes = backend == BackendKind::cuda ? gpu_sizes() : cpu_sizes();
+  std::vector<KernelMeasurement> kernels;
+  for (const DataType type : types)
+    for (const OpRow& row : op_rows())
+      if (is_measured_in(row, type))
+        for (const OpShape& shape : shapes_of(row.measured_over, sizes))
+          kernels.push_back(measured_kernel(row.kind, type, shape));
   return kernels;
 }
 

@@ -1,5 +1,6 @@
 #include "planner/cluster/measured.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <tuple>
@@ -19,28 +20,34 @@ constexpr std::array<const char*, 3> route_names = {"on_device", "to_device", "t
 // How files name an OpShape's sizes.
 struct SizeRow {
   const char* name;
-  std::int64_t OpShape::* field;
+  ShapeSize field;
 };
 constexpr SizeRow size_rows[] = {{"rows", &OpShape::rows},         {"columns", &OpShape::columns},
                                  {"inner", &OpShape::inner},       {"sequence", &OpShape::sequence},
                                  {"batch", &OpShape::batch},       {"heads", &OpShape::heads},
                                  {"kv_heads", &OpShape::kv_heads}, {"head_dim", &OpShape::head_dim}};
-const SizeRow& size_row(const std::string& size) {
+const char* name(ShapeSize size) {
   for (const SizeRow& row : size_rows)
-    if (size == row.name) return row;
-  throw InternalError("no size " + size);
+    if (size == row.field) return row.name;
+  throw InternalError("a kernel is measured over a size without a name");
 }
 
 // What kernels compute in.
 constexpr DataType kernel_types[] = {DataType::fp32, DataType::bf16, DataType::fp16, DataType::tf32};
 
+// Files written before there were several kinds of gates use these names.
+struct FormerName {
+  std::string_view written;
+  std::string_view now;
+};
+constexpr FormerName former_names[] = {{"silu_gate", "gate"}, {"silu_gate_gradient", "gate_gradient"}};
+
 OpKind read_kind(const YamlNode& node) {
   std::vector<std::string> names;
   for (const OpRow& row : op_rows()) names.emplace_back(row.name);
-  // Files written before there were several kinds of gates use this name.
   const std::string written = node.as_string();
-  if (written == "silu_gate") return OpKind::gate;
-  if (written == "silu_gate_gradient") return OpKind::gate_gradient;
+  for (const FormerName& former : former_names)
+    if (written == former.written) return std::ranges::find(op_rows(), former.now, &OpRow::name)->kind;
   return op_rows()[node.as_choice(names)].kind;
 }
 DataType read_type(const YamlNode& node) {
@@ -76,9 +83,9 @@ KernelMeasurement read_row(const YamlNode& item) {
   const OpKind kind = read_kind(item.at("kernel"));
   OpShape sizes;
   std::vector<std::string> keys{"kernel", "type"};
-  for (const std::string& size : measured_sizes(kind)) {
-    sizes.*size_row(size).field = item.at(size).as_integer(1, std::int64_t{1} << 40);
-    keys.push_back(size);
+  for (const ShapeSize size : row_of(kind).measured_sizes) {
+    sizes.*size = item.at(name(size)).as_integer(1, std::int64_t{1} << 40);
+    keys.emplace_back(name(size));
   }
   keys.emplace_back("time");
   item.allow_keys(keys);
@@ -96,42 +103,11 @@ void allow_section_keys(const YamlNode& section) {
 
 const char* name(CopyRoute route) { return route_names[index_of(route)]; }
 
-std::vector<std::string> measured_sizes(OpKind kind) {
-  switch (kind) {
-    case OpKind::linear:
-    case OpKind::linear_gelu:
-    case OpKind::linear_input_gradient:
-    case OpKind::linear_input_gradient_gelu:
-    case OpKind::linear_weight_gradient: return {"rows", "columns", "inner"};
-    case OpKind::head_norm:
-    case OpKind::head_norm_gradient:
-    case OpKind::query_key_squares:
-    case OpKind::query_key_squares_gradient:
-    case OpKind::query_key_norm:
-    case OpKind::query_key_norm_gradient:
-    case OpKind::attention:
-    case OpKind::attention_gradient:
-    case OpKind::rotary:
-    case OpKind::rotary_gradient: return {"sequence", "batch", "heads", "kv_heads", "head_dim"};
-    case OpKind::accumulate:
-    case OpKind::fill_zero:
-    case OpKind::copy:
-    case OpKind::sum_squares:
-    case OpKind::adamw:
-    case OpKind::sgd: return {"rows"};
-    default: return {"rows", "columns"};
-  }
-}
-
 KernelMeasurement measured_kernel(OpKind kind, DataType type, OpShape sizes) {
-  sizes.second = kind == OpKind::add || kind == OpKind::add_layer_norm || kind == OpKind::add_rms_norm;
-  sizes.bias = kind == OpKind::bias_gradient;
-  sizes.master = kind == OpKind::adamw && is_half(type);
-  sizes.weight_decay = kind == OpKind::adamw;
-  if (kind == OpKind::embedding || kind == OpKind::embedding_gradient) sizes.valid = 50257;  // rows of GPT-2's table
-  if (measured_sizes(kind) == std::vector<std::string>{"rows", "columns"} && sizes.valid == 0)
-    sizes.valid = sizes.columns;
-  if (kind == OpKind::gate || kind == OpKind::gate_gradient) sizes.activation = ActivationKind::silu;
+  const OpRow& row = row_of(kind);
+  sizes.second = sizes.bias = sizes.master = sizes.weight_decay = false;
+  if (row.measured_with) row.measured_with(sizes, type);
+  if (std::ranges::equal(row.measured_sizes, matrix_sizes) && sizes.valid == 0) sizes.valid = sizes.columns;
   sizes.epsilon = 1e-5;
   sizes.theta = 10000.0;
   sizes.scale = 1.0;
@@ -213,8 +189,8 @@ void write_measured_kernels(YAML::Emitter& out, const MeasuredKernels& measured,
     out << EndSeq << Key << "rows" << Value << YAML::Block << BeginSeq;
     for (const KernelMeasurement& row : measurements->kernels) {
       out << Flow << BeginMap << Key << "kernel" << Value << name(row.kind) << Key << "type" << Value << name(row.type);
-      for (const std::string& size : measured_sizes(row.kind))
-        out << Key << size << Value << row.shape.*size_row(size).field;
+      for (const ShapeSize size : row_of(row.kind).measured_sizes)
+        out << Key << name(size) << Value << row.shape.*size;
       out << Key << "time" << Value << write_duration(row.time) << EndMap;
     }
     out << EndSeq;

@@ -70,8 +70,6 @@ struct MeasuredKernels {
   bool operator==(const MeasuredKernels&) const = default;
 };
 
-// The sizes that a row of a kind names: "rows", "columns", "inner", "sequence" ...
-std::vector<std::string> measured_sizes(OpKind kind);
 // The kernel of these sizes as it is measured: sums have their second operand, optimizers in half
 // precision have their master copy, ...
 KernelMeasurement measured_kernel(OpKind kind, DataType type, OpShape sizes);

@@ -84,7 +84,7 @@ std::array<double, 3> robust_least_squares(const std::vector<Equation>& equation
 using FitKey = std::tuple<OpKind, DataType, std::int64_t>;
 FitKey key_of(const KernelMeasurement& row) {
   return {row.kind, row.type,
-          row.kind == OpKind::attention || row.kind == OpKind::attention_gradient ? row.shape.head_dim : 0};
+          row_of(row.kind).cost == CostClass::attention ? row.shape.head_dim : 0};
 }
 OpWork work_of(const KernelMeasurement& row) { return row_of(row.kind).work(row.shape, row.type); }
 
@@ -181,8 +181,7 @@ BytesPerSecond streaming_rate(const std::vector<KernelFit>& fits, const DeviceKi
   BytesPerSecond best;
   for (const KernelFit& fit : fits) {
     best = std::max(best, fit.memory);
-    if (fit.kind == OpKind::add || fit.kind == OpKind::accumulate || fit.kind == OpKind::copy)
-      streaming.push_back(fit.memory);
+    if (row_of(fit.kind).cost == CostClass::streaming) streaming.push_back(fit.memory);
   }
   if (!streaming.empty()) {
     std::sort(streaming.begin(), streaming.end());

@@ -13,13 +13,8 @@ namespace {
 // Blocks of queries and keys of fused attention on GPUs (FlashAttention-2, Dao 2023, section 3.3:
 // 64 or 128).
 constexpr std::int64_t attention_block = 128;
-// The share of a product's rate that attention reaches where it was not measured. FlashAttention-2
-// reaches 50 to 73% of the A100's peak, backward up to 63% (Dao 2023, abstract and section 4.1),
-// with causal attention and heads of 64 at the lower end; products reach 86% there.
-constexpr double attention_share = 0.6;
-constexpr double attention_gradient_share = 0.5;
 
-bool is_attention(OpKind kind) { return kind == OpKind::attention || kind == OpKind::attention_gradient; }
+bool is_attention(OpKind kind) { return row_of(kind).cost == CostClass::attention; }
 
 FlopsPerSecond rate(bool matrix, DataType type, const DeviceKind& device, const DeviceRates& rates) {
   if (!matrix) return rates.vector;
@@ -30,29 +25,7 @@ FlopsPerSecond rate(bool matrix, DataType type, const DeviceKind& device, const 
   return rates.matrix_fp32;
 }
 
-// The kind of which a fused or rarer one consists; the kind itself where there is none.
-OpKind made_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::linear_gelu: return OpKind::linear;
-    case OpKind::linear_input_gradient_gelu: return OpKind::linear_input_gradient;
-    case OpKind::add_layer_norm: return OpKind::layer_norm;
-    case OpKind::add_rms_norm: return OpKind::rms_norm;
-    case OpKind::rotary_gradient: return OpKind::rotary;
-    case OpKind::head_norm:
-    case OpKind::query_key_norm: return OpKind::rms_norm;
-    case OpKind::head_norm_gradient:
-    case OpKind::query_key_norm_gradient: return OpKind::rms_norm_gradient;
-    case OpKind::query_key_squares: return OpKind::rms_norm;
-    case OpKind::query_key_squares_gradient: return OpKind::accumulate;
-    case OpKind::softcap: return OpKind::activation;
-    case OpKind::softcap_gradient: return OpKind::activation_gradient;
-    case OpKind::scale:
-    case OpKind::scale_gradient: return OpKind::copy;
-    default: return kind;
-  }
-}
-
-// How much slower one device is because of the others at work; 1 where it works alone.
+// What one device lost to the others that work beside it: 1 where it works alone.
 double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
   return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0;
 }
@@ -64,7 +37,7 @@ Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork&
   PARPLAN_ASSERT(reached.value > 0.0, fmt::format("{} on {}", name(op), device.name));
   if (device.multiprocessors == 0 || !work.matrix) return work.flops / reached;
   if (is_attention(op)) {
-    reached *= op == OpKind::attention ? attention_share : attention_gradient_share;
+    reached *= row_of(op).unmeasured_share;
     return Seconds(attention_work(op, shape, type, device.backend).flops / reached.value);
   }
   const ProductRates product_rates{.rate = reached, .memory = rates.memory, .multiprocessors = device.multiprocessors};
@@ -141,7 +114,7 @@ AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, B
 
 KernelFits find_fits(const MeasuredKernels& measured, OpKind kind, DataType type, std::int64_t head_dim) {
   const DataType other_half = type == DataType::bf16 ? DataType::fp16 : type == DataType::fp16 ? DataType::bf16 : type;
-  for (const OpKind wanted : {kind, made_of(kind)})
+  for (const OpKind wanted : {kind, row_of(kind).made_of.value_or(kind)})
     for (const DataType precision : {type, other_half}) {
       KernelFits found;
       for (const KernelFit& fit : measured.fits) {
@@ -175,7 +148,7 @@ FlopsPerSecond fastest_product(DataType type, const DeviceKind& device) {
 
 Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
                     const DeviceRates& rates) {
-  if (op == OpKind::load_tokens || op == OpKind::load_targets)
+  if (row_of(op).cost == CostClass::loading)
     return device.backend == BackendKind::cpu ? Seconds(0.0) : device.kernel_launch;
   const OpRow& row = row_of(op);
   const OpWork work = row.work(shape, type);

@@ -26,36 +26,13 @@ double reuse(const Tile& tile) {
 }  // namespace
 
 bool is_product(OpKind kind) {
-  switch (kind) {
-    case OpKind::linear:
-    case OpKind::linear_gelu:
-    case OpKind::linear_input_gradient:
-    case OpKind::linear_input_gradient_gelu:
-    case OpKind::linear_weight_gradient: return true;
-    default: return false;
-  }
+  return row_of(kind).cost == CostClass::product;
 }
 
 Product product_of(OpKind kind, const OpShape& shape, DataType type) {
-  const std::int64_t rows = std::max<std::int64_t>(shape.rows, 1);
-  const std::int64_t columns = std::max<std::int64_t>(shape.columns, 1);
-  const std::int64_t inner = std::max<std::int64_t>(shape.inner, 1);
-  switch (kind) {
-    case OpKind::linear: return {.m = rows, .n = columns, .k = inner, .result = Bytes(rows * columns * size_of(type))};
-    case OpKind::linear_gelu:
-      return {.m = rows, .n = columns, .k = inner, .result = Bytes(2 * rows * columns * size_of(type))};
-    case OpKind::linear_input_gradient:
-      return {.m = rows,
-              .n = inner,
-              .k = columns,
-              .result = Bytes((shape.accumulate ? 2 : 1) * rows * inner * size_of(type))};
-    case OpKind::linear_input_gradient_gelu:
-      return {.m = rows, .n = inner, .k = columns, .result = Bytes(2 * rows * inner * size_of(type))};
-    case OpKind::linear_weight_gradient:
-      return {.m = columns, .n = inner, .k = rows, .result = Bytes(8 * columns * inner)};
-    default: break;
-  }
-  throw InternalError(fmt::format("{} is no matrix product", name(kind)));
+  const OpRow& row = row_of(kind);
+  PARPLAN_ASSERT(row.product != nullptr, fmt::format("{} is no matrix product", row.name));
+  return row.product(shape, type);
 }
 
 ProductWork best_tiling(const Product& product, const ProductRates& rates) {

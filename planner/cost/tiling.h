@@ -7,16 +7,7 @@
 
 namespace parplan {
 
-// A matrix product as C[m, n] = A[m, k] B[k, n]: `linear` has m = rows, n = columns, k = inner; its
-// gradients permute the same three sizes.
-struct Product {
-  std::int64_t m = 1;
-  std::int64_t n = 1;
-  std::int64_t k = 1;
-  Bytes result;  // written, or read and written where the op adds to it
-  bool operator==(const Product&) const = default;
-};
-// Linear and its gradients, alone or fused with GELU, are products.
+// Ops whose row says so are products: linear and its gradients, alone or fused with GELU.
 bool is_product(OpKind kind);
 Product product_of(OpKind kind, const OpShape& shape, DataType type);
 

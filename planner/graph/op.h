@@ -1,13 +1,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "planner/base/units.h"
 #include "planner/graph/tensor.h"
 
 namespace parplan {
+
+struct LocalOp;  // planner/graph/local_op.h
 
 // Every kind of computation that a rank can execute, forward and backward alike. Each has one row
 // in the table of op.cpp; the kernels of a backend have the same names.
@@ -147,11 +152,29 @@ struct LossScale {
 inline constexpr float loss_scale_growth_interval = 2000.0f;
 
 using ShapeFlag = bool OpShape::*;
+using ShapeSize = std::int64_t OpShape::*;
+
+// What the elements of an operand are.
+enum class OperandContent {
+  values,        // activations and parameters, in the kernel's type
+  fp32,          // statistics, gradients of parameters, optimizer state
+  non_negative,  // fp32 that is never below 0: second moments
+  ids,           // int32 rows of the vocabulary
+};
+DataType type_of(OperandContent content, DataType kernel_type);
+
+struct OperandSize {
+  // How many of the operand's elements the kernel touches. Of a table of embeddings or positions
+  // that may be fewer than the operand has. Null: a workspace, whose size the backend says.
+  std::int64_t (*elements)(const OpShape&) = nullptr;
+  OperandContent content = OperandContent::values;
+};
 
 struct OperandRow {
   OperandSource source{};
   int index = 0;
   Access access{};
+  OperandSize size = {};
   ShapeFlag optional = nullptr;  // present only where this flag of the shape is set
 };
 // Whether a kernel of this shape has the operand. `workspace`: whether the backend's row has one.
@@ -164,6 +187,57 @@ struct OpWork {
   Bytes bytes;
   bool matrix = false;  // runs on matrix units (GEMM, attention)
 };
+
+// The width (size of the last dim) that the attributes of a forward op prescribe for an operand.
+struct OperandWidth {
+  OperandSource source{};
+  int index = 0;
+  std::int64_t width = 0;
+};
+
+// A matrix product as C[m, n] = A[m, k] B[k, n].
+struct Product {
+  std::int64_t m = 1;
+  std::int64_t n = 1;
+  std::int64_t k = 1;
+  Bytes result;  // written, or read and written where the op adds to it
+  bool operator==(const Product&) const = default;
+};
+
+// The products of a forward op by the convention of model FLOPs (model_flops_per_sample): each of
+// `pairs` (a token and a weight, a query and a key) costs `multiply_adds`.
+struct ModelProducts {
+  double pairs = 0.0;
+  double multiply_adds = 0.0;
+};
+
+// What the time of a kernel follows from (planner/cost/kernel.h).
+enum class CostClass {
+  moving,     // bytes or arithmetic on vector units, whichever takes longer
+  streaming,  // the same, and so simple that its bytes move at the rate of the device's memory
+  product,    // tiles of a matrix product
+  attention,  // blocks of queries and keys
+  loading,    // the data loader's
+};
+
+// The sizes with which `parplan measure` times a kind (runtime/measure_kernels.cpp).
+enum class MeasuredOver {
+  nothing,      // not measured: a rare kind, priced as the one it is `made_of`, or bookkeeping
+  products,     // tokens times features
+  attention,    // sequences, batches and heads
+  elementwise,  // tokens times features of a layer
+  vocabulary,   // tokens times vocabulary
+  heads,        // sequences, with heads of one size
+  flat,         // elements
+  flat_fp32,    // elements, in fp32 only
+};
+
+// The fields of OpShape that a measured kernel is told by.
+inline constexpr ShapeSize matrix_sizes[] = {&OpShape::rows, &OpShape::columns};
+inline constexpr ShapeSize product_sizes[] = {&OpShape::rows, &OpShape::columns, &OpShape::inner};
+inline constexpr ShapeSize head_sizes[] = {&OpShape::sequence, &OpShape::batch, &OpShape::heads, &OpShape::kv_heads,
+                                           &OpShape::head_dim};
+inline constexpr ShapeSize flat_sizes[] = {&OpShape::rows};
 
 // How placements pass through an op; `redistribute` is derived from it (planner/plan/placement.h).
 enum class ShardingRule {
@@ -178,10 +252,21 @@ enum class ShardingRule {
   none,         // backward and around-the-step ops
 };
 
+// All that the planner knows of an op kind. Outside the rows a kind is named only by who chooses it:
+// families, fusion, lowering, kernel tables (a house test has the list).
 struct OpRow {
   OpKind kind{};
   std::string_view name;
+
+  // Forward ops: how they are cut, and what they must be.
   ShardingRule sharding = ShardingRule::none;
+  // Fills in what one rank computes (planner/graph/local_op.h); rows are there already.
+  void (*localize)(const LocalOp&, OpShape&) = nullptr;
+  // Widths that follow from the attributes, beside those that the sharding rule ties together.
+  std::vector<OperandWidth> (*widths)(const OpShape& attributes) = nullptr;
+  // What is wrong with the attributes; empty: nothing.
+  std::string (*fault)(const OpShape& attributes) = nullptr;
+
   // In the order in which the kernel receives them.
   std::span<const OperandRow> operands = {};
   // Backward ops in the order in which they run. The inputs and outputs of the forward op that they
@@ -195,7 +280,23 @@ struct OpRow {
   // again; -1: none.
   int in_place_read = -1;
   int in_place_write = -1;
+
   OpWork (*work)(const OpShape&, DataType) = nullptr;
+  CostClass cost = CostClass::moving;
+  // CostClass::product: the matrix product that the kernel computes.
+  Product (*product)(const OpShape&, DataType) = nullptr;
+  // Forward ops that count in model FLOPs, of their size on one rank.
+  ModelProducts (*model_products)(const OpShape&) = nullptr;
+  // Fused or rare: the kind whose measured time prices this one where it has none of its own.
+  std::optional<OpKind> made_of = {};
+  // CostClass::attention: share of a product's rate that it reaches where nothing was measured.
+  double unmeasured_share = 1.0;
+
+  MeasuredOver measured_over = MeasuredOver::nothing;
+  std::span<const ShapeSize> measured_sizes = matrix_sizes;
+  // What else a measured kernel's shape has: operands that plans give it, rows of a table, ...
+  void (*measured_with)(OpShape&, DataType) = nullptr;
+
   // Bytes of the workspace operand on each backend (null or 0: none). CPU: packing and attention
   // scratch in fp32. CUDA: cuBLASLt's cap and partial sums (planner/graph/cuda_workspace.h).
   Bytes (*cpu_workspace)(const OpShape&) = nullptr;

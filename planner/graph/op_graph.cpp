@@ -8,6 +8,7 @@
 #include <boost/graph/topological_sort.hpp>
 
 #include "planner/base/error.h"
+#include "planner/graph/local_op.h"
 
 namespace parplan {
 namespace {
@@ -71,41 +72,10 @@ void check_size(const OpGraph& graph, const Op& op, const std::string& what, std
   if (found != wanted) wrong(graph, op, fmt::format("{} is {}, not {}", what, found, wanted));
 }
 
-// Ops on fused queries, keys and values.
-void check_heads(const OpGraph& graph, const Op& op, const auto& width, const auto& called) {
-  const OpShape& of = op.attributes;
-  const auto check = [&](TensorId id, std::int64_t wanted) { check_size(graph, op, called(id), width(id), wanted); };
-  const std::int64_t fused = (of.heads + 2 * of.kv_heads) * of.head_dim;
-  check(op.inputs[0], fused);
-  switch (op.kind) {
-    case OpKind::attention:
-      check(op.outputs[0], of.heads * of.head_dim);
-      break;
-    case OpKind::rotary:
-      check(op.outputs[0], fused);
-      if (of.rotary_dim % 2 != 0 || of.rotary_dim < 0 || of.rotary_dim > of.head_dim)
-        wrong(graph, op,
-              fmt::format("turns {} features of heads of {}; expected an even number up to that", of.rotary_dim,
-                          of.head_dim));
-      break;
-    case OpKind::head_norm:
-      check(op.outputs[0], fused);
-      check(op.outputs[1], of.heads + of.kv_heads);
-      check(op.parameters[0], of.head_dim);
-      check(op.parameters[1], of.head_dim);
-      break;
-    case OpKind::query_key_squares:
-      check(op.outputs[0], 2);
-      break;
-    case OpKind::query_key_norm:
-      check(op.outputs[0], fused);
-      check(op.inputs[1], 2);
-      check(op.parameters[0], of.heads * of.head_dim);
-      check(op.parameters[1], of.kv_heads * of.head_dim);
-      break;
-    default:
-      PARPLAN_ASSERT(false, fmt::format("{} has heads", name(op.kind)));
-  }
+const std::vector<TensorId>& operands_of(const Op& op, OperandSource source) {
+  return source == OperandSource::input       ? op.inputs
+         : source == OperandSource::parameter ? op.parameters
+                                              : op.outputs;
 }
 
 // The widths that the op's sharding rule ties together; `check_operands` has passed.
@@ -116,12 +86,11 @@ void check_sizes(const OpGraph& graph, const Op& op) {
     return of.dims.back().size;
   };
   const auto called = [&](TensorId id) { return fmt::format("the width of '{}'", tensor(graph, id).name); };
-  switch (row_of(op.kind).sharding) {
+  const OpRow& row = row_of(op.kind);
+  switch (row.sharding) {
     case ShardingRule::tokenwise:
       for (const TensorId id : op.inputs) check_size(graph, op, called(id), width(id), width(op.outputs[0]));
       for (const TensorId id : op.parameters) check_size(graph, op, called(id), width(id), width(op.outputs[0]));
-      if (op.kind == OpKind::softcap && !(op.attributes.softcap > 0.0))
-        wrong(graph, op, fmt::format("its cap is {}; expected more than 0", op.attributes.softcap));
       break;
     case ShardingRule::contraction: {
       const Tensor& weight = tensor(graph, op.parameters[0]);
@@ -136,18 +105,23 @@ void check_sizes(const OpGraph& graph, const Op& op) {
     case ShardingRule::lookup:
       check_size(graph, op, called(op.parameters[0]), width(op.parameters[0]), width(op.outputs[0]));
       break;
-    case ShardingRule::heads:
-    case ShardingRule::head_sums:
-      check_heads(graph, op, width, called);
-      break;
     case ShardingRule::vocabulary_max:
     case ShardingRule::vocabulary_sum:
     case ShardingRule::vocabulary_loss:
       check_size(graph, op, called(op.inputs[0]), width(op.inputs[0]), graph.vocabulary);
       break;
+    case ShardingRule::heads:
+    case ShardingRule::head_sums:
     case ShardingRule::none:
       break;
   }
+  if (row.widths)
+    for (const OperandWidth& wanted : row.widths(op.attributes)) {
+      const TensorId id = operands_of(op, wanted.source)[index(wanted.index)];
+      check_size(graph, op, called(id), width(id), wanted.width);
+    }
+  if (row.fault)
+    if (const std::string fault = row.fault(op.attributes); !fault.empty()) wrong(graph, op, fault);
 }
 
 // Topological order -------------------------------------------------------------------------------
@@ -314,23 +288,17 @@ std::int64_t parameter_count(const OpGraph& graph) {
   return result;
 }
 
-double uncausal_pairs(const OpGraph& graph, const Op& op) {
-  const double sequence = static_cast<double>(graph.sequence);
-  const double window =
-      op.attributes.window > 0 ? static_cast<double>(std::min(op.attributes.window, graph.sequence)) : sequence;
-  return sequence * (2 * window - 1) - window * (window - 1);
+ModelProducts model_products(const OpGraph& graph, const Op& op) {
+  const OpRow& row = row_of(op.kind);
+  return row.model_products ? row.model_products(shape_of(whole(graph, op))) : ModelProducts{};
 }
 
 Flops model_flops_per_sample(const OpGraph& graph) {
   // Chowdhery et al. 2022 (PaLM), appendix B, and Narayanan et al. 2021 (Megatron-LM), section 5.1.
   double forward = 0.0;
   for (const Op& op : graph.ops) {
-    if (op.kind == OpKind::linear) {
-      const double inner = static_cast<double>(tensor(graph, op.inputs[0]).dims.back().size);
-      forward += 2 * inner * static_cast<double>(element_count(tensor(graph, op.outputs[0])));
-    } else if (op.kind == OpKind::attention) {
-      forward += 4 * uncausal_pairs(graph, op) * static_cast<double>(op.attributes.heads * op.attributes.head_dim);
-    }
+    const ModelProducts products = model_products(graph, op);
+    forward += 2 * products.pairs * products.multiply_adds;
   }
   return Flops(3 * forward);
 }

@@ -53,14 +53,12 @@ struct OpGraph {
 std::vector<TensorId> parameters(const OpGraph& graph);
 std::int64_t parameter_count(const OpGraph& graph);
 
-// Pairs of query and key of an attention op, per sample and head, as if it were not causal: every
-// token meets every token, or with a window those less than `window` places before or after it.
-// This is a little less than twice what a causal kernel computes.
-double uncausal_pairs(const OpGraph& graph, const Op& op);
+// What the op counts in model FLOPs, of one sample; nothing where it is no product.
+ModelProducts model_products(const OpGraph& graph, const Op& op);
 
 // Model FLOPs of forward and backward for one sample by the convention of PaLM and Megatron-LM:
-// matrix products only, backward at twice the forward, attention as if it were not causal
-// (uncausal_pairs), nothing recomputed.
+// matrix products only (ModelProducts), backward at twice the forward, attention as if it were not
+// causal, nothing recomputed.
 Flops model_flops_per_sample(const OpGraph& graph);
 
 // Fills in `tied` and the `kind` of every block (equal work gets an equal kind) and checks what the

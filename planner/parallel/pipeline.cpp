@@ -17,12 +17,8 @@ namespace {
 double block_weight(const OpGraph& graph, const Block& block) {
   double weight = 0;
   for (int i = block.first_op; i < block.last_op; ++i) {
-    const Op& op = graph.ops[i];
-    if (op.kind == OpKind::linear)
-      weight += static_cast<double>(element_count(graph.tensors[op.parameters[0]]));
-    if (op.kind == OpKind::attention)
-      weight += 2.0 * uncausal_pairs(graph, op) / static_cast<double>(graph.sequence) *
-                static_cast<double>(op.attributes.heads * op.attributes.head_dim);
+    const ModelProducts products = model_products(graph, graph.ops[i]);
+    weight += products.pairs / static_cast<double>(graph.sequence) * products.multiply_adds;
   }
   return weight;
 }

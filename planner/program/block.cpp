@@ -443,7 +443,8 @@ class SegmentBuilder {
     shape.rows = bytes / size_of(DataType::int32);
     shape.sequence = graph_.sequence;
     shape.batch = choice_.micro_batch;
-    const OpKind kind = reader.kind == OpKind::embedding ? OpKind::load_tokens : OpKind::load_targets;
+    const bool looks_up = row_of(reader.kind).sharding == ShardingRule::lookup;
+    const OpKind kind = looks_up ? OpKind::load_tokens : OpKind::load_targets;
     emit_kernel(kind, shape, label, tensor(id).name, {{value, Access::write}});
     forward_values_[{id, whole_tokens}] = value;
   }
@@ -489,7 +490,9 @@ class SegmentBuilder {
     OpShape shape = local_shape(graph_, forward, rows, choice_);
     const bool adds_or_copies = op.kind == OpKind::accumulate || op.kind == OpKind::copy;
     shape.accumulate = op.accumulate && !adds_or_copies;
-    shape.scaled = op.kind == OpKind::cross_entropy_gradient && choice_.precision == DataType::fp16;
+    const bool takes_loss_scale = std::ranges::any_of(
+        op.operands, [](const TrainingOperand& operand) { return operand.source == OperandSource::loss_scale; });
+    shape.scaled = takes_loss_scale && choice_.precision == DataType::fp16;
 
     using OperandKey = std::tuple<OperandSource, TensorId, int>;
     const auto key_of = [](const TrainingOperand& operand) {
@@ -627,7 +630,7 @@ class SegmentBuilder {
     const TensorLayout& output = placements_.produced[index(forward.outputs[0])];
     // A weight sharded over its outputs gives each rank a part of the sum over them; so do heads
     // for what is whole on every rank.
-    const bool of_linear = op.kind == OpKind::linear_input_gradient;
+    const bool of_linear = row_of(forward.kind).sharding == ShardingRule::contraction;
     const bool of_heads = row_of(forward.kind).sharding == ShardingRule::heads;
     TensorLayout layout = wanted[at];
     for (const Axis axis : all_axes) {

@@ -1,6 +1,5 @@
 #include "planner/program/local.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -166,83 +165,6 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
     }
   }
   return result;
-}
-
-OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockChoice& choice) {
-  const auto tensor = [&](TensorId id) -> const Tensor& { return graph.tensors[id]; };
-  const std::int64_t sequence = graph.sequence / shards_of(Dim::sequence, input, choice);
-  OpShape shape = op.attributes;
-  shape.rows = sequence * choice.micro_batch;
-  shape.bias = false;
-  const auto width = [&](TensorId id, const TensorLayout& layout) {
-    return local_size(tensor(id).dims.back(), layout, choice);
-  };
-  switch (op.kind) {
-    case OpKind::embedding: {
-      const ParameterPart table = local_part(graph, op.parameters[0], choice);
-      shape.columns = table.columns;
-      shape.begin = table.row_begin;
-      shape.valid = std::clamp<std::int64_t>(tensor(op.parameters[0]).dims[0].size - table.row_begin, 0, table.rows);
-      break;
-    }
-    case OpKind::linear: {
-      const ParameterPart weight = local_part(graph, op.parameters[0], choice);
-      shape.columns = weight.rows;
-      shape.inner = weight.columns;
-      shape.bias = op.parameters.size() > 1;
-      break;
-    }
-    case OpKind::add_position:
-      shape.columns = tensor(op.outputs[0]).dims.back().size;
-      shape.sequence = sequence;
-      shape.batch = choice.micro_batch;
-      shape.begin = op.attributes.begin + sequence * shard_at(Dim::sequence, input, choice);
-      break;
-    case OpKind::layer_norm:
-    case OpKind::rms_norm:
-      shape.columns = tensor(op.outputs[0]).dims.back().size;
-      break;
-    case OpKind::head_norm:
-    case OpKind::query_key_squares:
-    case OpKind::query_key_norm:
-    case OpKind::rotary:
-    case OpKind::attention: {
-      const TensorDim& fused = tensor(op.inputs[0]).dims.back();
-      const std::int64_t groups = fused.size / fused.granule;
-      const std::int64_t local_groups = local_size(fused, input, choice) / fused.granule;
-      shape.columns = width(op.outputs[0], input);
-      shape.sequence = sequence;
-      shape.batch = choice.micro_batch;
-      shape.heads = op.attributes.heads / groups * local_groups;
-      shape.kv_heads = op.attributes.kv_heads / groups * local_groups;
-      if (op.attributes.alibi != 0.0 || op.kind == OpKind::query_key_norm) shape.all_heads = op.attributes.heads;
-      if (op.attributes.alibi != 0.0 && local_groups < groups) shape.first_head = shape.heads * shard_at(Dim::kv_groups, input, choice);
-      if (shape.window >= shape.sequence) shape.window = 0;  // the same work as without
-      break;
-    }
-    case OpKind::activation:
-    case OpKind::gate:
-    case OpKind::scale:
-    case OpKind::softcap:
-      shape.columns = width(op.outputs[0], input);
-      break;
-    case OpKind::add:
-      shape.columns = tensor(op.outputs[0]).dims.back().size;
-      shape.second = op.inputs.size() > 1;
-      shape.bias = !op.parameters.empty();
-      break;
-    case OpKind::cross_entropy_max:
-    case OpKind::cross_entropy_sums:
-    case OpKind::cross_entropy_loss:
-      shape.columns = width(op.inputs[0], input);
-      shape.begin = shape.columns * shard_at(Dim::vocabulary, input, choice);
-      shape.valid = std::clamp<std::int64_t>(graph.vocabulary - shape.begin, 0, shape.columns);
-      shape.scale = choice.loss_weight;
-      break;
-    default:
-      PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));
-  }
-  return shape;
 }
 
 }  // namespace parplan

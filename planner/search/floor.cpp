@@ -15,11 +15,9 @@ double product_flops(const OpGraph& graph) {
   for (std::size_t b = 0; b < graph.blocks.size(); ++b)
     for (int i = graph.blocks[b].first_op; i < graph.blocks[b].last_op; ++i) {
       const Op& op = graph.ops[i];
-      if (op.kind != OpKind::linear) continue;
-      const Tensor& input = graph.tensors[op.inputs[0]];
-      const Tensor& output = graph.tensors[op.outputs[0]];
-      const double forward =
-          2.0 * static_cast<double>(input.dims.back().size) * static_cast<double>(element_count(output));
+      if (row_of(op.kind).cost != CostClass::product) continue;
+      const ModelProducts products = model_products(graph, op);
+      const double forward = 2.0 * products.pairs * products.multiply_adds;
       // What is read from the data needs no gradient, and only the first block reads that.
       flops += (b == 0 ? 2.0 : 3.0) * forward;
     }

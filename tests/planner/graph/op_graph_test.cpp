@@ -63,8 +63,8 @@ TEST_CASE("model FLOPs count the pairs of a layer's window on both sides, and of
       graph.sequence = sequence;
       const Flops full = model_flops_per_sample(graph);
       attention(graph, 1).attributes.window = window;
-      CHECK(uncausal_pairs(graph, attention(graph, 0)) == static_cast<double>(sequence * sequence));
-      CHECK(uncausal_pairs(graph, attention(graph, 1)) == static_cast<double>(pairs));
+      CHECK(model_products(graph, attention(graph, 0)).pairs == static_cast<double>(sequence * sequence));
+      CHECK(model_products(graph, attention(graph, 1)).pairs == static_cast<double>(pairs));
       // 2 products of 2 FLOPs, forward and twice that backward, for 2 heads of 4.
       CHECK(full - model_flops_per_sample(graph) == Flops(12.0 * 8 * static_cast<double>(sequence * sequence - pairs)));
     }

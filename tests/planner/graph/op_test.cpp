@@ -10,6 +10,8 @@
 
 #include "planner/base/error.h"
 #include "planner/graph/gemm_blocking.h"
+#include "planner/graph/local_op.h"
+#include "tests/planner/graph/small_graphs.h"
 
 namespace parplan {
 namespace {
@@ -109,6 +111,65 @@ TEST_CASE("two ops in one kernel do the work of both and move less by what the s
       CHECK(fused.bytes == first.bytes + second.bytes - Bytes(pair.saved * size_of(type)));
       CHECK(fused.matrix == first.matrix);
     }
+}
+
+TEST_CASE("every forward row says its local shape, and every operand but workspaces its size") {
+  for (const OpRow& row : op_rows()) {
+    CAPTURE(row.name);
+    CHECK((row.localize != nullptr) == (row.sharding != ShardingRule::none));
+    const bool heads = row.sharding == ShardingRule::heads || row.sharding == ShardingRule::head_sums;
+    CHECK((row.widths != nullptr) == heads);
+    for (const OperandRow& operand : row.operands) {
+      CHECK((operand.size.elements == nullptr) == (operand.source == OperandSource::workspace));
+      if (operand.size.elements != nullptr) CHECK(operand.size.elements(plausible()) > 0);
+    }
+  }
+}
+
+TEST_CASE("a row's cost class, its product and its work agree") {
+  for (const OpRow& row : op_rows()) {
+    CAPTURE(row.name);
+    CHECK((row.product != nullptr) == (row.cost == CostClass::product));
+    const bool matrix = row.cost == CostClass::product || row.cost == CostClass::attention;
+    CHECK(matrix == row.work(plausible(), DataType::fp32).matrix);
+    CHECK((row.unmeasured_share < 1.0) == (row.cost == CostClass::attention));
+    // Products of forward ops are all that model FLOPs count.
+    if (row.sharding != ShardingRule::none) CHECK((row.model_products != nullptr) == matrix);
+    if (row.sharding == ShardingRule::none) CHECK(row.model_products == nullptr);
+  }
+}
+
+TEST_CASE("what prices a kind without a measurement is measured itself, and costs alike") {
+  for (const OpRow& row : op_rows()) {
+    CAPTURE(row.name);
+    CHECK(!row.measured_sizes.empty());
+    if (!row.made_of) continue;
+    const OpRow& other = row_of(*row.made_of);
+    CHECK(other.measured_over != MeasuredOver::nothing);
+    CHECK(!other.made_of);
+    CHECK((other.cost == CostClass::product) == (row.cost == CostClass::product));
+  }
+}
+
+TEST_CASE("an op on one rank that holds everything has the sizes of its tensors") {
+  const OpGraph graph = small_gpt2(1);
+  for (const Op& op : graph.ops) {
+    const OpShape shape = shape_of(whole(graph, op));
+    CAPTURE(op.name);
+    CHECK(shape.rows == 4);
+    if (op.kind == OpKind::attention) {
+      CHECK(shape.heads == 2);
+      CHECK(shape.sequence == 4);
+    }
+    if (op.kind == OpKind::embedding) CHECK(shape.valid == 11);
+    if (op.kind == OpKind::linear) {
+      CHECK(shape.columns == graph.tensors[op.parameters[0]].dims[0].size);
+      CHECK(shape.inner == graph.tensors[op.parameters[0]].dims[1].size);
+    }
+  }
+  Op update = graph.ops[0];
+  update.kind = OpKind::adamw;
+  CHECK_THROWS_AS(shape_of(whole(graph, update)), InternalError);
 }
 
 TEST_CASE("tf32 lies in memory as fp32") {

@@ -1,0 +1,45 @@
+#include "planner/graph/local_op.h"
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+namespace {
+
+LocalDim whole(const TensorDim& dim) {
+  return {.size = dim.size, .whole = dim.size, .granule = dim.granule};
+}
+LocalDim whole_width(const OpGraph& graph, const std::vector<TensorId>& ids) {
+  if (ids.empty() || graph.tensors[ids[0]].dims.empty()) return {};
+  return whole(graph.tensors[ids[0]].dims.back());
+}
+
+}  // namespace
+
+OpShape shape_of(const LocalOp& local) {
+  const OpRow& row = row_of(local.op.kind);
+  PARPLAN_ASSERT(row.localize != nullptr, fmt::format("{} stands in a forward graph", row.name));
+  OpShape shape = local.op.attributes;
+  shape.rows = local.sequence.size * local.batch;
+  shape.bias = false;
+  row.localize(local, shape);
+  return shape;
+}
+
+LocalOp whole(const OpGraph& graph, const Op& op) {
+  LocalOp local{.op = op,
+                .sequence = {.size = graph.sequence, .whole = graph.sequence},
+                .input = whole_width(graph, op.inputs),
+                .output = whole_width(graph, op.outputs),
+                .parameters = {}};
+  for (const TensorId id : op.parameters) {
+    const std::vector<TensorDim>& dims = graph.tensors[id].dims;
+    PARPLAN_ASSERT(!dims.empty() && dims.size() <= 2, graph.tensors[id].name);
+    local.parameters.push_back(
+        {.rows = whole(dims[0]), .columns = dims.size() == 2 ? whole(dims[1]) : LocalDim{}});
+  }
+  return local;
+}
+
+}  // namespace parplan
