@@ -13,6 +13,7 @@
 #include "planner/program/buckets.h"
 #include "planner/program/events.h"
 #include "planner/program/memory.h"
+#include "planner/program/slots.h"
 #include "planner/program/workspace.h"
 
 namespace parplan {
@@ -120,24 +121,21 @@ class Lowering {
         unreduced_tied_ =
             add_buffer("unreduced tied gradients", MemoryCategory::buffers, largest(true) * size_of(DataType::fp32));
     }
-    const int in_flight = most_in_flight(actions());
-    saved_.resize(static_cast<std::size_t>(in_flight));
-    for (int slot = 0; slot < in_flight; ++slot)
+    slots_ = play_slots(job_.schedule, program_.stage);
+    saved_.resize(static_cast<std::size_t>(slots_.saved));
+    for (int slot = 0; slot < slots_.saved; ++slot)
       for (int b = range_.first; b < range_.last; ++b)
         saved_[slot].push_back(add_buffer(
             fmt::format("saved of {}, slot {}", graph_.blocks[b].name, slot),
             MemoryCategory::activations, kind_of(b).saved_bytes));
-    // Neighbours' transfers and this stage's work take turns on two buffers.
-    const int turns =
-        job_.spec.pp() > 1 ? std::min(2, static_cast<int>(parplan::micro_batches(job_.spec, job_.training))) : 1;
     if (!is_last())
-      for (int i = 0; i < turns; ++i)
+      for (int i = 0; i < slots_.exchanges; ++i)
         output_.push_back(
             add_buffer(fmt::format("activation to send {}", i), MemoryCategory::buffers, crossing_bytes_));
     std::int64_t scratch = step_scratch_bytes(job_.training, job_.backend).count;
     for (const Segment& segment : program_.segments) scratch = std::max(scratch, segment.scratch_bytes);
     scratch_ = add_buffer("scratch", MemoryCategory::activations, scratch);
-    for (int i = 0; i < turns; ++i)
+    for (int i = 0; i < slots_.exchanges; ++i)
       gradient_.push_back(
           add_buffer(fmt::format("activation gradient {}", i), MemoryCategory::activations, crossing_bytes_));
     if (computes_norm(job_.training)) program_.norm_buffer = add_buffer("gradient norm", MemoryCategory::buffers, 4);
@@ -156,14 +154,17 @@ class Lowering {
     program_.tasks.push_back({std::nullopt, first, next_call()});
   }
 
-  void run_action(const Action& action) {
-    const int first = next_call();
-    if (action.phase == Phase::forward) {
-      forward(action.micro_batch);
-    } else {
-      backward(action.micro_batch);
+  void run_actions() {
+    for (std::size_t i = 0; i < actions().size(); ++i) {
+      const Action& action = actions()[i];
+      const int first = next_call();
+      if (action.phase == Phase::forward) {
+        forward(action.micro_batch, slots_.actions[i]);
+      } else {
+        backward(action.micro_batch, slots_.actions[i]);
+      }
+      program_.tasks.push_back({action, first, next_call()});
     }
-    program_.tasks.push_back({action, first, next_call()});
   }
 
   // What is left of the reductions, then the optimizer.
@@ -217,7 +218,7 @@ class Lowering {
     }
   }
 
-  const std::vector<Action>& actions() const { return job_.schedule[program_.stage]; }
+  const std::vector<Action>& actions() const { return job_.schedule.ranks[program_.stage]; }
   Program take() { return std::move(program_); }
   Program& program() { return program_; }
 
@@ -389,9 +390,9 @@ class Lowering {
     }
   }
 
-  void forward(int micro_batch) {
-    const std::vector<int>& slot = saved_[static_cast<std::size_t>(micro_batch) % saved_.size()];
-    const int to_send = output_.empty() ? -1 : output_[static_cast<std::size_t>(micro_batch) % output_.size()];
+  void forward(int micro_batch, const ActionSlots& slots) {
+    const std::vector<int>& slot = saved_[slots.saved];
+    const int to_send = is_last() ? -1 : output_[slots.exchange];
     if (!is_first())
       transfer("pipeline.receive.activation", InstructionKind::receive, previous_stage, Stream::receive_previous,
                slot.front());
@@ -412,9 +413,9 @@ class Lowering {
           .frees.push_back(to_send);
   }
 
-  void backward(int micro_batch) {
-    const std::vector<int>& slot = saved_[static_cast<std::size_t>(micro_batch) % saved_.size()];
-    const int gradient = gradient_[static_cast<std::size_t>(micro_batch) % gradient_.size()];
+  void backward(int micro_batch, const ActionSlots& slots) {
+    const std::vector<int>& slot = saved_[slots.saved];
+    const int gradient = gradient_[slots.exchange];
     const bool last_micro_batch = micro_batch + 1 == static_cast<int>(parplan::micro_batches(job_.spec, job_.training));
     if (!is_last())
       transfer("pipeline.receive.gradient", InstructionKind::receive, next_stage, Stream::receive_next, gradient);
@@ -647,6 +648,7 @@ class Lowering {
   int gathered_tied_ = -1;
   std::array<int, 2> unreduced_{-1, -1};
   int unreduced_tied_ = -1;
+  Slots slots_;
   std::vector<std::vector<int>> saved_;  // per slot, per block of the stage
   std::vector<int> gradient_;
   std::vector<int> output_;
@@ -685,7 +687,7 @@ Program lower(const Job& job, int rank) {
   lowering.make_buckets();
   lowering.make_buffers();
   lowering.begin_step();
-  for (const Action& action : lowering.actions()) lowering.run_action(action);
+  lowering.run_actions();
   lowering.end_step();
   order_calls(lowering.program());
   lowering.plan_memory();

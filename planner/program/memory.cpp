@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "planner/graph/op.h"
+#include "planner/plan/schedule.h"
 
 namespace parplan {
 
@@ -38,7 +39,7 @@ MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const 
     add(use.buffers, largest_tied * 4);
   }
   for (const SavedSizes& saved : sizes.saved) add(use.activations, saved.bytes, saved.times * sizes.in_flight);
-  const std::int64_t turns = spec.pp() > 1 ? std::min<std::int64_t>(2, micro_batches(spec, training)) : 1;
+  const std::int64_t turns = exchange_buffers(spec.pp(), static_cast<int>(micro_batches(spec, training)));
   if (!sizes.last_stage) add(use.buffers, sizes.crossing_bytes, turns);
   add(use.activations, sizes.scratch_bytes);
   add(use.activations, sizes.crossing_bytes, turns - 1);

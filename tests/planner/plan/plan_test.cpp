@@ -68,10 +68,12 @@ Plan some_plan() {
   plan.placements.tensor_axis = {{"attention.qkv.weight", replicate()}, {"embedding.weight", replicate()}};
   plan.placements.gradients_data_axis = flat_shard();
   plan.placements.optimizer_data_axis = flat_shard();
+  std::vector<std::vector<Action>> ranks;
   for (const std::string stage : {"0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"}) {
-    auto& actions = plan.schedule.emplace_back();
+    auto& actions = ranks.emplace_back();
     for (std::size_t i = 0; i < stage.size(); i += 4) actions.push_back(parse_action(stage.substr(i, 3)));
   }
+  plan.schedule = one_stage_a_rank(std::move(ranks));
   plan.prediction = some_result(1.0);
   ParallelSpec other;
   other.mesh.degree = {.tp = 2};
@@ -297,10 +299,10 @@ TEST_CASE("A long schedule is read back") {
   Plan plan = some_plan();
   plan.training.global_batch = 4 * 1024;
   plan.alternatives.clear();
-  plan.schedule.assign(2, {});
+  plan.schedule = one_stage_a_rank({{}, {}});
   for (int s = 0; s < 2; ++s)
     for (Phase phase : {Phase::forward, Phase::backward})
-      for (int m = 0; m < 1024; ++m) plan.schedule[s].push_back({s, phase, m});
+      for (int m = 0; m < 1024; ++m) plan.schedule.ranks[s].push_back({s, phase, m});
   CHECK(read_plan(write_plan(plan), "plan.yaml").schedule == plan.schedule);
 }
 

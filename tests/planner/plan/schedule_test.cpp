@@ -12,13 +12,13 @@ using namespace parplan;
 namespace {
 
 Schedule schedule_of(const std::vector<std::string>& stages) {
-  Schedule schedule;
+  std::vector<std::vector<Action>> ranks;
   for (const std::string& stage : stages) {
     std::istringstream words(stage);
-    auto& actions = schedule.emplace_back();
+    auto& actions = ranks.emplace_back();
     for (std::string word; words >> word;) actions.push_back(parse_action(word));
   }
-  return schedule;
+  return one_stage_a_rank(std::move(ranks));
 }
 
 std::string fault(const std::vector<std::string>& stages, int micro_batches) {
@@ -74,8 +74,8 @@ TEST_CASE("Orders that cross between stages are found") {
 }
 
 TEST_CASE("Activations in flight are counted at their worst") {
-  CHECK(most_in_flight(schedule_of({"0F0 0F1 0B0 0F2 0B1 0B2"})[0]) == 2);
-  CHECK(most_in_flight(schedule_of({"0F0 0B0 0F1 0B1"})[0]) == 1);
-  CHECK(most_in_flight(schedule_of({"0F0 0F1 0F2 0B0 0B1 0B2"})[0]) == 3);
+  CHECK(most_in_flight(schedule_of({"0F0 0F1 0B0 0F2 0B1 0B2"}).ranks[0]) == 2);
+  CHECK(most_in_flight(schedule_of({"0F0 0B0 0F1 0B1"}).ranks[0]) == 1);
+  CHECK(most_in_flight(schedule_of({"0F0 0F1 0F2 0B0 0B1 0B2"}).ranks[0]) == 3);
   CHECK(most_in_flight({}) == 0);
 }
