@@ -185,9 +185,9 @@ std::string write_placements(const Placements& placements) {
 
 std::string write_schedule(const Schedule& schedule) {
   std::string out;
-  for (const std::vector<Action>& stage : schedule) {
+  for (const std::vector<Action>& rank : schedule.ranks) {
     std::vector<std::string> words;
-    for (const Action& action : stage) words.push_back(write_action(action));
+    for (const Action& action : rank) words.push_back(write_action(action));
     out += fmt::format("- \"{}\"\n", join(words, " "));
   }
   return out;
@@ -387,15 +387,22 @@ Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
 }
 
 Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int64_t count) {
-  Schedule schedule;
-  for (const YamlNode& stage : node.items()) {
-    std::istringstream words(stage.as_string());
-    std::vector<Action>& actions = schedule.emplace_back();
-    for (std::string word; words >> word;)
-      actions.push_back(at_place(stage, [&](const std::string&) { return parse_action(word); }));
+  std::vector<std::vector<Action>> ranks;
+  for (const YamlNode& rank : node.items()) {
+    std::istringstream words(rank.as_string());
+    std::vector<Action>& actions = ranks.emplace_back();
+    for (std::string word; words >> word;) {
+      const Action action = at_place(rank, [&](const std::string&) { return parse_action(word); });
+      if (action.stage >= spec.pp())
+        rank.fail(fmt::format("{} is an action of stage {}, and pp is {}: every rank of the pipeline runs one stage, "
+                              "numbered from 0",
+                              word, action.stage, spec.pp()));
+      actions.push_back(action);
+    }
   }
-  if (static_cast<int>(schedule.size()) != spec.pp())
-    node.fail(fmt::format("the schedule has {} stages, and pp is {}", schedule.size(), spec.pp()));
+  if (static_cast<int>(ranks.size()) != spec.pp())
+    node.fail(fmt::format("the schedule has {} stages, and pp is {}", ranks.size(), spec.pp()));
+  Schedule schedule = one_stage_a_rank(std::move(ranks));
   if (const auto fault = find_fault(schedule, static_cast<int>(count))) node.fail(*fault);
   return schedule;
 }

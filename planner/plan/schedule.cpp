@@ -1,16 +1,25 @@
 #include "planner/plan/schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <numeric>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 
 namespace parplan {
 namespace {
+
+constexpr int most_exchange_buffers = 2;
+constexpr std::array phases{Phase::forward, Phase::backward};
+template <class T>
+using PerPhase = std::array<T, phases.size()>;
 
 std::optional<int> parse_number(std::string_view text) {
   int value = 0;
@@ -19,44 +28,151 @@ std::optional<int> parse_number(std::string_view text) {
   return value;
 }
 
-// Faults that one stage shows by itself.
-std::optional<std::string> find_fault_of_stage(const std::vector<Action>& actions, int stage, int micro_batches) {
-  const auto count = static_cast<std::size_t>(micro_batches);
-  std::vector<bool> forward(count), backward(count);
-  int last_backward = -1;
-  for (const Action& action : actions) {
+// Per stage and micro-batch, whether something has happened.
+using Marks = std::vector<std::vector<bool>>;
+
+Marks no_marks(int stages, int micro_batches) {
+  return Marks(static_cast<std::size_t>(stages), std::vector<bool>(static_cast<std::size_t>(micro_batches)));
+}
+
+// Faults that one rank shows by itself.
+std::optional<std::string> find_fault_of_rank(const Schedule& schedule, int rank, int micro_batches) {
+  std::vector<int> held;  // stages
+  for (int s = 0; s < schedule.stages(); ++s)
+    if (schedule.rank_of_stage[s] == rank) held.push_back(s);
+  const std::string lister = held.size() == 1 ? fmt::format("stage {}", held[0]) : fmt::format("rank {}", rank);
+  PerPhase<Marks> done{no_marks(schedule.stages(), micro_batches), no_marks(schedule.stages(), micro_batches)};
+  std::vector<int> last_backward(schedule.rank_of_stage.size(), -1);
+  for (const Action& action : schedule.ranks[rank]) {
     const std::string text = write_action(action);
-    if (action.stage != stage)
-      return fmt::format("stage {} lists {}, an action of stage {}", stage, text, action.stage);
+    const int stage = action.stage;
+    if (std::ranges::find(held, stage) == held.end())
+      return fmt::format("{} lists {}, an action of stage {}", lister, text, stage);
     if (action.micro_batch < 0 || action.micro_batch >= micro_batches)
       return fmt::format("stage {} lists {}, and there are {} micro-batches, numbered from 0", stage, text,
                          micro_batches);
     const auto m = static_cast<std::size_t>(action.micro_batch);
-    auto& done = action.phase == Phase::forward ? forward : backward;
-    if (done[m]) return fmt::format("stage {} runs {} twice", stage, text);
-    done[m] = true;
+    if (done[index_of(action.phase)][stage][m]) return fmt::format("stage {} runs {} twice", stage, text);
+    done[index_of(action.phase)][stage][m] = true;
     if (action.phase == Phase::forward) continue;
-    if (!forward[m])
+    if (!done[index_of(Phase::forward)][stage][m])
       return fmt::format("stage {} runs {} before {}", stage, text,
                          write_action({stage, Phase::forward, action.micro_batch}));
-    if (action.micro_batch < last_backward)
+    if (action.micro_batch < last_backward[stage])
       return fmt::format("stage {} runs {} after {}; backwards must run in ascending order of micro-batches", stage,
-                         text, write_action({stage, Phase::backward, last_backward}));
-    last_backward = action.micro_batch;
+                         text, write_action({stage, Phase::backward, last_backward[stage]}));
+    last_backward[stage] = action.micro_batch;
   }
-  for (int m = 0; m < micro_batches; ++m)
-    for (Phase phase : {Phase::forward, Phase::backward})
-      if (!(phase == Phase::forward ? forward : backward)[m])
-        return fmt::format("stage {} never runs {}", stage, write_action({stage, phase, m}));
+  for (const int stage : held)
+    for (int m = 0; m < micro_batches; ++m)
+      for (const Phase phase : phases)
+        if (!done[index_of(phase)][stage][m])
+          return fmt::format("stage {} never runs {}", stage, write_action({stage, phase, m}));
   return std::nullopt;
 }
 
-std::vector<int> forwards_of(const std::vector<Action>& actions) {
-  std::vector<int> order;
-  for (const Action& action : actions)
-    if (action.phase == Phase::forward) order.push_back(action.micro_batch);
-  return order;
+// A channel goes in order: what its ends list for it must be the same. Receives could be listed in
+// the sender's order instead of the actions', but what is taken in early only holds a slot longer.
+std::optional<std::string> find_crossed_channel(const Schedule& schedule, int source, int destination, Phase phase) {
+  const int stages = schedule.stages();
+  std::vector<Action> sent, received;
+  for (const Action& action : schedule.ranks[source])
+    if (const auto output = output_of(action, stages);
+        output && action.phase == phase && schedule.rank_of_stage[output->stage] == destination)
+      sent.push_back(action);
+  for (const Action& action : schedule.ranks[destination])
+    if (const auto input = input_of(action, stages);
+        input && action.phase == phase && schedule.rank_of_stage[input->stage] == source)
+      received.push_back(action);
+  const auto meets = [&](const Action& send, const Action& receive) { return output_of(send, stages) == receive; };
+  const auto [send, receive] = std::ranges::mismatch(sent, received, meets);
+  if (send == sent.end() || receive == received.end()) return std::nullopt;
+  return fmt::format("stage {} sends {} where stage {} receives for {}; neighbours must run their {} in one order",
+                     send->stage, write_action(*send), receive->stage, write_action(*receive),
+                     phase == Phase::forward ? "forwards" : "backwards");
 }
+
+// A dry run of all ranks, each in the order of its list. A send is posted and its buffer is free
+// again when it has been taken; all else holds the rank up.
+class DryRun {
+ public:
+  DryRun(const Schedule& schedule, int micro_batches)
+      : schedule_(schedule),
+        ranks_(schedule.ranks.size()),
+        done_{no_marks(schedule.stages(), micro_batches), no_marks(schedule.stages(), micro_batches)},
+        taken_(done_) {}
+
+  // What the ranks wait for that cannot run to their end: "0B0 waits for 1B0".
+  std::vector<std::string> play() {
+    for (bool advanced = true; advanced;) {
+      advanced = false;
+      for (std::size_t r = 0; r < ranks_.size(); ++r)
+        while (ranks_[r].next < schedule_.ranks[r].size() && !advance(r, advanced)) {}
+    }
+    std::vector<std::string> waits;
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
+      if (ranks_[r].next < schedule_.ranks[r].size()) {
+        bool unused = false;
+        waits.push_back(*advance(r, unused));
+      }
+    return waits;
+  }
+
+ private:
+  struct Rank {
+    std::size_t next = 0;
+    bool received = false;                          // the input of the next action
+    PerPhase<std::vector<Action>> in_buffers;       // per phase, whose results were put into exchange buffers
+  };
+
+  bool is(const PerPhase<Marks>& marks, const Action& action) const {
+    return marks[index_of(action.phase)][action.stage][action.micro_batch];
+  }
+  static void mark(PerPhase<Marks>& marks, const Action& action) {
+    marks[index_of(action.phase)][action.stage][action.micro_batch] = true;
+  }
+
+  // Takes the next step of a rank, or says what it waits for.
+  std::optional<std::string> advance(std::size_t r, bool& advanced) {
+    Rank& rank = ranks_[r];
+    const Action& action = schedule_.ranks[r][rank.next];
+    const std::optional<Action> input = input_of(action, schedule_.stages());
+    const bool is_forward = action.phase == Phase::forward;
+    // A forward receives into a slot of its own and computes into an exchange buffer; a backward
+    // receives into the exchange buffer that it computes in.
+    if (!is_forward)
+      if (auto wait = wait_for_buffer(rank, action)) return wait;
+    if (!rank.received && input) {
+      if (!is(done_, *input)) return fmt::format("{} waits for {}", write_action(action), write_action(*input));
+      mark(taken_, *input);
+      rank.received = advanced = true;
+    }
+    const bool fills_buffer = !is_forward || sends(schedule_, action);
+    if (is_forward && fills_buffer)
+      if (auto wait = wait_for_buffer(rank, action)) return wait;
+    if (fills_buffer) rank.in_buffers[index_of(action.phase)].push_back(action);
+    mark(done_, action);
+    rank.received = false;
+    ++rank.next;
+    advanced = true;
+    return std::nullopt;
+  }
+
+  std::optional<std::string> wait_for_buffer(const Rank& rank, const Action& action) const {
+    const std::vector<Action>& before = rank.in_buffers[index_of(action.phase)];
+    const auto buffers = static_cast<std::size_t>(most_exchange_buffers);
+    if (before.size() < buffers) return std::nullopt;
+    const Action& last = before[before.size() - buffers];
+    if (!sends(schedule_, last) || is(taken_, last)) return std::nullopt;
+    return fmt::format("{} waits for {} to take what {} sent", write_action(action),
+                       write_action(*output_of(last, schedule_.stages())), write_action(last));
+  }
+
+  const Schedule& schedule_;
+  std::vector<Rank> ranks_;
+  PerPhase<Marks> done_;
+  PerPhase<Marks> taken_;
+};
 
 }  // namespace
 
@@ -77,60 +193,57 @@ Action parse_action(const std::string& text) {
       "expected an action: a stage, F (forward) or B (backward), and a micro-batch, such as 2F0; found '{}'", text));
 }
 
-std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches) {
-  if (schedule.empty()) return "the schedule has no stages";
-  if (micro_batches < 1)
-    return fmt::format("the schedule needs at least 1 micro-batch, and there are {}", micro_batches);
-  const int stages = static_cast<int>(schedule.size());
-  const auto actions_of = [&](int stage) -> const std::vector<Action>& { return schedule[stage]; };
-  for (int s = 0; s < stages; ++s)
-    if (auto fault = find_fault_of_stage(actions_of(s), s, micro_batches)) return fault;
-
-  // Neighbours exchange activations over one in-order channel, so both must take micro-batches in
-  // one order; gradients do because backwards ascend everywhere.
-  for (int s = 0; s + 1 < stages; ++s) {
-    const std::vector<int> sent = forwards_of(actions_of(s)), received = forwards_of(actions_of(s + 1));
-    const auto [a, b] = std::mismatch(sent.begin(), sent.end(), received.begin());
-    if (a != sent.end())
-      return fmt::format(
-          "stage {} sends {} where stage {} receives for {}; neighbours must run their forwards in one order", s,
-          write_action({s, Phase::forward, *a}), s + 1, write_action({s + 1, Phase::forward, *b}));
-  }
-
-  // Dry run: every stage advances as far as what it waits for has been done.
-  const auto count = static_cast<std::size_t>(micro_batches);
-  std::vector<std::vector<bool>> forward(schedule.size(), std::vector<bool>(count));
-  std::vector<std::vector<bool>> backward = forward;
-  std::vector<std::size_t> next(schedule.size());
-  const auto awaited = [&](const Action& action) -> std::optional<Action> {
-    const int neighbour = action.stage + (action.phase == Phase::forward ? -1 : 1);
-    if (neighbour < 0 || neighbour >= stages) return std::nullopt;
-    const auto& done = action.phase == Phase::forward ? forward : backward;
-    if (done[neighbour][action.micro_batch]) return std::nullopt;
-    return Action{neighbour, action.phase, action.micro_batch};
-  };
-  for (bool advanced = true; advanced;) {
-    advanced = false;
-    for (std::size_t s = 0; s < schedule.size(); ++s)
-      while (next[s] < schedule[s].size() && !awaited(schedule[s][next[s]])) {
-        const Action& action = schedule[s][next[s]++];
-        (action.phase == Phase::forward ? forward : backward)[s][action.micro_batch] = true;
-        advanced = true;
-      }
-  }
-  std::vector<std::string> waiting;
-  for (std::size_t s = 0; s < schedule.size(); ++s)
-    if (next[s] < schedule[s].size()) {
-      const Action& action = schedule[s][next[s]];
-      waiting.push_back(fmt::format("{} waits for {}", write_action(action), write_action(*awaited(action))));
-    }
-  if (waiting.empty()) return std::nullopt;
-  return fmt::format("the schedule cannot run to its end: {}", join(waiting));
+std::optional<Action> input_of(const Action& action, int stages) {
+  const int stage = action.stage + (action.phase == Phase::forward ? -1 : 1);
+  if (stage < 0 || stage >= stages) return std::nullopt;
+  return Action{stage, action.phase, action.micro_batch};
 }
 
-int most_in_flight(const std::vector<Action>& stage) {
+std::optional<Action> output_of(const Action& action, int stages) {
+  const int stage = action.stage + (action.phase == Phase::forward ? 1 : -1);
+  if (stage < 0 || stage >= stages) return std::nullopt;
+  return Action{stage, action.phase, action.micro_batch};
+}
+
+bool sends(const Schedule& schedule, const Action& action) {
+  const std::optional<Action> output = output_of(action, schedule.stages());
+  return output && schedule.rank_of_stage[output->stage] != schedule.rank_of_stage[action.stage];
+}
+
+Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks) {
+  Schedule schedule{.rank_of_stage = std::vector<int>(ranks.size()), .ranks = std::move(ranks)};
+  std::iota(schedule.rank_of_stage.begin(), schedule.rank_of_stage.end(), 0);
+  return schedule;
+}
+
+int exchange_buffers(int ranks, int micro_batches) {
+  return ranks > 1 ? std::min(most_exchange_buffers, micro_batches) : 1;
+}
+
+std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches) {
+  if (schedule.rank_of_stage.empty()) return "the schedule has no stages";
+  if (micro_batches < 1)
+    return fmt::format("the schedule needs at least 1 micro-batch, and there are {}", micro_batches);
+  const int ranks = static_cast<int>(schedule.ranks.size());
+  for (int s = 0; s < schedule.stages(); ++s)
+    if (const int rank = schedule.rank_of_stage[s]; rank < 0 || rank >= ranks)
+      return fmt::format("stage {} is on rank {} of the pipeline, which has {}", s, rank, ranks);
+  for (int r = 0; r < ranks; ++r)
+    if (auto fault = find_fault_of_rank(schedule, r, micro_batches)) return fault;
+  for (int s = 0; s + 1 < schedule.stages(); ++s) {
+    const int one = schedule.rank_of_stage[s], other = schedule.rank_of_stage[s + 1];
+    if (one == other) continue;
+    if (auto fault = find_crossed_channel(schedule, one, other, Phase::forward)) return fault;
+    if (auto fault = find_crossed_channel(schedule, other, one, Phase::backward)) return fault;
+  }
+  const std::vector<std::string> waits = DryRun(schedule, micro_batches).play();
+  if (waits.empty()) return std::nullopt;
+  return fmt::format("the schedule cannot run to its end: {}", join(waits));
+}
+
+int most_in_flight(const std::vector<Action>& rank) {
   int held = 0, most = 0;
-  for (const Action& action : stage) {
+  for (const Action& action : rank) {
     held += action.phase == Phase::forward ? 1 : -1;
     most = std::max(most, held);
   }

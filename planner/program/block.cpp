@@ -473,7 +473,7 @@ class SegmentBuilder {
     const std::vector<TensorLayout>& wanted = placements_.inputs[op.forward_op - block_.first_op];
     for (TrainingOperand& operand : op.operands)
       if (operand.source == OperandSource::input_gradient && operand.access == Access::update &&
-          waits(root(operand.tensor), layout_of_gradient(op, operand.tensor, forward, wanted)) &&
+          waits(root(operand.tensor), layout_of_gradient(operand.tensor, forward, wanted)) &&
           !waiting_parts_.contains(root(operand.tensor))) {
         op.accumulate = false;  // the first to be summed apart
         operand.access = Access::write;
@@ -520,7 +520,7 @@ class SegmentBuilder {
         case OperandSource::contribution:
           if (operand.access == Access::write)
             contributions_[{operand.tensor, operand.part}] = scratch(local_bytes(
-                tensor(operand.tensor), layout_of_gradient(op, operand.tensor, forward, wanted), choice_));
+                tensor(operand.tensor), layout_of_gradient(operand.tensor, forward, wanted), choice_));
           values[key] = contributions_.at({operand.tensor, operand.part});
           break;
         case OperandSource::input_gradient:
@@ -577,7 +577,7 @@ class SegmentBuilder {
   Value input_gradient(const TrainingOp& op, int position, TensorId id, const Op& forward,
                        const std::vector<TensorLayout>& wanted, const Values& values) {
     const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin();
-    const TensorLayout layout = layout_of_gradient(op, id, forward, wanted);
+    const TensorLayout layout = layout_of_gradient(id, forward, wanted);
     const TensorId owner = root(id);
     if (waits(owner, layout)) {
       if (!waiting_parts_.contains(owner))
@@ -624,7 +624,7 @@ class SegmentBuilder {
 
   // How a kernel leaves the gradient of input `id` of `forward`, or the part of it that this use
   // makes.
-  TensorLayout layout_of_gradient(const TrainingOp& op, TensorId id, const Op& forward,
+  TensorLayout layout_of_gradient(TensorId id, const Op& forward,
                                   const std::vector<TensorLayout>& wanted) const {
     const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin();
     const TensorLayout& output = placements_.produced[index(forward.outputs[0])];

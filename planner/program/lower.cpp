@@ -79,7 +79,7 @@ Program lower(const Job& job, int rank) {
   make_buckets(lowering);
   make_buffers(lowering);
   begin_step(lowering);
-  for (const Action& action : job.schedule[lowering.program.stage]) run_action(lowering, action);
+  run_actions(lowering);
   end_step(lowering);
   order_calls(lowering.program);
   plan_memory(lowering.program, job.overhead);

@@ -12,6 +12,7 @@
 #include "planner/program/buckets.h"
 #include "planner/program/lower.h"
 #include "planner/program/program.h"
+#include "planner/program/slots.h"
 
 namespace parplan {
 
@@ -47,6 +48,8 @@ struct Lowering {
   std::vector<int> output;      // an activation on its way to the next stage; none on the last
   int scratch = 0;
 
+  Slots slots;  // which of them each action takes
+
   // Turns taken so far.
   int gathers = 0;
   int reductions = 0;
@@ -68,7 +71,7 @@ void lower_blocks(Lowering& lowering);                           // lower.cpp
 void make_buckets(Lowering& lowering);                           // make_buffers.cpp
 void make_buffers(Lowering& lowering);                           // make_buffers.cpp
 void begin_step(Lowering& lowering);                             // around_tasks.cpp
-void run_action(Lowering& lowering, const Action& action);       // tasks.cpp
+void run_actions(Lowering& lowering);                            // tasks.cpp
 void end_step(Lowering& lowering);                               // around_tasks.cpp
 void plan_memory(Program& program, Bytes overhead);              // memory.cpp
 void count_communication(Program& program);                      // lower.cpp

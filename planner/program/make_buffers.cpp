@@ -43,7 +43,7 @@ std::vector<StageBuffer> buffers_of(const Lowering& lowering) {
                          .saved = saved,
                          .crossing_bytes = lowering.crossing_bytes,
                          .scratch_bytes = scratch,
-                         .in_flight = most_in_flight(lowering.job.schedule[lowering.program.stage]),
+                         .in_flight = lowering.slots.saved,
                          .last_stage = lowering.is_last()};
   std::vector<StageBuffer> buffers;
   for_each_buffer(sizes, lowering.job.spec, lowering.job.placements, lowering.job.training,
@@ -104,6 +104,7 @@ void keep(Lowering& lowering, const StageBuffer& buffer, int slot, int number) {
 
 // Every buffer of the list that the memory plan sums, in its order.
 void make_buffers(Lowering& lowering) {
+  lowering.slots = play_slots(lowering.job.schedule, lowering.program.stage);
   const std::vector<StageBuffer> buffers = buffers_of(lowering);
   const auto add = [&](const StageBuffer& buffer, int slot) {
     std::string of;

@@ -8,6 +8,7 @@
 #include "planner/graph/training.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
+#include "planner/plan/schedule.h"
 #include "planner/plan/step.h"
 #include "planner/program/bucket_work.h"
 
@@ -138,8 +139,7 @@ void for_each_buffer(const StageSizes& sizes, const ParallelSpec& spec, const Pl
                       .times = sizes.saved[i].times,
                       .slots = sizes.in_flight,
                       .of = i});
-  // Neighbours' transfers and this stage's work take turns.
-  const int turns = spec.pp() > 1 ? static_cast<int>(std::min<std::int64_t>(pair, micro_batches(spec, training))) : 1;
+  const int turns = exchange_buffers(spec.pp(), static_cast<int>(micro_batches(spec, training)));
   if (!sizes.last_stage) one(BufferRole::output, MemoryCategory::buffers, sizes.crossing_bytes, turns);
   one(BufferRole::scratch, MemoryCategory::activations, sizes.scratch_bytes);
   one(BufferRole::gradient, MemoryCategory::activations, sizes.crossing_bytes, turns);

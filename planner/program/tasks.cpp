@@ -106,10 +106,10 @@ Call& transfer(Lowering& lowering, std::string name, InstructionKind kind, Group
   return call;
 }
 
-void forward(Lowering& lowering, int micro_batch) {
-  const std::vector<int>& slot = lowering.saved[micro_batch % lowering.saved.size()];
+void forward(Lowering& lowering, int micro_batch, const ActionSlots& slots) {
+  const std::vector<int>& slot = lowering.saved[slots.saved];
   std::optional<int> to_send;
-  if (!lowering.is_last()) to_send = lowering.output[micro_batch % lowering.output.size()];
+  if (!lowering.is_last()) to_send = lowering.output[slots.exchange];
   if (!lowering.is_first())
     transfer(lowering, "pipeline.receive.activation", InstructionKind::receive, previous_stage,
              Stream::receive_previous, slot.front());
@@ -132,10 +132,10 @@ void forward(Lowering& lowering, int micro_batch) {
         .frees.push_back(*to_send);
 }
 
-void backward(Lowering& lowering, int micro_batch) {
+void backward(Lowering& lowering, int micro_batch, const ActionSlots& slots) {
   Program& program = lowering.program;
-  const std::vector<int>& slot = lowering.saved[micro_batch % lowering.saved.size()];
-  const int gradient = lowering.gradient[micro_batch % lowering.gradient.size()];
+  const std::vector<int>& slot = lowering.saved[slots.saved];
+  const int gradient = lowering.gradient[slots.exchange];
   const bool last_micro_batch = micro_batch + 1 == micro_batches(lowering.job.spec, lowering.job.training);
   if (!lowering.is_last())
     transfer(lowering, "pipeline.receive.gradient", InstructionKind::receive, next_stage, Stream::receive_next,
@@ -189,14 +189,14 @@ void backward(Lowering& lowering, int micro_batch) {
 
 }  // namespace
 
-void run_action(Lowering& lowering, const Action& action) {
-  const int first = lowering.next_call();
-  if (action.phase == Phase::forward) {
-    forward(lowering, action.micro_batch);
-  } else {
-    backward(lowering, action.micro_batch);
+void run_actions(Lowering& lowering) {
+  const std::vector<Action>& actions = lowering.job.schedule.ranks[lowering.program.stage];
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    const int first = lowering.next_call();
+    const auto run = actions[i].phase == Phase::forward ? forward : backward;
+    run(lowering, actions[i].micro_batch, lowering.slots.actions[i]);
+    lowering.program.tasks.push_back({actions[i], first, lowering.next_call()});
   }
-  lowering.program.tasks.push_back({action, first, lowering.next_call()});
 }
 
 }  // namespace parplan

@@ -1,6 +1,7 @@
 #include "planner/schedule/gpipe.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -10,11 +11,11 @@ namespace parplan {
 
 Schedule gpipe_actions(int stages, int micro_batches) {
   PARPLAN_ASSERT(stages >= 1 && micro_batches >= 1, fmt::format("{} stages, {} micro-batches", stages, micro_batches));
-  Schedule schedule(static_cast<std::size_t>(stages));
+  std::vector<std::vector<Action>> ranks(static_cast<std::size_t>(stages));
   for (int s = 0; s < stages; ++s)
     for (Phase phase : {Phase::forward, Phase::backward})
-      for (int m = 0; m < micro_batches; ++m) schedule[s].push_back({s, phase, m});
-  return schedule;
+      for (int m = 0; m < micro_batches; ++m) ranks[s].push_back({s, phase, m});
+  return one_stage_a_rank(std::move(ranks));
 }
 
 // Letters: p stages, M micro-batches, f_s and b_s the times of stage s, t_s of a transfer between

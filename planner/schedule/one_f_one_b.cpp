@@ -1,6 +1,7 @@
 #include "planner/schedule/one_f_one_b.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -10,9 +11,9 @@ namespace parplan {
 
 Schedule one_f_one_b_actions(int stages, int micro_batches) {
   PARPLAN_ASSERT(stages >= 1 && micro_batches >= 1, fmt::format("{} stages, {} micro-batches", stages, micro_batches));
-  Schedule schedule(static_cast<std::size_t>(stages));
+  std::vector<std::vector<Action>> ranks(static_cast<std::size_t>(stages));
   for (int s = 0; s < stages; ++s) {
-    std::vector<Action>& actions = schedule[s];
+    std::vector<Action>& actions = ranks[s];
     const int warm_up = std::min(stages - 1 - s, micro_batches);
     for (int m = 0; m < warm_up; ++m) actions.push_back({s, Phase::forward, m});
     for (int m = warm_up; m < micro_batches; ++m) {
@@ -21,7 +22,7 @@ Schedule one_f_one_b_actions(int stages, int micro_batches) {
     }
     for (int m = micro_batches - warm_up; m < micro_batches; ++m) actions.push_back({s, Phase::backward, m});
   }
-  return schedule;
+  return one_stage_a_rank(std::move(ranks));
 }
 
 // Letters: p stages, M micro-batches; f_s and b_s the times of stage s, c_s = f_s + b_s; t_s the

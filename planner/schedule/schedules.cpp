@@ -26,6 +26,10 @@ const ScheduleRow& row_of(ScheduleKind kind) {
   assertion_failed("every schedule has a row", __FILE__, __LINE__, fmt::format("schedule {}", static_cast<int>(kind)));
 }
 
+ScheduleForms forms_of(const ScheduleRow& row) {
+  return {.closed_form = row.closed_form, .in_flight = row.in_flight, .actions = row.actions};
+}
+
 Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {
   return row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
 }

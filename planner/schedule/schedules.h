@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "planner/plan/parallel_spec.h"
+#include "planner/plan/played_time.h"
 #include "planner/plan/schedule.h"
 
 namespace parplan {
@@ -16,7 +17,8 @@ struct ScheduleRow {
   Schedule (*actions)(int stages, int micro_batches) = nullptr;
   // Time of a step's pipeline from the time of one micro-batch's forward and backward on each
   // stage, and of the transfer (either way) between each stage and the next, one fewer: never above
-  // what the schedule takes, and equal to it for equal stages with transfers that take no time.
+  // what the schedule takes, and equal to it for equal stages with transfers that take no time. May
+  // be left out: then `actions` are played, which takes longer than a formula.
   Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
                          std::span<const Seconds> transfer, int micro_batches) = nullptr;
   // Micro-batches whose activations `stage` holds at its worst.
@@ -25,6 +27,8 @@ struct ScheduleRow {
 
 std::span<const ScheduleRow> schedule_rows();
 const ScheduleRow& row_of(ScheduleKind kind);
+// What the estimate takes of a row.
+ScheduleForms forms_of(const ScheduleRow& row);
 // What every stage of a layout does in one step of a training: its schedule's actions for its
 // stages and micro-batches.
 Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training);

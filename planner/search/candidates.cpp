@@ -38,11 +38,6 @@ bool next_cut(std::vector<int>& cut) {
   return false;
 }
 
-ScheduleForms forms_of(const ParallelSpec& spec) {
-  const ScheduleRow& row = row_of(spec.schedule);
-  return {row.closed_form, row.in_flight};
-}
-
 }  // namespace
 
 CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
@@ -93,7 +88,7 @@ const std::vector<int>& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
 
 std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
   const Placements& placements = placements_of(spec);
-  const ScheduleForms schedule = forms_of(spec);
+  const ScheduleForms schedule = forms_of(row_of(spec.schedule));
   const std::vector<Recompute> choices =
       mixes ? std::vector{Recompute::none, Recompute::full} : std::vector{spec.recompute};
   const Paces paces = estimator_.paces(spec, placements);

@@ -478,7 +478,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     if (data_shards(placements, spec.dp()).optimizer) agree(*view.data);
     if (stages > 1) agree(*view.pipeline);
   }
-  const Seconds pipeline = first.begin + schedule.closed_form(forward_, backward_, transfer_, micro);
+  const Seconds pipeline = first.begin + pipeline_time(schedule, forward_, backward_, transfer_, micro);
   // Without a norm no stage waits for another's gradients.
   estimate.lower_bound = norm ? std::max({pipeline + first.behind + first.norms, synchronised, data}) + agreed + finish
                               : std::max(pipeline + std::max(first.behind, first.finish), data);
@@ -490,9 +490,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   estimate.time = first.parts;
   estimate.time *= micro;
   const Seconds computing = estimate.time.total();
-  const Seconds with_transfers = schedule.closed_form(plain_forward_, plain_backward_, transfer_, micro);
+  const Seconds with_transfers = pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, micro);
   std::ranges::fill(transfer_, Seconds(0.0));
-  const Seconds without_transfers = schedule.closed_form(plain_forward_, plain_backward_, transfer_, micro);
+  const Seconds without_transfers = pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, micro);
   estimate.time.exposed.pp += with_transfers - without_transfers;
   estimate.time.bubble += std::max(without_transfers - computing, Seconds(0.0));
   const auto left = [&] { return std::max(estimate.lower_bound - estimate.time.total(), Seconds(0.0)); };

@@ -12,20 +12,13 @@
 #include "planner/graph/training.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
+#include "planner/plan/played_time.h"
 #include "planner/plan/step.h"
 #include "planner/program/block.h"
 #include "planner/program/lower.h"
 #include "planner/program/memory.h"
 
 namespace parplan {
-
-// What an estimate needs of a pipeline schedule: the row of planner/schedule that the caller looked
-// up.
-struct ScheduleForms {
-  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
-                         std::span<const Seconds> transfer, int micro_batches) = nullptr;
-  int (*in_flight)(int stage, int stages, int micro_batches) = nullptr;
-};
 
 // A candidate without its Program. `lower_bound` is never above the simulated step; `time` sums to
 // it, part by part: the bound is near enough to put candidates in order (docs/cost-model.md).

@@ -37,11 +37,13 @@ struct Seat {
   int last_cause = -1;
 };
 
-// Where stages come together: a direction between two neighbours (seat 0 sends, seat 1 receives),
-// the tied parameter's two stages, or all stages. A stage has at most one instruction there at a
-// time, except that posted sends queue up.
+// Where ranks of the pipeline come together: a channel from one to another (seat 0 sends, seat 1
+// receives), or a collective's group along the pipeline. A rank has at most one instruction there at
+// a time, except that posted sends queue up.
 struct Meeting {
   std::string name;
+  GroupKey group;              // of a channel: the group in which its source sends
+  bool is_channel = false;
   std::vector<Seat> seats;
   int arrived = 0;
   struct Posted {
@@ -118,6 +120,7 @@ class Simulation {
   std::vector<CallEnds> ends() const;
 
  private:
+  int place_of(int rank) const;
   void make_meetings();
   void prepare(Stage& stage, int number, const CostModel& model);
   SeatAt seat_of(const Stage& stage, int number, const Instruction& instruction) const;
@@ -140,40 +143,66 @@ class Simulation {
   bool notes_crossings_ = false;
 };
 
-// Meetings in the order: forward and backward of each pair of neighbours, tied, pipeline.
+// The place of a rank's Program; -1 of a rank that has none here.
+int Simulation::place_of(int rank) const {
+  for (std::size_t s = 0; s < stages_.size(); ++s)
+    if (stages_[s].program->rank == rank) return static_cast<int>(s);
+  return -1;
+}
+
+// Meetings in the order: forward and backward of each pair of neighbours, tied, pipeline; who meets
+// is what the Programs' own groups say.
 void Simulation::make_meetings() {
-  const int stages = static_cast<int>(stages_.size());
-  for (int s = 0; s + 1 < stages; ++s) {
-    meetings_.push_back(
-        {.name = fmt::format("{} to {}", s, s + 1), .seats = {{.stage = s}, {.stage = s + 1}}, .posted = {}});
-    meetings_.push_back(
-        {.name = fmt::format("{} to {}", s + 1, s), .seats = {{.stage = s + 1}, {.stage = s}}, .posted = {}});
-  }
-  meetings_.push_back({.name = "tied", .seats = {{.stage = 0}, {.stage = stages - 1}}, .posted = {}});
-  Meeting all{.name = "pipeline", .seats = {}, .posted = {}};
-  for (int s = 0; s < stages; ++s) all.seats.push_back({.stage = s});
-  meetings_.push_back(std::move(all));
+  for (const Stage& stage : stages_)
+    for (const int next : stage.program->group(next_stage)) {
+      const int one = place_of(stage.program->rank), other = place_of(next);
+      if (other < 0) continue;
+      const auto add = [&](int source, int destination, GroupKey group) {
+        meetings_.push_back({.name = fmt::format("{} to {}", source, destination),
+                             .group = group,
+                             .is_channel = true,
+                             .seats = {{.stage = source}, {.stage = destination}},
+                             .posted = {}});
+      };
+      add(one, other, next_stage);
+      add(other, one, previous_stage);
+    }
+  for (const GroupKey key : {tied_stages, all_along(Axis::pp)})
+    for (const Stage& stage : stages_) {
+      const std::vector<int>& ranks = stage.program->group(key);
+      if (ranks.size() < 2 || ranks.front() != stage.program->rank) continue;
+      Meeting meeting{.name = name(key), .group = key, .seats = {}, .posted = {}};
+      for (const int rank : ranks) {
+        const int place = place_of(rank);
+        PARPLAN_ASSERT(place >= 0, fmt::format("rank {} of group {} has no Program", rank, name(key)));
+        meeting.seats.push_back({.stage = place});
+      }
+      meetings_.push_back(std::move(meeting));
+    }
 }
 
 SeatAt Simulation::seat_of(const Stage& stage, int number, const Instruction& instruction) const {
-  const int stages = static_cast<int>(stages_.size());
-  const int tied = 2 * (stages - 1);
+  if (instruction.kind == InstructionKind::kernel || instruction.group.axis != Axis::pp) return {};
   const bool sends = instruction.kind == InstructionKind::send;
   const bool receives = instruction.kind == InstructionKind::receive;
-  if (sends || receives) {
-    const bool with_next = instruction.group == next_stage;
-    PARPLAN_ASSERT(with_next ? number + 1 < stages : instruction.group == previous_stage && number > 0,
-                   fmt::format("stage {} of {}: {} with group {}", number, stages, name(instruction.kind),
-                               name(instruction.group)));
-    const int pair = with_next ? number : number - 1;
-    const bool forward = with_next == sends;
-    return {.meeting = 2 * pair + (forward ? 0 : 1), .seat = sends ? 0 : 1};
+  const std::vector<int>& ranks = stage.program->group(instruction.group);
+  if (!sends && !receives && ranks.size() < 2) return {};
+  // What comes from the next rank was sent to its previous one.
+  GroupKey group = instruction.group;
+  if (receives) group.members = group.members == Members::next ? Members::previous : Members::next;
+  const int peer = (sends || receives) && !ranks.empty() ? place_of(ranks.front()) : -1;
+  for (std::size_t m = 0; m < meetings_.size(); ++m) {
+    const Meeting& meeting = meetings_[m];
+    if (meeting.group != group || meeting.is_channel != (sends || receives)) continue;
+    for (std::size_t seat = 0; seat < meeting.seats.size(); ++seat) {
+      if (meeting.seats[seat].stage != number) continue;
+      if (meeting.is_channel && (seat != (sends ? 0 : 1) || meeting.seats[1 - seat].stage != peer)) continue;
+      return {.meeting = static_cast<int>(m), .seat = static_cast<int>(seat)};
+    }
   }
-  if (instruction.kind == InstructionKind::kernel || stages == 1) return {};
-  if (instruction.group == all_along(Axis::pp)) return {.meeting = tied + 1, .seat = number};
-  if (instruction.group != tied_stages || stage.program->group(tied_stages).size() < 2) return {};
-  PARPLAN_ASSERT(number == 0 || number == stages - 1, fmt::format("stage {} of {} in the tied group", number, stages));
-  return {.meeting = tied, .seat = number == 0 ? 0 : 1};
+  PARPLAN_ASSERT(false, fmt::format("rank {} of the pipeline has nobody to meet for {} with group {}", number,
+                                    name(instruction.kind), name(instruction.group)));
+  return {};
 }
 
 void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
@@ -259,12 +288,12 @@ Simulation::Simulation(std::span<const Program> programs, std::span<const CostMo
                  fmt::format("{} programs, {} cost models", programs.size(), models.size()));
   stages_.resize(programs.size());
   runnable_.assign(programs.size(), true);
+  for (std::size_t s = 0; s < programs.size(); ++s) stages_[s].program = &programs[s];
   make_meetings();
   for (std::size_t s = 0; s < programs.size(); ++s) {
     PARPLAN_ASSERT(programs[s].stage == static_cast<int>(s),
                    fmt::format("program {} is of stage {}", s, programs[s].stage));
     PARPLAN_ASSERT(execution_of(models[s]) == execution_of(models[0]), fmt::format("stage {} runs unlike stage 0", s));
-    stages_[s].program = &programs[s];
     prepare(stages_[s], static_cast<int>(s), models[s]);
   }
 }
@@ -423,8 +452,7 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
     stage.free[instruction.stream] = {.time = played.end, .piece = piece};
   };
 
-  const bool pair = where.meeting < 2 * (static_cast<int>(stages_.size()) - 1);
-  if (pair && stage.execution == Execution::sequential) {
+  if (meeting.is_channel && stage.execution == Execution::sequential) {
     const int partner = meeting.seats[1 - where.seat].stage;
     if (where.seat == 0) {
       meeting.posted.push_back({.ready = at.time, .seconds = instruction.seconds, .piece = piece});
@@ -460,7 +488,7 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
       for (const Seat& other : meeting.seats) {
         start = std::max(start, other.ready);
         if (other.ready > last->ready) last = &other;
-        if (!pair) seconds = std::max(seconds, other.seconds);
+        if (!meeting.is_channel) seconds = std::max(seconds, other.seconds);
       }
       const int last_stage = last->stage;
       const int last_cause = last->cause;

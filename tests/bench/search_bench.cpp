@@ -81,7 +81,7 @@ struct Placed {
 
 Estimate estimate(Estimator& estimator, const Placed& placed) {
   const ScheduleRow& schedule = row_of(placed.spec.schedule);
-  return estimator.estimate(placed.spec, placed.placements, {schedule.closed_form, schedule.in_flight});
+  return estimator.estimate(placed.spec, placed.placements, forms_of(schedule));
 }
 
 void bench_estimates(const Work& work) {

@@ -106,7 +106,7 @@ void take_plan(const std::string& input) {
     rows.push_back(row(subject_of(plan, rank)));
   PARPLAN_ASSERT(!write_csv(rows).empty(), written);
   std::size_t actions = 0;
-  for (const std::vector<Action>& stage : plan.schedule) actions += stage.size();
+  for (const std::vector<Action>& stage : plan.schedule.ranks) actions += stage.size();
   if (plan.spec.mesh.size() > 16 || actions > 256 || read_model(plan.model_text, file).spec.layers > most_layers)
     return;
   LoadedPlan loaded = load_plan(input, file);

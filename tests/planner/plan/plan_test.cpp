@@ -68,10 +68,12 @@ Plan some_plan() {
   plan.placements.parameters = {{"attention.qkv.weight", {}}, {"embedding.weight", {}}};
   plan.placements.state.gradients.dp = flat_shard();
   plan.placements.state.optimizer.dp = flat_shard();
+  std::vector<std::vector<Action>> ranks;
   for (const std::string stage : {"0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"}) {
-    auto& actions = plan.schedule.emplace_back();
+    auto& actions = ranks.emplace_back();
     for (std::size_t i = 0; i < stage.size(); i += 4) actions.push_back(parse_action(stage.substr(i, 3)));
   }
+  plan.schedule = one_stage_a_rank(std::move(ranks));
   plan.prediction = some_result(1.0);
   ParallelSpec other;
   other.mesh.degree = {.tp = 2};

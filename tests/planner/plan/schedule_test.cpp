@@ -12,13 +12,13 @@ using namespace parplan;
 namespace {
 
 Schedule schedule_of(const std::vector<std::string>& stages) {
-  Schedule schedule;
+  std::vector<std::vector<Action>> ranks;
   for (const std::string& stage : stages) {
     std::istringstream words(stage);
-    auto& actions = schedule.emplace_back();
+    auto& actions = ranks.emplace_back();
     for (std::string word; words >> word;) actions.push_back(parse_action(word));
   }
-  return schedule;
+  return one_stage_a_rank(std::move(ranks));
 }
 
 std::string fault(const std::vector<std::string>& stages, int micro_batches) {
@@ -73,9 +73,51 @@ TEST_CASE("Orders that cross between stages are found") {
         "stage 0 sends 0F0 where stage 1 receives for 1F1; neighbours must run their forwards in one order");
 }
 
+TEST_CASE("Forwards need not ascend, as long as neighbours agree") {
+  CHECK(fault({"0F0 0F2 0B0 0F1 0B1 0B2", "1F0 1F2 1B0 1F1 1B1 1B2"}, 3) == "none");
+  CHECK(fault({"0F0 0F2 0F1 0B0 0B1 0B2", "1F0 1B0 1F2 1F1 1B1 1B2"}, 3) == "none");
+}
+
+TEST_CASE("What waits for an exchange buffer that the other never empties is found, with both actions") {
+  // Stage 0 runs all forwards first, stage 1 goes back after each. The gradient of 2 waits for the
+  // buffer of that of 0, which stage 0 takes behind its last forward. Two activations may be on
+  // their way beside the three that stage 1 has taken: with six micro-batches the sixth has no buffer.
+  const auto fill_first = [](int micro_batches) {
+    std::vector<std::string> stages(2);
+    for (int m = 0; m < micro_batches; ++m) {
+      stages[0] += "0F" + std::to_string(m) + " ";
+      stages[1] += "1F" + std::to_string(m) + " 1B" + std::to_string(m) + " ";
+    }
+    for (int m = 0; m < micro_batches; ++m) stages[0] += "0B" + std::to_string(m) + " ";
+    return stages;
+  };
+  CHECK(fault(fill_first(5), 5) == "none");
+  CHECK(fault(fill_first(6), 6) ==
+        "the schedule cannot run to its end: 0F5 waits for 1F3 to take what 0F3 sent, 1B2 waits for 0B0 to take what "
+        "1B0 sent");
+}
+
+TEST_CASE("A rank may hold several stages") {
+  const auto interleaved = [](const std::string& first, const std::string& second) {
+    Schedule schedule = schedule_of({first, second});
+    schedule.rank_of_stage = {0, 1, 0, 1};
+    return schedule;
+  };
+  const std::string first = "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", second = "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1";
+  CHECK(find_fault(interleaved(first, second), 2).value_or("none") == "none");
+  CHECK(find_fault(interleaved(first + " 1F0", second), 2) == "rank 0 lists 1F0, an action of stage 1");
+  CHECK(find_fault(interleaved("0F0 0F1 2F0 2F1 2B0 2B1 0B0", second), 2) == "stage 0 never runs 0B1");
+  // Two channels of activations between the same two ranks, each in order.
+  CHECK(find_fault(interleaved("0F0 0F1 2F1 2F0 2B0 2B1 0B0 0B1", second), 2) ==
+        "stage 2 sends 2F1 where stage 3 receives for 3F0; neighbours must run their forwards in one order");
+  Schedule outside = interleaved(first, second);
+  outside.rank_of_stage[3] = 2;
+  CHECK(find_fault(outside, 2) == "stage 3 is on rank 2 of the pipeline, which has 2");
+}
+
 TEST_CASE("Activations in flight are counted at their worst") {
-  CHECK(most_in_flight(schedule_of({"0F0 0F1 0B0 0F2 0B1 0B2"})[0]) == 2);
-  CHECK(most_in_flight(schedule_of({"0F0 0B0 0F1 0B1"})[0]) == 1);
-  CHECK(most_in_flight(schedule_of({"0F0 0F1 0F2 0B0 0B1 0B2"})[0]) == 3);
+  CHECK(most_in_flight(schedule_of({"0F0 0F1 0B0 0F2 0B1 0B2"}).ranks[0]) == 2);
+  CHECK(most_in_flight(schedule_of({"0F0 0B0 0F1 0B1"}).ranks[0]) == 1);
+  CHECK(most_in_flight(schedule_of({"0F0 0F1 0F2 0B0 0B1 0B2"}).ranks[0]) == 3);
   CHECK(most_in_flight({}) == 0);
 }

@@ -147,7 +147,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
       const Placements placements = place(graph, spec);
       const ScheduleRow& row = row_of(spec.schedule);
-      const Estimate estimate = estimator.estimate(spec, placements, {row.closed_form, row.in_flight});
+      const Estimate estimate = estimator.estimate(spec, placements, forms_of(row));
       const Schedule schedule = row.actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
       const StepResult simulated =
           simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
@@ -166,10 +166,16 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
         CHECK(score(objective, cluster, spec, floor.time(spec.mesh.size()), least) <= reached);
       }
       if (floor.lacks_room(spec.mesh.size())) CHECK(estimate.spare < Bytes(0));
-      const Estimate bounded = estimator.bound(spec, placements, {row.closed_form, row.in_flight});
+      const Estimate bounded = estimator.bound(spec, placements, forms_of(row));
       CHECK(bounded.memory == estimate.memory);
       CHECK(bounded.spare == estimate.spare);
       if (bounded.spare >= Bytes(0)) CHECK(bounded.lower_bound == estimate.lower_bound);
+      // A row without a closed form is played: no lower, and still a bound.
+      ScheduleForms played = forms_of(row);
+      played.closed_form = nullptr;
+      const Seconds played_bound = estimator.estimate(spec, placements, played).lower_bound;
+      CHECK(played_bound >= estimate.lower_bound * (1 - 1e-12));
+      CHECK(played_bound <= simulated.time.total() * (1 + 1e-12));
       if (!cluster.network.levels.empty()) continue;
       gaps += simulated.time.total() / estimate.lower_bound - 1.0;
       ++count;
@@ -188,7 +194,7 @@ double bound_over_simulated(const OpGraph& graph, const Cluster& cluster, const 
   Estimator estimator(graph, cluster, training);
   const Placements placements = place(graph, spec);
   const ScheduleRow& row = row_of(spec.schedule);
-  const Estimate estimate = estimator.estimate(spec, placements, {row.closed_form, row.in_flight});
+  const Estimate estimate = estimator.estimate(spec, placements, forms_of(row));
   const StepResult simulated =
       simulate_spec(graph, estimator.networks(), training, spec, placements,
                     row.actions(spec.pp(), static_cast<int>(micro_batches(spec, training))), nullptr);
@@ -462,7 +468,7 @@ TEST_CASE("where some cut fits, a layout is a candidate with one that does") {
           ParallelSpec one = spec;
           one.stage_blocks = cut;
           least = std::min(least, maker.estimator()
-                                      .estimate(one, maker.placements_of(one), {row.closed_form, row.in_flight})
+                                      .estimate(one, maker.placements_of(one), forms_of(row))
                                       .memory.peak());
         }
         for (const double room : {1.0, 1.01, 1.05, 1.2}) {

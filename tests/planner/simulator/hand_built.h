@@ -68,7 +68,11 @@ inline Instruction after(Instruction instruction, std::vector<int> waits, std::o
 struct HandBuilt {
   Program program;
 
-  explicit HandBuilt(int stage = 0) { program.stage = program.rank = stage; }
+  explicit HandBuilt(int stage = 0) {
+    program.stage = program.rank = stage;
+    program.set_group(next_stage, {stage + 1});
+    if (stage > 0) program.set_group(previous_stage, {stage - 1});
+  }
 
   int segment(std::string name, Stream stream, std::vector<Instruction> instructions) {
     Segment segment;

@@ -9,11 +9,14 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
+#include "planner/base/error.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
+#include "planner/program/verify.h"
 #include "planner/schedule/schedules.h"
 #include "planner/simulator/segment_cost.h"
 #include "planner/simulator/simulate.h"
+#include "tests/planner/schedule/random_orders.h"
 #include "tests/planner/simulator/hand_built.h"
 
 namespace parplan {
@@ -149,6 +152,49 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
     }
   }
   CHECK(played > 100);
+}
+
+TEST_CASE("an order passes find_fault where its Programs run to their end in launch order, and no other does") {
+  std::mt19937 random(10);
+  const std::string folder = PARPLAN_SOURCE_DIR "/tests/data/models";
+  const OpGraph graph = build_graph(load_model(folder + "/tiny-gpt2.yaml", folder).spec, 16);
+  int ran = 0, refused = 0;
+  for (int trial = 0; trial < 250; ++trial) {
+    const int stages = 2 + static_cast<int>(random() % 3), count = 2 + static_cast<int>(random() % 8);
+    ParallelSpec spec;
+    spec.mesh.degree = {.pp = stages, .dp = 1 + static_cast<int>(random() % 2)};
+    spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
+    spec.stage_blocks.assign(static_cast<std::size_t>(stages), 1);
+    for (int left = static_cast<int>(graph.blocks.size()) - stages; left > 0; --left)
+      ++spec.stage_blocks[random() % spec.stage_blocks.size()];
+    TrainingSpec training;
+    training.global_batch = count * spec.dp();
+    training.sequence_length = 16;
+    REQUIRE(!illegal(graph, training, spec));
+    const Job job{.graph = &graph,
+                  .training = training,
+                  .spec = spec,
+                  .placements = place(graph, spec),
+                  .schedule = random_orders(stages, count, false, random),
+                  .backend = BackendKind::cpu,
+                  .overhead = {}};
+    const std::optional<std::string> fault = find_fault(job.schedule, count);
+    CAPTURE(fault.value_or("none"));
+    const std::vector<Program> programs = lower_representatives(job);
+    for (const bool overlaps : {true, false}) {
+      std::vector<CostModel> models;
+      for (const Program& program : programs) models.push_back(model_of(program, overlaps));
+      if (!fault) CHECK_NOTHROW(simulate(programs, models));
+      else if (!overlaps) CHECK_THROWS_AS(simulate(programs, models), InternalError);
+    }
+    const std::vector<Fault> faults = find_faults(lower_all(job));
+    CHECK(faults.empty() == !fault);
+    if (!fault && !faults.empty()) MESSAGE(write_fault(faults.front()));
+    ++(fault ? refused : ran);
+  }
+  MESSAGE(ran << " orders ran, " << refused << " were refused");
+  CHECK(ran >= 30);
+  CHECK(refused >= 30);
 }
 
 }  // namespace

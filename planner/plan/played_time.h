@@ -1,0 +1,30 @@
+#pragma once
+
+#include <span>
+
+#include "planner/base/units.h"
+#include "planner/plan/schedule.h"
+
+namespace parplan {
+
+// When the last action of a schedule ends, if each starts as soon as its rank is free and its input
+// is there, and each transfer as soon as its link is free in that direction. Times are of one
+// micro-batch on each stage, and of a transfer (either way) between each stage and the next, one
+// fewer; stages on one rank transfer nothing. As nothing waits for an exchange buffer, and longer
+// parts never make the whole shorter, it is a lower bound where each part is one.
+Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
+                    std::span<const Seconds> transfer);
+
+// A schedule as the estimate knows it: its row of planner/schedule, which the caller looked up.
+struct ScheduleForms {
+  // Closed form of the time; where there is none, the actions are played.
+  Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
+                         std::span<const Seconds> transfer, int micro_batches) = nullptr;
+  int (*in_flight)(int stage, int stages, int micro_batches) = nullptr;
+  Schedule (*actions)(int stages, int micro_batches) = nullptr;
+};
+// A lower bound of the time of a step's pipeline.
+Seconds pipeline_time(const ScheduleForms& schedule, std::span<const Seconds> forward,
+                      std::span<const Seconds> backward, std::span<const Seconds> transfer, int micro_batches);
+
+}  // namespace parplan

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "planner/plan/schedule.h"
+
+namespace parplan {
+
+// An order of forwards and backwards for each stage by itself: backwards ascend, each behind its
+// forward. Forwards go in one order on all stages, except that with `crossing` each stage draws its
+// own.
+inline Schedule random_orders(int stages, int micro_batches, bool crossing, std::mt19937& random) {
+  std::vector<int> order(static_cast<std::size_t>(micro_batches));
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::shuffle(order, random);
+  std::vector<std::vector<Action>> ranks;
+  for (int s = 0; s < stages; ++s) {
+    if (crossing) std::ranges::shuffle(order, random);
+    std::vector<Action>& actions = ranks.emplace_back();
+    std::vector<bool> forward(order.size());
+    const unsigned eagerness = 1 + random() % 4;  // for backwards
+    std::size_t next = 0;
+    for (int backward = 0; backward < micro_batches;) {
+      const bool may_go_back = forward[backward];
+      if (next == order.size() || (may_go_back && random() % 5 < eagerness)) {
+        actions.push_back({s, Phase::backward, backward++});
+        continue;
+      }
+      forward[order[next]] = true;
+      actions.push_back({s, Phase::forward, order[next++]});
+    }
+  }
+  return one_stage_a_rank(std::move(ranks));
+}
+
+}  // namespace parplan
