@@ -19,21 +19,17 @@
 namespace parplan {
 namespace {
 
-struct ValueInJson {
-  RemedyValue operator()(std::int64_t value) const { return value; }
-  RemedyValue operator()(bool value) const { return value; }
-  RemedyValue operator()(const AxisOrder& value) const { return write_order(value); }
-  RemedyValue operator()(const std::vector<int>& value) const { return fmt::format("{}", fmt::join(value, ",")); }
-  template <class Named>
-  RemedyValue operator()(Named value) const {
-    return std::string(name(value));
-  }
-};
+RemedyValue remedy_value(const ChoiceValue& value) {
+  if (const auto* number = std::get_if<std::int64_t>(&value)) return *number;
+  if (const auto* whether = std::get_if<bool>(&value)) return *whether;
+  if (const auto* list = std::get_if<std::vector<int>>(&value)) return fmt::format("{}", fmt::join(*list, ","));
+  return write_value(value);
+}
 
 // The order in which the given parts of a layout are asked.
-constexpr std::array asked = {Choice::zero_stage, Choice::micro_batch, Choice::recompute,
-                              Choice::tp,         Choice::pp,          Choice::dp,
-                              Choice::schedule,   Choice::sequence_parallel, Choice::stage_blocks};
+constexpr std::array asked = {Choice::zero_stage,  Choice::micro_batch, Choice::recompute, Choice::tp,
+                              Choice::pp,          Choice::dp,          Choice::schedule,  Choice::sequence_parallel,
+                              Choice::stage_blocks};
 
 // Each given part of the layout, left to the search or, where parts have an order, as near as can
 // be to what was given.
@@ -54,7 +50,7 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
       if (std::optional<Remedy> found = remedy(changed, choice->key, "", {})) {
         const ParallelSpec& spec = found->plan.spec;
         found->instead = instead(*choice, spec, *given);
-        found->value = std::visit(ValueInJson{}, choice->get(spec));
+        found->value = remedy_value(choice->get(spec));
         add(std::move(found));
       }
       break;

@@ -48,9 +48,13 @@ std::vector<ChoiceValue> named() {
   return {values...};
 }
 
-std::int64_t number(const ChoiceValue& value) { return std::get<std::int64_t>(value); }
+std::int64_t number(const ChoiceValue& value) {
+  return std::get<std::int64_t>(value);
+}
 
-std::int64_t devices_of_plan(const TrainingSpec& /*training*/, int devices) { return devices; }
+std::int64_t devices_of_plan(const TrainingSpec& /*training*/, int devices) {
+  return devices;
+}
 
 // ---- what plan.yaml says beside the choice itself ----
 
@@ -61,9 +65,9 @@ std::optional<std::string> write_micro_batches(const ParallelSpec& spec, const T
 void read_micro_batches(const YamlNode& layout, const TrainingSpec& training, ParallelSpec& spec) {
   const YamlNode node = layout.at("micro_batches");
   if (const std::int64_t found = node.as_integer(1); found != micro_batches(spec, training))
-    node.fail(fmt::format(
-        "a global batch of {} over dp {} x micro_batch {} makes {} micro-batches, and micro_batches is {}",
-        training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
+    node.fail(
+        fmt::format("a global batch of {} over dp {} x micro_batch {} makes {} micro-batches, and micro_batches is {}",
+                    training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
 }
 
 std::optional<std::string> write_stage_recompute(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
@@ -158,9 +162,10 @@ constexpr std::array rows = {
               .set = set_degree<Axis::tp>,
               .maximum = most_devices,
               .most_in_plan = devices_of_plan,
-              .word = [](const ParallelSpec& spec) {
-                return fmt::format("tp{}{}", spec.tp(), spec.sequence_parallel ? "+sp" : "");
-              }},
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return fmt::format("tp{}{}", spec.tp(), spec.sequence_parallel ? "+sp" : "");
+                  }},
     ChoiceRow{.choice = Choice::pp,
               .key = "pp",
               .option = "--pp",
@@ -178,8 +183,7 @@ constexpr std::array rows = {
               .operand = "AXES",
               .description = "mesh axes from the outermost to the one of neighbouring devices: pp-dp-tp",
               .get = [](const ParallelSpec& spec) -> ChoiceValue { return spec.mesh.order; },
-              .set = [](ParallelSpec& spec,
-                        const ChoiceValue& value) { spec.mesh.order = std::get<AxisOrder>(value); },
+              .set = [](ParallelSpec& spec, const ChoiceValue& value) { spec.mesh.order = std::get<AxisOrder>(value); },
               .word = word_of_order},
     // In words it is part of tp's.
     ChoiceRow{.choice = Choice::sequence_parallel,
@@ -193,23 +197,23 @@ constexpr std::array rows = {
               .phrase = [](const ChoiceValue& value) { return sequence_parallelism(std::get<bool>(value)); },
               .instead = [](const ParallelSpec& now,
                             const ChoiceValue&) { return sequence_parallelism(now.sequence_parallel); }},
-    ChoiceRow{.choice = Choice::zero_stage,
-              .key = "zero_stage",
-              .option = "--zero",
-              .operand = "0..3",
-              .description = "ZeRO stage",
-              .get = get<&ParallelSpec::zero_stage>,
-              .set = set<&ParallelSpec::zero_stage>,
-              .minimum = 0,
-              .maximum = 3,
-              .presumes = Choice::dp,
-              .word = [](const ParallelSpec& spec) {
-                return spec.dp() > 1 ? fmt::format("zero{}", spec.zero_stage) : "";
-              },
-              .phrase = [](const ChoiceValue& value) { return fmt::format("ZeRO-{}", number(value)); },
-              .instead = [](const ParallelSpec& now, const ChoiceValue& given) {
-                return fmt::format("ZeRO stage {} instead of {}", now.zero_stage, number(given));
-              }},
+    ChoiceRow{
+        .choice = Choice::zero_stage,
+        .key = "zero_stage",
+        .option = "--zero",
+        .operand = "0..3",
+        .description = "ZeRO stage",
+        .get = get<&ParallelSpec::zero_stage>,
+        .set = set<&ParallelSpec::zero_stage>,
+        .minimum = 0,
+        .maximum = 3,
+        .presumes = Choice::dp,
+        .word = [](const ParallelSpec& spec) { return spec.dp() > 1 ? fmt::format("zero{}", spec.zero_stage) : ""; },
+        .phrase = [](const ChoiceValue& value) { return fmt::format("ZeRO-{}", number(value)); },
+        .instead =
+            [](const ParallelSpec& now, const ChoiceValue& given) {
+              return fmt::format("ZeRO stage {} instead of {}", now.zero_stage, number(given));
+            }},
     ChoiceRow{.choice = Choice::micro_batch,
               .key = "micro_batch",
               .option = "--micro-batch",
@@ -223,9 +227,10 @@ constexpr std::array rows = {
               .companion = {"micro_batches", write_micro_batches, read_micro_batches},
               .word = [](const ParallelSpec& spec) { return fmt::format("mb{}", spec.micro_batch); },
               .phrase = [](const ChoiceValue& value) { return fmt::format("micro-batch {}", number(value)); },
-              .instead = [](const ParallelSpec& now, const ChoiceValue& given) {
-                return fmt::format("micro-batches of {} instead of {}", now.micro_batch, number(given));
-              }},
+              .instead =
+                  [](const ParallelSpec& now, const ChoiceValue& given) {
+                    return fmt::format("micro-batches of {} instead of {}", now.micro_batch, number(given));
+                  }},
     // Without a pipeline one micro-batch follows another, as in 1F1B.
     ChoiceRow{.choice = Choice::schedule,
               .key = "schedule",
@@ -236,24 +241,27 @@ constexpr std::array rows = {
               .named = named<ScheduleKind::gpipe, ScheduleKind::one_f_one_b>,
               .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
               .word = [](const ParallelSpec& spec) { return std::string(spec.pp() > 1 ? name(spec.schedule) : ""); }},
-    ChoiceRow{.choice = Choice::recompute,
-              .key = "recompute",
-              .option = "--recompute",
-              .description = "activations that the backward pass computes again",
-              .get = get<&ParallelSpec::recompute>,
-              .set = [](ParallelSpec& spec, const ChoiceValue& value) {
-                spec.recompute = std::get<Recompute>(value);
-                spec.stage_recompute.clear();
-              },
-              .named = named<Recompute::none, Recompute::full>,
-              .only_in_plans = named<Recompute::per_stage>,
-              .companion = {"stage_recompute", write_stage_recompute, read_stage_recompute},
-              .word = word_of_recompute,
-              .phrase = [](const ChoiceValue& value) {
-                const auto recompute = std::get<Recompute>(value);
-                return recompute == Recompute::none ? std::string("without recompute")
-                                                    : fmt::format("with {} recompute", name(recompute));
-              }},
+    ChoiceRow{
+        .choice = Choice::recompute,
+        .key = "recompute",
+        .option = "--recompute",
+        .description = "activations that the backward pass computes again",
+        .get = get<&ParallelSpec::recompute>,
+        .set =
+            [](ParallelSpec& spec, const ChoiceValue& value) {
+              spec.recompute = std::get<Recompute>(value);
+              spec.stage_recompute.clear();
+            },
+        .named = named<Recompute::none, Recompute::full>,
+        .only_in_plans = named<Recompute::per_stage>,
+        .companion = {"stage_recompute", write_stage_recompute, read_stage_recompute},
+        .word = word_of_recompute,
+        .phrase =
+            [](const ChoiceValue& value) {
+              const auto recompute = std::get<Recompute>(value);
+              return recompute == Recompute::none ? std::string("without recompute")
+                                                  : fmt::format("with {} recompute", name(recompute));
+            }},
     ChoiceRow{.choice = Choice::stage_blocks,
               .key = "stage_blocks",
               .option = "--stage-blocks",
@@ -268,9 +276,10 @@ constexpr std::array rows = {
                 return {Choice::pp, static_cast<std::int64_t>(std::get<std::vector<int>>(value).size())};
               },
               .fault = other_stages_than_pp,
-              .instead = [](const ParallelSpec& now, const ChoiceValue&) {
-                return fmt::format("layers per stage {} instead of what was given", stage_layers(now));
-              }},
+              .instead =
+                  [](const ParallelSpec& now, const ChoiceValue&) {
+                    return fmt::format("layers per stage {} instead of what was given", stage_layers(now));
+                  }},
 };
 
 // The index of a choice's row is its enumerator.
@@ -294,11 +303,17 @@ struct Writer {
 
 }  // namespace
 
-std::string write_value(const ChoiceValue& value) { return std::visit(Writer{}, value); }
+std::string write_value(const ChoiceValue& value) {
+  return std::visit(Writer{}, value);
+}
 
-std::span<const ChoiceRow> choice_rows() { return rows; }
+std::span<const ChoiceRow> choice_rows() {
+  return rows;
+}
 
-const ChoiceRow& row_of(Choice choice) { return rows[index_of(choice)]; }
+const ChoiceRow& row_of(Choice choice) {
+  return rows[index_of(choice)];
+}
 
 std::vector<const ChoiceRow*> choice_rows(std::span<const Choice> first) {
   std::vector<const ChoiceRow*> ordered;

@@ -99,9 +99,9 @@ struct ChoiceRow {
 
   // In layout_text: "mb4", empty where it goes without saying. Null: always.
   std::string (*word)(const ParallelSpec&) = nullptr;
-  // A value, of a neighbour: "micro-batch 4". Null: key and value.
+  // A neighbour with this value: "micro-batch 4". Null: key and value.
   std::string (*phrase)(const ChoiceValue&) = nullptr;
-  // Of a remedy: "ZeRO stage 2 instead of 0". Null: key and values.
+  // A remedy: "ZeRO stage 2 instead of 0". Null: key and values.
   std::string (*instead)(const ParallelSpec& now, const ChoiceValue& given) = nullptr;
 };
 
@@ -120,7 +120,6 @@ std::optional<T> given(const LayoutRequest& request, Choice choice) {
   return request[choice] ? std::optional(std::get<T>(*request[choice])) : std::nullopt;
 }
 bool gives_every_degree(const LayoutRequest& request);
-// Of the degrees that were given.
 std::int64_t product_of_degrees(const LayoutRequest& request);
 // The plainest layout with what was given of it.
 ParallelSpec with_given(const LayoutRequest& request);

@@ -52,7 +52,8 @@ void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Va
 }
 
 void schedules(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
-  if (spec.pp() == 1) values.emplace_back(ParallelSpec{}.schedule);
+  if (spec.pp() == 1)
+    values.emplace_back(ParallelSpec{}.schedule);
   else
     for (const ScheduleRow& row : schedule_rows()) values.emplace_back(row.kind);
 }
@@ -142,10 +143,7 @@ Values smaller_sizes(const TrainingSpec& training, const ChoiceValue& given) {
 
 constexpr std::array rows = {
     SpaceRow{.choice = Choice::tp, .decides_legality = true, .values = tensor_degrees},
-    SpaceRow{.choice = Choice::pp,
-             .follows_from = {Choice::tp},
-             .decides_legality = true,
-             .values = pipeline_degrees},
+    SpaceRow{.choice = Choice::pp, .follows_from = {Choice::tp}, .decides_legality = true, .values = pipeline_degrees},
     SpaceRow{.choice = Choice::dp,
              .follows_from = {Choice::tp, Choice::pp},
              .decides_legality = true,
@@ -207,8 +205,12 @@ static_assert(every_choice_once(), "every choice has a row, and those that decid
 
 }  // namespace
 
-std::span<const SpaceRow> space_rows() { return rows; }
+std::span<const SpaceRow> space_rows() {
+  return rows;
+}
 
-const SpaceRow& space_row_of(Choice choice) { return *std::ranges::find(rows, choice, &SpaceRow::choice); }
+const SpaceRow& space_row_of(Choice choice) {
+  return *std::ranges::find(rows, choice, &SpaceRow::choice);
+}
 
 }  // namespace parplan

@@ -32,7 +32,9 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"stage_blocks", {"1,5", "4,2"}},
 };
 
-std::string in_json(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+std::string in_json(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
 
 TEST_CASE("every choice of a layout has an option, which plan.yaml and the row of results tell") {
   for (const ChoiceRow& row : choice_rows()) {
@@ -40,7 +42,7 @@ TEST_CASE("every choice of a layout has an option, which plan.yaml and the row o
     REQUIRE(typed.contains(row.key));
     for (const std::string& text : typed.at(row.key)) {
       Folder folder;
-      std::vector<std::string> arguments{"simulate", tiny_gpt2, "--cluster", cpu_8,    "--json",
+      std::vector<std::string> arguments{"simulate", tiny_gpt2, "--cluster",           cpu_8,    "--json",
                                          "-",        "-o",      folder.path("p.yaml"), "--quiet"};
       for (const Choice degree : {Choice::dp, Choice::tp, Choice::pp})
         if (degree != row.choice) {
@@ -57,8 +59,10 @@ TEST_CASE("every choice of a layout has an option, which plan.yaml and the row o
       CHECK(write_value(row.get(plan.spec)) == (is_list ? "[" + text.substr(0, 2) + " " + text.substr(2) + "]" : text));
       // The cut is shown in layers: without embedding and head.
       const Json& shown = Json::parse(called.out).at("plans").at(0);
-      if (is_list) CHECK(in_json(shown.at("stage_layers")) == stage_layers(plan.spec));
-      else CHECK(in_json(shown.at(std::string(row.key))) == text);
+      if (is_list)
+        CHECK(in_json(shown.at("stage_layers")) == stage_layers(plan.spec));
+      else
+        CHECK(in_json(shown.at(std::string(row.key))) == text);
     }
   }
 }

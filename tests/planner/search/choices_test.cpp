@@ -102,8 +102,7 @@ TEST_CASE("two choices fixed are the part that has both values") {
     LayoutRequest request;
     for (int i = 0; i < 2; ++i) {
       const ChoiceRow& row = choice_rows()[random() % choice_rows().size()];
-      if (row.choice != Choice::stage_blocks && row.choice != Choice::mesh_order)
-        request[row.choice] = row.get(model);
+      if (row.choice != Choice::stage_blocks && row.choice != Choice::mesh_order) request[row.choice] = row.get(model);
     }
     const auto has_both = [&](const ParallelSpec& spec) {
       return std::ranges::all_of(choice_rows(), [&](const ChoiceRow& row) {
@@ -226,8 +225,8 @@ TEST_CASE("every choice has values of one type, by its own names and keys") {
       CHECK(row.get(with) == value);
     }
     // Numbers have bounds, names are listed.
-    const bool numbers = std::holds_alternative<std::int64_t>(by_default) ||
-                         std::holds_alternative<std::vector<int>>(by_default);
+    const bool numbers =
+        std::holds_alternative<std::int64_t>(by_default) || std::holds_alternative<std::vector<int>>(by_default);
     CHECK(numbers == (row.minimum <= row.maximum));
     const bool has_names =
         std::holds_alternative<ScheduleKind>(by_default) || std::holds_alternative<Recompute>(by_default);
