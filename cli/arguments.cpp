@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <utility>
+#include <variant>
 
 #include <fmt/format.h>
 
@@ -78,6 +79,45 @@ std::vector<int> parse_ids(const std::string& option, const std::string& text) {
   }
   return ids;
 }
+
+// As help lists them; --pp stands before --stage-blocks, from which it else follows.
+constexpr std::array layout_options_first = {
+    Choice::dp,       Choice::tp,                Choice::pp,        Choice::zero_stage, Choice::micro_batch,
+    Choice::schedule, Choice::sequence_parallel, Choice::recompute, Choice::mesh_order, Choice::stage_blocks};
+
+std::vector<std::string> names_of(const std::vector<ChoiceValue>& values) {
+  std::vector<std::string> names;
+  for (const ChoiceValue& value : values) names.push_back(write_value(value));
+  return names;
+}
+
+// Parses the value of a choice, which is of the type that it has by default; a flag has none.
+struct ValueParser {
+  const ChoiceRow& row;
+  const std::string& text;
+  const std::string option = std::string(row.option);
+
+  ChoiceValue operator()(std::int64_t) const { return parse_whole(option, text, row.minimum, row.maximum); }
+  ChoiceValue operator()(bool) const { return true; }
+  ChoiceValue operator()(const AxisOrder&) const {
+    return parse_quantity(option, text, [](const std::string& order) { return parse_order(order); });
+  }
+  ChoiceValue operator()(const std::vector<int>&) const {
+    std::vector<int> numbers;
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find(',', begin), text.size());
+      numbers.push_back(
+          static_cast<int>(parse_whole(option, text.substr(begin, end - begin), row.minimum, row.maximum)));
+      begin = end + 1;
+    }
+    return numbers;
+  }
+  template <class Named>
+  ChoiceValue operator()(Named) const {
+    const std::vector<ChoiceValue> values = row.named();
+    return values[parse_choice(option, text, names_of(values))];
+  }
+};
 
 MemoryLimit parse_memory_limit(const std::string& option, const std::string& text) {
   if (!text.ends_with('%'))
@@ -219,35 +259,21 @@ void add_number_formats(CLI::App& app, WhatArguments& what) {
 }
 
 void add_layout(CLI::App& app, LayoutRequest& layout) {
-  const std::string group = "Layout";
-  add_whole(app, group, "--dp", "data-parallel degree", layout.dp, most_devices);
-  add_whole(app, group, "--tp", "tensor-parallel degree", layout.tp, most_devices);
-  add_whole(app, group, "--pp", "pipeline stages", layout.pp, most_devices);
-  add(app, group, "--zero", "0..3", "ZeRO stage",
-      [&](const std::string& text) { layout.zero_stage = static_cast<int>(parse_whole("--zero", text, 0, 3)); });
-  add_whole(app, group, "--micro-batch", "sequences of a micro-batch", layout.micro_batch, most);
-  add_choice(app, group, "--schedule", "order of the pipeline's tasks", layout.schedule,
-             std::array{ScheduleKind::gpipe, ScheduleKind::one_f_one_b});
-  add_flag(app, group, "--sequence-parallel", "shard activations between tensor-parallel regions along the sequence",
-           [&] { layout.sequence_parallel = true; });
-  add_choice(app, group, "--recompute", "activations that the backward pass computes again", layout.recompute,
-             std::array{Recompute::none, Recompute::full});
-  add(app, group, "--mesh-order", "AXES", "mesh axes from the outermost to the one of neighbouring devices: pp-dp-tp",
-      [&](const std::string& text) {
-        layout.order = parse_quantity("--mesh-order", text, [](const std::string& t) { return parse_order(t); });
-      });
-  add(app, group, "--stage-blocks", "N,N,...", "blocks of the model per stage; the embedding and the head are one each",
-      [&](const std::string& text) {
-        std::vector<int> blocks;
-        for (std::size_t begin = 0; begin <= text.size();) {
-          const std::size_t end = std::min(text.find(',', begin), text.size());
-          blocks.push_back(
-              static_cast<int>(parse_whole("--stage-blocks", text.substr(begin, end - begin), 1, most_devices)));
-          begin = end + 1;
-        }
-        layout.stage_blocks = blocks;
-        if (!layout.pp) layout.pp = static_cast<int>(blocks.size());
-      });
+  for (const ChoiceRow* choice : choice_rows(layout_options_first)) {
+    const ChoiceRow& row = *choice;
+    const std::string name(row.option), description(row.description);
+    if (std::holds_alternative<bool>(row.get(ParallelSpec{}))) {
+      add_flag(app, "Layout", name, description, [&layout, &row] { layout[row.choice] = true; });
+      continue;
+    }
+    const std::string operand = row.named ? join(names_of(row.named()), "|") : std::string(row.operand);
+    add(app, "Layout", name, operand, description, [&layout, &row](const std::string& text) {
+      const ChoiceValue value = std::visit(ValueParser{row, text}, row.get(ParallelSpec{}));
+      layout[row.choice] = value;
+      if (!row.implies) return;
+      if (const auto [other, implied] = row.implies(value); !layout[other]) layout[other] = implied;
+    });
+  }
 }
 
 void add_limits(CLI::App& app, LimitArguments& limits) {

@@ -10,8 +10,8 @@
 #include "planner/base/error.h"
 #include "planner/cluster/catalog.h"
 #include "planner/graph/training.h"
+#include "planner/plan/choice.h"
 #include "planner/plan/objective.h"
-#include "planner/search/space.h"
 
 namespace CLI {
 class App;

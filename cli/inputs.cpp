@@ -174,30 +174,25 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
                   const LayoutRequest& layout, const WhereArguments& where) {
   if (const auto reason = beyond_counting(graph, training)) throw ConfigError(*reason);
   const int devices = cluster.devices();
-  std::vector<std::string> given;
-  std::int64_t product = 1;
-  for (const auto& [option, degree] :
-       {std::pair{"dp", layout.dp}, std::pair{"tp", layout.tp}, std::pair{"pp", layout.pp}})
-    if (degree) {
-      given.push_back(fmt::format("{} {}", option, *degree));
-      product *= *degree;
-    }
+  std::vector<std::string> given_degrees;
+  for (const ChoiceRow& row : choice_rows())
+    if (row.axis && layout[row.choice])
+      given_degrees.push_back(fmt::format("{} {}", row.key, write_value(*layout[row.choice])));
+  const std::string given = join(given_degrees, " x ");
+  const std::int64_t product = product_of_degrees(layout);
   if (product > devices)
     throw ConfigError(fmt::format(
         "the layout needs {} devices ({}); the cluster has {}; lower a degree, or give more with --devices or --nodes",
-        product, join(given, " x "), devices));
-  if (given.size() == 3 && where.options.devices && product != devices)
+        product, given, devices));
+  if (gives_every_degree(layout) && where.options.devices && product != devices)
     throw ConfigError(fmt::format(
         "the layout takes {} devices ({}), and --devices asks for {}; make them equal, or leave one part out", product,
-        join(given, " x "), devices));
-  ParallelSpec spec;
-  spec.mesh.degree = {.pp = layout.pp.value_or(1), .dp = layout.dp.value_or(1), .tp = layout.tp.value_or(1)};
-  spec.micro_batch = layout.micro_batch.value_or(1);
+        given, devices));
   // Options that are not given may still be chosen so that these are legal.
-  spec.sequence_parallel = layout.tp && layout.sequence_parallel.value_or(false);
-  spec.zero_stage = layout.dp ? layout.zero_stage.value_or(0) : 0;
-  if (layout.pp && layout.stage_blocks) spec.stage_blocks = *layout.stage_blocks;
-  if (const auto reason = illegal(graph, training, spec)) throw ConfigError(*reason);
+  LayoutRequest judged = layout;
+  for (const ChoiceRow& row : choice_rows())
+    if (row.presumes && !layout[*row.presumes]) judged[row.choice].reset();
+  if (const auto reason = illegal(graph, training, with_given(judged))) throw ConfigError(*reason);
 }
 
 ReportInputs report_inputs(const Inputs& inputs) {

@@ -42,7 +42,7 @@ Plan complete(const SuggestRequest& request, const ParallelSpec& spec) {
 std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
   const std::string used = fmt::format("uses {} of {} devices", plan.spec.mesh.size(), request.cluster.devices());
   const LayoutRequest& layout = request.layout;
-  if (plan.search.candidates == 0 || (layout.dp && layout.tp && layout.pp))
+  if (plan.search.candidates == 0 || gives_every_degree(layout))
     return used + ", as the layout that was given does";
   if (count_specs(*request.graph, request.training, request.cluster.devices(), layout) == 0)
     return fmt::format("{}: no layout of all of them is legal{}", used,
@@ -71,23 +71,12 @@ std::string groups_taken(const SuggestRequest& request, const Plan& plan, const 
 
 // The given layout as a spec; degrees that were not given follow from the others or are 1.
 ParallelSpec fixed_spec(const SuggestRequest& request) {
-  const LayoutRequest& layout = request.layout;
   const int devices = request.cluster.devices();
-  ParallelSpec spec;
-  const int tp = layout.tp.value_or(1);
-  const int pp = layout.pp.value_or(1);
-  const int dp = layout.dp.value_or(std::max(devices / (tp * pp), 1));
-  if (dp * tp * pp > devices)
+  ParallelSpec spec = with_given(request.layout);
+  if (!request.layout[Choice::dp]) spec.mesh.degree.dp = std::max(devices / spec.mesh.size(), 1);
+  if (spec.mesh.size() > devices)
     throw ConfigError(fmt::format("the layout needs {} devices (dp {} x tp {} x pp {}); the cluster has {}",
-                                  dp * tp * pp, dp, tp, pp, devices));
-  spec.mesh.degree = {.pp = pp, .dp = dp, .tp = tp};
-  if (layout.order) spec.mesh.order = *layout.order;
-  spec.sequence_parallel = layout.sequence_parallel.value_or(false);
-  spec.zero_stage = layout.zero_stage.value_or(0);
-  spec.micro_batch = layout.micro_batch.value_or(1);
-  spec.schedule = pp > 1 ? layout.schedule.value_or(ScheduleKind::one_f_one_b) : ScheduleKind::one_f_one_b;
-  spec.recompute = layout.recompute.value_or(Recompute::none);
-  if (layout.stage_blocks) spec.stage_blocks = *layout.stage_blocks;
+                                  spec.mesh.size(), spec.dp(), spec.tp(), spec.pp(), devices));
   if (const std::optional<std::string> reason = illegal(*request.graph, request.training, spec))
     throw ConfigError(*reason);
   return spec;

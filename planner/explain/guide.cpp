@@ -61,7 +61,7 @@ std::optional<Guide::BeyondNode> tensor_beyond_a_node(const Inquiry& inquiry, Ca
   for (int tp = inside + 1; tp <= devices; ++tp) {
     if (devices % tp != 0 || tensor_inside_nodes(adjacent_tensor_groups(devices, tp), networks)) continue;
     LayoutRequest layout;
-    layout.tp = tp;
+    layout[Choice::tp] = tp;
     std::ranges::move(enumerate_specs(inquiry.graph, inquiry.plan.training, devices, layout),
                       std::back_inserter(specs));
   }

@@ -97,7 +97,7 @@ std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchRes
 }
 
 std::optional<Remedy> more_devices(const SuggestRequest& request) {
-  if (request.layout.dp && request.layout.tp && request.layout.pp) return std::nullopt;
+  if (gives_every_degree(request.layout)) return std::nullopt;
   const int now = request.cluster.devices();
   const auto helps = [&](int devices) {
     const std::optional<SuggestRequest> changed = with_devices(request, devices);

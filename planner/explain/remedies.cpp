@@ -1,88 +1,67 @@
 #include "planner/explain/remedies.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <tuple>
 #include <utility>
+#include <variant>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "planner/explain/larger_cluster.h"
 #include "planner/explain/request_fits.h"
-#include "planner/plan/layout_text.h"
+#include "planner/search/space_rows.h"
 
 namespace parplan {
 namespace {
 
+RemedyValue remedy_value(const ChoiceValue& value) {
+  if (const auto* number = std::get_if<std::int64_t>(&value)) return *number;
+  if (const auto* whether = std::get_if<bool>(&value)) return *whether;
+  if (const auto* list = std::get_if<std::vector<int>>(&value)) return fmt::format("{}", fmt::join(*list, ","));
+  return write_value(value);
+}
+
+// The order in which the given parts of a layout are asked.
+constexpr std::array asked = {Choice::zero_stage,  Choice::micro_batch, Choice::recompute, Choice::tp,
+                              Choice::pp,          Choice::dp,          Choice::schedule,  Choice::sequence_parallel,
+                              Choice::stage_blocks};
+
 // Each given part of the layout, left to the search or, where parts have an order, as near as can
 // be to what was given.
 void add_layouts(const SuggestRequest& request, const std::function<void(std::optional<Remedy>)>& add) {
-  const LayoutRequest& given = request.layout;
-  if (given.zero_stage)
-    for (int zero = *given.zero_stage + 1; zero <= 3; ++zero) {
+  for (const ChoiceRow* choice : choice_rows(asked)) {
+    const SpaceRow& space = space_row_of(choice->choice);
+    const std::optional<ChoiceValue>& given = request.layout[choice->choice];
+    if (!given || !space.takes_memory) continue;
+    std::vector<std::optional<ChoiceValue>> others{std::nullopt};
+    if (space.frugaler) {
+      const std::vector<ChoiceValue> frugaler = space.frugaler(request.training, *given);
+      others.assign(frugaler.begin(), frugaler.end());
+    }
+    for (const std::optional<ChoiceValue>& other : others) {
       SuggestRequest changed = request;
-      changed.layout.zero_stage = zero;
+      changed.layout[choice->choice] = other;
       if (!fits(changed)) continue;
-      add(remedy(changed, "zero_stage", fmt::format("ZeRO stage {} instead of {}", zero, *given.zero_stage),
-                 std::int64_t{zero}));
+      if (std::optional<Remedy> found = remedy(changed, choice->key, "", {})) {
+        const ParallelSpec& spec = found->plan.spec;
+        found->instead = instead(*choice, spec, *given);
+        found->value = remedy_value(choice->get(spec));
+        add(std::move(found));
+      }
       break;
     }
-  if (given.micro_batch)
-    for (std::int64_t micro_batch = *given.micro_batch - 1; micro_batch >= 1; --micro_batch) {
-      if (request.training.global_batch % micro_batch != 0) continue;
-      SuggestRequest changed = request;
-      changed.layout.micro_batch = micro_batch;
-      if (!fits(changed)) continue;
-      add(remedy(changed, "micro_batch",
-                 fmt::format("micro-batches of {} instead of {}", micro_batch, *given.micro_batch), micro_batch));
-      break;
-    }
-  const auto leave_free = [&](auto part, std::string_view of, const auto& say) {
-    if (!(given.*part)) return;
-    SuggestRequest changed = request;
-    (changed.layout.*part).reset();
-    if (!fits(changed)) return;
-    std::optional<Remedy> found = remedy(changed, of, "", {});
-    if (!found) return;
-    std::tie(found->instead, found->value) = say(found->plan.spec);
-    add(std::move(found));
-  };
-  using Said = std::pair<std::string, RemedyValue>;
-  leave_free(&LayoutRequest::recompute, "recompute", [&](const ParallelSpec& spec) {
-    return Said(fmt::format("recompute {} instead of {}", name(spec.recompute), name(*given.recompute)),
-                name(spec.recompute));
-  });
-  leave_free(&LayoutRequest::tp, "tp", [&](const ParallelSpec& spec) {
-    return Said(fmt::format("tp {} instead of {}", spec.tp(), *given.tp), std::int64_t{spec.tp()});
-  });
-  leave_free(&LayoutRequest::pp, "pp", [&](const ParallelSpec& spec) {
-    return Said(fmt::format("pp {} instead of {}", spec.pp(), *given.pp), std::int64_t{spec.pp()});
-  });
-  leave_free(&LayoutRequest::dp, "dp", [&](const ParallelSpec& spec) {
-    return Said(fmt::format("dp {} instead of {}", spec.dp(), *given.dp), std::int64_t{spec.dp()});
-  });
-  leave_free(&LayoutRequest::schedule, "schedule", [&](const ParallelSpec& spec) {
-    return Said(fmt::format("schedule {} instead of {}", name(spec.schedule), name(*given.schedule)),
-                name(spec.schedule));
-  });
-  leave_free(&LayoutRequest::sequence_parallel, "sequence_parallel", [&](const ParallelSpec& spec) {
-    return Said(spec.sequence_parallel ? "with sequence parallelism" : "without sequence parallelism",
-                spec.sequence_parallel);
-  });
-  leave_free(&LayoutRequest::stage_blocks, "stage_blocks", [&](const ParallelSpec& spec) {
-    return Said(fmt::format("layers per stage {} instead of what was given", stage_layers(spec)),
-                fmt::format("{}", fmt::join(spec.stage_blocks, ",")));
-  });
+  }
 }
 
 std::optional<Remedy> smaller_batch(const SuggestRequest& request) {
   // In multiples of what the given parts of the layout allow.
-  const std::int64_t unit = request.layout.dp.value_or(1) * request.layout.micro_batch.value_or(1);
+  const std::int64_t unit = given<std::int64_t>(request.layout, Choice::dp).value_or(1) *
+                            given<std::int64_t>(request.layout, Choice::micro_batch).value_or(1);
   const std::int64_t now = request.training.global_batch / unit;
   const auto with = [&](std::int64_t count) {
     SuggestRequest changed = request;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "planner/search/search.h"
+#include "planner/search/space_rows.h"
 
 namespace parplan {
 namespace {
@@ -32,9 +33,8 @@ std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_d
 bool is_uniform(const Cluster& cluster) { return cluster.groups.size() == 1; }
 
 bool fits(SuggestRequest request) {
-  if (!request.layout.micro_batch) request.layout.micro_batch = 1;
-  if (!request.layout.schedule) request.layout.schedule = ScheduleKind::one_f_one_b;
-  if (!request.layout.order && is_uniform(request.cluster)) request.layout.order = {Axis::pp, Axis::dp, Axis::tp};
+  for (const SpaceRow& row : space_rows())
+    if (row.frugalest && !request.layout[row.choice]) request.layout[row.choice] = row.frugalest(request.cluster);
   return least_that_fits(request).has_value();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -14,11 +15,13 @@
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
+#include "planner/plan/choice.h"
 
 namespace parplan {
 namespace {
 
 constexpr std::string_view plan_schema = "parplan.plan/1";
+constexpr const char* devices_key = "devices";  // of a layout; its other keys are those of choices
 
 // Plain numbers with the unit in the key, by the names of the JSON rows (contract.md), so that they
 // come back to the last bit.
@@ -69,10 +72,7 @@ constexpr std::array precisions = {DataType::fp32, DataType::tf32, DataType::bf1
 constexpr std::array optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
 constexpr std::array learning_rate_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
                                                 LearningRateSchedule::linear};
-constexpr std::array schedule_kinds = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b};
-constexpr std::array recomputes = {Recompute::none, Recompute::full, Recompute::per_stage};
 constexpr std::array objectives = {Objective::time, Objective::cost, Objective::memory};
-constexpr std::array stage_recomputes = {Recompute::none, Recompute::full};
 
 // ---- writing ----
 
@@ -150,25 +150,13 @@ std::string write_training(const TrainingSpec& t) {
 }
 
 std::string write_layout(const ParallelSpec& spec, const TrainingSpec& training) {
-  std::string out;
-  const auto line = [&](const char* key, const auto& value) { out += fmt::format("{}: {}\n", key, value); };
-  line("devices", spec.mesh.size());
-  line("dp", spec.dp());
-  line("tp", spec.tp());
-  line("pp", spec.pp());
-  line("mesh_order", write_order(spec.mesh.order));
-  line("sequence_parallel", spec.sequence_parallel);
-  line("zero_stage", spec.zero_stage);
-  line("micro_batch", spec.micro_batch);
-  line("micro_batches", micro_batches(spec, training));
-  line("schedule", name(spec.schedule));
-  line("recompute", name(spec.recompute));
-  if (spec.recompute == Recompute::per_stage) {
-    std::vector<std::string> stages;
-    for (const Recompute recompute : spec.stage_recompute) stages.emplace_back(name(recompute));
-    line("stage_recompute", fmt::format("[{}]", join(stages)));
+  std::string out = fmt::format("{}: {}\n", devices_key, spec.mesh.size());
+  for (const ChoiceRow& row : choice_rows()) {
+    out += fmt::format("{}: {}\n", row.key, write_value(row.get(spec)));
+    if (!row.companion.write) continue;
+    if (const auto companion = row.companion.write(spec, training))
+      out += fmt::format("{}: {}\n", row.companion.key, *companion);
   }
-  line("stage_blocks", spec.stage_blocks);
   return out;
 }
 
@@ -307,53 +295,63 @@ TrainingSpec read_training(const YamlNode& node) {
           .seed = static_cast<std::uint64_t>(node.at("seed").as_integer(0))};
 }
 
-ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int cluster_devices) {
-  node.allow_keys({"devices", "dp", "tp", "pp", "mesh_order", "sequence_parallel", "zero_stage", "micro_batch",
-                   "micro_batches", "schedule", "recompute", "stage_recompute", "stage_blocks"});
-  ParallelSpec spec;
-  const int devices = read_int(node.at("devices"), 1);
-  const auto degree = [&](Axis axis) { return read_int(node.at(name(axis)), 1, devices); };
-  for (const Axis axis : all_axes)
-    if (is_planned(axis)) spec.mesh.degree[axis] = degree(axis);
-  const std::int64_t product = std::int64_t{spec.dp()} * spec.tp() * spec.pp();
-  if (product != devices)
-    node.at("devices").fail(fmt::format("dp {} x tp {} x pp {} is {} devices, and devices is {}", spec.dp(), spec.tp(),
-                                        spec.pp(), product, devices));
-  if (devices > cluster_devices)
-    node.at("devices").fail(
-        fmt::format("the layout takes {} devices, and the cluster has {}", devices, cluster_devices));
-  spec.mesh.order = at_place(node.at("mesh_order"), parse_order);
-  spec.sequence_parallel = node.at("sequence_parallel").as_bool();
-  if (spec.sequence_parallel && spec.tp() == 1)
-    node.at("sequence_parallel")
-        .fail("sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)");
-  spec.zero_stage = read_int(node.at("zero_stage"), 0, 3);
-  spec.micro_batch = node.at("micro_batch").as_integer(1, training.global_batch);
-  // (The product of the two may be more than 64 bits count.)
-  if (training.global_batch % spec.dp() != 0 || training.global_batch / spec.dp() % spec.micro_batch != 0)
-    node.at("micro_batch").fail(fmt::format("a global batch of {} is no multiple of dp {} x micro_batch {}",
-                                            training.global_batch, spec.dp(), spec.micro_batch));
-  if (const std::int64_t found = node.at("micro_batches").as_integer(1); found != micro_batches(spec, training))
-    node.at("micro_batches")
-        .fail(fmt::format(
-            "a global batch of {} over dp {} x micro_batch {} makes {} micro-batches, and micro_batches is {}",
-            training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
-  spec.schedule = read_choice(node.at("schedule"), schedule_kinds);
-  spec.recompute = read_choice(node.at("recompute"), recomputes);
-  if (spec.recompute == Recompute::per_stage) {
-    const YamlNode stages = node.at("stage_recompute");
-    for (const YamlNode& item : stages.items()) spec.stage_recompute.push_back(read_choice(item, stage_recomputes));
-    if (static_cast<int>(spec.stage_recompute.size()) != spec.pp())
-      stages.fail(fmt::format("stage_recompute has {} stages, and pp is {}", spec.stage_recompute.size(), spec.pp()));
-  } else if (const auto stages = node.find("stage_recompute")) {
-    stages->fail(
-        fmt::format("stage_recompute goes with recompute per_stage, and recompute is {}", name(spec.recompute)));
+// Reads the value of a choice, which is of the type that it has by default.
+struct ValueReader {
+  const ChoiceRow& row;
+  const YamlNode& node;
+  std::int64_t most;
+
+  ChoiceValue operator()(std::int64_t) const { return node.as_integer(row.minimum, most); }
+  ChoiceValue operator()(bool) const { return node.as_bool(); }
+  ChoiceValue operator()(const AxisOrder&) const { return at_place(node, parse_order); }
+  ChoiceValue operator()(const std::vector<int>&) const {
+    std::vector<int> numbers;
+    for (const YamlNode& item : node.items())
+      numbers.push_back(static_cast<int>(item.as_integer(row.minimum, most)));
+    return numbers;
   }
-  const YamlNode stage_blocks = node.at("stage_blocks");
-  for (const YamlNode& item : stage_blocks.items())
-    spec.stage_blocks.push_back(read_int(item, 1));
-  if (static_cast<int>(spec.stage_blocks.size()) != spec.pp())
-    stage_blocks.fail(fmt::format("stage_blocks has {} stages, and pp is {}", spec.stage_blocks.size(), spec.pp()));
+  template <class Named>
+  ChoiceValue operator()(Named) const {
+    std::vector<ChoiceValue> values = row.named();
+    if (row.only_in_plans) std::ranges::copy(row.only_in_plans(), std::back_inserter(values));
+    std::vector<std::string> names;
+    for (const ChoiceValue& value : values) names.push_back(write_value(value));
+    return values[node.as_choice(names)];
+  }
+};
+
+ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int cluster_devices) {
+  std::vector<std::string> keys{devices_key};
+  for (const ChoiceRow& row : choice_rows()) {
+    keys.emplace_back(row.key);
+    if (row.companion.read) keys.emplace_back(row.companion.key);
+  }
+  node.allow_keys(keys);
+  ParallelSpec spec;
+  const int devices = read_int(node.at(devices_key), 1);
+  const auto read = [&](const ChoiceRow& row) {
+    const YamlNode value = node.at(row.key);
+    const std::int64_t most = row.most_in_plan ? row.most_in_plan(training, devices) : row.maximum;
+    row.set(spec, std::visit(ValueReader{row, value, most}, row.get(spec)));
+    if (const auto fault = row.fault ? row.fault(spec, training) : std::nullopt) value.fail(*fault);
+    if (row.companion.read) row.companion.read(node, training, spec);
+  };
+  std::int64_t product = 1;
+  std::vector<std::string> degrees;
+  for (const ChoiceRow& row : choice_rows())
+    if (row.axis) {
+      read(row);
+      product *= spec.mesh.degree_of(*row.axis);
+      degrees.push_back(fmt::format("{} {}", row.key, spec.mesh.degree_of(*row.axis)));
+    }
+  if (product != devices)
+    node.at(devices_key)
+        .fail(fmt::format("{} is {} devices, and devices is {}", join(degrees, " x "), product, devices));
+  if (devices > cluster_devices)
+    node.at(devices_key)
+        .fail(fmt::format("the layout takes {} devices, and the cluster has {}", devices, cluster_devices));
+  for (const ChoiceRow& row : choice_rows())
+    if (!row.axis) read(row);
   return spec;
 }
 

@@ -1,11 +1,14 @@
 #include "planner/report/row.h"
 
 #include <array>
+#include <cstdint>
+#include <variant>
 
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
 #include "planner/cluster/running_costs.h"
+#include "planner/plan/choice.h"
 
 namespace parplan {
 namespace {
@@ -14,6 +17,15 @@ using Subject = RowSubject;
 
 Json seconds(Seconds value) { return json_number(value.value); }
 Json bytes(Bytes value) { return Json(value.count); }
+
+// A choice as it is: a number or whether; orders and what has a name by that.
+template <Choice choice>
+Json chosen(const Subject& subject) {
+  const ChoiceValue value = row_of(choice).get(subject.spec);
+  if (const auto* number = std::get_if<std::int64_t>(&value)) return Json(*number);
+  if (const auto* whether = std::get_if<bool>(&value)) return Json(*whether);
+  return Json(write_value(value));
+}
 
 constexpr std::array column_rows = {
     Column{"rank", "", "place among the ranked plans, from 1", [](const Subject& s) { return Json(s.rank); }},
@@ -25,31 +37,31 @@ constexpr std::array column_rows = {
            [](const Subject& s) { return Json(name(s.training.precision)); }},
     Column{"global_batch", "sequences", "sequences of one optimizer step",
            [](const Subject& s) { return Json(s.training.global_batch); }},
-    Column{"dp", "", "data-parallel degree", [](const Subject& s) { return Json(s.spec.dp()); }},
-    Column{"tp", "", "tensor-parallel degree", [](const Subject& s) { return Json(s.spec.tp()); }},
-    Column{"pp", "", "pipeline stages", [](const Subject& s) { return Json(s.spec.pp()); }},
+    Column{"dp", "", "data-parallel degree", chosen<Choice::dp>},
+    Column{"tp", "", "tensor-parallel degree", chosen<Choice::tp>},
+    Column{"pp", "", "pipeline stages", chosen<Choice::pp>},
     Column{"cp", "", "context-parallel degree", [](const Subject& s) { return Json(s.spec.mesh.degree.cp); }},
     Column{"ep", "", "expert-parallel degree", [](const Subject& s) { return Json(s.spec.mesh.degree.ep); }},
     Column{"mesh_order", "", "mesh axes from the outermost to the one of neighbouring devices",
-           [](const Subject& s) { return Json(write_order(s.spec.mesh.order)); }},
+           chosen<Choice::mesh_order>},
     Column{"zero_stage", "", "0: nothing, 1: optimizer state, 2: and gradients, 3: and parameters are sharded over dp",
-           [](const Subject& s) { return Json(s.spec.zero_stage); }},
+           chosen<Choice::zero_stage>},
     Column{"micro_batch", "sequences", "sequences of one micro-batch",
-           [](const Subject& s) { return Json(s.spec.micro_batch); }},
+           chosen<Choice::micro_batch>},
     Column{"micro_batches", "", "micro-batches that each data-parallel rank runs in a step",
            [](const Subject& s) { return Json(micro_batches(s.spec, s.training)); }},
     Column{"schedule", "", "order of the pipeline's tasks",
-           [](const Subject& s) { return Json(name(s.spec.schedule)); }},
+           chosen<Choice::schedule>},
     Column{"virtual_stages", "", "model chunks per pipeline stage",
            [](const Subject& s) { return Json(s.spec.virtual_stages()); }},
     Column{"stage_layers", "", "layers of each stage, first stage first; embedding and head are not counted",
            [](const Subject& s) { return Json(stage_layers(s.spec)); }},
     Column{"sequence_parallel", "", "activations between tensor-parallel regions are sharded along the sequence",
-           [](const Subject& s) { return Json(s.spec.sequence_parallel); }},
+           chosen<Choice::sequence_parallel>},
     Column{"cp_method", "", "how context parallelism exchanges keys and values",
            [](const Subject&) { return Json(nullptr); }},
     Column{"recompute", "", "activations that the backward pass computes again",
-           [](const Subject& s) { return Json(name(s.spec.recompute)); }},
+           chosen<Choice::recompute>},
     Column{"offload", "", "what is kept in host memory", [](const Subject&) { return Json("none"); }},
     Column{"step_time_s", "s", "one optimizer step, on the rank that finishes last",
            [](const Subject& s) { return seconds(s.result.time.total()); }},

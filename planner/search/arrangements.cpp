@@ -61,7 +61,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
                                    const LayoutRequest& request, const SearchOptions& options) {
   std::vector<Cluster> all = arrangements(cluster);
   if (!options.fewer_devices) all.erase(all.begin() + 1, all.end());
-  const bool fixed = request.dp && request.tp && request.pp;
+  const bool fixed = gives_every_degree(request);
   // Costs are compared in one unit: without a price for every device, in device-seconds.
   const bool priced = hourly_price(cluster, cluster.devices()).has_value();
 
@@ -70,7 +70,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   std::optional<Score> best;
   std::optional<RankedPlan> as_stands;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const bool is_too_small = fixed && *request.dp * *request.tp * *request.pp > all[i].devices();
+    const bool is_too_small = fixed && product_of_degrees(request) > all[i].devices();
     if (i > 0 && is_too_small) continue;
     Cluster compared = all[i];
     if (!priced)

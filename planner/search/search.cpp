@@ -26,8 +26,8 @@ namespace {
 // as often as it goes, and by powers of two.
 std::vector<int> device_counts(const Cluster& cluster, const LayoutRequest& request, bool fewer) {
   const int devices = cluster.devices();
-  const int given = request.dp.value_or(1) * request.tp.value_or(1) * request.pp.value_or(1);
-  if (request.dp && request.tp && request.pp) return {given};
+  const int given = static_cast<int>(product_of_degrees(request));
+  if (gives_every_degree(request)) return {given};
   if (!fewer || given > devices) return {devices};
   std::set<int, std::greater<>> counts{devices};
   constexpr int few = 16;
@@ -139,7 +139,7 @@ class SpaceSearch {
 
   void make_candidates_of(Size& size) {
     MadeCandidates made = make_candidates(makers_, enumerate_specs(graph_, training_, size.devices, request_),
-                                          !request_.recompute);
+                                          !request_[Choice::recompute]);
     counts_.candidates += made.count;
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
     size.candidates = std::move(made.fitting);

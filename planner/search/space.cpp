@@ -1,112 +1,144 @@
 #include "planner/search/space.h"
 
 #include <algorithm>
-#include <set>
+#include <array>
 
 #include "planner/base/enum.h"
 #include "planner/parallel/techniques.h"
-#include "planner/schedule/schedules.h"
+#include "planner/search/space_rows.h"
 
 namespace parplan {
 namespace {
 
-// The orders that differ on axes of more than one rank; each stands for those that differ elsewhere
-// only.
-std::vector<AxisOrder> distinct_orders(const Degrees& degree, const LayoutRequest& request) {
-  if (request.order) return {*request.order};
-  AxisOrder order;
-  std::vector<AxisOrder> orders;
-  std::set<std::vector<Axis>> seen;
-  do {
-    std::vector<Axis> matters;
-    for (Axis axis : order)
-      if (degree[axis] > 1) matters.push_back(axis);
-    if (seen.insert(matters).second) orders.push_back(order);
-  } while (std::next_permutation(order.begin(), order.end()));
-  return orders;
-}
-
-template <class T>
-std::vector<T> choices(const std::optional<T>& fixed, std::vector<T> free) {
-  return fixed ? std::vector<T>{*fixed} : free;
-}
-
-// The choices that are free once degrees, sequence parallelism and ZeRO stage are fixed.
-struct FreeChoices {
-  ParallelSpec spec;  // of what is fixed
-  std::vector<std::int64_t> micro_batches;
-  std::vector<ScheduleKind> schedules;
-  std::vector<Recompute> recomputes;
-  std::vector<AxisOrder> orders;
-};
-
-template <class Visit>
-void walk_space(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request,
-                const Visit& visit) {
-  std::vector<ScheduleKind> schedules;
-  for (const ScheduleRow& row : schedule_rows()) schedules.push_back(row.kind);
-  const auto fixed_differs = [](const std::optional<int>& fixed, int degree) { return fixed && *fixed != degree; };
-
-  for (const std::int64_t tp : divisors(devices)) {
-    for (const std::int64_t pp : divisors(devices / tp)) {
-      FreeChoices choice;
-      ParallelSpec& spec = choice.spec;
-      spec.mesh.degree = {
-          .pp = static_cast<int>(pp), .dp = static_cast<int>(devices / tp / pp), .tp = static_cast<int>(tp)};
-      if (fixed_differs(request.tp, spec.tp()) || fixed_differs(request.pp, spec.pp()) ||
-          fixed_differs(request.dp, spec.dp()))
-        continue;
-      if (training.global_batch % spec.dp() != 0) continue;
-      if (request.stage_blocks) spec.stage_blocks = *request.stage_blocks;
-      choice.schedules = spec.pp() > 1 ? choices(request.schedule, schedules) : std::vector{ScheduleKind::one_f_one_b};
-      choice.recomputes = choices(request.recompute, {Recompute::none, Recompute::full});
-      for (const std::int64_t micro_batch : choices(request.micro_batch, divisors(training.global_batch / spec.dp()))) {
-        spec.micro_batch = micro_batch;
-        if (!too_many_calls(training, spec)) choice.micro_batches.push_back(micro_batch);
-      }
-      if (choice.micro_batches.empty()) continue;
-      // What a technique forbids at these degrees, it forbids for every choice of the others.
-      spec.micro_batch = choice.micro_batches.front();
-      for (const bool sequence_parallel :
-           choices(request.sequence_parallel, spec.tp() > 1 ? std::vector{false, true} : std::vector{false}))
-        for (const int zero : choices(request.zero_stage, spec.dp() > 1 ? std::vector{0, 1, 2, 3} : std::vector{0})) {
-          spec.sequence_parallel = sequence_parallel;
-          spec.zero_stage = zero;
-          if (illegal(graph, training, spec)) continue;
-          if (choice.orders.empty()) choice.orders = distinct_orders(spec.mesh.degree, request);
-          visit(choice);
-        }
+// A walk over the rows of the space, one layout that each row in turn sets its choice of. A row's
+// values are kept until a choice changes from which they follow.
+class SpaceWalk {
+ public:
+  SpaceWalk(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request)
+      : context_{graph, training, devices}, request_(request) {
+    for (const SpaceRow& row : space_rows()) {
+      Step& step = steps_[count_++];
+      step.space = &row;
+      step.choice = &row_of(row.choice);
+      if (row.decides_legality) deciding_ = count_;
+      for (const SpaceRow& later : space_rows())
+        if (later.follows_from.contains(row.choice)) step.followers |= 1u << (&later - space_rows().data());
     }
   }
-}
+
+  // Visits every legal layout.
+  template <class Visit>
+  void enumerate(const Visit& visit) {
+    decide(0, [&] { choose(deciding_, visit); });
+  }
+
+  // How many these are, without a visit to choices from which nothing follows.
+  std::int64_t count() {
+    std::int64_t layouts = 0;
+    decide(0, [&] { layouts += count_from(deciding_); });
+    return layouts;
+  }
+
+ private:
+  struct Step {
+    const SpaceRow* space = nullptr;
+    const ChoiceRow* choice = nullptr;
+    unsigned followers = 0;  // the rows whose values follow from this choice
+    bool is_known = false;   // whether `values` holds for the layout as it is
+    std::vector<ChoiceValue> values;
+  };
+
+  const std::vector<ChoiceValue>& values(std::size_t row) {
+    Step& step = steps_[row];
+    if (step.is_known) return step.values;
+    step.is_known = true;
+    step.values.clear();
+    const std::optional<ChoiceValue>& given = request_[step.space->choice];
+    const bool applies = !step.choice->applies || step.choice->applies(spec_);
+    if (!given || !applies) {
+      step.space->values(context_, spec_, step.values);
+    } else if (!step.choice->axis) {
+      step.values.push_back(*given);
+    } else {
+      // Degrees have to multiply to the devices, which no technique asks.
+      step.space->values(context_, spec_, step.values);
+      std::erase_if(step.values, [&](const ChoiceValue& value) { return value != *given; });
+    }
+    return step.values;
+  }
+
+  void set(std::size_t row, const ChoiceValue& value) {
+    steps_[row].choice->set(spec_, value);
+    for (std::size_t later = row + 1; later < count_; ++later)
+      if ((steps_[row].followers >> later & 1u) != 0) steps_[later].is_known = false;
+  }
+
+  // What a technique forbids with one value of the other choices, it forbids with every one.
+  bool is_legal() {
+    for (std::size_t row = deciding_; row < count_; ++row) {
+      const std::vector<ChoiceValue>& any = values(row);
+      if (any.empty()) return false;
+      set(row, any.front());
+    }
+    return !illegal(context_.graph, context_.training, spec_);
+  }
+
+  template <class Visit>
+  void decide(std::size_t row, const Visit& visit) {
+    if (row == deciding_) {
+      if (is_legal()) visit();
+      return;
+    }
+    for (const ChoiceValue& value : values(row)) {
+      set(row, value);
+      decide(row + 1, visit);
+    }
+  }
+
+  template <class Visit>
+  void choose(std::size_t row, const Visit& visit) {
+    if (row == count_) {
+      visit(spec_);
+      return;
+    }
+    for (const ChoiceValue& value : values(row)) {
+      set(row, value);
+      choose(row + 1, visit);
+    }
+  }
+
+  std::int64_t count_from(std::size_t row) {
+    if (row == count_) return 1;
+    const std::vector<ChoiceValue>& each = values(row);
+    if (steps_[row].followers == 0) return static_cast<std::int64_t>(each.size()) * count_from(row + 1);
+    std::int64_t layouts = 0;
+    for (const ChoiceValue& value : each) {
+      set(row, value);
+      layouts += count_from(row + 1);
+    }
+    return layouts;
+  }
+
+  SpaceContext context_;
+  const LayoutRequest& request_;
+  std::array<Step, count_of<Choice>> steps_;
+  std::size_t count_ = 0;
+  std::size_t deciding_ = 0;  // so many rows decide legality
+  ParallelSpec spec_;
+};
 
 }  // namespace
 
 std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
                                           const LayoutRequest& request) {
   std::vector<ParallelSpec> specs;
-  walk_space(graph, training, devices, request, [&](const FreeChoices& choice) {
-    for (const std::int64_t micro_batch : choice.micro_batches)
-      for (const ScheduleKind schedule : choice.schedules)
-        for (const Recompute recompute : choice.recomputes)
-          for (const AxisOrder& order : choice.orders) {
-            ParallelSpec& spec = specs.emplace_back(choice.spec);
-            spec.micro_batch = micro_batch;
-            spec.schedule = schedule;
-            spec.recompute = recompute;
-            spec.mesh.order = order;
-          }
-  });
+  SpaceWalk(graph, training, devices, request).enumerate([&](const ParallelSpec& spec) { specs.push_back(spec); });
   return specs;
 }
 
 std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
                          const LayoutRequest& request) {
-  std::size_t count = 0;
-  walk_space(graph, training, devices, request, [&](const FreeChoices& choice) {
-    count += choice.micro_batches.size() * choice.schedules.size() * choice.recomputes.size() * choice.orders.size();
-  });
-  return static_cast<std::int64_t>(count);
+  return SpaceWalk(graph, training, devices, request).count();
 }
 
 }  // namespace parplan

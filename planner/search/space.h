@@ -1,27 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "planner/graph/op_graph.h"
 #include "planner/graph/training.h"
+#include "planner/plan/choice.h"
 #include "planner/plan/parallel_spec.h"
 
 namespace parplan {
-
-// What the user has fixed of a layout; absent fields are searched.
-struct LayoutRequest {
-  std::optional<int> dp, tp, pp;
-  std::optional<int> zero_stage;
-  std::optional<std::int64_t> micro_batch;
-  std::optional<ScheduleKind> schedule;
-  std::optional<bool> sequence_parallel;
-  std::optional<Recompute> recompute;
-  std::optional<AxisOrder> order;
-  std::optional<std::vector<int>> stage_blocks;
-  bool operator==(const LayoutRequest&) const = default;
-};
 
 // Every legal combination on `devices` devices, in a fixed order, stage cuts still empty: dp x tp x
 // pp = devices, micro-batch sizes that are divisors of the batch per data rank, gradient

@@ -209,23 +209,23 @@ void bench_growth() {
   search_heading("techniques: gpt3-175b on 1024 A100, batch 1536");
   const Setting setting = setting_of({"gpt3-175b", "dgx-a100", 1024, 1536});
   LayoutRequest request;
-  request.tp = request.pp = 1;
-  request.zero_stage = 0;
-  request.schedule = ScheduleKind::one_f_one_b;
-  request.recompute = Recompute::none;
-  request.order = parse_order("pp-dp-tp");
+  request[Choice::tp] = request[Choice::pp] = 1;
+  request[Choice::zero_stage] = 0;
+  request[Choice::schedule] = ScheduleKind::one_f_one_b;
+  request[Choice::recompute] = Recompute::none;
+  request[Choice::mesh_order] = parse_order("pp-dp-tp");
   bench_search("data parallel", setting, request);
-  request.zero_stage.reset();
+  request[Choice::zero_stage].reset();
   bench_search("+ ZeRO 1 to 3", setting, request);
-  request.recompute.reset();
+  request[Choice::recompute].reset();
   bench_search("+ recompute", setting, request);
-  request.tp.reset();
+  request[Choice::tp].reset();
   bench_search("+ tensor and sequence parallel", setting, request);
-  request.pp.reset();
+  request[Choice::pp].reset();
   bench_search("+ pipeline, 1F1B", setting, request);
-  request.schedule.reset();
+  request[Choice::schedule].reset();
   bench_search("+ GPipe", setting, request);
-  request.order.reset();
+  request[Choice::mesh_order].reset();
   bench_search("+ orders of the mesh", setting, request);
 }
 

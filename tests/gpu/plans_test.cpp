@@ -81,7 +81,7 @@ TEST_CASE("graphs with every op train on a GPU as the one-rank reference does, h
       for (const int tp : {1, 2}) {
         const TrainingSpec training = training_in(type);
         LayoutRequest request;
-        request.tp = tp;
+        request[Choice::tp] = tp;
         const ParallelSpec spec = random_spec(graph, training, 2, request, random);
         INFO(graph.name << ": " << std::string(name(type)) << ", " << describe(spec));
         TrainingSpec exact = training;
@@ -99,8 +99,8 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
     const OpGraph graph = graph_of(model);
     const TrainingSpec training = training_in(DataType::bf16);
     LayoutRequest pipelined;
-    pipelined.dp = pipelined.tp = 1;
-    pipelined.micro_batch = 2;
+    pipelined[Choice::dp] = pipelined[Choice::tp] = 1;
+    pipelined[Choice::micro_batch] = 2;
     const ParallelSpec stages = random_spec(graph, training, 2, pipelined, random);
     ParallelSpec flat = stages;
     flat.mesh.degree = {};
@@ -110,10 +110,10 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
 
     for (int zero = 1; zero <= 3; ++zero) {
       LayoutRequest sharded;
-      sharded.dp = 2;
-      sharded.tp = sharded.pp = 1;
-      sharded.zero_stage = zero;
-      sharded.micro_batch = zero > 1 ? global_batch / 2 : 2;
+      sharded[Choice::dp] = 2;
+      sharded[Choice::tp] = sharded[Choice::pp] = 1;
+      sharded[Choice::zero_stage] = zero;
+      sharded[Choice::micro_batch] = zero > 1 ? global_batch / 2 : 2;
       ParallelSpec spec = random_spec(graph, training, 2, sharded, random);
       INFO(model << ": " << describe(spec));
       const Outcome shards = run_on_gpu(gpu, graph, training, spec, 3);

@@ -22,8 +22,8 @@ TEST_CASE("random legal plans of graphs with every op train as the one-rank refe
     for (int trial = 0; trial < 24; ++trial) {
       const TrainingSpec training = training_of();
       LayoutRequest request;
-      if (trial % 2 == 1) request.tp = 1 << (1 + trial / 2 % 2);  // half of them split heads
-      if (trial % 2 == 1 && graph.name == "parallel-branches") request.tp = 2;
+      if (trial % 2 == 1) request[Choice::tp] = 1 << (1 + trial / 2 % 2);  // half of them split heads
+      if (trial % 2 == 1 && graph.name == "parallel-branches") request[Choice::tp] = 2;
       const ParallelSpec spec = random_spec(graph, training, 4 << trial % 2, request, random);
       INFO(graph.name << ": " << describe(spec));
       auto reference = references.find(spec.micro_batch);
@@ -39,7 +39,7 @@ TEST_CASE("graphs with every op: a pipeline equals accumulation on one rank to t
   for (const OpGraph& graph : op_graphs(sequence))
     for (const int ranks : {1, 2}) {
       LayoutRequest request;
-      request.dp = request.tp = 1;
+      request[Choice::dp] = request[Choice::tp] = 1;
       const TrainingSpec training = training_of();
       const ParallelSpec spec = random_spec(graph, training, ranks, request, random);
       INFO(graph.name << ": " << describe(spec));

@@ -41,7 +41,7 @@ TEST_CASE("a pipeline equals accumulation on one rank to the bit") {
     for (const int ranks : {1, 2, 4})
       for (int trial = 0; trial < 3; ++trial) {
         LayoutRequest request;
-        request.dp = request.tp = 1;
+        request[Choice::dp] = request[Choice::tp] = 1;
         const ParallelSpec spec = random_spec(graph, training, ranks, request, random);
         INFO(model << ": " << describe(spec));
         const Outcome plan = run_plan(graph, training, spec, 3);
@@ -58,10 +58,10 @@ TEST_CASE("a pipeline of data-parallel ranks equals data parallelism to the bit"
     const TrainingSpec training = training_of();
     for (int trial = 0; trial < 3; ++trial) {
       LayoutRequest request;
-      request.dp = 2;
-      request.tp = 1;
-      request.pp = 2;
-      request.zero_stage = 0;
+      request[Choice::dp] = 2;
+      request[Choice::tp] = 1;
+      request[Choice::pp] = 2;
+      request[Choice::zero_stage] = 0;
       const ParallelSpec spec = random_spec(graph, training, 4, request, random);
       INFO(model << ": " << describe(spec));
       ParallelSpec flat = spec;
@@ -80,9 +80,10 @@ TEST_CASE("ZeRO equals data parallelism to the bit: stage 1 always, 2 and 3 with
     for (int zero = 1; zero <= 3; ++zero)
       for (int trial = 0; trial < 4; ++trial) {
         LayoutRequest request;
-        request.dp = trial % 2 ? 4 : 2;
-        request.zero_stage = zero;
-        if (zero > 1) request.micro_batch = global_batch / *request.dp;
+        const int dp = trial % 2 ? 4 : 2;
+        request[Choice::dp] = dp;
+        request[Choice::zero_stage] = zero;
+        if (zero > 1) request[Choice::micro_batch] = global_batch / dp;
         ParallelSpec spec = random_spec(graph, training, trial < 2 ? 4 : 8, request, random);
         INFO(model << ": " << describe(spec));
         const Outcome sharded = run_plan(graph, training, spec, 3);

@@ -184,21 +184,21 @@ TEST_CASE("the quick and the searched answer to what binds agree") {
     bool parts_tell;
   };
   LayoutRequest long_pipeline;
-  long_pipeline.dp = long_pipeline.tp = 1;
-  long_pipeline.pp = 8;
-  long_pipeline.micro_batch = 1;
-  long_pipeline.schedule = ScheduleKind::one_f_one_b;
+  long_pipeline[Choice::dp] = long_pipeline[Choice::tp] = 1;
+  long_pipeline[Choice::pp] = 8;
+  long_pipeline[Choice::micro_batch] = 1;
+  long_pipeline[Choice::schedule] = ScheduleKind::one_f_one_b;
   LayoutRequest mixed;
-  mixed.dp = 2;
-  mixed.tp = mixed.pp = 4;
-  mixed.zero_stage = 1;
-  mixed.micro_batch = 1;
-  mixed.schedule = ScheduleKind::gpipe;
-  mixed.sequence_parallel = true;
+  mixed[Choice::dp] = 2;
+  mixed[Choice::tp] = mixed[Choice::pp] = 4;
+  mixed[Choice::zero_stage] = 1;
+  mixed[Choice::micro_batch] = 1;
+  mixed[Choice::schedule] = ScheduleKind::gpipe;
+  mixed[Choice::sequence_parallel] = true;
   LayoutRequest data;
-  data.dp = 32;
-  data.zero_stage = 1;
-  data.micro_batch = 1;
+  data[Choice::dp] = 32;
+  data[Choice::zero_stage] = 1;
+  data[Choice::micro_batch] = 1;
   for (const Case& one : {Case{"gpt2", "dgx-a100", 1, 1024, long_pipeline, Constraint::compute,
                                true},  // the head takes longer than any other stage
                           Case{"gpt2", "azure-ndv2", 4, 16, mixed, Constraint::communication, true},  // one NIC a node
@@ -231,16 +231,7 @@ TEST_CASE("devices that compute twice as fast take half of the time, where nothi
   const OpGraph graph = graph_of("tiny-llama", 16);
   for (const char* name : {"dgx-a100", "dgx-h100"}) {
     SuggestRequest request = request_of(graph, cluster_of(name, 1), 4);
-    request.layout = {.dp = 1,
-                      .tp = 1,
-                      .pp = 1,
-                      .zero_stage = {},
-                      .micro_batch = {},
-                      .schedule = {},
-                      .sequence_parallel = {},
-                      .recompute = {},
-                      .order = {},
-                      .stage_blocks = {}};
+    request.layout = {{Choice::dp, 1}, {Choice::tp, 1}, {Choice::pp, 1}};
     const double before = step(simulate_layout(request).prediction);
     request.cluster = varied(request.cluster, Resource::compute, 2.0);
     CHECK(step(simulate_layout(request).prediction) == doctest::Approx(before / 2.0).epsilon(1e-9));
@@ -373,7 +364,7 @@ TEST_CASE("a plan on all devices is told that fewer are faster, as things are an
 TEST_CASE("a plan whose file promises something else is simulated anew, and its search forgotten") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
-  request.layout.pp = 2;
+  request.layout[Choice::pp] = 2;
   const SuggestResult found = suggest(request);
   REQUIRE(found.plan);
   const Plan& plan = *found.plan;
@@ -431,10 +422,10 @@ TEST_CASE("a plan of a given layout is told what a free search finds") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
   const SuggestResult free = suggest(request);
-  request.layout.pp = 4;
-  request.layout.micro_batch = 1;
-  request.layout.schedule = ScheduleKind::gpipe;
-  request.layout.recompute = Recompute::full;
+  request.layout[Choice::pp] = 4;
+  request.layout[Choice::micro_batch] = 1;
+  request.layout[Choice::schedule] = ScheduleKind::gpipe;
+  request.layout[Choice::recompute] = Recompute::full;
   const SuggestResult fixed = suggest(request);
   REQUIRE(free.plan);
   REQUIRE(fixed.plan);
@@ -447,8 +438,8 @@ TEST_CASE("a plan of a given layout is told what a free search finds") {
 TEST_CASE("less memory for a given layout is what a search with less memory finds") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   SuggestRequest request = request_of(graph, cluster_of("dgx-a100", 16), 32);
-  request.layout.pp = 4;
-  request.layout.schedule = ScheduleKind::gpipe;
+  request.layout[Choice::pp] = 4;
+  request.layout[Choice::schedule] = ScheduleKind::gpipe;
   const SuggestResult fixed = suggest(request);
   REQUIRE(fixed.plan);
   REQUIRE(fixed.plan->search.certified);
@@ -481,8 +472,8 @@ TEST_CASE("a batch of few micro-batches changes by sequences, in micro-batches t
     INFO("dp " << one.dp << " batch " << one.batch << " micro-batch " << one.micro_batch);
     SuggestRequest request =
         request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", one.dp), one.batch);
-    request.layout.dp = one.dp;
-    request.layout.micro_batch = one.micro_batch;
+    request.layout[Choice::dp] = one.dp;
+    request.layout[Choice::micro_batch] = one.micro_batch;
     const Reasons reasons = find_reasons(graph, simulate_layout(request), {});
     std::optional<std::pair<std::int64_t, std::int64_t>> less, more;
     for (const Variation& variation : reasons.sensitivity)
@@ -543,11 +534,11 @@ TEST_CASE("the reasons of a plan with another objective count by it") {
 TEST_CASE("of layouts that differ in the order of axes alone and take as long, the plan is the best of its family") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
-  request.layout.dp = 2;
-  request.layout.pp = 2;
+  request.layout[Choice::dp] = 2;
+  request.layout[Choice::pp] = 2;
   for (const AxisOrder& order :
        {AxisOrder{Axis::pp, Axis::dp, Axis::tp}, AxisOrder{Axis::dp, Axis::pp, Axis::tp}}) {
-    request.layout.order = order;
+    request.layout[Choice::mesh_order] = order;
     SuggestResult found = suggest(request);
     REQUIRE(found.plan);
     Plan& plan = *found.plan;
@@ -599,19 +590,19 @@ TEST_CASE("why devices are left idle is said as far as it is known") {
     SuggestRequest request = request_of(graph, cluster, 8);
     request.options.objective = one.objective;
     request.options.most_simulated = one.most_simulated;
-    request.layout.dp = one.dp;
-    request.layout.tp = one.tp;
-    request.layout.pp = one.pp;
+    request.layout[Choice::dp] = one.dp;
+    request.layout[Choice::tp] = one.tp;
+    request.layout[Choice::pp] = one.pp;
     const SuggestResult found = suggest(request);
     REQUIRE(found.plan);
     REQUIRE(found.plan->spec.mesh.size() < 8);
     CHECK(join(found.plan->notes) == fmt::format("uses {} of 8 devices{}", found.plan->spec.mesh.size(), one.note));
   }
   SuggestRequest request = request_of(graph, cluster, 8);
-  request.layout.dp = 2;
+  request.layout[Choice::dp] = 2;
   CHECK(join(simulate_layout(request).notes) == "uses 2 of 8 devices, as the layout that was given does");
   request.options.most_simulated = 1;
-  request.layout.dp.reset();
+  request.layout[Choice::dp].reset();
   const SuggestResult cut = suggest(request);
   REQUIRE(!cut.plan->search.certified);
   REQUIRE(cut.plan->spec.mesh.size() < 8);
@@ -622,11 +613,11 @@ TEST_CASE("why devices are left idle is said as far as it is known") {
 TEST_CASE("the guide's rules are said when the numbers say so") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   SuggestRequest request = request_of(graph, cluster_of("dgx-a100", 16), 32);
-  request.layout.pp = 2;
-  request.layout.tp = 1;
-  request.layout.dp = 8;
-  request.layout.zero_stage = 1;
-  request.layout.micro_batch = 1;
+  request.layout[Choice::pp] = 2;
+  request.layout[Choice::tp] = 1;
+  request.layout[Choice::dp] = 8;
+  request.layout[Choice::zero_stage] = 1;
+  request.layout[Choice::micro_batch] = 1;
   const SuggestResult found = suggest(request);
   REQUIRE(found.plan);
   const Plan& plan = *found.plan;
@@ -658,8 +649,8 @@ TEST_CASE("the guide's rules are said when the numbers say so") {
   SuggestRequest small = request_of(graph, cluster_of("dgx-a100", 16), 32);
   const std::int64_t overhead = small.cluster.groups.front().device.memory_overhead.count;
   small.cluster.groups.front().device.memory_capacity = Bytes(overhead + 200'000);
-  small.layout.zero_stage = 3;
-  small.layout.dp = 16;
+  small.layout[Choice::zero_stage] = 3;
+  small.layout[Choice::dp] = 16;
   const Plan crowded = simulate_layout(small);
   const Guide none = find_reasons(graph, crowded, {}).guide;
   REQUIRE(none.one_device);
@@ -682,8 +673,8 @@ TEST_CASE(
     NodeGroup& small = groups[small_first ? 0 : 1];
     small.device.name = "small";
     small.device.memory_capacity = small.device.memory_overhead + Bytes(50'000);
-    request.layout.dp = 4;
-    request.layout.zero_stage = 3;
+    request.layout[Choice::dp] = 4;
+    request.layout[Choice::zero_stage] = 3;
     const Plan plan = simulate_layout(request);
     const Guide guide = find_reasons(graph, plan, {}).guide;
     REQUIRE(guide.one_device);
@@ -729,7 +720,7 @@ TEST_CASE("tensor parallelism beyond a node is looked for in every degree, and t
     CHECK(guide.beyond_node->inside_ranks == per_node);
     for (const int tp : degrees) {
       SuggestRequest fixed = request;
-      fixed.layout.tp = tp;
+      fixed.layout[Choice::tp] = tp;
       const SuggestResult found = suggest(fixed);
       REQUIRE(found.plan);
       CHECK(step(guide.beyond_node->best.plan.result) <= step(found.plan->prediction) * (1 + 1e-9));
@@ -740,7 +731,7 @@ TEST_CASE("tensor parallelism beyond a node is looked for in every degree, and t
 TEST_CASE("variations carry the cluster that they are of, and say whether a limit cut their search") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   SuggestRequest request = request_of(graph, nodes_of(4, 2), 16);
-  request.layout.pp = 4;
+  request.layout[Choice::pp] = 4;
   const SuggestResult found = suggest(request);
   REQUIRE(found.plan);
   for (const std::int64_t most : {std::int64_t{1}, std::int64_t{1} << 20}) {

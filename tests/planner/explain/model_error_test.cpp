@@ -59,11 +59,11 @@ TEST_CASE("the stated error is that of the published steps of GPT-3 175B on 512 
     request.training.global_batch = 1536;
     request.training.sequence_length = 2048;
     request.training.precision = DataType::fp16;
-    request.layout.dp = run.dp;
-    request.layout.tp = run.tp;
-    request.layout.pp = run.pp;
-    request.layout.micro_batch = run.micro_batch;
-    request.layout.recompute = Recompute::full;
+    request.layout[Choice::dp] = run.dp;
+    request.layout[Choice::tp] = run.tp;
+    request.layout[Choice::pp] = run.pp;
+    request.layout[Choice::micro_batch] = run.micro_batch;
+    request.layout[Choice::recompute] = Recompute::full;
     const double error = simulate_layout(request).prediction.time.total().value / run.seconds - 1.0;
     INFO(fmt::format("dp {} tp {} pp {} micro-batch {}: {:+.3f}", run.dp, run.tp, run.pp, run.micro_batch, error));
     CHECK(error > -0.3);

@@ -182,8 +182,8 @@ TEST_CASE("devices of a node are counted one by one, where the caller can give t
 TEST_CASE("of unlike devices so much memory is named that the fullest of any kind has enough") {
   Crowded crowded("dgx-a100", 4);
   SuggestRequest& request = crowded.request;
-  request.layout.tp = 1;
-  request.layout.dp = 1;
+  request.layout[Choice::tp] = 1;
+  request.layout[Choice::dp] = 1;
   request.cluster.groups.push_back(request.cluster.groups.front());
   for (NodeGroup& group : request.cluster.groups) {
     group.node = first_devices(group.node, 2);
@@ -205,12 +205,12 @@ TEST_CASE("of unlike devices so much memory is named that the fullest of any kin
 TEST_CASE("parts of the layout that were given are changed as little as helps") {
   Crowded crowded(source + "/tests/data/clusters/cpu-8.yaml", 4);
   SuggestRequest& request = crowded.request;
-  request.layout.dp = 4;
-  request.layout.tp = 1;
-  request.layout.pp = 1;
-  request.layout.zero_stage = 0;
-  request.layout.micro_batch = 4;
-  request.layout.recompute = Recompute::none;
+  request.layout[Choice::dp] = 4;
+  request.layout[Choice::tp] = 1;
+  request.layout[Choice::pp] = 1;
+  request.layout[Choice::zero_stage] = 0;
+  request.layout[Choice::micro_batch] = 4;
+  request.layout[Choice::recompute] = Recompute::none;
   const Bytes needed = simulate_layout(request).prediction.memory.peak();
   crowded.leave(needed - Bytes(1));
   const std::vector<Remedy> remedies = crowded.remedies();
@@ -233,13 +233,13 @@ TEST_CASE("parts of the layout that were given are changed as little as helps") 
     changed.training = remedy.training;
     OpGraph graph = build_graph(crowded.model, remedy.training.sequence_length);
     changed.graph = &graph;
-    // Its own part is changed, the others stay.
-    if (remedy.of == "zero_stage") changed.layout.zero_stage = remedy.plan.spec.zero_stage;
-    if (remedy.of == "micro_batch") changed.layout.micro_batch = remedy.plan.spec.micro_batch;
-    if (remedy.of == "recompute") changed.layout.recompute = remedy.plan.spec.recompute;
-    if (remedy.of == "tp") changed.layout.tp.reset();
-    if (remedy.of == "pp") changed.layout.pp.reset();
-    if (remedy.of == "dp") changed.layout.dp.reset();
+    // The remedy's own part is changed, the others stay.
+    if (remedy.of == "zero_stage") changed.layout[Choice::zero_stage] = remedy.plan.spec.zero_stage;
+    if (remedy.of == "micro_batch") changed.layout[Choice::micro_batch] = remedy.plan.spec.micro_batch;
+    if (remedy.of == "recompute") changed.layout[Choice::recompute] = remedy.plan.spec.recompute;
+    if (remedy.of == "tp") changed.layout[Choice::tp].reset();
+    if (remedy.of == "pp") changed.layout[Choice::pp].reset();
+    if (remedy.of == "dp") changed.layout[Choice::dp].reset();
     INFO(remedy.instead);
     CHECK(fits(changed));
   }
@@ -248,7 +248,7 @@ TEST_CASE("parts of the layout that were given are changed as little as helps") 
 TEST_CASE("a shorter sequence and a smaller batch are the largest that fit") {
   Crowded crowded(source + "/tests/data/clusters/cpu-8.yaml", 1);
   SuggestRequest& request = crowded.request;
-  request.layout.micro_batch = 2;
+  request.layout[Choice::micro_batch] = 2;
   crowded.leave(request.cluster.groups.front().device.memory_overhead + Bytes(10'000));
   const Bytes least(number(*find(crowded.remedies(), "memory")));
   crowded.leave(least - Bytes(1));
@@ -266,16 +266,13 @@ TEST_CASE("a shorter sequence and a smaller batch are the largest that fit") {
 
   // GPipe holds all micro-batches at once: there it helps.
   Crowded pipeline(source + "/tests/data/clusters/cpu-8.yaml", 2);
-  pipeline.request.layout = {.dp = 1,
-                             .tp = 1,
-                             .pp = 2,
-                             .zero_stage = 0,
-                             .micro_batch = 1,
-                             .schedule = ScheduleKind::gpipe,
-                             .sequence_parallel = {},
-                             .recompute = Recompute::none,
-                             .order = {},
-                             .stage_blocks = {}};
+  pipeline.request.layout = {{Choice::dp, 1},
+                             {Choice::tp, 1},
+                             {Choice::pp, 2},
+                             {Choice::zero_stage, 0},
+                             {Choice::micro_batch, 1},
+                             {Choice::schedule, ScheduleKind::gpipe},
+                             {Choice::recompute, Recompute::none}};
   const auto needs = [&](std::int64_t batch) {
     SuggestRequest changed = pipeline.request;
     changed.training.global_batch = batch;

@@ -299,10 +299,11 @@ TEST_CASE("A long schedule is read back") {
   Plan plan = some_plan();
   plan.training.global_batch = 4 * 1024;
   plan.alternatives.clear();
-  plan.schedule.assign(2, {});
+  std::vector<std::vector<Action>> ranks(2);
   for (int s = 0; s < 2; ++s)
     for (Phase phase : {Phase::forward, Phase::backward})
-      for (int m = 0; m < 1024; ++m) plan.schedule[s].push_back({s, phase, m});
+      for (int m = 0; m < 1024; ++m) ranks[s].push_back({s, phase, m});
+  plan.schedule = one_stage_a_rank(std::move(ranks));
   CHECK(read_plan(write_plan(plan), "plan.yaml").schedule == plan.schedule);
 }
 

@@ -121,8 +121,8 @@ TEST_CASE("as many devices as one group has go to the fast one, wherever it stan
                          .options = {},
                          .graph_of_length = {},
                          .cluster_of = {}};
-  request.layout.dp = 8;
-  request.layout.tp = request.layout.pp = 1;
+  request.layout[Choice::dp] = 8;
+  request.layout[Choice::tp] = request.layout[Choice::pp] = 1;
   const SuggestResult found = suggest(request);
   REQUIRE(found.plan);
   CHECK(found.plan->cluster.group_of(0).device.name == "a100-sxm4-80gb");
@@ -131,8 +131,8 @@ TEST_CASE("as many devices as one group has go to the fast one, wherever it stan
       "takes 1 node of 8 x a100-sxm4-80gb alone, of 1 node of 8 x v100-sxm2-32gb, 1 node of 8 x a100-sxm4-80gb: "
       "the best plan of the cluster as it stands, dp8 tp1 pp1"));
   // A requested simulation uses the cluster unchanged.
-  request.layout.zero_stage = 0;
-  request.layout.micro_batch = 1;
+  request.layout[Choice::zero_stage] = 0;
+  request.layout[Choice::micro_batch] = 1;
   CHECK(simulate_layout(request).cluster == request.cluster);
 }
 

@@ -396,8 +396,8 @@ TEST_CASE("plans on fewer devices are looked into where more do not pay: whole n
   CHECK(found.plans.front().spec.mesh.size() == 8);
   // Three nodes with 8 ranks each.
   LayoutRequest three;
-  three.dp = 3;
-  three.tp = 4;
+  three[Choice::dp] = 3;
+  three[Choice::tp] = 4;
   training.global_batch = 24;
   const SearchResult given = search(graph, cluster_of("dgx-a100", 64), training, three, options);
   REQUIRE(!given.plans.empty());
@@ -514,14 +514,14 @@ TEST_CASE("a given cut is taken for as many stages as it has alone, and a given 
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   const TrainingSpec training = training_of(8, DataType::bf16);
   LayoutRequest request;
-  request.stage_blocks = {1, static_cast<int>(graph.blocks.size()) - 1};
+  request[Choice::stage_blocks] = std::vector{1, static_cast<int>(graph.blocks.size()) - 1};
   for (const ParallelSpec& spec : enumerate_specs(graph, training, 8, request)) CHECK(spec.pp() == 2);
   CHECK(!enumerate_specs(graph, training, 8, request).empty());
-  request.stage_blocks = {1, static_cast<int>(graph.blocks.size())};
+  request[Choice::stage_blocks] = std::vector{1, static_cast<int>(graph.blocks.size())};
   CHECK(enumerate_specs(graph, training, 8, request).empty());
 
   LayoutRequest gpipe;
-  gpipe.schedule = ScheduleKind::gpipe;
+  gpipe[Choice::schedule] = ScheduleKind::gpipe;
   for (const ParallelSpec& spec : enumerate_specs(graph, training, 8, gpipe))
     CHECK(spec.schedule == (spec.pp() > 1 ? ScheduleKind::gpipe : ScheduleKind::one_f_one_b));
 }
@@ -568,16 +568,15 @@ TEST_CASE("slow devices get fewer layers, and each stage is held against its own
   }
   slow.peak_half *= 0.5;
   slow.memory_capacity = Bytes(slow.memory_capacity.count / 2);
-  const LayoutRequest two{.dp = 8,
-                          .tp = 1,
-                          .pp = 2,
-                          .zero_stage = 1,
-                          .micro_batch = 1,
-                          .schedule = ScheduleKind::one_f_one_b,
-                          .sequence_parallel = false,
-                          .recompute = Recompute::full,
-                          .order = AxisOrder{Axis::pp, Axis::dp, Axis::tp},
-                          .stage_blocks = {}};
+  const LayoutRequest two{{Choice::dp, 8},
+                          {Choice::tp, 1},
+                          {Choice::pp, 2},
+                          {Choice::zero_stage, 1},
+                          {Choice::micro_batch, 1},
+                          {Choice::schedule, ScheduleKind::one_f_one_b},
+                          {Choice::sequence_parallel, false},
+                          {Choice::recompute, Recompute::full},
+                          {Choice::mesh_order, AxisOrder{Axis::pp, Axis::dp, Axis::tp}}};
   const SearchResult found = search(graph, cluster, training, two, {});
   REQUIRE(!found.plans.empty());
   const std::vector<int>& blocks = found.plans.front().spec.stage_blocks;
@@ -636,11 +635,11 @@ TEST_CASE("the space holds every factorisation once, and only orders that differ
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   const TrainingSpec training = training_of(4, DataType::fp32);
   LayoutRequest request;
-  request.zero_stage = 0;
-  request.micro_batch = 1;
-  request.recompute = Recompute::none;
-  request.schedule = ScheduleKind::gpipe;
-  request.sequence_parallel = false;
+  request[Choice::zero_stage] = 0;
+  request[Choice::micro_batch] = 1;
+  request[Choice::recompute] = Recompute::none;
+  request[Choice::schedule] = ScheduleKind::gpipe;
+  request[Choice::sequence_parallel] = false;
   const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, 4, request);
   // dp4; tp4; pp4; dp2tp2, dp2pp2, tp2pp2 in two orders each.
   CHECK(specs.size() == 3 + 3 * 2);

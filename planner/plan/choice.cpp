@@ -1,0 +1,353 @@
+#include "planner/plan/choice.h"
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "planner/base/error.h"
+#include "planner/base/text.h"
+#include "planner/plan/layout_text.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::int64_t most_devices = std::int64_t{1} << 20;
+constexpr std::int64_t most = std::int64_t{1} << 40;
+
+// ---- values ----
+
+template <auto member>
+ChoiceValue get(const ParallelSpec& spec) {
+  return spec.*member;
+}
+
+template <auto member>
+void set(ParallelSpec& spec, const ChoiceValue& value) {
+  using Field = std::remove_reference_t<decltype(spec.*member)>;
+  if constexpr (std::is_same_v<Field, int>)
+    spec.*member = static_cast<int>(std::get<std::int64_t>(value));
+  else
+    spec.*member = std::get<Field>(value);
+}
+
+template <Axis axis>
+ChoiceValue get_degree(const ParallelSpec& spec) {
+  return spec.mesh.degree[axis];
+}
+
+template <Axis axis>
+void set_degree(ParallelSpec& spec, const ChoiceValue& value) {
+  spec.mesh.degree[axis] = static_cast<int>(std::get<std::int64_t>(value));
+}
+
+template <auto... values>
+std::vector<ChoiceValue> named() {
+  return {values...};
+}
+
+std::int64_t number(const ChoiceValue& value) {
+  return std::get<std::int64_t>(value);
+}
+
+std::int64_t devices_of_plan(const TrainingSpec& /*training*/, int devices) {
+  return devices;
+}
+
+// ---- what plan.yaml says beside the choice itself ----
+
+std::optional<std::string> write_micro_batches(const ParallelSpec& spec, const TrainingSpec& training) {
+  return fmt::format("{}", micro_batches(spec, training));
+}
+
+void read_micro_batches(const YamlNode& layout, const TrainingSpec& training, ParallelSpec& spec) {
+  const YamlNode node = layout.at("micro_batches");
+  if (const std::int64_t found = node.as_integer(1); found != micro_batches(spec, training))
+    node.fail(
+        fmt::format("a global batch of {} over dp {} x micro_batch {} makes {} micro-batches, and micro_batches is {}",
+                    training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
+}
+
+std::optional<std::string> write_stage_recompute(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+  if (spec.recompute != Recompute::per_stage) return std::nullopt;
+  std::vector<std::string> stages;
+  for (const Recompute recompute : spec.stage_recompute) stages.emplace_back(name(recompute));
+  return fmt::format("[{}]", join(stages));
+}
+
+void read_stage_recompute(const YamlNode& layout, const TrainingSpec& /*training*/, ParallelSpec& spec) {
+  if (spec.recompute == Recompute::per_stage) {
+    constexpr std::array of_a_stage = {Recompute::none, Recompute::full};
+    const YamlNode stages = layout.at("stage_recompute");
+    for (const YamlNode& item : stages.items())
+      spec.stage_recompute.push_back(of_a_stage[item.as_choice({name(of_a_stage[0]), name(of_a_stage[1])})]);
+    if (static_cast<int>(spec.stage_recompute.size()) != spec.pp())
+      stages.fail(fmt::format("stage_recompute has {} stages, and pp is {}", spec.stage_recompute.size(), spec.pp()));
+  } else if (const auto stages = layout.find("stage_recompute")) {
+    stages->fail(
+        fmt::format("stage_recompute goes with recompute per_stage, and recompute is {}", name(spec.recompute)));
+  }
+}
+
+std::optional<std::string> sequence_parallel_alone(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+  if (!spec.sequence_parallel || spec.tp() > 1) return std::nullopt;
+  return "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)";
+}
+
+std::optional<std::string> micro_batch_divides_not(const ParallelSpec& spec, const TrainingSpec& training) {
+  // (The product of the two may be more than 64 bits count.)
+  if (training.global_batch % spec.dp() == 0 && training.global_batch / spec.dp() % spec.micro_batch == 0)
+    return std::nullopt;
+  return fmt::format("a global batch of {} is no multiple of dp {} x micro_batch {}", training.global_batch, spec.dp(),
+                     spec.micro_batch);
+}
+
+std::optional<std::string> other_stages_than_pp(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+  if (static_cast<int>(spec.stage_blocks.size()) == spec.pp()) return std::nullopt;
+  return fmt::format("stage_blocks has {} stages, and pp is {}", spec.stage_blocks.size(), spec.pp());
+}
+
+// ---- words ----
+
+// "full,none*31,full*20": stages in a row that recompute alike.
+std::string runs_of(const std::vector<Recompute>& stages) {
+  std::vector<std::string> runs;
+  for (auto first = stages.begin(); first != stages.end();) {
+    const auto last = std::find_if(first, stages.end(), [&](Recompute recompute) { return recompute != *first; });
+    runs.push_back(last - first == 1 ? std::string(name(*first)) : fmt::format("{}*{}", name(*first), last - first));
+    first = last;
+  }
+  return join(runs, ",");
+}
+
+std::string word_of_recompute(const ParallelSpec& spec) {
+  if (spec.recompute == Recompute::none) return "";
+  return "recompute=" +
+         (spec.recompute == Recompute::per_stage ? runs_of(spec.stage_recompute) : std::string(name(spec.recompute)));
+}
+
+// Axes of several ranks, outermost first, where there are several.
+std::string word_of_order(const ParallelSpec& spec) {
+  std::vector<std::string> axes;
+  for (const Axis axis : spec.mesh.order)
+    if (spec.mesh.degree_of(axis) > 1) axes.push_back(name(axis));
+  return axes.size() > 1 ? join(axes, ">") : "";
+}
+
+std::string sequence_parallelism(bool on) {
+  return on ? "with sequence parallelism" : "without sequence parallelism";
+}
+
+constexpr std::array rows = {
+    ChoiceRow{.choice = Choice::dp,
+              .key = "dp",
+              .option = "--dp",
+              .operand = "N",
+              .description = "data-parallel degree",
+              .axis = Axis::dp,
+              .get = get_degree<Axis::dp>,
+              .set = set_degree<Axis::dp>,
+              .maximum = most_devices,
+              .most_in_plan = devices_of_plan,
+              .word = [](const ParallelSpec& spec) { return fmt::format("dp{}", spec.dp()); }},
+    ChoiceRow{.choice = Choice::tp,
+              .key = "tp",
+              .option = "--tp",
+              .operand = "N",
+              .description = "tensor-parallel degree",
+              .axis = Axis::tp,
+              .get = get_degree<Axis::tp>,
+              .set = set_degree<Axis::tp>,
+              .maximum = most_devices,
+              .most_in_plan = devices_of_plan,
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return fmt::format("tp{}{}", spec.tp(), spec.sequence_parallel ? "+sp" : "");
+                  }},
+    ChoiceRow{.choice = Choice::pp,
+              .key = "pp",
+              .option = "--pp",
+              .operand = "N",
+              .description = "pipeline stages",
+              .axis = Axis::pp,
+              .get = get_degree<Axis::pp>,
+              .set = set_degree<Axis::pp>,
+              .maximum = most_devices,
+              .most_in_plan = devices_of_plan,
+              .word = [](const ParallelSpec& spec) { return fmt::format("pp{}", spec.pp()); }},
+    ChoiceRow{.choice = Choice::mesh_order,
+              .key = "mesh_order",
+              .option = "--mesh-order",
+              .operand = "AXES",
+              .description = "mesh axes from the outermost to the one of neighbouring devices: pp-dp-tp",
+              .get = [](const ParallelSpec& spec) -> ChoiceValue { return spec.mesh.order; },
+              .set = [](ParallelSpec& spec, const ChoiceValue& value) { spec.mesh.order = std::get<AxisOrder>(value); },
+              .word = word_of_order},
+    // In words it is part of tp's.
+    ChoiceRow{.choice = Choice::sequence_parallel,
+              .key = "sequence_parallel",
+              .option = "--sequence-parallel",
+              .description = "shard activations between tensor-parallel regions along the sequence",
+              .get = get<&ParallelSpec::sequence_parallel>,
+              .set = set<&ParallelSpec::sequence_parallel>,
+              .presumes = Choice::tp,
+              .fault = sequence_parallel_alone,
+              .phrase = [](const ChoiceValue& value) { return sequence_parallelism(std::get<bool>(value)); },
+              .instead = [](const ParallelSpec& now,
+                            const ChoiceValue&) { return sequence_parallelism(now.sequence_parallel); }},
+    ChoiceRow{
+        .choice = Choice::zero_stage,
+        .key = "zero_stage",
+        .option = "--zero",
+        .operand = "0..3",
+        .description = "ZeRO stage",
+        .get = get<&ParallelSpec::zero_stage>,
+        .set = set<&ParallelSpec::zero_stage>,
+        .minimum = 0,
+        .maximum = 3,
+        .presumes = Choice::dp,
+        .word = [](const ParallelSpec& spec) { return spec.dp() > 1 ? fmt::format("zero{}", spec.zero_stage) : ""; },
+        .phrase = [](const ChoiceValue& value) { return fmt::format("ZeRO-{}", number(value)); },
+        .instead =
+            [](const ParallelSpec& now, const ChoiceValue& given) {
+              return fmt::format("ZeRO stage {} instead of {}", now.zero_stage, number(given));
+            }},
+    ChoiceRow{.choice = Choice::micro_batch,
+              .key = "micro_batch",
+              .option = "--micro-batch",
+              .operand = "N",
+              .description = "sequences of a micro-batch",
+              .get = get<&ParallelSpec::micro_batch>,
+              .set = set<&ParallelSpec::micro_batch>,
+              .maximum = most,
+              .most_in_plan = [](const TrainingSpec& training, int) { return training.global_batch; },
+              .fault = micro_batch_divides_not,
+              .companion = {"micro_batches", write_micro_batches, read_micro_batches},
+              .word = [](const ParallelSpec& spec) { return fmt::format("mb{}", spec.micro_batch); },
+              .phrase = [](const ChoiceValue& value) { return fmt::format("micro-batch {}", number(value)); },
+              .instead =
+                  [](const ParallelSpec& now, const ChoiceValue& given) {
+                    return fmt::format("micro-batches of {} instead of {}", now.micro_batch, number(given));
+                  }},
+    // Without a pipeline one micro-batch follows another, as in 1F1B.
+    ChoiceRow{.choice = Choice::schedule,
+              .key = "schedule",
+              .option = "--schedule",
+              .description = "order of the pipeline's tasks",
+              .get = get<&ParallelSpec::schedule>,
+              .set = set<&ParallelSpec::schedule>,
+              .named = named<ScheduleKind::gpipe, ScheduleKind::one_f_one_b>,
+              .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
+              .word = [](const ParallelSpec& spec) { return std::string(spec.pp() > 1 ? name(spec.schedule) : ""); }},
+    ChoiceRow{
+        .choice = Choice::recompute,
+        .key = "recompute",
+        .option = "--recompute",
+        .description = "activations that the backward pass computes again",
+        .get = get<&ParallelSpec::recompute>,
+        .set =
+            [](ParallelSpec& spec, const ChoiceValue& value) {
+              spec.recompute = std::get<Recompute>(value);
+              spec.stage_recompute.clear();
+            },
+        .named = named<Recompute::none, Recompute::full>,
+        .only_in_plans = named<Recompute::per_stage>,
+        .companion = {"stage_recompute", write_stage_recompute, read_stage_recompute},
+        .word = word_of_recompute,
+        .phrase =
+            [](const ChoiceValue& value) {
+              const auto recompute = std::get<Recompute>(value);
+              return recompute == Recompute::none ? std::string("without recompute")
+                                                  : fmt::format("with {} recompute", name(recompute));
+            }},
+    ChoiceRow{.choice = Choice::stage_blocks,
+              .key = "stage_blocks",
+              .option = "--stage-blocks",
+              .operand = "N,N,...",
+              .description = "blocks of the model per stage; the embedding and the head are one each",
+              .get = get<&ParallelSpec::stage_blocks>,
+              .set = set<&ParallelSpec::stage_blocks>,
+              .maximum = most_devices,
+              .most_in_plan = [](const TrainingSpec&, int) -> std::int64_t { return std::numeric_limits<int>::max(); },
+              .presumes = Choice::pp,
+              .implies = [](const ChoiceValue& value) -> std::pair<Choice, ChoiceValue> {
+                return {Choice::pp, static_cast<std::int64_t>(std::get<std::vector<int>>(value).size())};
+              },
+              .fault = other_stages_than_pp,
+              .instead =
+                  [](const ParallelSpec& now, const ChoiceValue&) {
+                    return fmt::format("layers per stage {} instead of what was given", stage_layers(now));
+                  }},
+};
+
+// The index of a choice's row is its enumerator.
+constexpr bool in_order() {
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    if (index_of(rows[i].choice) != i) return false;
+  return rows.size() == count_of<Choice>;
+}
+static_assert(in_order(), "every choice has a row, in the order of the enumerators");
+
+struct Writer {
+  std::string operator()(std::int64_t value) const { return fmt::format("{}", value); }
+  std::string operator()(bool value) const { return fmt::format("{}", value); }
+  std::string operator()(const AxisOrder& value) const { return write_order(value); }
+  std::string operator()(const std::vector<int>& value) const { return fmt::format("{}", value); }
+  template <class Named>
+  std::string operator()(Named value) const {
+    return name(value);
+  }
+};
+
+}  // namespace
+
+std::string write_value(const ChoiceValue& value) {
+  return std::visit(Writer{}, value);
+}
+
+std::span<const ChoiceRow> choice_rows() {
+  return rows;
+}
+
+const ChoiceRow& row_of(Choice choice) {
+  return rows[index_of(choice)];
+}
+
+std::vector<const ChoiceRow*> choice_rows(std::span<const Choice> first) {
+  std::vector<const ChoiceRow*> ordered;
+  for (const Choice choice : first) ordered.push_back(&row_of(choice));
+  for (const ChoiceRow& row : rows)
+    if (std::ranges::find(first, row.choice) == first.end()) ordered.push_back(&row);
+  return ordered;
+}
+
+std::string phrase(const ChoiceRow& row, const ChoiceValue& value) {
+  return row.phrase ? row.phrase(value) : fmt::format("{} {}", row.key, write_value(value));
+}
+
+std::string instead(const ChoiceRow& row, const ParallelSpec& now, const ChoiceValue& given) {
+  return row.instead ? row.instead(now, given)
+                     : fmt::format("{} {} instead of {}", row.key, write_value(row.get(now)), write_value(given));
+}
+
+bool gives_every_degree(const LayoutRequest& request) {
+  return std::ranges::all_of(rows, [&](const ChoiceRow& row) { return !row.axis || request[row.choice]; });
+}
+
+std::int64_t product_of_degrees(const LayoutRequest& request) {
+  std::int64_t product = 1;
+  for (const ChoiceRow& row : rows)
+    if (row.axis) product *= given<std::int64_t>(request, row.choice).value_or(1);
+  return product;
+}
+
+ParallelSpec with_given(const LayoutRequest& request) {
+  ParallelSpec spec;
+  for (const ChoiceRow& row : rows)
+    if (request[row.choice] && (!row.applies || row.applies(spec))) row.set(spec, *request[row.choice]);
+  return spec;
+}
+
+}  // namespace parplan

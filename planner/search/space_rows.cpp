@@ -1,0 +1,216 @@
+#include "planner/search/space_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "planner/parallel/pipeline.h"
+#include "planner/parallel/techniques.h"
+#include "planner/schedule/schedules.h"
+
+namespace parplan {
+namespace {
+
+using Values = std::vector<ChoiceValue>;
+
+// ---- values ----
+
+void tensor_degrees(const SpaceContext& context, const ParallelSpec& /*spec*/, Values& values) {
+  for (const std::int64_t degree : divisors(context.devices)) values.emplace_back(degree);
+}
+
+void pipeline_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
+  for (const std::int64_t degree : divisors(context.devices / spec.tp())) values.emplace_back(degree);
+}
+
+// What the other axes leave.
+void data_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
+  const int degree = context.devices / spec.tp() / spec.pp();
+  if (context.training.global_batch % degree == 0) values.emplace_back(degree);
+}
+
+// A free cut is found for a layout that is chosen but for it (CandidateMaker).
+void free_cut(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(std::vector<int>{});
+}
+
+void with_and_without_sequence_parallel(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
+  values.emplace_back(false);
+  if (spec.tp() > 1) values.emplace_back(true);
+}
+
+void zero_stages(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
+  for (int stage = 0; stage <= (spec.dp() > 1 ? 3 : 0); ++stage) values.emplace_back(stage);
+}
+
+void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
+  ParallelSpec with_size = spec;
+  for (const std::int64_t size : divisors(context.training.global_batch / spec.dp())) {
+    with_size.micro_batch = size;
+    if (!too_many_calls(context.training, with_size)) values.emplace_back(size);
+  }
+}
+
+void schedules(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
+  if (spec.pp() == 1)
+    values.emplace_back(ParallelSpec{}.schedule);
+  else
+    for (const ScheduleRow& row : schedule_rows()) values.emplace_back(row.kind);
+}
+
+void none_and_full(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(Recompute::none);
+  values.emplace_back(Recompute::full);
+}
+
+// The orders that differ on axes of more than one rank; each stands for those that differ elsewhere
+// only.
+std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
+  AxisOrder order;
+  std::vector<AxisOrder> orders;
+  std::set<std::vector<Axis>> seen;
+  do {
+    std::vector<Axis> matters;
+    for (const Axis axis : order)
+      if (has_several[axis]) matters.push_back(axis);
+    if (seen.insert(matters).second) orders.push_back(order);
+  } while (std::next_permutation(order.begin(), order.end()));
+  return orders;
+}
+
+// Every set of axes with several ranks, listed once: a space is counted for many numbers of devices.
+using OrdersOfSets = std::array<std::vector<AxisOrder>, std::size_t{1} << count_of<Axis>>;
+OrdersOfSets all_distinct_orders() {
+  OrdersOfSets orders;
+  for (std::size_t set = 0; set < orders.size(); ++set) {
+    PerAxis<bool> has_several;
+    for (const Axis axis : all_axes) has_several[axis] = (set >> index_of(axis) & 1u) != 0;
+    orders[set] = distinct_orders(has_several);
+  }
+  return orders;
+}
+
+void mesh_orders(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
+  static const OrdersOfSets orders = all_distinct_orders();
+  std::size_t set = 0;
+  for (const Axis axis : all_axes)
+    if (spec.mesh.degree[axis] > 1) set |= std::size_t{1} << index_of(axis);
+  values.insert(values.end(), orders[set].begin(), orders[set].end());
+}
+
+// ---- neighbours ----
+
+// None where there is no choice.
+Values every_value(const SpaceRow& row, const SpaceContext& context, const ParallelSpec& own) {
+  Values values;
+  row.values(context, own, values);
+  if (values.size() == 1) values.clear();
+  return values;
+}
+
+// The next smaller and the next larger number.
+Values next_values(const SpaceRow& row, const SpaceContext& context, const ParallelSpec& own) {
+  Values values, next;
+  row.values(context, own, values);
+  const ChoiceValue now = row_of(row.choice).get(own);
+  const auto smaller = std::ranges::lower_bound(values, now);
+  if (smaller != values.begin()) next.push_back(*std::prev(smaller));
+  const auto larger = std::ranges::upper_bound(values, now);
+  if (larger != values.end()) next.push_back(*larger);
+  return next;
+}
+
+Values even_cut(const SpaceRow& /*row*/, const SpaceContext& context, const ParallelSpec& own) {
+  if (own.pp() == 1) return {};
+  return {even_stages(context.graph, own.pp())};
+}
+
+// ---- memory ----
+
+Values higher_stages(const TrainingSpec& /*training*/, const ChoiceValue& given) {
+  Values stages;
+  for (std::int64_t stage = std::get<std::int64_t>(given) + 1; stage <= 3; ++stage) stages.emplace_back(stage);
+  return stages;
+}
+
+Values smaller_sizes(const TrainingSpec& training, const ChoiceValue& given) {
+  Values sizes;
+  for (const std::int64_t size : divisors(training.global_batch))
+    if (size < std::get<std::int64_t>(given)) sizes.emplace_back(size);
+  std::ranges::reverse(sizes);
+  return sizes;
+}
+
+constexpr std::array rows = {
+    SpaceRow{.choice = Choice::tp, .decides_legality = true, .values = tensor_degrees},
+    SpaceRow{.choice = Choice::pp, .follows_from = {Choice::tp}, .decides_legality = true, .values = pipeline_degrees},
+    SpaceRow{.choice = Choice::dp,
+             .follows_from = {Choice::tp, Choice::pp},
+             .decides_legality = true,
+             .values = data_degrees},
+    SpaceRow{.choice = Choice::stage_blocks,
+             .decides_legality = true,
+             .values = free_cut,
+             .neighbours = even_cut,
+             .neighbour = "blocks cut evenly over the stages"},
+    SpaceRow{.choice = Choice::sequence_parallel,
+             .follows_from = {Choice::tp},
+             .decides_legality = true,
+             .values = with_and_without_sequence_parallel,
+             .neighbours = every_value},
+    SpaceRow{.choice = Choice::zero_stage,
+             .follows_from = {Choice::dp},
+             .decides_legality = true,
+             .values = zero_stages,
+             .neighbours = every_value,
+             .frugaler = higher_stages},
+    SpaceRow{.choice = Choice::micro_batch,
+             .follows_from = {Choice::dp, Choice::pp},
+             .values = micro_batch_sizes,
+             .neighbours = next_values,
+             .frugaler = smaller_sizes,
+             .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(std::int64_t{1}); }},
+    // 1F1B has fewest micro-batches in flight.
+    SpaceRow{.choice = Choice::schedule,
+             .follows_from = {Choice::pp},
+             .values = schedules,
+             .neighbours = every_value,
+             .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(ScheduleKind::one_f_one_b); }},
+    SpaceRow{.choice = Choice::recompute, .values = none_and_full, .neighbours = every_value},
+    // Which of equal devices is which takes no memory; unlike ones may have more.
+    SpaceRow{.choice = Choice::mesh_order,
+             .follows_from = {Choice::tp, Choice::pp, Choice::dp},
+             .values = mesh_orders,
+             .frugalest =
+                 [](const Cluster& cluster) {
+                   return cluster.groups.size() == 1 ? std::optional<ChoiceValue>(AxisOrder{}) : std::nullopt;
+                 },
+             .takes_memory = false},
+};
+
+constexpr bool every_choice_once() {
+  std::array<bool, count_of<Choice>> has{};
+  bool decided = false;
+  for (const SpaceRow& row : rows) {
+    if (has[index_of(row.choice)] || (row.decides_legality && decided)) return false;
+    // Values follow from what stands before them.
+    for (std::size_t choice = 0; choice < has.size(); ++choice)
+      if (row.follows_from.contains(static_cast<Choice>(choice)) && !has[choice]) return false;
+    has[index_of(row.choice)] = true;
+    decided = !row.decides_legality;
+  }
+  return rows.size() == count_of<Choice>;
+}
+static_assert(every_choice_once(), "every choice has a row, and those that decide legality come first");
+
+}  // namespace
+
+std::span<const SpaceRow> space_rows() {
+  return rows;
+}
+
+const SpaceRow& space_row_of(Choice choice) {
+  return *std::ranges::find(rows, choice, &SpaceRow::choice);
+}
+
+}  // namespace parplan

@@ -1,0 +1,71 @@
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "planner/base/file.h"
+#include "planner/base/json.h"
+#include "planner/plan/choice.h"
+#include "planner/plan/plan.h"
+#include "planner/report/row.h"
+#include "tests/cli/call.h"
+
+namespace parplan {
+namespace {
+
+using namespace testing;
+
+// What is typed for each choice beside dp 2, tp 2 and pp 2.
+const std::map<std::string_view, std::vector<std::string>> typed = {
+    {"dp", {"2"}},
+    {"tp", {"2"}},
+    {"pp", {"2"}},
+    {"mesh_order", {"dp-tp-pp", "tp-dp-pp"}},
+    {"sequence_parallel", {"true"}},
+    {"zero_stage", {"0", "1", "2", "3"}},
+    {"micro_batch", {"1", "2"}},
+    {"schedule", {"gpipe", "1f1b"}},
+    {"recompute", {"none", "full"}},
+    {"stage_blocks", {"1,5", "4,2"}},
+};
+
+std::string in_json(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+TEST_CASE("every choice of a layout has an option, which plan.yaml and the row of results tell") {
+  for (const ChoiceRow& row : choice_rows()) {
+    CAPTURE(row.key);
+    REQUIRE(typed.contains(row.key));
+    for (const std::string& text : typed.at(row.key)) {
+      Folder folder;
+      std::vector<std::string> arguments{"simulate", tiny_gpt2, "--cluster",           cpu_8,    "--json",
+                                         "-",        "-o",      folder.path("p.yaml"), "--quiet"};
+      for (const Choice degree : {Choice::dp, Choice::tp, Choice::pp})
+        if (degree != row.choice) {
+          arguments.emplace_back(row_of(degree).option);
+          arguments.emplace_back("2");
+        }
+      arguments.emplace_back(row.option);
+      if (!std::holds_alternative<bool>(row.get(ParallelSpec{}))) arguments.push_back(text);
+      const Called called = call(arguments);
+      INFO(called.err);
+      REQUIRE(called.code == 0);
+      const Plan plan = read_plan(read_file(folder.path("p.yaml")), "p.yaml");
+      const bool is_list = row.choice == Choice::stage_blocks;
+      CHECK(write_value(row.get(plan.spec)) == (is_list ? "[" + text.substr(0, 2) + " " + text.substr(2) + "]" : text));
+      // The cut is shown in layers: without embedding and head.
+      const Json& shown = Json::parse(called.out).at("plans").at(0);
+      if (is_list)
+        CHECK(in_json(shown.at("stage_layers")) == stage_layers(plan.spec));
+      else
+        CHECK(in_json(shown.at(std::string(row.key))) == text);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace parplan
