@@ -52,13 +52,14 @@ const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
 
 Candidate CandidateMaker::estimated(ParallelSpec spec) {
   Candidate candidate{.spec = std::move(spec), .estimate = {}};
-  candidate.estimate = estimator_.bound(candidate.spec, placements_of(candidate.spec), forms_of(candidate.spec));
+  candidate.estimate =
+      estimator_.bound(candidate.spec, placements_of(candidate.spec), forms_of(row_of(candidate.spec.schedule)));
   return candidate;
 }
 
 RankedPlan CandidateMaker::with_times(const Candidate& candidate) {
   const Estimate estimate =
-      estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(candidate.spec));
+      estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(row_of(candidate.spec.schedule)));
   return {
       candidate.spec,
       {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
