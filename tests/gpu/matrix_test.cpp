@@ -27,7 +27,7 @@ using Doubles = std::vector<double>;
 
 // The product of [m, k] and [k, n], and the sum of the sizes of its terms, on which bounds of
 // rounding are based.
-struct Product {
+struct StridedProduct {
   Doubles values, sizes;
 };
 struct Operand {
@@ -37,8 +37,8 @@ struct Operand {
     return values[row * row_stride + column * column_stride];
   }
 };
-Product product(std::int64_t m, std::int64_t n, std::int64_t k, const Operand& a, const Operand& b) {
-  Product p;
+StridedProduct product(std::int64_t m, std::int64_t n, std::int64_t k, const Operand& a, const Operand& b) {
+  StridedProduct p;
   for (std::int64_t i = 0; i < m; ++i)
     for (std::int64_t j = 0; j < n; ++j) {
       double value = 0.0, size = 0.0;
@@ -129,7 +129,7 @@ struct Linear {
   Doubles values, allowed;
 };
 Linear linear_of(const Bench& bench, const Size& s, const Doubles& x, const Doubles& weight, const Doubles* bias) {
-  const Product p = product(s.rows, s.columns, s.inner, {x, s.inner, 1}, {weight, 1, s.inner});
+  const StridedProduct p = product(s.rows, s.columns, s.inner, {x, s.inner, 1}, {weight, 1, s.inner});
   Linear linear;
   for (std::size_t i = 0; i < p.values.size(); ++i) {
     const double added = bias == nullptr ? 0.0 : (*bias)[i % static_cast<std::size_t>(s.columns)];
@@ -222,7 +222,8 @@ TEST_CASE("the input gradient of linear is the product with the weight and is ad
       bench.run(OpKind::linear_input_gradient,
                 {.rows = s.rows, .columns = s.columns, .inner = s.inner, .accumulate = accumulate},
                 {dy.data(), weight.data(), dx.data()});
-      const Product p = product(s.rows, s.inner, s.columns, {dy.values(), s.columns, 1}, {weight.values(), s.inner, 1});
+      const StridedProduct p =
+          product(s.rows, s.inner, s.columns, {dy.values(), s.columns, 1}, {weight.values(), s.inner, 1});
       Doubles wanted, allowed;
       for (std::size_t i = 0; i < p.values.size(); ++i) {
         wanted.push_back(p.values[i] + there[i]);
@@ -244,7 +245,8 @@ TEST_CASE("the input gradient through gelu is the product times gelu's slope") {
       const DeviceArray before = bench.filled(s.rows * s.inner, 3, 3.0, shift), dbefore = bench.empty(s.rows * s.inner);
       bench.run(OpKind::linear_input_gradient_gelu, {.rows = s.rows, .columns = s.columns, .inner = s.inner},
                 {dy.data(), weight.data(), before.data(), dbefore.data()});
-      const Product p = product(s.rows, s.inner, s.columns, {dy.values(), s.columns, 1}, {weight.values(), s.inner, 1});
+      const StridedProduct p =
+          product(s.rows, s.inner, s.columns, {dy.values(), s.columns, 1}, {weight.values(), s.inner, 1});
       const Doubles x = before.values();
       Doubles wanted, allowed;
       for (std::size_t i = 0; i < p.values.size(); ++i) {
@@ -270,7 +272,8 @@ TEST_CASE("the gradients of weight and bias are added to in fp32") {
       const Doubles weight_there = dweight.values(), bias_there = dbias.values();
       bench.run(OpKind::linear_weight_gradient, {.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = bias},
                 with_optional({dy.data(), x.data(), dweight.data()}, 3, bias, dbias.data()));
-      const Product p = product(s.columns, s.inner, s.rows, {dy.values(), 1, s.columns}, {x.values(), s.inner, 1});
+      const StridedProduct p =
+          product(s.columns, s.inner, s.rows, {dy.values(), 1, s.columns}, {x.values(), s.inner, 1});
       Doubles wanted, allowed;
       for (std::size_t i = 0; i < p.values.size(); ++i) {
         wanted.push_back(p.values[i] + weight_there[i]);
@@ -279,7 +282,7 @@ TEST_CASE("the gradients of weight and bias are added to in fp32") {
       check_close(dweight.values(), wanted, allowed);
 
       const Doubles ones(static_cast<std::size_t>(s.rows), 1.0);
-      const Product sums = product(1, s.columns, s.rows, {ones, s.rows, 1}, {dy.values(), s.columns, 1});
+      const StridedProduct sums = product(1, s.columns, s.rows, {ones, s.rows, 1}, {dy.values(), s.columns, 1});
       wanted = bias_there;
       allowed.assign(wanted.size(), 1e-12);
       for (std::size_t i = 0; i < sums.values.size() && bias; ++i) {

@@ -11,6 +11,7 @@
 
 #include <fmt/core.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "runtime/device/cuda/check.h"
 #include "runtime/device/cuda/cuda_backend.h"
@@ -210,8 +211,8 @@ void CudaLocalCommunicator::arrive(Membership& m, Collective collective, Element
     PARPLAN_ASSERT(
         other.collective == collective && other.data.count == data.count && other.data.type == data.type,
         fmt::format("group {}: rank {} calls {} of {} {} elements, rank {} {} of {} {} elements", m.group->id, rank_,
-                    collective_names[collective], data.count, name(data.type), m.group->ranks[i],
-                    collective_names[other.collective], other.data.count, name(other.data.type)));
+                    collective_names[index_of(collective)], data.count, name(data.type), m.group->ranks[i],
+                    collective_names[index_of(other.collective)], other.data.count, name(other.data.type)));
   }
 }
 

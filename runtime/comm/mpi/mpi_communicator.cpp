@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "runtime/comm/mpi/check_mpi.h"
 
@@ -273,8 +274,8 @@ Clock::time_point MpiCommunicator::meet(Group& group) {
     const Call& other = group.calls[i];
     PARPLAN_ASSERT(other.count == own.count && other.collective == own.collective,
                    fmt::format("group {}: rank {} calls {} of {} elements, rank {} {} of {}", group.id, rank(),
-                               collective_names[own.collective], own.count, group.ranks[i],
-                               collective_names[other.collective], other.count));
+                               collective_names[index_of(own.collective)], own.count, group.ranks[i],
+                               collective_names[index_of(other.collective)], other.count));
   }
   wait_for(group.call_sends, group.ranks);
   return met;

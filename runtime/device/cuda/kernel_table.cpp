@@ -1,3 +1,4 @@
+#include "planner/base/enum.h"
 #include "runtime/device/cuda/kernel_table.h"
 
 #include <array>
@@ -66,7 +67,7 @@ constexpr std::size_t kinds = static_cast<std::size_t>(OpKind::count_);
 
 constexpr std::array<CudaKernel, kinds> make_table() {
   std::array<CudaKernel, kinds> table{};
-  for (const Row& row : rows) table[row.kind] = row.kernel;
+  for (const Row& row : rows) table[index_of(row.kind)] = row.kernel;
   return table;
 }
 
@@ -83,6 +84,6 @@ static_assert(is_complete(), "one row for each op but the data loader's");
 
 }  // namespace
 
-CudaKernel cuda_kernel(OpKind kind) { return table[kind]; }
+CudaKernel cuda_kernel(OpKind kind) { return table[index_of(kind)]; }
 
 }  // namespace parplan

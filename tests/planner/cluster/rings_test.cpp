@@ -29,7 +29,7 @@ double ring_gigabytes(Cluster cluster, const std::vector<int>& devices, int node
   group.node = with_devices(group.node, devices);
   group.nodes = nodes;
   DeviceMesh mesh;
-  mesh.degree[index_of(Axis::dp)] = cluster.devices();
+  mesh.degree.dp = cluster.devices();
   return group_network(cluster, mesh, Axis::dp).ring_bandwidth.value / 1e9;
 }
 

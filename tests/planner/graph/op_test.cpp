@@ -135,7 +135,7 @@ TEST_CASE("a row's cost class, its product and its work agree") {
     CHECK((row.unmeasured_share < 1.0) == (row.cost == CostClass::attention));
     // Products of forward ops are all that model FLOPs count.
     if (row.sharding != ShardingRule::none) CHECK((row.model_products != nullptr) == matrix);
-    if (row.sharding == ShardingRule::none) CHECK(row.model_products == nullptr);
+    if (row.sharding == ShardingRule::none) CHECK((row.model_products == nullptr));
   }
 }
 
