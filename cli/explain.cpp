@@ -9,7 +9,7 @@
 #include "cli/declare.h"
 #include "cli/inputs.h"
 #include "cli/progress.h"
-#include "planner/reasons.h"
+#include "planner/explain/explain.h"
 #include "planner/report/explain_json.h"
 
 namespace parplan {

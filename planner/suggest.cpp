@@ -10,7 +10,7 @@
 #include "planner/cluster/running_costs.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/layout_text.h"
-#include "planner/remedies.h"
+#include "planner/explain/remedies.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/arrangements.h"
 #include "planner/search/simulate_spec.h"

@@ -1,34 +1,15 @@
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
+#include "planner/plan/explanation.h"
 #include "planner/plan/plan.h"
-#include "planner/plan/reasons.h"
-#include "planner/search/search.h"
-#include "planner/search/space.h"
+#include "planner/search/request.h"
 
 namespace parplan {
-
-struct SuggestRequest {
-  const OpGraph* graph = nullptr;  // built for training.sequence_length
-  std::string model_text;          // the model.yaml that the plan carries
-  std::string model_name;
-  Cluster cluster;
-  TrainingSpec training;
-  LayoutRequest layout;
-  SearchOptions options;
-  // To look for what would make it fit, where the caller can give them: the graph for sequences of
-  // another length, the cluster with another number of devices of the same kind (nothing where
-  // there is none).
-  std::function<OpGraph(std::int64_t sequence_length)> graph_of_length;
-  std::function<std::optional<Cluster>(int devices)> cluster_of;
-};
 
 // What a search gave: the best plan, complete, with the next best as its alternatives; or why there
 // is none.

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "planner/base/json.h"
-#include "planner/plan/reasons.h"
+#include "planner/plan/explanation.h"
 #include "planner/report/json.h"
 
 namespace parplan {

@@ -6,7 +6,7 @@
 
 #include "planner/base/json.h"
 #include "planner/plan/plan.h"
-#include "planner/plan/reasons.h"
+#include "planner/plan/explanation.h"
 #include "planner/report/comparison.h"
 
 namespace parplan {

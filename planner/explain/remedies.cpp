@@ -1,4 +1,4 @@
-#include "planner/remedies.h"
+#include "planner/explain/remedies.h"
 
 #include <algorithm>
 #include <array>

@@ -1,5 +1,5 @@
 // When nothing fits: each change makes the model fit, and a smaller change does not.
-#include "planner/remedies.h"
+#include "planner/explain/remedies.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -11,6 +11,7 @@
 #include "planner/cluster/catalog.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/plan/layout_text.h"
+#include "planner/suggest.h"
 
 namespace parplan {
 namespace {

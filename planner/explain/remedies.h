@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "planner/plan/reasons.h"
+#include "planner/plan/explanation.h"
+#include "planner/search/request.h"
 #include "planner/search/search.h"
-#include "planner/suggest.h"
 
 namespace parplan {
 

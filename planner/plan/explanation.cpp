@@ -1,4 +1,4 @@
-#include "planner/plan/reasons.h"
+#include "planner/plan/explanation.h"
 
 #include <algorithm>
 #include <array>

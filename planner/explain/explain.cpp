@@ -1,4 +1,4 @@
-#include "planner/reasons.h"
+#include "planner/explain/explain.h"
 
 #include <algorithm>
 #include <array>
@@ -503,7 +503,7 @@ std::optional<RankedPlan> next_best(const Inquiry& inquiry, const std::vector<Ra
   return best;
 }
 
-// GPT-3 175B in 14 layouts, as tests/planner/search/model_error_test.cpp simulates them.
+// GPT-3 175B in 14 layouts, as tests/planner/explain/model_error_test.cpp simulates them.
 constexpr ModelError published_error{
     .least = -0.236,
     .most = -0.157,

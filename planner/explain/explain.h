@@ -11,7 +11,7 @@
 #include "planner/cost/cost_model.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/parallel_spec.h"
-#include "planner/plan/reasons.h"
+#include "planner/plan/explanation.h"
 
 namespace parplan {
 

@@ -1,4 +1,4 @@
-#include "planner/reasons.h"
+#include "planner/explain/explain.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

@@ -12,7 +12,7 @@
 #include "planner/base/file.h"
 #include "planner/cluster/catalog.h"
 #include "planner/parallel/pipeline.h"
-#include "planner/reasons.h"
+#include "planner/explain/explain.h"
 #include "planner/suggest.h"
 
 namespace parplan {
