@@ -13,7 +13,7 @@
 #include "cli/inputs.h"
 #include "cli/local_machine.h"
 #include "planner/cost/cost_model.h"
-#include "planner/program/lower.h"
+#include "planner/program/job.h"
 #include "planner/report/comparison.h"
 #include "planner/report/json.h"
 #include "planner/report/row.h"
@@ -72,13 +72,7 @@ void check_backend(const std::string& wanted, const Plan& plan) {
 // for the same Program.
 std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const RunReport& report) {
   const Plan& plan = loaded.plan;
-  const Job job{.graph = &loaded.graph,
-                .training = plan.training,
-                .spec = plan.spec,
-                .placements = plan.placements,
-                .schedule = plan.schedule,
-                .backend = plan.cluster.backend(),
-                .overhead = memory_overhead(plan.cluster)};
+  const Job job = job_of(loaded.graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
   const Program program = lower(job, report.measured_rank);
   const CostModel model = cost_model(plan.cluster, plan.spec.mesh, program.stage);
   std::vector<InstructionTimes> joined;

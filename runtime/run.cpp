@@ -13,7 +13,7 @@
 
 #include "planner/base/error.h"
 #include "planner/base/text.h"
-#include "planner/program/lower.h"
+#include "planner/program/job.h"
 #include "planner/program/verify.h"
 #include "runtime/launch/agree.h"
 #include "runtime/local_job.h"
@@ -163,8 +163,7 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   const BackendKind backend = plan.cluster.backend();
   const std::int64_t warm_up = warm_up_steps(backend);
 
-  const Job description{.graph = &graph, .training = plan.training, .spec = plan.spec, .placements = plan.placements,
-                        .schedule = plan.schedule, .backend = backend, .overhead = memory_overhead(plan.cluster)};
+  const Job description = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
   LocalJob job(description, initializer(plan.training.seed), make_world, rendezvous);
   verify(job.programs());
 

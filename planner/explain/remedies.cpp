@@ -1,204 +1,23 @@
 #include "planner/explain/remedies.h"
 
 #include <algorithm>
-#include <array>
+#include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "planner/explain/larger_cluster.h"
+#include "planner/explain/request_fits.h"
 #include "planner/plan/layout_text.h"
-#include "planner/plan/objective.h"
 
 namespace parplan {
 namespace {
-
-// The limit of one remedy's search for the fastest plan that fits.
-constexpr std::int64_t most_simulated = 4;
-
-SearchResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated,
-                        bool fewer_devices = false) {
-  SearchOptions options;
-  options.top = 1;
-  options.objective = objective;
-  options.most_simulated = simulated;
-  options.fewer_devices = fewer_devices;
-  options.threads = request.options.threads;
-  return search(*request.graph, request.cluster, request.training, request.layout, options);
-}
-
-// The memory of the candidate that needs least among those that fit. Nothing is simulated: the
-// estimate knows a Program's memory to the byte.
-std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_devices = false) {
-  const SearchResult found = search_for(request, Objective::memory, 0, fewer_devices);
-  if (found.counts.candidates == found.counts.infeasible_memory) return std::nullopt;
-  return found.smallest->result.memory.peak();
-}
-
-bool is_uniform(const Cluster& cluster) { return cluster.groups.size() == 1; }
-
-// Whether anything fits. What decides it is memory alone: of what the user leaves free, the
-// smallest micro-batch, the schedule with fewest micro-batches in flight, and any order of equal
-// devices.
-bool fits(SuggestRequest request) {
-  if (!request.layout.micro_batch) request.layout.micro_batch = 1;
-  if (!request.layout.schedule) request.layout.schedule = ScheduleKind::one_f_one_b;
-  if (!request.layout.order && is_uniform(request.cluster)) request.layout.order = {Axis::pp, Axis::dp, Axis::tp};
-  return least_that_fits(request).has_value();
-}
-
-std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of, std::string instead,
-                             RemedyValue value) {
-  SearchResult found = search_for(changed, changed.options.objective, most_simulated);
-  if (found.plans.empty())
-    found = search_for(changed, changed.options.objective, most_simulated, changed.options.fewer_devices);
-  if (found.plans.empty()) return std::nullopt;
-  const ModelSummary model{.name = changed.model_name,
-                           .parameters = parameter_count(*changed.graph),
-                           .flops_per_sample = model_flops_per_sample(*changed.graph)};
-  return Remedy{.of = of,
-                .instead = std::move(instead),
-                .value = std::move(value),
-                .model = model,
-                .cluster = changed.cluster,
-                .training = changed.training,
-                .plan = std::move(found.plans.front())};
-}
-
-// The number in (low, high] nearest to `low` for which `helps` holds, when it holds for `high`, not
-// for `low`, and once it does, further on.
-std::int64_t nearest_that_helps(std::int64_t low, std::int64_t high, const std::function<bool(std::int64_t)>& helps) {
-  while (high - low > 1) {
-    const std::int64_t middle = low + (high - low) / 2;
-    (helps(middle) ? high : low) = middle;
-  }
-  return high;
-}
-
-// Devices with at least so much memory.
-SuggestRequest with_memory(const SuggestRequest& request, Bytes bytes) {
-  SuggestRequest changed = request;
-  for (NodeGroup& group : changed.cluster.groups) {
-    Bytes& capacity = group.device.memory_capacity;
-    capacity = std::max(capacity, bytes);
-  }
-  return changed;
-}
-
-// The memory of one device; for heterogeneous devices the range.
-std::string memory_now(const Cluster& cluster, int digits) {
-  return digits == 3 || !is_uniform(cluster) ? device_memory(cluster) : format_bytes_up(least_memory(cluster), digits);
-}
-
-// The words have as few digits as can be for what they name to be typed: it fits, is not more than
-// the devices have where `enough` is not, and differs from what there is now.
-std::string memory_in_words(const SuggestRequest& request, Bytes enough, const std::function<bool(Bytes)>& fits_in) {
-  std::optional<Bytes> most;
-  if (const auto whole = request.cluster_of ? request.cluster_of(request.cluster.devices()) : std::nullopt)
-    for (const NodeGroup& group : whole->groups) most = std::max(most.value_or(Bytes(0)), group.device.memory_capacity);
-  constexpr int most_digits = 17;  // by then it is `enough`
-  std::string text, now;
-  for (int digits = 3; digits <= most_digits; ++digits) {
-    text = format_bytes_up(enough, digits);
-    now = memory_now(request.cluster, digits);
-    const Bytes typed = parse_bytes(text);
-    const bool beyond = most && enough <= *most && typed > *most;
-    if (text != now && !beyond && (typed == enough || fits_in(typed))) break;
-  }
-  return fmt::format("{} of memory a device instead of {}", text, now);
-}
-
-std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchResult& failed) {
-  if (!failed.smallest) return std::nullopt;
-  Bytes enough = failed.smallest->result.memory.peak();
-  const bool fewer = request.options.fewer_devices;  // the frugalest plan may be one of them
-  const auto least_in = [&](Bytes bytes) { return least_that_fits(with_memory(request, bytes), fewer); };
-  // With heterogeneous devices, the stage that fills its own device most need not be the one that
-  // needs most memory.
-  constexpr int most_doublings = 8;
-  for (int doublings = 0; !least_in(enough); ++doublings) {
-    if (doublings == most_doublings) return std::nullopt;
-    enough = 2 * enough;
-  }
-  // Cuts of the model change with the room that there is: with less than the frugalest plan needs,
-  // another may fit, and with just what that one needs it may be cut otherwise and not fit.
-  constexpr int most_rounds = 16;
-  for (int round = 0; round < most_rounds; ++round) {
-    const std::optional<Bytes> needed = least_in(enough - Bytes(1));
-    if (!needed) break;
-    enough -= Bytes(1);
-    if (!least_in(*needed)) break;
-    enough = std::min(enough, *needed);
-  }
-  const std::string words = memory_in_words(request, enough, [&](Bytes bytes) { return least_in(bytes).has_value(); });
-  return remedy(with_memory(request, enough), "memory", words, enough.count);
-}
-
-// The same request with more devices of the same kind: what the caller can give, else whole nodes
-// where there is a network between them.
-std::optional<SuggestRequest> with_devices(const SuggestRequest& request, int devices) {
-  SuggestRequest changed = request;
-  if (request.cluster_of)
-    if (std::optional<Cluster> cluster = request.cluster_of(devices); cluster && cluster->devices() == devices) {
-      changed.cluster = std::move(*cluster);
-      // A limit of the request's memory holds for those that are added, too.
-      for (NodeGroup& group : changed.cluster.groups)
-        group.device.memory_capacity =
-            std::min(group.device.memory_capacity, request.cluster.groups.back().device.memory_capacity);
-      return changed;
-    }
-  NodeGroup& group = changed.cluster.groups.back();
-  const bool has_network =
-      std::ranges::any_of(group.node.vertices, [](const Vertex& v) { return v.kind == VertexKind::network; });
-  const int more = devices - request.cluster.devices();
-  if (!has_network || more % group.devices_per_node() != 0) return std::nullopt;
-  group.nodes += more / group.devices_per_node();
-  return changed;
-}
-
-std::optional<Remedy> more_devices(const SuggestRequest& request) {
-  if (request.layout.dp && request.layout.tp && request.layout.pp) return std::nullopt;
-  const int now = request.cluster.devices();
-  const auto helps = [&](int devices) {
-    const std::optional<SuggestRequest> changed = with_devices(request, devices);
-    return changed && fits(*changed);
-  };
-  const auto found = [&](int devices) {
-    return remedy(*with_devices(request, devices), "devices", fmt::format("{} devices instead of {}", devices, now),
-                  std::int64_t{devices});
-  };
-  // Within a node one by one.
-  int node = request.cluster.groups.back().devices_per_node();
-  if (request.cluster.nodes() == 1)
-    for (int devices = now + 1;; ++devices) {
-      const std::optional<SuggestRequest> changed = with_devices(request, devices);
-      if (!changed || changed->cluster.nodes() > 1) break;
-      if (fits(*changed)) return found(devices);
-      node = devices;
-    }
-  // Beyond so many, devices are not what is missing.
-  const int most = std::max(64 * node, 4 * now);
-  // Beyond it node by node: doubled until it fits, then the first number in between; of many, by
-  // halving, since more seldom fit worse.
-  int low = (now + node - 1) / node;
-  int high = low + 1;
-  while (!helps(high * node)) {
-    low = high;
-    high *= 2;
-    if (high * node > most) return std::nullopt;
-  }
-  constexpr int few = 8;
-  if (high - low <= few)
-    for (int nodes = low + 1; nodes < high; ++nodes)
-      if (helps(nodes * node)) return found(nodes * node);
-  const auto nodes = high - low <= few ? high : static_cast<int>(nearest_that_helps(low, high, [&](std::int64_t count) {
-    return helps(static_cast<int>(count) * node);
-  }));
-  return found(nodes * node);
-}
 
 // Each given part of the layout, left to the search or, where parts have an order, as near as can
 // be to what was given.

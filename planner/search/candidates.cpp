@@ -1,11 +1,14 @@
 #include "planner/search/candidates.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
+#include "planner/search/in_parallel.h"
 
 namespace parplan {
 namespace {
@@ -209,6 +212,53 @@ void CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candi
     }
   }
   candidates.push_back(std::move(candidate));
+}
+
+// Specs whose blocks have equal shapes go to one maker together, since they share what is lowered.
+MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::span<const ParallelSpec> specs,
+                               bool mixes) {
+  std::map<std::tuple<std::int64_t, int, bool>, std::vector<std::size_t>> by_shape;
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    by_shape[{specs[i].micro_batch, specs[i].tp(), specs[i].sequence_parallel}].push_back(i);
+  std::vector<const std::vector<std::size_t>*> tasks;
+  for (const auto& [shape, members] : by_shape) tasks.push_back(&members);
+  using Numbered = std::pair<std::size_t, Candidate>;  // with the number of its spec
+  struct OfTask {
+    std::vector<Numbered> fitting;
+    std::optional<Numbered> smallest;
+    std::int64_t count = 0;
+  };
+  const auto smaller = [](const Numbered& a, const Numbered& b) {
+    return std::pair(a.second.estimate.memory.peak(), a.first) < std::pair(b.second.estimate.memory.peak(), b.first);
+  };
+  std::vector<OfTask> made(tasks.size());
+  in_parallel(static_cast<int>(makers.size()), tasks.size(), [&](int thread, std::size_t task) {
+    std::vector<Candidate> candidates;
+    OfTask& to = made[task];
+    for (const std::size_t i : *tasks[task]) {
+      candidates.clear();
+      makers[thread]->add(specs[i], mixes, candidates);
+      to.count += static_cast<std::int64_t>(candidates.size());
+      for (Candidate& candidate : candidates) {
+        if (candidate.estimate.spare.count >= 0)
+          to.fitting.emplace_back(i, std::move(candidate));
+        else if (Numbered one(i, std::move(candidate)); !to.smallest || smaller(one, *to.smallest))
+          to.smallest = std::move(one);
+      }
+    }
+  });
+  MadeCandidates all;
+  std::vector<Numbered> fitting;
+  std::optional<Numbered> smallest;
+  for (OfTask& one : made) {
+    all.count += one.count;
+    std::ranges::move(one.fitting, std::back_inserter(fitting));
+    if (one.smallest && (!smallest || smaller(*one.smallest, *smallest))) smallest = std::move(one.smallest);
+  }
+  std::ranges::stable_sort(fitting, {}, &Numbered::first);
+  for (auto& [number, candidate] : fitting) all.fitting.push_back(std::move(candidate));
+  if (smallest) all.smallest = std::move(smallest->second);
+  return all;
 }
 
 }  // namespace parplan

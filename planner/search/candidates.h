@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <tuple>
 #include <vector>
 
@@ -75,5 +76,15 @@ class CandidateMaker {
   // what they recompute.
   std::map<std::tuple<int, Paces, int, int, ScheduleKind, bool>, std::optional<StageCut>> fitting_cuts_;
 };
+
+// Candidates of several specs, by whether they fit.
+struct MadeCandidates {
+  std::vector<Candidate> fitting;     // in the order of their specs
+  std::optional<Candidate> smallest;  // of those that do not fit, the one that needs least memory
+  std::int64_t count = 0;             // of all
+};
+// Each maker works in a thread of its own; the result is the same for any number of them.
+MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::span<const ParallelSpec> specs,
+                               bool mixes);
 
 }  // namespace parplan

@@ -1,24 +1,22 @@
 #include "planner/search/search.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <exception>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <set>
+#include <span>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
-#include "planner/search/simulate_spec.h"
+#include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
 #include "planner/search/floor.h"
+#include "planner/search/in_parallel.h"
+#include "planner/search/simulate_spec.h"
 
 namespace parplan {
 namespace {
@@ -50,34 +48,6 @@ std::vector<int> device_counts(const Cluster& cluster, const LayoutRequest& requ
   return {counts.begin(), counts.end()};
 }
 
-// Calls `work(thread, item)` for every item, each once, on several threads. What one of them throws
-// is thrown here.
-void in_parallel(int threads, std::size_t items, const std::function<void(int thread, std::size_t item)>& work) {
-  if (threads <= 1 || items <= 1) {
-    for (std::size_t item = 0; item < items; ++item) work(0, item);
-    return;
-  }
-  std::atomic<std::size_t> next{0};
-  std::mutex guard;
-  std::exception_ptr failure;
-  const auto run = [&](int thread) {
-    try {
-      for (std::size_t item = next++; item < items; item = next++) work(thread, item);
-    } catch (...) {
-      const std::lock_guard lock(guard);
-      if (!failure) failure = std::current_exception();
-      next = items;
-    }
-  };
-  {
-    std::vector<std::jthread> others;
-    for (int thread = 1; thread < std::min<int>(threads, static_cast<int>(items)); ++thread)
-      others.emplace_back(run, thread);
-    run(0);
-  }
-  if (failure) std::rethrow_exception(failure);
-}
-
 // What decides what a candidate takes.
 struct Work {
   ParallelSpec spec;
@@ -93,31 +63,27 @@ bool equal_work(const Work& a, const Work& b) {
          });
 }
 
-// A plan, once it was simulated.
-struct Ranked {
-  Score score;
-  std::uint64_t place = 0;  // in the space, for ties
-  RankedPlan plan;
-  bool in_full = true;
-};
-bool operator<(const Ranked& a, const Ranked& b) { return std::pair(a.score, a.place) < std::pair(b.score, b.place); }
-
-// One search, from the numbers of devices to the plans. `open_` holds what is left by its bound:
-// numbers of devices that were not looked into, and candidates that were not simulated.
-class BestFirst {
+// One search, from the numbers of devices to the plans. A part of its space is a number of devices;
+// its place is the number of the size, and that of a candidate adds its own within it.
+class SpaceSearch {
  public:
-  BestFirst(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
-            const SearchOptions& options)
+  SpaceSearch(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
+              const SearchOptions& options)
       : graph_(graph),
         cluster_(cluster),
         training_(training),
         request_(request),
         options_(options),
         floor_(graph, cluster, training),
-        threads_(options.threads > 0 ? options.threads
-                                     : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u))) {
-    for (int thread = 0; thread < threads_; ++thread)
-      makers_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective));
+        search_{.top = options.top} {
+    const int threads = options.threads > 0
+                            ? options.threads
+                            : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
+    for (int thread = 0; thread < threads; ++thread) {
+      owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective));
+      makers_.push_back(owned_.back().get());
+    }
+    std::vector<Open> sizes;
     for (const int devices : device_counts(cluster, request, options.fewer_devices)) {
       const std::int64_t layouts = count_specs(graph, training, devices, request);
       counts_.candidates += layouts;
@@ -126,19 +92,18 @@ class BestFirst {
       any.mesh.degree = {.dp = devices};
       MemoryUse least;
       least.parameters = floor_.memory(devices);
-      push({.bound = score_of(any, floor_.time(devices), least),
-            .place = std::uint64_t{sizes_.size()} << 40,
-            .candidate = nullptr});
+      sizes.push_back(
+          {.bound = score_of(any, floor_.time(devices), least), .place = std::uint64_t{sizes_.size()} << 40});
       sizes_.push_back({.devices = devices, .layouts = layouts, .candidates = {}});
     }
+    add(search_, sizes);
   }
 
   SearchResult run() {
-    while (!open_.empty() && !cannot_win(open_.front().bound)) {
-      if (open_.front().candidate == nullptr) look_into_next_size();
-      else if (!may_simulate()) break;
-      else simulate_next();
-    }
+    parplan::run(search_, {.look_into = [this](const Open& part) { return look_into(part.place); },
+                           .room = [this] { return room(); },
+                           .is_new = [this](const Open& candidate) { return is_new(candidate); },
+                           .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
     simulate_winner_in_full();
     return take_result();
   }
@@ -149,171 +114,105 @@ class BestFirst {
     std::int64_t layouts = 0;
     std::vector<Candidate> candidates;  // that fit, once it was looked into
   };
-  struct Open {
-    Score bound;
-    std::uint64_t place = 0;  // in the space: the number of the size, and within it of the candidate
-    const Candidate* candidate = nullptr;
-  };
-  static bool comes_later(const Open& a, const Open& b) {
-    return std::tie(a.bound, a.place) > std::tie(b.bound, b.place);
-  }
-  struct Turn {
-    std::uint64_t place = 0;
-    std::size_t work = 0;  // in `known_`
-    SimulatedSpec simulated;
-  };
 
   Score score_of(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const {
     return score(options_.objective, cluster_, spec, time, memory);
   }
-  bool cannot_win(const Score& bound) const {
-    return static_cast<int>(best_.size()) >= options_.top && bound >= best_.back().score;
-  }
-  bool may_simulate() const {
-    return options_.most_simulated ? simulated_ < *options_.most_simulated
-                                   : simulated_ < usual_simulated || calls_ < free_calls;
-  }
 
-  void push(const Open& one) {
-    open_.push_back(one);
-    std::ranges::push_heap(open_, comes_later);
-  }
-  Open pop() {
-    std::ranges::pop_heap(open_, comes_later);
-    const Open next = open_.back();
-    open_.pop_back();
-    return next;
-  }
-
-  void look_into_next_size() {
-    const std::uint64_t place = pop().place;
+  std::vector<Open> look_into(std::uint64_t place) {
     Size& size = sizes_[place >> 40];
     // Where other numbers of devices have plans, it is enough to know that these have not the room.
     if (fits_any_ && floor_.lacks_room(size.devices)) {
       counts_.infeasible_memory += size.layouts;
-      return;
+      return {};
     }
     counts_.candidates -= size.layouts;
-    make_candidates(size);
-    for (std::size_t i = 0; i < size.candidates.size(); ++i) {
-      const Candidate& candidate = size.candidates[i];
-      open_.push_back({.bound = score_of(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory),
-                       .place = place + i,
-                       .candidate = &candidate});
-    }
-    std::ranges::make_heap(open_, comes_later);
+    make_candidates_of(size);
+    std::vector<Open> opened;
+    for (const Candidate& candidate : size.candidates)
+      opened.push_back({.bound = score_of(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory),
+                        .place = place + opened.size(),
+                        .candidate = &candidate});
     fits_any_ = fits_any_ || !size.candidates.empty();
+    return opened;
   }
 
-  // Specs whose blocks have equal shapes go to one thread together, since they share what is
-  // lowered.
-  void make_candidates(Size& size) {
-    const std::vector<ParallelSpec> specs = enumerate_specs(graph_, training_, size.devices, request_);
-    std::map<std::tuple<std::int64_t, int, bool>, std::vector<std::size_t>> by_shape;
-    for (std::size_t i = 0; i < specs.size(); ++i)
-      by_shape[{specs[i].micro_batch, specs[i].tp(), specs[i].sequence_parallel}].push_back(i);
-    std::vector<const std::vector<std::size_t>*> tasks;
-    for (const auto& [shape, members] : by_shape) tasks.push_back(&members);
-    struct Made {
-      std::int64_t candidates = 0;
-      std::vector<std::pair<std::size_t, Candidate>> fitting;     // with the number of their spec
-      std::optional<std::pair<std::size_t, Candidate>> smallest;  // of those that do not fit
-    };
-    const auto smaller = [](const std::pair<std::size_t, Candidate>& a, const std::pair<std::size_t, Candidate>& b) {
-      return std::pair(a.second.estimate.memory.peak(), a.first) < std::pair(b.second.estimate.memory.peak(), b.first);
-    };
-    std::vector<Made> made(tasks.size());
-    in_parallel(threads_, tasks.size(), [&](int thread, std::size_t task) {
-      std::vector<Candidate> candidates;
-      for (const std::size_t i : *tasks[task]) {
-        candidates.clear();
-        makers_[thread]->add(specs[i], !request_.recompute, candidates);
-        Made& to = made[task];
-        to.candidates += static_cast<std::int64_t>(candidates.size());
-        for (Candidate& candidate : candidates) {
-          if (candidate.estimate.spare.count >= 0)
-            to.fitting.emplace_back(i, std::move(candidate));
-          else if (std::pair one(i, std::move(candidate)); !to.smallest || smaller(one, *to.smallest))
-            to.smallest = std::move(one);
-        }
-      }
-    });
-    std::vector<std::pair<std::size_t, Candidate>> fitting;
-    std::optional<std::pair<std::size_t, Candidate>> smallest;
-    for (Made& one : made) {
-      counts_.candidates += one.candidates;
-      counts_.infeasible_memory += one.candidates - static_cast<std::int64_t>(one.fitting.size());
-      std::ranges::move(one.fitting, std::back_inserter(fitting));
-      if (one.smallest && (!smallest || smaller(*one.smallest, *smallest))) smallest = std::move(one.smallest);
-    }
-    std::ranges::stable_sort(fitting, {}, &std::pair<std::size_t, Candidate>::first);
-    for (auto& [number, candidate] : fitting) size.candidates.push_back(std::move(candidate));
+  void make_candidates_of(Size& size) {
+    MadeCandidates made = make_candidates(makers_, enumerate_specs(graph_, training_, size.devices, request_),
+                                          !request_.recompute);
+    counts_.candidates += made.count;
+    counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
+    size.candidates = std::move(made.fitting);
     // The smallest of those that fit; where none does, of all.
     const auto least =
         std::ranges::min_element(size.candidates, {}, [](const Candidate& one) { return one.estimate.memory.peak(); });
-    const Candidate* const one = least != size.candidates.end() ? &*least : smallest ? &smallest->second : nullptr;
-    if (one == nullptr) return;
     const bool fits = least != size.candidates.end();
+    if (!fits && !made.smallest) return;
+    const Candidate& one = fits ? *least : *made.smallest;
     if (!smallest_ || (fits && !fits_any_) ||
-        (fits == fits_any_ && one->estimate.memory.peak() < smallest_->estimate.memory.peak()))
-      smallest_ = *one;
+        (fits == fits_any_ && one.estimate.memory.peak() < smallest_->estimate.memory.peak()))
+      smallest_ = one;
   }
 
-  // The most promising candidates, several at once: as many as are still missing to the best `top`,
-  // then few, whatever the number of threads.
-  void simulate_next() {
+  // Several at once: as many as are still missing to the best `top`, then few, whatever the number
+  // of threads.
+  std::int64_t room() const {
     constexpr std::int64_t batch = 4;
-    const std::int64_t missing = options_.top - static_cast<std::int64_t>(best_.size());
-    std::int64_t room = std::max(missing, batch);
-    if (options_.most_simulated) room = std::min(room, *options_.most_simulated - simulated_);
-    std::vector<Turn> turns;
-    while (!open_.empty() && static_cast<std::int64_t>(turns.size()) < room && open_.front().candidate != nullptr &&
-           !cannot_win(open_.front().bound)) {
-      const auto [bound, place, candidate] = pop();
-      Work work{.spec = candidate->spec,
-                .models = cost_models(makers_.front()->estimator().networks(), candidate->spec.mesh)};
-      if (std::ranges::any_of(known_, [&](const Work& other) { return equal_work(work, other); })) {
-        ++counts_.simulated;
-        continue;
-      }
-      known_.push_back(std::move(work));
-      turns.push_back({.place = place, .work = known_.size() - 1, .simulated = {}});
+    const std::int64_t missing = options_.top - static_cast<std::int64_t>(search_.best.size());
+    const std::int64_t room = std::max(missing, batch);
+    if (options_.most_simulated) return std::min(room, *options_.most_simulated - search_.simulated);
+    return search_.simulated < usual_simulated || calls_ < free_calls ? room : 0;
+  }
+
+  bool is_new(const Open& one) {
+    const ParallelSpec& spec = one.candidate->spec;
+    Work work{.spec = spec, .models = cost_models(makers_.front()->estimator().networks(), spec.mesh)};
+    if (std::ranges::any_of(known_, [&](const Work& other) { return equal_work(work, other); })) {
+      ++counts_.simulated;
+      return false;
     }
-    in_parallel(threads_, turns.size(), [&](int thread, std::size_t number) {
-      Turn& turn = turns[number];
-      const auto& [spec, models] = known_[turn.work];
+    known_.push_back(std::move(work));
+    return true;
+  }
+
+  // What was new last, in this order.
+  std::vector<Ranked> simulate(std::span<const Open> turns) {
+    const std::span<const Work> works = std::span(known_).last(turns.size());
+    std::vector<SimulatedSpec> simulated(turns.size());
+    in_parallel(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
+      const auto& [spec, models] = works[turn];
       const Placements& placements = makers_[thread]->placements_of(spec);
-      turn.simulated = simulate_soon(graph_, cluster_, training_, spec, placements, models);
+      simulated[turn] = simulate_soon(graph_, cluster_, training_, spec, placements, models);
     });
-    for (const Turn& turn : turns) {
-      const ParallelSpec& spec = known_[turn.work].spec;
-      const auto& [result, in_full] = turn.simulated;
-      best_.push_back({.score = score_of(spec, result.time.total(), result.memory),
-                       .place = turn.place,
-                       .plan = {spec, result},
-                       .in_full = in_full});
+    std::vector<Ranked> ranked;
+    for (std::size_t turn = 0; turn < turns.size(); ++turn) {
+      const ParallelSpec& spec = works[turn].spec;
+      const auto& [result, in_full] = simulated[turn];
+      ranked.push_back({.score = score_of(spec, result.time.total(), result.memory),
+                        .place = turns[turn].place,
+                        .plan = {spec, result},
+                        .in_full = in_full});
       calls_ += 2 * spec.pp() *
                 std::min(micro_batches(spec, training_),
                          in_full ? most_calls : std::int64_t{2} * steady_micro_batches(spec.pp()));
       ++counts_.simulated;
-      ++simulated_;
     }
-    std::sort(best_.begin(), best_.end());
-    if (static_cast<int>(best_.size()) > options_.top) best_.erase(best_.begin() + options_.top, best_.end());
     if (options_.progress)
-      options_.progress(simulated_, options_.most_simulated.value_or(std::max(usual_simulated, simulated_)));
+      options_.progress(search_.simulated,
+                        options_.most_simulated.value_or(std::max(usual_simulated, search_.simulated)));
+    return ranked;
   }
 
   // To the last digit of what simulating its plan gives.
   void simulate_winner_in_full() {
-    while (!best_.empty() && !best_.front().in_full) {
-      auto& [winner, place, plan, in_full] = best_.front();
+    while (!search_.best.empty() && !search_.best.front().in_full) {
+      auto& [winner, place, plan, in_full] = search_.best.front();
       CandidateMaker& maker = *makers_.front();
       plan.result = simulate_spec(graph_, maker.estimator().networks(), training_, plan.spec,
                                   maker.placements_of(plan.spec), schedule_of(plan.spec, training_), nullptr);
       winner = score_of(plan.spec, plan.result.time.total(), plan.result.memory);
       in_full = true;
-      std::sort(best_.begin(), best_.end());
+      rank(search_);
     }
   }
 
@@ -321,18 +220,18 @@ class BestFirst {
     SearchResult result;
     if (smallest_) result.smallest = makers_.front()->with_times(*smallest_);
     result.counts = counts_;
-    if (best_.empty()) return result;
-    const Score winner = best_.front().score;
-    result.counts.certified = open_.empty() || open_.front().bound >= winner;
-    for (const Open& left : open_)
+    if (search_.best.empty()) return result;
+    const Score winner = search_.best.front().score;
+    result.counts.certified = is_certified(search_);
+    for (const Open& left : search_.open)
       if (left.bound >= winner)
         result.counts.pruned_by_bound += left.candidate != nullptr ? 1 : sizes_[left.place >> 40].layouts;
     if (!result.counts.certified) {
-      const Score& bound = open_.front().bound;
+      const Score& bound = search_.open.front().bound;
       result.counts.gap =
           winner.first > bound.first ? winner.first / bound.first - 1.0 : winner.second / bound.second - 1.0;
     }
-    for (Ranked& one : best_) result.plans.push_back(std::move(one.plan));
+    for (Ranked& one : search_.best) result.plans.push_back(std::move(one.plan));
     return result;
   }
 
@@ -346,16 +245,14 @@ class BestFirst {
   const LayoutRequest& request_;
   const SearchOptions& options_;
   Floor floor_;
-  int threads_;
-  std::vector<std::unique_ptr<CandidateMaker>> makers_;  // by thread
+  std::vector<std::unique_ptr<CandidateMaker>> owned_;
+  std::vector<CandidateMaker*> makers_;  // by thread
   std::vector<Size> sizes_;
-  std::vector<Open> open_;  // a heap, the least bound in front
+  BestFirst search_;
   std::vector<Work> known_;
-  std::vector<Ranked> best_;  // at most `top`, the best first
   SearchCounts counts_;
   std::optional<Candidate> smallest_;
   bool fits_any_ = false;
-  std::int64_t simulated_ = 0;
   std::int64_t calls_ = 0;  // of what was simulated
 };
 
@@ -364,7 +261,7 @@ class BestFirst {
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                     const LayoutRequest& request, const SearchOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  SearchResult result = BestFirst(graph, cluster, training, request, options).run();
+  SearchResult result = SpaceSearch(graph, cluster, training, request, options).run();
   result.counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
 }

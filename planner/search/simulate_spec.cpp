@@ -3,7 +3,7 @@
 #include <cmath>
 #include <utility>
 
-#include "planner/program/lower.h"
+#include "planner/program/job.h"
 #include "planner/schedule/schedules.h"
 #include "planner/simulator/simulate.h"
 #include "planner/simulator/steady.h"
@@ -13,8 +13,7 @@ namespace parplan {
 StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
                          std::span<const CostModel> models, Timeline* timeline) {
-  const Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = schedule,
-                .backend = cluster.backend(), .overhead = memory_overhead(cluster)};
+  const Job job = job_of(graph, cluster, training, spec, placements, schedule);
   return simulate(lower_representatives(job), models, timeline);
 }
 
@@ -35,8 +34,7 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   for (int stage = 0; stage < stages; ++stage)
     if (row.in_flight(stage, stages, some - period) != row.in_flight(stage, stages, static_cast<int>(all)))
       return std::nullopt;
-  Job job{.graph = &graph, .training = training, .spec = spec, .placements = placements, .schedule = {},
-          .backend = cluster.backend(), .overhead = memory_overhead(cluster)};
+  Job job = job_of(graph, cluster, training, spec, placements, {});
   std::vector<Program> programs;
   const auto play = [&](int count, std::vector<CallEnds>* ends) {
     job.training.global_batch = count * spec.dp() * spec.micro_batch;

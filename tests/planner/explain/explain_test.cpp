@@ -14,6 +14,8 @@
 #include "planner/base/text.h"
 #include "planner/cluster/catalog.h"
 #include "planner/cluster/node_layout.h"
+#include "planner/explain/families.h"
+#include "planner/explain/sensitivity.h"
 #include "planner/plan/layout_text.h"
 #include "planner/search/space.h"
 #include "planner/suggest.h"

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "planner/explain/inquiry.h"
+#include "planner/plan/explanation.h"
+#include "planner/search/candidates.h"
+
+namespace parplan {
+
+// A family of layouts as degrees: each of one or of several; of several whose groups lie inside a
+// node each, or of which one lies across nodes.
+enum class Degree { one, several, inside_node, across_nodes, any };
+struct LayoutFamily {
+  std::string_view name;
+  Degree dp{}, tp{}, pp{};
+  std::optional<int> zero_stage;
+};
+std::span<const LayoutFamily> layout_families();
+bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks);
+
+// The best of each family that the devices can be spread for.
+std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& maker);
+
+// Tensor groups of adjacent devices, on all of so many that they divide.
+DeviceMesh adjacent_tensor_groups(int devices, int tp);
+bool tensor_inside_nodes(const DeviceMesh& mesh, NetworkCache& networks);
+
+}  // namespace parplan

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <optional>
+
+#include "planner/plan/explanation.h"
+#include "planner/search/request.h"
+#include "planner/search/search.h"
+
+namespace parplan {
+
+// The least memory a device with which the request fits; `failed` is its search.
+std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchResult& failed);
+
+// The fewest devices, of the kind of the last, with which it fits.
+std::optional<Remedy> more_devices(const SuggestRequest& request);
+
+}  // namespace parplan

@@ -1,0 +1,67 @@
+#include "planner/explain/request_fits.h"
+
+#include <utility>
+
+#include "planner/search/search.h"
+
+namespace parplan {
+namespace {
+
+// The limit of one remedy's search for the fastest plan that fits.
+constexpr std::int64_t most_simulated = 4;
+
+SearchResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated,
+                        bool fewer_devices = false) {
+  SearchOptions options;
+  options.top = 1;
+  options.objective = objective;
+  options.most_simulated = simulated;
+  options.fewer_devices = fewer_devices;
+  options.threads = request.options.threads;
+  return search(*request.graph, request.cluster, request.training, request.layout, options);
+}
+
+}  // namespace
+
+std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_devices) {
+  const SearchResult found = search_for(request, Objective::memory, 0, fewer_devices);
+  if (found.counts.candidates == found.counts.infeasible_memory) return std::nullopt;
+  return found.smallest->result.memory.peak();
+}
+
+bool is_uniform(const Cluster& cluster) { return cluster.groups.size() == 1; }
+
+bool fits(SuggestRequest request) {
+  if (!request.layout.micro_batch) request.layout.micro_batch = 1;
+  if (!request.layout.schedule) request.layout.schedule = ScheduleKind::one_f_one_b;
+  if (!request.layout.order && is_uniform(request.cluster)) request.layout.order = {Axis::pp, Axis::dp, Axis::tp};
+  return least_that_fits(request).has_value();
+}
+
+std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of, std::string instead,
+                             RemedyValue value) {
+  SearchResult found = search_for(changed, changed.options.objective, most_simulated);
+  if (found.plans.empty())
+    found = search_for(changed, changed.options.objective, most_simulated, changed.options.fewer_devices);
+  if (found.plans.empty()) return std::nullopt;
+  const ModelSummary model{.name = changed.model_name,
+                           .parameters = parameter_count(*changed.graph),
+                           .flops_per_sample = model_flops_per_sample(*changed.graph)};
+  return Remedy{.of = of,
+                .instead = std::move(instead),
+                .value = std::move(value),
+                .model = model,
+                .cluster = changed.cluster,
+                .training = changed.training,
+                .plan = std::move(found.plans.front())};
+}
+
+std::int64_t nearest_that_helps(std::int64_t low, std::int64_t high, const std::function<bool(std::int64_t)>& helps) {
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (helps(middle) ? high : low) = middle;
+  }
+  return high;
+}
+
+}  // namespace parplan

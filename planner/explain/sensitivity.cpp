@@ -1,0 +1,191 @@
+#include "planner/explain/sensitivity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "planner/cluster/routes.h"
+
+namespace parplan {
+namespace {
+
+// Better by a smaller part is not worth another layout.
+constexpr double worth = 5e-4;
+
+struct ChangedBatch {
+  std::int64_t global_batch = 0;
+  std::int64_t micro_batch = 0;
+};
+
+// About `factor` times the batch, more or less by something: in whole micro-batches of the plan,
+// where that comes near enough, else in sequences of a data-parallel rank, in micro-batches as near
+// to the plan's as divide them. Nothing where a rank has one sequence and is to have less.
+std::optional<ChangedBatch> changed_batch(const Plan& plan, double factor) {
+  const std::int64_t ranks = plan.spec.dp();
+  const auto scaled = [&](std::int64_t count) {
+    const std::int64_t then = std::llround(static_cast<double>(count) * factor);
+    return then != count ? then : count + (factor > 1.0 ? 1 : -1);
+  };
+  const std::int64_t now = micro_batches(plan.spec, plan.training);
+  const std::int64_t then = scaled(now);
+  const double off = std::abs(static_cast<double>(then) / static_cast<double>(now) - factor);
+  if (then > 0 && off <= 0.5 * std::abs(factor - 1.0))
+    return ChangedBatch{.global_batch = then * ranks * plan.spec.micro_batch, .micro_batch = plan.spec.micro_batch};
+  const std::int64_t each = scaled(plan.training.global_batch / ranks);
+  if (each < 1) return std::nullopt;
+  const auto apart = [&](std::int64_t micro) {
+    return std::abs(std::log(static_cast<double>(micro) / static_cast<double>(plan.spec.micro_batch)));
+  };
+  std::int64_t nearest = 1;
+  for (std::int64_t micro = 2; micro <= each; ++micro)
+    if (each % micro == 0 && apart(micro) <= apart(nearest)) nearest = micro;
+  return ChangedBatch{.global_batch = each * ranks, .micro_batch = nearest};
+}
+
+// The plan as it stands when things are otherwise.
+struct Circumstances {
+  TrainingSpec training;
+  Variation variation;
+};
+std::optional<Circumstances> changed(const Inquiry& inquiry, Resource resource, double factor) {
+  const Plan& plan = inquiry.plan;
+  inquiry.say(fmt::format("{} x {:.2g}", name(resource), factor));
+  Circumstances then{.training = plan.training, .variation = {}};
+  then.variation.resource = resource;
+  then.variation.cluster = varied(plan.cluster, resource, factor);
+  ParallelSpec spec = plan.spec;
+  if (resource == Resource::global_batch) {
+    const std::optional<ChangedBatch> batch = changed_batch(plan, factor);
+    if (!batch) return std::nullopt;
+    then.training.global_batch = batch->global_batch;
+    spec.micro_batch = batch->micro_batch;
+    factor = static_cast<double>(batch->global_batch) / static_cast<double>(plan.training.global_batch);
+  }
+  NetworkCache networks(then.variation.cluster);
+  then.variation.factor = factor;
+  then.variation.global_batch = then.training.global_batch;
+  then.variation.plan = rival(then.variation.cluster, inquiry.simulated(networks, then.training, spec));
+  return then;
+}
+
+// Takes the best of what was found, or the plan where that is as good.
+void choose(const Inquiry& inquiry, const SearchResult& found, Variation& variation) {
+  const RankedPlan& own = variation.plan.plan;
+  const bool fits = variation.plan.fits();
+  if (!found.plans.empty()) {
+    const RankedPlan& best = found.plans.front();
+    variation.changes =
+        best.spec != own.spec && (!fits || better(inquiry.score_of(best), inquiry.score_of(own), worth));
+    if (variation.changes) variation.best = best;
+  }
+  if (!variation.changes && fits) variation.best = own;
+  // That nothing fits needs no simulation.
+  variation.certified = found.plans.empty() || found.counts.certified;
+}
+
+std::optional<Variation> vary(const Inquiry& inquiry, Resource resource, double factor) {
+  std::optional<Circumstances> then = changed(inquiry, resource, factor);
+  if (!then) return std::nullopt;
+  choose(inquiry, inquiry.searched(then->variation.cluster, then->training, 1), then->variation);
+  return std::move(then->variation);
+}
+
+// The same, of a plan than which nothing in the whole space is better as things are: what fits in
+// less memory fitted before.
+std::optional<Variation> vary_best_of_all(const Inquiry& inquiry, Resource resource, double factor) {
+  if (resource != Resource::memory || factor > 1.0) return vary(inquiry, resource, factor);
+  std::optional<Circumstances> then = changed(inquiry, resource, factor);
+  choose(inquiry,
+         then->variation.plan.fits() ? SearchResult{} : inquiry.searched(then->variation.cluster, then->training, 1),
+         then->variation);
+  return std::move(then->variation);
+}
+
+bool has(const Plan& plan, Resource resource) {
+  return (resource != Resource::network && resource != Resource::links) || plan.cluster.nodes() > 1;
+}
+
+}  // namespace
+
+std::vector<bool> network_links(const NodeKind& node) {
+  const std::shared_ptr<const NodeRoutes> routes = routes_of(node);
+  std::vector<bool> of_network(node.links.size(), false);
+  const auto mark = [&](const Path& path, bool as) {
+    for (const Arc arc : path.arcs) of_network[link_of(arc)] = as;
+  };
+  for (const std::vector<Uplink>& uplinks : routes->uplinks)
+    for (const Uplink& uplink : uplinks) mark(uplink.path, true);
+  for (const std::vector<Path>& row : routes->between)
+    for (const Path& path : row) mark(path, false);
+  return of_network;
+}
+
+Cluster varied(Cluster cluster, Resource resource, double factor) {
+  for (NodeGroup& group : cluster.groups) {
+    DeviceKind& device = group.device;
+    if (resource == Resource::memory)
+      device.memory_capacity = Bytes(std::llround(static_cast<double>(device.memory_capacity.count) * factor));
+    if (resource == Resource::compute) {
+      for (FlopsPerSecond* rate : {&device.peak_fp32, &device.peak_half, &device.peak_tf32}) *rate *= factor;
+      device.kernel_launch *= 1.0 / factor;
+      for (DeviceRates& rates : device.rates) {
+        for (FlopsPerSecond* rate : {&rates.matrix_fp32, &rates.matrix_half, &rates.matrix_tf32, &rates.vector})
+          *rate *= factor;
+        rates.memory *= factor;
+      }
+      if (device.measured)
+        for (KernelFit& fit : device.measured->fits) {
+          fit.floor *= 1.0 / factor;
+          fit.rate *= factor;
+          fit.memory *= factor;
+        }
+    }
+    if (resource != Resource::node_links && resource != Resource::network && resource != Resource::links) continue;
+    const std::vector<bool> of_network = network_links(group.node);
+    for (std::size_t link = 0; link < of_network.size(); ++link)
+      if (resource == Resource::links || (resource == Resource::network) == of_network[link])
+        group.node.links[link].bandwidth *= factor;
+  }
+  return cluster;
+}
+
+std::vector<Variation> double_without_searches(const Inquiry& inquiry) {
+  std::vector<Variation> twice;
+  for (const Resource resource :
+       {Resource::compute, Resource::node_links, Resource::network, Resource::links, Resource::global_batch})
+    if (has(inquiry.plan, resource)) twice.push_back(std::move(changed(inquiry, resource, 2.0)->variation));
+  return twice;
+}
+
+Variation as_things_are(const Inquiry& inquiry, const SearchResult& found) {
+  const Plan& plan = inquiry.plan;
+  Variation now{.resource = Resource::compute,
+                .factor = 1.0,
+                .global_batch = plan.training.global_batch,
+                .cluster = plan.cluster,
+                .plan = rival(plan.cluster, {.spec = plan.spec, .result = plan.prediction}),
+                .best = {}};
+  choose(inquiry, found, now);
+  return now;
+}
+
+Variations vary_resources(const Inquiry& inquiry, bool is_best_of_all) {
+  const auto change = is_best_of_all ? vary_best_of_all : vary;
+  Variations variations;
+  for (int i = 0; i < static_cast<int>(Resource::count_); ++i) {
+    const Resource resource = static_cast<Resource>(i);
+    if (!has(inquiry.plan, resource)) continue;
+    variations.twice.push_back(*change(inquiry, resource, 2.0));
+    if (resource == Resource::links) continue;  // a fifth of each kind says as much
+    for (const double factor : {0.8, 1.2})
+      if (std::optional<Variation> variation = change(inquiry, resource, factor))
+        variations.sensitivity.push_back(std::move(*variation));
+  }
+  return variations;
+}
+
+}  // namespace parplan
