@@ -8,9 +8,9 @@
 
 namespace parplan {
 
-// The one block of device memory that a rank's Program works in, filled with a pattern before use
-// and followed by a guard of the same pattern, so that what was touched can be told afterwards. Its
-// functions are for any thread, while nobody else uses the backend.
+// The single block of device memory in which a rank's Program works, filled with a pattern before
+// use and followed by a guard of the same pattern, so that the touched bytes can be found
+// afterwards. Any thread may call its functions while nobody else uses the backend.
 class Arena {
  public:
   Arena(Backend& backend, const Program& program);
@@ -23,18 +23,16 @@ class Arena {
   std::byte* begin() const { return memory_; }
   Bytes size() const { return Bytes(program_.arena_bytes); }
 
-  // Between host memory and a buffer, from its start; returns when it is done.
+  // Copies between host memory and a buffer, from its start; returns when the copy is done.
   void read(int buffer, void* to, Bytes bytes) const;
   void write(int buffer, const void* from, Bytes bytes) const;
-  // Makes all of a buffer 0; it begins at a whole word, and what is left of its last word is
-  // padding.
+  // Sets a whole buffer to 0; it begins at a whole word, and the rest of its last word is padding.
   void zero(int buffer) const;
 
   // Fills everything with the pattern again, as if nothing had been touched.
   void refill() const;
 
-  // One past the highest byte that no longer holds the pattern; beyond `size` when the guard was
-  // hit.
+  // One past the highest byte that no longer holds the pattern; beyond `size` if the guard was hit.
   std::int64_t highest_touched() const;
   // The same for one buffer, counted from its start.
   std::int64_t highest_touched(int buffer) const;

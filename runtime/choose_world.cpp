@@ -10,8 +10,8 @@
 namespace parplan {
 namespace {
 
-// The CUDA architecture that a precision needs: bf16 and tf32 units came with Ampere, and no
-// kernels are built for less.
+// The CUDA architecture that a precision needs: bf16 and tf32 units came with Ampere, and kernels
+// are built for nothing older.
 constexpr int least_compute_major = 8;
 
 void check_processes(const Plan& plan, const Rendezvous& rendezvous) {
@@ -68,7 +68,7 @@ MakeWorld choose_gpu_world(const Plan& plan, const WorldOptions& options, Rendez
   if (rendezvous.processes() == 1 && (ranks == 1 || options.share_gpu)) return one_gpu(opened.gpu, 0, options.gpu);
   const int wanted = rendezvous.processes() == 1 ? ranks : rendezvous.local_processes();
   if (devices < wanted && rendezvous.processes() > 1)
-    // The same words in every process, so that they are said once.
+    // The same words in every process, so that they are reported once.
     throw ConfigError(
         fmt::format("{} processes of the job are on one machine and each takes the GPU of its own number there, but "
                     "they see {} GPU{}: let each see "

@@ -15,8 +15,8 @@ class TokenData {
   static TokenData load(const std::string& path, std::int64_t sequence, std::int64_t vocabulary);
   explicit TokenData(std::vector<std::int32_t> tokens) : tokens_(std::move(tokens)) {}
 
-  // Sample `index` of the job (from 0, over all steps): `sequence` + 1 ids into `to`. Samples
-  // follow each other in the data and start over behind its end.
+  // Writes sample `index` of the job (from 0, over all steps), `sequence` + 1 ids, to `to`. Samples
+  // follow each other in the data and start over at its end.
   void sample(std::int64_t index, std::int64_t sequence, std::int32_t* to) const;
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
 

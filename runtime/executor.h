@@ -14,19 +14,20 @@
 
 namespace parplan {
 
-// What one instruction of one Segment cost over the steps taken apart so far; the join of
+// The measured time of one instruction of one Segment over the profiled steps so far; this joins
 // prediction and measurement.
 struct InstructionMeasurement {
   std::int64_t runs = 0;
   double busy_s = 0.0;    // computing, or moving data
-  double waited_s = 0.0;  // for other ranks to arrive (GPUs: part of busy_s, their collectives wait as they run)
+  // For other ranks to arrive (GPUs: part of busy_s, since their collectives wait while running).
+  double waited_s = 0.0;
 };
 
-// One step of one rank as it was measured.
+// The measurements of one step of one rank.
 struct StepMeasurement {
   Seconds total;       // from the step's start to the end of its work
   bool taken_apart = false;
-  StepTime time;       // where it went, when it was taken apart
+  StepTime time;  // its parts, if it was profiled
   CommunicationVolume communication;
 };
 
@@ -34,7 +35,7 @@ struct StepMeasurement {
 // and no work is replayed.
 enum class StepTiming { whole, each_instruction };
 
-// Numbers for the communicator's groups and channels, equal on all ranks of a job.
+// Numbers of the communicator's groups and channels, equal on all ranks of a job.
 class GroupTable {
  public:
   explicit GroupTable(const std::vector<Program>& programs);
@@ -51,27 +52,28 @@ class GroupTable {
   std::vector<SendRoute> routes_;
 };
 
-// Makes what a GPU makes when it is first used: streams, and kernels, which CUDA loads when they
-// are first launched. Loading one may wait for all work of the GPU, under a lock that other threads
-// want, and so for ever once NCCL's kernels wait for other ranks ("Lazy Loading" in the CUDA
-// Programming Guide; meta-pytorch/torchcomms, pull request 2334; openxla/xla, pull request 38932).
-// Called by every rank before any of them communicates. Every kernel of the Program runs once, on
-// zeros; then the arena is as it was made. Nothing to do for what works at once.
+// Makes what a GPU makes at first use: streams, and kernels, which CUDA loads when they are first
+// launched. Loading one may wait for all work of the GPU, under a lock that other threads need, and
+// so forever once NCCL's kernels wait for other ranks ("Lazy Loading" in the CUDA Programming
+// Guide; meta-pytorch/torchcomms, pull request 2334; openxla/xla, pull request 38932). Every rank
+// calls it before any of them communicates. Every kernel of the Program runs once, on zeros; then
+// the arena is restored. There is nothing to do for backends that work immediately.
 void warm_up(const Program& program, Backend& backend, const Arena& arena);
 
-// Carries out a Program: submits its calls in launch order to the backend's streams, which meet at
-// the Program's events. After the first steps (two, where work is recorded for replay) it allocates
+// Executes a Program: submits its calls in launch order to the backend's streams, which meet at the
+// Program's events. After the first steps (two, if work is recorded for replay) it allocates
 // nothing.
 class Executor {
  public:
-  // `data_rank` of `data_ranks` decides which samples of a batch are this rank's.
+  // `data_rank` of `data_ranks` determines this rank's samples of a batch.
   Executor(const Program& program, const GroupTable& groups, Backend& backend, Communicator& communicator,
            const Arena& arena, int data_rank, int data_ranks);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Returns when the step's work is done. Backends that work at once are always taken apart.
+  // Returns when the step's work is done. Steps on backends that work immediately are always
+  // profiled.
   StepMeasurement run_step(const Batch& batch, const StepScalars& scalars, StepTiming timing);
 
   // Results of the last step: the loss summed over the batch's tokens; 0 where the Program has
@@ -81,13 +83,12 @@ class Executor {
   const std::vector<std::vector<InstructionMeasurement>>& instructions() const { return measurements_; }
 
  private:
-  // How the calls of one Segment are submitted, found once.
+  // How the calls of one Segment are submitted; determined once.
   struct Submission {
     std::vector<Stream> side_streams;  // those of its instructions besides its own
-    bool repeats = false;              // kernels on one stream: what a backend may record and replay
+    bool repeats = false;              // kernels on one stream, which a backend may record and replay
   };
-  // What was submitted last to a stream, or stood before an event: what the next piece of work
-  // there waits for.
+  // The last submission to a stream, or before an event, for which the next work there waits.
   using Heads = std::vector<int>;
 
   void run_call(std::size_t index);
@@ -112,21 +113,21 @@ class Executor {
   std::vector<int> group_ids_;           // by group of the Program
   std::vector<Submission> submissions_;  // by segment
   std::vector<std::int64_t> keys_;       // by call: equal for equal work
-  int first_segment_event_ = 0;          // events: the Program's, a Segment's, the fork, one join a stream
+  int first_segment_event_ = 0;          // events: the Program's, a Segment's, the fork, one join per stream
   int fork_event_ = 0;
 
-  // Sends: by event of the Program, the ticket that was not waited for yet; and those that no call
-  // waits for.
+  // Sends: for each event of the Program, the ticket that was not waited for yet; and those for
+  // which no call waits.
   std::vector<std::optional<SendTicket>> tickets_;
   std::vector<std::pair<Stream, SendTicket>> unrecorded_;
   std::optional<SendTicket> posted_;
 
   // Host memory that the device copies from and to.
   std::int32_t* tokens_ = nullptr;
-  std::vector<std::int64_t> staged_at_;  // by call: where its tokens begin; -1 where it loads none
+  std::vector<std::int64_t> staged_at_;  // by call: the start of its tokens; -1 if it loads none
   float* loss_ = nullptr;
 
-  // A step that is taken apart: pieces in launch order, each with two marks; what each waits for.
+  // A profiled step: pieces in launch order, each with two marks, and what each waits for.
   bool timing_ = false;
   struct PieceOf {
     int segment = 0;
@@ -135,7 +136,7 @@ class Executor {
   };
   std::vector<Played> pieces_;
   std::vector<PieceOf> piece_of_;
-  std::vector<Heads> dependencies_;  // by piece; kept between steps for their memory
+  std::vector<Heads> dependencies_;  // by piece; kept between steps to reuse their memory
   std::vector<Heads> stream_heads_;
   std::vector<Heads> event_heads_;
   std::vector<int> computing_;

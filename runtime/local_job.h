@@ -14,7 +14,7 @@
 
 namespace parplan {
 
-// What one step of all ranks gave.
+// The results of one step of all ranks.
 struct JobStep {
   double loss = 0.0;         // mean over the tokens of the global batch
   double step_time_s = 0.0;  // from the first rank's start to the last one's end, of the process that took longest
@@ -22,8 +22,7 @@ struct JobStep {
 };
 
 // The ranks of a job that this process hosts, each a thread with a backend, an arena and a
-// communicator. With several processes each of them makes one, and all calls are made by all of
-// them.
+// communicator. With several processes, each of them makes one, and all of them make all calls.
 class LocalJob {
  public:
   LocalJob(const Job& job, const InitialValues& initial, const MakeWorld& make_world, Rendezvous& rendezvous);
@@ -31,9 +30,9 @@ class LocalJob {
   LocalJob(const LocalJob&) = delete;
   LocalJob& operator=(const LocalJob&) = delete;
 
-  // Runs `steps` steps, of which the first is number `first_step` (from 0). `batch_of` gives each
-  // step's sequences, `timing_of` says how it is timed; they and `on_step` are called by one
-  // thread, between steps. What a rank throws is thrown here, once all have stopped.
+  // Runs `steps` steps, the first of which has number `first_step` (from 0). `batch_of` gives each
+  // step's sequences, `timing_of` how it is timed; one thread calls them and `on_step`, between
+  // steps. An exception of a rank is thrown here, once all have stopped.
   struct Steps {
     std::int64_t first = 0;
     std::int64_t count = 1;
@@ -50,13 +49,13 @@ class LocalJob {
   const Executor& executor(int rank) const;
   DeviceMemory device_memory(int rank) const;
   std::string not_recorded(int rank) const;  // Backend::not_recorded
-  // What the hosted ranks hold.
+  // The contents of the hosted ranks.
   LogicalTensors collect(ParameterContent content) const;
 
  private:
   struct Rank;
   const Rank& rank(int number) const;
-  // Calls `work` with the place of every hosted rank, each in a thread of its own. What one throws
+  // Calls `work` with the index of every hosted rank, each in its own thread. An exception of one
   // is thrown here.
   void for_each_rank(const std::function<void(std::size_t)>& work);
   void share_step();  // fills in the other processes' ranks
@@ -71,7 +70,7 @@ class LocalJob {
   JobStep step_;
 };
 
-// What the optimizer kernels read in step `step` (from 0).
+// The values that the optimizer kernels read in step `step` (from 0).
 StepScalars step_scalars(const TrainingSpec& training, std::int64_t step);
 
 }  // namespace parplan

@@ -16,14 +16,14 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Long enough to see past the clock's ramp and other programs' slices.
+// Long enough to average over the clock's ramp and other programs' time slices.
 constexpr double seconds_per_kernel = 0.3;
 // Elements of a tensor that stays in no cache: 64 MiB for one thread, divided among several down to
 // 16 MiB.
 std::int64_t large_elements(int threads) { return (std::int64_t{16} << 20) / std::min(threads, 4); }
 
-// A kernel on operands of its own: elements for each operand in the order of the op's row, the
-// workspace added by itself.
+// A kernel on its own operands: elements for each operand in the order of the op's row; the
+// workspace is added automatically.
 class Probe {
  public:
   Probe(Backend& backend, OpKind kind, const OpShape& shape, const std::vector<std::int64_t>& elements)
@@ -54,14 +54,14 @@ class Probe {
   std::vector<void*> operands_;
 };
 
-// What most of `seconds` reach: the lower quartile, since other programs only make runs longer.
+// The typical value of `seconds`: the lower quartile, since other programs only make runs longer.
 double typical(std::vector<double>& seconds) {
   const auto quartile = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 4);
   std::nth_element(seconds.begin(), quartile, seconds.end());
   return *quartile;
 }
 
-// Seconds of a run of all of `probes`, one after the other, repeated.
+// Seconds of one run of all `probes`, one after the other, repeated.
 double seconds_of(const std::vector<Probe*>& probes) {
   for (Probe* probe : probes) probe->run();
   std::vector<double> runs;
@@ -75,7 +75,7 @@ double seconds_of(const std::vector<Probe*>& probes) {
   return typical(runs);
 }
 
-// `body(thread)` in `threads` threads at once; what one of them throws is thrown here.
+// Calls `body(thread)` in `threads` threads at once; an exception of one is thrown here.
 void in_threads(int threads, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(threads));
   {
@@ -102,7 +102,7 @@ MeasuredRates measure_rates(int threads) {
   std::vector<MeasuredRates> measured(static_cast<std::size_t>(threads));
   std::barrier together(threads);
   in_threads(threads, [&](int thread) {
-    // A thread that fails leaves the others waiting for nobody.
+    // A thread that fails must not leave the others waiting for it.
     struct Leave {
       std::barrier<>& barrier;
       ~Leave() { barrier.arrive_and_drop(); }
@@ -138,7 +138,7 @@ MeasuredRates measure_rates(int threads) {
 Seconds measure_kernel_launch() {
   const std::unique_ptr<Backend> backend = make_cpu_backend();
   Probe tiny(*backend, OpKind::accumulate, {.rows = 16}, {16, 16});
-  // So many that the clock between them does not count.
+  // Enough that the clock's resolution does not matter.
   constexpr std::size_t runs = 100;
   return Seconds(seconds_of(std::vector<Probe*>(runs, &tiny)) / static_cast<double>(runs));
 }

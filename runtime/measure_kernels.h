@@ -19,16 +19,16 @@ struct MeasureOptions {
   Seconds budget{30.0};
   // Device memory to work in; kernels that need more are left out.
   Bytes memory{std::int64_t{2} << 30};
-  // Sets of operands take turns until they have this many together, so that no kernel finds its
+  // Sets of operands rotate until they have this many bytes together, so that no kernel finds its
   // operands in a cache.
   Bytes footprint{std::int64_t{256} << 20};
   std::vector<Bytes> copies{Bytes(1 << 20), Bytes(16 << 20), Bytes(256 << 20)};
   std::function<void(int done, int of)> progress = [](int, int) {};
 };
 
-// Times kernels, copies and launches on `backend`, which nothing else uses meanwhile: after warm-up
-// the median of repeated runs, each of several kernels in a row that the backend may replay, as it
-// does in training. A kernel whose single run takes more than its share of the budget is left out.
+// Times kernels, copies and launches on `backend`, which nothing else uses meanwhile: the median of
+// repeated runs after a warm-up, each of several consecutive kernels that the backend may replay,
+// as in training. A kernel is left out if a single run takes more than its share of the budget.
 // Operands hold numbers that look random, since the power that matrix units draw depends on them.
 Measurements measure_kernels(Backend& backend, const std::vector<KernelMeasurement>& kernels,
                              const MeasureOptions& options);

@@ -14,24 +14,24 @@
 namespace parplan {
 
 // The initial values of a parameter, each by its index in the logical (unsharded, unpadded) tensor:
-// the same under every plan. Called by several threads at once.
+// the same under every plan. Several threads may call it at once.
 using InitialValues = std::function<std::function<float(std::int64_t)>(const Tensor&)>;
 
-// As the tensor's initializer says; normal values from a counter-based generator (splitmix64 and
-// Box-Muller).
+// Values by the tensor's initializer; normal values come from a counter-based generator (splitmix64
+// and Box-Muller).
 InitialValues initializer(std::uint64_t seed);
 
-// Fills this rank's parameters (padding with zeros) in `precision`, master copies, and optimizer
-// state with zeros.
+// Fills this rank's parameters (padding with zeros) in `precision`, the master copies, and the
+// optimizer state with zeros.
 void initialise(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision,
                 const InitialValues& values);
 
 enum class ParameterContent { values, gradients };
 
-// Copies what this rank holds into logical tensors, keyed by parameter name and sized on first use:
-// parameters as fp32 knows them (the master copies where there are some), and gradients of the last
-// step as the optimizer read them (before clipping; times the loss scale where there is one). Call
-// for every rank to have all of it.
+// Copies this rank's parts into logical tensors, keyed by parameter name and sized on first use:
+// parameters in fp32 (the master copies if there are any), and gradients of the last step as the
+// optimizer read them (before clipping; times the loss scale if there is one). Call it for every
+// rank to get all of it.
 using LogicalTensors = std::map<std::string, std::vector<float>>;
 void collect(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision,
              ParameterContent content, LogicalTensors& into);

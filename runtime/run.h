@@ -21,8 +21,8 @@ struct RunOptions {
   std::function<void(std::int64_t step, double loss, double step_time_s)> on_step = {};  // may be empty
 };
 
-// What one instruction of one Segment took, summed over a step (mean over the steps that were taken
-// apart, without the first). In the order of the rank's Program: Segments, then their instructions.
+// The time of one instruction of one Segment, summed over a step (mean over the profiled steps,
+// without the first). In the order of the rank's Program: Segments, then their instructions.
 struct InstructionComparison {
   std::string segment;
   std::string instruction;
@@ -33,25 +33,24 @@ struct InstructionComparison {
 struct RunReport {
   std::vector<double> loss;           // mean per token, per step
   std::vector<double> step_times_s;   // all steps
-  // Time: the median step after warm-up on the rank that finished last. Where taking a step apart
-  // costs time (GPUs), one step is, the last, and its parts are scaled to the median step. Memory:
-  // parts as planned, overhead as the device's driver reports it.
+  // Time: the median step after the warm-up on the rank that finished last. Where profiling a step
+  // costs time (GPUs), only the last step is profiled, and its parts are scaled to the median step.
+  // Memory: parts as planned, overhead as reported by the device's driver.
   StepResult measured;
-  int measured_rank = 0;              // the rank that finished last
-  std::vector<Bytes> arena_bytes;     // promised, per rank
-  std::vector<Bytes> touched_bytes;   // highest arena byte touched, per rank
-  Bytes process_growth;               // resident memory of this process, end against start
-  std::optional<Bytes>
-      device_used;  // GPUs, one a rank: memory of the fullest that is in use at the end, by all programs
+  int measured_rank = 0;             // the rank that finished last
+  std::vector<Bytes> arena_bytes;    // promised, per rank
+  std::vector<Bytes> touched_bytes;  // highest arena byte touched, per rank
+  Bytes process_growth;              // of this process's resident memory from start to end
+  // GPUs, one per rank: memory of the fullest in use at the end, by all programs.
+  std::optional<Bytes> device_used;
   std::vector<InstructionComparison> instructions;  // of `measured_rank`
-  std::string not_recorded;           // why some repeated work of this process was submitted each time, if it was
+  std::string not_recorded;  // why some repeated work of this process was submitted each time, if any was
 };
 
 // The flow of `parplan run`: lowers the plan for every rank, executes `options.steps` steps and
-// compares. Called by every process of the job, each of which gets the whole report. ConfigError
-// when this build or machine cannot run the plan (says what is missing); RunError when running
-// failed; InternalError when the run broke a promise (peak or communicated bytes differ from the
-// plan's).
+// compares. Every process of the job calls it and gets the whole report. Throws ConfigError if this
+// build or machine cannot run the plan (it says what is missing); RunError if running failed;
+// InternalError if the run broke a promise (peak or communicated bytes differ from the plan's).
 RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& options, Rendezvous& rendezvous);
 
 }  // namespace parplan

@@ -26,7 +26,7 @@ std::vector<int> hosted_ranks(const Rendezvous& rendezvous, int ranks) {
   return {rendezvous.process()};
 }
 
-// Passes on to a communicator that somebody else keeps.
+// Forwards to a communicator that somebody else owns.
 class BorrowedCommunicator final : public Communicator {
  public:
   explicit BorrowedCommunicator(Communicator& kept) : kept_(kept) {}

@@ -23,11 +23,14 @@ namespace {
 
 constexpr double infinite = std::numeric_limits<double>::infinity();
 
-// What crosses the links of one node, in units of the rate of one rank, and the slowest hops seen.
+// The traffic on the links of one node, in units of the rate of one rank, and the slowest hops
+// seen.
 struct NodeLoad {
   std::vector<double> arcs;  // per link and direction
-  double out = 0.0;          // leaves for other nodes
-  double between_rails = 0.0;  // of that, over a level above the rails though the other node is in the same block
+  double out = 0.0;          // traffic to other nodes
+  // The part of it that crosses a level above the rails although the other node is in the same
+  // block.
+  double between_rails = 0.0;
   Seconds intra_latency;
   Seconds uplink_latency;    // device to network
   bool nvlink = true;        // all hops inside the node
@@ -47,7 +50,8 @@ void add_hop(const NodeRoutes& routes, int from, int to, double share, NodeLoad&
                  "device " + std::to_string(from) + " to " + std::to_string(to) + " of " + routes.node.name);
   for (const Arc arc : path.arcs) load.arcs[arc] += share;
   load.intra_latency = std::max(load.intra_latency, path.latency);
-  // (Devices that a link of their own joins, as AMD's and Intel's do: RCCL takes XGMI for NVLink.)
+  // (Devices with a direct link, such as AMD's and Intel's, count too: RCCL treats XGMI like
+  // NVLink.)
   load.nvlink = load.nvlink && (path.distance <= PathClass::nvlink || path.arcs.size() == 1);
 }
 
@@ -62,7 +66,7 @@ void add_sent(const Uplink& uplink, double share, NodeLoad& load) {
   for (const Arc arc : uplink.path.arcs) load.arcs[arc] += share;
 }
 
-// To the network and, as much, from it.
+// Adds traffic to the network and the same from it.
 void add_exchange(const NodeRoutes& routes, int device, double share, NodeLoad& load) {
   for (const Uplink& uplink : uplinks_of(routes, device)) {
     for (const Arc arc : uplink.path.arcs) {
@@ -84,7 +88,8 @@ BytesPerSecond rate(const NodeRoutes& routes, double oversubscription, const Nod
   return BytesPerSecond(least);
 }
 
-// What each rail (NIC, in the order of NodeRoutes::nics) carries of what `devices` send evenly.
+// The share of each rail (NIC, in the order of NodeRoutes::nics) in the traffic that `devices` send
+// evenly.
 std::vector<double> rail_shares(const NodeRoutes& routes, const std::vector<int>& devices) {
   std::vector<double> shares(routes.nics.size(), 0.0);
   for (const int device : devices)
@@ -94,7 +99,7 @@ std::vector<double> rail_shares(const NodeRoutes& routes, const std::vector<int>
   return shares;
 }
 
-// Where rail r of a node is entered from inside: a device that uses its NIC, the first of them.
+// Where rail r of a node is entered from inside: the first device that uses its NIC.
 struct RailEntry {
   int device = 0;
   const Uplink* uplink = nullptr;
@@ -106,23 +111,25 @@ std::optional<RailEntry> entry_of(const NodeRoutes& routes, std::size_t rail) {
   return std::nullopt;
 }
 
-// What `devices` of a node send evenly, `share` in all, to the NICs by which `others` of another
-// node receive it evenly, and receive from their own NICs. What leaves by another rail than it has
-// to arrive on goes to a device of the right rail first, over NVLink, as NCCL does (PXN,
-// src/graph/paths.cc and transport/net.cc); where it cannot, it leaves as it would and crosses the
-// level above the rails.
+// Adds the traffic that `devices` of a node send evenly, `share` in all, to the NICs through which
+// `others` of another node receive it evenly, and that they receive from their own NICs. Traffic
+// that leaves on another rail than it has to arrive on first goes to a device of the right rail,
+// over NVLink, as in NCCL (PXN, src/graph/paths.cc and transport/net.cc); where it cannot, it
+// leaves unchanged and crosses the level above the rails.
 void add_exchange_on_rails(const NodeRoutes& routes, const std::vector<int>& devices, const NodeRoutes& other_routes,
                            const std::vector<int>& others, double share, const Network& network, NodeLoad& load) {
   const std::vector<double> here = rail_shares(routes, devices);
   std::vector<double> there = rail_shares(other_routes, others);
   const bool moves = network.pxn && routes.nvlink_everywhere;
-  double missing = 0.0;  // of rails that more arrives on than leaves by; only of those that this node has
+  // On rails where more arrives than leaves; only for those that this node has.
+  double missing = 0.0;
   for (std::size_t rail = 0; rail < here.size() && rail < there.size(); ++rail)
     if (entry_of(routes, rail)) missing += std::max(0.0, there[rail] - here[rail]);
   there.resize(here.size(), 0.0);
   double surplus = 0.0;
   for (std::size_t rail = 0; rail < here.size(); ++rail) surplus += std::max(0.0, here[rail] - there[rail]);
-  const double moved = moves && surplus > 0.0 ? std::min(1.0, missing / surplus) : 0.0;  // of what is on the wrong rail
+  // The moved share of the traffic on the wrong rail.
+  const double moved = moves && surplus > 0.0 ? std::min(1.0, missing / surplus) : 0.0;
   for (const int device : devices)
     for (const Uplink& uplink : uplinks_of(routes, device)) {
       const auto rail = static_cast<std::size_t>(std::ranges::find(routes.nics, uplink.nic) - routes.nics.begin());
@@ -145,14 +152,14 @@ void add_exchange_on_rails(const NodeRoutes& routes, const std::vector<int>& dev
 }
 
 // How the hops inside a node are laid out. NCCL searches for the best channels
-// (src/graph/search.cc); here the best of four layouts is taken, which between them are exact for
+// (src/graph/search.cc); here the best of four layouts is taken. Together they are exact for
 // switches (any), direct full meshes (all pairs), PCIe trees or NVLink pairs (nearest next) and
 // meshes of NVLinks between some pairs (several rings, rings.h).
 enum class Layout { rank_order, nearest_next, all_pairs, several_rings };
 constexpr std::array<Layout, 4> all_layouts = {Layout::rank_order, Layout::nearest_next, Layout::all_pairs,
                                                Layout::several_rings};
 
-// From the first member on, always to the nearest member left, ties to the lowest rank.
+// From the first member on, always the nearest remaining member, ties to the lowest rank.
 std::vector<int> nearest_next(const NodeRoutes& routes, std::vector<int> members) {
   for (std::size_t i = 1; i + 1 < members.size(); ++i) {
     const auto& row = routes.between[members[i - 1]];
@@ -170,19 +177,19 @@ std::vector<int> nearest_next(const NodeRoutes& routes, std::vector<int> members
 }
 
 // The members of one group inside one node. `closed`: the whole group is here. A ring that leaves
-// the node does so in as many channels as it has members here, each leaving by another member's
-// NIC, so every hop between neighbours (the first and the last are neighbours too) is used by all
-// channels but one. An all-reduce by trees is a reduction and then a broadcast at `tree_bandwidth`
-// each: 2 * bytes / tree_bandwidth and latencies. A tree that leaves the node hangs on all members
-// in turn; inside, members form a chain through which a pass takes the whole message once (NCCL's
+// the node has as many channels as it has members here, each leaving through another member's NIC,
+// so all channels but one use every hop between neighbours (the first and the last are neighbours
+// too). An all-reduce by trees is a reduction and then a broadcast, each at `tree_bandwidth`: 2 *
+// bytes / tree_bandwidth and latencies. A tree that leaves the node is attached to all members in
+// turn; inside, the members form a chain through which a pass takes the whole message once (NCCL's
 // `bus * 0.5`, src/graph/tuning.cc). Between nodes a double binary tree takes, in each pass, the
 // whole message into and out of a node that is inner in one of its trees, but with two nodes only
 // half of it, which is why NCCL's two-node trees exceed the NICs' speed.
 struct Segment {
   std::vector<int> members;  // local devices, ascending
   bool closed = false;
-  std::vector<std::vector<int>> rings;  // of several_rings; without them that layout is rank_order
-  // Where rails matter: the group's members in the node that a ring goes on to.
+  std::vector<std::vector<int>> rings;  // for several_rings; without rings that layout is rank_order
+  // With rails: the group's members in the node where a ring continues.
   std::shared_ptr<const NodeRoutes> next_routes;
   std::vector<int> next;
 };
@@ -196,8 +203,8 @@ void add_exchange(const NodeRoutes& routes, const Segment& segment, double excha
     add_exchange(routes, member, exchanged / static_cast<double>(segment.members.size()), load);
 }
 
-// Around each of the segment's rings; of every hop the given share of one rank's rate, divided over
-// them.
+// Adds the traffic around each of the segment's rings: on every hop the given share of one rank's
+// rate, divided among the rings.
 void add_several(const NodeRoutes& routes, const Segment& segment, double share, NodeLoad& load) {
   for (const std::vector<int>& ring : segment.rings)
     for (std::size_t i = 0; i < ring.size(); ++i)
@@ -233,14 +240,15 @@ void add_tree(const NodeRoutes& routes, Segment segment, Layout layout, double e
       for (const int b : segment.members)
         if (a != b) add_hop(routes, a, b, 1.0 / (n - 1.0), load);
   } else if (layout == Layout::several_rings && !segment.rings.empty()) {
-    add_several(routes, segment, 1.0, load);  // chains, each cut at another place: NCCL's have the rings' rate
+    // Chains, each cut at another place: NCCL's have the rings' rate.
+    add_several(routes, segment, 1.0, load);
   } else {
     for (std::size_t i = 0; i + 1 < count; ++i) add_hop(routes, segment.members[i], segment.members[i + 1], 1.0, load);
   }
   add_exchange(routes, segment, exchanged, network, load);
 }
 
-// The groups of an axis as they fall on the node whose first rank is `first`: ranks of one block of
+// The parts of an axis's groups on the node whose first rank is `first`: ranks of one block of
 // stride * degree ranks with equal remainder by the stride.
 std::vector<Segment> segments_of(int first, int count, int stride, int degree) {
   std::vector<Segment> segments;
@@ -258,12 +266,12 @@ std::vector<Segment> segments_of(int first, int count, int stride, int degree) {
   return segments;
 }
 
-// Nodes that show every pattern in which the groups fall on a node. Groups of a stride of at least
-// a node leave it with each member, whichever node. Otherwise the pattern depends only on where the
-// first block border falls inside the node, and the last node may be partly used. With rails it
-// also matters which members the next node has: where the border falls in there, and of a stride
-// that is no whole number of nodes, which ranks of the node go on to the next member of their group
-// and which, the last stride of a block, close its ring.
+// Nodes that show every pattern of groups on a node. Groups with a stride of at least a node leave
+// it with each member, on every node. Otherwise the pattern depends only on where the first block
+// border is inside the node, and the last node may be partly used. With rails it also matters which
+// members the next node has: where the border is there, and, for a stride that is no whole number
+// of nodes, which ranks of the node continue to the next member of their group and which, the last
+// stride of a block, close its ring.
 std::vector<int> distinct_nodes(int ranks, int per_node, int stride, int degree, bool rails) {
   if (ranks <= per_node) return {0};
   const int block = stride * degree;
@@ -277,13 +285,13 @@ std::vector<int> distinct_nodes(int ranks, int per_node, int stride, int degree,
     const int begin = node * per_node % block;
     std::size_t key = 0;
     if (stride >= per_node) {
-      // Neither stretch is shorter than a node, so at most one border between them falls inside:
-      // what the node begins with, and where that ends.
+      // Neither stretch is shorter than a node, so at most one border between them is inside: the
+      // node begins with one stretch, which ends there.
       const bool closing = begin >= block - stride;
       const int end = (closing ? block : block - stride) - begin;
       key = static_cast<std::size_t>((closing ? per_node : 0) + (end < per_node ? end : 0));
     } else {
-      // A border at the very start and none inside look alike: one stretch of one block.
+      // A border at the very start and none inside are the same: one stretch of one block.
       const int border = (block - begin) % block;
       key = static_cast<std::size_t>(border < looked_at ? border : 0);
     }
@@ -310,15 +318,15 @@ int nodes_spanned(int ranks, int per_node, int stride, int degree) {
   return most;
 }
 
-// A node as a mesh fills it: its first rank, how many, and its links.
+// A node as a mesh fills it: its first rank, its number of ranks, and its links.
 struct FilledNode {
   int first = 0;
   int ranks = 0;
   std::shared_ptr<const NodeRoutes> routes;
 };
 
-// Every node that holds ranks, in order. Only clusters of unlike nodes are gone through like this:
-// of equal nodes few tell all.
+// Every node that holds ranks, in order. Only heterogeneous clusters are examined in this way: of
+// equal nodes, a few represent all.
 std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks) {
   std::vector<FilledNode> nodes;
   int first = 0;
@@ -370,7 +378,7 @@ FilledNode node_of(const Cluster& cluster, int ranks, int rank) {
   throw InternalError(fmt::format("rank {} of {}", rank, first));
 }
 
-// Says of each segment which members of its group a ring comes to in the next node.
+// Records for each segment which members of its group a ring reaches in the next node.
 void add_next_members(const Cluster& cluster, const AxisLayout& axis, const FilledNode& node,
                       std::vector<Segment>& segments) {
   const int block = axis.stride * axis.degree;
@@ -394,8 +402,9 @@ struct FabricRates {
   std::size_t level = 0;
 };
 
-// `leaving(first, last)`: what leaves the ranks [first, last) in units of the rate of one rank.
-// `between_rails`: what leaves a node by the wrong rail for another node of its block.
+// `leaving(first, last)` is the traffic that leaves the ranks [first, last), in units of the rate
+// of one rank. `between_rails` is the traffic that leaves a node by the wrong rail for another node
+// of its block.
 template <class Leaving>
 FabricRates fabric_rates(const Cluster& cluster, const AxisLayout& axis, double exchanged, double between_rails_ring,
                          double between_rails_tree, const Leaving& leaving) {
@@ -404,8 +413,8 @@ FabricRates fabric_rates(const Cluster& cluster, const AxisLayout& axis, double 
   for (std::size_t level = 1; level < levels.size(); ++level)
     for (const FabricBlock& block : blocks_of(cluster, axis, *levels[level - 1].nodes)) {
       const double out = leaving(block.first, block.last);
-      const double inside =
-          level == 1 ? block.nodes - (out > 0.0 ? 1.0 : 0.0) : 0.0;  // hops from node to node within the block
+      // Hops from node to node within the block.
+      const double inside = level == 1 ? block.nodes - (out > 0.0 ? 1.0 : 0.0) : 0.0;
       const double ring = out + inside * between_rails_ring;
       const double tree = out * exchanged + inside * between_rails_tree;
       if (ring <= 0.0) continue;
@@ -423,7 +432,7 @@ Seconds latency_through(const Network& network, std::size_t level) {
   return network.levels.empty() ? network.latency : network.levels[level].latency;
 }
 
-// The most nodes that one group of the axis touches, of unlike nodes.
+// The most nodes that one group of the axis touches, on heterogeneous nodes.
 int nodes_spanned(const std::vector<FilledNode>& nodes, int ranks, int stride, int degree) {
   std::vector<int> node_of(static_cast<std::size_t>(ranks));
   for (std::size_t n = 0; n < nodes.size(); ++n)
@@ -538,7 +547,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
     BytesPerSecond ring_here;
     BytesPerSecond tree_here;
     for (std::size_t i = 0; i < all_layouts.size(); ++i) {
-      // Around one switch every layout crosses the same links: the first stands for all.
+      // Around one switch every layout crosses the same links: the first represents all.
       if (!routes.star || i == 0) {
         ring_load.clear();
         tree_load.clear();
@@ -558,7 +567,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
       between_rails_tree = std::max(between_rails_tree, tree_load.between_rails);
     }
   }
-  // Layouts that differ by rounding only are one: the first is taken.
+  // Layouts that differ by rounding only are equal: the first is taken.
   const auto best_of = [](const std::array<BytesPerSecond, all_layouts.size()>& rates) {
     std::size_t best = 0;
     for (std::size_t i = 1; i < rates.size(); ++i)
@@ -588,9 +597,9 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   const int per_node = cluster.groups.front().devices_per_node();
   const int distance = (to_stage - from_stage) * stride;
 
-  // Nodes that show every pattern: with whole nodes in a stage, one of each stage; with whole
-  // blocks in a node, any; else those at which the two stages begin and end in each block, and
-  // those behind them; of unlike nodes, all.
+  // Nodes that show every pattern: if stages have whole nodes, one of each stage; if nodes have
+  // whole blocks, any; otherwise those at which the two stages begin and end in each block, and the
+  // next ones; on heterogeneous nodes, all.
   const bool alike = cluster.groups.size() == 1 || ranks <= cluster.groups.front().devices();
   std::vector<int> nodes;
   const int used = static_cast<int>(ceil_div(ranks, per_node));

@@ -25,11 +25,11 @@ struct DeviceMesh {
 using Coordinates = PerAxis<int>;
 Coordinates coordinates_of(const DeviceMesh& mesh, int rank);
 int rank_at(const DeviceMesh& mesh, Coordinates coordinates);
-// The ranks that share every coordinate but `axis` with `rank`, ascending along it.
+// The ranks that share every coordinate except `axis` with `rank`, ascending along it.
 std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis);
 
-// What one group of devices sees when all its sibling groups (same axis, all other coordinates)
-// communicate at once.
+// The network that one group of devices sees when all its sibling groups (same axis, all other
+// coordinates) communicate at once.
 struct GroupNetwork {
   int ranks = 1;
   int nodes = 1;                  // nodes that the group spans
@@ -37,11 +37,11 @@ struct GroupNetwork {
   BytesPerSecond tree_bandwidth;  // per rank, double binary tree over nodes, chains inside nodes
   Seconds intra_latency;          // one hop inside a node
   Seconds inter_latency;          // one hop between nodes; 0 with one node
-  bool nvlink = true;             // every hop inside a node is over NVLink, another direct link or shared memory
-  int compute_capability = 0;     // the lowest of the cluster's GPUs, 80 for 8.0; 0 where it is not known
+  bool nvlink = true;          // whether every hop inside a node is over NVLink, another direct link or shared memory
+  int compute_capability = 0;  // the lowest of the cluster's GPUs, 80 for 8.0; 0 where unknown
   bool operator==(const GroupNetwork&) const = default;
 };
-// Computed from the links: rings of all sibling groups are laid over their routes, every link
+// It is computed from the links: rings of all sibling groups are laid over their routes, every link
 // divides its bandwidth among the rings that cross it in one direction, and the slowest link
 // decides. The result is the worst over the sibling groups. Rank r of the mesh is device r of the
 // cluster.
@@ -57,7 +57,7 @@ std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, in
 Bytes memory_capacity(const Cluster& cluster, const DeviceMesh& mesh, int stage);
 // The most that libraries take on any device.
 Bytes memory_overhead(const Cluster& cluster);
-// Mean over the first `devices` devices.
+// The mean peak of the first `devices` devices.
 FlopsPerSecond peak(const Cluster& cluster, int devices, DataType type);
 
 }  // namespace parplan

@@ -11,7 +11,7 @@
 namespace parplan {
 
 // Data parallelism: every rank along dp trains whole micro-batches of its own share of the global
-// batch, with everything replicated and gradients summed (ZeRO changes where things lie, in its own
+// batch, with everything replicated and gradients summed (ZeRO changes the placements, in its own
 // file).
 std::vector<int> legal_data_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                     int most);

@@ -13,13 +13,13 @@
 
 namespace parplan {
 
-// One way of spreading work. A new one is a file and a row here; a test loops over the rows.
+// One way of spreading work. A new one needs a file and a row here; a test loops over the rows.
 struct TechniqueRow {
   std::string_view name;
   // Degrees (ZeRO: stages) of 1 .. `most` (ZeRO: 0 .. `most`) that the technique can have when
   // everything else is as in `spec`, ascending.
   std::vector<int> (*legal_degrees)(const OpGraph&, const TrainingSpec&, const ParallelSpec&, int most) = nullptr;
-  // Why `spec` cannot be, in words with what could be instead; nothing when it can.
+  // Why `spec` is illegal, in words with the legal alternatives; nothing when it is legal.
   std::optional<std::string> (*illegal)(const OpGraph&, const TrainingSpec&, const ParallelSpec&) = nullptr;
   // Sets the placements that the technique decides.
   void (*place)(const OpGraph&, const ParallelSpec&, Placements&) = nullptr;
@@ -27,7 +27,7 @@ struct TechniqueRow {
 
 std::span<const TechniqueRow> technique_rows();
 
-// Where the tensors lie under `spec`: every technique in turn. `spec` is legal.
+// The placements of the tensors under `spec`: every technique in turn. `spec` is legal.
 Placements place(const OpGraph& graph, const ParallelSpec& spec);
 
 // The first technique's reason against `spec`.
@@ -35,11 +35,11 @@ std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& tra
 
 // A plan lists every call of every stage: at most this many forwards and backwards.
 inline constexpr std::int64_t most_calls = std::int64_t{1} << 19;
-// Why the micro-batches of `spec`, which divide the batch, are too many for that; nothing where
-// they are not. `illegal` asks it, too.
+// The reason why `spec` has too many micro-batches for that (they divide the batch); nothing if it
+// does not. `illegal` checks it, too.
 std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec);
 
-// Ascending; of 1 and more.
+// Ascending, for numbers of at least 1.
 std::vector<std::int64_t> divisors(std::int64_t number);
 
 // "1, 5, 25"; "1 to 64" for a long ascending run of neighbours; "none" for no degree.

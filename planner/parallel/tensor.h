@@ -12,8 +12,8 @@ namespace parplan {
 
 // Megatron's tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053): parameters are cut along
 // attention heads, the inner width of the feed-forward layer, and the vocabulary (padded, so any
-// degree will do); with sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198) what lies
-// between is cut along the sequence.
+// degree is possible); with sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198) the
+// activations in between are cut along the sequence.
 std::vector<int> legal_tensor_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                       int most);
 std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);

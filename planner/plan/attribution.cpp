@@ -5,8 +5,8 @@
 namespace parplan {
 namespace {
 
-// Nothing computed from `from` until `until`, when something started that piece `cause` had made
-// ready.
+// Attributes the time from `from` to `until`, when nothing computed and a piece that `cause` had
+// made ready started.
 void attribute_gap(std::span<const Played> pieces, int cause, double from, double until, StepTime& time) {
   double t = until;
   while (cause >= 0 && t > from) {

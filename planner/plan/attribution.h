@@ -7,40 +7,41 @@
 
 namespace parplan {
 
-// A time split at the end of its last compute, since only what comes after decides whether the rest
-// was awaited.
+// A time split at the end of its last compute, since only the following work decides whether the
+// rest was awaited.
 struct SplitTime {
   double computed = 0.0;  // seconds from the start to the end of the last compute
-  StepTime parts;         // of these
+  StepTime parts;         // of that time
   StepTime tail;          // of the rest
 };
 
-// What one piece of played work counts as.
+// The label of one piece of played work.
 struct Work {
   bool computes = false;
-  Label label{};                    // of a single instruction
-  const SplitTime* split = nullptr; // of several played as one; null for a single instruction
+  Label label{};                     // of a single instruction
+  const SplitTime* split = nullptr;  // of several instructions played as one; null for a single instruction
 };
 
-// A piece of work as it ran on one rank.
+// A piece of work with its times on one rank.
 struct Played {
   double start = 0.0;  // seconds
   double end = unset;
-  int cause = -1;      // the piece whose end made it ready (it may have started later, when its partners were); -1 none
-  bool begun = false;  // a posted send has begun and has no end until it is taken
+  // The piece whose end made it ready (it may have started later, when its partners were); -1 none.
+  int cause = -1;
+  bool begun = false;  // a posted send has begun and has no end until it is received
   Work work;
 
   static constexpr double unset = -1.0;
   bool done() const { return end != unset; }
 };
 
-// Where the time of one rank went, by the contract's rule, from 0 to the end of `last`: each
-// instant belongs to the running compute (of two at once, to the one that started first), else to
-// the communication that the next compute awaits while that is in progress, else to the bubble.
-// What the next compute awaits is found backwards along causes: the piece that made it ready, then
-// the piece that made that one ready, and so on. The end of the step awaits `last`.
+// Attributes the time of one rank from 0 to the end of `last`: each instant belongs to the running
+// compute (of two at once, to the one that started first), else to the communication that the next
+// compute awaits while that is in progress, else to the bubble. What the next compute awaits is
+// found backwards along causes: the piece that made it ready, then the piece that made that one
+// ready, and so on. The end of the step awaits `last`.
 SplitTime attribute(std::span<const Played> pieces, int last);
-// The same without memory of its own: `scratch` holds the indices of what computed.
+// The same without own memory: `scratch` holds the indices of the pieces that computed.
 SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& scratch);
 StepTime sum(const SplitTime& split);
 

@@ -7,7 +7,7 @@
 
 namespace parplan {
 
-// "dp2 tp4+sp pp2 zero1 mb1 1f1b recompute tp-dp-pp": degrees above 1 and what differs from the
+// "dp2 tp4+sp pp2 zero1 mb1 1f1b recompute tp-dp-pp": degrees above 1 and whatever differs from the
 // plainest choice.
 std::string layout_text(const ParallelSpec& spec);
 // Layers per stage, embedding and head not counted; and as text: "6,6".

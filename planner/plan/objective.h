@@ -8,8 +8,8 @@
 
 namespace parplan {
 
-// What the best plan has least of: time of a step; its cost, the price of its devices for that time
-// (without prices: device-seconds); or memory of the fullest device, then time.
+// What the search minimises: the time of a step; its cost, the price of its devices for that time
+// (without prices: device-seconds); or the memory of the fullest device, then time.
 enum class Objective { time, cost, memory };
 const char* name(Objective objective);
 
@@ -22,8 +22,8 @@ struct Score {
 Score score(Objective objective, const Cluster& cluster, const ParallelSpec& spec, Seconds time,
             const MemoryUse& memory);
 
-// Whether `a` is less than `b` by more than the part `margin` of it; where neither differs by as
-// much in what comes first, in what comes second.
+// Whether `a` is less than `b` by more than the share `margin` of it; if the first values differ by
+// less, the second ones decide.
 bool better(const Score& a, const Score& b, double margin);
 
 }  // namespace parplan

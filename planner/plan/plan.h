@@ -15,7 +15,7 @@
 
 namespace parplan {
 
-// What is known of the model without its graph.
+// What is known about the model without its graph.
 struct ModelSummary {
   std::string name;
   std::int64_t parameters = 0;
@@ -30,11 +30,11 @@ struct RankedPlan {
   bool operator==(const RankedPlan&) const = default;
 };
 
-// What the search did. `simulated` counts candidates that are the same work as a simulated one,
-// too. `gap`: best found over the smallest bound that was not simulated, minus one; absent when
+// What the search did. `simulated` includes candidates with the same work as a simulated one. `gap`
+// is the best plan found over the smallest bound that was not simulated, minus one; absent when
 // certified.
 struct SearchCounts {
-  Objective objective = Objective::time;  // of which the best plan has least
+  Objective objective = Objective::time;  // what the search minimised
   std::int64_t candidates = 0;
   std::int64_t infeasible_memory = 0;
   std::int64_t pruned_by_bound = 0;
@@ -45,8 +45,8 @@ struct SearchCounts {
   bool operator==(const SearchCounts&) const = default;
 };
 
-// A complete plan: it runs from another folder and on another machine. Only the model's graph is
-// rebuilt from `model_text` (a model.yaml), by the caller.
+// A complete plan: it also runs from another folder and on another machine. Only the model's graph
+// is rebuilt from `model_text` (a model.yaml), by the caller.
 struct Plan {
   std::string model_text;
   ModelSummary model;

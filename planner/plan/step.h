@@ -48,7 +48,7 @@ struct StepTime {
 enum class MemoryCategory { parameters, gradients, optimizer, activations, buffers, count_ };
 const char* name(MemoryCategory category);
 
-// Memory of one rank: disjoint parts that sum to the peak. `overhead` is what libraries take
+// Memory of one rank: disjoint parts that sum to the peak. `overhead` is the memory of libraries
 // outside the arena.
 struct MemoryUse {
   Bytes parameters;
@@ -71,11 +71,11 @@ CommunicationVolume& operator+=(CommunicationVolume& volume, const Communication
 
 // One result at any fidelity.
 struct StepResult {
-  StepTime time;               // of the rank that finishes last (ties: lowest)
-  MemoryUse memory;            // of the worst rank
-  int memory_stage = 0;        // that it is on
-  // Of the stage that sends most, its rank at data and tensor coordinate 0: where a buffer does not
-  // divide evenly, its neighbours send a few bytes more or less.
+  StepTime time;         // of the rank that finishes last (ties: lowest)
+  MemoryUse memory;      // of the worst rank
+  int memory_stage = 0;  // the stage of that rank
+  // For the stage that sends most, its rank at data and tensor coordinate 0: where a buffer does
+  // not divide evenly, its neighbours send a few bytes more or less.
   CommunicationVolume communication;
   bool operator==(const StepResult&) const = default;
 };

@@ -8,7 +8,7 @@
 
 namespace parplan {
 
-// What the Segments of a block may bind, by name; a Segment lists those that it uses.
+// The names of what the Segments of a block may bind; a Segment lists those that it uses.
 namespace binding {
 inline constexpr const char* parameters = "parameters";            // whole bucket of the block
 inline constexpr const char* gradients = "gradients";              // whole bucket, fp32
@@ -23,8 +23,8 @@ inline constexpr const char* scratch = "scratch";
 }  // namespace binding
 
 // The flat bucket of a set of parameters. Each starts at a multiple of 16 elements; those whose
-// gradient is Partial over the tensor axis stand together at the end, and within each part those
-// that decay come first.
+// gradient is Partial over the tensor axis come last, and within each part those with weight decay
+// come first.
 struct BucketLayout {
   std::vector<ParameterPart> parts;
   std::int64_t elements = 0;  // without the padding to the data-parallel degree
@@ -34,7 +34,7 @@ struct BucketLayout {
     std::int64_t end = 0;
     bool operator==(const Range&) const = default;
   };
-  std::vector<Range> decaying;        // weight decay applies
+  std::vector<Range> decaying;        // with weight decay
   std::vector<Range> tensor_partial;  // gradients are still to be summed over the tensor axis
   std::vector<Range> replicated;      // equal on every rank of the tensor axis: counted once in a global norm
 };

@@ -10,7 +10,8 @@ std::int64_t padded_elements(std::int64_t elements, int data_degree) {
 
 std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int tensor_rank, int data_rank) {
   const OpGraph& graph = *job.graph;
-  const BlockChoice choice = block_choice(job, 0, tensor_rank);  // how parameters lie does not depend on the stage
+  // The layout of parameters does not depend on the stage.
+  const BlockChoice choice = block_choice(job, 0, tensor_rank);
   std::vector<StageBucket> buckets;
   std::vector<StageBucket> tied_buckets;
   for (int b = range.first; b < range.last; ++b) {

@@ -9,7 +9,7 @@
 namespace parplan {
 
 // A bucket of one stage before it has buffers. `blocks` are those (of the whole graph) that use it:
-// one, or for a tied parameter every user on this stage.
+// one, or for a tied parameter all its users on this stage.
 struct StageBucket {
   std::string name;
   BucketLayout layout;
@@ -27,10 +27,10 @@ std::int64_t padded_elements(std::int64_t elements, int data_degree);
 // The stage's buckets: one per block in order, then one per tied parameter in order of first use.
 std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int tensor_rank, int data_rank);
 
-// `ranges` within [begin, end).
+// The parts of `ranges` within [begin, end).
 std::vector<BucketLayout::Range> intersect(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,
                                            std::int64_t end);
-// What of [begin, end) `ranges` leaves out.
+// The parts of [begin, end) outside of `ranges`.
 std::vector<BucketLayout::Range> complement(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,
                                             std::int64_t end);
 

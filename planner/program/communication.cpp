@@ -8,8 +8,8 @@ namespace parplan {
 
 // The byte counts of the bandwidth-optimal algorithms (Patarasuk and Yuan 2009; NVIDIA/nccl-tests
 // doc/PERFORMANCE.md), for the chunks of Instruction's comment. A rank's own chunk goes to the n -
-// 1 others when gathered, and all but its own chunk leaves it when scattered; an all-reduce does
-// both, scatter first.
+// 1 others in a gather, and all but its own chunk leaves it in a scatter; an all-reduce does both,
+// scatter first.
 std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t element_size, int ranks, int index) {
   switch (kind) {
     case InstructionKind::kernel:

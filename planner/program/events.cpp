@@ -55,7 +55,7 @@ void order_instructions(Segment& segment) {
 }
 
 void order_calls(Program& program) {
-  // What a Segment does with each of its bindings.
+  // The use that a Segment makes of each of its bindings.
   struct Use {
     bool reads = false;
     bool writes = false;

@@ -4,7 +4,7 @@
 
 namespace parplan {
 
-// Orders conflicting accesses of different streams within a Segment by events, and no others: sets
+// Orders conflicting accesses of different streams within a Segment by events, and only those: sets
 // `waits`, `records` and `events`.
 void order_instructions(Segment& segment);
 

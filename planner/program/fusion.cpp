@@ -41,7 +41,7 @@ bool same_bytes(const Operand& a, const Operand& b) {
 bool touches(const Instruction& instruction, const Operand& operand) {
   return std::ranges::any_of(instruction.operands, [&](const Operand& other) { return overlap(other, operand); });
 }
-// One writes what the other reads or writes.
+// Whether one writes what the other reads or writes.
 bool conflict(const Instruction& a, const Instruction& b) {
   for (const Operand& x : a.operands)
     for (const Operand& y : b.operands)
@@ -61,8 +61,8 @@ const Operand* operand_at(const Instruction& instruction, int position) {
   return found == positions->end() ? nullptr : &instruction.operands[found - positions->begin()];
 }
 
-// The two in one, if they may be: their sizes agree, and no operand is written while it is read but
-// where the fused op's row allows it.
+// Both in one instruction, if possible: their sizes agree, and no operand is written while it is
+// read except where the fused op's row allows it.
 std::optional<Instruction> fused(const FusionRow& row, const Instruction& first, const Instruction& second) {
   const bool alike = first.type == second.type && first.stream == second.stream && first.label == second.label &&
                      first.shape.rows == second.shape.rows && !first.shape.accumulate && !second.shape.accumulate;
@@ -95,7 +95,7 @@ std::optional<Instruction> fused(const FusionRow& row, const Instruction& first,
   return result;
 }
 
-// The kernel that reads what instruction `i` left for it, and the two in one.
+// The kernel that reads the result of instruction `i`, and both in one instruction.
 struct Match {
   std::size_t second = 0;
   Instruction fused;

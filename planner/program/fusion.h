@@ -7,32 +7,32 @@
 
 namespace parplan {
 
-// An operand of a fused kernel: which one it is in the row of the first or the second of the two
+// An operand of a fused kernel: its position in the row of the first or the second of the two
 // kernels.
 struct FusedOperand {
   int kernel = 0;  // 0: the first, 1: the second
   int position = 0;
 };
 
-// Two kernels that one can stand for: the second reads at once what the first writes.
+// Two kernels that a single one can replace: the second directly reads what the first writes.
 struct FusionRow {
   OpKind first{};
-  int produced = 0;  // position of what lies between them, in the first's row
+  int produced = 0;  // position of the intermediate result in the first's row
   OpKind second{};
   int consumed = 0;  // and in the second's
   OpKind fused{};
   std::span<const FusedOperand> operands;  // in the order of the fused op's row
-  // The second may have written over what the first wrote: the fused kernel then gets one storage
+  // The second may have overwritten the first's result: the fused kernel then gets the same storage
   // for both.
   bool overwrites = false;
 };
 std::span<const FusionRow> fusion_rows();
 
 // Replaces pairs of kernels by fused ones, in a list of instructions that are not yet ordered by
-// events. The fused kernel stands where the first stood. `temporary[b]`: nobody reads binding b
-// behind these instructions. What lies between the two need not be stored where nobody else reads
-// it; a pair is left alone where that is not so, where another instruction (a redistribution)
-// touches it first, or where an instruction between the two is in the second's way.
+// events. The fused kernel is in the place of the first. `temporary[b]`: nobody reads binding b
+// after these instructions. The intermediate result need not be stored if nobody else reads it. A
+// pair is left alone if somebody does, if another instruction (a redistribution) touches the result
+// first, or if an instruction between the two conflicts with the second.
 void fuse(std::vector<Instruction>& instructions, const std::vector<bool>& temporary);
 
 }  // namespace parplan

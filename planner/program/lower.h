@@ -21,8 +21,8 @@ struct Job {
   Placements placements;
   Schedule schedule;
   BackendKind backend = BackendKind::cpu;
-  Bytes overhead;  // memory that libraries take outside the arena
-  bool fuse = true;  // put pairs of kernels into one (fusion.h); without, for comparison
+  Bytes overhead;    // memory that libraries take outside the arena
+  bool fuse = true;  // merge pairs of kernels (fusion.h); off for comparison
 };
 
 BlockChoice block_choice(const Job& job, int stage, int tensor_rank);

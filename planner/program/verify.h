@@ -8,8 +8,8 @@
 
 namespace parplan {
 
-// Something that is wrong with the Programs of a job, and where. `call` and `instruction` (index
-// within the call's segment) are -1 where the fault is not one of a call or an instruction.
+// A fault in the Programs of a job, and its place. `call` and `instruction` (index within the
+// call's segment) are -1 where the fault does not belong to a call or an instruction.
 struct Fault {
   int rank = -1;
   int call = -1;
@@ -20,24 +20,22 @@ struct Fault {
 // "rank 0, call 3, instruction 1: use after free: ..."
 std::string write_fault(const Fault& fault);
 
-// What is wrong with a job, from the Programs of all its ranks (programs[r].rank == r); nothing
-// when all is well.
+// The faults of a job, from the Programs of all its ranks (programs[r].rank == r); nothing when
+// there is none.
 //   structure      indices, operands and buffers within their bounds, operands that fit the op's
-//   row, buffers that do
-//                  not overlap, events recorded once and before they are waited for
+//                  row, buffers that do not overlap, events recorded once and before they are
+//                  waited for
 //   order          conflicting accesses are ordered by streams and events, never by luck ("missing
-//   event") definition     what is read was written in this step and not freed since ("use before
-//   definition", "use after
-//                  free"); workspaces may be read as they are
+//                  event")
+//   definition     what is read was written in this step and not freed since ("use before
+//                  definition", "use after free"); undefined workspaces may be read
 //   reductions     gradients are summed over the data axis exactly once before the optimizer reads
-//   them, and updated
-//                  parameters gathered before anything reads them ("dropped reduction", "dropped
-//                  gather")
+//                  them, and updated parameters gathered before anything reads them ("dropped
+//                  reduction", "dropped gather")
 //   communication  members launch the same collectives, sends meet receives, and nothing waits in a
-//   circle: neither
-//                  with ranks that block in launch order (sends do not), nor with concurrent
-//                  streams on which a send lasts until its receive
-// Faults of structure end the search, since the rest could not be followed.
+//                  cycle: neither with ranks that block in launch order (sends do not), nor with
+//                  concurrent streams on which a send lasts until its receive
+// Faults of structure end the check, since the rest could not be followed.
 std::vector<Fault> find_faults(std::span<const Program> programs);
 
 // Throws InternalError with the first faults.

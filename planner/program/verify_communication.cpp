@@ -97,7 +97,7 @@ class CommunicationCheck {
   }
 
   // Ranks that share a communicator launch the same collectives in it, in the same order. Groups of
-  // equal ranks share one.
+  // equal ranks share one communicator.
   void match_collectives() {
     std::map<std::vector<int>, std::vector<std::vector<int>>> communicators;  // per member: its launches
     for (std::size_t l = 0; l < launches_.size(); ++l) {
@@ -148,8 +148,8 @@ class CommunicationCheck {
     return true;
   }
 
-  // The n-th send of a channel meets its n-th receive. Between two ranks there is a channel towards
-  // the next stage and one towards the previous.
+  // The n-th send of a channel meets its n-th receive. Two ranks have one channel towards the next
+  // stage and one towards the previous.
   void match_transfers() {
     struct Channel {
       std::vector<int> sends, receives;
@@ -201,7 +201,7 @@ class CommunicationCheck {
 
   // Launch order: how the CPU runtime runs --------------------------------------------------------
 
-  // A rank joins a collective, takes a receive, posts a send and goes on, or awaits that a send was
+  // A rank joins a collective or a receive, posts a send and continues, or waits until a send was
   // received.
   enum class Act { join, post, await };
   struct Move {
@@ -264,7 +264,7 @@ class CommunicationCheck {
       }
     }
 
-    // The lowest rank that is stuck, and on from each to a rank that it waits for, which is stuck
+    // The lowest rank that is stuck, and from each one to a rank that it waits for, which is stuck
     // too.
     const auto stuck = [&](int rank) { return position[at(rank)] < moves[at(rank)].size(); };
     int rank = 0;
@@ -319,7 +319,7 @@ class CommunicationCheck {
   }
   void push_wait(int queue, int event) { queues_[at(queue)].items.push_back({Step::wait, event}); }
 
-  // Kernels take no part: they end whenever they begin.
+  // Kernels are irrelevant: they always end once they begin.
   void fill_queues(const Program& program) {
     const auto queue_of = [&](Stream stream) {
       return program.rank * static_cast<int>(stream_count) + static_cast<int>(stream);
@@ -410,7 +410,7 @@ class CommunicationCheck {
       }
     }
 
-    // From the first queue that is stuck to one that it waits for, until they repeat.
+    // From the first stuck queue to one that it waits for, until they repeat.
     std::size_t stuck = 0;
     while (stuck < queues_.size() && queues_[stuck].position == queues_[stuck].items.size()) ++stuck;
     if (stuck == queues_.size()) return;

@@ -11,14 +11,14 @@ namespace parplan {
 namespace {
 
 
-// Per stream, how many of its instructions are known to be complete: a vector clock.
+// For each stream, how many of its instructions are known to be complete: a vector clock.
 using Clock = std::array<int, stream_count>;
 
 void merge(Clock& into, const Clock& other) {
   for (std::size_t s = 0; s < stream_count; ++s) into[s] = std::max(into[s], other[s]);
 }
 
-// An instruction that touched some bytes: the `sequence`-th of its stream, from 1; 0 where there is
+// An instruction that touched some bytes: the `sequence`-th of its stream, from 1; 0 if there is
 // none.
 struct Touch {
   int sequence = 0;
@@ -28,13 +28,13 @@ struct Touch {
 
 enum class Content { undefined, freed, scattered, defined };
 
-// What is known of some bytes of a buffer.
+// What is known about some bytes of a buffer.
 struct State {
   Content content = Content::undefined;
-  bool partial = false;   // a gradient, or what it was added to, that is still to be summed over the data axis
-  bool reduced = false;   // holds a gradient that was summed over it
-  bool stale = false;     // parameters that another rank has updated since
-  int freed_by = -1;      // call
+  bool partial = false;  // a gradient, or a sum that contains it, still to be summed over the data axis
+  bool reduced = false;  // holds a gradient that was summed over it
+  bool stale = false;    // parameters that another rank has updated since
+  int freed_by = -1;     // call
   Stream writer_stream{};
   Touch writer;
   std::array<Touch, stream_count> readers;  // last since the last write, per stream
@@ -77,7 +77,7 @@ class Intervals {
   std::vector<Interval> all_;
 };
 
-// What of [begin, end) a mark covers, relative to begin.
+// The part of [begin, end) that a mark covers, relative to begin.
 struct Mark {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -85,8 +85,8 @@ struct Mark {
   bool reduced = false;
 };
 
-// Plays one rank's calls in launch order, two steps long: what a step leaves in persistent buffers
-// is what the next one finds.
+// Plays one rank's calls in launch order, two steps long: the second finds what the first leaves in
+// persistent buffers.
 class DataCheck {
  public:
   DataCheck(const Program& program, std::vector<Fault>& faults)
@@ -114,7 +114,7 @@ class DataCheck {
  private:
   enum class Rule { order, definition, reduction };
 
-  // One fault a rule for each instruction of each segment: the other calls of it would repeat it.
+  // One fault per rule for each instruction of each segment: its other calls would repeat it.
   void fault(Rule rule, int call, int instruction, const std::string& what) {
     const int segment = program_.calls[call].segment;
     if (faults_.size() < most_ && known_.insert({rule, {segment, instruction}}).second)
@@ -311,7 +311,7 @@ class DataCheck {
                                  list_ranks(program_.group(all_along(Axis::dp)))));
   }
 
-  // The marks of what an instruction reads, before it writes.
+  // The marks of the data that an instruction reads, before it writes.
   std::vector<std::vector<Mark>> marks(const Call& call, const Instruction& instruction) {
     std::vector<std::vector<Mark>> result;
     const bool moves = instruction.kind == InstructionKind::all_gather ||
@@ -359,7 +359,7 @@ class DataCheck {
       default: return;
     }
     if (before.empty()) return;
-    // accumulate, copy: element i of the source goes to element i of the target, of its own width.
+    // accumulate, copy: element i of the source goes to element i of the target, in its own width.
     const Operand& source = instruction.operands.front();
     for (const Mark& mark : before.front()) {
       if (!mark.partial && !mark.reduced) continue;
@@ -386,8 +386,7 @@ class DataCheck {
     }
   }
 
-  // The optimizer has updated this rank's shard; what else the buffer holds of the bucket is now
-  // old.
+  // The optimizer has updated this rank's shard; the rest of the bucket in the buffer is now stale.
   void update_parameters(const Call& call, const Instruction& instruction) {
     const int id = bound(call, instruction.operands[1]);
     const std::int64_t element = size_of(instruction.type);

@@ -10,15 +10,15 @@
 
 namespace parplan {
 
-// The parts of `find_faults`, in order; each appends what it finds, at most `most_faults` a rank.
+// The parts of `find_faults`, in order; each appends its faults, at most `most_faults` per rank.
 inline constexpr std::size_t most_faults = 20;
 
 void find_structure_faults(std::span<const Program> programs, std::vector<Fault>& faults);
 void find_data_faults(const Program& program, std::vector<Fault>& faults);           // order, definition, reductions
 void find_communication_faults(std::span<const Program> programs, std::vector<Fault>& faults);
 
-// The source of each operand of a kernel by its op's row, absent operands left out; nothing when
-// the operands do not fit the row and the shape.
+// The source of each operand of a kernel by its op's row, without absent operands; nothing if the
+// operands do not fit the row and the shape.
 std::optional<std::vector<OperandSource>> operand_sources(const Instruction& instruction);
 
 // "linear 'attention.qkv'", "all_reduce_sum 'loss'".

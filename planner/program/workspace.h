@@ -7,9 +7,9 @@
 
 namespace parplan {
 
-// Bytes of the workspace operand of a kernel, as the op's row says for the backend; 0: it has none.
+// Bytes of the workspace operand of a kernel, from the op's row for the backend; 0: it has none.
 Bytes workspace_bytes(OpKind kind, const OpShape& shape, BackendKind backend);
-// What of scratch the kernels around the step need: the gradient norm's partial sums.
+// The scratch that the kernels around the step need: the gradient norm's partial sums.
 Bytes step_scratch_bytes(const TrainingSpec& training, BackendKind backend);
 
 }  // namespace parplan

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t width = 140;  // of a line
 
-// What is said of more and less of what an objective counts.
+// The words for more and less of what an objective counts.
 struct ObjectiveWords {
   const char* best;  // of this space
   const char* less;
@@ -40,8 +40,8 @@ std::string compared(double change, Objective objective, int digits) {
   if (share.find_first_not_of("0.") == std::string::npos) return words.same;
   return fmt::format("{} % {}", share, change < 0.0 ? words.less : words.more);
 }
-// "11.5 s (15.00 % slower)", and what the plan's objective counts where that is not time. `now`:
-// what the plan itself has.
+// "11.5 s (15.00 % slower)", and the value of the plan's objective if that is not time. `now` is
+// the plan itself.
 std::string measured_against(const Plan& plan, const RankedPlan& other, const RankedPlan& now, int digits) {
   const auto ratio = [](double a, double b) { return a / b - 1.0; };
   const Seconds time = other.result.time.total();
@@ -129,10 +129,10 @@ std::string runner_up(const Plan& plan) {
   return "runner-up: the plan keeps the best alone (--top 1); `parplan explain` finds the next\n";
 }
 
-// Waiting for unequal stages is said from this share of the step on.
+// Waiting for unequal stages is mentioned from this share of the step on.
 constexpr double worth_a_word = 0.05;
 
-// What the plan itself shows of a constraint.
+// The signs of a constraint in the plan itself.
 std::string signs_of(Constraint constraint, const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   const auto share = [&](Seconds part) { return format_share(part.value, time.total().value); };
@@ -197,7 +197,7 @@ std::string explain_search(const SearchCounts& search) {
 }
 
 std::string describe(const CriticalWork& work) {
-  // Segments of the end of a step and of communication by their names; those of blocks are
+  // Names of the Segments at the end of a step and of communication; those of blocks are
   // BLOCK.forward and BLOCK.backward.
   struct Named {
     std::string_view segment, words;
@@ -230,7 +230,7 @@ namespace {
 
 // Facts about the plan ----------------------------------------------------------------------------
 
-// "1,2*30,1": stages in a row of as many layers.
+// "1,2*30,1": consecutive stages with the same number of layers.
 std::string layers_text(const ParallelSpec& spec) {
   const std::vector<int> layers = layers_of_stages(spec);
   std::vector<std::string> runs;
@@ -337,7 +337,7 @@ std::string each_stage(const Plan& plan, const Reasons& reasons) {
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const StepTime& time = stages[i].time;
     const MemoryUse& use = stages[i].memory;
-    // What is left of the step when a stage is done, it waits for the others.
+    // After its own work a stage waits for the others until the end of the step.
     const Seconds waiting = time.bubble + std::max(step - time.total(), Seconds(0.0));
     times.push_back({fmt::format("{}", layers[i]), format_duration(time.compute), format_duration(time.recompute),
                      format_duration(time.exposed.tp), format_duration(time.exposed.dp),
@@ -380,7 +380,7 @@ std::string critical_path(const Reasons& reasons) {
     total += work.time;
     by_stage[work.stage] += work.time.value;
   }
-  // The stage that most of it is on stands by itself, the others together.
+  // The stage with most of it is listed separately, the others together.
   const int main_stage = static_cast<int>(std::ranges::max_element(by_stage) - by_stage.begin());
   struct Row {
     bool on_main = false;
@@ -439,7 +439,7 @@ std::string what_found_means(const std::vector<Found>& several) {
   return "  (found: of the most promising candidates, which were simulated; others may be better)\n";
 }
 
-// What the plan itself does under a variation.
+// The plan itself under a variation.
 std::string plan_then(const Variation& variation, const Plan& plan) {
   const RankedPlan& own = variation.plan.plan;
   if (!variation.plan.fits())
@@ -450,7 +450,7 @@ std::string plan_then(const Variation& variation, const Plan& plan) {
     return std::abs(change) < 5e-4
                ? "as now"
                : fmt::format("{} ({})", format_duration(own.result.time.total()), signed_share(change));
-  // A larger step is not a slower one.
+  // A larger step need not be slower.
   const double rate = variation.factor * (plan.prediction.time.total() / own.result.time.total()) - 1.0;
   const std::string micro_batch =
       own.spec.micro_batch != plan.spec.micro_batch ? fmt::format(" (micro-batch {})", own.spec.micro_batch) : "";
@@ -488,7 +488,7 @@ std::string how_sure(const Plan& plan, const Reasons& reasons) {
                              : reasons.runner_up        ? &*reasons.runner_up
                                                         : nullptr;
   if (second == nullptr) return text;
-  // Where one is predicted above the other, whichever it is.
+  // Whichever of the two is predicted to be slower.
   const auto is_close = [&](const RankedPlan& p) {
     return std::abs(excess(plan, p.spec, p.result)) < error.undecided();
   };
@@ -513,15 +513,14 @@ bool has_unlike_devices(const Cluster& cluster) {
       cluster.groups, [&](const NodeGroup& group) { return group.device.name != cluster.groups.front().device.name; });
 }
 
-// What another layout loses on, or by how much it does not fit.
+// The parts on which another layout loses, or by how much it does not fit.
 std::string loss(const Plan& plan, const Rival& rival) {
   if (rival.fits()) return differences(plan.prediction.time, rival.plan.result.time);
   return fmt::format("does not fit: {} more than the {} of a device",
                      format_bytes(rival.plan.result.memory.peak() - rival.capacity), format_bytes(rival.capacity));
 }
 
-// Heads of the numbers of a rival, and the numbers; by how much they are more or less than the
-// plan's.
+// The column heads for a rival, and its numbers: by how much they are more or less than the plan's.
 std::vector<std::string> rival_heads(const Plan& plan) {
   switch (plan.search.objective) {
     case Objective::time: break;
@@ -553,7 +552,8 @@ std::vector<std::string> row_of(std::string first, std::vector<std::string> numb
   return row;
 }
 
-// The last column flush left and folded: it is a sentence. A text of `below` goes under its row.
+// The last column is aligned left and folded: it is a sentence. A text of `below` goes under its
+// row.
 std::string table_with_words(const std::vector<std::vector<std::string>>& rows, int left,
                              const std::vector<std::string>& below = {}) {
   std::vector<std::vector<std::string>> columns = rows;
@@ -567,7 +567,7 @@ std::string table_with_words(const std::vector<std::vector<std::string>>& rows, 
   }
   std::size_t widest = 0;
   for (const std::string& line : lines) widest = std::max(widest, line.size());
-  constexpr std::size_t least = 40;  // columns for the words, even where a line is longer then
+  constexpr std::size_t least = 40;  // columns for the words, even if a line becomes longer
   const std::size_t room = std::max(width - std::min(width, widest + 4), least);
   std::string text;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -606,7 +606,7 @@ std::string families(const Plan& plan, const Reasons& reasons) {
     if (!family.certified) words = words.empty() ? "best found" : "best found: " + words;
     below.push_back(std::move(words));
   }
-  // Alternatives of the plan are looked at on however many devices.
+  // The plan's alternatives are considered on any number of devices.
   const int devices = plan.spec.mesh.size() > 1 ? plan.spec.mesh.size() : plan.cluster.devices();
   const std::string which = devices < plan.cluster.devices() || plan.search.objective != Objective::time
                                 ? fmt::format("  (of layouts on {} devices, and of the plan's alternatives)\n", devices)
@@ -619,7 +619,7 @@ std::string bubble_rule(const Guide::Bubble& bubble) {
       "a pipeline of p = {} stages and m = {} micro-batches is idle for (p - 1) / (m + p - 1) = {:.1f} % of its time; "
       "simulated, {:.1f} % of the step waits: ",
       bubble.stages, bubble.micro_batches, 100.0 * bubble.closed_form, 100.0 * bubble.simulated);
-  // Waiting beyond the closed form, which takes stages for equal.
+  // Waiting beyond the closed form, which assumes equal stages.
   const char* const unequal =
       bubble.simulated - bubble.closed_form > worth_a_word ? ", the rest for stages that take longer" : "";
   if (bubble.micro_batches >= bubble.enough)
@@ -732,7 +732,7 @@ std::string explain(const Plan& plan) {
 std::string explain_briefly(const Plan& plan) {
   const std::string second = runner_up(plan);
   std::string text = "binding constraint: " + what_binds(plan, binding_constraint(plan)) + "\n";
-  // Without what memory it needs.
+  // Without the memory that it needs.
   return fold_lines(text + second.substr(0, std::min(second.find("  it needs"), second.size())), width);
 }
 

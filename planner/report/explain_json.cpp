@@ -14,7 +14,7 @@ constexpr const char* key(Resource resource) {
   return keys[index_of(resource)];
 }
 
-// Where a layout would run: on another cluster, with another batch than the plan's.
+// The circumstances of a layout: another cluster, or another batch than the plan's.
 struct Circumstances {
   const Cluster& cluster;
   const TrainingSpec& training;
@@ -28,7 +28,7 @@ Json row_of(const Plan& plan, const RankedPlan& other, const Circumstances& wher
               .spec = other.spec,
               .result = other.result});
 }
-// A row with what is needed to compare: rows of rivals have no rank.
+// A row with the values for a comparison: rows of rivals have no rank.
 Json rival_json(const Plan& plan, const Rival& rival, const Circumstances& where) {
   Json json = row_of(plan, rival.plan, where);
   json["rank"] = nullptr;
@@ -126,8 +126,8 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   json["stages"] = Json::array();
   for (std::size_t i = 0; i < reasons.details.stages.size(); ++i) {
     const StageResult& stage = reasons.details.stages[i];
-    // The columns of a plan's row, of this stage alone; what is left of the step when it is done,
-    // it waits.
+    // The columns of a plan's row, for this stage alone; after its work the stage waits until the
+    // end of the step.
     RankedPlan of_stage{.spec = plan.spec,
                         .result = {.time = stage.time,
                                    .memory = stage.memory,

@@ -9,7 +9,8 @@ namespace parplan {
 
 // 1F1B with a flush: PipeDream-Flush (Narayanan et al. 2021, arXiv:2006.09503), Megatron-LM's
 // non-interleaved schedule (arXiv:2104.04473, section 2.2.1). Stage s of p runs min(p - 1 - s, M)
-// forwards to warm up, then one forward and one backward in turn, then the backwards that are left.
+// forwards to warm up, then alternates one forward and one backward, then runs the remaining
+// backwards.
 Schedule one_f_one_b_actions(int stages, int micro_batches);
 Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
                          std::span<const Seconds> transfer, int micro_batches);

@@ -19,14 +19,14 @@ namespace parplan {
 std::vector<Cluster> arrangements(const Cluster& cluster);
 
 struct ArrangedResult {
-  Cluster cluster;                      // the groups that the plans take, in their order
-  SearchResult found;                   // on these; the counts are of all arrangements together
-  std::optional<RankedPlan>
-      as_stands;  // the best on the cluster as it stands, where another arrangement has a better one and it has any
+  Cluster cluster;     // the groups that the plans use, in their order
+  SearchResult found;  // on these; the counts are of all arrangements together
+  // The best plan on the unchanged cluster, if it has any and another arrangement has a better one.
+  std::optional<RankedPlan> as_stands;
 };
 
-// `search` on every arrangement, unless `options.fewer_devices` is off; the first of those that
-// have the best plan.
+// `search` on every arrangement, unless `options.fewer_devices` is off; returns the first of those
+// that have the best plan.
 ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                    const LayoutRequest& request, const SearchOptions& options);
 

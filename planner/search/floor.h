@@ -7,20 +7,20 @@
 
 namespace parplan {
 
-// What any plan on so many devices takes at least, whatever its layout: known before a single
-// candidate is made. Never above what a simulation says (a property test holds this).
+// Lower bounds for any plan on a number of devices, whatever its layout: known before a single
+// candidate is made. They never exceed the simulation (a property test holds this).
 class Floor {
  public:
   // The graph, the cluster and the training must outlive it.
   Floor(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
 
-  // A step on the first `devices` devices: all products of a step, forward and backward, at the
-  // highest rate of each device; 0 where a device's is not known.
+  // The time of a step on the first `devices` devices: all products of a step, forward and
+  // backward, at the highest rate of each device; 0 where a device's rate is unknown.
   Seconds time(int devices) const;
-  // The fullest of them by its share, which is no less than that of all together: parameters,
-  // gradients, optimizer state and what libraries take.
+  // The memory of the fullest of them by its share, which is at least that of all together:
+  // parameters, gradients, optimizer state and the memory of libraries.
   Bytes memory(int devices) const;
-  // Whether they have not the room for parameters, gradients and optimizer state alone.
+  // Whether parameters, gradients and optimizer state alone do not fit on them.
   bool lacks_room(int devices) const;
 
  private:

@@ -16,12 +16,11 @@ namespace parplan {
 struct SearchOptions {
   int top = 10;                         // plans to rank
   Objective objective = Objective::time;
-  // Programs are simulated for at most so many candidates; 0: only what fits is asked. Where it is
-  // absent: for 64, and for more as long as that is little work, counted in calls (the same on
-  // every machine).
+  // At most this number of candidates is simulated; with 0 only memory is checked. If absent: 64,
+  // and more as long as that is little work, counted in calls (the same on every machine).
   std::optional<std::int64_t> most_simulated = {};
-  bool fewer_devices = true;            // also plans that leave devices idle
-  int threads = 0;                      // 0: as many as the machine has cores; the result is the same for any number
+  bool fewer_devices = true;  // also plans that leave devices idle
+  int threads = 0;            // 0: as many as the machine has cores; the result does not depend on it
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
 };
 
@@ -30,8 +29,8 @@ struct SearchResult {
   // in the order of axes alone, and whose groups see the same links, are represented by the first.
   std::vector<RankedPlan> plans;
   SearchCounts counts;
-  // The candidate that needs least memory: of those that fit, or of all where none does. Its times
-  // are estimated; its memory is what a simulation would say.
+  // The candidate that needs the least memory among those that fit, or among all if none does. Its
+  // times are estimated; its memory equals the simulated one.
   std::optional<RankedPlan> smallest;
 };
 

@@ -14,26 +14,26 @@
 
 namespace parplan {
 
-// Lowers one candidate, its stage cut set, and simulates the Programs, one of each stage under its
-// cost model. `timeline` may be null.
+// Lowers one candidate with a given stage cut, and simulates the Programs, one for each stage with
+// its cost model. `timeline` may be null.
 StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
                          std::span<const CostModel> models, Timeline* timeline);
-// The same from a shorter step that has come into its steady state (planner/simulator/steady.h),
-// equal to rounding; nothing where that would save little or is not sure: few micro-batches, all of
-// them in flight at once, or no steady state after a few times as many micro-batches as there are
-// stages.
+// The same from a shorter step that has reached its steady state (planner/simulator/steady.h),
+// equal up to rounding; nothing where that would save little or is uncertain: few micro-batches,
+// all of them in flight at once, or no steady state after a few times as many micro-batches as
+// there are stages.
 std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                           const ParallelSpec& spec, const Placements& placements,
                                           std::span<const CostModel> models);
-// The one where it can be had, else in full, under the schedule's own order of calls.
+// The shorter one if possible, otherwise the full one, under the schedule's own order of calls.
 struct SimulatedSpec {
   StepResult result;
   bool in_full = true;
 };
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models);
-// Micro-batches of the shorter step, where the step has an even number of them.
+// Micro-batches of the shorter step, for a step with an even number of them.
 int steady_micro_batches(int stages);
 // In full, with cost models from the cluster's networks.
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training,

@@ -9,9 +9,9 @@
 
 namespace parplan {
 
-// How a rank carries out its streams.
+// How a rank executes its streams.
 enum class Execution {
-  concurrent,  // streams run beside one another; both ends of a transfer block their stream until it is done
+  concurrent,  // streams run concurrently; both ends of a transfer block their stream until it is done
   sequential,  // one core does everything in launch order; sends are posted, the receiver copies (CPU ranks)
 };
 inline Execution execution_of(const CostModel& model) {
@@ -33,12 +33,12 @@ struct CostedSegment {
   unsigned streams = 0;     // all that it uses, as bits
   bool computes = false;    // holds a kernel
   std::vector<CostedInstruction> instructions;
-  // Played by itself, with no wait for partners:
+  // Played without waiting for partners:
   std::vector<Played> alone;
   int last = -1;            // the instruction that ends last
   double seconds = 0.0;
-  StepTime parts;           // sums to `seconds`; a communication at the end counts, since the stream joins it
-  SplitTime split;          // the same, apart at the end of the last kernel
+  StepTime parts;   // sums to `seconds`; a communication at the end counts, since the stream joins it
+  SplitTime split;  // the same, apart at the end of the last kernel
 };
 CostedSegment cost_segment(const Segment& segment, const CostModel& model);
 

@@ -9,7 +9,7 @@
 
 namespace parplan {
 
-// One instruction as it ran, in virtual or in real time.
+// One instruction with its times, virtual or real.
 struct TimelineEvent {
   int stage = 0;
   Stream stream{};
@@ -29,8 +29,8 @@ struct Timeline {
 // "layers.forward: attention.qkv linear".
 std::string instruction_title(const Segment& segment, const Instruction& instruction);
 
-// Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process a stage,
-// a thread a stream.
+// Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open: one process per
+// stage, one thread per stream.
 std::string write_trace(const Timeline& timeline);
 
 }  // namespace parplan

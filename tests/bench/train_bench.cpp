@@ -74,20 +74,20 @@ Measured train(const OpGraph& graph, int ranks) {
   return measured;
 }
 
-struct Product {
+struct CountedProduct {
   std::int64_t columns = 0, inner = 0;
   std::int64_t times = 0;
 };
 
 // The matrix products of the model; equal ones are counted.
-std::vector<Product> products_of(const OpGraph& graph) {
+std::vector<CountedProduct> products_of(const OpGraph& graph) {
   std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> counted;
   for (const Op& op : graph.ops)
     if (op.kind == OpKind::linear) {
       const auto& dims = graph.tensors[op.parameters[0]].dims;
       ++counted[{dims[0].size, dims[1].size}];
     }
-  std::vector<Product> products;
+  std::vector<CountedProduct> products;
   for (const auto& [shape, times] : counted) products.push_back({shape.first, shape.second, times});
   return products;
 }
@@ -95,14 +95,14 @@ std::vector<Product> products_of(const OpGraph& graph) {
 // The total GFLOP/s of `threads` that all compute the products of a step with Eigen, each on its
 // own arrays: forward, input gradient and weight gradient of every product as often as the model
 // has it, each at the best of its repeats.
-double eigen_gflops(const std::vector<Product>& products, std::int64_t rows, int threads) {
+double eigen_gflops(const std::vector<CountedProduct>& products, std::int64_t rows, int threads) {
   std::vector<double> rates(static_cast<std::size_t>(threads));
   std::barrier together(threads);
   std::vector<std::thread> workers;
   for (int thread = 0; thread < threads; ++thread)
     workers.emplace_back([&, thread] {
       double operations = 0.0, seconds = 0.0;
-      for (const Product& product : products) {
+      for (const CountedProduct& product : products) {
         std::vector<float> x(static_cast<std::size_t>(rows * product.inner), 0.25f);
         std::vector<float> w(static_cast<std::size_t>(product.columns * product.inner), 0.5f);
         std::vector<float> y(static_cast<std::size_t>(rows * product.columns), 0.125f);
@@ -141,7 +141,7 @@ double eigen_gflops(const std::vector<Product>& products, std::int64_t rows, int
 int main() {
   using namespace parplan;
   const OpGraph graph = build_graph(load_model("gpt2", std::string(PARPLAN_SOURCE_DIR) + "/models").spec, sequence);
-  const std::vector<Product> products = products_of(graph);
+  const std::vector<CountedProduct> products = products_of(graph);
   const bool eigen = cpu_instruction_sets().back() == "v4";  // gemm_bench_eigen.cpp is compiled for it
   std::printf("gpt2 (%lld parameters), fp32, AdamW, sequence %lld, %lld sequences a rank and step, kernels of %s\n",
               static_cast<long long>(parameter_count(graph)), static_cast<long long>(sequence),

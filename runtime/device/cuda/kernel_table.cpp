@@ -1,8 +1,8 @@
-#include "planner/base/enum.h"
 #include "runtime/device/cuda/kernel_table.h"
 
 #include <array>
 
+#include "planner/base/enum.h"
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/linear.h"
 
