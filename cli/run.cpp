@@ -17,6 +17,8 @@
 #include "planner/report/comparison.h"
 #include "planner/report/json.h"
 #include "planner/report/row.h"
+#include "planner/schedule/schedules.h"
+#include "planner/suggest.h"
 #include "runtime/launch/agree.h"
 #include "runtime/launch/launch.h"
 #include "runtime/launch/local_parent.h"
@@ -93,11 +95,16 @@ std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const 
 int carry_out(const RunArguments& arguments, Terminal& terminal) {
   LoadedPlan loaded;
   const Plan& plan = loaded.plan;
+  // One that the layout's name does not stand for: the file's prediction may be from before somebody
+  // wrote it, and its memory depends on it.
+  bool own_schedule = false;
   // Only the process that reports for all writes.
   const auto load = [&](bool writes) {
     if (writes) check_output(arguments.output, {}, {{"PLAN", arguments.plan}, {"--data", arguments.data}});
     loaded = load_plan(arguments.plan);
     check_backend(arguments.backend, plan);
+    own_schedule = plan.schedule != schedule_of(plan.spec, plan.training);
+    if (own_schedule) loaded.plan.prediction = simulate_plan(loaded.graph, plan);
   };
   if (arguments.processes > 1) {
     load(true);
@@ -132,6 +139,9 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
       fmt::print(report, "step {:>4}  loss {:.6f}  {:>9}\n", step, loss, format_duration(Seconds(step_time_s)));
       report.flush();
     };
+  if (talks && own_schedule)
+    fmt::print(terminal.err, "note: the schedule is not {} as parplan writes it; its prediction is made anew\n",
+               name(plan.spec.schedule));
   if (talks && plan.cluster.backend() == BackendKind::cpu && plan.spec.mesh.size() > usable_cores())
     fmt::print(terminal.err,
                "note: {} ranks share the {} usable cores of this machine; the prediction gives each a core\n",

@@ -386,6 +386,40 @@ TEST_CASE("a run that breaks a promise of its plan is a bug of ours") {
                              "worst rank's arena is "));
 }
 
+TEST_CASE("a schedule of one's own runs with a prediction of its own, or is refused by simulate and run alike") {
+  const Folder folder;
+  const std::string text =
+      folder.write("digits.txt", "3141592653589793238462643383279502884197169399375105820974944592307816406286");
+  const auto with_schedule = [&](const char* global_batch, const std::string& first, const std::string& second) {
+    const std::string plan = folder.path("plan.yaml");
+    REQUIRE(call({"simulate", tiny_gpt2, "--cluster", cpu_8, "--dp", "1", "--tp", "1", "--pp", "2", "--micro-batch",
+                  "1", "--global-batch", global_batch, "--seq-len", "8", "--quiet", "-o", plan})
+                .code == 0);
+    std::string written = folder.read("plan.yaml");
+    const std::size_t begin = written.find("\n  - \"0F0"), end = written.find("\nsearch:");
+    REQUIRE(begin < end);
+    written.replace(begin, end - begin, "\n  - \"" + first + "\"\n  - \"" + second + "\"");
+    return folder.write("own.yaml", written);
+  };
+  // The second stage holds two micro-batches, where 1F1B has it hold one.
+  const std::string own = with_schedule("3", "0F0 0F2 0B0 0F1 0B1 0B2", "1F0 1F2 1B0 1F1 1B1 1B2");
+  CHECK(call({"simulate", own, "--quiet"}).code == 0);
+  const Called run = call({"run", own, "--data", text, "--steps", "2"});
+  CHECK(run.code == 0);
+  CHECK(run.err.find("note: the schedule is not 1f1b as parplan writes it; its prediction is made anew\n") !=
+        std::string::npos);
+
+  const std::string stuck = with_schedule("6", "0F0 0F1 0F2 0F3 0F4 0F5 0B0 0B1 0B2 0B3 0B4 0B5",
+                                          "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3 1F4 1B4 1F5 1B5");
+  const Called simulated = call({"simulate", stuck}), carried_out = call({"run", stuck, "--data", text});
+  CHECK(simulated.code == 2);
+  CHECK(carried_out.code == 2);
+  CHECK(simulated.err == carried_out.err);
+  CHECK(simulated.err.starts_with(stuck + ":"));
+  CHECK(simulated.err.ends_with(": error: the schedule cannot run to its end: 0F5 waits for 1F3 to take what 0F3 sent, "
+                                "1B2 waits for 0B0 to take what 1B0 sent\n"));
+}
+
 TEST_CASE("what a plan promises to send and to hold is what its run sends and holds, uneven buffers too") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");

@@ -38,7 +38,7 @@ TEST_CASE("random legal orders, each stage its own, train as the reference does,
   std::map<std::int64_t, Outcome> references;           // by global batch
   std::map<std::string, Outcome> ascending;             // by layout
   int ran = 0, refused = 0;
-  while (ran < 60 || refused < 30) {
+  while (ran < 120 || refused < 30) {
     const int stages = 2 + static_cast<int>(random() % 3), count = 2 + static_cast<int>(random() % 4);
     ParallelSpec spec;
     spec.mesh.degree = {.pp = stages, .dp = 1 + static_cast<int>(random() % 2)};
@@ -64,7 +64,7 @@ TEST_CASE("random legal orders, each stage its own, train as the reference does,
       ++refused;
       continue;
     }
-    if (++ran > 60) continue;
+    if (++ran > 120) continue;
     const Outcome outcome = run_plan(job, cpu_threads(), steps);
     auto reference = references.find(training.global_batch);
     if (reference == references.end())
