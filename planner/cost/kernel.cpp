@@ -25,7 +25,7 @@ FlopsPerSecond rate(bool matrix, DataType type, const DeviceKind& device, const 
   return rates.matrix_fp32;
 }
 
-// What one device lost to the others that work beside it: 1 where it works alone.
+// How much slower one device is because of the others at work; 1 where it works alone.
 double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
   return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0;
 }

@@ -344,8 +344,8 @@ std::string softcap_fault(const OpShape& s) {
 }
 
 // Products ----------------------------------------------------------------------------------------
-// `linear` has m = rows, n = columns, k = inner; its gradients are the same three sizes turned
-// round.
+// `linear` has m = rows, n = columns, k = inner; its gradients permute the same three
+// sizes.
 
 struct ProductSizes {
   std::int64_t rows, columns, inner;

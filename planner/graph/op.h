@@ -164,8 +164,8 @@ enum class OperandContent {
 DataType type_of(OperandContent content, DataType kernel_type);
 
 struct OperandSize {
-  // How many of the operand's elements the kernel touches. Of a table of embeddings or positions
-  // that may be fewer than the operand has. Null: a workspace, whose size the backend says.
+  // How many of the operand's elements the kernel touches: all, except that a table of embeddings
+  // or positions may have more. Null for workspaces: their size depends on the backend.
   std::int64_t (*elements)(const OpShape&) = nullptr;
   OperandContent content = OperandContent::values;
 };
@@ -222,7 +222,7 @@ enum class CostClass {
 
 // The sizes with which `parplan measure` times a kind (runtime/measure_kernels.cpp).
 enum class MeasuredOver {
-  nothing,      // not measured: a rare kind, priced as the one it is `made_of`, or bookkeeping
+  nothing,      // not measured: a rare kind, which `made_of` prices, or bookkeeping
   products,     // tokens times features
   attention,    // sequences, batches and heads
   elementwise,  // tokens times features of a layer
@@ -252,17 +252,18 @@ enum class ShardingRule {
   none,         // backward and around-the-step ops
 };
 
-// All that the planner knows of an op kind. Outside the rows a kind is named only by who chooses it:
-// families, fusion, lowering, kernel tables (a house test has the list).
+// All that the planner knows about an op kind. Outside the rows, kinds are named only by what
+// chooses them: families, fusion, lowering, kernel tables (tests/house/op_kinds_test.cpp).
 struct OpRow {
   OpKind kind{};
   std::string_view name;
 
-  // Forward ops: how they are cut, and what they must be.
+  // Forward ops only, up to `fault`.
   ShardingRule sharding = ShardingRule::none;
-  // Fills in what one rank computes (planner/graph/local_op.h); rows are there already.
+  // Fills in the sizes that one rank computes (planner/graph/local_op.h); `rows` are there already.
   void (*localize)(const LocalOp&, OpShape&) = nullptr;
-  // Widths that follow from the attributes, beside those that the sharding rule ties together.
+  // Widths that follow from the attributes; finish() checks those that the sharding rule ties
+  // together by itself.
   std::vector<OperandWidth> (*widths)(const OpShape& attributes) = nullptr;
   // What is wrong with the attributes; empty: nothing.
   std::string (*fault)(const OpShape& attributes) = nullptr;
@@ -285,16 +286,16 @@ struct OpRow {
   CostClass cost = CostClass::moving;
   // CostClass::product: the matrix product that the kernel computes.
   Product (*product)(const OpShape&, DataType) = nullptr;
-  // Forward ops that count in model FLOPs, of their size on one rank.
+  // What a forward op of this size counts in model FLOPs; null: nothing.
   ModelProducts (*model_products)(const OpShape&) = nullptr;
-  // Fused or rare: the kind whose measured time prices this one where it has none of its own.
+  // The kind whose fit prices this one where it has no fit of its own: fused and rare kinds.
   std::optional<OpKind> made_of = {};
-  // CostClass::attention: share of a product's rate that it reaches where nothing was measured.
+  // CostClass::attention: the share of a product's rate that it reaches where it was not measured.
   double unmeasured_share = 1.0;
 
   MeasuredOver measured_over = MeasuredOver::nothing;
   std::span<const ShapeSize> measured_sizes = matrix_sizes;
-  // What else a measured kernel's shape has: operands that plans give it, rows of a table, ...
+  // Fills in what else the shape of a measured kernel has: optional operands, rows of a table, ...
   void (*measured_with)(OpShape&, DataType) = nullptr;
 
   // Bytes of the workspace operand on each backend (null or 0: none). CPU: packing and attention

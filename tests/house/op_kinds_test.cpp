@@ -1,5 +1,5 @@
-// An op kind is a row and kernels: outside them a kind is named only by who chooses it. Everything
-// else loops over rows and asks them.
+// An op kind is a row and kernels. Outside them, kinds are named only by what chooses them; all
+// other code asks the row.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
