@@ -483,13 +483,12 @@ Coordinates coordinates_of(const DeviceMesh& mesh, int rank) {
 }
 
 int rank_at(const DeviceMesh& mesh, Coordinates coordinates) {
+  for (const Axis axis : all_axes)
+    PARPLAN_ASSERT(coordinates[axis] >= 0 && coordinates[axis] < mesh.degree_of(axis),
+                   std::string(name(axis)) + " " + std::to_string(coordinates[axis]) + " of " +
+                       std::to_string(mesh.degree_of(axis)));
   int rank = 0;
-  for (const Axis axis : mesh.order) {
-    const int at = coordinates[axis];
-    PARPLAN_ASSERT(at >= 0 && at < mesh.degree_of(axis),
-                   std::string(name(axis)) + " " + std::to_string(at) + " of " + std::to_string(mesh.degree_of(axis)));
-    rank = rank * mesh.degree_of(axis) + at;
-  }
+  for (const Axis axis : mesh.order) rank = rank * mesh.degree_of(axis) + coordinates[axis];
   return rank;
 }
 

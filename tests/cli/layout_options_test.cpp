@@ -58,7 +58,7 @@ TEST_CASE("every choice of a layout has an option, which plan.yaml and the row o
       const bool is_list = row.choice == Choice::stage_blocks;
       CHECK(write_value(row.get(plan.spec)) == (is_list ? "[" + text.substr(0, 2) + " " + text.substr(2) + "]" : text));
       // The cut is shown in layers: without embedding and head.
-      const Json& shown = Json::parse(called.out).at("plans").at(0);
+      const Json shown = Json::parse(called.out).at("plans").at(0);
       if (is_list)
         CHECK(in_json(shown.at("stage_layers")) == stage_layers(plan.spec));
       else

@@ -42,7 +42,6 @@ constexpr NamingRow naming_rows[] = {
     {"runtime/measure.cpp", Kinds::all, "the kernels that stand for a CPU's rates"},
     {"planner/graph", Kinds::around_the_step, "gradients of several uses are added and copied"},
     {"planner/program", Kinds::around_the_step, "lowering clears, adds, copies, loads and updates; verifying knows so"},
-    {"planner/simulator", Kinds::around_the_step, "the estimate prices a step's own kernels before they are lowered"},
     {"runtime", Kinds::around_the_step, "the executor stages what kernels load"},
 };
 

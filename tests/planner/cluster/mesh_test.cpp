@@ -65,8 +65,8 @@ TEST_CASE("ranks run along the innermost axis first") {
   CHECK(m.stride_of(Axis::tp) == 1);
   CHECK(m.stride_of(Axis::dp) == 4);
   CHECK(m.stride_of(Axis::pp) == 12);
-  CHECK(coordinates_of(m, 17) == Coordinates{1, 1, 1});  // 17 = 1 * 12 + 1 * 4 + 1
-  CHECK(rank_at(m, {1, 1, 1}) == 17);
+  CHECK(coordinates_of(m, 17) == Coordinates{.pp = 1, .dp = 1, .tp = 1});  // 17 = 1 * 12 + 1 * 4 + 1
+  CHECK(rank_at(m, {.pp = 1, .dp = 1, .tp = 1}) == 17);
   CHECK(group_of(m, 17, Axis::dp) == std::vector<int>{13, 17, 21});
   CHECK(group_of(m, 17, Axis::pp) == std::vector<int>{5, 17});
   CHECK(group_of(m, 17, Axis::tp) == std::vector<int>{16, 17, 18, 19});
