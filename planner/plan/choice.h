@@ -19,8 +19,8 @@
 namespace parplan {
 
 // What there is to choose of a layout. A new choice is a field of ParallelSpec, an enumerator here,
-// a row in choice.cpp (what it is called) and one in planner/search/space_rows.cpp (what it can be):
-// requests, the space and its size, options, plan.yaml, texts, neighbours and remedies follow.
+// a row in choice.cpp (what it is called) and one in planner/search/space_rows.cpp (what it can
+// be): requests, the space and its size, options, plan.yaml, texts, neighbours and remedies follow.
 enum class Choice {
   dp,
   tp,

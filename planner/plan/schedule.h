@@ -44,11 +44,11 @@ Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks);
 int exchange_buffers(int ranks, int micro_batches);
 
 // Checks that each stage runs each micro-batch forward and then backward exactly once, backwards in
-// ascending order; that both ends of every channel (from one rank to another, forwards or backwards)
-// have one order of micro-batches; and that the whole runs to its end as CPU ranks run it: a forward
-// waits for the stage before, a backward for the stage behind, and both for an exchange buffer whose
-// last content was taken. Streams that run beside one another wait for less. Gives what is wrong and
-// where, nothing when all is well.
+// ascending order; that both ends of every channel (from one rank to another, forwards or
+// backwards) have one order of micro-batches; and that the whole runs to its end as CPU ranks run
+// it: a forward waits for the stage before, a backward for the stage behind, and both for an
+// exchange buffer whose last content was taken. Streams that run beside one another wait for less.
+// Gives what is wrong and where, nothing when all is well.
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches);
 
 // The most micro-batches (of each stage on the rank) whose activations a rank holds at once.

@@ -40,8 +40,8 @@ void clear(Lowering& lowering, int buffer) {
                  {{{buffer, 0, bytes, Access::write}}});
 }
 
-// Parameters that every tensor rank holds whole, but whose gradients each computed from its share of
-// the tokens.
+// Parameters that every tensor rank holds whole, but whose gradients each computed from its share
+// of the tokens.
 void reduce_over_tensor_axis(Lowering& lowering, std::size_t index) {
   const Bucket& bucket = lowering.program.buckets[index];
   const Range shard = shard_of(bucket);

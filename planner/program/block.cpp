@@ -221,7 +221,8 @@ class SegmentBuilder {
           whole(add_storage({binding::saved, saved.offset, saved.bytes}), saved.bytes);
   }
 
-  // The value of `tensor` in `wanted`, redistributed axis by axis if it exists in another layout only.
+  // The value of `tensor` in `wanted`, redistributed axis by axis if it exists in another layout
+  // only.
   Value materialise(std::map<Key, Value>& values, TensorId id, const TensorLayout& wanted) {
     const auto found = values.find({id, wanted});
     if (found != values.end()) return found->second;

@@ -28,8 +28,8 @@ struct BlockChoice {
 // How many shards a layout cuts a dim into, and which of them is this rank's.
 int shards_of(Dim dim, const TensorLayout& layout, const BlockChoice& choice);
 int shard_at(Dim dim, const TensorLayout& layout, const BlockChoice& choice);
-// Local size of one dim. The vocabulary is padded to a multiple of the shards; every other dim splits
-// evenly in whole granules (planner/parallel refuses the rest before).
+// Local size of one dim. The vocabulary is padded to a multiple of the shards; every other dim
+// splits evenly in whole granules (planner/parallel refuses the rest before).
 std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockChoice& choice);
 std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice);
 // Bytes of an activation, statistic, tokens or loss tensor (its own type).

@@ -71,8 +71,8 @@ struct StageBuffer {
   std::size_t of = 0;      // the bucket or the saved block that it belongs to
 };
 
-// Calls visit(StageBuffer) for every buffer of a stage, in the order in which they lie in its arena:
-// the one list that lowering allocates and `stage_memory` sums.
+// Calls visit(StageBuffer) for every buffer of a stage, in the order in which they lie in its
+// arena: the one list that lowering allocates and `stage_memory` sums.
 template <class Visit>
 void for_each_buffer(const StageSizes& sizes, const ParallelSpec& spec, const Placements& placements,
                      const TrainingSpec& training, Visit visit) {

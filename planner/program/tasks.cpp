@@ -31,8 +31,8 @@ std::optional<int> gather(Lowering& lowering, int block) {
   return whole;
 }
 
-// Runs `visit(block, parameters, tied parameters)` over blocks, with their parameters whole; it gives
-// the number of the block's call. The next block's are gathered while one computes.
+// Runs `visit(block, parameters, tied parameters)` over blocks, with their parameters whole; it
+// gives the number of the block's call. The next block's are gathered while one computes.
 template <class Visit>
 void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visit) {
   std::optional<int> ready;
@@ -64,8 +64,9 @@ void clear(Lowering& lowering, int buffer, std::int64_t elements) {
                  {{{buffer, 0, elements * gradient_bytes, Access::write}}});
 }
 
-// After a block's backward. Without sharded gradients the accumulated bucket is reduced once, behind
-// the last micro-batch; with them each micro-batch's bucket is, and added to this rank's shard.
+// After a block's backward. Without sharded gradients the accumulated bucket is reduced once,
+// behind the last micro-batch; with them each micro-batch's bucket is, and added to this rank's
+// shard.
 void reduce_over_data_axis(Lowering& lowering, const Bucket& bucket, int accumulator, int unreduced,
                            bool last_micro_batch) {
   if (lowering.job.spec.dp() == 1 || bucket.elements == 0) return;

@@ -78,7 +78,8 @@ std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
   return orders;
 }
 
-// Every set of axes with several ranks, listed once: a space is counted for many numbers of devices.
+// Every set of axes with several ranks, listed once: a space is counted for many numbers of
+// devices.
 using OrdersOfSets = std::array<std::vector<AxisOrder>, std::size_t{1} << count_of<Axis>>;
 OrdersOfSets all_distinct_orders() {
   OrdersOfSets orders;

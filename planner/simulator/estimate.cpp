@@ -41,7 +41,8 @@ Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const Trainin
 }
 
 int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
-  const auto [entry, inserted] = shapes_index_.try_emplace(block_key(spec, recompute), static_cast<int>(shapes_.size()));
+  const auto [entry, inserted] =
+      shapes_index_.try_emplace(block_key(spec, recompute), static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
   Job job{.graph = &graph_, .training = training_, .spec = spec, .placements = placements, .schedule = {},
           .backend = cluster_.backend(), .overhead = memory_overhead(cluster_)};
@@ -389,7 +390,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const BackendKind backend = cluster_.backend();
   const bool norm = computes_norm(training_);
 
-  // Of stages that recompute alike, looked up once.
+  // Stages that recompute alike share one look-up.
   std::array<std::optional<int>, 2> known_shapes;
   const auto shapes_for = [&](Recompute recompute) {
     std::optional<int>& known = known_shapes[recompute == Recompute::full ? 1 : 0];

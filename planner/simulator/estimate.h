@@ -147,7 +147,8 @@ class Estimator {
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
   std::map<DeviceMesh, MeshView> views_;
-  std::map<std::tuple<ParallelSpec, const GroupNetwork*, int>, DataCosts> data_costs_;  // bucket_key, network, environment
+  // By bucket_key, network and environment.
+  std::map<std::tuple<ParallelSpec, const GroupNetwork*, int>, DataCosts> data_costs_;
   // Room that estimates use again and again.
   std::vector<BucketSizes> buckets_;
   std::vector<SavedSizes> saved_;

@@ -38,8 +38,8 @@ struct Seat {
 };
 
 // Where ranks of the pipeline come together: a channel from one to another (seat 0 sends, seat 1
-// receives), or a collective's group along the pipeline. A rank has at most one instruction there at
-// a time, except that posted sends queue up.
+// receives), or a collective's group along the pipeline. A rank has at most one instruction there
+// at a time, except that posted sends queue up.
 struct Meeting {
   std::string name;
   GroupKey group;              // of a channel: the group in which its source sends

@@ -193,10 +193,11 @@ TEST_CASE("every command of README.md and docs runs, training cut to one step") 
 }
 
 TEST_CASE("every link of README.md and docs to a file leads to one") {
+  static const std::regex code("``[`][^`]*``[`]");  // fenced: captures of lambdas look like links
   static const std::regex link("\\]\\(([^)#:]+)(#[^)]*)?\\)");
   int links = 0;
   for (const files::path& path : pages()) {
-    const std::string text = text_of(path);
+    const std::string text = std::regex_replace(text_of(path), code, "");
     for (std::sregex_iterator found(text.begin(), text.end(), link), end; found != end; ++found) {
       const std::string target = (*found)[1];
       INFO(path.lexically_relative(PARPLAN_SOURCE_DIR).string() << " links to " << target);

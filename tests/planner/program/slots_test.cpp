@@ -59,7 +59,8 @@ TEST_CASE("a forward out of turn takes the slot that is free, and keeps it until
                           {.saved = 0, .exchange = 0},
                           {.saved = 0, .exchange = 1},
                           {.saved = 1, .exchange = 0}}});
-  // Three at once. Slots 0 and 1 are free for 3 and 4: the one that was given back first is taken first.
+  // Three at once. Slots 0 and 1 are free for 3 and 4: the one that was given back first is taken
+  // first.
   const Slots slots = slots_of({"0F0", "0F1", "0F2", "0B0", "0B1", "0F4", "0F3", "0B2", "0B3", "0B4"});
   CHECK(slots.saved == 3);
   CHECK(slots.actions[5].saved == 0);
