@@ -1,9 +1,35 @@
 #!/usr/bin/env bash
 # Installs what parplan needs and is missing (Debian 12, Ubuntu 24.04), configures a Release build
-# in build/ and builds it. Run again it takes seconds. Everything comes from the distribution's own
-# packages; nothing else is downloaded. Arguments go to cmake: ./setup.sh -DPARPLAN_CUDA=OFF
+# in build/ and builds the program and its plugins. Run again it takes seconds. Everything comes from
+# the distribution's own packages; nothing else is downloaded.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+
+usage() {
+  echo "usage: ./setup.sh [--tests] [--all-gpus] [options of cmake, such as -DPARPLAN_CUDA=OFF]"
+  echo "  --tests     build the tests and benchmarks, too"
+  echo "  --all-gpus  compile CUDA code for every supported GPU, not only for this machine's"
+}
+
+tests=OFF
+all_gpus=OFF
+options=()
+for argument in "$@"; do
+  case "$argument" in
+    --tests) tests=ON ;;
+    --all-gpus) all_gpus=ON ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    --*)
+      echo "setup.sh: there is no option '$argument'" >&2
+      usage >&2
+      exit 2
+      ;;
+    *) options+=("$argument") ;;
+  esac
+done
 
 # package, what it is for
 packages=(
@@ -19,8 +45,10 @@ packages=(
   "libcli11-dev        CLI11: the command line"
   "libxlsxwriter-dev   libxlsxwriter (1.1.4 or later): workbooks of parplan sweep"
   "libopenmpi-dev      Open MPI (4.1): ranks as processes on several machines"
-  "doctest-dev         doctest: the tests"
 )
+if [ "$tests" = ON ]; then
+  packages+=("doctest-dev         doctest: the tests")
+fi
 
 system=unknown
 if [ -r /etc/os-release ]; then
@@ -74,5 +102,6 @@ generator=(-G Ninja)
 if [ -f build/CMakeCache.txt ]; then
   generator=()  # an existing build keeps its own
 fi
-cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release "$@"
+cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING="$tests" -DPARPLAN_ALL_GPUS="$all_gpus" \
+  "${options[@]}"
 cmake --build build --parallel "$jobs"
