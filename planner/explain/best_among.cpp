@@ -25,7 +25,7 @@ std::optional<BestAmong> best_among(const Inquiry& inquiry, CandidateMaker& make
   for (const Candidate& candidate : made.fitting)
     open.push_back({.bound = counted(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory),
                     .candidate = &candidate});
-  // Among equal scores the one with the least bound is best.
+  // The least bound is the best among equal scores.
   std::ranges::stable_sort(open, {}, &Open::bound);
   for (std::size_t place = 0; place < open.size(); ++place) open[place].place = place;
   BestFirst search;

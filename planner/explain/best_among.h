@@ -13,8 +13,8 @@ struct BestAmong {
   Rival rival;
   bool certified = true;  // false where `most_simulated` ended the search before the bounds did
 };
-// The best of these layouts that fits, by as many simulations as bounds leave open; where none
-// fits, the one that needs least memory. On the maker's cluster.
+// The best of these layouts that fits, found with as many simulations as the bounds leave open;
+// where none fits, the layout that needs the least memory. The cluster is the maker's.
 std::optional<BestAmong> best_among(const Inquiry& inquiry, CandidateMaker& maker,
                                     std::span<const ParallelSpec> specs);
 

@@ -34,8 +34,8 @@ bool promised(const StepResult& promise, const StepResult& result) {
   return apart < 1e-6 && promise.memory == result.memory && promise.memory_stage == result.memory_stage;
 }
 
-// The best of what else was looked at and fits. Not the plan in another order of axes that comes to
-// the same.
+// The best other layout that was simulated and fits. The plan in another order of axes with the
+// same result does not count.
 std::optional<RankedPlan> next_best(const Inquiry& inquiry, const std::vector<RankedPlan>& found,
                                     const Reasons& reasons) {
   const Plan& plan = inquiry.plan;
@@ -65,7 +65,7 @@ Plan simulated_anew(const OpGraph& graph, Plan plan) {
     return simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, nullptr);
   };
   const bool usual = plan.placements == place(graph, plan.spec);
-  // A promise that is kept stands: it is exact, and a steady state is so but for rounding.
+  // A promise that holds is kept: it is exact, and a steady state is exact up to rounding.
   if (promised(promise,
                usual ? Inquiry{graph, plan, {}}.simulated(networks, plan.training, plan.spec).result : in_full()))
     return plan;
@@ -110,7 +110,7 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
     Variations variations = vary_resources(inquiry, is_best_of_all);
     reasons.twice = std::move(variations.twice);
     reasons.sensitivity = std::move(variations.sensitivity);
-    // What is the best of all is the best of its family.
+    // The best of all is also the best of its family.
     if (is_best_of_all)
       for (FamilyBest& family : reasons.families)
         family.certified |= family.best && family.best->plan.spec == plan.spec;

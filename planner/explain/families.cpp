@@ -42,8 +42,9 @@ bool matches(Degree wanted, int degree, bool is_inside) {
   return false;
 }
 
-// Whether so many devices can be spread so at all, whatever the model says. Adjacent devices are
-// the likeliest to lie inside nodes; all devices as one group lie across nodes where any do.
+// Whether so many devices can be laid out in this way at all, whatever the model says. Groups of
+// adjacent devices are the most likely to lie inside nodes; one group of all devices lies across
+// nodes if any group does.
 bool is_possible(const LayoutFamily& family, int devices, NetworkCache& networks) {
   for (int tp = 1; tp <= devices; ++tp) {
     if (devices % tp != 0) continue;
@@ -77,7 +78,8 @@ bool tensor_inside_nodes(const DeviceMesh& mesh, NetworkCache& networks) {
 std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& maker) {
   const Plan& plan = inquiry.plan;
   NetworkCache& networks = maker.estimator().networks();
-  // One device has no families: then those of all, which the plan leaves idle.
+  // One device has no families: the families are then those of all devices, which the plan leaves
+  // idle.
   const int devices = plan.spec.mesh.size() > 1 ? plan.spec.mesh.size() : plan.cluster.devices();
   const std::vector<ParallelSpec> specs = enumerate_specs(inquiry.graph, plan.training, devices, {});
   std::vector<FamilyBest> families;
@@ -92,7 +94,8 @@ std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& ma
       best.best = std::move(found->rival);
       best.certified = found->certified;
     }
-    // What the plan's own search found counts too, on however many devices: it looked longer.
+    // The results of the plan's own search count too, on any number of devices: that search
+    // simulated more.
     const auto offer = [&](const RankedPlan& one) {
       if (!belongs(family, one.spec, networks)) return;
       Rival known = rival(plan.cluster, one);

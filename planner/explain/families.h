@@ -11,8 +11,8 @@
 
 namespace parplan {
 
-// A family of layouts as degrees: each of one or of several; of several whose groups lie inside a
-// node each, or of which one lies across nodes.
+// A family of layouts, as degrees. Each degree is one or several; a degree of several can further
+// ask that every group lie inside one node, or that some group lie across nodes.
 enum class Degree { one, several, inside_node, across_nodes, any };
 struct LayoutFamily {
   std::string_view name;
@@ -22,10 +22,10 @@ struct LayoutFamily {
 std::span<const LayoutFamily> layout_families();
 bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks);
 
-// The best of each family that the devices can be spread for.
+// The best of each family that these devices allow.
 std::vector<FamilyBest> find_families(const Inquiry& inquiry, CandidateMaker& maker);
 
-// Tensor groups of adjacent devices, on all of so many that they divide.
+// Tensor groups of adjacent devices, on the largest number of devices that `tp` divides.
 DeviceMesh adjacent_tensor_groups(int devices, int tp);
 bool tensor_inside_nodes(const DeviceMesh& mesh, NetworkCache& networks);
 

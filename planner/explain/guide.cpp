@@ -80,8 +80,8 @@ std::optional<Guide::BeyondNode> tensor_beyond_a_node(const Inquiry& inquiry, Ca
   return found.across < found.inside && slower ? std::optional(found) : std::nullopt;
 }
 
-// The best on one device of any kind: each kind is asked by itself. Where none has room, the kind
-// that lacks least of what it has.
+// The best plan on one device of any kind: each kind is searched by itself. Where the model fits on
+// none, the kind that lacks the smallest part of its memory.
 std::optional<Guide::OneDevice> on_one_device(const Inquiry& inquiry) {
   inquiry.say("one device");
   const std::vector<ParallelSpec> specs = enumerate_specs(inquiry.graph, inquiry.plan.training, 1, {});

@@ -8,7 +8,7 @@
 
 namespace parplan {
 
-// The rules of the guides as numbers; `neighbours` are the plan's.
+// The guides' rules as numbers; `neighbours` are the plan's.
 Guide find_guide(const Inquiry& inquiry, CandidateMaker& maker, std::span<const Neighbour> neighbours);
 
 }  // namespace parplan

@@ -13,7 +13,7 @@
 namespace parplan {
 namespace {
 
-// Devices with at least so much memory.
+// Devices with at least so much memory each.
 SuggestRequest with_memory(const SuggestRequest& request, Bytes bytes) {
   SuggestRequest changed = request;
   for (NodeGroup& group : changed.cluster.groups) {
@@ -23,13 +23,14 @@ SuggestRequest with_memory(const SuggestRequest& request, Bytes bytes) {
   return changed;
 }
 
-// The memory of one device; for heterogeneous devices the range.
+// The memory of one device; the range for heterogeneous devices.
 std::string memory_now(const Cluster& cluster, int digits) {
   return digits == 3 || !is_uniform(cluster) ? device_memory(cluster) : format_bytes_up(least_memory(cluster), digits);
 }
 
-// The words have as few digits as can be for what they name to be typed: it fits, is not more than
-// the devices have where `enough` is not, and differs from what there is now.
+// The text has as few digits as possible such that the number it shows can be typed: with it the
+// request fits, it is not above what the devices have unless `enough` is, and it differs from the
+// present memory.
 std::string memory_in_words(const SuggestRequest& request, Bytes enough, const std::function<bool(Bytes)>& fits_in) {
   std::optional<Bytes> most;
   if (const auto whole = request.cluster_of ? request.cluster_of(request.cluster.devices()) : std::nullopt)
@@ -46,14 +47,14 @@ std::string memory_in_words(const SuggestRequest& request, Bytes enough, const s
   return fmt::format("{} of memory a device instead of {}", text, now);
 }
 
-// The same request with more devices of the same kind: what the caller can give, else whole nodes
-// where there is a network between them.
+// The same request with more devices of the same kind: as many as the caller can give, or whole
+// nodes where a network joins nodes.
 std::optional<SuggestRequest> with_devices(const SuggestRequest& request, int devices) {
   SuggestRequest changed = request;
   if (request.cluster_of)
     if (std::optional<Cluster> cluster = request.cluster_of(devices); cluster && cluster->devices() == devices) {
       changed.cluster = std::move(*cluster);
-      // A limit of the request's memory holds for those that are added, too.
+      // A memory limit in the request holds for the added devices too.
       for (NodeGroup& group : changed.cluster.groups)
         group.device.memory_capacity =
             std::min(group.device.memory_capacity, request.cluster.groups.back().device.memory_capacity);
@@ -75,15 +76,16 @@ std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchRes
   Bytes enough = failed.smallest->result.memory.peak();
   const bool fewer = request.options.fewer_devices;  // the frugalest plan may be one of them
   const auto least_in = [&](Bytes bytes) { return least_that_fits(with_memory(request, bytes), fewer); };
-  // With heterogeneous devices, the stage that fills its own device most need not be the one that
-  // needs most memory.
+  // On heterogeneous devices, the stage that fills its own device most is not always the stage that
+  // needs the most memory.
   constexpr int most_doublings = 8;
   for (int doublings = 0; !least_in(enough); ++doublings) {
     if (doublings == most_doublings) return std::nullopt;
     enough = 2 * enough;
   }
-  // Cuts of the model change with the room that there is: with less than the frugalest plan needs,
-  // another may fit, and with just what that one needs it may be cut otherwise and not fit.
+  // The model is cut differently for different memory: with less than the frugalest plan needs
+  // another may fit, and with exactly what that one needs the cut may change so that it does not
+  // fit.
   constexpr int most_rounds = 16;
   for (int round = 0; round < most_rounds; ++round) {
     const std::optional<Bytes> needed = least_in(enough - Bytes(1));
@@ -107,7 +109,7 @@ std::optional<Remedy> more_devices(const SuggestRequest& request) {
     return remedy(*with_devices(request, devices), "devices", fmt::format("{} devices instead of {}", devices, now),
                   std::int64_t{devices});
   };
-  // Within a node one by one.
+  // Within a node, devices are added one by one.
   int node = request.cluster.groups.back().devices_per_node();
   if (request.cluster.nodes() == 1)
     for (int devices = now + 1;; ++devices) {
@@ -116,10 +118,10 @@ std::optional<Remedy> more_devices(const SuggestRequest& request) {
       if (fits(*changed)) return found(devices);
       node = devices;
     }
-  // Beyond so many, devices are not what is missing.
+  // Beyond this number, a lack of devices is not the reason.
   const int most = std::max(64 * node, 4 * now);
-  // Beyond it node by node: doubled until it fits, then the first number in between; of many, by
-  // halving, since more seldom fit worse.
+  // Beyond a node, devices are added node by node: doubled until the request fits, then the first
+  // number in between; a large range is halved, since more devices seldom fit worse.
   int low = (now + node - 1) / node;
   int high = low + 1;
   while (!helps(high * node)) {

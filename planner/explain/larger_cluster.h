@@ -8,10 +8,10 @@
 
 namespace parplan {
 
-// The least memory a device with which the request fits; `failed` is its search.
+// The least memory per device with which the request fits; `failed` is its search.
 std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchResult& failed);
 
-// The fewest devices, of the kind of the last, with which it fits.
+// The fewest devices, of the kind of the last group, with which the request fits.
 std::optional<Remedy> more_devices(const SuggestRequest& request);
 
 }  // namespace parplan

@@ -7,10 +7,10 @@
 
 namespace parplan {
 
-// From published runs in tests/data/published, which a test simulates anew. They are of one kind of
-// GPU: nothing for a cluster of others.
+// The error on published runs (tests/data/published), which a test simulates again. The runs are of
+// one kind of GPU: a cluster of other devices gets nothing.
 std::optional<ModelError> model_error(const Cluster& cluster);
-// The same for a cluster of other accelerators, of the devices of which runs are known.
+// The same for a cluster of other accelerators, from the devices that have runs.
 std::optional<ModelError> model_error_elsewhere(const Cluster& cluster);
 
 }  // namespace parplan

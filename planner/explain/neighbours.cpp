@@ -10,7 +10,7 @@
 namespace parplan {
 namespace {
 
-// The order in which they are asked.
+// The order in which they are tried.
 constexpr std::array asked = {Choice::recompute, Choice::zero_stage,   Choice::sequence_parallel,
                               Choice::schedule,  Choice::stage_blocks, Choice::micro_batch};
 

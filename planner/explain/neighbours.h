@@ -7,7 +7,7 @@
 
 namespace parplan {
 
-// Layouts one choice away that are legal, simulated.
+// The legal layouts one choice away, simulated.
 std::vector<Neighbour> find_neighbours(const Inquiry& inquiry, NetworkCache& networks);
 
 }  // namespace parplan

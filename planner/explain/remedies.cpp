@@ -26,13 +26,13 @@ RemedyValue remedy_value(const ChoiceValue& value) {
   return write_value(value);
 }
 
-// The order in which the given parts of a layout are asked.
+// The order in which the given parts of a layout are tried.
 constexpr std::array asked = {Choice::zero_stage,  Choice::micro_batch, Choice::recompute, Choice::tp,
                               Choice::pp,          Choice::dp,          Choice::schedule,  Choice::sequence_parallel,
                               Choice::stage_blocks};
 
-// Each given part of the layout, left to the search or, where parts have an order, as near as can
-// be to what was given.
+// Each given part of the layout, either left to the search or, where its values have an order, as
+// close as possible to the given value.
 void add_layouts(const SuggestRequest& request, const std::function<void(std::optional<Remedy>)>& add) {
   for (const ChoiceRow* choice : choice_rows(asked)) {
     const SpaceRow& space = space_row_of(choice->choice);
@@ -82,7 +82,7 @@ std::optional<Remedy> smaller_batch(const SuggestRequest& request) {
 
 std::optional<Remedy> shorter_sequence(const SuggestRequest& request, OpGraph& graph) {
   if (!request.graph_of_length) return std::nullopt;
-  // Whole steps that kernels like, of a sequence of any use.
+  // Sequences in steps that suit kernels, and not too short to be of use.
   const std::int64_t now = request.training.sequence_length;
   const std::int64_t unit = now > 128 ? 128 : 1;
   const std::int64_t count = (now - 1) / unit;  // the longest that is shorter

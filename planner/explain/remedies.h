@@ -8,11 +8,11 @@
 
 namespace parplan {
 
-// What would make a request fit of which `failed` is the search: more memory a device, more
-// devices, each given part of the layout left free, a smaller micro-batch, global batch or
+// What would make a request fit whose search `failed`: more memory per device, more devices, each
+// given part of the layout left free, a smaller micro-batch, a smaller global batch, a shorter
 // sequence, another precision, an optimizer with less state. Each is the smallest change of its
-// kind that halving finds, for batches with a look at those next to it (with other divisors more
-// may fit worse), and its plan is simulated; kinds that do not help are absent.
+// kind that bisection finds (batches next to it are tried too, since other divisors may fit worse),
+// and its plan is simulated; kinds that do not help are absent.
 std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchResult& failed);
 
 }  // namespace parplan

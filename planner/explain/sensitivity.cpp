@@ -13,7 +13,7 @@
 namespace parplan {
 namespace {
 
-// Better by a smaller part is not worth another layout.
+// A smaller improvement is not worth another layout.
 constexpr double worth = 5e-4;
 
 struct ChangedBatch {
@@ -21,9 +21,10 @@ struct ChangedBatch {
   std::int64_t micro_batch = 0;
 };
 
-// About `factor` times the batch, more or less by something: in whole micro-batches of the plan,
-// where that comes near enough, else in sequences of a data-parallel rank, in micro-batches as near
-// to the plan's as divide them. Nothing where a rank has one sequence and is to have less.
+// About `factor` times the batch, but never the same batch: in whole micro-batches of the plan
+// where that is close enough, else in sequences of a data-parallel rank, with the micro-batch size
+// closest to the plan's that divides them. Nothing where a rank has one sequence and is to have
+// fewer.
 std::optional<ChangedBatch> changed_batch(const Plan& plan, double factor) {
   const std::int64_t ranks = plan.spec.dp();
   const auto scaled = [&](std::int64_t count) {
@@ -46,7 +47,7 @@ std::optional<ChangedBatch> changed_batch(const Plan& plan, double factor) {
   return ChangedBatch{.global_batch = each * ranks, .micro_batch = nearest};
 }
 
-// The plan as it stands when things are otherwise.
+// The plan as it stands under changed circumstances.
 struct Circumstances {
   TrainingSpec training;
   Variation variation;
@@ -83,7 +84,7 @@ void choose(const Inquiry& inquiry, const SearchResult& found, Variation& variat
     if (variation.changes) variation.best = best;
   }
   if (!variation.changes && fits) variation.best = own;
-  // That nothing fits needs no simulation.
+  // A search that finds no fitting plan needs no simulation to be certain.
   variation.certified = found.plans.empty() || found.counts.certified;
 }
 
@@ -94,8 +95,8 @@ std::optional<Variation> vary(const Inquiry& inquiry, Resource resource, double 
   return std::move(then->variation);
 }
 
-// The same, of a plan than which nothing in the whole space is better as things are: what fits in
-// less memory fitted before.
+// The same for a plan that is the best of the whole space: what fits in less memory also fitted
+// before.
 std::optional<Variation> vary_best_of_all(const Inquiry& inquiry, Resource resource, double factor) {
   if (resource != Resource::memory || factor > 1.0) return vary(inquiry, resource, factor);
   std::optional<Circumstances> then = changed(inquiry, resource, factor);
@@ -180,7 +181,7 @@ Variations vary_resources(const Inquiry& inquiry, bool is_best_of_all) {
     const Resource resource = static_cast<Resource>(i);
     if (!has(inquiry.plan, resource)) continue;
     variations.twice.push_back(*change(inquiry, resource, 2.0));
-    if (resource == Resource::links) continue;  // a fifth of each kind says as much
+    if (resource == Resource::links) continue;  // A fifth more of each kind of link says as much.
     for (const double factor : {0.8, 1.2})
       if (std::optional<Variation> variation = change(inquiry, resource, factor))
         variations.sensitivity.push_back(std::move(*variation));

@@ -8,28 +8,28 @@
 
 namespace parplan {
 
-// Says for each link of a node whether it belongs to the network: it is on a device's way there,
-// and on no route between two devices. PCIe leads to the NICs alone where NVLink joins the devices,
-// and carries both where nothing else does.
+// Says for each link of a node whether it belongs to the network: it lies on a device's way to the
+// network and on no route between two devices. PCIe leads only to the NICs where NVLink joins the
+// devices, and carries both where nothing else joins them.
 std::vector<bool> network_links(const NodeKind& node);
 
 // The cluster with more or less of one resource: devices that compute `factor` times as fast (every
-// kernel takes 1 / factor of its time), links that carry, or memory that holds, `factor` times as
-// much. The fabric between nodes carries what the NICs do, by its oversubscription: it is varied
-// with them.
+// kernel takes 1 / factor of its time), or links or memory with `factor` times the bandwidth or
+// capacity. The fabric between nodes carries what the NICs do, divided by its oversubscription, so
+// it is varied with them.
 Cluster varied(Cluster cluster, Resource resource, double factor);
 
 // The plan with twice of each resource whose gain needs no search: all but memory.
 std::vector<Variation> double_without_searches(const Inquiry& inquiry);
 
-// As things are, beside the best that a search of the whole space found.
+// The present situation, next to the best plan that a search of the whole space found.
 Variation as_things_are(const Inquiry& inquiry, const SearchResult& found);
 
 struct Variations {
   std::vector<Variation> twice;        // of each resource
   std::vector<Variation> sensitivity;  // a fifth less and more
 };
-// `is_best_of_all`: nothing in the whole space is better than the plan as things are.
+// `is_best_of_all`: nothing in the whole space beats the plan in the present situation.
 Variations vary_resources(const Inquiry& inquiry, bool is_best_of_all);
 
 }  // namespace parplan

@@ -12,7 +12,7 @@
 namespace parplan {
 namespace {
 
-// Multiply-adds of a block's matrix products for one token, as model_flops_per_sample counts:
+// Multiply-adds of a block's matrix products for one token, counted as in model_flops_per_sample:
 // linear layers by their weights, attention by scores and values, not halved for causality.
 double block_weight(const OpGraph& graph, const Block& block) {
   double weight = 0;
@@ -68,7 +68,8 @@ bool has_room(const StageOption& option, std::size_t begin, std::size_t end) {
   return bytes <= option.surely_fits || (bytes <= option.may_fit && option.fits && option.fits(begin, end));
 }
 
-// Time of blocks [begin, end) on a stage by its fastest option that fits; infinite where none does.
+// The time of blocks [begin, end) on a stage with its fastest option that fits; infinite where none
+// fits.
 double stage_seconds(const std::vector<StageOption>& options, std::size_t begin, std::size_t end,
                      int* chosen = nullptr) {
   double least = infinite;
@@ -82,16 +83,17 @@ double stage_seconds(const std::vector<StageOption>& options, std::size_t begin,
   return least;
 }
 
-// The slowest stage of a cut in which none takes longer than `most`; infinite where there is none.
+// The slowest stage of a cut in which no stage takes longer than `most`; infinite where no such cut
+// exists.
 double slowest_within(std::span<const std::vector<StageOption>> stages, std::size_t blocks, double most) {
-  // Each stage takes as many blocks as it can: what fits and is fast enough with more blocks is so
-  // with fewer. A stage that cannot take the next one takes none, which no cut may; so no cut gets
-  // further than this.
+  // Each stage takes as many blocks as it can: what fits and is fast enough with more blocks also
+  // is with fewer. A stage that cannot take the next block takes none, which no cut allows; so no
+  // cut gets further than this one.
   double slowest = 0.0;
   bool none_empty = true;
   std::size_t filled = 0;
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    const std::size_t last = blocks - (stages.size() - 1 - s);  // one block is left for each stage behind
+    const std::size_t last = blocks - (stages.size() - 1 - s);  // one block is left for each later stage
     std::size_t end = filled;
     double taken = 0.0;
     while (end < last) {
@@ -106,10 +108,11 @@ double slowest_within(std::span<const std::vector<StageOption>> stages, std::siz
   }
   if (filled < blocks) return infinite;
   if (none_empty) return slowest;
-  // With heterogeneous stages, one may hold an earlier block than the greedy cut left to it.
+  // With heterogeneous stages, a stage may hold an earlier block than the one that the greedy cut
+  // reached.
   const std::size_t p = stages.size();
-  // Whether stages before s can end at block b, and how far stage s gets from there; which is no
-  // less far from later blocks.
+  // Whether the stages before s can end at block b, and how far stage s gets from there, which is
+  // never less far from a later block.
   std::vector<std::vector<char>> ends(p + 1, std::vector<char>(blocks + 1, 0));
   std::vector<std::vector<std::size_t>> farthest(p, std::vector<std::size_t>(blocks + 1, 0));
   ends[0][0] = 1;
@@ -142,7 +145,7 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
   const std::size_t n = stages.front().front().seconds.size() - 1, p = stages.size();
   PARPLAN_ASSERT(p <= n, fmt::format("{} stages, {} blocks", p, n));
 
-  // The least possible maximum, nearly by bisection. Every success gives a maximum that some cut
+  // The least possible maximum, nearly, by bisection. Every success gives a maximum that some cut
   // has.
   double reached = slowest_within(stages, n, std::numeric_limits<double>::max());
   if (reached == infinite) return std::nullopt;
@@ -155,15 +158,15 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
     else
       reached = slowest;
   }
-  // Few maxima are left: from one to the next.
+  // Few maxima are left: they are tried one after another.
   for (double slowest = reached; slowest != infinite && slowest > 0.0;
        slowest = slowest_within(stages, n, reached * (1 - 1e-9)))
     reached = slowest;
-  // (differences of prefix sums carry rounding, which must not decide between equal stages)
+  // Differences of prefix sums carry rounding errors, which must not decide between equal stages.
   const double largest = reached * (1 + 1e-9);
 
-  // Where stage s has to end at least, for the stages behind it to hold the rest: each of these
-  // begins as early as it can.
+  // The smallest block at which stage s may end if the later stages are to hold the rest, each of
+  // which then begins as early as it can.
   std::vector<std::size_t> least_end(p);
   for (std::size_t s = p, end = n; s-- > 0;) {
     least_end[s] = end;
@@ -172,8 +175,8 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
     end = std::max(first, s);
   }
 
-  // Among the cuts that reach it, the least sum of squares: squares[s][e] for the first e blocks in
-  // s + 1 stages.
+  // The least sum of squares among the cuts that reach it: squares[s][e] is for the first e blocks
+  // in s + 1 stages.
   const auto at = [&](std::size_t s, std::size_t end) { return s * (n + 1) + end; };
   thread_local std::vector<double> squares;
   thread_local std::vector<std::size_t> begin;

@@ -12,14 +12,14 @@ namespace parplan {
 namespace {
 
 // The dim along which a parameter is cut, decided by its dims alone: a bias follows the dim of its
-// weight's output, what has only hidden and position dims stays whole.
+// weight's output; a parameter with only hidden and position dims stays whole.
 std::optional<TensorDim> cut_dim(const Tensor& tensor) {
   for (const TensorDim& dim : tensor.dims)
     if (dim.dim == Dim::kv_groups || dim.dim == Dim::feature || dim.dim == Dim::vocabulary) return dim;
   return std::nullopt;
 }
 
-// One thing that a degree must divide (or, for the padded vocabulary, not exceed).
+// A size that a degree must divide (or, for the padded vocabulary, must not exceed).
 struct Limit {
   Dim dim{};
   std::int64_t pieces = 0;
@@ -41,7 +41,7 @@ std::vector<Limit> limits(const OpGraph& graph, bool sequence_parallel) {
   return all;
 }
 
-// Whether there is any parameter to cut.
+// Whether any parameter can be cut.
 bool splits(const std::vector<Limit>& all) {
   return std::ranges::any_of(all, [](const Limit& limit) { return limit.dim != Dim::sequence; });
 }

@@ -56,7 +56,7 @@ std::int64_t devices_of_plan(const TrainingSpec& /*training*/, int devices) {
   return devices;
 }
 
-// ---- what plan.yaml says beside the choice itself ----
+// ---- what plan.yaml says next to the choice itself ----
 
 std::optional<std::string> write_micro_batches(const ParallelSpec& spec, const TrainingSpec& training) {
   return fmt::format("{}", micro_batches(spec, training));
@@ -97,7 +97,7 @@ std::optional<std::string> sequence_parallel_alone(const ParallelSpec& spec, con
 }
 
 std::optional<std::string> micro_batch_divides_not(const ParallelSpec& spec, const TrainingSpec& training) {
-  // (The product of the two may be more than 64 bits count.)
+  // The product of the two may need more than 64 bits.
   if (training.global_batch % spec.dp() == 0 && training.global_batch / spec.dp() % spec.micro_batch == 0)
     return std::nullopt;
   return fmt::format("a global batch of {} is no multiple of dp {} x micro_batch {}", training.global_batch, spec.dp(),
@@ -109,9 +109,9 @@ std::optional<std::string> other_stages_than_pp(const ParallelSpec& spec, const 
   return fmt::format("stage_blocks has {} stages, and pp is {}", spec.stage_blocks.size(), spec.pp());
 }
 
-// ---- words ----
+// ---- texts ----
 
-// "full,none*31,full*20": stages in a row that recompute alike.
+// "full,none*31,full*20": runs of adjacent stages that recompute alike.
 std::string runs_of(const std::vector<Recompute>& stages) {
   std::vector<std::string> runs;
   for (auto first = stages.begin(); first != stages.end();) {
@@ -128,7 +128,7 @@ std::string word_of_recompute(const ParallelSpec& spec) {
          (spec.recompute == Recompute::per_stage ? runs_of(spec.stage_recompute) : std::string(name(spec.recompute)));
 }
 
-// Axes of several ranks, outermost first, where there are several.
+// The axes of several ranks, outermost first, where more than one axis has several.
 std::string word_of_order(const ParallelSpec& spec) {
   std::vector<std::string> axes;
   for (const Axis axis : spec.mesh.order)
@@ -185,7 +185,7 @@ constexpr std::array rows = {
               .get = [](const ParallelSpec& spec) -> ChoiceValue { return spec.mesh.order; },
               .set = [](ParallelSpec& spec, const ChoiceValue& value) { spec.mesh.order = std::get<AxisOrder>(value); },
               .word = word_of_order},
-    // In words it is part of tp's.
+    // In texts, it is part of tp's word.
     ChoiceRow{.choice = Choice::sequence_parallel,
               .key = "sequence_parallel",
               .option = "--sequence-parallel",
@@ -231,7 +231,7 @@ constexpr std::array rows = {
                   [](const ParallelSpec& now, const ChoiceValue& given) {
                     return fmt::format("micro-batches of {} instead of {}", now.micro_batch, number(given));
                   }},
-    // Without a pipeline one micro-batch follows another, as in 1F1B.
+    // Without a pipeline, micro-batches follow one another as in 1F1B.
     ChoiceRow{.choice = Choice::schedule,
               .key = "schedule",
               .option = "--schedule",

@@ -30,23 +30,23 @@ Rival rival(const Cluster& cluster, RankedPlan plan) {
 
 namespace {
 
-// The largest decides; ties go to the first.
+// The largest gain decides; ties go to the first.
 Constraint largest(double compute, double communication, double bubble, double memory) {
   const std::array gains = {compute, communication, bubble, memory};  // by Constraint
   return static_cast<Constraint>(std::ranges::max_element(gains) - gains.begin());
 }
 
-// And waiting for others that do, however many micro-batches there are.
+// Includes waiting for other stages that compute, however many micro-batches there are.
 Seconds computing(const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   return time.compute + time.recompute + time.optimizer + waiting(plan).unequal;
 }
 
-// What there is for want of memory.
+// The time that a lack of memory costs.
 Seconds for_want_of_memory(const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   Seconds memory;
-  // (A plan of least memory does without.)
+  // A plan of the least memory is not meant to be fast.
   if (plan.search.objective != Objective::memory) memory += time.recompute;
   if (plan.spec.zero_stage >= 2 && plan.spec.dp() > 1 && memory_share(plan) >= full_share) memory += time.exposed.dp;
   return memory;
@@ -123,7 +123,7 @@ const Variation* relaxed(const Reasons& reasons) {
     case Constraint::communication: break;
   }
   const Variation* links = of(Resource::links);
-  return links != nullptr ? links : of(Resource::node_links);  // of one node the only ones
+  return links != nullptr ? links : of(Resource::node_links);  // the only links of one node
 }
 
 }  // namespace parplan

@@ -17,84 +17,89 @@ namespace parplan {
 enum class Constraint { compute, communication, bubble, memory };
 const char* name(Constraint constraint);
 
-// From this share of a device's memory on, memory counts as full: another micro-batch in flight or
-// a ZeRO stage less rarely fits in a tenth.
+// From this share of a device's memory on, memory counts as full: another micro-batch in flight, or
+// one ZeRO stage less, rarely fits in a tenth.
 inline constexpr double full_share = 0.9;
-// The peak over the capacity, on the stage that needs most.
+// The peak over the capacity, on the stage that needs the most memory.
 double memory_share(const Plan& plan);
 
-// What of a pipeline of equal stages is idle: (p - 1) / (m + p - 1) of p stages and m
+// The idle share of a pipeline of equal stages: (p - 1) / (m + p - 1) with p stages and m
 // micro-batches.
 double closed_form_bubble(const Plan& plan);
-// A plan's bubble by what it waits for: up to the closed form for the pipeline to fill and drain,
-// which is shorter with more micro-batches; the rest for stages that take longer than others, which
-// is not.
+// A plan's bubble by its causes. Up to the closed form, the pipeline fills and drains, which more
+// micro-batches make shorter; the rest is waiting for stages that take longer, which more
+// micro-batches do not.
 struct Waiting {
   Seconds filling;
   Seconds unequal;
 };
 Waiting waiting(const Plan& plan);
 
-// By the parts of the plan's step alone: memory, where it does not fit; else what could be gained
-// most from. Half of what computes or waits for stages that take longer, of what communication is
-// waited for and of the bubble of few micro-batches, as if devices, links or micro-batches were
-// doubled; and of memory all that is computed again, since nothing recomputes for any other reason
-// than room, with the exposed communication of a sharding (ZeRO-2, 3) in a device that is full.
+// Decided by the parts of the plan's step alone: memory where the plan does not fit, else the
+// constraint whose removal could gain the most. Doubled devices, links or micro-batches would gain
+// half of the time that computes or waits for longer stages, half of the exposed communication, and
+// half of the bubble due to few micro-batches. Memory could gain all recomputation, since nothing
+// recomputes for any other reason, and, on a device that is full, the exposed communication of a
+// sharding (ZeRO-2, 3).
 Constraint binding_constraint(const Plan& plan);
 
-// Another layout beside the plan. One that does not fit has its estimate.
+// A layout to compare with the plan. One that does not fit carries its estimate.
 struct Rival {
   RankedPlan plan;
-  Bytes capacity;  // of the devices of the stage that needs most
+  Bytes capacity;  // of the devices of the stage that needs the most memory
   bool fits() const { return plan.result.memory.peak() <= capacity; }
 };
 Rival rival(const Cluster& cluster, RankedPlan plan);  // on this cluster
 
-// The best of a family of layouts, a part of the search space that people know by name: of those on
-// as many devices as the plan has (where it has one, on all), and of its alternatives on however
-// many.
+// The best of a family of layouts, a part of the search space that people know by name: the best on
+// as many devices as the plan uses (on all devices where the plan uses one), and among the plan's
+// alternatives on any number.
 struct FamilyBest {
   std::string_view family;
-  std::optional<Rival> best;  // the fastest that fits; where none does, the one that needs least memory; absent where
-                              // the family has no layout
-  bool certified = true;  // nothing else of the family on so many devices is better; false where a limit on simulated
-                          // candidates ended the search
+  // The fastest that fits; where none fits, the one that needs the least memory; absent where the
+  // family has no layout.
+  std::optional<Rival> best;
+  // Nothing else of the family on so many devices is better; false where a limit on simulated
+  // candidates ended the search.
+  bool certified = true;
   bool of_the_plan = false;   // the plan is of this family
 };
 
-// What a plan has, changed.
+// What can be varied of a plan's circumstances.
 enum class Resource { compute, node_links, network, links, memory, global_batch, count_ };
-const char* name(
-    Resource resource);  // "compute", "links inside nodes", "network", "all links", "memory", "global batch"
+// "compute", "links inside nodes", "network", "all links", "memory", "global batch".
+const char* name(Resource resource);
 
-// The choice, if one resource were more or less.
+// The choice if there were more or less of one resource.
 struct Variation {
   Resource resource{};
-  double factor = 1.0;        // of what there is now
+  double factor = 1.0;  // of the present amount
   std::int64_t global_batch = 0;
   Cluster cluster = {};       // as changed
-  Rival plan;                 // the plan as it stands; its micro-batch may be another, where the batch is
-  std::optional<RankedPlan>
-      best;  // the best that fits then: the plan itself where nothing is better; absent where nothing fits
-  bool changes = false;       // `best` is another layout than the plan
-  bool certified =
-      false;  // nothing in the space is better than `best`: no limit on simulations kept the search from seeing that
+  // The plan as it stands; its micro-batch may differ where the batch is changed.
+  Rival plan;
+  // The best that fits then: the plan itself where nothing is better; absent where nothing fits.
+  std::optional<RankedPlan> best;
+  bool changes = false;  // `best` is another layout than the plan
+  // Nothing in the space is better than `best`: no limit on simulations kept the search from seeing
+  // that.
+  bool certified = false;
 };
 
 // The same, measured by variations to twice of each resource. Communication counts by all links:
-// routes cross several kinds of them in a row, and where these are alike twice of one alone gains
-// nothing. What the plan itself gains from faster devices counts up to half of what it computes or
-// waits for stages that take longer (the rest of the bubble waits for computing too, but is shorter
-// with more micro-batches), and from a larger batch up to half of that rest; what memory gains
-// (without a variation of it: as by the parts), or a batch with which the plan does not fit, is by
-// how much the best plan is better than `now`, the best of today.
+// routes cross several kinds of links in a row, and where these are alike, twice of one kind alone
+// gains nothing. The plan's own gain from faster devices counts up to half of what it computes or
+// waits for longer stages (the rest of the bubble waits for computation too, but more micro-batches
+// shorten it), and its gain from a larger batch up to half of that rest. The gain from memory
+// (where it is not varied: as decided by the parts), or from a batch with which the plan does not
+// fit, is the lead of the best plan over `now`, the present best.
 Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now);
 
-// By how much more another result has of what the plan's objective counts: 0.1 is a tenth more,
-// negative is better.
+// How much more of the plan's objective another result has: 0.1 is a tenth more, negative is
+// better.
 double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result);
-double excess(const Plan& plan, const Cluster& cluster, const ParallelSpec& spec,
-              const StepResult& result);  // of another cluster
+// For a result on another cluster.
+double excess(const Plan& plan, const Cluster& cluster, const ParallelSpec& spec, const StepResult& result);
 
 // The plan with one of its choices made differently.
 struct Neighbour {
@@ -102,30 +107,32 @@ struct Neighbour {
   Rival rival;
 };
 
-// The rules of the well-known guides, as they come out for this model on this cluster. What the
-// numbers do not say is absent.
+// The rules of the well-known guides, in numbers for this model on this cluster. A rule on which
+// the numbers say nothing is absent.
 struct Guide {
   struct OneDevice {
-    Cluster
-        cluster;  // of unlike devices those of one kind: the best of those that have room, else those that lack least
-    Rival least;      // the layout of one device that needs least memory, or the best that fits
+    // One kind of the cluster's devices: the best kind that the model fits on, else the kind that
+    // lacks the least memory.
+    Cluster cluster;
+    Rival least;  // the layout on one device that needs the least memory, or the best that fits
   };
   struct LargestBlock {  // does not fit on one device
     std::string block;
     Bytes state;     // of its parameters: themselves, gradients, optimizer state
-    Bytes capacity;  // of the device that has most
+    Bytes capacity;  // of the device with the most memory
   };
   struct BeyondNode {  // tensor parallelism over more devices than a node has
     int inside_ranks = 0;
-    BytesPerSecond inside;  // what a device's ring reaches with as many ranks as a node has devices
+    BytesPerSecond inside;  // bandwidth of a device in a ring of as many ranks as a node has devices
     int across_ranks = 0;
     BytesPerSecond across;  // the same with as many ranks as the best beyond has
-    Rival best;             // the best of all degrees beyond
-    bool certified = true;  // of these
+    Rival best;             // the best of all degrees beyond a node
+    bool certified = true;  // no layout beyond a node is better
   };
-  struct ShardedPipeline {  // ZeRO-2 or 3 with a pipeline reduces or gathers in every micro-batch
-    Rival rival;            // the plan with that stage
-    Bytes sent;             // by a device in a step for data parallelism, in the plan
+  // ZeRO-2 and 3 with a pipeline reduce or gather in every micro-batch.
+  struct ShardedPipeline {
+    Rival rival;  // the plan with that ZeRO stage
+    Bytes sent;   // by a device of the plan in a step, for data parallelism
     std::int64_t micro_batches = 0;
   };
   struct GatheredEachMicroBatch {  // the plan is ZeRO-3
@@ -138,8 +145,8 @@ struct Guide {
     std::int64_t micro_batches = 0;
     double closed_form = 0.0;  // (p - 1) / (m + p - 1)
     double simulated = 0.0;    // share of the step
-    // A bubble is negligible from four times as many micro-batches as stages on (Huang et al.,
-    // GPipe, 2019, section 2.3).
+    // A bubble is negligible with at least four times as many micro-batches as stages (Huang et
+    // al., GPipe, 2019, section 2.3).
     std::int64_t enough = 0;   // micro-batches
     double closed_form_then = 0.0;
   };
@@ -151,28 +158,28 @@ struct Guide {
   std::optional<Bubble> bubble;
 };
 
-// Prediction over measurement, minus one, over runs of one model on one cluster in several layouts:
-// what is common to all does not change which layout is the faster one; what is not says how far
-// apart two predictions have to be.
+// Prediction over measurement, minus one, over runs of one model on one cluster in several layouts.
+// The error that all runs have in common does not change which layout is faster; the rest says how
+// far apart two predictions have to be.
 struct ModelError {
   double least = 0.0;
   double most = 0.0;
   int runs = 0;
   std::string_view source;
-  // Predicted step times that differ by a smaller part may come out in the other order.
+  // Predicted step times that differ by a smaller part may be in the other order when measured.
   double undecided() const { return (1.0 + most) / (1.0 + least) - 1.0; }
 };
 
-// What a remedy changes to: a number (memory in bytes), whether, or a name as options take it.
+// The value that a remedy sets: a number (memory in bytes), a flag, or a name as options take it.
 using RemedyValue = std::variant<std::int64_t, bool, std::string>;
 
-// With no plan that fits: a change, the smallest of its kind, and the plan that fits then.
+// A remedy where no plan fits: the smallest change of its kind, and the plan that then fits.
 struct Remedy {
   std::string_view of;   // what is changed: "memory", "devices", "global_batch" ...
   std::string instead;   // "1.20 GiB of memory a device instead of 1.00 GiB"
   RemedyValue value;
-  ModelSummary model;    // of the sequence as changed
-  Cluster cluster;       // as changed
+  ModelSummary model;  // with the changed sequence length
+  Cluster cluster;     // as changed
   TrainingSpec training;
   RankedPlan plan;       // simulated
 };
@@ -180,19 +187,21 @@ struct Remedy {
 // Why a plan is as it is.
 struct Reasons {
   StepDetails details;
-  std::vector<Bytes> capacities;  // of each stage's devices
+  std::vector<Bytes> capacities;        // of each stage's devices
   std::optional<ModelError> error;      // where runs on such devices are known
-  std::optional<ModelError> elsewhere;  // else, for accelerators: of the devices of which runs are known
-  std::optional<RankedPlan> runner_up;  // the next best of all that was looked at, where the plan keeps no alternatives
+  std::optional<ModelError> elsewhere;  // else, for accelerators, on the devices that have runs
+  // The next best of all layouts that were simulated, where the plan keeps no alternatives.
+  std::optional<RankedPlan> runner_up;
   Constraint binding{};
   std::vector<Neighbour> neighbours;
   Guide guide;
-  // By searches; empty where none were wanted.
+  // Found by searches; empty without searches.
   std::vector<FamilyBest> families;
-  std::optional<Variation> unrestricted;  // as things are, where the whole space has a better plan
+  std::optional<Variation> unrestricted;  // the present situation, where the whole space has a better plan
   std::vector<Variation> twice;           // of each resource
-  std::vector<Variation> sensitivity;     // a fifth less and more; of the batch no less where it cannot be lessened
-  double seconds = 0.0;                   // that finding them took
+  // A fifth less and more of each resource; a batch only more where it cannot be smaller.
+  std::vector<Variation> sensitivity;
+  double seconds = 0.0;  // taken to find them
 };
 
 // The element of `twice` for the binding resource; null without searches.

@@ -11,7 +11,7 @@
 namespace parplan {
 
 std::string layout_text(const ParallelSpec& spec) {
-  // The order of the axes closes the text.
+  // The order of the axes ends the text.
   std::vector<std::string> words;
   const auto add = [&](const ChoiceRow& row) {
     const std::string word = row.word ? row.word(spec) : "";

@@ -24,8 +24,8 @@ const char* name(Recompute recompute) {
 
 namespace {
 
-// Blocks know neither stages nor their schedule, nor where on the mesh their ranks are: what links
-// cost is told apart by the network that stands beside the key.
+// A block depends on neither the stages and their schedule nor the place of its ranks in the mesh:
+// the network that stands next to the key distinguishes what links cost.
 ParallelSpec of_one_block(ParallelSpec spec) {
   const ParallelSpec one;
   spec.mesh.degree.pp = one.mesh.degree.pp;
@@ -49,7 +49,7 @@ ParallelSpec placement_key(const ParallelSpec& spec) {
 ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute) {
   const ParallelSpec one;
   ParallelSpec key = of_one_block(spec);
-  // Data-parallel ranks do equal work on their own samples; ZeRO is around blocks, not in them.
+  // Data-parallel ranks do equal work on their own samples; ZeRO works around blocks, not in them.
   key.mesh.degree.dp = one.mesh.degree.dp;
   key.zero_stage = one.zero_stage;
   key.recompute = recompute;

@@ -12,11 +12,11 @@ namespace parplan {
 enum class ScheduleKind { gpipe, one_f_one_b };
 const char* name(ScheduleKind kind);  // "gpipe", "1f1b"
 
-// `per_stage`: as each stage says.
+// `per_stage`: each stage has its own value.
 enum class Recompute { none, full, per_stage };
 const char* name(Recompute recompute);
 
-// One point of the search space: how the work is spread.
+// One point of the search space: how the work is distributed.
 struct ParallelSpec {
   DeviceMesh mesh;
   bool sequence_parallel = false;
@@ -24,13 +24,14 @@ struct ParallelSpec {
   std::int64_t micro_batch = 1;  // sequences
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   Recompute recompute = Recompute::none;
-  std::vector<Recompute> stage_recompute;  // none or full for each stage, where `recompute` is per_stage; else empty
-  std::vector<int> stage_blocks;  // blocks of the graph per stage; sums to all of them
+  // None or full for each stage where `recompute` is per_stage, else empty.
+  std::vector<Recompute> stage_recompute;
+  std::vector<int> stage_blocks;  // number of the graph's blocks in each stage; empty until they are cut
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }
   int pp() const { return mesh.degree_of(Axis::pp); }
-  // Stages of a pipeline rank.
+  // The number of stages per pipeline rank.
   int virtual_stages() const { return stage_blocks.empty() ? 1 : static_cast<int>(stage_blocks.size()) / pp(); }
   Recompute recompute_of(int stage) const {
     return recompute == Recompute::per_stage ? stage_recompute[stage] : recompute;
@@ -38,17 +39,19 @@ struct ParallelSpec {
   auto operator<=>(const ParallelSpec&) const = default;
 };
 
-// Keys of memos: a whole recipe with what surely does not matter set back to its default. A choice
-// that is added to ParallelSpec is in every key until somebody takes it out: forgotten, it costs
-// sharing, and never gives another layout's cost.
+// Keys of memos: a whole recipe in which every choice that surely does not matter has its default
+// value. A choice that is added to ParallelSpec is part of every key until somebody takes it out:
+// forgetting that costs sharing, but never yields another layout's cost.
 ParallelSpec placement_key(const ParallelSpec& spec);                   // where the tensors of a block lie
 ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute);  // what a block's Segments do
 ParallelSpec bucket_key(const ParallelSpec& spec);                      // the work around a block's parameters
-ParallelSpec cut_key(const ParallelSpec& spec);          // how blocks are cut, whatever fits; beside the stages' paces
-ParallelSpec fitting_cut_key(const ParallelSpec& spec);  // how they are cut to fit; beside the stages' paces
+// How blocks are cut without regard to memory; used together with the stages' paces.
+ParallelSpec cut_key(const ParallelSpec& spec);
+// How blocks are cut so that they fit; used together with the stages' paces.
+ParallelSpec fitting_cut_key(const ParallelSpec& spec);
 
-// Micro-batches that each data-parallel rank runs in a step (gradient accumulation). `global_batch`
-// is a multiple.
+// The number of micro-batches that each data-parallel rank runs in a step (gradient accumulation).
+// `global_batch` is a multiple of the sequences of one round.
 inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& training) {
   return training.global_batch / (spec.dp() * spec.micro_batch);
 }

@@ -15,7 +15,7 @@ namespace {
 constexpr std::array all_dims = {Dim::sequence, Dim::batch,      Dim::hidden,  Dim::kv_groups,
                                  Dim::feature,  Dim::vocabulary, Dim::position};
 
-// Every placement as text; Shard once per dim.
+// Every placement as text; Shard appears once per dim.
 struct Spelling {
   std::string text;
   Placement placement;
@@ -29,10 +29,9 @@ std::vector<Spelling> spellings() {
   return all;
 }
 
-// What takes a tensor from the row's kind to the column's, both over the same axis, as PyTorch's
-// DTensor redistributes; `no` marks pairs without meaning. Shard to another Shard is decided by the
-// dims. A maximum has no reduce-scatter because nothing asks for one: maxima are per token and
-// small.
+// What redistributes a tensor from the row's kind to the column's over one axis, as in PyTorch's
+// DTensor; `no` marks pairs without meaning. Shard to another Shard is decided by the dims. A
+// maximum has no reduce-scatter because nothing asks for one: maxima are per token and small.
 using enum Redistribution;
 struct Pair {
   bool allowed = false;

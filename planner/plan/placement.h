@@ -9,7 +9,7 @@
 
 namespace parplan {
 
-// How a tensor lies over one mesh axis, in the sense of PyTorch DTensor; FlatShard cuts the
+// How a tensor is placed over one mesh axis, in the sense of PyTorch DTensor; FlatShard cuts the
 // flattened, padded bucket that a parameter belongs to (ZeRO, FSDP).
 enum class PlacementKind { replicate, shard, flat_shard, partial_sum, partial_max };
 
@@ -33,7 +33,7 @@ constexpr bool is_partial(Placement p) {
 std::string write_placement(Placement placement);
 Placement parse_placement(const std::string& text);
 
-// How a tensor lies over every axis of the mesh: Replicate where nothing else is said.
+// How a tensor is placed over every axis of the mesh; Replicate is the default.
 using TensorLayout = PerAxis<Placement>;
 constexpr bool is_partial(const TensorLayout& layout) {
   for (const Axis axis : all_axes)
@@ -42,14 +42,14 @@ constexpr bool is_partial(const TensorLayout& layout) {
 }
 
 // The communication that takes a tensor from one placement to another over the same mesh axis. The
-// gradient of a redistribution is the redistribution of the gradients backwards (all-gather <->
+// gradient of a redistribution is the reverse redistribution of the gradients (all-gather <->
 // reduce-scatter, all-reduce <-> none).
 enum class Redistribution { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, slice, all_to_all };
 const char* name(Redistribution redistribution);
 // Throws InternalError for pairs without meaning (into Partial, out of FlatShard into Shard).
 Redistribution redistribute(Placement from, Placement to);
 
-// The same over every axis: what is to be done, axis by axis, innermost first.
+// The same over every axis: what has to be done, axis by axis, innermost first.
 struct RedistributionStep {
   Axis axis{};
   Redistribution redistribution{};
@@ -57,16 +57,16 @@ struct RedistributionStep {
 };
 std::vector<RedistributionStep> redistribute(const TensorLayout& from, const TensorLayout& to);
 
-// How the gradient of a tensor lies before any communication: Replicate and Partial(sum) are each
-// other's, shards are their own. Throws InternalError for Partial(max), through which no gradient
-// passes.
+// How the gradient of a tensor is placed before any communication: Replicate and Partial(sum) are
+// each other's gradient placements, a shard is its own. Throws InternalError for Partial(max),
+// through which no gradient passes.
 Placement gradient_placement(Placement placement);
 
 // Where bytes live: in the device's memory, in its host's, or in a file.
 enum class Home { device, host, disk };
 const char* name(Home home);  // "device"
 
-// How the state of parameters lies, and where it lives.
+// How the state of parameters is placed, and where it lives.
 struct StateLayout {
   TensorLayout parameters;  // Replicate or FlatShard over an axis
   TensorLayout gradients;
@@ -75,7 +75,7 @@ struct StateLayout {
   bool operator==(const StateLayout&) const = default;
 };
 
-// Where the tensors of a block lie.
+// The placements of a block's tensors.
 struct Placements {
   // Parameters by their name in the block ("attention.qkv.weight", "embedding.weight"); every layer
   // has the same layouts. Absent: Replicate.
@@ -85,7 +85,8 @@ struct Placements {
   bool operator==(const Placements&) const = default;
 };
 
-// Which of a rank's persistent tensors are shards over the data axis: none where it has one rank.
+// Which of a rank's persistent tensors are shards over the data axis: none where the axis has one
+// rank.
 struct DataShards {
   bool parameters = false;
   bool gradients = false;

@@ -21,10 +21,10 @@ namespace parplan {
 namespace {
 
 constexpr std::string_view plan_schema = "parplan.plan/1";
-constexpr const char* devices_key = "devices";  // of a layout; its other keys are those of choices
+constexpr const char* devices_key = "devices";  // of a layout, whose other keys are those of choices
 
-// Plain numbers with the unit in the key, by the names of the JSON rows (contract.md), so that they
-// come back to the last bit.
+// Plain numbers with the unit in the key, with the same names as in the JSON rows, so that they are
+// read back to the last bit.
 struct TimeKey {
   const char* key;
   Seconds StepTime::* part;
@@ -79,7 +79,7 @@ constexpr std::array objectives = {Objective::time, Objective::cost, Objective::
 std::string number(double value) {
   PARPLAN_ASSERT(std::isfinite(value), fmt::format("value {}", value));
   std::string text = fmt::format("{}", value);  // the shortest text that reads back to the same bits
-  // "1e-08" is text to readers of YAML 1.1 such as PyYAML; "1.0e-08" is a number to all.
+  // YAML 1.1 readers such as PyYAML take "1e-08" as text; "1.0e-08" is a number to all.
   if (const std::size_t exponent = text.find('e'); exponent != std::string::npos && text.find('.') == std::string::npos)
     text.insert(exponent, ".0");
   return text;
@@ -216,7 +216,7 @@ Enum read_choice(const YamlNode& node, const std::array<Enum, n>& values) {
   return values[node.as_choice(names)];
 }
 
-// A parser that knows no place gets the node's.
+// An error of a parser that knows no place gets the node's.
 template <typename Parse>
 auto at_place(const YamlNode& node, Parse parse) {
   try {
@@ -238,8 +238,8 @@ double read_number(const YamlNode& node) {
   return value;
 }
 
-// Above what the slowest device that a file may describe takes for the largest model that can be
-// counted, and small enough for what is computed from it to stay a number.
+// Above the time that the slowest device that a file may describe takes for the largest model that
+// can be counted, and small enough for results computed from it to stay numbers.
 constexpr double longest_step_s = 1e30;
 
 Seconds read_time(const YamlNode& node) {
@@ -250,7 +250,7 @@ Seconds read_time(const YamlNode& node) {
   return Seconds(value);
 }
 
-// Bytes of one of several parts that are summed.
+// The bytes of one of several parts that are summed.
 Bytes read_part(const YamlNode& node) {
   constexpr std::int64_t most = std::int64_t{1} << 60;
   return Bytes(node.as_integer(0, most));
@@ -295,7 +295,7 @@ TrainingSpec read_training(const YamlNode& node) {
           .seed = static_cast<std::uint64_t>(node.at("seed").as_integer(0))};
 }
 
-// Reads the value of a choice, which is of the type that it has by default.
+// Reads the value of a choice, which has the type of the choice's default.
 struct ValueReader {
   const ChoiceRow& row;
   const YamlNode& node;
@@ -490,7 +490,7 @@ std::string write_plan(const Plan& plan) {
 
 Plan read_plan(const std::string& text, const std::string& file_name) {
   const YamlNode root = YamlNode::parse(text, file_name);
-  // First of all, so that a file of another kind or version is called what it is.
+  // Checked first, so that a file of another kind or version is reported as such.
   if (const YamlNode schema = root.at("schema"); schema.as_string() != plan_schema)
     schema.fail(fmt::format("expected schema '{}', found '{}'", plan_schema, schema.as_string()));
   root.allow_keys({"schema", "plan_id", "backend", "layout", "prediction", "training", "placements", "schedule",

@@ -27,10 +27,10 @@ Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, 
   const auto at = [&](const Action& action) {
     return static_cast<std::size_t>(action.stage) * count + static_cast<std::size_t>(action.micro_batch);
   };
-  // Per phase, by stage and micro-batch: when the result is where it is wanted.
+  // Per phase, by stage and micro-batch: when the result arrives where it is needed.
   std::array<std::vector<std::optional<Seconds>>, 2> there;
   for (auto& of_phase : there) of_phase.resize(forward.size() * count);
-  // Per phase, by the stage that sends.
+  // Per phase, by the sending stage.
   std::array<std::vector<Seconds>, 2> link_free{std::vector<Seconds>(forward.size()),
                                                 std::vector<Seconds>(forward.size())};
   std::vector<std::size_t> next(schedule.ranks.size());

@@ -7,17 +7,18 @@
 
 namespace parplan {
 
-// When the last action of a schedule ends, if each starts as soon as its rank is free and its input
-// is there, and each transfer as soon as its link is free in that direction. Times are of one
-// micro-batch on each stage, and of a transfer (either way) between each stage and the next, one
-// fewer; stages on one rank transfer nothing. As nothing waits for an exchange buffer, and longer
-// parts never make the whole shorter, it is a lower bound where each part is one.
+// When the last action of a schedule ends, if each action starts as soon as its rank is free and
+// its input has arrived, and each transfer as soon as its link is free in that direction. Times are
+// per micro-batch: one for each stage, and for transfers (in either direction) one between each
+// stage and the next, so one fewer; stages on the same rank transfer nothing. Since nothing waits
+// for an exchange buffer, and longer parts never make the whole shorter, the result is a lower
+// bound where every part is one.
 Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
                     std::span<const Seconds> transfer);
 
-// A schedule as the estimate knows it: its row of planner/schedule, which the caller looked up.
+// A schedule as the estimate uses it: its row of planner/schedule, which the caller looked up.
 struct ScheduleForms {
-  // Closed form of the time; where there is none, the actions are played.
+  // The closed form of the time; without one, the actions are played.
   Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
                          std::span<const Seconds> transfer, int micro_batches) = nullptr;
   int (*in_flight)(int stage, int stages, int micro_batches) = nullptr;

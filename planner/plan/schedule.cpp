@@ -28,14 +28,14 @@ std::optional<int> parse_number(std::string_view text) {
   return value;
 }
 
-// Per stage and micro-batch, whether something has happened.
+// Whether something has happened, per stage and micro-batch.
 using Marks = std::vector<std::vector<bool>>;
 
 Marks no_marks(int stages, int micro_batches) {
   return Marks(static_cast<std::size_t>(stages), std::vector<bool>(static_cast<std::size_t>(micro_batches)));
 }
 
-// Faults that one rank shows by itself.
+// Faults that one rank's list shows by itself.
 std::optional<std::string> find_fault_of_rank(const Schedule& schedule, int rank, int micro_batches) {
   std::vector<int> held;  // stages
   for (int s = 0; s < schedule.stages(); ++s)
@@ -71,8 +71,9 @@ std::optional<std::string> find_fault_of_rank(const Schedule& schedule, int rank
   return std::nullopt;
 }
 
-// A channel goes in order: what its ends list for it must be the same. Receives could be listed in
-// the sender's order instead of the actions', but what is taken in early only holds a slot longer.
+// A channel delivers in order, so both of its ends must list the same order. Receives could be
+// listed in the sender's order instead of the actions' order, but an early receive would only hold
+// a slot longer.
 std::optional<std::string> find_crossed_channel(const Schedule& schedule, int source, int destination, Phase phase) {
   const int stages = schedule.stages();
   std::vector<Action> sent, received;
@@ -92,8 +93,8 @@ std::optional<std::string> find_crossed_channel(const Schedule& schedule, int so
                      phase == Phase::forward ? "forwards" : "backwards");
 }
 
-// A dry run of all ranks, each in the order of its list. A send is posted and its buffer is free
-// again when it has been taken; all else holds the rank up.
+// A dry run of all ranks, each in the order of its list. A send is posted, and its buffer is free
+// again when the receiver has taken it; everything else blocks the rank.
 class DryRun {
  public:
   DryRun(const Schedule& schedule, int micro_batches)
@@ -102,7 +103,7 @@ class DryRun {
         done_{no_marks(schedule.stages(), micro_batches), no_marks(schedule.stages(), micro_batches)},
         taken_(done_) {}
 
-  // What the ranks wait for that cannot run to their end: "0B0 waits for 1B0".
+  // What the blocked ranks wait for if they cannot all run to the end: "0B0 waits for 1B0".
   std::vector<std::string> play() {
     for (bool advanced = true; advanced;) {
       advanced = false;
@@ -122,7 +123,8 @@ class DryRun {
   struct Rank {
     std::size_t next = 0;
     bool received = false;                          // the input of the next action
-    PerPhase<std::vector<Action>> in_buffers;       // per phase, whose results were put into exchange buffers
+    // Per phase, the actions whose results were put into exchange buffers.
+    PerPhase<std::vector<Action>> in_buffers;
   };
 
   bool is(const PerPhase<Marks>& marks, const Action& action) const {
@@ -132,7 +134,7 @@ class DryRun {
     marks[index_of(action.phase)][action.stage][action.micro_batch] = true;
   }
 
-  // Takes the next step of a rank, or says what it waits for.
+  // Takes the next step of a rank, or says what the rank waits for.
   std::optional<std::string> advance(std::size_t r, bool& advanced) {
     Rank& rank = ranks_[r];
     const Action& action = schedule_.ranks[r][rank.next];

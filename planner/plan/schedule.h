@@ -18,14 +18,15 @@ struct Action {
 std::string write_action(const Action& action);
 Action parse_action(const std::string& text);  // throws ConfigError
 
-// The action whose result this one takes in, of the stage before or behind; nothing where it is the
-// first of its phase to see a micro-batch.
+// The action whose result this one takes as its input, on the stage before or after; nothing where
+// it is the first of its phase to process a micro-batch.
 std::optional<Action> input_of(const Action& action, int stages);
-// The action that takes in this one's result.
+// The action that takes this one's result.
 std::optional<Action> output_of(const Action& action, int stages);
 
 // What the ranks of the pipeline do, in order, in one step. The type lets a rank hold several
-// stages, as interleaved schedules do; read_plan refuses that, since lowering gives a rank one.
+// stages, as interleaved schedules do; read_plan rejects that, since lowering gives each rank one
+// stage.
 struct Schedule {
   std::vector<int> rank_of_stage;          // along the pipeline axis
   std::vector<std::vector<Action>> ranks;
@@ -38,20 +39,21 @@ bool sends(const Schedule& schedule, const Action& action);
 // ranks[s] runs stage s.
 Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks);
 
-// The buffers on which a rank's transfers and its work take turns: so many for activations to send,
-// and as many for gradients of activations. Two, so that one can be sent while the other is
-// computed.
+// The number of buffers on which a rank's transfers and computation take turns: this number for
+// activations to send, and the same number for gradients of activations. Two, so that one can be
+// sent while the other is computed.
 int exchange_buffers(int ranks, int micro_batches);
 
-// Checks that each stage runs each micro-batch forward and then backward exactly once, backwards in
-// ascending order; that both ends of every channel (from one rank to another, forwards or
-// backwards) have one order of micro-batches; and that the whole runs to its end as CPU ranks run
-// it: a forward waits for the stage before, a backward for the stage behind, and both for an
-// exchange buffer whose last content was taken. Streams that run beside one another wait for less.
-// Gives what is wrong and where, nothing when all is well.
+// Checks that each stage runs each micro-batch forward and then backward exactly once, with
+// backwards in ascending order; that both ends of every channel (from one rank to another, forwards
+// or backwards) have the same order of micro-batches; and that the whole runs to its end as CPU
+// ranks run it: a forward waits for the previous stage, a backward for the next stage, and both for
+// an exchange buffer whose last content was taken. Concurrent streams wait for less. Returns what
+// is wrong and where; nothing where the schedule is correct.
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches);
 
-// The most micro-batches (of each stage on the rank) whose activations a rank holds at once.
+// The largest number of micro-batches (of each stage on the rank) whose activations a rank holds at
+// once.
 int most_in_flight(const std::vector<Action>& rank);
 
 }  // namespace parplan

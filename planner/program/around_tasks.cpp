@@ -8,7 +8,7 @@
 namespace parplan {
 namespace {
 
-// Where elements [begin, end) of a bucket lie in its gradient, parameter and optimizer buffers.
+// The place of elements [begin, end) of a bucket in its gradient, parameter and optimizer buffers.
 using Range = BucketLayout::Range;
 
 Piece gradient_piece(const Lowering& lowering, const Bucket& bucket, int buffer, Range range, Access access) {
@@ -40,8 +40,8 @@ void clear(Lowering& lowering, int buffer) {
                  {{{buffer, 0, bytes, Access::write}}});
 }
 
-// Parameters that every tensor rank holds whole, but whose gradients each computed from its share
-// of the tokens.
+// Reduces the gradients of parameters that every tensor rank holds whole, but whose gradients each
+// rank computed from its share of the tokens.
 void reduce_over_tensor_axis(Lowering& lowering, std::size_t index) {
   const Bucket& bucket = lowering.program.buckets[index];
   const Range shard = shard_of(bucket);
@@ -52,7 +52,7 @@ void reduce_over_tensor_axis(Lowering& lowering, std::size_t index) {
     collective(lowering, "tensor.all_reduce.gradients", InstructionKind::all_reduce_sum, all_along(Axis::tp), pieces);
 }
 
-// The two gradients of a tied parameter become one: here when both uses are on this stage, else
+// Adds the two gradients of a tied parameter: on this rank where both uses are on this stage, else
 // across stages.
 void add_tied(Lowering& lowering, std::size_t index) {
   if (lowering.stage_buckets[index].tied < 0) return;
@@ -125,8 +125,9 @@ void update(Lowering& lowering, std::size_t index) {
   call_on_pieces(lowering, "optimizer", Stream::compute, std::move(instructions), pieces);
 }
 
-// Behind every optimizer call of the step, which read the scale that the gradients were computed
-// with. The norm is that of the whole model on every rank, so that all ranks keep the same scale.
+// Comes after every optimizer call of the step, which read the scale that the gradients were
+// computed with. The norm is that of the whole model on every rank, so that all ranks keep the same
+// scale.
 void update_loss_scale(Lowering& lowering) {
   const Program& program = lowering.program;
   call_on_pieces(lowering, "update_loss_scale", Stream::compute,
@@ -160,7 +161,7 @@ void begin_step(Lowering& lowering) {
   program.tasks.push_back({std::nullopt, first, lowering.next_call()});
 }
 
-// What is left of the reductions, then the optimizer.
+// The remaining reductions, then the optimizer.
 void end_step(Lowering& lowering) {
   Program& program = lowering.program;
   const int first = lowering.next_call();

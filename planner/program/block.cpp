@@ -36,7 +36,7 @@ struct Storage {
   std::int64_t bytes = 0;
 };
 
-// A value: a storage, or the chunk of it that a reduce-scatter left to this rank.
+// A value: a storage, or the chunk of it that a reduce-scatter left on this rank.
 struct Value {
   int storage = -1;
   std::int64_t offset = 0;
@@ -45,7 +45,7 @@ struct Value {
 
 using Key = std::pair<TensorId, TensorLayout>;
 
-// Builds one segment of a block: places values, inserts redistributions, packs scratch, orders
+// Builds one segment of a block: places values, inserts redistributions, packs scratch and orders
 // streams.
 class SegmentBuilder {
  public:
@@ -59,8 +59,8 @@ class SegmentBuilder {
       if (choice.degree[axis] > 1) residual_[axis] = choice.placements.residual[axis];
   }
 
-  // Emits the forward ops that `needed` marks. `keeps`: saved tensors and the block's output go to
-  // their bindings; otherwise all but the block's input is scratch.
+  // Emits the forward ops that `needed` marks. With `keeps`, saved tensors and the block's output
+  // go to their bindings; otherwise everything but the block's input is scratch.
   void forward(const std::vector<bool>& needed, bool keeps, Label label) {
     keeps_ = keeps;
     declare_inputs();
@@ -102,8 +102,8 @@ class SegmentBuilder {
   }
 
  private:
-  // Until `bind`, operands name places: each binding but scratch is one, and so is each storage of
-  // scratch.
+  // Until `bind`, operands name places: each binding but scratch is one place, and so is each
+  // storage in scratch.
   int place_of(const Value& value) {
     const Storage& storage = storages_[value.storage];
     const bool temporary = storage.binding == binding::scratch;
@@ -115,7 +115,7 @@ class SegmentBuilder {
     return found->second;
   }
 
-  // Offsets of the places in scratch, from the instructions that they are first and last used by.
+  // Gives the places in scratch their offsets, by the instructions that use each first and last.
   void pack_scratch() {
     std::vector<Temporary> temporaries(places_.size(), {.bytes = 0, .first = -1, .last = -1, .offset = 0});
     for (std::size_t i = 0; i < segment_.instructions.size(); ++i)
@@ -136,7 +136,7 @@ class SegmentBuilder {
     for (std::size_t t = 0; t < owners.size(); ++t) places_[owners[t]].offset = used[t].offset;
   }
 
-  // Operands get the numbers of bindings, in order of first use.
+  // Gives operands the numbers of bindings, in the order of their first use.
   void bind() {
     std::map<std::string, int> number;
     for (Instruction& instruction : segment_.instructions)
@@ -221,8 +221,8 @@ class SegmentBuilder {
           whole(add_storage({binding::saved, saved.offset, saved.bytes}), saved.bytes);
   }
 
-  // The value of `tensor` in `wanted`, redistributed axis by axis if it exists in another layout
-  // only.
+  // The value of `tensor` in `wanted`, redistributed axis by axis if it exists only in another
+  // layout.
   Value materialise(std::map<Key, Value>& values, TensorId id, const TensorLayout& wanted) {
     const auto found = values.find({id, wanted});
     if (found != values.end()) return found->second;
@@ -248,7 +248,7 @@ class SegmentBuilder {
            step == Redistribution::reduce_scatter;
   }
 
-  // `value` of tensor `id` after one step; `layout` is how it lies then.
+  // The value `value` of tensor `id` after one step; `layout` is its layout then.
   Value redistributed(Value value, TensorId id, const RedistributionStep& step, const TensorLayout& layout) {
     const DataType type = type_of(tensor(id), choice_.precision);
     const std::string what = fmt::format("{}.{}", tensor(id).name, parplan::name(step.redistribution));
@@ -293,7 +293,7 @@ class SegmentBuilder {
                      fmt::format("{} over {}", what, parplan::name(step.axis)));
   }
 
-  // Brings a value to offset 0 of a binding, copying where it lies elsewhere.
+  // Brings a value to offset 0 of a binding; copies it where it is somewhere else.
   void deliver(Key key, std::map<Key, Value>& values, const char* to, Label label) {
     const Value value = materialise(values, key.first, key.second);
     if (storages_[value.storage].binding == to) return;
@@ -320,7 +320,7 @@ class SegmentBuilder {
 
   // Forward ---------------------------------------------------------------------------------------
 
-  // The later op that may write its output over `id`, when `id` is needed by nothing else.
+  // The later op that may write its output over `id`, where nothing else needs `id`.
   const TrainingOp* in_place_consumer(TensorId id, const std::vector<bool>& needed) const {
     if (is_saved(id) || id == block_.output || id == block_.input) return nullptr;
     const TrainingOp* consumer = nullptr;
@@ -336,7 +336,7 @@ class SegmentBuilder {
     return consumer;
   }
   // Whether the op's row lets its output take the storage of the input `id`. Rows count all
-  // operands, absent ones too.
+  // operands, including absent ones.
   bool writes_over(const TrainingOp& op, TensorId id) const {
     const OpRow& row = row_of(op.kind);
     if (row.in_place_read < 0) return false;
@@ -349,8 +349,8 @@ class SegmentBuilder {
     return std::find(training_.saved.begin(), training_.saved.end(), id) != training_.saved.end();
   }
 
-  // Whether the tensor, once whole, fills the storage that its op writes (a reduce-scatter leaves
-  // only a chunk).
+  // Whether the tensor, once it is whole, fills the storage that its op writes (a reduce-scatter
+  // leaves only a chunk).
   bool keeps_its_size(TensorId id) const {
     const TensorLayout& produced = placements_.produced[index(id)];
     const TensorLayout& canonical = placements_.canonical[index(id)];
@@ -359,7 +359,7 @@ class SegmentBuilder {
     });
   }
 
-  // Where a tensor produced by a forward op goes.
+  // The place of a tensor that a forward op produces.
   Value home(TensorId id, const std::vector<bool>& needed) {
     const std::int64_t bytes = local_bytes(tensor(id), placements_.produced[index(id)], choice_);
     if (tensor(id).role == TensorRole::loss) return whole(add_storage({binding::loss, 0, bytes}), bytes);
@@ -415,15 +415,15 @@ class SegmentBuilder {
     for (TensorId id : forward.outputs) {
       if (tensor(id).role == TensorRole::loss) continue;
       forward_values_[{id, placements_.produced[index(id)]}] = outputs.at(id);
-      // A partial sum is made whole at once: its readers all want it so, and saved tensors are kept
-      // so.
+      // A partial sum is made whole at once: all of its readers want it whole, and saved tensors
+      // are kept whole.
       if (is_partial(placements_.produced[index(id)]))
         materialise(forward_values_, id, placements_.canonical[index(id)]);
       settle(id, label);
     }
   }
 
-  // A saved tensor that a reduce-scatter left in scratch moves to its place.
+  // Moves a saved tensor that a reduce-scatter left in scratch to its place.
   void settle(TensorId id, Label label) {
     if (!keeps_ || keeps_its_size(id) || !is_saved(id)) return;
     const Value value = forward_values_.at({id, placements_.canonical[index(id)]});
@@ -476,12 +476,13 @@ class SegmentBuilder {
       if (operand.source == OperandSource::input_gradient && operand.access == Access::update &&
           waits(root(operand.tensor), layout_of_gradient(operand.tensor, forward, wanted)) &&
           !waiting_parts_.contains(root(operand.tensor))) {
-        op.accumulate = false;  // the first to be summed apart
+        op.accumulate = false;  // the first contribution to a separate sum
         operand.access = Access::write;
       }
     const TensorLayout rows = wanted.empty() ? TensorLayout{} : wanted[0];
-    // The gradient of an output is needed as the op itself sees its output; where the op makes a
-    // partial sum (a weight sharded over its inputs), the gradient of the sum is needed whole.
+    // The gradient of an output is needed in the layout in which the op itself sees its output;
+    // where the op makes a partial sum (a weight sharded over its inputs), the gradient of the sum
+    // is needed whole.
     const auto gradient_layout = [&](TensorId output) {
       TensorLayout layout = placements_.canonical[index(output)];
       for (const Axis axis : all_axes)
@@ -545,9 +546,9 @@ class SegmentBuilder {
     return tensor.role == TensorRole::statistic ? DataType::fp32 : choice_.precision;
   }
 
-  // Ranks that each hold a part of a sum cannot add it to what all of them hold: their parts are
-  // summed apart until somebody wants the gradient, and then reduced at once (a tensor that a sum
-  // and a weight sharded over its outputs use, as in OLMo 2).
+  // Ranks that each hold a part of a sum cannot add it to a value that all of them hold: their
+  // parts are summed separately until something reads the gradient, and then reduced at once. An
+  // example is a tensor that both a sum and a weight sharded over its outputs use, as in OLMo 2.
   bool waits(TensorId owner, const TensorLayout& layout) const {
     if (!is_partial(layout) || gradient_values_.contains({owner, layout})) return false;
     return std::ranges::any_of(gradient_values_, [&](const auto& entry) { return entry.first.first == owner; });
@@ -573,7 +574,7 @@ class SegmentBuilder {
     segment_.instructions.back().type = kernel_type(tensor(owner));
   }
 
-  // Where a kernel writes (or adds) the gradient of input `id`, and in which placement it then is.
+  // Where a kernel writes (or adds) the gradient of input `id`, and the gradient's placement then.
   template <class Values>
   Value input_gradient(const TrainingOp& op, int position, TensorId id, const Op& forward,
                        const std::vector<TensorLayout>& wanted, const Values& values) {
@@ -587,7 +588,7 @@ class SegmentBuilder {
     }
     if (op.accumulate) {
       const Value sum = materialise(gradient_values_, owner, layout);
-      // Copies in other layouts do not see what is added now.
+      // Copies in other layouts do not contain what is added now.
       std::erase_if(gradient_values_,
                     [&](const auto& entry) { return entry.first.first == owner && entry.first.second != layout; });
       return sum;
@@ -623,14 +624,14 @@ class SegmentBuilder {
     return value;
   }
 
-  // How a kernel leaves the gradient of input `id` of `forward`, or the part of it that this use
-  // makes.
+  // The layout in which a kernel leaves the gradient of input `id` of `forward`, or the part of it
+  // that this use makes.
   TensorLayout layout_of_gradient(TensorId id, const Op& forward,
                                   const std::vector<TensorLayout>& wanted) const {
     const auto at = std::find(forward.inputs.begin(), forward.inputs.end(), id) - forward.inputs.begin();
     const TensorLayout& output = placements_.produced[index(forward.outputs[0])];
-    // A weight sharded over its outputs gives each rank a part of the sum over them; so do heads
-    // for what is whole on every rank.
+    // A weight sharded over its outputs gives each rank a part of the sum over the outputs; heads
+    // do the same for an input that is whole on every rank.
     const bool of_linear = row_of(forward.kind).sharding == ShardingRule::contraction;
     const bool of_heads = row_of(forward.kind).sharding == ShardingRule::heads;
     TensorLayout layout = wanted[at];
@@ -641,7 +642,7 @@ class SegmentBuilder {
     return layout;
   }
 
-  // The gradient of the block's output has been read for the last time before instruction
+  // Whether the gradient of the block's output has been read for the last time before instruction
   // `position`.
   bool gradient_binding_is_free(int position) const {
     return block_.output < 0 || last_gradient_use_[index(root(block_.output))] < position;
@@ -667,13 +668,13 @@ class SegmentBuilder {
   std::vector<int> last_read_;
   std::vector<int> last_gradient_use_;
   std::vector<Storage> storages_;
-  std::map<std::pair<std::string, int>, int> place_of_;  // by binding, and storage where that is scratch
+  std::map<std::pair<std::string, int>, int> place_of_;  // by binding, and by storage for scratch
   std::vector<Storage> places_;
-  std::vector<bool> temporary_;  // per place: it is scratch
+  std::vector<bool> temporary_;  // per place: whether it is scratch
   Segment segment_;
 };
 
-// Marks the forward ops whose outputs the backward reads, and what those need.
+// Marks the forward ops whose outputs the backward reads, and the ops that these need.
 std::vector<bool> needed_for_backward(const OpGraph& graph, const TrainingBlock& training) {
   std::vector<bool> wanted(graph.tensors.size(), false);
   for (TensorId id : training.saved) wanted[id] = true;
@@ -706,7 +707,7 @@ BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
 
 namespace {
 
-// Each rank knows the gradient of its own heads' share only.
+// Whether each rank knows only the gradient of its own heads' share.
 bool read_by_heads(const OpGraph& graph, TensorId parameter) {
   return std::ranges::any_of(graph.ops, [&](const Op& op) {
     return row_of(op.kind).sharding == ShardingRule::heads &&
@@ -761,8 +762,8 @@ LoweredBlock lower_block(const OpGraph& graph, int block_index, const BlockChoic
   const std::string name = block.input < 0 || block.output < 0 ? block.name : "layers";
   const std::vector<bool> all(training.forward.size(), true);
   {
-    // Under recompute only the input is kept: the forward leaves everything else in scratch, but
-    // for its output.
+    // Under recompute only the input is kept: the forward leaves everything but its output in
+    // scratch.
     TrainingBlock kept = training;
     if (recompute) kept.saved.clear();
     SegmentBuilder builder(graph, block, choice, placements, kept, own, tied, result.saved);

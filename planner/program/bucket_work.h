@@ -18,22 +18,22 @@ Instruction flat_kernel(OpKind op, std::int64_t elements, Stream stream, Label l
 Instruction clear_gradients(std::int64_t elements, Label label);
 Instruction accumulate_gradients(std::int64_t elements, Stream stream, Label label);
 Instruction sum_of_squares(std::int64_t elements);
-// AdamW, Adam or SGD on parameters of which all decay, or none.
+// AdamW, Adam or SGD on parameters that all decay, or that do not.
 Instruction update_parameters(std::int64_t elements, bool decays, const TrainingSpec& training);
 
-// What makes the gradients of all data-parallel ranks one: a reduce-scatter where each rank updates
-// its shard, else an all-reduce. Gradients are fp32.
+// What sums the gradients of all data-parallel ranks: a reduce-scatter where each rank updates its
+// shard, else an all-reduce. Gradients are fp32.
 InstructionKind gradient_reduction(const DataShards& shards);
 
 // Bytes of an element of a bucket in each of its roles.
 inline constexpr std::int64_t gradient_bytes = 4;
 inline constexpr std::int64_t state_bytes = 4;  // moments and master copies
 
-// Copies of the optimizer's state that a rank keeps for each of its parameters.
+// The copies of the optimizer's state that a rank keeps for each of its parameters.
 struct OptimizerState {
   bool first_moment = false;
   bool second_moment = false;
-  bool master = false;  // the parameters in fp32, beside half precision
+  bool master = false;  // the parameters in fp32, next to half precision
 };
 OptimizerState optimizer_state(const TrainingSpec& training);
 

@@ -5,7 +5,7 @@
 
 namespace parplan {
 
-// What ranks of the cluster do: its backend, and what libraries take of its memory.
+// What the ranks of the cluster do, with its backend and the memory that libraries take.
 Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, ParallelSpec spec,
            Placements placements, Schedule schedule);
 

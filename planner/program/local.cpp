@@ -83,7 +83,7 @@ Placement resolved(Placement placement, TensorRole role, Placement residual) {
   return role == TensorRole::activation ? residual : replicate();
 }
 
-// What one op needs of its inputs over one axis, and how its outputs then lie.
+// What one op needs of its inputs over one axis, and the resulting placement of its outputs.
 struct OpPlacements {
   std::vector<Placement> inputs;
   Placement output;
@@ -135,7 +135,7 @@ OpPlacements placements_of(const OpGraph& graph, const Op& op, std::vector<Place
 
 }  // namespace
 
-// Axes do not see one another: each is propagated by itself.
+// Axes are independent: each is propagated by itself.
 BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockChoice& choice) {
   BlockPlacements result;
   result.produced.resize(graph.tensors.size());

@@ -17,11 +17,12 @@ struct BlockChoice {
   Degrees degree;                  // of the mesh
   Coordinates at;                  // of the rank, along the axes that blocks are sharded over
   std::int64_t micro_batch = 1;
-  bool recompute = false;          // keep the block's input only, run its forward again before the backward
+  // Keeps only the block's input and runs its forward again before the backward.
+  bool recompute = false;
   DataType precision = DataType::fp32;
   BackendKind backend = BackendKind::cpu;
-  double loss_weight = 1.0;        // of a token: 1 / tokens of the global batch
-  bool fuse = true;                // put pairs of kernels into one (fusion.h)
+  double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch
+  bool fuse = true;          // replaces pairs of kernels by one (fusion.h)
   bool operator==(const BlockChoice&) const = default;
 };
 
@@ -29,28 +30,29 @@ struct BlockChoice {
 int shards_of(Dim dim, const TensorLayout& layout, const BlockChoice& choice);
 int shard_at(Dim dim, const TensorLayout& layout, const BlockChoice& choice);
 // Local size of one dim. The vocabulary is padded to a multiple of the shards; every other dim
-// splits evenly in whole granules (planner/parallel refuses the rest before).
+// splits evenly in whole granules (planner/parallel rejects all else before).
 std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockChoice& choice);
 std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice);
 // Bytes of an activation, statistic, tokens or loss tensor (its own type).
 std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice);
 DataType type_of(const Tensor& tensor, DataType precision);
 
-// The part of a parameter that this rank holds over the tensor axis; bucket fields are left to the
-// caller.
+// The part of a parameter that this rank holds over the tensor axis; the caller fills in the bucket
+// fields.
 ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockChoice& choice);
 TensorLayout layout_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements);
 
-// Where each tensor of a block lies: as its op produces it, and as every op but a partial sum's
+// The layout of each tensor of a block: as its op produces it, and as every op but a partial sum's
 // reducer sees it (Partial resolved to the residual's placement, statistics to Replicate).
 struct BlockPlacements {
   std::vector<TensorLayout> produced;   // indexed by TensorId
   std::vector<TensorLayout> canonical;
-  std::vector<std::vector<TensorLayout>> inputs;  // per op (index from the block's first), per input: what it needs
+  // The layouts that each op (by its index from the block's first) needs for each of its inputs.
+  std::vector<std::vector<TensorLayout>> inputs;
 };
 BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockChoice& choice);
 
-// The op's local size, when its first input lies as `input` says (what `propagate` found that the
+// The op's local size for the layout `input` of its first input (which `propagate` found that the
 // op needs).
 OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockChoice& choice);
 

@@ -28,7 +28,7 @@ BlockRange blocks_of_stage(const ParallelSpec& spec, int stage) {
   return {first, first + spec.stage_blocks[stage]};
 }
 
-// Who this rank communicates with.
+// The groups that this rank communicates with.
 void set_groups(Lowering& lowering) {
   Program& program = lowering.program;
   for (const Axis axis : inner_axes_first)

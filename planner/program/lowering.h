@@ -16,7 +16,7 @@
 
 namespace parplan {
 
-// The Program of one rank under construction: what the passes of lower.cpp share. Each pass is a
+// The Program of one rank under construction, which the passes of lower.cpp share. Each pass is a
 // function over it, in the file that its comment names.
 struct Lowering {
   Lowering(const Job& job, int rank);
@@ -37,9 +37,9 @@ struct Lowering {
   std::map<int, BlockSegments> kinds;
   std::int64_t crossing_bytes = 0;  // of an activation between stages, and of its gradient
 
-  std::vector<StageBucket> stage_buckets;  // program.buckets, before they had buffers
+  std::vector<StageBucket> stage_buckets;  // program.buckets before they get buffers
 
-  // Buffers by number. Buffers of a list take turns.
+  // Numbers of buffers. The buffers of a list take turns.
   std::vector<int> gathered;    // ZeRO-3: parameters of a block; two
   std::vector<int> unreduced;   // ZeRO-2, 3: gradients of a block; two
   std::optional<int> gathered_tied, unreduced_tied;
@@ -48,12 +48,12 @@ struct Lowering {
   std::vector<int> output;      // an activation on its way to the next stage; none on the last
   int scratch = 0;
 
-  Slots slots;  // which of them each action takes
+  Slots slots;  // which buffers each action takes
 
   // Turns taken so far.
   int gathers = 0;
   int reductions = 0;
-  // Transfers are many, and all of one kind and direction are one Segment.
+  // Transfers are many: all transfers of one kind and direction share one Segment.
   std::map<std::pair<InstructionKind, GroupKey>, int> transfers;
 
   bool is_first() const { return program.stage == 0; }
@@ -95,7 +95,7 @@ struct Piece {
   std::int64_t bytes = 0;
   Access access = Access::update;
 };
-// A call of a Segment whose bindings are just its pieces' buffers: `pieces` of each instruction.
+// A call of a Segment that binds exactly the buffers of its pieces: `pieces` of each instruction.
 Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::vector<Instruction> instructions,
                      const std::vector<std::vector<Piece>>& pieces, std::vector<int> frees = {});
 // The same collective on every piece, on the stream of its axis.

@@ -11,7 +11,7 @@
 
 namespace parplan {
 
-// Buckets without buffers, and where their parameters lie in them.
+// Adds the buckets, without buffers, and the places of the parameters in them.
 void make_buckets(Lowering& lowering) {
   Program& program = lowering.program;
   lowering.stage_buckets = stage_buckets(lowering.job, lowering.range, lowering.at.tp, lowering.at.dp);
@@ -29,7 +29,8 @@ void make_buckets(Lowering& lowering) {
 
 namespace {
 
-// Buffers of one rank, of which `times` is 1 but for turns.
+// The buffers of one rank, each in an entry of its own (`times` is 1); only buffers that take turns
+// share an entry.
 std::vector<StageBuffer> buffers_of(const Lowering& lowering) {
   std::vector<BucketSizes> buckets;
   for (const StageBucket& bucket : lowering.stage_buckets)
@@ -75,7 +76,7 @@ const char* words(BufferRole role) {
   return "";
 }
 
-// Gives a buffer its number where the passes behind look for it.
+// Records a buffer's number where the later passes look for it.
 void keep(Lowering& lowering, const StageBuffer& buffer, int slot, int number) {
   Program& program = lowering.program;
   const auto bucket = [&]() -> Bucket& { return program.buckets[buffer.of]; };
@@ -102,7 +103,7 @@ void keep(Lowering& lowering, const StageBuffer& buffer, int slot, int number) {
 
 }  // namespace
 
-// Every buffer of the list that the memory plan sums, in its order.
+// Adds every buffer of the list that the memory plan sums, in its order.
 void make_buffers(Lowering& lowering) {
   lowering.slots = play_slots(lowering.job.schedule, lowering.program.stage);
   const std::vector<StageBuffer> buffers = buffers_of(lowering);

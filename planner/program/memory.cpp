@@ -15,12 +15,12 @@ MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const 
     use.part(buffer.category) += align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
     last = buffer;
   });
-  // The last buffer ends where its bytes do.
+  // The last buffer is not padded.
   use.part(last.category) -= align_up(Bytes(last.bytes), buffer_alignment) - Bytes(last.bytes);
   return use;
 }
 
-// Buffers one after the other, each aligned.
+// Places buffers one after another, each aligned.
 void plan_memory(Program& program, Bytes overhead) {
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < program.buffers.size(); ++i) {

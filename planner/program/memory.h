@@ -14,14 +14,14 @@
 
 namespace parplan {
 
-// What decides the memory of one stage's ranks, without a Program. Sizes are those of
+// What determines the memory of one stage's ranks, without a Program. Sizes are those of
 // planner/program/buckets.h and of lowered blocks; a test holds `stage_memory` equal to the memory
 // plan of the lowered Program.
 struct BucketSizes {
   std::int64_t elements = 0;  // padded
   bool tied = false;
   bool used_twice = false;
-  std::int64_t times = 1;     // equal buckets of so many blocks
+  std::int64_t times = 1;  // equal buckets of so many blocks
 };
 struct SavedSizes {
   std::int64_t bytes = 0;     // of one block and micro-batch
@@ -31,15 +31,15 @@ struct StageSizes {
   std::span<const BucketSizes> buckets;
   std::span<const SavedSizes> saved;
   std::int64_t crossing_bytes = 0;
-  std::int64_t scratch_bytes = 0;             // most of all its Segments and of step_scratch_bytes
+  std::int64_t scratch_bytes = 0;  // the largest of its Segments' and of step_scratch_bytes
   int in_flight = 1;
   bool last_stage = true;
 };
 
-// Buffers start at multiples of this: what a GPU's vector loads and the CPU's cache lines like.
+// Buffers start at multiples of this, which suits a GPU's vector loads and the CPU's cache lines.
 inline constexpr std::int64_t buffer_alignment = 256;
 
-// What a buffer of a stage is for.
+// What a stage uses a buffer for.
 enum class BufferRole {
   parameters,        // of a bucket: whole, or this rank's shard (ZeRO-3)
   gradients,         // of a bucket: whole, or this rank's shard (ZeRO-2, 3)
@@ -67,12 +67,13 @@ struct StageBuffer {
   MemoryCategory category{};
   std::int64_t bytes = 0;
   std::int64_t times = 1;  // equal buffers of equal blocks
-  int slots = 1;           // that take turns; of several buffers in a row, slot by slot
-  std::size_t of = 0;      // the bucket or the saved block that it belongs to
+  // The number of buffers that take turns; several buffers in a row are listed slot by slot.
+  int slots = 1;
+  std::size_t of = 0;  // the bucket or the saved block that it belongs to
 };
 
-// Calls visit(StageBuffer) for every buffer of a stage, in the order in which they lie in its
-// arena: the one list that lowering allocates and `stage_memory` sums.
+// Calls visit(StageBuffer) for every buffer of a stage, in the order of its arena. Lowering
+// allocates this list, and `stage_memory` sums it.
 template <class Visit>
 void for_each_buffer(const StageSizes& sizes, const ParallelSpec& spec, const Placements& placements,
                      const TrainingSpec& training, Visit visit) {
@@ -123,7 +124,7 @@ void for_each_buffer(const StageSizes& sizes, const ParallelSpec& spec, const Pl
     visit(StageBuffer{.role = role, .category = category, .bytes = bytes, .slots = slots});
   };
   if (scales_loss(training)) one(BufferRole::loss_scale, MemoryCategory::optimizer, sizeof(LossScale));
-  constexpr int pair = 2;  // one is filled or emptied while the other is at work
+  constexpr int pair = 2;  // one is filled or emptied while the other is in use
   if (shards.parameters) {
     one(BufferRole::gathered, MemoryCategory::buffers, largest_own * element, pair);
     if (largest_tied > 0) one(BufferRole::gathered_tied, MemoryCategory::buffers, largest_tied * element);

@@ -14,8 +14,8 @@
 namespace parplan {
 
 // In-order queues of a device: one for computation, one for the collectives of each axis but the
-// pipeline's, and one for each direction of transfers between stages. Work on different streams is
-// ordered by events only.
+// pipeline's, and one for each direction of transfers between stages. Only events order work on
+// different streams.
 enum class Stream {
   compute,
   tp,
@@ -30,18 +30,18 @@ enum class Stream {
 };
 inline constexpr std::size_t stream_count = count_of<Stream>;
 const char* name(Stream stream);
-// Where the collectives of an axis run; those of the pipeline beside its sends.
+// The stream of an axis's collectives; those of the pipeline axis share the stream of its sends.
 constexpr Stream stream_of(Axis axis) {
   constexpr PerAxis<Stream> streams{
       .pp = Stream::send_next, .dp = Stream::dp, .cp = Stream::cp, .ep = Stream::ep, .tp = Stream::tp};
   return streams[axis];
 }
 
-// Which of the ranks along an axis a group holds: all; the holders of a tied parameter (the first
-// and the last stage); the one rank after this one, or before it.
+// The ranks along an axis that a group holds: all of them; the holders of a tied parameter (on the
+// first and the last stage); the one rank after this one, or before it.
 enum class Members { all, tied, next, previous };
 
-// Who an instruction communicates with, said the same way on every rank.
+// The group that an instruction communicates with, named alike on every rank.
 struct GroupKey {
   Axis axis{};
   Members members = Members::all;
@@ -53,7 +53,7 @@ inline constexpr GroupKey next_stage{Axis::pp, Members::next};
 inline constexpr GroupKey previous_stage{Axis::pp, Members::previous};
 std::string name(GroupKey group);  // "tensor", "data", "pipeline"; "tied", "next", "previous"
 
-// A group that a rank is in, or the one rank that it has for a neighbour.
+// A group that contains the rank, or the one rank that is its neighbour.
 struct Group {
   GroupKey key;
   std::vector<int> ranks;  // ascending along the axis
@@ -72,10 +72,13 @@ struct Operand {
   bool operator==(const Operand&) const = default;
 };
 
-// One unit of work on one stream.
-//   kernel           operands in the order of the op's row all_reduce_*     {buffer (update)}
-//   all_gather       {shard (read), whole (write)} reduce_scatter   {whole (update)}: afterwards
-//   this rank's chunk of it holds the sum, the rest is undefined send, receive    {buffer}
+// One unit of work on one stream. Its operands are, by its kind:
+//   kernel           operands in the order of the op's row
+//   all_reduce_*     {buffer (update)}
+//   all_gather       {shard (read), whole (write)}
+//   reduce_scatter   {whole (update)}: afterwards this rank's chunk holds the sum, the rest is
+//                    undefined
+//   send, receive    {buffer}
 // Chunk i of n elements over r ranks is [n*i/r, n*(i+1)/r).
 struct Instruction {
   InstructionKind kind{};
@@ -86,22 +89,22 @@ struct Instruction {
   Stream stream{};
   Label label{};
   std::vector<Operand> operands;
-  std::vector<int> waits;        // events of this segment
+  std::vector<int> waits;  // events of this segment
   std::optional<int> records;
-  std::string name;              // the forward op's name within its block, for reports
+  std::string name;  // the forward op's name within its block, for reports
   bool operator==(const Instruction&) const = default;
 };
 
 // A straight-line piece of work, repeated for every layer and micro-batch of its kind. Its side
 // streams (those of instructions that are not on `stream`) fork from `stream` where the call starts
-// and are joined there at its end.
+// and join it at the call's end.
 struct Segment {
   std::string name;  // "layers.forward"
   Stream stream{};
   std::vector<std::string> bindings;  // names of what a call binds
   std::vector<Instruction> instructions;
   int events = 0;
-  std::int64_t scratch_bytes = 0;     // what it needs of the binding "scratch"
+  std::int64_t scratch_bytes = 0;  // the size that it needs of the binding "scratch"
   bool operator==(const Segment&) const = default;
 };
 
@@ -119,23 +122,23 @@ struct Buffer {
 struct Call {
   int segment = 0;
   std::vector<int> buffers;
-  int micro_batch = -1;        // which one the data loader serves; -1 outside tasks
-  std::vector<int> waits;      // events of the Program
+  int micro_batch = -1;    // the data loader's micro-batch; -1 outside tasks
+  std::vector<int> waits;  // events of the Program
   std::optional<int> records;
   std::vector<int> frees;      // buffers whose content is undefined afterwards
   bool operator==(const Call&) const = default;
 };
 
-// A span of calls that carries out one action of the schedule; the last task of a step, without an
-// action, is the gradient reduction that is left and the optimizer.
+// A span of calls that carries out one action of the schedule. The last task of a step has no
+// action: it holds the remaining gradient reductions and the optimizer.
 struct Task {
   std::optional<Action> action;
   int first_call = 0;
-  int last_call = 0;  // one past
+  int last_call = 0;  // one past the last
   bool operator==(const Task&) const = default;
 };
 
-// Where a parameter (or this rank's part of it) lies.
+// The place of a parameter, or of this rank's part of it.
 struct ParameterPart {
   TensorId tensor = -1;
   // Local shape over the tensor axis: rows x columns (vectors: 1 column) taken from the logical
@@ -148,14 +151,14 @@ struct ParameterPart {
   bool operator==(const ParameterPart&) const = default;
 };
 
-// Parameters that are gathered, reduced and updated together: one a block, and one a tied
-// parameter.
+// Parameters that are gathered, reduced and updated together: one bucket per block, and one per
+// tied parameter.
 struct Bucket {
   std::string name;
   std::int64_t elements = 0;        // unsharded, padded to a multiple of the data-parallel degree
   std::int64_t shard_begin = 0;     // this rank's elements of the optimizer state
   std::int64_t shard_elements = 0;
-  // Buffers: the whole bucket, or this rank's shard.
+  // Each is the whole bucket, or this rank's shard.
   int parameters = 0;  // a shard under ZeRO-3
   int gradients = 0;   // a shard under ZeRO-2 and 3
   std::optional<int> second_gradients = {};  // of a tied parameter used twice on this rank
@@ -165,7 +168,8 @@ struct Bucket {
 
 std::vector<int> buffers_of(const Bucket& bucket);
 
-// Everything one rank does in one training step. The runtime executes it, the simulator plays it.
+// Everything that one rank does in one training step. The runtime executes it, and the simulator
+// predicts its time.
 struct Program {
   int rank = 0;
   int stage = 0;
@@ -177,28 +181,29 @@ struct Program {
   int events = 0;
   std::vector<Bucket> buckets;
   std::vector<ParameterPart> parameters;
-  std::optional<int> loss_buffer;        // fp32: the loss summed over the tokens of the global batch; on the last stage
+  // fp32: the loss summed over the tokens of the global batch; on the last stage.
+  std::optional<int> loss_buffer;
   std::optional<int> norm_buffer;        // fp32: global sum of squared gradients; with clipping
   std::optional<int> loss_scale_buffer;  // LossScale: fp16 only
-  std::int64_t arena_bytes = 0;  // to allocate: the last byte of the last buffer
+  std::int64_t arena_bytes = 0;          // size to allocate: the end of the last buffer
   MemoryUse memory;
   CommunicationVolume communication;
 
-  // No ranks where this one has no such group.
+  // Empty where this rank has no such group.
   const std::vector<int>& group(GroupKey key) const;
   void set_group(GroupKey key, std::vector<int> ranks);  // added, or replaced
 };
 
-// Positions in the op's row of a kernel's operands, those that its shape leaves out missing;
-// nothing when it has too many or too few.
+// The positions of a kernel's operands in the op's row, without those that its shape omits; nothing
+// where the number of operands is wrong.
 std::optional<std::vector<int>> operand_positions(const Instruction& instruction);
 
 // Bytes that one rank of a group of `ranks` sends for an instruction over `bytes` bytes of `type`.
 std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t element_size, int ranks, int index);
-// The element range of chunk `index`.
+// The first element of chunk `index`.
 constexpr std::int64_t chunk_begin(std::int64_t elements, int ranks, int index) { return elements * index / ranks; }
 
-// For people and tests: a line an instruction, buffers with offsets.
+// For people and tests: one line per instruction, buffers with offsets.
 std::string write_program(const Program& program);
 
 }  // namespace parplan

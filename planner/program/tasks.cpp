@@ -21,8 +21,8 @@ void gather_into(Lowering& lowering, const Bucket& bucket, int whole) {
                    {whole, 0, bucket.elements * element, Access::write}}});
 }
 
-// ZeRO-3: the whole bucket of a block, gathered into one of two buffers in turn. Nothing where the
-// block has no parameters of its own.
+// ZeRO-3: the whole bucket of a block, gathered into one of two buffers that take turns. Nothing
+// where the block has no parameters of its own.
 std::optional<int> gather(Lowering& lowering, int block) {
   const Bucket& bucket = lowering.bucket_of(block);
   if (bucket.elements == 0) return std::nullopt;
@@ -31,8 +31,9 @@ std::optional<int> gather(Lowering& lowering, int block) {
   return whole;
 }
 
-// Runs `visit(block, parameters, tied parameters)` over blocks, with their parameters whole; it
-// gives the number of the block's call. The next block's are gathered while one computes.
+// Runs `visit(block, parameters, tied parameters)` over blocks while their parameters are whole;
+// `visit` returns the number of the block's call. The next block's parameters are gathered while
+// one block computes.
 template <class Visit>
 void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visit) {
   std::optional<int> ready;
@@ -64,9 +65,9 @@ void clear(Lowering& lowering, int buffer, std::int64_t elements) {
                  {{{buffer, 0, elements * gradient_bytes, Access::write}}});
 }
 
-// After a block's backward. Without sharded gradients the accumulated bucket is reduced once,
-// behind the last micro-batch; with them each micro-batch's bucket is, and added to this rank's
-// shard.
+// Comes after a block's backward. Without sharded gradients, the accumulated bucket is reduced
+// once, after the last micro-batch; with them, each micro-batch's bucket is reduced and added to
+// this rank's shard.
 void reduce_over_data_axis(Lowering& lowering, const Bucket& bucket, int accumulator, int unreduced,
                            bool last_micro_batch) {
   if (lowering.job.spec.dp() == 1 || bucket.elements == 0) return;
@@ -146,7 +147,7 @@ void backward(Lowering& lowering, int micro_batch, const ActionSlots& slots) {
   visit_blocks(lowering, blocks, [&](int block, std::optional<int> parameters, std::optional<int> tied_parameters) {
     const Bucket& bucket = lowering.bucket_of(block);
     const std::optional<int> tied = lowering.tied_bucket_of(block);
-    // Where the gradients are added up in the end, and where this backward leaves them.
+    // Where the gradients are summed in the end, and where this backward leaves them.
     std::optional<int> tied_accumulator;
     if (tied) {
       const bool is_first_use = block == lowering.stage_buckets[*tied].blocks.front();

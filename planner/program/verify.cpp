@@ -25,7 +25,7 @@ const Accesses& accesses_of(InstructionKind kind) {
   }
 }
 
-// Checks one rank. Nothing that an index leads to is touched before the index is known to be good.
+// Checks one rank. What an index refers to is used only after the index has been checked.
 class StructureCheck {
  public:
   StructureCheck(const Program& program, int ranks, std::vector<Fault>& faults)
@@ -65,7 +65,7 @@ class StructureCheck {
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
       return program_.buffers[a].offset < program_.buffers[b].offset;
     });
-    const Buffer* before = nullptr;  // of those so far, the one that reaches furthest
+    const Buffer* before = nullptr;  // the one of those so far that reaches furthest
     for (std::size_t i : order) {
       const Buffer& buffer = program_.buffers[i];
       const std::int64_t end = buffer.offset + buffer.bytes;
@@ -90,7 +90,7 @@ class StructureCheck {
         known(fmt::format("storage of bucket '{}'", bucket.name).c_str(), id);
   }
 
-  // What does not depend on the call. Operand ranges do.
+  // Checks what does not depend on the call. Operand ranges do.
   void segments() {
     for (const Segment& segment : program_.segments) {
       std::vector<std::string>& wrong = wrong_.emplace_back();
@@ -227,7 +227,8 @@ class StructureCheck {
   int ranks_;
   std::vector<Fault>& faults_;
   std::size_t most_;
-  std::vector<std::vector<std::string>> wrong_;  // per segment and instruction: its fault, empty when there is none
+  // Per segment and instruction: its fault, empty where there is none.
+  std::vector<std::vector<std::string>> wrong_;
 };
 
 // Whether an operand can stand for a row's operand. A gradient that is added to is updated where

@@ -29,7 +29,7 @@ constexpr ShapeFlag shape_flags[] = {{"bias", &OpShape::bias},
                                      {"master", &OpShape::master},
                                      {"scaled", &OpShape::scaled}};
 
-// Fields that are not at their defaults; the rest says nothing.
+// Fields that differ from their defaults; the others say nothing.
 std::string write_shape(const OpShape& shape) {
   std::string text;
   for (const ShapeField& field : shape_fields)
