@@ -25,7 +25,7 @@ ModelSummary summarise(const SuggestRequest& request) {
           .flops_per_sample = model_flops_per_sample(*request.graph)};
 }
 
-// Everything of a plan but its result.
+// The whole plan but its result.
 Plan complete(const SuggestRequest& request, const ParallelSpec& spec) {
   Plan plan;
   plan.model_text = request.model_text;
@@ -38,7 +38,7 @@ Plan complete(const SuggestRequest& request, const ParallelSpec& spec) {
   return plan;
 }
 
-// What is said of a plan that leaves devices idle, by what the search knows.
+// The note on a plan that leaves devices idle, from what the search knows.
 std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
   const std::string used = fmt::format("uses {} of {} devices", plan.spec.mesh.size(), request.cluster.devices());
   const LayoutRequest& layout = request.layout;
@@ -56,8 +56,8 @@ std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
                      claim);
 }
 
-// Which groups of unlike nodes a plan takes, and in which order, where that is not how the cluster
-// stands.
+// The note on the groups of heterogeneous nodes that a plan uses, and their order, where that is
+// not the cluster's.
 std::string groups_taken(const SuggestRequest& request, const Plan& plan, const std::optional<RankedPlan>& as_stands) {
   const Cluster taken = first_nodes(plan.cluster, plan.spec.mesh.size());
   std::string text =

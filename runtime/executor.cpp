@@ -15,7 +15,7 @@
 namespace parplan {
 namespace {
 
-// More operands than any op's row has.
+// More operands than the row of any op has.
 constexpr std::size_t most_operands = 12;
 
 constexpr int streams = static_cast<int>(stream_count);
@@ -55,8 +55,8 @@ int GroupTable::id_of(const std::vector<int>& ranks) const {
 
 void warm_up(const Program& program, Backend& backend, const Arena& arena) {
   if (backend.works_at_once()) return;
-  // What decides which kernel runs: that of a matrix product also depends on how its operands are
-  // aligned, to at most 256 bytes.
+  // Determines which kernel runs: that of a matrix product also depends on the alignment of its
+  // operands, up to 256 bytes.
   struct Launch {
     OpKind op{};
     DataType type{};
@@ -160,7 +160,7 @@ std::byte* Executor::address(const Operand& operand, const Call& call) const {
 
 StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalars, StepTiming timing) {
   timing_ = backend_.works_at_once() || timing == StepTiming::each_instruction;
-  backend_.attach_thread();  // between steps the thread may have looked into other ranks' arenas
+  backend_.attach_thread();  // between steps the thread may have used other ranks' arenas
   sent_ = {};
   pieces_.clear();
   piece_of_.clear();
@@ -182,7 +182,7 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
 
   StepMeasurement step;
   step.total = Seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  if (loss_ != nullptr) {  // the loss is reduced on a stream of its own: only now is it whole
+  if (loss_ != nullptr) {  // the loss is reduced on a stream of its own: only now is it complete
     backend_.copy(compute, loss_, arena_.at(*program_.loss_buffer), Bytes(4));
     backend_.synchronize();
   }
@@ -192,7 +192,7 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
 }
 
 // Token ids of the micro-batches in memory order [sequence, batch]; targets are the ids one
-// position further.
+// position later.
 void Executor::stage_tokens(const Batch& batch) {
   const std::int64_t stride = batch.sequence + 1;
   const std::int64_t global_batch = static_cast<std::int64_t>(batch.ids.size()) / stride;
@@ -336,10 +336,10 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
   return {};
 }
 
-// Steps that are taken apart ----------------------------------------------------------------------
+// Profiled steps ----------------------------------------------------------------------------------
 
-// What works at once has one order of work, the launch order: each piece waits for the one before.
-// Otherwise a piece waits for what its stream came from.
+// Concurrent work has one order, the launch order: each piece waits for the one before. Otherwise a
+// piece waits for the piece that its stream came from.
 void Executor::begin_piece(const Segment& segment, std::size_t instruction) {
   const Instruction& what = segment.instructions[instruction];
   const int piece = static_cast<int>(pieces_.size());
@@ -389,8 +389,8 @@ void Executor::take_apart(StepMeasurement& step) {
   }
   step.taken_apart = true;
   step.time = sum(attribute(pieces_, last, computing_));
-  // What is left of the step is no instruction's: the last sends, the copy of the loss, the way
-  // back to the caller.
+  // The rest of the step belongs to no instruction: the last sends, the copy of the loss, the
+  // return to the caller.
   step.time.bubble += std::max(step.total - step.time.total(), Seconds(0.0));
 }
 

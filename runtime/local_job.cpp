@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What processes tell each other after a step.
+// The data that processes exchange after a step.
 struct SharedStep {
   double loss = 0.0;
   bool holds_loss = false;
@@ -44,7 +44,7 @@ T take(std::span<const std::byte>& bytes) {
 
 }  // namespace
 
-// In the order of destruction, last first: a communicator goes before the memory that it may have
+// Members are destroyed last to first: a communicator goes before the memory that it may have
 // registered.
 struct LocalJob::Rank {
   std::unique_ptr<Backend> backend;
@@ -69,8 +69,8 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
     ranks_[r] = std::make_unique<Rank>(world_->make_backend(hosted()[r]), program);
     warm_up(program, *ranks_[r]->backend, ranks_[r]->arena);
   });
-  // Ranks that connect wait for all others, some of which may have no memory to come with: nobody
-  // connects before all have theirs.
+  // Ranks that connect wait for all others, some of which may fail to allocate their memory: nobody
+  // connects before every rank has its own.
   if (rendezvous_.processes() > 1) barrier(rendezvous_);
   for_each_rank([&](std::size_t r) {
     Rank& rank = *ranks_[r];
@@ -78,8 +78,8 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
     rank.communicator = world_->make_communicator(hosted()[r], *rank.backend);
     rank.communicator->register_memory(rank.arena.begin(), rank.arena.size());
   });
-  // Not while others connect: page-locked memory is every GPU's of the process, which may be at
-  // work for NCCL.
+  // Not while others connect: page-locked memory belongs to every GPU of the process, and NCCL may
+  // be using them.
   for_each_rank([&](std::size_t r) {
     const int number = hosted()[r];
     const Program& program = programs_[number];
@@ -113,7 +113,7 @@ void LocalJob::for_each_rank(const std::function<void(std::size_t)>& work) {
     if (failure) std::rethrow_exception(failure);
 }
 
-// Side by side: NCCL lets the ranks of one machine wait for each other when they leave (its
+// Concurrently: NCCL lets the ranks of one machine wait for each other when they leave (its
 // documentation of ncclCommDestroy).
 LocalJob::~LocalJob() {
   std::vector<std::jthread> threads;
@@ -187,9 +187,9 @@ void LocalJob::run(const Steps& steps) {
   prepare_step();
 
   std::vector<std::exception_ptr> failures(ranks_.size());
-  std::exception_ptr between;  // from what is called between steps
+  std::exception_ptr between;  // thrown by what is called between steps
   bool stop = false;
-  std::atomic<bool> failed = false;  // a rank has left; the step is not whole
+  std::atomic<bool> failed = false;  // a rank has left; the step is incomplete
   const auto finish_step = [&]() noexcept {
     if (failed) {
       stop = true;
@@ -232,7 +232,7 @@ void LocalJob::run(const Steps& steps) {
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
   if (!between) return;
-  // Other processes may be well: leaving NCCL's communicators in good order waits for theirs
+  // Other processes may be intact: leaving NCCL's communicators in good order would wait for theirs
   // (ncclCommDestroy), while they wait at the rendezvous.
   try {
     std::rethrow_exception(between);

@@ -21,7 +21,7 @@ struct Piece {
   Bytes bytes() const { return align_up(Bytes(elements * size_of(type)), 256); }
 };
 
-// The operands of a kernel, as its row says, without the workspace.
+// The operands of a kernel, from its row, without the workspace.
 std::vector<Piece> operands_of(const KernelMeasurement& kernel) {
   std::vector<Piece> pieces;
   for (const OperandRow& operand : row_of(kernel.kind).operands) {
@@ -40,8 +40,8 @@ Bytes workspace_of(const KernelMeasurement& kernel, bool on_cpu) {
   return workspace ? align_up(workspace(kernel.shape), 256) : Bytes(0);
 }
 
-// The median on a device of its own; the lower quartile on a CPU, where other programs only make
-// runs longer.
+// The median on a device of its own; the lower quartile on a CPU, where other programs can only
+// lengthen runs.
 double typical(std::vector<double> values, bool on_cpu) {
   const auto chosen = values.begin() + static_cast<std::ptrdiff_t>(values.size() / (on_cpu ? 4 : 2));
   std::nth_element(values.begin(), chosen, values.end());
@@ -70,7 +70,8 @@ std::uint32_t word_of(OperandContent content, DataType type, std::uint64_t rando
   }
 }
 
-// All of measuring on one backend: the memory that kernels work in, and numbers to fill it with.
+// The state of measuring on one backend: the memory that kernels work in, and numbers to fill it
+// with.
 class Bench {
  public:
   Bench(Backend& backend, const MeasureOptions& options)
@@ -85,7 +86,7 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  // Nothing when the pool is too small, or a single run takes longer than `share`.
+  // Nothing where the pool is too small, or a single run takes longer than `share`.
   std::optional<Seconds> time(const KernelMeasurement& kernel, Seconds share) {
     const std::vector<Piece> pieces = operands_of(kernel);
     const Bytes workspace = workspace_of(kernel, on_cpu_);
@@ -109,7 +110,7 @@ class Bench {
       backend_.run(0, {.kind = kernel.kind, .shape = kernel.shape, .type = kernel.type, .operands = one});
     };
 
-    // Once to choose algorithms and to touch memory, once to see how long it takes.
+    // One run chooses algorithms and touches memory, the next shows how long a run takes.
     add_set();
     run(0);
     backend_.synchronize();
@@ -120,8 +121,8 @@ class Bench {
     const double once = std::max(backend_.seconds_at(1), 1e-7);
     if (once > share.value) return std::nullopt;
 
-    // Many in a row, so that the clock between them does not count and operands come from memory,
-    // as far as the share allows.
+    // Many runs in a row, so that the clock between them does not count and operands come from
+    // memory, as far as the share allows.
     constexpr double long_enough = 200e-6;
     constexpr double fewest_rows = 8.0;  // warm-up and runs
     const std::int64_t sets = std::clamp<std::int64_t>(
@@ -183,8 +184,8 @@ class Bench {
  private:
   static constexpr Bytes pattern_bytes{4 << 20};
 
-  // Each run after the last, timed one by one: as many as `runs` says, but at least 5 and at most
-  // 50, after 3 that are not counted.
+  // Runs one after another, each timed by itself: `runs` times, but at least 5 and at most 50,
+  // after 3 that are not counted.
   template <class Row>
   double typical_of(const Row& row, double runs) {
     const int count = static_cast<int>(std::clamp(runs, 5.0, 50.0));
@@ -210,13 +211,13 @@ class Bench {
     const std::int64_t bytes = piece.bytes().count;
     const std::tuple pattern{piece.content, piece.type, piece.content == OperandContent::ids ? valid : 0};
     if (pattern != pattern_) {
-      backend_.synchronize();  // copies from it may be under way
+      backend_.synchronize();  // copies from it may be in progress
       std::uint64_t state = 20260101;
       for (std::int64_t i = 0; i < pattern_bytes.count / 4; ++i)
         static_cast<std::uint32_t*>(host_)[i] = word_of(piece.content, piece.type, next_random(state), valid);
       pattern_ = pattern;
     }
-    // From the host once, then from what lies there already: twice as much each time.
+    // From the host once, then from what has been copied: twice as much each time.
     const std::int64_t first = std::min(bytes, pattern_bytes.count);
     backend_.copy(0, memory, host_, Bytes(first));
     for (std::int64_t done = first; done < bytes;) {
@@ -242,7 +243,7 @@ struct Features {
 struct Sizes {
   std::vector<std::int64_t> tokens;
   std::vector<Features> features;
-  std::vector<OpShape> products;    // beside tokens times features
+  std::vector<OpShape> products;  // in addition to tokens times features
   std::vector<std::int64_t> sequences;
   std::int64_t attention_tokens = 0;
   std::vector<std::int64_t> head_dims;
@@ -252,8 +253,8 @@ struct Sizes {
   std::vector<std::int64_t> flat;
 };
 
-// Features are those of GPT-2 (768, 1280, 1600) and of Llama 3.2 1B (2048); the products beside
-// them fill no tile, or are deep, or narrow.
+// Features are those of GPT-2 (768, 1280, 1600) and of Llama 3.2 1B (2048); the additional products
+// fill no tile, or are deep, or narrow.
 Sizes gpu_sizes() {
   return {.tokens = {1024, 4096, 16384},
           .features = {{768, 768},
@@ -307,7 +308,7 @@ Sizes cpu_sizes() {
           .flat = {1 << 12, 1 << 16, 1 << 20, 1 << 22}};
 }
 
-// With which sizes kinds of a row's `measured_over` are timed.
+// The sizes with which kinds of a row's `measured_over` are timed.
 std::vector<OpShape> shapes_of(MeasuredOver over, const Sizes& sizes) {
   std::vector<OpShape> shapes;
   switch (over) {
@@ -321,7 +322,8 @@ std::vector<OpShape> shapes_of(MeasuredOver over, const Sizes& sizes) {
     case MeasuredOver::attention:
       for (const std::int64_t head_dim : sizes.head_dims)
         for (const std::int64_t sequence : sizes.sequences) {
-          // With equal numbers of tokens, a launch and the cost per token could not be told apart.
+          // With equal numbers of tokens, the launch and the cost per token could not be
+          // distinguished.
           const std::int64_t most = std::max<std::int64_t>(sizes.attention_tokens / sequence, 1);
           for (const std::int64_t batch : std::set{most, std::max<std::int64_t>(most / 4, 1)})
             shapes.push_back({.sequence = sequence,
@@ -348,7 +350,7 @@ std::vector<OpShape> shapes_of(MeasuredOver over, const Sizes& sizes) {
 
 bool is_measured_in(const OpRow& row, DataType type) {
   const bool matrix = row.cost == CostClass::product || row.cost == CostClass::attention;
-  if (type == DataType::tf32) return matrix;  // the rest is fp32's
+  if (type == DataType::tf32) return matrix;  // the rest is the same as in fp32
   return row.measured_over != MeasuredOver::flat_fp32 || type == DataType::fp32;
 }
 
@@ -374,8 +376,7 @@ Measurements measure_kernels(Backend& backend, const std::vector<KernelMeasureme
   measurements.launch = bench.launch(false);
   measurements.replayed_launch = bench.launch(true);
   const int all = static_cast<int>(kernels.size());
-  // Warm-up and what it takes to fill operands come on top of the runs that are counted: half of
-  // the budget.
+  // Warm-up and filling operands come on top of the counted runs, which get half of the budget.
   const Seconds share = options.budget * 0.5 / std::max(all, 1);
   for (int i = 0; i < all; ++i) {
     options.progress(i, all);

@@ -32,7 +32,7 @@ Bytes resident_memory() {
   return Bytes(0);
 }
 
-// "396613632 + 0 + 0", and what they are: "tensor, data, pipeline".
+// "396613632 + 0 + 0", and the names of its parts: "tensor, data, pipeline".
 std::string counts(const CommunicationVolume& volume) {
   std::vector<std::string> words;
   for (const Axis axis : inner_axes_first)
@@ -46,7 +46,7 @@ std::string counted_axes() {
   return join(words);
 }
 
-// A promise that the run broke is a bug of ours.
+// A run that breaks a promise has found a bug of parplan.
 void check_promises(const LocalJob& job, const StepMeasurement& step, int rank) {
   const Program& program = job.programs()[rank];
   const std::int64_t touched = job.arena(rank).highest_touched();
@@ -60,14 +60,14 @@ void check_promises(const LocalJob& job, const StepMeasurement& step, int rank) 
                                     counted_axes(), counts(sent)));
 }
 
-// The ranks that a prediction speaks of: one a stage, at data and tensor coordinate 0.
+// The ranks that a prediction describes: one per stage, at data and tensor coordinate 0.
 std::vector<int> representatives(const Plan& plan) {
   std::vector<int> ranks;
   for (int stage = 0; stage < plan.spec.pp(); ++stage) ranks.push_back(rank_at(plan.spec.mesh, {.pp = stage}));
   return ranks;
 }
 
-// What the run measured against what the plan says, to the byte.
+// Compares what the run measured with the plan, to the byte.
 void check_prediction(const Plan& plan, const StepResult& measured) {
   if (measured.memory.arena() != plan.prediction.memory.arena())
     throw InternalError(
@@ -81,11 +81,11 @@ void check_prediction(const Plan& plan, const StepResult& measured) {
                     counts(sent), counted_axes(), counts(promised)));
 }
 
-// Steps until what is recorded is replayed and caches are warm: CUDA work runs directly, is
-// recorded, is replayed.
+// The number of steps until recorded work is replayed and caches are warm: CUDA work runs directly,
+// is recorded, is replayed.
 std::int64_t warm_up_steps(BackendKind backend) { return backend == BackendKind::cuda ? 3 : 1; }
 
-// The numbers of the steps behind the warm-up, if there are any, else of the last.
+// The numbers of the steps after the warm-up if there are any, else the number of the last step.
 std::vector<std::size_t> behind_warm_up(std::size_t steps, std::int64_t warm_up) {
   const std::size_t first = std::min(static_cast<std::size_t>(warm_up), steps - 1);
   std::vector<std::size_t> numbers(steps - first);
@@ -93,7 +93,7 @@ std::vector<std::size_t> behind_warm_up(std::size_t steps, std::int64_t warm_up)
   return numbers;
 }
 
-// What the processes tell each other of one rank at the end.
+// What the processes tell each other about one rank at the end.
 struct RankEnd {
   std::int64_t rank = 0;
   std::int64_t touched = 0;
@@ -169,8 +169,8 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
 
   RunReport report;
   std::vector<std::vector<StepMeasurement>> steps;
-  std::map<int, std::vector<InstructionMeasurement>>
-      warmed_up;  // by hosted rank: what the first step took, to be left out
+  // By hosted rank: the times of the first step, to be left out.
+  std::map<int, std::vector<InstructionMeasurement>> warmed_up;
   job.run({.first = 0,
            .count = options.steps,
            .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, plan.training.global_batch); },
@@ -192,8 +192,8 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
     if (report.not_recorded.empty()) report.not_recorded = job.not_recorded(rank);
   if (steps.empty()) return report;
 
-  // The median of the steps that nothing slowed down: those behind the warm-up, and of these those
-  // that were not taken apart where that costs time.
+  // The median of the undisturbed steps: those after the warm-up, without those that were profiled
+  // where profiling costs time.
   std::vector<std::size_t> counted = behind_warm_up(steps.size(), warm_up);
   if (backend == BackendKind::cuda && counted.size() > 1) counted.pop_back();
   std::nth_element(counted.begin(), counted.begin() + static_cast<std::ptrdiff_t>(counted.size() / 2), counted.end(),
@@ -210,13 +210,13 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
 
   const auto worst =
       std::ranges::max_element(job.programs(), {}, [](const Program& program) { return program.memory.peak(); });
-  // Parts as planned: every rank touched its arena to the promised byte, or check_promises had
-  // thrown.
+  // The parts are as planned: every rank touched its arena to the promised byte, or check_promises
+  // would have thrown.
   report.measured.memory = worst->memory;
   if (backend == BackendKind::cuda) {
     Bytes used;
     for (const RankEnd& rank : end.ranks) used = std::max(used, Bytes(rank.device_used));
-    // Ranks that share a GPU share what the libraries take, and no rank's prediction speaks of the
+    // Ranks that share a GPU share the memory of libraries, and no rank's prediction covers the
     // whole.
     const bool shares = options.world.share_gpu && rendezvous.processes() == 1;
     if (!shares) report.device_used = used;

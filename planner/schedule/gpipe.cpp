@@ -18,14 +18,14 @@ Schedule gpipe_actions(int stages, int micro_batches) {
   return one_stage_a_rank(std::move(ranks));
 }
 
-// Letters: p stages, M micro-batches, f_s and b_s the times of stage s, t_s of a transfer between
-// stages s and s + 1.
+// Letters: p stages, M micro-batches, f_s and b_s the times of stage s, t_s that of a transfer
+// between the stages s and s + 1.
 //   T = sum f + sum b + 2 sum t + (M - 1) (max(f, t) + max(b, t))
-// The forwards are M equal jobs through p machines, with links between them, in a row with room to
-// wait: the first job takes sum f + sum t, each later one leaves max(f, t) after the one before.
-// Backwards start on the last stage when its last forward is done, which is the last of all
-// forwards; so they are the same row run backwards, with every machine free. Exact for any stages.
-// Equal stages: (M + p - 1)(f + b), a bubble of (p - 1)(f + b).
+// The forwards are M equal jobs that pass through p machines and the links between them in a row,
+// with room to wait: the first job takes sum f + sum t, and each later job leaves max(f, t) after
+// the one before. Backwards start on the last stage when its last forward ends, which is the last
+// of all forwards; they are thus the same row run in reverse, with every machine free. The formula
+// is exact for any stages. Equal stages: (M + p - 1)(f + b), with a bubble of (p - 1)(f + b).
 Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
                    std::span<const Seconds> transfer, int micro_batches) {
   PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && transfer.size() + 1 == forward.size() &&

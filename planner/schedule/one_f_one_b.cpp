@@ -25,31 +25,32 @@ Schedule one_f_one_b_actions(int stages, int micro_batches) {
   return one_stage_a_rank(std::move(ranks));
 }
 
-// Letters: p stages, M micro-batches; f_s and b_s the times of stage s, c_s = f_s + b_s; t_s the
-// time of a transfer between stages s and s + 1, either way; k_s = min(p - s, M) the forwards that
-// stage s runs before its first backward; D_s = sum_{j>s} c_j + 2 sum_{j>=s} t_j the way from stage
-// s down and back; A_s = sum_{j<s} (c_j + 2 t_j) the way to it and back.
-//   T >= max over s of  A_s + fill_s + (M - k_s) c_s + drain_s             fill_s  = max(k_s f_s,
-//   f_s + D_s)
-//                                                                        drain_s = max(k_s b_s, b_s
-//                                                                        + D_s)
+// Letters: p stages, M micro-batches; f_s and b_s are the times of stage s, and c_s = f_s + b_s;
+// t_s is the time of a transfer between the stages s and s + 1, in either direction; k_s = min(p -
+// s, M) is the number of forwards that stage s runs before its first backward; D_s = sum_{j>s} c_j
+// + 2 sum_{j>=s} t_j is the way from stage s down and back; A_s = sum_{j<s} (c_j + 2 t_j) is the
+// way to stage s and back.
+//   T >= max over s of  A_s + fill_s + (M - k_s) c_s + drain_s
+//     fill_s  = max(k_s f_s, f_s + D_s)
+//     drain_s = max(k_s b_s, b_s + D_s)
 // Each is the length of a path that every run must take. Stage s gets its first input after the
-// forwards and transfers before it, and its last gradient has their backwards to go. From its first
-// forward to its first backward it runs k_s forwards, and the first micro-batch must go down and
-// back; then it has M - k_s forwards and as many backwards to do; its last forward is followed by
-// k_s backwards, and that micro-batch too must go down and back. With M = k_s there is no steady
-// part between, and only one of the two ways down and back counts:
+// forwards and transfers before it, and its last gradient still has to pass the backwards before
+// it. From its first forward to its first backward, stage s runs k_s forwards, and the first
+// micro-batch must go down and back. Then it has M - k_s forwards and as many backwards to do. Its
+// last forward is followed by k_s backwards, and that micro-batch too must go down and back. With M
+// = k_s there is no steady part in between, and only one of the two ways down and back counts:
 //   max(k_s c_s, D_s + f_s + k_s b_s, D_s + k_s f_s + b_s).
-// In between, the forward of micro-batch i + n on stage s, n = p - s, follows the backward of
-// micro-batch i, which has been down and back: n micro-batches take at least W_s = c_s + D_s. After
-// q = (M - 1) / n such rounds, i = q n:
-//   T >= A_s + q W_s + max((M - i) f_s + (M - i + n - 1) b_s, (M - 1 - i) c_s + W_s),
-// which is how transfers slow the steady state of 1F1B: by up to 2 t (p - 1) / p for each
-// micro-batch. Equal stages without transfers: every stage gives (M + p - 1)(f + b), a bubble of (p
-// - 1)(f + b), which is exact. Unequal stages: the steady rate is exact (one micro-batch per max
-// c_s); a path that turns back more than once can be longer, but is only where stages are very
-// unlike: none was for forwards and backwards drawn apart, each within a factor of 1.5, and within
-// a factor of 2 the schedule took 0.1% longer on average (tests/planner/schedule holds both).
+// In the steady part, the forward of micro-batch i + n on stage s, n = p - s, follows the backward
+// of micro-batch i, which has been down and back: n micro-batches take at least W_s = c_s + D_s.
+// After q = (M - 1) / n such rounds, with i = q n:
+//   T >= A_s + q W_s + max((M - i) f_s + (M - i + n - 1) b_s, (M - 1 - i) c_s + W_s).
+// This is how transfers slow the steady state of 1F1B: by up to 2 t (p - 1) / p for each
+// micro-batch. For equal stages without transfers, every stage gives (M + p - 1)(f + b), with a
+// bubble of (p - 1)(f + b), which is exact. For unequal stages, the steady rate is exact (one
+// micro-batch per max c_s). A path that turns back more than once can be longer, but only where
+// stages differ much: no such path was longer for forwards and backwards drawn independently within
+// a factor of 1.5, and within a factor of 2 the schedule took 0.1% longer on average
+// (tests/planner/schedule holds both).
 Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
                          std::span<const Seconds> transfer, int micro_batches) {
   PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && transfer.size() + 1 == forward.size() &&

@@ -17,7 +17,7 @@ constexpr std::size_t most_groups_in_every_order = 3;
 // Rounding must not decide for another order.
 constexpr double noise = 1e-9;
 
-// What was left of a search by its own bounds, against the best of all searches.
+// Adds what the bounds of one search left open, compared with the best of all searches.
 void add_counts(const SearchCounts& one, std::optional<double> best_of_one, double best_of_all, SearchCounts& all) {
   all.candidates += one.candidates;
   all.infeasible_memory += one.infeasible_memory;
@@ -62,10 +62,10 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   std::vector<Cluster> all = arrangements(cluster);
   if (!options.fewer_devices) all.erase(all.begin() + 1, all.end());
   const bool fixed = gives_every_degree(request);
-  // Costs are compared in one unit: without a price for every device, in device-seconds.
+  // Costs are compared in one unit: in device-seconds where not every device has a price.
   const bool priced = hourly_price(cluster, cluster.devices()).has_value();
 
-  std::vector<std::pair<SearchCounts, std::optional<Score>>> searches;  // what each counted, and its best
+  std::vector<std::pair<SearchCounts, std::optional<Score>>> searches;  // the counts of each, and its best
   ArrangedResult result;
   std::optional<Score> best;
   std::optional<RankedPlan> as_stands;

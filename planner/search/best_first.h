@@ -12,15 +12,16 @@ namespace parplan {
 
 struct Candidate;
 
-// What is left of a space: a candidate that was not simulated or, where there is none yet, a part
-// whose candidates were not made. Nothing of it scores below `bound`.
+// An open part of a space: a candidate that was not simulated or, where `candidate` is null, a part
+// whose candidates were not made yet. Nothing in it scores below `bound`.
 struct Open {
   Score bound;
-  std::uint64_t place = 0;  // in the space; each has its own, and among equal bounds the first is next
+  // The place in the space. Each has its own; among equal bounds the first place is next.
+  std::uint64_t place = 0;
   const Candidate* candidate = nullptr;
 };
 
-// A plan, once it was simulated.
+// A plan that was simulated.
 struct Ranked {
   Score score;
   std::uint64_t place = 0;  // in the space; among equal scores the first is best
@@ -35,27 +36,27 @@ struct BestFirst {
   std::int64_t simulated = 0;
 };
 
-// What a space knows of itself.
+// The functions that a space supplies.
 struct BestFirstSteps {
   // Makes the candidates of a part; may be empty where all are made.
   std::function<std::vector<Open>(const Open& part)> look_into;
-  // How many candidates may be simulated next, at once: none ends the search.
+  // How many candidates may be simulated next, together; zero ends the search.
   std::function<std::int64_t()> room;
-  // Whether nothing that comes to the same was taken before; may be empty.
+  // Whether no equivalent candidate was taken before; may be empty.
   std::function<bool(const Open& candidate)> is_new;
   std::function<std::vector<Ranked>(std::span<const Open> candidates)> simulate;
 };
 
 void add(BestFirst& search, std::span<const Open> open);
 
-// Takes what is open by its bound, the least first: looks into parts, simulates candidates. Ends
-// once no bound that is left beats the worst of the best `top`, or there is no room.
+// Takes open parts by their bounds, the least bound first: looks into parts, simulates candidates.
+// Ends once no remaining bound beats the worst of the best `top`, or there is no room.
 void run(BestFirst& search, const BestFirstSteps& steps);
 
-// Best first; what is beyond `top` is dropped.
+// Sorts, best first; drops what is beyond `top`.
 void rank(BestFirst& search);
 
-// Whether nothing that is left can be better than the best, once a plan was ranked.
+// Whether no open part can be better than the best, once a plan is ranked.
 bool is_certified(const BestFirst& search);
 
 }  // namespace parplan

@@ -13,7 +13,7 @@
 namespace parplan {
 namespace {
 
-// Ways of cutting `blocks` into `stages` runs; at most `most_cuts` + 1.
+// The number of ways of cutting `blocks` into `stages` runs; at most `most_cuts` + 1.
 std::int64_t cuts_of(int blocks, int stages) {
   std::int64_t ways = 1;
   for (int i = 1; i < stages; ++i) {
@@ -210,7 +210,7 @@ void CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candi
   candidates.push_back(std::move(candidate));
 }
 
-// Specs whose blocks have equal shapes go to one maker together, since they share what is lowered.
+// Specs whose blocks have equal shapes go to one maker together, since they share lowered Segments.
 MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::span<const ParallelSpec> specs,
                                bool mixes) {
   std::map<std::tuple<std::int64_t, int, bool>, std::vector<std::size_t>> by_shape;

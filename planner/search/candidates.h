@@ -24,10 +24,10 @@ struct Candidate {
   Estimate estimate;
 };
 
-// Cuts of a model that are few enough are candidates all, and so are choices of stages that
-// recompute; beyond that, a layout stands with what the dynamic programme chooses.
+// A model's cuts are all candidates where they are few enough, and so are the choices of stages
+// that recompute; beyond that, a layout is represented by what the dynamic programming chooses.
 inline constexpr std::int64_t most_cuts = 32;
-inline constexpr int most_choosing_stages = 5;  // as many choices
+inline constexpr int most_choosing_stages = 5;  // 2^5 choices
 
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it;
 // used by one thread.
@@ -36,21 +36,21 @@ class CandidateMaker {
   CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                  Objective objective = Objective::time);
 
-  // Candidates of one spec of enumerate_specs, appended in a fixed order:
+  // Appends the candidates of one spec of enumerate_specs, in a fixed order:
   // - with given stage blocks, that one;
   // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one
   //   does not fit without recompute (for the objective memory: always) also every choice of stages
-  //   that recompute, and with more than `most_choosing_stages` the best cut with stages choosing
-  //   for themselves;
-  // - else the cut whose slowest stage is fastest; if it does not fit, but all stages together have
-  //   room, the best cut that fits; and if there is none without recompute, but would be with it,
-  //   the best with stages choosing for themselves.
-  // Estimates have bounds alone, and where a candidate does not fit no more than its memory.
-  // `mixes`: whether stages may differ in what they recompute.
+  //   that recompute, or with more than `most_choosing_stages` stages, the best cut with stages
+  //   choosing for themselves;
+  // - else the cut whose slowest stage is fastest; if that does not fit, but all stages together
+  //   have the memory, the best cut that fits; and if none fits without recompute, but one would
+  //   with it, the best cut with stages choosing for themselves.
+  // Estimates have bounds only, and where a candidate does not fit, only its memory. `mixes`:
+  // whether stages may differ in what they recompute.
   void add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
 
-  // The cut for one layout that is given but for its cut: the one whose slowest stage is fastest,
-  // of those that fit where any does.
+  // The cut of a layout that is complete but for its cut: the cut whose slowest stage is fastest,
+  // among those that fit where any fits.
   std::vector<int> cut_of(const ParallelSpec& spec);
 
   // A candidate with the times of its estimate.
@@ -72,15 +72,16 @@ class CandidateMaker {
   std::map<ParallelSpec, Placements> placements_;  // by placement_key
   using Paces = std::vector<std::pair<int, int>>;  // of stages
   std::map<std::pair<ParallelSpec, Paces>, std::vector<int>> cuts_;  // by cut_key
-  // By fitting_cut_key, and whether stages choose what they recompute.
+  // By fitting_cut_key, and by whether stages choose what they recompute.
   std::map<std::tuple<ParallelSpec, Paces, bool>, std::optional<StageCut>> fitting_cuts_;
 };
 
 // Candidates of several specs, by whether they fit.
 struct MadeCandidates {
   std::vector<Candidate> fitting;     // in the order of their specs
-  std::optional<Candidate> smallest;  // of those that do not fit, the one that needs least memory
-  std::int64_t count = 0;             // of all
+  // The candidate that needs the least memory among those that do not fit.
+  std::optional<Candidate> smallest;
+  std::int64_t count = 0;  // of all candidates
 };
 // Each maker works in a thread of its own; the result is the same for any number of them.
 MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::span<const ParallelSpec> specs,

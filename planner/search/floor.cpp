@@ -18,7 +18,7 @@ double product_flops(const OpGraph& graph) {
       if (row_of(op.kind).cost != CostClass::product) continue;
       const ModelProducts products = model_products(graph, op);
       const double forward = 2.0 * products.pairs * products.multiply_adds;
-      // What is read from the data needs no gradient, and only the first block reads that.
+      // The data need no gradient, and only the first block reads them.
       flops += (b == 0 ? 2.0 : 3.0) * forward;
     }
   return flops;
@@ -33,7 +33,7 @@ Floor::Floor(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& t
   ParallelSpec alone;
   const BucketSizes all{.elements = parameter_count(graph)};
   const MemoryUse use = stage_memory({.buckets = {&all, 1}, .saved = {}}, alone, {}, training);
-  // Shards of one bucket may round up less often than this one did.
+  // Shards of one bucket may be rounded up less often than this bucket was.
   state_ = std::max(use.parameters + use.gradients + use.optimizer - Bytes(8 * buffer_alignment), Bytes(0));
 }
 
@@ -58,7 +58,7 @@ Bytes Floor::memory(int devices) const {
   }
   const double used = static_cast<double>(state_.count) +
                       static_cast<double>(devices) * static_cast<double>(memory_overhead(cluster_).count);
-  // Rounded down, rounding of the quotients included.
+  // Rounded down, with allowance for the rounding of the quotients.
   return Bytes(static_cast<std::int64_t>(used / all * static_cast<double>(least.count) * (1.0 - 1e-12)));
 }
 

@@ -5,8 +5,8 @@
 
 namespace parplan {
 
-// Calls `work(thread, item)` for every item, each once, on several threads. What one of them throws
-// is thrown here.
+// Calls `work(thread, item)` once for every item, on several threads. Rethrows here what one of
+// them throws.
 void in_parallel(int threads, std::size_t items, const std::function<void(int thread, std::size_t item)>& work);
 
 }  // namespace parplan

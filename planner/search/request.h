@@ -13,7 +13,7 @@
 
 namespace parplan {
 
-// All that a plan is asked for with.
+// A request for a plan.
 struct SuggestRequest {
   const OpGraph* graph = nullptr;  // built for training.sequence_length
   std::string model_text;          // the model.yaml that the plan carries
@@ -22,9 +22,9 @@ struct SuggestRequest {
   TrainingSpec training;
   LayoutRequest layout;
   SearchOptions options;
-  // To look for what would make it fit, where the caller can give them: the graph for sequences of
-  // another length, the cluster with another number of devices of the same kind (nothing where
-  // there is none).
+  // Used to look for changes that would make the request fit, where the caller can supply them: the
+  // graph for sequences of another length, and the cluster with another number of devices of the
+  // same kind (nothing where there is no such cluster).
   std::function<OpGraph(std::int64_t sequence_length)> graph_of_length;
   std::function<std::optional<Cluster>(int devices)> cluster_of;
 };

@@ -21,9 +21,9 @@
 namespace parplan {
 namespace {
 
-// Numbers of devices to consider, all of them first. On up to 16 devices every number; beyond that
-// all whole nodes up to 16, halves of all, powers of two, and what the given degrees multiply to:
-// as often as it goes, and by powers of two.
+// The numbers of devices to consider, the number of all devices first. Up to 16 devices, every
+// number; beyond that all whole nodes up to 16, repeated halves of all devices, powers of two, the
+// largest multiple of the product of the given degrees, and that product times powers of two.
 std::vector<int> device_counts(const Cluster& cluster, const LayoutRequest& request, bool fewer) {
   const int devices = cluster.devices();
   const int given = static_cast<int>(product_of_degrees(request));
@@ -48,7 +48,7 @@ std::vector<int> device_counts(const Cluster& cluster, const LayoutRequest& requ
   return {counts.begin(), counts.end()};
 }
 
-// What decides what a candidate takes.
+// The inputs that determine a candidate's time and memory.
 struct Work {
   ParallelSpec spec;
   std::vector<CostModel> models;  // by stage
@@ -63,8 +63,9 @@ bool equal_work(const Work& a, const Work& b) {
          });
 }
 
-// One search, from the numbers of devices to the plans. A part of its space is a number of devices;
-// its place is the number of the size, and that of a candidate adds its own within it.
+// One search, from the numbers of devices to the plans. A part of its space is a number of devices
+// (a size); the place of a part is the number of the size, and the place of a candidate adds its
+// own within it.
 class SpaceSearch {
  public:
   SpaceSearch(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
@@ -112,7 +113,7 @@ class SpaceSearch {
   struct Size {
     int devices = 0;
     std::int64_t layouts = 0;
-    std::vector<Candidate> candidates;  // that fit, once it was looked into
+    std::vector<Candidate> candidates;  // those that fit, once the size was looked into
   };
 
   Score score_of(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const {
@@ -121,7 +122,8 @@ class SpaceSearch {
 
   std::vector<Open> look_into(std::uint64_t place) {
     Size& size = sizes_[place >> 40];
-    // Where other numbers of devices have plans, it is enough to know that these have not the room.
+    // Where other numbers of devices have plans, it is enough to know that the model does not fit
+    // on these.
     if (fits_any_ && floor_.lacks_room(size.devices)) {
       counts_.infeasible_memory += size.layouts;
       return {};
@@ -143,7 +145,7 @@ class SpaceSearch {
     counts_.candidates += made.count;
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
     size.candidates = std::move(made.fitting);
-    // The smallest of those that fit; where none does, of all.
+    // The smallest candidate that fits; where none fits, the smallest of all.
     const auto least =
         std::ranges::min_element(size.candidates, {}, [](const Candidate& one) { return one.estimate.memory.peak(); });
     const bool fits = least != size.candidates.end();
@@ -154,8 +156,8 @@ class SpaceSearch {
       smallest_ = one;
   }
 
-  // Several at once: as many as are still missing to the best `top`, then few, whatever the number
-  // of threads.
+  // Several at once: as many as the best `top` still lack, then a few, whatever the number of
+  // threads.
   std::int64_t room() const {
     constexpr std::int64_t batch = 4;
     const std::int64_t missing = options_.top - static_cast<std::int64_t>(search_.best.size());
@@ -175,7 +177,7 @@ class SpaceSearch {
     return true;
   }
 
-  // What was new last, in this order.
+  // The candidates are those that were last found new, in this order.
   std::vector<Ranked> simulate(std::span<const Open> turns) {
     const std::span<const Work> works = std::span(known_).last(turns.size());
     std::vector<SimulatedSpec> simulated(turns.size());
@@ -203,7 +205,7 @@ class SpaceSearch {
     return ranked;
   }
 
-  // To the last digit of what simulating its plan gives.
+  // The winner's time to the last digit, as simulating its plan gives it.
   void simulate_winner_in_full() {
     while (!search_.best.empty() && !search_.best.front().in_full) {
       auto& [winner, place, plan, in_full] = search_.best.front();
@@ -235,7 +237,7 @@ class SpaceSearch {
     return result;
   }
 
-  // Without a limit of the user's.
+  // Limits that hold where the user gives none.
   static constexpr std::int64_t usual_simulated = 64;
   static constexpr std::int64_t free_calls = 400'000;
 
@@ -253,7 +255,7 @@ class SpaceSearch {
   SearchCounts counts_;
   std::optional<Candidate> smallest_;
   bool fits_any_ = false;
-  std::int64_t calls_ = 0;  // of what was simulated
+  std::int64_t calls_ = 0;  // simulated so far
 };
 
 }  // namespace

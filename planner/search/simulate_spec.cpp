@@ -25,7 +25,7 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   constexpr int period = 2;  // buffers take turns by two
   const int stages = spec.pp();
   const std::int64_t all = micro_batches(spec, training);
-  // Time to become steady, a window that is longer than anything reaches back, and the end of the
+  // The time to become steady, a window longer than any dependency reaches back, and the end of the
   // schedule.
   int some = steady_micro_batches(stages);
   some += static_cast<int>((all - some) & 1);

@@ -10,8 +10,8 @@
 namespace parplan {
 namespace {
 
-// A walk over the rows of the space, one layout that each row in turn sets its choice of. A row's
-// values are kept until a choice changes from which they follow.
+// A walk over the rows of the space, with one layout in which each row in turn sets its choice. A
+// row's values are kept until a choice that they follow from changes.
 class SpaceWalk {
  public:
   SpaceWalk(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request)
@@ -32,7 +32,7 @@ class SpaceWalk {
     decide(0, [&] { choose(deciding_, visit); });
   }
 
-  // How many these are, without a visit to choices from which nothing follows.
+  // The number of legal layouts, without visiting choices from which nothing follows.
   std::int64_t count() {
     std::int64_t layouts = 0;
     decide(0, [&] { layouts += count_from(deciding_); });
@@ -44,7 +44,7 @@ class SpaceWalk {
     const SpaceRow* space = nullptr;
     const ChoiceRow* choice = nullptr;
     unsigned followers = 0;  // the rows whose values follow from this choice
-    bool is_known = false;   // whether `values` holds for the layout as it is
+    bool is_known = false;   // whether `values` holds for the present layout
     std::vector<ChoiceValue> values;
   };
 
@@ -60,7 +60,7 @@ class SpaceWalk {
     } else if (!step.choice->axis) {
       step.values.push_back(*given);
     } else {
-      // Degrees have to multiply to the devices, which no technique asks.
+      // Degrees have to multiply to the number of devices, which no technique checks.
       step.space->values(context_, spec_, step.values);
       std::erase_if(step.values, [&](const ChoiceValue& value) { return value != *given; });
     }
@@ -73,7 +73,7 @@ class SpaceWalk {
       if ((steps_[row].followers >> later & 1u) != 0) steps_[later].is_known = false;
   }
 
-  // What a technique forbids with one value of the other choices, it forbids with every one.
+  // What a technique rejects with one value of the other choices, it rejects with every value.
   bool is_legal() {
     for (std::size_t row = deciding_; row < count_; ++row) {
       const std::vector<ChoiceValue>& any = values(row);
@@ -123,7 +123,7 @@ class SpaceWalk {
   const LayoutRequest& request_;
   std::array<Step, count_of<Choice>> steps_;
   std::size_t count_ = 0;
-  std::size_t deciding_ = 0;  // so many rows decide legality
+  std::size_t deciding_ = 0;  // number of rows that decide legality
   ParallelSpec spec_;
 };
 

@@ -23,13 +23,13 @@ void pipeline_degrees(const SpaceContext& context, const ParallelSpec& spec, Val
   for (const std::int64_t degree : divisors(context.devices / spec.tp())) values.emplace_back(degree);
 }
 
-// What the other axes leave.
+// The degree that the other axes leave.
 void data_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   const int degree = context.devices / spec.tp() / spec.pp();
   if (context.training.global_batch % degree == 0) values.emplace_back(degree);
 }
 
-// A free cut is found for a layout that is chosen but for it (CandidateMaker).
+// A free cut is found once the rest of the layout is chosen (CandidateMaker).
 void free_cut(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
   values.emplace_back(std::vector<int>{});
 }
@@ -63,8 +63,8 @@ void none_and_full(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/
   values.emplace_back(Recompute::full);
 }
 
-// The orders that differ on axes of more than one rank; each stands for those that differ elsewhere
-// only.
+// The orders that differ on axes of more than one rank; each stands for all orders that differ from
+// it only elsewhere.
 std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
   AxisOrder order;
   std::vector<AxisOrder> orders;
@@ -78,7 +78,7 @@ std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
   return orders;
 }
 
-// Every set of axes with several ranks, listed once: a space is counted for many numbers of
+// Every set of axes with several ranks, listed once, since a space is counted for many numbers of
 // devices.
 using OrdersOfSets = std::array<std::vector<AxisOrder>, std::size_t{1} << count_of<Axis>>;
 OrdersOfSets all_distinct_orders() {
@@ -101,7 +101,7 @@ void mesh_orders(const SpaceContext& /*context*/, const ParallelSpec& spec, Valu
 
 // ---- neighbours ----
 
-// None where there is no choice.
+// None where there is nothing to choose.
 Values every_value(const SpaceRow& row, const SpaceContext& context, const ParallelSpec& own) {
   Values values;
   row.values(context, own, values);
@@ -171,14 +171,14 @@ constexpr std::array rows = {
              .neighbours = next_values,
              .frugaler = smaller_sizes,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(std::int64_t{1}); }},
-    // 1F1B has fewest micro-batches in flight.
+    // 1F1B has the fewest micro-batches in flight.
     SpaceRow{.choice = Choice::schedule,
              .follows_from = {Choice::pp},
              .values = schedules,
              .neighbours = every_value,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(ScheduleKind::one_f_one_b); }},
     SpaceRow{.choice = Choice::recompute, .values = none_and_full, .neighbours = every_value},
-    // Which of equal devices is which takes no memory; unlike ones may have more.
+    // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
              .follows_from = {Choice::tp, Choice::pp, Choice::dp},
              .values = mesh_orders,
@@ -194,7 +194,7 @@ constexpr bool every_choice_once() {
   bool decided = false;
   for (const SpaceRow& row : rows) {
     if (has[index_of(row.choice)] || (row.decides_legality && decided)) return false;
-    // Values follow from what stands before them.
+    // Values follow from the choices before them.
     for (std::size_t choice = 0; choice < has.size(); ++choice)
       if (row.follows_from.contains(static_cast<Choice>(choice)) && !has[choice]) return false;
     has[index_of(row.choice)] = true;

@@ -14,14 +14,14 @@
 
 namespace parplan {
 
-// What the values of a choice follow from, beside the layout.
+// What the values of a choice follow from, besides the layout.
 struct SpaceContext {
   const OpGraph& graph;
   const TrainingSpec& training;
-  int devices = 1;  // all of which a layout takes
+  int devices = 1;  // a layout uses all of them
 };
 
-// Choices as a set.
+// A set of choices.
 class ChoiceSet {
  public:
   constexpr ChoiceSet() = default;
@@ -35,33 +35,33 @@ class ChoiceSet {
   static_assert(count_of<Choice> <= 32);
 };
 
-// What a choice can be. Functions that may be null say what null stands for.
+// The values of a choice. Where a function may be null, its comment says what null means.
 struct SpaceRow {
   Choice choice{};
-  // The choices before it that its values depend on; `values` reads no other part of the layout.
+  // The earlier choices that its values depend on; `values` reads no other part of the layout.
   ChoiceSet follows_from = {};
-  // Whether `illegal` may forbid one of its values and allow another, given those before it. The
-  // values of the others are all legal or none is.
+  // Whether `illegal` may reject one of its values and accept another, given the choices before it.
+  // The values of the other rows are either all legal or all illegal.
   bool decides_legality = false;
-  // Appends what it can be on so many devices once the choices before it are made, in the order of
-  // the space.
+  // Appends its values on so many devices, once the choices before it are made, in the order of the
+  // space.
   void (*values)(const SpaceContext&, const ParallelSpec&, std::vector<ChoiceValue>&) = nullptr;
 
-  // What it is in layouts one choice away, legal or not. Null: no layout is one choice away by it.
+  // Its values in layouts one choice away, legal or not. Null: no layout is one choice away by it.
   std::vector<ChoiceValue> (*neighbours)(const SpaceRow&, const SpaceContext&, const ParallelSpec& own) = nullptr;
-  // Such a neighbour, where the value's own phrase does not say why it is one.
+  // Describes such a neighbour where the value's own phrase does not say why it is one.
   std::string_view neighbour = "";
 
-  // Values that need less memory than a given one, from the nearest on. Null: that follows from the
-  // rest of the layout, and the search is left to find it.
+  // Values that need less memory than a given one, the nearest first. Null: this follows from the
+  // rest of the layout, and the search has to find it.
   std::vector<ChoiceValue> (*frugaler)(const TrainingSpec&, const ChoiceValue& given) = nullptr;
-  // The value with which most layouts of this cluster fit. Null: it follows from the rest, too.
+  // The value with which most layouts of this cluster fit. Null: it follows from the rest too.
   std::optional<ChoiceValue> (*frugalest)(const Cluster&) = nullptr;
-  // Whether it can be what keeps a request from fitting.
+  // Whether it can be the reason why a request does not fit.
   bool takes_memory = true;
 };
 
-// In the order of the space: the first changes slowest. Those that decide legality come first.
+// In the order of the space: the first changes most slowly. Those that decide legality come first.
 std::span<const SpaceRow> space_rows();
 const SpaceRow& space_row_of(Choice choice);
 

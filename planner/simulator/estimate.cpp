@@ -92,8 +92,8 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   view.tensor = &networks_.group(mesh, Axis::tp);
   view.data = &networks_.group(mesh, Axis::dp);
   view.pipeline = &networks_.group(mesh, Axis::pp);
-  // With whole nodes to a stage every boundary looks like the first, but for levels above the
-  // nodes.
+  // With whole nodes per stage, every boundary looks like the first, except for network levels
+  // above the nodes.
   const bool alike = cluster_.groups.size() == 1 && cluster_.network.levels.size() <= 1 &&
                      mesh.stride_of(Axis::pp) % cluster_.groups.front().devices_per_node() == 0;
   for (int s = 0; s + 1 < stages; ++s) view.next.push_back(&networks_.stages(mesh, alike ? 0 : s, alike ? 1 : s + 1));
@@ -183,8 +183,8 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
                                     .last_stage = false},
                                    spec, placements, training_));
   };
-  // What does not grow with blocks: with all of them on the stage, and the tied parameter twice, it
-  // is the most.
+  // The part that does not grow with blocks is largest with all blocks on the stage and the tied
+  // parameter twice.
   std::vector<BucketSizes> buckets;
   std::vector<std::int64_t> state;
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
@@ -263,7 +263,7 @@ Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, co
 }
 
 std::uint64_t Estimator::kinds_in(BlockRange range) const {
-  // With too many kinds, each range differs from the others.
+  // With too many kinds, each range is taken as different from the others.
   if (blocks_of_kind_.size() > 31)
     return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(range.first) << 31 |
            static_cast<std::uint64_t>(range.last);
@@ -275,15 +275,17 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
 
 // Letters: blocks 1 .. n of the stage in the order in which a phase visits them; c_k a block's
 // computation in that phase, g_k the gather of its parameters (ZeRO-3), r_k the reduction of its
-// gradients behind its backward (ZeRO-2, 3: of every micro-batch; else of the last one only).
-//   A phase takes at least sum c_k. Two buffers of gathered parameters and two of unreduced
-//   gradients take turns, so from its first block on it takes at least c_1 + sum_{k>=3} g_k +
-//   sum_{k<=n-2} r_k + c_n: the gather of block k waits for block k - 2, and block n for the
-//   reduction of block n - 2 (its own bucket's; the tied one's comes behind that), on one stream.
-//   Behind the last backward come the reductions that it did not cover: max over k of (sum_{i>=k}
-//   r_i - sum_{i>k} c_i). Updates run in the order of blocks, the gathers of updated parameters
-//   (ZeRO-1, 2) each behind its update.
-// Ranks that carry out their own communication do all of this one after the other.
+// gradients after its backward (ZeRO-2, 3: of every micro-batch; else of the last one only).
+//
+// A phase takes at least sum c_k. Two buffers of gathered parameters and two of unreduced gradients
+// take turns, so that from its first block on it takes at least c_1 + sum_{k>=3} g_k + sum_{k<=n-2}
+// r_k + c_n: on one stream, the gather of block k waits for block k - 2, and block n waits for the
+// reduction of block n - 2 (that of its own bucket; the tied bucket's comes later). After the last
+// backward come the reductions that it did not overlap: max over k of (sum_{i>=k} r_i - sum_{i>k}
+// c_i). Updates run in the order of blocks, and each gather of updated parameters (ZeRO-1, 2)
+// follows its update.
+//
+// Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
                                                 BlockRange range, bool first, bool sequential, const Costs& costs,
                                                 const Shapes& shapes, const DataCosts& data) {
@@ -345,14 +347,14 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       for (int i = 2; i < count; ++i) {
         down += visits_[i].gather;
         up += visits_[count - 1 - i].gather;
-        // All but of the last two visited, blocks 0 and 1. Block 0 waits for block 2's own buffer
-        // alone: a tied one lies elsewhere.
+        // All but the reductions of the last two visited blocks, 0 and 1. Block 0 waits only for
+        // block 2's own buffer: a tied one lies elsewhere.
         if (shards.gradients) up += i == 2 ? visits_[2].own_reduce : visits_[i].reduce;
       }
       bound.forward = std::max(bound.forward, down);
       bound.backward = std::max(bound.backward, up);
     }
-    Seconds suffix;  // of reductions from block i on, less the backwards behind it
+    Seconds suffix;  // of reductions from block i on, less the backwards after it
     const int last = shards.gradients ? std::min(count, 2) : count;
     for (int i = 0; i < last && spec.dp() > 1; ++i) {
       const Visit& visit = visits_[i];
@@ -376,12 +378,12 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   return bound;
 }
 
-// The closed form of the schedule bounds the end of the last backward on the first stage, from what
-// every stage takes at least. Behind it come the reductions that it did not cover, the gradient
+// The closed form of the schedule bounds the end of the last backward on the first stage, from the
+// least time of every stage. After it come the reductions that it did not overlap, the gradient
 // norm, which all stages await, the update and the gathers of updated parameters. Data-parallel
-// communication of one rank shares one stream: the step takes at least its sum. Every term is
-// something that the simulated step does in this order, so the bound is never above it (a property
-// test holds this).
+// communication of one rank shares one stream: the step takes at least its sum. Every term is work
+// that the simulated step does in this order, so the bound is never above the simulated time (a
+// property test holds this).
 Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                              Wanted wanted) {
   const MeshView& view = view_of(spec.mesh);
@@ -390,7 +392,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const BackendKind backend = cluster_.backend();
   const bool norm = computes_norm(training_);
 
-  // Stages that recompute alike share one look-up.
+  // The Shapes of stages with the same recompute, looked up once.
   std::array<std::optional<int>, 2> known_shapes;
   const auto shapes_for = [&](Recompute recompute) {
     std::optional<int>& known = known_shapes[recompute == Recompute::full ? 1 : 0];
@@ -421,10 +423,11 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
 
   for (std::vector<Seconds>* one : {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_}) one->clear();
   StageBound first, bound;
-  Seconds synchronised;  // when all gradients are reduced, by any stage alone
-  Seconds finish;        // of the slowest stage
-  Seconds data;          // of the stage that communicates most
-  Seconds before;        // forwards and transfers of the stages before
+  // When all gradients are reduced, if only one stage mattered.
+  Seconds synchronised;
+  Seconds finish;  // of the slowest stage
+  Seconds data;    // of the stage that communicates the most
+  Seconds before;  // forwards and transfers of the stages before
 
   BlockRange range;
   int shapes_number = 0;
@@ -436,7 +439,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     const int environment = view.environments[s];
     const BlockRange last_range = range;
     range = {last_range.last, last_range.last + spec.stage_blocks[s]};
-    // Behind the first stage, equal blocks are bounded once.
+    // After the first stage, equal blocks are bounded once.
     bool as_before = s > 1 && range.last - range.first == last_range.last - last_range.first &&
                      run_ends_[last_range.first] >= range.last;
     if (s == 0 || environment != view.environments[s - 1] || spec.recompute_of(s) != spec.recompute_of(s - 1)) {
@@ -480,14 +483,14 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     if (stages > 1) agree(*view.pipeline);
   }
   const Seconds pipeline = first.begin + pipeline_time(schedule, forward_, backward_, transfer_, micro);
-  // Without a norm no stage waits for another's gradients.
+  // Without a norm, no stage waits for another's gradients.
   estimate.lower_bound = norm ? std::max({pipeline + first.behind + first.norms, synchronised, data}) + agreed + finish
                               : std::max(pipeline + std::max(first.behind, first.finish), data);
 
   if (wanted == Wanted::bound) return estimate;
 
-  // The first stage's own work, what the schedule adds, and what is left is communication over the
-  // data axis.
+  // The first stage's own work and what the schedule adds; the rest is communication over the data
+  // axis.
   estimate.time = first.parts;
   estimate.time *= micro;
   const Seconds computing = estimate.time.total();

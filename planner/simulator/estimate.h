@@ -20,51 +20,56 @@
 
 namespace parplan {
 
-// A candidate without its Program. `lower_bound` is never above the simulated step; `time` sums to
-// it, part by part: the bound is near enough to put candidates in order (docs/cost-model.md).
+// A candidate without its Program. `lower_bound` is never above the simulated step; the parts of
+// `time` sum to it: the bound is close enough to sort candidates by (docs/cost-model.md).
 struct Estimate {
   StepTime time;
-  MemoryUse memory;          // of the stage that fills its devices most; equal to what lowering plans
+  // Of the stage that fills its devices most; equal to the plan of lowering.
+  MemoryUse memory;
   int memory_stage = 0;
-  Bytes spare;               // the least that is left on any stage, below 0 where it does not fit
-  Bytes spare_in_all;        // summed over stages
+  // The least free memory of any stage; below 0 where the candidate does not fit.
+  Bytes spare;
+  Bytes spare_in_all;  // summed over stages
   Seconds lower_bound;
 };
 
-// What stages could hold: prefix sums over the model's blocks, one more than blocks.
+// The time and memory of possible stages: prefix sums over the model's blocks, one more than
+// blocks.
 struct BlockTable {
-  std::vector<double> seconds;           // forward and backward of a micro-batch
-  std::vector<std::int64_t> state;       // bytes of parameters, gradients, optimizer, but for the tied parameter
-  std::vector<std::int64_t> saved;       // bytes of saved activations of one micro-batch in flight
-  std::int64_t least_fixed = 0;          // bytes that do not grow with blocks: at least
-  std::int64_t most_fixed = 0;           // at most
+  std::vector<double> seconds;  // of a micro-batch's forward and backward
+  // Bytes of parameters, gradients and optimizer, without the tied parameter.
+  std::vector<std::int64_t> state;
+  std::vector<std::int64_t> saved;  // bytes of the saved activations of one micro-batch
+  std::int64_t least_fixed = 0;     // bytes that do not grow with blocks, at least
+  std::int64_t most_fixed = 0;      // at most
 };
 
-// Estimates candidates of one model on one cluster, from Segments that are lowered and costed once
-// each and kept. The graph and the cluster must outlive it; used by one thread.
+// Estimates candidates of one model on one cluster, from Segments that are each lowered and costed
+// once and kept. The graph and the cluster must outlive it; used by one thread.
 class Estimator {
  public:
   Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
 
-  // Seconds of forward and backward of each block of the graph on `stage`: what stage cuts balance.
+  // The seconds of the forward and backward of each of the graph's blocks on `stage`, which stage
+  // cuts balance.
   std::vector<double> block_seconds(const ParallelSpec& spec, const Placements& placements, int stage = 0);
-  // The same as prefix sums, with bytes, for a stage that recomputes so.
+  // The same as prefix sums, with bytes, for a stage with this recompute.
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);
-  // What these blocks need on a stage, to the byte.
+  // The memory that these blocks need on a stage, to the byte.
   Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage,
              BlockRange range, Recompute recompute);
-  // A number that says whether there are none, one or more blocks of each kind in the range. What
-  // of a stage's memory does not grow with blocks hangs on nothing else of them.
+  // A number that encodes whether the range has no, one or several blocks of each kind. The part of
+  // a stage's memory that does not grow with blocks depends on nothing else about them.
   std::uint64_t kinds_in(BlockRange range) const;
-  // Numbers for what blocks cost on each stage: equal numbers, equal costs. One where all stages
-  // are alike.
+  // Numbers for the cost of blocks on each stage: equal numbers mean equal costs. A single one
+  // where all stages are equal.
   std::vector<std::pair<int, int>> paces(const ParallelSpec& spec, const Placements& placements);
 
   // `spec.stage_blocks` is set.
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
-  // The same without `time`, and without `lower_bound` where it does not fit: what a search needs
-  // of most candidates.
+  // The same without `time`, and without `lower_bound` where it does not fit, which is all that a
+  // search needs of most candidates.
   Estimate bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
 
   NetworkCache& networks() { return networks_; }
@@ -84,7 +89,7 @@ class Estimator {
     std::shared_ptr<const DeviceKind> device;
     DeviceRates rates;
   };
-  // What a mesh sees of the cluster.
+  // The part of the cluster that a mesh uses.
   struct MeshView {
     std::vector<int> environments;               // per stage
     const GroupNetwork* tensor = nullptr;
@@ -93,7 +98,7 @@ class Estimator {
     std::vector<const GroupNetwork*> next;       // per stage but the last
     std::vector<Bytes> capacities;               // per stage
   };
-  // Around one bucket.
+  // The costs of the work around one bucket.
   struct BucketCosts {
     Seconds gather, reduce, accumulate, clear, begin_clear, norm, update;
   };
@@ -101,21 +106,22 @@ class Estimator {
     std::vector<BucketCosts> own;  // by Block::kind
     BucketCosts tied;
   };
-  // A block on its stage, as the data axis sees it.
+  // A block on its stage, with its work on the data axis.
   struct Visit {
     Seconds forward, backward;  // compute stream
     Seconds clear;              // of the buffer for unreduced gradients, before the backward
     Seconds gather;             // of its own bucket, ahead
-    Seconds reduce;             // data stream, behind its backward: its own bucket, then the tied one
+    // On the data stream after the block's backward: its own bucket, then the tied one.
+    Seconds reduce;
     Seconds own_reduce;         // of its own bucket
   };
-  // What a stage takes at least.
+  // The least times of a stage.
   struct StageBound {
     Seconds forward, backward;              // of a micro-batch
     Seconds plain_forward, plain_backward;  // without the data axis
-    Seconds occupied;                       // both, with what may overlap with waiting
+    Seconds occupied;                       // both, with work that may overlap with waiting
     Seconds begin;                          // before the first forward
-    Seconds behind;                         // reductions behind the last backward
+    Seconds behind;                         // reductions after the last backward
     Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
     Seconds data;                           // of a step on the data stream
     StepTime parts;                         // of a micro-batch on the first stage
@@ -140,7 +146,8 @@ class Estimator {
   NetworkCache networks_;
   std::vector<char> uses_tied_;  // by block
   std::vector<int> tied_blocks_;
-  std::vector<int> run_ends_;    // by block: where the run of like blocks ends that it is in
+  // By block: the end of the run of equal blocks that contains it.
+  std::vector<int> run_ends_;
   std::vector<std::vector<int>> blocks_of_kind_;  // [kind][block]: blocks of the kind before it
   std::map<ParallelSpec, int> shapes_index_;  // by block_key
   std::vector<Shapes> shapes_;
@@ -149,7 +156,7 @@ class Estimator {
   std::map<DeviceMesh, MeshView> views_;
   // By bucket_key, network and environment.
   std::map<std::tuple<ParallelSpec, const GroupNetwork*, int>, DataCosts> data_costs_;
-  // Room that estimates use again and again.
+  // Buffers that estimates reuse.
   std::vector<BucketSizes> buckets_;
   std::vector<SavedSizes> saved_;
   std::vector<Visit> visits_;

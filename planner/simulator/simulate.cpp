@@ -16,7 +16,7 @@
 namespace parplan {
 namespace {
 
-// An instant with the piece of work that brought it about.
+// An instant, and the piece of work that determined it.
 struct Moment {
   double time = 0.0;
   int piece = -1;
@@ -25,7 +25,7 @@ Moment later(Moment a, Moment b) { return b.time > a.time ? b : a; }
 
 enum class Arrival { absent, arrived, served };
 
-// One stage's end of a meeting.
+// One stage's side of a meeting.
 struct Seat {
   int stage = 0;
   Arrival arrival = Arrival::absent;
@@ -33,16 +33,17 @@ struct Seat {
   double seconds = 0.0;
   int cause = -1;      // the piece that made it ready
   double start = 0.0;  // once served
-  int last_stage = 0;  // that arrived, once served
+  // The stage that arrived last, once served.
+  int last_stage = 0;
   int last_cause = -1;
 };
 
-// Where ranks of the pipeline come together: a channel from one to another (seat 0 sends, seat 1
-// receives), or a collective's group along the pipeline. A rank has at most one instruction there
-// at a time, except that posted sends queue up.
+// Where ranks of the pipeline meet: a channel from one rank to another (seat 0 sends, seat 1
+// receives), or a collective's group along the pipeline. A rank has at most one instruction in a
+// meeting at a time, except that posted sends queue up.
 struct Meeting {
   std::string name;
-  GroupKey group;              // of a channel: the group in which its source sends
+  GroupKey group;  // for a channel: the group in which its source sends
   bool is_channel = false;
   std::vector<Seat> seats;
   int arrived = 0;
@@ -60,15 +61,16 @@ struct SeatAt {
   int seat = -1;
 };
 
-// A segment of one stage, and how it is played.
+// A segment of one stage, and how it is simulated.
 struct Playable {
   CostedSegment costed;
   std::vector<SeatAt> seats;  // per instruction
-  bool alone = false;         // computes and meets nobody: played in one piece where its side streams are idle
-  unsigned shared = 0;        // its side streams that segments of other streams use too
-  unsigned queues = 0;        // its own stream, and the side streams whose order it has to keep
-  bool posts = false;         // posts sends on its own stream: the call does not wait until they are taken
-  Work work;                  // of the one piece
+  // Computes without meeting anyone: simulated as one piece where its side streams are idle.
+  bool alone = false;
+  unsigned shared = 0;  // the side streams that it shares with segments of other streams
+  unsigned queues = 0;  // its own stream, and the side streams whose order it must keep
+  bool posts = false;   // posts sends on its own stream: the call does not wait for them to be taken
+  Work work;            // of the one piece
 };
 
 // The call at the head of a stream, while it waits for partners.
@@ -83,7 +85,7 @@ struct Stage {
   Execution execution{};
   Bytes capacity;                   // of the stage's devices
   std::vector<Playable> segments;
-  std::vector<Played> pieces;       // in the order in which calls began
+  std::vector<Played> pieces;  // in the order in which calls began
   struct Place {
     int first = 0;                  // piece
     bool whole = false;             // one piece for all instructions
@@ -91,17 +93,19 @@ struct Stage {
   std::vector<Place> places;        // per call
   std::vector<int> event_recorder;  // call
   std::vector<int> event_piece;     // the piece whose end completed the event
-  std::array<std::vector<int>, stream_count> queue;  // calls in launch order, per stream that they use
+  // Calls in launch order, for each stream that they use.
+  std::array<std::vector<int>, stream_count> queue;
   std::array<std::size_t, stream_count> head{};
   std::array<Moment, stream_count> free;
   std::array<Running, stream_count> running;
   std::vector<std::size_t> streams;  // with calls
-  struct Crossing {  // a piece that started when a partner was ready, later than this stage
+  // A piece that started when a partner was ready, later than this stage.
+  struct Crossing {
     int piece = 0;
     int stage = 0;   // of the partner
     int cause = -1;  // the partner's piece that made it ready
   };
-  std::vector<Crossing> crossings;   // where they are asked for
+  std::vector<Crossing> crossings;  // where they are requested
 
   const Playable& segment_of(int call) const {
     return segments[program->calls[call].segment];
@@ -129,7 +133,7 @@ class Simulation {
   std::optional<Moment> ready(Stage& stage, const Call& call, Moment from);
   bool complete(Stage& stage, int event);
   bool play_instructions(Stage& stage, int call, const Playable& playable, Running& running);
-  // True once the instruction is done or posted, so that its stream may go on.
+  // True once the instruction is done or posted, so that its stream may continue.
   bool meet(Stage& stage, const Playable& playable, std::size_t instruction, int piece, Moment at);
   void finish_call(Stage& stage, int call, const Playable& playable, Moment end);
   Moment last_of(const Stage& stage) const;
@@ -143,15 +147,15 @@ class Simulation {
   bool notes_crossings_ = false;
 };
 
-// The place of a rank's Program; -1 of a rank that has none here.
+// The position of a rank's Program; -1 where it has none here.
 int Simulation::place_of(int rank) const {
   for (std::size_t s = 0; s < stages_.size(); ++s)
     if (stages_[s].program->rank == rank) return static_cast<int>(s);
   return -1;
 }
 
-// Meetings in the order: forward and backward of each pair of neighbours, tied, pipeline; who meets
-// is what the Programs' own groups say.
+// Meetings in this order: forward and backward of each pair of neighbours, tied, pipeline. The
+// Programs' own groups determine who meets.
 void Simulation::make_meetings() {
   for (const Stage& stage : stages_)
     for (const int next : stage.program->group(next_stage)) {
@@ -187,7 +191,7 @@ SeatAt Simulation::seat_of(const Stage& stage, int number, const Instruction& in
   const bool receives = instruction.kind == InstructionKind::receive;
   const std::vector<int>& ranks = stage.program->group(instruction.group);
   if (!sends && !receives && ranks.size() < 2) return {};
-  // What comes from the next rank was sent to its previous one.
+  // What comes from the next rank was sent to that rank's previous one.
   GroupKey group = instruction.group;
   if (receives) group.members = group.members == Members::next ? Members::previous : Members::next;
   const int peer = (sends || receives) && !ranks.empty() ? place_of(ranks.front()) : -1;
@@ -210,7 +214,7 @@ void Simulation::prepare(Stage& stage, int number, const CostModel& model) {
   stage.execution = execution_of(model);
   stage.capacity = model.device->memory_capacity;
 
-  // Instructions that meet at one place come from one stream, or their order would depend on
+  // Instructions that meet in one place come from one stream; otherwise their order would depend on
   // timing.
   std::vector<int> meeting_stream(meetings_.size(), -1);
   std::array<unsigned, stream_count> users{};  // streams whose segments use this stream
@@ -316,7 +320,7 @@ void Simulation::play() {
                    fmt::format("stage {}: {} sends, {} receives", meeting.name, meeting.posted.size(), meeting.taken));
 }
 
-// Plays as far as it goes without other stages.
+// Simulates as far as possible without other stages.
 bool Simulation::advance(Stage& stage) {
   bool any = false;
   for (bool progress = true; progress; any |= progress) {
@@ -330,7 +334,7 @@ bool Simulation::advance(Stage& stage) {
 bool Simulation::complete(Stage& stage, int event) {
   int& piece = stage.event_piece[event];
   if (piece != unknown) return true;
-  // Left open by a call with posted sends: complete once all are taken.
+  // Left open by a call with posted sends: complete once all of them are taken.
   const int call = stage.event_recorder[event];
   const Playable& playable = stage.segment_of(call);
   if (!playable.posts || stage.head[0] >= stage.queue[0].size() || call >= stage.queue[0][stage.head[0]]) return false;
@@ -360,7 +364,8 @@ bool idle(const Stage& stage, unsigned streams, double time) {
   return true;
 }
 
-// The call at the head of a stream, if it is the call's own stream: true once it is over.
+// Advances the call at the head of a stream, if this is the call's own stream; true once the call
+// is over.
 bool Simulation::step(Stage& stage, std::size_t stream) {
   const int number = stage.queue[stream][stage.head[stream]];
   const Call& call = stage.program->calls[number];
@@ -424,7 +429,7 @@ bool Simulation::play_instructions(Stage& stage, int call, const Playable& playa
     all = false;
   }
   if (!all) return false;
-  // The streams join, posted sends on side streams too.
+  // The streams join, and with them posted sends on side streams.
   Moment end = later(running.fork, stage.free[playable.costed.stream]);
   for (std::size_t i = 0; i < instructions.size(); ++i) {
     if (piece_of(i).done())
@@ -480,7 +485,7 @@ bool Simulation::meet(Stage& stage, const Playable& playable, std::size_t index,
     seat.seconds = instruction.seconds;
     seat.cause = at.piece;
     if (++meeting.arrived == static_cast<int>(meeting.seats.size())) {
-      // A transfer takes the time that the sender's links give it; a collective that of its slowest
+      // A transfer takes the time of the sender's links; a collective takes the time of its slowest
       // member.
       double start = 0.0;
       double seconds = meeting.seats[0].seconds;
@@ -525,9 +530,9 @@ Moment Simulation::last_of(const Stage& stage) const {
   return last;
 }
 
-// Pieces of one stage with those played whole taken apart again.
+// The pieces of one stage, with those that were simulated whole split into their instructions.
 std::vector<Played> taken_apart(const Stage& stage) {
-  constexpr int within = -2;  // cause inside the same whole: within - part
+  constexpr int within = -2;  // a cause inside the same whole: within - part
   std::vector<Played> apart;
   std::vector<int> first_part(stage.pieces.size());
   std::vector<const CostedSegment*> whole(stage.pieces.size(), nullptr);
@@ -560,7 +565,8 @@ std::vector<Played> taken_apart(const Stage& stage) {
       const auto cause = static_cast<std::size_t>(part.cause);
       part.cause = first_part[cause];
       if (whole[cause] == nullptr) continue;
-      // The part that ended last; of one that goes on beside this piece, the last that had ended.
+      // The part that ended last; for a whole that goes on during this piece, the last part that
+      // had ended.
       const Played* begin = &apart[first_part[cause]];
       int best = whole[cause]->last;
       if (begin[best].end > part.start)
@@ -572,8 +578,8 @@ std::vector<Played> taken_apart(const Stage& stage) {
   return apart;
 }
 
-// Whether something else computed while a piece played whole did: then its inner gaps may have been
-// used.
+// Whether something else computed during a piece that was simulated whole, so that its inner gaps
+// may have been used.
 bool overlaps(const std::vector<Played>& pieces) {
   double covered = 0.0;
   for (const Played& piece : pieces) {
@@ -584,13 +590,13 @@ bool overlaps(const std::vector<Played>& pieces) {
   return false;
 }
 
-// How full the devices of a stage are at its peak.
+// The filled share of a stage's devices at its peak.
 double filled_share(const Stage& stage) {
   return static_cast<double>(stage.program->memory.peak().count) /
          static_cast<double>(std::max<std::int64_t>(stage.capacity.count, 1));
 }
 
-// Where the stage's time went until `last`, where its work ends.
+// The parts of the stage's time until `last_piece`, where its work ends.
 StepTime time_of(const Stage& stage, int last_piece) {
   if (!overlaps(stage.pieces)) return sum(attribute(stage.pieces, last_piece));
   const std::vector<Played> apart = taken_apart(stage);
@@ -628,12 +634,12 @@ StepResult Simulation::result() const {
   return result;
 }
 
-// Seconds of each label on the way from `offset` in a segment that was played whole back to its
-// start.
+// Seconds of each label on the critical path from `offset` in a segment that was simulated whole
+// back to its start.
 using LabelSeconds = std::array<double, static_cast<std::size_t>(Label::count_)>;
 LabelSeconds way_through(const CostedSegment& costed, double offset) {
   LabelSeconds seconds{};
-  // What had ended last by then.
+  // The piece that had ended last by then.
   int piece = -1;
   for (int i = 0; i < static_cast<int>(costed.alone.size()); ++i)
     if (const double end = costed.alone[i].end;
@@ -654,10 +660,11 @@ std::vector<CriticalWork> Simulation::critical_path() const {
     double seconds = 0.0;
   };
   using Shares = std::array<Share, static_cast<std::size_t>(Label::count_)>;
-  std::vector<std::vector<Shares>> shares;                // by stage and segment
-  std::vector<std::vector<int>> calls;                    // by stage and piece
-  std::vector<std::vector<int>> crossing;                 // by stage and piece: index into crossings, or -1
-  std::vector<std::vector<std::optional<LabelSeconds>>> wholes;  // by stage and segment: the way through all of it
+  std::vector<std::vector<Shares>> shares;  // by stage and segment
+  std::vector<std::vector<int>> calls;      // by stage and piece
+  std::vector<std::vector<int>> crossing;   // by stage and piece: index into crossings, or -1
+  // By stage and segment: the path through all of it.
+  std::vector<std::vector<std::optional<LabelSeconds>>> wholes;
   int stage_number = -1;
   Moment at;
   for (const Stage& stage : stages_) {
