@@ -80,7 +80,7 @@ std::vector<int> parse_ids(const std::string& option, const std::string& text) {
   return ids;
 }
 
-// As help lists them; --pp stands before --stage-blocks, from which it else follows.
+// In the order of the help; --pp comes before --stage-blocks, from which it follows otherwise.
 constexpr std::array layout_options_first = {
     Choice::dp,       Choice::tp,                Choice::pp,        Choice::zero_stage, Choice::micro_batch,
     Choice::schedule, Choice::sequence_parallel, Choice::recompute, Choice::mesh_order, Choice::stage_blocks};
@@ -91,7 +91,7 @@ std::vector<std::string> names_of(const std::vector<ChoiceValue>& values) {
   return names;
 }
 
-// Parses the value of a choice, which is of the type that it has by default; a flag has none.
+// Parses the value of a choice, which has the type of the choice's default; a flag has no value.
 struct ValueParser {
   const ChoiceRow& row;
   const std::string& text;

@@ -35,7 +35,7 @@ const char* name(ShapeSize size) {
 // What kernels compute in.
 constexpr DataType kernel_types[] = {DataType::fp32, DataType::bf16, DataType::fp16, DataType::tf32};
 
-// Files written before there were several kinds of gates use these names.
+// Files from before there were several kinds of gates use these names.
 struct FormerName {
   std::string_view written;
   std::string_view now;

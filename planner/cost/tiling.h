@@ -7,7 +7,8 @@
 
 namespace parplan {
 
-// Ops whose row says so are products: linear and its gradients, alone or fused with GELU.
+// Ops with this cost class in their row are products: linear and its gradients, alone or fused with
+// GELU.
 bool is_product(OpKind kind);
 Product product_of(OpKind kind, const OpShape& shape, DataType type);
 

@@ -8,20 +8,20 @@
 
 namespace parplan {
 
-// One dim of a tensor as a rank holds it.
+// One dim of a tensor, as a rank holds it.
 struct LocalDim {
-  std::int64_t size = 1;     // held by this rank
+  std::int64_t size = 1;     // elements that this rank holds
   std::int64_t begin = 0;    // the first of them in the whole dim
-  std::int64_t whole = 1;    // all ranks together
+  std::int64_t whole = 1;    // elements on all ranks together
   std::int64_t granule = 1;  // TensorDim::granule
 };
 
 struct LocalParameter {
   LocalDim rows;
-  LocalDim columns;  // of a vector: 1
+  LocalDim columns;  // 1 for a vector
 };
 
-// A forward op as one rank computes it for one micro-batch: all that rows of op.cpp learn about
+// A forward op as one rank computes it for one micro-batch: all that the rows of op.cpp know about
 // placements.
 struct LocalOp {
   const Op& op;
@@ -36,7 +36,7 @@ struct LocalOp {
 // The op's attributes with the sizes of this rank, by its row.
 OpShape shape_of(const LocalOp& local);
 
-// One rank that holds everything, and one sample.
+// The op on one rank that holds everything, for one sample.
 LocalOp whole(const OpGraph& graph, const Op& op);
 
 }  // namespace parplan

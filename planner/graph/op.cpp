@@ -39,14 +39,14 @@ std::int64_t query_key_elements(const OpShape& s) {
 
 using enum OperandContent;
 
-// The same elements as another, but fp32: a gradient of parameters, optimizer state.
+// The same number of elements in fp32: gradients of parameters, optimizer state.
 constexpr OperandSize in_fp32(const OperandSize& size) {
   return {size.elements, fp32};
 }
 
 constexpr OperandSize one{[](const OpShape&) { return std::int64_t{1}; }, fp32};
 constexpr OperandSize scale_state{[](const OpShape&) { return std::int64_t{sizeof(LossScale) / sizeof(float)}; }, fp32};
-// One a row (token), two a row, one a column; flat ops have rows only.
+// One per row (token), two per row, one per column; flat ops have only rows.
 constexpr OperandSize flat{[](const OpShape& s) { return s.rows; }};
 constexpr OperandSize per_row = in_fp32(flat);
 constexpr OperandSize two_per_row{[](const OpShape& s) { return 2 * s.rows; }, fp32};
@@ -133,7 +133,7 @@ constexpr OperandRow add_rms_norm_operands[] = {
     {input, 0, read, matrix},         {input, 1, read, matrix, if_second}, {parameter, 0, read, per_column, if_bias},
     {parameter, 1, read, per_column}, {output, 0, write, matrix},          {output, 1, write, matrix},
     {output, 2, write, per_row}};
-// The two outputs may be one storage: then `before` is needed by nobody, and y alone is written.
+// The two outputs may share storage: then nobody needs `before`, and y alone is written.
 constexpr OperandRow linear_gelu_operands[] = {{input, 0, read, inner_matrix},
                                                {parameter, 0, read, weights},
                                                {parameter, 1, read, per_column, if_bias},
@@ -226,7 +226,7 @@ constexpr OperandRow linear_input_gradient_gelu_operands[] = {{output_gradient, 
                                                               {input_gradient, 0, write, inner_matrix},
                                                               {workspace, 0, update}};
 
-// Around the step no forward op stands behind: sources only tell the operands apart.
+// Around the step there is no forward op: sources only distinguish the operands.
 constexpr OperandRow accumulate_operands[] = {{input, 0, read, flat}, {output, 0, update, flat}};
 constexpr OperandRow fill_zero_operands[] = {{output, 0, write, flat}};
 constexpr OperandRow copy_operands[] = {{input, 0, read, flat}, {output, 0, write, flat}};
@@ -305,7 +305,8 @@ void localize_cross_entropy(const LocalOp& local, OpShape& shape) {
   shape.scale = local.loss_weight;
 }
 
-// What the attributes of forward ops say about widths, and what may be wrong with them ------------
+// What the attributes of forward ops fix about widths, and their faults
+// ----------------------------
 
 std::int64_t fused_width(const OpShape& s) {
   return (s.heads + 2 * s.kv_heads) * s.head_dim;
@@ -344,8 +345,8 @@ std::string softcap_fault(const OpShape& s) {
 }
 
 // Products ----------------------------------------------------------------------------------------
-// `linear` has m = rows, n = columns, k = inner; its gradients permute the same three
-// sizes.
+// `linear` has m = rows, n = columns, k = inner; its gradients have the same three sizes in another
+// order.
 
 struct ProductSizes {
   std::int64_t rows, columns, inner;
@@ -377,9 +378,9 @@ Product linear_weight_gradient_product(const OpShape& s, DataType) {
 ModelProducts linear_model_products(const OpShape& s) {
   return {static_cast<double>(s.rows), static_cast<double>(s.columns) * static_cast<double>(s.inner)};
 }
-// Pairs of query and key of one head and sample, as if attention were not causal: every token meets
-// every token, or with a window those less than `window` places before or after it. This is a
-// little less than twice what a causal kernel computes.
+// Pairs of query and key of one head and sample, as if attention were not causal: every token with
+// every token, or, with a window, with the tokens fewer than `window` places before or after it.
+// This is a little less than twice what a causal kernel computes.
 double uncausal_pairs(std::int64_t sequence, std::int64_t window) {
   const double n = static_cast<double>(sequence);
   const double w = window > 0 ? static_cast<double>(std::min(window, sequence)) : n;
@@ -396,7 +397,7 @@ ModelProducts attention_model_products(const OpShape& s) {
 constexpr double attention_share = 0.6;
 constexpr double attention_gradient_share = 0.5;
 
-// What a measured kernel's shape has beside its sizes ---------------------------------------------
+// The other parts of a measured kernel's shape ----------------------------------------------------
 
 void with_second(OpShape& shape, DataType) {
   shape.second = true;

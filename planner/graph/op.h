@@ -154,7 +154,7 @@ inline constexpr float loss_scale_growth_interval = 2000.0f;
 using ShapeFlag = bool OpShape::*;
 using ShapeSize = std::int64_t OpShape::*;
 
-// What the elements of an operand are.
+// The contents of an operand's elements.
 enum class OperandContent {
   values,        // activations and parameters, in the kernel's type
   fp32,          // statistics, gradients of parameters, optimizer state
@@ -164,8 +164,9 @@ enum class OperandContent {
 DataType type_of(OperandContent content, DataType kernel_type);
 
 struct OperandSize {
-  // How many of the operand's elements the kernel touches: all, except that a table of embeddings
-  // or positions may have more. Null for workspaces: their size depends on the backend.
+  // How many of the operand's elements the kernel touches. A kernel may touch fewer elements of a
+  // table of embeddings or positions than the operand has. Null: a workspace, whose size depends on
+  // the backend.
   std::int64_t (*elements)(const OpShape&) = nullptr;
   OperandContent content = OperandContent::values;
 };
@@ -211,10 +212,10 @@ struct ModelProducts {
   double multiply_adds = 0.0;
 };
 
-// What the time of a kernel follows from (planner/cost/kernel.h).
+// What determines the time of a kernel (planner/cost/kernel.h).
 enum class CostClass {
   moving,     // bytes or arithmetic on vector units, whichever takes longer
-  streaming,  // the same, and so simple that its bytes move at the rate of the device's memory
+  streaming,  // the same, but so simple that its bytes move at the rate of the device's memory
   product,    // tiles of a matrix product
   attention,  // blocks of queries and keys
   loading,    // the data loader's
@@ -222,7 +223,7 @@ enum class CostClass {
 
 // The sizes with which `parplan measure` times a kind (runtime/measure_kernels.cpp).
 enum class MeasuredOver {
-  nothing,      // not measured: a rare kind, which `made_of` prices, or bookkeeping
+  nothing,      // not measured: bookkeeping, or a rare kind that costs as much as the kind it is `made_of`
   products,     // tokens times features
   attention,    // sequences, batches and heads
   elementwise,  // tokens times features of a layer
@@ -232,7 +233,7 @@ enum class MeasuredOver {
   flat_fp32,    // elements, in fp32 only
 };
 
-// The fields of OpShape that a measured kernel is told by.
+// The fields of OpShape by which measured kernels differ.
 inline constexpr ShapeSize matrix_sizes[] = {&OpShape::rows, &OpShape::columns};
 inline constexpr ShapeSize product_sizes[] = {&OpShape::rows, &OpShape::columns, &OpShape::inner};
 inline constexpr ShapeSize head_sizes[] = {&OpShape::sequence, &OpShape::batch, &OpShape::heads, &OpShape::kv_heads,
@@ -252,20 +253,19 @@ enum class ShardingRule {
   none,         // backward and around-the-step ops
 };
 
-// All that the planner knows about an op kind. Outside the rows, kinds are named only by what
-// chooses them: families, fusion, lowering, kernel tables (tests/house/op_kinds_test.cpp).
+// All that the planner knows about an op kind. Outside the rows, a kind is named only where it is
+// chosen: families, fusion, lowering, kernel tables (a house test has the list).
 struct OpRow {
   OpKind kind{};
   std::string_view name;
 
-  // Forward ops only, up to `fault`.
+  // Forward ops: how they are sharded, and what they require.
   ShardingRule sharding = ShardingRule::none;
-  // Fills in the sizes that one rank computes (planner/graph/local_op.h); `rows` are there already.
+  // Fills in the sizes that one rank computes (planner/graph/local_op.h); `rows` is already set.
   void (*localize)(const LocalOp&, OpShape&) = nullptr;
-  // Widths that follow from the attributes; finish() checks those that the sharding rule ties
-  // together by itself.
+  // Widths that follow from the attributes, in addition to those that the sharding rule fixes.
   std::vector<OperandWidth> (*widths)(const OpShape& attributes) = nullptr;
-  // What is wrong with the attributes; empty: nothing.
+  // Describes the fault of the attributes; empty where there is none.
   std::string (*fault)(const OpShape& attributes) = nullptr;
 
   // In the order in which the kernel receives them.
@@ -286,16 +286,17 @@ struct OpRow {
   CostClass cost = CostClass::moving;
   // CostClass::product: the matrix product that the kernel computes.
   Product (*product)(const OpShape&, DataType) = nullptr;
-  // What a forward op of this size counts in model FLOPs; null: nothing.
+  // Forward ops that count in model FLOPs: their products with the sizes of one rank.
   ModelProducts (*model_products)(const OpShape&) = nullptr;
-  // The kind whose fit prices this one where it has no fit of its own: fused and rare kinds.
+  // Fused and rare kinds: the kind whose measured time serves where this one was not measured.
   std::optional<OpKind> made_of = {};
-  // CostClass::attention: the share of a product's rate that it reaches where it was not measured.
+  // CostClass::attention: the share of a product's rate that it reaches where nothing was measured.
   double unmeasured_share = 1.0;
 
   MeasuredOver measured_over = MeasuredOver::nothing;
   std::span<const ShapeSize> measured_sizes = matrix_sizes;
-  // Fills in what else the shape of a measured kernel has: optional operands, rows of a table, ...
+  // Sets the other parts of a measured kernel's shape: operands that it has in plans, table rows,
+  // ...
   void (*measured_with)(OpShape&, DataType) = nullptr;
 
   // Bytes of the workspace operand on each backend (null or 0: none). CPU: packing and attention

@@ -53,7 +53,7 @@ struct OpGraph {
 std::vector<TensorId> parameters(const OpGraph& graph);
 std::int64_t parameter_count(const OpGraph& graph);
 
-// What the op counts in model FLOPs, of one sample; nothing where it is no product.
+// The op's products that count in model FLOPs, for one sample; nothing where it has none.
 ModelProducts model_products(const OpGraph& graph, const Op& op);
 
 // Model FLOPs of forward and backward for one sample by the convention of PaLM and Megatron-LM:

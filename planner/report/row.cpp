@@ -18,7 +18,7 @@ using Subject = RowSubject;
 Json seconds(Seconds value) { return json_number(value.value); }
 Json bytes(Bytes value) { return Json(value.count); }
 
-// A choice as it is: a number or whether; orders and what has a name by that.
+// A choice's value: numbers and flags as such, orders and named values as text.
 template <Choice choice>
 Json chosen(const Subject& subject) {
   const ChoiceValue value = row_of(choice).get(subject.spec);

@@ -24,7 +24,7 @@ namespace parplan {
 // `time` sum to it: the bound is close enough to sort candidates by (docs/cost-model.md).
 struct Estimate {
   StepTime time;
-  // Of the stage that fills its devices most; equal to the plan of lowering.
+  // That of the stage that fills its devices most; equal to the plan of lowering.
   MemoryUse memory;
   int memory_stage = 0;
   // The least free memory of any stage; below 0 where the candidate does not fit.

@@ -18,7 +18,7 @@ namespace {
 
 using namespace testing;
 
-// What is typed for each choice beside dp 2, tp 2 and pp 2.
+// What is typed for each choice, in addition to dp 2, tp 2 and pp 2.
 const std::map<std::string_view, std::vector<std::string>> typed = {
     {"dp", {"2"}},
     {"tp", {"2"}},

@@ -1,5 +1,5 @@
-// An op kind is a row and kernels. Outside them, kinds are named only by what chooses them; all
-// other code asks the row.
+// An op kind is a row and kernels: elsewhere, a kind is named only where it is chosen. All other
+// code loops over the rows and asks them.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -23,12 +23,12 @@ using Faults = std::vector<std::string>;
 
 enum class Kinds {
   all,
-  around_the_step,  // no forward op stands behind them: lowering itself decides that they run
+  around_the_step,  // they have no forward op: lowering itself decides that they run
 };
 
 // The longest row that holds a file counts.
 struct NamingRow {
-  std::string_view place;  // a file, or a folder with all below it
+  std::string_view place;  // a file, or a folder with everything below it
   Kinds kinds{};
   std::string_view why;
 };
@@ -60,7 +60,7 @@ const NamingRow* row_for(std::string_view path) {
   return best;
 }
 
-// Kinds that the text names, each with its line; "*" for all of them at once.
+// The kinds that the text names, each with its line; "*" stands for all of them at once.
 struct Named {
   int line = 0;
   std::string kind;

@@ -1,4 +1,4 @@
-// Schedules of a user's own: whatever find_fault lets pass trains as the reference does.
+// A user's own schedules: whatever find_fault accepts trains as the reference does.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -54,7 +54,7 @@ TEST_CASE("random legal orders, each stage its own, train as the reference does,
     INFO(what);
     if (const std::optional<std::string> fault = find_fault(job.schedule, count)) {
       INFO(*fault);
-      // Two actions that wait for each other, or that meet as neighbours; each is named.
+      // Two actions that wait for each other, or that meet as neighbours; both are named.
       CHECK((fault->starts_with("the schedule cannot run to its end: ") ||
              fault->find("neighbours must run their forwards in one order") != std::string::npos));
       int named = 0;

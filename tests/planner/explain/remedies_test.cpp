@@ -30,7 +30,7 @@ bool fits(const SuggestRequest& request) {
   return !search(*request.graph, request.cluster, request.training, request.layout, options).plans.empty();
 }
 
-// A request of a tiny model, and its devices with so little memory that nothing fits.
+// A request of a tiny model on devices with so little memory that nothing fits.
 struct Crowded {
   ModelSpec model = load_model(source + "/tests/data/models/tiny-llama.yaml", "").spec;
   OpGraph graph = build_graph(model, 256);
@@ -62,7 +62,7 @@ const Remedy* find(const std::vector<Remedy>& remedies, std::string_view of) {
 
 std::int64_t number(const Remedy& remedy) { return std::get<std::int64_t>(remedy.value); }
 
-// The remedy's plan is what the changed request is planned as.
+// The remedy's plan equals the plan of the changed request.
 void check_plan(const SuggestRequest& changed, const Remedy& remedy) {
   INFO(remedy.instead);
   CHECK(remedy.plan.result.memory.peak() <=
@@ -103,7 +103,7 @@ TEST_CASE("the memory that is named in words is enough when it is typed, and is 
     const Bytes overhead = crowded.request.cluster.groups.front().device.memory_overhead;
     crowded.leave(overhead + Bytes(10'000));
     const Bytes enough(number(*find(crowded.remedies(), "memory")));
-    // A device that has exactly so much, under a limit: no more may be named.
+    // A device with exactly that memory, under a limit: no more may be named.
     Cluster whole = crowded.request.cluster;
     for (NodeGroup& group : whole.groups) group.device.memory_capacity = enough;
     for (const bool exact : {false, true})
@@ -133,7 +133,7 @@ TEST_CASE("the memory that is named in words is enough when it is typed, and is 
 }
 
 TEST_CASE("more devices: the number that the changes name is enough, and no smaller one is") {
-  // 16 GPUs in two nodes need less memory each than 8 do; how much, the search says.
+  // 16 GPUs in two nodes need less memory each than 8 do; the search tells how much.
   Crowded eight("dgx-a100", 8);
   eight.leave(eight.request.cluster.groups.front().device.memory_overhead + Bytes(10'000));
   const Remedy of_eight = *find(eight.remedies(), "memory");
@@ -165,7 +165,7 @@ TEST_CASE("devices of a node are counted one by one, where the caller can give t
     return cluster_of(source + "/tests/data/clusters/cpu-8.yaml", devices);
   };
   const std::vector<Remedy> remedies = two.remedies();
-  // Its node of two cores is all that the request knows; the caller's has eight.
+  // The request knows only its node of two cores; the caller's machine has eight.
   const Remedy* more = find(remedies, "devices");
   REQUIRE(more);
   CHECK(number(*more) > 2);
@@ -226,7 +226,7 @@ TEST_CASE("parts of the layout that were given are changed as little as helps") 
   REQUIRE(recompute);
   CHECK(recompute->instead == "recompute full instead of none");
   CHECK(find(remedies, "devices") == nullptr);       // dp, tp and pp are given
-  CHECK(find(remedies, "global_batch") == nullptr);  // 4 x 4 is all of it
+  CHECK(find(remedies, "global_batch") == nullptr);  // 4 x 4 is the whole batch
   for (const Remedy& remedy : remedies) {
     SuggestRequest changed = request;
     changed.cluster = remedy.cluster;
@@ -260,11 +260,11 @@ TEST_CASE("a shorter sequence and a smaller batch are the largest that fit") {
   const Remedy* optimizer = find(remedies, "optimizer");
   REQUIRE(optimizer);
   CHECK(optimizer->training.optimizer == Optimizer::sgd);
-  // On one device a smaller batch runs fewer micro-batches one after the other: each needs what it
-  // needed.
+  // On one device a smaller batch runs fewer micro-batches one after the other: each needs the same
+  // memory as before.
   CHECK(find(remedies, "global_batch") == nullptr);
 
-  // GPipe holds all micro-batches at once: there it helps.
+  // GPipe holds all micro-batches at once, so it helps there.
   Crowded pipeline(source + "/tests/data/clusters/cpu-8.yaml", 2);
   pipeline.request.layout = {{Choice::dp, 1},
                              {Choice::tp, 1},

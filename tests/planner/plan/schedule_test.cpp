@@ -79,10 +79,10 @@ TEST_CASE("Forwards need not ascend, as long as neighbours agree") {
 }
 
 TEST_CASE("What waits for an exchange buffer that the other never empties is found, with both actions") {
-  // Stage 0 runs all forwards first, stage 1 goes back after each. The gradient of 2 waits for the
-  // buffer of that of 0, which stage 0 takes behind its last forward. Two activations may be on
-  // their way beside the three that stage 1 has taken: with six micro-batches the sixth has no
-  // buffer.
+  // Stage 0 runs all forwards first; stage 1 turns back after each. The gradient of 2 waits for the
+  // buffer of the gradient of 0, which stage 0 takes after its last forward. Two activations may be
+  // on their way in addition to the three that stage 1 has taken: with six micro-batches the sixth
+  // has no buffer.
   const auto fill_first = [](int micro_batches) {
     std::vector<std::string> stages(2);
     for (int m = 0; m < micro_batches; ++m) {

@@ -1,4 +1,4 @@
-// What rows of op kinds say about the sizes of operands, against what lowering makes of them.
+// The sizes of operands in the rows of op kinds agree with those that lowering computes.
 #include <array>
 #include <set>
 
@@ -12,7 +12,7 @@ using namespace parplan;
 
 namespace {
 
-// The bytes that the row of an operand promises, and the operand's own.
+// The bytes that an operand's row promises, and the operand's own.
 struct Sizes {
   Bytes row;
   Bytes operand;
@@ -62,6 +62,6 @@ TEST_CASE("operands of lowered kernels are as large as their rows say, tables at
           }
     }
   }
-  // What the models have: all but norms of queries and keys, scale, softcap.
+  // The kinds that models use: all but norms of queries and keys, scale, softcap.
   CHECK(seen.size() >= 30);
 }

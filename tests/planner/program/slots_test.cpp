@@ -14,7 +14,7 @@
 namespace parplan {
 namespace {
 
-// "0F0 0F1 0B0 0B1" for stage 0 of two that do the same.
+// "0F0 0F1 0B0 0B1" for stage 0 of two stages that do the same.
 Slots slots_of(const std::vector<std::string>& actions) {
   std::vector<std::vector<Action>> ranks(2);
   for (const std::string& action : actions)
@@ -49,7 +49,7 @@ TEST_CASE("micro-batches take the slots of GPipe and 1F1B in turn, and exchange 
 }
 
 TEST_CASE("a forward out of turn takes the slot that is free, and keeps it until its backward") {
-  // Two at once. 2 takes the second slot and keeps it to the end; 1 gets that of 0.
+  // Two at once. Micro-batch 2 takes the second slot and keeps it to the end; 1 gets that of 0.
   CHECK(slots_of({"0F0", "0F2", "0B0", "0F1", "0B1", "0B2"}) ==
         Slots{.saved = 2,
               .exchanges = 2,
@@ -59,7 +59,7 @@ TEST_CASE("a forward out of turn takes the slot that is free, and keeps it until
                           {.saved = 0, .exchange = 0},
                           {.saved = 0, .exchange = 1},
                           {.saved = 1, .exchange = 0}}});
-  // Three at once. Slots 0 and 1 are free for 3 and 4: the one that was given back first is taken
+  // Three at once. Slots 0 and 1 are free for 3 and 4: the slot that was freed first is taken
   // first.
   const Slots slots = slots_of({"0F0", "0F1", "0F2", "0B0", "0B1", "0F4", "0F3", "0B2", "0B3", "0B4"});
   CHECK(slots.saved == 3);

@@ -10,8 +10,8 @@
 
 namespace parplan {
 
-// An order of forwards and backwards for each stage by itself: backwards ascend, each behind its
-// forward. Forwards go in one order on all stages, except that with `crossing` each stage draws its
+// An independent order of forwards and backwards for each stage: backwards ascend, each after its
+// forward. Forwards have one order on all stages, except that with `crossing` each stage draws its
 // own.
 inline Schedule random_orders(int stages, int micro_batches, bool crossing, std::mt19937& random) {
   std::vector<int> order(static_cast<std::size_t>(micro_batches));

@@ -146,7 +146,7 @@ TEST_CASE("One slow stage sets 1F1B's pace, wherever it is") {
 }
 
 TEST_CASE("Transfers slow the steady state of 1F1B on equal stages by 2 t (p - 1) / p for each micro-batch") {
-  // Four stages: in the time of four micro-batches one has been down and back, 4 * 3 + 6 t.
+  // Four stages: in the time of four micro-batches one travels down and back, 4 * 3 + 6 t.
   const ScheduleRow& row = row_of(ScheduleKind::one_f_one_b);
   const auto time = [&](int m) { return row.closed_form(repeat(4, 1), repeat(4, 2), repeat(3, 0.5), m); };
   CHECK(time(104) - time(100) == Seconds(4 * 3 + 6 * 0.5));

@@ -51,7 +51,7 @@ struct Space {
   }
 };
 
-// Orders that differ on axes of one rank only are one.
+// Orders that differ only on axes of one rank are one order.
 ParallelSpec in_order_of(const ParallelSpec& spec, const ParallelSpec& other) {
   ParallelSpec changed = spec;
   changed.mesh.order = other.mesh.order;
@@ -132,7 +132,7 @@ TEST_CASE("what a choice can be follows from the choices that its row names alon
       row.values(context, mixed, of_mixed);
       CAPTURE(row_of(row.choice).key);
       CHECK(of_one == of_mixed);
-      // So does whether it applies.
+      // Whether it applies follows from the same choices.
       const ChoiceRow& choice = row_of(row.choice);
       if (choice.applies) CHECK(choice.applies(one) == choice.applies(mixed));
     }

@@ -170,7 +170,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
       CHECK(bounded.memory == estimate.memory);
       CHECK(bounded.spare == estimate.spare);
       if (bounded.spare >= Bytes(0)) CHECK(bounded.lower_bound == estimate.lower_bound);
-      // A row without a closed form is played: no lower, and still a bound.
+      // A row without a closed form is played: the bound is no lower, and still a bound.
       ScheduleForms played = forms_of(row);
       played.closed_form = nullptr;
       const Seconds played_bound = estimator.estimate(spec, placements, played).lower_bound;
