@@ -95,8 +95,8 @@ std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const 
 int carry_out(const RunArguments& arguments, Terminal& terminal) {
   LoadedPlan loaded;
   const Plan& plan = loaded.plan;
-  // One that the layout's name does not stand for: the file's prediction may be from before somebody
-  // wrote it, and its memory depends on it.
+  // Whether the schedule is not the one that the layout names: the file's prediction may be older
+  // than the schedule, and memory depends on it.
   bool own_schedule = false;
   // Only the process that reports for all writes.
   const auto load = [&](bool writes) {
