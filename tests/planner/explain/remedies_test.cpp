@@ -1,4 +1,4 @@
-// With nothing that fits: each change makes it fit, and a smaller one does not.
+// When nothing fits: each change makes the model fit, and a smaller change does not.
 #include "planner/explain/remedies.h"
 
 #include <doctest/doctest.h>
