@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what parplan needs and is missing (Debian 12, Ubuntu 24.04), configures a Release build
-# in build/ and builds the program and its plugins. Run again it takes seconds. Everything comes from
-# the distribution's own packages; nothing else is downloaded.
+# in build/ and builds the program and its plugins. A second run takes seconds. Everything comes
+# from the distribution's own packages; nothing else is downloaded.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -102,6 +102,6 @@ generator=(-G Ninja)
 if [ -f build/CMakeCache.txt ]; then
   generator=()  # an existing build keeps its own
 fi
-cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING="$tests" -DPARPLAN_ALL_GPUS="$all_gpus" \
-  "${options[@]}"
+cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING="$tests" \
+  -DPARPLAN_ALL_GPUS="$all_gpus" "${options[@]}"
 cmake --build build --parallel "$jobs"
