@@ -93,11 +93,6 @@ std::vector<RedistributionStep> redistribute(const TensorLayout& from, const Ten
   return steps;
 }
 
-const char* name(Home home) {
-  constexpr std::array<const char*, 3> names = {"device", "host", "disk"};
-  return names[index_of(home)];
-}
-
 Placement gradient_placement(Placement placement) {
   switch (placement.kind) {
     case PlacementKind::replicate: return partial_sum();

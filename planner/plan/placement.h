@@ -62,16 +62,11 @@ std::vector<RedistributionStep> redistribute(const TensorLayout& from, const Ten
 // through which no gradient passes.
 Placement gradient_placement(Placement placement);
 
-// Where bytes live: in the device's memory, in its host's, or in a file.
-enum class Home { device, host, disk };
-const char* name(Home home);  // "device"
-
-// How the state of parameters is placed, and where it lives.
+// How the state of parameters is placed.
 struct StateLayout {
   TensorLayout parameters;  // Replicate or FlatShard over an axis
   TensorLayout gradients;
   TensorLayout optimizer;
-  Home home = Home::device;
   bool operator==(const StateLayout&) const = default;
 };
 
