@@ -126,3 +126,14 @@ TEST_CASE("A parameter's name in its block leaves out the layer's number") {
   CHECK(name_in_block("layers..weight") == "layers..weight");
   CHECK(name_in_block("layers.3x.weight") == "layers.3x.weight");
 }
+
+TEST_CASE("A layout is redistributed axis by axis, the innermost first") {
+  const TensorLayout from{.dp = partial_sum(), .tp = shard(Dim::feature)};
+  const std::vector<RedistributionStep> steps = redistribute(from, TensorLayout{});
+  REQUIRE(steps.size() == 2);
+  CHECK((steps[0] == RedistributionStep{Axis::tp, Redistribution::all_gather}));
+  CHECK((steps[1] == RedistributionStep{Axis::dp, Redistribution::all_reduce_sum}));
+  CHECK(redistribute(from, from).empty());
+  CHECK(is_partial(from));
+  CHECK_FALSE(is_partial(TensorLayout{.tp = shard(Dim::feature)}));
+}

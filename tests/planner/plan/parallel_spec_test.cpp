@@ -1,0 +1,70 @@
+#include "planner/plan/parallel_spec.h"
+
+#include <doctest/doctest.h>
+
+using namespace parplan;
+
+namespace {
+
+ParallelSpec some_spec() {
+  ParallelSpec spec;
+  spec.mesh.degree = {.pp = 2, .dp = 4, .tp = 2};
+  spec.sequence_parallel = true;
+  spec.zero_stage = 1;
+  spec.micro_batch = 2;
+  spec.stage_blocks = {3, 3};
+  return spec;
+}
+
+}  // namespace
+
+TEST_CASE("the key of a block's Segments tells apart what they do, and nothing around them") {
+  const ParallelSpec spec = some_spec();
+  const ParallelSpec key = block_key(spec, Recompute::none);
+  ParallelSpec around = spec;
+  around.mesh.degree = {.pp = 3, .dp = 8, .tp = 2};
+  around.mesh.order = {Axis::tp, Axis::dp, Axis::pp};
+  around.zero_stage = 3;
+  around.schedule = ScheduleKind::gpipe;
+  around.stage_blocks = {2, 2, 2};
+  CHECK(block_key(around, Recompute::none) == key);
+
+  CHECK(block_key(spec, Recompute::full) != key);
+  ParallelSpec inside = spec;
+  inside.mesh.degree.tp = 4;
+  CHECK(block_key(inside, Recompute::none) != key);
+  inside = spec;
+  inside.micro_batch = 4;
+  CHECK(block_key(inside, Recompute::none) != key);
+  inside = spec;
+  inside.sequence_parallel = false;
+  CHECK(block_key(inside, Recompute::none) != key);
+  inside = spec;
+  inside.mesh.degree.cp = 2;  // an axis that nobody has taken out
+  CHECK(block_key(inside, Recompute::none) != key);
+}
+
+TEST_CASE("the key of the work around a bucket tells data-parallel degrees and ZeRO stages apart") {
+  const ParallelSpec spec = some_spec();
+  ParallelSpec other = spec;
+  other.micro_batch = 4;
+  other.recompute = Recompute::full;
+  CHECK(bucket_key(other) == bucket_key(spec));
+  other = spec;
+  other.mesh.degree.dp = 2;
+  CHECK(bucket_key(other) != bucket_key(spec));
+  other = spec;
+  other.zero_stage = 2;
+  CHECK(bucket_key(other) != bucket_key(spec));
+}
+
+TEST_CASE("the key of a cut that fits tells apart all but the cut itself and the order of axes") {
+  const ParallelSpec spec = some_spec();
+  ParallelSpec other = spec;
+  other.stage_blocks = {2, 4};
+  other.mesh.order = {Axis::tp, Axis::dp, Axis::pp};
+  CHECK(fitting_cut_key(other) == fitting_cut_key(spec));
+  other = spec;
+  other.schedule = ScheduleKind::gpipe;
+  CHECK(fitting_cut_key(other) != fitting_cut_key(spec));
+}
