@@ -1,0 +1,58 @@
+#include "planner/simulator/deadlock.h"
+
+#include <string>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/base/text.h"
+
+namespace parplan {
+namespace {
+
+const std::string& segment_name(const PlayedRank& rank, int call) {
+  return rank.program->segments[rank.program->calls[call].segment].name;
+}
+
+// Why a call has not begun.
+std::string wait_before(const PlayedRank& rank, int call) {
+  for (const int event : rank.program->calls[call].waits)
+    if (rank.event_piece[event] == unknown) {
+      const int recorder = rank.event_recorder[event];
+      return fmt::format("waits for call {} '{}'", recorder, segment_name(rank, recorder));
+    }
+  return "waits for a side stream";
+}
+
+// Why a call that has begun does not go on.
+std::string wait_within(const Simulation& simulation, const PlayedRank& rank, int call) {
+  std::size_t open = 0;
+  while (rank.pieces[rank.calls[call].first + open].done()) ++open;
+  const SeatAt where = rank.segment_of(call).seats[open];
+  if (where.meeting < 0) return fmt::format("waits for events of instruction {}", open);
+  const InstructionKind kind =
+      rank.program->segments[rank.program->calls[call].segment].instructions[open].kind;
+  return fmt::format("waits in '{}' for {}", simulation.meetings[where.meeting].name,
+                     kind == InstructionKind::send      ? "a receive"
+                     : kind == InstructionKind::receive ? "a send"
+                                                        : "the others");
+}
+
+}  // namespace
+
+void report_deadlock(const Simulation& simulation) {
+  std::vector<std::string> waits;
+  for (const PlayedRank& rank : simulation.ranks)
+    for (const std::size_t s : rank.streams) {
+      if (rank.head[s] >= rank.queue[s].size()) continue;
+      const int call = rank.queue[s][rank.head[s]];
+      if (rank.segment_of(call).costed.stream != s) continue;
+      const std::string reason =
+          rank.running[s].active ? wait_within(simulation, rank, call) : wait_before(rank, call);
+      waits.push_back(
+          fmt::format("stage {} call {} '{}' {}", rank.program->stage, call, segment_name(rank, call), reason));
+    }
+  throw InternalError("the programs block one another: " + join(waits, "; "));
+}
+
+}  // namespace parplan

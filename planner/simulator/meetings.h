@@ -1,0 +1,68 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "planner/program/program.h"
+
+namespace parplan {
+
+// Where the simulated ranks of a pipeline wait for one another.
+
+// An instant, and the piece of work that determined it.
+struct Moment {
+  double time = 0.0;
+  int piece = -1;
+};
+inline Moment later(Moment a, Moment b) { return b.time > a.time ? b : a; }
+
+enum class Arrival { absent, arrived, served };
+
+// One rank's side of a meeting.
+struct Seat {
+  int rank = 0;
+  Arrival arrival = Arrival::absent;
+  Moment ready;
+  double seconds = 0.0;
+};
+
+// A channel from one rank to another (seat 0 sends, seat 1 receives), or a collective's group along
+// the pipeline. A rank has at most one instruction in a meeting at a time, except that posted sends
+// queue up.
+struct Meeting {
+  std::string name;
+  GroupKey group;  // of a channel: the group in which its source sends
+  bool is_channel = false;
+  std::vector<Seat> seats;
+  int arrived = 0;
+  // Once all have arrived:
+  double start = 0.0;
+  double seconds = 0.0;
+  Seat last;  // that was ready last
+  struct Posted {
+    double ready = 0.0;
+    double seconds = 0.0;
+    int piece = -1;  // of the sender
+  };
+  std::vector<Posted> posted;
+  std::size_t taken = 0;
+};
+
+// The meetings of these Programs, one Program for each rank of the pipeline, as their own groups
+// determine them: channels first, then tied stages, then the whole pipeline.
+std::vector<Meeting> make_meetings(std::span<const Program> programs);
+
+struct SeatAt {
+  int meeting = -1;  // -1: the instruction concerns this rank only
+  int seat = -1;
+};
+// The seat that programs[rank] takes for an instruction.
+SeatAt seat_of(std::span<const Meeting> meetings, std::span<const Program> programs, int rank,
+               const Instruction& instruction);
+
+// Takes a seat at the moment when the instruction is ready. True where everyone has: then all seats
+// are served, and `start`, `seconds` and `last` are known.
+bool arrive(Meeting& meeting, int seat, Moment ready, double seconds);
+
+}  // namespace parplan

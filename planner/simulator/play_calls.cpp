@@ -1,0 +1,245 @@
+#include "planner/simulator/play_calls.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/simulator/deadlock.h"
+
+namespace parplan {
+namespace {
+
+void note_crossing(const Simulation& simulation, PlayedRank& rank, int piece, int other, int cause) {
+  if (simulation.notes_crossings) rank.crossings.push_back({.piece = piece, .rank = other, .cause = cause});
+}
+
+// A piece that waits for partners, if any, and for its stream.
+struct Candidate {
+  const CostedInstruction& instruction;
+  int piece = 0;
+  Moment ready;
+};
+
+void settle(PlayedRank& rank, const Candidate& candidate, double start, double seconds) {
+  rank.pieces[candidate.piece] = {.start = start,
+                                  .end = start + seconds,
+                                  .cause = candidate.ready.piece,
+                                  .begun = true,
+                                  .work = candidate.instruction.work};
+  rank.free[candidate.instruction.stream] = {.time = start + seconds, .piece = candidate.piece};
+}
+
+// Posts a send: it ends when the receiver has taken it.
+void post(PlayedRank& rank, Meeting& channel, const Candidate& candidate) {
+  const Moment at = candidate.ready;
+  channel.posted.push_back(
+      {.ready = at.time, .seconds = candidate.instruction.seconds, .piece = candidate.piece});
+  rank.pieces[candidate.piece] = {.start = at.time,
+                                  .end = Played::unset,
+                                  .cause = at.piece,
+                                  .begun = true,
+                                  .work = candidate.instruction.work};
+  Moment& free = rank.free[candidate.instruction.stream];
+  free = later(free, at);
+}
+
+// Takes what was posted, if anything was.
+bool take(const Simulation& simulation, PlayedRank& rank, PlayedRank& sender, Meeting& channel,
+          const Candidate& candidate) {
+  if (channel.taken == channel.posted.size()) return false;
+  const Meeting::Posted& posted = channel.posted[channel.taken++];
+  const Moment at = candidate.ready;
+  settle(rank, candidate, std::max(at.time, posted.ready), posted.seconds);
+  const Played& received = rank.pieces[candidate.piece];
+  Played& sent = sender.pieces[posted.piece];
+  if (posted.ready > at.time) note_crossing(simulation, rank, candidate.piece, channel.seats[0].rank, sent.cause);
+  if (at.time > posted.ready)
+    note_crossing(simulation, sender, posted.piece, channel.seats[1].rank, received.cause);
+  sent.start = received.start;
+  sent.end = received.end;
+  return true;
+}
+
+// True once the instruction is done or posted, so that its stream may continue.
+bool meet(Simulation& simulation, PlayedRank& rank, SeatAt where, const Candidate& candidate) {
+  Meeting& meeting = simulation.meetings[where.meeting];
+  if (meeting.is_channel && rank.execution == Execution::sequential) {
+    PlayedRank& partner = simulation.ranks[meeting.seats[1 - where.seat].rank];
+    if (where.seat == 0)
+      post(rank, meeting, candidate);
+    else if (!take(simulation, rank, partner, meeting, candidate))
+      return false;
+    partner.runnable = true;
+    return true;
+  }
+  Seat& seat = meeting.seats[where.seat];
+  if (seat.arrival == Arrival::absent &&
+      arrive(meeting, where.seat, candidate.ready, candidate.instruction.seconds))
+    for (const Seat& other : meeting.seats) simulation.ranks[other.rank].runnable = true;
+  if (seat.arrival != Arrival::served) return false;
+  seat.arrival = Arrival::absent;
+  settle(rank, candidate, meeting.start, meeting.seconds);
+  if (meeting.start > candidate.ready.time)
+    note_crossing(simulation, rank, candidate.piece, meeting.last.rank, meeting.last.ready.piece);
+  return true;
+}
+
+// Whether an event has been recorded by now.
+bool complete(PlayedRank& rank, int event) {
+  int& piece = rank.event_piece[event];
+  if (piece != unknown) return true;
+  // Left open by a call with posted sends: complete once all of them are taken.
+  const int call = rank.event_recorder[event];
+  const Playable& playable = rank.segment_of(call);
+  if (!playable.posts || rank.head[0] >= rank.queue[0].size() || call >= rank.queue[0][rank.head[0]]) return false;
+  int last = -1;
+  const int first = rank.calls[call].first;
+  for (int i = first; i < first + static_cast<int>(playable.costed.instructions.size()); ++i) {
+    const Played& one = rank.pieces[i];
+    if (!one.done()) return false;
+    if (last < 0 || one.end > rank.pieces[last].end) last = i;
+  }
+  piece = last;
+  return true;
+}
+
+// When what the call waits for is complete, not before `from`.
+std::optional<Moment> ready(PlayedRank& rank, const Call& call, Moment from) {
+  for (const int event : call.waits) {
+    if (!complete(rank, event)) return std::nullopt;
+    const int piece = rank.event_piece[event];
+    if (piece >= 0) from = later(from, {.time = rank.pieces[piece].end, .piece = piece});
+  }
+  return from;
+}
+
+bool idle(const PlayedRank& rank, unsigned streams, double time) {
+  for (const std::size_t s : rank.streams)
+    if (streams >> s & 1u && rank.free[s].time > time) return false;
+  return true;
+}
+
+void finish_call(PlayedRank& rank, int number, const Playable& playable, Moment end) {
+  const Call& call = rank.program->calls[number];
+  Moment& free = rank.free[playable.costed.stream];
+  free = later(free, end);
+  for (const std::size_t s : rank.streams)
+    if (playable.queues >> s & 1u) ++rank.head[s];
+  if (call.records && !playable.posts) rank.event_piece[*call.records] = end.piece;
+}
+
+void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment start) {
+  const int piece = static_cast<int>(rank.pieces.size());
+  const double end = start.time + playable.costed.seconds;
+  rank.pieces.push_back(
+      {.start = start.time, .end = end, .cause = start.piece, .begun = true, .work = playable.work});
+  for (std::size_t i = 0; i < playable.costed.alone.size() && playable.shared != 0; ++i)
+    if (const std::size_t side = playable.costed.instructions[i].stream; playable.shared >> side & 1u)
+      rank.free[side] = {.time = start.time + playable.costed.alone[i].end, .piece = piece};
+  finish_call(rank, number, playable, {.time = end, .piece = piece});
+}
+
+// True once the call is over.
+bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const Playable& playable,
+                       Running& running) {
+  const int first = rank.calls[call].first;
+  const std::vector<CostedInstruction>& instructions = playable.costed.instructions;
+  Played* const pieces = rank.pieces.data() + first;
+  unsigned blocked = 0;
+  bool all = true;
+  for (std::size_t i = running.first_open; i < instructions.size(); ++i) {
+    if (pieces[i].begun) continue;
+    const CostedInstruction& instruction = instructions[i];
+    if (!(blocked >> instruction.stream & 1u)) {
+      Moment at = later(running.fork, rank.free[instruction.stream]);
+      bool met = true;
+      for (const int wait : instruction.waits) {
+        const Played& awaited = pieces[wait];
+        met &= awaited.done();
+        if (met) at = later(at, {.time = awaited.end, .piece = first + wait});
+      }
+      const Candidate candidate{.instruction = instruction, .piece = first + static_cast<int>(i), .ready = at};
+      if (met && playable.seats[i].meeting < 0) {
+        settle(rank, candidate, at.time, instruction.seconds);
+        continue;
+      }
+      if (met && meet(simulation, rank, playable.seats[i], candidate)) continue;
+      blocked |= 1u << instruction.stream;
+    }
+    if (all) running.first_open = i;
+    all = false;
+  }
+  if (!all) return false;
+  // The streams join, and with them posted sends on side streams.
+  Moment end = later(running.fork, rank.free[playable.costed.stream]);
+  for (std::size_t i = 0; i < instructions.size(); ++i) {
+    if (pieces[i].done())
+      end = later(end, {.time = pieces[i].end, .piece = first + static_cast<int>(i)});
+    else if (!playable.posts)
+      return false;
+  }
+  running.active = false;
+  finish_call(rank, call, playable, end);
+  return true;
+}
+
+// Advances the call at the head of a stream, if this is the call's own stream; true once the call
+// is over.
+bool advance_stream(Simulation& simulation, PlayedRank& rank, std::size_t stream) {
+  const int number = rank.queue[stream][rank.head[stream]];
+  const Call& call = rank.program->calls[number];
+  const Playable& playable = rank.segments[call.segment];
+  if (playable.costed.stream != stream) return false;
+  Running& running = rank.running[stream];
+  if (!running.active) {
+    for (const std::size_t other : rank.streams)
+      if (playable.queues >> other & 1u && rank.queue[other][rank.head[other]] != number) return false;
+    const std::optional<Moment> start = ready(rank, call, rank.free[stream]);
+    if (!start) return false;
+    const bool whole = playable.alone && idle(rank, playable.shared, start->time);
+    rank.calls[number] = {.first = static_cast<int>(rank.pieces.size()), .whole = whole};
+    if (whole) {
+      play_whole(rank, number, playable, *start);
+      return true;
+    }
+    rank.pieces.resize(rank.pieces.size() + playable.costed.instructions.size());
+    running = {.active = true, .fork = *start, .first_open = 0};
+  }
+  return play_instructions(simulation, rank, number, playable, running);
+}
+
+// Plays as far as possible without other ranks.
+bool advance_rank(Simulation& simulation, PlayedRank& rank) {
+  bool any = false;
+  for (bool progress = true; progress; any |= progress) {
+    progress = false;
+    for (const std::size_t s : rank.streams)
+      while (rank.head[s] < rank.queue[s].size() && advance_stream(simulation, rank, s)) progress = true;
+  }
+  return any;
+}
+
+}  // namespace
+
+void play_calls(Simulation& simulation) {
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (PlayedRank& rank : simulation.ranks) {
+      if (!rank.runnable) continue;
+      rank.runnable = false;
+      progress |= advance_rank(simulation, rank);
+    }
+    for (const PlayedRank& rank : simulation.ranks) progress |= rank.runnable;
+  }
+  for (const PlayedRank& rank : simulation.ranks)
+    for (const std::size_t s : rank.streams)
+      if (rank.head[s] < rank.queue[s].size()) report_deadlock(simulation);
+  for (const Meeting& meeting : simulation.meetings)
+    PARPLAN_ASSERT(meeting.taken == meeting.posted.size(),
+                   fmt::format("stage {}: {} sends, {} receives", meeting.name, meeting.posted.size(), meeting.taken));
+}
+
+}  // namespace parplan

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "planner/simulator/simulation.h"
+
+namespace parplan {
+
+// Plays all calls of all ranks. Throws InternalError, saying who waits for what, when the Programs
+// block one another.
+void play_calls(Simulation& simulation);
+
+}  // namespace parplan
