@@ -21,7 +21,7 @@ struct LocalParameter {
   LocalDim columns;  // 1 for a vector
 };
 
-// A forward op as one rank computes it for one micro-batch: all that the rows of op.cpp know about
+// A forward op as one rank computes it for one micro-batch: all that the rows of ops know about
 // placements.
 struct LocalOp {
   const Op& op;

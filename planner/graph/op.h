@@ -15,7 +15,7 @@ namespace parplan {
 struct LocalOp;  // planner/graph/local_op.h
 
 // Every kind of computation that a rank can execute, forward and backward alike. Each has one row
-// in the table of op.cpp; the kernels of a backend have the same names.
+// in the file of its family (planner/graph/ops/); the kernels of a backend have the same names.
 enum class OpKind {
   // forward
   embedding,     // tokens, table -> rows of the table
@@ -278,7 +278,8 @@ struct OpRow {
   // Backward ops: `input_gradient(0)` can be added to (OpShape::accumulate) instead of written.
   bool accumulates = false;
   // Positions of operands {read, written} that may share storage if the read one is not needed
-  // again; -1: none.
+  // again; -1: none. Such kernels read an element before they write it, and need each element of
+  // the read operand for the same element of the written one only.
   int in_place_read = -1;
   int in_place_write = -1;
 

@@ -22,7 +22,7 @@ struct StepScalars {
   double clip_norm = 0.0;
 };
 
-// One kernel and its operands, in the order of the op's row (planner/graph/op.cpp); absent optional
+// One kernel and its operands, in the order of the op's row (planner/graph/ops/); absent optional
 // operands are left out (shape.bias, second, norm, master and scaled tell which). `shape` has the
 // sizes.
 struct KernelCall {

@@ -35,7 +35,7 @@ struct NamingRow {
 
 constexpr NamingRow naming_rows[] = {
     {"planner/graph/op.h", Kinds::all, "the list of kinds"},
-    {"planner/graph/op.cpp", Kinds::all, "their rows"},
+    {"planner/graph/ops", Kinds::all, "their rows, a file per family"},
     {"models", Kinds::all, "families build graphs"},
     {"planner/program/fusion.cpp", Kinds::all, "which two kinds become which third"},
     {"runtime/device", Kinds::all, "kernels and their tables"},
@@ -98,7 +98,7 @@ Faults naming_faults(const fs::path& root) {
     for (const Named& named : named_kinds(text_of(root / path))) {
       const bool step = std::ranges::find(kinds_around_the_step, named.kind) != std::end(kinds_around_the_step);
       if (row != nullptr && (row->kinds == Kinds::all || step)) continue;
-      faults.push_back(fmt::format("{}:{}: names {}; what it asks belongs in the kind's row (planner/graph/op.cpp)",
+      faults.push_back(fmt::format("{}:{}: names {}; what it asks belongs in the kind's row (planner/graph/ops)",
                                    path, named.line, named.kind == "*" ? "every op kind" : "op kind " + named.kind));
     }
   }
@@ -131,7 +131,7 @@ TEST_CASE("every place that may name op kinds does") {
 
 TEST_CASE("an op kind that is named outside its row is found") {
   const FakeTree tree({
-      {"planner/graph/op.cpp", "const auto row = OpKind::linear;\n"},
+      {"planner/graph/ops/products.cpp", "const auto row = OpKind::linear;\n"},
       {"planner/graph/backward.cpp", "emit(OpKind::accumulate);\nif (kind == OpKind::linear) return;\n"},
       {"planner/cost/kernel.cpp", "// OpKind::linear\nif (kind == OpKind::copy) return;\n"},
       {"planner/program/lower.cpp", "flat_kernel(sgd ? OpKind::sgd : OpKind::adamw);\n"},
@@ -140,7 +140,7 @@ TEST_CASE("an op kind that is named outside its row is found") {
       {"runtime/executor.cpp", "op == OpKind::load_tokens || op == OpKind::embedding\n"},
       {"tests/graph_test.cpp", "OpKind::linear\n"},
   });
-  const std::string why = "; what it asks belongs in the kind's row (planner/graph/op.cpp)";
+  const std::string why = "; what it asks belongs in the kind's row (planner/graph/ops)";
   CHECK(naming_faults(tree.root()) == Faults{"planner/cost/kernel.cpp:2: names op kind copy" + why,
                                              "planner/graph/backward.cpp:2: names op kind linear" + why,
                                              "planner/search/floor.cpp:1: names every op kind" + why,

@@ -4,7 +4,7 @@
 #include "runtime/device/cpu/kernels/kernel_table.h"
 
 // One function per op kind, named after it; operands in the order of the op's row in
-// planner/graph/op.cpp.
+// planner/graph/ops/.
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 // embedding.cpp

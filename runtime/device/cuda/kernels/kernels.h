@@ -6,7 +6,7 @@
 #include "runtime/device/cuda/kernels/attention.h"
 
 // One host function per op kind, named after it; operands in the order of the op's row in
-// planner/graph/op.cpp. Formulas and layouts are those of runtime/device/cpu/kernels. Matrix
+// planner/graph/ops/. Formulas and layouts are those of runtime/device/cpu/kernels. Matrix
 // products: runtime/device/cuda/linear.h.
 namespace parplan {
 

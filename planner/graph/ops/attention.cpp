@@ -1,0 +1,182 @@
+#include "planner/graph/ops/families.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "planner/graph/cuda_workspace.h"
+#include "planner/graph/gemm_blocking.h"
+#include "planner/graph/ops/heads.h"
+#include "planner/graph/ops/terms.h"
+
+namespace parplan {
+namespace {
+
+using enum OperandSource;
+using enum Access;
+using enum OperandContent;
+
+// Operands ----------------------------------------------------------------------------------------
+
+std::int64_t head_elements(const OpShape& s) {
+  return s.sequence * s.batch * s.heads * s.head_dim;
+}
+constexpr OperandSize queries{head_elements};
+constexpr OperandSize per_query_head{[](const OpShape& s) { return s.sequence * s.batch * s.heads; }, fp32};
+
+constexpr OperandRow rotary_operands[] = {{input, 0, read, fused}, {output, 0, write, fused}};
+constexpr OperandRow attention_operands[] = {{input, 0, read, fused},
+                                             {output, 0, write, queries},
+                                             {output, 1, write, per_query_head},
+                                             {workspace, 0, update}};
+
+constexpr OperandRow rotary_gradient_operands[] = {{output_gradient, 0, read, fused},
+                                                   {input_gradient, 0, write, fused}};
+constexpr OperandRow attention_gradient_operands[] = {{output_gradient, 0, read, queries},
+                                                      {input, 0, read, fused},
+                                                      {output, 0, read, queries},
+                                                      {output, 1, read, per_query_head},
+                                                      {input_gradient, 0, write, fused},
+                                                      {workspace, 0, update}};
+
+constexpr OpKind rotary_gradients[] = {OpKind::rotary_gradient};
+constexpr OpKind attention_gradients[] = {OpKind::attention_gradient};
+
+// Widths and faults -------------------------------------------------------------------------------
+
+std::vector<OperandWidth> rotary_widths(const OpShape& s) {
+  return {{input, 0, fused_width(s)}, {output, 0, fused_width(s)}};
+}
+std::vector<OperandWidth> attention_widths(const OpShape& s) {
+  return {{input, 0, fused_width(s)}, {output, 0, s.heads * s.head_dim}};
+}
+
+std::string rotary_fault(const OpShape& s) {
+  if (s.rotary_dim % 2 == 0 && s.rotary_dim >= 0 && s.rotary_dim <= s.head_dim) return {};
+  return fmt::format("turns {} features of heads of {}; expected an even number up to that", s.rotary_dim, s.head_dim);
+}
+
+// Products and work -------------------------------------------------------------------------------
+
+// Pairs of query and key of one head and sample, as if attention were not causal: every token with
+// every token, or, with a window, with the tokens fewer than `window` places before or after it.
+// This is a little less than twice what a causal kernel computes.
+double uncausal_pairs(std::int64_t sequence, std::int64_t window) {
+  const double n = static_cast<double>(sequence);
+  const double w = window > 0 ? static_cast<double>(std::min(window, sequence)) : n;
+  return n * (2 * w - 1) - w * (w - 1);
+}
+// Scores and the weighted sum.
+ModelProducts attention_model_products(const OpShape& s) {
+  return {static_cast<double>(s.batch) * uncausal_pairs(s.sequence, s.window),
+          2.0 * static_cast<double>(s.heads * s.head_dim)};
+}
+// The share of a product's rate that attention reaches where it was not measured. FlashAttention-2
+// reaches 50 to 73% of the A100's peak, backward up to 63% (Dao 2023, abstract and section 4.1),
+// with causal attention and heads of 64 at the lower end; products reach 86% there.
+constexpr double attention_share = 0.6;
+constexpr double attention_gradient_share = 0.5;
+
+// Three operations per rotated element. The rest of a head and the values are unchanged, but belong
+// to the operand.
+OpWork rotary_work(const OpShape& s, DataType type) {
+  const std::int64_t turning = s.rotary_dim > 0 ? s.rotary_dim : s.head_dim;
+  return {flops(3 * s.sequence * s.batch * (s.heads + s.kv_heads) * turning), Bytes(2 * fused_elements(s) * e(type))};
+}
+// Causal: query i meets i + 1 keys, which makes sequence (sequence + 1) / 2 pairs per head; a
+// window leaves out earlier keys. Scores and the weighted sum take 2 head_dim each per pair.
+// FlashAttention (Dao 2023, section 4.1) counts the same products, causal as one half. Operations
+// on a score (scale, softcap, ALiBi, exp) are not counted, as there.
+double attention_pairs(const OpShape& s) {
+  const auto triangle = [](std::int64_t n) { return static_cast<double>(n) * static_cast<double>(n + 1) / 2; };
+  const double beyond = s.window > 0 && s.window < s.sequence ? triangle(s.sequence - s.window) : 0.0;
+  return (triangle(s.sequence) - beyond) * static_cast<double>(s.batch * s.heads);
+}
+OpWork attention_work(const OpShape& s, DataType type) {
+  return {Flops(4 * static_cast<double>(s.head_dim) * attention_pairs(s)),
+          Bytes((fused_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
+}
+// Five products instead of two: scores again, dP, dV, dQ, dK.
+OpWork attention_gradient_work(const OpShape& s, DataType type) {
+  return {Flops(10 * static_cast<double>(s.head_dim) * attention_pairs(s)),
+          Bytes(2 * (fused_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
+}
+
+// Workspaces --------------------------------------------------------------------------------------
+
+Bytes attention_cpu_workspace(const OpShape& s) {
+  return attention_workspace(s.sequence, s.head_dim);
+}
+Bytes attention_gradient_cpu_workspace(const OpShape& s) {
+  return attention_gradient_workspace(s.sequence, s.head_dim);
+}
+Bytes attention_gradient_cuda_workspace(const OpShape& s) {
+  return cuda_attention_gradient_workspace(s.sequence, s.batch, s.heads);
+}
+
+// Rows --------------------------------------------------------------------------------------------
+
+constexpr OpRow rows[] = {
+    {.kind = OpKind::rotary,
+     .name = "rotary",
+     .sharding = ShardingRule::heads,
+     .localize = localize_heads,
+     .widths = rotary_widths,
+     .fault = rotary_fault,
+     .operands = rotary_operands,
+     .gradients = rotary_gradients,
+     .in_place_read = 0,
+     .in_place_write = 1,
+     .work = rotary_work,
+     .measured_over = MeasuredOver::heads,
+     .measured_sizes = head_sizes},
+    {.kind = OpKind::attention,
+     .name = "attention",
+     .sharding = ShardingRule::heads,
+     .localize = localize_heads,
+     .widths = attention_widths,
+     .operands = attention_operands,
+     .gradients = attention_gradients,
+     .work = attention_work,
+     .cost = CostClass::attention,
+     .model_products = attention_model_products,
+     .unmeasured_share = attention_share,
+     .measured_over = MeasuredOver::attention,
+     .measured_sizes = head_sizes,
+     .cpu_workspace = attention_cpu_workspace},
+    {.kind = OpKind::rotary_gradient,
+     .name = "rotary_gradient",
+     .operands = rotary_gradient_operands,
+     .in_place_read = 0,
+     .in_place_write = 1,
+     .work = rotary_work,
+     .made_of = OpKind::rotary,
+     .measured_sizes = head_sizes},
+    {.kind = OpKind::attention_gradient,
+     .name = "attention_gradient",
+     .operands = attention_gradient_operands,
+     .work = attention_gradient_work,
+     .cost = CostClass::attention,
+     .unmeasured_share = attention_gradient_share,
+     .measured_over = MeasuredOver::attention,
+     .measured_sizes = head_sizes,
+     .cpu_workspace = attention_gradient_cpu_workspace,
+     .cuda_workspace = attention_gradient_cuda_workspace},
+};
+
+}  // namespace
+
+std::span<const OpRow> attention_rows() {
+  return rows;
+}
+
+double alibi_slope(std::int64_t head, std::int64_t all_heads) {
+  const auto floor_of = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(all_heads)));
+  const bool beyond = head >= floor_of;  // every other slope of twice as many heads
+  const std::int64_t power = beyond ? 2 * (head - floor_of) + 1 : head + 1;
+  return std::exp2(-8.0 * static_cast<double>(power) / static_cast<double>(beyond ? 2 * floor_of : floor_of));
+}
+
+}  // namespace parplan

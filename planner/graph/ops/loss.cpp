@@ -1,0 +1,101 @@
+#include "planner/graph/ops/families.h"
+
+#include <algorithm>
+
+#include "planner/graph/ops/terms.h"
+
+namespace parplan {
+namespace {
+
+using enum OperandSource;
+using enum Access;
+using enum OperandContent;
+
+// Operands ----------------------------------------------------------------------------------------
+
+constexpr OperandSize two_per_row{[](const OpShape& s) { return 2 * s.rows; }, fp32};
+
+constexpr OperandRow cross_entropy_max_operands[] = {{input, 0, read, matrix}, {output, 0, write, per_row}};
+constexpr OperandRow cross_entropy_sums_operands[] = {{input, 0, read, matrix},
+                                                      {input, 1, read, vocabulary_ids},
+                                                      {input, 2, read, per_row},
+                                                      {output, 0, write, two_per_row}};
+constexpr OperandRow cross_entropy_loss_operands[] = {{input, 0, read, matrix},
+                                                      {input, 1, read, vocabulary_ids},
+                                                      {input, 2, read, per_row},
+                                                      {input, 3, read, two_per_row},
+                                                      {output, 0, update, one}};
+constexpr OperandRow cross_entropy_gradient_operands[] = {{input, 0, read, matrix},
+                                                          {input, 1, read, vocabulary_ids},
+                                                          {input, 2, read, per_row},
+                                                          {input, 3, read, two_per_row},
+                                                          {input_gradient, 0, write, matrix},
+                                                          {loss_scale, 0, read, scale_state, if_scaled}};
+
+constexpr OpKind cross_entropy_loss_gradients[] = {OpKind::cross_entropy_gradient};
+
+// Local shapes ------------------------------------------------------------------------------------
+
+void localize_cross_entropy(const LocalOp& local, OpShape& shape) {
+  shape.columns = local.input.size;
+  shape.begin = local.input.begin;
+  shape.valid = std::clamp<std::int64_t>(local.input.whole - local.input.begin, 0, local.input.size);
+  shape.scale = local.loss_weight;
+}
+
+// Work --------------------------------------------------------------------------------------------
+
+OpWork cross_entropy_max_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 4 * s.rows)};
+}
+OpWork cross_entropy_sums_work(const OpShape& s, DataType type) {  // subtract, exp, add; target, maximum, two sums
+  return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 16 * s.rows)};
+}
+// The two sums of a token hold all that its loss needs; the other operands are for the gradient.
+OpWork cross_entropy_loss_work(const OpShape& s, DataType) {
+  return {flops(3 * s.rows), Bytes(8 * s.rows + 8)};
+}
+OpWork cross_entropy_gradient_work(const OpShape& s, DataType type) {  // subtract, exp, divide, scale
+  return {flops(4 * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type) + 16 * s.rows)};
+}
+
+// Rows --------------------------------------------------------------------------------------------
+
+constexpr OpRow rows[] = {
+    {.kind = OpKind::cross_entropy_max,
+     .name = "cross_entropy_max",
+     .sharding = ShardingRule::vocabulary_max,
+     .localize = localize_cross_entropy,
+     .operands = cross_entropy_max_operands,
+     .work = cross_entropy_max_work,
+     .measured_over = MeasuredOver::vocabulary},
+    {.kind = OpKind::cross_entropy_sums,
+     .name = "cross_entropy_sums",
+     .sharding = ShardingRule::vocabulary_sum,
+     .localize = localize_cross_entropy,
+     .operands = cross_entropy_sums_operands,
+     .work = cross_entropy_sums_work,
+     .measured_over = MeasuredOver::vocabulary},
+    {.kind = OpKind::cross_entropy_loss,
+     .name = "cross_entropy_loss",
+     .sharding = ShardingRule::vocabulary_loss,
+     .localize = localize_cross_entropy,
+     .operands = cross_entropy_loss_operands,
+     .gradients = cross_entropy_loss_gradients,
+     .work = cross_entropy_loss_work},
+    {.kind = OpKind::cross_entropy_gradient,
+     .name = "cross_entropy_gradient",
+     .operands = cross_entropy_gradient_operands,
+     .in_place_read = 0,
+     .in_place_write = 4,
+     .work = cross_entropy_gradient_work,
+     .measured_over = MeasuredOver::vocabulary},
+};
+
+}  // namespace
+
+std::span<const OpRow> loss_rows() {
+  return rows;
+}
+
+}  // namespace parplan

@@ -1,0 +1,75 @@
+#include "planner/graph/ops/families.h"
+
+#include "planner/graph/ops/terms.h"
+
+namespace parplan {
+namespace {
+
+using enum OperandSource;
+using enum Access;
+
+// Operands ----------------------------------------------------------------------------------------
+
+// Around the step there is no forward op: sources only distinguish the operands.
+constexpr OperandRow accumulate_operands[] = {{input, 0, read, flat}, {output, 0, update, flat}};
+constexpr OperandRow fill_zero_operands[] = {{output, 0, write, flat}};
+constexpr OperandRow copy_operands[] = {{input, 0, read, flat}, {output, 0, write, flat}};
+constexpr OperandRow load_operands[] = {{output, 0, write, vocabulary_ids}};
+
+// Work --------------------------------------------------------------------------------------------
+
+OpWork accumulate_work(const OpShape& s, DataType type) {
+  return {flops(s.rows), Bytes(3 * s.rows * e(type))};
+}
+OpWork fill_zero_work(const OpShape& s, DataType type) {
+  return {Flops(0), Bytes(s.rows * e(type))};
+}
+OpWork copy_work(const OpShape& s, DataType type) {
+  return {Flops(0), Bytes(2 * s.rows * e(type))};
+}
+OpWork load_work(const OpShape& s, DataType) {
+  return {Flops(0), Bytes(4 * s.rows)};
+}
+
+// Rows --------------------------------------------------------------------------------------------
+
+constexpr OpRow rows[] = {
+    {.kind = OpKind::accumulate,
+     .name = "accumulate",
+     .operands = accumulate_operands,
+     .work = accumulate_work,
+     .cost = CostClass::streaming,
+     .measured_over = MeasuredOver::flat,
+     .measured_sizes = flat_sizes},
+    {.kind = OpKind::fill_zero,
+     .name = "fill_zero",
+     .operands = fill_zero_operands,
+     .work = fill_zero_work,
+     .measured_over = MeasuredOver::flat,
+     .measured_sizes = flat_sizes},
+    {.kind = OpKind::copy,
+     .name = "copy",
+     .operands = copy_operands,
+     .work = copy_work,
+     .cost = CostClass::streaming,
+     .measured_over = MeasuredOver::flat,
+     .measured_sizes = flat_sizes},
+    {.kind = OpKind::load_tokens,
+     .name = "load_tokens",
+     .operands = load_operands,
+     .work = load_work,
+     .cost = CostClass::loading},
+    {.kind = OpKind::load_targets,
+     .name = "load_targets",
+     .operands = load_operands,
+     .work = load_work,
+     .cost = CostClass::loading},
+};
+
+}  // namespace
+
+std::span<const OpRow> movement_rows() {
+  return rows;
+}
+
+}  // namespace parplan

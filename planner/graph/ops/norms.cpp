@@ -1,0 +1,150 @@
+#include "planner/graph/ops/families.h"
+
+#include "planner/graph/cuda_workspace.h"
+#include "planner/graph/ops/terms.h"
+
+namespace parplan {
+namespace {
+
+using enum OperandSource;
+using enum Access;
+
+// Operands ----------------------------------------------------------------------------------------
+
+constexpr OperandRow layer_norm_operands[] = {{input, 0, read, matrix},         {parameter, 0, read, per_column},
+                                              {parameter, 1, read, per_column}, {output, 0, write, matrix},
+                                              {output, 1, write, per_row},      {output, 2, write, per_row}};
+constexpr OperandRow rms_norm_operands[] = {{input, 0, read, matrix},
+                                            {parameter, 0, read, per_column},
+                                            {output, 0, write, matrix},
+                                            {output, 1, write, per_row}};
+constexpr OperandRow add_layer_norm_operands[] = {
+    {input, 0, read, matrix},         {input, 1, read, matrix, if_second}, {parameter, 0, read, per_column, if_bias},
+    {parameter, 1, read, per_column}, {parameter, 2, read, per_column},    {output, 0, write, matrix},
+    {output, 1, write, matrix},       {output, 2, write, per_row},         {output, 3, write, per_row}};
+constexpr OperandRow add_rms_norm_operands[] = {
+    {input, 0, read, matrix},         {input, 1, read, matrix, if_second}, {parameter, 0, read, per_column, if_bias},
+    {parameter, 1, read, per_column}, {output, 0, write, matrix},          {output, 1, write, matrix},
+    {output, 2, write, per_row}};
+
+constexpr OperandRow layer_norm_gradient_operands[] = {{output_gradient, 0, read, matrix},
+                                                       {input, 0, read, matrix},
+                                                       {parameter, 0, read, per_column},
+                                                       {output, 1, read, per_row},
+                                                       {output, 2, read, per_row},
+                                                       {input_gradient, 0, write, matrix},
+                                                       {parameter_gradient, 0, update, in_fp32(per_column)},
+                                                       {parameter_gradient, 1, update, in_fp32(per_column)},
+                                                       {workspace, 0, update}};
+constexpr OperandRow rms_norm_gradient_operands[] = {{output_gradient, 0, read, matrix},
+                                                     {input, 0, read, matrix},
+                                                     {parameter, 0, read, per_column},
+                                                     {output, 1, read, per_row},
+                                                     {input_gradient, 0, write, matrix},
+                                                     {parameter_gradient, 0, update, in_fp32(per_column)},
+                                                     {workspace, 0, update}};
+
+constexpr OpKind layer_norm_gradients[] = {OpKind::layer_norm_gradient};
+constexpr OpKind rms_norm_gradients[] = {OpKind::rms_norm_gradient};
+
+// Work --------------------------------------------------------------------------------------------
+
+// Mean 1, variance 3, normalise 2, scale and shift 2.
+OpWork layer_norm_work(const OpShape& s, DataType type) {
+  return {flops(8 * s.rows * s.columns), Bytes(2 * (s.rows + 1) * s.columns * e(type) + 8 * s.rows)};
+}
+OpWork rms_norm_work(const OpShape& s, DataType type) {  // mean square 2, normalise 1, scale 1
+  return {flops(4 * s.rows * s.columns), Bytes((2 * s.rows + 1) * s.columns * e(type) + 4 * s.rows)};
+}
+// Normalise again 2, dgamma 2, dbeta 1, dy gamma 1, its two sums 3, dx 4, and 1 to add to the
+// present value.
+OpWork layer_norm_gradient_work(const OpShape& s, DataType type) {
+  return {flops((s.accumulate ? 14 : 13) * s.rows * s.columns),
+          Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 8 * s.rows + 16 * s.columns)};
+}
+OpWork rms_norm_gradient_work(const OpShape& s, DataType type) {
+  return {flops((s.accumulate ? 10 : 9) * s.rows * s.columns),
+          Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 4 * s.rows + 8 * s.columns)};
+}
+
+// Two kernels in one: what the first writes is not read again.
+OpWork add_layer_norm_work(const OpShape& s, DataType type) {
+  const OpWork add = row_of(OpKind::add).work(s, type);
+  const OpWork norm = layer_norm_work(s, type);
+  return {add.flops + norm.flops, add.bytes + norm.bytes - Bytes(s.rows * s.columns * e(type))};
+}
+OpWork add_rms_norm_work(const OpShape& s, DataType type) {
+  const OpWork add = row_of(OpKind::add).work(s, type);
+  const OpWork norm = rms_norm_work(s, type);
+  return {add.flops + norm.flops, add.bytes + norm.bytes - Bytes(s.rows * s.columns * e(type))};
+}
+
+// Workspaces on CUDA ------------------------------------------------------------------------------
+
+Bytes layer_norm_gradient_cuda_workspace(const OpShape& s) {
+  return column_sums_workspace(s.rows, s.columns, 2);
+}
+Bytes rms_norm_gradient_cuda_workspace(const OpShape& s) {
+  return column_sums_workspace(s.rows, s.columns, 1);
+}
+
+// Rows --------------------------------------------------------------------------------------------
+
+constexpr OpRow rows[] = {
+    {.kind = OpKind::layer_norm,
+     .name = "layer_norm",
+     .sharding = ShardingRule::tokenwise,
+     .localize = localize_elementwise,
+     .operands = layer_norm_operands,
+     .gradients = layer_norm_gradients,
+     .work = layer_norm_work,
+     .measured_over = MeasuredOver::elementwise},
+    {.kind = OpKind::rms_norm,
+     .name = "rms_norm",
+     .sharding = ShardingRule::tokenwise,
+     .localize = localize_elementwise,
+     .operands = rms_norm_operands,
+     .gradients = rms_norm_gradients,
+     .work = rms_norm_work,
+     .measured_over = MeasuredOver::elementwise},
+    {.kind = OpKind::add_layer_norm,
+     .name = "add_layer_norm",
+     .operands = add_layer_norm_operands,
+     .in_place_read = 1,
+     .in_place_write = 5,
+     .work = add_layer_norm_work,
+     .made_of = OpKind::layer_norm,
+     .measured_over = MeasuredOver::elementwise,
+     .measured_with = with_second},
+    {.kind = OpKind::add_rms_norm,
+     .name = "add_rms_norm",
+     .operands = add_rms_norm_operands,
+     .in_place_read = 1,
+     .in_place_write = 4,
+     .work = add_rms_norm_work,
+     .made_of = OpKind::rms_norm,
+     .measured_over = MeasuredOver::elementwise,
+     .measured_with = with_second},
+    {.kind = OpKind::layer_norm_gradient,
+     .name = "layer_norm_gradient",
+     .operands = layer_norm_gradient_operands,
+     .accumulates = true,
+     .work = layer_norm_gradient_work,
+     .measured_over = MeasuredOver::elementwise,
+     .cuda_workspace = layer_norm_gradient_cuda_workspace},
+    {.kind = OpKind::rms_norm_gradient,
+     .name = "rms_norm_gradient",
+     .operands = rms_norm_gradient_operands,
+     .accumulates = true,
+     .work = rms_norm_gradient_work,
+     .measured_over = MeasuredOver::elementwise,
+     .cuda_workspace = rms_norm_gradient_cuda_workspace},
+};
+
+}  // namespace
+
+std::span<const OpRow> norm_rows() {
+  return rows;
+}
+
+}  // namespace parplan

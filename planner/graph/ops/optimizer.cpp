@@ -1,0 +1,100 @@
+#include "planner/graph/ops/families.h"
+
+#include "planner/graph/cuda_workspace.h"
+#include "planner/graph/ops/terms.h"
+
+namespace parplan {
+namespace {
+
+using enum OperandSource;
+using enum Access;
+using enum OperandContent;
+
+// Operands ----------------------------------------------------------------------------------------
+
+constexpr OperandSize second_moment{[](const OpShape& s) { return s.rows; }, non_negative};
+
+constexpr OperandRow sum_squares_operands[] = {
+    {input, 0, read, in_fp32(flat)}, {output, 0, update, one}, {workspace, 0, update}};
+constexpr OperandRow update_loss_scale_operands[] = {{input, 0, read, one}, {loss_scale, 0, update, scale_state}};
+// gradient, parameter, m, v, (norm), (master), (loss scale)
+constexpr OperandRow adamw_operands[] = {{input, 0, read, in_fp32(flat)},
+                                         {parameter, 0, update, flat},
+                                         {output, 0, update, in_fp32(flat)},
+                                         {output, 1, update, second_moment},
+                                         {input, 1, read, one, if_norm},
+                                         {output, 2, update, in_fp32(flat), if_master},
+                                         {loss_scale, 0, read, scale_state, if_scaled}};
+// gradient, parameter, (momentum), (norm), (master), (loss scale)
+constexpr OperandRow sgd_operands[] = {{input, 0, read, in_fp32(flat)},
+                                       {parameter, 0, update, flat},
+                                       {output, 0, update, in_fp32(flat), if_second},
+                                       {input, 1, read, one, if_norm},
+                                       {output, 1, update, in_fp32(flat), if_master},
+                                       {loss_scale, 0, read, scale_state, if_scaled}};
+
+// Work --------------------------------------------------------------------------------------------
+
+OpWork sum_squares_work(const OpShape& s, DataType) {
+  return {flops(2 * s.rows), Bytes(4 * s.rows + 8)};
+}
+// A parameter is updated directly, or rewritten from the fp32 master copy, which is updated.
+std::int64_t parameter_bytes(const OpShape& s, DataType type) {
+  return s.master ? 8 + e(type) : 2 * e(type);
+}
+// m 3, v 4, two corrections, sqrt, epsilon, divide, step 2; decay 2.
+OpWork adamw_work(const OpShape& s, DataType type) {
+  return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes((4 + 16 + parameter_bytes(s, type)) * s.rows)};
+}
+OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum
+  return {flops((2 + (s.weight_decay ? 2 : 0) + (s.second ? 2 : 0)) * s.rows),
+          Bytes((4 + (s.second ? 8 : 0) + parameter_bytes(s, type)) * s.rows)};
+}
+OpWork update_loss_scale_work(const OpShape&, DataType) {
+  return {flops(4), Bytes(4 + 2 * static_cast<std::int64_t>(sizeof(LossScale)))};
+}
+
+void with_decay_and_master(OpShape& shape, DataType type) {
+  shape.weight_decay = true;
+  shape.master = is_half(type);
+}
+
+Bytes sum_squares_cuda_workspace(const OpShape&) {
+  return Bytes(sum_squares_workspace_bytes);
+}
+
+// Rows --------------------------------------------------------------------------------------------
+
+constexpr OpRow rows[] = {
+    {.kind = OpKind::sum_squares,
+     .name = "sum_squares",
+     .operands = sum_squares_operands,
+     .work = sum_squares_work,
+     .measured_over = MeasuredOver::flat_fp32,
+     .measured_sizes = flat_sizes,
+     .cuda_workspace = sum_squares_cuda_workspace},
+    {.kind = OpKind::adamw,
+     .name = "adamw",
+     .operands = adamw_operands,
+     .work = adamw_work,
+     .measured_over = MeasuredOver::flat,
+     .measured_sizes = flat_sizes,
+     .measured_with = with_decay_and_master},
+    {.kind = OpKind::sgd,
+     .name = "sgd",
+     .operands = sgd_operands,
+     .work = sgd_work,
+     .measured_sizes = flat_sizes},
+    {.kind = OpKind::update_loss_scale,
+     .name = "update_loss_scale",
+     .operands = update_loss_scale_operands,
+     .work = update_loss_scale_work},
+};
+
+}  // namespace
+
+std::span<const OpRow> optimizer_rows() {
+  return rows;
+}
+
+}  // namespace parplan

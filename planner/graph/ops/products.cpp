@@ -1,0 +1,222 @@
+#include "planner/graph/ops/families.h"
+
+#include <algorithm>
+
+#include "planner/graph/cuda_workspace.h"
+#include "planner/graph/gemm_blocking.h"
+#include "planner/graph/ops/terms.h"
+
+namespace parplan {
+namespace {
+
+using enum OperandSource;
+using enum Access;
+
+// Operands ----------------------------------------------------------------------------------------
+
+// The input, and the weight.
+constexpr OperandSize inner_matrix{[](const OpShape& s) { return s.rows * s.inner; }};
+constexpr OperandSize weights{[](const OpShape& s) { return s.columns * s.inner; }};
+
+constexpr OperandRow linear_operands[] = {{input, 0, read, inner_matrix},
+                                          {parameter, 0, read, weights},
+                                          {parameter, 1, read, per_column, if_bias},
+                                          {output, 0, write, matrix},
+                                          {workspace, 0, update}};
+// The two outputs may share storage: then nobody needs `before`, and y alone is written.
+constexpr OperandRow linear_gelu_operands[] = {{input, 0, read, inner_matrix},
+                                               {parameter, 0, read, weights},
+                                               {parameter, 1, read, per_column, if_bias},
+                                               {output, 0, write, matrix},
+                                               {output, 1, write, matrix},
+                                               {workspace, 0, update}};
+
+constexpr OperandRow linear_input_gradient_operands[] = {{output_gradient, 0, read, matrix},
+                                                         {parameter, 0, read, weights},
+                                                         {input_gradient, 0, write, inner_matrix},
+                                                         {workspace, 0, update}};
+constexpr OperandRow linear_input_gradient_gelu_operands[] = {{output_gradient, 0, read, matrix},
+                                                              {parameter, 0, read, weights},
+                                                              {input, 0, read, inner_matrix},
+                                                              {input_gradient, 0, write, inner_matrix},
+                                                              {workspace, 0, update}};
+constexpr OperandRow linear_weight_gradient_operands[] = {{output_gradient, 0, read, matrix},
+                                                          {input, 0, read, inner_matrix},
+                                                          {parameter_gradient, 0, update, in_fp32(weights)},
+                                                          {parameter_gradient, 1, update, in_fp32(per_column), if_bias},
+                                                          {workspace, 0, update}};
+
+// The input gradient comes first: its all-reduce over the tensor axis and the blocks before wait
+// for it, while nothing waits for the weight's.
+constexpr OpKind linear_gradients[] = {OpKind::linear_input_gradient, OpKind::linear_weight_gradient};
+
+// Local shapes ------------------------------------------------------------------------------------
+
+void localize_linear(const LocalOp& local, OpShape& shape) {
+  const LocalParameter& weight = local.parameters[0];
+  shape.columns = weight.rows.size;
+  shape.inner = weight.columns.size;
+  shape.bias = local.op.parameters.size() > 1;
+}
+
+// Products ----------------------------------------------------------------------------------------
+// `linear` has m = rows, n = columns, k = inner; its gradients have the same three sizes in another
+// order.
+
+struct ProductSizes {
+  std::int64_t rows, columns, inner;
+};
+ProductSizes product_sizes_of(const OpShape& s) {
+  return {std::max<std::int64_t>(s.rows, 1), std::max<std::int64_t>(s.columns, 1), std::max<std::int64_t>(s.inner, 1)};
+}
+Product linear_product(const OpShape& s, DataType type) {
+  const auto [r, c, k] = product_sizes_of(s);
+  return {.m = r, .n = c, .k = k, .result = Bytes(r * c * size_of(type))};
+}
+Product linear_gelu_product(const OpShape& s, DataType type) {
+  const auto [r, c, k] = product_sizes_of(s);
+  return {.m = r, .n = c, .k = k, .result = Bytes(2 * r * c * size_of(type))};
+}
+Product linear_input_gradient_product(const OpShape& s, DataType type) {
+  const auto [r, c, k] = product_sizes_of(s);
+  return {.m = r, .n = k, .k = c, .result = Bytes((s.accumulate ? 2 : 1) * r * k * size_of(type))};
+}
+Product linear_input_gradient_gelu_product(const OpShape& s, DataType type) {
+  const auto [r, c, k] = product_sizes_of(s);
+  return {.m = r, .n = k, .k = c, .result = Bytes(2 * r * k * size_of(type))};
+}
+Product linear_weight_gradient_product(const OpShape& s, DataType) {
+  const auto [r, c, k] = product_sizes_of(s);
+  return {.m = c, .n = k, .k = r, .result = Bytes(8 * c * k)};
+}
+
+ModelProducts linear_model_products(const OpShape& s) {
+  return {static_cast<double>(s.rows), static_cast<double>(s.columns) * static_cast<double>(s.inner)};
+}
+
+// Work --------------------------------------------------------------------------------------------
+
+// Products of sizes are computed in floating point: those of a whole model exceed 63 bits sooner
+// than expected.
+Flops product(double factor, std::int64_t a, std::int64_t b, std::int64_t c) {
+  return Flops(factor * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c));
+}
+
+OpWork linear_work(const OpShape& s, DataType type) {
+  return {product(2, s.rows, s.columns, s.inner) + flops(s.bias ? s.rows * s.columns : 0),
+          Bytes((s.rows * s.inner + s.columns * s.inner + s.rows * s.columns + (s.bias ? s.columns : 0)) * e(type)),
+          true};
+}
+OpWork linear_gelu_work(const OpShape& s, DataType type) {
+  const OpWork linear = linear_work(s, type);
+  return {linear.flops + flops(9 * s.rows * s.columns), linear.bytes + Bytes(s.rows * s.columns * e(type)), true};
+}
+OpWork linear_input_gradient_work(const OpShape& s, DataType type) {
+  return {product(2, s.rows, s.columns, s.inner),
+          Bytes((s.rows * s.columns + s.columns * s.inner + input_gradient_passes(s) * s.rows * s.inner) * e(type)),
+          true};
+}
+// `columns` and `inner` are linear's: dbefore has `inner` columns.
+OpWork linear_input_gradient_gelu_work(const OpShape& s, DataType type) {
+  const OpWork linear = linear_input_gradient_work(s, type);
+  return {linear.flops + flops(17 * s.rows * s.inner), linear.bytes + Bytes(s.rows * s.inner * e(type)), true};
+}
+OpWork linear_weight_gradient_work(const OpShape& s, DataType type) {
+  return {
+      product(2, s.rows, s.columns, s.inner) + flops(s.bias ? s.rows * s.columns : 0),
+      Bytes((s.rows * s.columns + s.rows * s.inner) * e(type) + 8 * (s.columns * s.inner + (s.bias ? s.columns : 0))),
+      true};
+}
+
+// Workspaces on CPU (gemm_blocking.h) -------------------------------------------------------------
+
+Bytes linear_cpu_workspace(const OpShape& s) {
+  return linear_workspace(s.rows, s.columns, s.inner);
+}
+Bytes linear_input_gradient_cpu_workspace(const OpShape& s) {
+  return linear_input_gradient_workspace(s.rows, s.columns, s.inner);
+}
+Bytes linear_weight_gradient_cpu_workspace(const OpShape& s) {
+  return linear_weight_gradient_workspace(s.rows, s.columns, s.inner);
+}
+
+// Workspaces on CUDA (cuda_workspace.h) -----------------------------------------------------------
+
+Bytes matrix_cuda_workspace(const OpShape&) {
+  return Bytes(matrix_workspace_bytes);
+}
+// The sums of the bias come first and are finished before the product; with many columns they need
+// more than the product does.
+Bytes linear_weight_gradient_cuda_workspace(const OpShape& s) {
+  return std::max(Bytes(matrix_workspace_bytes), s.bias ? column_sums_workspace(s.rows, s.columns, 1) : Bytes(0));
+}
+
+// Rows --------------------------------------------------------------------------------------------
+
+constexpr OpRow rows[] = {
+    {.kind = OpKind::linear,
+     .name = "linear",
+     .sharding = ShardingRule::contraction,
+     .localize = localize_linear,
+     .operands = linear_operands,
+     .gradients = linear_gradients,
+     .work = linear_work,
+     .cost = CostClass::product,
+     .product = linear_product,
+     .model_products = linear_model_products,
+     .measured_over = MeasuredOver::products,
+     .measured_sizes = product_sizes,
+     .cpu_workspace = linear_cpu_workspace,
+     .cuda_workspace = matrix_cuda_workspace},
+    {.kind = OpKind::linear_gelu,
+     .name = "linear_gelu",
+     .operands = linear_gelu_operands,
+     .work = linear_gelu_work,
+     .cost = CostClass::product,
+     .product = linear_gelu_product,
+     .made_of = OpKind::linear,
+     .measured_over = MeasuredOver::products,
+     .measured_sizes = product_sizes,
+     .cpu_workspace = linear_cpu_workspace,
+     .cuda_workspace = matrix_cuda_workspace},
+    {.kind = OpKind::linear_input_gradient,
+     .name = "linear_input_gradient",
+     .operands = linear_input_gradient_operands,
+     .accumulates = true,
+     .work = linear_input_gradient_work,
+     .cost = CostClass::product,
+     .product = linear_input_gradient_product,
+     .measured_over = MeasuredOver::products,
+     .measured_sizes = product_sizes,
+     .cpu_workspace = linear_input_gradient_cpu_workspace,
+     .cuda_workspace = matrix_cuda_workspace},
+    {.kind = OpKind::linear_input_gradient_gelu,
+     .name = "linear_input_gradient_gelu",
+     .operands = linear_input_gradient_gelu_operands,
+     .work = linear_input_gradient_gelu_work,
+     .cost = CostClass::product,
+     .product = linear_input_gradient_gelu_product,
+     .made_of = OpKind::linear_input_gradient,
+     .measured_over = MeasuredOver::products,
+     .measured_sizes = product_sizes,
+     .cpu_workspace = linear_input_gradient_cpu_workspace,
+     .cuda_workspace = matrix_cuda_workspace},
+    {.kind = OpKind::linear_weight_gradient,
+     .name = "linear_weight_gradient",
+     .operands = linear_weight_gradient_operands,
+     .work = linear_weight_gradient_work,
+     .cost = CostClass::product,
+     .product = linear_weight_gradient_product,
+     .measured_over = MeasuredOver::products,
+     .measured_sizes = product_sizes,
+     .cpu_workspace = linear_weight_gradient_cpu_workspace,
+     .cuda_workspace = linear_weight_gradient_cuda_workspace},
+};
+
+}  // namespace
+
+std::span<const OpRow> product_rows() {
+  return rows;
+}
+
+}  // namespace parplan
