@@ -1,5 +1,9 @@
 #include "models/decoder.h"
 
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include <fmt/format.h>
 
 #include "models/graph_builder.h"
@@ -95,17 +99,13 @@ TensorId feed_forward(GraphBuilder& builder, const ModelSpec& spec, const std::s
     return builder.linear(name + part, x, builder.feature(), builder.hidden(), spec.initializer_range, spec.mlp_bias);
   };
   const OpShape attributes = {.activation = activation_kind(spec.activation)};
-  TensorId inner = -1;
-  if (is_gated(spec.activation)) {
-    const TensorId gate = widen(".gate");
-    const TensorId up = widen(".up");
-    inner = builder.activation(name + ".gated", builder.feature());
-    builder.op(OpKind::gate, name + ".gated", {gate, up}, {}, {inner}, attributes);
-  } else {
-    const TensorId up = widen(".up");
-    inner = builder.activation(name + ".activation", builder.feature());
-    builder.op(OpKind::activation, name + ".activation", {up}, {}, {inner}, attributes);
-  }
+  const bool gated = is_gated(spec.activation);
+  std::vector<TensorId> widened;
+  if (gated) widened.push_back(widen(".gate"));
+  widened.push_back(widen(".up"));
+  const std::string activated = name + (gated ? ".gated" : ".activation");
+  const TensorId inner = builder.activation(activated, builder.feature());
+  builder.op(gated ? OpKind::gate : OpKind::activation, activated, std::move(widened), {}, {inner}, attributes);
   return builder.linear(name + ".down", inner, builder.hidden(), builder.feature(), builder.residual_deviation(),
                         false);
 }
@@ -118,7 +118,7 @@ TensorId join(GraphBuilder& builder, const ModelSpec& spec, const std::string& n
       spec.norm_placement == NormPlacement::after_branch || spec.norm_placement == NormPlacement::around_branch;
   const bool scaled = spec.residual_multiplier != 1.0;
   const bool bias_first = bias && (normed || scaled);
-  if (bias_first) branch = builder.add(name + "_bias", -1, branch, bias_name, true);
+  if (bias_first) branch = builder.add(name + "_bias", std::nullopt, branch, bias_name, true);
   if (normed) branch = norm(builder, spec, name + "_output_norm", branch);
   if (scaled) branch = builder.scale(name + "_scale", branch, spec.residual_multiplier);
   const TensorId sum = builder.add(name + "_add", x, branch, bias_name, bias && !bias_first);
@@ -160,7 +160,7 @@ TensorId layer_of(GraphBuilder& builder, const ModelSpec& spec, std::int64_t lay
 OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length) {
   GraphBuilder builder(spec, sequence_length);
 
-  builder.begin_block("embedding", -1);
+  builder.begin_block("embedding", std::nullopt);
   TensorId x = builder.embed();
   if (spec.embedding_multiplier != 1.0) x = builder.scale("embedding.scale", x, spec.embedding_multiplier);
   if (spec.embedding_norm) x = norm(builder, spec, "embedding.norm", x);
@@ -182,7 +182,7 @@ OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length) {
   builder.begin_block("head", x);
   if (spec.norm_placement != NormPlacement::after_add) x = norm(builder, spec, "head.norm", x);
   builder.head_and_loss(x);
-  builder.end_block(-1);
+  builder.end_block(std::nullopt);
   return builder.finish_graph();
 }
 

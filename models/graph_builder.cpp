@@ -15,11 +15,11 @@ GraphBuilder::GraphBuilder(const ModelSpec& spec, std::int64_t sequence_length) 
   graph_.vocabulary = spec.vocabulary;
 }
 
-void GraphBuilder::begin_block(const std::string& name, TensorId input) {
+void GraphBuilder::begin_block(const std::string& name, std::optional<TensorId> input) {
   graph_.blocks.push_back({.name = name, .first_op = static_cast<int>(graph_.ops.size()), .input = input});
 }
 
-void GraphBuilder::end_block(TensorId output) {
+void GraphBuilder::end_block(std::optional<TensorId> output) {
   graph_.blocks.back().last_op = static_cast<int>(graph_.ops.size());
   graph_.blocks.back().output = output;
 }
@@ -76,7 +76,7 @@ TensorId GraphBuilder::embed() {
   const TensorId ids = tokens("tokens");
   embedding_weight_ = weight("embedding.weight", vocabulary(), embedding_width(), spec_.initializer_range);
   const TensorId x = activation("embedding", embedding_width());
-  op(OpKind::embedding, "embedding", {ids}, {embedding_weight_}, {x});
+  op(OpKind::embedding, "embedding", {ids}, {*embedding_weight_}, {x});
   if (!spec_.embedding_width) return x;
   return linear("embedding.projection", x, hidden(), embedding_width(), spec_.initializer_range, false);
 }
@@ -90,12 +90,12 @@ TensorId GraphBuilder::linear(const std::string& name, TensorId x, TensorDim out
   return y;
 }
 
-TensorId GraphBuilder::add(const std::string& name, TensorId residual, TensorId branch, const std::string& bias_name,
-                           bool bias) {
+TensorId GraphBuilder::add(const std::string& name, std::optional<TensorId> residual, TensorId branch,
+                           const std::string& bias_name, bool bias) {
   std::vector<TensorId> parameters;
   if (bias) parameters.push_back(zeros(bias_name, hidden()));
   const TensorId y = activation(name, hidden());
-  op(OpKind::add, name, residual < 0 ? std::vector{branch} : std::vector{residual, branch}, std::move(parameters), {y});
+  op(OpKind::add, name, residual ? std::vector{*residual, branch} : std::vector{branch}, std::move(parameters), {y});
   return y;
 }
 
@@ -110,7 +110,7 @@ void GraphBuilder::head_and_loss(TensorId x) {
   if (spec_.embedding_width)
     x = linear("head.projection", x, embedding_width(), hidden(), spec_.initializer_range, false);
   std::vector<TensorId> parameters = {
-      spec_.tied_embeddings ? embedding_weight_
+      spec_.tied_embeddings ? embedding_weight_.value()
                             : weight("head.weight", vocabulary(), embedding_width(), spec_.initializer_range)};
   if (spec_.head_bias) parameters.push_back(zeros("head.bias", vocabulary()));
   TensorId logits = activation("head.logits", vocabulary());

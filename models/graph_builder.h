@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,11 +15,11 @@ class GraphBuilder {
  public:
   GraphBuilder(const ModelSpec& spec, std::int64_t sequence_length);
 
-  // Ops from here on belong to the block `name`, which reads the output `input` of the block before
-  // (-1: the first block).
-  void begin_block(const std::string& name, TensorId input);
-  // `output` is what the next block reads; -1 for the last one.
-  void end_block(TensorId output);
+  // Ops from here on belong to the block `name`, which reads `input`, the output of the block
+  // before; the first block reads none.
+  void begin_block(const std::string& name, std::optional<TensorId> input);
+  // `output` is what the next block reads; the last block has none.
+  void end_block(std::optional<TensorId> output);
 
   TensorId tokens(const std::string& name);
   // [sequence, batch, width]
@@ -41,9 +42,10 @@ class GraphBuilder {
   // x -> x weight^T (+ bias); the parameters are `name`.weight and, where `bias`, `name`.bias.
   TensorId linear(const std::string& name, TensorId x, TensorDim out, TensorDim in, double standard_deviation,
                   bool bias);
-  // residual + branch + bias; without a residual where that is -1. The bias of a row-parallel
-  // product is added here, once, after the reduction.
-  TensorId add(const std::string& name, TensorId residual, TensorId branch, const std::string& bias_name, bool bias);
+  // residual + branch + bias, or branch + bias. The bias of a row-parallel product is added here,
+  // once, after the reduction.
+  TensorId add(const std::string& name, std::optional<TensorId> residual, TensorId branch, const std::string& bias_name,
+               bool bias);
   // x times a number
   TensorId scale(const std::string& name, TensorId x, double factor);
   // x -> logits -> loss; a multiplier of the logits is applied to x, which is narrower. The weight
@@ -67,7 +69,7 @@ class GraphBuilder {
 
   ModelSpec spec_;
   OpGraph graph_;
-  TensorId embedding_weight_ = -1;
+  std::optional<TensorId> embedding_weight_;  // since `embed`
 };
 
 // The activation itself; for gated ones, the gate's.

@@ -1,5 +1,7 @@
 #include "models/mlp.h"
 
+#include <optional>
+
 #include <fmt/format.h>
 
 #include "models/graph_builder.h"
@@ -9,7 +11,7 @@ namespace parplan {
 OpGraph build_mlp(const ModelSpec& spec, std::int64_t sequence_length) {
   GraphBuilder builder(spec, sequence_length);
 
-  builder.begin_block("embedding", -1);
+  builder.begin_block("embedding", std::nullopt);
   TensorId x = builder.embed();
   builder.end_block(x);
 
@@ -23,13 +25,13 @@ OpGraph build_mlp(const ModelSpec& spec, std::int64_t sequence_length) {
                {.activation = activation_kind(spec.activation)});
     const TensorId down =
         builder.linear(name + ".down", inner, builder.hidden(), builder.feature(), builder.residual_deviation(), false);
-    x = builder.add(name + ".add", -1, down, name + ".down.bias", true);
+    x = builder.add(name + ".add", std::nullopt, down, name + ".down.bias", true);
     builder.end_block(x);
   }
 
   builder.begin_block("head", x);
   builder.head_and_loss(x);
-  builder.end_block(-1);
+  builder.end_block(std::nullopt);
   return builder.finish_graph();
 }
 

@@ -64,8 +64,8 @@ bool is_gradient(OperandSource source) {
 
 // One use of a tensor by an op that passes gradients on.
 struct Pass {
-  int forward_op = -1;
-  TensorId input = -1;
+  int forward_op = 0;
+  TensorId input = 0;
   bool operator==(const Pass&) const = default;
 };
 
@@ -76,16 +76,17 @@ class Derivation {
       : graph_(graph), block_(block), copies_(copies) {
     defined_.assign(graph.tensors.size(), false);
     for (std::size_t t = 0; t < graph.tensors.size(); ++t) result_.alias.push_back(static_cast<TensorId>(t));
-    passed_by_.assign(graph.tensors.size(), -1);
+    passed_by_.assign(graph.tensors.size(), std::nullopt);
   }
 
   TrainingBlock derive() {
     for (int i = block_.first_op; i < block_.last_op; ++i)
       result_.forward.push_back(training_op(graph_.ops[index(i)], i, graph_.ops[index(i)].kind));
-    if (block_.output >= 0) defined_[index(block_.output)] = true;  // it comes from the next block
+    if (block_.output) defined_[index(*block_.output)] = true;  // it comes from the next block
     for (int i = block_.last_op; i-- > block_.first_op;) differentiate(i);
-    PARPLAN_ASSERT(block_.input < 0 || defined_[index(block_.input)],
-                   fmt::format("block {}: no gradient for {}", block_.name, tensor_name(block_.input)));
+    if (block_.input)
+      PARPLAN_ASSERT(defined_[index(*block_.input)],
+                     fmt::format("block {}: no gradient for {}", block_.name, tensor_name(*block_.input)));
     collect_saved();
     return std::move(result_);
   }
@@ -99,10 +100,11 @@ class Derivation {
         if (changed.source != OperandSource::input_gradient || changed.access != Access::update) continue;
         for (std::size_t later = i; later < block.backward.size(); ++later)
           for (const TrainingOperand& read : block.backward[later].operands)
-            if (is_gradient(read.source) && root(block, read.tensor) == root(block, changed.tensor) &&
-                !descends(block, read.tensor, changed.tensor)) {
-              PARPLAN_ASSERT(passed_by_[index(changed.tensor)] >= 0, tensor_name(changed.tensor));
-              return Pass{passed_by_[index(changed.tensor)], changed.tensor};
+            if (is_gradient(read.source) && root(block, *read.tensor) == root(block, *changed.tensor) &&
+                !descends(block, *read.tensor, *changed.tensor)) {
+              const std::optional<int> passed_by = passed_by_[index(*changed.tensor)];
+              PARPLAN_ASSERT(passed_by.has_value(), tensor_name(*changed.tensor));
+              return Pass{*passed_by, *changed.tensor};
             }
       }
     return std::nullopt;
@@ -128,24 +130,24 @@ class Derivation {
     std::vector<TrainingOperand> contributions;
     bool first = true;
     for (TrainingOperand& operand : gradient.operands) {
-      if (operand.source == OperandSource::output_gradient) check_defined(op, operand.tensor);
+      if (operand.source == OperandSource::output_gradient) check_defined(op, *operand.tensor);
       if (operand.source != OperandSource::input_gradient) continue;
-      if (defined_[index(operand.tensor)] && row.accumulates && first) {
+      if (defined_[index(*operand.tensor)] && row.accumulates && first) {
         gradient.accumulate = true;
         operand.access = Access::update;
-      } else if (defined_[index(operand.tensor)]) {
+      } else if (defined_[index(*operand.tensor)]) {
         operand.source = OperandSource::contribution;
         operand.part = static_cast<int>(contributions.size());
         contributions.push_back(operand);
       }
-      defined_[index(operand.tensor)] = true;
+      defined_[index(*operand.tensor)] = true;
       first = false;
     }
     const int forward_op = gradient.forward_op;
     result_.backward.push_back(std::move(gradient));
     for (TrainingOperand& part : contributions) {
       part.access = Access::read;
-      emit(OpKind::accumulate, forward_op, part, part.tensor);
+      emit(OpKind::accumulate, forward_op, part, *part.tensor);
     }
   }
 
@@ -199,16 +201,16 @@ class Derivation {
     for (const TrainingOp& op : result_.backward)
       for (const TrainingOperand& operand : op.operands)
         if (operand.source == OperandSource::input || operand.source == OperandSource::output)
-          wanted[index(operand.tensor)] = true;
+          wanted[index(*operand.tensor)] = true;
     const auto save = [&](TensorId id) {
-      if (id < 0 || !wanted[index(id)]) return;
+      if (!wanted[index(id)]) return;
       wanted[index(id)] = false;
       result_.saved.push_back(id);
     };
-    save(block_.input);
+    if (block_.input) save(*block_.input);
     for (const TrainingOp& op : result_.forward)
       for (const TrainingOperand& operand : op.operands)
-        if (operand.source == OperandSource::input || operand.source == OperandSource::output) save(operand.tensor);
+        if (operand.source == OperandSource::input || operand.source == OperandSource::output) save(*operand.tensor);
   }
 
   const OpGraph& graph_;
@@ -216,7 +218,7 @@ class Derivation {
   const std::vector<Pass>& copies_;
   TrainingBlock result_;
   std::vector<bool> defined_;   // indexed by TensorId: its gradient has been written
-  std::vector<int> passed_by_;  // indexed by TensorId: the op whose output's gradient it shares; -1: none
+  std::vector<std::optional<int>> passed_by_;  // indexed by TensorId: the op whose output's gradient it shares
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "planner/graph/op_graph.h"
@@ -10,8 +11,8 @@ namespace parplan {
 // loss scale.
 struct TrainingOperand {
   OperandSource source{};
-  // The forward tensor meant (its value, or its gradient); -1 for workspace and loss scale.
-  TensorId tensor = -1;
+  // The forward tensor meant (its value, or its gradient); workspace and loss scale have none.
+  std::optional<TensorId> tensor = {};
   Access access{};
   int part = 0;  // of a contribution: which of the contributions of one op to the tensor it is
   bool operator==(const TrainingOperand&) const = default;
@@ -24,7 +25,7 @@ struct TrainingOp {
   OpKind kind{};
   // Index into OpGraph::ops; for an op that adds or copies, the op whose input's gradient it
   // handles.
-  int forward_op = -1;
+  int forward_op = 0;
   // Without inputs and parameters that the op lacks; lowering leaves out more.
   std::vector<TrainingOperand> operands;
   bool accumulate = false;  // the (first) input gradient is added to, not written

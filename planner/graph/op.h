@@ -253,6 +253,13 @@ enum class ShardingRule {
   none,         // backward and around-the-step ops
 };
 
+// Positions of a read and a written operand that may share storage: the kernel reads an element
+// before it writes it, and needs each element of the one for the same element of the other only.
+struct InPlace {
+  int read = 0;
+  int write = 0;
+};
+
 // All that the planner knows about an op kind. Outside the rows, a kind is named only where it is
 // chosen: families, fusion, lowering, kernel tables (a house test has the list).
 struct OpRow {
@@ -277,11 +284,8 @@ struct OpRow {
   bool passes_gradient = false;
   // Backward ops: `input_gradient(0)` can be added to (OpShape::accumulate) instead of written.
   bool accumulates = false;
-  // Positions of operands {read, written} that may share storage if the read one is not needed
-  // again; -1: none. Such kernels read an element before they write it, and need each element of
-  // the read operand for the same element of the written one only.
-  int in_place_read = -1;
-  int in_place_write = -1;
+  // The operands that may share storage if the read one is not needed again.
+  std::optional<InPlace> in_place = {};
 
   OpWork (*work)(const OpShape&, DataType) = nullptr;
   CostClass cost = CostClass::moving;

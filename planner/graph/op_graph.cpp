@@ -131,7 +131,7 @@ using Dag = boost::adjacency_list<boost::vecS, boost::vecS, boost::bidirectional
 
 void check_order(const OpGraph& graph) {
   Dag dag(graph.tensors.size() + graph.ops.size());
-  std::vector<int> producer(graph.tensors.size(), -1);
+  std::vector<std::optional<int>> producer(graph.tensors.size());
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const Op& op = graph.ops[i];
     const std::size_t vertex = graph.tensors.size() + i;
@@ -141,10 +141,9 @@ void check_order(const OpGraph& graph) {
       const TensorRole role = tensor(graph, id).role;
       if (role == TensorRole::tokens)
         wrong(graph, op, fmt::format("'{}' comes from the data loader", tensor(graph, id).name));
-      if (producer[index(id)] >= 0)
+      if (const std::optional<int> other = producer[index(id)])
         wrong(graph, op,
-              fmt::format("'{}' is written by '{}' already", tensor(graph, id).name,
-                          graph.ops[index(producer[index(id)])].name));
+              fmt::format("'{}' is written by '{}' already", tensor(graph, id).name, graph.ops[index(*other)].name));
       producer[index(id)] = static_cast<int>(i);
       boost::add_edge(vertex, index(id), dag);
     }
@@ -160,10 +159,11 @@ void check_order(const OpGraph& graph) {
     const Op& op = graph.ops[i];
     for (const TensorId id : op.inputs) {
       if (tensor(graph, id).role == TensorRole::tokens) continue;
-      if (producer[index(id)] < 0) wrong(graph, op, fmt::format("nothing writes '{}'", tensor(graph, id).name));
-      if (producer[index(id)] > static_cast<int>(i))
+      const std::optional<int> writer = producer[index(id)];
+      if (!writer) wrong(graph, op, fmt::format("nothing writes '{}'", tensor(graph, id).name));
+      if (*writer > static_cast<int>(i))
         wrong(graph, op,
-              fmt::format("stands before '{}', which writes '{}'", graph.ops[index(producer[index(id)])].name,
+              fmt::format("stands before '{}', which writes '{}'", graph.ops[index(*writer)].name,
                           tensor(graph, id).name));
       for (const TensorId output : op.outputs)
         if (output < id)
@@ -196,17 +196,18 @@ void check_blocks(const OpGraph& graph) {
 
   // crossing[b]: tensors written before the boundary after block b and read after it.
   std::vector<std::vector<TensorId>> crossing(graph.blocks.size());
-  std::vector<int> producer(graph.tensors.size(), -1);
+  std::vector<std::optional<int>> producer(graph.tensors.size());
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     for (const TensorId id : graph.ops[i].inputs) {
-      if (producer[index(id)] < 0) continue;
-      for (std::size_t b = block_of[index(producer[index(id)])]; b < block_of[i]; ++b)
+      const std::optional<int> writer = producer[index(id)];
+      if (!writer) continue;
+      for (std::size_t b = block_of[index(*writer)]; b < block_of[i]; ++b)
         if (!contains(crossing[b], id)) crossing[b].push_back(id);
     }
     for (const TensorId id : graph.ops[i].outputs) producer[index(id)] = static_cast<int>(i);
   }
-  const auto described = [&](TensorId id) {
-    return id >= 0 && index(id) < graph.tensors.size() ? "'" + tensor(graph, id).name + "'" : std::string("none");
+  const auto described = [&](std::optional<TensorId> id) {
+    return id && index(*id) < graph.tensors.size() ? "'" + tensor(graph, *id).name + "'" : std::string("none");
   };
   for (std::size_t b = 0; b < graph.blocks.size(); ++b) {
     const Block& block = graph.blocks[b];
@@ -218,12 +219,12 @@ void check_blocks(const OpGraph& graph) {
             fmt::format("between blocks '{}' and '{}' cross {}; expected one activation", block.name,
                         graph.blocks[b + 1].name, names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
     }
-    const TensorId input = b == 0 ? -1 : crossing[b - 1][0];
-    const TensorId output = last ? -1 : crossing[b][0];
+    const std::optional<TensorId> input = b == 0 ? std::nullopt : std::optional(crossing[b - 1][0]);
+    const std::optional<TensorId> output = last ? std::nullopt : std::optional(crossing[b][0]);
     if (block.input != input || block.output != output)
       wrong(graph, fmt::format("block '{}' declares input {} and output {}, but {} and {} cross", block.name,
                                described(block.input), described(block.output), described(input), described(output)));
-    if (!last && block_of[index(producer[index(output)])] != b)
+    if (output && block_of[index(*producer[index(*output)])] != b)
       wrong(graph, fmt::format("block '{}' does not write its output {}", block.name, described(output)));
   }
 }
@@ -236,8 +237,8 @@ struct BlockPattern {
   std::vector<Op> ops;
   std::vector<Tensor> tensors;
   std::vector<TensorId> tied;
-  TensorId input = -1;
-  TensorId output = -1;
+  std::optional<TensorId> input;
+  std::optional<TensorId> output;
   bool operator==(const BlockPattern&) const = default;
 };
 
@@ -263,8 +264,8 @@ BlockPattern pattern(const OpGraph& graph, const Block& block) {
       for (TensorId& id : *ids) id = renumber(id);
     result.ops.push_back(std::move(op));
   }
-  if (block.input >= 0) result.input = number.at(block.input);
-  if (block.output >= 0) result.output = number.at(block.output);
+  if (block.input) result.input = number.at(*block.input);
+  if (block.output) result.output = number.at(*block.output);
   return result;
 }
 
@@ -306,13 +307,14 @@ Flops model_flops_per_sample(const OpGraph& graph) {
 namespace {
 
 std::vector<TensorId> tied_parameters(const OpGraph& graph) {
-  std::vector<int> first_block(graph.tensors.size(), -1);
+  std::vector<std::optional<std::size_t>> first_block(graph.tensors.size());
   std::vector<bool> tied(graph.tensors.size(), false);
   for (std::size_t b = 0; b < graph.blocks.size(); ++b)
     for (int i = graph.blocks[b].first_op; i < graph.blocks[b].last_op; ++i)
       for (const TensorId id : graph.ops[index(i)].parameters) {
-        if (first_block[index(id)] < 0) first_block[index(id)] = static_cast<int>(b);
-        if (first_block[index(id)] != static_cast<int>(b)) tied[index(id)] = true;
+        std::optional<std::size_t>& first = first_block[index(id)];
+        if (!first) first = b;
+        if (first != b) tied[index(id)] = true;
       }
   std::vector<TensorId> result = parameters(graph);
   std::erase_if(result, [&](TensorId id) { return !tied[index(id)]; });

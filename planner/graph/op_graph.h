@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,8 @@ struct Block {
   int kind = 0;
   int first_op = 0;
   int last_op = 0;       // one past
-  TensorId input = -1;   // crossing activation; -1 for the first block
-  TensorId output = -1;  // crossing activation; -1 for the last block (it ends in the loss)
+  std::optional<TensorId> input = {};   // crossing activation; the first block has none
+  std::optional<TensorId> output = {};  // crossing activation; the last block has none: it ends in the loss
   bool operator==(const Block&) const = default;
 };
 

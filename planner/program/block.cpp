@@ -66,7 +66,7 @@ class SegmentBuilder {
     declare_inputs();
     for (std::size_t i = 0; i < training_.forward.size(); ++i)
       if (needed[i]) forward_op(training_.forward[i], needed, label);
-    if (keeps && block_.output >= 0) deliver(Key{block_.output, residual_}, forward_values_, binding::output, label);
+    if (keeps && block_.output) deliver(Key{*block_.output, residual_}, forward_values_, binding::output, label);
   }
 
   // Emits the whole backward. Saved tensors are where the forward put them.
@@ -77,18 +77,18 @@ class SegmentBuilder {
     for (std::size_t i = 0; i < training_.backward.size(); ++i)
       for (const TrainingOperand& operand : training_.backward[i].operands) {
         if (operand.source == OperandSource::input || operand.source == OperandSource::output)
-          last_read_[index(operand.tensor)] = static_cast<int>(i);
+          last_read_[index(*operand.tensor)] = static_cast<int>(i);
         if (operand.source == OperandSource::output_gradient || operand.source == OperandSource::input_gradient)
-          last_gradient_use_[index(root(operand.tensor))] = static_cast<int>(i);
+          last_gradient_use_[index(root(*operand.tensor))] = static_cast<int>(i);
       }
-    if (block_.output >= 0) {
-      const std::int64_t bytes = crossing_bytes(block_.output);
-      gradient_values_[{root(block_.output), residual_}] = whole(add_storage({binding::gradient, 0, bytes}), bytes);
+    if (block_.output) {
+      const std::int64_t bytes = crossing_bytes(*block_.output);
+      gradient_values_[{root(*block_.output), residual_}] = whole(add_storage({binding::gradient, 0, bytes}), bytes);
     }
     for (std::size_t i = 0; i < training_.backward.size(); ++i) backward_op(training_.backward[i], static_cast<int>(i));
-    if (block_.input < 0) return;
-    add_waiting_part(root(block_.input));
-    deliver(Key{root(block_.input), residual_}, gradient_values_, binding::gradient, Label::compute);
+    if (!block_.input) return;
+    add_waiting_part(root(*block_.input));
+    deliver(Key{root(*block_.input), residual_}, gradient_values_, binding::gradient, Label::compute);
   }
 
   Segment finish(std::string name) {
@@ -213,7 +213,7 @@ class SegmentBuilder {
   }
 
   void declare_inputs() {
-    if (block_.input >= 0) forward_values_[{block_.input, residual_}] = *saved_value(block_.input);
+    if (block_.input) forward_values_[{*block_.input, residual_}] = *saved_value(*block_.input);
   }
   void declare_saved() {
     for (const SavedTensor& saved : saved_)
@@ -339,8 +339,8 @@ class SegmentBuilder {
   // operands, including absent ones.
   bool writes_over(const TrainingOp& op, TensorId id) const {
     const OpRow& row = row_of(op.kind);
-    if (row.in_place_read < 0) return false;
-    const OperandRow& read = row.operands[row.in_place_read];
+    if (!row.in_place) return false;
+    const OperandRow& read = row.operands[row.in_place->read];
     const Op& forward = graph_.ops[op.forward_op];
     return read.source == OperandSource::input && read.index < static_cast<int>(forward.inputs.size()) &&
            forward.inputs[read.index] == id;
@@ -408,9 +408,9 @@ class SegmentBuilder {
     const TensorLayout rows = wanted.empty() ? TensorLayout{} : wanted[0];
     OpShape shape = local_shape(graph_, forward, rows, choice_);
     emit_op(op, shape, label, forward.name, [&](const TrainingOperand& operand) {
-      return operand.source == OperandSource::input ? inputs.at(operand.tensor)
-             : operand.source == OperandSource::output ? outputs.at(operand.tensor)
-                                                       : parameter(operand.tensor);
+      return operand.source == OperandSource::input ? inputs.at(*operand.tensor)
+             : operand.source == OperandSource::output ? outputs.at(*operand.tensor)
+                                                       : parameter(*operand.tensor);
     });
     for (TensorId id : forward.outputs) {
       if (tensor(id).role == TensorRole::loss) continue;
@@ -474,8 +474,8 @@ class SegmentBuilder {
     const std::vector<TensorLayout>& wanted = placements_.inputs[op.forward_op - block_.first_op];
     for (TrainingOperand& operand : op.operands)
       if (operand.source == OperandSource::input_gradient && operand.access == Access::update &&
-          waits(root(operand.tensor), layout_of_gradient(operand.tensor, forward, wanted)) &&
-          !waiting_parts_.contains(root(operand.tensor))) {
+          waits(root(*operand.tensor), layout_of_gradient(*operand.tensor, forward, wanted)) &&
+          !waiting_parts_.contains(root(*operand.tensor))) {
         op.accumulate = false;  // the first contribution to a separate sum
         operand.access = Access::write;
       }
@@ -496,7 +496,7 @@ class SegmentBuilder {
         op.operands, [](const TrainingOperand& operand) { return operand.source == OperandSource::loss_scale; });
     shape.scaled = takes_loss_scale && choice_.precision == DataType::fp16;
 
-    using OperandKey = std::tuple<OperandSource, TensorId, int>;
+    using OperandKey = std::tuple<OperandSource, std::optional<TensorId>, int>;
     const auto key_of = [](const TrainingOperand& operand) {
       return OperandKey{operand.source, operand.tensor, operand.part};
     };
@@ -507,23 +507,23 @@ class SegmentBuilder {
         case OperandSource::input: {
           const auto at =
               std::find(forward.inputs.begin(), forward.inputs.end(), operand.tensor) - forward.inputs.begin();
-          values[key] = materialise(forward_values_, operand.tensor, wanted[at]);
+          values[key] = materialise(forward_values_, *operand.tensor, wanted[at]);
           break;
         }
         case OperandSource::output:
-          values[key] = materialise(forward_values_, operand.tensor, placements_.canonical[index(operand.tensor)]);
+          values[key] = materialise(forward_values_, *operand.tensor, placements_.canonical[index(*operand.tensor)]);
           break;
         case OperandSource::output_gradient:
-          add_waiting_part(root(operand.tensor));
-          values[key] = materialise(gradient_values_, root(operand.tensor), gradient_layout(operand.tensor));
+          add_waiting_part(root(*operand.tensor));
+          values[key] = materialise(gradient_values_, root(*operand.tensor), gradient_layout(*operand.tensor));
           break;
-        case OperandSource::parameter: values[key] = parameter(operand.tensor); break;
-        case OperandSource::parameter_gradient: values[key] = parameter_gradient(operand.tensor); break;
+        case OperandSource::parameter: values[key] = parameter(*operand.tensor); break;
+        case OperandSource::parameter_gradient: values[key] = parameter_gradient(*operand.tensor); break;
         case OperandSource::contribution:
           if (operand.access == Access::write)
-            contributions_[{operand.tensor, operand.part}] = scratch(local_bytes(
-                tensor(operand.tensor), layout_of_gradient(operand.tensor, forward, wanted), choice_));
-          values[key] = contributions_.at({operand.tensor, operand.part});
+            contributions_[{*operand.tensor, operand.part}] = scratch(local_bytes(
+                tensor(*operand.tensor), layout_of_gradient(*operand.tensor, forward, wanted), choice_));
+          values[key] = contributions_.at({*operand.tensor, operand.part});
           break;
         case OperandSource::input_gradient:
         case OperandSource::loss_scale:
@@ -532,14 +532,14 @@ class SegmentBuilder {
     }
     for (const TrainingOperand& operand : op.operands) {
       if (operand.source != OperandSource::input_gradient) continue;
-      const Value value = input_gradient(op, position, operand.tensor, forward, wanted, values);
+      const Value value = input_gradient(op, position, *operand.tensor, forward, wanted, values);
       values[key_of(operand)] = value;
-      if (adds_or_copies) shape = {.rows = value.bytes / size_of(type_of(tensor(operand.tensor), choice_.precision))};
+      if (adds_or_copies) shape = {.rows = value.bytes / size_of(type_of(tensor(*operand.tensor), choice_.precision))};
     }
     emit_op(op, shape, Label::compute, forward.name, [&](const TrainingOperand& operand) {
       return values.at(key_of(operand));
     });
-    if (adds_or_copies) segment_.instructions.back().type = kernel_type(tensor(op.operands.back().tensor));
+    if (adds_or_copies) segment_.instructions.back().type = kernel_type(tensor(*op.operands.back().tensor));
   }
 
   DataType kernel_type(const Tensor& tensor) const {
@@ -597,12 +597,12 @@ class SegmentBuilder {
     const std::int64_t bytes = local_bytes(tensor(id), layout, choice_);
     Value value = scratch(bytes);
     const OpRow& row = row_of(op.kind);
-    if (row.in_place_read >= 0 && row.operands[row.in_place_write].index == at) {
-      const OperandRow& read = row.operands[row.in_place_read];
+    if (row.in_place && row.operands[row.in_place->write].index == at) {
+      const OperandRow& read = row.operands[row.in_place->read];
       for (const TrainingOperand& operand : op.operands) {
         if (operand.source != read.source) continue;
         const bool is_gradient = read.source == OperandSource::output_gradient;
-        const TensorId source = is_gradient                              ? operand.tensor
+        const TensorId source = is_gradient                              ? *operand.tensor
                                 : read.source == OperandSource::output ? forward.outputs[read.index]
                                                                         : forward.inputs[read.index];
         if (operand.tensor != source) continue;
@@ -645,7 +645,7 @@ class SegmentBuilder {
   // Whether the gradient of the block's output has been read for the last time before instruction
   // `position`.
   bool gradient_binding_is_free(int position) const {
-    return block_.output < 0 || last_gradient_use_[index(root(block_.output))] < position;
+    return !block_.output || last_gradient_use_[index(root(*block_.output))] < position;
   }
 
   const OpGraph& graph_;
@@ -743,7 +743,7 @@ LoweredBlock lower_block(const OpGraph& graph, int block_index, const BlockChoic
   const BlockParameters parameters = block_parameters(graph, block);
   const BucketLayout own = bucket_layout(graph, parameters.own, choice);
   const BucketLayout tied = parameters.tied < 0 ? BucketLayout{} : bucket_layout(graph, {parameters.tied}, choice);
-  const bool recompute = choice.recompute && block.input >= 0 && block.output >= 0;
+  const bool recompute = choice.recompute && block.input && block.output;
 
   LoweredBlock result;
   const auto save = [&](TensorId id) {
@@ -752,14 +752,14 @@ LoweredBlock lower_block(const OpGraph& graph, int block_index, const BlockChoic
     result.saved.push_back({id, result.saved_bytes, bytes});
     result.saved_bytes = align_up(Bytes(result.saved_bytes + bytes), byte_alignment).count;
   };
-  if (block.input >= 0) save(block.input);
+  if (block.input) save(*block.input);
   if (!recompute)
     for (TensorId id : training.saved)
       if (id != block.input) save(id);
-  const TensorId crossing = block.input >= 0 ? block.input : block.output;
+  const TensorId crossing = block.input ? *block.input : block.output.value();
   result.crossing_bytes = local_bytes(graph.tensors[crossing], choice.placements.residual, choice);
 
-  const std::string name = block.input < 0 || block.output < 0 ? block.name : "layers";
+  const std::string name = !block.input || !block.output ? block.name : "layers";
   const std::vector<bool> all(training.forward.size(), true);
   {
     // Under recompute only the input is kept: the forward leaves everything but its output in

@@ -88,7 +88,7 @@ std::optional<Instruction> fused(const FusionRow& row, const Instruction& first,
       const Operand& a = result.operands[r];
       const Operand& b = result.operands[w];
       if (r == w || b.access == Access::read || !overlap(a, b)) continue;
-      const bool in_place = at[r] == op.in_place_read && at[w] == op.in_place_write;
+      const bool in_place = op.in_place && at[r] == op.in_place->read && at[w] == op.in_place->write;
       const bool over = row.overwrites && a.access == Access::write && b.access == Access::write;
       if (!same_bytes(a, b) || !(in_place || over)) return std::nullopt;
     }

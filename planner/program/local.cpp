@@ -145,9 +145,9 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
   for (const Axis axis : all_axes) {
     if (choice.degree[axis] == 1) continue;
     const Placement residual = choice.placements.residual[axis];
-    if (block.input >= 0) {
-      result.produced[block.input][axis] = residual;
-      result.canonical[block.input][axis] = residual;
+    if (block.input) {
+      result.produced[*block.input][axis] = residual;
+      result.canonical[*block.input][axis] = residual;
     }
     for (int index = block.first_op; index < block.last_op; ++index) {
       const Op& op = graph.ops[index];

@@ -121,7 +121,7 @@ using Bits = std::vector<std::vector<std::byte>>;
 // two may share storage.
 struct Placing {
   std::int64_t shifts[3] = {0, 0, 0};
-  int in_place_read = -1, in_place_write = -1;
+  std::optional<InPlace> in_place = {};  // positions among the present operands
 };
 
 Bits run_once(Backend& backend, const OpRow& row, DataType type, const Case& c, const Placing& placing) {
@@ -138,7 +138,7 @@ Bits run_once(Backend& backend, const OpRow& row, DataType type, const Case& c, 
     }
     pointers.push_back(arrays.back().data());
   }
-  if (placing.in_place_write >= 0) pointers[at(placing.in_place_write)] = pointers[at(placing.in_place_read)];
+  if (placing.in_place) pointers[at(placing.in_place->write)] = pointers[at(placing.in_place->read)];
   if (row.cuda_workspace != nullptr) {
     arrays.emplace_back(backend, fp32, row.cuda_workspace(c.shape).count / 4);
     pointers.push_back(arrays.back().data());
@@ -149,10 +149,10 @@ Bits run_once(Backend& backend, const OpRow& row, DataType type, const Case& c, 
   backend.run(0, {.kind = row.kind, .shape = c.shape, .type = type, .operands = pointers});
   Bits bits;
   for (std::size_t i = 0; i < c.operands.size(); ++i) {
-    const bool is_elsewhere = static_cast<int>(i) == placing.in_place_write;
-    const DeviceArray& array = arrays[is_elsewhere ? at(placing.in_place_read) : i];
+    const bool is_elsewhere = placing.in_place && i == at(placing.in_place->write);
+    const DeviceArray& array = arrays[is_elsewhere ? at(placing.in_place->read) : i];
     bits.push_back(array.bits());
-    if (static_cast<int>(i) == placing.in_place_read) {
+    if (placing.in_place && i == at(placing.in_place->read)) {
       bits.back().clear();
     } else if (c.operands[i].after) {
       check_near(array, c.operands[i], static_cast<int>(i));
@@ -165,8 +165,8 @@ Bits run_once(Backend& backend, const OpRow& row, DataType type, const Case& c, 
 }
 
 // Position of an operand of the row among the present ones.
-int position_of(const OpRow& row, const OpShape& shape, int operand) {
-  if (operand < 0 || !is_present(row.operands[at(operand)], shape, false)) return -1;
+std::optional<int> position_of(const OpRow& row, const OpShape& shape, int operand) {
+  if (!is_present(row.operands[at(operand)], shape, false)) return std::nullopt;
   int position = 0;
   for (int i = 0; i < operand; ++i) position += is_present(row.operands[at(i)], shape, false) ? 1 : 0;
   return position;
@@ -179,11 +179,13 @@ void check_case(Backend& backend, const OpRow& row, DataType type, const Case& c
   CHECK(run_once(backend, row, type, c, {}) == bits);
   run_once(backend, row, type, c, {.shifts = {1, 1, 1}});
   run_once(backend, row, type, c, {.shifts = {0, 3, 2}});
-  const int read = position_of(row, c.shape, row.in_place_read), write = position_of(row, c.shape, row.in_place_write);
-  if (read < 0 || write < 0) return;
+  if (!row.in_place) return;
+  const std::optional<int> read = position_of(row, c.shape, row.in_place->read);
+  const std::optional<int> write = position_of(row, c.shape, row.in_place->write);
+  if (!read || !write) return;
   INFO("in place");
-  Bits in_place = run_once(backend, row, type, c, {.in_place_read = read, .in_place_write = write});
-  in_place[at(read)] = bits[at(read)];
+  Bits in_place = run_once(backend, row, type, c, {.in_place = InPlace{.read = *read, .write = *write}});
+  in_place[at(*read)] = bits[at(*read)];
   CHECK(in_place == bits);
 }
 

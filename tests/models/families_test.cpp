@@ -256,7 +256,7 @@ TEST_CASE("Norms stand where the spec places them") {
   CHECK(head() == "linear head");
   // The next block reads the normalised sum.
   const OpGraph graph = build_graph(spec, 16);
-  CHECK(graph.tensors[graph.blocks[1].output].name == "layers.0.feed_forward_norm");
+  CHECK(graph.tensors[*graph.blocks[1].output].name == "layers.0.feed_forward_norm");
 }
 
 TEST_CASE("Parallel branches read one residual stream, and share a norm where the spec says so") {

@@ -129,7 +129,7 @@ class OpGraphBuilder {
     b.op(OpKind::cross_entropy_sums, "head.sums", {logits, targets, maximum}, {}, {sums});
     b.op(OpKind::cross_entropy_loss, "head.loss", {logits, targets, maximum, sums}, {},
          {b.tensor("loss", TensorRole::loss, {})});
-    b.end_block(-1);
+    b.end_block(std::nullopt);
   }
 
  private:
@@ -152,7 +152,7 @@ class OpGraphBuilder {
 inline OpGraph parallel_branches(std::int64_t sequence) {
   OpGraphBuilder b("parallel-branches", sequence, 4, 2, 8);
   GraphBuilder& builder = b.builder();
-  builder.begin_block("embedding", -1);
+  builder.begin_block("embedding", std::nullopt);
   TensorId x = b.scale("embedding.scale", builder.embed(), 1.5);
   builder.end_block(x);
   for (int layer = 0; layer < 3; ++layer) {
@@ -181,7 +181,7 @@ inline OpGraph parallel_branches(std::int64_t sequence) {
 inline OpGraph normed_heads(std::int64_t sequence) {
   OpGraphBuilder b("normed-heads", sequence, 4, 4, 6);
   GraphBuilder& builder = b.builder();
-  builder.begin_block("embedding", -1);
+  builder.begin_block("embedding", std::nullopt);
   TensorId x = builder.embed();
   builder.end_block(x);
   for (int layer = 0; layer < 3; ++layer) {
@@ -204,7 +204,7 @@ inline OpGraph normed_heads(std::int64_t sequence) {
 inline OpGraph normed_width(std::int64_t sequence) {
   OpGraphBuilder b("normed-width", sequence, 8, 4, 4);
   GraphBuilder& builder = b.builder();
-  builder.begin_block("embedding", -1);
+  builder.begin_block("embedding", std::nullopt);
   TensorId x = builder.embed();
   builder.end_block(x);
   for (int layer = 0; layer < 3; ++layer) {

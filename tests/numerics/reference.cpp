@@ -87,7 +87,7 @@ Reference::Reference(const OpGraph& graph, const TrainingSpec& training)
     for (const TrainingOp& op : blocks_.back().backward)
       for (const TrainingOperand& operand : op.operands)
         if (operand.source == OperandSource::parameter_gradient)
-          sums[operand.tensor].resize(static_cast<std::size_t>(element_count(graph_.tensors[at(operand.tensor)])));
+          sums[*operand.tensor].resize(static_cast<std::size_t>(element_count(graph_.tensors[at(*operand.tensor)])));
   }
   for (const TensorId id : parplan::parameters(graph_)) {
     const Tensor& tensor = graph_.tensors[at(id)];
@@ -101,7 +101,7 @@ Reference::Reference(const OpGraph& graph, const TrainingSpec& training)
 }
 
 void* Reference::operand(const TrainingOperand& operand, std::size_t block, std::int64_t micro_batch) {
-  const Tensor& tensor = graph_.tensors[at(operand.tensor)];
+  const Tensor& tensor = graph_.tensors[at(*operand.tensor)];
   const auto sized = [&](std::vector<float>& storage) -> void* {
     storage.resize(static_cast<std::size_t>(elements(tensor, micro_batch)));
     return storage.data();
@@ -109,17 +109,17 @@ void* Reference::operand(const TrainingOperand& operand, std::size_t block, std:
   switch (operand.source) {
     case OperandSource::input:
     case OperandSource::output:
-      if (tensor.role == TensorRole::tokens) return tokens_.at(operand.tensor).data();
-      return sized(values_[at(operand.tensor)]);
+      if (tensor.role == TensorRole::tokens) return tokens_.at(*operand.tensor).data();
+      return sized(values_[at(*operand.tensor)]);
     case OperandSource::output_gradient:
     case OperandSource::input_gradient:
-      return sized(gradients_[at(owner(blocks_[block], operand.tensor))]);
+      return sized(gradients_[at(owner(blocks_[block], *operand.tensor))]);
     case OperandSource::contribution:
-      return sized(contributions_[{operand.tensor, operand.part}]);
+      return sized(contributions_[{*operand.tensor, operand.part}]);
     case OperandSource::parameter:
       return parameters_.at(tensor.name).data();
     case OperandSource::parameter_gradient:
-      return accumulators_[block].at(operand.tensor).data();
+      return accumulators_[block].at(*operand.tensor).data();
     case OperandSource::loss_scale:
     case OperandSource::workspace:
       break;
@@ -133,7 +133,7 @@ void Reference::run(const TrainingOp& op, std::size_t block, std::int64_t micro_
   shape.accumulate = op.accumulate;
   if (op.kind == OpKind::accumulate || op.kind == OpKind::copy) {
     shape = {};
-    shape.rows = elements(graph_.tensors[at(op.operands.back().tensor)], micro_batch);
+    shape.rows = elements(graph_.tensors[at(*op.operands.back().tensor)], micro_batch);
   }
   std::vector<void*> operands;
   for (const TrainingOperand& each : op.operands) {
@@ -171,7 +171,7 @@ void Reference::backward(std::int64_t micro_batch, double loss_scale) {
     if (b == 0) break;
     // The gradient of the activation between two blocks is stored at the end of the later block's
     // alias chain.
-    const TensorId crossing = graph_.blocks[b].input;
+    const TensorId crossing = *graph_.blocks[b].input;
     const TensorId from = owner(blocks_[b], crossing), to = owner(blocks_[b - 1], crossing);
     if (from != to) gradients_[at(to)] = gradients_[at(from)];
   }

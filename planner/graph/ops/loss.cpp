@@ -86,8 +86,7 @@ constexpr OpRow rows[] = {
     {.kind = OpKind::cross_entropy_gradient,
      .name = "cross_entropy_gradient",
      .operands = cross_entropy_gradient_operands,
-     .in_place_read = 0,
-     .in_place_write = 4,
+     .in_place = InPlace{.read = 0, .write = 4},
      .work = cross_entropy_gradient_work,
      .measured_over = MeasuredOver::vocabulary},
 };

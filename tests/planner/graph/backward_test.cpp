@@ -26,11 +26,11 @@ std::vector<std::string> lines(const OpGraph& graph, const std::vector<TrainingO
       line += &operand == op.operands.data() ? " " : ", ";
       if (operand.access == Access::write) line += "=";
       if (operand.access == Access::update) line += "+=";
-      if (operand.tensor < 0) {
+      if (!operand.tensor) {
         line += operand.source == OperandSource::workspace ? "workspace" : "loss scale";
         continue;
       }
-      std::string tensor = graph.tensors[operand.tensor].name;
+      std::string tensor = graph.tensors[*operand.tensor].name;
       if (tensor.starts_with(prefix)) tensor.erase(0, prefix.size());
       const bool value = operand.source == OperandSource::input || operand.source == OperandSource::output ||
                          operand.source == OperandSource::parameter;
@@ -160,7 +160,7 @@ TEST_CASE("layers of equal kind have the same backward but for the tensors' name
     std::vector<std::string> result =
         lines(graph, training_block(graph, layer + 1).backward, "layers." + std::to_string(layer) + ".");
     const std::string input =
-        graph.tensors[graph.blocks[layer + 1].input].name;
+        graph.tensors[*graph.blocks[layer + 1].input].name;
     for (std::string& line : result)
       for (std::size_t at = line.find(input); at != std::string::npos; at = line.find(input))
         line.replace(at, input.size(), "input");
@@ -184,18 +184,18 @@ void check_backward(const OpGraph& graph, int index) {
     return id;
   };
   std::set<TensorId> written;
-  if (block.output >= 0) written.insert(root(block.output));
+  if (block.output) written.insert(root(*block.output));
   std::vector<std::string> parameter_gradients;
   for (const TrainingOp& op : training.backward)
     for (const TrainingOperand& operand : op.operands) {
-      if (operand.source == OperandSource::parameter_gradient) parameter_gradients.push_back(name_of(operand.tensor));
-      if (operand.source == OperandSource::output_gradient) CHECK(written.contains(root(operand.tensor)));
+      if (operand.source == OperandSource::parameter_gradient) parameter_gradients.push_back(name_of(*operand.tensor));
+      if (operand.source == OperandSource::output_gradient) CHECK(written.contains(root(*operand.tensor)));
       if (operand.source != OperandSource::input_gradient) continue;
-      CHECK(op.accumulate == written.contains(root(operand.tensor)));
+      CHECK(op.accumulate == written.contains(root(*operand.tensor)));
       CHECK((operand.access == Access::update) == op.accumulate);
-      written.insert(root(operand.tensor));
+      written.insert(root(*operand.tensor));
     }
-  if (block.input >= 0) CHECK(written.contains(root(block.input)));
+  if (block.input) CHECK(written.contains(root(*block.input)));
 
   std::vector<std::string> uses;
   for (int i = block.first_op; i < block.last_op; ++i)
@@ -204,7 +204,7 @@ void check_backward(const OpGraph& graph, int index) {
   std::sort(parameter_gradients.begin(), parameter_gradients.end());
   CHECK(parameter_gradients == uses);
 
-  if (block.input >= 0) CHECK(training.saved.front() == block.input);
+  if (block.input) CHECK(training.saved.front() == *block.input);
   for (const TensorId id : training.saved)
     CHECK(graph.tensors[id].role != TensorRole::parameter);
 }
@@ -243,7 +243,7 @@ OpGraph with_block(TensorId (*build)(SmallGraph&, TensorId)) {
   const TensorId x = b.embedding(false);
   const TensorId y = build(b, x);
   b.end_block("middle", x, y);
-  b.head(y, true, -1);
+  b.head(y, true, std::nullopt);
   finish(b.graph);
   return b.graph;
 }
@@ -368,7 +368,7 @@ TEST_CASE("the backward of random graphs is the slope of their forward, whatever
       put(b.add("sum" + std::to_string(i), first, second, false));
     }
     b.end_block("middle", x, unused[0]);
-    b.head(unused[0], true, -1);
+    b.head(unused[0], true, std::nullopt);
     finish(b.graph);
     CAPTURE(trial);
     CAPTURE(lines(b.graph, training_block(b.graph, 1).forward, ""));

@@ -35,18 +35,18 @@ class DoublePrecisionBlock {
       gradients[t].assign(values[t].size(), poison);
       if (graph.tensors[t].role == TensorRole::parameter) parameter_gradients[t].assign(values[t].size(), 0.0);
     }
-    weights_ = values[at(block_.output)];
+    weights_ = values[at(*block_.output)];
   }
 
   // The sum of the output's elements times random weights.
   double loss() {
     for (const TrainingOp& op : training_.forward) run(op);
     double sum = 0.0;
-    for (std::size_t i = 0; i < weights_.size(); ++i) sum += weights_[i] * values[at(block_.output)][i];
+    for (std::size_t i = 0; i < weights_.size(); ++i) sum += weights_[i] * values[at(*block_.output)][i];
     return sum;
   }
   void backward() {
-    gradients[at(root(block_.output))] = weights_;
+    gradients[at(root(*block_.output))] = weights_;
     for (const TrainingOp& op : training_.backward) run(op);
   }
   const Numbers& gradient(TensorId id) const { return gradients[at(root(id))]; }
@@ -70,12 +70,12 @@ class DoublePrecisionBlock {
     for (const TrainingOperand& operand : op.operands) {
       if (operand.source == OperandSource::workspace) continue;
       Numbers& storage =
-          operand.source == OperandSource::contribution         ? contributions_[{operand.tensor, operand.part}]
-          : operand.source == OperandSource::parameter_gradient ? parameter_gradients[at(operand.tensor)]
+          operand.source == OperandSource::contribution         ? contributions_[{*operand.tensor, operand.part}]
+          : operand.source == OperandSource::parameter_gradient ? parameter_gradients[at(*operand.tensor)]
           : operand.source == OperandSource::input_gradient || operand.source == OperandSource::output_gradient
-              ? gradients[at(root(operand.tensor))]
-              : values[at(operand.tensor)];
-      if (operand.access == Access::write) storage.assign(values[at(operand.tensor)].size(), poison);
+              ? gradients[at(root(*operand.tensor))]
+              : values[at(*operand.tensor)];
+      if (operand.access == Access::write) storage.assign(values[at(*operand.tensor)].size(), poison);
       operands.push_back(&storage);
     }
     kernel(op, forward.attributes, operands, static_cast<std::size_t>(graph_.sequence));
@@ -212,7 +212,7 @@ inline double worst_gradient(const OpGraph& graph, int block, unsigned seed) {
     }
   };
   const Block& of = graph.blocks[block];
-  compare(of.input, runner.gradient(of.input));
+  compare(*of.input, runner.gradient(*of.input));
   for (int i = of.first_op; i < of.last_op; ++i)
     for (const TensorId id : graph.ops[i].parameters)
       compare(id, runner.parameter_gradients[id]);

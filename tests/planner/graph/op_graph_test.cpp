@@ -167,7 +167,7 @@ TEST_CASE("blocks must tile the ops with one activation between them") {
   CHECK(error_of_changed([](OpGraph& graph) { --graph.blocks[1].last_op, --graph.blocks[2].first_op; }) ==
         "graph 'small': between blocks 'layers.0' and 'layers.1' cross 'layers.0.residual1', 'layers.0.down'; expected "
         "one activation");
-  CHECK(error_of_changed([](OpGraph& graph) { graph.blocks[2].input = -1; }) ==
+  CHECK(error_of_changed([](OpGraph& graph) { graph.blocks[2].input.reset(); }) ==
         "graph 'small': block 'layers.1' declares input none and output 'layers.1.residual2', but 'layers.0.residual2' "
         "and 'layers.1.residual2' cross");
   // The second layer bypasses the first one.

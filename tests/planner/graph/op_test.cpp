@@ -217,11 +217,10 @@ TEST_CASE("what may share storage is a read operand and a written one") {
   std::vector<std::string_view> in_place;
   for (const OpRow& row : op_rows()) {
     CAPTURE(row.name);
-    CHECK((row.in_place_read < 0) == (row.in_place_write < 0));
-    if (row.in_place_read < 0) continue;
+    if (!row.in_place) continue;
     in_place.push_back(row.name);
-    CHECK(row.operands[row.in_place_read].access == Access::read);
-    CHECK(row.operands[row.in_place_write].access == Access::write);
+    CHECK(row.operands[row.in_place->read].access == Access::read);
+    CHECK(row.operands[row.in_place->write].access == Access::write);
   }
   CHECK(in_place == std::vector<std::string_view>{"add_position", "rotary", "activation", "gate", "scale", "softcap",
                                                   "add", "add_layer_norm", "add_rms_norm", "head_norm_gradient",

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,7 +49,7 @@ struct SmallGraph {
         {kind, std::move(name), std::move(inputs), std::move(parameters), std::move(outputs), attributes});
   }
   // Ends a block at the op added last.
-  void end_block(std::string name, TensorId input, TensorId output) {
+  void end_block(std::string name, std::optional<TensorId> input, std::optional<TensorId> output) {
     const int first = graph.blocks.empty() ? 0 : graph.blocks.back().last_op;
     graph.blocks.push_back({std::move(name), 0, first, static_cast<int>(graph.ops.size()), input, output});
   }
@@ -107,18 +108,17 @@ struct SmallGraph {
       op(OpKind::add_position, "embedding.position", {x}, {position}, {sum});
       x = sum;
     }
-    end_block("embedding", -1, x);
+    end_block("embedding", std::nullopt, x);
     return x;
   }
-  void head(TensorId x, bool rms, TensorId tied_table) {
+  void head(TensorId x, bool rms, std::optional<TensorId> tied_table) {
     const TensorId normal = norm("head.norm", x, rms);
-    TensorId logits = -1;
-    if (tied_table >= 0) {
-      logits = activation("head.logits", {Dim::vocabulary, 11});
-      op(OpKind::linear, "head.logits", {normal}, {tied_table}, {logits});
-    } else {
-      logits = linear("head.logits", normal, {Dim::vocabulary, 11});
-    }
+    const auto tied_logits = [&] {
+      const TensorId y = activation("head.logits", {Dim::vocabulary, 11});
+      op(OpKind::linear, "head.logits", {normal}, {*tied_table}, {y});
+      return y;
+    };
+    const TensorId logits = tied_table ? tied_logits() : linear("head.logits", normal, {Dim::vocabulary, 11});
     const TensorId targets = tokens("targets");
     const TensorId maximum = statistic("head.maximum");
     const TensorId sums = statistic("head.sums", 2);
@@ -126,7 +126,7 @@ struct SmallGraph {
     op(OpKind::cross_entropy_max, "head.maximum", {logits}, {}, {maximum});
     op(OpKind::cross_entropy_sums, "head.sums", {logits, targets, maximum}, {}, {sums});
     op(OpKind::cross_entropy_loss, "head.loss", {logits, targets, maximum, sums}, {}, {loss});
-    end_block("head", x, -1);
+    end_block("head", x, std::nullopt);
   }
 };
 
@@ -180,7 +180,7 @@ inline OpGraph small_llama(int layers) {
     b.end_block(at, x, out);
     x = out;
   }
-  b.head(x, true, -1);
+  b.head(x, true, std::nullopt);
   finish(b.graph);
   return b.graph;
 }
