@@ -4,42 +4,38 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
-#include <cstring>
 #include <exception>
-#include <span>
 #include <thread>
-#include <type_traits>
 
 #include <fmt/format.h>
 
-#include "planner/base/enum.h"
 #include "planner/base/error.h"
+#include "runtime/warm_up.h"
 
 namespace parplan {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The data that processes exchange after a step.
-struct SharedStep {
-  double loss = 0.0;
-  bool holds_loss = false;
-  double step_time_s = 0.0;
-};
-static_assert(std::is_trivially_copyable_v<SharedStep> && std::is_trivially_copyable_v<StepMeasurement>);
-
-template <class T>
-void append(std::vector<std::byte>& bytes, const T& value) {
-  const auto* begin = reinterpret_cast<const std::byte*>(&value);
-  bytes.insert(bytes.end(), begin, begin + sizeof(T));
-}
-template <class T>
-T take(std::span<const std::byte>& bytes) {
-  PARPLAN_ASSERT(bytes.size() >= sizeof(T), fmt::format("{} bytes of a step are left", bytes.size()));
-  T value;
-  std::memcpy(&value, bytes.data(), sizeof(T));
-  bytes = bytes.subspan(sizeof(T));
-  return value;
+// Calls `work` with the numbers from 0 to `count`, each in its own thread; where one throws, calls
+// `on_failure` there. The first exception is thrown here, once all have ended.
+void in_threads(std::size_t count, const std::function<void(std::size_t)>& work,
+                const std::function<void(std::size_t, const std::string&)>& on_failure) {
+  std::vector<std::exception_ptr> failures(count);
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t r = 0; r < count; ++r)
+      threads.emplace_back([&, r] {
+        try {
+          work(r);
+        } catch (const std::exception& failure) {
+          failures[r] = std::current_exception();
+          on_failure(r, failure.what());
+        }
+      });
+  }
+  for (const std::exception_ptr& failure : failures)
+    if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace
@@ -63,14 +59,24 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
       world_(make_world(groups_, static_cast<int>(programs_.size()))) {
   ranks_.resize(hosted().size());
   batch_.sequence = job.training.sequence_length;
-  // Each rank's thread makes and fills its own arena, so that a CPU's pages lie near its core.
+  step_.ranks.resize(programs_.size());
+  allocate();
+  connect();
+  prepare(initial);
+}
+
+// Each rank's thread makes and fills its own arena, so that a CPU's pages lie near its core.
+void LocalJob::allocate() {
   for_each_rank([&](std::size_t r) {
     const Program& program = programs_[hosted()[r]];
     ranks_[r] = std::make_unique<Rank>(world_->make_backend(hosted()[r]), program);
     warm_up(program, *ranks_[r]->backend, ranks_[r]->arena);
   });
-  // Ranks that connect wait for all others, some of which may fail to allocate their memory: nobody
-  // connects before every rank has its own.
+}
+
+// Ranks that connect wait for all others, some of which may fail to allocate their memory: nobody
+// connects before every rank has its own.
+void LocalJob::connect() {
   if (rendezvous_.processes() > 1) barrier(rendezvous_);
   for_each_rank([&](std::size_t r) {
     Rank& rank = *ranks_[r];
@@ -78,8 +84,11 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
     rank.communicator = world_->make_communicator(hosted()[r], *rank.backend);
     rank.communicator->register_memory(rank.arena.begin(), rank.arena.size());
   });
-  // Not while others connect: page-locked memory belongs to every GPU of the process, and NCCL may
-  // be using them.
+}
+
+// Not while others connect: page-locked memory belongs to every GPU of the process, and NCCL may be
+// using them.
+void LocalJob::prepare(const InitialValues& initial) {
   for_each_rank([&](std::size_t r) {
     const int number = hosted()[r];
     const Program& program = programs_[number];
@@ -90,27 +99,13 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
                                                data_rank, job_.spec.dp());
     initialise(*job_.graph, program, rank.arena, job_.training.precision, initial);
   });
-  step_.ranks.resize(programs_.size());
 }
 
 void LocalJob::for_each_rank(const std::function<void(std::size_t)>& work) {
-  std::vector<std::exception_ptr> failures(ranks_.size());
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t r = 0; r < ranks_.size(); ++r)
-      threads.emplace_back([&, r] {
-        try {
-          work(r);
-        } catch (const std::exception& failure) {
-          failures[r] = std::current_exception();
-          if (ranks_[r] != nullptr && ranks_[r]->communicator != nullptr)
-            ranks_[r]->communicator->abort(failure.what());
-          rendezvous_.abort(failure.what());
-        }
-      });
-  }
-  for (const std::exception_ptr& failure : failures)
-    if (failure) std::rethrow_exception(failure);
+  in_threads(ranks_.size(), work, [&](std::size_t r, const std::string& reason) {
+    if (ranks_[r] != nullptr && ranks_[r]->communicator != nullptr) ranks_[r]->communicator->abort(reason);
+    rendezvous_.abort(reason);
+  });
 }
 
 // Concurrently: NCCL lets the ranks of one machine wait for each other when they leave (its
@@ -141,101 +136,80 @@ LogicalTensors LocalJob::collect(ParameterContent content) const {
 }
 
 // Every last-stage rank of data coordinate 0 holds the same reduced loss; the first is read.
-void LocalJob::share_step() {
+std::optional<double> LocalJob::own_loss() const {
   const double tokens =
       static_cast<double>(job_.training.global_batch) * static_cast<double>(job_.training.sequence_length);
-  SharedStep own{.step_time_s = step_.step_time_s};
   for (const int number : hosted())
-    if (!own.holds_loss && programs_[number].loss_buffer)
-      own = {.loss = executor(number).loss() / tokens, .holds_loss = true, .step_time_s = own.step_time_s};
-  if (rendezvous_.processes() == 1) {
-    step_.loss = own.loss;
-    return;
-  }
-  std::vector<std::byte> bytes;
-  append(bytes, own);
-  for (const int number : hosted()) {
-    append(bytes, number);
-    append(bytes, step_.ranks[number]);
-  }
-  bool found = false;
-  for (const std::vector<std::byte>& contribution : rendezvous_.all_gather(bytes)) {
-    std::span<const std::byte> rest = contribution;
-    const SharedStep shared = take<SharedStep>(rest);
-    step_.step_time_s = std::max(step_.step_time_s, shared.step_time_s);
-    if (shared.holds_loss && !found) step_.loss = shared.loss;
-    found |= shared.holds_loss;
-    while (!rest.empty()) {
-      const int number = take<int>(rest);
-      step_.ranks.at(static_cast<std::size_t>(number)) = take<StepMeasurement>(rest);
-    }
-  }
+    if (programs_[number].loss_buffer) return executor(number).loss() / tokens;
+  return std::nullopt;
+}
+
+// The step that the ranks execute. It changes while all of them wait for the next one.
+struct LocalJob::Progress {
+  std::int64_t step = 0;
+  StepScalars scalars;
+  StepTiming timing = StepTiming::whole;
+  Clock::time_point begin;
+  bool stop = false;
+  std::atomic<bool> failed = false;  // a rank has left; the step is incomplete
+  std::exception_ptr between;        // thrown by what is called between steps
+};
+
+void LocalJob::begin_step(const Steps& steps, Progress& progress) {
+  steps.batch_of(progress.step, batch_);
+  progress.scalars = step_scalars(job_.training, progress.step);
+  progress.timing = steps.timing_of ? steps.timing_of(progress.step) : StepTiming::whole;
+  if (rendezvous_.processes() > 1) barrier(rendezvous_);
+}
+
+void LocalJob::end_step(const Steps& steps, Progress& progress) {
+  step_.step_time_s = std::chrono::duration<double>(Clock::now() - progress.begin).count();
+  exchange_step(step_, own_loss(), hosted(), rendezvous_);
+  steps.on_step(progress.step, step_);
+  ++progress.step;
+  progress.stop = progress.step == steps.first + steps.count;
 }
 
 void LocalJob::run(const Steps& steps) {
   if (steps.count == 0) return;
-  Clock::time_point begin;
-  std::int64_t step = steps.first;
-  StepScalars scalars;
-  StepTiming timing = StepTiming::whole;
-  const auto prepare_step = [&] {
-    steps.batch_of(step, batch_);
-    scalars = step_scalars(job_.training, step);
-    timing = steps.timing_of ? steps.timing_of(step) : StepTiming::whole;
-    if (rendezvous_.processes() > 1) barrier(rendezvous_);
-  };
-  prepare_step();
+  Progress progress;
+  progress.step = steps.first;
+  begin_step(steps, progress);
 
-  std::vector<std::exception_ptr> failures(ranks_.size());
-  std::exception_ptr between;  // thrown by what is called between steps
-  bool stop = false;
-  std::atomic<bool> failed = false;  // a rank has left; the step is incomplete
-  const auto finish_step = [&]() noexcept {
-    if (failed) {
-      stop = true;
+  const auto between_steps = [&]() noexcept {
+    if (progress.failed) {
+      progress.stop = true;
       return;
     }
     try {
-      step_.step_time_s = std::chrono::duration<double>(Clock::now() - begin).count();
-      share_step();
-      steps.on_step(step, step_);
-      ++step;
-      stop = step == steps.first + steps.count;
-      if (!stop) prepare_step();
+      end_step(steps, progress);
+      if (!progress.stop) begin_step(steps, progress);
     } catch (...) {
-      between = std::current_exception();
-      stop = true;
+      progress.between = std::current_exception();
+      progress.stop = true;
     }
-    begin = Clock::now();
+    progress.begin = Clock::now();
   };
-  std::barrier step_end(static_cast<std::ptrdiff_t>(ranks_.size()), finish_step);
+  std::barrier step_end(static_cast<std::ptrdiff_t>(ranks_.size()), between_steps);
+  const auto execute = [&](std::size_t r) {
+    while (!progress.stop) {
+      step_.ranks[hosted()[r]] = ranks_[r]->executor->run_step(batch_, progress.scalars, progress.timing);
+      step_end.arrive_and_wait();
+    }
+  };
+  progress.begin = Clock::now();
+  in_threads(ranks_.size(), execute, [&](std::size_t r, const std::string& reason) {
+    progress.failed = true;
+    ranks_[r]->communicator->abort(reason);
+    rendezvous_.abort(reason);
+    step_end.arrive_and_drop();
+  });
 
-  begin = Clock::now();
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t r = 0; r < ranks_.size(); ++r)
-      threads.emplace_back([&, r] {
-        try {
-          while (!stop) {
-            step_.ranks[hosted()[r]] = ranks_[r]->executor->run_step(batch_, scalars, timing);
-            step_end.arrive_and_wait();
-          }
-        } catch (const std::exception& failure) {
-          failures[r] = std::current_exception();
-          failed = true;
-          ranks_[r]->communicator->abort(failure.what());
-          rendezvous_.abort(failure.what());
-          step_end.arrive_and_drop();
-        }
-      });
-  }
-  for (const std::exception_ptr& failure : failures)
-    if (failure) std::rethrow_exception(failure);
-  if (!between) return;
+  if (!progress.between) return;
   // Other processes may be intact: leaving NCCL's communicators in good order would wait for theirs
   // (ncclCommDestroy), while they wait at the rendezvous.
   try {
-    std::rethrow_exception(between);
+    std::rethrow_exception(progress.between);
   } catch (const std::exception& failure) {
     for (const std::unique_ptr<Rank>& rank : ranks_) rank->communicator->abort(failure.what());
     rendezvous_.abort(failure.what());

@@ -3,23 +3,18 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "planner/program/lower.h"
+#include "runtime/exchange.h"
 #include "runtime/executor.h"
 #include "runtime/launch/rendezvous.h"
 #include "runtime/parameters.h"
 #include "runtime/world.h"
 
 namespace parplan {
-
-// The results of one step of all ranks.
-struct JobStep {
-  double loss = 0.0;         // mean over the tokens of the global batch
-  double step_time_s = 0.0;  // from the first rank's start to the last one's end, of the process that took longest
-  std::vector<StepMeasurement> ranks;  // all of the job
-};
 
 // The ranks of a job that this process hosts, each a thread with a backend, an arena and a
 // communicator. With several processes, each of them makes one, and all of them make all calls.
@@ -58,7 +53,16 @@ class LocalJob {
   // Calls `work` with the index of every hosted rank, each in its own thread. An exception of one
   // is thrown here.
   void for_each_rank(const std::function<void(std::size_t)>& work);
-  void share_step();  // fills in the other processes' ranks
+  // The passes of making a job: memory, connections, what executes. All ranks make one before any
+  // makes the next.
+  void allocate();
+  void connect();
+  void prepare(const InitialValues& initial);
+  // The passes of a step, by one thread while the ranks wait.
+  struct Progress;
+  void begin_step(const Steps& steps, Progress& progress);
+  void end_step(const Steps& steps, Progress& progress);
+  std::optional<double> own_loss() const;  // of the step, where a hosted rank holds it
 
   const Job job_;
   Rendezvous& rendezvous_;

@@ -8,8 +8,7 @@
 #include "planner/graph/op_graph.h"
 #include "planner/plan/plan.h"
 #include "runtime/choose_world.h"
-#include "runtime/data.h"
-#include "runtime/parameters.h"
+#include "runtime/measured_step.h"
 
 namespace parplan {
 
@@ -19,15 +18,6 @@ struct RunOptions {
   WorldOptions world = {};
   std::function<void()> on_start = {};  // when it is clear that the plan can run here; may be empty
   std::function<void(std::int64_t step, double loss, double step_time_s)> on_step = {};  // may be empty
-};
-
-// The time of one instruction of one Segment, summed over a step (mean over the profiled steps,
-// without the first). In the order of the rank's Program: Segments, then their instructions.
-struct InstructionComparison {
-  std::string segment;
-  std::string instruction;
-  std::int64_t runs_per_step = 0;
-  double measured_s = 0.0;
 };
 
 struct RunReport {

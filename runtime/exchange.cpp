@@ -1,0 +1,84 @@
+#include "runtime/exchange.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+namespace {
+
+struct SharedStep {
+  double loss = 0.0;
+  bool holds_loss = false;
+  double step_time_s = 0.0;
+};
+static_assert(std::is_trivially_copyable_v<SharedStep> && std::is_trivially_copyable_v<StepMeasurement>);
+static_assert(std::is_trivially_copyable_v<RankEnd> && std::is_trivially_copyable_v<InstructionMeasurement>);
+
+template <class T>
+void append(std::vector<std::byte>& bytes, const T& value) {
+  const auto* begin = reinterpret_cast<const std::byte*>(&value);
+  bytes.insert(bytes.end(), begin, begin + sizeof(T));
+}
+template <class T>
+T take(std::span<const std::byte>& bytes) {
+  PARPLAN_ASSERT(bytes.size() >= sizeof(T), fmt::format("{} bytes of a step are left", bytes.size()));
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  bytes = bytes.subspan(sizeof(T));
+  return value;
+}
+
+// Everyone's values, by process.
+template <class T>
+std::vector<T> gather(const std::vector<T>& own, Rendezvous& rendezvous) {
+  std::vector<T> all;
+  for (const std::vector<std::byte>& bytes : rendezvous.all_gather(std::as_bytes(std::span(own)))) {
+    std::span<const std::byte> rest = bytes;
+    while (!rest.empty()) all.push_back(take<T>(rest));
+  }
+  return all;
+}
+
+}  // namespace
+
+void exchange_step(JobStep& step, std::optional<double> loss, std::span<const int> hosted, Rendezvous& rendezvous) {
+  if (rendezvous.processes() == 1) {
+    step.loss = loss.value_or(0.0);
+    return;
+  }
+  std::vector<std::byte> bytes;
+  append(bytes,
+         SharedStep{.loss = loss.value_or(0.0), .holds_loss = loss.has_value(), .step_time_s = step.step_time_s});
+  for (const int number : hosted) {
+    append(bytes, number);
+    append(bytes, step.ranks[number]);
+  }
+  bool found = false;
+  for (const std::vector<std::byte>& contribution : rendezvous.all_gather(bytes)) {
+    std::span<const std::byte> rest = contribution;
+    const SharedStep shared = take<SharedStep>(rest);
+    step.step_time_s = std::max(step.step_time_s, shared.step_time_s);
+    if (shared.holds_loss && !found) step.loss = shared.loss;
+    found |= shared.holds_loss;
+    while (!rest.empty()) {
+      const int number = take<int>(rest);
+      step.ranks.at(static_cast<std::size_t>(number)) = take<StepMeasurement>(rest);
+    }
+  }
+}
+
+JobEnd exchange_end(const std::vector<RankEnd>& hosted, const std::vector<InstructionMeasurement>& instructions,
+                    Rendezvous& rendezvous) {
+  JobEnd end{.ranks = gather(hosted, rendezvous), .instructions = {}};
+  end.instructions = gather(instructions, rendezvous);
+  std::ranges::sort(end.ranks, {}, &RankEnd::rank);
+  return end;
+}
+
+}  // namespace parplan

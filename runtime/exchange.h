@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "runtime/executor.h"
+#include "runtime/launch/rendezvous.h"
+
+// What the processes of a job tell each other about their ranks: after each step, and at the end.
+// Every process makes each call, and all get the same.
+namespace parplan {
+
+// The results of one step of all ranks.
+struct JobStep {
+  double loss = 0.0;         // mean over the tokens of the global batch
+  double step_time_s = 0.0;  // from the first rank's start to the last one's end, of the process that took longest
+  std::vector<StepMeasurement> ranks;  // all of the job
+};
+
+// Takes the step of this process: its time, the measurements of its `hosted` ranks and, where one
+// of these has it, the loss. Fills in those of the others.
+void exchange_step(JobStep& step, std::optional<double> loss, std::span<const int> hosted, Rendezvous& rendezvous);
+
+// The memory of one rank at the end.
+struct RankEnd {
+  std::int64_t rank = 0;
+  std::int64_t touched = 0;      // highest byte of the arena
+  std::int64_t device_used = 0;  // memory of its device in use, by all programs
+};
+
+struct JobEnd {
+  std::vector<RankEnd> ranks;                        // ascending
+  std::vector<InstructionMeasurement> instructions;  // of the one rank whose process states them
+};
+// Takes the ends of the hosted ranks, and the instructions of the measured rank from its process.
+JobEnd exchange_end(const std::vector<RankEnd>& hosted, const std::vector<InstructionMeasurement>& instructions,
+                    Rendezvous& rendezvous);
+
+}  // namespace parplan

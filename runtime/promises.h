@@ -1,0 +1,17 @@
+#pragma once
+
+#include "planner/plan/plan.h"
+#include "planner/program/program.h"
+#include "runtime/arena.h"
+
+// A run that breaks a promise of its plan has found a bug of parplan: these throw InternalError
+// with both numbers.
+namespace parplan {
+
+// One rank's step: the arena was touched to its last byte, and the promised bytes were sent.
+void check_promises(const Program& program, const Arena& arena, const CommunicationVolume& sent);
+
+// The whole run against the plan's prediction, to the byte.
+void check_prediction(const Plan& plan, const StepResult& measured);
+
+}  // namespace parplan

@@ -1,0 +1,50 @@
+#include "runtime/staged_tokens.h"
+
+namespace parplan {
+
+bool is_load(const Instruction& instruction) {
+  return instruction.kind == InstructionKind::kernel &&
+         (instruction.op == OpKind::load_tokens || instruction.op == OpKind::load_targets);
+}
+
+StagedTokens::StagedTokens(const Program& program, Backend& backend) : program_(program), backend_(backend) {
+  std::int64_t count = 0;
+  for (const Call& call : program.calls) {
+    begin_.push_back(count);
+    for (const Instruction& instruction : program.segments[call.segment].instructions)
+      if (is_load(instruction)) count += instruction.shape.rows;
+  }
+  if (count > 0) ids_ = static_cast<std::int32_t*>(backend.allocate_host(Bytes(4 * count)));
+}
+
+StagedTokens::~StagedTokens() {
+  if (ids_ == nullptr) return;
+  backend_.attach_thread();
+  backend_.release_host(ids_);
+}
+
+void StagedTokens::stage(const Batch& batch, int data_rank, int data_ranks) {
+  const std::int64_t stride = batch.sequence + 1;
+  const std::int64_t global_batch = static_cast<std::int64_t>(batch.ids.size()) / stride;
+  std::int32_t* to = ids_;
+  for (const Call& call : program_.calls)
+    for (const Instruction& instruction : program_.segments[call.segment].instructions) {
+      if (!is_load(instruction)) continue;
+      const std::int64_t samples = instruction.shape.batch;
+      const std::int64_t first = data_rank * (global_batch / data_ranks) + call.micro_batch * samples;
+      const std::int64_t shift = instruction.op == OpKind::load_targets ? 1 : 0;
+      for (std::int64_t s = 0; s < instruction.shape.sequence; ++s)
+        for (std::int64_t b = 0; b < samples; ++b) *to++ = batch.ids[(first + b) * stride + s + shift];
+    }
+}
+
+const std::int32_t* StagedTokens::ids_of(const Instruction& load, std::size_t call) const {
+  std::int64_t at = begin_[call];
+  for (const Instruction& earlier : program_.segments[program_.calls[call].segment].instructions) {
+    if (&earlier == &load) break;
+    if (is_load(earlier)) at += earlier.shape.rows;
+  }
+  return ids_ + at;
+}
+
+}  // namespace parplan

@@ -1,0 +1,93 @@
+#include "runtime/step_profile.h"
+
+#include <algorithm>
+
+#include "planner/base/enum.h"
+
+namespace parplan {
+
+StepProfile::StepProfile(const Program& program, Backend& backend, int events) : program_(program), backend_(backend) {
+  for (const Segment& segment : program.segments) measurements_.emplace_back(segment.instructions.size());
+  std::size_t pieces = 0;
+  for (const Call& call : program.calls) pieces += program.segments[call.segment].instructions.size();
+  pieces_.reserve(pieces);
+  piece_of_.reserve(pieces);
+  dependencies_.resize(pieces);
+  backend.prepare_marks(2 * static_cast<int>(pieces) + 1);
+  stream_heads_.resize(stream_count);
+  event_heads_.resize(static_cast<std::size_t>(events));
+}
+
+void StepProfile::clear() {
+  pieces_.clear();
+  piece_of_.clear();
+  for (Heads& heads : stream_heads_) heads.clear();
+  for (Heads& heads : event_heads_) heads.clear();
+}
+
+void StepProfile::begin() { backend_.mark(static_cast<int>(Stream::compute), 0); }
+
+void StepProfile::wait(Stream stream, int event) {
+  const Heads& from = event_heads_[event];
+  Heads& heads = stream_heads_[index_of(stream)];
+  heads.insert(heads.end(), from.begin(), from.end());
+}
+
+void StepProfile::record(Stream stream, int event) { event_heads_[event] = stream_heads_[index_of(stream)]; }
+
+// Concurrent work has one order, the launch order: each piece waits for the one before. Otherwise a
+// piece waits for the piece that its stream came from.
+void StepProfile::begin_piece(const Segment& segment, std::size_t instruction) {
+  const Instruction& what = segment.instructions[instruction];
+  const int piece = static_cast<int>(pieces_.size());
+  pieces_.push_back({.work = {.computes = what.kind == InstructionKind::kernel, .label = what.label}});
+  piece_of_.push_back(
+      {.segment = static_cast<int>(&segment - program_.segments.data()), .instruction = static_cast<int>(instruction)});
+  Heads& dependencies = dependencies_[piece];
+  Heads& heads = stream_heads_[index_of(what.stream)];
+  if (backend_.works_at_once()) {
+    dependencies.clear();
+    if (piece > 0) dependencies.push_back(piece - 1);
+  } else {
+    dependencies = heads;
+  }
+  heads.assign(1, piece);
+  backend_.mark(static_cast<int>(what.stream), 2 * piece + 1);
+}
+
+void StepProfile::end_piece(Seconds waited) {
+  const int piece = static_cast<int>(pieces_.size()) - 1;
+  const PieceOf& of = piece_of_.back();
+  piece_of_.back().waited_s = waited.value;
+  const Instruction& what = program_.segments[of.segment].instructions[of.instruction];
+  backend_.mark(static_cast<int>(what.stream), 2 * piece + 2);
+}
+
+StepTime StepProfile::attribute(Seconds total) {
+  int last = -1;
+  double end = 0.0;
+  for (std::size_t p = 0; p < pieces_.size(); ++p) {
+    Played& piece = pieces_[p];
+    const PieceOf& of = piece_of_[p];
+    piece.end = backend_.seconds_at(2 * static_cast<int>(p) + 2);
+    piece.start = std::min(backend_.seconds_at(2 * static_cast<int>(p) + 1) + of.waited_s, piece.end);
+    piece.cause = -1;
+    for (const int before : dependencies_[p])
+      if (piece.cause < 0 || pieces_[before].end > pieces_[piece.cause].end) piece.cause = before;
+    if (last < 0 || piece.end >= end) {
+      last = static_cast<int>(p);
+      end = piece.end;
+    }
+    InstructionMeasurement& measurement = measurements_[of.segment][of.instruction];
+    measurement.runs += 1;
+    measurement.busy_s += piece.end - piece.start;
+    measurement.waited_s += of.waited_s;
+  }
+  StepTime time = sum(parplan::attribute(pieces_, last, computing_));
+  // The rest of the step belongs to no instruction: the last sends, the copy of the loss, the
+  // return to the caller.
+  time.bubble += std::max(total - time.total(), Seconds(0.0));
+  return time;
+}
+
+}  // namespace parplan
