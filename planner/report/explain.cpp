@@ -326,7 +326,7 @@ std::string stage_table(std::vector<std::string> heads, const std::vector<std::v
 }
 
 std::string each_stage(const Plan& plan, const Reasons& reasons) {
-  const std::vector<StageResult>& stages = reasons.details.stages;
+  const std::vector<RankResult>& stages = reasons.details.ranks;
   if (stages.size() < 2) return "";
   const Seconds step = plan.prediction.time.total();
   const std::vector<int> layers = layers_of_stages(plan.spec);
@@ -375,10 +375,10 @@ std::string numbers(const std::vector<int>& ascending) {
 std::string critical_path(const Reasons& reasons) {
   const std::vector<CriticalWork>& path = reasons.details.critical_path;
   Seconds total;
-  std::vector<double> by_stage(reasons.details.stages.size(), 0.0);
+  std::vector<double> by_stage(reasons.details.ranks.size(), 0.0);
   for (const CriticalWork& work : path) {
     total += work.time;
-    by_stage[work.stage] += work.time.value;
+    by_stage[work.rank] += work.time.value;
   }
   // The stage with most of it is listed separately, the others together.
   const int main_stage = static_cast<int>(std::ranges::max_element(by_stage) - by_stage.begin());
@@ -391,12 +391,12 @@ std::string critical_path(const Reasons& reasons) {
   };
   std::vector<Row> rows;
   for (const CriticalWork& work : path) {
-    const bool on_main = work.stage == main_stage;
+    const bool on_main = work.rank == main_stage;
     const std::string what = describe(work);
     auto row = std::ranges::find_if(rows, [&](const Row& r) { return r.on_main == on_main && r.what == what; });
     if (row == rows.end())
       row = rows.insert(rows.end(), {.on_main = on_main, .what = what, .stages = {}, .runs = 0, .time = {}});
-    if (row->stages.empty() || row->stages.back() != work.stage) row->stages.push_back(work.stage);
+    if (row->stages.empty() || row->stages.back() != work.rank) row->stages.push_back(work.rank);
     row->runs += work.runs;
     row->time += work.time;
   }

@@ -124,8 +124,8 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
 
   const Seconds step = plan.prediction.time.total();
   json["stages"] = Json::array();
-  for (std::size_t i = 0; i < reasons.details.stages.size(); ++i) {
-    const StageResult& stage = reasons.details.stages[i];
+  for (std::size_t i = 0; i < reasons.details.ranks.size(); ++i) {
+    const RankResult& stage = reasons.details.ranks[i];
     // The columns of a plan's row, for this stage alone; after its work the stage waits until the
     // end of the step.
     RankedPlan of_stage{.spec = plan.spec,
@@ -144,7 +144,7 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   }
   json["critical_path"] = Json::array();
   for (const CriticalWork& work : reasons.details.critical_path)
-    json["critical_path"].push_back({{"stage", work.stage},
+    json["critical_path"].push_back({{"stage", work.rank},
                                      {"what", describe(work)},
                                      {"segment", work.segment},
                                      {"label", name(work.label)},

@@ -239,7 +239,7 @@ void play_calls(Simulation& simulation) {
       if (rank.head[s] < rank.queue[s].size()) report_deadlock(simulation);
   for (const Meeting& meeting : simulation.meetings)
     PARPLAN_ASSERT(meeting.taken == meeting.posted.size(),
-                   fmt::format("stage {}: {} sends, {} receives", meeting.name, meeting.posted.size(), meeting.taken));
+                   fmt::format("rank {}: {} sends, {} receives", meeting.name, meeting.posted.size(), meeting.taken));
 }
 
 }  // namespace parplan

@@ -1,6 +1,7 @@
 #include "planner/simulator/played_step.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace parplan {
 namespace {
@@ -71,6 +72,15 @@ double filled_share(const PlayedRank& rank) {
          static_cast<double>(std::max<std::int64_t>(rank.capacity.count, 1));
 }
 
+// By call: the stage of the task that it belongs to; nothing outside actions.
+std::vector<std::optional<int>> stages_of_calls(const Program& program) {
+  std::vector<std::optional<int>> stages(program.calls.size());
+  for (const Task& task : program.tasks)
+    if (task.action)
+      std::fill(stages.begin() + task.first_call, stages.begin() + task.last_call, task.action->stage);
+  return stages;
+}
+
 }  // namespace
 
 StepTime time_of(const PlayedRank& rank) {
@@ -107,8 +117,8 @@ StepResult result_of(const Simulation& simulation) {
   return result;
 }
 
-std::vector<StageResult> rank_results(const Simulation& simulation) {
-  std::vector<StageResult> results;
+std::vector<RankResult> rank_results(const Simulation& simulation) {
+  std::vector<RankResult> results;
   for (const PlayedRank& rank : simulation.ranks)
     results.push_back({.time = time_of(rank),
                        .memory = rank.program->memory,
@@ -131,7 +141,8 @@ std::vector<CallEnds> call_ends(const Simulation& simulation) {
 }
 
 void write(const Simulation& simulation, Timeline& timeline) {
-  for (const PlayedRank& rank : simulation.ranks)
+  for (const PlayedRank& rank : simulation.ranks) {
+    const std::vector<std::optional<int>> stages = stages_of_calls(*rank.program);
     for (std::size_t c = 0; c < rank.program->calls.size(); ++c) {
       const Call& call = rank.program->calls[c];
       const Segment& segment = rank.program->segments[call.segment];
@@ -141,7 +152,8 @@ void write(const Simulation& simulation, Timeline& timeline) {
         const Played& own = rank.pieces[static_cast<std::size_t>(pieces.first) + (pieces.whole ? 0 : i)];
         const Played& part = playable.costed.alone[i];
         const Instruction& instruction = segment.instructions[i];
-        timeline.events.push_back({.stage = rank.program->stage,
+        timeline.events.push_back({.rank = rank.program->stage,
+                                   .stage = stages[c],
                                    .stream = instruction.stream,
                                    .name = instruction_title(segment, instruction),
                                    .label = instruction.label,
@@ -150,6 +162,7 @@ void write(const Simulation& simulation, Timeline& timeline) {
                                    .end = Seconds(pieces.whole ? own.start + part.end : own.end)});
       }
     }
+  }
 }
 
 }  // namespace parplan

@@ -15,7 +15,7 @@ namespace parplan {
 // The parts of a rank's time, until its last work ends.
 StepTime time_of(const PlayedRank& rank);
 StepResult result_of(const Simulation& simulation);
-std::vector<StageResult> rank_results(const Simulation& simulation);
+std::vector<RankResult> rank_results(const Simulation& simulation);
 std::vector<CallEnds> call_ends(const Simulation& simulation);
 void write(const Simulation& simulation, Timeline& timeline);
 

@@ -12,7 +12,7 @@ StepResult simulate(std::span<const Program> programs, std::span<const CostModel
   Simulation simulation = prepare(programs, models, details != nullptr);
   play_calls(simulation);
   if (timeline != nullptr) write(simulation, *timeline);
-  if (details != nullptr) *details = {.stages = rank_results(simulation), .critical_path = critical_path(simulation)};
+  if (details != nullptr) *details = {.ranks = rank_results(simulation), .critical_path = critical_path(simulation)};
   if (ends != nullptr) *ends = call_ends(simulation);
   return result_of(simulation);
 }

@@ -19,10 +19,11 @@ struct CallEnds {
   bool operator==(const CallEnds&) const = default;
 };
 
-// Plays one training step in virtual time. programs[s] stands for all ranks of pipeline stage s,
-// and models[s] gives its costs: members of a tensor or data group do equal work and arrive
-// together; a send meets the neighbouring stage's receive of the same direction, in order; tied and
-// pipeline collectives meet across stages.
+// Plays one training step in virtual time. programs[r] stands for all ranks at coordinate r of the
+// pipeline axis, whichever stages they hold, and models[r] gives its costs: members of a tensor or
+// data group do equal work and arrive together; what a rank sends to the next rank, or to the
+// previous one, meets that rank's receives from it, in order; tied and pipeline collectives meet
+// along the pipeline.
 //
 // Devices that overlap communication run their streams concurrently. A transfer starts when both
 // ends are at the head of their stream with their waits met, and holds both until it is done
@@ -30,11 +31,11 @@ struct CallEnds {
 // receives hold the rank until all have arrived and the duration has passed, a send is posted and
 // costs the receiver, and waiting for a send's event waits until it is received.
 //
-// Time: that of the stage that finishes last (ties: lowest), by the rule of attribution.h. Memory:
-// that of the stage with the highest peak. Communication: that of the stage that sends most in
-// total. `timeline`, if given, receives every instruction; `details` each stage's own result and
-// the critical path. Throws InternalError, saying who waits for what, when the Programs block one
-// another. `ends` gets one element per stage.
+// Time: that of the rank that finishes last (ties: lowest), by the rule of attribution.h. Memory:
+// that of the rank that fills its device most. Communication: that of the rank that sends most in
+// total. `timeline`, if given, receives every instruction; `details` each rank's own result and the
+// critical path. Throws InternalError, saying who waits for what, when the Programs block one
+// another. `ends` gets one element per rank.
 StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline = nullptr,
                     StepDetails* details = nullptr,
                     std::vector<CallEnds>* ends = nullptr);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,8 @@ namespace parplan {
 
 // One instruction with its times, virtual or real.
 struct TimelineEvent {
-  int stage = 0;
+  int rank = 0;              // along the pipeline
+  std::optional<int> stage;  // of the action that it is part of
   Stream stream{};
   std::string name;       // "layers.forward: attention.qkv linear"
   Label label{};
@@ -22,7 +24,7 @@ struct TimelineEvent {
 };
 
 struct Timeline {
-  std::vector<TimelineEvent> events;  // by stage, then in launch order
+  std::vector<TimelineEvent> events;  // by rank, then in launch order
   bool operator==(const Timeline&) const = default;
 };
 
@@ -30,7 +32,7 @@ struct Timeline {
 std::string instruction_title(const Segment& segment, const Instruction& instruction);
 
 // Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open: one process per
-// stage, one thread per stream.
+// rank of the pipeline, named by the stages that it holds, and one thread per stream.
 std::string write_trace(const Timeline& timeline);
 
 }  // namespace parplan

@@ -283,11 +283,11 @@ TEST_CASE("the reasons of a certified plan agree with it") {
     const double own = step(plan.prediction);
 
     // Stage by stage and along the critical path the times sum to the predicted step.
-    REQUIRE(static_cast<int>(reasons.details.stages.size()) == plan.spec.pp());
+    REQUIRE(static_cast<int>(reasons.details.ranks.size()) == plan.spec.pp());
     double path = 0.0;
     for (const CriticalWork& work : reasons.details.critical_path) path += work.time.value;
     CHECK(path == doctest::Approx(own).epsilon(1e-9));
-    CHECK(std::ranges::max(reasons.details.stages, {}, [](const StageResult& s) { return s.time.total(); })
+    CHECK(std::ranges::max(reasons.details.ranks, {}, [](const RankResult& s) { return s.time.total(); })
               .time.total()
               .value == doctest::Approx(own).epsilon(1e-9));
 

@@ -15,8 +15,8 @@ namespace {
 
 using testing::small_plan;
 
-CriticalWork work(int stage, const char* segment, Label label, std::int64_t runs, double seconds) {
-  return {.stage = stage, .segment = segment, .label = label, .runs = runs, .time = Seconds(seconds)};
+CriticalWork work(int rank, const char* segment, Label label, std::int64_t runs, double seconds) {
+  return {.rank = rank, .segment = segment, .label = label, .runs = runs, .time = Seconds(seconds)};
 }
 
 // Reasons for the plan of 10 s and 640 bytes: two stages, of which the second finishes after 8 s
@@ -29,12 +29,12 @@ Reasons small_reasons() {
     return other;
   };
   Reasons reasons;
-  StageResult second{
+  RankResult second{
       .time = plan.prediction.time, .memory = plan.prediction.memory, .communication = plan.prediction.communication};
-  reasons.details.stages.push_back(second);
+  reasons.details.ranks.push_back(second);
   second.time.bubble = Seconds(0.0);
   second.memory.activations = Bytes(40);
-  reasons.details.stages.push_back(second);
+  reasons.details.ranks.push_back(second);
   reasons.capacities = {Bytes(1000), Bytes(1000)};
   reasons.details.critical_path = {work(0, "pipeline.receive.gradient", Label::pp, 1, 0.5),
                                    work(0, "layers.forward", Label::compute, 1, 1.0),
@@ -432,12 +432,12 @@ TEST_CASE(
   plan.spec.mesh.degree = {.pp = 40};
   plan.spec.stage_blocks.assign(40, 2);
   Reasons reasons;
-  StageResult stage;
+  RankResult stage;
   stage.time.compute = Seconds(1.0);
   stage.memory.parameters = Bytes(100);
-  reasons.details.stages.assign(40, stage);
-  reasons.details.stages[20].time.compute = Seconds(2.0);
-  for (int i = 0; i < 40; ++i) reasons.details.stages[i].memory.parameters = Bytes(i == 25 ? 200 : 100 + i);
+  reasons.details.ranks.assign(40, stage);
+  reasons.details.ranks[20].time.compute = Seconds(2.0);
+  for (int i = 0; i < 40; ++i) reasons.details.ranks[i].memory.parameters = Bytes(i == 25 ? 200 : 100 + i);
   reasons.capacities.assign(40, Bytes(1000));
   const std::string text = explain(plan, reasons);
   const std::size_t begin = text.find("each stage's time");

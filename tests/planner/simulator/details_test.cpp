@@ -1,4 +1,4 @@
-// The details of each stage of a simulated step, and its critical path.
+// The details of each rank of a simulated step, and its critical path.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -7,6 +7,7 @@
 #include "planner/simulator/simulate.h"
 #include "tests/planner/program/random_plans.h"
 #include "tests/planner/simulator/hand_built.h"
+#include "tests/planner/simulator/pipelines.h"
 
 namespace parplan {
 namespace {
@@ -18,8 +19,8 @@ StepDetails details_of(const std::vector<Program>& programs, const CostModel& mo
   return details;
 }
 
-CriticalWork work(int stage, const char* segment, Label label, std::int64_t runs, double seconds) {
-  return {.stage = stage, .segment = segment, .label = label, .runs = runs, .time = Seconds(seconds)};
+CriticalWork work(int rank, const char* segment, Label label, std::int64_t runs, double seconds) {
+  return {.rank = rank, .segment = segment, .label = label, .runs = runs, .time = Seconds(seconds)};
 }
 
 Seconds sum(const std::vector<CriticalWork>& path) {
@@ -38,21 +39,15 @@ TEST_CASE(
       {after(kernel(3), {}, 0), after(all_reduce(4, all_along(Axis::tp), Stream::tp, Label::tp), {0}, 1),
        kernel(3), after(kernel(2), {1})}));
   const StepDetails details = details_of({built.program}, concurrent());
-  CHECK(details.stages.front().time.compute == Seconds(8));
-  CHECK(details.stages.front().time.exposed.tp == Seconds(1));
+  CHECK(details.ranks.front().time.compute == Seconds(8));
+  CHECK(details.ranks.front().time.exposed.tp == Seconds(1));
   CHECK(details.critical_path ==
         std::vector{work(0, "layer.forward", Label::compute, 1, 5), work(0, "layer.forward", Label::tp, 1, 4)});
 }
 
-TEST_CASE("the critical path changes stages where a transfer made the partner wait") {
-  const int stages = 2, micro_batches = 2;
-  std::vector<Program> programs;
-  for (int s = 0; s < stages; ++s) {
-    std::vector<Action> actions;
-    for (const Phase phase : {Phase::forward, Phase::backward})
-      for (int i = 0; i < micro_batches; ++i) actions.push_back({.stage = s, .phase = phase, .micro_batch = i});
-    programs.push_back(pipeline_stage(s, stages, actions, 1, 2, 1));
-  }
+TEST_CASE("the critical path changes ranks where a transfer made the partner wait") {
+  const std::vector<Program> programs =
+      pipeline_ranks(one_stage_a_rank({gpipe(0, 2), gpipe(1, 2)}), {{1, 2}, {1, 2}}, 1);
   // GPipe; forward 1 s, backward 2 s, transfer 1 s:
   //   stage 0   F0 0-1  F1 1-2                    B0 7-9  B1 9-11
   //   transfer  1-2     2-3             6-7  8-9
@@ -66,14 +61,14 @@ TEST_CASE("the critical path changes stages where a transfer made the partner wa
                     work(0, "backward", Label::compute, 2, 4), work(1, "receive forward", Label::pp, 1, 1),
                     work(1, "forward", Label::compute, 2, 2), work(1, "backward", Label::compute, 1, 2)});
   CHECK(sum(details.critical_path) == Seconds(11));
-  REQUIRE(details.stages.size() == 2);
-  CHECK(details.stages[0].time.total() == Seconds(11));
+  REQUIRE(details.ranks.size() == 2);
+  CHECK(details.ranks[0].time.total() == Seconds(11));
   // Its last work is the second gradient's transfer, which ends at 9.
-  CHECK(details.stages[1].time.total() == Seconds(9));
-  CHECK(details.stages[1].time.compute == Seconds(6));
+  CHECK(details.ranks[1].time.total() == Seconds(9));
+  CHECK(details.ranks[1].time.compute == Seconds(6));
 }
 
-TEST_CASE("on every plan the critical path sums to the step, and no stage takes longer than it") {
+TEST_CASE("on every plan the critical path sums to the step, and no rank takes longer than it") {
   std::mt19937 random(4);
   const std::string source = PARPLAN_SOURCE_DIR;
   for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
@@ -98,14 +93,14 @@ TEST_CASE("on every plan the critical path sums to the step, and no stage takes 
         CHECK(result == simulate(programs, models));
         const double step = result.time.total().value;
         CHECK(sum(details.critical_path).value == doctest::Approx(step).epsilon(1e-9));
-        REQUIRE(static_cast<int>(details.stages.size()) == spec.pp());
+        REQUIRE(static_cast<int>(details.ranks.size()) == spec.pp());
         double longest = 0.0;
-        for (std::size_t s = 0; s < details.stages.size(); ++s) {
-          longest = std::max(longest, details.stages[s].time.total().value);
-          CHECK(details.stages[s].memory == programs[s].memory);
+        for (std::size_t s = 0; s < details.ranks.size(); ++s) {
+          longest = std::max(longest, details.ranks[s].time.total().value);
+          CHECK(details.ranks[s].memory == programs[s].memory);
         }
         CHECK(longest == doctest::Approx(step).epsilon(1e-9));
-        CHECK(details.stages[result.memory_stage].memory == result.memory);
+        CHECK(details.ranks[result.memory_stage].memory == result.memory);
       }
     }
   }

@@ -9,7 +9,6 @@
 
 #include "planner/base/enum.h"
 #include "planner/cost/cost_model.h"
-#include "planner/plan/schedule.h"
 #include "tests/planner/cost/unit_model.h"
 
 namespace parplan {
@@ -68,10 +67,10 @@ inline Instruction after(Instruction instruction, std::vector<int> waits, std::o
 struct HandBuilt {
   Program program;
 
-  explicit HandBuilt(int stage = 0) {
-    program.stage = program.rank = stage;
-    program.set_group(next_stage, {stage + 1});
-    if (stage > 0) program.set_group(previous_stage, {stage - 1});
+  explicit HandBuilt(int rank = 0) {
+    program.stage = program.rank = rank;
+    program.set_group(next_stage, {rank + 1});
+    if (rank > 0) program.set_group(previous_stage, {rank - 1});
   }
 
   int segment(std::string name, Stream stream, std::vector<Instruction> instructions) {
@@ -95,32 +94,5 @@ struct HandBuilt {
     return *program.calls.back().records;
   }
 };
-
-// A stage of a pipeline: every forward and backward is received, computed and sent on. `forward`,
-// `backward` and `transfer` are in seconds.
-inline Program pipeline_stage(int stage, int stages, const std::vector<Action>& actions, std::int64_t forward,
-                              std::int64_t backward, std::int64_t transfer) {
-  HandBuilt built(stage);
-  const auto move = [&](const char* name, InstructionKind kind, GroupKey group, Stream stream) {
-    if (group == next_stage ? stage + 1 == stages : stage == 0) return -1;
-    return built.segment(name, stream, {communication(kind, transfer, group, stream, Label::pp)});
-  };
-  const int receive_forward =
-      move("receive forward", InstructionKind::receive, previous_stage, Stream::receive_previous);
-  const int send_forward = move("send forward", InstructionKind::send, next_stage, Stream::send_next);
-  const int receive_backward =
-      move("receive backward", InstructionKind::receive, next_stage, Stream::receive_next);
-  const int send_backward = move("send backward", InstructionKind::send, previous_stage, Stream::send_previous);
-  const int run_forward = built.segment("forward", Stream::compute, {kernel(forward)});
-  const int run_backward = built.segment("backward", Stream::compute, {kernel(backward)});
-  for (const Action& action : actions) {
-    const bool up = action.phase == Phase::forward;
-    std::vector<int> waits;
-    if (up ? stage > 0 : stage + 1 < stages) waits.push_back(built.call(up ? receive_forward : receive_backward));
-    const int done = built.call(up ? run_forward : run_backward, waits);
-    if (up ? stage + 1 < stages : stage > 0) built.call(up ? send_forward : send_backward, {done});
-  }
-  return built.program;
-}
 
 }  // namespace parplan

@@ -130,10 +130,10 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
         for (const TimelineEvent& event : timeline.events) {
           last = std::max(last, event.end.value);
           if (event.stream == Stream::compute && event.label == Label::compute)
-            most_compute = std::max(most_compute, compute[event.stage] += (event.end - event.start).value);
+            most_compute = std::max(most_compute, compute[event.rank] += (event.end - event.start).value);
           const bool sends = event.stream == Stream::send_next || event.stream == Stream::send_previous;
           if (!overlaps && sends) continue;
-          double& until = free[{event.stage, overlaps ? static_cast<int>(event.stream) : 0}];
+          double& until = free[{event.rank, overlaps ? static_cast<int>(event.stream) : 0}];
           CHECK(event.start.value >= until - 1e-12);
           until = event.end.value;
         }

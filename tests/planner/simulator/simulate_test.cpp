@@ -8,6 +8,7 @@
 #include "planner/base/error.h"
 #include "planner/plan/parallel_spec.h"
 #include "tests/planner/simulator/hand_built.h"
+#include "tests/planner/simulator/pipelines.h"
 
 namespace parplan {
 namespace {
@@ -34,36 +35,18 @@ StepTime simulate_stages(const std::vector<Program>& programs, const CostModel& 
   return simulate(programs, models, timeline).time;
 }
 
-std::vector<Action> gpipe(int stage, int micro_batches) {
-  std::vector<Action> actions;
-  for (const Phase phase : {Phase::forward, Phase::backward})
-    for (int i = 0; i < micro_batches; ++i) actions.push_back({.stage = stage, .phase = phase, .micro_batch = i});
-  return actions;
-}
-
-std::vector<Action> one_f_one_b(int stage, int stages, int micro_batches) {
-  std::vector<Action> actions;
-  const int warm_up = std::min(stages - 1 - stage, micro_batches);
-  for (int i = 0; i < warm_up; ++i) actions.push_back({.stage = stage, .phase = Phase::forward, .micro_batch = i});
-  for (int i = 0; i < micro_batches; ++i) {
-    if (i + warm_up < micro_batches)
-      actions.push_back({.stage = stage, .phase = Phase::forward, .micro_batch = i + warm_up});
-    actions.push_back({.stage = stage, .phase = Phase::backward, .micro_batch = i});
-  }
-  return actions;
-}
-
-std::vector<Program> pipeline(int stages, int micro_batches, ScheduleKind kind, std::int64_t forward,
-                              std::int64_t backward, std::int64_t transfer) {
-  std::vector<Program> programs;
+Schedule pipeline_schedule(int stages, int micro_batches, ScheduleKind kind) {
+  std::vector<std::vector<Action>> ranks;
   for (int s = 0; s < stages; ++s)
-    programs.push_back(pipeline_stage(
-        s, stages, kind == ScheduleKind::gpipe ? gpipe(s, micro_batches) : one_f_one_b(s, stages, micro_batches),
-        forward, backward, transfer));
-  return programs;
+    ranks.push_back(kind == ScheduleKind::gpipe ? gpipe(s, micro_batches) : one_f_one_b(s, stages, micro_batches));
+  return one_stage_a_rank(std::move(ranks));
 }
 
-
+std::vector<Program> pipeline(int stages, int micro_batches, ScheduleKind kind, StageWork work,
+                              std::int64_t transfer) {
+  return pipeline_ranks(pipeline_schedule(stages, micro_batches, kind),
+                        std::vector<StageWork>(static_cast<std::size_t>(stages), work), transfer);
+}
 
 TEST_CASE("kernels of one stream add up under their labels") {
   HandBuilt built;
@@ -180,26 +163,23 @@ TEST_CASE("GPipe and 1F1B take (m + p - 1)(f + b), of which p - 1 are the bubble
         for (const CostModel& model : {concurrent(), sequential()})
           // f = 1, b = 2, transfers cost nothing. Stage 0 finishes last: 3 m computing, 3 (p - 1)
           // idle.
-          CHECK(simulate_stages(pipeline(p, m, kind, 1, 2, 0), model) == parts(3.0 * m, 0, 0, 0, 3.0 * (p - 1)));
+          CHECK(simulate_stages(pipeline(p, m, kind, {1, 2}, 0), model) == parts(3.0 * m, 0, 0, 0, 3.0 * (p - 1)));
       }
 }
 
 TEST_CASE("a transfer counts as pipeline while it is awaited, the wait for the partner as bubble") {
   // Stage 0: forward 0-1, sent 1-6, then it waits. Stage 1: forward 6-7, backward 7-9, sent 9-14.
   // Stage 0: backward 14-16.
-  const std::vector<Program> programs = pipeline(2, 1, ScheduleKind::gpipe, 1, 2, 5);
+  const std::vector<Program> programs = pipeline(2, 1, ScheduleKind::gpipe, {1, 2}, 5);
   for (const CostModel& model : {concurrent(), sequential()})
     CHECK(simulate_stages(programs, model) == parts(3, 0, 0, 5, 8));
 }
 
 TEST_CASE("transfers overlap compute on devices with streams, and cost the receiver on others") {
   // Two stages, three micro-batches forward only: f = 4, transfer 2.
-  std::vector<Program> programs;
-  for (int s = 0; s < 2; ++s) {
-    std::vector<Action> actions = gpipe(s, 3);
-    actions.resize(3);
-    programs.push_back(pipeline_stage(s, 2, actions, 4, 0, 2));
-  }
+  Schedule schedule = pipeline_schedule(2, 3, ScheduleKind::gpipe);
+  for (std::vector<Action>& actions : schedule.ranks) actions.resize(3);
+  const std::vector<Program> programs = pipeline_ranks(schedule, {{4, 0}, {4, 0}}, 2);
   // Stage 1: received 4-6, 8-10, 12-14; computed 6-10, 10-14, 14-18.
   // Before the first: 4 of bubble, 2 of transfer.
   CHECK(simulate_stages(programs, concurrent()) == parts(12, 0, 0, 2, 4));
@@ -335,12 +315,12 @@ TEST_CASE("a call that finds its side stream busy waits there, instruction by in
 }
 
 TEST_CASE("programs that block one another are named with what they wait for") {
-  std::vector<Program> programs = pipeline(2, 1, ScheduleKind::gpipe, 1, 2, 5);
+  std::vector<Program> programs = pipeline(2, 1, ScheduleKind::gpipe, {1, 2}, 5);
   programs[1].calls.erase(programs[1].calls.begin(), programs[1].calls.begin() + 3);  // left: nothing of the forward
   programs[1].calls[0].waits.clear();
   const std::vector<CostModel> models(2, concurrent());
   CHECK_THROWS_WITH_AS(simulate(programs, models),
-                       "the programs block one another: stage 0 call 1 'send forward' waits in '0 to 1' for a receive",
+                       "the programs block one another: rank 0 call 1 'send forward' waits in '0 to 1' for a receive",
                        InternalError);
 }
 
@@ -359,14 +339,14 @@ TEST_CASE("crossed receives are a deadlock on every kind of device") {
     programs.push_back(built.program);
   }
   CHECK_THROWS_WITH_AS(simulate_stages(programs, sequential()),
-                       "the programs block one another: stage 0 call 0 'hear' waits in '1 to 0' for a send; "
-                       "stage 1 call 0 'hear' waits in '0 to 1' for a send",
+                       "the programs block one another: rank 0 call 0 'hear' waits in '1 to 0' for a send; "
+                       "rank 1 call 0 'hear' waits in '0 to 1' for a send",
                        InternalError);
   CHECK_THROWS_WITH_AS(simulate_stages(programs, concurrent()),
-                       "the programs block one another: stage 0 call 1 'tell' waits for call 0 'hear'; "
-                       "stage 0 call 0 'hear' waits in '1 to 0' for a send; "
-                       "stage 1 call 0 'hear' waits in '0 to 1' for a send; "
-                       "stage 1 call 1 'tell' waits for call 0 'hear'",
+                       "the programs block one another: rank 0 call 1 'tell' waits for call 0 'hear'; "
+                       "rank 0 call 0 'hear' waits in '1 to 0' for a send; "
+                       "rank 1 call 0 'hear' waits in '0 to 1' for a send; "
+                       "rank 1 call 1 'tell' waits for call 0 'hear'",
                        InternalError);
 }
 
@@ -377,46 +357,7 @@ TEST_CASE("a posted send that nobody takes is an error") {
                     {communication(InstructionKind::send, 5, next_stage, Stream::send_next, Label::pp)}));
   second.call(second.segment("work", Stream::compute, {kernel(1)}));
   CHECK_THROWS_WITH_AS(simulate_stages({first.program, second.program}, sequential()),
-                       doctest::Contains("stage 0 to 1: 1 sends, 0 receives"), InternalError);
-}
-
-// Start and end of every forward and backward by the recurrence of the schedule, with transfers as
-// rendezvous on a stream for each direction: a second implementation, without streams, events or
-// queues.
-double pipeline_recurrence(const std::vector<std::vector<Action>>& order, const std::vector<std::pair<int, int>>& work,
-                           int transfer) {
-  const int stages = static_cast<int>(order.size());
-  const int micro_batches = static_cast<int>(order[0].size()) / 2;
-  const auto n = static_cast<std::size_t>(micro_batches);
-  std::vector<std::array<std::vector<double>, 2>> arrived(order.size(),
-                                                          {std::vector<double>(n, -1.0), std::vector<double>(n, -1.0)});
-  for (double& t : arrived.front()[0]) t = 0.0;
-  for (double& t : arrived.back()[1]) t = 0.0;
-  std::vector<double> clock(order.size(), 0.0);
-  std::vector<std::array<double, 2>> link(order.size(), {0.0, 0.0});  // when the direction out of a stage is free
-  std::vector<std::size_t> next(order.size(), 0);
-  double end = 0.0;
-  for (bool progress = true; progress;) {
-    progress = false;
-    for (std::size_t s = 0; s < order.size(); ++s) {
-      if (next[s] == order[s].size()) continue;
-      const Action action = order[s][next[s]];
-      const std::size_t phase = action.phase == Phase::forward ? 0 : 1;
-      const auto micro_batch = static_cast<std::size_t>(action.micro_batch);
-      const double input = arrived[s][phase][micro_batch];
-      if (input < 0.0) continue;
-      clock[s] = std::max(clock[s], input) + (phase == 0 ? work[s].first : work[s].second);
-      end = std::max(end, clock[s]);
-      const int to = static_cast<int>(s) + (phase == 0 ? 1 : -1);
-      if (to >= 0 && to < stages) {
-        link[s][phase] = std::max(link[s][phase], clock[s]) + transfer;
-        arrived[to][phase][micro_batch] = link[s][phase];
-      }
-      ++next[s];
-      progress = true;
-    }
-  }
-  return end;
+                       doctest::Contains("rank 0 to 1: 1 sends, 0 receives"), InternalError);
 }
 
 TEST_CASE(
@@ -430,17 +371,17 @@ TEST_CASE(
     const int micro_batches = draw(1, 8);
     const int transfer = draw(0, 3);
     const bool fill_first = draw(0, 1) == 1;
-    std::vector<Program> programs;
-    std::vector<std::vector<Action>> order;
-    std::vector<std::pair<int, int>> work;
+    const Schedule schedule =
+        pipeline_schedule(stages, micro_batches, fill_first ? ScheduleKind::gpipe : ScheduleKind::one_f_one_b);
+    std::vector<StageWork> work;
     for (int s = 0; s < stages; ++s) {
-      order.push_back(fill_first ? gpipe(s, micro_batches) : one_f_one_b(s, stages, micro_batches));
-      work.push_back({draw(1, 9), draw(1, 9)});
-      programs.push_back(pipeline_stage(s, stages, order.back(), work.back().first, work.back().second, transfer));
+      const int forward = draw(1, 9);
+      work.push_back({forward, draw(1, 9)});
     }
+    const std::vector<Program> programs = pipeline_ranks(schedule, work, transfer);
     Timeline timeline;
     const StepTime time = simulate_stages(programs, concurrent(), &timeline);
-    CHECK(time.total() == Seconds(pipeline_recurrence(order, work, transfer)));
+    CHECK(time.total() == Seconds(pipeline_recurrence(schedule, work, transfer)));
     CHECK(simulate_stages(programs, concurrent()) == time);
     double last = 0.0;
     for (const TimelineEvent& event : timeline.events) last = std::max(last, event.end.value);
@@ -460,7 +401,7 @@ TEST_CASE("fractional times sum to the end of the step up to rounding") {
   model.rates.matrix_fp32 = FlopsPerSecond(2.0 / 0.1);  // a unit of work takes 0.1 s
   for (auto& [group, network] : model.networks) network = unit_network(2);
   Timeline timeline;
-  const StepTime time = simulate_stages(pipeline(4, 50, ScheduleKind::one_f_one_b, 1, 2, 1), model, &timeline);
+  const StepTime time = simulate_stages(pipeline(4, 50, ScheduleKind::one_f_one_b, {1, 2}, 1), model, &timeline);
   double last = 0.0;
   for (const TimelineEvent& event : timeline.events) last = std::max(last, event.end.value);
   CHECK(time.total().value == Approx(last).epsilon(1e-12));

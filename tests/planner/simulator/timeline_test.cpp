@@ -20,14 +20,16 @@ TEST_CASE("a timeline holds every instruction at its time") {
   Timeline timeline;
   simulate({&built.program, 1}, {&model, 1}, &timeline);
   REQUIRE(timeline.events.size() == 4);
-  CHECK(timeline.events[0] == TimelineEvent{.stage = 0,
+  CHECK(timeline.events[0] == TimelineEvent{.rank = 0,
+                                            .stage = std::nullopt,
                                             .stream = Stream::compute,
                                             .name = "layer: work linear",
                                             .label = Label::compute,
                                             .micro_batch = -1,
                                             .start = Seconds(0),
                                             .end = Seconds(3)});
-  CHECK(timeline.events[3] == TimelineEvent{.stage = 0,
+  CHECK(timeline.events[3] == TimelineEvent{.rank = 0,
+                                            .stage = std::nullopt,
                                             .stream = Stream::tp,
                                             .name = std::string("layer: ") + name(InstructionKind::all_reduce_sum),
                                             .label = Label::tp,
@@ -36,9 +38,10 @@ TEST_CASE("a timeline holds every instruction at its time") {
                                             .end = Seconds(14)});
 }
 
-TEST_CASE("a trace is Chrome trace JSON with a process a stage and a thread a stream") {
+TEST_CASE("a trace is Chrome trace JSON with a process a rank and a thread a stream") {
   Timeline timeline;
-  timeline.events = {{.stage = 1,
+  timeline.events = {{.rank = 1,
+                      .stage = 1,
                       .stream = Stream::tp,
                       .name = "layer: \"sum\"",
                       .label = Label::tp,
