@@ -6,10 +6,20 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 usage() {
-  echo "usage: ./setup.sh [--tests] [--all-gpus] [options of cmake, such as -DPARPLAN_CUDA=OFF]"
+  echo "usage: ./setup.sh [--tests] [--all-gpus] [options of cmake, such as --fresh or -DPARPLAN_CUDA=OFF]"
   echo "  --tests     build the tests and benchmarks, too"
   echo "  --all-gpus  compile CUDA code for every supported GPU, not only for this machine's"
 }
+
+# cmake's long options that concern how build/ is configured. Its others would configure another
+# folder or do something else instead.
+options_of_cmake=(
+  --fresh --install-prefix --toolchain --compile-no-warning-as-error --graphviz
+  --log-level --log-context --warn-uninitialized --no-warn-unused-cli --check-system-vars
+  --trace --trace-expand --trace-format --trace-source --trace-redirect
+  --debug-output --debug-trycompile --debug-find --debug-find-pkg --debug-find-var
+  --profiling-output --profiling-format
+)
 
 tests=OFF
 all_gpus=OFF
@@ -23,9 +33,12 @@ for argument in "$@"; do
       exit 0
       ;;
     --*)
-      echo "setup.sh: there is no option '$argument'" >&2
-      usage >&2
-      exit 2
+      if [[ " ${options_of_cmake[*]} " != *" ${argument%%=*} "* ]]; then
+        echo "setup.sh: there is no option '$argument'" >&2
+        usage >&2
+        exit 2
+      fi
+      options+=("$argument")
       ;;
     *) options+=("$argument") ;;
   esac
@@ -99,9 +112,9 @@ jobs=$((by_memory < processors ? by_memory : processors))
 jobs=$((jobs < 1 ? 1 : jobs))
 
 generator=(-G Ninja)
-if [ -f build/CMakeCache.txt ]; then
+if [ -f build/CMakeCache.txt ] && [[ " ${options[*]} " != *" --fresh "* ]]; then
   generator=()  # an existing build keeps its own
 fi
 cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING="$tests" \
-  -DPARPLAN_ALL_GPUS="$all_gpus" "${options[@]}"
+  -DPARPLAN_ALL_GPUS="$all_gpus" -DPARPLAN_UNITY_BUILD=ON "${options[@]}"
 cmake --build build --parallel "$jobs"

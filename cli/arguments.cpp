@@ -17,9 +17,6 @@
 namespace parplan {
 namespace {
 
-constexpr std::int64_t most_devices = std::int64_t{1} << 20;
-constexpr std::int64_t most = std::int64_t{1} << 40;
-
 void add(CLI::App& app, const std::string& group, const std::string& name, const std::string& type,
          const std::string& description, std::function<void(const std::string&)> read) {
   add_option(app, {.names = name, .type = type, .description = description, .group = group}, std::move(read));
@@ -242,9 +239,9 @@ void add_network(CLI::App& app, WhereArguments& where) {
 void add_what(CLI::App& app, WhatArguments& what) {
   const std::string group = "What";
   add_whole(app, group, "--global-batch", "sequences of one optimizer step (default: 512 on GPUs, 4 a device on CPUs)",
-            what.global_batch, most);
+            what.global_batch, most_counted);
   add_whole(app, group, "--seq-len", "tokens of a sequence (default: the model's context; on CPUs at most 256)",
-            what.sequence_length, most);
+            what.sequence_length, most_counted);
   add_number_formats(app, what);
 }
 
@@ -282,7 +279,9 @@ void add_limits(CLI::App& app, LimitArguments& limits) {
       [&](const std::string& text) { limits.memory = parse_memory_limit("--memory-limit", text); });
   add(app, group, "--max-candidates", "N",
       "simulate at most so many candidates (default: 64, and more as long as that is little work)",
-      [&](const std::string& text) { limits.most_candidates = parse_whole("--max-candidates", text, 1, most); });
+      [&](const std::string& text) {
+        limits.most_candidates = parse_whole("--max-candidates", text, 1, most_counted);
+      });
   add(app, group, "--threads", "N",
       "plan with so many threads (default: as many as the machine has cores); the plan is the same with any number",
       [&](const std::string& text) { limits.threads = static_cast<int>(parse_whole("--threads", text, 1, 1024)); });

@@ -97,6 +97,10 @@ void check_output(const OutputArguments& output, const std::vector<NamedOutput>&
 // The command's one argument.
 void add_subject(CLI::App& app, std::string& subject, const std::string& name, const std::string& description);
 
+// The most devices, and the most of anything else, that an option may ask for.
+inline constexpr std::int64_t most_devices = std::int64_t{1} << 20;
+inline constexpr std::int64_t most_counted = std::int64_t{1} << 40;
+
 // Readers of single values; `option` is its name in messages.
 std::int64_t parse_whole(const std::string& option, const std::string& text, std::int64_t minimum,
                          std::int64_t maximum);

@@ -26,9 +26,6 @@
 namespace parplan {
 namespace {
 
-constexpr std::int64_t most_devices = std::int64_t{1} << 20;
-constexpr std::int64_t most = std::int64_t{1} << 40;
-
 struct GivenPrice {
   std::optional<std::string> cluster;  // all of them where absent
   Price price;
@@ -372,10 +369,10 @@ CommandBody declare_sweep(CLI::App& app) {
       [&all](const std::string& text) { all.prices = parse_prices("--price", text); });
   add("What", "--global-batch", "N,N,...",
       "sequences of one optimizer step, each to compare (default: 512 on GPUs, 4 for each of the most devices on CPUs)",
-      [&all](const std::string& text) { all.batches = parse_numbers("--global-batch", text, most); });
+      [&all](const std::string& text) { all.batches = parse_numbers("--global-batch", text, most_counted); });
   add("What", "--seq-len", "N,N,...",
       "tokens of a sequence, each to compare (default: the model's context; on CPUs at most 256)",
-      [&all](const std::string& text) { all.sequences = parse_numbers("--seq-len", text, most); });
+      [&all](const std::string& text) { all.sequences = parse_numbers("--seq-len", text, most_counted); });
   add_number_formats(app, all.what);
   add("What", "--tokens", "N",
       "tokens to train on, such as 15T, 300B or 1e12: gives days, device-hours, cost and energy",

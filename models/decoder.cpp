@@ -112,8 +112,8 @@ TensorId feed_forward(GraphBuilder& builder, const ModelSpec& spec, const std::s
 
 // Adds a branch to the residual stream: `name` is "layers.3.attention" or the like. The branch's
 // last bias is added by the sum, unless something comes between the two.
-TensorId join(GraphBuilder& builder, const ModelSpec& spec, const std::string& name, TensorId x, TensorId branch,
-              const std::string& bias_name, bool bias) {
+TensorId add_branch(GraphBuilder& builder, const ModelSpec& spec, const std::string& name, TensorId x, TensorId branch,
+                    const std::string& bias_name, bool bias) {
   const bool normed =
       spec.norm_placement == NormPlacement::after_branch || spec.norm_placement == NormPlacement::around_branch;
   const bool scaled = spec.residual_multiplier != 1.0;
@@ -137,11 +137,12 @@ TensorId layer_of(GraphBuilder& builder, const ModelSpec& spec, std::int64_t lay
   };
   const auto feed = [&](TensorId from) { return feed_forward(builder, spec, name + ".feed_forward", from); };
   const auto join_attention = [&](TensorId stream, TensorId branch) {
-    return join(builder, spec, name + ".attention", stream, branch, name + ".attention.output.bias",
-                spec.attention_output_bias);
+    return add_branch(builder, spec, name + ".attention", stream, branch, name + ".attention.output.bias",
+                      spec.attention_output_bias);
   };
   const auto join_feed_forward = [&](TensorId stream, TensorId branch) {
-    return join(builder, spec, name + ".feed_forward", stream, branch, name + ".feed_forward.down.bias", spec.mlp_bias);
+    return add_branch(builder, spec, name + ".feed_forward", stream, branch, name + ".feed_forward.down.bias",
+                      spec.mlp_bias);
   };
 
   if (spec.parallel_residual) {

@@ -10,6 +10,8 @@ namespace parplan {
 
 Json json_number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
+Json optional_number(const std::optional<double>& value) { return value ? json_number(*value) : Json(nullptr); }
+
 std::string write_json(const Json& json) { return json.dump(2) + "\n"; }
 
 namespace {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -13,6 +14,8 @@ using Json = nlohmann::ordered_json;
 
 // The number, or null where it is not finite: JSON has no NaN.
 Json json_number(double value);
+// The same, or null where there is none.
+Json optional_number(const std::optional<double>& value);
 
 // Indented by two spaces, ends with a newline.
 std::string write_json(const Json& json);

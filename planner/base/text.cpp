@@ -74,6 +74,10 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
   return found.empty() ? "" : fmt::format("; did you mean '{}'?", found);
 }
 
+std::string pluralized(int count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string join(const std::vector<std::string>& words, std::string_view separator) {
   return fmt::format("{}", fmt::join(words, separator));
 }

@@ -16,6 +16,9 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 // the word, all are named: "'x', 'y' or 'z'?".
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
+// "1 node", "2 nodes".
+std::string pluralized(int count, std::string_view what);
+
 // "a, b, c".
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 

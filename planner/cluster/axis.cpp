@@ -13,7 +13,7 @@ struct AxisRow {
   const char* name;
   const char* word;
 };
-constexpr std::array<AxisRow, count_of<Axis>> rows = {{
+constexpr std::array<AxisRow, count_of<Axis>> axis_rows = {{
     {"pp", "pipeline"},
     {"dp", "data"},
     {"cp", "context"},
@@ -23,8 +23,8 @@ constexpr std::array<AxisRow, count_of<Axis>> rows = {{
 
 }  // namespace
 
-const char* name(Axis axis) { return rows[index_of(axis)].name; }
-const char* axis_word(Axis axis) { return rows[index_of(axis)].word; }
+const char* name(Axis axis) { return axis_rows[index_of(axis)].name; }
+const char* axis_word(Axis axis) { return axis_rows[index_of(axis)].word; }
 
 std::string write_order(const AxisOrder& order) {
   std::string text;

@@ -88,8 +88,6 @@ Found found_file(const std::string& path, const ClusterCatalog& catalog, const C
   return found_yaml(*document, catalog);
 }
 
-std::string counted(int count, const char* what) { return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s"); }
-
 // How many devices the first nodes have together, node by node.
 std::vector<int> devices_by_nodes(const Cluster& cluster) {
   std::vector<int> sums;
@@ -145,10 +143,11 @@ void choose_of_node(Cluster& cluster, const ClusterOptions& options, const Visib
   if (*options.devices > shown)
     throw ConfigError(
         selection.shown_by.empty()
-            ? fmt::format("--devices {}: cluster '{}' has {}", *options.devices, cluster.name, counted(there, "device"))
+            ? fmt::format("--devices {}: cluster '{}' has {}", *options.devices, cluster.name,
+                          pluralized(there, "device"))
             : fmt::format("--devices {}: {} shows {} of the {} of cluster '{}'; leave --devices out, or let the "
                           "variable show more",
-                          *options.devices, selection.shown_by, shown, counted(there, "device"), cluster.name));
+                          *options.devices, selection.shown_by, shown, pluralized(there, "device"), cluster.name));
   keep_first_devices(cluster, *options.devices);
 }
 
@@ -167,7 +166,7 @@ void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& op
       std::vector<std::string> kinds;
       for (const NodeGroup& group : whole.groups)
         kinds.push_back(
-            fmt::format("{} of {}", counted(group.nodes, "node"), counted(group.devices_per_node(), "device")));
+            fmt::format("{} of {}", pluralized(group.nodes, "node"), pluralized(group.devices_per_node(), "device")));
       throw ConfigError(
           fmt::format("{}: cluster '{}' has {}, and whole nodes are taken in this order; allowed are 1 to {} nodes, or "
                       "1 to {} devices and {}",
@@ -175,10 +174,10 @@ void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& op
     }
     const std::string nodes = !network     ? "no network, so it is one node"
                               : any_number ? "any number of nodes"
-                                           : counted(most, "node");
+                                           : pluralized(most, "node");
     throw ConfigError(
         fmt::format("{}: cluster '{}' has {} a node and {}; allowed are 1 to {}{}", asked, cluster.name,
-                    counted(per_node, "device"), nodes, per_node,
+                    pluralized(per_node, "device"), nodes, per_node,
                     most == 1    ? " devices"
                     : any_number ? fmt::format(" devices and multiples of {}", per_node)
                                  : fmt::format(" devices and multiples of {} up to {}", per_node, per_node * most)));

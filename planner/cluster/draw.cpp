@@ -17,8 +17,6 @@
 namespace parplan {
 namespace {
 
-std::string counted(int count, const char* what) { return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s"); }
-
 const std::string& device_name_of(const NodeKind& node, std::size_t device) {
   return node.vertices[node.devices[device]].name;
 }
@@ -191,7 +189,7 @@ std::string describe_uplinks(const NodeRoutes& routes, const Network& network) {
 
 std::string describe_level(const FabricLevel& level) {
   return fmt::format("{}, {}, oversubscription {}",
-                     level.nodes ? "blocks of " + counted(*level.nodes, "node") : "all nodes",
+                     level.nodes ? "blocks of " + pluralized(*level.nodes, "node") : "all nodes",
                      format_duration(level.latency), level.oversubscription);
 }
 
@@ -204,8 +202,8 @@ std::string describe_rails(const Network& network) {
 std::string title_of(const NodeGroup& group) {
   const std::string machines =
       group.node.devices_per_machine ? fmt::format(", {} a machine", *group.node.devices_per_machine) : "";
-  return fmt::format("{} of {} x {} ({}){}", counted(group.nodes, "node"), group.devices_per_node(), group.device.title,
-                     group.device.name, machines);
+  return fmt::format("{} of {} x {} ({}){}", pluralized(group.nodes, "node"), group.devices_per_node(),
+                     group.device.title, group.device.name, machines);
 }
 
 }  // namespace
@@ -214,8 +212,8 @@ std::string describe(const Cluster& cluster) {
   std::string text;
   const bool alike = cluster.groups.size() == 1;
   if (!alike)
-    text += fmt::format("{}: {} on {} of {} kinds\n", cluster.name, counted(cluster.devices(), "device"),
-                        counted(cluster.nodes(), "node"), cluster.groups.size());
+    text += fmt::format("{}: {} on {} of {} kinds\n", cluster.name, pluralized(cluster.devices(), "device"),
+                        pluralized(cluster.nodes(), "node"), cluster.groups.size());
   int first = 0;
   for (const NodeGroup& group : cluster.groups) {
     const auto routes = routes_of(group.node);
@@ -308,12 +306,12 @@ std::string draw_graphviz(const Cluster& cluster) {
 
 namespace {
 
-constexpr std::array<const char*, 7> distance_names = {"local", "nvlink", "pcie_switch", "host_bridge",
-                                                       "node",  "socket", "unreachable"};  // by PathClass
+constexpr std::array<const char*, 7> path_class_names = {"local", "nvlink", "pcie_switch", "host_bridge",
+                                                         "node",  "socket", "unreachable"};  // by PathClass
 
 Json path_json(const NodeKind& node, const Path& path) {
   if (path.distance == PathClass::local || path.distance == PathClass::unreachable) return nullptr;
-  return {{"class", distance_names[index_of(path.distance)]},
+  return {{"class", path_class_names[index_of(path.distance)]},
           {"label", label_of(node, path)},
           {"bandwidth_bytes_per_s", json_number(path.bandwidth.value)},
           {"latency_s", json_number(path.latency.value)}};

@@ -11,13 +11,13 @@ namespace parplan {
 namespace {
 
 // The order in which they are tried.
-constexpr std::array asked = {Choice::recompute, Choice::zero_stage,   Choice::sequence_parallel,
-                              Choice::schedule,  Choice::stage_blocks, Choice::micro_batch};
+constexpr std::array neighbour_choices = {Choice::recompute, Choice::zero_stage,   Choice::sequence_parallel,
+                                          Choice::schedule,  Choice::stage_blocks, Choice::micro_batch};
 
 std::vector<std::pair<std::string, ParallelSpec>> specs_one_choice_away(const OpGraph& graph, const Plan& plan) {
   std::vector<std::pair<std::string, ParallelSpec>> specs;
   const SpaceContext context{graph, plan.training, plan.spec.mesh.size()};
-  for (const ChoiceRow* choice : choice_rows(asked)) {
+  for (const ChoiceRow* choice : choice_rows(neighbour_choices)) {
     const SpaceRow& space = space_row_of(choice->choice);
     if (!space.neighbours) continue;
     for (const ChoiceValue& value : space.neighbours(space, context, plan.spec)) {

@@ -27,14 +27,15 @@ RemedyValue remedy_value(const ChoiceValue& value) {
 }
 
 // The order in which the given parts of a layout are tried.
-constexpr std::array asked = {Choice::zero_stage,  Choice::micro_batch, Choice::recompute, Choice::tp,
-                              Choice::pp,          Choice::dp,          Choice::schedule,  Choice::sequence_parallel,
-                              Choice::stage_blocks};
+constexpr std::array remedy_choices = {
+    Choice::zero_stage, Choice::micro_batch, Choice::recompute,         Choice::tp,           Choice::pp,
+    Choice::dp,         Choice::schedule,    Choice::sequence_parallel, Choice::stage_blocks,
+};
 
 // Each given part of the layout, either left to the search or, where its values have an order, as
 // close as possible to the given value.
 void add_layouts(const SuggestRequest& request, const std::function<void(std::optional<Remedy>)>& add) {
-  for (const ChoiceRow* choice : choice_rows(asked)) {
+  for (const ChoiceRow* choice : choice_rows(remedy_choices)) {
     const SpaceRow& space = space_row_of(choice->choice);
     const std::optional<ChoiceValue>& given = request.layout[choice->choice];
     if (!given || !space.takes_memory) continue;

@@ -17,7 +17,7 @@
 namespace parplan {
 namespace {
 
-constexpr std::size_t width = 140;  // of a line
+constexpr std::size_t line_width = 140;  // of a line
 
 // The words for more and less of what an objective counts.
 struct ObjectiveWords {
@@ -568,7 +568,7 @@ std::string table_with_words(const std::vector<std::vector<std::string>>& rows, 
   std::size_t widest = 0;
   for (const std::string& line : lines) widest = std::max(widest, line.size());
   constexpr std::size_t least = 40;  // columns for the words, even if a line becomes longer
-  const std::size_t room = std::max(width - std::min(width, widest + 4), least);
+  const std::size_t room = std::max(line_width - std::min(line_width, widest + 4), least);
   std::string text;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const std::string words = fold_lines(rows[i].back(), room);
@@ -577,7 +577,7 @@ std::string table_with_words(const std::vector<std::vector<std::string>>& rows, 
       text += fmt::format("  {:<{}}  {}\n", begin == 0 ? lines[i] : "", widest, words.substr(begin, end - begin));
       begin = end + 1;
     }
-    if (i < below.size() && !below[i].empty()) text += fold_lines(fmt::format("      {}\n", below[i]), width);
+    if (i < below.size() && !below[i].empty()) text += fold_lines(fmt::format("      {}\n", below[i]), line_width);
   }
   return text;
 }
@@ -726,14 +726,14 @@ std::string explain(const Plan& plan) {
   text += "\nbinding constraint: " + what_binds(plan, binding_constraint(plan)) + "\n";
   text += "search: " + explain_search(plan.search) + "\n";
   for (const std::string& note : plan.notes) text += "note: " + note + "\n";
-  return fold_lines(text, width);
+  return fold_lines(text, line_width);
 }
 
 std::string explain_briefly(const Plan& plan) {
   const std::string second = runner_up(plan);
   std::string text = "binding constraint: " + what_binds(plan, binding_constraint(plan)) + "\n";
   // Without the memory that it needs.
-  return fold_lines(text + second.substr(0, std::min(second.find("  it needs"), second.size())), width);
+  return fold_lines(text + second.substr(0, std::min(second.find("  it needs"), second.size())), line_width);
 }
 
 std::string explain(const Plan& plan, const Reasons& reasons) {
@@ -744,7 +744,7 @@ std::string explain(const Plan& plan, const Reasons& reasons) {
   text += "\nsearch: " + explain_search(plan.search) + "\n";
   if (reasons.unrestricted) text += unrestricted(plan, *reasons.unrestricted);
   for (const std::string& note : plan.notes) text += "note: " + note + "\n";
-  return fold_lines(text, width);
+  return fold_lines(text, line_width);
 }
 
 }  // namespace parplan

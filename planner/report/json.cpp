@@ -9,8 +9,6 @@
 namespace parplan {
 namespace {
 
-Json optional_number(const std::optional<double>& value) { return value ? json_number(*value) : Json(nullptr); }
-
 // Null where nodes differ.
 Json devices_per_node(const Cluster& cluster) {
   const int first = cluster.groups.front().devices_per_node();

@@ -18,8 +18,6 @@ namespace {
 
 constexpr double seconds_per_day = 86400.0;
 
-Json optional_number(const std::optional<double>& value) { return value ? json_number(*value) : Json(nullptr); }
-
 RowSubject subject_of(const SweepPoint& point) {
   return {.rank = 1,
           .model = point.model,

@@ -27,10 +27,6 @@ std::string named(const std::vector<int>& processes) {
   return fmt::format("process{} {}", processes.size() == 1 ? "" : "es", names);
 }
 
-std::string text_of(const std::vector<std::byte>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 }  // namespace
 
 void agree(Rendezvous& rendezvous, const std::function<void()>& check) {

@@ -47,6 +47,10 @@ std::vector<std::byte> broadcast(Rendezvous& rendezvous, std::span<const std::by
   return std::move(rendezvous.all_gather(mine ? own : std::span<const std::byte>())[source]);
 }
 
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 void barrier(Rendezvous& rendezvous) { rendezvous.all_gather({}); }
 
 std::unique_ptr<Rendezvous> alone() { return std::make_unique<Alone>(); }

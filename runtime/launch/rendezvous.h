@@ -43,6 +43,8 @@ class Rendezvous {
 
 // Element `source` of everyone's contribution, for data that only `source` has.
 std::vector<std::byte> broadcast(Rendezvous& rendezvous, std::span<const std::byte> own, int source);
+// The text that such bytes are.
+std::string text_of(std::span<const std::byte> bytes);
 // Returns when every process has called it.
 void barrier(Rendezvous& rendezvous);
 

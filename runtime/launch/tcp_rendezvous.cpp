@@ -84,7 +84,6 @@ Bytestring framed(MessageKind kind, std::span<const std::byte> body) {
 Bytestring framed(MessageKind kind, const std::string& text) {
   return framed(kind, std::as_bytes(std::span<const char>(text)));
 }
-std::string text_of(const Bytestring& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
 // Removes the first whole message from the front of `incoming`, if there is one. Throws RunError
 // for data that is no message.

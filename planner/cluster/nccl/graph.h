@@ -4,6 +4,10 @@
 
 namespace parplan {
 
+// Limits in NCCL's sources: LOC_BW in GB/s, MAXCHANNELS.
+inline constexpr float nccl_no_limit = 5000.0F;
+inline constexpr int nccl_most_channels = 64;
+
 // The distance between two ends of a node, best first, in NCCL's terms (NVIDIA/nccl
 // src/include/graph.h at 5067397c).
 enum class NcclDistance {

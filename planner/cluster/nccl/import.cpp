@@ -34,7 +34,7 @@ struct Card {
 // beside them in NVIDIA/open-gpu-kernel-modules 595.45.04, README.md; H200 and B200 also as NCCL
 // captured them (tests/data/topologies/nccl-hgx-*). NVIDIA lists one id, 2d04, for the RTX 5060 Ti,
 // which is sold with 8 and with 16 GB. Compute capabilities: NVIDIA, "CUDA GPU Compute Capability".
-constexpr std::array<Card, 27> cards = {{
+constexpr std::array<Card, 27> card_rows = {{
     {0x102d, 37, "k80", Board::slot},
     {0x1db1, 70, "v100-sxm2-16gb", Board::module},
     {0x1db4, 70, "v100-pcie-16gb", Board::slot},
@@ -65,8 +65,8 @@ constexpr std::array<Card, 27> cards = {{
 }};
 
 const Card* card_of_kind(const std::string& kind) {
-  const auto found = std::find_if(cards.begin(), cards.end(), [&](const Card& card) { return kind == card.kind; });
-  return found == cards.end() ? nullptr : &*found;
+  const auto found = std::ranges::find(card_rows, kind, &Card::kind);
+  return found == card_rows.end() ? nullptr : &*found;
 }
 
 std::string name_of(const NcclPci& pci) { return fmt::format("the GPU {}", pci.bus_name); }
@@ -392,9 +392,8 @@ std::optional<std::string> device_kind_of(const NcclTopology& topology) {
                       first->vendor_id(), first->device_id()));
   }
   if (first == nullptr || first->vendor_id() != 0x10de) return std::nullopt;
-  const auto card =
-      std::find_if(cards.begin(), cards.end(), [&](const Card& one) { return one.pci_device == first->device_id(); });
-  if (card == cards.end()) return std::nullopt;
+  const auto card = std::ranges::find(card_rows, first->device_id(), &Card::pci_device);
+  if (card == card_rows.end()) return std::nullopt;
   return card->kind;
 }
 

@@ -12,9 +12,6 @@
 namespace parplan {
 namespace {
 
-constexpr float no_limit = 5000.0F;  // LOC_BW
-constexpr int most_channels = 64;    // MAXCHANNELS
-
 const NcclNode& node_at(const NcclSystem& system, int node) { return system.nodes[node]; }
 
 // The distance of a path extended by `link` at `node`, seen from its target.
@@ -35,7 +32,7 @@ NcclDistance prolonged(const NcclSystem& system, const NcclPath& path, int node,
 std::vector<NcclPath> paths_to(const NcclSystem& system, int target) {
   std::vector<NcclPath> paths(system.nodes.size());
   const auto path_of = [&](int node) -> NcclPath& { return paths[node]; };
-  path_of(target) = {.links = {}, .bandwidth = no_limit, .type = NcclDistance::local};
+  path_of(target) = {.links = {}, .bandwidth = nccl_no_limit, .type = NcclDistance::local};
   std::vector<int> level = {target};
   while (!level.empty()) {
     std::vector<int> next;
@@ -196,7 +193,7 @@ class Paths {
       first = mirrored;
     }
     std::vector<int> turn;
-    for (std::size_t i = 0; i < std::min(each, static_cast<std::size_t>(most_channels)); ++i) {
+    for (std::size_t i = 0; i < std::min(each, static_cast<std::size_t>(nccl_most_channels)); ++i) {
       const int net = first_of_id(nets[(first + i) % nets.size()]);
       if (!turn.empty() && net == turn.front()) break;
       turn.push_back(net);
@@ -208,7 +205,7 @@ class Paths {
     const std::vector<int> gpus = nccl_nearest(paths_, system_.nets[net_place], system_.gpus);
     std::vector<std::vector<int>> turns;
     for (const int gpu : gpus) turns.push_back(nets_of(gpu));
-    for (std::size_t channel = 0; channel < most_channels; ++channel)
+    for (std::size_t channel = 0; channel < nccl_most_channels; ++channel)
       for (std::size_t g = 0; g < gpus.size(); ++g)
         if (!turns[g].empty() && turns[g][channel % turns[g].size()] == first_of_id(net_place)) return gpus[g];
     return -1;

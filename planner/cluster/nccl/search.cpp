@@ -18,8 +18,6 @@
 namespace parplan {
 namespace {
 
-constexpr float no_limit = 5000.0F;           // LOC_BW
-constexpr int most_channels = 64;             // MAXCHANNELS
 constexpr int most_nvls_heads = 32;           // NCCL_MAX_NVLS_ARITY
 constexpr int most_direct_heads = 8;          // NCCL_MAX_DIRECT_ARITY + 1
 constexpr std::int64_t all_steps = 1 << 19;   // limit over all searches for one graph
@@ -69,7 +67,7 @@ struct Candidate {
   bool same_channels = false;
   int hops = 0;
   std::vector<int> gpus;                          // [channel * GPUs + step]
-  std::array<std::int64_t, 2 * most_channels> nets{};  // ids of the first and the last of each channel
+  std::array<std::int64_t, 2 * nccl_most_channels> nets{};  // ids of the first and the last of each channel
 };
 
 // How the next GPUs are found.
@@ -133,7 +131,7 @@ class Search {
 
 void Search::set_limits() {
   if (!system_.several_nodes && gpus_ == 1) {
-    widest_ = total_ = no_limit;
+    widest_ = total_ = nccl_no_limit;
     return;
   }
   for (const int gpu : system_.gpus) {
@@ -304,7 +302,7 @@ std::vector<int> Search::nets_for(NcclDistance farthest, int gpu) const {
   for (int type = 0; type <= static_cast<int>(farthest); ++type)
     for (int g = 0; g < gpus_; ++g) {
       if (gpu != -1 && gpu != g) continue;
-      for (std::size_t n = 0; n < system_.nets.size() && n < most_channels; ++n)
+      for (std::size_t n = 0; n < system_.nets.size() && n < nccl_most_channels; ++n)
         if (paths_.between(gpu_node(g), system_.nets[n]).type == static_cast<NcclDistance>(type))
           add(static_cast<int>(n));
     }
@@ -577,7 +575,7 @@ Candidate Search::find(NcclPattern pattern, bool collnet, int fewest, int most) 
   for (const int gpu : system_.gpus) capability = std::min(capability, node(gpu).compute_capability);
   const bool inter = system_.several_nodes;
   best_ = Candidate{.pattern = pattern, .collnet = collnet, .fewest = fewest, .most = most, .gpus = {}};
-  best_.gpus.assign(static_cast<std::size_t>(most_channels * gpus_), 0);
+  best_.gpus.assign(static_cast<std::size_t>(nccl_most_channels * gpus_), 0);
   const bool may_cross =
       system_.nets.size() > 1 &&
       (pattern == NcclPattern::ring || pattern == NcclPattern::balanced_tree || pattern == NcclPattern::split_tree);
@@ -726,16 +724,16 @@ std::vector<NcclGraph> nccl_graphs(NcclSystem system, const NcclSearchOptions& o
     }
     return graph;
   };
-  const Candidate ring = search.find(NcclPattern::ring, false, 1, most_channels / 2);
+  const Candidate ring = search.find(NcclPattern::ring, false, 1, nccl_most_channels / 2);
   const Candidate tree = search.find(NcclPattern::balanced_tree, false, ring.channels, ring.channels);
   Candidate chain{.pattern = NcclPattern::tree, .gpus = {}};
   Candidate direct{.pattern = NcclPattern::collnet_direct, .gpus = {}};
   Candidate nvls{.pattern = NcclPattern::nvls, .gpus = {}};
   if (options.collnet) {
     chain = search.find(NcclPattern::tree, true, ring.channels, ring.channels);
-    direct = search.find(NcclPattern::collnet_direct, true, 1, most_channels);
+    direct = search.find(NcclPattern::collnet_direct, true, 1, nccl_most_channels);
   }
-  if (options.nvls && system.gpus.size() > 1) nvls = search.find(NcclPattern::nvls, false, 1, most_channels);
+  if (options.nvls && system.gpus.size() > 1) nvls = search.find(NcclPattern::nvls, false, 1, nccl_most_channels);
   return {finished(NcclAlgorithm::ring, ring), finished(NcclAlgorithm::tree, tree),
           finished(NcclAlgorithm::collnet_direct, direct), finished(NcclAlgorithm::collnet_chain, chain),
           finished(NcclAlgorithm::nvls, nvls)};

@@ -18,8 +18,6 @@
 namespace parplan {
 namespace {
 
-constexpr float no_limit = 5000.0F;  // LOC_BW
-
 std::vector<int>& list_of(NcclSystem& system, NcclNodeType type) {
   switch (type) {
     case NcclNodeType::gpu: return system.gpus;
@@ -212,7 +210,7 @@ NcclSystem nccl_system(const NcclTopology& topology) {
       }
       if (without_device < 0) {
         without_device = add_node(system, NcclNodeType::nic, 0);
-        connect_both(system, cpu, without_device, NcclDistance::one_switch, no_limit);
+        connect_both(system, cpu, without_device, NcclDistance::one_switch, nccl_no_limit);
       }
       add_nets(system, child, without_device);
     }
@@ -247,7 +245,7 @@ NcclSystem nccl_system(const NcclTopology& topology) {
       const auto is_switch = [&](auto place) {
         return place != placed.nodes.end() && node_at(system, place->second).type == NcclNodeType::pcie_switch;
       };
-      if (is_switch(a) && is_switch(b)) connect(system, a->second, b->second, NcclDistance::local, no_limit);
+      if (is_switch(a) && is_switch(b)) connect(system, a->second, b->second, NcclDistance::local, nccl_no_limit);
     }
   flatten_switches(system);
   finish(system, [&](int cpu) { return inter_cpu.at(cpu); });
@@ -299,7 +297,7 @@ NcclSystem nccl_system(const NodeKind& node, const DeviceKind& device) {
     }
   }
   const auto place_of = [&](int v) { return place[v]; };
-  float sockets = no_limit;
+  float sockets = nccl_no_limit;
   int nets = 0;
   for (const Link& link : node.links) {
     const bool nvlink = vertex(link.a).kind == VertexKind::nvswitch || vertex(link.b).kind == VertexKind::nvswitch ||
@@ -326,8 +324,9 @@ NcclSystem nccl_system(const NodeKind& node, const DeviceKind& device) {
     // Each PCIe tree hangs from the CPU by its first switch; GPUs and NICs outside of trees hang
     // there by themselves.
     const int cpu = add_node(system, NcclNodeType::cpu, count);
-    const float pcie =
-        device.pcie_generation == 0 ? no_limit : gigabytes(pcie_bandwidth(device.pcie_generation, device.pcie_lanes));
+    const float pcie = device.pcie_generation == 0
+                           ? nccl_no_limit
+                           : gigabytes(pcie_bandwidth(device.pcie_generation, device.pcie_lanes));
     std::vector<bool> reached(system.nodes.size());
     const std::function<void(int)> reach = [&](int from) {
       reached[from] = true;

@@ -14,6 +14,8 @@ TEST_CASE("JSON keeps the order of its keys and prints null for what is not a nu
   json["a"] = json_number(std::numeric_limits<double>::quiet_NaN());
   json["i"] = json_number(std::numeric_limits<double>::infinity());
   CHECK(write_json(json) == "{\n  \"z\": 1.5,\n  \"a\": null,\n  \"i\": null\n}\n");
+  CHECK(optional_number(2.5) == json_number(2.5));
+  CHECK(optional_number(std::nullopt) == nullptr);
 }
 
 TEST_CASE("A JSON file is read with places") {

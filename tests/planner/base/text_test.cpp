@@ -36,6 +36,12 @@ TEST_CASE("Capitals do not matter, and all that a word begins are named") {
   CHECK(nearest("H100", kinds) == "h100-nvl");
 }
 
+TEST_CASE("A noun has its plural except behind 1") {
+  CHECK(pluralized(0, "node") == "0 nodes");
+  CHECK(pluralized(1, "node") == "1 node");
+  CHECK(pluralized(2, "node") == "2 nodes");
+}
+
 TEST_CASE("Words are joined by commas") {
   CHECK(join({"a", "b", "c"}) == "a, b, c");
   CHECK(join({"a", "b"}, "|") == "a|b");
