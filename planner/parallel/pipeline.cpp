@@ -59,7 +59,7 @@ void place_pipeline(const OpGraph& /*graph*/, const ParallelSpec& /*spec*/, Plac
 
 namespace {
 
-constexpr double infinite = std::numeric_limits<double>::infinity();
+constexpr Seconds infinite{std::numeric_limits<double>::infinity()};
 
 bool has_room(const StageOption& option, std::size_t begin, std::size_t end) {
   if (option.state.empty()) return true;
@@ -70,12 +70,12 @@ bool has_room(const StageOption& option, std::size_t begin, std::size_t end) {
 
 // The time of blocks [begin, end) on a stage with its fastest option that fits; infinite where none
 // fits.
-double stage_seconds(const std::vector<StageOption>& options, std::size_t begin, std::size_t end,
-                     int* chosen = nullptr) {
-  double least = infinite;
+Seconds stage_seconds(const std::vector<StageOption>& options, std::size_t begin, std::size_t end,
+                      int* chosen = nullptr) {
+  Seconds least = infinite;
   for (std::size_t i = 0; i < options.size(); ++i) {
     const StageOption& option = options[i];
-    const double seconds = option.seconds[end] - option.seconds[begin];
+    const Seconds seconds = option.seconds[end] - option.seconds[begin];
     if (seconds >= least || !has_room(option, begin, end)) continue;
     least = seconds;
     if (chosen != nullptr) *chosen = static_cast<int>(i);
@@ -85,19 +85,19 @@ double stage_seconds(const std::vector<StageOption>& options, std::size_t begin,
 
 // The slowest stage of a cut in which no stage takes longer than `most`; infinite where no such cut
 // exists.
-double slowest_within(std::span<const std::vector<StageOption>> stages, std::size_t blocks, double most) {
+Seconds slowest_within(std::span<const std::vector<StageOption>> stages, std::size_t blocks, Seconds most) {
   // Each stage takes as many blocks as it can: what fits and is fast enough with more blocks also
   // is with fewer. A stage that cannot take the next block takes none, which no cut allows; so no
   // cut gets further than this one.
-  double slowest = 0.0;
+  Seconds slowest;
   bool none_empty = true;
   std::size_t filled = 0;
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const std::size_t last = blocks - (stages.size() - 1 - s);  // one block is left for each later stage
     std::size_t end = filled;
-    double taken = 0.0;
+    Seconds taken;
     while (end < last) {
-      const double seconds = stage_seconds(stages[s], filled, end + 1);
+      const Seconds seconds = stage_seconds(stages[s], filled, end + 1);
       if (seconds > most) break;
       taken = seconds;
       ++end;
@@ -128,7 +128,7 @@ double slowest_within(std::span<const std::vector<StageOption>> stages, std::siz
     }
   }
   if (!ends[p][blocks]) return infinite;
-  slowest = 0.0;
+  slowest = {};
   for (std::size_t s = p, end = blocks; s-- > 0;) {
     std::size_t begin = end - 1;
     while (!ends[s][begin] || farthest[s][begin] < end) --begin;
@@ -147,23 +147,23 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
 
   // The least possible maximum, nearly, by bisection. Every success gives a maximum that some cut
   // has.
-  double reached = slowest_within(stages, n, std::numeric_limits<double>::max());
+  Seconds reached = slowest_within(stages, n, Seconds(std::numeric_limits<double>::max()));
   if (reached == infinite) return std::nullopt;
-  double below = 0.0;
+  Seconds below;
   for (int halvings = 0; halvings < 8; ++halvings) {
-    const double middle = below + (reached - below) / 2;
-    const double slowest = slowest_within(stages, n, middle);
+    const Seconds middle = below + (reached - below) / 2;
+    const Seconds slowest = slowest_within(stages, n, middle);
     if (slowest == infinite)
       below = middle;
     else
       reached = slowest;
   }
   // Few maxima are left: they are tried one after another.
-  for (double slowest = reached; slowest != infinite && slowest > 0.0;
+  for (Seconds slowest = reached; slowest != infinite && slowest > Seconds();
        slowest = slowest_within(stages, n, reached * (1 - 1e-9)))
     reached = slowest;
   // Differences of prefix sums carry rounding errors, which must not decide between equal stages.
-  const double largest = reached * (1 + 1e-9);
+  const Seconds largest = reached * (1 + 1e-9);
 
   // The smallest block at which stage s may end if the later stages are to hold the rest, each of
   // which then begins as early as it can.
@@ -178,18 +178,19 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
   // The least sum of squares among the cuts that reach it: squares[s][e] is for the first e blocks
   // in s + 1 stages.
   const auto at = [&](std::size_t s, std::size_t end) { return s * (n + 1) + end; };
-  thread_local std::vector<double> squares;
+  constexpr double unreached = std::numeric_limits<double>::infinity();
+  thread_local std::vector<double> squares;  // of seconds
   thread_local std::vector<std::size_t> begin;
-  squares.assign(p * (n + 1), infinite);
+  squares.assign(p * (n + 1), unreached);
   begin.assign(p * (n + 1), 0);
   for (std::size_t s = 0; s < p; ++s)
     for (std::size_t b = s == 0 ? 0 : s; b <= (s == 0 ? 0 : n - 1); ++b) {
       const double so_far = s == 0 ? 0.0 : squares[at(s - 1, b)];
-      if (so_far == infinite) continue;
+      if (so_far == unreached) continue;
       for (std::size_t e = std::max(b + 1, least_end[s]); e <= n - (p - 1 - s); ++e) {
-        const double seconds = stage_seconds(stages[s], b, e);
+        const Seconds seconds = stage_seconds(stages[s], b, e);
         if (seconds > largest) break;
-        const double sum = so_far + seconds * seconds;
+        const double sum = so_far + seconds.value * seconds.value;
         if (sum < squares[at(s, e)] * (1 - 1e-12)) {
           squares[at(s, e)] = sum;
           begin[at(s, e)] = b;
@@ -206,20 +207,20 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
   return cut;
 }
 
-std::vector<int> cut_stages(std::span<const double> block_cost, int stages) {
-  PARPLAN_ASSERT(stages >= 1 && static_cast<std::size_t>(stages) <= block_cost.size(),
-                 fmt::format("{} stages, {} blocks", stages, block_cost.size()));
-  std::vector<double> prefix(block_cost.size() + 1);
-  std::partial_sum(block_cost.begin(), block_cost.end(), prefix.begin() + 1);
+std::vector<int> cut_stages(std::span<const Seconds> blocks, int stages) {
+  PARPLAN_ASSERT(stages >= 1 && static_cast<std::size_t>(stages) <= blocks.size(),
+                 fmt::format("{} stages, {} blocks", stages, blocks.size()));
+  std::vector<Seconds> prefix(blocks.size() + 1);
+  std::partial_sum(blocks.begin(), blocks.end(), prefix.begin() + 1);
   const std::vector<std::vector<StageOption>> alike(static_cast<std::size_t>(stages),
                                                     {StageOption{.seconds = prefix, .state = {}, .saved = {}}});
   return cut_stages(alike)->blocks;
 }
 
 std::vector<int> even_stages(const OpGraph& graph, int stages) {
-  std::vector<double> weights;
-  for (const Block& block : graph.blocks) weights.push_back(block_weight(graph, block));
-  return cut_stages(weights, stages);
+  std::vector<Seconds> blocks;  // at one multiply-add per second
+  for (const Block& block : graph.blocks) blocks.push_back(Seconds(block_weight(graph, block)));
+  return cut_stages(blocks, stages);
 }
 
 }  // namespace parplan

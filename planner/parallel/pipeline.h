@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/base/units.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
@@ -21,16 +22,16 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
                                             const ParallelSpec& spec);
 void place_pipeline(const OpGraph& graph, const ParallelSpec& spec, Placements& placements);
 
-// Blocks per stage, none empty, such that the costliest stage is as cheap as possible, and among
-// those cuts the one with the least sum of squares (so that slack is spread; ties go to shorter
-// early stages). `1 <= stages <= block_cost.size()`.
-std::vector<int> cut_stages(std::span<const double> block_cost, int stages);
+// Blocks per stage, none empty, such that the slowest stage is as fast as possible, and among those
+// cuts the one with the least sum of squares (so that slack is spread; ties go to shorter early
+// stages). `1 <= stages <= blocks.size()`.
+std::vector<int> cut_stages(std::span<const Seconds> blocks, int stages);
 
 // One way in which a stage can hold blocks, as prefix sums over the model's blocks (one more than
 // blocks): the time of a micro-batch, the bytes of state, and those saved for each micro-batch in
 // flight. Without `state`, everything fits.
 struct StageOption {
-  std::span<const double> seconds;
+  std::span<const Seconds> seconds;
   std::span<const std::int64_t> state;
   std::span<const std::int64_t> saved;
   std::int64_t in_flight = 0;

@@ -74,13 +74,13 @@ const std::vector<int>& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
   if (key.second.size() == 1) {
     cut = cut_stages(estimator_.block_seconds(spec, placements), spec.pp());
   } else {
-    std::vector<std::vector<double>> prefix;
+    std::vector<std::vector<Seconds>> prefix;
     for (int s = 0; s < spec.pp(); ++s) {
-      const std::vector<double> seconds = estimator_.block_seconds(spec, placements, s);
+      const std::vector<Seconds> seconds = estimator_.block_seconds(spec, placements, s);
       std::partial_sum(seconds.begin(), seconds.end(), prefix.emplace_back(seconds.size() + 1).begin() + 1);
     }
     std::vector<std::vector<StageOption>> stages;
-    for (const std::vector<double>& seconds : prefix)
+    for (const std::vector<Seconds>& seconds : prefix)
       stages.push_back({StageOption{.seconds = seconds, .state = {}, .saved = {}}});
     cut = cut_stages(stages)->blocks;
   }

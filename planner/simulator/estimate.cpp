@@ -157,13 +157,13 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   return entry->second;
 }
 
-std::vector<double> Estimator::block_seconds(const ParallelSpec& spec, const Placements& placements, int stage) {
+std::vector<Seconds> Estimator::block_seconds(const ParallelSpec& spec, const Placements& placements, int stage) {
   const Recompute recompute = spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute;
   const Costs& costs = costs_of(shapes_of(spec, placements, recompute), view_of(spec.mesh).environments[stage]);
-  std::vector<double> seconds;
+  std::vector<Seconds> seconds;
   for (const Block& block : graph_.blocks) {
     const std::size_t kind = static_cast<std::size_t>(block.kind);
-    seconds.push_back((costs.forward_seconds[kind] + costs.backward_seconds[kind]).value);
+    seconds.push_back(costs.forward_seconds[kind] + costs.backward_seconds[kind]);
   }
   return seconds;
 }
@@ -213,11 +213,11 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
                                       .last_stage = false},
                                      spec, placements, training_);
   const std::int64_t overhead = memory_overhead(cluster_).count;
-  BlockTable table{.seconds = {0.0}, .state = {0}, .saved = {0}, .least_fixed = none.peak().count + overhead,
+  BlockTable table{.seconds = {Seconds()}, .state = {0}, .saved = {0}, .least_fixed = none.peak().count + overhead,
                    .most_fixed = all.peak().count - persistent(all) + tied_state + overhead};
   for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
     const std::size_t kind = static_cast<std::size_t>(graph_.blocks[b].kind);
-    table.seconds.push_back(table.seconds.back() + (costs.forward_seconds[kind] + costs.backward_seconds[kind]).value);
+    table.seconds.push_back(table.seconds.back() + (costs.forward_seconds[kind] + costs.backward_seconds[kind]));
     table.state.push_back(table.state.back() + state[kind]);
     table.saved.push_back(table.saved.back() + align_up(Bytes(shapes.kinds[kind].saved_bytes), buffer_alignment).count);
   }

@@ -36,7 +36,7 @@ struct Estimate {
 // The time and memory of possible stages: prefix sums over the model's blocks, one more than
 // blocks.
 struct BlockTable {
-  std::vector<double> seconds;  // of a micro-batch's forward and backward
+  std::vector<Seconds> seconds;  // of a micro-batch's forward and backward
   // Bytes of parameters, gradients and optimizer, without the tied parameter.
   std::vector<std::int64_t> state;
   std::vector<std::int64_t> saved;  // bytes of the saved activations of one micro-batch
@@ -50,9 +50,9 @@ class Estimator {
  public:
   Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
 
-  // The seconds of the forward and backward of each of the graph's blocks on `stage`, which stage
+  // The time of the forward and backward of each of the graph's blocks on `stage`, which stage
   // cuts balance.
-  std::vector<double> block_seconds(const ParallelSpec& spec, const Placements& placements, int stage = 0);
+  std::vector<Seconds> block_seconds(const ParallelSpec& spec, const Placements& placements, int stage = 0);
   // The same as prefix sums, with bytes, for a stage with this recompute.
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);

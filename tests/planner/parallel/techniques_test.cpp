@@ -247,36 +247,39 @@ TEST_CASE("Each ZeRO stage shards one thing more") {
 }
 
 TEST_CASE("Stages are cut such that the costliest is as cheap as can be") {
-  using Costs = std::vector<double>;
-  CHECK(cut_stages(Costs{1, 1, 1, 1, 1, 1}, 3) == std::vector<int>{2, 2, 2});
-  CHECK(cut_stages(Costs{1, 1, 1, 1, 1}, 1) == std::vector<int>{5});
-  CHECK(cut_stages(Costs{3, 1, 2}, 3) == std::vector<int>{1, 1, 1});
-  CHECK(cut_stages(Costs{1, 1, 1, 1, 4}, 2) == std::vector<int>{4, 1});
+  const auto cut_stages_of = [](const std::vector<double>& blocks, int stages) {
+    return cut_stages(std::vector<Seconds>(blocks.begin(), blocks.end()), stages);
+  };
+  CHECK(cut_stages_of({1, 1, 1, 1, 1, 1}, 3) == std::vector<int>{2, 2, 2});
+  CHECK(cut_stages_of({1, 1, 1, 1, 1}, 1) == std::vector<int>{5});
+  CHECK(cut_stages_of({3, 1, 2}, 3) == std::vector<int>{1, 1, 1});
+  CHECK(cut_stages_of({1, 1, 1, 1, 4}, 2) == std::vector<int>{4, 1});
   // An embedding costs nothing and does not take a layer's place; a head as expensive as two layers
   // does.
-  CHECK(cut_stages(Costs{0, 1, 1, 1, 1, 0}, 2) == std::vector<int>{3, 3});
-  CHECK(cut_stages(Costs{0, 1, 1, 1, 1, 1, 1, 2}, 2) == std::vector<int>{5, 3});
+  CHECK(cut_stages_of({0, 1, 1, 1, 1, 0}, 2) == std::vector<int>{3, 3});
+  CHECK(cut_stages_of({0, 1, 1, 1, 1, 1, 1, 2}, 2) == std::vector<int>{5, 3});
   // The last stage needs 8 whatever comes before; the rest is spread, not piled up to 8.
-  CHECK(cut_stages(Costs{1, 1, 1, 1, 1, 1, 8}, 3) == std::vector<int>{3, 3, 1});
-  CHECK(cut_stages(Costs{0, 0, 0}, 2).size() == 2);
+  CHECK(cut_stages_of({1, 1, 1, 1, 1, 1, 8}, 3) == std::vector<int>{3, 3, 1});
+  CHECK(cut_stages_of({0, 0, 0}, 2).size() == 2);
 }
 
 TEST_CASE("The stage cut equals the best of all cuts") {
   // All cuts of eight blocks, by where the stages end.
-  const std::vector<double> cost = {0.5, 3, 3, 2.5, 3, 1, 3, 7};
+  std::vector<Seconds> cost;
+  for (const double seconds : {0.5, 3.0, 3.0, 2.5, 3.0, 1.0, 3.0, 7.0}) cost.push_back(Seconds(seconds));
   const int blocks = static_cast<int>(cost.size());
   for (int stages = 1; stages <= blocks; ++stages) {
     const auto worst_of = [&](const std::vector<int>& cut) {
-      double worst = 0;
+      Seconds worst;
       auto at = cost.begin();
       for (int n : cut) {
-        double sum = 0;
+        Seconds sum;
         for (int i = 0; i < n; ++i) sum += *at++;
         worst = std::max(worst, sum);
       }
       return worst;
     };
-    double best = 1e9;
+    Seconds best(1e9);
     for (unsigned ends = 0; ends < (1u << (blocks - 1)); ++ends) {
       std::vector<int> cut = {1};
       for (int i = 0; i + 1 < blocks; ++i) {
@@ -307,14 +310,14 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
       little[b + 1] = little[b] + (saved + 3) / 4;
       work[b + 1] = work[b] + draw(1, 6);
     }
-    std::vector<std::array<std::vector<double>, 2>> seconds(stages);
+    std::vector<std::array<std::vector<Seconds>, 2>> seconds(stages);
     std::vector<std::vector<StageOption>> options(stages);
     std::vector<std::vector<std::function<bool(std::size_t, std::size_t)>>> rooms(stages);
     for (std::size_t s = 0; s < stages; ++s) {
       const double slow = draw(1, 3);
       for (const double w : work) {
-        seconds[s][0].push_back(w * slow);
-        seconds[s][1].push_back(w * slow * 1.25);
+        seconds[s][0].push_back(Seconds(w * slow));
+        seconds[s][1].push_back(Seconds(w * slow * 1.25));
       }
       // The last block needs some memory beyond what adds up.
       const int capacity = draw(8, 60), extra = draw(0, 12), in_flight = static_cast<int>(stages - s);
@@ -344,7 +347,7 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
         for (std::size_t choice = 0; choice < options[s].size(); ++choice) {
           const StageOption& option = options[s][choice];
           if (!rooms[s][choice](begin, end)) continue;
-          const double t = option.seconds[end] - option.seconds[begin];
+          const double t = (option.seconds[end] - option.seconds[begin]).value;
           self(self, s + 1, end, std::max(worst, t), squares + t * t);
         }
     };
@@ -359,7 +362,7 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
       const std::size_t end = begin + static_cast<std::size_t>(cut->blocks[s]);
       const StageOption& option = options[s][cut->options[s]];
       CHECK(rooms[s][cut->options[s]](begin, end));
-      const double t = option.seconds[end] - option.seconds[begin];
+      const double t = (option.seconds[end] - option.seconds[begin]).value;
       found = {std::max(found.first, t), found.second + t * t};
       begin = end;
     }
