@@ -92,11 +92,11 @@ void LocalJob::prepare(const InitialValues& initial) {
   for_each_rank([&](std::size_t r) {
     const int number = hosted()[r];
     const Program& program = programs_[number];
-    const int data_rank = coordinates_of(job_.spec.mesh, number).dp;
+    const int data_rank = coordinates_of(job_.layout.mesh, number).dp;
     Rank& rank = *ranks_[r];
     rank.backend->attach_thread();
     rank.executor = std::make_unique<Executor>(program, groups_, *rank.backend, *rank.communicator, rank.arena,
-                                               data_rank, job_.spec.dp());
+                                               data_rank, job_.layout.mesh.degree_of(Axis::dp));
     initialise(*job_.graph, program, rank.arena, job_.training.precision, initial);
   });
 }

@@ -22,16 +22,15 @@ std::optional<Guide::LargestBlock> block_beyond_a_device(const Inquiry& inquiry)
   const Plan& plan = inquiry.plan;
   ParallelSpec alone;
   alone.stage_blocks = {static_cast<int>(graph.blocks.size())};
-  const Placements placements = place(graph, alone);
-  const Job job = job_of(graph, plan.cluster, plan.training, alone, placements, {});
-  const BlockChoice choice = block_choice(job, 0, 0);
+  const Job job = job_of(graph, plan.cluster, plan.training, alone, place(graph, alone), {});
+  const BlockChoice choice = block_choice(job, 0, Coordinates{});
   Guide::LargestBlock largest;
   for (const Block& block : graph.blocks) {
     const BlockParameters parameters = block_parameters(graph, block);
     std::vector<BucketSizes> buckets{{.elements = bucket_layout(graph, parameters.own, choice).elements}};
-    if (parameters.tied >= 0)
-      buckets.push_back({.elements = bucket_layout(graph, {parameters.tied}, choice).elements, .tied = true});
-    const MemoryUse use = stage_memory({.buckets = buckets, .saved = {}}, alone, placements, plan.training);
+    if (parameters.tied)
+      buckets.push_back({.elements = bucket_layout(graph, {*parameters.tied}, choice).elements, .tied = true});
+    const MemoryUse use = rank_memory({.buckets = buckets, .saved = {}}, plan.training);
     const Bytes state = use.parameters + use.gradients + use.optimizer;
     if (state > largest.state) largest = {.block = block.name, .state = state, .capacity = {}};
   }

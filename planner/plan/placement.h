@@ -67,7 +67,7 @@ struct StateLayout {
   TensorLayout parameters;  // Replicate or FlatShard over an axis
   TensorLayout gradients;
   TensorLayout optimizer;
-  bool operator==(const StateLayout&) const = default;
+  auto operator<=>(const StateLayout&) const = default;
 };
 
 // The placements of a block's tensors.
@@ -77,7 +77,7 @@ struct Placements {
   std::map<std::string, TensorLayout> parameters;
   TensorLayout residual;  // activations between ops
   StateLayout state;
-  bool operator==(const Placements&) const = default;
+  auto operator<=>(const Placements&) const = default;
 };
 
 // Which of a rank's persistent tensors are shards over the data axis: none where the axis has one

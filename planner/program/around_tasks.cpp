@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -11,14 +12,16 @@ namespace {
 // The place of elements [begin, end) of a bucket in its gradient, parameter and optimizer buffers.
 using Range = BucketLayout::Range;
 
-Piece gradient_piece(const Lowering& lowering, const Bucket& bucket, int buffer, Range range, Access access) {
-  const std::int64_t begin = lowering.shards.gradients ? bucket.shard_begin : 0;
+Piece gradient_piece(const Lowering& lowering, std::size_t index, int buffer, Range range, Access access) {
+  const std::int64_t begin =
+      lowering.rank_buckets[index].shards.gradients ? lowering.program.buckets[index].shard_begin : 0;
   return {buffer, (range.begin - begin) * gradient_bytes, (range.end - range.begin) * gradient_bytes, access};
 }
 
-Piece parameter_piece(const Lowering& lowering, const Bucket& bucket, Range range, Access access) {
+Piece parameter_piece(const Lowering& lowering, std::size_t index, Range range, Access access) {
+  const Bucket& bucket = lowering.program.buckets[index];
   const std::int64_t element = size_of(lowering.job.training.precision);
-  const std::int64_t begin = lowering.shards.parameters ? bucket.shard_begin : 0;
+  const std::int64_t begin = lowering.rank_buckets[index].shards.parameters ? bucket.shard_begin : 0;
   return {bucket.parameters, (range.begin - begin) * element, (range.end - range.begin) * element, access};
 }
 
@@ -46,26 +49,50 @@ void reduce_over_tensor_axis(Lowering& lowering, std::size_t index) {
   const Bucket& bucket = lowering.program.buckets[index];
   const Range shard = shard_of(bucket);
   std::vector<Piece> pieces;
-  for (const Range& range : intersect(lowering.stage_buckets[index].layout.tensor_partial, shard.begin, shard.end))
-    pieces.push_back(gradient_piece(lowering, bucket, bucket.gradients, range, Access::update));
+  for (const Range& range : intersect(lowering.rank_buckets[index].layout.tensor_partial, shard.begin, shard.end))
+    pieces.push_back(gradient_piece(lowering, index, bucket.gradients, range, Access::update));
   if (!pieces.empty())
     collective(lowering, "tensor.all_reduce.gradients", InstructionKind::all_reduce_sum, all_along(Axis::tp), pieces);
 }
 
-// Adds the two gradients of a tied parameter: on this rank where both uses are on this stage, else
-// across stages.
+// Adds the two gradients of a tied parameter: here where this rank holds both uses, else across
+// ranks of the pipeline.
 void add_tied(Lowering& lowering, std::size_t index) {
-  if (lowering.stage_buckets[index].tied < 0) return;
+  if (!lowering.rank_buckets[index].tied) return;
   const Bucket& bucket = lowering.program.buckets[index];
   const Range shard = shard_of(bucket);
-  const Piece sum = gradient_piece(lowering, bucket, bucket.gradients, shard, Access::update);
+  const Piece sum = gradient_piece(lowering, index, bucket.gradients, shard, Access::update);
   if (bucket.second_gradients) {
     call_on_pieces(lowering, "add_tied_gradients", Stream::compute,
                    {accumulate_gradients(bucket.shard_elements, Stream::compute, Label::optimizer)},
-                   {{gradient_piece(lowering, bucket, *bucket.second_gradients, shard, Access::read), sum}});
-  } else if (lowering.job.spec.pp() > 1) {
+                   {{gradient_piece(lowering, index, *bucket.second_gradients, shard, Access::read), sum}});
+  } else if (!lowering.program.group(tied_stages).empty()) {
     collective(lowering, "pipeline.all_reduce.tied_gradients", InstructionKind::all_reduce_sum, tied_stages, {sum});
   }
+}
+
+// Whether ranks along the axis hold different blocks, parts of parameters, or shards of their state.
+bool is_divided(const Layout& layout, Axis axis) {
+  if (layout.mesh.degree_of(axis) == 1) return false;
+  if (axis == Axis::pp) return true;
+  return std::ranges::any_of(layout.layouts, [&](const BlockLayout& block) {
+    const auto& parameters = block.placements.parameters;
+    return block.placements.state.optimizer[axis] == flat_shard() ||
+           std::ranges::any_of(parameters,
+                               [&](const auto& named) { return named.second[axis].kind == PlacementKind::shard; });
+  });
+}
+
+// Whether another rank counts this whole bucket in the norm: a tied parameter belongs to the rank of
+// its first use, and state that the data axis does not shard to its first rank, where other state
+// is sharded.
+bool is_counted_elsewhere(const Lowering& lowering, std::size_t index) {
+  const RankBucket& bucket = lowering.rank_buckets[index];
+  if (bucket.tied) {
+    const std::vector<int>& holders = lowering.program.group(tied_stages);
+    if (!holders.empty() && holders.front() != lowering.program.rank) return true;
+  }
+  return is_divided(lowering.job.layout, Axis::dp) && !bucket.shards.optimizer && lowering.at.dp > 0;
 }
 
 // The sum of squares over every parameter of the model, each counted once.
@@ -77,17 +104,17 @@ void compute_norm(Lowering& lowering) {
   const std::int64_t workspace = step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
   std::vector<int> frees;
   if (workspace > 0) frees.push_back(lowering.scratch);
-  for (std::size_t i = 0; i < program.buckets.size(); ++i) {
-    const Bucket& bucket = program.buckets[i];
-    if (lowering.stage_buckets[i].tied >= 0 && !lowering.is_first()) continue;
+  for (std::size_t index = 0; index < program.buckets.size(); ++index) {
+    if (is_counted_elsewhere(lowering, index)) continue;
+    const Bucket& bucket = program.buckets[index];
     const Range shard = shard_of(bucket);
     std::vector<Range> ranges{shard};
     if (lowering.at.tp > 0)
-      ranges = complement(lowering.stage_buckets[i].layout.replicated, shard.begin, shard.end);
+      ranges = complement(lowering.rank_buckets[index].layout.replicated, shard.begin, shard.end);
     for (const Range& range : ranges) {
       if (range.begin == range.end) continue;
       instructions.push_back(sum_of_squares(range.end - range.begin));
-      pieces.push_back({gradient_piece(lowering, bucket, bucket.gradients, range, Access::read), norm});
+      pieces.push_back({gradient_piece(lowering, index, bucket.gradients, range, Access::read), norm});
       if (workspace > 0) pieces.back().push_back({lowering.scratch, 0, workspace, Access::update});
     }
   }
@@ -95,9 +122,8 @@ void compute_norm(Lowering& lowering) {
     instructions.push_back(communication(InstructionKind::all_reduce_sum, all_along(axis), Stream::dp));
     pieces.push_back({norm});
   };
-  if (lowering.job.spec.tp() > 1) reduce(Axis::tp);
-  if (lowering.shards.optimizer) reduce(Axis::dp);
-  if (lowering.job.spec.pp() > 1) reduce(Axis::pp);
+  for (const Axis axis : inner_axes_first)
+    if (is_divided(lowering.job.layout, axis)) reduce(axis);
   call_on_pieces(lowering, "gradient_norm", Stream::compute, std::move(instructions), pieces, std::move(frees));
 }
 
@@ -110,8 +136,8 @@ void update(Lowering& lowering, std::size_t index) {
   std::vector<std::vector<Piece>> pieces;
   const auto add = [&](Range range, bool decays) {
     instructions.push_back(update_parameters(range.end - range.begin, decays, lowering.job.training));
-    std::vector<Piece> operands{gradient_piece(lowering, bucket, bucket.gradients, range, Access::read),
-                                parameter_piece(lowering, bucket, range, Access::update)};
+    std::vector<Piece> operands{gradient_piece(lowering, index, bucket.gradients, range, Access::read),
+                                parameter_piece(lowering, index, range, Access::update)};
     for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment})
       if (buffer) operands.push_back(state_piece(bucket, *buffer, range));
     if (program.norm_buffer) operands.push_back({*program.norm_buffer, 0, 4, Access::read});
@@ -119,7 +145,7 @@ void update(Lowering& lowering, std::size_t index) {
     if (program.loss_scale_buffer) operands.push_back(loss_scale_piece(program, Access::read));
     pieces.push_back(std::move(operands));
   };
-  const std::vector<Range>& decaying = lowering.stage_buckets[index].layout.decaying;
+  const std::vector<Range>& decaying = lowering.rank_buckets[index].layout.decaying;
   for (const Range& range : intersect(decaying, shard.begin, shard.end)) add(range, true);
   for (const Range& range : complement(decaying, shard.begin, shard.end)) add(range, false);
   call_on_pieces(lowering, "optimizer", Stream::compute, std::move(instructions), pieces);
@@ -136,14 +162,16 @@ void update_loss_scale(Lowering& lowering) {
 }
 
 // ZeRO-1 and 2: each rank has updated its shard of the whole bucket.
-void gather_in_place(Lowering& lowering, const Bucket& bucket) {
-  if (bucket.elements == 0) return;
+void gather_in_place(Lowering& lowering, std::size_t index) {
+  const Bucket& bucket = lowering.program.buckets[index];
+  const DataShards shards = lowering.rank_buckets[index].shards;
+  if (!shards.optimizer || shards.parameters || bucket.elements == 0) return;
   const Range whole{0, bucket.elements};
   call_on_pieces(lowering, "data.all_gather.parameters", Stream::dp,
                  {communication(InstructionKind::all_gather, all_along(Axis::dp), Stream::dp,
                                 in_memory(lowering.job.training.precision))},
-                 {{parameter_piece(lowering, bucket, shard_of(bucket), Access::read),
-                   parameter_piece(lowering, bucket, whole, Access::write)}});
+                 {{parameter_piece(lowering, index, shard_of(bucket), Access::read),
+                   parameter_piece(lowering, index, whole, Access::write)}});
 }
 
 }  // namespace
@@ -170,9 +198,8 @@ void end_step(Lowering& lowering) {
   if (program.norm_buffer) compute_norm(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) update(lowering, i);
   if (program.loss_scale_buffer) update_loss_scale(lowering);
-  if (lowering.shards.optimizer && !lowering.shards.parameters)
-    for (const Bucket& bucket : program.buckets) gather_in_place(lowering, bucket);
-  if (program.loss_buffer && lowering.job.spec.dp() > 1)
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) gather_in_place(lowering, i);
+  if (program.loss_buffer && lowering.job.layout.mesh.degree_of(Axis::dp) > 1)
     collective(lowering, "data.all_reduce.loss", InstructionKind::all_reduce_sum, all_along(Axis::dp),
                {{*program.loss_buffer, 0, 4}});
   program.tasks.push_back({std::nullopt, first, lowering.next_call()});

@@ -56,7 +56,10 @@ class SegmentBuilder {
     for (const ParameterPart& part : own.parts) parts_[part.tensor] = {part, false};
     for (const ParameterPart& part : tied.parts) parts_[part.tensor] = {part, true};
     for (const Axis axis : all_axes)
-      if (choice.degree[axis] > 1) residual_[axis] = choice.placements.residual[axis];
+      if (choice.layout.degree[axis] > 1) {
+        entering_[axis] = choice.entering[axis];
+        residual_[axis] = choice.layout.placements.residual[axis];
+      }
   }
 
   // Emits the forward ops that `needed` marks. With `keeps`, saved tensors and the block's output
@@ -82,13 +85,13 @@ class SegmentBuilder {
           last_gradient_use_[index(root(*operand.tensor))] = static_cast<int>(i);
       }
     if (block_.output) {
-      const std::int64_t bytes = crossing_bytes(*block_.output);
+      const std::int64_t bytes = local_bytes(tensor(*block_.output), residual_, choice_);
       gradient_values_[{root(*block_.output), residual_}] = whole(add_storage({binding::gradient, 0, bytes}), bytes);
     }
     for (std::size_t i = 0; i < training_.backward.size(); ++i) backward_op(training_.backward[i], static_cast<int>(i));
     if (!block_.input) return;
     add_waiting_part(root(*block_.input));
-    deliver(Key{root(*block_.input), residual_}, gradient_values_, binding::gradient, Label::compute);
+    deliver(Key{root(*block_.input), entering_}, gradient_values_, binding::gradient, Label::compute);
   }
 
   Segment finish(std::string name) {
@@ -160,7 +163,6 @@ class SegmentBuilder {
 
   static std::size_t index(TensorId tensor) { return static_cast<std::size_t>(tensor); }
   const Tensor& tensor(TensorId id) const { return graph_.tensors[index(id)]; }
-  std::int64_t crossing_bytes(TensorId id) const { return local_bytes(tensor(id), residual_, choice_); }
 
   TensorId root(TensorId id) const {
     while (training_.alias[index(id)] != id) id = training_.alias[index(id)];
@@ -213,7 +215,7 @@ class SegmentBuilder {
   }
 
   void declare_inputs() {
-    if (block_.input) forward_values_[{*block_.input, residual_}] = *saved_value(*block_.input);
+    if (block_.input) forward_values_[{*block_.input, entering_}] = *saved_value(*block_.input);
   }
   void declare_saved() {
     for (const SavedTensor& saved : saved_)
@@ -255,7 +257,7 @@ class SegmentBuilder {
     // This rank's chunk of a value that is cut along its outermost dim.
     const auto chunk = [&] {
       const std::int64_t elements = value.bytes / size_of(type);
-      const int ranks = choice_.degree[step.axis];
+      const int ranks = choice_.layout.degree[step.axis];
       const std::int64_t begin = chunk_begin(elements, ranks, choice_.at[step.axis]);
       const std::int64_t end = chunk_begin(elements, ranks, choice_.at[step.axis] + 1);
       return Value{value.storage, value.offset + begin * size_of(type), (end - begin) * size_of(type)};
@@ -366,7 +368,8 @@ class SegmentBuilder {
     if (!keeps_its_size(id)) return scratch(bytes);
     if (keeps_) {
       if (const std::optional<Value> saved = saved_value(id)) return *saved;
-      if (id == block_.output) return whole(add_storage({binding::output, 0, bytes}), bytes);
+      if (id == block_.output && placements_.canonical[index(id)] == residual_)
+        return whole(add_storage({binding::output, 0, bytes}), bytes);
       if (const TrainingOp* consumer = in_place_consumer(id, needed)) {
         const TensorId next = graph_.ops[consumer->forward_op].outputs[0];
         if (keeps_its_size(next) && local_bytes(tensor(next), placements_.produced[index(next)], choice_) == bytes)
@@ -443,7 +446,7 @@ class SegmentBuilder {
     OpShape shape;
     shape.rows = bytes / size_of(DataType::int32);
     shape.sequence = graph_.sequence;
-    shape.batch = choice_.micro_batch;
+    shape.batch = choice_.layout.micro_batch;
     const bool looks_up = row_of(reader.kind).sharding == ShardingRule::lookup;
     const OpKind kind = looks_up ? OpKind::load_tokens : OpKind::load_targets;
     emit_kernel(kind, shape, label, tensor(id).name, {{value, Access::write}});
@@ -615,8 +618,8 @@ class SegmentBuilder {
       }
     }
     const bool stays = std::ranges::all_of(all_axes, [&](Axis axis) {
-      return layout[axis] == residual_[axis] ||
-             (is_partial(layout[axis]) && residual_[axis].kind != PlacementKind::shard);
+      return layout[axis] == entering_[axis] ||
+             (is_partial(layout[axis]) && entering_[axis].kind != PlacementKind::shard);
     });
     if (id == block_.input && stays && gradient_binding_is_free(position))
       value = whole(add_storage({binding::gradient, 0, bytes}), bytes);
@@ -654,7 +657,7 @@ class SegmentBuilder {
   const BlockPlacements& placements_;
   const TrainingBlock& training_;
   const std::vector<SavedTensor>& saved_;
-  TensorLayout residual_;
+  TensorLayout entering_, residual_;  // of the block's input and output; axes of one rank are Replicate
   bool keeps_ = true;
   std::map<TensorId, PlacedParameter> parts_;
   std::map<Key, Value> forward_values_;
@@ -696,7 +699,7 @@ BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
   for (int i = block.first_op; i < block.last_op; ++i)
     for (TensorId id : graph.ops[i].parameters) {
       if (std::find(tied.begin(), tied.end(), id) != tied.end()) {
-        PARPLAN_ASSERT(result.tied < 0 || result.tied == id, block.name);
+        PARPLAN_ASSERT(!result.tied || result.tied == id, block.name);
         result.tied = id;
       } else if (std::find(result.own.begin(), result.own.end(), id) == result.own.end()) {
         result.own.push_back(id);
@@ -715,11 +718,28 @@ bool read_by_heads(const OpGraph& graph, TensorId parameter) {
   });
 }
 
+// Whether each rank of the tensor axis knows only the gradient of its own tokens.
+bool read_sharded_by_sequence(const OpGraph& graph, TensorId parameter, const BlockChoice& choice) {
+  const Placement sharded = shard(Dim::sequence);
+  const bool leaves = choice.layout.placements.residual.tp == sharded;
+  if ((choice.entering.tp == sharded) == leaves) return leaves;
+  // The placement changes within the block: the op that reads the parameter decides.
+  for (const Block& block : graph.blocks)
+    for (int i = block.first_op; i < block.last_op; ++i) {
+      const Op& op = graph.ops[i];
+      if (std::ranges::find(op.parameters, parameter) == op.parameters.end()) continue;
+      const BlockPlacements placed = propagate(graph, block, choice);
+      return std::ranges::any_of(placed.inputs[i - block.first_op],
+                                 [&](const TensorLayout& input) { return input.tp == sharded; }) ||
+             std::ranges::any_of(op.outputs, [&](TensorId id) { return placed.canonical[id].tp == sharded; });
+    }
+  return false;
+}
+
 }  // namespace
 
 BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& parameters, const BlockChoice& choice) {
   BucketLayout layout;
-  const bool sequence_sharded = choice.degree.tp > 1 && choice.placements.residual.tp == shard(Dim::sequence);
   for (TensorId id : parameters) layout.parts.push_back(local_part(graph, id, choice));
   const auto decays = [&](const ParameterPart& part) { return graph.tensors[part.tensor].decays; };
   std::stable_sort(layout.parts.begin(), layout.parts.end(), [&](const ParameterPart& a, const ParameterPart& b) {
@@ -730,7 +750,8 @@ BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& pa
     layout.elements += align_up(Bytes(part.rows * part.columns), bucket_alignment).count;
     if (decays(part)) extend(layout.decaying, part.bucket_offset, layout.elements);
     if (part.tensor_replicated) extend(layout.replicated, part.bucket_offset, layout.elements);
-    if (part.tensor_replicated && (sequence_sharded || read_by_heads(graph, part.tensor)))
+    if (part.tensor_replicated &&
+        (read_sharded_by_sequence(graph, part.tensor, choice) || read_by_heads(graph, part.tensor)))
       extend(layout.tensor_partial, part.bucket_offset, layout.elements);
   }
   return layout;
@@ -742,8 +763,8 @@ LoweredBlock lower_block(const OpGraph& graph, int block_index, const BlockChoic
   const BlockPlacements placements = propagate(graph, block, choice);
   const BlockParameters parameters = block_parameters(graph, block);
   const BucketLayout own = bucket_layout(graph, parameters.own, choice);
-  const BucketLayout tied = parameters.tied < 0 ? BucketLayout{} : bucket_layout(graph, {parameters.tied}, choice);
-  const bool recompute = choice.recompute && block.input && block.output;
+  const BucketLayout tied = parameters.tied ? bucket_layout(graph, {*parameters.tied}, choice) : BucketLayout{};
+  const bool recompute = choice.layout.recompute == Recompute::full && block.input && block.output;
 
   LoweredBlock result;
   const auto save = [&](TensorId id) {
@@ -756,8 +777,9 @@ LoweredBlock lower_block(const OpGraph& graph, int block_index, const BlockChoic
   if (!recompute)
     for (TensorId id : training.saved)
       if (id != block.input) save(id);
-  const TensorId crossing = block.input ? *block.input : block.output.value();
-  result.crossing_bytes = local_bytes(graph.tensors[crossing], choice.placements.residual, choice);
+  if (block.input) result.input_bytes = local_bytes(graph.tensors[*block.input], choice.entering, choice);
+  if (block.output)
+    result.output_bytes = local_bytes(graph.tensors[*block.output], choice.layout.placements.residual, choice);
 
   const std::string name = !block.input || !block.output ? block.name : "layers";
   const std::vector<bool> all(training.forward.size(), true);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,10 +41,10 @@ struct BucketLayout {
 };
 BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& parameters, const BlockChoice& choice);
 
-// The block's own parameters and the tied one that it uses, if any (-1).
+// The block's own parameters and the tied one that it uses, if any.
 struct BlockParameters {
   std::vector<TensorId> own;
-  TensorId tied = -1;
+  std::optional<TensorId> tied;
 };
 BlockParameters block_parameters(const OpGraph& graph, const Block& block);
 
@@ -60,7 +61,10 @@ struct LoweredBlock {
   Segment backward;
   std::vector<SavedTensor> saved;  // the block's input first
   std::int64_t saved_bytes = 0;
-  std::int64_t crossing_bytes = 0;  // a residual activation on this rank: block output, and its gradient
+  // The activations that enter and leave the block, on this rank; 0 where none does. Their
+  // gradients have the same sizes.
+  std::int64_t input_bytes = 0;
+  std::int64_t output_bytes = 0;
 };
 LoweredBlock lower_block(const OpGraph& graph, int block, const BlockChoice& choice);
 

@@ -42,11 +42,4 @@ InstructionKind gradient_reduction(const DataShards& shards) {
   return shards.optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum;
 }
 
-OptimizerState optimizer_state(const TrainingSpec& training) {
-  const bool adaptive = training.optimizer != Optimizer::sgd;
-  return {.first_moment = adaptive || training.momentum != 0.0,
-          .second_moment = adaptive,
-          .master = is_half(training.precision)};
-}
-
 }  // namespace parplan

@@ -35,6 +35,11 @@ struct OptimizerState {
   bool second_moment = false;
   bool master = false;  // the parameters in fp32, next to half precision
 };
-OptimizerState optimizer_state(const TrainingSpec& training);
+inline OptimizerState optimizer_state(const TrainingSpec& training) {
+  const bool adaptive = training.optimizer != Optimizer::sgd;
+  return {.first_moment = adaptive || training.momentum != 0.0,
+          .second_moment = adaptive,
+          .master = is_half(training.precision)};
+}
 
 }  // namespace parplan

@@ -1,6 +1,11 @@
 #include "planner/program/buckets.h"
 
 #include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
 
 namespace parplan {
 
@@ -8,42 +13,39 @@ std::int64_t padded_elements(std::int64_t elements, int data_degree) {
   return align_up(Bytes(elements), 16 * std::int64_t{data_degree}).count;
 }
 
-std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int tensor_rank, int data_rank) {
+std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& stages, const Coordinates& at) {
   const OpGraph& graph = *job.graph;
-  // The layout of parameters does not depend on the stage.
-  const BlockChoice choice = block_choice(job, 0, tensor_rank);
-  std::vector<StageBucket> buckets;
-  std::vector<StageBucket> tied_buckets;
-  for (int b = range.first; b < range.last; ++b) {
-    const Block& block = graph.blocks[b];
-    const BlockParameters parameters = block_parameters(graph, block);
-    StageBucket bucket;
-    bucket.name = block.name;
-    bucket.layout = bucket_layout(graph, parameters.own, choice);
-    bucket.blocks = {b};
-    buckets.push_back(std::move(bucket));
-    if (parameters.tied < 0) continue;
-    const auto known = std::find_if(tied_buckets.begin(), tied_buckets.end(),
-                                    [&](const StageBucket& tied) { return tied.tied == parameters.tied; });
-    if (known != tied_buckets.end()) {
-      known->blocks.push_back(b);
-      continue;
+  std::vector<RankBucket> buckets;
+  std::vector<RankBucket> tied_buckets;
+  const auto bucket_of = [&](std::string name, const std::vector<TensorId>& parameters, int block) {
+    const BlockLayout& layout = job.layout.of_block(block);
+    RankBucket bucket;
+    bucket.name = std::move(name);
+    bucket.layout = bucket_layout(graph, parameters, block_choice(job, block, at));
+    bucket.blocks = {block};
+    bucket.shards = data_shards(layout);
+    bucket.data_ranks = layout.degree.dp;
+    bucket.elements = padded_elements(bucket.layout.elements, bucket.data_ranks);
+    bucket.shard_elements = bucket.shards.optimizer ? bucket.elements / bucket.data_ranks : bucket.elements;
+    bucket.shard_begin = bucket.shards.optimizer ? bucket.shard_elements * at.dp : 0;
+    return bucket;
+  };
+  for (const int stage : stages)
+    for (int b = job.layout.stages[stage].first; b < job.layout.stages[stage].last; ++b) {
+      const BlockParameters parameters = block_parameters(graph, graph.blocks[b]);
+      buckets.push_back(bucket_of(graph.blocks[b].name, parameters.own, b));
+      if (!parameters.tied) continue;
+      const auto known = std::ranges::find(tied_buckets, parameters.tied, &RankBucket::tied);
+      if (known != tied_buckets.end()) {
+        PARPLAN_ASSERT(job.layout.of_block(known->blocks.front()).placements == job.layout.of_block(b).placements,
+                       fmt::format("blocks that tie a parameter are laid out alike: {}", known->name));
+        known->blocks.push_back(b);
+        continue;
+      }
+      tied_buckets.push_back(bucket_of(graph.tensors[*parameters.tied].name, {*parameters.tied}, b));
+      tied_buckets.back().tied = parameters.tied;
     }
-    StageBucket tied;
-    tied.name = graph.tensors[parameters.tied].name;
-    tied.layout = bucket_layout(graph, {parameters.tied}, choice);
-    tied.blocks = {b};
-    tied.tied = parameters.tied;
-    tied_buckets.push_back(std::move(tied));
-  }
   buckets.insert(buckets.end(), tied_buckets.begin(), tied_buckets.end());
-
-  const bool sharded = data_shards(job.placements, job.spec.dp()).optimizer;
-  for (StageBucket& bucket : buckets) {
-    bucket.elements = padded_elements(bucket.layout.elements, job.spec.dp());
-    bucket.shard_elements = sharded ? bucket.elements / job.spec.dp() : bucket.elements;
-    bucket.shard_begin = sharded ? bucket.shard_elements * data_rank : 0;
-  }
   return buckets;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "planner/program/block.h"
@@ -8,13 +10,15 @@
 
 namespace parplan {
 
-// A bucket of one stage before it has buffers. `blocks` are those (of the whole graph) that use it:
-// one, or for a tied parameter all its users on this stage.
-struct StageBucket {
+// A bucket of one rank before it has buffers. `blocks` are those (of the whole graph) that use it:
+// one, or for a tied parameter all its users on this rank.
+struct RankBucket {
   std::string name;
   BucketLayout layout;
   std::vector<int> blocks;
-  TensorId tied = -1;
+  std::optional<TensorId> tied;
+  DataShards shards;               // what of it is sharded over the data axis
+  int data_ranks = 1;
   std::int64_t elements = 0;       // padded to the data-parallel degree
   std::int64_t shard_begin = 0;    // of this rank; the whole bucket without ZeRO
   std::int64_t shard_elements = 0;
@@ -24,8 +28,9 @@ struct StageBucket {
 // it.
 std::int64_t padded_elements(std::int64_t elements, int data_degree);
 
-// The stage's buckets: one per block in order, then one per tied parameter in order of first use.
-std::vector<StageBucket> stage_buckets(const Job& job, BlockRange range, int tensor_rank, int data_rank);
+// The buckets of the rank at `at` that holds these stages: one per block in order, then one per
+// tied parameter in order of first use.
+std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& stages, const Coordinates& at);
 
 // The parts of `ranges` within [begin, end).
 std::vector<BucketLayout::Range> intersect(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,

@@ -6,12 +6,11 @@
 
 namespace parplan {
 
-Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, ParallelSpec spec,
-           Placements placements, Schedule schedule) {
+Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, const ParallelSpec& spec,
+           const Placements& placements, Schedule schedule) {
   return {.graph = &graph,
           .training = std::move(training),
-          .spec = std::move(spec),
-          .placements = std::move(placements),
+          .layout = lay_out(spec, placements),
           .schedule = std::move(schedule),
           .backend = cluster.backend(),
           .overhead = memory_overhead(cluster)};

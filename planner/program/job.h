@@ -6,7 +6,7 @@
 namespace parplan {
 
 // What the ranks of the cluster do, with its backend and the memory that libraries take.
-Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, ParallelSpec spec,
-           Placements placements, Schedule schedule);
+Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, const ParallelSpec& spec,
+           const Placements& placements, Schedule schedule);
 
 }  // namespace parplan

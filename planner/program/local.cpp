@@ -22,19 +22,19 @@ DataType type_of(const Tensor& tensor, DataType precision) {
 int shards_of(Dim dim, const TensorLayout& layout, const BlockChoice& choice) {
   int shards = 1;
   for (const Axis axis : all_axes)
-    if (layout[axis] == shard(dim)) shards *= choice.degree[axis];
+    if (layout[axis] == shard(dim)) shards *= choice.layout.degree[axis];
   return shards;
 }
 
 int shard_at(Dim dim, const TensorLayout& layout, const BlockChoice& choice) {
   int at = 0;
   for (const Axis axis : all_axes)
-    if (layout[axis] == shard(dim)) at = at * choice.degree[axis] + choice.at[axis];
+    if (layout[axis] == shard(dim)) at = at * choice.layout.degree[axis] + choice.at[axis];
   return at;
 }
 
 std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockChoice& choice) {
-  if (dim.dim == Dim::batch) return choice.micro_batch;
+  if (dim.dim == Dim::batch) return choice.layout.micro_batch;
   const int shards = shards_of(dim.dim, layout, choice);
   if (shards == 1) return dim.size;
   if (dim.dim == Dim::vocabulary) return ceil_div(dim.size, shards);
@@ -61,7 +61,7 @@ TensorLayout layout_of_parameter(const OpGraph& graph, TensorId parameter, const
 
 ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockChoice& choice) {
   const Tensor& tensor = graph.tensors[parameter];
-  const TensorLayout layout = layout_of_parameter(graph, parameter, choice.placements);
+  const TensorLayout layout = layout_of_parameter(graph, parameter, choice.layout.placements);
   PARPLAN_ASSERT(!tensor.dims.empty() && tensor.dims.size() <= 2, tensor.name);
   const Dim row = tensor.dims[0].dim;
   const bool is_matrix = tensor.dims.size() == 2;
@@ -72,7 +72,7 @@ ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockCh
   part.row_begin = part.rows * shard_at(row, layout, choice);
   if (is_matrix) part.column_begin = part.columns * shard_at(tensor.dims[1].dim, layout, choice);
   const bool is_cut = layout.tp == shard(row) || (is_matrix && layout.tp == shard(tensor.dims[1].dim));
-  part.tensor_replicated = choice.degree.tp > 1 && !is_cut;
+  part.tensor_replicated = choice.layout.degree.tp > 1 && !is_cut;
   return part;
 }
 
@@ -143,17 +143,17 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
   for (int index = block.first_op; index < block.last_op; ++index)
     result.inputs.emplace_back(graph.ops[index].inputs.size());
   for (const Axis axis : all_axes) {
-    if (choice.degree[axis] == 1) continue;
-    const Placement residual = choice.placements.residual[axis];
+    if (choice.layout.degree[axis] == 1) continue;
+    const Placement residual = choice.layout.placements.residual[axis];
     if (block.input) {
-      result.produced[*block.input][axis] = residual;
-      result.canonical[*block.input][axis] = residual;
+      result.produced[*block.input][axis] = choice.entering[axis];
+      result.canonical[*block.input][axis] = choice.entering[axis];
     }
     for (int index = block.first_op; index < block.last_op; ++index) {
       const Op& op = graph.ops[index];
       std::vector<Placement> inputs;
       for (const TensorId input : op.inputs) inputs.push_back(result.canonical[input][axis]);
-      const OpPlacements placed = placements_of(graph, op, std::move(inputs), axis, choice.placements);
+      const OpPlacements placed = placements_of(graph, op, std::move(inputs), axis, choice.layout.placements);
       for (std::size_t i = 0; i < placed.inputs.size(); ++i)
         result.inputs[index - block.first_op][i][axis] = placed.inputs[i];
       for (const TensorId id : op.outputs) {

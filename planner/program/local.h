@@ -6,6 +6,7 @@
 #include "planner/cluster/device.h"
 #include "planner/cluster/mesh.h"
 #include "planner/graph/op_graph.h"
+#include "planner/plan/layout.h"
 #include "planner/plan/placement.h"
 #include "planner/program/program.h"
 
@@ -13,12 +14,9 @@ namespace parplan {
 
 // What a block's Segments depend on besides the block itself.
 struct BlockChoice {
-  Placements placements;
-  Degrees degree;                  // of the mesh
-  Coordinates at;                  // of the rank, along the axes that blocks are sharded over
-  std::int64_t micro_batch = 1;
-  // Keeps only the block's input and runs its forward again before the backward.
-  bool recompute = false;
+  BlockLayout layout;
+  TensorLayout entering;  // the placement of the activation that the block before passes on
+  Coordinates at;         // of the rank, along the axes that blocks are sharded over
   DataType precision = DataType::fp32;
   BackendKind backend = BackendKind::cpu;
   double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch

@@ -34,7 +34,7 @@ LocalParameter local_parameter(const OpGraph& graph, TensorId id, const BlockCho
 OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockChoice& choice) {
   LocalOp local{.op = op,
                 .sequence = local_dim({.dim = Dim::sequence, .size = graph.sequence}, input, choice),
-                .batch = choice.micro_batch,
+                .batch = choice.layout.micro_batch,
                 .input = local_width(graph, op.inputs, input, choice),
                 .output = local_width(graph, op.outputs, input, choice),
                 .parameters = {},

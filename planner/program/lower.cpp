@@ -1,7 +1,8 @@
 #include "planner/program/lower.h"
 
 #include <algorithm>
-#include <numeric>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "planner/program/events.h"
@@ -9,50 +10,76 @@
 
 namespace parplan {
 
-BlockChoice block_choice(const Job& job, int stage, int tensor_rank) {
-  return {.placements = job.placements,
-          .degree = job.spec.mesh.degree,
-          .at = {.tp = tensor_rank},
-          .micro_batch = job.spec.micro_batch,
-          .recompute = job.spec.recompute_of(stage) == Recompute::full,
-          .precision = job.training.precision,
-          .backend = job.backend,
-          .loss_weight = 1.0 / (static_cast<double>(job.training.global_batch) *
-                                static_cast<double>(job.training.sequence_length)),
-          .fuse = job.fuse};
+BlockChoice block_choice(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,
+                         const TrainingSpec& training, BackendKind backend, bool fuse) {
+  return {.layout = layout,
+          .entering = entering,
+          .at = at,
+          .precision = training.precision,
+          .backend = backend,
+          .loss_weight =
+              1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
+          .fuse = fuse};
 }
 
-BlockRange blocks_of_stage(const ParallelSpec& spec, int stage) {
-  const auto begin = spec.stage_blocks.begin();
-  const int first = std::accumulate(begin, begin + stage, 0);
-  return {first, first + spec.stage_blocks[stage]};
+BlockChoice block_choice(const Job& job, int block, const Coordinates& at) {
+  return block_choice(job.layout.of_block(block), job.layout.entering(block), at, job.training, job.backend, job.fuse);
 }
+
+namespace {
+
+// The ranks of the pipeline that hold users of a tied parameter, ascending.
+std::set<int> holders_of_tied(const Lowering& lowering) {
+  std::set<int> holders;
+  const std::vector<Block>& blocks = lowering.graph.blocks;
+  for (std::size_t b = 0; b < blocks.size(); ++b)
+    if (block_parameters(lowering.graph, blocks[b]).tied)
+      holders.insert(lowering.rank_of_stage(lowering.job.layout.stage_of_block(static_cast<int>(b))));
+  return holders;
+}
+
+}  // namespace
 
 // The groups that this rank communicates with.
 void set_groups(Lowering& lowering) {
   Program& program = lowering.program;
   for (const Axis axis : inner_axes_first)
-    if (is_planned(axis)) program.set_group(all_along(axis), group_of(lowering.job.spec.mesh, program.rank, axis));
+    if (is_planned(axis)) program.set_group(all_along(axis), group_of(lowering.job.layout.mesh, program.rank, axis));
   const std::vector<int> pipeline = program.group(all_along(Axis::pp));
-  const bool crosses = pipeline.size() > 1 && !lowering.graph.tied.empty();
-  if (crosses && (lowering.is_first() || lowering.is_last()))
-    program.set_group(tied_stages, {pipeline.front(), pipeline.back()});
-  if (!lowering.is_last()) program.set_group(next_stage, {pipeline[program.stage + 1]});
-  if (!lowering.is_first()) program.set_group(previous_stage, {pipeline[program.stage - 1]});
+  if (const std::set<int> holders = holders_of_tied(lowering);
+      holders.size() > 1 && holders.contains(program.pipeline_rank)) {
+    std::vector<int> ranks;
+    for (const int holder : holders) ranks.push_back(pipeline[holder]);
+    program.set_group(tied_stages, std::move(ranks));
+  }
+  // A rank exchanges activations with its neighbours where one of its stages borders on one of
+  // theirs.
+  std::map<GroupKey, int> neighbours;
+  for (const int stage : lowering.stages)
+    for (const int other : {stage + 1, stage - 1}) {
+      if (other < 0 || other >= lowering.job.schedule.stages()) continue;
+      if (const int peer = lowering.rank_of_stage(other); peer != program.pipeline_rank)
+        neighbours[towards(lowering.job.schedule, stage, other)] = pipeline[peer];
+    }
+  for (const GroupKey key : {next_stage, previous_stage})
+    if (const auto found = neighbours.find(key); found != neighbours.end()) program.set_group(key, {found->second});
 }
 
-// One pair of Segments for every kind of block on this stage.
+// One pair of Segments for blocks of one kind and layout.
 void lower_blocks(Lowering& lowering) {
-  const BlockChoice choice = block_choice(lowering.job, lowering.program.stage, lowering.at.tp);
-  for (int b = lowering.range.first; b < lowering.range.last; ++b) {
-    const int kind = lowering.graph.blocks[b].kind;
-    if (lowering.kinds.contains(kind)) continue;
-    LoweredBlock lowered = lower_block(lowering.graph, b, choice);
-    lowering.crossing_bytes = lowered.crossing_bytes;
-    const int forward = add_segment(lowering.program, std::move(lowered.forward));
-    const int backward = add_segment(lowering.program, std::move(lowered.backward));
-    lowering.kinds[kind] = {.forward = forward, .backward = backward, .saved_bytes = lowered.saved_bytes};
-  }
+  for (const int stage : lowering.stages)
+    for (int b = lowering.blocks_of(stage).first; b < lowering.blocks_of(stage).last; ++b) {
+      const auto [segments, is_new] = lowering.block_segments.try_emplace(lowering.segments_key(b));
+      if (!is_new) continue;
+      LoweredBlock lowered = lower_block(lowering.graph, b, block_choice(lowering.job, b, lowering.at));
+      const int forward = add_segment(lowering.program, std::move(lowered.forward));
+      const int backward = add_segment(lowering.program, std::move(lowered.backward));
+      segments->second = {.forward = forward,
+                          .backward = backward,
+                          .saved_bytes = lowered.saved_bytes,
+                          .input_bytes = lowered.input_bytes,
+                          .output_bytes = lowered.output_bytes};
+    }
 }
 
 void count_communication(Program& program) {
@@ -89,14 +116,14 @@ Program lower(const Job& job, int rank) {
 
 std::vector<Program> lower_representatives(const Job& job) {
   std::vector<Program> programs;
-  for (int stage = 0; stage < job.spec.pp(); ++stage)
-    programs.push_back(lower(job, rank_at(job.spec.mesh, {.pp = stage})));
+  for (int rank = 0; rank < job.layout.mesh.degree_of(Axis::pp); ++rank)
+    programs.push_back(lower(job, rank_at(job.layout.mesh, {.pp = rank})));
   return programs;
 }
 
 std::vector<Program> lower_all(const Job& job) {
   std::vector<Program> programs;
-  for (int rank = 0; rank < job.spec.mesh.size(); ++rank) programs.push_back(lower(job, rank));
+  for (int rank = 0; rank < job.layout.mesh.size(); ++rank) programs.push_back(lower(job, rank));
   return programs;
 }
 

@@ -12,17 +12,32 @@ namespace parplan {
 Lowering::Lowering(const Job& for_job, int rank)
     : job(for_job),
       graph(*for_job.graph),
-      at(coordinates_of(for_job.spec.mesh, rank)),
-      range(blocks_of_stage(for_job.spec, at.pp)),
-      shards(data_shards(for_job.placements, for_job.spec.dp())) {
+      at(coordinates_of(for_job.layout.mesh, rank)) {
   program.rank = rank;
-  program.stage = at.pp;
+  program.pipeline_rank = at.pp;
+  for (int stage = 0; stage < job.schedule.stages(); ++stage)
+    if (rank_of_stage(stage) == at.pp) stages.push_back(stage);
+}
+
+std::tuple<int, int, int> Lowering::segments_key(int block) const {
+  const std::vector<int>& layouts = job.layout.layout_of_block;
+  return {graph.blocks[block].kind, layouts[block], layouts[std::max(block - 1, 0)]};
+}
+
+// Every block has a bucket of its own, in the order of blocks.
+int Lowering::bucket_index(int block) const {
+  int before = 0;
+  for (const int stage : stages) {
+    const BlockRange range = blocks_of(stage);
+    if (block >= range.first && block < range.last) return before + block - range.first;
+    before += range.size();
+  }
+  assertion_failed("the rank holds the block", __FILE__, __LINE__, graph.blocks[block].name);
 }
 
 std::optional<int> Lowering::tied_bucket_of(int block) const {
-  for (std::size_t i = 0; i < stage_buckets.size(); ++i)
-    if (stage_buckets[i].tied >= 0 &&
-        std::ranges::find(stage_buckets[i].blocks, block) != stage_buckets[i].blocks.end())
+  for (std::size_t i = 0; i < rank_buckets.size(); ++i)
+    if (rank_buckets[i].tied && std::ranges::find(rank_buckets[i].blocks, block) != rank_buckets[i].blocks.end())
       return static_cast<int>(i);
   return std::nullopt;
 }
@@ -82,6 +97,22 @@ Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::v
   call.frees = std::move(frees);
   lowering.program.calls.push_back(std::move(call));
   return lowering.program.calls.back();
+}
+
+Stream transfer_stream(InstructionKind kind, GroupKey group) {
+  if (kind == InstructionKind::send) return group == next_stage ? Stream::send_next : Stream::send_previous;
+  return group == next_stage ? Stream::receive_next : Stream::receive_previous;
+}
+
+GroupKey towards(const Schedule& schedule, int stage, int neighbour) {
+  const int ranks = static_cast<int>(schedule.ranks.size());
+  const int from = schedule.rank_of_stage[stage], to = schedule.rank_of_stage[neighbour];
+  const bool is_after = to == (from + 1) % ranks, is_before = from == (to + 1) % ranks;
+  PARPLAN_ASSERT(is_after || is_before, fmt::format("stages {} and {} are on ranks {} and {}, which are no neighbours",
+                                                    stage, neighbour, from, to));
+  // Two ranks are each other's neighbours on both sides: stages ascend towards the next.
+  if (is_after && is_before) return neighbour > stage ? next_stage : previous_stage;
+  return is_after ? next_stage : previous_stage;
 }
 
 Instruction communication(InstructionKind kind, GroupKey group, Stream stream, DataType type) {

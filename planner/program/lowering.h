@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,29 +24,30 @@ struct Lowering {
 
   const Job& job;
   const OpGraph& graph;
-  Coordinates at;        // of the rank in the mesh
-  BlockRange range;      // the blocks of its stage
-  DataShards shards;
+  Coordinates at;           // of the rank in the mesh
+  std::vector<int> stages;  // that the rank holds, ascending
   Program program;
 
-  // The Segments of each kind of block (Block::kind), made once.
+  // The Segments of blocks of one kind (Block::kind) and layout (by number), after a block of one
+  // layout: made once.
   struct BlockSegments {
     int forward = 0;
     int backward = 0;
     std::int64_t saved_bytes = 0;
+    std::int64_t input_bytes = 0;   // of the activation that enters, and of its gradient
+    std::int64_t output_bytes = 0;  // of the one that leaves
   };
-  std::map<int, BlockSegments> kinds;
-  std::int64_t crossing_bytes = 0;  // of an activation between stages, and of its gradient
+  std::map<std::tuple<int, int, int>, BlockSegments> block_segments;
 
-  std::vector<StageBucket> stage_buckets;  // program.buckets before they get buffers
+  std::vector<RankBucket> rank_buckets;  // program.buckets before they get buffers
 
   // Numbers of buffers. The buffers of a list take turns.
   std::vector<int> gathered;    // ZeRO-3: parameters of a block; two
   std::vector<int> unreduced;   // ZeRO-2, 3: gradients of a block; two
   std::optional<int> gathered_tied, unreduced_tied;
-  std::vector<std::vector<int>> saved;  // by slot, then block of the stage
+  std::vector<std::vector<int>> saved;  // by slot, then position of the block in its stage
   std::vector<int> gradient;    // of an activation between blocks
-  std::vector<int> output;      // an activation on its way to the next stage; none on the last
+  std::vector<int> output;      // an activation on its way to another rank
   int scratch = 0;
 
   Slots slots;  // which buffers each action takes
@@ -53,14 +55,17 @@ struct Lowering {
   // Turns taken so far.
   int gathers = 0;
   int reductions = 0;
-  // Transfers are many: all transfers of one kind and direction share one Segment.
-  std::map<std::pair<InstructionKind, GroupKey>, int> transfers;
+  // Transfers are many: all transfers of one kind, direction and size share one Segment.
+  std::map<std::tuple<InstructionKind, GroupKey, std::int64_t>, int> transfers;
 
-  bool is_first() const { return program.stage == 0; }
-  bool is_last() const { return program.stage == job.spec.pp() - 1; }
   int next_call() const { return static_cast<int>(program.calls.size()); }
-  const BlockSegments& segments_of(int block) const { return kinds.at(graph.blocks[block].kind); }
-  Bucket& bucket_of(int block) { return program.buckets[block - range.first]; }
+  int rank_of_stage(int stage) const { return job.schedule.rank_of_stage[stage]; }
+  BlockRange blocks_of(int stage) const { return job.layout.stages[stage]; }
+  std::tuple<int, int, int> segments_key(int block) const;
+  const BlockSegments& segments_of(int block) const { return block_segments.at(segments_key(block)); }
+  int bucket_index(int block) const;  // of its own bucket, in program.buckets
+  const Bucket& bucket_of(int block) const { return program.buckets[bucket_index(block)]; }
+  DataShards shards_of(int block) const { return rank_buckets[bucket_index(block)].shards; }
   // The bucket of the tied parameter that a block uses.
   std::optional<int> tied_bucket_of(int block) const;
 };
@@ -101,6 +106,10 @@ Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::v
 // The same collective on every piece, on the stream of its axis.
 void collective(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group,
                 const std::vector<Piece>& pieces);
+// The stream of transfers to, or from, a neighbour.
+Stream transfer_stream(InstructionKind kind, GroupKey group);
+// The group by which a stage's rank exchanges with the rank of a neighbouring stage.
+GroupKey towards(const Schedule& schedule, int stage, int neighbour);
 Instruction communication(InstructionKind kind, GroupKey group, Stream stream, DataType type = DataType::fp32);
 
 }  // namespace parplan

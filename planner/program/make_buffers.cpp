@@ -14,8 +14,8 @@ namespace parplan {
 // Adds the buckets, without buffers, and the places of the parameters in them.
 void make_buckets(Lowering& lowering) {
   Program& program = lowering.program;
-  lowering.stage_buckets = stage_buckets(lowering.job, lowering.range, lowering.at.tp, lowering.at.dp);
-  for (const StageBucket& from : lowering.stage_buckets) {
+  lowering.rank_buckets = rank_buckets(lowering.job, lowering.stages, lowering.at);
+  for (const RankBucket& from : lowering.rank_buckets) {
     program.buckets.push_back({.name = from.name,
                                .elements = from.elements,
                                .shard_begin = from.shard_begin,
@@ -31,24 +31,43 @@ namespace {
 
 // The buffers of one rank, each in an entry of its own (`times` is 1); only buffers that take turns
 // share an entry.
-std::vector<StageBuffer> buffers_of(const Lowering& lowering) {
+std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   std::vector<BucketSizes> buckets;
-  for (const StageBucket& bucket : lowering.stage_buckets)
-    buckets.push_back({.elements = bucket.elements, .tied = bucket.tied >= 0, .used_twice = bucket.blocks.size() > 1});
+  for (const RankBucket& bucket : lowering.rank_buckets)
+    buckets.push_back({.elements = bucket.elements,
+                       .shards = bucket.shards,
+                       .data_ranks = bucket.data_ranks,
+                       .tied = bucket.tied.has_value(),
+                       .used_twice = bucket.blocks.size() > 1});
+  // A slot holds a micro-batch of any of the rank's stages.
   std::vector<SavedSizes> saved;
-  for (int b = lowering.range.first; b < lowering.range.last; ++b)
-    saved.push_back({.bytes = lowering.segments_of(b).saved_bytes});
+  std::int64_t crossing = 0;
+  std::int64_t sent = 0;
+  const Schedule& schedule = lowering.job.schedule;
+  for (const int stage : lowering.stages) {
+    const BlockRange range = lowering.blocks_of(stage);
+    saved.resize(std::max(saved.size(), static_cast<std::size_t>(range.size())));
+    for (int b = range.first; b < range.last; ++b) {
+      const Lowering::BlockSegments& segments = lowering.segments_of(b);
+      std::int64_t& bytes = saved[b - range.first].bytes;
+      bytes = std::max(bytes, segments.saved_bytes);
+      crossing = std::max({crossing, segments.input_bytes, segments.output_bytes});
+    }
+    if (sends(schedule, {stage, Phase::forward, 0}))
+      sent = std::max(sent, lowering.segments_of(range.last - 1).output_bytes);
+  }
   std::int64_t scratch = step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
   for (const Segment& segment : lowering.program.segments) scratch = std::max(scratch, segment.scratch_bytes);
-  const StageSizes sizes{.buckets = buckets,
-                         .saved = saved,
-                         .crossing_bytes = lowering.crossing_bytes,
-                         .scratch_bytes = scratch,
-                         .in_flight = lowering.slots.saved,
-                         .last_stage = lowering.is_last()};
-  std::vector<StageBuffer> buffers;
-  for_each_buffer(sizes, lowering.job.spec, lowering.job.placements, lowering.job.training,
-                  [&](const StageBuffer& buffer) { buffers.push_back(buffer); });
+  const RankSizes sizes{.buckets = buckets,
+                        .saved = saved,
+                        .crossing_bytes = crossing,
+                        .sent_bytes = sent,
+                        .scratch_bytes = scratch,
+                        .in_flight = lowering.slots.saved,
+                        .exchanges = lowering.slots.exchanges,
+                        .computes_loss = lowering.stages.back() + 1 == schedule.stages()};
+  std::vector<RankBuffer> buffers;
+  for_each_buffer(sizes, lowering.job.training, [&](const RankBuffer& buffer) { buffers.push_back(buffer); });
   return buffers;
 }
 
@@ -77,7 +96,7 @@ const char* words(BufferRole role) {
 }
 
 // Records a buffer's number where the later passes look for it.
-void keep(Lowering& lowering, const StageBuffer& buffer, int slot, int number) {
+void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
   Program& program = lowering.program;
   const auto bucket = [&]() -> Bucket& { return program.buckets[buffer.of]; };
   switch (buffer.role) {
@@ -105,13 +124,20 @@ void keep(Lowering& lowering, const StageBuffer& buffer, int slot, int number) {
 
 // Adds every buffer of the list that the memory plan sums, in its order.
 void make_buffers(Lowering& lowering) {
-  lowering.slots = play_slots(lowering.job.schedule, lowering.program.stage);
-  const std::vector<StageBuffer> buffers = buffers_of(lowering);
-  const auto add = [&](const StageBuffer& buffer, int slot) {
+  lowering.slots = play_slots(lowering.job.schedule, lowering.program.pipeline_rank);
+  const std::vector<RankBuffer> buffers = buffers_of(lowering);
+  // A slot's buffers are named after the blocks of the first stage that has so many.
+  const auto block_name = [&](std::size_t position) {
+    for (const int stage : lowering.stages)
+      if (const BlockRange range = lowering.blocks_of(stage); position < static_cast<std::size_t>(range.size()))
+        return lowering.graph.blocks[range.first + position].name;
+    return std::string();
+  };
+  const auto add = [&](const RankBuffer& buffer, int slot) {
     std::string of;
-    if (buffer.role == BufferRole::saved) of = lowering.graph.blocks[lowering.range.first + buffer.of].name;
+    if (buffer.role == BufferRole::saved) of = block_name(buffer.of);
     else if (is_persistent(buffer.role) && buffer.role != BufferRole::loss_scale)
-      of = lowering.stage_buckets[buffer.of].name;
+      of = lowering.rank_buckets[buffer.of].name;
     else of = fmt::format("{}", slot);
     keep(lowering, buffer, slot,
          add_buffer(lowering.program, fmt::format(fmt::runtime(words(buffer.role)), of, slot), buffer.category,

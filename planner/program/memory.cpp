@@ -1,22 +1,25 @@
 #include "planner/program/memory.h"
 
-#include <algorithm>
+#include <array>
 
+#include "planner/base/enum.h"
 #include "planner/graph/op.h"
 #include "planner/program/lowering.h"
 
 namespace parplan {
 
-MemoryUse stage_memory(const StageSizes& sizes, const ParallelSpec& spec, const Placements& placements,
-                       const TrainingSpec& training) {
-  MemoryUse use;
-  StageBuffer last;
-  for_each_buffer(sizes, spec, placements, training, [&](const StageBuffer& buffer) {
-    use.part(buffer.category) += align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
+MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
+  std::array<Bytes, count_of<MemoryCategory>> bytes{};  // by category: searches call this most
+  RankBuffer last;
+  for_each_buffer(sizes, training, [&](const RankBuffer& buffer) {
+    bytes[index_of(buffer.category)] +=
+        align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
     last = buffer;
   });
   // The last buffer is not padded.
-  use.part(last.category) -= align_up(Bytes(last.bytes), buffer_alignment) - Bytes(last.bytes);
+  bytes[index_of(last.category)] -= align_up(Bytes(last.bytes), buffer_alignment) - Bytes(last.bytes);
+  MemoryUse use;
+  for (std::size_t i = 0; i < bytes.size(); ++i) use.part(static_cast<MemoryCategory>(i)) = bytes[i];
   return use;
 }
 

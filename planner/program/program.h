@@ -37,8 +37,8 @@ constexpr Stream stream_of(Axis axis) {
   return streams[axis];
 }
 
-// The ranks along an axis that a group holds: all of them; the holders of a tied parameter (on the
-// first and the last stage); the one rank after this one, or before it.
+// The ranks along an axis that a group holds: all of them; the holders of a tied parameter (with
+// the first and the last stage); the one rank after this one, or before it, around the ring.
 enum class Members { all, tied, next, previous };
 
 // The group that an instruction communicates with, named alike on every rank.
@@ -122,8 +122,8 @@ struct Buffer {
 struct Call {
   int segment = 0;
   std::vector<int> buffers;
-  int micro_batch = -1;    // the data loader's micro-batch; -1 outside tasks
-  std::vector<int> waits;  // events of the Program
+  std::optional<int> micro_batch;  // the data loader's; nothing outside of actions
+  std::vector<int> waits;          // events of the Program
   std::optional<int> records;
   std::vector<int> frees;      // buffers whose content is undefined afterwards
   bool operator==(const Call&) const = default;
@@ -172,7 +172,7 @@ std::vector<int> buffers_of(const Bucket& bucket);
 // predicts its time.
 struct Program {
   int rank = 0;
-  int stage = 0;
+  int pipeline_rank = 0;  // its coordinate on the pipeline axis; actions say which stage they run
   std::vector<Group> groups;
   std::vector<Segment> segments;
   std::vector<Buffer> buffers;
@@ -181,7 +181,7 @@ struct Program {
   int events = 0;
   std::vector<Bucket> buckets;
   std::vector<ParameterPart> parameters;
-  // fp32: the loss summed over the tokens of the global batch; on the last stage.
+  // fp32: the loss summed over the tokens of the global batch; with the last stage.
   std::optional<int> loss_buffer;
   std::optional<int> norm_buffer;        // fp32: global sum of squared gradients; with clipping
   std::optional<int> loss_scale_buffer;  // LossScale: fp16 only

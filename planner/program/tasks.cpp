@@ -41,14 +41,15 @@ void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visi
     const int block = blocks[i];
     const std::optional<int> tied = lowering.tied_bucket_of(block);
     const auto tied_bucket = [&]() -> const Bucket& { return lowering.program.buckets[*tied]; };
-    if (!lowering.shards.parameters) {
+    if (!lowering.shards_of(block).parameters) {
       visit(block, lowering.bucket_of(block).parameters,
             tied ? std::optional(tied_bucket().parameters) : std::nullopt);
       continue;
     }
     if (!ready) ready = gather(lowering, block);
     const std::optional<int> current = ready;
-    ready = i + 1 < blocks.size() ? gather(lowering, blocks[i + 1]) : std::nullopt;
+    ready = i + 1 < blocks.size() && lowering.shards_of(blocks[i + 1]).parameters ? gather(lowering, blocks[i + 1])
+                                                                                 : std::nullopt;
     if (tied) gather_into(lowering, tied_bucket(), *lowering.gathered_tied);
     const int call = visit(block, current, tied ? lowering.gathered_tied : std::nullopt);
     std::vector<int>& frees = lowering.program.calls[call].frees;
@@ -68,12 +69,13 @@ void clear(Lowering& lowering, int buffer, std::int64_t elements) {
 // Comes after a block's backward. Without sharded gradients, the accumulated bucket is reduced
 // once, after the last micro-batch; with them, each micro-batch's bucket is reduced and added to
 // this rank's shard.
-void reduce_over_data_axis(Lowering& lowering, const Bucket& bucket, int accumulator, int unreduced,
-                           bool last_micro_batch) {
-  if (lowering.job.spec.dp() == 1 || bucket.elements == 0) return;
+void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int unreduced, bool last_micro_batch) {
+  const Bucket& bucket = lowering.program.buckets[index];
+  const DataShards shards = lowering.rank_buckets[index].shards;
+  if (lowering.rank_buckets[index].data_ranks == 1 || bucket.elements == 0) return;
   const std::int64_t bytes = bucket.elements * gradient_bytes;
-  const InstructionKind kind = gradient_reduction(lowering.shards);
-  if (!lowering.shards.gradients) {
+  const InstructionKind kind = gradient_reduction(shards);
+  if (!shards.gradients) {
     if (last_micro_batch)
       collective(lowering, fmt::format("data.{}.gradients", name(kind)), kind, all_along(Axis::dp),
                  {{accumulator, 0, bytes}});
@@ -91,71 +93,88 @@ void reduce_over_data_axis(Lowering& lowering, const Bucket& bucket, int accumul
 
 // Stages ------------------------------------------------------------------------------------------
 
-Call& transfer(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group, Stream stream,
-               int buffer) {
-  const auto [known, first] = lowering.transfers.try_emplace({kind, group}, 0);
-  if (!first) {
+// Sends a buffer to the rank of a neighbouring stage, or receives it from there.
+Call& transfer(Lowering& lowering, const char* what, InstructionKind kind, int stage, int neighbour, int buffer,
+               std::int64_t bytes) {
+  const GroupKey group = towards(lowering.job.schedule, stage, neighbour);
+  const auto [known, is_first] = lowering.transfers.try_emplace({kind, group, bytes}, 0);
+  if (!is_first) {
     Call& call = lowering.program.calls.emplace_back();
     call.segment = known->second;
     call.buffers = {buffer};
     return call;
   }
+  const Stream stream = transfer_stream(kind, group);
   const Access access = kind == InstructionKind::send ? Access::read : Access::write;
-  Call& call = call_on_pieces(lowering, std::move(name), stream,
+  Call& call = call_on_pieces(lowering, fmt::format("pipeline.{}.{}", name(kind), what), stream,
                               {communication(kind, group, stream, in_memory(lowering.job.training.precision))},
-                              {{{buffer, 0, lowering.crossing_bytes, access}}});
+                              {{{buffer, 0, bytes, access}}});
   known->second = call.segment;
   return call;
 }
 
-void forward(Lowering& lowering, int micro_batch, const ActionSlots& slots) {
+// The neighbouring stage from which an action receives its input, or to which it sends its result:
+// nothing where there is none.
+std::optional<int> stage_of(const std::optional<Action>& neighbour) {
+  return neighbour ? std::optional(neighbour->stage) : std::nullopt;
+}
+
+void forward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
+  const int stages = lowering.job.schedule.stages();
+  const BlockRange range = lowering.blocks_of(action.stage);
   const std::vector<int>& slot = lowering.saved[slots.saved];
+  const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
   std::optional<int> to_send;
-  if (!lowering.is_last()) to_send = lowering.output[slots.exchange];
-  if (!lowering.is_first())
-    transfer(lowering, "pipeline.receive.activation", InstructionKind::receive, previous_stage,
-             Stream::receive_previous, slot.front());
-  std::vector<int> blocks(slot.size());
-  std::iota(blocks.begin(), blocks.end(), lowering.range.first);
+  if (to) to_send = lowering.output[slots.exchange];
+  if (from)
+    transfer(lowering, "activation", InstructionKind::receive, action.stage, *from, slot.front(),
+             lowering.segments_of(range.first).input_bytes);
+  std::vector<int> blocks(static_cast<std::size_t>(range.size()));
+  std::iota(blocks.begin(), blocks.end(), range.first);
   visit_blocks(lowering, blocks, [&](int block, std::optional<int> parameters, std::optional<int> tied_parameters) {
-    const std::size_t at = block - lowering.range.first;
+    const std::size_t at = block - range.first;
     add_call(lowering, lowering.segments_of(block).forward,
              {{binding::parameters, parameters},
               {binding::tied_parameters, tied_parameters},
               {binding::saved, slot[at]},
-              {binding::output, at + 1 < slot.size() ? slot[at + 1] : to_send},
+              {binding::output, block + 1 < range.last ? slot[at + 1] : to_send},
               {binding::loss, lowering.program.loss_buffer},
               {binding::scratch, lowering.scratch}},
-             micro_batch, {});
+             action.micro_batch, {});
     return lowering.next_call() - 1;
   });
-  if (to_send)
-    transfer(lowering, "pipeline.send.activation", InstructionKind::send, next_stage, Stream::send_next, *to_send)
+  if (to)
+    transfer(lowering, "activation", InstructionKind::send, action.stage, *to, *to_send,
+             lowering.segments_of(range.last - 1).output_bytes)
         .frees.push_back(*to_send);
 }
 
-void backward(Lowering& lowering, int micro_batch, const ActionSlots& slots) {
+void backward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
   Program& program = lowering.program;
+  const int stages = lowering.job.schedule.stages();
+  const BlockRange range = lowering.blocks_of(action.stage);
   const std::vector<int>& slot = lowering.saved[slots.saved];
   const int gradient = lowering.gradient[slots.exchange];
-  const bool last_micro_batch = micro_batch + 1 == micro_batches(lowering.job.spec, lowering.job.training);
-  if (!lowering.is_last())
-    transfer(lowering, "pipeline.receive.gradient", InstructionKind::receive, next_stage, Stream::receive_next,
-             gradient);
-  std::vector<int> blocks(slot.size());
-  std::iota(blocks.rbegin(), blocks.rend(), lowering.range.first);
+  const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
+  const bool last_micro_batch = action.micro_batch + 1 == micro_batches(lowering.job.layout, lowering.job.training);
+  if (from)
+    transfer(lowering, "gradient", InstructionKind::receive, action.stage, *from, gradient,
+             lowering.segments_of(range.last - 1).output_bytes);
+  std::vector<int> blocks(static_cast<std::size_t>(range.size()));
+  std::iota(blocks.rbegin(), blocks.rend(), range.first);
   visit_blocks(lowering, blocks, [&](int block, std::optional<int> parameters, std::optional<int> tied_parameters) {
-    const Bucket& bucket = lowering.bucket_of(block);
+    const int own = lowering.bucket_index(block);
+    const Bucket& bucket = program.buckets[own];
     const std::optional<int> tied = lowering.tied_bucket_of(block);
     // Where the gradients are summed in the end, and where this backward leaves them.
     std::optional<int> tied_accumulator;
     if (tied) {
-      const bool is_first_use = block == lowering.stage_buckets[*tied].blocks.front();
+      const bool is_first_use = block == lowering.rank_buckets[*tied].blocks.front();
       tied_accumulator = is_first_use ? program.buckets[*tied].gradients : program.buckets[*tied].second_gradients;
     }
     int gradients = bucket.gradients;
     std::optional<int> tied_gradients = tied_accumulator;
-    if (lowering.shards.gradients) {
+    if (lowering.shards_of(block).gradients) {
       gradients = lowering.unreduced[lowering.reductions++ % lowering.unreduced.size()];
       clear(lowering, gradients, bucket.elements);
       if (tied) {
@@ -163,9 +182,9 @@ void backward(Lowering& lowering, int micro_batch, const ActionSlots& slots) {
         clear(lowering, *tied_gradients, program.buckets[*tied].elements);
       }
     }
-    const int saved = slot[block - lowering.range.first];
+    const int saved = slot[block - range.first];
     std::vector<int> frees{saved};
-    if (lowering.is_first() && block == lowering.range.first) frees.push_back(gradient);
+    if (!to && block == range.first) frees.push_back(gradient);
     const int call = lowering.next_call();
     add_call(lowering, lowering.segments_of(block).backward,
              {{binding::parameters, parameters},
@@ -177,26 +196,25 @@ void backward(Lowering& lowering, int micro_batch, const ActionSlots& slots) {
               {binding::loss, program.loss_buffer},
               {binding::loss_scale, program.loss_scale_buffer},
               {binding::scratch, lowering.scratch}},
-             micro_batch, std::move(frees));
-    reduce_over_data_axis(lowering, bucket, bucket.gradients, gradients, last_micro_batch);
-    if (tied)
-      reduce_over_data_axis(lowering, program.buckets[*tied], *tied_accumulator, *tied_gradients, last_micro_batch);
+             action.micro_batch, std::move(frees));
+    reduce_over_data_axis(lowering, own, bucket.gradients, gradients, last_micro_batch);
+    if (tied) reduce_over_data_axis(lowering, *tied, *tied_accumulator, *tied_gradients, last_micro_batch);
     return call;
   });
-  if (!lowering.is_first())
-    transfer(lowering, "pipeline.send.gradient", InstructionKind::send, previous_stage, Stream::send_previous,
-             gradient)
+  if (to)
+    transfer(lowering, "gradient", InstructionKind::send, action.stage, *to, gradient,
+             lowering.segments_of(range.first).input_bytes)
         .frees.push_back(gradient);
 }
 
 }  // namespace
 
 void run_actions(Lowering& lowering) {
-  const std::vector<Action>& actions = lowering.job.schedule.ranks[lowering.program.stage];
+  const std::vector<Action>& actions = lowering.job.schedule.ranks[lowering.program.pipeline_rank];
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const int first = lowering.next_call();
     const auto run = actions[i].phase == Phase::forward ? forward : backward;
-    run(lowering, actions[i].micro_batch, lowering.slots.actions[i]);
+    run(lowering, actions[i], lowering.slots.actions[i]);
     lowering.program.tasks.push_back({actions[i], first, lowering.next_call()});
   }
 }

@@ -85,7 +85,7 @@ std::string write_call(std::size_t number, const Program& program) {
   };
   std::string text = fmt::format("    {} '{}' ({})", number, program.segments[call.segment].name,
                                  fmt::join(names(call.buffers), ", "));
-  if (call.micro_batch >= 0) text += fmt::format(", micro-batch {}", call.micro_batch);
+  if (call.micro_batch) text += fmt::format(", micro-batch {}", *call.micro_batch);
   text += write_events("waits", call.waits);
   text += write_events("records", call.records);
   if (!call.frees.empty()) text += fmt::format(", frees {}", fmt::join(names(call.frees), ", "));
@@ -102,7 +102,7 @@ std::string write_bucket(const Bucket& bucket, const Program& program) {
 }  // namespace
 
 std::string write_program(const Program& program) {
-  std::string text = fmt::format("rank {}, stage {}, arena {} B\n", program.rank, program.stage, program.arena_bytes);
+  std::string text = fmt::format("rank {}, stage {}, arena {} B\n", program.rank, program.pipeline_rank, program.arena_bytes);
   text += "groups\n";
   for (const Group& group : program.groups)
     if (!group.ranks.empty()) text += fmt::format("  {}: {}\n", name(group.key), fmt::join(group.ranks, ", "));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/cluster/mesh.h"
 #include "planner/cluster/running_costs.h"
 #include "planner/cost/kernel.h"
 #include "planner/program/memory.h"
@@ -30,9 +31,8 @@ Floor::Floor(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& t
     : cluster_(cluster),
       precision_(training.precision),
       flops_(product_flops(graph) * static_cast<double>(training.global_batch)) {
-  ParallelSpec alone;
   const BucketSizes all{.elements = parameter_count(graph)};
-  const MemoryUse use = stage_memory({.buckets = {&all, 1}, .saved = {}}, alone, {}, training);
+  const MemoryUse use = rank_memory({.buckets = {&all, 1}, .saved = {}}, training);
   // Shards of one bucket may be rounded up less often than this bucket was.
   state_ = std::max(use.parameters + use.gradients + use.optimizer - Bytes(8 * buffer_alignment), Bytes(0));
 }

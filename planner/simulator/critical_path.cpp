@@ -94,11 +94,11 @@ void add_rows(std::vector<CriticalWork>& path, const Traced& traced) {
       if (share.runs == 0) continue;
       const std::string& name = program.segments[g].name;
       const auto same = [&](const CriticalWork& work) {
-        return work.rank == program.stage && work.segment == name && work.label == static_cast<Label>(label);
+        return work.rank == program.pipeline_rank && work.segment == name && work.label == static_cast<Label>(label);
       };
       auto found = std::ranges::find_if(path, same);
       if (found == path.end())
-        found = path.insert(path.end(), {.rank = program.stage,
+        found = path.insert(path.end(), {.rank = program.pipeline_rank,
                                          .segment = name,
                                          .label = static_cast<Label>(label),
                                          .runs = 0,

@@ -50,7 +50,7 @@ void report_deadlock(const Simulation& simulation) {
       const std::string reason =
           rank.running[s].active ? wait_within(simulation, rank, call) : wait_before(rank, call);
       waits.push_back(
-          fmt::format("rank {} call {} '{}' {}", rank.program->stage, call, segment_name(rank, call), reason));
+          fmt::format("rank {} call {} '{}' {}", rank.program->pipeline_rank, call, segment_name(rank, call), reason));
     }
   throw InternalError("the programs block one another: " + join(waits, "; "));
 }

@@ -17,13 +17,21 @@ namespace {
 
 std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) { return padded_elements(elements, spec.dp()); }
 
+BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Placements& placements) {
+  return {.elements = padded(elements, spec),
+          .shards = data_shards(placements, spec.dp()),
+          .data_ranks = spec.dp()};
+}
+
+std::int64_t crossing_bytes(const LoweredBlock& block) { return std::max(block.input_bytes, block.output_bytes); }
+
 }  // namespace
 
 Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
     : graph_(graph), cluster_(cluster), training_(training), networks_(cluster) {
   for (const Block& block : graph.blocks) {
-    if (block_parameters(graph, block).tied >= 0) tied_blocks_.push_back(static_cast<int>(uses_tied_.size()));
-    uses_tied_.push_back(block_parameters(graph, block).tied >= 0);
+    if (block_parameters(graph, block).tied) tied_blocks_.push_back(static_cast<int>(uses_tied_.size()));
+    uses_tied_.push_back(block_parameters(graph, block).tied.has_value());
     if (static_cast<std::size_t>(block.kind) >= blocks_of_kind_.size())
       blocks_of_kind_.resize(static_cast<std::size_t>(block.kind) + 1);
   }
@@ -44,10 +52,8 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
   const auto [entry, inserted] =
       shapes_index_.try_emplace(block_key(spec, recompute), static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
-  Job job{.graph = &graph_, .training = training_, .spec = spec, .placements = placements, .schedule = {},
-          .backend = cluster_.backend(), .overhead = memory_overhead(cluster_)};
-  job.spec.recompute = recompute;
-  const BlockChoice choice = block_choice(job, 0, 0);
+  const BlockChoice choice = block_choice(block_layout(spec, placements, recompute), placements.residual, Coordinates{},
+                                          training_, cluster_.backend(), true);
   Shapes shapes;
   for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
     const Block& block = graph_.blocks[b];
@@ -56,8 +62,8 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
         (!uses_tied_[b] || shapes.tied_elements > 0))
       continue;
     const BlockParameters parameters = block_parameters(graph_, block);
-    if (parameters.tied >= 0 && shapes.tied_elements == 0)
-      shapes.tied_elements = bucket_layout(graph_, {parameters.tied}, choice).elements;
+    if (parameters.tied && shapes.tied_elements == 0)
+      shapes.tied_elements = bucket_layout(graph_, {*parameters.tied}, choice).elements;
     if (kind < shapes.kinds.size() && !shapes.kinds[kind].forward.instructions.empty()) continue;
     shapes.kinds.resize(std::max(shapes.kinds.size(), kind + 1));
     shapes.own_elements.resize(shapes.kinds.size());
@@ -175,13 +181,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   const Shapes& shapes = shapes_[shapes_number];
   const auto persistent = [](const MemoryUse& use) { return (use.parameters + use.gradients + use.optimizer).count; };
   const auto state_of = [&](BucketSizes bucket) {
-    return persistent(stage_memory({.buckets = {&bucket, 1},
-                                    .saved = {},
-                                    .crossing_bytes = 0,
-                                    .scratch_bytes = 0,
-                                    .in_flight = 1,
-                                    .last_stage = false},
-                                   spec, placements, training_));
+    return persistent(rank_memory({.buckets = {&bucket, 1}, .saved = {}, .computes_loss = false}, training_));
   };
   // The part that does not grow with blocks is largest with all blocks on the stage and the tied
   // parameter twice.
@@ -190,28 +190,27 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0;
   for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
-    buckets.push_back({.elements = padded(shapes.own_elements[k], spec)});
+    buckets.push_back(bucket_of(shapes.own_elements[k], spec, placements));
     state.push_back(state_of(buckets.back()));
     scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
-    crossing = std::max(crossing, shapes.kinds[k].crossing_bytes);
+    crossing = std::max(crossing, crossing_bytes(shapes.kinds[k]));
   }
-  const MemoryUse none = stage_memory({.buckets = {},
-                                       .saved = {},
-                                       .crossing_bytes = 0,
-                                       .scratch_bytes = step_scratch_bytes(training_, cluster_.backend()).count,
-                                       .in_flight = 1,
-                                       .last_stage = true},
-                                      spec, placements, training_);
-  const BucketSizes tied{.elements = padded(shapes.tied_elements, spec), .tied = true, .used_twice = true};
+  const MemoryUse none = rank_memory(
+      {.buckets = {}, .saved = {}, .scratch_bytes = step_scratch_bytes(training_, cluster_.backend()).count},
+      training_);
+  BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements);
+  tied.tied = tied.used_twice = true;
   const std::int64_t tied_state = shapes.tied_elements > 0 ? state_of(tied) : 0;
   if (shapes.tied_elements > 0) buckets.push_back(tied);
-  const MemoryUse all = stage_memory({.buckets = buckets,
-                                      .saved = {},
-                                      .crossing_bytes = crossing,
-                                      .scratch_bytes = scratch,
-                                      .in_flight = 1,
-                                      .last_stage = false},
-                                     spec, placements, training_);
+  const MemoryUse all = rank_memory(
+      {.buckets = buckets,
+       .saved = {},
+       .crossing_bytes = crossing,
+       .sent_bytes = crossing,
+       .scratch_bytes = scratch,
+       .exchanges = exchange_buffers(spec.pp(), static_cast<int>(micro_batches(spec, training_))),
+       .computes_loss = false},
+      training_);
   const std::int64_t overhead = memory_overhead(cluster_).count;
   BlockTable table{.seconds = {Seconds()}, .state = {0}, .saved = {0}, .least_fixed = none.peak().count + overhead,
                    .most_fixed = all.peak().count - persistent(all) + tied_state + overhead};
@@ -237,21 +236,28 @@ MemoryUse Estimator::memory_of_stage(const ParallelSpec& spec, const Placements&
     const LoweredBlock& block = shapes.kinds[kind];
     saved_.push_back({.bytes = block.saved_bytes, .times = times});
     scratch = std::max({scratch, block.forward.scratch_bytes, block.backward.scratch_bytes});
-    crossing = block.crossing_bytes;
-    buckets_.push_back({.elements = padded(shapes.own_elements[kind], spec), .times = times});
+    crossing = std::max(crossing, crossing_bytes(block));
+    buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
+    buckets_.back().times = times;
   }
   int tied_uses = 0;
   for (const int block : tied_blocks_) tied_uses += block >= range.first && block < range.last;
-  if (tied_uses > 0)
-    buckets_.push_back({.elements = padded(shapes.tied_elements, spec), .tied = true, .used_twice = tied_uses > 1});
-  MemoryUse memory =
-      stage_memory({.buckets = buckets_,
-                    .saved = saved_,
-                    .crossing_bytes = crossing,
-                    .scratch_bytes = scratch,
-                    .in_flight = schedule.in_flight(stage, spec.pp(), static_cast<int>(micro_batches(spec, training_))),
-                    .last_stage = stage + 1 == spec.pp()},
-                   spec, placements, training_);
+  if (tied_uses > 0) {
+    buckets_.push_back(bucket_of(shapes.tied_elements, spec, placements));
+    buckets_.back().tied = true;
+    buckets_.back().used_twice = tied_uses > 1;
+  }
+  const int micro = static_cast<int>(micro_batches(spec, training_));
+  const bool is_last = stage + 1 == spec.pp();
+  MemoryUse memory = rank_memory({.buckets = buckets_,
+                                  .saved = saved_,
+                                  .crossing_bytes = crossing,
+                                  .sent_bytes = is_last ? 0 : crossing,
+                                  .scratch_bytes = scratch,
+                                  .in_flight = schedule.in_flight(stage, spec.pp(), micro),
+                                  .exchanges = exchange_buffers(spec.pp(), micro),
+                                  .computes_loss = is_last},
+                                 training_);
   memory.overhead = memory_overhead(cluster_);
   return memory;
 }
@@ -467,7 +473,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     if (known_next == nullptr || !(next == known_next || *next == *known_next)) {
       known_next = next;
       known_transfer =
-          collective_time(InstructionKind::send, Bytes(shapes.kinds.front().crossing_bytes), *next, backend);
+          collective_time(InstructionKind::send, Bytes(crossing_bytes(shapes.kinds.front())), *next, backend);
     }
     transfer_.push_back(known_transfer);
     before += bound.plain_forward + known_transfer;

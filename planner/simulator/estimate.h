@@ -10,6 +10,7 @@
 #include "planner/cost/cost_model.h"
 #include "planner/graph/op_graph.h"
 #include "planner/graph/training.h"
+#include "planner/plan/layout.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
 #include "planner/plan/played_time.h"

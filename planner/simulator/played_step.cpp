@@ -110,7 +110,7 @@ StepResult result_of(const Simulation& simulation) {
     if (const double filled = filled_share(rank); filled > fullest) {
       fullest = filled;
       result.memory = rank.program->memory;
-      result.memory_stage = rank.program->stage;
+      result.memory_stage = rank.program->pipeline_rank;
     }
   }
   result.time = time_of(*slowest);
@@ -152,12 +152,12 @@ void write(const Simulation& simulation, Timeline& timeline) {
         const Played& own = rank.pieces[static_cast<std::size_t>(pieces.first) + (pieces.whole ? 0 : i)];
         const Played& part = playable.costed.alone[i];
         const Instruction& instruction = segment.instructions[i];
-        timeline.events.push_back({.rank = rank.program->stage,
+        timeline.events.push_back({.rank = rank.program->pipeline_rank,
                                    .stage = stages[c],
                                    .stream = instruction.stream,
                                    .name = instruction_title(segment, instruction),
                                    .label = instruction.label,
-                                   .micro_batch = call.micro_batch,
+                                   .micro_batch = call.micro_batch.value_or(-1),
                                    .start = Seconds(pieces.whole ? own.start + part.start : own.start),
                                    .end = Seconds(pieces.whole ? own.start + part.end : own.end)});
       }

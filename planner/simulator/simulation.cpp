@@ -101,8 +101,8 @@ Simulation prepare(std::span<const Program> programs, std::span<const CostModel>
                         .meetings = make_meetings(programs),
                         .notes_crossings = notes_crossings};
   for (int r = 0; r < static_cast<int>(programs.size()); ++r) {
-    PARPLAN_ASSERT(programs[r].stage == r,
-                   fmt::format("program {} is of rank {} of the pipeline", r, programs[r].stage));
+    PARPLAN_ASSERT(programs[r].pipeline_rank == r,
+                   fmt::format("program {} is of rank {} of the pipeline", r, programs[r].pipeline_rank));
     PARPLAN_ASSERT(execution_of(models[r]) == execution_of(models[0]), fmt::format("rank {} runs unlike rank 0", r));
     PlayedRank& rank = simulation.ranks[r];
     rank.program = &programs[r];

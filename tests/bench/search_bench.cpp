@@ -122,8 +122,7 @@ void bench_estimates(const Work& work) {
     const Job job{
         .graph = &setting.graph,
         .training = setting.training,
-        .spec = placed.spec,
-        .placements = placed.placements,
+        .layout = lay_out(placed.spec, placed.placements),
         .schedule = row_of(placed.spec.schedule)
                         .actions(placed.spec.pp(), static_cast<int>(micro_batches(placed.spec, setting.training))),
         .backend = setting.cluster.groups.front().device.backend,

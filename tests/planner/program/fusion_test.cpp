@@ -224,9 +224,9 @@ TEST_CASE("fusing never takes more memory, and changes neither buffers nor commu
       training.global_batch = 16;
       training.precision = trial % 2 == 0 ? DataType::fp32 : DataType::bf16;
       constexpr int ranks[] = {1, 2, 4, 8};
-      Job job = job_of(graph, training, random_spec(graph, training, ranks[trial % 4], random),
-                       trial % 3 == 0 ? BackendKind::cuda : BackendKind::cpu);
-      INFO(model << ": " << describe(job.spec));
+      const ParallelSpec spec = random_spec(graph, training, ranks[trial % 4], random);
+      Job job = job_of(graph, training, spec, trial % 3 == 0 ? BackendKind::cuda : BackendKind::cpu);
+      INFO(model << ": " << describe(spec));
       const std::vector<Program> fused = lower_representatives(job);
       job.fuse = false;
       const std::vector<Program> apart = lower_representatives(job);
@@ -283,7 +283,7 @@ class Machine {
         if (instruction.op == OpKind::load_tokens || instruction.op == OpKind::load_targets) {
           auto* tokens = static_cast<std::int32_t*>(operands[0]);
           const std::int64_t first =
-              7 * call.micro_batch + 31 * number + (instruction.op == OpKind::load_targets ? 1 : 0);
+              7 * call.micro_batch.value_or(0) + 31 * number + (instruction.op == OpKind::load_targets ? 1 : 0);
           for (std::int64_t i = 0; i < instruction.shape.rows; ++i)
             tokens[i] = static_cast<std::int32_t>((first + i * i) % vocabulary_);
         } else {

@@ -35,7 +35,7 @@ struct SmallProgram {
 
   explicit SmallProgram(int rank, int stage = 0) {
     program.rank = rank;
-    program.stage = stage;
+    program.pipeline_rank = stage;
     for (GroupKey kind : {all_along(Axis::tp), all_along(Axis::dp), all_along(Axis::pp)}) group(kind, {rank});
   }
   SmallProgram& group(GroupKey kind, std::vector<int> ranks) {

@@ -688,7 +688,7 @@ TEST_CASE("ZeRO's memory follows its closed form") {
     spec.mesh.degree = {.dp = 2};
     spec.zero_stage = zero;
     spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-    const Job job{.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
+    const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
                   .schedule = row_of(spec.schedule).actions(1, 4), .backend = BackendKind::cpu, .overhead = {}};
     const MemoryUse memory = lower(job, 0).memory;
     CHECK(is(memory.parameters, zero >= 3 ? whole / 2 : whole, 1));
@@ -707,7 +707,7 @@ TEST_CASE("data-parallel and tensor-parallel bytes follow their closed forms") {
     spec.zero_stage = zero;
     spec.micro_batch = 8 / dp;
     spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-    const Job job{.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec),
+    const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
                   .schedule = row_of(spec.schedule).actions(1, 1), .backend = BackendKind::cpu, .overhead = {}};
     return lower(job, 0).communication;
   };

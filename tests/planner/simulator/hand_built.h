@@ -68,7 +68,7 @@ struct HandBuilt {
   Program program;
 
   explicit HandBuilt(int rank = 0) {
-    program.stage = program.rank = rank;
+    program.pipeline_rank = program.rank = rank;
     program.set_group(next_stage, {rank + 1});
     if (rank > 0) program.set_group(previous_stage, {rank - 1});
   }

@@ -57,9 +57,9 @@ TEST_CASE("fused Segments take less by the bytes that are not moved") {
   training.sequence_length = 16;
   const auto seconds = [&](Recompute recompute, bool fuse, bool backward) {
     spec.recompute = recompute;
-    const Job job{.graph = &graph, .training = training, .spec = spec, .placements = place(graph, spec), .schedule = {},
+    const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)), .schedule = {},
                   .backend = BackendKind::cpu, .overhead = {}, .fuse = fuse};
-    const LoweredBlock block = lower_block(graph, 1, block_choice(job, 0, 0));
+    const LoweredBlock block = lower_block(graph, 1, block_choice(job, 1, Coordinates{}));
     return cost_segment(backward ? block.backward : block.forward, model).seconds;
   };
   // 32 tokens; hidden 32, feature 128, 4 B per number. Forward: neither the sum nor the input of
@@ -100,8 +100,7 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
       const Job job{
           .graph = &graph,
           .training = training,
-          .spec = spec,
-          .placements = place(graph, spec),
+          .layout = lay_out(spec, place(graph, spec)),
           .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
           .backend = BackendKind::cpu,
           .overhead = {}};
@@ -173,8 +172,7 @@ TEST_CASE("an order passes find_fault where its Programs run to their end in lau
     REQUIRE(!illegal(graph, training, spec));
     const Job job{.graph = &graph,
                   .training = training,
-                  .spec = spec,
-                  .placements = place(graph, spec),
+                  .layout = lay_out(spec, place(graph, spec)),
                   .schedule = random_orders(stages, count, false, random),
                   .backend = BackendKind::cpu,
                   .overhead = {}};

@@ -1,0 +1,50 @@
+#include "planner/plan/layout.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+
+DataShards data_shards(const BlockLayout& layout) { return data_shards(layout.placements, layout.degree.dp); }
+
+const TensorLayout& Layout::entering(int block) const {
+  return of_block(std::max(block - 1, 0)).placements.residual;
+}
+
+int Layout::stage_of_block(int block) const {
+  const auto stage = std::ranges::find_if(stages, [&](const BlockRange& range) { return block < range.last; });
+  PARPLAN_ASSERT(stage != stages.end(), fmt::format("block {} lies on no stage", block));
+  return static_cast<int>(stage - stages.begin());
+}
+
+BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
+  BlockLayout layout{.placements = placements,
+                     .degree = spec.mesh.degree,
+                     .micro_batch = spec.micro_batch,
+                     .recompute = recompute};
+  layout.degree.pp = 1;
+  return layout;
+}
+
+Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
+  Layout layout{.mesh = spec.mesh, .stages = {}, .layouts = {}, .layout_of_block = {}};
+  int first = 0;
+  for (std::size_t stage = 0; stage < spec.stage_blocks.size(); ++stage) {
+    layout.stages.push_back({first, first + spec.stage_blocks[stage]});
+    first = layout.stages.back().last;
+    const BlockLayout block = block_layout(spec, placements, spec.recompute_of(static_cast<int>(stage)));
+    auto known = std::ranges::find(layout.layouts, block);
+    if (known == layout.layouts.end()) known = layout.layouts.insert(known, block);
+    layout.layout_of_block.resize(static_cast<std::size_t>(first), static_cast<int>(known - layout.layouts.begin()));
+  }
+  return layout;
+}
+
+std::int64_t micro_batches(const Layout& layout, const TrainingSpec& training) {
+  return training.global_batch / (layout.mesh.degree_of(Axis::dp) * layout.layouts.front().micro_batch);
+}
+
+}  // namespace parplan

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/cluster/mesh.h"
+#include "planner/graph/training.h"
+#include "planner/plan/parallel_spec.h"
+#include "planner/plan/placement.h"
+
+namespace parplan {
+
+// Blocks [first, last) of the graph.
+struct BlockRange {
+  int first = 0;
+  int last = 0;
+  int size() const { return last - first; }
+  bool operator==(const BlockRange&) const = default;
+};
+
+// How one block is spread over the ranks of its stage, and what of it is kept between forward and
+// backward.
+struct BlockLayout {
+  Placements placements;
+  Degrees degree;                         // of the mesh; pp is 1, since a block lies on one stage
+  std::int64_t micro_batch = 1;           // sequences
+  Recompute recompute = Recompute::none;  // of this block: not per_stage
+  auto operator<=>(const BlockLayout&) const = default;
+};
+// Which of a rank's persistent tensors of the block are shards over the data axis.
+DataShards data_shards(const BlockLayout& layout);
+
+// What a recipe resolves to, and all that lowering knows of it. Blocks may differ from one another:
+// in what they recompute, in where their parameters and state lie, and in the placement of the
+// activation that they pass on, which the next block redistributes.
+struct Layout {
+  DeviceMesh mesh;
+  std::vector<BlockRange> stages;     // consecutive; Schedule::rank_of_stage says who holds them
+  std::vector<BlockLayout> layouts;   // different ones
+  std::vector<int> layout_of_block;   // index into `layouts`, for each of the graph's blocks
+
+  const BlockLayout& of_block(int block) const { return layouts[layout_of_block[block]]; }
+  // The placement of the activation that enters a block: that of the block before, or of the first
+  // block's own.
+  const TensorLayout& entering(int block) const;
+  int stage_of_block(int block) const;
+};
+
+// `spec.stage_blocks` is set; the blocks of a stage are alike.
+Layout lay_out(const ParallelSpec& spec, const Placements& placements);
+// One block under the recipe. `recompute` is none or full.
+BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
+
+// The number of micro-batches that each data-parallel rank runs in a step, of the size that all
+// blocks have.
+std::int64_t micro_batches(const Layout& layout, const TrainingSpec& training);
+
+}  // namespace parplan

@@ -1,0 +1,137 @@
+// What lowering can do beyond what the search asks for today: blocks that differ from one another,
+// and ranks that hold several stages.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "planner/base/enum.h"
+#include "planner/parallel/techniques.h"
+#include "planner/plan/layout.h"
+#include "planner/plan/schedule.h"
+#include "planner/program/block.h"
+#include "tests/numerics/plan_runs.h"
+
+namespace parplan {
+
+using namespace testing;
+
+namespace {
+
+// Gives every block choices of its own. Blocks that tie a parameter agree on its placement.
+std::string vary_blocks(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, std::mt19937& random) {
+  std::string what;
+  layout.layouts.clear();
+  layout.layout_of_block.clear();
+  ParallelSpec of_tied = spec;
+  of_tied.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
+  of_tied.sequence_parallel = spec.tp() > 1 && random() % 2 == 0;
+  for (const Block& block : graph.blocks) {
+    ParallelSpec own = of_tied;
+    if (!block_parameters(graph, block).tied) {
+      own.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
+      own.sequence_parallel = spec.tp() > 1 && random() % 2 == 0;
+    }
+    const Recompute recompute = random() % 2 == 0 ? Recompute::none : Recompute::full;
+    layout.layout_of_block.push_back(static_cast<int>(layout.layouts.size()));
+    layout.layouts.push_back(block_layout(own, place(graph, own), recompute));
+    what += fmt::format(" {}: zero {} sp {} recompute {};", block.name, own.zero_stage, own.sequence_parallel,
+                        name(recompute));
+  }
+  return what;
+}
+
+// One order of (phase, chunk, micro-batch) that every rank follows, drawn at random among those in
+// which a chunk of stages comes after the one that feeds it and backwards ascend.
+Schedule random_interleaved(int ranks, int chunks, int micro_batches, std::mt19937& random) {
+  Schedule schedule{.rank_of_stage = {}, .ranks = std::vector<std::vector<Action>>(static_cast<std::size_t>(ranks))};
+  for (int stage = 0; stage < ranks * chunks; ++stage) schedule.rank_of_stage.push_back(stage % ranks);
+  // The next micro-batch of each chunk, by phase.
+  std::vector<int> next_forward(static_cast<std::size_t>(chunks)), next_backward(static_cast<std::size_t>(chunks));
+  for (int listed = 0; listed < 2 * chunks * micro_batches;) {
+    const int chunk = static_cast<int>(random() % static_cast<unsigned>(chunks));
+    const bool is_forward = random() % 2 == 0;
+    int& next = is_forward ? next_forward[chunk] : next_backward[chunk];
+    if (next == micro_batches) continue;
+    if (is_forward && chunk > 0 && next >= next_forward[chunk - 1]) continue;
+    if (!is_forward && next >= (chunk + 1 < chunks ? next_backward[chunk + 1] : next_forward[chunk])) continue;
+    for (int rank = 0; rank < ranks; ++rank)
+      schedule.ranks[rank].push_back({chunk * ranks + rank, is_forward ? Phase::forward : Phase::backward, next});
+    ++next;
+    ++listed;
+  }
+  return schedule;
+}
+
+}  // namespace
+
+TEST_CASE("blocks that differ in ZeRO stage, sequence parallelism and recompute train as the reference does") {
+  std::mt19937 random(20261123);
+  for (const std::string& model : models) {
+    const OpGraph graph = graph_of(model);
+    const TrainingSpec training = training_of();
+    const Outcome reference = run_reference(graph, training, 1, 2);
+    bool redistributes = false;
+    for (int trial = 0; trial < 24; ++trial) {
+      ParallelSpec spec;
+      spec.mesh.degree = {.pp = 1 + static_cast<int>(random() % 2), .dp = 1 + static_cast<int>(random() % 2),
+                          .tp = 1 + static_cast<int>(random() % 2)};
+      spec.micro_batch = 1 + static_cast<int>(random() % 2);
+      spec.stage_blocks.assign(static_cast<std::size_t>(spec.pp()), 1);
+      spec.stage_blocks[random() % spec.stage_blocks.size()] += static_cast<int>(graph.blocks.size()) - spec.pp();
+      Job job = job_of(graph, training, spec);
+      const std::string what = describe(spec) + vary_blocks(graph, spec, job.layout, random);
+      INFO(model << ": " << what);
+      check_close(run_plan(job, cpu_threads(), 2), reference);
+      for (const Program& program : lower_all(job))
+        for (const Segment& segment : program.segments)
+          for (const Instruction& instruction : segment.instructions)
+            redistributes = redistributes || instruction.name.ends_with(".slice");
+    }
+    CHECK(redistributes == (model != "tiny-mlp"));
+  }
+}
+
+TEST_CASE("ranks with several stages train as one rank does, to the bit") {
+  std::mt19937 random(20261124);
+  const OpGraph graph = graph_of("tiny-gpt2");
+  std::map<std::pair<int, int>, Outcome> references;  // by micro-batches and data-parallel degree
+  int ran = 0;
+  for (int trial = 0; ran < 40; ++trial) {
+    REQUIRE(trial < 4000);
+    const int ranks = 2 + static_cast<int>(random() % 2);
+    const int chunks = ranks == 2 ? 2 + static_cast<int>(random() % 2) : 2;
+    const int count = 2 + static_cast<int>(random() % 4), stages = ranks * chunks;
+    ParallelSpec spec;
+    spec.mesh.degree = {.pp = ranks, .dp = 1 + static_cast<int>(random() % 2)};
+    spec.zero_stage = spec.dp() > 1 && random() % 2 == 0 ? 1 : 0;
+    spec.recompute = random() % 2 == 0 ? Recompute::none : Recompute::full;
+    TrainingSpec training = training_of();
+    training.global_batch = count * spec.dp();
+    ParallelSpec cut = spec;
+    cut.stage_blocks.assign(static_cast<std::size_t>(stages), 1);
+    cut.stage_blocks[random() % cut.stage_blocks.size()] += static_cast<int>(graph.blocks.size()) - stages;
+    const Schedule schedule = random_interleaved(ranks, chunks, count, random);
+    if (find_fault(schedule, count)) continue;
+    ++ran;
+    const Job job{.graph = &graph, .training = training, .layout = lay_out(cut, place(graph, spec)),
+                  .schedule = schedule, .backend = BackendKind::cpu, .overhead = {}};
+    INFO(describe(cut) << ", " << count << " micro-batches");
+    const std::pair key{count, spec.dp()};
+    if (!references.contains(key)) {
+      ParallelSpec alone;
+      alone.mesh.degree = {.dp = spec.dp()};
+      alone.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      references.emplace(key, run_plan(graph, training, alone, 2));
+    }
+    check_equal(run_plan(job, cpu_threads(), 2), references.at(key));
+  }
+}
+
+}  // namespace parplan
