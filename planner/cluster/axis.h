@@ -2,6 +2,7 @@
 
 #include <array>
 #include <compare>
+#include <cstdint>
 #include <initializer_list>
 #include <string>
 
@@ -12,7 +13,7 @@ namespace parplan {
 // The axes of a device mesh: pipeline, data, context, expert and tensor parallelism. Every table,
 // stream, label and volume that has something for each axis is made of these; one table in axis.cpp
 // holds their names.
-enum class Axis { pp, dp, cp, ep, tp, count_ };
+enum class Axis : std::uint8_t { pp, dp, cp, ep, tp, count_ };
 inline constexpr std::array<Axis, count_of<Axis>> all_axes = {Axis::pp, Axis::dp, Axis::cp, Axis::ep, Axis::tp};
 // From the axis whose communication is awaited most closely to the one that is awaited least: the
 // order in which times and volumes are listed and summed.
@@ -76,7 +77,7 @@ class AxisOrder {
 
  private:
   std::array<Axis, count_of<Axis>> axes_{};
-  std::size_t size_ = 0;
+  std::uint8_t size_ = 0;
 };
 
 // "pp-dp-tp".

@@ -39,7 +39,7 @@ constexpr Stream stream_of(Axis axis) {
 
 // The ranks along an axis that a group holds: all of them; the holders of a tied parameter (with
 // the first and the last stage); the one rank after this one, or before it, around the ring.
-enum class Members { all, tied, next, previous };
+enum class Members : std::uint8_t { all, tied, next, previous };
 
 // The group that an instruction communicates with, named alike on every rank.
 struct GroupKey {

@@ -19,12 +19,21 @@ Json seconds(Seconds value) { return json_number(value.value); }
 Json bytes(Bytes value) { return Json(value.count); }
 
 // A choice's value: numbers and flags as such, orders and named values as text.
-template <Choice choice>
-Json chosen(const Subject& subject) {
-  const ChoiceValue value = row_of(choice).get(subject.spec);
+Json value_of(const ChoiceRow& choice, const Subject& subject) {
+  const ChoiceValue value = choice.get(subject.spec);
   if (const auto* number = std::get_if<std::int64_t>(&value)) return Json(*number);
   if (const auto* whether = std::get_if<bool>(&value)) return Json(*whether);
   return Json(write_value(value));
+}
+template <Choice choice>
+Json chosen(const Subject& subject) {
+  return value_of(row_of(choice), subject);
+}
+// The same for a choice that layouts may not have yet: `otherwise` until there is a row of that key.
+Json chosen(std::string_view key, const Subject& subject, Json otherwise) {
+  for (const ChoiceRow& choice : choice_rows())
+    if (choice.key == key) return value_of(choice, subject);
+  return otherwise;
 }
 
 constexpr std::array column_rows = {
@@ -59,10 +68,11 @@ constexpr std::array column_rows = {
     Column{"sequence_parallel", "", "activations between tensor-parallel regions are sharded along the sequence",
            chosen<Choice::sequence_parallel>},
     Column{"cp_method", "", "how context parallelism exchanges keys and values",
-           [](const Subject&) { return Json(nullptr); }},
+           [](const Subject& s) { return chosen("cp_method", s, nullptr); }},
     Column{"recompute", "", "activations that the backward pass computes again",
            chosen<Choice::recompute>},
-    Column{"offload", "", "what is kept in host memory", [](const Subject&) { return Json("none"); }},
+    Column{"offload", "", "what is kept in host memory",
+           [](const Subject& s) { return chosen("offload", s, "none"); }},
     Column{"step_time_s", "s", "one optimizer step, on the rank that finishes last",
            [](const Subject& s) { return seconds(s.result.time.total()); }},
     Column{"tokens_per_s", "1/s", "tokens trained on, all devices",
