@@ -71,7 +71,8 @@ void add_tied(Lowering& lowering, std::size_t index) {
   }
 }
 
-// Whether ranks along the axis hold different blocks, parts of parameters, or shards of their state.
+// Whether ranks along the axis hold different blocks, parts of parameters, or shards of their
+// state.
 bool is_divided(const Layout& layout, Axis axis) {
   if (layout.mesh.degree_of(axis) == 1) return false;
   if (axis == Axis::pp) return true;
@@ -83,9 +84,9 @@ bool is_divided(const Layout& layout, Axis axis) {
   });
 }
 
-// Whether another rank counts this whole bucket in the norm: a tied parameter belongs to the rank of
-// its first use, and state that the data axis does not shard to its first rank, where other state
-// is sharded.
+// Whether another rank counts this whole bucket in the norm: a tied parameter belongs to the rank
+// of its first use; and where the data axis shards the state of some blocks, that of the others
+// belongs to its first rank.
 bool is_counted_elsewhere(const Lowering& lowering, std::size_t index) {
   const RankBucket& bucket = lowering.rank_buckets[index];
   if (bucket.tied) {

@@ -102,7 +102,8 @@ std::string write_bucket(const Bucket& bucket, const Program& program) {
 }  // namespace
 
 std::string write_program(const Program& program) {
-  std::string text = fmt::format("rank {}, stage {}, arena {} B\n", program.rank, program.pipeline_rank, program.arena_bytes);
+  std::string text =
+      fmt::format("rank {}, stage {}, arena {} B\n", program.rank, program.pipeline_rank, program.arena_bytes);
   text += "groups\n";
   for (const Group& group : program.groups)
     if (!group.ranks.empty()) text += fmt::format("  {}: {}\n", name(group.key), fmt::join(group.ranks, ", "));

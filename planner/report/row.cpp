@@ -29,7 +29,7 @@ template <Choice choice>
 Json chosen(const Subject& subject) {
   return value_of(row_of(choice), subject);
 }
-// The same for a choice that layouts may not have yet: `otherwise` until there is a row of that key.
+// The same for a choice that layouts may not have: `otherwise` where there is no row of that key.
 Json chosen(std::string_view key, const Subject& subject, Json otherwise) {
   for (const ChoiceRow& choice : choice_rows())
     if (choice.key == key) return value_of(choice, subject);
