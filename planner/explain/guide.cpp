@@ -10,6 +10,7 @@
 #include "planner/explain/best_among.h"
 #include "planner/explain/families.h"
 #include "planner/parallel/techniques.h"
+#include "planner/program/bucket_layout.h"
 #include "planner/program/job.h"
 #include "planner/program/memory.h"
 #include "planner/search/space.h"

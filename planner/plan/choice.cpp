@@ -48,6 +48,13 @@ std::vector<ChoiceValue> named() {
   return {values...};
 }
 
+// What a stage can recompute.
+std::vector<ChoiceValue> recomputes() {
+  std::vector<ChoiceValue> values;
+  for (const RecomputeRow& row : recompute_rows()) values.emplace_back(row.kind);
+  return values;
+}
+
 std::int64_t number(const ChoiceValue& value) {
   return std::get<std::int64_t>(value);
 }
@@ -79,10 +86,11 @@ std::optional<std::string> write_stage_recompute(const ParallelSpec& spec, const
 
 void read_stage_recompute(const YamlNode& layout, const TrainingSpec& /*training*/, ParallelSpec& spec) {
   if (spec.recompute == Recompute::per_stage) {
-    constexpr std::array of_a_stage = {Recompute::none, Recompute::full};
+    std::vector<std::string> names;
+    for (const RecomputeRow& row : recompute_rows()) names.emplace_back(row.name);
     const YamlNode stages = layout.at("stage_recompute");
     for (const YamlNode& item : stages.items())
-      spec.stage_recompute.push_back(of_a_stage[item.as_choice({name(of_a_stage[0]), name(of_a_stage[1])})]);
+      spec.stage_recompute.push_back(recompute_rows()[item.as_choice(names)].kind);
     if (static_cast<int>(spec.stage_recompute.size()) != spec.pp())
       stages.fail(fmt::format("stage_recompute has {} stages, and pp is {}", spec.stage_recompute.size(), spec.pp()));
   } else if (const auto stages = layout.find("stage_recompute")) {
@@ -252,7 +260,7 @@ constexpr std::array rows = {
               spec.recompute = std::get<Recompute>(value);
               spec.stage_recompute.clear();
             },
-        .named = named<Recompute::none, Recompute::full>,
+        .named = recomputes,
         .only_in_plans = named<Recompute::per_stage>,
         .companion = {"stage_recompute", write_stage_recompute, read_stage_recompute},
         .word = word_of_recompute,

@@ -15,13 +15,6 @@ const char* name(ScheduleKind kind) {
   return names[i];
 }
 
-const char* name(Recompute recompute) {
-  constexpr std::array<const char*, 3> names = {"none", "full", "per_stage"};
-  const auto i = static_cast<std::size_t>(recompute);
-  PARPLAN_ASSERT(i < names.size(), fmt::format("recompute {}", i));
-  return names[i];
-}
-
 namespace {
 
 // A block depends on neither the stages and their schedule nor the place of its ranks in the mesh:

@@ -6,15 +6,12 @@
 
 #include "planner/cluster/mesh.h"
 #include "planner/graph/training.h"
+#include "planner/plan/recompute.h"
 
 namespace parplan {
 
 enum class ScheduleKind { gpipe, one_f_one_b };
 const char* name(ScheduleKind kind);  // "gpipe", "1f1b"
-
-// `per_stage`: each stage has its own value.
-enum class Recompute { none, full, per_stage };
-const char* name(Recompute recompute);
 
 // One point of the search space: how the work is distributed.
 struct ParallelSpec {

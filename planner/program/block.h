@@ -1,9 +1,9 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "planner/plan/recompute.h"
 #include "planner/program/local.h"
 #include "planner/program/program.h"
 
@@ -23,34 +23,9 @@ inline constexpr const char* loss_scale = "loss scale";            // fp16 only
 inline constexpr const char* scratch = "scratch";
 }  // namespace binding
 
-// The flat bucket of a set of parameters. Each starts at a multiple of 16 elements; those whose
-// gradient is Partial over the tensor axis come last, and within each part those with weight decay
-// come first.
-struct BucketLayout {
-  std::vector<ParameterPart> parts;
-  std::int64_t elements = 0;  // without the padding to the data-parallel degree
-
-  struct Range {
-    std::int64_t begin = 0;
-    std::int64_t end = 0;
-    bool operator==(const Range&) const = default;
-  };
-  std::vector<Range> decaying;        // with weight decay
-  std::vector<Range> tensor_partial;  // gradients are still to be summed over the tensor axis
-  std::vector<Range> replicated;      // equal on every rank of the tensor axis: counted once in a global norm
-};
-BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& parameters, const BlockChoice& choice);
-
-// The block's own parameters and the tied one that it uses, if any.
-struct BlockParameters {
-  std::vector<TensorId> own;
-  std::optional<TensorId> tied;
-};
-BlockParameters block_parameters(const OpGraph& graph, const Block& block);
-
 // A tensor kept from forward to backward, at an offset of the binding "saved".
 struct SavedTensor {
-  TensorId tensor = -1;
+  TensorId tensor = 0;
   std::int64_t offset = 0;
   std::int64_t bytes = 0;
 };
@@ -67,5 +42,7 @@ struct LoweredBlock {
   std::int64_t output_bytes = 0;
 };
 LoweredBlock lower_block(const OpGraph& graph, int block, const BlockChoice& choice);
+// The same with what is kept as `recompute` says, instead of the choice's row.
+LoweredBlock lower_block(const OpGraph& graph, int block, const BlockChoice& choice, const RecomputeRow& recompute);
 
 }  // namespace parplan

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/program/block.h"
+#include "planner/program/bucket_layout.h"
 #include "planner/program/lower.h"
 
 namespace parplan {

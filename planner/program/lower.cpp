@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "planner/program/bucket_layout.h"
 #include "planner/program/events.h"
 #include "planner/program/lowering.h"
 

@@ -58,9 +58,8 @@ void schedules(const SpaceContext& /*context*/, const ParallelSpec& spec, Values
     for (const ScheduleRow& row : schedule_rows()) values.emplace_back(row.kind);
 }
 
-void none_and_full(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
-  values.emplace_back(Recompute::none);
-  values.emplace_back(Recompute::full);
+void recomputes(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  for (const RecomputeRow& row : recompute_rows()) values.emplace_back(row.kind);
 }
 
 // The orders that differ on axes of more than one rank; each stands for all orders that differ from
@@ -177,7 +176,7 @@ constexpr std::array rows = {
              .values = schedules,
              .neighbours = every_value,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(ScheduleKind::one_f_one_b); }},
-    SpaceRow{.choice = Choice::recompute, .values = none_and_full, .neighbours = every_value},
+    SpaceRow{.choice = Choice::recompute, .values = recomputes, .neighbours = every_value},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
              .follows_from = {Choice::tp, Choice::pp, Choice::dp},

@@ -6,6 +6,7 @@
 #include "planner/base/enum.h"
 #include "planner/cost/collective.h"
 #include "planner/cost/kernel.h"
+#include "planner/program/bucket_layout.h"
 #include "planner/program/bucket_work.h"
 #include "planner/program/buckets.h"
 #include "planner/program/lower.h"
@@ -398,10 +399,10 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const BackendKind backend = cluster_.backend();
   const bool norm = computes_norm(training_);
 
-  // The Shapes of stages with the same recompute, looked up once.
-  std::array<std::optional<int>, 2> known_shapes;
+  // The Shapes of stages with the same recompute, looked up once; per_stage is no stage's.
+  std::array<std::optional<int>, index_of(Recompute::per_stage)> known_shapes;
   const auto shapes_for = [&](Recompute recompute) {
-    std::optional<int>& known = known_shapes[recompute == Recompute::full ? 1 : 0];
+    std::optional<int>& known = known_shapes[index_of(recompute)];
     if (!known) known = shapes_of(spec, placements, recompute);
     return *known;
   };

@@ -15,7 +15,7 @@
 #include "planner/parallel/techniques.h"
 #include "planner/plan/layout.h"
 #include "planner/plan/schedule.h"
-#include "planner/program/block.h"
+#include "planner/program/bucket_layout.h"
 #include "tests/numerics/plan_runs.h"
 
 namespace parplan {

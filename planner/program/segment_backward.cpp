@@ -1,0 +1,295 @@
+// The backward ops of a block as instructions.
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "planner/program/segment_lowering.h"
+
+namespace parplan {
+namespace {
+
+// What the backward keeps account of.
+struct Backward {
+  SegmentLowering& lowering;
+  // By tensor: the last op that reads its value, or reads or writes its gradient (by root).
+  std::vector<std::optional<int>> last_read;
+  std::vector<std::optional<int>> last_gradient_use;
+  std::map<std::pair<TensorId, int>, Value> contributions;  // the latest to each tensor's gradient, by part
+  // Parts of sums that are not added yet, by root.
+  struct WaitingPart {
+    Value value;
+    TensorLayout layout;
+  };
+  std::map<TensorId, WaitingPart> waiting;
+
+  Values& gradients() const { return lowering.gradients; }
+  // The tensor whose gradient storage that of `id` shares.
+  TensorId root(TensorId id) const {
+    const std::vector<TensorId>& alias = lowering.of.training.alias;
+    while (alias[id] != id) id = alias[id];
+    return id;
+  }
+};
+
+bool is_value(OperandSource source) { return source == OperandSource::input || source == OperandSource::output; }
+bool is_gradient(OperandSource source) {
+  return source == OperandSource::output_gradient || source == OperandSource::input_gradient;
+}
+
+void note_last_uses(Backward& backward) {
+  const SegmentLowering& lowering = backward.lowering;
+  backward.last_read.resize(lowering.of.graph.tensors.size());
+  backward.last_gradient_use.resize(lowering.of.graph.tensors.size());
+  const std::vector<TrainingOp>& ops = lowering.of.training.backward;
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    for (const TrainingOperand& operand : ops[i].operands) {
+      if (is_value(operand.source)) backward.last_read[*operand.tensor] = static_cast<int>(i);
+      if (is_gradient(operand.source))
+        backward.last_gradient_use[backward.root(*operand.tensor)] = static_cast<int>(i);
+    }
+}
+
+std::size_t input_number(const Op& op, TensorId id) {
+  return static_cast<std::size_t>(std::ranges::find(op.inputs, id) - op.inputs.begin());
+}
+
+// Layouts of gradients ----------------------------------------------------------------------------
+
+// The gradient of an output is needed in the layout in which the op itself sees its output; where
+// the op makes a partial sum (a weight sharded over its inputs), the gradient of the sum is needed
+// whole.
+TensorLayout layout_of_output_gradient(const SegmentLowering& lowering, TensorId output) {
+  TensorLayout layout = lowering.canonical(output);
+  for (const Axis axis : all_axes)
+    if (is_partial(lowering.produced(output)[axis])) layout[axis] = replicate();
+  return layout;
+}
+
+// The layout in which a kernel leaves the gradient of input `id` of its forward op, or the part of
+// it that this use makes.
+TensorLayout layout_of_input_gradient(const SegmentLowering& lowering, const TrainingOp& op, TensorId id) {
+  const Op& forward = lowering.op(op);
+  const TensorLayout& output = lowering.produced(forward.outputs[0]);
+  // A weight sharded over its outputs gives each rank a part of the sum over the outputs; heads do
+  // the same for an input that is whole on every rank.
+  const bool of_linear = row_of(forward.kind).sharding == ShardingRule::contraction;
+  const bool of_heads = row_of(forward.kind).sharding == ShardingRule::heads;
+  TensorLayout layout = lowering.wanted(op)[input_number(forward, id)];
+  for (const Axis axis : all_axes) {
+    const bool sharded_features = output[axis].kind == PlacementKind::shard && output[axis].dim != Dim::sequence;
+    if (sharded_features && (of_linear || (of_heads && layout[axis] == replicate()))) layout[axis] = partial_sum();
+  }
+  return layout;
+}
+
+// Sums of gradients -------------------------------------------------------------------------------
+
+void forget_other_layouts(Values& values, TensorId id, const TensorLayout& layout) {
+  std::erase_if(values, [&](const auto& entry) { return entry.first.first == id && entry.first.second != layout; });
+}
+
+// Ranks that each hold a part of a sum cannot add it to a value that all of them hold: their parts
+// are summed separately until something reads the gradient, and then reduced at once. An example is
+// a tensor that both a sum and a weight sharded over its outputs use, as in OLMo 2.
+bool waits(const Backward& backward, TensorId owner, const TensorLayout& layout) {
+  if (!is_partial(layout) || backward.gradients().contains({owner, layout})) return false;
+  return std::ranges::any_of(backward.gradients(), [&](const auto& entry) { return entry.first.first == owner; });
+}
+
+DataType type_of_sum(const SegmentLowering& lowering, TensorId id) {
+  return lowering.tensor(id).role == TensorRole::statistic ? DataType::fp32 : lowering.of.choice.precision;
+}
+
+void add_waiting_part(Backward& backward, TensorId owner) {
+  const auto found = backward.waiting.find(owner);
+  if (found == backward.waiting.end()) return;
+  SegmentLowering& lowering = backward.lowering;
+  const TensorLayout canonical = lowering.canonical(owner);
+  const auto at =
+      std::ranges::find_if(lowering.gradients, [&](const auto& entry) { return entry.first.first == owner; });
+  const TensorLayout layout = lowering.gradients.contains({owner, canonical}) ? canonical : at->first.second;
+  Values parts{{{owner, found->second.layout}, found->second.value}};
+  backward.waiting.erase(found);
+  const Value part = materialise(lowering, parts, owner, layout);
+  const Value sum = lowering.gradients.at({owner, layout});
+  forget_other_layouts(lowering.gradients, owner, layout);
+  const Tensor& tensor = lowering.tensor(owner);
+  emit_kernel(lowering, OpKind::accumulate,
+              {.rows = sum.bytes / size_of(type_of(tensor, lowering.of.choice.precision))}, Label::compute, tensor.name,
+              {{part, Access::read}, {sum, Access::update}});
+  lowering.segment.instructions.back().type = type_of_sum(lowering, owner);
+}
+
+// Ops ---------------------------------------------------------------------------------------------
+
+// The values of one op's operands, by source, tensor and part.
+using OperandKey = std::tuple<OperandSource, std::optional<TensorId>, int>;
+using OperandValues = std::map<OperandKey, Value>;
+OperandKey key_of(const TrainingOperand& operand) { return {operand.source, operand.tensor, operand.part}; }
+
+// What the op reads, and where it adds the gradients of parameters and leaves contributions.
+OperandValues values_before(Backward& backward, const TrainingOp& op) {
+  SegmentLowering& lowering = backward.lowering;
+  OperandValues values;
+  for (const TrainingOperand& operand : op.operands) {
+    if (operand.source == OperandSource::workspace || operand.source == OperandSource::loss_scale ||
+        operand.source == OperandSource::input_gradient)
+      continue;
+    const TensorId id = *operand.tensor;
+    Value& value = values[key_of(operand)];
+    switch (operand.source) {
+      case OperandSource::input:
+        value = materialise(lowering, lowering.forward, id, lowering.wanted(op)[input_number(lowering.op(op), id)]);
+        break;
+      case OperandSource::output: value = materialise(lowering, lowering.forward, id, lowering.canonical(id)); break;
+      case OperandSource::output_gradient:
+        add_waiting_part(backward, backward.root(id));
+        value = materialise(lowering, lowering.gradients, backward.root(id), layout_of_output_gradient(lowering, id));
+        break;
+      case OperandSource::parameter: value = parameter(lowering, id); break;
+      case OperandSource::parameter_gradient: value = parameter_gradient(lowering, id); break;
+      case OperandSource::contribution:
+        if (operand.access == Access::write)
+          backward.contributions[{id, operand.part}] = scratch(
+              lowering,
+              local_bytes(lowering.tensor(id), layout_of_input_gradient(lowering, op, id), lowering.of.choice));
+        value = backward.contributions.at({id, operand.part});
+        break;
+      case OperandSource::input_gradient:
+      case OperandSource::loss_scale:
+      case OperandSource::workspace: break;
+    }
+  }
+  return values;
+}
+
+// The operand whose storage the gradient of input `id` may take over: its last reader is this op.
+std::optional<Value> taken_over(const Backward& backward, const TrainingOp& op, int position, TensorId id,
+                                std::int64_t bytes, const OperandValues& values) {
+  const OpRow& row = row_of(op.kind);
+  const SegmentLowering& lowering = backward.lowering;
+  const Op& forward = lowering.op(op);
+  if (!row.in_place || row.operands[row.in_place->write].index != static_cast<int>(input_number(forward, id)))
+    return std::nullopt;
+  const OperandRow& read = row.operands[row.in_place->read];
+  const bool of_gradient = read.source == OperandSource::output_gradient;
+  std::optional<Value> found;
+  for (const TrainingOperand& operand : op.operands) {
+    if (operand.source != read.source) continue;
+    const TensorId source = of_gradient                            ? *operand.tensor
+                            : read.source == OperandSource::output ? forward.outputs[read.index]
+                                                                   : forward.inputs[read.index];
+    if (operand.tensor != source) continue;
+    const Value candidate = values.at({operand.source, source, 0});
+    const std::string& where = lowering.storages[candidate.storage].binding;
+    const std::optional<int> last =
+        of_gradient ? backward.last_gradient_use[backward.root(source)] : backward.last_read[source];
+    if (last == position && candidate.bytes == bytes && (where == binding::scratch || where == binding::saved))
+      found = candidate;
+  }
+  return found;
+}
+
+// Whether the gradient of the block's input can be made where the gradient of its output was: it
+// needs no redistribution that moves it, and that gradient has been read for the last time before
+// op `position`.
+bool takes_gradient_binding(const Backward& backward, int position, TensorId id, const TensorLayout& layout) {
+  const BlockLowering& of = backward.lowering.of;
+  if (id != of.block.input) return false;
+  const bool stays = std::ranges::all_of(all_axes, [&](Axis axis) {
+    return layout[axis] == of.entering[axis] ||
+           (is_partial(layout[axis]) && of.entering[axis].kind != PlacementKind::shard);
+  });
+  if (!stays) return false;
+  return !of.block.output || backward.last_gradient_use[backward.root(*of.block.output)] < position;
+}
+
+// Where a kernel writes (or adds) the gradient of input `id`.
+Value input_gradient(Backward& backward, const TrainingOp& op, int position, TensorId id,
+                     const OperandValues& values) {
+  SegmentLowering& lowering = backward.lowering;
+  const TensorLayout layout = layout_of_input_gradient(lowering, op, id);
+  const TensorId owner = backward.root(id);
+  const std::int64_t bytes = local_bytes(lowering.tensor(id), layout, lowering.of.choice);
+  if (waits(backward, owner, layout)) {
+    if (!backward.waiting.contains(owner)) backward.waiting[owner] = {scratch(lowering, bytes), layout};
+    return backward.waiting.at(owner).value;
+  }
+  if (op.accumulate) {
+    const Value sum = materialise(lowering, lowering.gradients, owner, layout);
+    // Copies in other layouts do not contain what is added now.
+    forget_other_layouts(lowering.gradients, owner, layout);
+    return sum;
+  }
+  const auto new_place = [&] {
+    if (takes_gradient_binding(backward, position, id, layout))
+      return add_value(lowering, binding::gradient, 0, bytes);
+    const std::optional<Value> over = taken_over(backward, op, position, id, bytes, values);
+    return over ? *over : scratch(lowering, bytes);
+  };
+  const Value value = new_place();
+  lowering.gradients[{owner, layout}] = value;
+  return value;
+}
+
+// Where gradients wait to be added, the first contribution to the separate sum is written.
+TrainingOp with_first_parts_written(const Backward& backward, TrainingOp op) {
+  for (TrainingOperand& operand : op.operands) {
+    if (operand.source != OperandSource::input_gradient || operand.access != Access::update) continue;
+    const TensorId owner = backward.root(*operand.tensor);
+    if (backward.waiting.contains(owner) ||
+        !waits(backward, owner, layout_of_input_gradient(backward.lowering, op, *operand.tensor)))
+      continue;
+    op.accumulate = false;
+    operand.access = Access::write;
+  }
+  return op;
+}
+
+void run_op(Backward& backward, const TrainingOp& derived, int position) {
+  SegmentLowering& lowering = backward.lowering;
+  const BlockChoice& choice = lowering.of.choice;
+  const TrainingOp op = with_first_parts_written(backward, derived);
+  const std::vector<TensorLayout>& wanted = lowering.wanted(op);
+  const TensorLayout rows = wanted.empty() ? TensorLayout{} : wanted[0];
+  OpShape shape = local_shape(lowering.of.graph, lowering.op(op), rows, choice);
+  const bool adds_or_copies = op.kind == OpKind::accumulate || op.kind == OpKind::copy;
+  shape.accumulate = op.accumulate && !adds_or_copies;
+  const bool takes_loss_scale =
+      std::ranges::find(op.operands, OperandSource::loss_scale, &TrainingOperand::source) != op.operands.end();
+  shape.scaled = takes_loss_scale && choice.precision == DataType::fp16;
+
+  OperandValues values = values_before(backward, op);
+  for (const TrainingOperand& operand : op.operands) {
+    if (operand.source != OperandSource::input_gradient) continue;
+    const Value value = input_gradient(backward, op, position, *operand.tensor, values);
+    values[key_of(operand)] = value;
+    if (adds_or_copies)
+      shape = {.rows = value.bytes / size_of(type_of(lowering.tensor(*operand.tensor), choice.precision))};
+  }
+  emit_op(lowering, op, shape, Label::compute,
+          [&](const TrainingOperand& operand) { return values.at(key_of(operand)); });
+  if (adds_or_copies) lowering.segment.instructions.back().type = type_of_sum(lowering, *op.operands.back().tensor);
+}
+
+}  // namespace
+
+void run_backward(SegmentLowering& lowering) {
+  Backward backward{.lowering = lowering, .last_read = {}, .last_gradient_use = {}, .contributions = {}, .waiting = {}};
+  note_last_uses(backward);
+  const BlockLowering& of = lowering.of;
+  if (of.block.output) {
+    const std::int64_t bytes = local_bytes(lowering.tensor(*of.block.output), of.residual, of.choice);
+    lowering.gradients[{backward.root(*of.block.output), of.residual}] =
+        add_value(lowering, binding::gradient, 0, bytes);
+  }
+  const std::vector<TrainingOp>& ops = of.training.backward;
+  for (std::size_t i = 0; i < ops.size(); ++i) run_op(backward, ops[i], static_cast<int>(i));
+  if (!of.block.input) return;
+  const TensorId root = backward.root(*of.block.input);
+  add_waiting_part(backward, root);
+  deliver(lowering, lowering.gradients, root, of.entering, binding::gradient, Label::compute);
+}
+
+}  // namespace parplan

@@ -1,0 +1,62 @@
+// The end of a Segment's construction: from places to offsets in scratch and numbers of bindings.
+#include <map>
+#include <utility>
+
+#include "planner/program/events.h"
+#include "planner/program/fusion.h"
+#include "planner/program/scratch.h"
+#include "planner/program/segment_lowering.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::int64_t alignment = 64;  // bytes
+
+// Gives the places in scratch their offsets, by the instructions that use each first and last.
+void pack_scratch(SegmentLowering& lowering) {
+  std::map<int, Temporary> used;  // by place
+  const std::vector<Instruction>& instructions = lowering.segment.instructions;
+  for (std::size_t i = 0; i < instructions.size(); ++i)
+    for (const Operand& operand : instructions[i].operands) {
+      const int place = operand.binding;
+      if (!lowering.temporary[place]) continue;
+      const int now = static_cast<int>(i);
+      Temporary& temporary =
+          used.try_emplace(place, Temporary{.bytes = lowering.places[place].bytes, .first = now}).first->second;
+      temporary.last = now;
+    }
+  std::vector<Temporary> temporaries;
+  for (const auto& [place, temporary] : used) temporaries.push_back(temporary);
+  lowering.segment.scratch_bytes = pack(temporaries, alignment);
+  std::size_t next = 0;
+  for (const auto& [place, temporary] : used) lowering.places[place].offset = temporaries[next++].offset;
+}
+
+// Gives operands the numbers of bindings, in the order of their first use.
+void bind(SegmentLowering& lowering) {
+  Segment& segment = lowering.segment;
+  std::map<std::string, int> number;
+  for (Instruction& instruction : segment.instructions)
+    for (Operand& operand : instruction.operands) {
+      const Storage& place = lowering.places[operand.binding];
+      const auto [found, inserted] = number.try_emplace(place.binding, static_cast<int>(segment.bindings.size()));
+      if (inserted) segment.bindings.push_back(place.binding);
+      operand.binding = found->second;
+      operand.offset += place.offset;
+    }
+}
+
+}  // namespace
+
+Segment finish(SegmentLowering lowering, std::string name) {
+  if (lowering.of.choice.fuse) fuse(lowering.segment.instructions, lowering.temporary);
+  pack_scratch(lowering);
+  bind(lowering);
+  Segment& segment = lowering.segment;
+  segment.name = std::move(name);
+  segment.stream = Stream::compute;
+  order_instructions(segment);
+  return std::move(segment);
+}
+
+}  // namespace parplan

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "planner/graph/backward.h"
+#include "planner/program/block.h"
+
+namespace parplan {
+
+// A block and what its two Segments agree on.
+struct BlockLowering {
+  const OpGraph& graph;
+  const Block& block;
+  const BlockChoice& choice;
+  TrainingBlock training;
+  BlockPlacements placements;
+  TensorLayout entering, residual;  // of the block's input and output; axes of one rank are Replicate
+  struct Parameter {
+    ParameterPart part;
+    bool tied = false;
+  };
+  std::map<TensorId, Parameter> parameters;
+  std::vector<SavedTensor> saved;  // where the forward leaves tensors for the backward
+};
+
+// A run of bytes that instructions of a Segment read and write.
+struct Storage {
+  std::string binding;  // one of `binding::`
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+};
+
+// A value: a storage, or the chunk of it that a reduce-scatter left on this rank.
+struct Value {
+  int storage = 0;  // index into SegmentLowering::storages
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+};
+// The values of tensors, or of their gradients, in each layout that exists.
+using Values = std::map<std::pair<TensorId, TensorLayout>, Value>;
+
+struct Use {
+  Value value;
+  Access access{};
+};
+
+// A Segment under construction, which the passes share. Each pass is a function over it, in the
+// file that its comment names.
+struct SegmentLowering {
+  explicit SegmentLowering(const BlockLowering& block) : of(block) {}
+
+  const BlockLowering& of;
+  Segment segment;
+  std::vector<Storage> storages;
+  Values forward;
+  Values gradients;  // by the tensor at the end of the chain of aliases (TrainingBlock::alias)
+
+  // Until `bind`, operands name places: each binding but scratch is one place, and so is each
+  // storage in scratch.
+  std::vector<Storage> places;
+  std::vector<bool> temporary;  // per place: whether it is scratch
+  std::map<std::pair<std::string, std::optional<int>>, int> place_of;  // by binding, and by storage for scratch
+
+  const Tensor& tensor(TensorId id) const { return of.graph.tensors[static_cast<std::size_t>(id)]; }
+  const Op& op(const TrainingOp& training) const { return of.graph.ops[training.forward_op]; }
+  const TensorLayout& produced(TensorId id) const { return of.placements.produced[id]; }
+  const TensorLayout& canonical(TensorId id) const { return of.placements.canonical[id]; }
+  // The layouts that the op's inputs need.
+  const std::vector<TensorLayout>& wanted(const TrainingOp& training) const {
+    return of.placements.inputs[training.forward_op - of.block.first_op];
+  }
+};
+
+// The passes, in the order in which `lower_block` calls them.
+
+// What a run of the forward executes, and where it leaves results.
+struct ForwardRun {
+  std::vector<bool> needed;  // by op of TrainingBlock::forward
+  // Tensors that something else reads later: no op writes over them.
+  std::vector<TensorId> preserved;
+  // Whether saved tensors and the block's output go to their bindings; otherwise everything is
+  // scratch.
+  bool delivers = true;
+  Label label = Label::compute;
+};
+void run_forward(SegmentLowering& lowering, const ForwardRun& run);  // segment_forward.cpp
+// Reads what is saved, and what `run_forward` has computed again.
+void run_backward(SegmentLowering& lowering);                        // segment_backward.cpp
+// Fuses kernels, packs scratch, binds operands and orders streams.
+Segment finish(SegmentLowering lowering, std::string name);          // segment_bindings.cpp
+
+// Values ----------------------------------------------------------------------- segment_values.cpp
+
+// A value of its own: `bytes` at `offset` of a binding.
+Value add_value(SegmentLowering& lowering, const char* to, std::int64_t offset, std::int64_t bytes);
+Value scratch(SegmentLowering& lowering, std::int64_t bytes);
+// Where the forward left a tensor; none if it is not saved.
+std::optional<Value> saved_value(SegmentLowering& lowering, TensorId id);
+Value parameter(SegmentLowering& lowering, TensorId id);
+Value parameter_gradient(SegmentLowering& lowering, TensorId id);
+
+// The value of a tensor in `wanted`, redistributed axis by axis if it exists only in another
+// layout. `values` is one of the lowering's, or holds parts of sums.
+Value materialise(SegmentLowering& lowering, Values& values, TensorId id, const TensorLayout& wanted);
+// Brings a value to offset 0 of a binding; copies it where it is somewhere else.
+void deliver(SegmentLowering& lowering, Values& values, TensorId id, const TensorLayout& wanted, const char* to,
+             Label label);
+
+void emit_kernel(SegmentLowering& lowering, OpKind op, const OpShape& shape, Label label, std::string name,
+                 const std::vector<Use>& uses);
+// `type`: by which `from` is counted in elements.
+void emit_copy(SegmentLowering& lowering, DataType type, Label label, std::string name, const Value& from,
+               const Value& to);
+// The kernel of a training op. `value_of` is asked for every operand but workspace and loss scale.
+void emit_op(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, Label label,
+             const std::function<Value(const TrainingOperand&)>& value_of);
+
+}  // namespace parplan

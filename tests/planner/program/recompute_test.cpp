@@ -1,0 +1,241 @@
+// Blocks that keep only some of the tensors that their backward reads.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <new>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "planner/plan/recompute.h"
+#include "planner/program/block.h"
+#include "runtime/device/cpu/cpu_backend.h"
+#include "tests/numerics/op_graphs.h"
+#include "tests/planner/program/random_plans.h"
+
+using namespace parplan;
+
+namespace {
+
+// Keeps what the test has put here.
+std::set<TensorId> kept_here;
+constexpr RecomputeRow keeps_some{
+    .kind = Recompute::full,
+    .name = "some",
+    .keeps = [](const OpGraph&, const Block&, TensorId tensor) { return kept_here.contains(tensor); }};
+
+// The choice of each rank of a block under `tp` tensor-parallel ranks; empty where that is illegal.
+std::vector<BlockChoice> choices(const OpGraph& graph, int tp, bool sequence_parallel) {
+  ParallelSpec spec;
+  spec.mesh.degree.tp = tp;
+  spec.sequence_parallel = sequence_parallel;
+  spec.micro_batch = 2;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  TrainingSpec training;
+  training.global_batch = 2;
+  training.sequence_length = graph.sequence;
+  std::vector<BlockChoice> ranks;
+  if (illegal(graph, training, spec)) return ranks;
+  const Job job = job_of(graph, training, spec);
+  for (int rank = 0; rank < tp; ++rank) ranks.push_back(block_choice(job, 1, Coordinates{.tp = rank}));
+  return ranks;
+}
+
+std::vector<std::string> kept_by(const OpGraph& graph, const LoweredBlock& block) {
+  std::vector<std::string> names;
+  for (const SavedTensor& saved : block.saved) names.push_back(graph.tensors[saved.tensor].name);
+  return names;
+}
+
+// The kernels that compute again, by op and name.
+std::vector<std::string> computed_again(const LoweredBlock& block) {
+  std::vector<std::string> kernels;
+  for (const Instruction& instruction : block.backward.instructions)
+    if (instruction.label == Label::recompute)
+      kernels.push_back(fmt::format("{} {}", name(instruction.op), instruction.name));
+  return kernels;
+}
+
+struct Release {
+  void operator()(float* memory) const { ::operator delete(memory, std::align_val_t{256}); }
+};
+
+// Executes a block's Segments on the CPU, all ranks in step, each with scratch that begins as
+// not-a-number.
+class Machine {
+ public:
+  explicit Machine(const std::vector<LoweredBlock>& ranks) : backend_(make_cpu_backend()), memory_(ranks.size()) {
+    const LoweredBlock& block = ranks[0];
+    std::map<std::string, std::int64_t> sizes;  // bytes, by binding
+    for (const LoweredBlock& rank : ranks)
+      for (const Segment* segment : {&rank.forward, &rank.backward})
+        for (const Instruction& instruction : segment->instructions)
+          for (const Operand& operand : instruction.operands) {
+            std::int64_t& size = sizes[segment->bindings[operand.binding]];
+            size = std::max(size, operand.offset + operand.bytes);
+          }
+    const auto everywhere = [&](const std::string& name, std::int64_t size, auto value) {
+      for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+        for (std::int64_t i = 0; i < size / 4; ++i) memory_[rank].at(name).get()[i] = value(i + 1000 * rank);
+    };
+    const auto poison = [](std::uint64_t) { return std::numeric_limits<float>::quiet_NaN(); };
+    for (const auto& [name, size] : sizes) {
+      for (auto& memory : memory_)
+        memory[name].reset(static_cast<float*>(::operator new(static_cast<std::size_t>(size), std::align_val_t{256})));
+      everywhere(name, size, poison);
+    }
+    everywhere("parameters", sizes.at("parameters"), noise);
+    everywhere("gradients", sizes.at("gradients"), [](std::uint64_t) { return 0.0f; });
+    everywhere("saved", block.saved[0].bytes, noise);
+    run(ranks, &LoweredBlock::forward);
+    keep("output", block.output_bytes);
+    everywhere("gradient", block.output_bytes, noise);
+    everywhere("scratch", sizes.at("scratch"), poison);
+    run(ranks, &LoweredBlock::backward);
+    keep("gradients", sizes.at("gradients"));
+    keep("gradient", block.input_bytes);
+  }
+
+  std::map<std::string, std::vector<float>> results;  // of all ranks, by binding
+
+ private:
+  static float noise(std::uint64_t i) {
+    return static_cast<float>((static_cast<std::uint32_t>(i) * 2654435761u) >> 8) / static_cast<float>(1 << 24) - 0.5f;
+  }
+  void keep(const std::string& name, std::int64_t size) {
+    for (const auto& memory : memory_)
+      results[name].insert(results[name].end(), memory.at(name).get(), memory.at(name).get() + size / 4);
+  }
+
+  void run(const std::vector<LoweredBlock>& ranks, Segment LoweredBlock::* segment) {
+    const std::size_t count = (ranks[0].*segment).instructions.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      std::vector<std::vector<float*>> operands;  // by rank
+      for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+        const Segment& of = ranks[rank].*segment;
+        operands.emplace_back();
+        for (const Operand& operand : of.instructions[i].operands)
+          operands.back().push_back(memory_[rank].at(of.bindings[operand.binding]).get() + operand.offset / 4);
+      }
+      if ((ranks[0].*segment).instructions[i].kind != InstructionKind::kernel) {
+        communicate(ranks, segment, i, operands);
+        continue;
+      }
+      for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+        const Instruction& kernel = (ranks[rank].*segment).instructions[i];
+        const std::vector<void*> pointers(operands[rank].begin(), operands[rank].end());
+        backend_->run(0, {.kind = kernel.op, .shape = kernel.shape, .type = kernel.type, .operands = pointers});
+      }
+    }
+  }
+
+  // Ranks add in ascending order. A reduce-scatter leaves the sums of the other ranks, too.
+  static void communicate(const std::vector<LoweredBlock>& ranks, Segment LoweredBlock::* segment, std::size_t number,
+                          const std::vector<std::vector<float*>>& operands) {
+    const Instruction& instruction = (ranks[0].*segment).instructions[number];
+    const std::int64_t elements = instruction.operands.back().bytes / 4;
+    const int members = static_cast<int>(ranks.size());
+    std::vector<float> result(static_cast<std::size_t>(elements));
+    for (int rank = 0; rank < members; ++rank) {
+      const float* own = operands[rank][0];
+      const bool gathers = instruction.kind == InstructionKind::all_gather;
+      const std::int64_t begin = gathers ? chunk_begin(elements, members, rank) : 0;
+      const std::int64_t end = gathers ? chunk_begin(elements, members, rank + 1) : elements;
+      for (std::int64_t i = begin; i < end; ++i) result[i] = gathers || rank == 0 ? own[i - begin] : result[i] + own[i];
+    }
+    REQUIRE(instruction.kind != InstructionKind::all_reduce_max);  // only heads have one
+    for (int rank = 0; rank < members; ++rank) std::ranges::copy(result, operands[rank].back());
+  }
+
+  std::unique_ptr<Backend> backend_;
+  std::vector<std::map<std::string, std::unique_ptr<float, Release>>> memory_;  // by rank, then binding
+};
+
+}  // namespace
+
+TEST_CASE("every way to recompute has its row, and each stage's is one of them") {
+  for (const RecomputeRow& row : recompute_rows()) {
+    CHECK(&row_of(row.kind) == &row);
+    CHECK(std::string(name(row.kind)) == row.name);
+    CHECK((row.keeps != nullptr));
+  }
+  CHECK(recompute_rows().size() == static_cast<std::size_t>(Recompute::per_stage));
+  CHECK(std::string(name(Recompute::per_stage)) == "per_stage");
+  CHECK_THROWS_AS(row_of(Recompute::per_stage), InternalError);
+}
+
+TEST_CASE("a block keeps what its row says and its input, and computes again what is missing and no more") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  const BlockChoice choice = choices(graph, 1, false)[0];
+  const LoweredBlock whole = lower_block(graph, 1, choice);
+  CHECK(computed_again(whole).empty());
+  const std::vector<std::string> all = kept_by(graph, whole);
+
+  // The activation alone: its input is kept.
+  kept_here.clear();
+  for (const SavedTensor& saved : whole.saved)
+    if (graph.tensors[saved.tensor].name != "layers.0.feed_forward.activation") kept_here.insert(saved.tensor);
+  const LoweredBlock one = lower_block(graph, 1, choice, keeps_some);
+  CHECK(one.saved.size() + 1 == all.size());
+  CHECK(computed_again(one) == std::vector<std::string>{"activation layers.0.feed_forward.activation"});
+
+  // Nothing: all ops but the last product and the sum, whose results only the next block reads.
+  kept_here.clear();
+  const LoweredBlock none = lower_block(graph, 1, choice, keeps_some);
+  CHECK(kept_by(graph, none) == std::vector<std::string>{all.front()});
+  LoweredBlock full = lower_block(graph, 1, choice, row_of(Recompute::full));
+  CHECK(none.forward == full.forward);
+  CHECK(none.backward == full.backward);
+  CHECK(none.saved_bytes == full.saved_bytes);
+
+  // The first and the last block keep everything.
+  const int last = static_cast<int>(graph.blocks.size()) - 1;
+  for (const int block : {0, last}) {
+    const LoweredBlock end = lower_block(graph, block, choice, row_of(Recompute::full));
+    CHECK(end.backward == lower_block(graph, block, choice).backward);
+    CHECK(computed_again(end).empty());
+  }
+}
+
+TEST_CASE("whatever a block keeps, its output and its gradients have the same bits") {
+  std::mt19937 random(20261122);
+  std::vector<OpGraph> graphs = testing::op_graphs(8);
+  for (const char* model : {"tiny-gpt2", "tiny-llama", "tiny-mlp"}) graphs.push_back(graph_of(model));
+  int partly = 0, communicating = 0;
+  for (const OpGraph& graph : graphs)
+    for (const int tp : {1, 2})
+      for (const bool sequence_parallel : {false, true}) {
+        if (sequence_parallel && tp == 1) continue;
+        const std::vector<BlockChoice> ranks = choices(graph, tp, sequence_parallel);
+        if (ranks.empty()) continue;
+        for (int block = 1; block + 1 < static_cast<int>(graph.blocks.size()); ++block) {
+          const auto lowered = [&](const RecomputeRow& row) {
+            std::vector<LoweredBlock> blocks;
+            for (const BlockChoice& rank : ranks) blocks.push_back(lower_block(graph, block, rank, row));
+            return blocks;
+          };
+          const std::vector<LoweredBlock> whole = lowered(row_of(Recompute::none));
+          const Machine wanted(whole);
+          for (int trial = 0; trial < 8; ++trial) {
+            kept_here.clear();
+            for (const SavedTensor& saved : whole[0].saved)
+              if (random() % 3 != 0) kept_here.insert(saved.tensor);
+            const std::vector<LoweredBlock> some = lowered(keeps_some);
+            const std::vector<std::string> again = computed_again(some[0]);
+            if (some[0].saved.size() < whole[0].saved.size() && !again.empty()) ++(tp == 1 ? partly : communicating);
+            CAPTURE(graph.name);
+            CAPTURE(tp);
+            CAPTURE(sequence_parallel);
+            CAPTURE(fmt::format("{}", fmt::join(kept_by(graph, some[0]), ", ")));
+            CHECK((Machine(some).results == wanted.results));  // not a number would not be equal
+          }
+        }
+      }
+  CHECK(partly > 50);
+  CHECK(communicating > 50);
+}
