@@ -1,11 +1,7 @@
 // The installed shells load the scripts and report their completions.
 #include "cli/completion.h"
 
-#include <sys/wait.h>
-
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <set>
 
 #include <fmt/format.h>
@@ -13,6 +9,7 @@
 #include "cli/data_folder.h"
 #include "models/find_model.h"
 #include "tests/cli/call.h"
+#include "tests/cli/shell.h"
 
 namespace parplan {
 namespace {
@@ -21,22 +18,6 @@ using namespace testing;
 
 using Words = std::set<std::string>;
 
-struct Said {
-  int code = 0;
-  std::string out;
-};
-Said shell(const std::string& command) {
-  // Also called before tests run, by the decorators that skip: assertions are not allowed there.
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return {.code = -1, .out = ""};
-  Said said;
-  std::array<char, 4096> buffer{};
-  for (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe); count > 0;
-       count = fread(buffer.data(), 1, buffer.size(), pipe))
-    said.out.append(buffer.data(), count);
-  said.code = WEXITSTATUS(pclose(pipe));
-  return said;
-}
 bool installed(const std::string& program) { return shell("command -v " + program + " >/dev/null").code == 0; }
 
 Words lines_of(const std::string& text) {
@@ -78,7 +59,7 @@ struct Bash : Place {
   Words complete(const std::vector<std::string>& words) const {
     std::string line = "parplan";
     for (const std::string& word : words) line += fmt::format(" \"{}\"", word);
-    const Said said =
+    const Called said =
         shell(fmt::format("cd '{}' && bash --norc -c 'source ../script.bash; COMP_WORDS=({}); COMP_CWORD={}; _parplan; "
                           "printf \"%s\\n\" \"${{COMPREPLY[@]}}\"'",
                           folder.path("files"), line, words.size()));
@@ -132,7 +113,7 @@ TEST_CASE("fish completes commands, options, choices, names and files" * doctest
   const Place place;
   // Fish prints a description after a tab.
   const auto complete = [&](const std::string& line) {
-    const Said said = shell(
+    const Called said = shell(
         fmt::format("cd '{}' && HOME='{}' fish --no-config -c \"source ../script.fish; complete -C '{}'\" | cut -f 1",
                     place.folder.path("files"), place.folder.path("home"), line));
     REQUIRE(said.code == 0);
@@ -188,7 +169,7 @@ while zpty -r z seen; do :; done
 cat $2/found
 )zsh");
   const auto complete = [&](const std::string& line) {
-    const Said said = shell(fmt::format("timeout 120 zsh -f '{0}/driver.zsh' '{1}' '{0}'", folder, line));
+    const Called said = shell(fmt::format("timeout 120 zsh -f '{0}/driver.zsh' '{1}' '{0}'", folder, line));
     REQUIRE(said.code == 0);
     return lines_of(said.out);
   };

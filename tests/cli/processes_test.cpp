@@ -1,32 +1,19 @@
 // The output of several processes of one job, with the program itself.
-#include <sys/wait.h>
-
 #include <algorithm>
-#include <array>
-#include <cstdio>
 
 #include <fmt/format.h>
 
 #include "runtime/launch/free_port.h"
 #include "tests/cli/call.h"
+#include "tests/cli/shell.h"
 
 namespace parplan {
 namespace {
 
 using namespace testing;
 
-// The exit code, and both outputs.
-Called shell(const std::string& command) {
-  FILE* pipe = popen(("( " + command + " ) 2>&1").c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  Called called;
-  std::array<char, 4096> buffer{};
-  for (std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe); count > 0;
-       count = fread(buffer.data(), 1, buffer.size(), pipe))
-    called.out.append(buffer.data(), count);
-  called.code = WEXITSTATUS(pclose(pipe));
-  return called;
-}
+// The exit code, and both outputs in one.
+Called outputs_of(const std::string& command) { return shell("( " + command + " ) 2>&1"); }
 
 struct Job {
   Folder folder;
@@ -41,7 +28,7 @@ struct Job {
     const LoopbackPort port;
     const std::string variables =
         fmt::format("WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={}", port.number());
-    return shell(
+    return outputs_of(
         fmt::format("{0} RANK=1 LOCAL_RANK=1 {1} run {3} & {0} RANK=0 LOCAL_RANK=0 {1} run {2}; code=$?; wait $! && "
                     "exit 99; exit $code",
                     variables, PARPLAN_BINARY, first, second));
@@ -50,10 +37,10 @@ struct Job {
 
 TEST_CASE("a standard output that is full or closed fails, and no file that is written gets what it was to have") {
   const Folder folder;
-  CHECK(shell(fmt::format("{} --help > /dev/full", PARPLAN_BINARY)).out ==
+  CHECK(outputs_of(fmt::format("{} --help > /dev/full", PARPLAN_BINARY)).out ==
         "error: cannot write to standard output: No space left on device\n");
   const Called closed =
-      shell(fmt::format("{} topology {} --quiet --json {} >&-", PARPLAN_BINARY, cpu_8, folder.path("a.json")));
+      outputs_of(fmt::format("{} topology {} --quiet --json {} >&-", PARPLAN_BINARY, cpu_8, folder.path("a.json")));
   CHECK(closed.code == 1);
   CHECK(closed.out == "error: cannot write to standard output: Bad file descriptor\n");
   CHECK(folder.read("a.json").starts_with("{\n  \"schema\": "));
@@ -81,7 +68,8 @@ TEST_CASE("what one process refuses is said by the first with whose it is, and t
 TEST_CASE("processes that parplan starts itself refuse once, too") {
   const Job job;
   const std::string text = job.folder.write("digits.txt", "31415926535897932384626433832795028841971693993751");
-  const Called called = shell(fmt::format("{} run {} --processes 2 --quiet --data {}", PARPLAN_BINARY, job.plan, text));
+  const Called called =
+      outputs_of(fmt::format("{} run {} --processes 2 --quiet --data {}", PARPLAN_BINARY, job.plan, text));
   CHECK(called.code == 2);
   CHECK(called.out ==
         "error: CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan "

@@ -20,7 +20,7 @@ namespace {
 
 using namespace testing;
 
-Json json_of(std::vector<std::string> arguments) {
+Json sweep_json(std::vector<std::string> arguments) {
   arguments.insert(arguments.end(), {"--json", "-", "--quiet"});
   const Called called = call(arguments);
   INFO(called.err);
@@ -35,10 +35,11 @@ std::vector<std::int64_t> of_rows(const Json& json, const char* key) {
 }
 
 TEST_CASE("each point's plan is the first that suggest finds there") {
-  const Json swept = json_of({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1,2,8", "--global-batch", "8,16"});
+  const Json swept =
+      sweep_json({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1,2,8", "--global-batch", "8,16"});
   REQUIRE(swept.at("rows").size() == 6);
   for (const Json& row : swept.at("rows")) {
-    const Json suggested = json_of({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices",
+    const Json suggested = sweep_json({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices",
                                     fmt::format("{}", row.at("cluster_devices").get<int>()), "--global-batch",
                                     fmt::format("{}", row.at("global_batch").get<int>()), "--top", "1"});
     const Json& plan = suggested.at("plans").at(0);
@@ -50,7 +51,7 @@ TEST_CASE("each point's plan is the first that suggest finds there") {
 }
 
 TEST_CASE("a sweep goes through every combination, sizes next to each other, and trains the same at all of them") {
-  const Json json = json_of(
+  const Json json = sweep_json(
       {"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "8,2", "--global-batch", "8,16", "--seq-len", "16,32"});
   CHECK(of_rows(json, "cluster_devices") == std::vector<std::int64_t>{8, 2, 8, 2, 8, 2, 8, 2});
   CHECK(of_rows(json, "global_batch") == std::vector<std::int64_t>{8, 8, 8, 8, 16, 16, 16, 16});
@@ -61,12 +62,12 @@ TEST_CASE("a sweep goes through every combination, sizes next to each other, and
       "name: plain\nfamily: decoder\nlayers: 2\nhidden: 32\nheads: 2\nfeature: 64\nvocabulary: 64\ncontext: "
       "32\nposition: rotary\nnorm: rms_norm\nactivation: gelu_tanh\n";
   const Folder folder;
-  CHECK(of_rows(json_of({"sweep", folder.write("plain.yaml", model), "--cluster", cpu_8, "--devices", "2,8,4"}),
+  CHECK(of_rows(sweep_json({"sweep", folder.write("plain.yaml", model), "--cluster", cpu_8, "--devices", "2,8,4"}),
                 "global_batch") == std::vector<std::int64_t>{32, 32, 32});
 }
 
 TEST_CASE("clusters are compared, each at its own price") {
-  const Json json = json_of({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h100", "--devices", "8", "--tokens", "300B",
+  const Json json = sweep_json({"sweep", "gpt2", "--cluster", "dgx-a100,dgx-h100", "--devices", "8", "--tokens", "300B",
                              "--price", "dgx-a100=1.50 USD,3 USD", "--max-candidates", "4"});
   REQUIRE(json.at("rows").size() == 2);
   CHECK(json.at("rows").at(0).at("cluster") == "dgx-a100");
@@ -92,9 +93,9 @@ TEST_CASE("a price in the cluster's file counts, --price goes before it, and sug
   const auto check = [&](const std::vector<std::string>& more, double price, const char* currency) {
     std::vector<std::string> arguments{"sweep", tiny_gpt2, "--cluster", priced, "--devices", "4"};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    const Json row = json_of(arguments).at("rows").at(0);
+    const Json row = sweep_json(arguments).at("rows").at(0);
     arguments.front() = "suggest";
-    const Json plan = json_of(arguments).at("plans").at(0);
+    const Json plan = sweep_json(arguments).at("plans").at(0);
     const double of_step = price * row.at("devices").get<double>() / 3600.0 * row.at("step_time_s").get<double>();
     CHECK(row.at("cost_per_step").get<double>() == doctest::Approx(of_step));
     CHECK(plan.at("cost_per_step") == row.at("cost_per_step"));
@@ -163,8 +164,8 @@ TEST_CASE("a plan is simulated at another price") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
   REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "-o", plan, "--quiet"}).code == 0);
-  CHECK(json_of({"simulate", plan}).at("plans").at(0).at("cost_per_step").is_null());
-  const Json row = json_of({"simulate", plan, "--price", "36 USD"}).at("plans").at(0);
+  CHECK(sweep_json({"simulate", plan}).at("plans").at(0).at("cost_per_step").is_null());
+  const Json row = sweep_json({"simulate", plan, "--price", "36 USD"}).at("plans").at(0);
   CHECK(row.at("currency") == "USD");
   CHECK(row.at("cost_per_step").get<double>() ==
         doctest::Approx(0.01 * row.at("devices").get<double>() * row.at("step_time_s").get<double>()));
@@ -204,9 +205,9 @@ TEST_CASE("the objective decides what is best at each point") {
   const auto with = [&](const char* objective) {
     std::vector<std::string> all = arguments;
     all.insert(all.end(), {"--objective", objective});
-    return json_of(all);
+    return sweep_json(all);
   };
-  const Json fastest = json_of(arguments).at("rows").at(0);
+  const Json fastest = sweep_json(arguments).at("rows").at(0);
   CHECK(with("time").at("rows").at(0) == fastest);
   const Json cheapest = with("cost").at("rows").at(0);
   const Json smallest = with("memory").at("rows").at(0);

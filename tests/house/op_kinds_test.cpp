@@ -53,7 +53,7 @@ bool holds(std::string_view place, std::string_view path) {
   return path == place || (path.size() > place.size() && path.starts_with(place) && path[place.size()] == '/');
 }
 
-const NamingRow* row_for(std::string_view path) {
+const NamingRow* naming_row_for(std::string_view path) {
   const NamingRow* best = nullptr;
   for (const NamingRow& row : naming_rows)
     if (holds(row.place, path) && (best == nullptr || row.place.size() > best->place.size())) best = &row;
@@ -94,7 +94,7 @@ std::vector<std::string> product_sources(const fs::path& root) {
 Faults naming_faults(const fs::path& root) {
   Faults faults;
   for (const std::string& path : product_sources(root)) {
-    const NamingRow* row = row_for(path);
+    const NamingRow* row = naming_row_for(path);
     for (const Named& named : named_kinds(text_of(root / path))) {
       const bool step = std::ranges::find(kinds_around_the_step, named.kind) != std::end(kinds_around_the_step);
       if (row != nullptr && (row->kinds == Kinds::all || step)) continue;
@@ -119,7 +119,7 @@ TEST_CASE("every place that may name op kinds does") {
     CAPTURE(row.place);
     bool names_one = row.place == "planner/graph/op.h";  // it declares them
     for (const std::string& path : product_sources(root))
-      names_one = names_one || (row_for(path) == &row && !named_kinds(text_of(root / path)).empty());
+      names_one = names_one || (naming_row_for(path) == &row && !named_kinds(text_of(root / path)).empty());
     CHECK(names_one);
   }
   const std::string declared = text_of(root / "planner/graph/op.h");
