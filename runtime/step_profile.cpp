@@ -65,12 +65,12 @@ void StepProfile::end_piece(Seconds waited) {
 
 StepTime StepProfile::attribute(Seconds total) {
   int last = -1;
-  double end = 0.0;
+  Seconds end;
   for (std::size_t p = 0; p < pieces_.size(); ++p) {
     Played& piece = pieces_[p];
     const PieceOf& of = piece_of_[p];
-    piece.end = backend_.seconds_at(2 * static_cast<int>(p) + 2);
-    piece.start = std::min(backend_.seconds_at(2 * static_cast<int>(p) + 1) + of.waited_s, piece.end);
+    piece.end = Seconds(backend_.seconds_at(2 * static_cast<int>(p) + 2));
+    piece.start = std::min(Seconds(backend_.seconds_at(2 * static_cast<int>(p) + 1) + of.waited_s), piece.end);
     piece.cause = -1;
     for (const int before : dependencies_[p])
       if (piece.cause < 0 || pieces_[before].end > pieces_[piece.cause].end) piece.cause = before;
@@ -80,7 +80,7 @@ StepTime StepProfile::attribute(Seconds total) {
     }
     InstructionMeasurement& measurement = measurements_[of.segment][of.instruction];
     measurement.runs += 1;
-    measurement.busy_s += piece.end - piece.start;
+    measurement.busy_s += (piece.end - piece.start).value;
     measurement.waited_s += of.waited_s;
   }
   StepTime time = sum(parplan::attribute(pieces_, last, computing_));

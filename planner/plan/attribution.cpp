@@ -7,13 +7,13 @@ namespace {
 
 // Attributes the time from `from` to `until`, when nothing computed and a piece that `cause` had
 // made ready started.
-void attribute_gap(std::span<const Played> pieces, int cause, double from, double until, StepTime& time) {
-  double t = until;
+void attribute_gap(std::span<const Played> pieces, int cause, Seconds from, Seconds until, StepTime& time) {
+  Seconds t = until;
   while (cause >= 0 && t > from) {
     const Played& piece = pieces[cause];
     if (piece.end < t) {  // ready, but partners were not
-      const double ready = std::max(piece.end, from);
-      time.bubble += Seconds(t - ready);
+      const Seconds ready = std::max(piece.end, from);
+      time.bubble += t - ready;
       t = ready;
       if (t <= from) return;
     }
@@ -21,12 +21,12 @@ void attribute_gap(std::span<const Played> pieces, int cause, double from, doubl
       time += piece.work.split->tail;
       return;
     }
-    const double start = std::max(piece.start, from);
-    time.part(piece.work.label) += Seconds(t - start);
+    const Seconds start = std::max(piece.start, from);
+    time.part(piece.work.label) += t - start;
     t = start;
     cause = piece.cause;
   }
-  if (t > from) time.bubble += Seconds(t - from);
+  if (t > from) time.bubble += t - from;
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& 
   if (!std::is_sorted(computing.begin(), computing.end(), earlier))
     std::stable_sort(computing.begin(), computing.end(), earlier);
 
-  double covered = 0.0;
+  Seconds covered;
   for (const int i : computing) {
     const Played& piece = pieces[i];
     if (piece.start > covered) {
@@ -68,12 +68,12 @@ SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& 
       time += piece.work.split->parts;
       covered = piece.start + piece.work.split->computed;
     } else {
-      time.part(piece.work.label) += Seconds(piece.end - covered);
+      time.part(piece.work.label) += piece.end - covered;
       covered = piece.end;
     }
   }
   split.computed = covered;
-  const double end = pieces[last].end;
+  const Seconds end = pieces[last].end;
   if (end > covered) attribute_gap(pieces, last, covered, end, split.tail);
   return split;
 }

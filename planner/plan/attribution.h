@@ -3,6 +3,7 @@
 #include <span>
 #include <vector>
 
+#include "planner/base/units.h"
 #include "planner/plan/step.h"
 
 namespace parplan {
@@ -10,9 +11,9 @@ namespace parplan {
 // A time split at the end of its last compute, since only the following work decides whether the
 // rest was awaited.
 struct SplitTime {
-  double computed = 0.0;  // seconds from the start to the end of the last compute
-  StepTime parts;         // of that time
-  StepTime tail;          // of the rest
+  Seconds computed;  // from the start to the end of the last compute
+  StepTime parts;    // of that time
+  StepTime tail;     // of the rest
 };
 
 // The label of one piece of played work.
@@ -24,14 +25,14 @@ struct Work {
 
 // A piece of work with its times on one rank.
 struct Played {
-  double start = 0.0;  // seconds
-  double end = unset;
+  Seconds start;
+  Seconds end = unset;
   // The piece whose end made it ready (it may have started later, when its partners were); -1 none.
   int cause = -1;
   bool begun = false;  // a posted send has begun and has no end until it is received
   Work work;
 
-  static constexpr double unset = -1.0;
+  static constexpr Seconds unset{-1.0};
   bool done() const { return end != unset; }
 };
 

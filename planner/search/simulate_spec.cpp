@@ -48,10 +48,10 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   std::vector<CallEnds> ends;
   StepResult result = play(some, &ends);
   const int window = stages + 4;
-  const std::optional<double> later =
+  const std::optional<Seconds> later =
       steady_seconds(programs, ends, some - stages - 2 - period - window, window, period);
-  const double grown = (result.time.total() - before.time.total()).value;
-  if (!later || std::abs(grown - *later) > 1e-9 * *later || !(before.memory == result.memory)) return std::nullopt;
+  const Seconds grown = result.time.total() - before.time.total();
+  if (!later || std::abs((grown - *later).value) > 1e-9 * later->value || !(before.memory == result.memory)) return std::nullopt;
 
   const std::int64_t times = (all - some) / period;
   StepTime of_period = result.time;

@@ -11,31 +11,31 @@
 namespace parplan {
 namespace {
 
-using LabelSeconds = std::array<double, count_of<Label>>;
+using LabelTimes = std::array<Seconds, count_of<Label>>;
 
-// Seconds of each label on the critical path from `offset` in a segment that was played whole back
+// The time of each label on the critical path from `offset` in a segment that was played whole back
 // to its start.
-LabelSeconds way_through(const CostedSegment& costed, double offset) {
-  LabelSeconds seconds{};
+LabelTimes way_through(const CostedSegment& costed, Seconds offset) {
+  LabelTimes times;
   // The piece that had ended last by then.
   int piece = -1;
   for (int i = 0; i < static_cast<int>(costed.alone.size()); ++i)
-    if (const double end = costed.alone[i].end;
+    if (const Seconds end = costed.alone[i].end;
         end <= offset * (1.0 + 1e-9) && (piece < 0 || end > costed.alone[piece].end))
       piece = i;
-  for (double t = offset; piece >= 0; piece = costed.alone[piece].cause) {
+  for (Seconds t = offset; piece >= 0; piece = costed.alone[piece].cause) {
     const Played& part = costed.alone[piece];
-    seconds[index_of(part.work.label)] += t - part.start;
+    times[index_of(part.work.label)] += t - part.start;
     t = part.start;
   }
-  return seconds;
+  return times;
 }
 
 // What a Segment has on the path under one label.
 struct Share {
   std::int64_t runs = 0;
   int last_call = -1;
-  double seconds = 0.0;
+  Seconds time;
 };
 using Shares = std::array<Share, count_of<Label>>;
 
@@ -46,7 +46,7 @@ struct Traced {
   std::vector<const Crossing*> crossing;   // by piece; null where it started when its own rank was ready
   std::vector<Shares> shares;              // by Segment
   // By Segment: the path through all of it.
-  std::vector<std::optional<LabelSeconds>> wholes;
+  std::vector<std::optional<LabelTimes>> wholes;
 };
 
 Traced trace_of(const PlayedRank& rank) {
@@ -54,7 +54,7 @@ Traced trace_of(const PlayedRank& rank) {
                 .call_of = std::vector<int>(rank.pieces.size(), -1),
                 .crossing = std::vector<const Crossing*>(rank.pieces.size(), nullptr),
                 .shares = std::vector<Shares>(rank.segments.size()),
-                .wholes = std::vector<std::optional<LabelSeconds>>(rank.segments.size())};
+                .wholes = std::vector<std::optional<LabelTimes>>(rank.segments.size())};
   for (std::size_t c = 0; c < rank.calls.size(); ++c)
     std::fill_n(traced.call_of.begin() + rank.calls[c].first, rank.pieces_of(c), static_cast<int>(c));
   for (const Crossing& crossing : rank.crossings) traced.crossing[crossing.piece] = &crossing;
@@ -67,21 +67,21 @@ void add_piece(Traced& traced, Moment at) {
   const Played& played = rank.pieces[at.piece];
   const int call = traced.call_of[at.piece];
   const int segment = rank.program->calls[call].segment;
-  const auto add = [&](std::size_t label, double seconds) {
-    if (seconds <= 0.0) return;
+  const auto add = [&](std::size_t label, Seconds time) {
+    if (time <= Seconds()) return;
     Share& share = traced.shares[segment][label];
     share.runs += share.last_call != call;
     share.last_call = call;
-    share.seconds += seconds;
+    share.time += time;
   };
   if (!rank.calls[call].whole) {
     add(index_of(played.work.label), at.time - played.start);
     return;
   }
   const CostedSegment& costed = rank.segments[segment].costed;
-  std::optional<LabelSeconds>& whole = traced.wholes[segment];
-  if (!whole) whole = way_through(costed, costed.seconds);
-  const LabelSeconds way = at.time >= played.end ? *whole : way_through(costed, at.time - played.start);
+  std::optional<LabelTimes>& whole = traced.wholes[segment];
+  if (!whole) whole = way_through(costed, costed.duration);
+  const LabelTimes way = at.time >= played.end ? *whole : way_through(costed, at.time - played.start);
   for (std::size_t label = 0; label < way.size(); ++label) add(label, way[label]);
 }
 
@@ -104,7 +104,7 @@ void add_rows(std::vector<CriticalWork>& path, const Traced& traced) {
                                          .runs = 0,
                                          .time = {}});
       found->runs += share.runs;
-      found->time += Seconds(share.seconds);
+      found->time += share.time;
     }
 }
 

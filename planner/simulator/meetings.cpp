@@ -28,9 +28,7 @@ std::vector<Meeting> make_meetings(std::span<const Program> programs) {
         meetings.push_back({.name = fmt::format("{} to {}", source, destination),
                             .group = group,
                             .is_channel = true,
-                            .seats = {{.rank = source, .ready = {}}, {.rank = destination, .ready = {}}},
-                            .last = {},
-                            .posted = {}});
+                            .seats = {{.rank = source}, {.rank = destination}}});
       };
       add(one, other, next_stage);
       add(other, one, previous_stage);
@@ -39,11 +37,11 @@ std::vector<Meeting> make_meetings(std::span<const Program> programs) {
     for (const Program& program : programs) {
       const std::vector<int>& ranks = program.group(key);
       if (ranks.size() < 2 || ranks.front() != program.rank) continue;
-      Meeting meeting{.name = name(key), .group = key, .seats = {}, .last = {}, .posted = {}};
+      Meeting meeting{.name = name(key), .group = key};
       for (const int rank : ranks) {
         const int place = place_of(programs, rank);
         PARPLAN_ASSERT(place >= 0, fmt::format("rank {} of group {} has no Program", rank, name(key)));
-        meeting.seats.push_back({.rank = place, .ready = {}});
+        meeting.seats.push_back({.rank = place});
       }
       meetings.push_back(std::move(meeting));
     }
@@ -75,20 +73,20 @@ SeatAt seat_of(std::span<const Meeting> meetings, std::span<const Program> progr
   return {};
 }
 
-bool arrive(Meeting& meeting, int seat, Moment ready, double seconds) {
+bool arrive(Meeting& meeting, int seat, Moment ready, Seconds duration) {
   Seat& own = meeting.seats[seat];
   own.arrival = Arrival::arrived;
   own.ready = ready;
-  own.seconds = seconds;
+  own.duration = duration;
   if (++meeting.arrived < static_cast<int>(meeting.seats.size())) return false;
   // A transfer takes the time of the sender's links; a collective takes the time of its slowest
   // member.
   meeting.arrived = 0;
-  meeting.seconds = meeting.seats[0].seconds;
+  meeting.duration = meeting.seats[0].duration;
   meeting.last = meeting.seats[0];
   for (Seat& other : meeting.seats) {
     if (other.ready.time > meeting.last.ready.time) meeting.last = other;
-    if (!meeting.is_channel) meeting.seconds = std::max(meeting.seconds, other.seconds);
+    if (!meeting.is_channel) meeting.duration = std::max(meeting.duration, other.duration);
     other.arrival = Arrival::served;
   }
   meeting.start = meeting.last.ready.time;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/base/units.h"
 #include "planner/program/program.h"
 
 namespace parplan {
@@ -12,7 +13,7 @@ namespace parplan {
 
 // An instant, and the piece of work that determined it.
 struct Moment {
-  double time = 0.0;
+  Seconds time;
   int piece = -1;
 };
 inline Moment later(Moment a, Moment b) { return b.time > a.time ? b : a; }
@@ -23,8 +24,8 @@ enum class Arrival { absent, arrived, served };
 struct Seat {
   int rank = 0;
   Arrival arrival = Arrival::absent;
-  Moment ready;
-  double seconds = 0.0;
+  Moment ready = {};
+  Seconds duration = {};  // of its own instruction
 };
 
 // A channel from one rank to another (seat 0 sends, seat 1 receives), or a collective's group along
@@ -34,18 +35,18 @@ struct Meeting {
   std::string name;
   GroupKey group;  // of a channel: the group in which its source sends
   bool is_channel = false;
-  std::vector<Seat> seats;
+  std::vector<Seat> seats = {};
   int arrived = 0;
   // Once all have arrived:
-  double start = 0.0;
-  double seconds = 0.0;
-  Seat last;  // that was ready last
+  Seconds start = {};
+  Seconds duration = {};
+  Seat last = {};  // that was ready last
   struct Posted {
-    double ready = 0.0;
-    double seconds = 0.0;
+    Seconds ready;
+    Seconds duration;
     int piece = -1;  // of the sender
   };
-  std::vector<Posted> posted;
+  std::vector<Posted> posted = {};
   std::size_t taken = 0;
 };
 
@@ -62,7 +63,7 @@ SeatAt seat_of(std::span<const Meeting> meetings, std::span<const Program> progr
                const Instruction& instruction);
 
 // Takes a seat at the moment when the instruction is ready. True where everyone has: then all seats
-// are served, and `start`, `seconds` and `last` are known.
-bool arrive(Meeting& meeting, int seat, Moment ready, double seconds);
+// are served, and `start`, `duration` and `last` are known.
+bool arrive(Meeting& meeting, int seat, Moment ready, Seconds duration);
 
 }  // namespace parplan

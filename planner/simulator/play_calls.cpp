@@ -23,20 +23,20 @@ struct Candidate {
   Moment ready;
 };
 
-void settle(PlayedRank& rank, const Candidate& candidate, double start, double seconds) {
+void settle(PlayedRank& rank, const Candidate& candidate, Seconds start, Seconds duration) {
   rank.pieces[candidate.piece] = {.start = start,
-                                  .end = start + seconds,
+                                  .end = start + duration,
                                   .cause = candidate.ready.piece,
                                   .begun = true,
                                   .work = candidate.instruction.work};
-  rank.free[candidate.instruction.stream] = {.time = start + seconds, .piece = candidate.piece};
+  rank.free[candidate.instruction.stream] = {.time = start + duration, .piece = candidate.piece};
 }
 
 // Posts a send: it ends when the receiver has taken it.
 void post(PlayedRank& rank, Meeting& channel, const Candidate& candidate) {
   const Moment at = candidate.ready;
   channel.posted.push_back(
-      {.ready = at.time, .seconds = candidate.instruction.seconds, .piece = candidate.piece});
+      {.ready = at.time, .duration = candidate.instruction.duration, .piece = candidate.piece});
   rank.pieces[candidate.piece] = {.start = at.time,
                                   .end = Played::unset,
                                   .cause = at.piece,
@@ -52,7 +52,7 @@ bool take(const Simulation& simulation, PlayedRank& rank, PlayedRank& sender, Me
   if (channel.taken == channel.posted.size()) return false;
   const Meeting::Posted& posted = channel.posted[channel.taken++];
   const Moment at = candidate.ready;
-  settle(rank, candidate, std::max(at.time, posted.ready), posted.seconds);
+  settle(rank, candidate, std::max(at.time, posted.ready), posted.duration);
   const Played& received = rank.pieces[candidate.piece];
   Played& sent = sender.pieces[posted.piece];
   if (posted.ready > at.time) note_crossing(simulation, rank, candidate.piece, channel.seats[0].rank, sent.cause);
@@ -77,11 +77,11 @@ bool meet(Simulation& simulation, PlayedRank& rank, SeatAt where, const Candidat
   }
   Seat& seat = meeting.seats[where.seat];
   if (seat.arrival == Arrival::absent &&
-      arrive(meeting, where.seat, candidate.ready, candidate.instruction.seconds))
+      arrive(meeting, where.seat, candidate.ready, candidate.instruction.duration))
     for (const Seat& other : meeting.seats) simulation.ranks[other.rank].runnable = true;
   if (seat.arrival != Arrival::served) return false;
   seat.arrival = Arrival::absent;
-  settle(rank, candidate, meeting.start, meeting.seconds);
+  settle(rank, candidate, meeting.start, meeting.duration);
   if (meeting.start > candidate.ready.time)
     note_crossing(simulation, rank, candidate.piece, meeting.last.rank, meeting.last.ready.piece);
   return true;
@@ -116,7 +116,7 @@ std::optional<Moment> ready(PlayedRank& rank, const Call& call, Moment from) {
   return from;
 }
 
-bool idle(const PlayedRank& rank, unsigned streams, double time) {
+bool idle(const PlayedRank& rank, unsigned streams, Seconds time) {
   for (const std::size_t s : rank.streams)
     if (streams >> s & 1u && rank.free[s].time > time) return false;
   return true;
@@ -133,7 +133,7 @@ void finish_call(PlayedRank& rank, int number, const Playable& playable, Moment 
 
 void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment start) {
   const int piece = static_cast<int>(rank.pieces.size());
-  const double end = start.time + playable.costed.seconds;
+  const Seconds end = start.time + playable.costed.duration;
   rank.pieces.push_back(
       {.start = start.time, .end = end, .cause = start.piece, .begun = true, .work = playable.work});
   for (std::size_t i = 0; i < playable.costed.alone.size() && playable.shared != 0; ++i)
@@ -163,7 +163,7 @@ bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const
       }
       const Candidate candidate{.instruction = instruction, .piece = first + static_cast<int>(i), .ready = at};
       if (met && playable.seats[i].meeting < 0) {
-        settle(rank, candidate, at.time, instruction.seconds);
+        settle(rank, candidate, at.time, instruction.duration);
         continue;
       }
       if (met && meet(simulation, rank, playable.seats[i], candidate)) continue;

@@ -57,7 +57,7 @@ std::vector<Played> taken_apart(const PlayedRank& rank) {
 // Whether something else computed during a piece that was played whole, so that its inner gaps may
 // have been used.
 bool overlaps(const std::vector<Played>& pieces) {
-  double covered = 0.0;
+  Seconds covered;
   for (const Played& piece : pieces) {
     if (!piece.work.computes) continue;
     if (piece.start < covered) return true;
@@ -131,11 +131,11 @@ std::vector<CallEnds> call_ends(const Simulation& simulation) {
   for (const PlayedRank& rank : simulation.ranks) {
     CallEnds& ends = all.emplace_back();
     for (std::size_t c = 0; c < rank.calls.size(); ++c) {
-      ends.first.push_back(ends.seconds.size());
+      ends.first.push_back(ends.times.size());
       const auto first = static_cast<std::size_t>(rank.calls[c].first);
-      for (std::size_t i = 0; i < rank.pieces_of(c); ++i) ends.seconds.push_back(rank.pieces[first + i].end);
+      for (std::size_t i = 0; i < rank.pieces_of(c); ++i) ends.times.push_back(rank.pieces[first + i].end);
     }
-    ends.first.push_back(ends.seconds.size());
+    ends.first.push_back(ends.times.size());
   }
   return all;
 }
@@ -158,8 +158,8 @@ void write(const Simulation& simulation, Timeline& timeline) {
                                    .name = instruction_title(segment, instruction),
                                    .label = instruction.label,
                                    .micro_batch = call.micro_batch.value_or(-1),
-                                   .start = Seconds(pieces.whole ? own.start + part.start : own.start),
-                                   .end = Seconds(pieces.whole ? own.start + part.end : own.end)});
+                                   .start = pieces.whole ? own.start + part.start : own.start,
+                                   .end = pieces.whole ? own.start + part.end : own.end});
       }
     }
   }

@@ -27,7 +27,7 @@ CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
   costed.stream = stream_of(segment.stream);
   costed.streams = 1u << costed.stream;
 
-  std::array<double, stream_count> free{};
+  std::array<Seconds, stream_count> free;
   std::array<int, stream_count> last_on;
   last_on.fill(-1);
   costed.instructions.reserve(segment.instructions.size());
@@ -35,13 +35,13 @@ CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
     const Instruction& instruction = segment.instructions[i];
     const bool posted = execution == Execution::sequential && instruction.kind == InstructionKind::send;
     CostedInstruction one{
-        .seconds = duration(instruction, model).value,
+        .duration = duration(instruction, model),
         .stream = stream_of(instruction.stream),
         .waits = {},
         .work = {.computes = instruction.kind == InstructionKind::kernel, .label = instruction.label}};
     costed.streams |= 1u << one.stream;
     costed.computes |= one.work.computes;
-    Played piece{.start = free[one.stream], .end = 0.0, .cause = last_on[one.stream], .begun = true, .work = one.work};
+    Played piece{.start = free[one.stream], .end = {}, .cause = last_on[one.stream], .begun = true, .work = one.work};
     for (const int event : instruction.waits) {
       const int wait = recorder[event];
       PARPLAN_ASSERT(
@@ -54,12 +54,12 @@ CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
         piece.cause = wait;
       }
     }
-    piece.end = piece.start + (posted ? 0.0 : one.seconds);
+    piece.end = piece.start + (posted ? Seconds() : one.duration);
     free[one.stream] = piece.end;
     last_on[one.stream] = static_cast<int>(i);
-    if (costed.last < 0 || piece.end > costed.seconds) {
+    if (costed.last < 0 || piece.end > costed.duration) {
       costed.last = static_cast<int>(i);
-      costed.seconds = piece.end;
+      costed.duration = piece.end;
     }
     costed.alone.push_back(piece);
     costed.instructions.push_back(std::move(one));

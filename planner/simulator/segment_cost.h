@@ -20,7 +20,7 @@ inline Execution execution_of(const CostModel& model) {
 
 // An instruction with its cost, ready to be played many times.
 struct CostedInstruction {
-  double seconds = 0.0;
+  Seconds duration;
   std::size_t stream = 0;   // 0 for all when sequential
   std::vector<int> waits;   // instructions of the segment
   Work work;
@@ -36,8 +36,8 @@ struct CostedSegment {
   // Played without waiting for partners:
   std::vector<Played> alone;
   int last = -1;            // the instruction that ends last
-  double seconds = 0.0;
-  StepTime parts;   // sums to `seconds`; a communication at the end counts, since the stream joins it
+  Seconds duration;
+  StepTime parts;   // sums to `duration`; a communication at the end counts, since the stream joins it
   SplitTime split;  // the same, apart at the end of the last kernel
 };
 CostedSegment cost_segment(const Segment& segment, const CostModel& model);

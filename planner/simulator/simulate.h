@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "planner/base/units.h"
 #include "planner/cost/cost_model.h"
 #include "planner/plan/step.h"
 #include "planner/plan/step_details.h"
@@ -14,8 +15,8 @@ namespace parplan {
 
 // The end times of everything that the calls of a Program submitted.
 struct CallEnds {
-  std::vector<std::size_t> first;  // per call, into `seconds`; one more than calls
-  std::vector<double> seconds;
+  std::vector<std::size_t> first;  // per call, into `times`; one more than calls
+  std::vector<Seconds> times;
   bool operator==(const CallEnds&) const = default;
 };
 

@@ -23,9 +23,9 @@ std::map<std::pair<int, Phase>, std::vector<const Task*>> tasks_of(const Program
 
 }  // namespace
 
-std::optional<double> steady_seconds(std::span<const Program> programs, std::span<const CallEnds> ends, int first,
-                                     int window, int period) {
-  std::optional<double> later;
+std::optional<Seconds> steady_seconds(std::span<const Program> programs, std::span<const CallEnds> ends, int first,
+                                      int window, int period) {
+  std::optional<Seconds> later;
   for (std::size_t r = 0; r < programs.size(); ++r) {
     const Program& program = programs[r];
     for (const auto& [stage_and_phase, tasks] : tasks_of(program))
@@ -43,9 +43,9 @@ std::optional<double> steady_seconds(std::span<const Program> programs, std::spa
           // One of them may have been played as one piece, the other instruction by instruction.
           if (ends[r].first[a + 1] - ends[r].first[a] != ends[r].first[b + 1] - ends[r].first[b]) return std::nullopt;
           for (std::size_t i = ends[r].first[a], j = ends[r].first[b]; i < ends[r].first[a + 1]; ++i, ++j) {
-            const double difference = ends[r].seconds[j] - ends[r].seconds[i];
+            const Seconds difference = ends[r].times[j] - ends[r].times[i];
             if (!later) later = difference;
-            if (std::abs(difference - *later) > 1e-9 * *later) return std::nullopt;
+            if (std::abs((difference - *later).value) > 1e-9 * later->value) return std::nullopt;
           }
         }
       }

@@ -17,7 +17,7 @@ namespace parplan {
 // That time, if all calls of every stage on every rank for micro-batches [first, first + window)
 // and those a period later share it (to one part in 10^9). One Program and its ends for each rank
 // of the pipeline.
-std::optional<double> steady_seconds(std::span<const Program> programs, std::span<const CallEnds> ends, int first,
-                                     int window, int period);
+std::optional<Seconds> steady_seconds(std::span<const Program> programs, std::span<const CallEnds> ends, int first,
+                                      int window, int period);
 
 }  // namespace parplan

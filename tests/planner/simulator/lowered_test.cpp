@@ -60,7 +60,7 @@ TEST_CASE("fused Segments take less by the bytes that are not moved") {
     const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)), .schedule = {},
                   .backend = BackendKind::cpu, .overhead = {}, .fuse = fuse};
     const LoweredBlock block = lower_block(graph, 1, block_choice(job, 1, Coordinates{}));
-    return cost_segment(backward ? block.backward : block.forward, model).seconds;
+    return cost_segment(backward ? block.backward : block.forward, model).duration.value;
   };
   // 32 tokens; hidden 32, feature 128, 4 B per number. Forward: neither the sum nor the input of
   // GELU is read again. Backward: the gradient between the product and GELU is neither written nor

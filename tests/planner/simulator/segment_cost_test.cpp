@@ -19,11 +19,11 @@ Segment layer() {
 
 TEST_CASE("a segment is costed once, with its time and parts when nothing else runs") {
   const CostedSegment costed = cost_segment(layer(), concurrent());
-  CHECK(costed.seconds == 9.0);  // 3, then 4 beside 3, then 2
+  CHECK(costed.duration == Seconds(9));  // 3, then 4 beside 3, then 2
   CHECK(costed.split.parts.compute == Seconds(6));
   CHECK(costed.parts.exposed.tp == Seconds(1));
   CHECK(costed.split.parts.recompute == Seconds(2));
-  CHECK(costed.split.computed == 9.0);
+  CHECK(costed.split.computed == Seconds(9));
   CHECK(costed.split.tail == StepTime{});
   CHECK(costed.parts.total() == Seconds(9));
   CHECK(costed.computes);
@@ -32,7 +32,7 @@ TEST_CASE("a segment is costed once, with its time and parts when nothing else r
 
 TEST_CASE("on a device that communicates itself a segment takes the sum of its instructions") {
   const CostedSegment costed = cost_segment(layer(), sequential());
-  CHECK(costed.seconds == 12.0);
+  CHECK(costed.duration == Seconds(12));
   CHECK(costed.parts.exposed.tp == Seconds(4));
 }
 
@@ -40,11 +40,11 @@ TEST_CASE("communication after the last kernel stands apart, since what follows 
   Segment segment = layer();
   segment.instructions.resize(2);
   const CostedSegment costed = cost_segment(segment, concurrent());
-  CHECK(costed.split.computed == 3.0);
+  CHECK(costed.split.computed == Seconds(3));
   CHECK(costed.split.parts.compute == Seconds(3));
   CHECK(costed.split.parts.total() == Seconds(3));
   CHECK(costed.split.tail.exposed.tp == Seconds(4));
-  CHECK(costed.seconds == 7.0);
+  CHECK(costed.duration == Seconds(7));
 }
 
 TEST_CASE("a copy of a costed segment stands on its own") {
