@@ -64,20 +64,16 @@ void StepProfile::end_piece(Seconds waited) {
 }
 
 StepTime StepProfile::attribute(Seconds total) {
-  int last = -1;
-  Seconds end;
+  std::optional<int> last;
   for (std::size_t p = 0; p < pieces_.size(); ++p) {
     Played& piece = pieces_[p];
     const PieceOf& of = piece_of_[p];
     piece.end = Seconds(backend_.seconds_at(2 * static_cast<int>(p) + 2));
     piece.start = std::min(Seconds(backend_.seconds_at(2 * static_cast<int>(p) + 1) + of.waited_s), piece.end);
-    piece.cause = -1;
+    piece.cause.reset();
     for (const int before : dependencies_[p])
-      if (piece.cause < 0 || pieces_[before].end > pieces_[piece.cause].end) piece.cause = before;
-    if (last < 0 || piece.end >= end) {
-      last = static_cast<int>(p);
-      end = piece.end;
-    }
+      if (!piece.cause || pieces_[before].end > pieces_[*piece.cause].end) piece.cause = before;
+    if (!last || piece.end >= pieces_[*last].end) last = static_cast<int>(p);
     InstructionMeasurement& measurement = measurements_[of.segment][of.instruction];
     measurement.runs += 1;
     measurement.busy_s += (piece.end - piece.start).value;

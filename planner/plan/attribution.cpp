@@ -7,10 +7,11 @@ namespace {
 
 // Attributes the time from `from` to `until`, when nothing computed and a piece that `cause` had
 // made ready started.
-void attribute_gap(std::span<const Played> pieces, int cause, Seconds from, Seconds until, StepTime& time) {
+void attribute_gap(std::span<const Played> pieces, std::optional<int> cause, Seconds from, Seconds until,
+                   StepTime& time) {
   Seconds t = until;
-  while (cause >= 0 && t > from) {
-    const Played& piece = pieces[cause];
+  while (cause && t > from) {
+    const Played& piece = pieces[*cause];
     if (piece.end < t) {  // ready, but partners were not
       const Seconds ready = std::max(piece.end, from);
       time.bubble += t - ready;
@@ -37,16 +38,16 @@ StepTime sum(const SplitTime& split) {
   return time;
 }
 
-SplitTime attribute(std::span<const Played> pieces, int last) {
+SplitTime attribute(std::span<const Played> pieces, std::optional<int> last) {
   std::vector<int> computing;
   computing.reserve(pieces.size());
   return attribute(pieces, last, computing);
 }
 
-SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& computing) {
+SplitTime attribute(std::span<const Played> pieces, std::optional<int> last, std::vector<int>& computing) {
   SplitTime split;
   computing.clear();
-  if (last < 0) return split;
+  if (!last) return split;
   StepTime& time = split.parts;
   for (int i = 0; i < static_cast<int>(pieces.size()); ++i)
     if (pieces[i].work.computes) computing.push_back(i);
@@ -73,7 +74,7 @@ SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& 
     }
   }
   split.computed = covered;
-  const Seconds end = pieces[last].end;
+  const Seconds end = pieces[*last].end;
   if (end > covered) attribute_gap(pieces, last, covered, end, split.tail);
   return split;
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,17 +25,19 @@ struct Work {
   const SplitTime* split = nullptr;  // of several instructions played as one; null for a single instruction
 };
 
+// How far a piece of work has come while it is played. A posted send has no end until it is received.
+enum class Progress : std::uint8_t { waiting, posted, done };
+
 // A piece of work with its times on one rank.
 struct Played {
-  Seconds start;
-  Seconds end = unset;
-  // The piece whose end made it ready (it may have started later, when its partners were); -1 none.
-  int cause = -1;
-  bool begun = false;  // a posted send has begun and has no end until it is received
-  Work work;
+  Seconds start = {};
+  Seconds end = {};
+  // The piece whose end made it ready (it may have started later, when its partners were).
+  std::optional<int> cause = {};
+  Progress progress = Progress::waiting;
+  Work work = {};
 
-  static constexpr Seconds unset{-1.0};
-  bool done() const { return end != unset; }
+  bool done() const { return progress == Progress::done; }
 };
 
 // Attributes the time of one rank from 0 to the end of `last`: each instant belongs to the running
@@ -41,9 +45,9 @@ struct Played {
 // compute awaits while that is in progress, else to the bubble. What the next compute awaits is
 // found backwards along causes: the piece that made it ready, then the piece that made that one
 // ready, and so on. The end of the step awaits `last`.
-SplitTime attribute(std::span<const Played> pieces, int last);
+SplitTime attribute(std::span<const Played> pieces, std::optional<int> last);
 // The same without own memory: `scratch` holds the indices of the pieces that computed.
-SplitTime attribute(std::span<const Played> pieces, int last, std::vector<int>& scratch);
+SplitTime attribute(std::span<const Played> pieces, std::optional<int> last, std::vector<int>& scratch);
 StepTime sum(const SplitTime& split);
 
 }  // namespace parplan

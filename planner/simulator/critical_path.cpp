@@ -18,13 +18,13 @@ using LabelTimes = std::array<Seconds, count_of<Label>>;
 LabelTimes way_through(const CostedSegment& costed, Seconds offset) {
   LabelTimes times;
   // The piece that had ended last by then.
-  int piece = -1;
+  std::optional<int> piece;
   for (int i = 0; i < static_cast<int>(costed.alone.size()); ++i)
     if (const Seconds end = costed.alone[i].end;
-        end <= offset * (1.0 + 1e-9) && (piece < 0 || end > costed.alone[piece].end))
+        end <= offset * (1.0 + 1e-9) && (!piece || end > costed.alone[*piece].end))
       piece = i;
-  for (Seconds t = offset; piece >= 0; piece = costed.alone[piece].cause) {
-    const Played& part = costed.alone[piece];
+  for (Seconds t = offset; piece; piece = costed.alone[*piece].cause) {
+    const Played& part = costed.alone[*piece];
     times[index_of(part.work.label)] += t - part.start;
     t = part.start;
   }
@@ -34,7 +34,7 @@ LabelTimes way_through(const CostedSegment& costed, Seconds offset) {
 // What a Segment has on the path under one label.
 struct Share {
   std::int64_t runs = 0;
-  int last_call = -1;
+  std::optional<int> last_call;
   Seconds time;
 };
 using Shares = std::array<Share, count_of<Label>>;
@@ -51,7 +51,7 @@ struct Traced {
 
 Traced trace_of(const PlayedRank& rank) {
   Traced traced{.rank = &rank,
-                .call_of = std::vector<int>(rank.pieces.size(), -1),
+                .call_of = std::vector<int>(rank.pieces.size()),
                 .crossing = std::vector<const Crossing*>(rank.pieces.size(), nullptr),
                 .shares = std::vector<Shares>(rank.segments.size()),
                 .wholes = std::vector<std::optional<LabelTimes>>(rank.segments.size())};
@@ -61,11 +61,11 @@ Traced trace_of(const PlayedRank& rank) {
   return traced;
 }
 
-// Adds the path within the piece at `at`, from there back to its start.
-void add_piece(Traced& traced, Moment at) {
+// Adds the path within a piece, from `until` back to its start.
+void add_piece(Traced& traced, int piece, Seconds until) {
   const PlayedRank& rank = *traced.rank;
-  const Played& played = rank.pieces[at.piece];
-  const int call = traced.call_of[at.piece];
+  const Played& played = rank.pieces[piece];
+  const int call = traced.call_of[piece];
   const int segment = rank.program->calls[call].segment;
   const auto add = [&](std::size_t label, Seconds time) {
     if (time <= Seconds()) return;
@@ -75,13 +75,13 @@ void add_piece(Traced& traced, Moment at) {
     share.time += time;
   };
   if (!rank.calls[call].whole) {
-    add(index_of(played.work.label), at.time - played.start);
+    add(index_of(played.work.label), until - played.start);
     return;
   }
   const CostedSegment& costed = rank.segments[segment].costed;
   std::optional<LabelTimes>& whole = traced.wholes[segment];
   if (!whole) whole = way_through(costed, costed.duration);
-  const LabelTimes way = at.time >= played.end ? *whole : way_through(costed, at.time - played.start);
+  const LabelTimes way = until >= played.end ? *whole : way_through(costed, until - played.start);
   for (std::size_t label = 0; label < way.size(); ++label) add(label, way[label]);
 }
 
@@ -115,10 +115,10 @@ std::vector<CriticalWork> critical_path(const Simulation& simulation) {
   for (const PlayedRank& rank : simulation.ranks) ranks.push_back(trace_of(rank));
   const auto end_of = [](const Traced& traced) { return last_of(*traced.rank).time; };
   Traced* traced = &*std::ranges::max_element(ranks, {}, end_of);  // the first of those that end together
-  for (Moment at = last_of(*traced->rank); at.piece >= 0;) {
-    add_piece(*traced, at);
-    const Played& played = traced->rank->pieces[at.piece];
-    const Crossing* crossing = traced->crossing[at.piece];
+  for (Moment at = last_of(*traced->rank); at.piece;) {
+    add_piece(*traced, *at.piece, at.time);
+    const Played& played = traced->rank->pieces[*at.piece];
+    const Crossing* crossing = traced->crossing[*at.piece];
     at = {.time = played.start, .piece = crossing == nullptr ? played.cause : crossing->cause};
     if (crossing != nullptr) traced = &ranks[crossing->rank];
   }

@@ -17,8 +17,8 @@ const std::string& segment_name(const PlayedRank& rank, int call) {
 // Why a call has not begun.
 std::string wait_before(const PlayedRank& rank, int call) {
   for (const int event : rank.program->calls[call].waits)
-    if (rank.event_piece[event] == unknown) {
-      const int recorder = rank.event_recorder[event];
+    if (!rank.event_end[event]) {
+      const int recorder = rank.event_recorder[event].value();
       return fmt::format("waits for call {} '{}'", recorder, segment_name(rank, recorder));
     }
   return "waits for a side stream";
@@ -28,11 +28,11 @@ std::string wait_before(const PlayedRank& rank, int call) {
 std::string wait_within(const Simulation& simulation, const PlayedRank& rank, int call) {
   std::size_t open = 0;
   while (rank.pieces[rank.calls[call].first + open].done()) ++open;
-  const SeatAt where = rank.segment_of(call).seats[open];
-  if (where.meeting < 0) return fmt::format("waits for events of instruction {}", open);
+  const std::optional<SeatAt> where = rank.segment_of(call).seats[open];
+  if (!where) return fmt::format("waits for events of instruction {}", open);
   const InstructionKind kind =
       rank.program->segments[rank.program->calls[call].segment].instructions[open].kind;
-  return fmt::format("waits in '{}' for {}", simulation.meetings[where.meeting].name,
+  return fmt::format("waits in '{}' for {}", simulation.meetings[where->meeting].name,
                      kind == InstructionKind::send      ? "a receive"
                      : kind == InstructionKind::receive ? "a send"
                                                         : "the others");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,7 +15,7 @@ namespace parplan {
 // An instant, and the piece of work that determined it.
 struct Moment {
   Seconds time;
-  int piece = -1;
+  std::optional<int> piece;
 };
 inline Moment later(Moment a, Moment b) { return b.time > a.time ? b : a; }
 
@@ -44,7 +45,7 @@ struct Meeting {
   struct Posted {
     Seconds ready;
     Seconds duration;
-    int piece = -1;  // of the sender
+    int piece = 0;  // of the sender
   };
   std::vector<Posted> posted = {};
   std::size_t taken = 0;
@@ -55,12 +56,12 @@ struct Meeting {
 std::vector<Meeting> make_meetings(std::span<const Program> programs);
 
 struct SeatAt {
-  int meeting = -1;  // -1: the instruction concerns this rank only
-  int seat = -1;
+  int meeting = 0;
+  int seat = 0;
 };
-// The seat that programs[rank] takes for an instruction.
-SeatAt seat_of(std::span<const Meeting> meetings, std::span<const Program> programs, int rank,
-               const Instruction& instruction);
+// The seat that programs[rank] takes for an instruction; nothing where that concerns this rank only.
+std::optional<SeatAt> seat_of(std::span<const Meeting> meetings, std::span<const Program> programs, int rank,
+                              const Instruction& instruction);
 
 // Takes a seat at the moment when the instruction is ready. True where everyone has: then all seats
 // are served, and `start`, `duration` and `last` are known.

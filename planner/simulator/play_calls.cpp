@@ -12,7 +12,8 @@
 namespace parplan {
 namespace {
 
-void note_crossing(const Simulation& simulation, PlayedRank& rank, int piece, int other, int cause) {
+void note_crossing(const Simulation& simulation, PlayedRank& rank, int piece, int other,
+                   std::optional<int> cause) {
   if (simulation.notes_crossings) rank.crossings.push_back({.piece = piece, .rank = other, .cause = cause});
 }
 
@@ -27,7 +28,7 @@ void settle(PlayedRank& rank, const Candidate& candidate, Seconds start, Seconds
   rank.pieces[candidate.piece] = {.start = start,
                                   .end = start + duration,
                                   .cause = candidate.ready.piece,
-                                  .begun = true,
+                                  .progress = Progress::done,
                                   .work = candidate.instruction.work};
   rank.free[candidate.instruction.stream] = {.time = start + duration, .piece = candidate.piece};
 }
@@ -38,9 +39,8 @@ void post(PlayedRank& rank, Meeting& channel, const Candidate& candidate) {
   channel.posted.push_back(
       {.ready = at.time, .duration = candidate.instruction.duration, .piece = candidate.piece});
   rank.pieces[candidate.piece] = {.start = at.time,
-                                  .end = Played::unset,
                                   .cause = at.piece,
-                                  .begun = true,
+                                  .progress = Progress::posted,
                                   .work = candidate.instruction.work};
   Moment& free = rank.free[candidate.instruction.stream];
   free = later(free, at);
@@ -60,6 +60,7 @@ bool take(const Simulation& simulation, PlayedRank& rank, PlayedRank& sender, Me
     note_crossing(simulation, sender, posted.piece, channel.seats[1].rank, received.cause);
   sent.start = received.start;
   sent.end = received.end;
+  sent.progress = Progress::done;
   return true;
 }
 
@@ -89,20 +90,20 @@ bool meet(Simulation& simulation, PlayedRank& rank, SeatAt where, const Candidat
 
 // Whether an event has been recorded by now.
 bool complete(PlayedRank& rank, int event) {
-  int& piece = rank.event_piece[event];
-  if (piece != unknown) return true;
+  std::optional<Moment>& end = rank.event_end[event];
+  if (end) return true;
   // Left open by a call with posted sends: complete once all of them are taken.
-  const int call = rank.event_recorder[event];
+  const int call = *rank.event_recorder[event];
   const Playable& playable = rank.segment_of(call);
   if (!playable.posts || rank.head[0] >= rank.queue[0].size() || call >= rank.queue[0][rank.head[0]]) return false;
-  int last = -1;
+  Moment last;
   const int first = rank.calls[call].first;
   for (int i = first; i < first + static_cast<int>(playable.costed.instructions.size()); ++i) {
     const Played& one = rank.pieces[i];
     if (!one.done()) return false;
-    if (last < 0 || one.end > rank.pieces[last].end) last = i;
+    if (!last.piece || one.end > last.time) last = {.time = one.end, .piece = i};
   }
-  piece = last;
+  end = last;
   return true;
 }
 
@@ -110,8 +111,7 @@ bool complete(PlayedRank& rank, int event) {
 std::optional<Moment> ready(PlayedRank& rank, const Call& call, Moment from) {
   for (const int event : call.waits) {
     if (!complete(rank, event)) return std::nullopt;
-    const int piece = rank.event_piece[event];
-    if (piece >= 0) from = later(from, {.time = rank.pieces[piece].end, .piece = piece});
+    from = later(from, *rank.event_end[event]);
   }
   return from;
 }
@@ -128,14 +128,17 @@ void finish_call(PlayedRank& rank, int number, const Playable& playable, Moment 
   free = later(free, end);
   for (const std::size_t s : rank.streams)
     if (playable.queues >> s & 1u) ++rank.head[s];
-  if (call.records && !playable.posts) rank.event_piece[*call.records] = end.piece;
+  if (!call.records || playable.posts) return;
+  // The whole piece, where a side stream of it is all that the call waited for.
+  if (end.piece) end.time = rank.pieces[*end.piece].end;
+  rank.event_end[*call.records] = end;
 }
 
 void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment start) {
   const int piece = static_cast<int>(rank.pieces.size());
   const Seconds end = start.time + playable.costed.duration;
   rank.pieces.push_back(
-      {.start = start.time, .end = end, .cause = start.piece, .begun = true, .work = playable.work});
+      {.start = start.time, .end = end, .cause = start.piece, .progress = Progress::done, .work = playable.work});
   for (std::size_t i = 0; i < playable.costed.alone.size() && playable.shared != 0; ++i)
     if (const std::size_t side = playable.costed.instructions[i].stream; playable.shared >> side & 1u)
       rank.free[side] = {.time = start.time + playable.costed.alone[i].end, .piece = piece};
@@ -151,7 +154,7 @@ bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const
   unsigned blocked = 0;
   bool all = true;
   for (std::size_t i = running.first_open; i < instructions.size(); ++i) {
-    if (pieces[i].begun) continue;
+    if (pieces[i].progress != Progress::waiting) continue;
     const CostedInstruction& instruction = instructions[i];
     if (!(blocked >> instruction.stream & 1u)) {
       Moment at = later(running.fork, rank.free[instruction.stream]);
@@ -162,11 +165,11 @@ bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const
         if (met) at = later(at, {.time = awaited.end, .piece = first + wait});
       }
       const Candidate candidate{.instruction = instruction, .piece = first + static_cast<int>(i), .ready = at};
-      if (met && playable.seats[i].meeting < 0) {
+      if (met && !playable.seats[i]) {
         settle(rank, candidate, at.time, instruction.duration);
         continue;
       }
-      if (met && meet(simulation, rank, playable.seats[i], candidate)) continue;
+      if (met && meet(simulation, rank, *playable.seats[i], candidate)) continue;
       blocked |= 1u << instruction.stream;
     }
     if (all) running.first_open = i;

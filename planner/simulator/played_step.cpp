@@ -8,47 +8,51 @@ namespace {
 
 // The pieces of one rank, with those that were played whole split into their instructions.
 std::vector<Played> taken_apart(const PlayedRank& rank) {
-  constexpr int within = -2;  // a cause inside the same whole: within - part
-  std::vector<Played> apart;
-  std::vector<int> first_part(rank.pieces.size());
-  std::vector<const CostedSegment*> whole(rank.pieces.size(), nullptr);
+  // What becomes of a piece: its first part, and its Segment where it was played whole.
+  struct Parts {
+    int first = 0;
+    const CostedSegment* whole = nullptr;
+  };
+  std::vector<Parts> parts(rank.pieces.size());
+  int count = 0;
   for (std::size_t c = 0; c < rank.calls.size(); ++c) {
     const CostedSegment& costed = rank.segment_of(c).costed;
     const CallPieces call = rank.calls[c];
-    const auto piece = static_cast<std::size_t>(call.first);
-    const int first = static_cast<int>(apart.size());
-    if (call.whole) {
-      whole[piece] = &costed;
-      first_part[piece] = first;
-    }
-    for (std::size_t i = 0; i < costed.instructions.size(); ++i) {
-      if (!call.whole) {
-        first_part[piece + i] = static_cast<int>(apart.size());
-        apart.push_back(rank.pieces[piece + i]);
-        continue;
-      }
-      Played part = costed.alone[i];
-      part.start += rank.pieces[piece].start;
-      part.end += rank.pieces[piece].start;
-      part.cause = part.cause >= 0 ? within - (first + part.cause) : rank.pieces[piece].cause;
-      apart.push_back(part);
-    }
+    for (std::size_t i = 0; i < rank.pieces_of(c); ++i)
+      parts[call.first + i] = {.first = count + static_cast<int>(i), .whole = call.whole ? &costed : nullptr};
+    count += static_cast<int>(costed.instructions.size());
   }
-  for (Played& part : apart) {
-    if (part.cause <= within) {
-      part.cause = within - part.cause;
-    } else if (part.cause >= 0) {
-      const auto cause = static_cast<std::size_t>(part.cause);
-      part.cause = first_part[cause];
-      if (whole[cause] == nullptr) continue;
-      // The part that ended last; for a whole that goes on during this piece, the last part that
-      // had ended.
-      const Played* begin = &apart[first_part[cause]];
-      int best = whole[cause]->last;
-      if (begin[best].end > part.start)
-        for (int i = best = 0; i < static_cast<int>(whole[cause]->alone.size()); ++i)
-          if (begin[i].end <= part.start && (begin[best].end > part.start || begin[i].end > begin[best].end)) best = i;
-      part.cause += best;
+  // The part of a piece that ended last; where a whole goes on after `start`, the last part that had
+  // ended by then.
+  const auto part_before = [&](int piece, Seconds start) {
+    const auto [first, whole] = parts[piece];
+    if (whole == nullptr) return first;
+    const auto end_of = [&, costed = whole](int i) { return costed->alone[i].end + rank.pieces[piece].start; };
+    int best = whole->last.value();
+    if (end_of(best) > start)
+      for (int i = best = 0; i < static_cast<int>(whole->alone.size()); ++i)
+        if (end_of(i) <= start && (end_of(best) > start || end_of(i) > end_of(best))) best = i;
+    return first + best;
+  };
+  std::vector<Played> apart;
+  apart.reserve(static_cast<std::size_t>(count));
+  for (std::size_t c = 0; c < rank.calls.size(); ++c) {
+    const CostedSegment& costed = rank.segment_of(c).costed;
+    const CallPieces call = rank.calls[c];
+    const int first = static_cast<int>(apart.size());
+    for (std::size_t i = 0; i < costed.instructions.size(); ++i) {
+      const Played& piece = rank.pieces[call.first + (call.whole ? 0 : i)];
+      Played part = piece;
+      std::optional<int> within;  // the cause inside the same whole
+      if (call.whole) {
+        part = costed.alone[i];
+        part.start += piece.start;
+        part.end += piece.start;
+        within = part.cause;
+      }
+      if (within) part.cause = first + *within;
+      else if (piece.cause) part.cause = part_before(*piece.cause, part.start);
+      apart.push_back(part);
     }
   }
   return apart;
@@ -84,9 +88,9 @@ std::vector<std::optional<int>> stages_of_calls(const Program& program) {
 }  // namespace
 
 StepTime time_of(const PlayedRank& rank) {
-  const Moment end = last_of(rank);
-  if (end.piece < 0) return {};
-  if (!overlaps(rank.pieces)) return sum(attribute(rank.pieces, end.piece));
+  const std::optional<int> last_piece = last_of(rank).piece;
+  if (!last_piece) return {};
+  if (!overlaps(rank.pieces)) return sum(attribute(rank.pieces, last_piece));
   const std::vector<Played> apart = taken_apart(rank);
   int last = 0;
   for (int i = 0; i < static_cast<int>(apart.size()); ++i)
@@ -95,26 +99,16 @@ StepTime time_of(const PlayedRank& rank) {
 }
 
 StepResult result_of(const Simulation& simulation) {
-  StepResult result;
-  const PlayedRank* slowest = nullptr;
-  std::int64_t most_sent = -1;
-  double fullest = -1.0;
-  for (const PlayedRank& rank : simulation.ranks) {
-    if (slowest == nullptr || last_of(rank).time > last_of(*slowest).time) slowest = &rank;
-    const CommunicationVolume& volume = rank.program->communication;
-    const std::int64_t sent = sum(volume).count;
-    if (sent > most_sent) {
-      most_sent = sent;
-      result.communication = volume;
-    }
-    if (const double filled = filled_share(rank); filled > fullest) {
-      fullest = filled;
-      result.memory = rank.program->memory;
-      result.memory_stage = rank.program->pipeline_rank;
-    }
-  }
-  result.time = time_of(*slowest);
-  return result;
+  const auto most = [&](auto projection) -> const PlayedRank& {
+    return *std::ranges::max_element(simulation.ranks, {}, projection);  // ties: lowest
+  };
+  const PlayedRank& slowest = most([](const PlayedRank& rank) { return last_of(rank).time; });
+  const PlayedRank& fullest = most(filled_share);
+  const PlayedRank& busiest = most([](const PlayedRank& rank) { return sum(rank.program->communication).count; });
+  return {.time = time_of(slowest),
+          .memory = fullest.program->memory,
+          .memory_stage = fullest.program->pipeline_rank,
+          .communication = busiest.program->communication};
 }
 
 std::vector<RankResult> rank_results(const Simulation& simulation) {
@@ -157,7 +151,7 @@ void write(const Simulation& simulation, Timeline& timeline) {
                                    .stream = instruction.stream,
                                    .name = instruction_title(segment, instruction),
                                    .label = instruction.label,
-                                   .micro_batch = call.micro_batch.value_or(-1),
+                                   .micro_batch = call.micro_batch,
                                    .start = pieces.whole ? own.start + part.start : own.start,
                                    .end = pieces.whole ? own.start + part.end : own.end});
       }

@@ -9,9 +9,9 @@
 namespace parplan {
 namespace {
 
-// Event -> the instruction that records it, -1 none so far.
-std::vector<int> recorders(const Segment& segment) {
-  std::vector<int> recorder(static_cast<std::size_t>(segment.events), -1);
+// By event: the instruction that records it.
+std::vector<std::optional<int>> recorders(const Segment& segment) {
+  std::vector<std::optional<int>> recorder(static_cast<std::size_t>(segment.events));
   for (std::size_t i = 0; i < segment.instructions.size(); ++i)
     if (const auto event = segment.instructions[i].records) recorder[*event] = static_cast<int>(i);
   return recorder;
@@ -22,14 +22,13 @@ std::vector<int> recorders(const Segment& segment) {
 CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
   const Execution execution = execution_of(model);
   const auto stream_of = [&](Stream stream) { return execution == Execution::sequential ? 0 : index_of(stream); };
-  const std::vector<int> recorder = recorders(segment);
+  const std::vector<std::optional<int>> recorder = recorders(segment);
   CostedSegment costed;
   costed.stream = stream_of(segment.stream);
   costed.streams = 1u << costed.stream;
 
   std::array<Seconds, stream_count> free;
-  std::array<int, stream_count> last_on;
-  last_on.fill(-1);
+  std::array<std::optional<int>, stream_count> last_on;
   costed.instructions.reserve(segment.instructions.size());
   for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
     const Instruction& instruction = segment.instructions[i];
@@ -41,14 +40,15 @@ CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
         .work = {.computes = instruction.kind == InstructionKind::kernel, .label = instruction.label}};
     costed.streams |= 1u << one.stream;
     costed.computes |= one.work.computes;
-    Played piece{.start = free[one.stream], .end = {}, .cause = last_on[one.stream], .begun = true, .work = one.work};
+    Played piece{
+        .start = free[one.stream], .cause = last_on[one.stream], .progress = Progress::done, .work = one.work};
     for (const int event : instruction.waits) {
-      const int wait = recorder[event];
-      PARPLAN_ASSERT(
-          wait >= 0 && wait < static_cast<int>(i),
-          fmt::format("segment '{}': instruction {} waits for event {}, recorded by {}", segment.name, i, event, wait));
-      one.waits.push_back(wait);
-      const Played& awaited = costed.alone[wait];
+      const std::optional<int> wait = recorder[event];
+      PARPLAN_ASSERT(wait && *wait < static_cast<int>(i),
+                     fmt::format("segment '{}': instruction {} waits for event {}, recorded by {}", segment.name, i,
+                                 event, wait ? fmt::format("{}", *wait) : "none"));
+      one.waits.push_back(*wait);
+      const Played& awaited = costed.alone[*wait];
       if (awaited.end > piece.start) {
         piece.start = awaited.end;
         piece.cause = wait;
@@ -57,7 +57,7 @@ CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
     piece.end = piece.start + (posted ? Seconds() : one.duration);
     free[one.stream] = piece.end;
     last_on[one.stream] = static_cast<int>(i);
-    if (costed.last < 0 || piece.end > costed.duration) {
+    if (!costed.last || piece.end > costed.duration) {
       costed.last = static_cast<int>(i);
       costed.duration = piece.end;
     }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "planner/cost/cost_model.h"
@@ -35,7 +36,7 @@ struct CostedSegment {
   std::vector<CostedInstruction> instructions;
   // Played without waiting for partners:
   std::vector<Played> alone;
-  int last = -1;            // the instruction that ends last
+  std::optional<int> last;  // the instruction that ends last
   Seconds duration;
   StepTime parts;   // sums to `duration`; a communication at the end counts, since the stream joins it
   SplitTime split;  // the same, apart at the end of the last kernel

@@ -15,7 +15,7 @@ void prepare_segments(Simulation& simulation, std::span<const Program> programs,
   const std::vector<Segment>& segments = programs[number].segments;
   // Instructions that meet in one place come from one stream; otherwise their order would depend on
   // timing.
-  std::vector<int> meeting_stream(simulation.meetings.size(), -1);
+  std::vector<std::optional<Stream>> meeting_stream(simulation.meetings.size());
   std::array<unsigned, stream_count> users{};  // streams whose segments use this stream
   std::vector<char> meets(segments.size(), false);
   rank.segments.resize(segments.size());
@@ -24,15 +24,15 @@ void prepare_segments(Simulation& simulation, std::span<const Program> programs,
     Playable& playable = rank.segments[i];
     playable.costed = cost_segment(segment, model);
     for (const Instruction& instruction : segment.instructions) {
-      const SeatAt seat = seat_of(simulation.meetings, programs, number, instruction);
+      const std::optional<SeatAt> seat = seat_of(simulation.meetings, programs, number, instruction);
       playable.seats.push_back(seat);
-      if (seat.meeting < 0) continue;
+      if (!seat) continue;
       meets[i] = true;
-      int& stream = meeting_stream[seat.meeting];
+      std::optional<Stream>& stream = meeting_stream[seat->meeting];
       PARPLAN_ASSERT(
-          stream < 0 || stream == static_cast<int>(instruction.stream),
-          fmt::format("rank {} meets at '{}' on two streams", number, simulation.meetings[seat.meeting].name));
-      stream = static_cast<int>(instruction.stream);
+          !stream || stream == instruction.stream,
+          fmt::format("rank {} meets at '{}' on two streams", number, simulation.meetings[seat->meeting].name));
+      stream = instruction.stream;
       playable.posts |= rank.execution == Execution::sequential && instruction.kind == InstructionKind::send &&
                         instruction.stream == segment.stream;
     }
@@ -58,8 +58,8 @@ void queue_calls(Simulation& simulation, int number) {
   std::array<std::size_t, stream_count> calls_on{};
   std::vector<std::size_t> posts_at(simulation.meetings.size(), 0);
   rank.calls.resize(program.calls.size());
-  rank.event_recorder.assign(static_cast<std::size_t>(program.events), -1);
-  rank.event_piece.assign(static_cast<std::size_t>(program.events), unknown);
+  rank.event_recorder.resize(static_cast<std::size_t>(program.events));
+  rank.event_end.resize(static_cast<std::size_t>(program.events));
   std::size_t pieces = 0;
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
     const Call& call = program.calls[c];
@@ -69,12 +69,12 @@ void queue_calls(Simulation& simulation, int number) {
       if (playable.queues >> s & 1u) ++calls_on[s];
     for (const int event : call.waits)
       PARPLAN_ASSERT(
-          rank.event_recorder[event] >= 0,
+          rank.event_recorder[event].has_value(),
           fmt::format("rank {}: call {} waits for event {}, which no earlier call records", number, c, event));
     if (call.records) rank.event_recorder[*call.records] = static_cast<int>(c);
     if (rank.execution == Execution::sequential)
-      for (const SeatAt seat : playable.seats)
-        if (seat.meeting >= 0 && seat.seat == 0) ++posts_at[seat.meeting];
+      for (const std::optional<SeatAt>& seat : playable.seats)
+        if (seat && seat->seat == 0) ++posts_at[seat->meeting];
   }
   rank.pieces.reserve(pieces);
   for (std::size_t s = 0; s < stream_count; ++s) {
@@ -117,7 +117,7 @@ Simulation prepare(std::span<const Program> programs, std::span<const CostModel>
 Moment last_of(const PlayedRank& rank) {
   Moment last;
   for (const Moment& free : rank.free)
-    if (last.piece < 0 || free.time > last.time) last = free;
+    if (!last.piece || free.time > last.time) last = free;
   return last;
 }
 

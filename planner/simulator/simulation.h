@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,7 +17,7 @@ namespace parplan {
 // A Segment of one rank, and how it is played.
 struct Playable {
   CostedSegment costed;
-  std::vector<SeatAt> seats;  // per instruction
+  std::vector<std::optional<SeatAt>> seats;  // per instruction
   // Computes without meeting anyone: played as one piece where its side streams are idle.
   bool alone = false;
   unsigned shared = 0;  // the side streams that it shares with segments of other streams
@@ -41,11 +42,9 @@ struct CallPieces {
 // A piece that started when a partner was ready, later than its own rank.
 struct Crossing {
   int piece = 0;
-  int rank = 0;    // of the partner
-  int cause = -1;  // the partner's piece that made it ready
+  int rank = 0;              // of the partner
+  std::optional<int> cause;  // the partner's piece that made it ready
 };
-
-constexpr int unknown = -2;  // an event that is not complete yet
 
 struct PlayedRank {
   const Program* program = nullptr;
@@ -54,8 +53,8 @@ struct PlayedRank {
   std::vector<Playable> segments;
   std::vector<Played> pieces;       // in the order in which calls began
   std::vector<CallPieces> calls;
-  std::vector<int> event_recorder;  // call
-  std::vector<int> event_piece;     // the piece whose end completed the event
+  std::vector<std::optional<int>> event_recorder;  // call
+  std::vector<std::optional<Moment>> event_end;    // once the event is complete
   // Calls in launch order, for each stream that they use.
   std::array<std::vector<int>, stream_count> queue;
   std::array<std::size_t, stream_count> head{};

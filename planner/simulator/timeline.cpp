@@ -59,7 +59,7 @@ std::string write_trace(const Timeline& timeline) {
                         {"tid", static_cast<int>(event.stream)},
                         {"ts", event.start.value * 1e6},
                         {"dur", (event.end - event.start).value * 1e6}};
-    if (event.micro_batch >= 0) row["args"] = {{"micro_batch", event.micro_batch}};
+    if (event.micro_batch) row["args"] = {{"micro_batch", *event.micro_batch}};
     if (event.stage && stages[event.rank].size() > 1) row["args"]["stage"] = *event.stage;
     events.push_back(std::move(row));
   }

@@ -12,12 +12,12 @@ namespace parplan {
 
 // One instruction with its times, virtual or real.
 struct TimelineEvent {
-  int rank = 0;              // along the pipeline
-  std::optional<int> stage;  // of the action that it is part of
+  int rank = 0;                    // along the pipeline
+  std::optional<int> stage;        // of the action that it is part of
   Stream stream{};
-  std::string name;       // "layers.forward: attention.qkv linear"
+  std::string name;                // "layers.forward: attention.qkv linear"
   Label label{};
-  int micro_batch = -1;   // -1 outside tasks
+  std::optional<int> micro_batch;  // of the action that it is part of
   Seconds start;
   Seconds end;
   bool operator==(const TimelineEvent&) const = default;

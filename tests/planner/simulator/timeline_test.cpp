@@ -25,7 +25,7 @@ TEST_CASE("a timeline holds every instruction at its time") {
                                             .stream = Stream::compute,
                                             .name = "layer: work linear",
                                             .label = Label::compute,
-                                            .micro_batch = -1,
+                                            .micro_batch = std::nullopt,
                                             .start = Seconds(0),
                                             .end = Seconds(3)});
   CHECK(timeline.events[3] == TimelineEvent{.rank = 0,
