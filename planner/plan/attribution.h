@@ -25,7 +25,8 @@ struct Work {
   const SplitTime* split = nullptr;  // of several instructions played as one; null for a single instruction
 };
 
-// How far a piece of work has come while it is played. A posted send has no end until it is received.
+// How far a piece of work has come while it is played. A posted send has no end until it is
+// received.
 enum class Progress : std::uint8_t { waiting, posted, done };
 
 // A piece of work with its times on one rank.

@@ -51,7 +51,8 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   const std::optional<Seconds> later =
       steady_seconds(programs, ends, some - stages - 2 - period - window, window, period);
   const Seconds grown = result.time.total() - before.time.total();
-  if (!later || std::abs((grown - *later).value) > 1e-9 * later->value || !(before.memory == result.memory)) return std::nullopt;
+  if (!later || std::abs((grown - *later).value) > 1e-9 * later->value || !(before.memory == result.memory))
+    return std::nullopt;
 
   const std::int64_t times = (all - some) / period;
   StepTime of_period = result.time;

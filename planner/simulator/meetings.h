@@ -59,7 +59,8 @@ struct SeatAt {
   int meeting = 0;
   int seat = 0;
 };
-// The seat that programs[rank] takes for an instruction; nothing where that concerns this rank only.
+// The seat that programs[rank] takes for an instruction; nothing where that concerns this rank
+// only.
 std::optional<SeatAt> seat_of(std::span<const Meeting> meetings, std::span<const Program> programs, int rank,
                               const Instruction& instruction);
 

@@ -22,8 +22,8 @@ std::vector<Played> taken_apart(const PlayedRank& rank) {
       parts[call.first + i] = {.first = count + static_cast<int>(i), .whole = call.whole ? &costed : nullptr};
     count += static_cast<int>(costed.instructions.size());
   }
-  // The part of a piece that ended last; where a whole goes on after `start`, the last part that had
-  // ended by then.
+  // The part of a piece that ended last; where a whole goes on after `start`, the last part that
+  // had ended by then.
   const auto part_before = [&](int piece, Seconds start) {
     const auto [first, whole] = parts[piece];
     if (whole == nullptr) return first;
