@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 #include <random>
+#include <set>
 
 #include "models/families.h"
 #include "models/find_model.h"
@@ -16,8 +17,10 @@
 #include "planner/schedule/schedules.h"
 #include "planner/simulator/segment_cost.h"
 #include "planner/simulator/simulate.h"
+#include "planner/simulator/steady.h"
 #include "tests/planner/schedule/random_orders.h"
 #include "tests/planner/simulator/hand_built.h"
+#include "tests/planner/simulator/pipelines.h"
 
 namespace parplan {
 namespace {
@@ -151,6 +154,54 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
     }
   }
   CHECK(played > 100);
+}
+
+TEST_CASE("lowered Programs of ranks with several stages play every action, and reach a steady state") {
+  const std::string folder = PARPLAN_SOURCE_DIR "/tests/data/models";
+  const OpGraph graph = build_graph(load_model(folder + "/tiny-gpt2.yaml", folder).spec, 16);
+  for (const auto& [ranks, chunks] : {std::pair(2, 2), {2, 3}, {3, 2}}) {
+    CAPTURE(ranks);
+    CAPTURE(chunks);
+    ParallelSpec spec;
+    spec.mesh.degree = {.pp = ranks};
+    ParallelSpec cut = spec;
+    cut.stage_blocks.assign(static_cast<std::size_t>(ranks * chunks), 1);
+    cut.stage_blocks.back() += static_cast<int>(graph.blocks.size()) - ranks * chunks;
+    const auto programs_of = [&, ranks = ranks, chunks = chunks](int count) {
+      TrainingSpec training;
+      training.global_batch = count;
+      training.sequence_length = 16;
+      const Schedule schedule = interleaved(ranks, chunks, count);
+      CHECK(!find_fault(schedule, count));
+      return lower_representatives({.graph = &graph,
+                                    .training = training,
+                                    .layout = lay_out(cut, place(graph, spec)),
+                                    .schedule = schedule,
+                                    .backend = BackendKind::cpu,
+                                    .overhead = {}});
+    };
+    // Rounds of as many micro-batches as ranks, in exchange buffers that take turns by two.
+    const int period = 2 * ranks, count = 12 * period;
+    const std::vector<Program> shorter = programs_of(count - period), programs = programs_of(count);
+    for (const bool overlaps : {true, false}) {
+      std::vector<CostModel> models;
+      for (const Program& program : programs) models.push_back(model_of(program, overlaps));
+      Timeline timeline;
+      std::vector<CallEnds> ends;
+      const StepResult result = simulate(programs, models, &timeline, nullptr, &ends);
+      std::set<std::pair<int, int>> seen;  // stage and micro-batch
+      for (const TimelineEvent& event : timeline.events)
+        if (event.stage && event.micro_batch) {
+          CHECK(*event.stage % ranks == event.rank);
+          seen.insert({*event.stage, *event.micro_batch});
+        }
+      CHECK(static_cast<int>(seen.size()) == ranks * chunks * count);
+      const std::optional<Seconds> steady = steady_seconds(programs, ends, 5 * period, 2 * period, period);
+      REQUIRE(steady);
+      const Seconds grown = result.time.total() - simulate(shorter, models).time.total();
+      CHECK(grown.value == doctest::Approx(steady->value).epsilon(1e-9));
+    }
+  }
 }
 
 TEST_CASE("an order passes find_fault where its Programs run to their end in launch order, and no other does") {
