@@ -37,7 +37,9 @@ struct Kind {
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> table = {
       {{".h", ".cpp", ".cu", ".cuh", ".inc"}, Syntax::cpp, code_columns},
-      {{"CMakeLists.txt", ".cmake", ".sh", ".py", ".ci/run"}, Syntax::hash_comments, code_columns},
+      {{"CMakeLists.txt", ".cmake", ".sh", ".py", ".ci/run", ".ci/sanitizers", ".ci/tidy"},
+       Syntax::hash_comments,
+       code_columns},
       {{".yaml", ".yml"}, Syntax::hash_comments, no_limit},  // data: numbers and where they come from
       {{".md"}, Syntax::markdown, no_limit},                 // tables, blocks of code
   };
@@ -46,7 +48,7 @@ const std::vector<Kind>& kinds() {
 
 // The parts of the tree that are read; and the folders with texts of others, or inputs of tests.
 const std::vector<std::string_view> tops = {"planner", "models",    "runtime",        "cli",      "tests",  "configs",
-                                            "docs",    "README.md", "CMakeLists.txt", "setup.sh", ".ci/run"};
+                                            "docs",    "README.md", "CMakeLists.txt", "setup.sh", ".ci"};
 const std::vector<std::string_view> not_read = {"tests/data/", "tests/fuzz/corpus/"};
 
 // Lines that may be longer, besides raw string literals, and tables, blocks of code and generated
