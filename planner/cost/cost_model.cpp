@@ -76,27 +76,28 @@ const NetworkCache::StageDevice& NetworkCache::device(const DeviceMesh& mesh, in
   return result;
 }
 
-CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int stage) {
-  const int stages = mesh.degree_of(Axis::pp);
-  PARPLAN_ASSERT(stage >= 0 && stage < stages, fmt::format("stage {} of {}", stage, stages));
-  const NetworkCache::StageDevice& device = networks.device(mesh, stage);
+CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank, bool ring) {
+  const int ranks = mesh.degree_of(Axis::pp);
+  PARPLAN_ASSERT(rank >= 0 && rank < ranks, fmt::format("rank {} of {}", rank, ranks));
+  const NetworkCache::StageDevice& device = networks.device(mesh, rank);
   CostModel model{.device = device.device, .rates = device.rates, .networks = {}};
   const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
   for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
-  if (stages > 1) set(tied_stages, networks.stages(mesh, 0, stages - 1));
-  if (stage + 1 < stages) set(next_stage, networks.stages(mesh, stage, stage + 1));
-  if (stage > 0) set(previous_stage, networks.stages(mesh, stage, stage - 1));
+  if (ranks == 1) return model;
+  set(tied_stages, networks.stages(mesh, 0, ranks - 1));
+  if (ring || rank + 1 < ranks) set(next_stage, networks.stages(mesh, rank, (rank + 1) % ranks));
+  if (ring || rank > 0) set(previous_stage, networks.stages(mesh, rank, (rank + ranks - 1) % ranks));
   return model;
 }
 
-CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int stage) {
+CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank) {
   NetworkCache networks(cluster);
-  return cost_model(networks, mesh, stage);
+  return cost_model(networks, mesh, rank);
 }
 
-std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh) {
+std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh, bool ring) {
   std::vector<CostModel> models;
-  for (int stage = 0; stage < mesh.degree_of(Axis::pp); ++stage) models.push_back(cost_model(networks, mesh, stage));
+  for (int rank = 0; rank < mesh.degree_of(Axis::pp); ++rank) models.push_back(cost_model(networks, mesh, rank, ring));
   return models;
 }
 

@@ -7,6 +7,7 @@
 #include "planner/cluster/mesh.h"
 #include "planner/graph/training.h"
 #include "planner/plan/recompute.h"
+#include "planner/plan/schedule.h"
 
 namespace parplan {
 
@@ -30,6 +31,7 @@ struct ParallelSpec {
   int pp() const { return mesh.degree_of(Axis::pp); }
   // The number of stages per pipeline rank.
   int virtual_stages() const { return stage_blocks.empty() ? 1 : static_cast<int>(stage_blocks.size()) / pp(); }
+  int stages() const { return pp() * virtual_stages(); }
   Recompute recompute_of(int stage) const {
     return recompute == Recompute::per_stage ? stage_recompute[stage] : recompute;
   }
@@ -51,6 +53,9 @@ ParallelSpec fitting_cut_key(const ParallelSpec& spec);
 // `global_batch` is a multiple of the sequences of one round.
 inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& training) {
   return training.global_batch / (spec.dp() * spec.micro_batch);
+}
+inline PipelineShape shape_of(const ParallelSpec& spec, const TrainingSpec& training) {
+  return {spec.pp(), spec.stages(), static_cast<int>(micro_batches(spec, training))};
 }
 
 }  // namespace parplan

@@ -62,9 +62,10 @@ Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, 
 }
 
 Seconds pipeline_time(const ScheduleForms& schedule, std::span<const Seconds> forward,
-                      std::span<const Seconds> backward, std::span<const Seconds> transfer, int micro_batches) {
-  if (schedule.closed_form != nullptr) return schedule.closed_form(forward, backward, transfer, micro_batches);
-  return played_time(schedule.actions(static_cast<int>(forward.size()), micro_batches), forward, backward, transfer);
+                      std::span<const Seconds> backward, std::span<const Seconds> transfer,
+                      const PipelineShape& shape) {
+  if (schedule.closed_form != nullptr) return schedule.closed_form(forward, backward, transfer, shape);
+  return played_time(schedule.actions(shape), forward, backward, transfer);
 }
 
 }  // namespace parplan

@@ -20,12 +20,13 @@ Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, 
 struct ScheduleForms {
   // The closed form of the time; without one, the actions are played.
   Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
-                         std::span<const Seconds> transfer, int micro_batches) = nullptr;
-  int (*in_flight)(int stage, int stages, int micro_batches) = nullptr;
-  Schedule (*actions)(int stages, int micro_batches) = nullptr;
+                         std::span<const Seconds> transfer, const PipelineShape& shape) = nullptr;
+  int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
+  Schedule (*actions)(const PipelineShape& shape) = nullptr;
+  int (*rank_of_stage)(int stage, const PipelineShape& shape) = ring_rank;
 };
 // A lower bound of the time of a step's pipeline.
 Seconds pipeline_time(const ScheduleForms& schedule, std::span<const Seconds> forward,
-                      std::span<const Seconds> backward, std::span<const Seconds> transfer, int micro_batches);
+                      std::span<const Seconds> backward, std::span<const Seconds> transfer, const PipelineShape& shape);
 
 }  // namespace parplan

@@ -24,9 +24,8 @@ std::optional<Action> input_of(const Action& action, int stages);
 // The action that takes this one's result.
 std::optional<Action> output_of(const Action& action, int stages);
 
-// What the ranks of the pipeline do, in order, in one step. The type lets a rank hold several
-// stages, as interleaved schedules do; read_plan rejects that, since lowering gives each rank one
-// stage.
+// What the ranks of the pipeline do, in order, in one step. A rank may hold several stages, as in
+// interleaved schedules; read_plan rejects that, since no recipe says it.
 struct Schedule {
   std::vector<int> rank_of_stage;          // along the pipeline axis
   std::vector<std::vector<Action>> ranks;
@@ -34,6 +33,21 @@ struct Schedule {
 
   int stages() const { return static_cast<int>(rank_of_stage.size()); }
 };
+// The pipeline that a schedule is made for.
+struct PipelineShape {
+  int ranks = 1;
+  int stages = 1;  // a multiple of ranks
+  int micro_batches = 1;
+
+  constexpr PipelineShape(int for_ranks, int for_stages, int for_micro_batches)
+      : ranks(for_ranks), stages(for_stages), micro_batches(for_micro_batches) {}
+  // One stage a rank.
+  constexpr PipelineShape(int for_stages, int for_micro_batches)
+      : PipelineShape(for_stages, for_stages, for_micro_batches) {}
+};
+// The rank of a stage where stages go around the ring of ranks, as in Megatron-LM's interleaved
+// schedule; with one stage a rank: the stage.
+inline int ring_rank(int stage, const PipelineShape& shape) { return stage % shape.ranks; }
 // Whether an action's result goes to another rank.
 bool sends(const Schedule& schedule, const Action& action);
 // ranks[s] runs stage s.

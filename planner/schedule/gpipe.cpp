@@ -9,8 +9,10 @@
 
 namespace parplan {
 
-Schedule gpipe_actions(int stages, int micro_batches) {
-  PARPLAN_ASSERT(stages >= 1 && micro_batches >= 1, fmt::format("{} stages, {} micro-batches", stages, micro_batches));
+Schedule gpipe_actions(const PipelineShape& shape) {
+  const int stages = shape.stages, micro_batches = shape.micro_batches;
+  PARPLAN_ASSERT(stages >= 1 && stages == shape.ranks && micro_batches >= 1,
+                 fmt::format("{} stages on {} ranks, {} micro-batches", stages, shape.ranks, micro_batches));
   std::vector<std::vector<Action>> ranks(static_cast<std::size_t>(stages));
   for (int s = 0; s < stages; ++s)
     for (Phase phase : {Phase::forward, Phase::backward})
@@ -27,7 +29,8 @@ Schedule gpipe_actions(int stages, int micro_batches) {
 // of all forwards; they are thus the same row run in reverse, with every machine free. The formula
 // is exact for any stages. Equal stages: (M + p - 1)(f + b), with a bubble of (p - 1)(f + b).
 Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
-                   std::span<const Seconds> transfer, int micro_batches) {
+                   std::span<const Seconds> transfer, const PipelineShape& shape) {
+  const int micro_batches = shape.micro_batches;
   PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && transfer.size() + 1 == forward.size() &&
                      micro_batches >= 1,
                  fmt::format("{} forwards, {} backwards, {} transfers, {} micro-batches", forward.size(),
@@ -43,6 +46,6 @@ Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> ba
   return sum + (micro_batches - 1) * slowest;
 }
 
-int gpipe_in_flight(int /*stage*/, int /*stages*/, int micro_batches) { return micro_batches; }
+int gpipe_in_flight(int /*rank*/, const PipelineShape& shape) { return shape.micro_batches; }
 
 }  // namespace parplan

@@ -10,9 +10,9 @@ namespace parplan {
 // GPipe (Huang et al. 2019, arXiv:1811.06965, section 2.3): all forwards, then all backwards. The
 // backwards, too, run in ascending order of micro-batches, so that gradients accumulate in the
 // order in which one rank would accumulate them.
-Schedule gpipe_actions(int stages, int micro_batches);
+Schedule gpipe_actions(const PipelineShape& shape);
 Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
-                   std::span<const Seconds> transfer, int micro_batches);
-int gpipe_in_flight(int stage, int stages, int micro_batches);
+                   std::span<const Seconds> transfer, const PipelineShape& shape);
+int gpipe_in_flight(int rank, const PipelineShape& shape);
 
 }  // namespace parplan

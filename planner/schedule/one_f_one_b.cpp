@@ -9,8 +9,10 @@
 
 namespace parplan {
 
-Schedule one_f_one_b_actions(int stages, int micro_batches) {
-  PARPLAN_ASSERT(stages >= 1 && micro_batches >= 1, fmt::format("{} stages, {} micro-batches", stages, micro_batches));
+Schedule one_f_one_b_actions(const PipelineShape& shape) {
+  const int stages = shape.stages, micro_batches = shape.micro_batches;
+  PARPLAN_ASSERT(stages >= 1 && stages == shape.ranks && micro_batches >= 1,
+                 fmt::format("{} stages on {} ranks, {} micro-batches", stages, shape.ranks, micro_batches));
   std::vector<std::vector<Action>> ranks(static_cast<std::size_t>(stages));
   for (int s = 0; s < stages; ++s) {
     std::vector<Action>& actions = ranks[s];
@@ -52,7 +54,8 @@ Schedule one_f_one_b_actions(int stages, int micro_batches) {
 // a factor of 1.5, and within a factor of 2 the schedule took 0.1% longer on average
 // (tests/planner/schedule holds both).
 Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
-                         std::span<const Seconds> transfer, int micro_batches) {
+                         std::span<const Seconds> transfer, const PipelineShape& shape) {
+  const int micro_batches = shape.micro_batches;
   PARPLAN_ASSERT(!forward.empty() && forward.size() == backward.size() && transfer.size() + 1 == forward.size() &&
                      micro_batches >= 1,
                  fmt::format("{} forwards, {} backwards, {} transfers, {} micro-batches", forward.size(),
@@ -86,6 +89,8 @@ Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Secon
   return longest;
 }
 
-int one_f_one_b_in_flight(int stage, int stages, int micro_batches) { return std::min(stages - stage, micro_batches); }
+int one_f_one_b_in_flight(int rank, const PipelineShape& shape) {
+  return std::min(shape.ranks - rank, shape.micro_batches);
+}
 
 }  // namespace parplan

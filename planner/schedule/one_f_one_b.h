@@ -11,9 +11,9 @@ namespace parplan {
 // non-interleaved schedule (arXiv:2104.04473, section 2.2.1). Stage s of p runs min(p - 1 - s, M)
 // forwards to warm up, then alternates one forward and one backward, then runs the remaining
 // backwards.
-Schedule one_f_one_b_actions(int stages, int micro_batches);
+Schedule one_f_one_b_actions(const PipelineShape& shape);
 Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
-                         std::span<const Seconds> transfer, int micro_batches);
-int one_f_one_b_in_flight(int stage, int stages, int micro_batches);
+                         std::span<const Seconds> transfer, const PipelineShape& shape);
+int one_f_one_b_in_flight(int rank, const PipelineShape& shape);
 
 }  // namespace parplan

@@ -27,11 +27,11 @@ const ScheduleRow& row_of(ScheduleKind kind) {
 }
 
 ScheduleForms forms_of(const ScheduleRow& row) {
-  return {.closed_form = row.closed_form, .in_flight = row.in_flight, .actions = row.actions};
+  return {.closed_form = row.closed_form, .in_flight = row.in_flight, .actions = row.actions, .rank_of_stage = row.rank_of_stage};
 }
 
 Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {
-  return row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
+  return row_of(spec.schedule).actions(shape_of(spec, training));
 }
 
 }  // namespace parplan

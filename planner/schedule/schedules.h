@@ -13,16 +13,19 @@ namespace parplan {
 struct ScheduleRow {
   ScheduleKind kind{};
   std::string_view name;
-  // The actions of every stage in one step.
-  Schedule (*actions)(int stages, int micro_batches) = nullptr;
+  // The actions of every rank in one step.
+  Schedule (*actions)(const PipelineShape& shape) = nullptr;
   // A lower bound of the time of a step's pipeline, from the time of one micro-batch's forward and
   // backward on each stage, and of the transfer (in either direction) between each stage and the
   // next (one fewer). It is exact for equal stages with transfers that take no time. May be
   // omitted: then `actions` are played, which takes longer than a formula.
   Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
-                         std::span<const Seconds> transfer, int micro_batches) = nullptr;
-  // The largest number of micro-batches whose activations `stage` holds at once.
-  int (*in_flight)(int stage, int stages, int micro_batches) = nullptr;
+                         std::span<const Seconds> transfer, const PipelineShape& shape) = nullptr;
+  // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds at
+  // once.
+  int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
+  // The rank that holds a stage: around the ring, unless said otherwise.
+  int (*rank_of_stage)(int stage, const PipelineShape& shape) = ring_rank;
 };
 
 std::span<const ScheduleRow> schedule_rows();

@@ -94,7 +94,7 @@ std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec,
       mixes ? std::vector{Recompute::none, Recompute::full} : std::vector{spec.recompute};
   const Paces paces = estimator_.paces(spec, placements);
   const auto make = [&] {
-    const int micro = static_cast<int>(micro_batches(spec, training_));
+    const PipelineShape shape = shape_of(spec, training_);
     std::vector<BlockTable> tables;  // by pace, then choice
     for (std::size_t pace = 0; pace < paces.size(); ++pace)
       for (const Recompute recompute : choices)
@@ -106,7 +106,7 @@ std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec,
         const BlockTable& table =
             tables[(paces.size() == 1 ? 0 : static_cast<std::size_t>(s)) * choices.size() + choice];
         const std::int64_t capacity = estimator_.capacity(spec.mesh, s).count;
-        const int in_flight = schedule.in_flight(s, spec.pp(), micro);
+        const int in_flight = schedule.in_flight(s, shape);
         const auto fits = [this, &spec, &placements, &table, schedule, s, capacity, in_flight,
                            recompute = choices[choice], fixed = std::vector<std::pair<std::uint64_t, std::int64_t>>()](
                               std::size_t begin, std::size_t end) mutable {

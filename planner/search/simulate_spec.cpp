@@ -23,7 +23,7 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
                                           const ParallelSpec& spec, const Placements& placements,
                                           std::span<const CostModel> models) {
   constexpr int period = 2;  // buffers take turns by two
-  const int stages = spec.pp();
+  const int stages = spec.stages();
   const std::int64_t all = micro_batches(spec, training);
   // The time to become steady, a window longer than any dependency reaches back, and the end of the
   // schedule.
@@ -31,14 +31,15 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   some += static_cast<int>((all - some) & 1);
   if (all < 3 * some) return std::nullopt;  // it would save too little
   const ScheduleRow& row = row_of(spec.schedule);
-  for (int stage = 0; stage < stages; ++stage)
-    if (row.in_flight(stage, stages, some - period) != row.in_flight(stage, stages, static_cast<int>(all)))
+  const auto shape = [&](int count) { return PipelineShape(spec.pp(), stages, count); };
+  for (int rank = 0; rank < spec.pp(); ++rank)
+    if (row.in_flight(rank, shape(some - period)) != row.in_flight(rank, shape(static_cast<int>(all))))
       return std::nullopt;
   Job job = job_of(graph, cluster, training, spec, placements, {});
   std::vector<Program> programs;
   const auto play = [&](int count, std::vector<CallEnds>* ends) {
     job.training.global_batch = count * spec.dp() * spec.micro_batch;
-    job.schedule = row.actions(stages, count);
+    job.schedule = row.actions(shape(count));
     programs = lower_representatives(job);
     return simulate(programs, models, nullptr, nullptr, ends);
   };
@@ -87,7 +88,7 @@ StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const Tra
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
                          Timeline* timeline) {
   return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule,
-                       cost_models(networks, spec.mesh), timeline);
+                       cost_models(networks, spec.mesh, spec.virtual_stages() > 1), timeline);
 }
 
 }  // namespace parplan

@@ -116,6 +116,11 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   return view;
 }
 
+// The network between ranks of neighbouring stages: each and the next, or around the ring.
+const GroupNetwork& Estimator::next_network(const DeviceMesh& mesh, const MeshView& view, int from, int to) {
+  return to == from + 1 ? *view.next[from] : networks_.stages(mesh, from, to);
+}
+
 Bytes Estimator::capacity(const DeviceMesh& mesh, int stage) { return view_of(mesh).capacities[stage]; }
 
 std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, const Placements& placements) {
@@ -224,49 +229,65 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   return table;
 }
 
-MemoryUse Estimator::memory_of_stage(const ParallelSpec& spec, const Placements& placements,
-                                     const ScheduleForms& schedule, int stage, BlockRange range, const Shapes& shapes) {
+// A slot of saved activations holds any of the rank's stages: at each position the larger block.
+void Estimator::share_slots(std::span<const HeldStage> held) {
+  saved_.clear();
+  for (const HeldStage& stage : held) {
+    saved_.resize(std::max(saved_.size(), static_cast<std::size_t>(stage.blocks.size())));
+    for (int i = 0; i < stage.blocks.size(); ++i) {
+      const Block& block = graph_.blocks[stage.blocks.first + i];
+      saved_[i].bytes = std::max(saved_[i].bytes, shapes_[stage.shapes].kinds[block.kind].saved_bytes);
+    }
+  }
+}
+
+MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& placements,
+                                    const ScheduleForms& schedule, int rank, std::span<const HeldStage> held) {
   buckets_.clear();
   saved_.clear();
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0;
-  for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
-    const std::vector<int>& before = blocks_of_kind_[kind];
-    const int times = before[range.last] - before[range.first];
-    if (times == 0) continue;
-    const LoweredBlock& block = shapes.kinds[kind];
-    saved_.push_back({.bytes = block.saved_bytes, .times = times});
-    scratch = std::max({scratch, block.forward.scratch_bytes, block.backward.scratch_bytes});
-    crossing = std::max(crossing, crossing_bytes(block));
-    buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
-    buckets_.back().times = times;
-  }
   int tied_uses = 0;
-  for (const int block : tied_blocks_) tied_uses += block >= range.first && block < range.last;
+  for (const HeldStage& stage : held) {
+    const Shapes& shapes = shapes_[stage.shapes];
+    for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
+      const std::vector<int>& before = blocks_of_kind_[kind];
+      const int times = before[stage.blocks.last] - before[stage.blocks.first];
+      if (times == 0) continue;
+      const LoweredBlock& block = shapes.kinds[kind];
+      saved_.push_back({.bytes = block.saved_bytes, .times = times});
+      scratch = std::max({scratch, block.forward.scratch_bytes, block.backward.scratch_bytes});
+      crossing = std::max(crossing, crossing_bytes(block));
+      buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
+      buckets_.back().times = times;
+    }
+    for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
+  }
+  if (held.size() > 1) share_slots(held);
   if (tied_uses > 0) {
-    buckets_.push_back(bucket_of(shapes.tied_elements, spec, placements));
+    buckets_.push_back(bucket_of(shapes_[held.front().shapes].tied_elements, spec, placements));
     buckets_.back().tied = true;
     buckets_.back().used_twice = tied_uses > 1;
   }
-  const int micro = static_cast<int>(micro_batches(spec, training_));
-  const bool is_last = stage + 1 == spec.pp();
+  const PipelineShape shape = shape_of(spec, training_);
+  const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());
   MemoryUse memory = rank_memory({.buckets = buckets_,
                                   .saved = saved_,
                                   .crossing_bytes = crossing,
-                                  .sent_bytes = is_last ? 0 : crossing,
+                                  .sent_bytes = holds_last && held.size() == 1 ? 0 : crossing,
                                   .scratch_bytes = scratch,
-                                  .in_flight = schedule.in_flight(stage, spec.pp(), micro),
-                                  .exchanges = exchange_buffers(spec.pp(), micro),
-                                  .computes_loss = is_last},
+                                  .in_flight = schedule.in_flight(rank, shape),
+                                  .exchanges = exchange_buffers(shape.ranks, shape.micro_batches),
+                                  .computes_loss = holds_last},
                                  training_);
   memory.overhead = memory_overhead(cluster_);
   return memory;
 }
 
-Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage,
+Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
                       BlockRange range, Recompute recompute) {
-  const Shapes& shapes = shapes_[shapes_of(spec, placements, recompute)];
-  return memory_of_stage(spec, placements, schedule, stage, range, shapes).peak();
+  const HeldStage held{.blocks = range, .shapes = shapes_of(spec, placements, recompute)};
+  return memory_of_rank(spec, placements, schedule, rank, {&held, 1}).peak();
 }
 
 std::uint64_t Estimator::kinds_in(BlockRange range) const {
@@ -294,8 +315,8 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
 //
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
-                                                BlockRange range, bool first, bool sequential, const Costs& costs,
-                                                const Shapes& shapes, const DataCosts& data) {
+                                                BlockRange range, int stage, bool on_first_rank, bool sequential,
+                                                const Costs& costs, const Shapes& shapes, const DataCosts& data) {
   const DataShards shards = data_shards(placements, spec.dp());
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int count = range.last - range.first;
@@ -326,13 +347,13 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     clears += own.begin_clear + tied.begin_clear;
     updates += own.update;
     bound.norms += own.norm;
-    if (first) {
+    if (on_first_rank) {
       bound.parts += costs.forward[kind];
       bound.parts += costs.backward[kind];
     }
   }
   if (tied_uses > 0) updates += data.tied.update;
-  if (tied_uses > 0 && first) bound.norms += data.tied.norm;
+  if (tied_uses > 0 && stage == 0) bound.norms += data.tied.norm;
   bound.occupied = bound.plain_forward + bound.plain_backward;
   // The first block's buffer is cleared while the stage may still wait for the gradient.
   if (!sequential) bound.plain_backward -= visits_.back().clear;
@@ -385,17 +406,44 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   return bound;
 }
 
+// A rank carries out its stages one after another: their work, their communication over the data
+// axis and their norms add up. Reductions follow the last backward of one of them, and updates take
+// at least as long as those of any of them.
+Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
+  ranks_.assign(static_cast<std::size_t>(shape.ranks), {});
+  StepBound step;
+  for (int s = 0; s < shape.stages; ++s) {
+    const StageBound& bound = bounds_[s];
+    RankBound& rank = ranks_[rank_of_stage_[s]];
+    if (!rank.before) {
+      rank.before = before_[s];
+      rank.behind = bound.behind;
+    }
+    rank.busy += static_cast<double>(shape.micro_batches) * std::max(bound.forward + bound.backward, bound.occupied);
+    rank.behind = std::min(rank.behind, bound.behind);
+    rank.norms += bound.norms;
+    rank.data += bound.data;
+    step.finish = std::max(step.finish, bound.finish);
+    if (rank_of_stage_[s] == rank_of_stage_.front()) step.parts += bound.parts;
+  }
+  for (const RankBound& rank : ranks_) {
+    step.synchronised = std::max(step.synchronised, *rank.before + rank.busy + rank.behind + rank.norms);
+    step.data = std::max(step.data, rank.data);
+  }
+  return step;
+}
+
 // The closed form of the schedule bounds the end of the last backward on the first stage, from the
 // least time of every stage. After it come the reductions that it did not overlap, the gradient
-// norm, which all stages await, the update and the gathers of updated parameters. Data-parallel
+// norm, which all ranks await, the update and the gathers of updated parameters. Data-parallel
 // communication of one rank shares one stream: the step takes at least its sum. Every term is work
 // that the simulated step does in this order, so the bound is never above the simulated time (a
 // property test holds this).
 Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                              Wanted wanted) {
   const MeshView& view = view_of(spec.mesh);
-  const int micro = static_cast<int>(micro_batches(spec, training_));
-  const int stages = spec.pp();
+  const PipelineShape shape = shape_of(spec, training_);
+  const int stages = shape.stages;
   const BackendKind backend = cluster_.backend();
   const bool norm = computes_norm(training_);
 
@@ -406,16 +454,25 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     if (!known) known = shapes_of(spec, placements, recompute);
     return *known;
   };
+  rank_of_stage_.clear();
+  ranges_.clear();
+  for (int s = 0; s < stages; ++s) {
+    const int first = s == 0 ? 0 : ranges_.back().last;
+    ranges_.push_back({first, first + spec.stage_blocks[s]});
+    rank_of_stage_.push_back(schedule.rank_of_stage(s, shape));
+  }
 
   Estimate estimate;
   estimate.spare = Bytes(std::numeric_limits<std::int64_t>::max());
   double fullest = -1.0;
-  BlockRange held;
-  for (int s = 0; s < stages; ++s) {
-    held = {held.last, held.last + spec.stage_blocks[s]};
-    const Shapes& shapes = shapes_[shapes_for(spec.recompute_of(s))];
-    const MemoryUse memory = memory_of_stage(spec, placements, schedule, s, held, shapes);
-    const Bytes capacity = view.capacities[s];
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    held_.clear();
+    for (int s = stages == shape.ranks ? rank : 0; s < stages; ++s) {
+      if (rank_of_stage_[s] == rank) held_.push_back({ranges_[s], shapes_for(spec.recompute_of(s))});
+      if (stages == shape.ranks) break;
+    }
+    const MemoryUse memory = memory_of_rank(spec, placements, schedule, rank, held_);
+    const Bytes capacity = view.capacities[rank];
     estimate.spare = std::min(estimate.spare, capacity - memory.peak());
     estimate.spare_in_all += capacity - memory.peak();
     if (const double share =
@@ -423,33 +480,30 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
         share > fullest) {
       fullest = share;
       estimate.memory = memory;
-      estimate.memory_stage = s;
+      estimate.memory_stage = rank;
     }
   }
   if (wanted == Wanted::bound && estimate.spare.count < 0) return estimate;
 
-  for (std::vector<Seconds>* one : {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_}) one->clear();
-  StageBound first, bound;
-  // When all gradients are reduced, if only one stage mattered.
-  Seconds synchronised;
-  Seconds finish;  // of the slowest stage
-  Seconds data;    // of the stage that communicates the most
-  Seconds before;  // forwards and transfers of the stages before
+  for (std::vector<Seconds>* one : {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_, &before_})
+    one->clear();
+  bounds_.clear();
+  Seconds before;
 
-  BlockRange range;
   int shapes_number = 0;
   const Costs* costs = nullptr;
   const DataCosts* data_costs = nullptr;
   const GroupNetwork* known_next = nullptr;
   Seconds known_transfer;
   for (int s = 0; s < stages; ++s) {
-    const int environment = view.environments[s];
-    const BlockRange last_range = range;
-    range = {last_range.last, last_range.last + spec.stage_blocks[s]};
+    const int rank = rank_of_stage_[s];
+    const int environment = view.environments[rank];
+    const BlockRange range = ranges_[s];
     // After the first stage, equal blocks are bounded once.
-    bool as_before = s > 1 && range.last - range.first == last_range.last - last_range.first &&
-                     run_ends_[last_range.first] >= range.last;
-    if (s == 0 || environment != view.environments[s - 1] || spec.recompute_of(s) != spec.recompute_of(s - 1)) {
+    bool as_before = s > 1 && rank != rank_of_stage_.front() && range.size() == ranges_[s - 1].size() &&
+                     run_ends_[ranges_[s - 1].first] >= range.last;
+    if (s == 0 || environment != view.environments[rank_of_stage_[s - 1]] ||
+        spec.recompute_of(s) != spec.recompute_of(s - 1)) {
       as_before = false;
       shapes_number = shapes_for(spec.recompute_of(s));
       costs = &costs_of(shapes_number, environment);
@@ -458,19 +512,17 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     const Shapes& shapes = shapes_[shapes_number];
 
     const bool sequential = !environments_[environment].device->overlaps_communication;
-    if (!as_before) bound = bound_of_stage(spec, placements, range, s == 0, sequential, *costs, shapes, *data_costs);
-    if (s == 0) first = bound;
+    bounds_.push_back(as_before ? bounds_.back()
+                                : bound_of_stage(spec, placements, range, s, rank == rank_of_stage_.front(),
+                                                 sequential, *costs, shapes, *data_costs));
+    const StageBound& bound = bounds_.back();
     forward_.push_back(bound.forward);
     backward_.push_back(bound.backward);
     plain_forward_.push_back(bound.plain_forward);
     plain_backward_.push_back(bound.plain_backward);
-    synchronised = std::max(
-        synchronised, before + static_cast<double>(micro) * std::max(bound.forward + bound.backward, bound.occupied) +
-                          bound.behind + bound.norms);
-    finish = std::max(finish, bound.finish);
-    data = std::max(data, bound.data);
+    before_.push_back(before);
     if (s + 1 == stages) break;
-    const GroupNetwork* next = view.next[s];
+    const GroupNetwork* next = &next_network(spec.mesh, view, rank, rank_of_stage_[s + 1]);
     if (known_next == nullptr || !(next == known_next || *next == *known_next)) {
       known_next = next;
       known_transfer =
@@ -479,6 +531,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     transfer_.push_back(known_transfer);
     before += bound.plain_forward + known_transfer;
   }
+  const StepBound step = bound_of_ranks(shape);
+  const StageBound& first = bounds_.front();
 
   Seconds agreed;  // on the norm, over every axis
   if (norm) {
@@ -487,27 +541,28 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     };
     if (spec.tp() > 1) agree(*view.tensor);
     if (data_shards(placements, spec.dp()).optimizer) agree(*view.data);
-    if (stages > 1) agree(*view.pipeline);
+    if (shape.ranks > 1) agree(*view.pipeline);
   }
-  const Seconds pipeline = first.begin + pipeline_time(schedule, forward_, backward_, transfer_, micro);
+  const Seconds pipeline = first.begin + pipeline_time(schedule, forward_, backward_, transfer_, shape);
   // Without a norm, no stage waits for another's gradients.
-  estimate.lower_bound = norm ? std::max({pipeline + first.behind + first.norms, synchronised, data}) + agreed + finish
-                              : std::max(pipeline + std::max(first.behind, first.finish), data);
+  estimate.lower_bound = norm ? std::max({pipeline + first.behind + first.norms, step.synchronised, step.data}) + agreed +
+                                    step.finish
+                              : std::max(pipeline + std::max(first.behind, first.finish), step.data);
 
   if (wanted == Wanted::bound) return estimate;
 
-  // The first stage's own work and what the schedule adds; the rest is communication over the data
+  // The first rank's own work and what the schedule adds; the rest is communication over the data
   // axis.
-  estimate.time = first.parts;
-  estimate.time *= micro;
+  estimate.time = step.parts;
+  estimate.time *= shape.micro_batches;
   const Seconds computing = estimate.time.total();
-  const Seconds with_transfers = pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, micro);
+  const Seconds with_transfers = pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, shape);
   std::ranges::fill(transfer_, Seconds(0.0));
-  const Seconds without_transfers = pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, micro);
+  const Seconds without_transfers = pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, shape);
   estimate.time.exposed.pp += with_transfers - without_transfers;
   estimate.time.bubble += std::max(without_transfers - computing, Seconds(0.0));
   const auto left = [&] { return std::max(estimate.lower_bound - estimate.time.total(), Seconds(0.0)); };
-  estimate.time.optimizer += std::min(norm ? finish + agreed : first.finish, left());
+  estimate.time.optimizer += std::min(norm ? step.finish + agreed : first.finish, left());
   estimate.time.exposed.dp += left();
   return estimate;
 }

@@ -57,8 +57,8 @@ class Estimator {
   // The same as prefix sums, with bytes, for a stage with this recompute.
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);
-  // The memory that these blocks need on a stage, to the byte.
-  Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int stage,
+  // The memory that a rank needs for one stage of these blocks, to the byte.
+  Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
              BlockRange range, Recompute recompute);
   // A number that encodes whether the range has no, one or several blocks of each kind. The part of
   // a stage's memory that does not grow with blocks depends on nothing else about them.
@@ -107,6 +107,11 @@ class Estimator {
     std::vector<BucketCosts> own;  // by Block::kind
     BucketCosts tied;
   };
+  // A stage that a rank holds. `shapes`: their number.
+  struct HeldStage {
+    BlockRange blocks;
+    int shapes = 0;
+  };
   // A block on its stage, with its work on the data axis.
   struct Visit {
     Seconds forward, backward;  // compute stream
@@ -125,7 +130,23 @@ class Estimator {
     Seconds behind;                         // reductions after the last backward
     Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
     Seconds data;                           // of a step on the data stream
-    StepTime parts;                         // of a micro-batch on the first stage
+    StepTime parts;                         // of a micro-batch; on the first rank only
+  };
+  // The same of a rank, over its stages.
+  struct RankBound {
+    std::optional<Seconds> before;  // forwards and transfers of the stages before its first one
+    Seconds busy;                   // with forwards and backwards, in a step
+    Seconds behind;
+    Seconds norms;
+    Seconds data;
+  };
+  // The least times of the slowest rank.
+  struct StepBound {
+    // When all gradients are reduced, if only one rank mattered.
+    Seconds synchronised;
+    Seconds finish;
+    Seconds data;
+    StepTime parts;  // of a micro-batch on the first rank
   };
 
   enum class Wanted { bound, all };
@@ -134,12 +155,16 @@ class Estimator {
   int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
   const Costs& costs_of(int shapes, int environment);
   const MeshView& view_of(const DeviceMesh& mesh);
+  const GroupNetwork& next_network(const DeviceMesh& mesh, const MeshView& view, int from, int to);
   const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const Shapes& shapes,
                                  const MeshView& view, int environment);
-  MemoryUse memory_of_stage(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
-                            int stage, BlockRange range, const Shapes& shapes);
-  StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range, bool first,
-                            bool sequential, const Costs& costs, const Shapes& shapes, const DataCosts& data);
+  MemoryUse memory_of_rank(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                           int rank, std::span<const HeldStage> held);
+  void share_slots(std::span<const HeldStage> held);
+  StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range, int stage,
+                            bool on_first_rank, bool sequential, const Costs& costs, const Shapes& shapes,
+                            const DataCosts& data);
+  StepBound bound_of_ranks(const PipelineShape& shape);
 
   const OpGraph& graph_;
   const Cluster& cluster_;
@@ -161,6 +186,12 @@ class Estimator {
   std::vector<BucketSizes> buckets_;
   std::vector<SavedSizes> saved_;
   std::vector<Visit> visits_;
+  std::vector<int> rank_of_stage_;
+  std::vector<BlockRange> ranges_;   // by stage
+  std::vector<HeldStage> held_;
+  std::vector<StageBound> bounds_;   // by stage
+  std::vector<RankBound> ranks_;
+  std::vector<Seconds> before_;      // by stage: forwards and transfers of the stages before it
   std::vector<Seconds> forward_, backward_, transfer_, plain_forward_, plain_backward_;  // by stage
 };
 

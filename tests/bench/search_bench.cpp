@@ -124,7 +124,7 @@ void bench_estimates(const Work& work) {
         .training = setting.training,
         .layout = lay_out(placed.spec, placed.placements),
         .schedule = row_of(placed.spec.schedule)
-                        .actions(placed.spec.pp(), static_cast<int>(micro_batches(placed.spec, setting.training))),
+                        .actions({placed.spec.pp(), static_cast<int>(micro_batches(placed.spec, setting.training))}),
         .backend = setting.cluster.groups.front().device.backend,
         .overhead = setting.cluster.groups.front().device.memory_overhead};
     std::vector<Program> lowered;

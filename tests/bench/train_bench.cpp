@@ -47,7 +47,7 @@ Measured train(const OpGraph& graph, int ranks) {
   spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
   const std::unique_ptr<Rendezvous> rendezvous = alone();
   LocalJob job({.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
-                .schedule = row_of(spec.schedule).actions(1, static_cast<int>(micro_batches(spec, training))),
+                .schedule = row_of(spec.schedule).actions({1, static_cast<int>(micro_batches(spec, training))}),
                 .backend = BackendKind::cpu, .overhead = {}},
                initializer(training.seed), cpu_threads(), *rendezvous);
   const TokenData data =

@@ -58,7 +58,7 @@ TokenData data_of(const OpGraph& graph) {
 
 Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, BackendKind backend) {
   return {.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
-          .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
+          .schedule = row_of(spec.schedule).actions({spec.pp(), static_cast<int>(micro_batches(spec, training))}),
           .backend = backend, .overhead = {}};
 }
 

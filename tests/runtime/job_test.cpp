@@ -45,7 +45,7 @@ ParallelSpec spec_of(const OpGraph& graph, int dp, int tp, int pp, int zero) {
 
 Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
   return {.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
-          .schedule = row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training))),
+          .schedule = row_of(spec.schedule).actions({spec.pp(), static_cast<int>(micro_batches(spec, training))}),
           .backend = BackendKind::cpu, .overhead = {}};
 }
 
@@ -61,7 +61,7 @@ Plan plan_of(const OpGraph& graph, int dp, int pp) {
   plan.training = training_of();
   plan.spec = spec_of(graph, dp, 1, pp, 0);
   plan.placements = place(graph, plan.spec);
-  plan.schedule = row_of(plan.spec.schedule).actions(pp, static_cast<int>(micro_batches(plan.spec, plan.training)));
+  plan.schedule = row_of(plan.spec.schedule).actions({pp, static_cast<int>(micro_batches(plan.spec, plan.training))});
   plan.cluster.groups.front().device.name = "core";
   plan.cluster.groups.front().device.backend = BackendKind::cpu;
   plan.cluster.groups.front().node.devices = {0, 1};

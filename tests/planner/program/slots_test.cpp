@@ -31,11 +31,11 @@ TEST_CASE("micro-batches take the slots of GPipe and 1F1B in turn, and exchange 
   for (const ScheduleRow& row : schedule_rows())
     for (const int stages : {1, 2, 3, 4})
       for (const int micro_batches : {1, 2, 3, 5, 8}) {
-        const Schedule schedule = row.actions(stages, micro_batches);
+        const Schedule schedule = row.actions({stages, micro_batches});
         for (int s = 0; s < stages; ++s) {
           INFO(row.name << ", stage " << s << " of " << stages << ", " << micro_batches << " micro-batches");
           const Slots slots = play_slots(schedule, s);
-          CHECK(slots.saved == row.in_flight(s, stages, micro_batches));
+          CHECK(slots.saved == row.in_flight(s, {stages, micro_batches}));
           CHECK(slots.exchanges == (stages == 1 || micro_batches == 1 ? 1 : 2));
           const std::vector<Action>& actions = schedule.ranks[s];
           REQUIRE(slots.actions.size() == actions.size());

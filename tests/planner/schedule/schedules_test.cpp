@@ -49,47 +49,47 @@ TEST_CASE("Every schedule verifies itself at every size") {
   for (const ScheduleRow& row : schedule_rows())
     for (const auto [p, m] : sizes) {
       INFO(row.name << ", " << p << " stages, " << m << " micro-batches");
-      CHECK(find_fault(row.actions(p, m), m).value_or("none") == "none");
+      CHECK(find_fault(row.actions({p, m}), m).value_or("none") == "none");
     }
 }
 
 TEST_CASE("Activations in flight are as the row says") {
   for (const ScheduleRow& row : schedule_rows())
     for (const auto [p, m] : sizes) {
-      const Schedule schedule = row.actions(p, m);
+      const Schedule schedule = row.actions({p, m});
       for (int s = 0; s < p; ++s) {
         INFO(row.name << ", stage " << s << " of " << p << ", " << m << " micro-batches");
-        CHECK(row.in_flight(s, p, m) == most_in_flight(schedule.ranks[s]));
+        CHECK(row.in_flight(s, {p, m}) == most_in_flight(schedule.ranks[s]));
       }
     }
-  CHECK(row_of(ScheduleKind::gpipe).in_flight(3, 4, 8) == 8);
-  CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(0, 4, 8) == 4);
-  CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(3, 4, 8) == 1);
-  CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(0, 4, 2) == 2);
+  CHECK(row_of(ScheduleKind::gpipe).in_flight(3, {4, 8}) == 8);
+  CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(0, {4, 8}) == 4);
+  CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(3, {4, 8}) == 1);
+  CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(0, {4, 2}) == 2);
 }
 
 TEST_CASE("GPipe runs all forwards, then all backwards, both ascending") {
-  const Schedule schedule = row_of(ScheduleKind::gpipe).actions(2, 3);
+  const Schedule schedule = row_of(ScheduleKind::gpipe).actions({2, 3});
   CHECK(text_of(schedule.ranks[0]) == "0F0 0F1 0F2 0B0 0B1 0B2");
   CHECK(text_of(schedule.ranks[1]) == "1F0 1F1 1F2 1B0 1B1 1B2");
 }
 
 TEST_CASE("1F1B warms up, alternates, drains") {
-  const Schedule schedule = row_of(ScheduleKind::one_f_one_b).actions(4, 5);
+  const Schedule schedule = row_of(ScheduleKind::one_f_one_b).actions({4, 5});
   CHECK(text_of(schedule.ranks[0]) == "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0B2 0B3 0B4");
   CHECK(text_of(schedule.ranks[1]) == "1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1B3 1B4");
   CHECK(text_of(schedule.ranks[2]) == "2F0 2F1 2B0 2F2 2B1 2F3 2B2 2F4 2B3 2B4");
   CHECK(text_of(schedule.ranks[3]) == "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4");
-  CHECK(text_of(row_of(ScheduleKind::one_f_one_b).actions(4, 2).ranks[0]) == "0F0 0F1 0B0 0B1");
+  CHECK(text_of(row_of(ScheduleKind::one_f_one_b).actions({4, 2}).ranks[0]) == "0F0 0F1 0B0 0B1");
 }
 
 TEST_CASE("On equal stages both schedules have a bubble of (p - 1)(f + b), the fraction (p - 1) / (M + p - 1)") {
   for (const ScheduleRow& row : schedule_rows())
     for (const auto [p, m] : sizes) {
       INFO(row.name << ", " << p << " stages, " << m << " micro-batches");
-      const Seconds time = pipeline_time(forms_of(row), repeat(p, 1), repeat(p, 2), repeat(p - 1, 0), m);
+      const Seconds time = pipeline_time(forms_of(row), repeat(p, 1), repeat(p, 2), repeat(p - 1, 0), {p, m});
       CHECK(time == Seconds(3.0 * (m + p - 1)));
-      CHECK(time == played_time(row.actions(p, m), repeat(p, 1), repeat(p, 2), repeat(p - 1, 0)));
+      CHECK(time == played_time(row.actions({p, m}), repeat(p, 1), repeat(p, 2), repeat(p - 1, 0)));
       CHECK((time.value - 3.0 * m) / time.value == doctest::Approx((p - 1.0) / (m + p - 1.0)));
     }
 }
@@ -114,11 +114,11 @@ TEST_CASE(
         for (int s = 0; s + 1 < p; ++s) transfer.emplace_back(of_transfer(random));
         INFO(p << " stages, " << m << " micro-batches, round " << round);
         const ScheduleRow& gpipe = row_of(ScheduleKind::gpipe);
-        CHECK(gpipe.closed_form(forward, backward, transfer, m).value ==
-              doctest::Approx(played_time(gpipe.actions(p, m), forward, backward, transfer).value).epsilon(1e-12));
+        CHECK(gpipe.closed_form(forward, backward, transfer, {p, m}).value ==
+              doctest::Approx(played_time(gpipe.actions({p, m}), forward, backward, transfer).value).epsilon(1e-12));
         const ScheduleRow& row = row_of(ScheduleKind::one_f_one_b);
-        const double form = row.closed_form(forward, backward, transfer, m).value;
-        const double played = played_time(row.actions(p, m), forward, backward, transfer).value;
+        const double form = row.closed_form(forward, backward, transfer, {p, m}).value;
+        const double played = played_time(row.actions({p, m}), forward, backward, transfer).value;
         CHECK(form <= played * (1 + 1e-12));
         worst = std::max(worst, played / form - 1);
         sum += played / form - 1;
@@ -141,17 +141,17 @@ TEST_CASE("One slow stage sets 1F1B's pace, wherever it is") {
     backward[slow] = Seconds(4);
     const auto time = row_of(ScheduleKind::one_f_one_b).closed_form;
     INFO("stage " << slow);
-    CHECK(time(forward, backward, repeat(3, 0), 101) - time(forward, backward, repeat(3, 0), 100) == Seconds(6));
+    CHECK(time(forward, backward, repeat(3, 0), {4, 101}) - time(forward, backward, repeat(3, 0), {4, 100}) == Seconds(6));
   }
 }
 
 TEST_CASE("Transfers slow the steady state of 1F1B on equal stages by 2 t (p - 1) / p for each micro-batch") {
   // Four stages: in the time of four micro-batches one travels down and back, 4 * 3 + 6 t.
   const ScheduleRow& row = row_of(ScheduleKind::one_f_one_b);
-  const auto time = [&](int m) { return row.closed_form(repeat(4, 1), repeat(4, 2), repeat(3, 0.5), m); };
+  const auto time = [&](int m) { return row.closed_form(repeat(4, 1), repeat(4, 2), repeat(3, 0.5), {4, m}); };
   CHECK(time(104) - time(100) == Seconds(4 * 3 + 6 * 0.5));
   const auto played = [&](int m) {
-    return played_time(row.actions(4, m), repeat(4, 1), repeat(4, 2), repeat(3, 0.5));
+    return played_time(row.actions({4, m}), repeat(4, 1), repeat(4, 2), repeat(3, 0.5));
   };
   CHECK(played(104) - played(100) == Seconds(4 * 3 + 6 * 0.5));
 }

@@ -148,7 +148,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
       const Placements placements = place(graph, spec);
       const ScheduleRow& row = row_of(spec.schedule);
       const Estimate estimate = estimator.estimate(spec, placements, forms_of(row));
-      const Schedule schedule = row.actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
+      const Schedule schedule = row.actions({spec.pp(), static_cast<int>(micro_batches(spec, training))});
       const StepResult simulated =
           simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
       INFO("bound " << estimate.lower_bound.value << " s, simulated " << simulated.time.total().value
@@ -187,6 +187,82 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
 
 namespace {
 
+// Megatron-LM's interleaved order (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2): chunks of
+// the model in turns of as many micro-batches as there are ranks, which divides their number.
+Schedule interleaved_actions(const PipelineShape& shape) {
+  const int ranks = shape.ranks, chunks = shape.stages / ranks, all = shape.micro_batches * chunks;
+  Schedule schedule{.rank_of_stage = {}, .ranks = std::vector<std::vector<Action>>(static_cast<std::size_t>(ranks))};
+  for (int stage = 0; stage < shape.stages; ++stage) schedule.rank_of_stage.push_back(ring_rank(stage, shape));
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto list = [&](int turn, Phase phase) {
+      const int of_round = turn % shape.stages, chunk = of_round / ranks;
+      schedule.ranks[rank].push_back({(phase == Phase::forward ? chunk : chunks - 1 - chunk) * ranks + rank, phase,
+                                      turn / shape.stages * ranks + of_round % ranks});
+    };
+    const int warm_up = std::min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, all);
+    for (int turn = 0; turn < warm_up; ++turn) list(turn, Phase::forward);
+    for (int turn = warm_up; turn < all; ++turn) {
+      list(turn, Phase::forward);
+      list(turn - warm_up, Phase::backward);
+    }
+    for (int turn = all - warm_up; turn < all; ++turn) list(turn, Phase::backward);
+  }
+  return schedule;
+}
+
+}  // namespace
+
+TEST_CASE("an estimate has the memory and a bound of ranks that hold several stages, too") {
+  std::mt19937 random(7);
+  const ScheduleForms interleaved{
+      .closed_form = nullptr,
+      .in_flight =
+          [](int rank, const PipelineShape& shape) { return most_in_flight(interleaved_actions(shape).ranks[rank]); },
+      .actions = interleaved_actions};
+  int tried = 0;
+  for (int setting = 0; setting < 150; ++setting) {
+    const bool gpu = setting % 4 != 0;
+    const OpGraph graph = random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    TrainingSpec training = training_of(32, gpu ? DataType::bf16 : DataType::fp32);
+    training.clip_norm = setting % 2;
+    Estimator estimator(graph, cluster, training);
+    const std::vector<ParallelSpec> specs =
+        enumerate_specs(graph, training, gpu && setting % 4 == 1 ? cluster.devices() : std::min(8, cluster.devices()), {});
+    const int blocks = static_cast<int>(graph.blocks.size());
+    for (int trial = 0; trial < 40; ++trial) {
+      ParallelSpec spec = specs[random() % specs.size()];
+      const int chunks = 2 + static_cast<int>(random() % 2), stages = spec.pp() * chunks;
+      if (spec.pp() < 2 || stages > blocks || micro_batches(spec, training) % spec.pp() != 0) continue;
+      spec.stage_blocks = random_cut(blocks, stages, random);
+      if (trial % 4 == 0) {
+        spec.recompute = Recompute::per_stage;
+        for (int s = 0; s < stages; ++s)
+          spec.stage_recompute.push_back(random() % 2 ? Recompute::full : Recompute::none);
+      }
+      const Schedule schedule = interleaved_actions(shape_of(spec, training));
+      INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
+                      << fmt::format("{}", fmt::join(spec.stage_blocks, ",")));
+      // Ranks that carry out their own communication need more exchange buffers for it.
+      if (find_fault(schedule, static_cast<int>(micro_batches(spec, training)))) continue;
+      ++tried;
+      const Placements placements = place(graph, spec);
+      const Estimate estimate = estimator.estimate(spec, placements, interleaved);
+      const StepResult simulated =
+          simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
+      INFO("bound " << estimate.lower_bound.value << " s, simulated " << simulated.time.total().value << " s");
+      CHECK(estimate.memory == simulated.memory);
+      CHECK(estimate.memory_stage == simulated.memory_stage);
+      CHECK(estimate.lower_bound <= simulated.time.total() * (1 + 1e-12));
+      CHECK(estimate.time.total().value == doctest::Approx(estimate.lower_bound.value).epsilon(1e-9));
+    }
+  }
+  MESSAGE(tried << " layouts");
+  CHECK(tried > 100);
+}
+
+namespace {
+
 // The lower bound over the simulated step, for one layout.
 double bound_over_simulated(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec) {
@@ -197,7 +273,7 @@ double bound_over_simulated(const OpGraph& graph, const Cluster& cluster, const 
   const Estimate estimate = estimator.estimate(spec, placements, forms_of(row));
   const StepResult simulated =
       simulate_spec(graph, estimator.networks(), training, spec, placements,
-                    row.actions(spec.pp(), static_cast<int>(micro_batches(spec, training))), nullptr);
+                    row.actions({spec.pp(), static_cast<int>(micro_batches(spec, training))}), nullptr);
   return estimate.lower_bound / simulated.time.total();
 }
 
@@ -283,7 +359,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
         CHECK(!extended);  // it holds all micro-batches at once: more of them take more memory
       if (!extended) continue;
       ++steady;
-      const Schedule schedule = row_of(spec.schedule).actions(stages, static_cast<int>(micro_batches(spec, training)));
+      const Schedule schedule = row_of(spec.schedule).actions({stages, static_cast<int>(micro_batches(spec, training))});
       const StepResult full = simulate_spec(graph, cluster, training, spec, placements, schedule, models, nullptr);
       CHECK(extended->memory == full.memory);
       CHECK(extended->memory_stage == full.memory_stage);
@@ -338,7 +414,7 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
       for (ParallelSpec spec : enumerate_specs(graph, training, 4, request)) {
         const Placements placements = place(graph, spec);
         const Schedule schedule =
-            row_of(spec.schedule).actions(spec.pp(), static_cast<int>(micro_batches(spec, training)));
+            row_of(spec.schedule).actions({spec.pp(), static_cast<int>(micro_batches(spec, training))});
         for (const std::vector<int>& cut : all_cuts(blocks, spec.pp())) {
           ParallelSpec one = spec;
           one.stage_blocks = cut;
@@ -689,7 +765,7 @@ TEST_CASE("ZeRO's memory follows its closed form") {
     spec.zero_stage = zero;
     spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
     const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
-                  .schedule = row_of(spec.schedule).actions(1, 4), .backend = BackendKind::cpu, .overhead = {}};
+                  .schedule = row_of(spec.schedule).actions({1, 4}), .backend = BackendKind::cpu, .overhead = {}};
     const MemoryUse memory = lower(job, 0).memory;
     CHECK(is(memory.parameters, zero >= 3 ? whole / 2 : whole, 1));
     CHECK(is(memory.gradients, zero >= 2 ? whole / 2 : whole, 1));
@@ -708,7 +784,7 @@ TEST_CASE("data-parallel and tensor-parallel bytes follow their closed forms") {
     spec.micro_batch = 8 / dp;
     spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
     const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
-                  .schedule = row_of(spec.schedule).actions(1, 1), .backend = BackendKind::cpu, .overhead = {}};
+                  .schedule = row_of(spec.schedule).actions({1, 1}), .backend = BackendKind::cpu, .overhead = {}};
     return lower(job, 0).communication;
   };
   const std::int64_t parameters_bytes = 4 * parameter_count(graph);
