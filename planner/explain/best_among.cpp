@@ -23,7 +23,7 @@ std::optional<BestAmong> best_among(const Inquiry& inquiry, CandidateMaker& make
   };
   std::vector<Open> open;
   for (const Candidate& candidate : made.fitting)
-    open.push_back({.bound = counted(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory),
+    open.push_back({.bound = counted(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
                     .candidate = &candidate});
   // The least bound is the best among equal scores.
   std::ranges::stable_sort(open, {}, &Open::bound);

@@ -51,8 +51,8 @@ const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
 }
 
 Candidate CandidateMaker::estimated(ParallelSpec spec) {
-  Candidate candidate{.spec = std::move(spec), .estimate = {}};
-  candidate.estimate =
+  Candidate candidate{.spec = std::move(spec), .bound = {}};
+  candidate.bound =
       estimator_.bound(candidate.spec, placements_of(candidate.spec), forms_of(row_of(candidate.spec.schedule)));
   return candidate;
 }
@@ -146,13 +146,13 @@ std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec,
     chosen.recompute = Recompute::per_stage;
   }
   Candidate candidate = estimated(std::move(chosen));
-  return candidate.estimate.spare.count >= 0 ? std::optional(std::move(candidate)) : std::nullopt;
+  return candidate.bound.spare.count >= 0 ? std::optional(std::move(candidate)) : std::nullopt;
 }
 
 std::vector<int> CandidateMaker::cut_of(const ParallelSpec& spec) {
   ParallelSpec cut = spec;
   cut.stage_blocks = fastest_cut(spec);
-  if (spec.recompute != Recompute::per_stage && estimated(cut).estimate.spare.count < 0)
+  if (spec.recompute != Recompute::per_stage && estimated(cut).bound.spare.count < 0)
     if (std::optional<Candidate> other = cut_that_fits(spec, false)) return other->spec.stage_blocks;
   return cut.stage_blocks;
 }
@@ -164,7 +164,7 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
     ParallelSpec one = spec;
     one.stage_blocks = cut;
     candidates.push_back(estimated(one));
-    const bool fits = candidates.back().estimate.spare.count >= 0;
+    const bool fits = candidates.back().bound.spare.count >= 0;
     // Stages that do not recompute are faster; where they fit, a mix can only need less memory.
     if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none ||
         spec.pp() > most_choosing_stages)
@@ -187,7 +187,7 @@ void CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candi
   if (cuts_of(static_cast<int>(graph_.blocks.size()), spec.pp()) <= most_cuts) {
     const std::size_t before = candidates.size();
     add_all_cuts(spec, mixes, candidates);
-    const auto fits = [](const Candidate& candidate) { return candidate.estimate.spare.count >= 0; };
+    const auto fits = [](const Candidate& candidate) { return candidate.bound.spare.count >= 0; };
     if (mixes && spec.recompute == Recompute::none && spec.pp() > most_choosing_stages &&
         std::none_of(candidates.begin() + static_cast<std::ptrdiff_t>(before), candidates.end(), fits))
       if (std::optional<Candidate> mixed = cut_that_fits(spec, true)) candidates.push_back(std::move(*mixed));
@@ -196,14 +196,14 @@ void CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candi
   ParallelSpec cut = spec;
   cut.stage_blocks = fastest_cut(spec);
   Candidate candidate = estimated(cut);
-  if (candidate.estimate.spare.count < 0) {
+  if (candidate.bound.spare.count < 0) {
     std::optional<Candidate> other;
-    if (spec.pp() > 1 && candidate.estimate.spare_in_all.count >= 0) other = cut_that_fits(spec, false);
+    if (spec.pp() > 1 && candidate.bound.spare_in_all.count >= 0) other = cut_that_fits(spec, false);
     if (other) {
       candidate = std::move(*other);
     } else if (spec.pp() > 1 && mixes && spec.recompute == Recompute::none) {
       cut.recompute = Recompute::full;
-      if (estimated(cut).estimate.spare_in_all.count >= 0)
+      if (estimated(cut).bound.spare_in_all.count >= 0)
         if (std::optional<Candidate> mixed = cut_that_fits(spec, true)) candidates.push_back(std::move(*mixed));
     }
   }
@@ -225,7 +225,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     std::int64_t count = 0;
   };
   const auto smaller = [](const Numbered& a, const Numbered& b) {
-    return std::pair(a.second.estimate.memory.peak(), a.first) < std::pair(b.second.estimate.memory.peak(), b.first);
+    return std::pair(a.second.bound.memory.peak(), a.first) < std::pair(b.second.bound.memory.peak(), b.first);
   };
   std::vector<OfTask> made(tasks.size());
   in_parallel(static_cast<int>(makers.size()), tasks.size(), [&](int thread, std::size_t task) {
@@ -236,7 +236,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
       makers[thread]->add(specs[i], mixes, candidates);
       to.count += static_cast<std::int64_t>(candidates.size());
       for (Candidate& candidate : candidates) {
-        if (candidate.estimate.spare.count >= 0)
+        if (candidate.bound.spare.count >= 0)
           to.fitting.emplace_back(i, std::move(candidate));
         else if (Numbered one(i, std::move(candidate)); !to.smallest || smaller(one, *to.smallest))
           to.smallest = std::move(one);

@@ -21,7 +21,7 @@ namespace parplan {
 // A point of the space with its stage cut, estimated.
 struct Candidate {
   ParallelSpec spec;
-  Estimate estimate;
+  Bound bound;
 };
 
 // A model's cuts are all candidates where they are few enough, and so are the choices of stages

@@ -132,7 +132,7 @@ class SpaceSearch {
     make_candidates_of(size);
     std::vector<Open> opened;
     for (const Candidate& candidate : size.candidates)
-      opened.push_back({.bound = score_of(candidate.spec, candidate.estimate.lower_bound, candidate.estimate.memory),
+      opened.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
                         .place = place + opened.size(),
                         .candidate = &candidate});
     fits_any_ = fits_any_ || !size.candidates.empty();
@@ -147,12 +147,12 @@ class SpaceSearch {
     size.candidates = std::move(made.fitting);
     // The smallest candidate that fits; where none fits, the smallest of all.
     const auto least =
-        std::ranges::min_element(size.candidates, {}, [](const Candidate& one) { return one.estimate.memory.peak(); });
+        std::ranges::min_element(size.candidates, {}, [](const Candidate& one) { return one.bound.memory.peak(); });
     const bool fits = least != size.candidates.end();
     if (!fits && !made.smallest) return;
     const Candidate& one = fits ? *least : *made.smallest;
     if (!smallest_ || (fits && !fits_any_) ||
-        (fits == fits_any_ && one.estimate.memory.peak() < smallest_->estimate.memory.peak()))
+        (fits == fits_any_ && one.bound.memory.peak() < smallest_->bound.memory.peak()))
       smallest_ = one;
   }
 

@@ -571,7 +571,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   return estimate(spec, placements, schedule, Wanted::all);
 }
 
-Estimate Estimator::bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
+Bound Estimator::bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
   return estimate(spec, placements, schedule, Wanted::bound);
 }
 

@@ -21,17 +21,20 @@
 
 namespace parplan {
 
-// A candidate without its Program. `lower_bound` is never above the simulated step; the parts of
-// `time` sum to it: the bound is close enough to sort candidates by (docs/cost-model.md).
-struct Estimate {
-  StepTime time;
+// What a search needs to know of a candidate, without its Program. `lower_bound` is never above the
+// simulated step, and close enough to it to sort candidates by (docs/cost-model.md).
+struct Bound {
   // That of the stage that fills its devices most; equal to the plan of lowering.
   MemoryUse memory;
   int memory_stage = 0;
   // The least free memory of any stage; below 0 where the candidate does not fit.
   Bytes spare;
-  Bytes spare_in_all;  // summed over stages
+  Bytes spare_in_all;  // summed over ranks of the pipeline
   Seconds lower_bound;
+};
+// The same with a time whose parts sum to `lower_bound`.
+struct Estimate : Bound {
+  StepTime time;
 };
 
 // The time and memory of possible stages: prefix sums over the model's blocks, one more than
@@ -69,9 +72,8 @@ class Estimator {
 
   // `spec.stage_blocks` is set.
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
-  // The same without `time`, and without `lower_bound` where it does not fit, which is all that a
-  // search needs of most candidates.
-  Estimate bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
+  // Without `lower_bound` where it does not fit.
+  Bound bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
 
   NetworkCache& networks() { return networks_; }
 

@@ -166,7 +166,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
         CHECK(score(objective, cluster, spec, floor.time(spec.mesh.size()), least) <= reached);
       }
       if (floor.lacks_room(spec.mesh.size())) CHECK(estimate.spare < Bytes(0));
-      const Estimate bounded = estimator.bound(spec, placements, forms_of(row));
+      const Bound bounded = estimator.bound(spec, placements, forms_of(row));
       CHECK(bounded.memory == estimate.memory);
       CHECK(bounded.spare == estimate.spare);
       if (bounded.spare >= Bytes(0)) CHECK(bounded.lower_bound == estimate.lower_bound);
@@ -554,13 +554,13 @@ TEST_CASE("where some cut fits, a layout is a candidate with one that does") {
           CandidateMaker(graph, cluster, training).add(spec, false, candidates);
           INFO(describe(spec) << ", " << room);
           CHECK(std::ranges::any_of(candidates,
-                                    [](const Candidate& candidate) { return candidate.estimate.spare.count >= 0; }));
+                                    [](const Candidate& candidate) { return candidate.bound.spare.count >= 0; }));
         }
         cluster.groups.front().device.memory_capacity = least - Bytes(1);
         std::vector<Candidate> candidates;
         CandidateMaker(graph, cluster, training).add(spec, false, candidates);
         CHECK(std::ranges::none_of(candidates,
-                                   [](const Candidate& candidate) { return candidate.estimate.spare.count >= 0; }));
+                                   [](const Candidate& candidate) { return candidate.bound.spare.count >= 0; }));
       }
 }
 
