@@ -76,7 +76,7 @@ const NetworkCache::StageDevice& NetworkCache::device(const DeviceMesh& mesh, in
   return result;
 }
 
-CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank, bool ring) {
+CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
   const int ranks = mesh.degree_of(Axis::pp);
   PARPLAN_ASSERT(rank >= 0 && rank < ranks, fmt::format("rank {} of {}", rank, ranks));
   const NetworkCache::StageDevice& device = networks.device(mesh, rank);
@@ -85,8 +85,8 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank, b
   for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
   if (ranks == 1) return model;
   set(tied_stages, networks.stages(mesh, 0, ranks - 1));
-  if (ring || rank + 1 < ranks) set(next_stage, networks.stages(mesh, rank, (rank + 1) % ranks));
-  if (ring || rank > 0) set(previous_stage, networks.stages(mesh, rank, (rank + ranks - 1) % ranks));
+  set(next_stage, networks.stages(mesh, rank, (rank + 1) % ranks));
+  set(previous_stage, networks.stages(mesh, rank, (rank + ranks - 1) % ranks));
   return model;
 }
 
@@ -95,9 +95,9 @@ CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank) {
   return cost_model(networks, mesh, rank);
 }
 
-std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh, bool ring) {
+std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh) {
   std::vector<CostModel> models;
-  for (int rank = 0; rank < mesh.degree_of(Axis::pp); ++rank) models.push_back(cost_model(networks, mesh, rank, ring));
+  for (int rank = 0; rank < mesh.degree_of(Axis::pp); ++rank) models.push_back(cost_model(networks, mesh, rank));
   return models;
 }
 

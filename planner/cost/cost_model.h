@@ -48,12 +48,12 @@ class NetworkCache {
 };
 
 // tensor, data and pipeline groups see the network of their axis; next and previous what the two
-// ranks of the pipeline see from this one to the other; tied what the first and the last rank see.
-// `ring`: the last rank exchanges with the first, too (several stages a rank).
-CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank, bool ring = false);
+// ranks of the pipeline see from this one to the other, around the ring; tied what the first and the
+// last rank see.
+CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank);
 CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank);
 // One cost model for each rank of the pipeline, the first rank first.
-std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh, bool ring = false);
+std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh);
 
 // Bytes of the whole buffer of a communication (collective.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);

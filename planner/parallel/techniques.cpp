@@ -38,7 +38,7 @@ std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& tra
 
 std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec) {
   const std::int64_t count = micro_batches(spec, training);
-  const std::int64_t most = most_calls / 2 / spec.pp();
+  const std::int64_t most = most_calls / 2 / spec.stages();
   if (count <= most) return std::nullopt;
   return fmt::format(
       "a step would be {} micro-batches of {} on each data-parallel rank; with {} stage{} a plan holds at most {}: "

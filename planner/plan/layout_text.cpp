@@ -33,6 +33,13 @@ std::vector<int> layers_of_stages(const ParallelSpec& spec) {
   return layers;
 }
 
+std::vector<int> layers_of_ranks(const ParallelSpec& spec) {
+  std::vector<int> layers(static_cast<std::size_t>(spec.pp()));
+  const std::vector<int> of_stages = layers_of_stages(spec);
+  for (std::size_t stage = 0; stage < of_stages.size(); ++stage) layers[stage % layers.size()] += of_stages[stage];
+  return layers;
+}
+
 std::string stage_layers(const ParallelSpec& spec) { return fmt::format("{}", fmt::join(layers_of_stages(spec), ",")); }
 
 std::string stage_recompute(const ParallelSpec& spec) {

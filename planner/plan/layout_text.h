@@ -12,6 +12,8 @@ namespace parplan {
 std::string layout_text(const ParallelSpec& spec);
 // Layers per stage, embedding and head not counted; and as text: "6,6".
 std::vector<int> layers_of_stages(const ParallelSpec& spec);
+// Layers of each rank of the pipeline, over its stages.
+std::vector<int> layers_of_ranks(const ParallelSpec& spec);
 std::string stage_layers(const ParallelSpec& spec);
 // "full,full,none".
 std::string stage_recompute(const ParallelSpec& spec);

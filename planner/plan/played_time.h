@@ -23,7 +23,6 @@ struct ScheduleForms {
                          std::span<const Seconds> transfer, const PipelineShape& shape) = nullptr;
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
   Schedule (*actions)(const PipelineShape& shape) = nullptr;
-  int (*rank_of_stage)(int stage, const PipelineShape& shape) = ring_rank;
 };
 // A lower bound of the time of a step's pipeline.
 Seconds pipeline_time(const ScheduleForms& schedule, std::span<const Seconds> forward,

@@ -230,6 +230,15 @@ std::optional<std::string> find_fault(const Schedule& schedule, int micro_batche
   for (int s = 0; s < schedule.stages(); ++s)
     if (const int rank = schedule.rank_of_stage[s]; rank < 0 || rank >= ranks)
       return fmt::format("stage {} is on rank {} of the pipeline, which has {}", s, rank, ranks);
+  if (schedule.stages() % ranks != 0)
+    return fmt::format("{} stages cannot be shared out among {} ranks", schedule.stages(), ranks);
+  if (ranks == 1 && schedule.stages() > 1)
+    return fmt::format("one rank holds {} stages; make them one", schedule.stages());
+  for (int s = 0; s < schedule.stages(); ++s)
+    if (const int ring = ring_rank(s, {ranks, schedule.stages(), micro_batches}); schedule.rank_of_stage[s] != ring)
+      return fmt::format("stage {} is on rank {} of the pipeline; stages go around the ring of ranks, so it must be on "
+                         "rank {}",
+                         s, schedule.rank_of_stage[s], ring);
   for (int r = 0; r < ranks; ++r)
     if (auto fault = find_fault_of_rank(schedule, r, micro_batches)) return fault;
   for (int s = 0; s + 1 < schedule.stages(); ++s) {

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <fmt/format.h>
-
-#include "planner/base/error.h"
 
 namespace parplan {
 
@@ -37,8 +34,6 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
       if (!parameters.tied) continue;
       const auto known = std::ranges::find(tied_buckets, parameters.tied, &RankBucket::tied);
       if (known != tied_buckets.end()) {
-        PARPLAN_ASSERT(job.layout.of_block(known->blocks.front()).placements == job.layout.of_block(b).placements,
-                       fmt::format("blocks that tie a parameter are laid out alike: {}", known->name));
         known->blocks.push_back(b);
         continue;
       }

@@ -60,7 +60,7 @@ void set_groups(Lowering& lowering) {
     for (const int other : {stage + 1, stage - 1}) {
       if (other < 0 || other >= lowering.job.schedule.stages()) continue;
       if (const int peer = lowering.rank_of_stage(other); peer != program.pipeline_rank)
-        neighbours[towards(lowering.job.schedule, stage, other)] = pipeline[peer];
+        neighbours[towards(stage, other)] = pipeline[peer];
     }
   for (const GroupKey key : {next_stage, previous_stage})
     if (const auto found = neighbours.find(key); found != neighbours.end()) program.set_group(key, {found->second});

@@ -9,10 +9,39 @@
 
 namespace parplan {
 
+namespace {
+
+// What the passes rely on.
+void check(const Job& job) {
+  const Layout& layout = job.layout;
+  PARPLAN_ASSERT(static_cast<int>(layout.stages.size()) == job.schedule.stages() &&
+                     static_cast<int>(job.schedule.ranks.size()) == layout.mesh.degree_of(Axis::pp),
+                 fmt::format("{} stages, a schedule of {} on {} ranks, pp {}", layout.stages.size(),
+                             job.schedule.stages(), job.schedule.ranks.size(), layout.mesh.degree_of(Axis::pp)));
+  PARPLAN_ASSERT(layout.layout_of_block.size() == job.graph->blocks.size(),
+                 fmt::format("{} blocks with layouts of {}", layout.layout_of_block.size(), job.graph->blocks.size()));
+  Degrees degree = layout.mesh.degree;
+  degree.pp = 1;
+  for (const BlockLayout& block : layout.layouts)
+    PARPLAN_ASSERT(block.degree == degree && block.micro_batch == layout.layouts.front().micro_batch &&
+                       block.recompute != Recompute::per_stage,
+                   "blocks have the mesh's degrees, one size of micro-batches and a recompute of their own");
+  const Placements* of_tied = nullptr;
+  for (std::size_t b = 0; b < job.graph->blocks.size(); ++b) {
+    if (!block_parameters(*job.graph, job.graph->blocks[b]).tied) continue;
+    const Placements& own = layout.of_block(static_cast<int>(b)).placements;
+    PARPLAN_ASSERT(of_tied == nullptr || *of_tied == own, "blocks that tie a parameter are laid out alike");
+    of_tied = &own;
+  }
+}
+
+}  // namespace
+
 Lowering::Lowering(const Job& for_job, int rank)
     : job(for_job),
       graph(*for_job.graph),
       at(coordinates_of(for_job.layout.mesh, rank)) {
+  check(job);
   program.rank = rank;
   program.pipeline_rank = at.pp;
   for (int stage = 0; stage < job.schedule.stages(); ++stage)
@@ -104,16 +133,7 @@ Stream transfer_stream(InstructionKind kind, GroupKey group) {
   return group == next_stage ? Stream::receive_next : Stream::receive_previous;
 }
 
-GroupKey towards(const Schedule& schedule, int stage, int neighbour) {
-  const int ranks = static_cast<int>(schedule.ranks.size());
-  const int from = schedule.rank_of_stage[stage], to = schedule.rank_of_stage[neighbour];
-  const bool is_after = to == (from + 1) % ranks, is_before = from == (to + 1) % ranks;
-  PARPLAN_ASSERT(is_after || is_before, fmt::format("stages {} and {} are on ranks {} and {}, which are no neighbours",
-                                                    stage, neighbour, from, to));
-  // Two ranks are each other's neighbours on both sides: stages ascend towards the next.
-  if (is_after && is_before) return neighbour > stage ? next_stage : previous_stage;
-  return is_after ? next_stage : previous_stage;
-}
+GroupKey towards(int stage, int neighbour) { return neighbour > stage ? next_stage : previous_stage; }
 
 Instruction communication(InstructionKind kind, GroupKey group, Stream stream, DataType type) {
   Instruction instruction;

@@ -108,8 +108,9 @@ void collective(Lowering& lowering, std::string name, InstructionKind kind, Grou
                 const std::vector<Piece>& pieces);
 // The stream of transfers to, or from, a neighbour.
 Stream transfer_stream(InstructionKind kind, GroupKey group);
-// The group by which a stage's rank exchanges with the rank of a neighbouring stage.
-GroupKey towards(const Schedule& schedule, int stage, int neighbour);
+// The group by which a stage's rank exchanges with the rank of a neighbouring stage: stages go around
+// the ring of ranks.
+GroupKey towards(int stage, int neighbour);
 Instruction communication(InstructionKind kind, GroupKey group, Stream stream, DataType type = DataType::fp32);
 
 }  // namespace parplan

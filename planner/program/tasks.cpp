@@ -96,7 +96,7 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
 // Sends a buffer to the rank of a neighbouring stage, or receives it from there.
 Call& transfer(Lowering& lowering, const char* what, InstructionKind kind, int stage, int neighbour, int buffer,
                std::int64_t bytes) {
-  const GroupKey group = towards(lowering.job.schedule, stage, neighbour);
+  const GroupKey group = towards(stage, neighbour);
   const auto [known, is_first] = lowering.transfers.try_emplace({kind, group, bytes}, 0);
   if (!is_first) {
     Call& call = lowering.program.calls.emplace_back();

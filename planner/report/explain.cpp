@@ -329,7 +329,7 @@ std::string each_stage(const Plan& plan, const Reasons& reasons) {
   const std::vector<RankResult>& stages = reasons.details.ranks;
   if (stages.size() < 2) return "";
   const Seconds step = plan.prediction.time.total();
-  const std::vector<int> layers = layers_of_stages(plan.spec);
+  const std::vector<int> layers = layers_of_ranks(plan.spec);
   std::vector<std::vector<std::string>> times;
   std::vector<std::vector<std::string>> memory;
   std::vector<double> computing;

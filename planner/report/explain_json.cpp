@@ -135,7 +135,7 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
                                    .communication = stage.communication}};
     of_stage.result.time.bubble += std::max(step - stage.time.total(), Seconds(0.0));
     const Json whole = row_of(plan, of_stage, {.cluster = plan.cluster, .training = plan.training});
-    Json part{{"stage", i}, {"layers", layers_of_stages(plan.spec)[i]}};
+    Json part{{"stage", i}, {"layers", layers_of_ranks(plan.spec)[i]}};
     for (const auto& [column, value] : whole.items())
       if (column.starts_with("time_") || column.starts_with("memory_") || column.starts_with("communication_"))
         part[column] = value;

@@ -27,7 +27,7 @@ const ScheduleRow& row_of(ScheduleKind kind) {
 }
 
 ScheduleForms forms_of(const ScheduleRow& row) {
-  return {.closed_form = row.closed_form, .in_flight = row.in_flight, .actions = row.actions, .rank_of_stage = row.rank_of_stage};
+  return {.closed_form = row.closed_form, .in_flight = row.in_flight, .actions = row.actions};
 }
 
 Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {

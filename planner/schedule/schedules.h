@@ -24,8 +24,6 @@ struct ScheduleRow {
   // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds at
   // once.
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
-  // The rank that holds a stage: around the ring, unless said otherwise.
-  int (*rank_of_stage)(int stage, const PipelineShape& shape) = ring_rank;
 };
 
 std::span<const ScheduleRow> schedule_rows();

@@ -51,7 +51,7 @@ std::vector<int> device_counts(const Cluster& cluster, const LayoutRequest& requ
 // The inputs that determine a candidate's time and memory.
 struct Work {
   ParallelSpec spec;
-  std::vector<CostModel> models;  // by stage
+  std::vector<CostModel> models;  // by rank of the pipeline
 };
 // Candidates of one layout on equal networks are one plan, whatever the order of their axes.
 bool equal_work(const Work& a, const Work& b) {
@@ -194,9 +194,9 @@ class SpaceSearch {
                         .place = turns[turn].place,
                         .plan = {spec, result},
                         .in_full = in_full});
-      calls_ += 2 * spec.pp() *
+      calls_ += 2 * spec.stages() *
                 std::min(micro_batches(spec, training_),
-                         in_full ? most_calls : std::int64_t{2} * steady_micro_batches(spec.pp()));
+                         in_full ? most_calls : std::int64_t{2} * steady_micro_batches(spec.stages()));
       ++counts_.simulated;
     }
     if (options_.progress)

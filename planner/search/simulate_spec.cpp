@@ -25,6 +25,7 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   constexpr int period = 2;  // buffers take turns by two
   const int stages = spec.stages();
   const std::int64_t all = micro_batches(spec, training);
+  if (spec.virtual_stages() > 1) return std::nullopt;  // their period is longer
   // The time to become steady, a window longer than any dependency reaches back, and the end of the
   // schedule.
   int some = steady_micro_batches(stages);
@@ -88,7 +89,7 @@ StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const Tra
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
                          Timeline* timeline) {
   return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule,
-                       cost_models(networks, spec.mesh, spec.virtual_stages() > 1), timeline);
+                       cost_models(networks, spec.mesh), timeline);
 }
 
 }  // namespace parplan

@@ -459,7 +459,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   for (int s = 0; s < stages; ++s) {
     const int first = s == 0 ? 0 : ranges_.back().last;
     ranges_.push_back({first, first + spec.stage_blocks[s]});
-    rank_of_stage_.push_back(schedule.rank_of_stage(s, shape));
+    rank_of_stage_.push_back(ring_rank(s, shape));
   }
 
   Estimate estimate;

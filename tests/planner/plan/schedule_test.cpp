@@ -114,6 +114,16 @@ TEST_CASE("A rank may hold several stages") {
   Schedule outside = interleaved(first, second);
   outside.rank_of_stage[3] = 2;
   CHECK(find_fault(outside, 2) == "stage 3 is on rank 2 of the pipeline, which has 2");
+  Schedule beside = interleaved(first, second);
+  beside.rank_of_stage = {0, 1, 1, 0};
+  CHECK(find_fault(beside, 2) ==
+        "stage 2 is on rank 1 of the pipeline; stages go around the ring of ranks, so it must be on rank 0");
+  Schedule uneven = interleaved(first, second);
+  uneven.rank_of_stage = {0, 1, 0};
+  CHECK(find_fault(uneven, 2) == "3 stages cannot be shared out among 2 ranks");
+  Schedule alone = schedule_of({"0F0 1F0 1B0 0B0"});
+  alone.rank_of_stage = {0, 0};
+  CHECK(find_fault(alone, 1) == "one rank holds 2 stages; make them one");
 }
 
 TEST_CASE("Activations in flight are counted at their worst") {
