@@ -17,7 +17,7 @@
 #include <fmt/ostream.h>
 
 #include "cli/commands.h"
-#include "cli/declared.h"
+#include "cli/declared_options.h"
 #include "cli/version.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"

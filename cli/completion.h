@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/declared.h"
+#include "cli/declared_options.h"
 
 namespace parplan {
 

@@ -19,7 +19,7 @@
 #include "planner/graph/countable.h"
 #include "planner/parallel/techniques.h"
 #include "planner/report/csv.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 
 namespace parplan {
 namespace {

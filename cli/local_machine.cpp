@@ -23,7 +23,7 @@
 #include "planner/base/yaml.h"
 #include "planner/cluster/node_layout.h"
 #include "runtime/device/cpu/instruction_sets.h"
-#include "runtime/measure.h"
+#include "runtime/probe_cpu.h"
 
 namespace parplan {
 namespace {

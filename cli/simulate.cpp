@@ -7,8 +7,8 @@
 #include "cli/declare.h"
 #include "cli/inputs.h"
 #include "planner/report/explain.h"
-#include "planner/report/json.h"
-#include "planner/report/row.h"
+#include "planner/report/command_json.h"
+#include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 #include "planner/suggest.h"
 

@@ -13,10 +13,10 @@
 #include "cli/progress.h"
 #include "models/families.h"
 #include "planner/report/explain.h"
-#include "planner/report/json.h"
+#include "planner/report/command_json.h"
 #include "planner/report/launch_line.h"
 #include "planner/report/remedy.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 
 namespace parplan {

@@ -7,7 +7,7 @@
 #include "planner/graph/op_graph.h"
 #include "planner/plan/explanation.h"
 #include "planner/plan/plan.h"
-#include "planner/search/request.h"
+#include "planner/search/suggest_request.h"
 
 namespace parplan {
 

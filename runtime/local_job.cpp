@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/program/lower.h"
 #include "runtime/warm_up.h"
 
 namespace parplan {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "planner/program/lower.h"
-#include "runtime/exchange.h"
+#include "runtime/share_results.h"
 #include "runtime/executor.h"
 #include "runtime/launch/rendezvous.h"
 #include "runtime/parameters.h"

@@ -7,7 +7,7 @@
 
 #include "planner/plan/plan.h"
 #include "planner/program/program.h"
-#include "runtime/exchange.h"
+#include "runtime/share_results.h"
 
 // The one step that stands for a run, from the steps that were measured.
 namespace parplan {

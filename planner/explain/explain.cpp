@@ -10,11 +10,12 @@
 
 #include "planner/explain/families.h"
 #include "planner/explain/guide.h"
-#include "planner/explain/model_error.h"
+#include "planner/explain/prediction_error.h"
 #include "planner/explain/neighbours.h"
 #include "planner/explain/sensitivity.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/job.h"
+#include "planner/program/lower.h"
 #include "planner/search/candidates.h"
 #include "planner/search/simulate_spec.h"
 #include "planner/simulator/simulate.h"

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "planner/plan/explanation.h"
-#include "planner/search/request.h"
+#include "planner/search/suggest_request.h"
 #include "planner/search/search.h"
 
 namespace parplan {

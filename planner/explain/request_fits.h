@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "planner/plan/explanation.h"
-#include "planner/search/request.h"
+#include "planner/search/suggest_request.h"
 
 namespace parplan {
 

@@ -1,4 +1,5 @@
 #include "planner/program/bucket_layout.h"
+#include "planner/program/propagate.h"
 
 #include <algorithm>
 #include <utility>

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "planner/program/local.h"
+#include "planner/program/local_size.h"
 #include "planner/program/program.h"
 
 namespace parplan {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "planner/cluster/cluster.h"
 #include "planner/cluster/mesh.h"
 
 namespace parplan {
@@ -14,6 +15,22 @@ Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, 
           .schedule = std::move(schedule),
           .backend = cluster.backend(),
           .overhead = memory_overhead(cluster)};
+}
+
+BlockChoice block_choice(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,
+                         const TrainingSpec& training, BackendKind backend, bool fuse) {
+  return {.layout = layout,
+          .entering = entering,
+          .at = at,
+          .precision = training.precision,
+          .backend = backend,
+          .loss_weight =
+              1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
+          .fuse = fuse};
+}
+
+BlockChoice block_choice(const Job& job, int block, const Coordinates& at) {
+  return block_choice(job.layout.of_block(block), job.layout.entering(block), at, job.training, job.backend, job.fuse);
 }
 
 }  // namespace parplan

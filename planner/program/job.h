@@ -1,12 +1,31 @@
 #pragma once
 
-#include "planner/cluster/cluster.h"
-#include "planner/program/lower.h"
+#include "planner/cluster/device.h"
+#include "planner/graph/op_graph.h"
+#include "planner/graph/training.h"
+#include "planner/plan/layout.h"
+#include "planner/plan/schedule.h"
+#include "planner/program/block_choice.h"
 
 namespace parplan {
+
+struct Cluster;
+
+// Everything that decides what each rank does.
+struct Job {
+  const OpGraph* graph = nullptr;
+  TrainingSpec training;
+  Layout layout;
+  Schedule schedule;
+  BackendKind backend = BackendKind::cpu;
+  Bytes overhead;    // memory that libraries take outside the arena
+  bool fuse = true;  // merge pairs of kernels (fusion.h); off for comparison
+};
 
 // What the ranks of the cluster do, with its backend and the memory that libraries take.
 Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, const ParallelSpec& spec,
            const Placements& placements, Schedule schedule);
+// What a rank at `at` does with a block.
+BlockChoice block_choice(const Job& job, int block, const Coordinates& at);
 
 }  // namespace parplan

@@ -1,5 +1,5 @@
 #include "planner/graph/local_op.h"
-#include "planner/program/local.h"
+#include "planner/program/local_size.h"
 
 namespace parplan {
 namespace {

@@ -5,27 +5,12 @@
 #include <set>
 #include <utility>
 
+#include "planner/program/block.h"
 #include "planner/program/bucket_layout.h"
 #include "planner/program/events.h"
-#include "planner/program/lowering.h"
+#include "planner/program/lowering_state.h"
 
 namespace parplan {
-
-BlockChoice block_choice(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,
-                         const TrainingSpec& training, BackendKind backend, bool fuse) {
-  return {.layout = layout,
-          .entering = entering,
-          .at = at,
-          .precision = training.precision,
-          .backend = backend,
-          .loss_weight =
-              1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
-          .fuse = fuse};
-}
-
-BlockChoice block_choice(const Job& job, int block, const Coordinates& at) {
-  return block_choice(job.layout.of_block(block), job.layout.entering(block), at, job.training, job.backend, job.fuse);
-}
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
-#include "planner/program/lowering.h"
+#include "planner/program/lowering_state.h"
 #include "planner/program/memory.h"
 #include "planner/program/workspace.h"
 

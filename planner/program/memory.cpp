@@ -4,7 +4,7 @@
 
 #include "planner/base/enum.h"
 #include "planner/graph/op.h"
-#include "planner/program/lowering.h"
+#include "planner/program/lowering_state.h"
 
 namespace parplan {
 

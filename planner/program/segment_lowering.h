@@ -10,6 +10,7 @@
 
 #include "planner/graph/backward.h"
 #include "planner/program/block.h"
+#include "planner/program/propagate.h"
 
 namespace parplan {
 

@@ -5,7 +5,8 @@
 #include <fmt/format.h>
 
 #include "planner/program/bucket_work.h"
-#include "planner/program/lowering.h"
+#include "planner/program/block.h"
+#include "planner/program/lowering_state.h"
 
 namespace parplan {
 namespace {

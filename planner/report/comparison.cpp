@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/report/parts.h"
+#include "planner/report/result_parts.h"
 #include "planner/report/table.h"
 
 namespace parplan {

@@ -1,7 +1,7 @@
 #include "planner/report/csv.h"
 
 #include "planner/base/text.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 
 namespace parplan {
 namespace {

@@ -10,8 +10,8 @@
 #include "planner/base/enum.h"
 #include "planner/base/text.h"
 #include "planner/cluster/running_costs.h"
-#include "planner/report/parts.h"
-#include "planner/report/row.h"
+#include "planner/report/result_parts.h"
+#include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 
 namespace parplan {

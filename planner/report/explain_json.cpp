@@ -4,7 +4,7 @@
 
 #include "planner/base/enum.h"
 #include "planner/report/explain.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 
 namespace parplan {
 namespace {

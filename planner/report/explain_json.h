@@ -2,7 +2,7 @@
 
 #include "planner/base/json.h"
 #include "planner/plan/explanation.h"
-#include "planner/report/json.h"
+#include "planner/report/command_json.h"
 
 namespace parplan {
 

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "planner/plan/layout_text.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 
 namespace parplan {
 

@@ -10,7 +10,7 @@
 #include "planner/base/text.h"
 #include "planner/cluster/running_costs.h"
 #include "planner/report/csv.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 
 namespace parplan {

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "planner/cluster/running_costs.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 
 namespace parplan {
 

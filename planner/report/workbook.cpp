@@ -14,7 +14,7 @@
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 #include "planner/cluster/running_costs.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 
 namespace parplan {
 namespace {

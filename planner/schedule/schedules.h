@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "planner/plan/parallel_spec.h"
-#include "planner/plan/played_time.h"
+#include "planner/plan/pipeline_time.h"
 #include "planner/plan/schedule.h"
 
 namespace parplan {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "planner/program/job.h"
+#include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
 #include "planner/simulator/simulate.h"
 #include "planner/simulator/steady.h"

@@ -13,7 +13,7 @@
 #include "planner/plan/layout.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
-#include "planner/plan/played_time.h"
+#include "planner/plan/pipeline_time.h"
 #include "planner/plan/step.h"
 #include "planner/program/block.h"
 #include "planner/program/lower.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/graph/gemm_blocking.h"
+#include "planner/graph/cpu_workspace.h"
 #include "runtime/device/cpu/cpu_backend.h"
 
 namespace parplan {

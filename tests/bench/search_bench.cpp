@@ -18,7 +18,7 @@
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/search.h"
 #include "planner/simulator/estimate.h"

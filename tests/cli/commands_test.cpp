@@ -14,7 +14,7 @@
 #include "planner/base/json.h"
 #include "planner/base/yaml.h"
 #include "planner/plan/plan.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 #include "tests/cli/call.h"
 
 namespace parplan {

@@ -1,4 +1,4 @@
-#include "cli/declared.h"
+#include "cli/declared_options.h"
 
 #include <algorithm>
 #include <sstream>

@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "cli/declared.h"
+#include "cli/declared_options.h"
 #include "tests/cli/call.h"
 #include "tests/cli/generated_parts.h"
 

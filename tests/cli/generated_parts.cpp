@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
-#include "cli/declared.h"
+#include "cli/declared_options.h"
 #include "planner/base/text.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 #include "planner/report/sweep.h"
 
 namespace parplan::testing {

@@ -10,7 +10,7 @@
 #include "planner/base/json.h"
 #include "planner/plan/choice.h"
 #include "planner/plan/plan.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 #include "tests/cli/call.h"
 
 namespace parplan {

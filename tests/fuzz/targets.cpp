@@ -22,7 +22,7 @@
 #include "planner/plan/plan.h"
 #include "planner/report/csv.h"
 #include "planner/report/explain.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 #include "planner/suggest.h"
 

@@ -39,7 +39,7 @@ constexpr NamingRow naming_rows[] = {
     {"models", Kinds::all, "families build graphs"},
     {"planner/program/fusion.cpp", Kinds::all, "which two kinds become which third"},
     {"runtime/device", Kinds::all, "kernels and their tables"},
-    {"runtime/measure.cpp", Kinds::all, "the kernels that stand for a CPU's rates"},
+    {"runtime/probe_cpu.cpp", Kinds::all, "the kernels that stand for a CPU's rates"},
     {"planner/graph", Kinds::around_the_step, "gradients of several uses are added and copied"},
     {"planner/program", Kinds::around_the_step, "lowering clears, adds, copies, loads and updates; verifying knows so"},
     {"runtime", Kinds::around_the_step, "the executor stages what kernels load"},

@@ -17,6 +17,7 @@
 #include "planner/plan/layout.h"
 #include "planner/plan/schedule.h"
 #include "planner/program/bucket_layout.h"
+#include "planner/program/lower.h"
 #include "tests/numerics/plan_runs.h"
 
 namespace parplan {

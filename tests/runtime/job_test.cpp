@@ -9,6 +9,7 @@
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/parallel/techniques.h"
+#include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
 #include "runtime/local_job.h"
 #include "runtime/run.h"

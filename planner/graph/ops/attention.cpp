@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "planner/graph/cuda_workspace.h"
-#include "planner/graph/gemm_blocking.h"
+#include "planner/graph/cpu_workspace.h"
 #include "planner/graph/ops/heads.h"
 #include "planner/graph/ops/terms.h"
 

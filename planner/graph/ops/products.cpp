@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "planner/graph/cuda_workspace.h"
-#include "planner/graph/gemm_blocking.h"
+#include "planner/graph/cpu_workspace.h"
 #include "planner/graph/ops/terms.h"
 
 namespace parplan {

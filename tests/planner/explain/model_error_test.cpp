@@ -11,7 +11,7 @@
 #include "models/find_model.h"
 #include "planner/base/file.h"
 #include "planner/cluster/catalog.h"
-#include "planner/explain/model_error.h"
+#include "planner/explain/prediction_error.h"
 #include "planner/explain/sensitivity.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/suggest.h"

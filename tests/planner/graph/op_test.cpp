@@ -9,7 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "planner/base/error.h"
-#include "planner/graph/gemm_blocking.h"
+#include "planner/graph/cpu_workspace.h"
 #include "planner/graph/local_op.h"
 #include "tests/planner/graph/small_graphs.h"
 

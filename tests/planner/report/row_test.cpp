@@ -1,4 +1,4 @@
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 
 #include <doctest/doctest.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "planner/report/csv.h"
-#include "planner/report/parts.h"
+#include "planner/report/result_parts.h"
 #include "tests/planner/report/small_plan.h"
 
 namespace parplan {

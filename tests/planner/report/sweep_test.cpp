@@ -10,7 +10,7 @@
 
 #include "planner/base/file.h"
 #include "planner/cluster/running_costs.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 #include "tests/planner/report/small_sweep.h"
 
 namespace parplan {

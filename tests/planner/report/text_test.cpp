@@ -3,9 +3,9 @@
 
 #include "planner/report/comparison.h"
 #include "planner/report/explain.h"
-#include "planner/report/json.h"
+#include "planner/report/command_json.h"
 #include "planner/report/remedy.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 #include "tests/planner/report/small_plan.h"
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <random>
 
-#include "planner/plan/played_time.h"
+#include "planner/plan/pipeline_time.h"
 #include "planner/simulator/simulate.h"
 #include "planner/simulator/steady.h"
 #include "tests/planner/simulator/pipelines.h"

@@ -12,6 +12,7 @@
 #include "models/find_model.h"
 #include "planner/base/error.h"
 #include "planner/parallel/techniques.h"
+#include "planner/program/block.h"
 #include "planner/program/lower.h"
 #include "planner/program/verify.h"
 #include "planner/schedule/schedules.h"

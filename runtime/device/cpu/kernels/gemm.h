@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "planner/graph/gemm_blocking.h"
+#include "planner/graph/cpu_workspace.h"
 #include "runtime/device/cpu/kernels/instruction_set.h"
 
 namespace parplan::PARPLAN_CPU_NAMESPACE {

@@ -1,4 +1,4 @@
-#include "planner/program/lowering.h"
+#include "planner/program/lowering_state.h"
 
 #include <algorithm>
 

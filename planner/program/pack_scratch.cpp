@@ -1,4 +1,4 @@
-#include "planner/program/scratch.h"
+#include "planner/program/pack_scratch.h"
 
 #include <algorithm>
 #include <numeric>

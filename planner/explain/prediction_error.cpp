@@ -1,4 +1,4 @@
-#include "planner/explain/model_error.h"
+#include "planner/explain/prediction_error.h"
 
 #include <algorithm>
 #include <string_view>

@@ -1,4 +1,4 @@
-#include "planner/plan/played_time.h"
+#include "planner/plan/pipeline_time.h"
 
 #include <algorithm>
 #include <array>

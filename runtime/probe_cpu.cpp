@@ -1,4 +1,4 @@
-#include "runtime/measure.h"
+#include "runtime/probe_cpu.h"
 
 #include <algorithm>
 #include <barrier>

@@ -1,4 +1,4 @@
-#include "runtime/exchange.h"
+#include "runtime/share_results.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "planner/program/bucket_work.h"
-#include "planner/program/lowering.h"
+#include "planner/program/lowering_state.h"
 #include "planner/program/workspace.h"
 
 namespace parplan {

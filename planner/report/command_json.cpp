@@ -1,10 +1,10 @@
-#include "planner/report/json.h"
+#include "planner/report/command_json.h"
 
 #include <algorithm>
 
 #include "planner/report/launch_line.h"
 #include "planner/report/remedy.h"
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 
 namespace parplan {
 namespace {

@@ -1,4 +1,4 @@
-#include "planner/report/row.h"
+#include "planner/report/plan_row.h"
 
 #include <array>
 #include <cstdint>

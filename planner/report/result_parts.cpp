@@ -1,4 +1,4 @@
-#include "planner/report/parts.h"
+#include "planner/report/result_parts.h"
 
 #include <array>
 #include <vector>

@@ -4,7 +4,7 @@
 
 #include "planner/program/events.h"
 #include "planner/program/fusion.h"
-#include "planner/program/scratch.h"
+#include "planner/program/pack_scratch.h"
 #include "planner/program/segment_lowering.h"
 
 namespace parplan {

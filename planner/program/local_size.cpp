@@ -1,0 +1,77 @@
+#include "planner/program/local_size.h"
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+
+DataType type_of(const Tensor& tensor, DataType precision) {
+  switch (tensor.role) {
+    case TensorRole::tokens: return DataType::int32;
+    case TensorRole::statistic:
+    case TensorRole::loss: return DataType::fp32;
+    case TensorRole::activation:
+    case TensorRole::parameter: return in_memory(precision);
+  }
+  return in_memory(precision);
+}
+
+int shards_of(Dim dim, const TensorLayout& layout, const BlockChoice& choice) {
+  int shards = 1;
+  for (const Axis axis : all_axes)
+    if (layout[axis] == shard(dim)) shards *= choice.layout.degree[axis];
+  return shards;
+}
+
+int shard_at(Dim dim, const TensorLayout& layout, const BlockChoice& choice) {
+  int at = 0;
+  for (const Axis axis : all_axes)
+    if (layout[axis] == shard(dim)) at = at * choice.layout.degree[axis] + choice.at[axis];
+  return at;
+}
+
+std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockChoice& choice) {
+  if (dim.dim == Dim::batch) return choice.layout.micro_batch;
+  const int shards = shards_of(dim.dim, layout, choice);
+  if (shards == 1) return dim.size;
+  if (dim.dim == Dim::vocabulary) return ceil_div(dim.size, shards);
+  const std::int64_t granules = dim.size / dim.granule;
+  PARPLAN_ASSERT(granules % shards == 0,
+                 fmt::format("{} {}s of {} over {} ranks", granules, name(dim.dim), dim.granule, shards));
+  return granules / shards * dim.granule;
+}
+
+std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice) {
+  std::int64_t elements = 1;
+  for (const TensorDim& dim : tensor.dims) elements *= local_size(dim, layout, choice);
+  return elements;
+}
+
+std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice) {
+  return local_elements(tensor, layout, choice) * size_of(type_of(tensor, choice.precision));
+}
+
+TensorLayout layout_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements) {
+  const auto found = placements.parameters.find(name_in_block(graph.tensors[parameter].name));
+  return found == placements.parameters.end() ? TensorLayout{} : found->second;
+}
+
+ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockChoice& choice) {
+  const Tensor& tensor = graph.tensors[parameter];
+  const TensorLayout layout = layout_of_parameter(graph, parameter, choice.layout.placements);
+  PARPLAN_ASSERT(!tensor.dims.empty() && tensor.dims.size() <= 2, tensor.name);
+  const Dim row = tensor.dims[0].dim;
+  const bool is_matrix = tensor.dims.size() == 2;
+  ParameterPart part;
+  part.tensor = parameter;
+  part.rows = local_size(tensor.dims[0], layout, choice);
+  part.columns = is_matrix ? local_size(tensor.dims[1], layout, choice) : 1;
+  part.row_begin = part.rows * shard_at(row, layout, choice);
+  if (is_matrix) part.column_begin = part.columns * shard_at(tensor.dims[1].dim, layout, choice);
+  const bool is_cut = layout.tp == shard(row) || (is_matrix && layout.tp == shard(tensor.dims[1].dim));
+  part.tensor_replicated = choice.layout.degree.tp > 1 && !is_cut;
+  return part;
+}
+
+}  // namespace parplan
