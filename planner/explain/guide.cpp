@@ -135,7 +135,8 @@ Guide find_guide(const Inquiry& inquiry, CandidateMaker& maker, std::span<const 
         .closed_form = closed_form_bubble(plan),
         .simulated = own.time.bubble / own.time.total(),
         .enough = 4 * plan.spec.pp(),
-        .closed_form_then = static_cast<double>(plan.spec.pp() - 1) / static_cast<double>(5 * plan.spec.pp() - 1)};
+        .closed_form_then = static_cast<double>(plan.spec.pp() - 1) /
+                            static_cast<double>((4 * plan.spec.virtual_stages() + 1) * plan.spec.pp() - 1)};
   if (!inquiry.options.searches) return guide;
   guide.one_device = on_one_device(inquiry);
   guide.beyond_node = tensor_beyond_a_node(inquiry, maker);

@@ -391,7 +391,7 @@ Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int6
     std::vector<Action>& actions = ranks.emplace_back();
     for (std::string word; words >> word;) {
       const Action action = at_place(rank, [&](const std::string&) { return parse_action(word); });
-      if (action.stage >= spec.pp())
+      if (action.stage >= spec.stages())
         rank.fail(fmt::format("{} is an action of stage {}, and pp is {}: every rank of the pipeline runs one stage, "
                               "numbered from 0",
                               word, action.stage, spec.pp()));
@@ -400,7 +400,9 @@ Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int6
   }
   if (static_cast<int>(ranks.size()) != spec.pp())
     node.fail(fmt::format("the schedule has {} stages, and pp is {}", ranks.size(), spec.pp()));
-  Schedule schedule = one_stage_a_rank(std::move(ranks));
+  Schedule schedule{.rank_of_stage = {}, .ranks = std::move(ranks)};
+  const PipelineShape shape(spec.pp(), spec.stages(), static_cast<int>(count));
+  for (int stage = 0; stage < shape.stages; ++stage) schedule.rank_of_stage.push_back(ring_rank(stage, shape));
   if (const auto fault = find_fault(schedule, static_cast<int>(count))) node.fail(*fault);
   return schedule;
 }
