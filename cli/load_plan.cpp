@@ -25,7 +25,7 @@ bool is_plan_file(const std::string& path) {
 
 namespace {
 
-// Lowering executes the placements of the techniques, and no others yet.
+// A plan runs with the placements of the techniques, and no others.
 void refuse_unknown_placements(const Placements& placed, const Placements& found, const std::string& path) {
   for (const auto& [parameter, layout] : placed.parameters) {
     const auto entry = found.parameters.find(parameter);

@@ -12,12 +12,13 @@
 
 namespace parplan {
 
-// The cost of instructions on a rank of one pipeline stage. Where heterogeneous devices share a
-// stage, `device` is as slow as the slowest of them in everything: they wait for one another.
+// The cost of instructions on one rank of the pipeline. Where heterogeneous devices share it (along
+// the other axes), `device` is as slow as the slowest of them in everything: they wait for one
+// another.
 struct CostModel {
   std::shared_ptr<const DeviceKind> device;
   DeviceRates rates;                          // with as many devices of a node at work as the job uses
-  std::map<GroupKey, GroupNetwork> networks;  // of the groups that the stage's ranks are in
+  std::map<GroupKey, GroupNetwork> networks;  // of the groups that the rank is in
 
   const GroupNetwork& network(GroupKey group) const;  // a network of one rank if there is none
 };
@@ -48,8 +49,8 @@ class NetworkCache {
 };
 
 // tensor, data and pipeline groups see the network of their axis; next and previous what the two
-// ranks of the pipeline see from this one to the other, around the ring; tied what the first and the
-// last rank see.
+// ranks of the pipeline see from this one to the other, around the ring; tied what the first and
+// the last rank see.
 CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank);
 CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank);
 // One cost model for each rank of the pipeline, the first rank first.

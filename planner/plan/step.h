@@ -73,9 +73,9 @@ CommunicationVolume& operator+=(CommunicationVolume& volume, const Communication
 struct StepResult {
   StepTime time;         // of the rank that finishes last (ties: lowest)
   MemoryUse memory;      // of the worst rank
-  int memory_stage = 0;  // the stage of that rank
-  // For the stage that sends most, its rank at data and tensor coordinate 0: where a buffer does
-  // not divide evenly, its neighbours send a few bytes more or less.
+  int memory_stage = 0;  // that rank's place in the pipeline
+  // For the rank of the pipeline that sends most, at data and tensor coordinate 0: where a buffer
+  // does not divide evenly, its neighbours send a few bytes more or less.
   CommunicationVolume communication;
   bool operator==(const StepResult&) const = default;
 };

@@ -129,8 +129,9 @@ struct Call {
   bool operator==(const Call&) const = default;
 };
 
-// A span of calls that carries out one action of the schedule. The last task of a step has no
-// action: it holds the remaining gradient reductions and the optimizer.
+// A span of calls that carries out one action of the schedule. The first and the last task of a
+// step have none: they hold the clearing of accumulators, and the remaining gradient reductions and
+// the optimizer.
 struct Task {
   std::optional<Action> action;
   int first_call = 0;

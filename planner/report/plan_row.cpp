@@ -141,7 +141,6 @@ constexpr std::array column_rows = {
              const std::optional<std::string> known = currency(s.cluster);
              return known && hourly_price(s.cluster, s.spec.mesh.size()) ? Json(*known) : Json(nullptr);
            }},
-    // Beyond the columns of the first version:
     Column{"stage_recompute", "", "recompute of each stage, where it is per_stage; else null",
            [](const Subject& s) {
              return s.spec.recompute == Recompute::per_stage ? Json(stage_recompute(s.spec)) : Json(nullptr);

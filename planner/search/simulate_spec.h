@@ -14,8 +14,8 @@
 
 namespace parplan {
 
-// Lowers one candidate with a given stage cut, and simulates the Programs, one for each stage with
-// its cost model. `timeline` may be null.
+// Lowers one candidate with a given stage cut, and simulates the Programs, one for each rank of
+// the pipeline with its cost model. `timeline` may be null.
 StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
                          std::span<const CostModel> models, Timeline* timeline);

@@ -24,10 +24,10 @@ namespace parplan {
 // What a search needs to know of a candidate, without its Program. `lower_bound` is never above the
 // simulated step, and close enough to it to sort candidates by (docs/cost-model.md).
 struct Bound {
-  // That of the stage that fills its devices most; equal to the plan of lowering.
+  // That of the rank that fills its device most; equal to the plan of lowering.
   MemoryUse memory;
   int memory_stage = 0;
-  // The least free memory of any stage; below 0 where the candidate does not fit.
+  // The least free memory of any rank; below 0 where the candidate does not fit.
   Bytes spare;
   Bytes spare_in_all;  // summed over ranks of the pipeline
   Seconds lower_bound;
@@ -94,12 +94,12 @@ class Estimator {
   };
   // The part of the cluster that a mesh uses.
   struct MeshView {
-    std::vector<int> environments;               // per stage
+    std::vector<int> environments;               // by rank of the pipeline
     const GroupNetwork* tensor = nullptr;
     const GroupNetwork* data = nullptr;
     const GroupNetwork* pipeline = nullptr;
-    std::vector<const GroupNetwork*> next;       // per stage but the last
-    std::vector<Bytes> capacities;               // per stage
+    std::vector<const GroupNetwork*> next;       // by rank but the last
+    std::vector<Bytes> capacities;               // by rank
   };
   // The costs of the work around one bucket.
   struct BucketCosts {

@@ -15,7 +15,7 @@ namespace {
 
 using testing::small_plan;
 
-// The keys of the first version of the schema, in its order, and later additions.
+// The schema's keys, in its order.
 const std::vector<std::string> contract_keys = {"rank",
                                                 "plan_id",
                                                 "devices",
