@@ -45,8 +45,8 @@ struct PipelineShape {
   constexpr PipelineShape(int for_stages, int for_micro_batches)
       : PipelineShape(for_stages, for_stages, for_micro_batches) {}
 };
-// The rank of a stage: stages go around the ring of ranks, as in Megatron-LM's interleaved schedule;
-// with one stage a rank it is the stage.
+// The rank of a stage: stages go around the ring of ranks, as in Megatron-LM's interleaved
+// schedule; with one stage a rank it is the stage.
 inline int ring_rank(int stage, const PipelineShape& shape) { return stage % shape.ranks; }
 // Whether an action's result goes to another rank.
 bool sends(const Schedule& schedule, const Action& action);
@@ -58,12 +58,12 @@ Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks);
 // sent while the other is computed.
 int exchange_buffers(int ranks, int micro_batches);
 
-// Checks that stages go around the ring; that each stage runs each micro-batch forward and then backward exactly once, with
-// backwards in ascending order; that both ends of every channel (from one rank to another, forwards
-// or backwards) have the same order of micro-batches; and that the whole runs to its end as CPU
-// ranks run it: a forward waits for the previous stage, a backward for the next stage, and both for
-// an exchange buffer whose last content was taken. Concurrent streams wait for less. Returns what
-// is wrong and where; nothing where the schedule is correct.
+// Checks that stages go around the ring; that each stage runs each micro-batch forward and then
+// backward exactly once, with backwards in ascending order; that both ends of every channel (from
+// one rank to another, forwards or backwards) have the same order of micro-batches; and that the
+// whole runs to its end as CPU ranks run it: a forward waits for the previous stage, a backward for
+// the next stage, and both for an exchange buffer whose last content was taken. Concurrent streams
+// wait for less. Returns what is wrong and where; nothing where the schedule is correct.
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches);
 
 // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds at

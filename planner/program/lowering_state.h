@@ -108,8 +108,8 @@ void collective(Lowering& lowering, std::string name, InstructionKind kind, Grou
                 const std::vector<Piece>& pieces);
 // The stream of transfers to, or from, a neighbour.
 Stream transfer_stream(InstructionKind kind, GroupKey group);
-// The group by which a stage's rank exchanges with the rank of a neighbouring stage: stages go around
-// the ring of ranks.
+// The group by which a stage's rank exchanges with the rank of a neighbouring stage: stages go
+// around the ring of ranks.
 GroupKey towards(int stage, int neighbour);
 Instruction communication(InstructionKind kind, GroupKey group, Stream stream, DataType type = DataType::fp32);
 

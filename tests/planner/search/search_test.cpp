@@ -187,8 +187,8 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
 
 namespace {
 
-// Megatron-LM's interleaved order (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2): chunks of
-// the model in turns of as many micro-batches as there are ranks, which divides their number.
+// Megatron-LM's interleaved order (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2): chunks
+// of the model in turns of as many micro-batches as there are ranks, which divides their number.
 Schedule interleaved_actions(const PipelineShape& shape) {
   const int ranks = shape.ranks, chunks = shape.stages / ranks, all = shape.micro_batches * chunks;
   Schedule schedule{.rank_of_stage = {}, .ranks = std::vector<std::vector<Action>>(static_cast<std::size_t>(ranks))};
