@@ -15,7 +15,8 @@ void Inquiry::say(const std::string& doing) const {
 RankedPlan Inquiry::simulated(NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec) const {
   const Placements placements = place(graph, spec);
   const std::vector<CostModel> models = cost_models(networks, spec.mesh);
-  const bool same_tasks = spec.pp() == plan.spec.pp() && spec.stages() == plan.spec.stages() && spec.schedule == plan.spec.schedule &&
+  const bool same_tasks = spec.pp() == plan.spec.pp() && spec.stages() == plan.spec.stages() &&
+                          spec.schedule == plan.spec.schedule &&
                           micro_batches(spec, training) == micro_batches(plan.spec, plan.training);
   if (same_tasks && plan.schedule != schedule_of(spec, training))
     return {.spec = spec,

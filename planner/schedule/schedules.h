@@ -21,8 +21,8 @@ struct ScheduleRow {
   // omitted: then `actions` are played, which takes longer than a formula.
   Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
                          std::span<const Seconds> transfer, const PipelineShape& shape) = nullptr;
-  // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds at
-  // once.
+  // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds
+  // at once.
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
 };
 

@@ -545,8 +545,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   }
   const Seconds pipeline = first.begin + pipeline_time(schedule, forward_, backward_, transfer_, shape);
   // Without a norm, no stage waits for another's gradients.
-  estimate.lower_bound = norm ? std::max({pipeline + first.behind + first.norms, step.synchronised, step.data}) + agreed +
-                                    step.finish
+  const Seconds normed = std::max({pipeline + first.behind + first.norms, step.synchronised, step.data});
+  estimate.lower_bound = norm ? normed + agreed + step.finish
                               : std::max(pipeline + std::max(first.behind, first.finish), step.data);
 
   if (wanted == Wanted::bound) return estimate;
