@@ -24,7 +24,7 @@ struct ExplainArguments {
 int carry_out(const ExplainArguments& arguments, Terminal& terminal) {
   check_output(arguments.output, {}, {{"PLAN", arguments.path}});
   LoadedPlan loaded = load_plan(arguments.path);
-  Progress progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
+  ProgressLine progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
   ReasonsOptions options;
   options.searches = !arguments.quick;
   options.progress = [&](const std::string& doing) { progress.show(doing); };

@@ -186,7 +186,7 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
     options.footprint = Bytes(std::int64_t{64} << 20);
     options.copies = {Bytes(1 << 20), Bytes(16 << 20), Bytes(64 << 20)};
   }
-  Progress progress(terminal, arguments.quiet ? Talk::quiet : Talk::wanted);
+  ProgressLine progress(terminal, arguments.quiet ? Talk::quiet : Talk::wanted);
   options.progress = [&](int done, int of) { progress.show(fmt::format("timed {} of {} kernels", done, of)); };
   if (!arguments.quiet)
     fmt::print(terminal.err, "measuring {}, about {} ...\n", number ? fmt::format("cuda:{}", *number) : "cpu",

@@ -7,12 +7,12 @@
 
 namespace parplan {
 
-Progress::Progress(Terminal& terminal, Talk talk, std::chrono::milliseconds patience)
+ProgressLine::ProgressLine(Terminal& terminal, Talk talk, std::chrono::milliseconds patience)
     : terminal_(terminal),
       shown_at_all_(terminal.watched && talk == Talk::wanted),
       next_(std::chrono::steady_clock::now() + patience) {}
 
-void Progress::show(const std::string& text) {
+void ProgressLine::show(const std::string& text) {
   if (!shown_at_all_) return;
   const auto now = std::chrono::steady_clock::now();
   if (now < next_) return;
@@ -22,7 +22,7 @@ void Progress::show(const std::string& text) {
   width_ = std::max(width_, text.size());
 }
 
-void Progress::clear() {
+void ProgressLine::clear() {
   if (width_ == 0) return;
   fmt::print(terminal_.err, "\r{:{}}\r", "", width_);
   terminal_.err.flush();

@@ -13,12 +13,12 @@ enum class Talk { wanted, quiet };
 // person watches and messages are wanted, and only once the work takes longer than `patience`; it
 // changes at most ten times a second, and disappears when the work is done (or an exception leaves
 // it).
-class Progress {
+class ProgressLine {
  public:
-  Progress(Terminal& terminal, Talk talk, std::chrono::milliseconds patience = std::chrono::seconds(1));
-  ~Progress() { clear(); }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  ProgressLine(Terminal& terminal, Talk talk, std::chrono::milliseconds patience = std::chrono::seconds(1));
+  ~ProgressLine() { clear(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
 
   void show(const std::string& text);
   void clear();

@@ -72,7 +72,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
     request.cluster_of = [&](int devices) {
       return same_cluster_of(arguments.where, devices, terminal, arguments.output);
     };
-  Progress progress(terminal, talks ? Talk::wanted : Talk::quiet);
+  ProgressLine progress(terminal, talks ? Talk::wanted : Talk::quiet);
   request.options.progress = [&](std::int64_t done, std::int64_t of) {
     progress.show(fmt::format("simulated {} of at most {} candidates", done, of));
   };

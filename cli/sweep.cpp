@@ -199,7 +199,7 @@ std::string why_there_is_none(const SearchResult& found, const Cluster& cluster,
 // Points are independent of each other: each is planned by whichever thread is free.
 void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const SweepArguments& arguments,
               Terminal& terminal) {
-  Progress progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
+  ProgressLine progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
   std::mutex talking;
   std::size_t done = 0;
   const auto show = [&](std::size_t more) {

@@ -20,7 +20,7 @@ struct Watched {
 TEST_CASE("progress is one line that is written over and gone at the end") {
   Watched screen;
   {
-    Progress progress(screen.terminal, Talk::wanted, 0ms);
+    ProgressLine progress(screen.terminal, Talk::wanted, 0ms);
     progress.show("simulated 10 of 64");
     std::this_thread::sleep_for(110ms);
     progress.show("done");
@@ -31,7 +31,7 @@ TEST_CASE("progress is one line that is written over and gone at the end") {
 
 TEST_CASE("progress is shown at most ten times a second") {
   Watched screen;
-  Progress progress(screen.terminal, Talk::wanted, 0ms);
+  ProgressLine progress(screen.terminal, Talk::wanted, 0ms);
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < 1000; ++i) progress.show("x");
   CHECK(screen.err.str().starts_with("\rx"));
@@ -42,7 +42,7 @@ TEST_CASE("progress is shown at most ten times a second") {
 TEST_CASE("work that is done within its patience shows nothing, not even a cleared line") {
   Watched screen;
   {
-    Progress progress(screen.terminal, Talk::wanted, 1h);
+    ProgressLine progress(screen.terminal, Talk::wanted, 1h);
     progress.show("simulated 10 of 64");
   }
   CHECK(screen.err.str() == "");
@@ -50,16 +50,16 @@ TEST_CASE("work that is done within its patience shows nothing, not even a clear
 
 TEST_CASE("progress is not shown where nobody watches or talk is not wanted") {
   Watched screen;
-  Progress(screen.terminal, Talk::quiet, 0ms).show("x");
+  ProgressLine(screen.terminal, Talk::quiet, 0ms).show("x");
   screen.terminal.watched = false;
-  Progress(screen.terminal, Talk::wanted, 0ms).show("x");
+  ProgressLine(screen.terminal, Talk::wanted, 0ms).show("x");
   CHECK(screen.err.str() == "");
 }
 
 TEST_CASE("an error that ends the work leaves a clear line for its message") {
   Watched screen;
   try {
-    Progress progress(screen.terminal, Talk::wanted, 0ms);
+    ProgressLine progress(screen.terminal, Talk::wanted, 0ms);
     progress.show("abc");
     throw std::runtime_error("stopped");
   } catch (const std::runtime_error&) {
