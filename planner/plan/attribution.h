@@ -20,9 +20,9 @@ struct SplitTime {
 
 // The label of one piece of played work.
 struct Work {
-  bool computes = false;
-  Label label{};                     // of a single instruction
   const SplitTime* split = nullptr;  // of several instructions played as one; null for a single instruction
+  bool computes = false;
+  Label label{};  // of a single instruction
 };
 
 // How far a piece of work has come while it is played. A posted send has no end until it is
@@ -35,8 +35,9 @@ struct Played {
   Seconds end = {};
   // The piece whose end made it ready (it may have started later, when its partners were).
   std::optional<int> cause = {};
+  // A step has millions of pieces: `progress` lies in the padding of `work`.
+  [[no_unique_address]] Work work = {};
   Progress progress = Progress::waiting;
-  Work work = {};
 
   bool done() const { return progress == Progress::done; }
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "planner/base/units.h"
@@ -8,7 +9,7 @@
 namespace parplan {
 
 // What an instruction's time counts as: communication by the axis that it is over.
-enum class Label { compute, recompute, tp, ep, cp, dp, pp, optimizer, offload, count_ };
+enum class Label : std::uint8_t { compute, recompute, tp, ep, cp, dp, pp, optimizer, offload, count_ };
 const char* name(Label label);
 constexpr Label label_of(Axis axis) {
   constexpr PerAxis<Label> labels{

@@ -17,7 +17,7 @@ const std::string& segment_name(const PlayedRank& rank, int call) {
 // Why a call has not begun.
 std::string wait_before(const PlayedRank& rank, int call) {
   for (const int event : rank.program->calls[call].waits)
-    if (!rank.event_end[event]) {
+    if (!rank.event_complete[event]) {
       const int recorder = rank.event_recorder[event].value();
       return fmt::format("waits for call {} '{}'", recorder, segment_name(rank, recorder));
     }

@@ -28,8 +28,8 @@ void settle(PlayedRank& rank, const Candidate& candidate, Seconds start, Seconds
   rank.pieces[candidate.piece] = {.start = start,
                                   .end = start + duration,
                                   .cause = candidate.ready.piece,
-                                  .progress = Progress::done,
-                                  .work = candidate.instruction.work};
+                                  .work = candidate.instruction.work,
+                                  .progress = Progress::done};
   rank.free[candidate.instruction.stream] = {.time = start + duration, .piece = candidate.piece};
 }
 
@@ -40,8 +40,8 @@ void post(PlayedRank& rank, Meeting& channel, const Candidate& candidate) {
       {.ready = at.time, .duration = candidate.instruction.duration, .piece = candidate.piece});
   rank.pieces[candidate.piece] = {.start = at.time,
                                   .cause = at.piece,
-                                  .progress = Progress::posted,
-                                  .work = candidate.instruction.work};
+                                  .work = candidate.instruction.work,
+                                  .progress = Progress::posted};
   Moment& free = rank.free[candidate.instruction.stream];
   free = later(free, at);
 }
@@ -90,8 +90,7 @@ bool meet(Simulation& simulation, PlayedRank& rank, SeatAt where, const Candidat
 
 // Whether an event has been recorded by now.
 bool complete(PlayedRank& rank, int event) {
-  std::optional<Moment>& end = rank.event_end[event];
-  if (end) return true;
+  if (rank.event_complete[event]) return true;
   // Left open by a call with posted sends: complete once all of them are taken.
   const int call = *rank.event_recorder[event];
   const Playable& playable = rank.segment_of(call);
@@ -103,7 +102,8 @@ bool complete(PlayedRank& rank, int event) {
     if (!one.done()) return false;
     if (!last.piece || one.end > last.time) last = {.time = one.end, .piece = i};
   }
-  end = last;
+  rank.event_end[event] = last;
+  rank.event_complete[event] = true;
   return true;
 }
 
@@ -111,7 +111,7 @@ bool complete(PlayedRank& rank, int event) {
 std::optional<Moment> ready(PlayedRank& rank, const Call& call, Moment from) {
   for (const int event : call.waits) {
     if (!complete(rank, event)) return std::nullopt;
-    from = later(from, *rank.event_end[event]);
+    from = later(from, rank.event_end[event]);
   }
   return from;
 }
@@ -132,13 +132,14 @@ void finish_call(PlayedRank& rank, int number, const Playable& playable, Moment 
   // The whole piece, where a side stream of it is all that the call waited for.
   if (end.piece) end.time = rank.pieces[*end.piece].end;
   rank.event_end[*call.records] = end;
+  rank.event_complete[*call.records] = true;
 }
 
 void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment start) {
   const int piece = static_cast<int>(rank.pieces.size());
   const Seconds end = start.time + playable.costed.duration;
   rank.pieces.push_back(
-      {.start = start.time, .end = end, .cause = start.piece, .progress = Progress::done, .work = playable.work});
+      {.start = start.time, .end = end, .cause = start.piece, .work = playable.work, .progress = Progress::done});
   for (std::size_t i = 0; i < playable.costed.alone.size() && playable.shared != 0; ++i)
     if (const std::size_t side = playable.costed.instructions[i].stream; playable.shared >> side & 1u)
       rank.free[side] = {.time = start.time + playable.costed.alone[i].end, .piece = piece};

@@ -41,7 +41,7 @@ CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
     costed.streams |= 1u << one.stream;
     costed.computes |= one.work.computes;
     Played piece{
-        .start = free[one.stream], .cause = last_on[one.stream], .progress = Progress::done, .work = one.work};
+        .start = free[one.stream], .cause = last_on[one.stream], .work = one.work, .progress = Progress::done};
     for (const int event : instruction.waits) {
       const std::optional<int> wait = recorder[event];
       PARPLAN_ASSERT(wait && *wait < static_cast<int>(i),

@@ -47,7 +47,7 @@ void prepare_segments(Simulation& simulation, std::span<const Program> programs,
       if (playable.costed.streams >> s & 1u && s != playable.costed.stream && users[s] != own)
         playable.shared |= 1u << s;
     playable.queues = playable.alone ? own | playable.shared : playable.costed.streams;
-    playable.work = {.computes = true, .label = Label::compute, .split = &playable.costed.split};
+    playable.work = {.split = &playable.costed.split, .computes = true, .label = Label::compute};
   }
 }
 
@@ -59,6 +59,7 @@ void queue_calls(Simulation& simulation, int number) {
   std::vector<std::size_t> posts_at(simulation.meetings.size(), 0);
   rank.calls.resize(program.calls.size());
   rank.event_recorder.resize(static_cast<std::size_t>(program.events));
+  rank.event_complete.resize(static_cast<std::size_t>(program.events));
   rank.event_end.resize(static_cast<std::size_t>(program.events));
   std::size_t pieces = 0;
   for (std::size_t c = 0; c < program.calls.size(); ++c) {

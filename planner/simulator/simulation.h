@@ -54,7 +54,8 @@ struct PlayedRank {
   std::vector<Played> pieces;       // in the order in which calls began
   std::vector<CallPieces> calls;
   std::vector<std::optional<int>> event_recorder;  // call
-  std::vector<std::optional<Moment>> event_end;    // once the event is complete
+  std::vector<bool> event_complete;
+  std::vector<Moment> event_end;  // of complete events
   // Calls in launch order, for each stream that they use.
   std::array<std::vector<int>, stream_count> queue;
   std::array<std::size_t, stream_count> head{};

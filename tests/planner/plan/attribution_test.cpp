@@ -8,12 +8,12 @@ namespace parplan {
 namespace {
 
 Played compute(double start, double end, std::optional<int> cause = {}) {
-  return {.start = Seconds(start), .end = Seconds(end), .cause = cause, .progress = Progress::done,
-          .work = {.computes = true, .label = Label::compute}};
+  return {.start = Seconds(start), .end = Seconds(end), .cause = cause,
+          .work = {.computes = true, .label = Label::compute}, .progress = Progress::done};
 }
 Played communication(Label label, double start, double end, std::optional<int> cause) {
-  return {.start = Seconds(start), .end = Seconds(end), .cause = cause, .progress = Progress::done,
-          .work = {.label = label}};
+  return {.start = Seconds(start), .end = Seconds(end), .cause = cause,
+          .work = {.label = label}, .progress = Progress::done};
 }
 
 TEST_CASE("nothing played takes no time") {
