@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "planner/program/block.h"
-#include "planner/program/bucket_layout.h"
 #include "planner/program/events.h"
 #include "planner/program/lowering_state.h"
 
@@ -17,10 +16,8 @@ namespace {
 // The ranks of the pipeline that hold users of a tied parameter, ascending.
 std::set<int> holders_of_tied(const Lowering& lowering) {
   std::set<int> holders;
-  const std::vector<Block>& blocks = lowering.graph.blocks;
-  for (std::size_t b = 0; b < blocks.size(); ++b)
-    if (block_parameters(lowering.graph, blocks[b]).tied)
-      holders.insert(lowering.rank_of_stage(lowering.job.layout.stage_of_block(static_cast<int>(b))));
+  for (const int block : lowering.tied_blocks)
+    holders.insert(lowering.rank_of_stage(lowering.job.layout.stage_of_block(block)));
   return holders;
 }
 

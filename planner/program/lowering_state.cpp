@@ -11,8 +11,20 @@ namespace parplan {
 
 namespace {
 
+std::vector<int> find_tied_blocks(const OpGraph& graph) {
+  std::vector<int> tied;
+  const auto is_tied = [&](TensorId id) { return std::ranges::find(graph.tied, id) != graph.tied.end(); };
+  for (std::size_t b = 0; b < graph.blocks.size() && !graph.tied.empty(); ++b)
+    for (int i = graph.blocks[b].first_op; i < graph.blocks[b].last_op; ++i)
+      if (std::ranges::any_of(graph.ops[i].parameters, is_tied)) {
+        tied.push_back(static_cast<int>(b));
+        break;
+      }
+  return tied;
+}
+
 // What the passes rely on.
-void check(const Job& job) {
+void check(const Job& job, const std::vector<int>& tied_blocks) {
   const Layout& layout = job.layout;
   PARPLAN_ASSERT(static_cast<int>(layout.stages.size()) == job.schedule.stages() &&
                      static_cast<int>(job.schedule.ranks.size()) == layout.mesh.degree_of(Axis::pp),
@@ -26,12 +38,9 @@ void check(const Job& job) {
     PARPLAN_ASSERT(block.degree == degree && block.micro_batch == layout.layouts.front().micro_batch &&
                        block.recompute != Recompute::per_stage,
                    "blocks have the mesh's degrees, one size of micro-batches and a recompute of their own");
-  const Placements* of_tied = nullptr;
-  for (std::size_t b = 0; b < job.graph->blocks.size(); ++b) {
-    if (!block_parameters(*job.graph, job.graph->blocks[b]).tied) continue;
-    const Placements& own = layout.of_block(static_cast<int>(b)).placements;
-    PARPLAN_ASSERT(of_tied == nullptr || *of_tied == own, "blocks that tie a parameter are laid out alike");
-    of_tied = &own;
+  for (const int block : tied_blocks) {
+    const Placements &own = layout.of_block(block).placements, &first = layout.of_block(tied_blocks.front()).placements;
+    PARPLAN_ASSERT(&own == &first || own == first, "blocks that tie a parameter are laid out alike");
   }
 }
 
@@ -40,8 +49,9 @@ void check(const Job& job) {
 Lowering::Lowering(const Job& for_job, int rank)
     : job(for_job),
       graph(*for_job.graph),
-      at(coordinates_of(for_job.layout.mesh, rank)) {
-  check(job);
+      at(coordinates_of(for_job.layout.mesh, rank)),
+      tied_blocks(find_tied_blocks(*for_job.graph)) {
+  check(job, tied_blocks);
   program.rank = rank;
   program.pipeline_rank = at.pp;
   for (int stage = 0; stage < job.schedule.stages(); ++stage)

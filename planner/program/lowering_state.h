@@ -24,8 +24,9 @@ struct Lowering {
 
   const Job& job;
   const OpGraph& graph;
-  Coordinates at;           // of the rank in the mesh
-  std::vector<int> stages;  // that the rank holds, ascending
+  Coordinates at;                // of the rank in the mesh
+  std::vector<int> tied_blocks;  // of the whole graph: they use a tied parameter
+  std::vector<int> stages;       // that the rank holds, ascending
   Program program;
 
   // The Segments of blocks of one kind (Block::kind) and layout (by number), after a block of one
