@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -31,7 +32,8 @@ struct ParallelSpec {
   int pp() const { return mesh.degree_of(Axis::pp); }
   // The number of stages per pipeline rank.
   int virtual_stages() const { return stage_blocks.empty() ? 1 : static_cast<int>(stage_blocks.size()) / pp(); }
-  int stages() const { return pp() * virtual_stages(); }
+  // At least one a rank, also where a given cut has fewer stages than ranks (which is illegal).
+  int stages() const { return pp() * std::max(virtual_stages(), 1); }
   Recompute recompute_of(int stage) const {
     return recompute == Recompute::per_stage ? stage_recompute[stage] : recompute;
   }

@@ -141,7 +141,8 @@ TEST_CASE("One slow stage sets 1F1B's pace, wherever it is") {
     backward[slow] = Seconds(4);
     const auto time = row_of(ScheduleKind::one_f_one_b).closed_form;
     INFO("stage " << slow);
-    CHECK(time(forward, backward, repeat(3, 0), {4, 101}) - time(forward, backward, repeat(3, 0), {4, 100}) == Seconds(6));
+    const auto of = [&](int m) { return time(forward, backward, repeat(3, 0), {4, m}); };
+    CHECK(of(101) - of(100) == Seconds(6));
   }
 }
 

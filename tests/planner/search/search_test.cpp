@@ -228,7 +228,7 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
     training.clip_norm = setting % 2;
     Estimator estimator(graph, cluster, training);
     const std::vector<ParallelSpec> specs =
-        enumerate_specs(graph, training, gpu && setting % 4 == 1 ? cluster.devices() : std::min(8, cluster.devices()), {});
+        enumerate_specs(graph, training, setting % 4 == 1 ? cluster.devices() : std::min(8, cluster.devices()), {});
     const int blocks = static_cast<int>(graph.blocks.size());
     for (int trial = 0; trial < 40; ++trial) {
       ParallelSpec spec = specs[random() % specs.size()];
@@ -359,7 +359,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
         CHECK(!extended);  // it holds all micro-batches at once: more of them take more memory
       if (!extended) continue;
       ++steady;
-      const Schedule schedule = row_of(spec.schedule).actions({stages, static_cast<int>(micro_batches(spec, training))});
+      const Schedule schedule = schedule_of(spec, training);
       const StepResult full = simulate_spec(graph, cluster, training, spec, placements, schedule, models, nullptr);
       CHECK(extended->memory == full.memory);
       CHECK(extended->memory_stage == full.memory_stage);
