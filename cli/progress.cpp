@@ -24,7 +24,10 @@ void ProgressLine::show(const std::string& text) {
 
 void ProgressLine::clear() {
   if (width_ == 0) return;
-  fmt::print(terminal_.err, "\r{:{}}\r", "", width_);
+  // The destructor calls this: nothing here throws.
+  terminal_.err.put('\r');
+  for (std::size_t i = 0; i < width_; ++i) terminal_.err.put(' ');
+  terminal_.err.put('\r');
   terminal_.err.flush();
   width_ = 0;
 }
