@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "cli/declare.h"
+#include "cli/add_option.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 

@@ -8,10 +8,10 @@
 
 #include <fmt/format.h>
 
+#include "cli/add_option.h"
 #include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/data_folder.h"
-#include "cli/declare.h"
 #include "cli/version.h"
 #include "models/find_model.h"
 #include "planner/base/enum.h"

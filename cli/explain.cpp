@@ -5,11 +5,12 @@
 
 #include <fmt/ostream.h>
 
+#include "cli/add_option.h"
 #include "cli/commands.h"
-#include "cli/declare.h"
-#include "cli/inputs.h"
 #include "cli/progress.h"
-#include "planner/explain/explain.h"
+#include "cli/resolve_inputs.h"
+#include "cli/write_outputs.h"
+#include "planner/explain/find_reasons.h"
 #include "planner/report/explain_json.h"
 
 namespace parplan {

@@ -10,7 +10,7 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/yaml.h"
-#include "planner/graph/countable.h"
+#include "planner/graph/counting_limit.h"
 #include "planner/parallel/techniques.h"
 
 namespace parplan {

@@ -7,18 +7,19 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
+#include "cli/add_option.h"
 #include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/data_folder.h"
-#include "cli/declare.h"
-#include "cli/inputs.h"
 #include "cli/local_machine.h"
 #include "cli/progress.h"
+#include "cli/resolve_inputs.h"
 #include "cli/version.h"
+#include "cli/write_outputs.h"
 #include "planner/base/text.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/cost/calibration.h"
-#include "runtime/comm/gpu.h"
+#include "runtime/comm/gpu_plugin.h"
 #include "runtime/device/cpu/cpu_backend.h"
 #include "runtime/measure_kernels.h"
 

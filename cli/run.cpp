@@ -7,21 +7,22 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
+#include "cli/add_option.h"
 #include "cli/commands.h"
 #include "cli/data_folder.h"
-#include "cli/declare.h"
-#include "cli/inputs.h"
 #include "cli/local_machine.h"
+#include "cli/resolve_inputs.h"
+#include "cli/write_outputs.h"
 #include "planner/cost/cost_model.h"
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
-#include "planner/report/comparison.h"
 #include "planner/report/command_json.h"
+#include "planner/report/comparison.h"
 #include "planner/report/plan_row.h"
 #include "planner/schedule/schedules.h"
 #include "planner/suggest.h"
 #include "runtime/launch/agree.h"
-#include "runtime/launch/launch.h"
+#include "runtime/launch/find_rendezvous.h"
 #include "runtime/launch/local_parent.h"
 
 namespace parplan {

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
+#include "cli/add_option.h"
 #include "cli/commands.h"
-#include "cli/declare.h"
-#include "cli/inputs.h"
-#include "planner/report/explain.h"
+#include "cli/resolve_inputs.h"
+#include "cli/write_outputs.h"
 #include "planner/report/command_json.h"
+#include "planner/report/explain.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 #include "planner/suggest.h"

@@ -9,12 +9,13 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
+#include "cli/add_option.h"
 #include "cli/commands.h"
 #include "cli/data_folder.h"
-#include "cli/declare.h"
-#include "cli/inputs.h"
 #include "cli/progress.h"
+#include "cli/resolve_inputs.h"
 #include "cli/version.h"
+#include "cli/write_outputs.h"
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/base/text.h"

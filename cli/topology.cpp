@@ -1,10 +1,11 @@
 #include <memory>
 
+#include "cli/add_option.h"
 #include "cli/arguments.h"
 #include "cli/commands.h"
-#include "cli/declare.h"
-#include "cli/inputs.h"
+#include "cli/resolve_inputs.h"
 #include "cli/version.h"
+#include "cli/write_outputs.h"
 #include "planner/cluster/draw.h"
 
 namespace parplan {

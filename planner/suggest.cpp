@@ -8,13 +8,13 @@
 #include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/cluster/running_costs.h"
-#include "planner/parallel/techniques.h"
-#include "planner/plan/layout_text.h"
 #include "planner/explain/remedies.h"
+#include "planner/parallel/techniques.h"
+#include "planner/plan/parallel_spec_text.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/arrangements.h"
-#include "planner/search/simulate_spec.h"
 #include "planner/search/candidates.h"
+#include "planner/search/simulate_spec.h"
 #include "planner/simulator/simulate.h"
 
 namespace parplan {

@@ -9,11 +9,11 @@
 #include "planner/program/program.h"
 #include "runtime/arena.h"
 #include "runtime/comm/communicator.h"
-#include "runtime/data.h"
 #include "runtime/device/backend.h"
 #include "runtime/group_table.h"
 #include "runtime/staged_tokens.h"
 #include "runtime/step_profile.h"
+#include "runtime/token_data.h"
 
 namespace parplan {
 

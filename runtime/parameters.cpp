@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <numbers>
 
-#include "runtime/device/cpu/host_numbers.h"
+#include "runtime/device/cpu/host_conversion.h"
 
 namespace parplan {
 namespace {

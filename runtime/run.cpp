@@ -8,10 +8,10 @@
 
 #include "planner/program/job.h"
 #include "planner/program/verify.h"
-#include "runtime/data.h"
+#include "runtime/check_promises.h"
 #include "runtime/launch/agree.h"
 #include "runtime/local_job.h"
-#include "runtime/promises.h"
+#include "runtime/token_data.h"
 
 namespace parplan {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "planner/program/program.h"
-#include "runtime/data.h"
 #include "runtime/device/backend.h"
+#include "runtime/token_data.h"
 
 namespace parplan {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/comm/gpu.h"
+#include "runtime/comm/gpu_plugin.h"
 #include "runtime/executor.h"
 #include "runtime/launch/rendezvous.h"
 

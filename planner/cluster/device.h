@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "planner/base/units.h"
-#include "planner/cluster/measured.h"
+#include "planner/cluster/measurements.h"
 #include "planner/graph/tensor.h"
 
 namespace parplan {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "planner/cluster/device.h"
-#include "planner/cluster/measured.h"
+#include "planner/cluster/measurements.h"
 
 namespace parplan {
 

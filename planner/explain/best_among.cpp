@@ -9,7 +9,7 @@
 
 namespace parplan {
 
-std::optional<BestAmong> best_among(const Inquiry& inquiry, CandidateMaker& maker,
+std::optional<BestAmong> best_among(const ExplainedPlan& explained, CandidateMaker& maker,
                                     std::span<const ParallelSpec> specs) {
   NetworkCache& networks = maker.estimator().networks();
   const Cluster& cluster = networks.cluster();
@@ -19,7 +19,7 @@ std::optional<BestAmong> best_among(const Inquiry& inquiry, CandidateMaker& make
     return BestAmong{.rival = rival(cluster, maker.with_times(*made.smallest))};
   }
   const auto counted = [&](const ParallelSpec& spec, Seconds time, const MemoryUse& memory) {
-    return score(inquiry.objective(), cluster, spec, time, memory);
+    return score(explained.objective(), cluster, spec, time, memory);
   };
   std::vector<Open> open;
   for (const Candidate& candidate : made.fitting)
@@ -33,13 +33,13 @@ std::optional<BestAmong> best_among(const Inquiry& inquiry, CandidateMaker& make
   const auto simulate = [&](std::span<const Open> turns) {
     std::vector<Ranked> ranked;
     for (const Open& turn : turns) {
-      RankedPlan plan = inquiry.simulated(networks, inquiry.plan.training, turn.candidate->spec);
+      RankedPlan plan = explained.simulated(networks, explained.plan.training, turn.candidate->spec);
       const Score score = counted(plan.spec, plan.result.time.total(), plan.result.memory);
       ranked.push_back({.score = score, .place = turn.place, .plan = std::move(plan)});
     }
     return ranked;
   };
-  const auto room = [&] { return std::min<std::int64_t>(inquiry.options.most_simulated - search.simulated, 1); };
+  const auto room = [&] { return std::min<std::int64_t>(explained.options.most_simulated - search.simulated, 1); };
   run(search, {.look_into = {}, .room = room, .is_new = {}, .simulate = simulate});
   return BestAmong{.rival = rival(cluster, std::move(search.best.front().plan)), .certified = is_certified(search)};
 }

@@ -3,7 +3,7 @@
 #include <optional>
 #include <span>
 
-#include "planner/explain/inquiry.h"
+#include "planner/explain/explained_plan.h"
 #include "planner/plan/explanation.h"
 #include "planner/search/candidates.h"
 
@@ -15,7 +15,7 @@ struct BestAmong {
 };
 // The best of these layouts that fits, found with as many simulations as the bounds leave open;
 // where none fits, the layout that needs the least memory. The cluster is the maker's.
-std::optional<BestAmong> best_among(const Inquiry& inquiry, CandidateMaker& maker,
+std::optional<BestAmong> best_among(const ExplainedPlan& explained, CandidateMaker& maker,
                                     std::span<const ParallelSpec> specs);
 
 }  // namespace parplan

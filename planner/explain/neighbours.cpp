@@ -33,13 +33,13 @@ std::vector<std::pair<std::string, ParallelSpec>> specs_one_choice_away(const Op
 
 }  // namespace
 
-std::vector<Neighbour> find_neighbours(const Inquiry& inquiry, NetworkCache& networks) {
+std::vector<Neighbour> find_neighbours(const ExplainedPlan& explained, NetworkCache& networks) {
   std::vector<Neighbour> neighbours;
-  for (auto& [change, spec] : specs_one_choice_away(inquiry.graph, inquiry.plan)) {
-    inquiry.say("one choice away: " + change);
+  for (auto& [change, spec] : specs_one_choice_away(explained.graph, explained.plan)) {
+    explained.say("one choice away: " + change);
     neighbours.push_back(
         {.change = change,
-         .rival = rival(networks.cluster(), inquiry.simulated(networks, inquiry.plan.training, spec))});
+         .rival = rival(networks.cluster(), explained.simulated(networks, explained.plan.training, spec))});
   }
   return neighbours;
 }

@@ -2,12 +2,12 @@
 
 #include <vector>
 
-#include "planner/explain/inquiry.h"
+#include "planner/explain/explained_plan.h"
 #include "planner/plan/explanation.h"
 
 namespace parplan {
 
 // The legal layouts one choice away, simulated.
-std::vector<Neighbour> find_neighbours(const Inquiry& inquiry, NetworkCache& networks);
+std::vector<Neighbour> find_neighbours(const ExplainedPlan& explained, NetworkCache& networks);
 
 }  // namespace parplan

@@ -6,7 +6,7 @@
 namespace parplan {
 namespace {
 
-// GPT-3 175B in 14 layouts, as tests/planner/explain/model_error_test.cpp simulates them.
+// GPT-3 175B in 14 layouts, as tests/planner/explain/prediction_error_test.cpp simulates them.
 constexpr ModelError published_error{
     .least = -0.236,
     .most = -0.157,

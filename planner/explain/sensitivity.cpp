@@ -52,9 +52,9 @@ struct Circumstances {
   TrainingSpec training;
   Variation variation;
 };
-std::optional<Circumstances> changed(const Inquiry& inquiry, Resource resource, double factor) {
-  const Plan& plan = inquiry.plan;
-  inquiry.say(fmt::format("{} x {:.2g}", name(resource), factor));
+std::optional<Circumstances> changed(const ExplainedPlan& explained, Resource resource, double factor) {
+  const Plan& plan = explained.plan;
+  explained.say(fmt::format("{} x {:.2g}", name(resource), factor));
   Circumstances then{.training = plan.training, .variation = {}};
   then.variation.resource = resource;
   then.variation.cluster = varied(plan.cluster, resource, factor);
@@ -69,18 +69,18 @@ std::optional<Circumstances> changed(const Inquiry& inquiry, Resource resource, 
   NetworkCache networks(then.variation.cluster);
   then.variation.factor = factor;
   then.variation.global_batch = then.training.global_batch;
-  then.variation.plan = rival(then.variation.cluster, inquiry.simulated(networks, then.training, spec));
+  then.variation.plan = rival(then.variation.cluster, explained.simulated(networks, then.training, spec));
   return then;
 }
 
 // Takes the best of what was found, or the plan where that is as good.
-void choose(const Inquiry& inquiry, const SearchResult& found, Variation& variation) {
+void choose(const ExplainedPlan& explained, const SearchResult& found, Variation& variation) {
   const RankedPlan& own = variation.plan.plan;
   const bool fits = variation.plan.fits();
   if (!found.plans.empty()) {
     const RankedPlan& best = found.plans.front();
     variation.changes =
-        best.spec != own.spec && (!fits || better(inquiry.score_of(best), inquiry.score_of(own), worth));
+        best.spec != own.spec && (!fits || better(explained.score_of(best), explained.score_of(own), worth));
     if (variation.changes) variation.best = best;
   }
   if (!variation.changes && fits) variation.best = own;
@@ -88,20 +88,20 @@ void choose(const Inquiry& inquiry, const SearchResult& found, Variation& variat
   variation.certified = found.plans.empty() || found.counts.certified;
 }
 
-std::optional<Variation> vary(const Inquiry& inquiry, Resource resource, double factor) {
-  std::optional<Circumstances> then = changed(inquiry, resource, factor);
+std::optional<Variation> vary(const ExplainedPlan& explained, Resource resource, double factor) {
+  std::optional<Circumstances> then = changed(explained, resource, factor);
   if (!then) return std::nullopt;
-  choose(inquiry, inquiry.searched(then->variation.cluster, then->training, 1), then->variation);
+  choose(explained, explained.searched(then->variation.cluster, then->training, 1), then->variation);
   return std::move(then->variation);
 }
 
 // The same for a plan that is the best of the whole space: what fits in less memory also fitted
 // before.
-std::optional<Variation> vary_best_of_all(const Inquiry& inquiry, Resource resource, double factor) {
-  if (resource != Resource::memory || factor > 1.0) return vary(inquiry, resource, factor);
-  std::optional<Circumstances> then = changed(inquiry, resource, factor);
-  choose(inquiry,
-         then->variation.plan.fits() ? SearchResult{} : inquiry.searched(then->variation.cluster, then->training, 1),
+std::optional<Variation> vary_best_of_all(const ExplainedPlan& explained, Resource resource, double factor) {
+  if (resource != Resource::memory || factor > 1.0) return vary(explained, resource, factor);
+  std::optional<Circumstances> then = changed(explained, resource, factor);
+  choose(explained,
+         then->variation.plan.fits() ? SearchResult{} : explained.searched(then->variation.cluster, then->training, 1),
          then->variation);
   return std::move(then->variation);
 }
@@ -154,36 +154,36 @@ Cluster varied(Cluster cluster, Resource resource, double factor) {
   return cluster;
 }
 
-std::vector<Variation> double_without_searches(const Inquiry& inquiry) {
+std::vector<Variation> double_without_searches(const ExplainedPlan& explained) {
   std::vector<Variation> twice;
   for (const Resource resource :
        {Resource::compute, Resource::node_links, Resource::network, Resource::links, Resource::global_batch})
-    if (has(inquiry.plan, resource)) twice.push_back(std::move(changed(inquiry, resource, 2.0)->variation));
+    if (has(explained.plan, resource)) twice.push_back(std::move(changed(explained, resource, 2.0)->variation));
   return twice;
 }
 
-Variation as_things_are(const Inquiry& inquiry, const SearchResult& found) {
-  const Plan& plan = inquiry.plan;
+Variation as_things_are(const ExplainedPlan& explained, const SearchResult& found) {
+  const Plan& plan = explained.plan;
   Variation now{.resource = Resource::compute,
                 .factor = 1.0,
                 .global_batch = plan.training.global_batch,
                 .cluster = plan.cluster,
                 .plan = rival(plan.cluster, {.spec = plan.spec, .result = plan.prediction}),
                 .best = {}};
-  choose(inquiry, found, now);
+  choose(explained, found, now);
   return now;
 }
 
-Variations vary_resources(const Inquiry& inquiry, bool is_best_of_all) {
+Variations vary_resources(const ExplainedPlan& explained, bool is_best_of_all) {
   const auto change = is_best_of_all ? vary_best_of_all : vary;
   Variations variations;
   for (int i = 0; i < static_cast<int>(Resource::count_); ++i) {
     const Resource resource = static_cast<Resource>(i);
-    if (!has(inquiry.plan, resource)) continue;
-    variations.twice.push_back(*change(inquiry, resource, 2.0));
+    if (!has(explained.plan, resource)) continue;
+    variations.twice.push_back(*change(explained, resource, 2.0));
     if (resource == Resource::links) continue;  // A fifth more of each kind of link says as much.
     for (const double factor : {0.8, 1.2})
-      if (std::optional<Variation> variation = change(inquiry, resource, factor))
+      if (std::optional<Variation> variation = change(explained, resource, factor))
         variations.sensitivity.push_back(std::move(*variation));
   }
   return variations;

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "planner/explain/inquiry.h"
+#include "planner/explain/explained_plan.h"
 #include "planner/plan/explanation.h"
 #include "planner/search/search.h"
 
@@ -20,16 +20,16 @@ std::vector<bool> network_links(const NodeKind& node);
 Cluster varied(Cluster cluster, Resource resource, double factor);
 
 // The plan with twice of each resource whose gain needs no search: all but memory.
-std::vector<Variation> double_without_searches(const Inquiry& inquiry);
+std::vector<Variation> double_without_searches(const ExplainedPlan& explained);
 
 // The present situation, next to the best plan that a search of the whole space found.
-Variation as_things_are(const Inquiry& inquiry, const SearchResult& found);
+Variation as_things_are(const ExplainedPlan& explained, const SearchResult& found);
 
 struct Variations {
   std::vector<Variation> twice;        // of each resource
   std::vector<Variation> sensitivity;  // a fifth less and more
 };
 // `is_best_of_all`: nothing in the whole space beats the plan in the present situation.
-Variations vary_resources(const Inquiry& inquiry, bool is_best_of_all);
+Variations vary_resources(const ExplainedPlan& explained, bool is_best_of_all);
 
 }  // namespace parplan

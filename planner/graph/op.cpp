@@ -6,7 +6,7 @@
 
 #include "planner/base/enum.h"
 #include "planner/base/error.h"
-#include "planner/graph/ops/families.h"
+#include "planner/graph/ops/op_rows.h"
 
 namespace parplan {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "planner/base/error.h"
 #include "planner/base/text.h"
-#include "planner/plan/layout_text.h"
+#include "planner/plan/parallel_spec_text.h"
 
 namespace parplan {
 namespace {

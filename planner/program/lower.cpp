@@ -5,8 +5,8 @@
 #include <set>
 #include <utility>
 
-#include "planner/program/block.h"
 #include "planner/program/events.h"
+#include "planner/program/lower_block.h"
 #include "planner/program/lowering_state.h"
 
 namespace parplan {

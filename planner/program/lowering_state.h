@@ -76,13 +76,13 @@ void set_groups(Lowering& lowering);                             // lower.cpp
 void lower_blocks(Lowering& lowering);                           // lower.cpp
 void make_buckets(Lowering& lowering);                           // make_buffers.cpp
 void make_buffers(Lowering& lowering);                           // make_buffers.cpp
-void begin_step(Lowering& lowering);                             // around_tasks.cpp
+void begin_step(Lowering& lowering);                             // step_ends.cpp
 void run_actions(Lowering& lowering);                            // tasks.cpp
-void end_step(Lowering& lowering);                               // around_tasks.cpp
+void end_step(Lowering& lowering);                               // step_ends.cpp
 void plan_memory(Program& program, Bytes overhead);              // memory.cpp
 void count_communication(Program& program);                      // lower.cpp
 
-// Calls ---------------------------------------------------------------------------- lowering.cpp
+// Calls ---------------------------------------------------------------------- lowering_state.cpp
 
 int add_segment(Program& program, Segment segment);  // equal Segments are kept once
 int add_buffer(Program& program, std::string name, MemoryCategory category, std::int64_t bytes,

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "planner/graph/backward.h"
-#include "planner/program/block.h"
+#include "planner/program/lower_block.h"
 #include "planner/program/propagate.h"
 
 namespace parplan {

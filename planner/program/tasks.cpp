@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "planner/program/bucket_work.h"
-#include "planner/program/block.h"
+#include "planner/program/lower_block.h"
 #include "planner/program/lowering_state.h"
 
 namespace parplan {

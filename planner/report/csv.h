@@ -9,7 +9,7 @@
 namespace parplan {
 
 // A header and one line per row (RFC 4180: fields with commas, quotes or line ends are quoted);
-// null is an empty field. Rows are those of row.h, with equal keys in equal order.
+// null is an empty field. Rows are those of plan_row.h, with equal keys in equal order.
 std::string write_csv(std::span<const Json> rows);
 
 // The same for rows with other keys; every row has each of them.

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/cluster/selection.h"
+#include "planner/cluster/device_selection.h"
 
 namespace parplan {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "planner/base/json.h"
-#include "planner/plan/layout_text.h"
+#include "planner/plan/parallel_spec_text.h"
 #include "planner/plan/plan.h"
 
 namespace parplan {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/plan/layout_text.h"
+#include "planner/plan/parallel_spec_text.h"
 #include "planner/report/plan_row.h"
 
 namespace parplan {

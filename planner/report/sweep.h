@@ -81,8 +81,8 @@ std::vector<bool> pareto_front(std::span<const std::array<double, 2>> points);
 // (x, y) ascending in x: the index of the knee of a curve that rises ever more slowly.
 std::optional<std::size_t> knee(std::span<const std::array<double, 2>> curve);
 
-// The keys and meanings of a row's columns, in their order: the point, the best plan's row (row.h),
-// what all tokens take.
+// The keys and meanings of a row's columns, in their order: the point, the best plan's row
+// (plan_row.h), what all tokens take.
 struct SweepColumn {
   std::string key;
   std::string unit;  // "" where the value has none

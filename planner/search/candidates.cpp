@@ -8,7 +8,7 @@
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
-#include "planner/search/in_parallel.h"
+#include "planner/search/parallel_for.h"
 
 namespace parplan {
 namespace {
@@ -228,7 +228,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     return std::pair(a.second.bound.memory.peak(), a.first) < std::pair(b.second.bound.memory.peak(), b.first);
   };
   std::vector<OfTask> made(tasks.size());
-  in_parallel(static_cast<int>(makers.size()), tasks.size(), [&](int thread, std::size_t task) {
+  parallel_for(static_cast<int>(makers.size()), tasks.size(), [&](int thread, std::size_t task) {
     std::vector<Candidate> candidates;
     OfTask& to = made[task];
     for (const std::size_t i : *tasks[task]) {

@@ -14,8 +14,8 @@
 #include "planner/schedule/schedules.h"
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
-#include "planner/search/floor.h"
-#include "planner/search/in_parallel.h"
+#include "planner/search/device_count_bound.h"
+#include "planner/search/parallel_for.h"
 #include "planner/search/simulate_spec.h"
 
 namespace parplan {
@@ -181,7 +181,7 @@ class SpaceSearch {
   std::vector<Ranked> simulate(std::span<const Open> turns) {
     const std::span<const Work> works = std::span(known_).last(turns.size());
     std::vector<SimulatedSpec> simulated(turns.size());
-    in_parallel(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
+    parallel_for(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
       const auto& [spec, models] = works[turn];
       const Placements& placements = makers_[thread]->placements_of(spec);
       simulated[turn] = simulate_soon(graph_, cluster_, training_, spec, placements, models);
@@ -246,7 +246,7 @@ class SpaceSearch {
   const TrainingSpec& training_;
   const LayoutRequest& request_;
   const SearchOptions& options_;
-  Floor floor_;
+  DeviceCountBound floor_;
   std::vector<std::unique_ptr<CandidateMaker>> owned_;
   std::vector<CandidateMaker*> makers_;  // by thread
   std::vector<Size> sizes_;

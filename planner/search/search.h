@@ -7,8 +7,8 @@
 
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
-#include "planner/plan/plan.h"
 #include "planner/plan/objective.h"
+#include "planner/plan/plan.h"
 #include "planner/search/space.h"
 
 namespace parplan {
@@ -34,10 +34,10 @@ struct SearchResult {
   std::optional<RankedPlan> smallest;
 };
 
-// Best first. A number of devices is expanded once its floor (floor.h) is the least open bound: its
-// candidates (candidates.h) are made and estimated, and those that do not fit are rejected. A
-// candidate is simulated once its lower bound is the least open bound. The search goes on until no
-// open bound beats the worst of the best `top`, or `most_simulated` is reached.
+// Best first. A number of devices is expanded once its floor (device_count_bound.h) is the least
+// open bound: its candidates (candidates.h) are made and estimated, and those that do not fit are
+// rejected. A candidate is simulated once its lower bound is the least open bound. The search goes
+// on until no open bound beats the worst of the best `top`, or `most_simulated` is reached.
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                     const LayoutRequest& request, const SearchOptions& options);
 

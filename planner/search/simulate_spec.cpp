@@ -7,7 +7,7 @@
 #include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
 #include "planner/simulator/simulate.h"
-#include "planner/simulator/steady.h"
+#include "planner/simulator/steady_state.h"
 
 namespace parplan {
 

@@ -19,10 +19,10 @@ namespace parplan {
 StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
                          std::span<const CostModel> models, Timeline* timeline);
-// The same from a shorter step that has reached its steady state (planner/simulator/steady.h),
-// equal up to rounding; nothing where that would save little or is uncertain: few micro-batches,
-// all of them in flight at once, or no steady state after a few times as many micro-batches as
-// there are stages.
+// The same from a shorter step that has reached its steady state
+// (planner/simulator/steady_state.h), equal up to rounding; nothing where that would save little or
+// is uncertain: few micro-batches, all of them in flight at once, or no steady state after a few
+// times as many micro-batches as there are stages.
 std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                           const ParallelSpec& spec, const Placements& placements,
                                           std::span<const CostModel> models);

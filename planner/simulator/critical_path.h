@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "planner/plan/step_details.h"
-#include "planner/simulator/simulation.h"
+#include "planner/simulator/simulation_state.h"
 
 namespace parplan {
 

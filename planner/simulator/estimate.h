@@ -12,11 +12,11 @@
 #include "planner/graph/training.h"
 #include "planner/plan/layout.h"
 #include "planner/plan/parallel_spec.h"
-#include "planner/plan/placement.h"
 #include "planner/plan/pipeline_time.h"
+#include "planner/plan/placement.h"
 #include "planner/plan/step.h"
-#include "planner/program/block.h"
 #include "planner/program/lower.h"
+#include "planner/program/lower_block.h"
 #include "planner/program/memory.h"
 
 namespace parplan {

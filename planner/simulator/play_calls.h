@@ -1,6 +1,6 @@
 #pragma once
 
-#include "planner/simulator/simulation.h"
+#include "planner/simulator/simulation_state.h"
 
 namespace parplan {
 

@@ -2,8 +2,8 @@
 
 #include "planner/simulator/critical_path.h"
 #include "planner/simulator/play_calls.h"
-#include "planner/simulator/played_step.h"
-#include "planner/simulator/simulation.h"
+#include "planner/simulator/simulation_results.h"
+#include "planner/simulator/simulation_state.h"
 
 namespace parplan {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "planner/base/units.h"
-#include "runtime/device/kernel.h"
+#include "runtime/device/kernel_call.h"
 
 namespace parplan {
 

@@ -17,7 +17,7 @@
 #include <fmt/core.h>
 
 #include "planner/base/error.h"
-#include "runtime/comm/gpu.h"
+#include "runtime/comm/gpu_plugin.h"
 #include "tests/gpu/device.h"
 
 using namespace parplan;

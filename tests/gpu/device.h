@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/comm/gpu.h"
+#include "runtime/comm/gpu_plugin.h"
 
 // The device for the tests of this folder. They are built once and registered twice: with the
 // plugin of this build (a GPU, or skipped with the reason), and with PARPLAN_PLUGINS naming the

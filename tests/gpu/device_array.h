@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/device/backend.h"
-#include "runtime/device/cpu/host_numbers.h"
+#include "runtime/device/cpu/host_conversion.h"
 
 namespace parplan::testing {
 

@@ -21,7 +21,7 @@
 #include <fmt/ranges.h>
 
 #include "planner/base/error.h"
-#include "runtime/comm/gpu.h"
+#include "runtime/comm/gpu_plugin.h"
 #include "tests/gpu/device.h"
 #include "tests/temporary_folder.h"
 

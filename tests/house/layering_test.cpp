@@ -418,10 +418,10 @@ TEST_CASE("a heavy library in a header or in the wrong room is found") {
       {"planner/plan/plan.cpp", "#include <yaml-cpp/yaml.h>\n"},
       {"runtime/comm/mpi/mpi.h", "#pragma once\n#include <mpi.h>\n"},
       {"runtime/device/cuda/kernels.cu", "#include <cublas_v2.h>\n"},
-      {"runtime/device/cuda/launch.h", "#pragma once\n#include <cuda_runtime.h>\n"},
-      {"runtime/comm/nccl/ranks.cpp", "#include <nccl.h>\n#include \"runtime/device/cuda/launch.h\"\n"},
-      {"runtime/comm/a_world.cpp", "#include \"runtime/device/cuda/launch.h\"\n"},
-      {"runtime/comm/gpu.h", "#pragma once\n#include <cuda_runtime.h>\n"},
+      {"runtime/device/cuda/kernel_launch.h", "#pragma once\n#include <cuda_runtime.h>\n"},
+      {"runtime/comm/nccl/ranks.cpp", "#include <nccl.h>\n#include \"runtime/device/cuda/kernel_launch.h\"\n"},
+      {"runtime/comm/a_world.cpp", "#include \"runtime/device/cuda/kernel_launch.h\"\n"},
+      {"runtime/comm/gpu_plugin.h", "#pragma once\n#include <cuda_runtime.h>\n"},
   });
   CHECK(house_faults(tree.root()) ==
         Faults{"planner/cost/fit.h:2: Eigen belongs in .cpp and .cu files, not in headers",
@@ -430,12 +430,12 @@ TEST_CASE("a heavy library in a header or in the wrong room is found") {
                "planner/simulator/play.cpp:1: CUDA is used in runtime/device/cuda, runtime/comm/nccl, "
                "runtime/comm/cuda_local, "
                "runtime/comm/cuda_plugin only",
-               "runtime/comm/a_world.cpp:1: \"runtime/device/cuda/launch.h\" is for files of runtime/device/cuda, "
-               "runtime/comm/nccl, "
+               "runtime/comm/a_world.cpp:1: \"runtime/device/cuda/kernel_launch.h\" is for files of "
+               "runtime/device/cuda, runtime/comm/nccl, "
                "runtime/comm/cuda_local, runtime/comm/cuda_plugin only",
-               "runtime/comm/gpu.h:2: CUDA belongs in .cpp and .cu files, not in headers",
-               "runtime/comm/gpu.h:2: CUDA is used in runtime/device/cuda, runtime/comm/nccl, runtime/comm/cuda_local, "
-               "runtime/comm/cuda_plugin only",
+               "runtime/comm/gpu_plugin.h:2: CUDA belongs in .cpp and .cu files, not in headers",
+               "runtime/comm/gpu_plugin.h:2: CUDA is used in runtime/device/cuda, runtime/comm/nccl, "
+               "runtime/comm/cuda_local, runtime/comm/cuda_plugin only",
                "runtime/comm/mpi/mpi.h:2: MPI belongs in .cpp and .cu files, not in headers"});
 }
 

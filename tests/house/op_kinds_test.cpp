@@ -135,7 +135,7 @@ TEST_CASE("an op kind that is named outside its row is found") {
       {"planner/graph/backward.cpp", "emit(OpKind::accumulate);\nif (kind == OpKind::linear) return;\n"},
       {"planner/cost/kernel.cpp", "// OpKind::linear\nif (kind == OpKind::copy) return;\n"},
       {"planner/program/lower.cpp", "flat_kernel(sgd ? OpKind::sgd : OpKind::adamw);\n"},
-      {"planner/search/floor.cpp", "using enum OpKind;\n"},
+      {"planner/search/device_count_bound.cpp", "using enum OpKind;\n"},
       {"runtime/device/cuda/linear.cu", "case OpKind::linear:\n"},
       {"runtime/executor.cpp", "op == OpKind::load_tokens || op == OpKind::embedding\n"},
       {"tests/graph_test.cpp", "OpKind::linear\n"},
@@ -143,6 +143,6 @@ TEST_CASE("an op kind that is named outside its row is found") {
   const std::string why = "; what it asks belongs in the kind's row (planner/graph/ops)";
   CHECK(naming_faults(tree.root()) == Faults{"planner/cost/kernel.cpp:2: names op kind copy" + why,
                                              "planner/graph/backward.cpp:2: names op kind linear" + why,
-                                             "planner/search/floor.cpp:1: names every op kind" + why,
+                                             "planner/search/device_count_bound.cpp:1: names every op kind" + why,
                                              "runtime/executor.cpp:1: names op kind embedding" + why});
 }

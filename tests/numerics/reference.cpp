@@ -7,7 +7,7 @@
 
 #include "planner/base/error.h"
 #include "runtime/device/cpu/cpu_backend.h"
-#include "runtime/device/kernel.h"
+#include "runtime/device/kernel_call.h"
 
 namespace parplan {
 namespace {

@@ -1,9 +1,9 @@
-#include "planner/graph/ops/families.h"
+#include "planner/graph/ops/op_rows.h"
 
 #include <fmt/format.h>
 
 #include "planner/graph/cuda_workspace.h"
-#include "planner/graph/ops/terms.h"
+#include "planner/graph/ops/row_parts.h"
 
 namespace parplan {
 namespace {

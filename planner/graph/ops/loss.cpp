@@ -1,8 +1,8 @@
-#include "planner/graph/ops/families.h"
+#include "planner/graph/ops/op_rows.h"
 
 #include <algorithm>
 
-#include "planner/graph/ops/terms.h"
+#include "planner/graph/ops/row_parts.h"
 
 namespace parplan {
 namespace {

@@ -1,6 +1,6 @@
-#include "planner/graph/ops/families.h"
+#include "planner/graph/ops/op_rows.h"
 
-#include "planner/graph/ops/terms.h"
+#include "planner/graph/ops/row_parts.h"
 
 namespace parplan {
 namespace {

@@ -1,7 +1,7 @@
-#include "planner/graph/ops/families.h"
+#include "planner/graph/ops/op_rows.h"
 
 #include "planner/graph/cuda_workspace.h"
-#include "planner/graph/ops/terms.h"
+#include "planner/graph/ops/row_parts.h"
 
 namespace parplan {
 namespace {

@@ -1,10 +1,10 @@
-#include "planner/graph/ops/families.h"
+#include "planner/graph/ops/op_rows.h"
 
 #include <algorithm>
 
-#include "planner/graph/cuda_workspace.h"
 #include "planner/graph/cpu_workspace.h"
-#include "planner/graph/ops/terms.h"
+#include "planner/graph/cuda_workspace.h"
+#include "planner/graph/ops/row_parts.h"
 
 namespace parplan {
 namespace {

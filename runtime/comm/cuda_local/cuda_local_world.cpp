@@ -13,9 +13,9 @@
 
 #include "planner/base/enum.h"
 #include "planner/base/error.h"
-#include "runtime/device/cuda/check.h"
 #include "runtime/device/cuda/cuda_backend.h"
-#include "runtime/device/cuda/kernels/in_order.h"
+#include "runtime/device/cuda/cuda_check.h"
+#include "runtime/device/cuda/kernels/ordered_reduction.h"
 
 namespace parplan {
 namespace {

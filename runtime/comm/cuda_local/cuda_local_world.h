@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/comm/gpu.h"
+#include "runtime/comm/gpu_plugin.h"
 
 namespace parplan {
 

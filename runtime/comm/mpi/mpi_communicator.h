@@ -5,7 +5,7 @@
 
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/mpi/mpi_process.h"
-#include "runtime/launch/mpi.h"
+#include "runtime/launch/mpi_plugin_interface.h"
 
 namespace parplan {
 

@@ -2,7 +2,7 @@
 
 #include "runtime/comm/mpi/mpi_communicator.h"
 #include "runtime/comm/mpi/mpi_process.h"
-#include "runtime/launch/mpi.h"
+#include "runtime/launch/mpi_plugin_interface.h"
 
 namespace parplan {
 namespace {

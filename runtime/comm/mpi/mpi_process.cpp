@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
-#include "runtime/comm/mpi/check_mpi.h"
+#include "runtime/comm/mpi/mpi_check.h"
 
 namespace parplan {
 namespace {

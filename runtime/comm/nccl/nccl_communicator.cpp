@@ -21,7 +21,7 @@
 #include "planner/base/error.h"
 #include "runtime/comm/nccl/nccl_check.h"
 #include "runtime/comm/nccl/split_rounds.h"
-#include "runtime/device/cuda/check.h"
+#include "runtime/device/cuda/cuda_check.h"
 
 namespace parplan {
 namespace {

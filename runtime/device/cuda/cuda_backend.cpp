@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
-#include "runtime/device/cuda/check.h"
+#include "runtime/device/cuda/cuda_check.h"
 #include "runtime/device/cuda/kernel_table.h"
 #include "runtime/device/cuda/kernels/kernels.h"
 

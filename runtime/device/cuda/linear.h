@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/device/cuda/kernels/arguments.h"
+#include "runtime/device/cuda/kernels/kernel_arguments.h"
 
 // The ops that are matrix products, by cuBLASLt (matrix_products.h). Where cuBLASLt has no
 // algorithm with the epilogue for the given (odd) sizes, the plain product is written and a

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "runtime/device/cuda/kernels/arguments.h"
+#include "runtime/device/cuda/kernels/kernel_arguments.h"
 
 namespace parplan {
 

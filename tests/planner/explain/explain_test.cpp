@@ -1,4 +1,4 @@
-#include "planner/explain/explain.h"
+#include "planner/explain/find_reasons.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -14,9 +14,9 @@
 #include "planner/base/text.h"
 #include "planner/cluster/catalog.h"
 #include "planner/cluster/node_layout.h"
-#include "planner/explain/families.h"
+#include "planner/explain/layout_families.h"
 #include "planner/explain/sensitivity.h"
-#include "planner/plan/layout_text.h"
+#include "planner/plan/parallel_spec_text.h"
 #include "planner/search/space.h"
 #include "planner/suggest.h"
 

@@ -10,7 +10,7 @@
 #include "models/find_model.h"
 #include "planner/cluster/catalog.h"
 #include "planner/cluster/node_layout.h"
-#include "planner/plan/layout_text.h"
+#include "planner/plan/parallel_spec_text.h"
 #include "planner/suggest.h"
 
 namespace parplan {

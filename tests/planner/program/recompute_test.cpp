@@ -13,7 +13,7 @@
 #include <fmt/format.h>
 
 #include "planner/plan/recompute.h"
-#include "planner/program/block.h"
+#include "planner/program/lower_block.h"
 #include "runtime/device/cpu/cpu_backend.h"
 #include "tests/numerics/op_graphs.h"
 #include "tests/planner/program/random_plans.h"

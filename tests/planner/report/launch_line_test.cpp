@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include "planner/cluster/selection.h"
+#include "planner/cluster/device_selection.h"
 #include "tests/planner/report/small_plan.h"
 
 using namespace parplan;

@@ -16,10 +16,10 @@
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
-#include "planner/search/simulate_spec.h"
 #include "planner/search/candidates.h"
-#include "planner/search/floor.h"
+#include "planner/search/device_count_bound.h"
 #include "planner/search/search.h"
+#include "planner/search/simulate_spec.h"
 #include "planner/simulator/estimate.h"
 #include "planner/suggest.h"
 
@@ -131,7 +131,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
     training.optimizer = setting % 7 == 0 ? Optimizer::sgd : Optimizer::adamw;
     if (setting % 14 == 0) training.momentum = 0.9;
     Estimator estimator(graph, cluster, training);
-    const Floor floor(graph, cluster, training);
+    const DeviceCountBound floor(graph, cluster, training);
     const std::vector<ParallelSpec> specs = enumerate_specs(
         graph, training, cluster.groups.size() > 1 || setting % 2 ? cluster.devices() : std::min(8, cluster.devices()),
         {});

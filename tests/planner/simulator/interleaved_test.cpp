@@ -9,7 +9,7 @@
 
 #include "planner/plan/pipeline_time.h"
 #include "planner/simulator/simulate.h"
-#include "planner/simulator/steady.h"
+#include "planner/simulator/steady_state.h"
 #include "tests/planner/simulator/pipelines.h"
 
 namespace parplan {

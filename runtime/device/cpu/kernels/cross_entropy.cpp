@@ -1,5 +1,5 @@
 #include "runtime/device/cpu/kernels/kernels.h"
-#include "runtime/device/cpu/kernels/wide.h"
+#include "runtime/device/cpu/kernels/simd.h"
 
 // The vocabulary may be split over ranks: this shard holds the columns of the tokens [begin, begin
 // + columns), of which the first `valid` are no padding. Maxima and sums are reduced over the

@@ -2,7 +2,7 @@
 
 #include <Eigen/Core>
 
-#include "runtime/device/cpu/kernels/wide.h"
+#include "runtime/device/cpu/kernels/simd.h"
 
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 

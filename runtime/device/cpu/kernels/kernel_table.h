@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "runtime/device/kernel.h"
+#include "runtime/device/kernel_call.h"
 
 namespace parplan {
 

@@ -1,6 +1,6 @@
 #include "runtime/device/cpu/kernels/gemm.h"
 #include "runtime/device/cpu/kernels/kernels.h"
-#include "runtime/device/cpu/kernels/wide.h"
+#include "runtime/device/cpu/kernels/simd.h"
 
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/device/cuda/kernels/arguments.h"
+#include "runtime/device/cuda/kernels/kernel_arguments.h"
 
 namespace parplan {
 

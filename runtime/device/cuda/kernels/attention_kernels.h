@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "runtime/device/cuda/kernels/arguments.h"
+#include "runtime/device/cuda/kernels/kernel_arguments.h"
 
 namespace parplan {
 

@@ -1,8 +1,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "runtime/device/cuda/kernel_launch.h"
 #include "runtime/device/cuda/kernels/attention_kernels.h"
-#include "runtime/device/cuda/launch.h"
 #include "runtime/device/cuda/ptx.h"
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];

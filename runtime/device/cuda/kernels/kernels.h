@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "runtime/device/cuda/kernels/arguments.h"
 #include "runtime/device/cuda/kernels/attention.h"
+#include "runtime/device/cuda/kernels/kernel_arguments.h"
 
 // One host function per op kind, named after it; operands in the order of the op's row in
 // planner/graph/ops/. Formulas and layouts are those of runtime/device/cpu/kernels. Matrix
@@ -73,7 +73,7 @@ void adamw(const CudaKernelArguments& a);
 void sgd(const CudaKernelArguments& a);
 void update_loss_scale(const CudaKernelArguments& a);
 
-// words.cu, for Backend::fill and end_of_unlike
+// fill_pattern.cu, for Backend::fill and end_of_unlike
 void fill_words(std::uint32_t* words, std::uint32_t pattern, std::int64_t count, cudaStream_t stream);
 // Writes to device memory: one past the index of the last word that differs from `pattern`, 0 when
 // none does.

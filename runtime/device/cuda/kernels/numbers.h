@@ -10,7 +10,7 @@
 
 #include "planner/base/error.h"
 #include "planner/graph/tensor.h"
-#include "runtime/device/cuda/launch.h"
+#include "runtime/device/cuda/kernel_launch.h"
 
 // How kernels read, write, add up and divide numbers among threads. All arithmetic is in fp32; T is
 // float, __nv_bfloat16 or __half.

@@ -17,7 +17,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "runtime/launch/launch.h"
+#include "runtime/launch/find_rendezvous.h"
 #include "tests/runtime/comm/mpi/numbers.h"
 
 using namespace parplan;

@@ -7,7 +7,7 @@
 #include <memory>
 #include <numeric>
 
-#include "runtime/launch/launch.h"
+#include "runtime/launch/find_rendezvous.h"
 #include "tests/runtime/comm/mpi/job.h"
 
 namespace parplan::testing {

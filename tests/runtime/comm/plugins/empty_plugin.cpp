@@ -1,6 +1,6 @@
 // A plugin that accepts every version and knows no GPU.
 #include "planner/base/error.h"
-#include "runtime/comm/gpu.h"
+#include "runtime/comm/gpu_plugin.h"
 
 namespace {
 

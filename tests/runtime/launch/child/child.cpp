@@ -11,7 +11,7 @@
 #include <string_view>
 #include <thread>
 
-#include "runtime/launch/launch.h"
+#include "runtime/launch/find_rendezvous.h"
 
 using namespace std::chrono_literals;
 

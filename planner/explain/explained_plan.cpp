@@ -1,0 +1,42 @@
+#include "planner/explain/explained_plan.h"
+
+#include <vector>
+
+#include "planner/parallel/techniques.h"
+#include "planner/schedule/schedules.h"
+#include "planner/search/simulate_spec.h"
+
+namespace parplan {
+
+void ExplainedPlan::say(const std::string& doing) const {
+  if (options.progress) options.progress(doing);
+}
+
+RankedPlan ExplainedPlan::simulated(NetworkCache& networks, const TrainingSpec& training,
+                                    const ParallelSpec& spec) const {
+  const Placements placements = place(graph, spec);
+  const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+  const bool same_tasks = spec.pp() == plan.spec.pp() && spec.stages() == plan.spec.stages() &&
+                          spec.schedule == plan.spec.schedule &&
+                          micro_batches(spec, training) == micro_batches(plan.spec, plan.training);
+  if (same_tasks && plan.schedule != schedule_of(spec, training))
+    return {.spec = spec,
+            .result =
+                simulate_spec(graph, networks.cluster(), training, spec, placements, plan.schedule, models, nullptr)};
+  return {.spec = spec,
+          .result = simulate_soon(graph, networks.cluster(), training, spec, placements, models).result};
+}
+
+SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec& training, int top) const {
+  SearchOptions search_options;
+  search_options.top = top;
+  search_options.objective = objective();
+  search_options.most_simulated = options.most_simulated;
+  return search(graph, cluster, training, {}, search_options);
+}
+
+Score ExplainedPlan::score_of(const RankedPlan& of) const {
+  return score(objective(), plan.cluster, of.spec, of.result.time.total(), of.result.memory);
+}
+
+}  // namespace parplan

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "planner/cost/cost_model.h"
+#include "planner/graph/op_graph.h"
+#include "planner/plan/objective.h"
+#include "planner/plan/plan.h"
+#include "planner/search/search.h"
+
+namespace parplan {
+
+struct ReasonsOptions {
+  // Without searches, reasons are limited to simulations of the plan and its neighbours.
+  bool searches = true;
+  std::int64_t most_simulated = 8;  // by each search
+  std::function<void(const std::string& doing)> progress;  // may be empty
+};
+
+// A smaller improvement is a tie: sums of the same parts in another order differ by as much.
+inline constexpr double noise = 1e-9;
+
+// What every reason is found from. Keeps references to its members.
+struct ExplainedPlan {
+  const OpGraph& graph;
+  const Plan& plan;
+  const ReasonsOptions& options;
+
+  void say(const std::string& doing) const;
+  // In the plan's own schedule, which can be the user's, where it is one for `spec`.
+  RankedPlan simulated(NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec) const;
+  // Searches the whole space by the plan's objective.
+  SearchResult searched(const Cluster& cluster, const TrainingSpec& training, int top) const;
+  Objective objective() const { return plan.search.objective; }
+  Score score_of(const RankedPlan& of) const;
+};
+
+}  // namespace parplan

@@ -1,0 +1,126 @@
+#include "planner/explain/find_reasons.h"
+
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "planner/explain/layout_families.h"
+#include "planner/explain/neighbours.h"
+#include "planner/explain/prediction_error.h"
+#include "planner/explain/rules_of_thumb.h"
+#include "planner/explain/sensitivity.h"
+#include "planner/parallel/techniques.h"
+#include "planner/program/job.h"
+#include "planner/program/lower.h"
+#include "planner/search/candidates.h"
+#include "planner/search/simulate_spec.h"
+#include "planner/simulator/simulate.h"
+
+namespace parplan {
+namespace {
+
+StepDetails details_of(const OpGraph& graph, NetworkCache& networks, const Plan& plan) {
+  StepDetails details;
+  const Job job = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
+  simulate(lower_representatives(job), cost_models(networks, plan.spec.mesh), nullptr, &details);
+  return details;
+}
+
+bool promised(const StepResult& promise, const StepResult& result) {
+  const double apart = std::abs(promise.time.total() / result.time.total() - 1.0);
+  return apart < 1e-6 && promise.memory == result.memory && promise.memory_stage == result.memory_stage;
+}
+
+// The best other layout that was simulated and fits. The plan in another order of axes with the
+// same result does not count.
+std::optional<RankedPlan> next_best(const ExplainedPlan& explained, const std::vector<RankedPlan>& found,
+                                    const Reasons& reasons) {
+  const Plan& plan = explained.plan;
+  const Score own = explained.score_of({.spec = plan.spec, .result = plan.prediction});
+  std::optional<RankedPlan> best;
+  const auto offer = [&](const RankedPlan& one) {
+    ParallelSpec same_order = one.spec;
+    same_order.mesh.order = plan.spec.mesh.order;
+    const Score score = explained.score_of(one);
+    if (same_order == plan.spec && !better(score, own, noise) && !better(own, score, noise)) return;
+    if (!best || better(score, explained.score_of(*best), noise)) best = one;
+  };
+  for (const RankedPlan& one : found) offer(one);
+  for (const FamilyBest& family : reasons.families)
+    if (family.best && family.best->fits()) offer(family.best->plan);
+  for (const Neighbour& neighbour : reasons.neighbours)
+    if (neighbour.rival.fits()) offer(neighbour.rival.plan);
+  return best;
+}
+
+}  // namespace
+
+Plan simulated_anew(const OpGraph& graph, Plan plan) {
+  NetworkCache networks(plan.cluster);
+  const StepResult promise = plan.prediction;
+  const auto in_full = [&] {
+    return simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, nullptr);
+  };
+  const bool usual = plan.placements == place(graph, plan.spec);
+  // A promise that holds is kept: it is exact, and a steady state is exact up to rounding.
+  if (promised(promise,
+               usual ? ExplainedPlan{graph, plan, {}}.simulated(networks, plan.training, plan.spec).result : in_full()))
+    return plan;
+  plan.prediction = in_full();
+  plan.notes.push_back(
+      fmt::format("the file promises a step of {} and {} of memory, and this plan takes {} and {}: it was edited, or "
+                  "written by another version of parplan. "
+                  "All here is simulated anew; what the file says of its search and of alternatives is left out",
+                  format_duration(promise.time.total()), format_bytes(promise.memory.peak()),
+                  format_duration(plan.prediction.time.total()), format_bytes(plan.prediction.memory.peak())));
+  plan.alternatives.clear();
+  const Objective objective = plan.search.objective;
+  plan.search = {};
+  plan.search.objective = objective;
+  return plan;
+}
+
+Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  const ExplainedPlan explained{graph, plan, options};
+  NetworkCache networks(plan.cluster);
+  Reasons reasons;
+  explained.say("the plan, stage by stage");
+  reasons.details = details_of(graph, networks, plan);
+  for (int stage = 0; stage < plan.spec.pp(); ++stage)
+    reasons.capacities.push_back(memory_capacity(plan.cluster, plan.spec.mesh, stage));
+  reasons.error = model_error(plan.cluster);
+  reasons.elsewhere = model_error_elsewhere(plan.cluster);
+  reasons.neighbours = find_neighbours(explained, networks);
+  CandidateMaker maker(graph, plan.cluster, plan.training, plan.search.objective);
+  reasons.guide = find_guide(explained, maker, reasons.neighbours);
+  const RankedPlan own{.spec = plan.spec, .result = plan.prediction};
+  SearchResult now;
+  if (!options.searches) {
+    reasons.binding = binding_constraint(plan, double_without_searches(explained), own);
+  } else {
+    reasons.families = find_families(explained, maker);
+    explained.say("the whole space");
+    now = explained.searched(plan.cluster, plan.training, 2);
+    Variation today = as_things_are(explained, now);
+    const bool is_best_of_all = now.counts.certified && !today.changes;
+    Variations variations = vary_resources(explained, is_best_of_all);
+    reasons.twice = std::move(variations.twice);
+    reasons.sensitivity = std::move(variations.sensitivity);
+    // The best of all is also the best of its family.
+    if (is_best_of_all)
+      for (FamilyBest& family : reasons.families)
+        family.certified |= family.best && family.best->plan.spec == plan.spec;
+    reasons.binding = binding_constraint(plan, reasons.twice, today.best ? *today.best : own);
+    if (today.changes) reasons.unrestricted = std::move(today);
+  }
+  if (plan.alternatives.empty()) reasons.runner_up = next_best(explained, now.plans, reasons);
+  reasons.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return reasons;
+}
+
+}  // namespace parplan

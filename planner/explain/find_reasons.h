@@ -1,0 +1,21 @@
+#pragma once
+
+#include "planner/explain/explained_plan.h"
+#include "planner/graph/op_graph.h"
+#include "planner/plan/explanation.h"
+#include "planner/plan/plan.h"
+
+namespace parplan {
+
+// The plan with the prediction that it has now. A prediction that differs from the file's (by 1e-6
+// of the time or more, or in memory) means that the plan was edited or written by another version:
+// a note says so, and the alternatives and counts of the file's search, which describe another
+// plan, are dropped.
+Plan simulated_anew(const OpGraph& graph, Plan plan);
+
+// Why the plan is as it is. The plan's prediction is that of `simulated_anew`. The reasons are the
+// plan simulated stage by stage, the layouts one choice away, the best of each family, the guides'
+// rules as numbers, and the search repeated with more and less of each resource.
+Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOptions& options);
+
+}  // namespace parplan

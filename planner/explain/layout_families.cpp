@@ -1,0 +1,113 @@
+#include "planner/explain/layout_families.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "planner/explain/best_among.h"
+#include "planner/search/space.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::array family_table = {
+    LayoutFamily{"data parallel, nothing sharded (ZeRO-0)", Degree::several, Degree::one, Degree::one, 0},
+    LayoutFamily{"data parallel, ZeRO-1", Degree::several, Degree::one, Degree::one, 1},
+    LayoutFamily{"data parallel, ZeRO-2", Degree::several, Degree::one, Degree::one, 2},
+    LayoutFamily{"data parallel, ZeRO-3", Degree::several, Degree::one, Degree::one, 3},
+    LayoutFamily{"pipeline alone", Degree::one, Degree::one, Degree::several, {}},
+    LayoutFamily{"tensor parallel inside a node alone", Degree::one, Degree::inside_node, Degree::one, {}},
+    LayoutFamily{"tensor parallel inside nodes x data parallel", Degree::several, Degree::inside_node, Degree::one, {}},
+    LayoutFamily{"pipeline x data parallel", Degree::several, Degree::one, Degree::several, {}},
+    LayoutFamily{"tensor parallel inside nodes x pipeline", Degree::one, Degree::inside_node, Degree::several, {}},
+    LayoutFamily{"tensor parallel inside nodes x pipeline x data parallel",
+                 Degree::several,
+                 Degree::inside_node,
+                 Degree::several,
+                 {}},
+    LayoutFamily{"tensor parallel across nodes", Degree::any, Degree::across_nodes, Degree::any, {}},
+};
+
+bool matches(Degree wanted, int degree, bool is_inside) {
+  switch (wanted) {
+    case Degree::one: return degree == 1;
+    case Degree::several: return degree > 1;
+    case Degree::inside_node: return degree > 1 && is_inside;
+    case Degree::across_nodes: return degree > 1 && !is_inside;
+    case Degree::any: return true;
+  }
+  return false;
+}
+
+// Whether so many devices can be laid out in this way at all, whatever the model says. Groups of
+// adjacent devices are the most likely to lie inside nodes; one group of all devices lies across
+// nodes if any group does.
+bool is_possible(const LayoutFamily& family, int devices, NetworkCache& networks) {
+  for (int tp = 1; tp <= devices; ++tp) {
+    if (devices % tp != 0) continue;
+    const bool is_inside = tensor_inside_nodes(adjacent_tensor_groups(devices, tp), networks);
+    if (!matches(family.tp, tp, is_inside)) continue;
+    for (int pp = 1; pp <= devices / tp; ++pp)
+      if (devices / tp % pp == 0 && matches(family.pp, pp, false) && matches(family.dp, devices / tp / pp, false))
+        return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::span<const LayoutFamily> layout_families() { return family_table; }
+
+bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks) {
+  return matches(family.dp, spec.dp(), false) && matches(family.pp, spec.pp(), false) &&
+         (!family.zero_stage || spec.zero_stage == *family.zero_stage) &&
+         matches(family.tp, spec.tp(), tensor_inside_nodes(spec.mesh, networks));
+}
+
+DeviceMesh adjacent_tensor_groups(int devices, int tp) {
+  return {.degree = {.dp = devices / tp, .tp = tp}, .order = {Axis::pp, Axis::dp, Axis::tp}};
+}
+
+bool tensor_inside_nodes(const DeviceMesh& mesh, NetworkCache& networks) {
+  return networks.group(mesh, Axis::tp).nodes == 1;
+}
+
+std::vector<FamilyBest> find_families(const ExplainedPlan& explained, CandidateMaker& maker) {
+  const Plan& plan = explained.plan;
+  NetworkCache& networks = maker.estimator().networks();
+  // One device has no families: the families are then those of all devices, which the plan leaves
+  // idle.
+  const int devices = plan.spec.mesh.size() > 1 ? plan.spec.mesh.size() : plan.cluster.devices();
+  const std::vector<ParallelSpec> specs = enumerate_specs(explained.graph, plan.training, devices, {});
+  std::vector<FamilyBest> families;
+  for (const LayoutFamily& family : layout_families()) {
+    if (!is_possible(family, devices, networks)) continue;
+    explained.say(fmt::format("best plan of: {}", family.name));
+    std::vector<ParallelSpec> own;
+    std::ranges::copy_if(specs, std::back_inserter(own),
+                         [&](const ParallelSpec& spec) { return belongs(family, spec, networks); });
+    FamilyBest best{.family = family.name, .best = {}, .of_the_plan = belongs(family, plan.spec, networks)};
+    if (std::optional<BestAmong> found = best_among(explained, maker, own)) {
+      best.best = std::move(found->rival);
+      best.certified = found->certified;
+    }
+    // The results of the plan's own search count too, on any number of devices: that search
+    // simulated more.
+    const auto offer = [&](const RankedPlan& one) {
+      if (!belongs(family, one.spec, networks)) return;
+      Rival known = rival(plan.cluster, one);
+      if (known.fits() && (!best.best || !best.best->fits() ||
+                           !better(explained.score_of(best.best->plan), explained.score_of(one), noise)))
+        best.best = std::move(known);
+    };
+    for (const RankedPlan& alternative : plan.alternatives) offer(alternative);
+    offer({.spec = plan.spec, .result = plan.prediction});  // last: it wins ties
+    families.push_back(std::move(best));
+  }
+  return families;
+}
+
+}  // namespace parplan

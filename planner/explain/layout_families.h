@@ -1,0 +1,32 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "planner/explain/explained_plan.h"
+#include "planner/plan/explanation.h"
+#include "planner/search/candidates.h"
+
+namespace parplan {
+
+// A family of layouts, as degrees. Each degree is one or several; a degree of several can further
+// ask that every group lie inside one node, or that some group lie across nodes.
+enum class Degree { one, several, inside_node, across_nodes, any };
+struct LayoutFamily {
+  std::string_view name;
+  Degree dp{}, tp{}, pp{};
+  std::optional<int> zero_stage;
+};
+std::span<const LayoutFamily> layout_families();
+bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks);
+
+// The best of each family that these devices allow.
+std::vector<FamilyBest> find_families(const ExplainedPlan& explained, CandidateMaker& maker);
+
+// Tensor groups of adjacent devices, on the largest number of devices that `tp` divides.
+DeviceMesh adjacent_tensor_groups(int devices, int tp);
+bool tensor_inside_nodes(const DeviceMesh& mesh, NetworkCache& networks);
+
+}  // namespace parplan

@@ -1,0 +1,23 @@
+#include "planner/graph/ops/fused_qkv.h"
+
+#include "planner/graph/local_op.h"
+
+namespace parplan {
+
+void localize_heads(const LocalOp& local, OpShape& shape) {
+  const OpShape& of = local.op.attributes;
+  const std::int64_t groups = local.input.whole / local.input.granule;
+  const std::int64_t local_groups = local.input.size / local.input.granule;
+  shape.columns = local.output.size;
+  shape.sequence = local.sequence.size;
+  shape.batch = local.batch;
+  shape.heads = of.heads / groups * local_groups;
+  shape.kv_heads = of.kv_heads / groups * local_groups;
+  if (of.alibi != 0.0) {
+    shape.all_heads = of.heads;
+    shape.first_head = of.heads / groups * (local.input.begin / local.input.granule);
+  }
+  if (shape.window >= shape.sequence) shape.window = 0;  // the same work as without
+}
+
+}  // namespace parplan

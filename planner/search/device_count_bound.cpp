@@ -1,0 +1,73 @@
+#include "planner/search/device_count_bound.h"
+
+#include <algorithm>
+
+#include "planner/cluster/mesh.h"
+#include "planner/cluster/running_costs.h"
+#include "planner/cost/kernel.h"
+#include "planner/program/memory.h"
+
+namespace parplan {
+namespace {
+
+// The FLOPs of a sample's forward and backward.
+double product_flops(const OpGraph& graph) {
+  double flops = 0.0;
+  for (std::size_t b = 0; b < graph.blocks.size(); ++b)
+    for (int i = graph.blocks[b].first_op; i < graph.blocks[b].last_op; ++i) {
+      const Op& op = graph.ops[i];
+      if (row_of(op.kind).cost != CostClass::product) continue;
+      const ModelProducts products = model_products(graph, op);
+      const double forward = 2.0 * products.pairs * products.multiply_adds;
+      // The data need no gradient, and only the first block reads them.
+      flops += (b == 0 ? 2.0 : 3.0) * forward;
+    }
+  return flops;
+}
+
+}  // namespace
+
+DeviceCountBound::DeviceCountBound(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
+    : cluster_(cluster),
+      precision_(training.precision),
+      flops_(product_flops(graph) * static_cast<double>(training.global_batch)) {
+  const BucketSizes all{.elements = parameter_count(graph)};
+  const MemoryUse use = rank_memory({.buckets = {&all, 1}, .saved = {}}, training);
+  // Shards of one bucket may be rounded up less often than this bucket was.
+  state_ = std::max(use.parameters + use.gradients + use.optimizer - Bytes(8 * buffer_alignment), Bytes(0));
+}
+
+Seconds DeviceCountBound::time(int devices) const {
+  double rate = 0.0;
+  for (std::size_t g = 0; g < cluster_.groups.size(); ++g) {
+    const FlopsPerSecond fastest = fastest_product(precision_, cluster_.groups[g].device);
+    if (fastest.value <= 0.0) return Seconds(0.0);
+    rate += fastest.value * devices_of_group(cluster_, g, devices);
+  }
+  return Seconds(flops_ / rate);
+}
+
+Bytes DeviceCountBound::memory(int devices) const {
+  double all = 0.0;
+  Bytes least = cluster_.groups.front().device.memory_capacity;
+  for (std::size_t g = 0; g < cluster_.groups.size(); ++g) {
+    const int taken = devices_of_group(cluster_, g, devices);
+    if (taken == 0) continue;
+    least = std::min(least, cluster_.groups[g].device.memory_capacity);
+    all += static_cast<double>(taken) * static_cast<double>(cluster_.groups[g].device.memory_capacity.count);
+  }
+  const double used = static_cast<double>(state_.count) +
+                      static_cast<double>(devices) * static_cast<double>(memory_overhead(cluster_).count);
+  // Rounded down, with allowance for the rounding of the quotients.
+  return Bytes(static_cast<std::int64_t>(used / all * static_cast<double>(least.count) * (1.0 - 1e-12)));
+}
+
+bool DeviceCountBound::lacks_room(int devices) const {
+  std::int64_t room = 0;
+  for (std::size_t g = 0; g < cluster_.groups.size(); ++g)
+    room += devices_of_group(cluster_, g, devices) *
+            std::max<std::int64_t>((cluster_.groups[g].device.memory_capacity - memory_overhead(cluster_)).count, 0);
+  return state_.count > room;
+}
+
+}  // namespace parplan

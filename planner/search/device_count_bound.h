@@ -1,0 +1,33 @@
+#pragma once
+
+#include "planner/base/units.h"
+#include "planner/cluster/cluster.h"
+#include "planner/graph/op_graph.h"
+#include "planner/graph/training.h"
+
+namespace parplan {
+
+// Lower bounds for any plan on a number of devices, whatever its layout: known before a single
+// candidate is made. They never exceed the simulation (a property test holds this).
+class DeviceCountBound {
+ public:
+  // The graph, the cluster and the training must outlive it.
+  DeviceCountBound(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
+
+  // The time of a step on the first `devices` devices: all products of a step, forward and
+  // backward, at the highest rate of each device; 0 where a device's rate is unknown.
+  Seconds time(int devices) const;
+  // The memory of the fullest of them by its share, which is at least that of all together:
+  // parameters, gradients, optimizer state and the memory of libraries.
+  Bytes memory(int devices) const;
+  // Whether parameters, gradients and optimizer state alone do not fit on them.
+  bool lacks_room(int devices) const;
+
+ private:
+  const Cluster& cluster_;
+  DataType precision_;
+  double flops_ = 0.0;  // of a step
+  Bytes state_;         // of all devices together
+};
+
+}  // namespace parplan

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+namespace parplan {
+
+// Calls `work(thread, item)` once for every item, on several threads. Rethrows here what one of
+// them throws.
+void parallel_for(int threads, std::size_t items, const std::function<void(int thread, std::size_t item)>& work);
+
+}  // namespace parplan

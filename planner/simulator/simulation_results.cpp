@@ -1,0 +1,162 @@
+#include "planner/simulator/simulation_results.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace parplan {
+namespace {
+
+// The pieces of one rank, with those that were played whole split into their instructions.
+std::vector<Played> taken_apart(const PlayedRank& rank) {
+  // What becomes of a piece: its first part, and its Segment where it was played whole.
+  struct Parts {
+    int first = 0;
+    const CostedSegment* whole = nullptr;
+  };
+  std::vector<Parts> parts(rank.pieces.size());
+  int count = 0;
+  for (std::size_t c = 0; c < rank.calls.size(); ++c) {
+    const CostedSegment& costed = rank.segment_of(c).costed;
+    const CallPieces call = rank.calls[c];
+    for (std::size_t i = 0; i < rank.pieces_of(c); ++i)
+      parts[call.first + i] = {.first = count + static_cast<int>(i), .whole = call.whole ? &costed : nullptr};
+    count += static_cast<int>(costed.instructions.size());
+  }
+  // The part of a piece that ended last; where a whole goes on after `start`, the last part that
+  // had ended by then.
+  const auto part_before = [&](int piece, Seconds start) {
+    const auto [first, whole] = parts[piece];
+    if (whole == nullptr) return first;
+    const auto end_of = [&, costed = whole](int i) { return costed->alone[i].end + rank.pieces[piece].start; };
+    int best = whole->last.value();
+    if (end_of(best) > start)
+      for (int i = best = 0; i < static_cast<int>(whole->alone.size()); ++i)
+        if (end_of(i) <= start && (end_of(best) > start || end_of(i) > end_of(best))) best = i;
+    return first + best;
+  };
+  std::vector<Played> apart;
+  apart.reserve(static_cast<std::size_t>(count));
+  for (std::size_t c = 0; c < rank.calls.size(); ++c) {
+    const CostedSegment& costed = rank.segment_of(c).costed;
+    const CallPieces call = rank.calls[c];
+    const int first = static_cast<int>(apart.size());
+    for (std::size_t i = 0; i < costed.instructions.size(); ++i) {
+      const Played& piece = rank.pieces[call.first + (call.whole ? 0 : i)];
+      Played part = piece;
+      std::optional<int> within;  // the cause inside the same whole
+      if (call.whole) {
+        part = costed.alone[i];
+        part.start += piece.start;
+        part.end += piece.start;
+        within = part.cause;
+      }
+      if (within) part.cause = first + *within;
+      else if (piece.cause) part.cause = part_before(*piece.cause, part.start);
+      apart.push_back(part);
+    }
+  }
+  return apart;
+}
+
+// Whether something else computed during a piece that was played whole, so that its inner gaps may
+// have been used.
+bool overlaps(const std::vector<Played>& pieces) {
+  Seconds covered;
+  for (const Played& piece : pieces) {
+    if (!piece.work.computes) continue;
+    if (piece.start < covered) return true;
+    covered = piece.end;
+  }
+  return false;
+}
+
+// The filled share of a rank's device at its peak.
+double filled_share(const PlayedRank& rank) {
+  return static_cast<double>(rank.program->memory.peak().count) /
+         static_cast<double>(std::max<std::int64_t>(rank.capacity.count, 1));
+}
+
+// By call: the stage of the task that it belongs to; nothing outside actions.
+std::vector<std::optional<int>> stages_of_calls(const Program& program) {
+  std::vector<std::optional<int>> stages(program.calls.size());
+  for (const Task& task : program.tasks)
+    if (task.action)
+      std::fill(stages.begin() + task.first_call, stages.begin() + task.last_call, task.action->stage);
+  return stages;
+}
+
+}  // namespace
+
+StepTime time_of(const PlayedRank& rank) {
+  const std::optional<int> last_piece = last_of(rank).piece;
+  if (!last_piece) return {};
+  if (!overlaps(rank.pieces)) return sum(attribute(rank.pieces, last_piece));
+  const std::vector<Played> apart = taken_apart(rank);
+  int last = 0;
+  for (int i = 0; i < static_cast<int>(apart.size()); ++i)
+    if (apart[i].end > apart[last].end) last = i;
+  return sum(attribute(apart, last));
+}
+
+StepResult result_of(const Simulation& simulation) {
+  const auto most = [&](auto projection) -> const PlayedRank& {
+    return *std::ranges::max_element(simulation.ranks, {}, projection);  // ties: lowest
+  };
+  const PlayedRank& slowest = most([](const PlayedRank& rank) { return last_of(rank).time; });
+  const PlayedRank& fullest = most(filled_share);
+  const PlayedRank& busiest = most([](const PlayedRank& rank) { return sum(rank.program->communication).count; });
+  return {.time = time_of(slowest),
+          .memory = fullest.program->memory,
+          .memory_stage = fullest.program->pipeline_rank,
+          .communication = busiest.program->communication};
+}
+
+std::vector<RankResult> rank_results(const Simulation& simulation) {
+  std::vector<RankResult> results;
+  for (const PlayedRank& rank : simulation.ranks)
+    results.push_back({.time = time_of(rank),
+                       .memory = rank.program->memory,
+                       .communication = rank.program->communication});
+  return results;
+}
+
+std::vector<CallEnds> call_ends(const Simulation& simulation) {
+  std::vector<CallEnds> all;
+  for (const PlayedRank& rank : simulation.ranks) {
+    CallEnds& ends = all.emplace_back();
+    for (std::size_t c = 0; c < rank.calls.size(); ++c) {
+      ends.first.push_back(ends.times.size());
+      const auto first = static_cast<std::size_t>(rank.calls[c].first);
+      for (std::size_t i = 0; i < rank.pieces_of(c); ++i) ends.times.push_back(rank.pieces[first + i].end);
+    }
+    ends.first.push_back(ends.times.size());
+  }
+  return all;
+}
+
+void write(const Simulation& simulation, Timeline& timeline) {
+  for (const PlayedRank& rank : simulation.ranks) {
+    const std::vector<std::optional<int>> stages = stages_of_calls(*rank.program);
+    for (std::size_t c = 0; c < rank.program->calls.size(); ++c) {
+      const Call& call = rank.program->calls[c];
+      const Segment& segment = rank.program->segments[call.segment];
+      const Playable& playable = rank.segment_of(c);
+      const CallPieces pieces = rank.calls[c];
+      for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
+        const Played& own = rank.pieces[static_cast<std::size_t>(pieces.first) + (pieces.whole ? 0 : i)];
+        const Played& part = playable.costed.alone[i];
+        const Instruction& instruction = segment.instructions[i];
+        timeline.events.push_back({.rank = rank.program->pipeline_rank,
+                                   .stage = stages[c],
+                                   .stream = instruction.stream,
+                                   .name = instruction_title(segment, instruction),
+                                   .label = instruction.label,
+                                   .micro_batch = call.micro_batch,
+                                   .start = pieces.whole ? own.start + part.start : own.start,
+                                   .end = pieces.whole ? own.start + part.end : own.end});
+      }
+    }
+  }
+}
+
+}  // namespace parplan

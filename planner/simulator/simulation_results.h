@@ -1,0 +1,22 @@
+#pragma once
+
+#include <vector>
+
+#include "planner/plan/step.h"
+#include "planner/plan/step_details.h"
+#include "planner/simulator/simulate.h"
+#include "planner/simulator/simulation_state.h"
+#include "planner/simulator/timeline.h"
+
+namespace parplan {
+
+// What a step that has been played shows.
+
+// The parts of a rank's time, until its last work ends.
+StepTime time_of(const PlayedRank& rank);
+StepResult result_of(const Simulation& simulation);
+std::vector<RankResult> rank_results(const Simulation& simulation);
+std::vector<CallEnds> call_ends(const Simulation& simulation);
+void write(const Simulation& simulation, Timeline& timeline);
+
+}  // namespace parplan

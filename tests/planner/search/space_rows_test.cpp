@@ -1,0 +1,238 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/cluster/catalog.h"
+#include "planner/parallel/techniques.h"
+#include "planner/plan/parallel_spec_text.h"
+#include "planner/plan/plan.h"
+#include "planner/schedule/schedules.h"
+#include "planner/search/space.h"
+#include "planner/search/space_rows.h"
+
+namespace parplan {
+namespace {
+
+const std::string source = PARPLAN_SOURCE_DIR;
+constexpr int devices = 8;
+
+// The space of a tiny model on eight cores.
+struct Space {
+  OpGraph graph = build_graph(load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec, 16);
+  Cluster cluster = find_cluster(source + "/tests/data/clusters/cpu-8.yaml",
+                                 {source + "/configs/devices", source + "/configs/clusters"},
+                                 {.device = {}, .network = {}, .devices = devices, .nodes = {}});
+  TrainingSpec training;
+  std::vector<ParallelSpec> specs;
+
+  Space() {
+    training.global_batch = 8;
+    training.sequence_length = 16;
+    training.precision = DataType::fp32;
+    specs = enumerate_specs(graph, training, devices, {});
+  }
+  std::set<ChoiceValue> values_of(const ChoiceRow& row) const {
+    std::set<ChoiceValue> values;
+    for (const ParallelSpec& spec : specs) values.insert(row.get(spec));
+    return values;
+  }
+  std::vector<int> cut(int stages) const {
+    std::vector<int> blocks(static_cast<std::size_t>(stages), 1);
+    blocks.front() += static_cast<int>(graph.blocks.size()) - stages;
+    return blocks;
+  }
+};
+
+// Orders that differ only on axes of one rank are one order.
+ParallelSpec in_order_of(const ParallelSpec& spec, const ParallelSpec& other) {
+  ParallelSpec changed = spec;
+  changed.mesh.order = other.mesh.order;
+  return layout_text(changed) == layout_text(spec) ? changed : spec;
+}
+
+TEST_CASE("with a choice fixed the space is the part of the free one that has its value") {
+  const Space space;
+  for (const ChoiceRow& row : choice_rows()) {
+    if (row.choice == Choice::stage_blocks) continue;  // cut once a layout is chosen
+    const std::set<ChoiceValue> values = space.values_of(row);
+    CHECK_MESSAGE(values.size() > 1, "there is no choice of " << row.key);
+    for (const ChoiceValue& value : values) {
+      CAPTURE(row.key);
+      CAPTURE(write_value(value));
+      std::vector<ParallelSpec> wanted;
+      for (const ParallelSpec& spec : space.specs) {
+        ParallelSpec with = spec;
+        row.set(with, value);
+        const bool applies = !row.applies || row.applies(spec);
+        if (!applies || in_order_of(spec, with) == with) wanted.push_back(applies ? with : spec);
+      }
+      const LayoutRequest request{{row.choice, value}};
+      CHECK(enumerate_specs(space.graph, space.training, devices, request) == wanted);
+      CHECK(count_specs(space.graph, space.training, devices, request) == static_cast<std::int64_t>(wanted.size()));
+    }
+  }
+}
+
+TEST_CASE("with a cut fixed the space is the part of the free one that has as many stages") {
+  const Space space;
+  for (const int stages : {1, 2, 3}) {
+    std::vector<ParallelSpec> wanted;
+    for (ParallelSpec spec : space.specs) {
+      if (spec.pp() != stages) continue;
+      spec.stage_blocks = space.cut(stages);
+      wanted.push_back(spec);
+    }
+    CHECK(enumerate_specs(space.graph, space.training, devices, {{Choice::stage_blocks, space.cut(stages)}}) == wanted);
+  }
+}
+
+TEST_CASE("two choices fixed are the part that has both values") {
+  const Space space;
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 200; ++trial) {
+    const ParallelSpec& model = space.specs[random() % space.specs.size()];
+    LayoutRequest request;
+    for (int i = 0; i < 2; ++i) {
+      const ChoiceRow& row = choice_rows()[random() % choice_rows().size()];
+      if (row.choice != Choice::stage_blocks && row.choice != Choice::mesh_order) request[row.choice] = row.get(model);
+    }
+    const auto has_both = [&](const ParallelSpec& spec) {
+      return std::ranges::all_of(choice_rows(), [&](const ChoiceRow& row) {
+        return !request[row.choice] || (row.applies && !row.applies(spec)) || row.get(spec) == *request[row.choice];
+      });
+    };
+    std::vector<ParallelSpec> wanted;
+    std::ranges::copy_if(space.specs, std::back_inserter(wanted), has_both);
+    CHECK(enumerate_specs(space.graph, space.training, devices, request) == wanted);
+    CHECK(count_specs(space.graph, space.training, devices, request) == static_cast<std::int64_t>(wanted.size()));
+  }
+}
+
+TEST_CASE("what a choice can be follows from the choices that its row names alone") {
+  const Space space;
+  const SpaceContext context{space.graph, space.training, devices};
+  std::mt19937 random(11);
+  for (int trial = 0; trial < 500; ++trial) {
+    const ParallelSpec& one = space.specs[random() % space.specs.size()];
+    const ParallelSpec& other = space.specs[random() % space.specs.size()];
+    for (const SpaceRow& row : space_rows()) {
+      ParallelSpec mixed = other;
+      for (const ChoiceRow& choice : choice_rows())
+        if (row.follows_from.contains(choice.choice)) choice.set(mixed, choice.get(one));
+      std::vector<ChoiceValue> of_one, of_mixed;
+      row.values(context, one, of_one);
+      row.values(context, mixed, of_mixed);
+      CAPTURE(row_of(row.choice).key);
+      CHECK(of_one == of_mixed);
+      // Whether it applies follows from the same choices.
+      const ChoiceRow& choice = row_of(row.choice);
+      if (choice.applies) CHECK(choice.applies(one) == choice.applies(mixed));
+    }
+  }
+}
+
+TEST_CASE("what is legal with one value of a choice that decides nothing is legal with every one") {
+  const Space space;
+  const SpaceContext context{space.graph, space.training, devices};
+  for (const ParallelSpec& spec : space.specs)
+    for (const SpaceRow& row : space_rows()) {
+      if (row.decides_legality) continue;
+      std::vector<ChoiceValue> values;
+      row.values(context, spec, values);
+      for (const ChoiceValue& value : values) {
+        ParallelSpec with = spec;
+        row_of(row.choice).set(with, value);
+        CHECK_FALSE(illegal(space.graph, space.training, with));
+      }
+    }
+}
+
+TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
+  const Space space;
+  Plan plan;
+  plan.model_text = "name: tiny\n";
+  plan.model = {.name = "tiny", .parameters = 1, .flops_per_sample = Flops(1.0)};
+  plan.cluster = space.cluster;
+  plan.training = space.training;
+  for (const ChoiceRow& row : choice_rows()) {
+    std::set<ChoiceValue> written;
+    std::vector<ParallelSpec> specs = space.specs;
+    if (row.only_in_plans)
+      for (const ChoiceValue& value : row.only_in_plans())
+        if (value == ChoiceValue(Recompute::per_stage)) {
+          ParallelSpec& spec = specs.emplace_back(*std::ranges::find(specs, 2, &ParallelSpec::pp));
+          row.set(spec, value);
+          spec.stage_recompute = {Recompute::full, Recompute::none};
+        }
+    for (ParallelSpec& spec : specs) {
+      if (spec.stage_blocks.empty()) spec.stage_blocks = space.cut(spec.pp());
+      if (!written.insert(row.get(spec)).second) continue;
+      plan.spec = spec;
+      plan.placements = place(space.graph, spec);
+      plan.schedule = schedule_of(spec, space.training);
+      const std::string text = write_plan(plan);
+      CHECK(text.find(fmt::format("\n  {}: {}\n", row.key, write_value(row.get(spec)))) != std::string::npos);
+      CHECK(read_plan(text, "plan.yaml").spec == spec);
+    }
+    CHECK_MESSAGE(written.size() > 1, "plans have one " << row.key);
+  }
+}
+
+TEST_CASE("layouts that differ in a choice differ in words, by their cut in layers") {
+  const Space space;
+  for (const ChoiceRow& row : choice_rows()) {
+    CAPTURE(row.key);
+    const std::set<ChoiceValue> values = space.values_of(row);
+    const bool in_words = std::ranges::any_of(space.specs, [&](const ParallelSpec& spec) {
+      return std::ranges::any_of(values, [&](const ChoiceValue& value) {
+        ParallelSpec other = spec;
+        row.set(other, value);
+        return layout_text(other) != layout_text(spec);
+      });
+    });
+    CHECK(in_words == (row.choice != Choice::stage_blocks));
+    for (const ChoiceValue& value : values) {
+      CHECK_FALSE(phrase(row, value).empty());
+      CHECK_FALSE(instead(row, space.specs.front(), value).empty());
+    }
+  }
+  ParallelSpec cut;
+  cut.stage_blocks = {3, 2};
+  CHECK(stage_layers(cut) == "2,1");
+}
+
+TEST_CASE("every choice has values of one type, by its own names and keys") {
+  std::set<std::string_view> keys, options;
+  const Space space;
+  for (const ChoiceRow& row : choice_rows()) {
+    CAPTURE(row.key);
+    CHECK(keys.insert(row.key).second);
+    CHECK(options.insert(row.option).second);
+    const ChoiceValue by_default = row.get(ParallelSpec{});
+    for (const ParallelSpec& spec : space.specs) {
+      const ChoiceValue value = row.get(spec);
+      CHECK(value.index() == by_default.index());
+      ParallelSpec with;
+      row.set(with, value);
+      CHECK(row.get(with) == value);
+    }
+    // Numbers have bounds, names are listed.
+    const bool numbers =
+        std::holds_alternative<std::int64_t>(by_default) || std::holds_alternative<std::vector<int>>(by_default);
+    CHECK(numbers == (row.minimum <= row.maximum));
+    const bool has_names =
+        std::holds_alternative<ScheduleKind>(by_default) || std::holds_alternative<Recompute>(by_default);
+    CHECK(has_names == (row.named != nullptr));
+  }
+}
+
+}  // namespace
+}  // namespace parplan
