@@ -1,6 +1,7 @@
 #include "planner/graph/cuda_workspace.h"
 #include "runtime/device/cuda/kernels/kernels.h"
-#include "runtime/device/cuda/kernels/numbers.h"
+#include "runtime/device/cuda/kernels/load_store.h"
+#include "runtime/device/cuda/kernels/work_division.h"
 
 namespace parplan {
 namespace {

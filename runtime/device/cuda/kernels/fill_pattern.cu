@@ -1,5 +1,5 @@
 #include "runtime/device/cuda/kernels/kernels.h"
-#include "runtime/device/cuda/kernels/numbers.h"
+#include "runtime/device/cuda/kernels/work_division.h"
 
 namespace parplan {
 namespace {

@@ -1,5 +1,7 @@
 #include "runtime/device/cuda/kernels/kernels.h"
-#include "runtime/device/cuda/kernels/numbers.h"
+#include "runtime/device/cuda/kernels/load_store.h"
+#include "runtime/device/cuda/kernels/thread_reduction.h"
+#include "runtime/device/cuda/kernels/work_division.h"
 
 // A row is held in the registers of a warp or a block, so memory is passed once; the variance is
 // summed from differences to the mean, as on the CPU. One kernel is both the norm and its fusion

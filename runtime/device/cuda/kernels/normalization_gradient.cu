@@ -1,6 +1,8 @@
 #include "planner/graph/cuda_workspace.h"
 #include "runtime/device/cuda/kernels/kernels.h"
-#include "runtime/device/cuda/kernels/numbers.h"
+#include "runtime/device/cuda/kernels/load_store.h"
+#include "runtime/device/cuda/kernels/thread_reduction.h"
+#include "runtime/device/cuda/kernels/work_division.h"
 
 // Memory is passed once: a row of dy and x is held in registers, and so are a block's sums for
 // dgamma and dbeta over the rows of its part, which it writes to the workspace for a second kernel

@@ -1,6 +1,8 @@
 #include "planner/graph/cuda_workspace.h"
 #include "runtime/device/cuda/kernels/kernels.h"
-#include "runtime/device/cuda/kernels/numbers.h"
+#include "runtime/device/cuda/kernels/load_store.h"
+#include "runtime/device/cuda/kernels/thread_reduction.h"
+#include "runtime/device/cuda/kernels/work_division.h"
 
 // The step's scalars and the loss scale are read from device memory when the kernels run, so that
 // recorded work can be replayed with new values.

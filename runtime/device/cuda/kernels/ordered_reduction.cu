@@ -2,7 +2,9 @@
 
 #include <string>
 
-#include "runtime/device/cuda/kernels/numbers.h"
+#include "runtime/device/cuda/kernels/load_store.h"
+#include "runtime/device/cuda/kernels/thread_reduction.h"
+#include "runtime/device/cuda/kernels/work_division.h"
 
 namespace parplan {
 namespace {

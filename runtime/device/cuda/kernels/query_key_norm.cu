@@ -2,7 +2,9 @@
 
 #include "planner/graph/cuda_workspace.h"
 #include "runtime/device/cuda/kernels/kernels.h"
-#include "runtime/device/cuda/kernels/numbers.h"
+#include "runtime/device/cuda/kernels/load_store.h"
+#include "runtime/device/cuda/kernels/thread_reduction.h"
+#include "runtime/device/cuda/kernels/work_division.h"
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 

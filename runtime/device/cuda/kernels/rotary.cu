@@ -1,7 +1,8 @@
 #include <string>
 
 #include "runtime/device/cuda/kernels/kernels.h"
-#include "runtime/device/cuda/kernels/numbers.h"
+#include "runtime/device/cuda/kernels/load_store.h"
+#include "runtime/device/cuda/kernels/work_division.h"
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
