@@ -28,29 +28,6 @@ int rank_at(const DeviceMesh& mesh, Coordinates coordinates);
 // The ranks that share every coordinate except `axis` with `rank`, ascending along it.
 std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis);
 
-// The network that one group of devices sees when all its sibling groups (same axis, all other
-// coordinates) communicate at once.
-struct GroupNetwork {
-  int ranks = 1;
-  int nodes = 1;                  // nodes that the group spans
-  BytesPerSecond ring_bandwidth;  // each rank's rate to its ring neighbour, links shared with sibling groups
-  BytesPerSecond tree_bandwidth;  // per rank, double binary tree over nodes, chains inside nodes
-  Seconds intra_latency;          // one hop inside a node
-  Seconds inter_latency;          // one hop between nodes; 0 with one node
-  bool nvlink = true;          // whether every hop inside a node is over NVLink, another direct link or shared memory
-  int compute_capability = 0;  // the lowest of the cluster's GPUs, 80 for 8.0; 0 where unknown
-  bool operator==(const GroupNetwork&) const = default;
-};
-// It is computed from the links: rings of all sibling groups are laid over their routes, every link
-// divides its bandwidth among the rings that cross it in one direction, and the slowest link
-// decides. The result is the worst over the sibling groups. Rank r of the mesh is device r of the
-// cluster.
-GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis axis);
-
-// Point-to-point between two groups of neighbours along the pipeline axis: rank `from` to rank
-// `to`, with all ranks of the two stages sending at once. `ranks` = 2.
-GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int from_stage, int to_stage);
-
 // The kinds of device that hold ranks of a stage, as bits by their groups in the cluster.
 std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage);
 // The least memory among the devices of a stage.

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "planner/cluster/device.h"
-#include "planner/cluster/mesh.h"
+#include "planner/cluster/group_network.h"
 #include "planner/program/program.h"
 
 namespace parplan {

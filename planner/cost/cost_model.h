@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "planner/cluster/cluster.h"
+#include "planner/cluster/group_network.h"
 #include "planner/cluster/mesh.h"
 #include "planner/program/program.h"
 

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "planner/cluster/mesh.h"
+#include "planner/cluster/group_network.h"
 
 namespace parplan {
 

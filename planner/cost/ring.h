@@ -1,6 +1,6 @@
 #pragma once
 
-#include "planner/cluster/mesh.h"
+#include "planner/cluster/group_network.h"
 #include "planner/program/program.h"
 
 namespace parplan {

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "planner/plan/plan.h"
 #include "planner/plan/explanation.h"
+#include "planner/plan/plan.h"
 
 namespace parplan {
 
@@ -21,8 +21,5 @@ std::string explain(const Plan& plan, const Reasons& reasons);
 
 // What binds, and what the runner-up loses on.
 std::string explain_briefly(const Plan& plan);
-
-// A work of the critical path in words: "forward of layers", "reduction of gradients".
-std::string describe(const CriticalWork& work);
 
 }  // namespace parplan

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "planner/base/enum.h"
-#include "planner/report/explain.h"
+#include "planner/report/explain_stages.h"
 #include "planner/report/plan_row.h"
 
 namespace parplan {

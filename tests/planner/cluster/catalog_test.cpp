@@ -7,9 +7,9 @@
 
 #include "planner/base/error.h"
 #include "planner/base/file.h"
-#include "planner/cluster/draw.h"
 #include "planner/base/text.h"
-#include "planner/cluster/mesh.h"
+#include "planner/cluster/draw.h"
+#include "planner/cluster/group_network.h"
 #include "tests/temporary_folder.h"
 
 using namespace parplan;

@@ -6,6 +6,7 @@
 
 #include "planner/base/error.h"
 #include "planner/base/file.h"
+#include "planner/cluster/group_network.h"
 #include "planner/cluster/mesh.h"
 #include "planner/cluster/node_layout.h"
 

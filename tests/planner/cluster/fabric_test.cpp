@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "planner/cluster/group_network.h"
 #include "planner/cluster/mesh.h"
 #include "planner/cluster/node_layout.h"
 

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "planner/cluster/catalog.h"
+#include "planner/cluster/group_network.h"
 #include "planner/cluster/mesh.h"
 #include "planner/cluster/nccl/search.h"
 #include "planner/cluster/nccl/system.h"

@@ -10,7 +10,7 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
-#include "planner/cluster/mesh.h"
+#include "planner/cluster/group_network.h"
 #include "planner/cluster/nccl/search.h"
 #include "planner/cluster/routes.h"
 

@@ -1,10 +1,8 @@
-// The whole texts that people read about a plan.
+#include "planner/report/explain.h"
+
 #include <doctest/doctest.h>
 
-#include "planner/report/comparison.h"
-#include "planner/report/explain.h"
-#include "planner/report/command_json.h"
-#include "planner/report/remedy.h"
+#include "planner/plan/explanation.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 #include "tests/planner/report/small_plan.h"
@@ -13,16 +11,6 @@ namespace parplan {
 namespace {
 
 using testing::small_plan;
-
-TEST_CASE("the table ranks the plan and its alternatives") {
-  CHECK(write_table(small_plan()) ==
-        "rank  layout                            devices    step  tokens/s     MFU  memory peak  of capacity  bubble  "
-        "exposed comm\n"
-        "1     dp2 tp1 pp2 zero1 mb1 1f1b pp>dp        4  10.0 s         2  50.0 %        640 B       64.0 %  20.0 %   "
-        "     15.0 %\n"
-        "2     dp2 tp1 pp2 zero1 mb2 1f1b pp>dp        4  11.5 s      1.74  43.5 %        720 B       72.0 %  34.8 %   "
-        "      8.7 %\n");
-}
 
 TEST_CASE("explain says where time and memory go, what the runner-up loses on and what binds") {
   const Plan plan = small_plan();
@@ -192,13 +180,6 @@ TEST_CASE("a plan without alternatives says why it has none") {
   CHECK(explain_briefly(plan).ends_with("runner-up: none; no other layout was looked at\n"));
 }
 
-TEST_CASE("long lines go on in the next, between words") {
-  CHECK(fold_lines("short\n", 10) == "short\n");
-  CHECK(fold_lines("a list of words\n  - of several lines\n", 11) ==
-        "a list of\n  words\n  - of\n    several\n    lines\n");
-  CHECK(fold_lines("unbreakable-word and more\n", 10) == "unbreakable-word\n  and more\n");
-}
-
 TEST_CASE("a search says how sure it is") {
   SearchCounts counts = small_plan().search;
   CHECK(explain_search(counts).ends_with("certified: the fastest of this space under this cost model"));
@@ -206,118 +187,6 @@ TEST_CASE("a search says how sure it is") {
   counts.gap = 0.125;
   CHECK(explain_search(counts).ends_with("gap: at most 12.5 % faster may be left"));
   CHECK(explain_search({}) == "no search was made: the layout was given");
-}
-
-TEST_CASE("predicted stands beside measured") {
-  const Plan plan = small_plan();
-  RunComparison comparison{.measured = plan.prediction,
-                           .loss = {2.5},
-                           .step_times_s = {11.0},
-                           .promised = {Bytes(620), Bytes(600)},
-                           .touched = {Bytes(620), Bytes(600)},
-                           .process_growth = Bytes(1830),
-                           .instructions = {}};
-  comparison.measured.time.compute = Seconds(7.0);
-  CHECK(write_comparison(plan, comparison) ==
-        "                                 predicted  measured  difference\n"
-        "step time                           10.0 s    11.0 s     +10.0 %\n"
-        "  compute                           6.00 s    7.00 s     +16.7 %\n"
-        "  data-parallel communication       1.00 s    1.00 s       equal\n"
-        "  transfers between stages          500 ms    500 ms       equal\n"
-        "  bubble                            2.00 s    2.00 s       equal\n"
-        "  optimizer                         500 ms    500 ms       equal\n"
-        "sent a step, tensor parallelism        0 B       0 B       equal\n"
-        "sent a step, data parallelism        300 B     300 B       equal\n"
-        "sent a step, between stages           60 B      60 B       equal\n"
-        "peak of rank 0                       620 B     620 B       equal\n"
-        "peak of rank 1                       600 B     600 B       equal\n"
-        "process memory growth             1.19 KiB  1.79 KiB     +50.0 %\n");
-}
-
-TEST_CASE("instructions are shown longest first, the rest in the sum") {
-  RunComparison comparison;
-  comparison.instructions = {
-      {.segment = "a", .instruction = "add", .runs_per_step = 2, .predicted = Seconds(1.0), .measured = Seconds(2.0)},
-      {.segment = "b",
-       .instruction = "linear",
-       .runs_per_step = 1,
-       .predicted = Seconds(4.0),
-       .measured = Seconds(3.0)},
-      {.segment = "b", .instruction = "copy", .runs_per_step = 1, .predicted = {}, .measured = Seconds(1.0)}};
-  CHECK(write_instructions(comparison, 2) ==
-        "segment  instruction     runs a step  predicted  measured  difference\n"
-        "b        linear                    1     4.00 s    3.00 s     -25.0 %\n"
-        "a        add                       2     1.00 s    2.00 s    +100.0 %\n"
-        "all      3 instructions            4     5.00 s    6.00 s     +20.0 %\n");
-}
-
-TEST_CASE("the JSON of a run has both rows with the same keys") {
-  const Plan plan = small_plan();
-  const RunComparison comparison{.measured = plan.prediction,
-                                 .loss = {2.5, 2.25},
-                                 .step_times_s = {11.0, 10.0},
-                                 .promised = {Bytes(620)},
-                                 .touched = {Bytes(620)},
-                                 .process_growth = Bytes(5),
-                                 .instructions = {}};
-  const Json json = run_json(
-      {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
-      plan, comparison);
-  CHECK(json.at("schema") == "parplan.run/1");
-  CHECK(json.at("tool").dump() == R"({"name":"parplan","version":"1.2.3"})");
-  CHECK(json.at("loss").dump() == "[2.5,2.25]");
-  CHECK(json.at("predicted") == json.at("measured"));
-}
-
-TEST_CASE("the JSON of a failed search has no plans and says what to change") {
-  const Plan plan = small_plan();
-  const ReportInputs inputs{.version = "1.2.3",
-                            .model = plan.model,
-                            .cluster = plan.cluster,
-                            .training = plan.training,
-                            .defaults = {"global_batch"}};
-  const Remedy remedy{.of = "memory",
-                      .instead = "2.00 GiB of memory a device instead of 1.00 GiB",
-                      .value = std::int64_t{2} << 30,
-                      .model = plan.model,
-                      .cluster = plan.cluster,
-                      .training = plan.training,
-                      .plan = {.spec = plan.spec, .result = plan.prediction}};
-  const Json json = suggest_json(inputs,
-                                 {.candidates = 7,
-                                  .infeasible_memory = 7,
-                                  .pruned_by_bound = 0,
-                                  .simulated = 0,
-                                  .seconds = 0.5,
-                                  .certified = false,
-                                  .gap = {}},
-                                 nullptr,
-                                 std::vector<Remedy>{remedy,
-                                                     {.of = "recompute",
-                                                      .instead = "recompute full instead of none",
-                                                      .value = "full",
-                                                      .model = plan.model,
-                                                      .cluster = plan.cluster,
-                                                      .training = plan.training,
-                                                      .plan = remedy.plan}});
-  std::vector<std::string> keys;
-  for (const auto& item : json.items()) keys.push_back(item.key());
-  CHECK(keys == std::vector<std::string>{"schema", "tool", "inputs", "search", "columns", "plans", "changes", "notes",
-                                         "environment", "launch"});
-  CHECK(json.at("plans").dump() == "[]");
-  Json unranked = row(subject_of(plan));
-  unranked["rank"] = nullptr;
-  Json wanted = {{"change", "memory"}, {"value", 2147483648}, {"text", describe(remedy)}, {"plan", unranked}};
-  CHECK(json.at("changes").size() == 2);
-  CHECK(json.at("changes")[0].dump() == wanted.dump());
-  CHECK(json.at("changes")[1].at("value") == "full");
-  CHECK(json.at("inputs").at("objective") == "time");
-  CHECK(
-      json.at("search").dump() ==
-      R"({"candidates":7,"infeasible_memory":7,"pruned_by_bound":0,"simulated":0,"seconds":0.5,"certified":false,"gap":null})");
-  CHECK(
-      json.at("inputs").at("training").dump() ==
-      R"({"global_batch":4,"sequence_length":5,"precision":"fp32","optimizer":"adamw","engine":"parplan","defaults":["global_batch"]})");
 }
 
 }  // namespace

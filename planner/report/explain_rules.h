@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+#include "planner/plan/explanation.h"
+#include "planner/plan/plan.h"
+
+namespace parplan {
+
+// What the rules of thumb of training guides come to for the plan; empty where none says anything.
+std::string rules_of_thumb(const Plan& plan, const Reasons& reasons);
+
+}  // namespace parplan

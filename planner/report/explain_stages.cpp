@@ -1,0 +1,193 @@
+#include "planner/report/explain_stages.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "planner/base/text.h"
+#include "planner/plan/parallel_spec_text.h"
+#include "planner/report/explain_words.h"
+#include "planner/report/plan_row.h"
+#include "planner/report/result_parts.h"
+#include "planner/report/table.h"
+
+namespace parplan {
+namespace {
+
+// One row per stage; equal neighbours share one, and columns in which no stage has anything are
+// left out. A long pipeline shows the first stages, the last ones, and where `most` is largest.
+std::string stage_table(std::vector<std::string> heads, const std::vector<std::vector<std::string>>& cells,
+                        const std::vector<double>& most) {
+  constexpr std::size_t most_rows = 16;
+  constexpr std::size_t ends = 4;
+  std::vector<bool> wanted;
+  for (std::size_t column = 0; column < heads.size(); ++column)
+    wanted.push_back(std::ranges::any_of(
+        cells, [&](const auto& stage) { return stage[column] != "0 s" && stage[column] != "0 B"; }));
+  const std::size_t largest = static_cast<std::size_t>(std::ranges::max_element(most) - most.begin());
+  struct Run {
+    std::size_t first = 0, last = 0;
+  };
+  std::vector<Run> runs;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    if (!runs.empty() && cells[i] == cells[runs.back().first])
+      runs.back().last = i;
+    else
+      runs.push_back({i, i});
+  }
+  const auto row_of = [&](std::string first, const std::vector<std::string>& others) {
+    std::vector<std::string> row{std::move(first)};
+    for (std::size_t column = 0; column < heads.size(); ++column)
+      if (wanted[column]) row.push_back(others[column]);
+    return row;
+  };
+  std::vector<std::vector<std::string>> rows{row_of("stage", heads)};
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    const Run& run = runs[r];
+    const bool shown = runs.size() <= most_rows || r < ends || r + ends >= runs.size() ||
+                       (run.first <= largest && largest <= run.last);
+    if (shown)
+      rows.push_back(
+          row_of(run.first == run.last ? fmt::format("{}", run.first) : fmt::format("{}-{}", run.first, run.last),
+                 cells[run.first]));
+    else if (rows.back().front() != "...")
+      rows.push_back(row_of("...", std::vector<std::string>(heads.size())));
+  }
+  return indent(align_columns(rows, 1));
+}
+
+std::string numbers(const std::vector<int>& ascending) {
+  std::vector<std::string> words;
+  for (std::size_t i = 0; i < ascending.size();) {
+    std::size_t end = i;
+    while (end + 1 < ascending.size() && ascending[end + 1] == ascending[end] + 1) ++end;
+    words.push_back(end == i ? fmt::format("{}", ascending[i]) : fmt::format("{}-{}", ascending[i], ascending[end]));
+    i = end + 1;
+  }
+  return join(words, ",");
+}
+
+}  // namespace
+
+std::string describe(const CriticalWork& work) {
+  // Names of the Segments at the end of a step and of communication; those of blocks are
+  // BLOCK.forward and BLOCK.backward.
+  struct Named {
+    std::string_view segment, words;
+  };
+  static constexpr std::array table = {
+      Named{"pipeline.send.activation", "transfers between stages"},
+      Named{"pipeline.receive.activation", "transfers between stages"},
+      Named{"pipeline.send.gradient", "transfers between stages"},
+      Named{"pipeline.receive.gradient", "transfers between stages"},
+      Named{"data.all_gather.parameters", "gathers of parameters"},
+      Named{"data.reduce_scatter.gradients", "reductions of gradients"},
+      Named{"data.all_reduce_sum.gradients", "reductions of gradients"},
+      Named{"tensor.all_reduce.gradients", "reductions of gradients over tensor ranks"},
+      Named{"pipeline.all_reduce.tied_gradients", "sums of tied gradients"},
+      Named{"add_tied_gradients", "sums of tied gradients"},
+      Named{"gradient_norm", "gradient norm"},
+      Named{"optimizer", "optimizer"},
+      Named{"update_loss_scale", "loss scale"},
+      Named{"fill_zero", "clearing gradients"},
+  };
+  const auto found = std::ranges::find(table, work.segment, &Named::segment);
+  if (found != table.end()) return std::string(found->words);
+  const std::string block = work.segment.substr(0, work.segment.rfind('.'));
+  if (work.label == Label::recompute) return block + " again (recompute)";
+  const std::optional<Axis> axis = axis_of(work.label);
+  return axis ? communication_words(*axis) : block;
+}
+
+std::string stage_tables(const Plan& plan, const Reasons& reasons) {
+  const std::vector<RankResult>& stages = reasons.details.ranks;
+  if (stages.size() < 2) return "";
+  const Seconds step = plan.prediction.time.total();
+  const std::vector<int> layers = layers_of_ranks(plan.spec);
+  std::vector<std::vector<std::string>> times;
+  std::vector<std::vector<std::string>> memory;
+  std::vector<double> computing;
+  std::vector<double> peaks;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const StepTime& time = stages[i].time;
+    const MemoryUse& use = stages[i].memory;
+    // After its own work a stage waits for the others until the end of the step.
+    const Seconds waiting = time.bubble + std::max(step - time.total(), Seconds(0.0));
+    times.push_back({fmt::format("{}", layers[i]), format_duration(time.compute), format_duration(time.recompute),
+                     format_duration(time.exposed.tp), format_duration(time.exposed.dp),
+                     format_duration(time.exposed.pp), format_duration(waiting),
+                     format_duration(time.optimizer)});
+    memory.push_back({});
+    for (const MemoryPart& part : memory_parts()) memory.back().push_back(format_bytes(use.*part.part));
+    memory.back().push_back(format_bytes(use.peak()));
+    memory.back().push_back(
+        format_share(static_cast<double>(use.peak().count), static_cast<double>(reasons.capacities[i].count)));
+    computing.push_back((time.compute + time.recompute).value);
+    peaks.push_back(static_cast<double>(use.peak().count));
+  }
+  return "\neach stage's time, communication as far as it is waited for:\n" +
+         stage_table({"layers", "compute", "recompute", "tensor-parallel", "data-parallel", "transfers", "waiting",
+                      "optimizer"},
+                     times, computing) +
+         "\neach stage's memory:\n" +
+         stage_table({"parameters", "gradients", "optimizer state", "activations", "buffers", "libraries", "peak",
+                      "of capacity"},
+                     memory, peaks);
+}
+
+std::string critical_path_table(const Reasons& reasons) {
+  const std::vector<CriticalWork>& path = reasons.details.critical_path;
+  Seconds total;
+  std::vector<double> by_stage(reasons.details.ranks.size(), 0.0);
+  for (const CriticalWork& work : path) {
+    total += work.time;
+    by_stage[work.rank] += work.time.value;
+  }
+  // The stage with most of it is listed separately, the others together.
+  const int main_stage = static_cast<int>(std::ranges::max_element(by_stage) - by_stage.begin());
+  struct Row {
+    bool on_main = false;
+    std::string what;
+    std::vector<int> stages;
+    std::int64_t runs = 0;
+    Seconds time;
+  };
+  std::vector<Row> rows;
+  for (const CriticalWork& work : path) {
+    const bool on_main = work.rank == main_stage;
+    const std::string what = describe(work);
+    auto row = std::ranges::find_if(rows, [&](const Row& r) { return r.on_main == on_main && r.what == what; });
+    if (row == rows.end())
+      row = rows.insert(rows.end(), {.on_main = on_main, .what = what, .stages = {}, .runs = 0, .time = {}});
+    if (row->stages.empty() || row->stages.back() != work.rank) row->stages.push_back(work.rank);
+    row->runs += work.runs;
+    row->time += work.time;
+  }
+  std::ranges::stable_sort(
+      rows, [](const Row& a, const Row& b) { return std::pair(!a.on_main, b.time) < std::pair(!b.on_main, a.time); });
+  std::vector<std::vector<std::string>> cells;
+  const bool several = by_stage.size() > 1;
+  constexpr double least_share = 1e-3;
+  Row rest{.on_main = false, .what = "the rest", .stages = {}, .runs = 0, .time = {}};
+  for (const Row& row : rows) {
+    if (row.time < least_share * total) {
+      rest.runs += row.runs;
+      rest.time += row.time;
+      continue;
+    }
+    std::string where =
+        several ? fmt::format("stage{} {}: ", row.stages.size() == 1 ? "" : "s", numbers(row.stages)) : "";
+    cells.push_back({where + row.what, fmt::format("{} x", row.runs), format_duration(row.time),
+                     format_share(row.time.value, total.value)});
+  }
+  if (rest.runs > 0)
+    cells.push_back({rest.what, fmt::format("{} x", rest.runs), format_duration(rest.time),
+                     format_share(rest.time.value, total.value)});
+  return fmt::format("\nthe critical path: what the end of the step hangs on, {} in all:\n", format_duration(total)) +
+         indent(align_columns(cells, 1));
+}
+
+}  // namespace parplan

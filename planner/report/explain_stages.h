@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+
+#include "planner/plan/explanation.h"
+#include "planner/plan/plan.h"
+
+// Where the step's time and memory go, stage by stage and along the critical path.
+namespace parplan {
+
+// A work of the critical path in words: "forward of layers", "reduction of gradients".
+std::string describe(const CriticalWork& work);
+
+// Each stage's time and memory; empty where there is one stage.
+std::string stage_tables(const Plan& plan, const Reasons& reasons);
+std::string critical_path_table(const Reasons& reasons);
+
+}  // namespace parplan

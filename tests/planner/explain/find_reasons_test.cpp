@@ -1,0 +1,350 @@
+#include "planner/explain/find_reasons.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "planner/base/text.h"
+#include "planner/explain/layout_families.h"
+#include "planner/plan/parallel_spec_text.h"
+#include "planner/suggest.h"
+#include "tests/planner/explain/small_requests.h"
+
+namespace parplan {
+
+using testing::cluster_of;
+using testing::graph_of;
+using testing::request_of;
+using testing::source;
+using testing::step;
+
+TEST_CASE("the quick and the searched answer to what binds agree") {
+  struct Case {
+    const char* model;
+    const char* cluster;
+    int nodes;
+    std::int64_t batch;
+    LayoutRequest layout;
+    Constraint binding;
+    bool parts_tell;
+  };
+  LayoutRequest long_pipeline;
+  long_pipeline[Choice::dp] = long_pipeline[Choice::tp] = 1;
+  long_pipeline[Choice::pp] = 8;
+  long_pipeline[Choice::micro_batch] = 1;
+  long_pipeline[Choice::schedule] = ScheduleKind::one_f_one_b;
+  LayoutRequest mixed;
+  mixed[Choice::dp] = 2;
+  mixed[Choice::tp] = mixed[Choice::pp] = 4;
+  mixed[Choice::zero_stage] = 1;
+  mixed[Choice::micro_batch] = 1;
+  mixed[Choice::schedule] = ScheduleKind::gpipe;
+  mixed[Choice::sequence_parallel] = true;
+  LayoutRequest data;
+  data[Choice::dp] = 32;
+  data[Choice::zero_stage] = 1;
+  data[Choice::micro_batch] = 1;
+  for (const Case& one : {Case{"gpt2", "dgx-a100", 1, 1024, long_pipeline, Constraint::compute,
+                               true},  // the head takes longer than any other stage
+                          Case{"gpt2", "azure-ndv2", 4, 16, mixed, Constraint::communication, true},  // one NIC a node
+                          // GPUs reach the network by PCIe and a NIC of the same rate each. More is
+                          // communicated than is waited for: computation hides it.
+                          Case{"gpt2-xl", "dgx-h100", 4, 32, data, Constraint::communication, false}}) {
+    INFO(std::string(one.model) << " on " << std::string(one.cluster));
+    const OpGraph graph = build_graph(load_model(source + "/models/" + one.model + ".yaml", "").spec, 1024);
+    SuggestRequest request = request_of(graph, cluster_of(one.cluster), one.batch);
+    request.cluster.groups.front().nodes = one.nodes;
+    if (!has_units(request.cluster, DataType::bf16)) request.training.precision = DataType::fp16;
+    request.layout = one.layout;
+    const Plan plan = simulate_layout(request);
+    ReasonsOptions options;
+    options.most_simulated = 1;
+    const Reasons searched = find_reasons(graph, plan, options);
+    CHECK(std::string(name(searched.binding)) == std::string(name(one.binding)));
+    REQUIRE(relaxed(searched));
+    if (one.nodes > 1) CHECK(relaxed(searched)->resource == Resource::links);
+    for (const Variation& variation : searched.twice)
+      if (variation.resource == Resource::network)
+        CHECK(step(variation.plan.plan.result) < 0.99 * step(plan.prediction));
+    options.searches = false;
+    CHECK(std::string(name(find_reasons(graph, plan, options).binding)) == name(one.binding));
+    if (one.parts_tell) CHECK(std::string(name(binding_constraint(plan))) == name(one.binding));
+  }
+}
+
+TEST_CASE("the reasons of a certified plan agree with it") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  for (Cluster cluster : {cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), cluster_of("dgx-a100", 16)}) {
+    SuggestRequest request = request_of(graph, cluster, 16);
+    const SuggestResult found = suggest(request);
+    REQUIRE(found.plan);
+    const Plan& plan = *found.plan;
+    REQUIRE(plan.search.certified);
+    INFO(cluster.name << ": " << layout_text(plan.spec));
+    std::set<std::string> done;
+    ReasonsOptions options;
+    options.most_simulated = 1 << 20;
+    options.progress = [&](const std::string& doing) { done.insert(doing); };
+    const Reasons reasons = find_reasons(graph, plan, options);
+    CHECK(done.size() > 10);
+    const double own = step(plan.prediction);
+
+    // Stage by stage and along the critical path the times sum to the predicted step.
+    REQUIRE(static_cast<int>(reasons.details.ranks.size()) == plan.spec.pp());
+    double path = 0.0;
+    for (const CriticalWork& work : reasons.details.critical_path) path += work.time.value;
+    CHECK(path == doctest::Approx(own).epsilon(1e-9));
+    CHECK(std::ranges::max(reasons.details.ranks, {}, [](const RankResult& s) { return s.time.total(); })
+              .time.total()
+              .value == doctest::Approx(own).epsilon(1e-9));
+
+    // No plan of another family, and none one choice away, is faster.
+    int of_the_plan = 0;
+    for (const FamilyBest& family : reasons.families) {
+      INFO(family.family);
+      if (family.best && family.best->fits()) CHECK(step(family.best->plan.result) >= own * (1 - 1e-9));
+      CHECK(family.certified);
+      if (!family.of_the_plan) continue;
+      ++of_the_plan;
+      CHECK(family.best->plan.spec == plan.spec);
+    }
+    REQUIRE(plan.spec.mesh.size() > 1);
+    CHECK(of_the_plan == 1);
+    CHECK(reasons.families.size() >= 4);
+    for (const Neighbour& neighbour : reasons.neighbours) {
+      INFO(neighbour.change);
+      if (neighbour.rival.fits()) CHECK(step(neighbour.rival.plan.result) >= own * (1 - 1e-9));
+      CHECK(neighbour.rival.plan.spec != plan.spec);
+    }
+    CHECK(!reasons.unrestricted);
+
+    // More of any resource does not make the best plan slower, less does not make it faster; a plan
+    // that is no longer the best has a faster one beside it.
+    REQUIRE(relaxed(reasons));
+    CHECK(reasons.twice.size() == (cluster.nodes() > 1 ? 6 : 4));
+    for (const Variation& variation : reasons.sensitivity) {
+      INFO(name(variation.resource) << " x " << variation.factor);
+      REQUIRE(variation.best);
+      const double then = step(variation.plan.plan.result);
+      const double best = step(variation.best->result);
+      if (variation.plan.fits()) CHECK(best <= then);
+      CHECK((variation.best->spec != variation.plan.plan.spec) == variation.changes);
+      if (variation.resource == Resource::global_batch) {
+        CHECK(variation.global_batch % (plan.spec.dp() * variation.plan.plan.spec.micro_batch) == 0);
+        CHECK(variation.factor != 1.0);
+        CHECK((variation.factor > 1.0) == (variation.global_batch > plan.training.global_batch));
+        continue;
+      }
+      if (variation.resource == Resource::memory) CHECK(then == doctest::Approx(own));
+      if (variation.factor > 1.0) CHECK(best <= own * (1 + 1e-9));
+      if (variation.factor < 1.0) CHECK(best >= own * (1 - 1e-9));
+    }
+    const std::size_t resources = cluster.nodes() > 1 ? 5 : 4;
+    CHECK(reasons.sensitivity.size() == 2 * resources);
+  }
+}
+
+TEST_CASE("a plan on all devices is told that fewer are faster, as things are and as they might be") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of("dgx-a100", 16), 16);
+  request.options.fewer_devices = false;
+  const SuggestResult all = suggest(request);
+  request.options.fewer_devices = true;
+  const SuggestResult free = suggest(request);
+  REQUIRE(all.plan);
+  REQUIRE(free.plan);
+  REQUIRE(free.plan->search.certified);
+  REQUIRE(free.plan->spec.mesh.size() < 16);
+  ReasonsOptions options;
+  options.most_simulated = 1 << 20;
+  const Reasons reasons = find_reasons(graph, *all.plan, options);
+  REQUIRE(reasons.unrestricted);
+  CHECK(step(reasons.unrestricted->best->result) == doctest::Approx(step(free.plan->prediction)).epsilon(1e-9));
+  const auto more = std::ranges::find_if(
+      reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::global_batch && v.factor > 1.0; });
+  REQUIRE(more != reasons.sensitivity.end());
+  REQUIRE(more->best);
+  request.training.global_batch = more->global_batch;
+  CHECK(step(more->best->result) <= step(suggest(request).plan->prediction) * (1 + 5e-4));
+}
+
+TEST_CASE("a plan whose file promises something else is simulated anew, and its search forgotten") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
+  request.layout[Choice::pp] = 2;
+  const SuggestResult found = suggest(request);
+  REQUIRE(found.plan);
+  const Plan& plan = *found.plan;
+  REQUIRE(!plan.alternatives.empty());
+  const Plan same = simulated_anew(graph, plan);
+  CHECK(same.prediction == plan.prediction);
+  CHECK(same.alternatives == plan.alternatives);
+  CHECK(same.search == plan.search);
+  CHECK(same.notes == plan.notes);
+
+  const int blocks = static_cast<int>(graph.blocks.size());
+  Plan edited = plan;
+  edited.spec.stage_blocks = {1, blocks - 1};
+  REQUIRE(edited.spec.stage_blocks != plan.spec.stage_blocks);
+  Plan of_another_version = plan;
+  of_another_version.prediction.time.compute *= 1.001;
+  Plan of_other_memory = plan;
+  of_other_memory.prediction.memory.buffers += Bytes(1);
+  for (const Plan& one : {edited, of_another_version, of_other_memory}) {
+    const Plan anew = simulated_anew(graph, one);
+    CHECK(!(anew.prediction == one.prediction));
+    CHECK((anew.prediction == plan.prediction) == (one.spec == plan.spec));
+    CHECK(anew.alternatives.empty());
+    CHECK(anew.search == SearchCounts{});
+    REQUIRE(anew.notes.size() == plan.notes.size() + 1);
+    CHECK(anew.notes.back().starts_with("the file promises a step of " + format_duration(one.prediction.time.total()) +
+                                        " and "));
+    CHECK(simulated_anew(graph, anew).notes == anew.notes);
+    // The parts equal those of the whole.
+    ReasonsOptions options;
+    options.searches = false;
+    double path = 0.0;
+    for (const CriticalWork& work : find_reasons(graph, anew, options).details.critical_path) path += work.time.value;
+    CHECK(path == doctest::Approx(step(anew.prediction)).epsilon(1e-9));
+  }
+}
+
+TEST_CASE("without searches there are the plan's own numbers and those of its neighbours") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  const SuggestResult found = suggest(request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16));
+  REQUIRE(found.plan);
+  ReasonsOptions options;
+  options.searches = false;
+  const Reasons reasons = find_reasons(graph, *found.plan, options);
+  CHECK(!reasons.details.critical_path.empty());
+  CHECK(!reasons.neighbours.empty());
+  CHECK(reasons.families.empty());
+  CHECK(reasons.sensitivity.empty());
+  CHECK(reasons.twice.empty());
+  CHECK(relaxed(reasons) == nullptr);
+  CHECK(!reasons.guide.one_device);
+}
+
+TEST_CASE("a plan of a given layout is told what a free search finds") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
+  const SuggestResult free = suggest(request);
+  request.layout[Choice::pp] = 4;
+  request.layout[Choice::micro_batch] = 1;
+  request.layout[Choice::schedule] = ScheduleKind::gpipe;
+  request.layout[Choice::recompute] = Recompute::full;
+  const SuggestResult fixed = suggest(request);
+  REQUIRE(free.plan);
+  REQUIRE(fixed.plan);
+  REQUIRE(step(fixed.plan->prediction) > step(free.plan->prediction));
+  const Reasons reasons = find_reasons(graph, *fixed.plan, {});
+  REQUIRE(reasons.unrestricted);
+  CHECK(step(reasons.unrestricted->best->result) < step(fixed.plan->prediction));
+}
+
+TEST_CASE("the reasons of a plan with another objective count by it") {
+  const OpGraph graph = graph_of("tiny-gpt2", 32);
+  Cluster cluster = cluster_of("dgx-a100", 8);
+  cluster.groups.front().price = Price{.per_device_hour = 3.0, .currency = "USD"};
+  for (const Objective objective : {Objective::cost, Objective::memory}) {
+    INFO(name(objective));
+    SuggestRequest request = request_of(graph, cluster, 16);
+    request.options.objective = objective;
+    request.options.most_simulated = 1 << 20;
+    const SuggestResult found = suggest(request);
+    REQUIRE(found.plan);
+    const Plan& plan = *found.plan;
+    CHECK(plan.search.objective == objective);
+    ReasonsOptions options;
+    options.most_simulated = 1 << 20;
+    const Reasons reasons = find_reasons(graph, plan, options);
+    // No plan has less of it: not among the alternatives, not in a family, not when the whole space
+    // is searched.
+    CHECK(!reasons.unrestricted);
+    for (const Neighbour& neighbour : reasons.neighbours)
+      if (neighbour.rival.fits()) CHECK(excess(plan, neighbour.rival.plan.spec, neighbour.rival.plan.result) >= -1e-9);
+    CHECK(!reasons.families.empty());
+    NetworkCache networks(cluster);
+    for (const FamilyBest& family : reasons.families) {
+      INFO(family.family);
+      if (family.best && family.best->fits())
+        CHECK(excess(plan, family.best->plan.spec, family.best->plan.result) >= -1e-9);
+      // An alternative on fewer devices is not better than the best of its family.
+      const auto own = std::ranges::find(layout_families(), family.family, &LayoutFamily::name);
+      for (const RankedPlan& alternative : plan.alternatives) {
+        if (!belongs(*own, alternative.spec, networks)) continue;
+        REQUIRE(family.best);
+        CHECK(excess(plan, family.best->plan.spec, family.best->plan.result) <=
+              excess(plan, alternative.spec, alternative.result) + 1e-9);
+      }
+    }
+    for (const Variation& variation : reasons.sensitivity) {
+      const auto of = [&](const RankedPlan& p) {
+        return score(objective, plan.cluster, p.spec, p.result.time.total(), p.result.memory);
+      };
+      REQUIRE(variation.best);
+      CHECK(!better(of(variation.plan.plan), of(*variation.best), 1e-9));
+    }
+  }
+}
+
+TEST_CASE("a plan alone gets a runner-up") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", 4), 16);
+  const SuggestResult ranked = suggest(request);
+  request.options.top = 1;
+  const SuggestResult alone = suggest(request);
+  REQUIRE(ranked.plan);
+  REQUIRE(alone.plan);
+  REQUIRE(alone.plan->alternatives.empty());
+  CHECK(!find_reasons(graph, *ranked.plan, {}).runner_up);
+  const Reasons reasons = find_reasons(graph, *alone.plan, {});
+  REQUIRE(reasons.runner_up);
+  CHECK(reasons.runner_up->spec != alone.plan->spec);
+  CHECK(step(reasons.runner_up->result) <= step(ranked.plan->alternatives.front().result) * (1 + 1e-9));
+  CHECK(step(reasons.runner_up->result) >= step(alone.plan->prediction) * (1 - 1e-9));
+}
+
+TEST_CASE("why devices are left idle is said as far as it is known") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  Cluster cluster = cluster_of("dgx-h100", 8);
+  cluster.groups.front().price = Price{.per_device_hour = 3.0, .currency = "USD"};
+  struct Case {
+    Objective objective;
+    std::optional<int> dp, tp, pp;
+    std::int64_t most_simulated;
+    std::string note;
+  };
+  for (const Case& one :
+       {Case{Objective::time, {}, {}, {}, 1 << 20, ": no plan on all of them is faster"},
+        Case{Objective::time, {}, 1, 1, 1 << 20, ": no plan on all of them with what was given is faster"},
+        Case{Objective::time, 1, 1, 1, 1 << 20, ", as the layout that was given does"},
+        Case{Objective::cost, {}, {}, {}, 1 << 20, ": no plan on all of them costs less"}}) {
+    SuggestRequest request = request_of(graph, cluster, 8);
+    request.options.objective = one.objective;
+    request.options.most_simulated = one.most_simulated;
+    request.layout[Choice::dp] = one.dp;
+    request.layout[Choice::tp] = one.tp;
+    request.layout[Choice::pp] = one.pp;
+    const SuggestResult found = suggest(request);
+    REQUIRE(found.plan);
+    REQUIRE(found.plan->spec.mesh.size() < 8);
+    CHECK(join(found.plan->notes) == fmt::format("uses {} of 8 devices{}", found.plan->spec.mesh.size(), one.note));
+  }
+  SuggestRequest request = request_of(graph, cluster, 8);
+  request.layout[Choice::dp] = 2;
+  CHECK(join(simulate_layout(request).notes) == "uses 2 of 8 devices, as the layout that was given does");
+  request.options.most_simulated = 1;
+  request.layout[Choice::dp].reset();
+  const SuggestResult cut = suggest(request);
+  REQUIRE(!cut.plan->search.certified);
+  REQUIRE(cut.plan->spec.mesh.size() < 8);
+  CHECK(cut.plan->notes.front().ends_with(
+      " of 8 devices: the search found no plan on all of them that is faster, and looked at a part of them only"));
+}
+
+}  // namespace parplan

@@ -1,0 +1,172 @@
+#include "planner/explain/sensitivity.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "planner/cluster/group_network.h"
+#include "planner/explain/find_reasons.h"
+#include "planner/suggest.h"
+#include "tests/planner/explain/small_requests.h"
+
+namespace parplan {
+
+using testing::cluster_of;
+using testing::graph_of;
+using testing::nodes_of;
+using testing::request_of;
+using testing::source;
+using testing::step;
+
+TEST_CASE("a varied cluster has more of one thing alone") {
+  const Cluster cluster = cluster_of("dgx-a100", 16);
+  CHECK(varied(cluster, Resource::compute, 1.0) == cluster);
+  const Cluster memory = varied(cluster, Resource::memory, 2.0);
+  CHECK(memory.groups.front().device.memory_capacity == cluster.groups.front().device.memory_capacity * 2);
+  CHECK(memory.groups.front().node == cluster.groups.front().node);
+  CHECK(varied(cluster, Resource::network, 3.0).groups.front().device == cluster.groups.front().device);
+}
+
+TEST_CASE("the network is what leads there alone, and with the links inside nodes it is all links") {
+  struct Case {
+    const char* cluster;
+    int network;  // links
+  };
+  // Behind NVSwitch each of eight GPUs has a path over a PCIe switch to its own NIC: three links
+  // each. Without NVLink everywhere, devices reach one another by PCIe switches and host bridges,
+  // and the links from there over NICs to the network are the whole network.
+  for (const Case& one : {Case{"dgx-a100", 8 * 3}, Case{"dgx-h100", 8 * 3}, Case{"gaudi2-8", 8 * 2},
+                          Case{"dgx-1-v100", 4 * 2}, Case{"azure-ndv2", 2}}) {
+    INFO(one.cluster);
+    const Cluster cluster = cluster_of(one.cluster, 16);
+    const auto links = [](const Cluster& of) -> const std::vector<Link>& { return of.groups.front().node.links; };
+    const Cluster wider = varied(cluster, Resource::network, 3.0);
+    const Cluster faster = varied(cluster, Resource::node_links, 3.0);
+    const Cluster both = varied(cluster, Resource::links, 3.0);
+    int network = 0;
+    for (std::size_t i = 0; i < links(cluster).size(); ++i) {
+      const BytesPerSecond now = links(cluster)[i].bandwidth;
+      const bool of_network = links(wider)[i].bandwidth != now;
+      CHECK((links(faster)[i].bandwidth != now) == !of_network);
+      CHECK(links(both)[i].bandwidth == now * 3.0);
+      network += of_network ? 1 : 0;
+    }
+    CHECK(network == one.network);
+  }
+}
+
+TEST_CASE("twice the network is felt between nodes on every cluster that is named, and under every fabric") {
+  int clusters = 0;
+  for (const auto& file : std::filesystem::directory_iterator(source + "/configs/clusters")) {
+    if (file.path().extension() != ".yaml") continue;
+    Cluster cluster = cluster_of(file.path().string());
+    cluster.groups.front().nodes = 4;
+    const int per_node = cluster.groups.front().devices_per_node();
+    if (problem_with(cluster)) continue;  // no NICs
+    INFO(cluster.name);
+    ++clusters;
+    // A group has one device of each node, and all devices send at once.
+    const DeviceMesh mesh{.degree = {.dp = 4, .tp = per_node}, .order = {Axis::pp, Axis::dp, Axis::tp}};
+    for (const std::vector<FabricLevel>& levels :
+         {std::vector<FabricLevel>{},
+          std::vector<FabricLevel>{{.name = "leaf", .nodes = 2, .latency = {}},
+                                   {.name = "spine", .nodes = {}, .oversubscription = 4.0, .latency = {}}}}) {
+      cluster.network.levels = levels;
+      const auto ring = [&](const Cluster& of) { return group_network(of, mesh, Axis::dp).ring_bandwidth; };
+      CHECK(ring(varied(cluster, Resource::network, 2.0)) >
+            ring(cluster) * 1.6);  // of azure-ndv2 the GPUs behind the other socket share that link then
+      CHECK(ring(varied(cluster, Resource::links, 2.0)) / ring(cluster) == doctest::Approx(2.0));
+    }
+  }
+  CHECK(clusters > 10);
+}
+
+TEST_CASE("devices that compute twice as fast take half of the time, where nothing is communicated") {
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  for (const char* name : {"dgx-a100", "dgx-h100"}) {
+    SuggestRequest request = request_of(graph, cluster_of(name, 1), 4);
+    request.layout = {{Choice::dp, 1}, {Choice::tp, 1}, {Choice::pp, 1}};
+    const double before = step(simulate_layout(request).prediction);
+    request.cluster = varied(request.cluster, Resource::compute, 2.0);
+    CHECK(step(simulate_layout(request).prediction) == doctest::Approx(before / 2.0).epsilon(1e-9));
+  }
+}
+
+TEST_CASE("less memory for a given layout is what a search with less memory finds") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of("dgx-a100", 16), 32);
+  request.layout[Choice::pp] = 4;
+  request.layout[Choice::schedule] = ScheduleKind::gpipe;
+  const SuggestResult fixed = suggest(request);
+  REQUIRE(fixed.plan);
+  REQUIRE(fixed.plan->search.certified);
+  ReasonsOptions options;
+  options.most_simulated = 64;
+  const Reasons reasons = find_reasons(graph, *fixed.plan, options);
+  const auto less = std::ranges::find_if(
+      reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::memory && v.factor < 1.0; });
+  REQUIRE(less != reasons.sensitivity.end());
+  REQUIRE(less->best);
+  request.layout = {};
+  request.cluster = varied(request.cluster, Resource::memory, 0.8);
+  const SuggestResult free = suggest(request);
+  REQUIRE(free.plan);
+  CHECK(less->changes);
+  CHECK(step(less->best->result) == doctest::Approx(step(free.plan->prediction)).epsilon(1e-9));
+}
+
+TEST_CASE("a batch of few micro-batches changes by sequences, in micro-batches that divide it") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  struct Case {
+    int dp;
+    std::int64_t batch, micro_batch;
+    std::optional<std::pair<std::int64_t, std::int64_t>> less, more;  // batch, micro-batch
+  };
+  for (const Case& one : {Case{1, 4, 4, {{3, 3}}, {{5, 5}}},      // one micro-batch
+                          Case{1, 10, 5, {{8, 4}}, {{12, 6}}},    // two
+                          Case{2, 20, 2, {{16, 2}}, {{24, 2}}},   // five, of which four and six are a fifth away
+                          Case{2, 2, 1, {}, {{4, 1}}}}) {         // a sequence a rank
+    INFO("dp " << one.dp << " batch " << one.batch << " micro-batch " << one.micro_batch);
+    SuggestRequest request =
+        request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", one.dp), one.batch);
+    request.layout[Choice::dp] = one.dp;
+    request.layout[Choice::micro_batch] = one.micro_batch;
+    const Reasons reasons = find_reasons(graph, simulate_layout(request), {});
+    std::optional<std::pair<std::int64_t, std::int64_t>> less, more;
+    for (const Variation& variation : reasons.sensitivity)
+      if (variation.resource == Resource::global_batch)
+        (variation.factor < 1.0 ? less : more) =
+            std::pair(variation.global_batch, variation.plan.plan.spec.micro_batch);
+    CHECK(less == one.less);
+    CHECK(more == one.more);
+  }
+}
+
+TEST_CASE("variations carry the cluster that they are of, and say whether a limit cut their search") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, nodes_of(4, 2), 16);
+  request.layout[Choice::pp] = 4;
+  const SuggestResult found = suggest(request);
+  REQUIRE(found.plan);
+  for (const std::int64_t most : {std::int64_t{1}, std::int64_t{1} << 20}) {
+    ReasonsOptions options;
+    options.most_simulated = most;
+    const Reasons reasons = find_reasons(graph, *found.plan, options);
+    int certified = 0;
+    for (const Variation& variation : reasons.twice) {
+      INFO(name(variation.resource));
+      CHECK(variation.cluster == varied(request.cluster, variation.resource, 2.0));
+      certified += variation.certified;
+    }
+    CHECK(certified == (most == 1 ? 0 : 6));
+    REQUIRE(reasons.unrestricted);
+    CHECK(reasons.unrestricted->certified == (most > 1));
+    CHECK(reasons.unrestricted->cluster == request.cluster);
+  }
+}
+
+}  // namespace parplan

@@ -1,0 +1,30 @@
+#include "planner/report/table.h"
+
+#include <doctest/doctest.h>
+
+#include "tests/planner/report/small_plan.h"
+
+namespace parplan {
+namespace {
+
+using testing::small_plan;
+
+TEST_CASE("the table ranks the plan and its alternatives") {
+  CHECK(write_table(small_plan()) ==
+        "rank  layout                            devices    step  tokens/s     MFU  memory peak  of capacity  bubble  "
+        "exposed comm\n"
+        "1     dp2 tp1 pp2 zero1 mb1 1f1b pp>dp        4  10.0 s         2  50.0 %        640 B       64.0 %  20.0 %   "
+        "     15.0 %\n"
+        "2     dp2 tp1 pp2 zero1 mb2 1f1b pp>dp        4  11.5 s      1.74  43.5 %        720 B       72.0 %  34.8 %   "
+        "      8.7 %\n");
+}
+
+TEST_CASE("long lines go on in the next, between words") {
+  CHECK(fold_lines("short\n", 10) == "short\n");
+  CHECK(fold_lines("a list of words\n  - of several lines\n", 11) ==
+        "a list of\n  words\n  - of\n    several\n    lines\n");
+  CHECK(fold_lines("unbreakable-word and more\n", 10) == "unbreakable-word\n  and more\n");
+}
+
+}  // namespace
+}  // namespace parplan

@@ -1,0 +1,85 @@
+#include <doctest/doctest.h>
+
+#include <cstdint>
+
+#include "planner/parallel/techniques.h"
+#include "planner/plan/layout.h"
+#include "planner/program/job.h"
+#include "planner/program/lower.h"
+#include "planner/schedule/schedules.h"
+#include "tests/planner/search/random_settings.h"
+
+// Closed forms of what a plan keeps and sends (those of time are tested in tests/planner/cost,
+// schedule and simulator).
+namespace parplan {
+
+using testing::graph_of;
+using testing::training_of;
+
+TEST_CASE("ZeRO's memory follows its closed form") {
+  // Rajbhandari et al. 2020, section 3: with P parameters over N ranks, in fp32 here (4 + 4 + 8
+  // bytes per parameter):
+  //   stage 0: 16 P; 1: 8 P + 8 P / N; 2: 4 P + 12 P / N; 3: 16 P / N.
+  // Buckets of tiny-llama are multiples of 16 N elements at N = 2, so nothing is padded except each
+  // of the 6 buffers of a part, to 256 bytes.
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const std::int64_t whole = 4 * parameter_count(graph);
+  const TrainingSpec training = training_of(8, DataType::fp32);
+  const auto is = [](Bytes memory, std::int64_t closed_form, int parts) {
+    return memory.count >= closed_form && memory.count < closed_form + 256 * 6 * parts;
+  };
+  for (int zero = 0; zero <= 3; ++zero) {
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = 2};
+    spec.zero_stage = zero;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
+                  .schedule = row_of(spec.schedule).actions({1, 4}), .backend = BackendKind::cpu, .overhead = {}};
+    const MemoryUse memory = lower(job, 0).memory;
+    CHECK(is(memory.parameters, zero >= 3 ? whole / 2 : whole, 1));
+    CHECK(is(memory.gradients, zero >= 2 ? whole / 2 : whole, 1));
+    CHECK(is(memory.optimizer, zero >= 1 ? whole : 2 * whole, 2));
+  }
+}
+
+TEST_CASE("data-parallel and tensor-parallel bytes follow their closed forms") {
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const TrainingSpec training = training_of(8, DataType::fp32);
+  const auto lowered = [&](int dp, int tp, bool sequence_parallel, int zero) {
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = dp, .tp = tp};
+    spec.sequence_parallel = sequence_parallel;
+    spec.zero_stage = zero;
+    spec.micro_batch = 8 / dp;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
+                  .schedule = row_of(spec.schedule).actions({1, 1}), .backend = BackendKind::cpu, .overhead = {}};
+    return lower(job, 0).communication;
+  };
+  const std::int64_t parameters_bytes = 4 * parameter_count(graph);
+  // An all-reduce sends 2 (n - 1) / n of the buffer, which is all of it over two ranks;
+  // reduce-scatter and all-gather send half of it each. Stage 3 gathers the parameters for forward
+  // and backward. The loss's single element makes rank 0 send 4 bytes.
+  CHECK(lowered(2, 1, false, 0).dp.count == parameters_bytes + 4);
+  CHECK(lowered(2, 1, false, 1).dp.count == parameters_bytes + 4);
+  CHECK(lowered(2, 1, false, 2).dp.count == parameters_bytes + 4);
+  CHECK(lowered(2, 1, false, 3).dp.count == 3 * parameters_bytes / 2 + 4);
+
+  // Megatron (Shoeybi et al. 2019): two all-reduces of s b h forward and two backward in each of 4
+  // layers, one forward for the embedding, one backward for the head: 18, each sending 2 (n - 1) /
+  // n = 1 times 16 x 8 x 32 x 4 bytes over two ranks. The vocabulary-parallel loss sends a maximum
+  // and two sums per token: 3 x 16 x 8 x 4 bytes.
+  const std::int64_t activation = 16 * 8 * 32 * 4;
+  const std::int64_t loss_terms = 3 * 16 * 8 * 4;
+  CHECK(lowered(1, 2, false, 0).tp.count == 18 * activation + loss_terms);
+  // Korthikanti et al. 2022: with sequence parallelism an all-gather and a reduce-scatter replace
+  // each all-reduce, and the backward gathers each of the layer's two inputs (and the head's) once
+  // more for the weight gradients: per layer 4 x 2 / 2 + 2 / 2 activations; embedding: 1/2 forward,
+  // 1/2 backward; head: 1/2 forward, 1/2 again and 1/2 backward. At the end the norms' gradients (9
+  // of 32 elements, each 4 bytes) are all-reduced.
+  const std::int64_t norms = 9 * 32 * 4;
+  CHECK(lowered(1, 2, true, 0).tp.count ==
+        4 * 5 * activation + activation + 3 * activation / 2 + loss_terms + norms);
+}
+
+}  // namespace parplan

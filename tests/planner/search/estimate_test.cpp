@@ -1,0 +1,249 @@
+#include "planner/simulator/estimate.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/cluster/group_network.h"
+#include "planner/parallel/techniques.h"
+#include "planner/plan/objective.h"
+#include "planner/schedule/schedules.h"
+#include "planner/search/device_count_bound.h"
+#include "planner/search/simulate_spec.h"
+#include "planner/search/space.h"
+#include "tests/planner/search/random_settings.h"
+
+namespace parplan {
+
+using testing::cluster_of;
+using testing::describe;
+using testing::graph_of;
+using testing::random_cluster;
+using testing::random_cut;
+using testing::random_graph;
+using testing::source;
+using testing::training_of;
+
+TEST_CASE("an estimate has the memory that lowering plans and bounds below the simulated step, for every objective") {
+  std::mt19937 random(3);
+  double gaps = 0.0;
+  int count = 0;
+  for (int setting = 0; setting < 300; ++setting) {
+    const bool gpu = setting % 4 != 0;
+    const OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    const std::array precisions =
+        gpu ? std::array{DataType::bf16, DataType::fp16} : std::array{DataType::fp32, DataType::tf32};
+    TrainingSpec training = training_of(16, precisions[random() % 2]);
+    training.clip_norm = setting % 2;
+    training.optimizer = setting % 7 == 0 ? Optimizer::sgd : Optimizer::adamw;
+    if (setting % 14 == 0) training.momentum = 0.9;
+    Estimator estimator(graph, cluster, training);
+    const DeviceCountBound floor(graph, cluster, training);
+    const std::vector<ParallelSpec> specs = enumerate_specs(
+        graph, training, cluster.groups.size() > 1 || setting % 2 ? cluster.devices() : std::min(8, cluster.devices()),
+        {});
+    REQUIRE(!specs.empty());
+    for (int trial = 0; trial < 40; ++trial) {
+      ParallelSpec spec = specs[random() % specs.size()];
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
+      if (spec.pp() > 1 && trial % 4 == 0) {
+        spec.recompute = Recompute::per_stage;
+        for (int s = 0; s < spec.pp(); ++s)
+          spec.stage_recompute.push_back(random() % 2 ? Recompute::full : Recompute::none);
+      }
+      INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
+      const Placements placements = place(graph, spec);
+      const ScheduleRow& row = row_of(spec.schedule);
+      const Estimate estimate = estimator.estimate(spec, placements, forms_of(row));
+      const Schedule schedule = row.actions({spec.pp(), static_cast<int>(micro_batches(spec, training))});
+      const StepResult simulated =
+          simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
+      INFO("bound " << estimate.lower_bound.value << " s, simulated " << simulated.time.total().value
+                    << " s; sequential " << !cluster.groups.front().device.overlaps_communication << " cut "
+                    << fmt::format("{}", fmt::join(spec.stage_blocks, ",")) << " clip " << training.clip_norm);
+      CHECK(estimate.memory == simulated.memory);
+      CHECK(estimate.memory_stage == simulated.memory_stage);
+      CHECK(estimate.time.total().value == doctest::Approx(estimate.lower_bound.value).epsilon(1e-9));
+      for (const Objective objective : {Objective::time, Objective::cost, Objective::memory}) {
+        const Score bound = score(objective, cluster, spec, estimate.lower_bound, estimate.memory);
+        const Score reached = score(objective, cluster, spec, simulated.time.total() * (1 + 1e-12), simulated.memory);
+        CHECK(bound <= reached);
+        MemoryUse least;
+        least.parameters = floor.memory(spec.mesh.size());
+        CHECK(score(objective, cluster, spec, floor.time(spec.mesh.size()), least) <= reached);
+      }
+      if (floor.lacks_room(spec.mesh.size())) CHECK(estimate.spare < Bytes(0));
+      const Bound bounded = estimator.bound(spec, placements, forms_of(row));
+      CHECK(bounded.memory == estimate.memory);
+      CHECK(bounded.spare == estimate.spare);
+      if (bounded.spare >= Bytes(0)) CHECK(bounded.lower_bound == estimate.lower_bound);
+      // A row without a closed form is played: the bound is no lower, and still a bound.
+      ScheduleForms played = forms_of(row);
+      played.closed_form = nullptr;
+      const Seconds played_bound = estimator.estimate(spec, placements, played).lower_bound;
+      CHECK(played_bound >= estimate.lower_bound * (1 - 1e-12));
+      CHECK(played_bound <= simulated.time.total() * (1 + 1e-12));
+      if (!cluster.network.levels.empty()) continue;
+      gaps += simulated.time.total() / estimate.lower_bound - 1.0;
+      ++count;
+    }
+  }
+  MESSAGE("simulated over bound: " << 100.0 * gaps / count << "% above on average");
+  CHECK(gaps / count < 0.3);
+}
+
+namespace {
+
+// Megatron-LM's interleaved order (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2): chunks
+// of the model in turns of as many micro-batches as there are ranks, which divides their number.
+Schedule interleaved_actions(const PipelineShape& shape) {
+  const int ranks = shape.ranks, chunks = shape.stages / ranks, all = shape.micro_batches * chunks;
+  Schedule schedule{.rank_of_stage = {}, .ranks = std::vector<std::vector<Action>>(static_cast<std::size_t>(ranks))};
+  for (int stage = 0; stage < shape.stages; ++stage) schedule.rank_of_stage.push_back(ring_rank(stage, shape));
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto list = [&](int turn, Phase phase) {
+      const int of_round = turn % shape.stages, chunk = of_round / ranks;
+      schedule.ranks[rank].push_back({(phase == Phase::forward ? chunk : chunks - 1 - chunk) * ranks + rank, phase,
+                                      turn / shape.stages * ranks + of_round % ranks});
+    };
+    const int warm_up = std::min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, all);
+    for (int turn = 0; turn < warm_up; ++turn) list(turn, Phase::forward);
+    for (int turn = warm_up; turn < all; ++turn) {
+      list(turn, Phase::forward);
+      list(turn - warm_up, Phase::backward);
+    }
+    for (int turn = all - warm_up; turn < all; ++turn) list(turn, Phase::backward);
+  }
+  return schedule;
+}
+
+}  // namespace
+
+TEST_CASE("an estimate has the memory and a bound of ranks that hold several stages, too") {
+  std::mt19937 random(7);
+  const ScheduleForms interleaved{
+      .closed_form = nullptr,
+      .in_flight =
+          [](int rank, const PipelineShape& shape) { return most_in_flight(interleaved_actions(shape).ranks[rank]); },
+      .actions = interleaved_actions};
+  int tried = 0;
+  for (int setting = 0; setting < 150; ++setting) {
+    const bool gpu = setting % 4 != 0;
+    const OpGraph graph = random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    TrainingSpec training = training_of(32, gpu ? DataType::bf16 : DataType::fp32);
+    training.clip_norm = setting % 2;
+    Estimator estimator(graph, cluster, training);
+    const std::vector<ParallelSpec> specs =
+        enumerate_specs(graph, training, setting % 4 == 1 ? cluster.devices() : std::min(8, cluster.devices()), {});
+    const int blocks = static_cast<int>(graph.blocks.size());
+    for (int trial = 0; trial < 40; ++trial) {
+      ParallelSpec spec = specs[random() % specs.size()];
+      const int chunks = 2 + static_cast<int>(random() % 2), stages = spec.pp() * chunks;
+      if (spec.pp() < 2 || stages > blocks || micro_batches(spec, training) % spec.pp() != 0) continue;
+      spec.stage_blocks = random_cut(blocks, stages, random);
+      if (trial % 4 == 0) {
+        spec.recompute = Recompute::per_stage;
+        for (int s = 0; s < stages; ++s)
+          spec.stage_recompute.push_back(random() % 2 ? Recompute::full : Recompute::none);
+      }
+      const Schedule schedule = interleaved_actions(shape_of(spec, training));
+      INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
+                      << fmt::format("{}", fmt::join(spec.stage_blocks, ",")));
+      // Ranks that carry out their own communication need more exchange buffers for it.
+      if (find_fault(schedule, static_cast<int>(micro_batches(spec, training)))) continue;
+      ++tried;
+      const Placements placements = place(graph, spec);
+      const Estimate estimate = estimator.estimate(spec, placements, interleaved);
+      const StepResult simulated =
+          simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
+      INFO("bound " << estimate.lower_bound.value << " s, simulated " << simulated.time.total().value << " s");
+      CHECK(estimate.memory == simulated.memory);
+      CHECK(estimate.memory_stage == simulated.memory_stage);
+      CHECK(estimate.lower_bound <= simulated.time.total() * (1 + 1e-12));
+      CHECK(estimate.time.total().value == doctest::Approx(estimate.lower_bound.value).epsilon(1e-9));
+    }
+  }
+  MESSAGE(tried << " layouts");
+  CHECK(tried > 100);
+}
+
+namespace {
+
+// The lower bound over the simulated step, for one layout.
+double bound_over_simulated(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                            const ParallelSpec& spec) {
+  REQUIRE(!illegal(graph, training, spec));
+  Estimator estimator(graph, cluster, training);
+  const Placements placements = place(graph, spec);
+  const ScheduleRow& row = row_of(spec.schedule);
+  const Estimate estimate = estimator.estimate(spec, placements, forms_of(row));
+  const StepResult simulated =
+      simulate_spec(graph, estimator.networks(), training, spec, placements,
+                    row.actions({spec.pp(), static_cast<int>(micro_batches(spec, training))}), nullptr);
+  return estimate.lower_bound / simulated.time.total();
+}
+
+}  // namespace
+
+TEST_CASE(
+    "the bound does not count a tied parameter's reduction before the first block, whose buffer waits for the third "
+    "block's own alone") {
+  ModelSpec model = load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec;
+  model.layers = 4;
+  model.vocabulary = 50257;
+  model.tied_embeddings = true;
+  const OpGraph graph = build_graph(model, 16);
+  Cluster cluster = cluster_of("dgx-a100", 8);
+  for (Link& link : cluster.groups.front().node.links) link.bandwidth *= 1.0 / 64;  // reductions dominate
+  const TrainingSpec training = training_of(16, DataType::bf16);
+  ParallelSpec spec;
+  spec.mesh.degree = {.pp = 2, .dp = 4};
+  spec.zero_stage = 2;
+  for (const std::vector<int>& cut : {std::vector{3, 3}, {2, 4}, {4, 2}}) {
+    spec.stage_blocks = cut;
+    CHECK(bound_over_simulated(graph, cluster, training, spec) <= 1 + 1e-12);
+  }
+}
+
+TEST_CASE("the bound knows boundaries between stages that lie nearer to each other than the first") {
+  // Racks of four nodes, one node per stage, two replicas of three stages: 0 1 2 | 3 in the first
+  // rack, 4 5 in the second.
+  ModelSpec model = load_model(source + "/tests/data/models/tiny-llama.yaml", "").spec;
+  model.layers = 1;
+  model.heads = model.kv_heads = 8;
+  model.head_dim = 64;
+  model.hidden = 4096;
+  model.feature = 4096;
+  const OpGraph graph = build_graph(model, 2048);
+  Cluster cluster = cluster_of("dgx-a100", 8 * 6);
+  cluster.network.levels = {{.name = "leaf", .nodes = 4, .oversubscription = 1.0, .latency = Seconds(1e-6)},
+                            {.name = "spine", .nodes = {}, .oversubscription = 64.0, .latency = Seconds(5e-6)}};
+  TrainingSpec training = training_of(64, DataType::bf16);
+  training.sequence_length = 2048;
+  bool differ = false;
+  for (const AxisOrder& order :
+       {AxisOrder{Axis::dp, Axis::pp, Axis::tp}, AxisOrder{Axis::pp, Axis::dp, Axis::tp}})
+    for (const ScheduleRow& row : schedule_rows())
+      for (const int micro_batch : {1, 32}) {
+        ParallelSpec spec;
+        spec.mesh = {.degree = {.pp = 3, .dp = 2, .tp = 8}, .order = order};
+        spec.micro_batch = micro_batch;
+        spec.schedule = row.kind;
+        spec.stage_blocks = {1, 1, 1};
+        differ = differ || !(stage_network(cluster, spec.mesh, 0, 1) == stage_network(cluster, spec.mesh, 1, 2));
+        CHECK(bound_over_simulated(graph, cluster, training, spec) <= 1 + 1e-12);
+      }
+  CHECK(differ);
+}
+
+}  // namespace parplan

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/cluster/catalog.h"
+#include "planner/cluster/node_layout.h"
+#include "planner/graph/training.h"
+#include "planner/plan/parallel_spec.h"
+
+// Models, clusters, trainings and stage cuts to search over: small ones, and random ones.
+namespace parplan::testing {
+
+inline const std::string source = PARPLAN_SOURCE_DIR;
+
+inline OpGraph graph_of(const std::string& model, std::int64_t sequence) {
+  return build_graph(load_model(source + "/tests/data/models/" + model + ".yaml", "").spec, sequence);
+}
+
+inline Cluster cluster_of(const std::string& name, std::optional<int> devices = {}) {
+  return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"},
+                      {.device = {}, .network = {}, .devices = devices, .nodes = {}});
+}
+inline Cluster eight_cores() { return cluster_of(source + "/tests/data/clusters/cpu-8.yaml"); }
+
+inline TrainingSpec training_of(std::int64_t batch, DataType precision) {
+  TrainingSpec training;
+  training.global_batch = batch;
+  training.sequence_length = 16;
+  training.precision = precision;
+  return training;
+}
+
+inline std::vector<int> random_cut(int blocks, int stages, std::mt19937& random) {
+  std::vector<int> cut(static_cast<std::size_t>(stages), 1);
+  for (int left = blocks - stages; left > 0; --left) ++cut[random() % cut.size()];
+  return cut;
+}
+
+inline std::string describe(const ParallelSpec& spec) {
+  return fmt::format("dp {} tp {} pp {} {} sp {} zero {} mb {} {} {}", spec.dp(), spec.tp(), spec.pp(),
+                     write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
+                     name(spec.schedule), name(spec.recompute));
+}
+
+// A decoder with random sizes.
+inline OpGraph random_graph(std::mt19937& random, std::int64_t sequence) {
+  const auto pick = [&](std::initializer_list<int> from) { return from.begin()[random() % from.size()]; };
+  ModelSpec spec =
+      load_model(source + "/tests/data/models/" + (random() % 2 ? "tiny-gpt2" : "tiny-llama") + ".yaml", "").spec;
+  spec.layers = pick({1, 2, 3, 4, 5, 8});
+  spec.kv_heads = spec.kv_heads == spec.heads ? 4 : 2;
+  spec.heads = 4;
+  spec.head_dim = pick({8, 64});
+  spec.hidden = pick({32, 512, 4096});
+  spec.feature = spec.hidden * pick({1, 4});
+  spec.vocabulary = pick({61, 5000, 50257});
+  spec.tied_embeddings = random() % 2;
+  return build_graph(spec, sequence);
+}
+
+// Nodes and devices with random speeds, with and without levels above the nodes and rails; two
+// kinds if `unlike`.
+inline Cluster random_cluster(std::mt19937& random, bool gpu, bool unlike) {
+  const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most)); };
+  Cluster cluster = gpu ? cluster_of("dgx-a100", 8 * (2 + upto(2))) : eight_cores();
+  if (gpu && upto(3) == 0) {
+    NodeGroup& group = cluster.groups.front();
+    group.node = first_devices(group.node, 1 + upto(2));
+    group.nodes = 6;
+  }
+  if (gpu && upto(2) == 0) {
+    cluster.network.levels = {
+        {.name = "leaf", .nodes = 2 + upto(2), .oversubscription = 1.0 + upto(2), .latency = Seconds(1e-6)},
+        {.name = "spine", .nodes = {}, .oversubscription = std::exp2(upto(7)), .latency = Seconds(5e-6)}};
+    cluster.network.rails = upto(2) == 0;
+  }
+  if (unlike) {
+    cluster.groups.push_back(cluster.groups.front());
+    for (NodeGroup& group : cluster.groups) group.nodes = 1;
+    cluster.groups[1].device.name = "other";
+    cluster.groups[1].device.memory_capacity = Bytes(20'000'000'000);
+  }
+  const auto factor = [&] { return std::exp2(std::uniform_real_distribution<double>(-6.0, 3.0)(random)); };
+  for (NodeGroup& group : cluster.groups) {
+    group.device.kernel_launch *= factor();
+    for (DeviceRates& rates : group.device.rates) {
+      rates.matrix_half *= factor();
+      rates.matrix_fp32 *= factor();
+      rates.vector *= factor();
+      rates.memory *= factor();
+    }
+    const double inside = factor(), outside = factor();
+    for (Link& link : group.node.links) {
+      link.bandwidth *= link.kind == "network" ? outside : inside;
+      link.latency *= inside;
+    }
+  }
+  return cluster;
+}
+
+}  // namespace parplan::testing
