@@ -29,12 +29,14 @@ namespace {
 void refuse_unknown_placements(const Placements& placed, const Placements& found, const std::string& path) {
   for (const auto& [parameter, layout] : placed.parameters) {
     const auto entry = found.parameters.find(parameter);
-    const Placement placement = layout.tp;
-    const Placement given = entry == found.parameters.end() ? replicate() : entry->second.tp;
-    if (given != placement)
-      throw ConfigError({path}, fmt::format("placements: '{}' is {} over tp; the plan's techniques place it as {}, and "
-                                            "only that can be carried out; write it so",
-                                            parameter, write_placement(given), write_placement(placement)));
+    const TensorLayout given = entry == found.parameters.end() ? TensorLayout{} : entry->second;
+    for (const Axis axis : block_axes)
+      if (given[axis] != layout[axis])
+        throw ConfigError({path},
+                          fmt::format("placements: '{}' is {} over {}; the plan's techniques place it as {}, and only "
+                                      "that can be carried out; write it so",
+                                      parameter, write_placement(given[axis]), name(axis),
+                                      write_placement(layout[axis])));
   }
   for (const auto& [parameter, layout] : found.parameters)
     if (!placed.parameters.contains(parameter))

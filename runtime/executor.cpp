@@ -43,8 +43,13 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
       fork_event_(event_after_segments(program)),
       tokens_(program, backend),
       profile_(program, backend, fork_event_ + 1 + streams) {
-  for (const Group& group : program.groups)
-    group_ids_.push_back(group.ranks.size() > 1 ? std::optional(groups.id_of(group.ranks)) : std::nullopt);
+  for (const Group& group : program.groups) {
+    Link& link = links_.emplace_back();
+    if (group.ranks.size() > 1) link.group = groups.id_of(group.ranks);
+    if (!is_neighbour(group.key)) continue;
+    link.sends = groups.channel_to(group.key);
+    link.receives = groups.channel_to(seen_from(group.key));
+  }
   tickets_.resize(static_cast<std::size_t>(program.events));
   unrecorded_.reserve(program.calls.size());
 
@@ -197,31 +202,28 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
   const auto found = std::ranges::find(program_.groups, instruction.group, &Group::key);
   PARPLAN_ASSERT(found != program_.groups.end(), name(instruction.group));
   const std::vector<int>& ranks = found->ranks;
-  const std::optional<int> group = group_ids_[found - program_.groups.begin()];
+  const Link& link = links_[found - program_.groups.begin()];
   const int stream = static_cast<int>(instruction.stream);
   const Operand& last = instruction.operands.back();
   const std::int64_t element = size_of(instruction.type);
   const Elements data{.data = address(last, call), .count = last.bytes / element, .type = instruction.type};
-  const bool towards_next = instruction.group == next_stage;
   switch (instruction.kind) {
-    case InstructionKind::all_reduce_sum: return communicator_.all_reduce(stream, group.value(), Reduction::sum, data);
-    case InstructionKind::all_reduce_max: return communicator_.all_reduce(stream, group.value(), Reduction::max, data);
-    case InstructionKind::reduce_scatter: return communicator_.reduce_scatter(stream, group.value(), data);
+    case InstructionKind::all_reduce_sum: return communicator_.all_reduce(stream, link.group.value(), Reduction::sum, data);
+    case InstructionKind::all_reduce_max: return communicator_.all_reduce(stream, link.group.value(), Reduction::max, data);
+    case InstructionKind::reduce_scatter: return communicator_.reduce_scatter(stream, link.group.value(), data);
     case InstructionKind::all_gather: {
       const int members = static_cast<int>(ranks.size());
       std::byte* own =
           address(last, call) + chunk_begin(data.count, members, position_in(ranks, program_.rank)) * element;
       const std::byte* shard = address(instruction.operands[0], call);
       if (own != shard) backend_.copy(stream, own, shard, Bytes(instruction.operands[0].bytes));
-      return communicator_.all_gather(stream, group.value(), data);
+      return communicator_.all_gather(stream, link.group.value(), data);
     }
     case InstructionKind::send:
-      posted_ =
-          communicator_.send(stream, ranks.front(), towards_next ? GroupTable::to_next : GroupTable::to_previous, data);
+      posted_ = communicator_.send(stream, ranks.front(), link.sends.value(), data);
       return {.sent = Bytes(last.bytes), .waited = {}, .moving = {}};
-    case InstructionKind::receive:  // what comes from the next stage was sent to the previous one
-      return communicator_.receive(stream, ranks.front(), towards_next ? GroupTable::to_previous : GroupTable::to_next,
-                                   data);
+    case InstructionKind::receive:
+      return communicator_.receive(stream, ranks.front(), link.receives.value(), data);
     case InstructionKind::kernel: break;
   }
   PARPLAN_ASSERT(false, name(instruction.kind));

@@ -58,6 +58,12 @@ class Executor {
     bool repeats = false;              // kernels on one stream, which a backend may record and replay
   };
 
+  // A group of the Program as the communicator numbers it.
+  struct Link {
+    std::optional<int> group;            // of several ranks
+    std::optional<int> sends, receives;  // channels to and from a neighbour
+  };
+
   void run_call(std::size_t index);
   void submit(const Segment& segment, const Call& call, std::size_t index);
   void submit(const Instruction& instruction, const Call& call, std::size_t call_index);
@@ -73,7 +79,7 @@ class Executor {
   const Arena& arena_;
   int data_rank_;
   int data_ranks_;
-  std::vector<std::optional<int>> group_ids_;  // by group of the Program; one rank alone needs no id
+  std::vector<Link> links_;                    // by group of the Program
   std::vector<Submission> submissions_;        // by segment
   std::vector<std::int64_t> keys_;             // by call: equal for equal work
   int first_segment_event_ = 0;                // events: the Program's, a Segment's, the fork, one join per stream

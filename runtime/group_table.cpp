@@ -1,6 +1,7 @@
 #include "runtime/group_table.h"
 
 #include <algorithm>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -9,19 +10,27 @@
 namespace parplan {
 
 GroupTable::GroupTable(const std::vector<Program>& programs) {
-  std::vector<std::vector<int>> known;
-  for (const Program& program : programs) {
-    for (const Group& group : program.groups)
-      if (group.ranks.size() > 1) known.push_back(group.ranks);
-    for (const int next : program.group(next_stage)) {
-      routes_.push_back({.source = program.rank, .destination = next, .channel = to_next});
-      routes_.push_back({.source = next, .destination = program.rank, .channel = to_previous});
+  std::set<std::vector<int>> several;
+  std::set<GroupKey> neighbours;
+  for (const Program& program : programs)
+    for (const Group& group : program.groups) {
+      if (group.ranks.size() > 1) several.insert(group.ranks);
+      if (is_neighbour(group.key)) neighbours.insert(group.key);
     }
-  }
-  std::sort(known.begin(), known.end());
-  known.erase(std::unique(known.begin(), known.end()), known.end());
-  for (std::size_t i = 0; i < known.size(); ++i) groups_.push_back({.id = static_cast<int>(i), .ranks = known[i]});
-  std::sort(routes_.begin(), routes_.end());
+  for (const std::vector<int>& ranks : several) groups_.push_back({.id = static_cast<int>(groups_.size()), .ranks = ranks});
+  channels_.assign(neighbours.begin(), neighbours.end());
+  for (const Program& program : programs)
+    for (const Group& group : program.groups)
+      if (is_neighbour(group.key))
+        routes_.push_back(
+            {.source = program.rank, .destination = group.ranks.front(), .channel = channel_to(group.key)});
+  std::ranges::sort(routes_);
+}
+
+int GroupTable::channel_to(GroupKey neighbour) const {
+  const auto found = std::ranges::find(channels_, neighbour);
+  PARPLAN_ASSERT(found != channels_.end(), fmt::format("no rank has the neighbour '{}'", name(neighbour)));
+  return static_cast<int>(found - channels_.begin());
 }
 
 int GroupTable::id_of(const std::vector<int>& ranks) const {

@@ -15,12 +15,13 @@ class GroupTable {
   const std::vector<SendRoute>& routes() const { return routes_; }
   int id_of(const std::vector<int>& ranks) const;
 
-  static constexpr int to_next = 0;  // channels of sends
-  static constexpr int to_previous = 1;
-  static constexpr int channels = 2;
+  // Sends to the next rank of an axis have a channel, and sends to the previous one another.
+  int channel_to(GroupKey neighbour) const;
+  int channels() const { return static_cast<int>(channels_.size()); }
 
  private:
   std::vector<CommunicationGroup> groups_;
+  std::vector<GroupKey> channels_;  // the neighbours that some rank has, ascending
   std::vector<SendRoute> routes_;
 };
 

@@ -34,7 +34,8 @@ void StagedTokens::stage(const Batch& batch, int data_rank, int data_ranks) {
       const std::int64_t first = data_rank * (global_batch / data_ranks) + *call.micro_batch * samples;
       const std::int64_t shift = instruction.op == OpKind::load_targets ? 1 : 0;
       for (std::int64_t s = 0; s < instruction.shape.sequence; ++s)
-        for (std::int64_t b = 0; b < samples; ++b) *to++ = batch.ids[(first + b) * stride + s + shift];
+        for (std::int64_t b = 0; b < samples; ++b)
+          *to++ = batch.ids[(first + b) * stride + instruction.shape.begin + s + shift];
     }
 }
 

@@ -60,7 +60,7 @@ class BorrowedCommunicator final : public Communicator {
 class CpuThreads final : public World {
  public:
   CpuThreads(const GroupTable& groups, int ranks)
-      : hosted_(all_ranks(ranks)), world_(ranks, groups.groups(), GroupTable::channels) {}
+      : hosted_(all_ranks(ranks)), world_(ranks, groups.groups(), groups.channels()) {}
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return make_cpu_backend(); }
   std::unique_ptr<Communicator> make_communicator(int rank, Backend&) override {
@@ -76,7 +76,7 @@ class CpuProcesses final : public World {
  public:
   CpuProcesses(const GroupTable& groups, int ranks, Rendezvous& rendezvous)
       : hosted_(hosted_ranks(rendezvous, ranks)),
-        communicator_(rendezvous.make_communicator(groups.groups(), GroupTable::channels)) {
+        communicator_(rendezvous.make_communicator(groups.groups(), groups.channels())) {
     agree(rendezvous, [&] {
       if (communicator_ == nullptr)
         throw ConfigError(
@@ -97,7 +97,7 @@ class OneGpu final : public World {
  public:
   OneGpu(const GroupTable& groups, int ranks, std::shared_ptr<Gpu> gpu, int device, GpuBackendOptions options)
       : hosted_(all_ranks(ranks)), gpu_(std::move(gpu)), device_(device), options_(options),
-        world_(gpu_->make_local_world(ranks, groups.groups(), GroupTable::channels)) {}
+        world_(gpu_->make_local_world(ranks, groups.groups(), groups.channels())) {}
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return gpu_->make_backend(device_, options_); }
   std::unique_ptr<Communicator> make_communicator(int rank, Backend& backend) override {

@@ -28,9 +28,9 @@ std::optional<Guide::LargestBlock> block_beyond_a_device(const ExplainedPlan& ex
   Guide::LargestBlock largest;
   for (const Block& block : graph.blocks) {
     const BlockParameters parameters = block_parameters(graph, block);
-    std::vector<BucketSizes> buckets{{.elements = bucket_layout(graph, parameters.own, choice).elements}};
+    std::vector<BucketSizes> buckets{{.elements = bucket_layout(graph, block, parameters.own, choice).elements}};
     if (parameters.tied)
-      buckets.push_back({.elements = bucket_layout(graph, {*parameters.tied}, choice).elements, .tied = true});
+      buckets.push_back({.elements = bucket_layout(graph, block, {*parameters.tied}, choice).elements, .tied = true});
     const MemoryUse use = rank_memory({.buckets = buckets, .saved = {}}, plan.training);
     const Bytes state = use.parameters + use.gradients + use.optimizer;
     if (state > largest.state) largest = {.block = block.name, .state = state, .capacity = {}};

@@ -11,7 +11,7 @@ namespace parplan {
 // The named dims of tensors. `kv_groups` is the dim of attention heads, counted in groups of one
 // key/value head with the query heads that share it; `feature` is the inner width of a feed-forward
 // layer.
-enum class Dim { sequence, batch, hidden, kv_groups, feature, vocabulary, position };
+enum class Dim : std::uint8_t { sequence, batch, hidden, kv_groups, feature, vocabulary, position };
 const char* name(Dim dim);
 
 // tf32 is fp32 in memory; matrix products read 10 bits of its fraction (NVIDIA A100 whitepaper,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,7 +12,7 @@ namespace parplan {
 
 // How a tensor is placed over one mesh axis, in the sense of PyTorch DTensor; FlatShard cuts the
 // flattened, padded bucket that a parameter belongs to (ZeRO, FSDP).
-enum class PlacementKind { replicate, shard, flat_shard, partial_sum, partial_max };
+enum class PlacementKind : std::uint8_t { replicate, shard, flat_shard, partial_sum, partial_max };
 
 struct Placement {
   PlacementKind kind = PlacementKind::replicate;

@@ -55,6 +55,13 @@ constexpr std::array<MemoryKey, 6> memory_keys = {{
     {"memory_overhead_bytes", &MemoryUse::overhead},
 }};
 
+std::string residual_key(Axis axis) { return fmt::format("residual_over_{}", name(axis)); }
+std::string parameters_key(Axis axis) { return fmt::format("parameters_over_{}", name(axis)); }
+std::vector<Axis> planned_block_axes() {
+  std::vector<Axis> planned;
+  std::ranges::copy_if(block_axes, std::back_inserter(planned), is_planned);
+  return planned;
+}
 struct DataAxisKey {
   const char* key;
   TensorLayout StateLayout::* layout;
@@ -161,13 +168,16 @@ std::string write_layout(const ParallelSpec& spec, const TrainingSpec& training)
 }
 
 std::string write_placements(const Placements& placements) {
-  std::string out = fmt::format("residual_over_tp: {}\n", write_placement(placements.residual.tp));
+  std::string out;
+  for (const Axis axis : planned_block_axes())
+    out += fmt::format("{}: {}\n", residual_key(axis), write_placement(placements.residual[axis]));
   for (const DataAxisKey& row : data_axis_keys)
     out += fmt::format("{}: {}\n", row.key, write_placement((placements.state.*row.layout).dp));
-  if (placements.parameters.empty()) return out + "parameters_over_tp: {}\n";
-  out += "parameters_over_tp:\n";
-  for (const auto& [parameter, layout] : placements.parameters)
-    out += fmt::format("  {}: {}\n", quoted(parameter), write_placement(layout.tp));
+  for (const Axis axis : planned_block_axes()) {
+    out += fmt::format("{}:{}\n", parameters_key(axis), placements.parameters.empty() ? " {}" : "");
+    for (const auto& [parameter, layout] : placements.parameters)
+      out += fmt::format("  {}: {}\n", quoted(parameter), write_placement(layout[axis]));
+  }
   return out;
 }
 
@@ -356,14 +366,18 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
 }
 
 Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
-  std::vector<std::string> keys = {"residual_over_tp", "parameters_over_tp"};
+  std::vector<std::string> keys;
+  for (const Axis axis : planned_block_axes()) {
+    keys.push_back(residual_key(axis));
+    keys.push_back(parameters_key(axis));
+  }
   for (const DataAxisKey& row : data_axis_keys) keys.push_back(row.key);
   node.allow_keys(keys);
   Placements placements;
-  placements.residual.tp = read_placement(node.at("residual_over_tp"));
+  for (const Axis axis : planned_block_axes()) placements.residual[axis] = read_placement(node.at(residual_key(axis)));
   const Placement residual = spec.sequence_parallel ? shard(Dim::sequence) : replicate();
   if (placements.residual.tp != residual)
-    node.at("residual_over_tp")
+    node.at(residual_key(Axis::tp))
         .fail(fmt::format("with sequence_parallel {} it is {}, found {}", spec.sequence_parallel,
                           write_placement(residual), write_placement(placements.residual.tp)));
   for (const DataAxisKey& row : data_axis_keys) {
@@ -373,13 +387,16 @@ Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
       node.at(row.key).fail(fmt::format("with zero_stage {} it is {}, found {}", spec.zero_stage,
                                         write_placement(wanted), write_placement(found)));
   }
-  const YamlNode parameters = node.at("parameters_over_tp");
-  for (const std::string& parameter : parameters.keys()) {
-    const YamlNode value = parameters.at(parameter);
-    const Placement placement = read_placement(value);
-    if (placement.kind != PlacementKind::replicate && placement.kind != PlacementKind::shard)
-      value.fail(fmt::format("a parameter over tp is Replicate or Shard(dim), found {}", write_placement(placement)));
-    placements.parameters[parameter].tp = placement;
+  for (const Axis axis : planned_block_axes()) {
+    const YamlNode parameters = node.at(parameters_key(axis));
+    for (const std::string& parameter : parameters.keys()) {
+      const YamlNode value = parameters.at(parameter);
+      const Placement placement = read_placement(value);
+      if (placement.kind != PlacementKind::replicate && placement.kind != PlacementKind::shard)
+        value.fail(fmt::format("a parameter over {} is Replicate or Shard(dim), found {}", name(axis),
+                               write_placement(placement)));
+      placements.parameters[parameter][axis] = placement;
+    }
   }
   return placements;
 }

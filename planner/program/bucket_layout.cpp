@@ -1,5 +1,4 @@
 #include "planner/program/bucket_layout.h"
-#include "planner/program/propagate.h"
 
 #include <algorithm>
 #include <utility>
@@ -11,37 +10,30 @@ namespace {
 
 constexpr std::int64_t alignment = 16;  // elements: 64 bytes in fp32
 
-void extend(std::vector<BucketLayout::Range>& ranges, std::int64_t begin, std::int64_t end) {
-  if (!ranges.empty() && ranges.back().end == begin) {
-    ranges.back().end = end;
-  } else {
-    ranges.push_back({begin, end});
+// Whether each rank of the axis holds the whole parameter.
+bool is_replicated(const OpGraph& graph, TensorId parameter, Axis axis, const BlockChoice& choice) {
+  const Placement placement = layout_of_parameter(graph, parameter, choice.layout.placements)[axis];
+  const auto is_cut = [&](const TensorDim& dim) { return placement == shard(dim.dim); };
+  return choice.layout.degree[axis] > 1 && std::ranges::none_of(graph.tensors[parameter].dims, is_cut);
+}
+
+// Whether each rank of the axis knows only the gradient of its share of what a whole parameter is
+// applied to: its tokens, or its heads.
+bool is_partial_gradient(const OpGraph& graph, const Block& block, TensorId parameter, Axis axis,
+                         const BlockPlacements& placed) {
+  const auto cuts_tokens = [&](const TensorLayout& layout) { return layout[axis] == shard(Dim::sequence); };
+  for (int i = block.first_op; i < block.last_op; ++i) {
+    const Op& op = graph.ops[i];
+    if (std::ranges::find(op.parameters, parameter) == op.parameters.end()) continue;
+    const std::vector<TensorLayout>& inputs = placed.inputs[i - block.first_op];
+    const bool by_heads = row_of(op.kind).sharding == ShardingRule::heads &&
+                          std::ranges::any_of(inputs, [&](const TensorLayout& input) {
+                            return input[axis] == shard(Dim::kv_groups);
+                          });
+    if (by_heads || std::ranges::any_of(inputs, cuts_tokens) ||
+        std::ranges::any_of(op.outputs, [&](TensorId id) { return cuts_tokens(placed.canonical[id]); }))
+      return true;
   }
-}
-
-// Whether each rank knows only the gradient of its own heads' share.
-bool read_by_heads(const OpGraph& graph, TensorId parameter) {
-  return std::ranges::any_of(graph.ops, [&](const Op& op) {
-    return row_of(op.kind).sharding == ShardingRule::heads &&
-           std::ranges::find(op.parameters, parameter) != op.parameters.end();
-  });
-}
-
-// Whether each rank of the tensor axis knows only the gradient of its own tokens.
-bool read_sharded_by_sequence(const OpGraph& graph, TensorId parameter, const BlockChoice& choice) {
-  const Placement sharded = shard(Dim::sequence);
-  const bool leaves = choice.layout.placements.residual.tp == sharded;
-  if ((choice.entering.tp == sharded) == leaves) return leaves;
-  // The placement changes within the block: the op that reads the parameter decides.
-  for (const Block& block : graph.blocks)
-    for (int i = block.first_op; i < block.last_op; ++i) {
-      const Op& op = graph.ops[i];
-      if (std::ranges::find(op.parameters, parameter) == op.parameters.end()) continue;
-      const BlockPlacements placed = propagate(graph, block, choice);
-      return std::ranges::any_of(placed.inputs[i - block.first_op],
-                                 [&](const TensorLayout& input) { return input.tp == sharded; }) ||
-             std::ranges::any_of(op.outputs, [&](TensorId id) { return placed.canonical[id].tp == sharded; });
-    }
   return false;
 }
 
@@ -62,23 +54,42 @@ BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
   return result;
 }
 
-BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& parameters, const BlockChoice& choice) {
+BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
+                           const BlockPlacements& placed, const BlockChoice& choice) {
+  struct Part {
+    ParameterPart part;
+    BucketLayout::Run run;
+  };
+  std::vector<Part> parts;
+  for (const TensorId id : parameters) {
+    Part part{.part = local_part(graph, id, choice), .run = {}};
+    part.run.decays = graph.tensors[id].decays;
+    for (const Axis axis : block_axes) {
+      part.run.replicated[axis] = is_replicated(graph, id, axis, choice);
+      part.run.partial[axis] = part.run.replicated[axis] && is_partial_gradient(graph, block, id, axis, placed);
+    }
+    parts.push_back(std::move(part));
+  }
+  std::ranges::stable_sort(
+      parts, {}, [](const Part& part) { return std::pair(part.run.replicated, !part.run.decays); });
+
   BucketLayout layout;
-  for (TensorId id : parameters) layout.parts.push_back(local_part(graph, id, choice));
-  const auto decays = [&](const ParameterPart& part) { return graph.tensors[part.tensor].decays; };
-  std::stable_sort(layout.parts.begin(), layout.parts.end(), [&](const ParameterPart& a, const ParameterPart& b) {
-    return std::pair(a.tensor_replicated, !decays(a)) < std::pair(b.tensor_replicated, !decays(b));
-  });
-  for (ParameterPart& part : layout.parts) {
-    part.bucket_offset = layout.elements;
-    layout.elements += align_up(Bytes(part.rows * part.columns), alignment).count;
-    if (decays(part)) extend(layout.decaying, part.bucket_offset, layout.elements);
-    if (part.tensor_replicated) extend(layout.replicated, part.bucket_offset, layout.elements);
-    if (part.tensor_replicated &&
-        (read_sharded_by_sequence(graph, part.tensor, choice) || read_by_heads(graph, part.tensor)))
-      extend(layout.tensor_partial, part.bucket_offset, layout.elements);
+  for (Part& part : parts) {
+    part.part.bucket_offset = layout.elements;
+    const std::int64_t elements = align_up(Bytes(part.part.rows * part.part.columns), alignment).count;
+    part.run.range = {layout.elements, layout.elements + elements};
+    layout.elements += elements;
+    layout.parts.push_back(part.part);
+    layout.runs.push_back(part.run);
   }
   return layout;
+}
+
+BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
+                           const BlockChoice& choice) {
+  // Only parameters that several ranks hold ask where the block's tensors lie.
+  const bool asks = std::ranges::any_of(block_axes, [&](Axis axis) { return choice.layout.degree[axis] > 1; });
+  return bucket_layout(graph, block, parameters, asks ? propagate(graph, block, choice) : BlockPlacements{}, choice);
 }
 
 }  // namespace parplan

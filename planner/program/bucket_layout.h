@@ -6,26 +6,53 @@
 
 #include "planner/program/local_size.h"
 #include "planner/program/program.h"
+#include "planner/program/propagate.h"
 
 namespace parplan {
 
-// The flat bucket of a set of parameters. Each starts at a multiple of 16 elements; those whose
-// gradient is Partial over the tensor axis come last, and within each part those with weight decay
-// come first.
+// Elements [begin, end) of a bucket.
+struct BucketRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  bool operator==(const BucketRange&) const = default;
+};
+
+// The flat bucket of a set of parameters. Each starts at a multiple of 16 elements; those that every
+// rank of an axis holds whole come last, and within each part those with weight decay come first.
 struct BucketLayout {
   std::vector<ParameterPart> parts;
   std::int64_t elements = 0;  // without the padding to the data-parallel degree
 
-  struct Range {
-    std::int64_t begin = 0;
-    std::int64_t end = 0;
-    bool operator==(const Range&) const = default;
+  // A run of parameters, with the padding behind each, that are alike in this:
+  struct Run {
+    BucketRange range;
+    bool decays = false;       // has weight decay
+    PerAxis<bool> replicated;  // equal on every rank of the axis: counted once in a global norm
+    PerAxis<bool> partial;     // the gradients are still to be summed over the axis
   };
-  std::vector<Range> decaying;        // with weight decay
-  std::vector<Range> tensor_partial;  // gradients are still to be summed over the tensor axis
-  std::vector<Range> replicated;      // equal on every rank of the tensor axis: counted once in a global norm
+  std::vector<Run> runs;  // side by side, from 0 to `elements`
 };
-BucketLayout bucket_layout(const OpGraph& graph, const std::vector<TensorId>& parameters, const BlockChoice& choice);
+// Of parameters that ops of `block` read, which `placed` places.
+BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
+                           const BlockPlacements& placed, const BlockChoice& choice);
+BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
+                           const BlockChoice& choice);
+
+// The parts of `within` whose run holds, as long as possible each; what is behind the last run is
+// padding, which is neither decaying nor replicated nor partial.
+template <class Holds>
+std::vector<BucketRange> ranges_where(const BucketLayout& layout, BucketRange within, Holds holds) {
+  std::vector<BucketRange> ranges;
+  const auto take = [&](const BucketLayout::Run& run) {
+    const BucketRange common{std::max(run.range.begin, within.begin), std::min(run.range.end, within.end)};
+    if (common.begin >= common.end || !holds(run)) return;
+    if (!ranges.empty() && ranges.back().end == common.begin) ranges.back().end = common.end;
+    else ranges.push_back(common);
+  };
+  for (const BucketLayout::Run& run : layout.runs) take(run);
+  take({.range = {layout.elements, std::max(layout.elements, within.end)}, .decays = false, .replicated = {}, .partial = {}});
+  return ranges;
+}
 
 // The block's own parameters and the tied one that it uses, if any.
 struct BlockParameters {

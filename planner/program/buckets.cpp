@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-
 namespace parplan {
 
 std::int64_t padded_elements(std::int64_t elements, int data_degree) {
@@ -18,7 +17,7 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     const BlockLayout& layout = job.layout.of_block(block);
     RankBucket bucket;
     bucket.name = std::move(name);
-    bucket.layout = bucket_layout(graph, parameters, block_choice(job, block, at));
+    bucket.layout = bucket_layout(graph, graph.blocks[block], parameters, block_choice(job, block, at));
     bucket.blocks = {block};
     bucket.shards = data_shards(layout);
     bucket.data_ranks = layout.degree.dp;
@@ -42,27 +41,6 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     }
   buckets.insert(buckets.end(), tied_buckets.begin(), tied_buckets.end());
   return buckets;
-}
-
-std::vector<BucketLayout::Range> intersect(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,
-                                           std::int64_t end) {
-  std::vector<BucketLayout::Range> result;
-  for (const BucketLayout::Range& range : ranges) {
-    const BucketLayout::Range common{std::max(range.begin, begin), std::min(range.end, end)};
-    if (common.begin < common.end) result.push_back(common);
-  }
-  return result;
-}
-
-std::vector<BucketLayout::Range> complement(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,
-                                            std::int64_t end) {
-  std::vector<BucketLayout::Range> result;
-  for (const BucketLayout::Range& range : intersect(ranges, begin, end)) {
-    if (begin < range.begin) result.push_back({begin, range.begin});
-    begin = range.end;
-  }
-  if (begin < end) result.push_back({begin, end});
-  return result;
 }
 
 }  // namespace parplan

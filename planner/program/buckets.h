@@ -32,11 +32,4 @@ std::int64_t padded_elements(std::int64_t elements, int data_degree);
 // tied parameter in order of first use.
 std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& stages, const Coordinates& at);
 
-// The parts of `ranges` within [begin, end).
-std::vector<BucketLayout::Range> intersect(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,
-                                           std::int64_t end);
-// The parts of [begin, end) outside of `ranges`.
-std::vector<BucketLayout::Range> complement(const std::vector<BucketLayout::Range>& ranges, std::int64_t begin,
-                                            std::int64_t end);
-
 }  // namespace parplan

@@ -69,8 +69,6 @@ ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockCh
   part.columns = is_matrix ? local_size(tensor.dims[1], layout, choice) : 1;
   part.row_begin = part.rows * shard_at(row, layout, choice);
   if (is_matrix) part.column_begin = part.columns * shard_at(tensor.dims[1].dim, layout, choice);
-  const bool is_cut = layout.tp == shard(row) || (is_matrix && layout.tp == shard(tensor.dims[1].dim));
-  part.tensor_replicated = choice.layout.degree.tp > 1 && !is_cut;
   return part;
 }
 

@@ -20,8 +20,7 @@ std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, co
 std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice);
 DataType type_of(const Tensor& tensor, DataType precision);
 
-// The part of a parameter that this rank holds over the tensor axis; the caller fills in the bucket
-// fields.
+// The part of a parameter that this rank holds; the caller fills in the bucket fields.
 ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockChoice& choice);
 TensorLayout layout_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements);
 

@@ -31,10 +31,10 @@ BlockLowering block_lowering(const OpGraph& graph, int number, const BlockChoice
       result.residual[axis] = choice.layout.placements.residual[axis];
     }
   const BlockParameters parameters = block_parameters(graph, block);
-  for (const ParameterPart& part : bucket_layout(graph, parameters.own, choice).parts)
+  for (const ParameterPart& part : bucket_layout(graph, block, parameters.own, result.placements, choice).parts)
     result.parameters[part.tensor] = {part, false};
   if (parameters.tied)
-    for (const ParameterPart& part : bucket_layout(graph, {*parameters.tied}, choice).parts)
+    for (const ParameterPart& part : bucket_layout(graph, block, {*parameters.tied}, result.placements, choice).parts)
       result.parameters[part.tensor] = {part, true};
   return result;
 }

@@ -48,6 +48,14 @@ struct GroupKey {
   auto operator<=>(const GroupKey&) const = default;
 };
 constexpr GroupKey all_along(Axis axis) { return {axis, Members::all}; }
+// One rank: sends go to it, receives come from it.
+constexpr bool is_neighbour(GroupKey group) {
+  return group.members == Members::next || group.members == Members::previous;
+}
+// What a neighbour calls this rank: what is sent to the next rank is received from the previous one.
+constexpr GroupKey seen_from(GroupKey neighbour) {
+  return {neighbour.axis, neighbour.members == Members::next ? Members::previous : Members::next};
+}
 inline constexpr GroupKey tied_stages{Axis::pp, Members::tied};
 inline constexpr GroupKey next_stage{Axis::pp, Members::next};
 inline constexpr GroupKey previous_stage{Axis::pp, Members::previous};
@@ -142,13 +150,12 @@ struct Task {
 // The place of a parameter, or of this rank's part of it.
 struct ParameterPart {
   TensorId tensor = -1;
-  // Local shape over the tensor axis: rows x columns (vectors: 1 column) taken from the logical
-  // tensor at [row_begin, ...) x [column_begin, ...); rows at or past the logical end are padding.
+  // Local shape: rows x columns (vectors: 1 column) taken from the logical tensor at
+  // [row_begin, ...) x [column_begin, ...); rows at or past the logical end are padding.
   std::int64_t rows = 0, columns = 0;
   std::int64_t row_begin = 0, column_begin = 0;
   std::int64_t bucket_offset = 0;  // elements from the start of the bucket
   int bucket = 0;
-  bool tensor_replicated = false;  // every rank of the tensor group holds the same values
   bool operator==(const ParameterPart&) const = default;
 };
 

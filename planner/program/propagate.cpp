@@ -1,5 +1,6 @@
 #include "planner/program/propagate.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -42,10 +43,14 @@ OpPlacements placements_of(const OpGraph& graph, const Op& op, std::vector<Place
       }
       break;
     }
-    case ShardingRule::lookup:
-      needed[0] = replicate();
-      result.output = weight().kind == PlacementKind::shard ? partial_sum() : replicate();
+    case ShardingRule::lookup: {
+      // With the whole table, each rank looks up the tokens that the residual keeps there.
+      const bool is_cut = weight().kind == PlacementKind::shard;
+      const bool own_tokens = !is_cut && placements.residual[axis] == shard(Dim::sequence);
+      needed[0] = own_tokens ? placements.residual[axis] : replicate();
+      result.output = is_cut ? partial_sum() : needed[0];
       break;
+    }
     case ShardingRule::heads:
     case ShardingRule::head_sums:
       if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups) needed[0] = replicate();
@@ -67,11 +72,25 @@ OpPlacements placements_of(const OpGraph& graph, const Op& op, std::vector<Place
 
 }  // namespace
 
+TensorLayouts::TensorLayouts(const OpGraph& graph, const Block& block) {
+  TensorId last = -1;
+  const auto include = [&](TensorId id) {
+    first_ = last < 0 ? id : std::min(first_, id);
+    last = std::max(last, id);
+  };
+  if (block.input) include(*block.input);
+  for (int i = block.first_op; i < block.last_op; ++i) {
+    std::ranges::for_each(graph.ops[i].inputs, include);
+    std::ranges::for_each(graph.ops[i].outputs, include);
+  }
+  layouts_.resize(static_cast<std::size_t>(last - first_ + 1));
+}
+
 // Axes are independent: each is propagated by itself.
 BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockChoice& choice) {
   BlockPlacements result;
-  result.produced.resize(graph.tensors.size());
-  result.canonical.resize(graph.tensors.size());
+  result.produced = TensorLayouts(graph, block);
+  result.canonical = result.produced;
   for (int index = block.first_op; index < block.last_op; ++index)
     result.inputs.emplace_back(graph.ops[index].inputs.size());
   for (const Axis axis : all_axes) {
@@ -86,8 +105,11 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
       std::vector<Placement> inputs;
       for (const TensorId input : op.inputs) inputs.push_back(result.canonical[input][axis]);
       const OpPlacements placed = placements_of(graph, op, std::move(inputs), axis, choice.layout.placements);
-      for (std::size_t i = 0; i < placed.inputs.size(); ++i)
+      for (std::size_t i = 0; i < placed.inputs.size(); ++i) {
         result.inputs[index - block.first_op][i][axis] = placed.inputs[i];
+        if (graph.tensors[op.inputs[i]].role == TensorRole::tokens)  // the data loader gives what is asked for
+          result.canonical[op.inputs[i]][axis] = placed.inputs[i];
+      }
       for (const TensorId id : op.outputs) {
         const TensorRole role = graph.tensors[id].role;
         const Placement output = role == TensorRole::loss ? replicate() : placed.output;

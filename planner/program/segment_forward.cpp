@@ -82,22 +82,23 @@ std::optional<Value> taken_over(const SegmentLowering& lowering, const ForwardRu
   return candidate;
 }
 
-// Tokens or targets, from the data loader.
+// Tokens or targets, from the data loader: those that this rank needs.
 void load(SegmentLowering& lowering, const ForwardRun& run, const Op& reader, TensorId id) {
-  const TensorLayout whole_tokens;
-  if (lowering.forward.contains({id, whole_tokens})) return;
+  const TensorLayout& layout = lowering.canonical(id);
+  if (lowering.forward.contains({id, layout})) return;
   const BlockChoice& choice = lowering.of.choice;
-  const std::int64_t bytes = local_bytes(lowering.tensor(id), whole_tokens, choice);
+  const std::int64_t bytes = local_bytes(lowering.tensor(id), layout, choice);
   const std::optional<Value> kept = run.delivers ? saved_value(lowering, id) : std::nullopt;
   const Value value = kept ? *kept : scratch(lowering, bytes);
   OpShape shape;
   shape.rows = bytes / size_of(DataType::int32);
-  shape.sequence = lowering.of.graph.sequence;
+  shape.sequence = local_size({.dim = Dim::sequence, .size = lowering.of.graph.sequence}, layout, choice);
+  shape.begin = shape.sequence * shard_at(Dim::sequence, layout, choice);
   shape.batch = choice.layout.micro_batch;
   const bool looks_up = row_of(reader.kind).sharding == ShardingRule::lookup;
   const OpKind kind = looks_up ? OpKind::load_tokens : OpKind::load_targets;
   emit_kernel(lowering, kind, shape, run.label, lowering.tensor(id).name, {{value, Access::write}});
-  lowering.forward[{id, whole_tokens}] = value;
+  lowering.forward[{id, layout}] = value;
 }
 
 // Moves a saved tensor that a reduce-scatter left in scratch to its place.

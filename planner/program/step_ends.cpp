@@ -2,6 +2,8 @@
 #include <optional>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "planner/program/bucket_work.h"
 #include "planner/program/lowering_state.h"
 #include "planner/program/workspace.h"
@@ -10,7 +12,7 @@ namespace parplan {
 namespace {
 
 // The place of elements [begin, end) of a bucket in its gradient, parameter and optimizer buffers.
-using Range = BucketLayout::Range;
+using Range = BucketRange;
 
 Piece gradient_piece(const Lowering& lowering, std::size_t index, int buffer, Range range, Access access) {
   const std::int64_t begin =
@@ -43,16 +45,17 @@ void clear(Lowering& lowering, int buffer) {
                  {{{buffer, 0, bytes, Access::write}}});
 }
 
-// Reduces the gradients of parameters that every tensor rank holds whole, but whose gradients each
-// rank computed from its share of the tokens.
-void reduce_over_tensor_axis(Lowering& lowering, std::size_t index) {
+// Reduces the gradients of parameters that every rank of an axis holds whole, but whose gradients
+// each rank computed from its share of the tokens.
+void reduce_partial_gradients(Lowering& lowering, std::size_t index, Axis axis) {
   const Bucket& bucket = lowering.program.buckets[index];
-  const Range shard = shard_of(bucket);
   std::vector<Piece> pieces;
-  for (const Range& range : intersect(lowering.rank_buckets[index].layout.tensor_partial, shard.begin, shard.end))
+  for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
+                                         [&](const BucketLayout::Run& run) { return run.partial[axis]; }))
     pieces.push_back(gradient_piece(lowering, index, bucket.gradients, range, Access::update));
   if (!pieces.empty())
-    collective(lowering, "tensor.all_reduce.gradients", InstructionKind::all_reduce_sum, all_along(Axis::tp), pieces);
+    collective(lowering, fmt::format("{}.all_reduce.gradients", axis_word(axis)), InstructionKind::all_reduce_sum,
+               all_along(axis), pieces);
 }
 
 // Adds the two gradients of a tied parameter: here where this rank holds both uses, else across
@@ -105,15 +108,15 @@ void compute_norm(Lowering& lowering) {
   const std::int64_t workspace = step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
   std::vector<int> frees;
   if (workspace > 0) frees.push_back(lowering.scratch);
+  // What several ranks of an axis hold belongs to the first.
+  const auto counts_here = [&](const BucketLayout::Run& run) {
+    return std::ranges::none_of(block_axes,
+                                [&](Axis axis) { return run.replicated[axis] && lowering.at[axis] > 0; });
+  };
   for (std::size_t index = 0; index < program.buckets.size(); ++index) {
     if (is_counted_elsewhere(lowering, index)) continue;
     const Bucket& bucket = program.buckets[index];
-    const Range shard = shard_of(bucket);
-    std::vector<Range> ranges{shard};
-    if (lowering.at.tp > 0)
-      ranges = complement(lowering.rank_buckets[index].layout.replicated, shard.begin, shard.end);
-    for (const Range& range : ranges) {
-      if (range.begin == range.end) continue;
+    for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket), counts_here)) {
       instructions.push_back(sum_of_squares(range.end - range.begin));
       pieces.push_back({gradient_piece(lowering, index, bucket.gradients, range, Access::read), norm});
       if (workspace > 0) pieces.back().push_back({lowering.scratch, 0, workspace, Access::update});
@@ -132,7 +135,6 @@ void update(Lowering& lowering, std::size_t index) {
   const Program& program = lowering.program;
   const Bucket& bucket = program.buckets[index];
   if (bucket.shard_elements == 0) return;
-  const Range shard = shard_of(bucket);
   std::vector<Instruction> instructions;
   std::vector<std::vector<Piece>> pieces;
   const auto add = [&](Range range, bool decays) {
@@ -146,9 +148,10 @@ void update(Lowering& lowering, std::size_t index) {
     if (program.loss_scale_buffer) operands.push_back(loss_scale_piece(program, Access::read));
     pieces.push_back(std::move(operands));
   };
-  const std::vector<Range>& decaying = lowering.rank_buckets[index].layout.decaying;
-  for (const Range& range : intersect(decaying, shard.begin, shard.end)) add(range, true);
-  for (const Range& range : complement(decaying, shard.begin, shard.end)) add(range, false);
+  for (const bool decays : {true, false})
+    for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
+                                           [&](const BucketLayout::Run& run) { return run.decays == decays; }))
+      add(range, decays);
   call_on_pieces(lowering, "optimizer", Stream::compute, std::move(instructions), pieces);
 }
 
@@ -194,7 +197,8 @@ void begin_step(Lowering& lowering) {
 void end_step(Lowering& lowering) {
   Program& program = lowering.program;
   const int first = lowering.next_call();
-  for (std::size_t i = program.buckets.size(); i-- > 0;) reduce_over_tensor_axis(lowering, i);
+  for (std::size_t i = program.buckets.size(); i-- > 0;)
+    for (const Axis axis : block_axes) reduce_partial_gradients(lowering, i, axis);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) add_tied(lowering, i);
   if (program.norm_buffer) compute_norm(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) update(lowering, i);

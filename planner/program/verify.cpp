@@ -129,7 +129,7 @@ class StructureCheck {
                    [](Access access, const Operand& operand) { return access == operand.access; });
     if (!fits) return fmt::format("the operands of {} do not fit its kind", describe(instruction));
     const std::vector<int>& ranks = program_.group(instruction.group);
-    const bool to_neighbour = instruction.group == next_stage || instruction.group == previous_stage;
+    const bool to_neighbour = is_neighbour(instruction.group);
     if (instruction.kind == InstructionKind::send || instruction.kind == InstructionKind::receive) {
       if (!to_neighbour || ranks.size() != 1 || ranks.front() == program_.rank)
         return fmt::format("{} with the {} group ({}): not one neighbouring rank", describe(instruction),

@@ -148,26 +148,26 @@ class CommunicationCheck {
     return true;
   }
 
-  // The n-th send of a channel meets its n-th receive. Two ranks have one channel towards the next
-  // stage and one towards the previous.
+  // The n-th send of a channel meets its n-th receive. Two ranks have a channel for each axis along
+  // which they are neighbours, and for each direction.
   void match_transfers() {
     struct Channel {
       std::vector<int> sends, receives;
     };
-    std::map<std::tuple<int, int, bool>, Channel> channels;  // source, destination, towards the next stage
+    std::map<std::tuple<int, int, GroupKey>, Channel> channels;  // source, destination, and what it is to the source
     for (std::size_t l = 0; l < launches_.size(); ++l) {
       const Launch& launch = launches_[l];
       if (!is_transfer(*launch.instruction)) continue;
-      const bool next = launch.instruction->group == next_stage;
+      const GroupKey group = launch.instruction->group;
       const int peer = launch.ranks().front();
       if (launch.instruction->kind == InstructionKind::send) {
-        channels[{launch.rank, peer, next}].sends.push_back(static_cast<int>(l));
+        channels[{launch.rank, peer, group}].sends.push_back(static_cast<int>(l));
       } else {
-        channels[{peer, launch.rank, !next}].receives.push_back(static_cast<int>(l));
+        channels[{peer, launch.rank, seen_from(group)}].receives.push_back(static_cast<int>(l));
       }
     }
     for (const auto& [ends, channel] : channels) {
-      const auto [source, destination, next] = ends;
+      const auto& [source, destination, direction] = ends;
       const std::size_t pairs = std::min(channel.sends.size(), channel.receives.size());
       int previous = -1;
       bool matches = true;

@@ -11,9 +11,21 @@
 namespace parplan {
 namespace {
 
+int every_second(const PipelineShape&) { return 2; }
+
 constexpr std::array rows = {
-    ScheduleRow{ScheduleKind::gpipe, "gpipe", gpipe_actions, gpipe_time, gpipe_in_flight},
-    ScheduleRow{ScheduleKind::one_f_one_b, "1f1b", one_f_one_b_actions, one_f_one_b_time, one_f_one_b_in_flight},
+    ScheduleRow{.kind = ScheduleKind::gpipe,
+                .name = "gpipe",
+                .actions = gpipe_actions,
+                .closed_form = gpipe_time,
+                .in_flight = gpipe_in_flight,
+                .period = every_second},
+    ScheduleRow{.kind = ScheduleKind::one_f_one_b,
+                .name = "1f1b",
+                .actions = one_f_one_b_actions,
+                .closed_form = one_f_one_b_time,
+                .in_flight = one_f_one_b_in_flight,
+                .period = every_second},
 };
 
 }  // namespace

@@ -5,7 +5,6 @@
 
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
-#include "planner/schedule/schedules.h"
 #include "planner/simulator/simulate.h"
 #include "planner/simulator/steady_state.h"
 
@@ -22,17 +21,15 @@ int steady_micro_batches(int stages) { return 6 * stages + 24; }
 
 std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                           const ParallelSpec& spec, const Placements& placements,
-                                          std::span<const CostModel> models) {
-  constexpr int period = 2;  // buffers take turns by two
+                                          const ScheduleRow& row, std::span<const CostModel> models) {
   const int stages = spec.stages();
+  const int period = row.period(shape_of(spec, training));
   const std::int64_t all = micro_batches(spec, training);
-  if (spec.virtual_stages() > 1) return std::nullopt;  // their period is longer
   // The time to become steady, a window longer than any dependency reaches back, and the end of the
   // schedule.
   int some = steady_micro_batches(stages);
-  some += static_cast<int>((all - some) & 1);
+  some += static_cast<int>(((all - some) % period + period) % period);
   if (all < 3 * some) return std::nullopt;  // it would save too little
-  const ScheduleRow& row = row_of(spec.schedule);
   const auto shape = [&](int count) { return PipelineShape(spec.pp(), stages, count); };
   for (int rank = 0; rank < spec.pp(); ++rank)
     if (row.in_flight(rank, shape(some - period)) != row.in_flight(rank, shape(static_cast<int>(all))))
@@ -79,7 +76,8 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
 
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models) {
-  if (std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, models))
+  const ScheduleRow& row = row_of(spec.schedule);
+  if (std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, row, models))
     return {.result = std::move(*steady), .in_full = false};
   return {
       .result = simulate_spec(graph, cluster, training, spec, placements, schedule_of(spec, training), models, nullptr),

@@ -10,6 +10,7 @@
 #include "planner/plan/placement.h"
 #include "planner/plan/schedule.h"
 #include "planner/plan/step.h"
+#include "planner/schedule/schedules.h"
 #include "planner/simulator/timeline.h"
 
 namespace parplan {
@@ -19,13 +20,13 @@ namespace parplan {
 StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
                          std::span<const CostModel> models, Timeline* timeline);
-// The same from a shorter step that has reached its steady state
+// The same under the row's order of calls, from a shorter step that has reached its steady state
 // (planner/simulator/steady_state.h), equal up to rounding; nothing where that would save little or
 // is uncertain: few micro-batches, all of them in flight at once, or no steady state after a few
 // times as many micro-batches as there are stages.
 std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                           const ParallelSpec& spec, const Placements& placements,
-                                          std::span<const CostModel> models);
+                                          const ScheduleRow& row, std::span<const CostModel> models);
 // The shorter one if possible, otherwise the full one, under the schedule's own order of calls.
 struct SimulatedSpec {
   StepResult result;
@@ -33,7 +34,7 @@ struct SimulatedSpec {
 };
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models);
-// Micro-batches of the shorter step, for a step with an even number of them.
+// Micro-batches of the shorter step, but for the remainder of the step's over the row's period.
 int steady_micro_batches(int stages);
 // In full, with cost models from the cluster's networks.
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training,

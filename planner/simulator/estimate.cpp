@@ -64,12 +64,12 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
       continue;
     const BlockParameters parameters = block_parameters(graph_, block);
     if (parameters.tied && shapes.tied_elements == 0)
-      shapes.tied_elements = bucket_layout(graph_, {*parameters.tied}, choice).elements;
+      shapes.tied_elements = bucket_layout(graph_, block, {*parameters.tied}, choice).elements;
     if (kind < shapes.kinds.size() && !shapes.kinds[kind].forward.instructions.empty()) continue;
     shapes.kinds.resize(std::max(shapes.kinds.size(), kind + 1));
     shapes.own_elements.resize(shapes.kinds.size());
     shapes.kinds[kind] = lower_block(graph_, static_cast<int>(b), choice);
-    shapes.own_elements[kind] = bucket_layout(graph_, parameters.own, choice).elements;
+    shapes.own_elements[kind] = bucket_layout(graph_, block, parameters.own, choice).elements;
   }
   shapes_.push_back(std::move(shapes));
   return entry->second;
@@ -80,7 +80,8 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
   if (!inserted) return entry->second;
   const Environment& where = environments_[environment];
   CostModel model{.device = where.device, .rates = where.rates, .networks = {}};
-  model.networks[all_along(Axis::tp)] = where.tensor;
+  for (const Axis axis : block_axes)
+    if (is_planned(axis)) model.networks[all_along(axis)] = where.along[axis];
   Costs& costs = entry->second;
   for (const LoweredBlock& block : shapes_[shapes].kinds) {
     costs.forward.push_back(cost_segment(block.forward, model).parts);
@@ -96,9 +97,11 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   MeshView& view = entry->second;
   if (!inserted) return view;
   const int stages = mesh.degree_of(Axis::pp);
-  view.tensor = &networks_.group(mesh, Axis::tp);
-  view.data = &networks_.group(mesh, Axis::dp);
-  view.pipeline = &networks_.group(mesh, Axis::pp);
+  for (const Axis axis : all_axes)
+    if (is_planned(axis)) view.along[axis] = &networks_.group(mesh, axis);
+  PerAxis<GroupNetwork> along_blocks;
+  for (const Axis axis : block_axes)
+    if (is_planned(axis)) along_blocks[axis] = *view.along[axis];
   // With whole nodes per stage, every boundary looks like the first, except for network levels
   // above the nodes.
   const bool alike = cluster_.groups.size() == 1 && cluster_.network.levels.size() <= 1 &&
@@ -107,10 +110,10 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   for (int s = 0; s < stages; ++s) {
     const NetworkCache::StageDevice& device = networks_.device(mesh, s);
     const auto found = std::find_if(environments_.begin(), environments_.end(), [&](const Environment& known) {
-      return known.device == device.device && known.rates == device.rates && known.tensor == *view.tensor;
+      return known.device == device.device && known.rates == device.rates && known.along == along_blocks;
     });
     view.environments.push_back(static_cast<int>(found - environments_.begin()));
-    if (found == environments_.end()) environments_.push_back({*view.tensor, device.device, device.rates});
+    if (found == environments_.end()) environments_.push_back({along_blocks, device.device, device.rates});
     view.capacities.push_back(memory_capacity(cluster_, mesh, s));
   }
   return view;
@@ -136,7 +139,7 @@ std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, cons
 const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, const Placements& placements,
                                                      const Shapes& shapes, const MeshView& view, int environment) {
   const DataShards shards = data_shards(placements, spec.dp());
-  const auto [entry, inserted] = data_costs_.try_emplace({bucket_key(spec), view.data, environment});
+  const auto [entry, inserted] = data_costs_.try_emplace({bucket_key(spec), view.along.dp, environment});
   if (!inserted) return entry->second;
   const Environment& where = environments_[environment];
   const BackendKind backend = where.device->backend;
@@ -146,7 +149,7 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
                                 : kernel_time(work.op, work.shape, work.type, *where.device, where.rates);
   };
   const auto collective = [&](InstructionKind kind, std::int64_t bytes) {
-    return spec.dp() > 1 && bytes > 0 ? collective_time(kind, Bytes(bytes), *view.data, backend) : Seconds(0.0);
+    return spec.dp() > 1 && bytes > 0 ? collective_time(kind, Bytes(bytes), *view.along.dp, backend) : Seconds(0.0);
   };
   const auto costs_of_bucket = [&](std::int64_t unpadded) {
     const std::int64_t whole = padded(unpadded, spec);
@@ -536,12 +539,11 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
 
   Seconds agreed;  // on the norm, over every axis
   if (norm) {
-    const auto agree = [&](const GroupNetwork& network) {
-      agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), network, backend);
-    };
-    if (spec.tp() > 1) agree(*view.tensor);
-    if (data_shards(placements, spec.dp()).optimizer) agree(*view.data);
-    if (shape.ranks > 1) agree(*view.pipeline);
+    for (const Axis axis : inner_axes_first) {
+      const bool divides =
+          axis == Axis::dp ? data_shards(placements, spec.dp()).optimizer : spec.mesh.degree_of(axis) > 1;
+      if (divides) agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), *view.along[axis], backend);
+    }
   }
   const Seconds pipeline = first.begin + pipeline_time(schedule, forward_, backward_, transfer_, shape);
   // Without a norm, no stage waits for another's gradients.

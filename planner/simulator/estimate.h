@@ -88,16 +88,14 @@ class Estimator {
     std::vector<Seconds> forward_seconds, backward_seconds;     // their totals
   };
   struct Environment {
-    GroupNetwork tensor;
+    PerAxis<GroupNetwork> along;  // that blocks communicate over
     std::shared_ptr<const DeviceKind> device;
     DeviceRates rates;
   };
   // The part of the cluster that a mesh uses.
   struct MeshView {
     std::vector<int> environments;               // by rank of the pipeline
-    const GroupNetwork* tensor = nullptr;
-    const GroupNetwork* data = nullptr;
-    const GroupNetwork* pipeline = nullptr;
+    PerAxis<const GroupNetwork*> along;          // of the planned axes
     std::vector<const GroupNetwork*> next;       // by rank but the last
     std::vector<Bytes> capacities;               // by rank
   };

@@ -56,9 +56,7 @@ std::optional<SeatAt> seat_of(std::span<const Meeting> meetings, std::span<const
   const bool receives = instruction.kind == InstructionKind::receive;
   const std::vector<int>& ranks = programs[rank].group(instruction.group);
   if (!sends && !receives && ranks.size() < 2) return std::nullopt;
-  // What comes from the next rank was sent to that rank's previous one.
-  GroupKey group = instruction.group;
-  if (receives) group.members = group.members == Members::next ? Members::previous : Members::next;
+  const GroupKey group = receives ? seen_from(instruction.group) : instruction.group;
   const std::optional<int> peer =
       (sends || receives) && !ranks.empty() ? place_of(programs, ranks.front()) : std::nullopt;
   for (std::size_t m = 0; m < meetings.size(); ++m) {

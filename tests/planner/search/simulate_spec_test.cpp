@@ -43,7 +43,8 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
       std::vector<CostModel> models;
       for (int stage = 0; stage < stages; ++stage) models.push_back(cost_model(networks, spec.mesh, stage));
       const Placements placements = place(graph, spec);
-      const std::optional<StepResult> extended = simulate_steady(graph, cluster, training, spec, placements, models);
+      const std::optional<StepResult> extended =
+          simulate_steady(graph, cluster, training, spec, placements, row_of(spec.schedule), models);
       ++tried;
       if (spec.schedule == ScheduleKind::gpipe)
         CHECK(!extended);  // it holds all micro-batches at once: more of them take more memory
