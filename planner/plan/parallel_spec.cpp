@@ -34,6 +34,8 @@ ParallelSpec of_one_block(ParallelSpec spec) {
 ParallelSpec placement_key(const ParallelSpec& spec) {
   const ParallelSpec one;
   ParallelSpec key = of_one_block(spec);
+  // How many ranks share a shard does not move it: data_shards asks for their number.
+  key.mesh.degree.dp = one.mesh.degree.dp;
   key.micro_batch = one.micro_batch;
   key.recompute = one.recompute;
   return key;
@@ -49,7 +51,11 @@ ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute) {
   return key;
 }
 
-ParallelSpec bucket_key(const ParallelSpec& spec) { return placement_key(spec); }
+ParallelSpec bucket_key(const ParallelSpec& spec) {
+  ParallelSpec key = placement_key(spec);
+  key.mesh.degree.dp = spec.mesh.degree.dp;
+  return key;
+}
 
 ParallelSpec cut_key(const ParallelSpec& spec) {
   ParallelSpec key = block_key(spec, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute);

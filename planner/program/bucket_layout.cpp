@@ -12,9 +12,10 @@ constexpr std::int64_t alignment = 16;  // elements: 64 bytes in fp32
 
 // Whether each rank of the axis holds the whole parameter.
 bool is_replicated(const OpGraph& graph, TensorId parameter, Axis axis, const BlockChoice& choice) {
+  if (choice.layout.degree[axis] == 1) return false;
   const Placement placement = layout_of_parameter(graph, parameter, choice.layout.placements)[axis];
-  const auto is_cut = [&](const TensorDim& dim) { return placement == shard(dim.dim); };
-  return choice.layout.degree[axis] > 1 && std::ranges::none_of(graph.tensors[parameter].dims, is_cut);
+  return std::ranges::none_of(graph.tensors[parameter].dims,
+                              [&](const TensorDim& dim) { return placement == shard(dim.dim); });
 }
 
 // Whether each rank of the axis knows only the gradient of its share of what a whole parameter is

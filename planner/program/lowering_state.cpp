@@ -75,6 +75,7 @@ int Lowering::bucket_index(int block) const {
 }
 
 std::optional<int> Lowering::tied_bucket_of(int block) const {
+  if (std::ranges::find(tied_blocks, block) == tied_blocks.end()) return std::nullopt;
   for (std::size_t i = 0; i < rank_buckets.size(); ++i)
     if (rank_buckets[i].tied && std::ranges::find(rank_buckets[i].blocks, block) != rank_buckets[i].blocks.end())
       return static_cast<int>(i);
