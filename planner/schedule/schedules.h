@@ -25,7 +25,7 @@ struct ScheduleRow {
   // at once.
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
   // After this number of micro-batches the middle of a long step repeats itself: a multiple of two,
-  // since buffers between ranks take turns by two (planner/simulator/steady.h).
+  // since buffers between ranks take turns by two (planner/simulator/steady_state.h).
   int (*period)(const PipelineShape& shape) = nullptr;
 };
 
