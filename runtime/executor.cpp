@@ -208,8 +208,10 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
   const std::int64_t element = size_of(instruction.type);
   const Elements data{.data = address(last, call), .count = last.bytes / element, .type = instruction.type};
   switch (instruction.kind) {
-    case InstructionKind::all_reduce_sum: return communicator_.all_reduce(stream, link.group.value(), Reduction::sum, data);
-    case InstructionKind::all_reduce_max: return communicator_.all_reduce(stream, link.group.value(), Reduction::max, data);
+    case InstructionKind::all_reduce_sum:
+      return communicator_.all_reduce(stream, link.group.value(), Reduction::sum, data);
+    case InstructionKind::all_reduce_max:
+      return communicator_.all_reduce(stream, link.group.value(), Reduction::max, data);
     case InstructionKind::reduce_scatter: return communicator_.reduce_scatter(stream, link.group.value(), data);
     case InstructionKind::all_gather: {
       const int members = static_cast<int>(ranks.size());

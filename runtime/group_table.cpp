@@ -17,7 +17,8 @@ GroupTable::GroupTable(const std::vector<Program>& programs) {
       if (group.ranks.size() > 1) several.insert(group.ranks);
       if (is_neighbour(group.key)) neighbours.insert(group.key);
     }
-  for (const std::vector<int>& ranks : several) groups_.push_back({.id = static_cast<int>(groups_.size()), .ranks = ranks});
+  for (const std::vector<int>& ranks : several)
+    groups_.push_back({.id = static_cast<int>(groups_.size()), .ranks = ranks});
   channels_.assign(neighbours.begin(), neighbours.end());
   for (const Program& program : programs)
     for (const Group& group : program.groups)

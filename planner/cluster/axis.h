@@ -18,8 +18,8 @@ inline constexpr std::array<Axis, count_of<Axis>> all_axes = {Axis::pp, Axis::dp
 // From the axis whose communication is awaited most closely to the one that is awaited least: the
 // order in which times and volumes are listed and summed.
 inline constexpr std::array<Axis, count_of<Axis>> inner_axes_first = {Axis::tp, Axis::ep, Axis::cp, Axis::dp, Axis::pp};
-// The axes over which each tensor of a block has a placement of its own. Over the data axis a bucket
-// of parameters is sharded as a whole, and the pipeline's ranks hold different blocks.
+// The axes over which each tensor of a block has a placement of its own. Over the data axis a
+// bucket of parameters is sharded as a whole, and the pipeline's ranks hold different blocks.
 inline constexpr std::array block_axes = {Axis::tp, Axis::ep, Axis::cp};
 // The axes that plans lay out today: the others have degree 1, and files and tables do not name
 // them.

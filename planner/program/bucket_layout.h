@@ -50,7 +50,9 @@ std::vector<BucketRange> ranges_where(const BucketLayout& layout, BucketRange wi
     else ranges.push_back(common);
   };
   for (const BucketLayout::Run& run : layout.runs) take(run);
-  take({.range = {layout.elements, std::max(layout.elements, within.end)}, .decays = false, .replicated = {}, .partial = {}});
+  BucketLayout::Run padding;
+  padding.range = {layout.elements, std::max(layout.elements, within.end)};
+  take(padding);
   return ranges;
 }
 

@@ -121,7 +121,8 @@ TEST_CASE("ranks with several stages train as a single stage does, to the bit wi
     const int chunks = ranks == 2 ? 2 + static_cast<int>(random() % 2) : 2;
     const int count = 1 + static_cast<int>(random() % 5), stages = ranks * chunks;
     ParallelSpec spec;
-    spec.mesh.degree = {.pp = ranks, .dp = 1 + static_cast<int>(random() % 2), .tp = 1 + static_cast<int>(random() % 2)};
+    spec.mesh.degree = {.pp = ranks, .dp = 1 + static_cast<int>(random() % 2),
+                        .tp = 1 + static_cast<int>(random() % 2)};
     spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
     spec.sequence_parallel = spec.tp() > 1 && random() % 2 == 0;
     TrainingSpec training = training_of();
