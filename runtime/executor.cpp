@@ -221,6 +221,11 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
       if (own != shard) backend_.copy(stream, own, shard, Bytes(instruction.operands[0].bytes));
       return communicator_.all_gather(stream, link.group.value(), data);
     }
+    case InstructionKind::all_to_all: {
+      const Elements from{
+          .data = address(instruction.operands[0], call), .count = data.count, .type = instruction.type};
+      return communicator_.all_to_all(stream, link.group.value(), from, data);
+    }
     case InstructionKind::send:
       posted_ = communicator_.send(stream, ranks.front(), link.sends.value(), data);
       return {.sent = Bytes(last.bytes), .waited = {}, .moving = {}};

@@ -42,6 +42,9 @@ class BorrowedCommunicator final : public Communicator {
   Transfer all_gather(StreamId stream, int group, Elements data) override {
     return kept_.all_gather(stream, group, data);
   }
+  Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override {
+    return kept_.all_to_all(stream, group, from, to);
+  }
   SendTicket send(StreamId stream, int destination, int channel, Elements data) override {
     return kept_.send(stream, destination, channel, data);
   }

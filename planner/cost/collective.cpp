@@ -6,6 +6,7 @@
 
 #include "planner/base/error.h"
 #include "planner/cost/direct.h"
+#include "planner/cost/pairwise.h"
 #include "planner/cost/point_to_point.h"
 #include "planner/cost/ring.h"
 #include "planner/cost/tree.h"
@@ -13,12 +14,13 @@
 namespace parplan {
 namespace {
 
-constexpr std::array<CommunicationAlgorithm, 6> algorithms = {{
+constexpr std::array<CommunicationAlgorithm, 7> algorithms = {{
     {.name = "ring", .applies = ring_applies, .time = ring_simple_time},
     {.name = "ring, low latency", .applies = ring_applies, .time = ring_low_latency_time},
     {.name = "tree", .applies = tree_applies, .time = tree_simple_time},
     {.name = "tree, low latency", .applies = tree_applies, .time = tree_low_latency_time},
     {.name = "point to point", .applies = point_to_point_applies, .time = point_to_point_time},
+    {.name = "pairwise", .applies = pairwise_applies, .time = pairwise_time},
     {.name = "direct", .applies = direct_applies, .time = direct_time},
 }};
 

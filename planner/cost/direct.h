@@ -9,8 +9,8 @@ namespace parplan {
 // others' chunks directly from shared memory. A rank that has finished its part waits for the
 // others once per pass.
 //
-//   passes         p = 1 (all-gather, reduce-scatter), 2 (all-reduce: each rank sums its chunk,
-//                  then reads the others')
+//   passes         p = 1 (all-gather, reduce-scatter, all-to-all), 2 (all-reduce: each rank sums
+//                  its chunk, then reads the others')
 //   read           p (n-1) S/n bytes by each rank; send and receive: S by the receiver
 //   time           p h + p (n-1) S / (n B); send, receive: h + S / B; with h = max(l, L)
 //

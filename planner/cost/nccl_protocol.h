@@ -63,6 +63,11 @@ inline constexpr NcclProtocol simple = {
     .tree_inter_excess = Seconds(11.3e-6),       // 14 - 2.7
 };
 
+// The time of the one hop from ncclSend to ncclRecv.
+inline Seconds hop_of_a_transfer(const GroupNetwork& network) {
+  return network.nodes > 1 ? network.inter_latency + simple.ring_inter_excess : ring_hop_inside(network, simple);
+}
+
 // llMaxBw: the most that low latency reaches in a ring or a tree. In one node it depends on the
 // GPUs; across nodes on the CPUs, for which this is tuning.cc's row for Intel. It is infinite where
 // the GPUs are unknown.

@@ -9,9 +9,7 @@ bool point_to_point_applies(InstructionKind kind, BackendKind backend) {
 }
 
 Seconds point_to_point_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
-  const Seconds hop = network.nodes > 1 ? network.inter_latency + simple.ring_inter_excess
-                                        : ring_hop_inside(network, simple);
-  return simple.ring_base + hop + bytes / network.ring_bandwidth;
+  return simple.ring_base + hop_of_a_transfer(network) + bytes / network.ring_bandwidth;
 }
 
 }  // namespace parplan

@@ -67,6 +67,7 @@ enum class OpKind {
   accumulate,         // x -> y +=
   fill_zero,          // -> y = 0
   copy,               // x -> y = x
+  transpose_blocks,   // x [rows, inner, columns] -> y [inner, rows, columns]
   load_tokens,        // the data loader's tokens of this micro-batch
   load_targets,       // the data loader's targets of this micro-batch
   sum_squares,        // x -> y += sum of x^2   (gradient norm)
@@ -83,7 +84,7 @@ enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };
 struct OpShape {
   std::int64_t rows = 0;       // tokens: local sequence x micro-batch; or elements for flat ops
   std::int64_t columns = 0;    // output features held by this rank
-  std::int64_t inner = 0;      // linear: input features held by this rank
+  std::int64_t inner = 0;      // linear: input features held by this rank; transpose_blocks: blocks of a row
   // Attention, rotary and the norms of queries and keys; add_position reads the first two.
   std::int64_t sequence = 0;   // local positions
   std::int64_t batch = 0;      // samples of the micro-batch

@@ -17,9 +17,9 @@ constexpr const char* stream_names[] = {"compute",       "tensor",       "data",
                                         "send_previous", "receive_next", "context", "expert"};
 static_assert(std::size(stream_names) == stream_count);
 
-constexpr const char* instruction_names[] = {"kernel",     "all_reduce_sum", "all_reduce_max", "all_gather",
-                                             "reduce_scatter", "send",           "receive"};
-static_assert(std::size(instruction_names) == static_cast<std::size_t>(InstructionKind::receive) + 1);
+constexpr const char* instruction_names[] = {"kernel",         "all_reduce_sum", "all_reduce_max", "all_gather",
+                                             "reduce_scatter", "all_to_all",     "send",           "receive"};
+static_assert(std::size(instruction_names) == index_of(InstructionKind::receive) + 1);
 
 }  // namespace
 

@@ -68,7 +68,16 @@ struct Group {
   bool operator==(const Group&) const = default;
 };
 
-enum class InstructionKind { kernel, all_reduce_sum, all_reduce_max, all_gather, reduce_scatter, send, receive };
+enum class InstructionKind {
+  kernel,
+  all_reduce_sum,
+  all_reduce_max,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  send,
+  receive
+};
 const char* name(InstructionKind kind);
 
 // A byte range of a buffer that the call binds.
@@ -86,6 +95,8 @@ struct Operand {
 //   all_gather       {shard (read), whole (write)}
 //   reduce_scatter   {whole (update)}: afterwards this rank's chunk holds the sum, the rest is
 //                    undefined
+//   all_to_all       {from (read), to (write)}, apart and of equal size, a multiple of the members:
+//                    chunk i of `from` goes to member i, chunk i of `to` comes from member i
 //   send, receive    {buffer}
 // Chunk i of n elements over r ranks is [n*i/r, n*(i+1)/r).
 struct Instruction {

@@ -8,8 +8,8 @@ namespace parplan {
 
 // The byte counts of the bandwidth-optimal algorithms (Patarasuk and Yuan 2009; NVIDIA/nccl-tests
 // doc/PERFORMANCE.md), for the chunks of Instruction's comment. A rank's own chunk goes to the n -
-// 1 others in a gather, and all but its own chunk leaves it in a scatter; an all-reduce does both,
-// scatter first.
+// 1 others in a gather, and all but its own chunk leaves it in a scatter or an all-to-all; an
+// all-reduce scatters and then gathers.
 std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t element_size, int ranks, int index) {
   switch (kind) {
     case InstructionKind::kernel:
@@ -18,7 +18,8 @@ std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t e
     case InstructionKind::all_reduce_sum:
     case InstructionKind::all_reduce_max:
     case InstructionKind::all_gather:
-    case InstructionKind::reduce_scatter: break;
+    case InstructionKind::reduce_scatter:
+    case InstructionKind::all_to_all: break;
   }
   if (ranks <= 1) return 0;
   PARPLAN_ASSERT(
@@ -29,7 +30,7 @@ std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t e
       (chunk_begin(elements, ranks, index + 1) - chunk_begin(elements, ranks, index)) * element_size;
   const std::int64_t scattered = bytes - own;
   const std::int64_t gathered = (ranks - 1) * own;
-  if (kind == InstructionKind::reduce_scatter) return scattered;
+  if (kind == InstructionKind::reduce_scatter || kind == InstructionKind::all_to_all) return scattered;
   if (kind == InstructionKind::all_gather) return gathered;
   return scattered + gathered;
 }

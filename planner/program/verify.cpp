@@ -15,10 +15,11 @@ namespace {
 using Accesses = std::vector<Access>;
 
 const Accesses& accesses_of(InstructionKind kind) {
-  static const Accesses update{Access::update}, gather{Access::read, Access::write}, send{Access::read},
+  static const Accesses update{Access::update}, move{Access::read, Access::write}, send{Access::read},
       receive{Access::write};
   switch (kind) {
-    case InstructionKind::all_gather: return gather;
+    case InstructionKind::all_gather:
+    case InstructionKind::all_to_all: return move;
     case InstructionKind::send: return send;
     case InstructionKind::receive: return receive;
     default: return update;
@@ -145,8 +146,9 @@ class StructureCheck {
     if (whole.bytes % element != 0)
       return fmt::format("{} of {} B is not a whole number of {} elements", describe(instruction), whole.bytes,
                          name(instruction.type));
-    if (instruction.kind != InstructionKind::all_gather) return "";
     const int members = static_cast<int>(ranks.size());
+    if (instruction.kind == InstructionKind::all_to_all) return wrong_with_exchange(instruction, members);
+    if (instruction.kind != InstructionKind::all_gather) return "";
     const int member = static_cast<int>(self - ranks.begin());
     const std::int64_t begin = chunk_begin(whole.bytes / element, members, member) * element;
     const std::int64_t bytes = chunk_begin(whole.bytes / element, members, member + 1) * element - begin;
@@ -154,11 +156,25 @@ class StructureCheck {
     if (shard.bytes != bytes)
       return fmt::format("{} of {} B gathers a shard of {} B where member {} of {} holds {} B", describe(instruction),
                          whole.bytes, shard.bytes, member, members, bytes);
-    const bool overlaps = shard.binding == whole.binding && shard.offset < whole.offset + whole.bytes &&
-                          whole.offset < shard.offset + shard.bytes;
-    if (overlaps && shard.offset != whole.offset + begin)
+    if (overlap(shard, whole) && shard.offset != whole.offset + begin)
       return fmt::format("{} gathers in place from byte {} of the whole where member {} of {} holds bytes from {}",
                          describe(instruction), shard.offset - whole.offset, member, members, begin);
+    return "";
+  }
+
+  static bool overlap(const Operand& a, const Operand& b) {
+    return a.binding == b.binding && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+  }
+
+  static std::string wrong_with_exchange(const Instruction& instruction, int members) {
+    const Operand& from = instruction.operands.front();
+    const Operand& to = instruction.operands.back();
+    if (from.bytes != to.bytes)
+      return fmt::format("{} sends {} B and receives {} B", describe(instruction), from.bytes, to.bytes);
+    if (to.bytes % (size_of(instruction.type) * members) != 0)
+      return fmt::format("{} of {} B ({}) has no equal chunks for {} members", describe(instruction), to.bytes,
+                         name(instruction.type), members);
+    if (overlap(from, to)) return fmt::format("{} receives where it sends from", describe(instruction));
     return "";
   }
 

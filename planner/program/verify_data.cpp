@@ -311,10 +311,16 @@ class DataCheck {
                                  list_ranks(program_.group(all_along(Axis::dp)))));
   }
 
+  // Whether the elements of the target are those of the source, or of sources alike, elsewhere.
+  static bool is_permuted(const Instruction& instruction) {
+    return instruction.kind == InstructionKind::all_to_all ||
+           (instruction.kind == InstructionKind::kernel && instruction.op == OpKind::transpose_blocks);
+  }
+
   // The marks of the data that an instruction reads, before it writes.
   std::vector<std::vector<Mark>> marks(const Call& call, const Instruction& instruction) {
     std::vector<std::vector<Mark>> result;
-    const bool moves = instruction.kind == InstructionKind::all_gather ||
+    const bool moves = is_permuted(instruction) || instruction.kind == InstructionKind::all_gather ||
                        (instruction.kind == InstructionKind::kernel &&
                         (instruction.op == OpKind::accumulate || instruction.op == OpKind::copy));
     if (!moves) return result;
@@ -346,19 +352,13 @@ class DataCheck {
         if (over_data(instruction)) reduce(contents, begin, end);
         return;
       }
-      case InstructionKind::all_gather: {
-        Mark any;
-        for (const Mark& mark : before.front()) any.partial |= mark.partial, any.reduced |= mark.reduced;
-        for (Interval& interval : contents.within(target.offset, target.offset + target.bytes)) {
-          interval.state.partial = any.partial;
-          interval.state.reduced = any.reduced;
-        }
-        return;
-      }
+      case InstructionKind::all_gather:
+      case InstructionKind::all_to_all: return spread_marks(contents, target, before.front());
       case InstructionKind::kernel: break;
       default: return;
     }
     if (before.empty()) return;
+    if (is_permuted(instruction)) return spread_marks(contents, target, before.front());
     // accumulate, copy: element i of the source goes to element i of the target, in its own width.
     const Operand& source = instruction.operands.front();
     for (const Mark& mark : before.front()) {
@@ -373,6 +373,15 @@ class DataCheck {
     }
   }
 
+  // All of the target has every mark that a part of the source has.
+  static void spread_marks(Intervals& contents, const Operand& target, const std::vector<Mark>& marks) {
+    Mark any;
+    for (const Mark& mark : marks) any.partial |= mark.partial, any.reduced |= mark.reduced;
+    for (Interval& interval : contents.within(target.offset, target.offset + target.bytes)) {
+      interval.state.partial = any.partial;
+      interval.state.reduced = any.reduced;
+    }
+  }
   static void reduce(Intervals& contents, std::int64_t begin, std::int64_t end) {
     for (Interval& interval : contents.within(begin, end)) {
       interval.state.reduced |= interval.state.partial;

@@ -39,8 +39,8 @@ struct Transfer {
 };
 
 // Logical bytes that a member sends of a buffer of `count` elements of `element` bytes: the
-// reduce-scatter sends every chunk but its own, the all-gather sends its own chunk to every other
-// member, the all-reduce does both.
+// reduce-scatter and the all-to-all send every chunk but its own, the all-gather sends its own
+// chunk to every other member, the all-reduce scatters and gathers.
 constexpr Bytes reduce_scatter_bytes(std::int64_t count, std::int64_t element, int members, int member) {
   const Chunk own = chunk_of(count, members, member);
   return Bytes(element * (count - (own.end - own.begin)));
@@ -51,6 +51,9 @@ constexpr Bytes all_gather_bytes(std::int64_t count, std::int64_t element, int m
 }
 constexpr Bytes all_reduce_bytes(std::int64_t count, std::int64_t element, int members, int member) {
   return reduce_scatter_bytes(count, element, members, member) + all_gather_bytes(count, element, members, member);
+}
+constexpr Bytes all_to_all_bytes(std::int64_t count, std::int64_t element, int members) {
+  return Bytes(element * (count - count / members));
 }
 
 // `source` sends to `destination` on `channel`. A job that knows its routes can connect them before
@@ -91,12 +94,15 @@ class Communicator {
   virtual int ranks() const = 0;
   virtual bool in_order() const = 0;
 
-  // All collectives are in place. all_reduce: all of the data holds the result.
+  // All collectives but all_to_all are in place. all_reduce: all of the data holds the result.
   virtual Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) = 0;
   // Member i's chunk_of(count, members, i) holds the sum; the other chunks are undefined.
   virtual Transfer reduce_scatter(StreamId stream, int group, Elements data) = 0;
   // Member i's chunk_of(count, members, i) is its input; all of the data holds the result.
   virtual Transfer all_gather(StreamId stream, int group, Elements data) = 0;
+  // Chunk i of `from` goes to member i, and chunk i of `to` comes from member i. The two have equal
+  // types and counts, a multiple of the members, and do not overlap.
+  virtual Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) = 0;
 
   // Posts a send and returns; the data must not change until the work after wait_sent. Sends and
   // receives of one (source, destination, channel) match in order and have equal counts. Posting

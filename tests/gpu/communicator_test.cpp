@@ -339,6 +339,47 @@ TEST_CASE("collectives of GPUs reduce and gather every type and count, in order 
   }
 }
 
+TEST_CASE("all_to_all of GPUs brings each member its chunk from every member, in every type") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  for (const int ranks : {1, 2, 3, 5})
+    for_each_transport(*gpu, ranks, [&](const Transport& transport) {
+      repeat(*gpu, 3, [&] {
+        Findings findings;
+        on_all_ranks(*gpu, transport, {.ranks = ranks, .groups = {{.id = 5, .ranks = first_ranks(ranks)}}},
+                     [&](Rank self) {
+                       const int rank = self.communicator.rank();
+                       for (const Format& format : formats)
+                         for (const std::int64_t chunk : {0, 1, 24, 1003}) {
+                           const std::int64_t count = chunk * ranks, element = size_of(format.type);
+                           // The Exchange's memory is sent from, and receives what came elsewhere.
+                           const Memory received(self.backend, 4 * 1003 * ranks, true);
+                           Exchange exchange(self.backend, 1, 4 * 1003 * ranks, 1);
+                           self.backend.fill(1, received.at(), poison, 1003 * ranks);
+                           const std::byte* found = exchange(
+                               count, format, [&](std::int64_t i) { return contribution(i, rank, format); },
+                               [&](Elements from) {
+                                 const Elements to{.data = received.at(), .count = count, .type = format.type};
+                                 const Transfer transfer = self.communicator.all_to_all(1, 5, from, to);
+                                 if (transfer.sent != Bytes(element * (ranks - 1) * chunk))
+                                   findings.add(fmt::format("{} bytes sent", transfer.sent.count));
+                                 if (count > 0)
+                                   self.backend.copy(1, exchange.device(), received.at(), Bytes(count * element));
+                               });
+                           self.backend.synchronize();
+                           for (std::int64_t i = 0; i < count; ++i) {
+                             const int member = static_cast<int>(i / chunk);
+                             const double wanted = contribution(rank * chunk + i % chunk, member, format);
+                             if (load(found + i * element, format) != wanted)
+                               findings.add(fmt::format("rank {}, {}, element {}", rank, name(format.type), i));
+                           }
+                         }
+                     });
+        findings.check();
+      });
+    });
+}
+
 TEST_CASE("only threads on one GPU promise sums in ascending order of rank") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
@@ -554,6 +595,11 @@ TEST_CASE("a rank that fails wakes the ranks of GPUs that wait, on the host or o
       [](Communicator& c, Elements data) { c.all_reduce(0, 0, Reduction::sum, data); },
       [](Communicator& c, Elements data) { c.reduce_scatter(0, 0, data); },
       [](Communicator& c, Elements data) { c.all_gather(0, 0, data); },
+      [](Communicator& c, Elements data) {
+        const std::int64_t half = data.count / 2;
+        c.all_to_all(0, 0, {.data = data.data, .count = half},
+                     {.data = static_cast<float*>(data.data) + half, .count = half});
+      },
       [](Communicator& c, Elements data) { c.receive(0, 1, 0, data); },
       [](Communicator& c, Elements data) { c.wait_sent(0, c.send(0, 1, 0, data)); },
       [](Communicator& c, Elements data) {
@@ -634,6 +680,11 @@ TEST_CASE("calls of threads on one GPU that do not match are a bug that names bo
                     c.all_reduce(0, 3, Reduction::sum, {.data = data, .count = 8, .type = DataType::bf16});
                   }),
        "group 3: rank 0 calls all_reduce (sum) of 8 fp32 elements, rank 1 all_reduce (sum) of 8 bf16 elements");
+  says(message_of(sum,
+                  [](Communicator& c, std::byte* data) {
+                    c.all_to_all(0, 3, {.data = data, .count = 8}, {.data = data + 32, .count = 8});
+                  }),
+       "group 3: rank 0 calls all_reduce (sum) of 8 fp32 elements, rank 1 all_to_all of 8 fp32 elements");
   const auto quiet = [](Communicator&, std::byte*) {};
   says(message_of([](Communicator& c, std::byte* data) { c.send(0, 1, 0, {.data = data, .count = 8}); },
                   [](Communicator& c, std::byte* data) {
@@ -668,6 +719,8 @@ TEST_CASE("NCCL refuses a send for which no route was named, and groups that a r
   CHECK(message_of([](Communicator& c, Elements data) { c.receive(0, 1, 0, data); }) ==
         "no route from rank 1 to rank 0 on channel 0");
   CHECK(message_of([](Communicator& c, Elements data) { c.all_gather(0, 4, data); }) ==
+        "rank 0 is no member of group 4");
+  CHECK(message_of([](Communicator& c, Elements data) { c.all_to_all(0, 4, data, data); }) ==
         "rank 0 is no member of group 4");
 }
 

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -943,6 +944,23 @@ std::vector<Case> copy_cases(DataType type) {
   return cases;
 }
 
+std::vector<Case> transpose_blocks_cases(DataType type) {
+  std::vector<Case> cases;
+  // Widths that can be moved in vectors and others; blocks of several parts of the grid.
+  using Sizes = std::array<std::int64_t, 3>;
+  for (const auto& [rows, blocks, columns] :
+       {Sizes{1, 1, 1}, {1, 3, 5}, {4, 1, 2}, {7, 2, 33}, {6, 4, 64}, {3, 2, 2600}}) {
+    const Doubles x = random_in(type, rows * blocks * columns, 1);
+    Doubles y(x.size());
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t b = 0; b < blocks; ++b)
+        for (std::int64_t c = 0; c < columns; ++c)
+          y[at((b * rows + r) * columns + c)] = x[at((r * blocks + b) * columns + c)];
+    cases.push_back({{.rows = rows, .columns = columns, .inner = blocks}, {reads(type, x), writes(type, y, 0.0)}});
+  }
+  return cases;
+}
+
 std::vector<Case> sum_squares_cases(DataType) {
   std::vector<Case> cases;
   for (const std::int64_t size : {1, 5, 1000, 300001, 1100003}) {  // the last one: more than one vector a thread
@@ -1158,6 +1176,7 @@ constexpr TestRow test_rows[] = {
     {OpKind::accumulate, accumulate_cases},
     {OpKind::fill_zero, fill_zero_cases},
     {OpKind::copy, copy_cases},
+    {OpKind::transpose_blocks, transpose_blocks_cases},
     {OpKind::load_tokens, nullptr, "the data loader's"},
     {OpKind::load_targets, nullptr, "the data loader's"},
     {OpKind::sum_squares, sum_squares_cases},

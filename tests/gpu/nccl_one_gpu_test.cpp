@@ -119,6 +119,11 @@ void be_rank(Gpu& gpu, int rank, const std::filesystem::path& file) {
     expect("all_gather of two", device, everything, 4.0f);
   }
   bring(mine);
+  const std::int64_t divisible = count / ranks * ranks;
+  communicator->all_to_all(0, 0, {.data = device, .count = divisible}, {.data = received, .count = divisible});
+  for (int member = 0; member < ranks; ++member)
+    expect("all_to_all", received, chunk_of(divisible, ranks, member), static_cast<float>(member + 1));
+  bring(mine);
   const SendTicket ticket = communicator->send(1, (rank + 1) % ranks, 0, data);
   communicator->receive(2, (rank + 2) % ranks, 0, {.data = received, .count = count});
   communicator->wait_sent(1, ticket);

@@ -45,9 +45,10 @@ constexpr NamingRow naming_rows[] = {
     {"runtime", Kinds::around_the_step, "the executor stages what kernels load"},
 };
 
-constexpr std::string_view kinds_around_the_step[] = {"accumulate",  "fill_zero", "copy",
-                                                      "load_tokens", "load_targets", "sum_squares",
-                                                      "adamw",       "sgd",       "update_loss_scale"};
+constexpr std::string_view kinds_around_the_step[] = {"accumulate",       "fill_zero",   "copy",
+                                                      "transpose_blocks", "load_tokens", "load_targets",
+                                                      "sum_squares",      "adamw",       "sgd",
+                                                      "update_loss_scale"};
 
 bool holds(std::string_view place, std::string_view path) {
   return path == place || (path.size() > place.size() && path.starts_with(place) && path[place.size()] == '/');

@@ -116,7 +116,7 @@ TEST_CASE("what is measured is what plans are made of: every kernel of a trainin
           // made_of)
           OpKind::head_norm, OpKind::head_norm_gradient, OpKind::query_key_squares, OpKind::query_key_squares_gradient,
           OpKind::query_key_norm, OpKind::query_key_norm_gradient, OpKind::scale, OpKind::scale_gradient,
-          OpKind::softcap, OpKind::softcap_gradient};
+          OpKind::softcap, OpKind::softcap_gradient, OpKind::transpose_blocks};
       CHECK((measured.count(row.kind) == 1) == (left_out.count(row.kind) == 0));
     }
   }

@@ -14,6 +14,8 @@ using enum Access;
 constexpr OperandRow accumulate_operands[] = {{input, 0, read, flat}, {output, 0, update, flat}};
 constexpr OperandRow fill_zero_operands[] = {{output, 0, write, flat}};
 constexpr OperandRow copy_operands[] = {{input, 0, read, flat}, {output, 0, write, flat}};
+constexpr OperandSize blocks{[](const OpShape& s) { return s.rows * s.inner * s.columns; }};
+constexpr OperandRow transpose_blocks_operands[] = {{input, 0, read, blocks}, {output, 0, write, blocks}};
 constexpr OperandRow load_operands[] = {{output, 0, write, vocabulary_ids}};
 
 // Work --------------------------------------------------------------------------------------------
@@ -26,6 +28,9 @@ OpWork fill_zero_work(const OpShape& s, DataType type) {
 }
 OpWork copy_work(const OpShape& s, DataType type) {
   return {Flops(0), Bytes(2 * s.rows * e(type))};
+}
+OpWork transpose_blocks_work(const OpShape& s, DataType type) {
+  return {Flops(0), Bytes(2 * s.rows * s.inner * s.columns * e(type))};
 }
 OpWork load_work(const OpShape& s, DataType) {
   return {Flops(0), Bytes(4 * s.rows)};
@@ -54,6 +59,11 @@ constexpr OpRow rows[] = {
      .cost = CostClass::streaming,
      .measured_over = MeasuredOver::flat,
      .measured_sizes = flat_sizes},
+    {.kind = OpKind::transpose_blocks,
+     .name = "transpose_blocks",
+     .operands = transpose_blocks_operands,
+     .work = transpose_blocks_work,
+     .made_of = OpKind::copy},
     {.kind = OpKind::load_tokens,
      .name = "load_tokens",
      .operands = load_operands,

@@ -13,6 +13,7 @@
 
 #include "planner/base/enum.h"
 #include "planner/base/error.h"
+#include "runtime/comm/exchange.h"
 #include "runtime/device/cuda/cuda_backend.h"
 #include "runtime/device/cuda/cuda_check.h"
 #include "runtime/device/cuda/kernels/ordered_reduction.h"
@@ -22,9 +23,9 @@ namespace {
 
 constexpr std::int64_t ring_depth = 64;
 
-enum class Collective { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather };
-constexpr std::array<const char*, 5> collective_names = {"none", "all_reduce (sum)", "all_reduce (max)",
-                                                         "reduce_scatter", "all_gather"};
+enum class Collective { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, all_to_all };
+constexpr std::array<const char*, 6> collective_names = {"none",           "all_reduce (sum)", "all_reduce (max)",
+                                                         "reduce_scatter", "all_gather",       "all_to_all"};
 
 // A point in a stream that other streams wait for.
 class Event {
@@ -127,6 +128,7 @@ class CudaLocalCommunicator final : public Communicator {
   Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) override;
   Transfer reduce_scatter(StreamId stream, int group, Elements data) override;
   Transfer all_gather(StreamId stream, int group, Elements data) override;
+  Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override;
   SendTicket send(StreamId stream, int destination, int channel, Elements data) override;
   Transfer wait_sent(StreamId stream, SendTicket ticket) override;
   Transfer receive(StreamId stream, int source, int channel, Elements data) override;
@@ -267,6 +269,19 @@ Transfer CudaLocalCommunicator::all_gather(StreamId stream, int group, Elements 
   gather(m, data, on);
   meet(m, &Member::finished, on);
   return {.sent = all_gather_bytes(data.count, size_of(data.type), m.members(), m.member), .waited = {}, .moving = {}};
+}
+
+// Every member shows what it sends, and copies its chunk from each of the others.
+Transfer CudaLocalCommunicator::all_to_all(StreamId stream, int group, Elements from, Elements to) {
+  Membership& m = membership(group);
+  const std::int64_t bytes = exchanged_chunk(from, to, m.members());
+  const std::int64_t chunk = from.count / m.members();
+  const cudaStream_t on = backend_.stream(stream);
+  arrive(m, Collective::all_to_all, from, on);
+  for (int i = 0; i < m.members(); ++i)
+    copy_on_device(at(to, i * chunk), at(m.group->members[i].data, m.member * chunk), bytes, on);
+  meet(m, &Member::finished, on);
+  return {.sent = all_to_all_bytes(from.count, size_of(from.type), m.members()), .waited = {}, .moving = {}};
 }
 
 Ring& CudaLocalCommunicator::ring_with_events(int source, int destination, int channel) {

@@ -12,6 +12,7 @@
 
 #include "planner/base/enum.h"
 #include "planner/base/error.h"
+#include "runtime/comm/exchange.h"
 #include "runtime/device/cpu/host_reduction.h"
 
 namespace parplan {
@@ -30,9 +31,9 @@ constexpr std::int64_t ring_depth = 64;
 // Below this size every member adds up everything itself, which saves a meeting.
 constexpr std::int64_t small_count = 1024;
 
-enum class Collective { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather };
-constexpr std::array<const char*, 5> collective_names = {"none", "all_reduce (sum)", "all_reduce (max)",
-                                                         "reduce_scatter", "all_gather"};
+enum class Collective { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, all_to_all };
+constexpr std::array<const char*, 6> collective_names = {"none",           "all_reduce (sum)", "all_reduce (max)",
+                                                         "reduce_scatter", "all_gather",       "all_to_all"};
 
 // What a member shows the others. It is written before its `meetings` is raised, and read after
 // that was seen.
@@ -136,6 +137,7 @@ class LocalCommunicator final : public Communicator {
   Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements elements) override;
   Transfer reduce_scatter(StreamId stream, int group, Elements elements) override;
   Transfer all_gather(StreamId stream, int group, Elements elements) override;
+  Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override;
   SendTicket send(StreamId stream, int destination, int channel, Elements elements) override;
   Transfer wait_sent(StreamId stream, SendTicket ticket) override;
   Transfer receive(StreamId stream, int source, int channel, Elements elements) override;
@@ -280,6 +282,23 @@ Transfer LocalCommunicator::all_gather(StreamId, int group, Elements elements) {
   gather(m, data, count);
   meet(m);
   return {.sent = all_gather_bytes(count, sizeof(float), m.members(), m.member),
+          .waited = between(begin, met),
+          .moving = between(met, Clock::now())};
+}
+
+// Every member shows what it sends, and copies its chunk from each of the others.
+Transfer LocalCommunicator::all_to_all(StreamId, int group, Elements from, Elements to) {
+  const auto [data, count] = floats(from);
+  float* received = floats(to).data;
+  Membership& m = membership(group);
+  const auto bytes = static_cast<std::size_t>(exchanged_chunk(from, to, m.members()));
+  const std::int64_t chunk = count / m.members();
+  const auto begin = Clock::now();
+  const auto met = arrive(m, Collective::all_to_all, data, count);
+  for (int i = 0; i < m.members() && chunk > 0; ++i)
+    std::memcpy(received + i * chunk, m.group->members[i].data + m.member * chunk, bytes);
+  meet(m);
+  return {.sent = all_to_all_bytes(count, sizeof(float), m.members()),
           .waited = between(begin, met),
           .moving = between(met, Clock::now())};
 }

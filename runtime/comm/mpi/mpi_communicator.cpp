@@ -14,6 +14,7 @@
 
 #include "planner/base/enum.h"
 #include "planner/base/error.h"
+#include "runtime/comm/exchange.h"
 #include "runtime/comm/mpi/mpi_check.h"
 
 namespace parplan {
@@ -41,10 +42,11 @@ constexpr std::int64_t most_message_elements = std::int64_t{1} << 28;
 constexpr int call_tag = 0;
 constexpr int reduce_tag = 1;
 constexpr int gather_tag = 2;
+constexpr int exchange_tag = 3;
 
-enum class Collective : std::int64_t { all_reduce_sum, all_reduce_max, reduce_scatter, all_gather };
-constexpr std::array<const char*, 4> collective_names = {"all_reduce (sum)", "all_reduce (max)", "reduce_scatter",
-                                                         "all_gather"};
+enum class Collective : std::int64_t { all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, all_to_all };
+constexpr std::array<const char*, 5> collective_names = {"all_reduce (sum)", "all_reduce (max)", "reduce_scatter",
+                                                         "all_gather", "all_to_all"};
 
 // The announcement of a collective: its first message to every other member.
 struct Call {
@@ -67,6 +69,7 @@ class MpiCommunicator final : public Communicator {
   Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) override;
   Transfer reduce_scatter(StreamId stream, int group, Elements data) override;
   Transfer all_gather(StreamId stream, int group, Elements data) override;
+  Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override;
   SendTicket send(StreamId stream, int destination, int channel, Elements data) override;
   Transfer wait_sent(StreamId stream, SendTicket ticket) override;
   Transfer receive(StreamId stream, int source, int channel, Elements data) override;
@@ -106,6 +109,7 @@ class MpiCommunicator final : public Communicator {
   Clock::time_point meet(Group& group);
   void reduce_chunks(Group& group, InOrder adder, float* data, std::int64_t count, Clock::time_point& met);
   void post_gather(Group& group, float* data, std::int64_t count);
+  void post_exchange(Group& group, float* from, float* to, std::int64_t chunk);
   void post(Group& group, bool is_send, float* data, std::int64_t count, int member, int tag,
             std::vector<MPI_Request>& requests);
 
@@ -335,6 +339,19 @@ void MpiCommunicator::post_gather(Group& group, float* data, std::int64_t count)
     post(group, true, data + own.begin, own.end - own.begin, (group.member + step) % members, gather_tag, requests_[0]);
 }
 
+void MpiCommunicator::post_exchange(Group& group, float* from, float* to, std::int64_t chunk) {
+  const std::lock_guard lock(process_->calls());
+  const int members = group.members();
+  for (int step = 1; step < members; ++step) {
+    const int source = (group.member + members - step) % members;
+    post(group, false, to + source * chunk, chunk, source, exchange_tag, requests_[0]);
+  }
+  for (int step = 1; step < members; ++step) {
+    const int destination = (group.member + step) % members;
+    post(group, true, from + destination * chunk, chunk, destination, exchange_tag, requests_[0]);
+  }
+}
+
 float* checked(const Elements& data) {
   // TF32 is a way of multiplying: in memory it is fp32.
   PARPLAN_ASSERT((data.type == DataType::fp32 || data.type == DataType::tf32) && data.count >= 0,
@@ -407,6 +424,24 @@ Transfer MpiCommunicator::all_gather(StreamId, int id, Elements elements) {
       },
       [&] { give_up_all(group); },
       all_gather_bytes(elements.count, size_of(elements.type), group.members(), group.member));
+}
+
+Transfer MpiCommunicator::all_to_all(StreamId, int id, Elements from, Elements to) {
+  float* sent = checked(from);
+  float* received = checked(to);
+  Group& group = group_of(id);
+  exchanged_chunk(from, to, group.members());
+  const std::int64_t chunk = from.count / group.members();
+  std::copy_n(sent + group.member * chunk, chunk, received + group.member * chunk);
+  if (group.members() == 1) return {};
+  return carried_out(
+      [&](Clock::time_point& met) {
+        announce(group, Collective::all_to_all, from.count, nullptr);
+        post_exchange(group, sent, received, chunk);
+        met = meet(group);
+        wait_for(requests_[0], group.ranks);
+      },
+      [&] { give_up_all(group); }, all_to_all_bytes(from.count, size_of(from.type), group.members()));
 }
 
 // Removes finished sends from the front of the line, with `calls` held.

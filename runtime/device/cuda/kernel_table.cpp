@@ -57,6 +57,7 @@ constexpr Row rows[] = {
     {OpKind::accumulate, accumulate},
     {OpKind::fill_zero, fill_zero},
     {OpKind::copy, copy},
+    {OpKind::transpose_blocks, transpose_blocks},
     {OpKind::sum_squares, sum_squares},
     {OpKind::adamw, adamw},
     {OpKind::sgd, sgd},

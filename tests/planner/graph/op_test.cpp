@@ -338,6 +338,8 @@ TEST_CASE("the memory kernels move what they read and what they write") {
   const OpShape shape{.rows = 10};
   CHECK(row_of(OpKind::fill_zero).work(shape, DataType::fp32).bytes == Bytes(40));
   CHECK(row_of(OpKind::copy).work(shape, DataType::bf16).bytes == Bytes(40));
+  CHECK(row_of(OpKind::transpose_blocks).work({.rows = 10, .columns = 3, .inner = 2}, DataType::bf16).bytes ==
+        Bytes(240));
   CHECK(row_of(OpKind::accumulate).work(shape, DataType::fp32).bytes == Bytes(120));
   CHECK(row_of(OpKind::accumulate).work(shape, DataType::fp32).flops == Flops(10));
 }

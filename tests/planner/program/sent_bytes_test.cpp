@@ -17,9 +17,14 @@ TEST_CASE("bytes sent follow from the chunks") {
   }
 }
 
+TEST_CASE("an all-to-all sends every chunk but one's own") {
+  for (int index = 0; index < 4; ++index) CHECK(sent_bytes(InstructionKind::all_to_all, 48, 4, 4, index) == 36);
+}
+
 TEST_CASE("a group of one rank sends nothing, and neither do kernels and receives") {
   for (InstructionKind kind : {InstructionKind::all_reduce_sum, InstructionKind::all_reduce_max,
-                               InstructionKind::all_gather, InstructionKind::reduce_scatter})
+                               InstructionKind::all_gather, InstructionKind::reduce_scatter,
+                               InstructionKind::all_to_all})
     CHECK(sent_bytes(kind, 40, 4, 1, 0) == 0);
   CHECK(sent_bytes(InstructionKind::kernel, 40, 4, 4, 0) == 0);
   CHECK(sent_bytes(InstructionKind::receive, 40, 4, 1, 0) == 0);

@@ -217,6 +217,60 @@ TEST_CASE("an all-gather takes this rank's chunk, from its place when in place")
         "from 32");
 }
 
+// Two ranks that exchange halves of a buffer.
+std::vector<Program> exchange_job() {
+  std::vector<Program> programs;
+  for (const int rank : {0, 1}) {
+    SmallProgram p = scratch_pad();
+    p.program.rank = rank;
+    p.group(all_along(Axis::tp), {0, 1});
+    p.compute(OpKind::fill_zero, "zero", {writes(0, 0, 64)});
+    p.communicate(InstructionKind::all_to_all, all_along(Axis::tp), Stream::tp, "exchange",
+                  {reads(0, 0, 64), writes(1, 0, 64)});
+    p.compute(OpKind::transpose_blocks, "unpack", {reads(1, 0, 64), writes(0, 0, 64)});
+    p.task(std::nullopt);
+    p.program.events = 2;
+    SmallProgram::wait(p.program.calls[0], 0, p.program.calls[1]);
+    SmallProgram::wait(p.program.calls[1], 1, p.program.calls[2]);
+    programs.push_back(p.program);
+  }
+  return programs;
+}
+
+TEST_CASE("an all-to-all has equal chunks for all members, apart from where it receives") {
+  CHECK(faults_of(exchange_job()) == "");
+  std::vector<Program> programs = exchange_job();
+  only_instruction(programs[0], 1).operands[0].bytes = 32;
+  only_instruction(programs[1], 1).operands[1].access = Access::update;
+  CHECK(faults_of(programs) ==
+        "rank 0, call 1, instruction 0: all_to_all 'exchange' sends 32 B and receives 64 B\n"
+        "rank 1, call 1, instruction 0: the operands of all_to_all 'exchange' do not fit its kind");
+  programs = exchange_job();
+  for (Operand& operand : only_instruction(programs[0], 1).operands) operand.bytes = 60;
+  only_instruction(programs[1], 1).operands[1] = {0, 0, 64, Access::write};
+  CHECK(faults_of(programs) ==
+        "rank 0, call 1, instruction 0: all_to_all 'exchange' of 60 B (fp32) has no equal chunks for 2 members\n"
+        "rank 1, call 1, instruction 0: all_to_all 'exchange' receives where it sends from");
+}
+
+TEST_CASE("an all-to-all whose members differ, or that overtakes what it reads, is found") {
+  std::vector<Program> programs = exchange_job();
+  for (Operand& operand : only_instruction(programs[1], 1).operands) operand.bytes = 32;
+  only_instruction(programs[1], 2).operands = {{0, 0, 32, Access::read}, {1, 0, 32, Access::write}};
+  CHECK(faults_of(programs) ==
+        "rank 0, call 1, instruction 0: collectives that do not match: rank 0 launches all_to_all 'exchange' of 64 B "
+        "(fp32) over its tensor group (0, 1) in call 1 where rank 1 launches all_to_all 'exchange' of 32 B (fp32) over "
+        "its tensor group (0, 1) in call 1");
+  programs = exchange_job();
+  programs[0].calls[1].waits.clear();
+  programs[1].calls[2].waits.clear();
+  CHECK(faults_of(programs) ==
+        "rank 0, call 1, instruction 0: missing event: all_to_all 'exchange' on stream tensor reads bytes [0, 64) of "
+        "'a' without waiting for fill_zero 'zero' of call 0 on stream compute, which writes them\n"
+        "rank 1, call 2, instruction 0: missing event: transpose_blocks 'unpack' on stream compute reads bytes [0, 64) "
+        "of 'b' without waiting for all_to_all 'exchange' of call 1 on stream tensor, which writes them");
+}
+
 TEST_CASE("events are recorded once, and before they are waited for") {
   std::vector<Program> programs = data_parallel_job();
   programs[0].calls[data_parallel::forward].waits = {1};
@@ -420,6 +474,31 @@ TEST_CASE("a dropped reduction is found through an accumulator, and in the gradi
         "rank 0, call 5, instruction 0: dropped reduction: sum_squares 'norm' reads gradients in bytes [8, 24) of "
         "'accumulator', which "
         "are not yet summed over the data group (0, 1)");
+}
+
+TEST_CASE("a dropped reduction is found through an all-to-all and a transposition") {
+  std::vector<Program> programs;
+  for (const int rank : {0, 1}) {
+    SmallProgram p(rank);
+    p.group(all_along(Axis::dp), {0, 1}).group(all_along(Axis::tp), {rank});
+    for (const char* name : {"gradients", "packed", "received"}) p.buffer(name, MemoryCategory::gradients, 64);
+    p.buffer("norm", MemoryCategory::buffers, 4);
+    p.compute(OpKind::fill_zero, "zero", {writes(0, 0, 64)});
+    p.compute(OpKind::fill_zero, "zero", {writes(3, 0, 4)});
+    p.compute(OpKind::bias_gradient, "bias", {reads(0, 0, 16), updates(0, 16, 16)});
+    p.program.segments.back().instructions[0].shape.bias = true;
+    p.compute(OpKind::transpose_blocks, "pack", {reads(0, 0, 64), writes(1, 0, 64)});
+    p.communicate(InstructionKind::all_to_all, all_along(Axis::dp), Stream::compute, "exchange",
+                  {reads(1, 0, 64), writes(2, 0, 64)});
+    p.compute(OpKind::sum_squares, "norm", {reads(2, 0, 64), updates(3, 0, 4)});
+    p.task(std::nullopt);
+    programs.push_back(p.program);
+  }
+  const std::vector<Fault> faults = find_faults(programs);
+  REQUIRE(faults.size() == 2);
+  CHECK(write_fault(faults[0]) ==
+        "rank 0, call 5, instruction 0: dropped reduction: sum_squares 'norm' reads gradients in bytes [0, 64) of "
+        "'received', which are not yet summed over the data group (0, 1)");
 }
 
 TEST_CASE("a gradient that is reduced twice is found, and one that is not zeroed between steps") {

@@ -74,12 +74,16 @@ TEST_CASE("events and scratch of a segment read as text") {
   Instruction& second = p.kernel(OpKind::fill_zero, "second", {writes(0, 0, 64)}, Stream::tp);
   second.waits = {0, 1};
   second.shape.bias = true;
+  p.buffer("received", MemoryCategory::activations, 64);
+  p.instruction(InstructionKind::all_to_all, Stream::tp, "exchange", {reads(0, 0, 64), writes(1, 0, 64)}).group =
+      all_along(Axis::tp);
   p.program.segments[0].scratch_bytes = 64;
   const std::string text = write_program(p.program);
   CHECK(text.substr(text.find("segments")) == R"(segments
-  0 'work' on compute, binds buffer 0, scratch 64 B
+  0 'work' on compute, binds buffer 0, buffer 1, scratch 64 B
     fill_zero 'first' fp32 on compute as compute: write buffer 0[0, 64), records 0
     fill_zero 'second' fp32 bias on tensor as compute: write buffer 0[0, 64), waits 0 1
+    all_to_all 'exchange' fp32 group=tensor on tensor as compute: read buffer 0[0, 64), write buffer 1[0, 64)
 calls
 )");
 }

@@ -86,6 +86,8 @@ TEST_CASE("logical bytes: every chunk but one's own, one's own to all others, or
   CHECK(all_gather_bytes(10, 4, 4, 1) == Bytes(4 * 3 * 3));
   CHECK(all_reduce_bytes(10, 4, 4, 1) == Bytes(4 * (7 + 9)));
   CHECK(all_reduce_bytes(10, 4, 1, 0) == Bytes(0));
+  CHECK(all_to_all_bytes(12, 4, 4) == Bytes(4 * 9));
+  CHECK(all_to_all_bytes(12, 4, 1) == Bytes(0));
 }
 
 TEST_CASE("all_reduce adds in ascending order of rank, or takes the maximum, to the bit") {
@@ -125,6 +127,27 @@ TEST_CASE("reduce_scatter leaves each member its chunk of the sum, all_gather co
         transfer = communicator.all_gather(0, 0, {data.data(), count});
         wrong += transfer.sent != all_gather_bytes(count, 4, ranks, rank);
         wrong += !same_bits(data.data(), wanted.data(), count);
+      });
+      INFO(ranks, " ranks, ", count, " elements");
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("all_to_all brings each member its chunk from every member, and leaves what it sends") {
+  for (const int ranks : rank_counts) {
+    LocalWorld world(ranks, {{.id = 0, .ranks = first_ranks(ranks)}});
+    for (const std::int64_t chunk : counts) {
+      const std::int64_t count = chunk * ranks;
+      std::atomic<int> wrong{0};
+      on_all_ranks(world, ranks, [&](Communicator& communicator) {
+        const int rank = communicator.rank();
+        std::vector<float> from = contribution(count, rank), to(static_cast<std::size_t>(count), std::nanf(""));
+        const Transfer transfer = communicator.all_to_all(0, 0, {from.data(), count}, {to.data(), count});
+        wrong += transfer.sent != Bytes(4 * (ranks - 1) * chunk);
+        wrong += from != contribution(count, rank);
+        for (int member = 0; member < ranks; ++member)
+          wrong += !same_bits(to.data() + member * chunk, contribution(count, member).data() + rank * chunk, chunk);
       });
       INFO(ranks, " ranks, ", count, " elements");
       CHECK(wrong == 0);
@@ -235,6 +258,10 @@ TEST_CASE("a rank that fails wakes the others, wherever they wait, with its reas
       [&](Communicator& c) { c.all_reduce(0, 0, Reduction::sum, {&value, 1}); },
       [&](Communicator& c) { c.reduce_scatter(0, 0, {&value, 1}); },
       [&](Communicator& c) { c.all_gather(0, 0, {&value, 1}); },
+      [&](Communicator& c) {
+        float from[2] = {}, to[2] = {};
+        c.all_to_all(0, 0, {from, 2}, {to, 2});
+      },
       [&](Communicator& c) { c.receive(0, 1, 0, {&value, 1}); },
       [&](Communicator& c) { c.wait_sent(0, c.send(0, 1, 0, {&value, 1})); },
       [&](Communicator& c) {
@@ -276,6 +303,32 @@ TEST_CASE("calls that do not match are a bug that names both sides") {
     CHECK(message.find("group 3: rank 0 calls all_reduce (sum) of 8 elements, rank 1 all_gather of 4") !=
           std::string::npos);
   }
+  {
+    LocalWorld world(2, {{.id = 3, .ranks = {0, 1}}});
+    std::string message;
+    try {
+      on_all_ranks(world, 2, [&](Communicator& communicator) {
+        if (communicator.rank() == 0) {
+          communicator.all_to_all(0, 3, {values, 4}, {values + 4, 4});
+        } else {
+          communicator.all_to_all(0, 3, {values, 2}, {values + 4, 2});
+        }
+      });
+    } catch (const InternalError& error) {
+      message = error.what();
+    }
+    CHECK(message.find("group 3: rank 0 calls all_to_all of 4 elements, rank 1 all_to_all of 2") != std::string::npos);
+    const auto exchange = [&](std::int64_t from, std::int64_t to) {
+      try {
+        world.communicator(0).all_to_all(0, 3, {values, from}, {values + 4, to});
+      } catch (const InternalError& error) {
+        message = error.what();
+      }
+      return message.substr(message.find("all_to_all of"));
+    };
+    CHECK(exchange(3, 3) == "all_to_all of 3 fp32 elements into 3 fp32 elements by 2 members");
+    CHECK(exchange(4, 2) == "all_to_all of 4 fp32 elements into 2 fp32 elements by 2 members");
+  }
   LocalWorld world(2, {{.id = 3, .ranks = {0}}});
   world.communicator(0).send(0, 1, 0, {values, 8});
   std::string message;
@@ -304,6 +357,8 @@ TEST_CASE("communication allocates nothing" * doctest::skip(!allocations_are_cou
       communicator.all_reduce(0, 0, Reduction::max, {data.data(), count});
       communicator.reduce_scatter(0, 0, {data.data(), count});
       communicator.all_gather(0, 0, {data.data(), count});
+      const std::int64_t divisible = count / 3 * 3;
+      communicator.all_to_all(0, 0, {data.data(), divisible}, {received.data(), divisible});
       const SendTicket ticket = communicator.send(0, next, 0, {data.data(), count});
       communicator.receive(0, previous, 0, {received.data(), count});
       communicator.wait_sent(0, ticket);

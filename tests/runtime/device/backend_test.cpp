@@ -186,6 +186,7 @@ TEST_CASE("kernels allocate nothing, from the first call on" * doctest::skip(!al
                     .second = true, .norm = true, .master = true, .scaled = true, .epsilon = 1e-5, .theta = 10000.0,
                     .scale = 1.0};
       if (row.kind == OpKind::embedding || row.kind == OpKind::embedding_gradient) shape.valid = 100;
+      if (row.kind == OpKind::transpose_blocks) shape.rows = 1;
       std::vector<void*> operands;
       for (int i = 0; i < operand_count(row, shape, row.cpu_workspace != nullptr); ++i)
         operands.push_back(arrays[i].data());

@@ -874,6 +874,25 @@ TEST_CASE("accumulate, fill_zero, copy and sum_squares") {
   });
 }
 
+TEST_CASE("transpose_blocks swaps the first two of three dims, and with them swapped again is undone") {
+  on_every_instruction_set([](Backend& backend) {
+    for (const auto& [rows, blocks, columns] : {LinearSize{1, 1, 1}, {1, 3, 5}, {4, 1, 2}, {7, 2, 33}, {6, 4, 16}}) {
+      INFO(rows, " x ", blocks, " x ", columns);
+      const Vector x = numbers(rows * blocks * columns, 1);
+      Vector wanted(x.size());
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t b = 0; b < blocks; ++b)
+          for (std::int64_t c = 0; c < columns; ++c)
+            wanted[at((b * rows + r) * columns + c)] = x[at((r * blocks + b) * columns + c)];
+      Array y(rows * blocks * columns), back(rows * blocks * columns);
+      run(backend, OpKind::transpose_blocks, {.rows = rows, .columns = columns, .inner = blocks}, Array(x), y);
+      check_near(y, wanted, 0.0);
+      run(backend, OpKind::transpose_blocks, {.rows = blocks, .columns = columns, .inner = rows}, y, back);
+      check_near(back, x, 0.0);
+    }
+  });
+}
+
 TEST_CASE("adamw follows torch.optim.AdamW, adam torch.optim.Adam, with and without clipping") {
   const std::int64_t count = 37;
   const Vector gradient = numbers(count, 1), parameter = numbers(count, 2), first = numbers(count, 3);

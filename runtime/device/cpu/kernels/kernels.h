@@ -58,6 +58,7 @@ void bias_gradient(const CpuKernelArguments& a);
 void accumulate(const CpuKernelArguments& a);
 void fill_zero(const CpuKernelArguments& a);
 void copy(const CpuKernelArguments& a);
+void transpose_blocks(const CpuKernelArguments& a);
 
 // cross_entropy.cpp
 void cross_entropy_max(const CpuKernelArguments& a);

@@ -51,6 +51,7 @@ void add(const CudaKernelArguments& a);
 void accumulate(const CudaKernelArguments& a);
 void fill_zero(const CudaKernelArguments& a);
 void copy(const CudaKernelArguments& a);
+void transpose_blocks(const CudaKernelArguments& a);
 
 // column_sums.cu
 void bias_gradient(const CudaKernelArguments& a);

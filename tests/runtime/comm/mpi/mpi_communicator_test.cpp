@@ -80,6 +80,32 @@ TEST_CASE("reduce_scatter leaves each member its chunk of the sum and all_gather
   }
 }
 
+TEST_CASE("all_to_all brings each member its chunk from every member, and leaves what it sends") {
+  const auto communicator = job().make_communicator({{.id = 0, .ranks = all_ranks()}, {.id = 1, .ranks = {0}}}, 1);
+  const int rank = communicator->rank();
+  const int ranks = communicator->ranks();
+  for (const std::int64_t chunk : counts) {
+    INFO(chunk, " elements from each to each");
+    const std::int64_t count = chunk * ranks;
+    std::vector<float> from = contribution(count, rank), to(static_cast<std::size_t>(count), std::nanf(""));
+    const Transfer transfer = communicator->all_to_all(0, 0, elements(from), elements(to));
+    std::vector<float> wanted;
+    for (int member = 0; member < ranks; ++member) {
+      const std::vector<float> whole = contribution(count, member);
+      wanted.insert(wanted.end(), whole.begin() + rank * chunk, whole.begin() + (rank + 1) * chunk);
+    }
+    CHECK(everywhere(same_bits(to, wanted)));
+    CHECK(everywhere(same_bits(from, contribution(count, rank))));
+    CHECK(everywhere(transfer.sent == Bytes(4 * (ranks - 1) * chunk)));
+  }
+  bool right = true;
+  if (rank == 0) {
+    std::vector<float> from = {1.0f, 2.0f}, to(2);
+    right = communicator->all_to_all(0, 1, elements(from), elements(to)).sent == Bytes(0) && to == from;
+  }
+  CHECK(everywhere(right));
+}
+
 TEST_CASE("ranks as processes and ranks as threads get the same bits") {
   const int ranks = job().processes();
   const std::vector<CommunicationGroup> groups = {{.id = 0, .ranks = all_ranks()}};

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "planner/cluster/group_network.h"
+#include "planner/program/program.h"
+
+namespace parplan {
+
+// NCCL's all-to-all: each rank sends S/n bytes to every other one, all at once (ncclSend and
+// ncclRecv in one group of calls).
+//
+//   steps          1
+//   on the wire    (n-1) S/n bytes out of each rank, the least possible
+//   leaving a node from each of its n/N ranks (N-1)/N S bytes; where a ring crosses between nodes
+//                  once, for all ranks of the node, here every rank does by itself
+//   time           base + h + S/B max((n-1)/n, n/N (N-1)/N)      with h = L' between nodes, else l'
+//
+// base, l' and L' are those of a transfer (point_to_point.h). A GroupNetwork holds the rate of a
+// ring: over several nodes the node's way out carries one ring at B, and therefore all bytes that
+// the node's ranks send to other nodes at B; what stays inside is never more. On nodes of eight
+// H100 with a ring of 360 GB/s, each GPU sends 45 GB/s to other nodes; 48 were measured on DGX
+// H100, where the GPU's NIC sets the limit.
+bool pairwise_applies(InstructionKind kind, BackendKind backend);
+Seconds pairwise_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
+
+}  // namespace parplan
