@@ -22,8 +22,28 @@ struct OpPlacements {
   Placement output;
 };
 
-OpPlacements placements_of(const OpGraph& graph, const Op& op, std::vector<Placement> inputs, Axis axis,
-                           const Placements& placements) {
+// Whether the axis can cut the groups of heads that the op computes with, and no other axis does.
+// Two axes would have to cut them in the order of the axes, but one that exchanges tokens for heads
+// finds them cut by the weights.
+bool can_exchange_heads(const OpGraph& graph, const Block& block, const Op& op, Axis axis, const BlockChoice& choice,
+                        const TensorLayout& wanted) {
+  const TensorDim& heads = graph.tensors[op.inputs[0]].dims.back();
+  const auto is_cut_over = [&](Axis other) {
+    if (wanted[other] == shard(Dim::kv_groups)) return true;
+    for (int i = block.first_op; i < block.last_op; ++i)
+      for (const TensorId id : graph.ops[i].parameters)
+        if (layout_of_parameter(graph, id, choice.layout.placements)[other] == shard(Dim::kv_groups)) return true;
+    return false;
+  };
+  for (const Axis other : all_axes)
+    if (other != axis && choice.layout.degree[other] > 1 && is_cut_over(other)) return false;
+  return heads.dim == Dim::kv_groups && heads.size / heads.granule % choice.layout.degree[axis] == 0;
+}
+
+// `wanted`: what the op needs of its first input over the axes before this one.
+OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& op, std::vector<Placement> inputs,
+                           Axis axis, const BlockChoice& choice, const TensorLayout& wanted) {
+  const Placements& placements = choice.layout.placements;
   OpPlacements result{.inputs = std::move(inputs), .output = {}};
   std::vector<Placement>& needed = result.inputs;
   if (!needed.empty()) result.output = needed[0];
@@ -40,6 +60,11 @@ OpPlacements placements_of(const OpGraph& graph, const Op& op, std::vector<Place
       } else if (cut.kind == PlacementKind::shard) {
         needed[0] = cut;
         result.output = partial_sum();
+      } else {
+        // Every rank holds the weight. It computes its own tokens, where the block passes them on.
+        const Placement tokens = shard(Dim::sequence);
+        if (needed[0] != tokens) needed[0] = placements.residual[axis] == tokens ? tokens : replicate();
+        result.output = needed[0];
       }
       break;
     }
@@ -53,7 +78,12 @@ OpPlacements placements_of(const OpGraph& graph, const Op& op, std::vector<Place
     }
     case ShardingRule::heads:
     case ShardingRule::head_sums:
-      if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups) needed[0] = replicate();
+      // Tokens are exchanged for heads where the weights left them (Jacobs et al., "DeepSpeed
+      // Ulysses", 2023).
+      if (needed[0] == shard(Dim::sequence) && can_exchange_heads(graph, block, op, axis, choice, wanted))
+        needed[0] = shard(Dim::kv_groups);
+      else if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups)
+        needed[0] = replicate();
       result.output = needed[0];
       if (row_of(op.kind).sharding == ShardingRule::head_sums && result.output.kind == PlacementKind::shard)
         result.output = partial_sum();
@@ -104,7 +134,8 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
       const Op& op = graph.ops[index];
       std::vector<Placement> inputs;
       for (const TensorId input : op.inputs) inputs.push_back(result.canonical[input][axis]);
-      const OpPlacements placed = placements_of(graph, op, std::move(inputs), axis, choice.layout.placements);
+      const TensorLayout wanted = op.inputs.empty() ? TensorLayout{} : result.inputs[index - block.first_op][0];
+      const OpPlacements placed = placements_of(graph, block, op, std::move(inputs), axis, choice, wanted);
       for (std::size_t i = 0; i < placed.inputs.size(); ++i) {
         result.inputs[index - block.first_op][i][axis] = placed.inputs[i];
         if (graph.tensors[op.inputs[i]].role == TensorRole::tokens)  // the data loader gives what is asked for

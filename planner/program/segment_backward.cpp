@@ -147,8 +147,10 @@ OperandValues values_before(Backward& backward, const TrainingOp& op) {
         add_waiting_part(backward, backward.root(id));
         value = materialise(lowering, lowering.gradients, backward.root(id), layout_of_output_gradient(lowering, id));
         break;
-      case OperandSource::parameter: value = parameter(lowering, id); break;
-      case OperandSource::parameter_gradient: value = parameter_gradient(lowering, id); break;
+      case OperandSource::parameter: value = own_part(lowering, op, id, parameter(lowering, id)); break;
+      case OperandSource::parameter_gradient:
+        value = own_part(lowering, op, id, parameter_gradient(lowering, id));
+        break;
       case OperandSource::contribution:
         if (operand.access == Access::write)
           backward.contributions[{id, operand.part}] = scratch(

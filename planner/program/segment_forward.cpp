@@ -133,7 +133,8 @@ void run_op(SegmentLowering& lowering, const ForwardRun& run, const TrainingOp& 
           [&](const TrainingOperand& operand) {
             return operand.source == OperandSource::input    ? inputs.at(*operand.tensor)
                    : operand.source == OperandSource::output ? outputs.at(*operand.tensor)
-                                                             : parameter(lowering, *operand.tensor);
+                                                             : own_part(lowering, op, *operand.tensor,
+                                                                        parameter(lowering, *operand.tensor));
           });
   for (const TensorId id : forward.outputs) {
     if (lowering.tensor(id).role == TensorRole::loss) continue;

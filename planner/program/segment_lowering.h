@@ -105,6 +105,9 @@ Value scratch(SegmentLowering& lowering, std::int64_t bytes);
 std::optional<Value> saved_value(SegmentLowering& lowering, TensorId id);
 Value parameter(SegmentLowering& lowering, TensorId id);
 Value parameter_gradient(SegmentLowering& lowering, TensorId id);
+// The part of a parameter (or of its gradient) that an op computes with: its own heads' where heads
+// are cut and the parameter is not.
+Value own_part(const SegmentLowering& lowering, const TrainingOp& op, TensorId id, const Value& whole);
 
 // The value of a tensor in `wanted`, redistributed axis by axis if it exists only in another
 // layout. `values` is one of the lowering's, or holds parts of sums.

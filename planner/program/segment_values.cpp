@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum.h"
 #include "planner/base/error.h"
 #include "planner/program/segment_lowering.h"
 #include "planner/program/workspace.h"
@@ -50,47 +51,124 @@ bool works_in_place(Redistribution step) {
          step == Redistribution::reduce_scatter;
 }
 
-// The value `value` of tensor `id` after one step; `layout` is its layout then.
+// A tensor as rows of the dims before one dim, and columns of this and the dims after it.
+struct Matrix {
+  std::int64_t rows = 1;
+  std::int64_t columns = 1;
+};
+Matrix matrix_of(const Tensor& tensor, const TensorLayout& layout, Dim dim, const BlockChoice& choice) {
+  Matrix matrix;
+  bool in_columns = false;
+  for (const TensorDim& d : tensor.dims) {
+    in_columns = in_columns || d.dim == dim;
+    (in_columns ? matrix.columns : matrix.rows) *= local_size(d, layout, choice);
+  }
+  PARPLAN_ASSERT(in_columns, fmt::format("{} has no {}", tensor.name, name(dim)));
+  return matrix;
+}
+
+// One step of a redistribution of one tensor.
+struct Move {
+  DataType type{};
+  std::string what;
+  Axis axis{};
+  int ranks = 1;
+  int at = 0;  // this rank's place along the axis
+};
+
+Value chunk_of(const Move& move, const Value& value) {
+  const std::int64_t element = size_of(move.type), elements = value.bytes / element;
+  const std::int64_t begin = chunk_begin(elements, move.ranks, move.at);
+  const std::int64_t end = chunk_begin(elements, move.ranks, move.at + 1);
+  return {value.storage, value.offset + begin * element, (end - begin) * element};
+}
+
+Value with_blocks_transposed(SegmentLowering& lowering, const Move& move, const Value& value, const OpShape& shape) {
+  const Value result = scratch(lowering, value.bytes);
+  emit_kernel(lowering, OpKind::transpose_blocks, shape, Label::compute, move.what,
+              {{value, Access::read}, {result, Access::write}});
+  lowering.segment.instructions.back().type = move.type;
+  return result;
+}
+
+// Collectives move contiguous chunks. Chunks along an inner dim are packed before, [rows, ranks,
+// columns] -> [ranks, rows, columns], and unpacked after: the other way round.
+Value packed(SegmentLowering& lowering, const Move& move, const Value& value, const Matrix& matrix) {
+  if (matrix.rows == 1) return value;
+  PARPLAN_ASSERT(matrix.columns % move.ranks == 0, fmt::format("{}: {} columns", move.what, matrix.columns));
+  return with_blocks_transposed(
+      lowering, move, value, {.rows = matrix.rows, .columns = matrix.columns / move.ranks, .inner = move.ranks});
+}
+Value unpacked(SegmentLowering& lowering, const Move& move, const Value& value, const Matrix& matrix) {
+  if (matrix.rows == 1) return value;
+  PARPLAN_ASSERT(matrix.columns % move.ranks == 0, fmt::format("{}: {} columns", move.what, matrix.columns));
+  return with_blocks_transposed(
+      lowering, move, value, {.rows = move.ranks, .columns = matrix.columns / move.ranks, .inner = matrix.rows});
+}
+
+// A dim is cut into the chunks of an axis, or put together from them, only while no axis cuts
+// inside these chunks.
+void check_cut(const Move& move, const TensorLayout& layout, Dim dim) {
+  for (const Axis other : all_axes)
+    PARPLAN_ASSERT(index_of(other) <= index_of(move.axis) || layout[other] != shard(dim),
+                   fmt::format("{} over {}: {} cuts {} inside", move.what, name(move.axis), name(other), name(dim)));
+}
+
+// The value `value` of tensor `id`, laid out as `from`, after one step, which leaves it laid out as
+// `to`.
 Value redistributed(SegmentLowering& lowering, const Value& value, TensorId id, const RedistributionStep& step,
-                    const TensorLayout& layout) {
+                    const TensorLayout& from, const TensorLayout& to) {
   const Tensor& tensor = lowering.tensor(id);
   const BlockChoice& choice = lowering.of.choice;
-  const DataType type = type_of(tensor, choice.precision);
-  const std::string what = fmt::format("{}.{}", tensor.name, name(step.redistribution));
-  // This rank's chunk of a value that is cut along its outermost dim.
-  const auto chunk = [&] {
-    const std::int64_t elements = value.bytes / size_of(type);
-    const int ranks = choice.layout.degree[step.axis];
-    const std::int64_t begin = chunk_begin(elements, ranks, choice.at[step.axis]);
-    const std::int64_t end = chunk_begin(elements, ranks, choice.at[step.axis] + 1);
-    return Value{value.storage, value.offset + begin * size_of(type), (end - begin) * size_of(type)};
+  const Move move{.type = type_of(tensor, choice.precision),
+                  .what = fmt::format("{}.{}", tensor.name, name(step.redistribution)),
+                  .axis = step.axis,
+                  .ranks = choice.layout.degree[step.axis],
+                  .at = choice.at[step.axis]};
+  const auto in_place = [&](InstructionKind kind, const Value& whole) {
+    emit_collective(lowering, kind, step.axis, move.type, move.what, {{whole, Access::update}});
+    return whole;
   };
-  const auto in_place = [&](InstructionKind kind) {
-    emit_collective(lowering, kind, step.axis, type, what, {{value, Access::update}});
+  const auto moved = [&](InstructionKind kind, const Value& read, std::int64_t bytes) {
+    const Value result = scratch(lowering, bytes);
+    emit_collective(lowering, kind, step.axis, move.type, move.what,
+                    {{read, Access::read}, {result, Access::write}});
+    return result;
+  };
+  // The tensor before the step, by the dim that the step cuts, and after it, by the dim that the
+  // step puts together.
+  const auto to_cut = [&] {
+    check_cut(move, from, to[step.axis].dim);
+    return matrix_of(tensor, from, to[step.axis].dim, choice);
+  };
+  const auto put_together = [&] {
+    check_cut(move, to, from[step.axis].dim);
+    return matrix_of(tensor, to, from[step.axis].dim, choice);
   };
   switch (step.redistribution) {
-    case Redistribution::all_reduce_sum: in_place(InstructionKind::all_reduce_sum); return value;
-    case Redistribution::all_reduce_max: in_place(InstructionKind::all_reduce_max); return value;
-    case Redistribution::reduce_scatter: in_place(InstructionKind::reduce_scatter); return chunk();
-    case Redistribution::all_gather: {
-      const Value result = scratch(lowering, local_bytes(tensor, layout, choice));
-      emit_collective(lowering, InstructionKind::all_gather, step.axis, type, what,
-                      {{value, Access::read}, {result, Access::write}});
+    case Redistribution::all_reduce_sum: return in_place(InstructionKind::all_reduce_sum, value);
+    case Redistribution::all_reduce_max: return in_place(InstructionKind::all_reduce_max, value);
+    case Redistribution::reduce_scatter:
+      return chunk_of(move, in_place(InstructionKind::reduce_scatter, packed(lowering, move, value, to_cut())));
+    case Redistribution::all_gather:
+      return unpacked(lowering, move, moved(InstructionKind::all_gather, value, local_bytes(tensor, to, choice)),
+                      put_together());
+    case Redistribution::slice: {
+      const Value whole = packed(lowering, move, value, to_cut());
+      const Value part = chunk_of(move, whole);
+      if (whole.storage != value.storage) return part;
+      const Value result = scratch(lowering, part.bytes);
+      emit_copy(lowering, move.type, Label::compute, move.what, part, result);
       return result;
     }
-    case Redistribution::slice: {
-      PARPLAN_ASSERT(layout[step.axis] == shard(tensor.dims[0].dim),
-                     fmt::format("{}: a slice along an inner dim", tensor.name));
-      const Value part = chunk();
-      const Value result = scratch(lowering, part.bytes);
-      emit_copy(lowering, type, Label::compute, what, part, result);
-      return result;
+    case Redistribution::all_to_all: {
+      PARPLAN_ASSERT(local_bytes(tensor, from, choice) == local_bytes(tensor, to, choice), move.what);
+      const Value chunks = packed(lowering, move, value, to_cut());
+      return unpacked(lowering, move, moved(InstructionKind::all_to_all, chunks, chunks.bytes), put_together());
     }
     case Redistribution::none: return value;
-    case Redistribution::all_to_all: break;
   }
-  assertion_failed("a redistribution has an instruction", __FILE__, __LINE__,
-                   fmt::format("{} over {}", what, name(step.axis)));
+  assertion_failed("a redistribution has an instruction", __FILE__, __LINE__, move.what);
 }
 
 // A parameter's part of the flat bucket `to`.
@@ -123,6 +201,20 @@ Value parameter_gradient(SegmentLowering& lowering, TensorId id) {
   return flat(lowering, part, tied ? binding::tied_gradients : binding::gradients, size_of(DataType::fp32));
 }
 
+Value own_part(const SegmentLowering& lowering, const TrainingOp& op, TensorId id, const Value& whole) {
+  if (row_of(lowering.op(op).kind).sharding != ShardingRule::heads) return whole;
+  const BlockChoice& choice = lowering.of.choice;
+  const TensorDim& dim = lowering.tensor(id).dims[0];
+  const TensorLayout held = layout_of_parameter(lowering.of.graph, id, choice.layout.placements);
+  Value part = whole;
+  for (const Axis axis : all_axes) {
+    if (lowering.wanted(op)[0][axis] != shard(dim.dim) || held[axis] == shard(dim.dim)) continue;
+    part.bytes /= choice.layout.degree[axis];
+    part.offset += part.bytes * choice.at[axis];
+  }
+  return part;
+}
+
 Value materialise(SegmentLowering& lowering, Values& values, TensorId id, const TensorLayout& wanted) {
   const auto found = values.find({id, wanted});
   if (found != values.end()) return found->second;
@@ -134,9 +226,11 @@ Value materialise(SegmentLowering& lowering, Values& values, TensorId id, const 
   const int storage = value.storage;
   bool keeps_source = true;
   for (const RedistributionStep& step : redistribute(layout, wanted)) {
-    layout[step.axis] = wanted[step.axis];
+    TensorLayout next = layout;
+    next[step.axis] = wanted[step.axis];
     keeps_source = keeps_source && (value.storage != storage || !works_in_place(step.redistribution));
-    value = redistributed(lowering, value, id, step, layout);
+    value = redistributed(lowering, value, id, step, layout, next);
+    layout = next;
   }
   if (!keeps_source) values.erase(source);
   values[{id, wanted}] = value;

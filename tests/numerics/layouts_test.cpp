@@ -17,6 +17,7 @@
 #include "planner/plan/schedule.h"
 #include "planner/program/bucket_layout.h"
 #include "planner/program/lower.h"
+#include "tests/numerics/op_graphs.h"
 #include "tests/numerics/plan_runs.h"
 
 namespace parplan {
@@ -48,6 +49,58 @@ std::string vary_blocks(const OpGraph& graph, const ParallelSpec& spec, Layout& 
     layout.layouts.push_back(block_layout(own, placements, recompute));
     what += fmt::format(" {}: zero {} sp {} recompute {}{};", block.name, own.zero_stage, own.sequence_parallel,
                         name(recompute), whole_table ? ", whole table" : "");
+  }
+  return what;
+}
+
+// Whether the tensor axis can cut the parameter as a technique would.
+bool can_be_cut(const OpGraph& graph, const std::string& name, int ranks) {
+  for (const TensorId id : parameters(graph)) {
+    const Tensor& tensor = graph.tensors[id];
+    if (name_in_block(tensor.name) != name) continue;
+    for (const TensorDim& dim : tensor.dims)
+      if (dim.dim == Dim::kv_groups && dim.size / dim.granule % ranks != 0) return false;
+  }
+  return true;
+}
+
+// Leaves parameters of layers whole on the tensor axis: all of them, or some of the products', with
+// what belongs to them. Residuals are cut by tokens, or whole.
+std::string vary_weights(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, std::mt19937& random) {
+  std::string what;
+  layout.layouts.clear();
+  layout.layout_of_block.clear();
+  const bool of_tied = random() % 4 != 0;
+  for (const Block& block : graph.blocks) {
+    ParallelSpec own = spec;
+    own.sequence_parallel = block_parameters(graph, block).tied ? of_tied : random() % 4 != 0;
+    const Recompute recompute = random() % 2 == 0 ? Recompute::none : Recompute::full;
+    BlockLayout of_block = block_layout(own, place(graph, own), recompute);
+    const bool is_layer = block.input && block.output;
+    const bool all_whole = random() % 2 == 0;
+    what += fmt::format(" {}: sp {} recompute {} whole:", block.name, own.sequence_parallel, name(recompute));
+    std::map<std::string, bool> whole;  // by product
+    const auto product_of = [](const std::string& parameter) {
+      const std::string product = parameter.substr(0, parameter.rfind('.'));
+      // The norms of queries and keys are as wide as these.
+      return product.ends_with("query_norm") || product.ends_with("key_norm") ? "attention.qkv" : product;
+    };
+    if (is_layer)
+      for (const TensorId id : block_parameters(graph, block).own) {
+        const std::string parameter = name_in_block(graph.tensors[id].name);
+        const auto [found, drawn] = whole.try_emplace(product_of(parameter), false);
+        if (drawn) found->second = all_whole || random() % 2 == 0;
+        found->second = found->second || !can_be_cut(graph, parameter, spec.tp());
+      }
+    for (const auto& [product, is_whole] : whole) {
+      if (!is_whole) continue;
+      what += " " + product;
+      for (auto& [parameter, placed] : of_block.placements.parameters)
+        if (product_of(parameter) == product) placed.tp = replicate();
+    }
+    what += ";";
+    layout.layout_of_block.push_back(static_cast<int>(layout.layouts.size()));
+    layout.layouts.push_back(std::move(of_block));
   }
   return what;
 }
@@ -107,6 +160,47 @@ TEST_CASE("blocks that differ in ZeRO stage, sequence parallelism and recompute 
     }
     CHECK(redistributes == (model != "tiny-mlp"));
     CHECK(loads_a_part == graph.tied.empty());
+  }
+}
+
+TEST_CASE("blocks with whole weights, which exchange tokens for heads and features, train as the reference does") {
+  std::mt19937 random(20261125);
+  std::vector<OpGraph> graphs = op_graphs(sequence);
+  for (const char* model : {"tiny-gpt2", "tiny-llama"}) graphs.push_back(graph_of(model));
+  std::map<std::string, int> moved;  // by redistribution: along inner dims, which are packed or unpacked
+  int exchanges = 0;
+  for (const OpGraph& graph : graphs) {
+    TrainingSpec training = training_of();
+    const Outcome plain = run_reference(graph, training, 1, 2);
+    training.clip_norm = 0.5;
+    const Outcome clipped = run_reference(graph, training, 1, 2);
+    for (int trial = 0; trial < 16; ++trial) {
+      training.clip_norm = trial % 2 == 0 ? 0.0 : 0.5;
+      ParallelSpec spec;
+      spec.mesh.degree = {.pp = 1 + static_cast<int>(random() % 2), .dp = 1 + static_cast<int>(random() % 2),
+                          .tp = trial % 4 == 3 ? 4 : 2};
+      if (trial == 7) spec.mesh.degree = {.tp = 8};  // more ranks than any graph has groups of heads
+      spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
+      spec.micro_batch = 1 + static_cast<int>(random() % 2);
+      const int blocks = static_cast<int>(graph.blocks.size());
+      const int cut = 1 + static_cast<int>(random() % static_cast<unsigned>(blocks - 1));
+      spec.stage_blocks = spec.pp() == 1 ? std::vector{blocks} : std::vector{cut, blocks - cut};
+      Job job = job_of(graph, training, spec);
+      const std::string what = describe(spec) + vary_weights(graph, spec, job.layout, random);
+      INFO(graph.name << ": " << what);
+      check_close(run_plan(job, cpu_threads(), 2), trial % 2 == 0 ? plain : clipped);
+      for (const Segment& segment : lower(job, 0).segments)
+        for (const Instruction& instruction : segment.instructions) {
+          exchanges += instruction.kind == InstructionKind::all_to_all;
+          if (instruction.op == OpKind::transpose_blocks)
+            ++moved[instruction.name.substr(instruction.name.rfind('.') + 1)];
+        }
+    }
+  }
+  CHECK(exchanges > 0);
+  for (const char* redistribution : {"all-to-all", "all-gather", "slice"}) {
+    CAPTURE(redistribution);
+    CHECK(moved[redistribution] > 0);
   }
 }
 
