@@ -33,7 +33,7 @@ int carry_out(const ExplainArguments& arguments, Terminal& terminal) {
   const Reasons reasons = find_reasons(loaded.graph, loaded.plan, options);
   progress.clear();
   if (arguments.output.shows_table()) fmt::print(terminal.out, "{}", explain(loaded.plan, reasons));
-  if (arguments.output.verbose) fmt::print(terminal.err, "found in {}\n", format_duration(Seconds(reasons.seconds)));
+  if (arguments.output.verbose) fmt::print(terminal.err, "found in {}\n", format_duration(reasons.time));
   write_outputs(arguments.output, terminal, explain_json(report_inputs(loaded.plan), loaded.plan, reasons),
                 std::span<const Json>());
   return exit_done;

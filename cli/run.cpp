@@ -88,7 +88,7 @@ std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const 
                         .instruction = measured->instruction,
                         .runs_per_step = measured->runs_per_step,
                         .predicted = duration(instruction, model) * static_cast<double>(measured->runs_per_step),
-                        .measured = Seconds(measured->measured_s)});
+                        .measured = measured->measured});
       ++measured;
     }
   return joined;
@@ -137,8 +137,8 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
                  arguments.data.empty() ? " (default)" : "");
     };
   if (reports)
-    options.on_step = [&](std::int64_t step, double loss, double step_time_s) {
-      fmt::print(report, "step {:>4}  loss {:.6f}  {:>9}\n", step, loss, format_duration(Seconds(step_time_s)));
+    options.on_step = [&](std::int64_t step, double loss, Seconds step_time) {
+      fmt::print(report, "step {:>4}  loss {:.6f}  {:>9}\n", step, loss, format_duration(step_time));
       report.flush();
     };
   if (talks && own_schedule)
@@ -156,7 +156,7 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
                result.not_recorded);
   const RunComparison comparison{.measured = result.measured,
                                  .loss = result.loss,
-                                 .step_times_s = result.step_times_s,
+                                 .step_times = result.step_times,
                                  .promised = result.arena_bytes,
                                  .touched = result.touched_bytes,
                                  .process_growth = result.process_growth,

@@ -164,7 +164,7 @@ void LocalJob::begin_step(const Steps& steps, Progress& progress) {
 }
 
 void LocalJob::end_step(const Steps& steps, Progress& progress) {
-  step_.step_time_s = std::chrono::duration<double>(Clock::now() - progress.begin).count();
+  step_.time = Seconds(std::chrono::duration<double>(Clock::now() - progress.begin).count());
   exchange_step(step_, own_loss(), hosted(), rendezvous_);
   steps.on_step(progress.step, step_);
   ++progress.step;

@@ -42,7 +42,7 @@ Bytes workspace_of(const KernelMeasurement& kernel, bool on_cpu) {
 
 // The median on a device of its own; the lower quartile on a CPU, where other programs can only
 // lengthen runs.
-double typical(std::vector<double> values, bool on_cpu) {
+Seconds typical(std::vector<Seconds> values, bool on_cpu) {
   const auto chosen = values.begin() + static_cast<std::ptrdiff_t>(values.size() / (on_cpu ? 4 : 2));
   std::nth_element(values.begin(), chosen, values.end());
   return *chosen;
@@ -118,12 +118,12 @@ class Bench {
     run(0);
     backend_.mark(0, 1);
     backend_.synchronize();
-    const double once = std::max(backend_.seconds_at(1), 1e-7);
-    if (once > share.value) return std::nullopt;
+    const Seconds once = std::max(backend_.time_at(1), Seconds(1e-7));
+    if (once > share) return std::nullopt;
 
     // Many runs in a row, so that the clock between them does not count and operands come from
     // memory, as far as the share allows.
-    constexpr double long_enough = 200e-6;
+    constexpr Seconds long_enough(200e-6);
     constexpr double fewest_rows = 8.0;  // warm-up and runs
     const std::int64_t sets = std::clamp<std::int64_t>(
         std::min(ceil_div(options_.footprint.count, set.count), (options_.memory - workspace).count / set.count), 1,
@@ -131,16 +131,16 @@ class Bench {
     const double wanted =
         std::max(static_cast<double>(sets), std::min(long_enough / once, static_cast<double>(most_sets)));
     const std::int64_t in_a_row =
-        std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(wanted, share.value / fewest_rows / once)));
+        std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(wanted, share / fewest_rows / once)));
     while (static_cast<std::int64_t>(operands.size()) < std::min(sets, in_a_row)) add_set();
-    const double row_seconds = once * static_cast<double>(in_a_row);
+    const Seconds row_time = once * static_cast<double>(in_a_row);
     const std::int64_t key = next_key_++;
     const auto row = [&] {
       backend_.repeat(0, key, [&] {
         for (std::int64_t i = 0; i < in_a_row; ++i) run(i);
       });
     };
-    return Seconds(typical_of(row, share.value / row_seconds) / static_cast<double>(in_a_row));
+    return typical_of(row, share / row_time) / static_cast<double>(in_a_row);
   }
 
   // The time of a kernel with almost no work.
@@ -166,7 +166,7 @@ class Bench {
         work();
     };
     constexpr double runs = 50.0;
-    return Seconds(typical_of(row, runs) / in_a_row);
+    return typical_of(row, runs) / in_a_row;
   }
 
   Seconds copy(CopyRoute route, Bytes bytes) {
@@ -176,9 +176,9 @@ class Bench {
     void* to = route == CopyRoute::to_host     ? outside
                : route == CopyRoute::to_device ? inside
                                                : inside + options_.memory.count / 2;
-    const double seconds = typical_of([&] { backend_.copy(0, to, from, bytes); }, 10.0);
+    const Seconds time = typical_of([&] { backend_.copy(0, to, from, bytes); }, 10.0);
     if (outside != nullptr) backend_.release_host(outside);
-    return Seconds(seconds);
+    return time;
   }
 
  private:
@@ -187,7 +187,7 @@ class Bench {
   // Runs one after another, each timed by itself: `runs` times, but at least 5 and at most 50,
   // after 3 that are not counted.
   template <class Row>
-  double typical_of(const Row& row, double runs) {
+  Seconds typical_of(const Row& row, double runs) {
     const int count = static_cast<int>(std::clamp(runs, 5.0, 50.0));
     for (int i = 0; i < 3; ++i) row();
     backend_.synchronize();
@@ -197,14 +197,14 @@ class Bench {
       backend_.mark(0, i + 1);
     }
     backend_.synchronize();
-    std::vector<double> seconds;
-    double last = 0.0;
+    std::vector<Seconds> times;
+    Seconds last;
     for (int i = 0; i < count; ++i) {
-      const double end = backend_.seconds_at(i + 1);
-      seconds.push_back(end - last);
+      const Seconds end = backend_.time_at(i + 1);
+      times.push_back(end - last);
       last = end;
     }
-    return typical(std::move(seconds), on_cpu_);
+    return typical(std::move(times), on_cpu_);
   }
 
   void fill(std::byte* memory, const Piece& piece, std::int64_t valid) {

@@ -28,7 +28,7 @@ TypicalStep typical_step(std::span<const JobStep> steps, BackendKind backend) {
   std::vector<std::size_t> counted = undisturbed(steps.size(), backend);
   const auto middle = counted.begin() + static_cast<std::ptrdiff_t>(counted.size() / 2);
   std::nth_element(counted.begin(), middle, counted.end(),
-                   [&](std::size_t a, std::size_t b) { return steps[a].step_time_s < steps[b].step_time_s; });
+                   [&](std::size_t a, std::size_t b) { return steps[a].time < steps[b].time; });
   const std::vector<StepMeasurement>& ranks = steps[*middle].ranks;
   const auto last = std::ranges::max_element(ranks, {}, [](const StepMeasurement& rank) { return rank.total.value; });
   return {.step = *middle, .rank = static_cast<int>(last - ranks.begin())};
@@ -79,7 +79,7 @@ std::vector<InstructionComparison> compare_instructions(const Program& program,
           {.segment = segment.name,
            .instruction = instruction.name == what ? what : fmt::format("{} {}", instruction.name, what),
            .runs_per_step = measurement.runs / steps,
-           .measured_s = measurement.busy_s / static_cast<double>(steps)});
+           .measured = measurement.busy / static_cast<double>(steps)});
     }
   return comparisons;
 }

@@ -18,7 +18,7 @@ struct InstructionComparison {
   std::string segment;
   std::string instruction;
   std::int64_t runs_per_step = 0;
-  double measured_s = 0.0;
+  Seconds measured;
 };
 
 // The median of the steps that nothing disturbed, and the rank that finished last in it.

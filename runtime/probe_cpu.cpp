@@ -14,10 +14,12 @@
 namespace parplan {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+Seconds now() {
+  return Seconds(std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
 
 // Long enough to average over the clock's ramp and other programs' time slices.
-constexpr double seconds_per_kernel = 0.3;
+constexpr Seconds time_per_kernel(0.3);
 // Elements of a tensor that stays in no cache: 64 MiB for one thread, divided among several down to
 // 16 MiB.
 std::int64_t large_elements(int threads) { return (std::int64_t{16} << 20) / std::min(threads, 4); }
@@ -54,21 +56,21 @@ class Probe {
   std::vector<void*> operands_;
 };
 
-// The typical value of `seconds`: the lower quartile, since other programs only make runs longer.
-double typical(std::vector<double>& seconds) {
-  const auto quartile = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 4);
-  std::nth_element(seconds.begin(), quartile, seconds.end());
+// The typical one of `times`: the lower quartile, since other programs only make runs longer.
+Seconds typical(std::vector<Seconds>& times) {
+  const auto quartile = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 4);
+  std::nth_element(times.begin(), quartile, times.end());
   return *quartile;
 }
 
-// Seconds of one run of all `probes`, one after the other, repeated.
-double seconds_of(const std::vector<Probe*>& probes) {
+// The time of one run of all `probes`, one after the other, repeated.
+Seconds time_of(const std::vector<Probe*>& probes) {
   for (Probe* probe : probes) probe->run();
-  std::vector<double> runs;
-  const double begin = now();
-  for (double last = begin; last - begin < seconds_per_kernel;) {
+  std::vector<Seconds> runs;
+  const Seconds begin = now();
+  for (Seconds last = begin; last - begin < time_per_kernel;) {
     for (Probe* probe : probes) probe->run();
-    const double end = now();
+    const Seconds end = now();
     runs.push_back(end - last);
     last = end;
   }
@@ -120,11 +122,11 @@ MeasuredRates measure_rates(int threads) {
     MeasuredRates& rates = measured[thread];
     together.arrive_and_wait();
     const Flops products = forward.work().flops + input_gradient.work().flops + weight_gradient.work().flops;
-    rates.matrix = products / Seconds(seconds_of({&forward, &input_gradient, &weight_gradient}));
+    rates.matrix = products / time_of({&forward, &input_gradient, &weight_gradient});
     together.arrive_and_wait();
-    rates.vector = gelu.work().flops / Seconds(seconds_of({&gelu}));
+    rates.vector = gelu.work().flops / time_of({&gelu});
     together.arrive_and_wait();
-    rates.memory = accumulate.work().bytes / Seconds(seconds_of({&accumulate}));
+    rates.memory = accumulate.work().bytes / time_of({&accumulate});
   });
   MeasuredRates mean;
   for (const MeasuredRates& rates : measured) {
@@ -140,7 +142,7 @@ Seconds measure_kernel_launch() {
   Probe tiny(*backend, OpKind::accumulate, {.rows = 16}, {16, 16});
   // Enough that the clock's resolution does not matter.
   constexpr std::size_t runs = 100;
-  return Seconds(seconds_of(std::vector<Probe*>(runs, &tiny)) / static_cast<double>(runs));
+  return time_of(std::vector<Probe*>(runs, &tiny)) / static_cast<double>(runs);
 }
 
 std::vector<MeasuredTransfer> measure_all_reduce(int ranks) {
@@ -151,18 +153,18 @@ std::vector<MeasuredTransfer> measure_all_reduce(int ranks) {
   for (std::int64_t bytes = 1024; bytes <= std::int64_t{64} << 20; bytes *= 8) {
     const std::int64_t count = bytes / 4;
     const int repeats = static_cast<int>(std::clamp<std::int64_t>((std::int64_t{1} << 27) / bytes, 7, 500));
-    std::vector<double> seconds;
+    std::vector<Seconds> times;
     in_threads(ranks, [&](int rank) {
       std::vector<float> data(static_cast<std::size_t>(count), 0.0f);
       Communicator& communicator = world.communicator(rank);
       for (int i = 0; i < 3; ++i) communicator.all_reduce(0, 0, Reduction::sum, {data.data(), count});
       for (int i = 0; i < repeats; ++i) {
-        const double begin = now();
+        const Seconds begin = now();
         communicator.all_reduce(0, 0, Reduction::sum, {data.data(), count});
-        if (rank == 0) seconds.push_back(now() - begin);
+        if (rank == 0) times.push_back(now() - begin);
       }
     });
-    transfers.push_back({.bytes = Bytes(bytes), .time = Seconds(typical(seconds))});
+    transfers.push_back({.bytes = Bytes(bytes), .time = typical(times)});
   }
   return transfers;
 }

@@ -73,7 +73,7 @@ StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const Ru
                check_promises(job.programs()[rank], job.arena(rank), result.ranks[rank].communication);
              if (step == 0 && options.steps > 1)
                for (const int rank : job.hosted()) log.warm_up[rank] = flat(job.executor(rank).instructions());
-             if (options.on_step) options.on_step(step, result.loss, result.step_time_s);
+             if (options.on_step) options.on_step(step, result.loss, result.time);
            }});
   return log;
 }
@@ -92,7 +92,7 @@ JobEnd share_end(const LocalJob& job, const StepLog& log, int measured_rank, Ren
     if (warm_up == log.warm_up.end()) continue;
     for (std::size_t i = 0; i < instructions.size(); ++i) {
       instructions[i].runs -= warm_up->second[i].runs;
-      instructions[i].busy_s -= warm_up->second[i].busy_s;
+      instructions[i].busy -= warm_up->second[i].busy;
     }
   }
   return exchange_end(ends, instructions, rendezvous);
@@ -103,7 +103,7 @@ RunReport report_of(const LocalJob& job, const StepLog& log, Bytes process_growt
   RunReport report;
   for (const JobStep& step : log.steps) {
     report.loss.push_back(step.loss);
-    report.step_times_s.push_back(step.step_time_s);
+    report.step_times.push_back(step.time);
   }
   report.process_growth = process_growth;
   for (const Program& program : job.programs()) report.arena_bytes.push_back(Bytes(program.arena_bytes));

@@ -17,12 +17,12 @@ struct RunOptions {
   std::string data = {};  // path of a text or token file
   WorldOptions world = {};
   std::function<void()> on_start = {};  // when it is clear that the plan can run here; may be empty
-  std::function<void(std::int64_t step, double loss, double step_time_s)> on_step = {};  // may be empty
+  std::function<void(std::int64_t step, double loss, Seconds step_time)> on_step = {};  // may be empty
 };
 
 struct RunReport {
   std::vector<double> loss;           // mean per token, per step
-  std::vector<double> step_times_s;   // all steps
+  std::vector<Seconds> step_times;    // all steps
   // Time: the median step after the warm-up on the rank that finished last. Where profiling a step
   // costs time (GPUs), only the last step is profiled, and its parts are scaled to the median step.
   // Memory: parts as planned, overhead as reported by the device's driver.

@@ -15,7 +15,7 @@ namespace {
 struct SharedStep {
   double loss = 0.0;
   bool holds_loss = false;
-  double step_time_s = 0.0;
+  Seconds time = {};
 };
 static_assert(std::is_trivially_copyable_v<SharedStep> && std::is_trivially_copyable_v<StepMeasurement>);
 static_assert(std::is_trivially_copyable_v<RankEnd> && std::is_trivially_copyable_v<InstructionMeasurement>);
@@ -54,7 +54,7 @@ void exchange_step(JobStep& step, std::optional<double> loss, std::span<const in
   }
   std::vector<std::byte> bytes;
   append(bytes,
-         SharedStep{.loss = loss.value_or(0.0), .holds_loss = loss.has_value(), .step_time_s = step.step_time_s});
+         SharedStep{.loss = loss.value_or(0.0), .holds_loss = loss.has_value(), .time = step.time});
   for (const int number : hosted) {
     append(bytes, number);
     append(bytes, step.ranks[number]);
@@ -63,7 +63,7 @@ void exchange_step(JobStep& step, std::optional<double> loss, std::span<const in
   for (const std::vector<std::byte>& contribution : rendezvous.all_gather(bytes)) {
     std::span<const std::byte> rest = contribution;
     const SharedStep shared = take<SharedStep>(rest);
-    step.step_time_s = std::max(step.step_time_s, shared.step_time_s);
+    step.time = std::max(step.time, shared.time);
     if (shared.holds_loss && !found) step.loss = shared.loss;
     found |= shared.holds_loss;
     while (!rest.empty()) {

@@ -15,7 +15,7 @@ namespace parplan {
 // The results of one step of all ranks.
 struct JobStep {
   double loss = 0.0;         // mean over the tokens of the global batch
-  double step_time_s = 0.0;  // from the first rank's start to the last one's end, of the process that took longest
+  Seconds time;              // from the first rank's start to the last one's end, of the process that took longest
   std::vector<StepMeasurement> ranks;  // all of the job
 };
 

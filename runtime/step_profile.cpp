@@ -58,7 +58,7 @@ void StepProfile::begin_piece(const Segment& segment, std::size_t instruction) {
 void StepProfile::end_piece(Seconds waited) {
   const int piece = static_cast<int>(pieces_.size()) - 1;
   const PieceOf& of = piece_of_.back();
-  piece_of_.back().waited_s = waited.value;
+  piece_of_.back().waited = waited;
   const Instruction& what = program_.segments[of.segment].instructions[of.instruction];
   backend_.mark(static_cast<int>(what.stream), 2 * piece + 2);
 }
@@ -68,16 +68,16 @@ StepTime StepProfile::attribute(Seconds total) {
   for (std::size_t p = 0; p < pieces_.size(); ++p) {
     Played& piece = pieces_[p];
     const PieceOf& of = piece_of_[p];
-    piece.end = Seconds(backend_.seconds_at(2 * static_cast<int>(p) + 2));
-    piece.start = std::min(Seconds(backend_.seconds_at(2 * static_cast<int>(p) + 1) + of.waited_s), piece.end);
+    piece.end = backend_.time_at(2 * static_cast<int>(p) + 2);
+    piece.start = std::min(backend_.time_at(2 * static_cast<int>(p) + 1) + of.waited, piece.end);
     piece.cause.reset();
     for (const int before : dependencies_[p])
       if (!piece.cause || pieces_[before].end > pieces_[*piece.cause].end) piece.cause = before;
     if (!last || piece.end >= pieces_[*last].end) last = static_cast<int>(p);
     InstructionMeasurement& measurement = measurements_[of.segment][of.instruction];
     measurement.runs += 1;
-    measurement.busy_s += (piece.end - piece.start).value;
-    measurement.waited_s += of.waited_s;
+    measurement.busy += piece.end - piece.start;
+    measurement.waited += of.waited;
   }
   StepTime time = sum(parplan::attribute(pieces_, last, computing_));
   // The rest of the step belongs to no instruction: the last sends, the copy of the loss, the

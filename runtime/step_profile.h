@@ -14,9 +14,9 @@ namespace parplan {
 // prediction and measurement.
 struct InstructionMeasurement {
   std::int64_t runs = 0;
-  double busy_s = 0.0;    // computing, or moving data
-  // For other ranks to arrive (GPUs: part of busy_s, since their collectives wait while running).
-  double waited_s = 0.0;
+  Seconds busy;  // computing, or moving data
+  // For other ranks to arrive (GPUs: part of `busy`, since their collectives wait while running).
+  Seconds waited;
 };
 
 // A profiled step: pieces in launch order, one per instruction, each between two marks of the
@@ -44,7 +44,7 @@ class StepProfile {
   struct PieceOf {
     int segment = 0;
     int instruction = 0;
-    double waited_s = 0.0;
+    Seconds waited = {};
   };
   // The last submission to a stream, or before an event, for which the next work there waits.
   using Heads = std::vector<int>;

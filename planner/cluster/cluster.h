@@ -133,7 +133,7 @@ std::string device_memory(const Cluster& cluster);
 Price parse_price(const std::string& text);
 std::string write_price(const Price& price);
 
-// The route between two local devices of a node, or from a device to the network (destination -1),
+// The route between two local devices of a node, or from a device to the network (no destination),
 // as link indices: among the paths of the best class the widest, and among those the shortest
 // (routes.h says more). It is infinitely fast within a device. A device with several NICs has the
 // links and the rates of all of them together.
@@ -143,7 +143,7 @@ struct Route {
   Seconds latency;           // summed
   bool operator==(const Route&) const = default;
 };
-Route route(const NodeKind& node, int from_device, int to_device);
+Route route(const NodeKind& node, int from_device, std::optional<int> to_device);
 
 // The first reason why the cluster is unusable, or nothing: a device that does not reach another, a
 // NIC without the network, several nodes without a network between them.

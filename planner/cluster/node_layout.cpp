@@ -64,7 +64,7 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
     add_vertex(node, fmt::format("{}{}", cores ? "core" : "GPU", i), VertexKind::device);
   const int links = device.nvlinks;
   const BytesPerSecond per_link = device.nvlink_per_link_reached;
-  int host_bridge = -1;
+  std::optional<int> host_bridge;
   if (layout.intra == Intra::nvlink_mesh) {
     const int per_pair = layout.devices > 1 ? links / (layout.devices - 1) : links;
     for (int i = 0; i < layout.devices; ++i)
@@ -98,7 +98,7 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
   const BytesPerSecond pcie = pcie_bandwidth(device.pcie_generation, device.pcie_lanes);
   const int count = layout.nics->count;
   const int network = add_vertex(node, "network", VertexKind::network);
-  const int switches = host_bridge >= 0 ? 0 : smaller(layout.devices, count);
+  const int switches = host_bridge ? 0 : smaller(layout.devices, count);
   std::vector<int> pcie_switches;
   for (int s = 0; s < switches; ++s) {
     pcie_switches.push_back(add_vertex(node, fmt::format("PCIe switch {}", s), VertexKind::pcie_switch));
@@ -107,7 +107,7 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
   }
   for (int n = 0; n < count; ++n) {
     const int nic = add_vertex(node, fmt::format("NIC{}", n), VertexKind::nic);
-    const int near = host_bridge >= 0 ? host_bridge : pcie_switches[n / (count / switches)];
+    const int near = host_bridge ? *host_bridge : pcie_switches[n / (count / switches)];
     add_link(node, near, nic, pcie, pcie_link_latency, "PCIe");
     add_link(node, nic, network, layout.nics->line_rate * nic_reached_share, Seconds(0.0), "network");
   }
@@ -119,18 +119,21 @@ NodeKind with_devices(const NodeKind& node, const std::vector<int>& devices) {
   part.name = node.name;
   std::vector<int> kept;
   for (const int device : devices) kept.push_back(node.devices[device]);
-  std::vector<int> place(node.vertices.size(), -1);
+  std::vector<std::optional<int>> place(node.vertices.size());
   for (std::size_t v = 0; v < node.vertices.size(); ++v) {
     const bool is_device = node.vertices[v].kind == VertexKind::device;
     if (is_device && std::find(kept.begin(), kept.end(), static_cast<int>(v)) == kept.end()) continue;
     place[v] = static_cast<int>(part.vertices.size());
     part.vertices.push_back(node.vertices[v]);
   }
-  for (const int device : kept) part.devices.push_back(place[device]);
+  for (const int device : kept) part.devices.push_back(place[device].value());
   for (Link link : node.links) {
-    link.a = place[link.a];
-    link.b = place[link.b];
-    if (link.a >= 0 && link.b >= 0) part.links.push_back(link);
+    const std::optional<int> a = place[link.a];
+    const std::optional<int> b = place[link.b];
+    if (!a || !b) continue;
+    link.a = *a;
+    link.b = *b;
+    part.links.push_back(link);
   }
   return part;
 }

@@ -141,7 +141,7 @@ std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std
           // every device.
           const std::size_t before = previous[at];
           const bool from_behind = boost::out_degree(at, graph) < boost::out_degree(before, graph);
-          Arc best = -1;
+          std::optional<Arc> best;
           for (const auto& edge : boost::make_iterator_range(boost::out_edges(from_behind ? at : before, graph))) {
             const Arc arc = from_behind ? reversed(graph[edge]) : graph[edge];
             const auto link = static_cast<std::size_t>(link_of(arc));
@@ -149,9 +149,9 @@ std::vector<Path> paths_from(const NodeKind& node, const Graph& graph, const std
                 node.links[link].bandwidth.value < narrowest)
               continue;
             const auto latency_of = [&](Arc a) { return node.links[link_of(a)].latency; };
-            if (best < 0 || std::tuple(latency_of(arc), arc) < std::tuple(latency_of(best), best)) best = arc;
+            if (!best || std::tuple(latency_of(arc), arc) < std::tuple(latency_of(*best), *best)) best = arc;
           }
-          path.arcs.push_back(best);
+          path.arcs.push_back(best.value());
         }
         const std::vector<Arc> backwards = std::exchange(path.arcs, {});
         for (auto arc = backwards.rbegin(); arc != backwards.rend(); ++arc) append(node, *arc, path);
@@ -276,11 +276,12 @@ std::shared_ptr<const NodeRoutes> routes_of(const NodeKind& node) {
   return found;
 }
 
-Route route(const NodeKind& node, int from_device, int to_device) {
+Route route(const NodeKind& node, int from_device, std::optional<int> to_device) {
   const auto routes = routes_of(node);
   const auto count = static_cast<int>(node.devices.size());
-  PARPLAN_ASSERT(from_device >= 0 && from_device < count && to_device >= -1 && to_device < count,
-                 std::to_string(from_device) + " to " + std::to_string(to_device) + " of " + std::to_string(count));
+  const int to = to_device.value_or(from_device);
+  PARPLAN_ASSERT(from_device >= 0 && from_device < count && to >= 0 && to < count,
+                 std::to_string(from_device) + " to " + std::to_string(to) + " of " + std::to_string(count));
   Route result;
   const auto add_links = [&](const Path& path) {
     for (const Arc arc : path.arcs)
@@ -288,8 +289,8 @@ Route route(const NodeKind& node, int from_device, int to_device) {
         result.links.push_back(link_of(arc));
   };
   const auto from = static_cast<std::size_t>(from_device);
-  if (to_device >= 0) {
-    const Path& path = routes->between[from][to_device];
+  if (to_device) {
+    const Path& path = routes->between[from][to];
     add_links(path);
     result.bandwidth = path.bandwidth;
     result.latency = path.latency;

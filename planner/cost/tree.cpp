@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 
 #include "planner/cost/nccl_protocol.h"
 
@@ -20,9 +22,8 @@ constexpr Correction simple_correction = {0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8
 // tuning.cc corrects by log2 of the size in units of 64 bytes, rounded down, and only within the
 // table.
 double corrected(const Correction& correction, Bytes bytes) {
-  int entry = -1;
-  for (std::int64_t units = bytes.count >> 6; units > 0; units >>= 1) ++entry;
-  return entry >= 0 && entry < static_cast<int>(correction.size()) ? correction[entry] : 1.0;
+  const int digits = std::bit_width(static_cast<std::uint64_t>(bytes.count) >> 6);  // binary; 0 below 64 bytes
+  return digits > 0 && digits <= static_cast<int>(correction.size()) ? correction[digits - 1] : 1.0;
 }
 
 Seconds hops(const GroupNetwork& network, Seconds intra, Seconds inter) {

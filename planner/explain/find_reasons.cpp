@@ -119,7 +119,7 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
     if (today.changes) reasons.unrestricted = std::move(today);
   }
   if (plan.alternatives.empty()) reasons.runner_up = next_best(explained, now.plans, reasons);
-  reasons.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  reasons.time = Seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return reasons;
 }
 

@@ -201,7 +201,7 @@ struct Reasons {
   std::vector<Variation> twice;           // of each resource
   // A fifth less and more of each resource; a batch only more where it cannot be smaller.
   std::vector<Variation> sensitivity;
-  double seconds = 0.0;  // taken to find them
+  Seconds time;  // taken to find them
 };
 
 // The element of `twice` for the binding resource; null without searches.

@@ -250,14 +250,14 @@ double read_number(const YamlNode& node) {
 
 // Above the time that the slowest device that a file may describe takes for the largest model that
 // can be counted, and small enough for results computed from it to stay numbers.
-constexpr double longest_step_s = 1e30;
+constexpr Seconds longest_step(1e30);
 
 Seconds read_time(const YamlNode& node) {
-  const double value = read_number(node);
-  if (value > longest_step_s)
+  const Seconds time(read_number(node));
+  if (time > longest_step)
     node.fail(fmt::format("expected seconds from 0 to {}, found {}; take the number that parplan wrote, or plan again",
-                          longest_step_s, value));
-  return Seconds(value);
+                          longest_step.value, time.value));
+  return time;
 }
 
 // The bytes of one of several parts that are summed.

@@ -7,14 +7,8 @@ namespace parplan {
 namespace {
 
 
-// Per stream, the last item (instruction or call) known to be complete; -1 none.
+// Per stream, one past the last item (instruction or call) known to be complete; 0: none.
 using Clock = std::array<int, stream_count>;
-
-constexpr Clock start = [] {
-  Clock clock{};
-  for (int& item : clock) item = -1;
-  return clock;
-}();
 
 void merge(Clock& into, const Clock& other) {
   for (std::size_t s = 0; s < stream_count; ++s) into[s] = std::max(into[s], other[s]);
@@ -35,21 +29,20 @@ bool conflict(const Instruction& a, const Instruction& b) {
 }  // namespace
 
 void order_instructions(Segment& segment) {
-  std::array<Clock, stream_count> streams;
-  streams.fill(start);
+  std::array<Clock, stream_count> streams{};
   std::vector<Clock> completed(segment.instructions.size());
   for (int i = 0; i < static_cast<int>(segment.instructions.size()); ++i) {
     Instruction& current = segment.instructions[i];
     Clock& clock = streams[index_of(current.stream)];
     for (int j = i - 1; j >= 0; --j) {
       Instruction& earlier = segment.instructions[j];
-      if (earlier.stream == current.stream || clock[index_of(earlier.stream)] >= j || !conflict(earlier, current))
+      if (earlier.stream == current.stream || clock[index_of(earlier.stream)] > j || !conflict(earlier, current))
         continue;
       if (!earlier.records) earlier.records = segment.events++;
       current.waits.push_back(*earlier.records);
       merge(clock, completed[j]);
     }
-    clock[index_of(current.stream)] = i;
+    clock[index_of(current.stream)] = i + 1;
     completed[i] = clock;
   }
 }
@@ -73,12 +66,12 @@ void order_calls(Program& program) {
   }
 
   struct History {
-    int writer = -1;
-    std::array<int, stream_count> readers = start;  // last reader since the last write, per stream
+    // One past the last writer and, per stream, the last reader since; 0: none.
+    int writer = 0;
+    std::array<int, stream_count> readers{};
   };
   std::vector<History> histories(program.buffers.size());
-  std::array<Clock, stream_count> streams;
-  streams.fill(start);
+  std::array<Clock, stream_count> streams{};
   std::vector<Clock> completed(program.calls.size());
   const auto stream_of = [&](int call) {
     return program.segments[program.calls[call].segment].stream;
@@ -88,8 +81,9 @@ void order_calls(Program& program) {
     Call& call = program.calls[i];
     const Stream stream = stream_of(i);
     Clock& clock = streams[index_of(stream)];
-    const auto wait_for = [&](int earlier) {
-      if (earlier < 0 || stream_of(earlier) == stream || clock[index_of(stream_of(earlier))] >= earlier) return;
+    const auto wait_for = [&](int end) {
+      const int earlier = end - 1;
+      if (end == 0 || stream_of(earlier) == stream || clock[index_of(stream_of(earlier))] >= end) return;
       Call& other = program.calls[earlier];
       if (!other.records) other.records = program.events++;
       call.waits.push_back(*other.records);
@@ -106,15 +100,15 @@ void order_calls(Program& program) {
       }
       wait_for(history.writer);
     }
-    clock[index_of(stream)] = i;
+    clock[index_of(stream)] = i + 1;
     completed[i] = clock;
     for (std::size_t b = 0; b < of_segment.size(); ++b) {
       History& history = histories[call.buffers[b]];
       if (of_segment[b].writes) {
-        history.writer = i;
-        history.readers = start;
+        history.writer = i + 1;
+        history.readers = {};
       } else if (of_segment[b].reads) {
-        history.readers[index_of(stream)] = i;
+        history.readers[index_of(stream)] = i + 1;
       }
     }
   }

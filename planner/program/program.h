@@ -160,7 +160,7 @@ struct Task {
 
 // The place of a parameter, or of this rank's part of it.
 struct ParameterPart {
-  TensorId tensor = -1;
+  TensorId tensor = 0;
   // Local shape: rows x columns (vectors: 1 column) taken from the logical tensor at
   // [row_begin, ...) x [column_begin, ...); rows at or past the logical end are padding.
   std::int64_t rows = 0, columns = 0;

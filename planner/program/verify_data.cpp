@@ -22,8 +22,8 @@ void merge(Clock& into, const Clock& other) {
 // none.
 struct Touch {
   int sequence = 0;
-  int call = -1;
-  int instruction = -1;
+  int call = 0;
+  int instruction = 0;
 };
 
 enum class Content { undefined, freed, scattered, defined };
@@ -34,7 +34,7 @@ struct State {
   bool partial = false;  // a gradient, or a sum that contains it, still to be summed over the data axis
   bool reduced = false;  // holds a gradient that was summed over it
   bool stale = false;    // parameters that another rank has updated since
-  int freed_by = -1;     // call
+  int freed_by = 0;      // call, where it is freed
   Stream writer_stream{};
   Touch writer;
   std::array<Touch, stream_count> readers;  // last since the last write, per stream

@@ -98,7 +98,7 @@ Json run_json(const ReportInputs& inputs, const Plan& plan, const RunComparison&
   json["loss"] = Json::array();
   for (const double loss : comparison.loss) json["loss"].push_back(json_number(loss));
   json["step_times_s"] = Json::array();
-  for (const double seconds : comparison.step_times_s) json["step_times_s"].push_back(json_number(seconds));
+  for (const Seconds time : comparison.step_times) json["step_times_s"].push_back(json_number(time.value));
   json["promised_arena_bytes"] = bytes_json(comparison.promised);
   json["touched_arena_bytes"] = bytes_json(comparison.touched);
   json["process_growth_bytes"] = comparison.process_growth.count;

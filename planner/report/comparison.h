@@ -22,7 +22,7 @@ struct InstructionTimes {
 struct RunComparison {
   StepResult measured;
   std::vector<double> loss;          // mean per token, per step
-  std::vector<double> step_times_s;
+  std::vector<Seconds> step_times;
   std::vector<Bytes> promised;            // arena, per rank
   std::vector<Bytes> touched;             // highest byte touched, per rank
   Bytes process_growth;                   // of resident memory from start to end

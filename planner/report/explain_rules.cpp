@@ -12,7 +12,7 @@
 namespace parplan {
 namespace {
 
-bool has_unlike_devices(const Cluster& cluster) {
+bool has_several_kinds(const Cluster& cluster) {
   return std::ranges::any_of(
       cluster.groups, [&](const NodeGroup& group) { return group.device.name != cluster.groups.front().device.name; });
 }
@@ -41,7 +41,7 @@ std::string rules_of_thumb(const Plan& plan, const Reasons& reasons) {
   if (found.one_device) {
     const Rival& least = found.one_device->least;
     const Bytes needed = least.plan.result.memory.peak();
-    const std::string kind = has_unlike_devices(plan.cluster) ? device_name(found.one_device->cluster) : "";
+    const std::string kind = has_several_kinds(plan.cluster) ? device_name(found.one_device->cluster) : "";
     if (least.fits())
       lines.push_back(fmt::format(
           "one device{} is enough: {} needs {} of {} and {} a step; more devices only make it faster",
@@ -58,7 +58,7 @@ std::string rules_of_thumb(const Plan& plan, const Reasons& reasons) {
         fmt::format("parameters, gradients and optimizer state of '{}' alone take {} of {} {}: only tensor parallelism "
                     "or ZeRO divides them",
                     found.largest_block->block, format_bytes(found.largest_block->state),
-                    has_unlike_devices(plan.cluster) ? "the largest device's" : "a device's",
+                    has_several_kinds(plan.cluster) ? "the largest device's" : "a device's",
                     format_bytes(found.largest_block->capacity)));
   if (found.beyond_node) {
     const Guide::BeyondNode& beyond = *found.beyond_node;

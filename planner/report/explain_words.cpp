@@ -59,19 +59,20 @@ std::string signed_share(double change) {
 std::string differences(const StepTime& best, const StepTime& other) {
   struct Difference {
     std::string_view name;
-    double seconds;
+    Seconds time;
   };
   std::vector<Difference> found;
   for (const TimePart& part : time_parts()) {
-    const double seconds = (part_of(other, part) - part_of(best, part)).value;
-    if (std::abs(seconds) >= 1e-3 * best.total().value) found.push_back({part.name, seconds});
+    const Seconds time = part_of(other, part) - part_of(best, part);
+    if (std::abs(time.value) >= 1e-3 * best.total().value) found.push_back({part.name, time});
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const Difference& a, const Difference& b) { return std::abs(a.seconds) > std::abs(b.seconds); });
+  std::stable_sort(found.begin(), found.end(), [](const Difference& a, const Difference& b) {
+    return std::abs(a.time.value) > std::abs(b.time.value);
+  });
   std::vector<std::string> words;
   for (const Difference& difference : found)
-    words.push_back(fmt::format("{} {}{}", difference.name, difference.seconds < 0.0 ? "-" : "+",
-                                format_duration(Seconds(std::abs(difference.seconds)))));
+    words.push_back(fmt::format("{} {}{}", difference.name, difference.time.value < 0.0 ? "-" : "+",
+                                format_duration(Seconds(std::abs(difference.time.value)))));
   return words.empty() ? "no part differs by a thousandth of the step" : join(words);
 }
 

@@ -67,7 +67,7 @@ class Backend {
   // Records the time at which `stream` gets here as mark number `mark` (from 0).
   virtual void mark(StreamId stream, int mark) = 0;
   // Seconds from mark 0 to `mark`; after `synchronize`.
-  virtual double seconds_at(int mark) = 0;
+  virtual Seconds time_at(int mark) = 0;
   // Whether work is done when the call that submits it returns: streams then take turns, and marks
   // are almost free.
   virtual bool works_at_once() const = 0;

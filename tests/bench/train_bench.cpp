@@ -59,7 +59,7 @@ Measured train(const OpGraph& graph, int ranks) {
            .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, training.global_batch); },
            .timing_of = {},
            .on_step = [&](std::int64_t step, const JobStep& result) {
-             if (step > 0) measured.seconds = std::min(measured.seconds, result.step_time_s);
+             if (step > 0) measured.seconds = std::min(measured.seconds, result.time.value);
              measured.loss = result.loss;
            }});
   const Program& program = job.programs().front();
@@ -68,8 +68,8 @@ Measured train(const OpGraph& graph, int ranks) {
     for (std::size_t i = 0; i < program.segments[s].instructions.size(); ++i) {
       const Instruction& instruction = program.segments[s].instructions[i];
       const char* kind = instruction.kind == InstructionKind::kernel ? name(instruction.op) : name(instruction.kind);
-      measured.parts[kind] += instructions[s][i].busy_s / steps;
-      measured.waited += instructions[s][i].waited_s / steps;
+      measured.parts[kind] += instructions[s][i].busy.value / steps;
+      measured.waited += instructions[s][i].waited.value / steps;
     }
   return measured;
 }

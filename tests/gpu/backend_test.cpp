@@ -285,9 +285,9 @@ TEST_CASE("times of marks ascend from mark 0") {
       backend->mark(0, mark);
     }
     backend->synchronize();
-    CHECK(backend->seconds_at(0) == 0.0);
-    for (int mark = 1; mark < 4; ++mark) CHECK(backend->seconds_at(mark) >= backend->seconds_at(mark - 1));
-    CHECK(backend->seconds_at(3) < 60.0);
+    CHECK(backend->time_at(0) == Seconds(0.0));
+    for (int mark = 1; mark < 4; ++mark) CHECK(backend->time_at(mark) >= backend->time_at(mark - 1));
+    CHECK(backend->time_at(3) < Seconds(60.0));
   }
 }
 

@@ -117,7 +117,7 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
   for (const Plan& plan : {plan_of(graph, 2, 1), plan_of(graph, 1, 2)}) {
     std::int64_t calls = 0;
     const RunOptions options{
-        .steps = 4, .data = path, .on_step = [&](std::int64_t step, double, double) { CHECK(step == calls++); }};
+        .steps = 4, .data = path, .on_step = [&](std::int64_t step, double, Seconds) { CHECK(step == calls++); }};
     const RunReport report = run_plan(graph, plan, options, *rendezvous);
     CHECK(calls == 4);
     CHECK(report.loss.size() == 4);

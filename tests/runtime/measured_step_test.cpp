@@ -10,7 +10,7 @@ namespace {
 
 // Two ranks, the second of which finishes last. A profiled one computes a quarter of its time.
 JobStep step_of(double seconds, bool profiled) {
-  JobStep step{.loss = 0.0, .step_time_s = seconds, .ranks = {}};
+  JobStep step{.loss = 0.0, .time = Seconds(seconds), .ranks = {}};
   for (const double total : {seconds / 2, seconds}) {
     StepMeasurement rank;
     rank.total = Seconds(total);

@@ -193,7 +193,7 @@ class Builder {
   void add_nvlinks(const std::vector<const NcclPci*>& gpus) {
     std::size_t elsewhere = 0;
     std::size_t to_itself = 0;
-    int nvswitch = -1;
+    std::optional<int> nvswitch;
     for (const NcclPci* pci : gpus) {
       const int gpu = gpu_vertex_.at(pci->bus_id);
       int used = 0;
@@ -216,8 +216,8 @@ class Builder {
                                             pci->gpu->dev, used, device_.name, device_.nvlinks));
       }
       if (to_switch > 0) {
-        if (nvswitch < 0) nvswitch = add_vertex(node(), "NVSwitch", VertexKind::nvswitch);
-        add_link(node(), gpu, nvswitch, device_.nvlink_per_link_reached * to_switch, nvlink_hop_latency / 2.0,
+        if (!nvswitch) nvswitch = add_vertex(node(), "NVSwitch", VertexKind::nvswitch);
+        add_link(node(), gpu, *nvswitch, device_.nvlink_per_link_reached * to_switch, nvlink_hop_latency / 2.0,
                  fmt::format("NV{}", to_switch));
       }
       for (const auto& [target, count] : to_gpus)
@@ -365,7 +365,7 @@ class Builder {
   std::map<std::int64_t, int> to_cpu_;  // NVLinks
   std::map<int, int> net_vertex_;       // by dev
   std::vector<std::pair<int, const NcclNet*>> nets_;
-  int bridge_ = -1;
+  int bridge_ = 0;  // of the CPU whose devices are being added
   int switches_ = 0;
   int adapters_ = 0;
   int unknown_links_ = 0;

@@ -153,9 +153,9 @@ class Paths {
 
   void adapt(int gpu, int net_place) {
     const int net = system_.nets[net_place];
-    const int nearest_gpu = gpu_of(net_place);
-    if (nearest_gpu >= 0 && gpu_at(nearest_gpu) != gpu) {
-      const int peer = gpu_at(nearest_gpu);
+    const std::optional<int> nearest_gpu = gpu_of(net_place);
+    if (nearest_gpu && gpu_at(*nearest_gpu) != gpu) {
+      const int peer = gpu_at(*nearest_gpu);
       if (path(peer, net).type <= NcclDistance::chip_and_pcie && direct_rdma(peer, net, true) &&
           path(peer, gpu).type <= NcclDistance::nvlink &&
           (path(peer, net).bandwidth > path(gpu, net).bandwidth || path(gpu, net).type > NcclDistance::other_gpu))
@@ -201,14 +201,14 @@ class Paths {
     return turn;
   }
 
-  int gpu_of(int net_place) const {
+  std::optional<int> gpu_of(int net_place) const {
     const std::vector<int> gpus = nccl_nearest(paths_, system_.nets[net_place], system_.gpus);
     std::vector<std::vector<int>> turns;
     for (const int gpu : gpus) turns.push_back(nets_of(gpu));
     for (std::size_t channel = 0; channel < nccl_most_channels; ++channel)
       for (std::size_t g = 0; g < gpus.size(); ++g)
         if (!turns[g].empty() && turns[g][channel % turns[g].size()] == first_of_id(net_place)) return gpus[g];
-    return -1;
+    return std::nullopt;
   }
 
   const NcclSystem& system_;

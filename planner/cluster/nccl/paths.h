@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,7 @@ struct NcclPaths {
   // The NICs that each GPU uses in turn, by its index in NcclSystem::gpus: indices into
   // NcclSystem::nets.
   std::vector<std::vector<int>> nets_of;
-  std::vector<int> gpu_of;  // the GPU that each network is for: index in the list, -1 for none
+  std::vector<std::optional<int>> gpu_of;  // the GPU that each network is for: index in the list
 
   const NcclPath& between(int from, int target) const { return to[target][from]; }
 };

@@ -313,12 +313,12 @@ bool Search::may_return_by(int start_net, int net_place, int step) {
   const NcclNode& start = net_at(start_net);
   const NcclNode& net = net_at(net_place);
   const auto channel = static_cast<std::size_t>(graph_.channels);
-  if (net.plane >= 0 && start.plane >= 0 && net.plane != start.plane) return false;
+  if (net.plane && start.plane && net.plane != start.plane) return false;
   if (graph_.pattern == NcclPattern::tree && net.id != start.id) return false;
   if (graph_.pattern == NcclPattern::ring && graph_.cross_nic == 2) {
     if (channel % 2 == 1 && net.id != graph_.nets[(channel - 1) * 2]) return false;
   } else if (graph_.cross_nic == 0) {
-    if (net.rail >= 0 && start.rail >= 0 ? net.rail != start.rail : net.asic != start.asic || net.port != start.port)
+    if (net.rail && start.rail ? net.rail != start.rail : net.asic != start.asic || net.port != start.port)
       return false;
   }
   return graph_.pattern != NcclPattern::balanced_tree || step == 0 || net.id == graph_.nets[channel * 2 + 1];
@@ -474,12 +474,12 @@ void Search::start_from_net(int back_to_net, int back_to_first) {
           node(other).bandwidth -= static_cast<float>(amount);
     };
     spend(speed);
-    const int near = paths_.gpu_of[place];
+    const std::optional<int> near = paths_.gpu_of[place];
     if (heads) {
-      bool taken = near == -1 || graph_.channels >= static_cast<int>(nets.size());
+      bool taken = !near || graph_.channels >= static_cast<int>(nets.size());
       for (int c = 0; c < graph_.channels; ++c) taken = taken || gpu_of(graph_, c, 0) == near;
       if (!taken) {
-        try_gpu(0, back_to_net, back_to_first, Order::searched, net_node, near);
+        try_gpu(0, back_to_net, back_to_first, Order::searched, net_node, *near);
         found = true;
       }
     } else if (graph_.channels > 0 && graph_.same_channels) {
@@ -493,7 +493,7 @@ void Search::start_from_net(int back_to_net, int back_to_first) {
         left_ = before;
         if (few == perfect) *left_ = perfect;
       }
-      if (near != -1) try_gpu(0, back_to_net, back_to_first, Order::searched, net_node, near);
+      if (near) try_gpu(0, back_to_net, back_to_first, Order::searched, net_node, *near);
       for (const int gpu : nccl_nearest(paths_, net_node, system_.gpus))
         if (gpu != near) try_gpu(0, back_to_net, back_to_first, Order::searched, net_node, gpu);
     }

@@ -136,8 +136,8 @@ void add_nets(NcclSystem& system, const NcclPci& pci, int nic) {
     net.latency = from.latency;
     net.direct_rdma = from.direct_rdma;
     net.collectives = from.collectives;
-    net.rail = from.rail.value_or(-1);
-    net.plane = from.plane.value_or(-1);
+    net.rail = from.rail;
+    net.plane = from.plane;
     connect_both(system, nic, node, NcclDistance::network, net.bandwidth);
   }
 }
@@ -202,17 +202,17 @@ NcclSystem nccl_system(const NcclTopology& topology) {
     node_at(system, cpu).architecture = from.architecture;
     node_at(system, cpu).vendor = from.vendor;
     inter_cpu[cpu] = static_cast<float>(inter_cpu_bandwidth(from));
-    int without_device = -1;  // the parent of NICs that are no PCI devices
+    std::optional<int> without_device;  // the parent of NICs that are no PCI devices
     for (const NcclPci& child : from.children) {
       if (!child.bus_name.empty()) {
         add_pci(system, child, cpu, cpu, placed);
         continue;
       }
-      if (without_device < 0) {
+      if (!without_device) {
         without_device = add_node(system, NcclNodeType::nic, 0);
-        connect_both(system, cpu, without_device, NcclDistance::one_switch, nccl_no_limit);
+        connect_both(system, cpu, *without_device, NcclDistance::one_switch, nccl_no_limit);
       }
-      add_nets(system, child, without_device);
+      add_nets(system, child, *without_device);
     }
   }
   // In the order of the file, after all ends exist.

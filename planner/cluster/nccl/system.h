@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "planner/cluster/cluster.h"
@@ -35,8 +36,8 @@ struct NcclNode {
   float bandwidth = 0.0F;
   float latency = 0.0F;
   bool collectives = false;
-  int rail = -1;
-  int plane = -1;
+  std::optional<int> rail = {};
+  std::optional<int> plane = {};
   // CPUs only.
   CpuArchitecture architecture{};
   CpuVendor vendor{};

@@ -128,7 +128,7 @@ OpWork linear_weight_gradient_work(const OpShape& s, DataType type) {
       true};
 }
 
-// Workspaces on CPU (gemm_blocking.h) -------------------------------------------------------------
+// Workspaces on CPU (cpu_workspace.h) -------------------------------------------------------------
 
 Bytes linear_cpu_workspace(const OpShape& s) {
   return linear_workspace(s.rows, s.columns, s.inner);

@@ -117,8 +117,8 @@ class CpuBackend final : public Backend {
     if (number >= marks_.size()) marks_.resize(number + 1);
     marks_[number] = std::chrono::steady_clock::now();
   }
-  double seconds_at(int mark) override {
-    return std::chrono::duration<double>(marks_.at(static_cast<std::size_t>(mark)) - marks_.at(0)).count();
+  Seconds time_at(int mark) override {
+    return Seconds(std::chrono::duration<double>(marks_.at(static_cast<std::size_t>(mark)) - marks_.at(0)).count());
   }
   bool works_at_once() const override { return true; }
 

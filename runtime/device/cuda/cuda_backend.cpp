@@ -257,10 +257,10 @@ void CudaBackend::mark(StreamId number, int mark) {
   check(cudaEventRecord(made_event(marks_, mark, cudaEventDefault), stream(number)), "note the time");
 }
 
-double CudaBackend::seconds_at(int mark) {
+Seconds CudaBackend::time_at(int mark) {
   float milliseconds = 0.0f;
   check(cudaEventElapsedTime(&milliseconds, at(marks_, 0), at(marks_, mark)), "read the time");
-  return static_cast<double>(milliseconds) * 1e-3;
+  return Seconds(static_cast<double>(milliseconds) * 1e-3);
 }
 
 }  // namespace parplan

@@ -56,7 +56,7 @@ class CudaBackend final : public Backend {
 
   void prepare_marks(int count) override;
   void mark(StreamId stream, int mark) override;
-  double seconds_at(int mark) override;
+  Seconds time_at(int mark) override;
   bool works_at_once() const override { return false; }
 
   // For communicators.

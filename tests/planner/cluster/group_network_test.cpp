@@ -108,7 +108,7 @@ TEST_CASE("a ring over whole nodes uses all their NICs") {
 
 TEST_CASE("with two NICs a device their rates add") {
   CHECK(ring(test_cluster(4, 8, 2), mesh(1, 2, 4), Axis::dp) == doctest::Approx(20));
-  CHECK(route(test_cluster(4, 8, 2).groups.front().node, 0, -1).bandwidth.value == doctest::Approx(20));
+  CHECK(route(test_cluster(4, 8, 2).groups.front().node, 0, {}).bandwidth.value == doctest::Approx(20));
 }
 
 TEST_CASE("oversubscription divides what leaves a node with all its NICs at work, but not one flow alone") {

@@ -101,7 +101,7 @@ TEST_CASE("devices take turns at NICs that are equally near, and take the neares
   CHECK(nic_of(2) == nics[2]);
   CHECK(nic_of(3) == nics[1]);
   CHECK(routes->network_bandwidth == BytesPerSecond(30));
-  CHECK(route(node, 1, -1).latency == Seconds(3));
+  CHECK(route(node, 1, {}).latency == Seconds(3));
 }
 
 TEST_CASE("PCIe carries what NCCL counts on") {

@@ -17,7 +17,7 @@ TEST_CASE("the JSON of a run has both rows with the same keys") {
   const Plan plan = small_plan();
   const RunComparison comparison{.measured = plan.prediction,
                                  .loss = {2.5, 2.25},
-                                 .step_times_s = {11.0, 10.0},
+                                 .step_times = {Seconds(11.0), Seconds(10.0)},
                                  .promised = {Bytes(620)},
                                  .touched = {Bytes(620)},
                                  .process_growth = Bytes(5),

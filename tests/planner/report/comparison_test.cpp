@@ -13,7 +13,7 @@ TEST_CASE("predicted stands beside measured") {
   const Plan plan = small_plan();
   RunComparison comparison{.measured = plan.prediction,
                            .loss = {2.5},
-                           .step_times_s = {11.0},
+                           .step_times = {Seconds(11.0)},
                            .promised = {Bytes(620), Bytes(600)},
                            .touched = {Bytes(620), Bytes(600)},
                            .process_growth = Bytes(1830),

@@ -70,8 +70,8 @@ inline OpGraph random_graph(std::mt19937& random, std::int64_t sequence) {
 }
 
 // Nodes and devices with random speeds, with and without levels above the nodes and rails; two
-// kinds if `unlike`.
-inline Cluster random_cluster(std::mt19937& random, bool gpu, bool unlike) {
+// kinds of device if `heterogeneous`.
+inline Cluster random_cluster(std::mt19937& random, bool gpu, bool heterogeneous) {
   const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most)); };
   Cluster cluster = gpu ? cluster_of("dgx-a100", 8 * (2 + upto(2))) : eight_cores();
   if (gpu && upto(3) == 0) {
@@ -85,7 +85,7 @@ inline Cluster random_cluster(std::mt19937& random, bool gpu, bool unlike) {
         {.name = "spine", .nodes = {}, .oversubscription = std::exp2(upto(7)), .latency = Seconds(5e-6)}};
     cluster.network.rails = upto(2) == 0;
   }
-  if (unlike) {
+  if (heterogeneous) {
     cluster.groups.push_back(cluster.groups.front());
     for (NodeGroup& group : cluster.groups) group.nodes = 1;
     cluster.groups[1].device.name = "other";

@@ -150,9 +150,9 @@ TEST_CASE("work is done at once, repeated work each time, and marks tell the sec
   while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(2)) {
   }
   backend->mark(0, 2);
-  CHECK(backend->seconds_at(0) == 0.0);
-  CHECK(backend->seconds_at(5) >= 0.0);
-  CHECK(backend->seconds_at(2) >= backend->seconds_at(5) + 0.002);
+  CHECK(backend->time_at(0) == Seconds(0.0));
+  CHECK(backend->time_at(5) >= Seconds(0.0));
+  CHECK(backend->time_at(2) >= backend->time_at(5) + Seconds(0.002));
 }
 
 TEST_CASE("scalars are copied, and hold until others are set") {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 
 #include "planner/base/error.h"
 #include "runtime/device/cuda/kernel_launch.h"
@@ -50,11 +51,12 @@ struct FlatRange {
   int head = 0;
 };
 
-// Elements before the first from which all arrays can be moved in vectors; -1 where there is none.
-inline int head_of(int width, std::initializer_list<Array> arrays) {
+// Elements before the first from which all arrays can be moved in vectors; nothing where there
+// is none.
+inline std::optional<int> head_of(int width, std::initializer_list<Array> arrays) {
   for (int head = 0; head < width; ++head)
     if (can_move(width, head, arrays)) return head;
-  return -1;
+  return std::nullopt;
 }
 
 // Calls body(first element, Count<elements>) in device code, for each element in one thread.
@@ -88,9 +90,9 @@ void submit_flat(std::int64_t n, std::initializer_list<Array> arrays, const Subm
     return Grid{.blocks = dim3(static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks)),
                 .threads = dim3(flat_threads)};
   };
-  const int head = head_of(width, arrays);
-  if (head >= 0) {
-    submit(Count<width>{}, FlatRange{n, head}, grid(width));
+  const std::optional<int> head = head_of(width, arrays);
+  if (head) {
+    submit(Count<width>{}, FlatRange{n, *head}, grid(width));
   } else {
     submit(Count<1>{}, FlatRange{n, 0}, grid(1));
   }
