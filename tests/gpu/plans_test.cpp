@@ -200,4 +200,33 @@ TEST_CASE("ranks with a GPU each train over NCCL as the one-rank reference does"
   }
 }
 
+TEST_CASE("layers with whole weights exchange tokens for heads on GPUs, whose ranks share one or have one each") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    for (const DataType type : {DataType::fp32, DataType::bf16}) {
+      const TrainingSpec training = training_in(type);
+      ParallelSpec spec;
+      spec.mesh.degree = {.tp = 2};
+      spec.sequence_parallel = true;
+      spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      Job job = job_of(graph, training, spec, BackendKind::cuda);
+      BlockLayout whole = job.layout.layouts.at(0);
+      for (auto& [parameter, placed] : whole.placements.parameters) placed.tp = replicate();
+      job.layout.layouts.push_back(whole);
+      for (std::size_t b = 0; b < graph.blocks.size(); ++b)
+        if (graph.blocks[b].input && graph.blocks[b].output) job.layout.layout_of_block[b] = 1;
+      INFO(model << ": " << std::string(name(type)));
+      TrainingSpec exact = training;
+      exact.precision = DataType::fp32;
+      const Outcome reference = run_reference(graph, exact, spec.micro_batch, 2);
+      check_close(run_plan(job, one_gpu(gpu, 0, {}), 2), reference, closeness_of(type));
+      if (gpu->devices().size() < 2) continue;
+      const std::unique_ptr<Rendezvous> rendezvous = alone();
+      check_close(run_plan(job, gpu_per_rank(gpu, {0, 1}, *rendezvous, {}), 2), reference, closeness_of(type));
+    }
+  }
+}
+
 }  // namespace parplan
