@@ -95,7 +95,9 @@ struct OpShape {
   std::int64_t window = 0;      // attention: a query sees the last `window` keys, its own among them; 0: all before it
   std::int64_t all_heads = 0;   // attention with ALiBi, query_key_norm: query heads of all ranks
   std::int64_t first_head = 0;  // attention with ALiBi: the first of this rank's query heads among all
-  std::int64_t begin = 0;       // embedding, cross-entropy: first vocabulary row; load_*, add_position, rotary: first position
+  // Embedding and cross-entropy: the first vocabulary row. load_tokens, load_targets, add_position
+  // and rotary: the first position.
+  std::int64_t begin = 0;
   std::int64_t valid = 0;       // vocabulary rows of this shard that are not padding
   ActivationKind activation = ActivationKind::gelu_tanh;
   bool interleaved = false;   // rotary: pairs are elements 2i and 2i + 1 (GPT-J), not i and i + rotary_dim / 2

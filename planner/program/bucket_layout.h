@@ -17,8 +17,8 @@ struct BucketRange {
   bool operator==(const BucketRange&) const = default;
 };
 
-// The flat bucket of a set of parameters. Each starts at a multiple of 16 elements; those that every
-// rank of an axis holds whole come last, and within each part those with weight decay come first.
+// The flat bucket of a set of parameters. Each starts at a multiple of 16 elements. Parameters that
+// every rank of an axis holds whole come last, and within each part those with weight decay first.
 struct BucketLayout {
   std::vector<ParameterPart> parts;
   std::int64_t elements = 0;  // without the padding to the data-parallel degree
@@ -32,7 +32,8 @@ struct BucketLayout {
   };
   std::vector<Run> runs;  // side by side, from 0 to `elements`
 };
-// Of parameters that ops of `block` read, which `placed` places.
+// `parameters` are read by ops of `block`, whose tensors lie as `placed` says; without it they are
+// propagated.
 BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
                            const BlockPlacements& placed, const BlockChoice& choice);
 BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,

@@ -52,7 +52,7 @@ constexpr GroupKey all_along(Axis axis) { return {axis, Members::all}; }
 constexpr bool is_neighbour(GroupKey group) {
   return group.members == Members::next || group.members == Members::previous;
 }
-// What a neighbour calls this rank: what is sent to the next rank is received from the previous one.
+// What a neighbour calls this rank: the next rank receives from its previous one.
 constexpr GroupKey seen_from(GroupKey neighbour) {
   return {neighbour.axis, neighbour.members == Members::next ? Members::previous : Members::next};
 }
