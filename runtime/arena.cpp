@@ -11,22 +11,33 @@ constexpr std::int64_t word = 4;
 constexpr std::int64_t guard_bytes = 4096;
 constexpr StreamId stream = static_cast<StreamId>(Stream::compute);
 
+struct HomeMemory {
+  void* (Backend::*allocate)(Bytes);
+  void (Backend::*release)(void*);
+};
+constexpr PerHome<HomeMemory> home_memory = {.device = {&Backend::allocate, &Backend::release},
+                                             .host = {&Backend::allocate_host, &Backend::release_host}};
+
 }  // namespace
+
+void Arena::Release::operator()(std::byte* memory) const { (backend->*home_memory[home].release)(memory); }
 
 Arena::Arena(Backend& backend, const Program& program) : backend_(backend), program_(program) {
   backend.attach_thread();
-  memory_ = static_cast<std::byte*>(backend.allocate(Bytes(guard_begin() + guard_bytes)));
+  for (const Home home : all_homes)
+    if (size(home).count > 0) {
+      void* memory = (backend.*home_memory[home].allocate)(Bytes(guard_begin(home) + guard_bytes));
+      blocks_[home] = {static_cast<std::byte*>(memory), Release{&backend, home}};
+    }
   refill();
 }
 
-Arena::~Arena() {
-  backend_.attach_thread();
-  backend_.release(memory_);
-}
+Arena::~Arena() { backend_.attach_thread(); }
 
 void Arena::refill() const {
   backend_.attach_thread();
-  backend_.fill(stream, memory_, pattern, (guard_begin() + guard_bytes) / word);
+  for (const Home home : all_homes)
+    if (begin(home) != nullptr) backend_.fill(stream, begin(home), pattern, (guard_begin(home) + guard_bytes) / word);
   backend_.synchronize();
 }
 
@@ -49,23 +60,29 @@ void Arena::zero(int buffer) const {
   backend_.synchronize();
 }
 
-std::int64_t Arena::guard_begin() const { return align_up(Bytes(program_.arena_bytes), word).count; }
+std::int64_t Arena::guard_begin(Home home) const { return align_up(size(home), word).count; }
 
 // Buffers begin at whole words; one that ends within a word shares it with padding.
-std::int64_t Arena::highest_touched(std::int64_t begin, std::int64_t end) const {
+std::int64_t Arena::highest_touched(Home home, std::int64_t begin, std::int64_t end) const {
   backend_.attach_thread();
-  return std::min(begin + word * backend_.end_of_unlike(memory_ + begin, pattern, ceil_div(end - begin, word)), end);
+  const std::int64_t words = ceil_div(end - begin, word);
+  return std::min(begin + word * backend_.end_of_unlike(this->begin(home) + begin, pattern, words), end);
 }
 
-std::int64_t Arena::highest_touched() const {
-  const std::int64_t guard = highest_touched(guard_begin(), guard_begin() + guard_bytes);
-  return guard > guard_begin() ? guard : highest_touched(0, program_.arena_bytes);
+PerHome<std::int64_t> Arena::highest_touched() const {
+  PerHome<std::int64_t> touched;
+  for (const Home home : all_homes) {
+    if (begin(home) == nullptr) continue;
+    const std::int64_t guard = highest_touched(home, guard_begin(home), guard_begin(home) + guard_bytes);
+    touched[home] = guard > guard_begin(home) ? guard : highest_touched(home, 0, size(home).count);
+  }
+  return touched;
 }
 
 std::int64_t Arena::highest_touched(int buffer) const {
   const Buffer& b = program_.buffers[buffer];
   if (b.bytes == 0) return 0;
-  return highest_touched(b.offset, b.offset + b.bytes) - b.offset;
+  return highest_touched(b.home, b.offset, b.offset + b.bytes) - b.offset;
 }
 
 }  // namespace parplan

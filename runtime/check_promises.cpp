@@ -28,10 +28,11 @@ std::string counted_axes() {
 }  // namespace
 
 void check_promises(const Program& program, const Arena& arena, const CommunicationVolume& sent) {
-  const std::int64_t touched = arena.highest_touched();
-  if (touched != program.arena_bytes)
-    throw InternalError(fmt::format("rank {} was promised an arena of {} bytes and touched {}", program.rank,
-                                    program.arena_bytes, touched));
+  const PerHome<std::int64_t> touched = arena.highest_touched();
+  for (const Home home : all_homes)
+    if (touched[home] != program.arena_bytes[home])
+      throw InternalError(fmt::format("rank {} was promised an arena of {} bytes{} and touched {}", program.rank,
+                                      program.arena_bytes[home], where(home), touched[home]));
   const CommunicationVolume& promised = program.communication;
   if (sent != promised)
     throw InternalError(fmt::format("rank {} was to send {} bytes a step ({}) and sent {}", program.rank,
@@ -39,10 +40,11 @@ void check_promises(const Program& program, const Arena& arena, const Communicat
 }
 
 void check_prediction(const Plan& plan, const StepResult& measured) {
-  if (measured.memory.arena() != plan.prediction.memory.arena())
-    throw InternalError(
-        fmt::format("the worst rank's arena is {} bytes; the plan promises {} (was the plan changed by hand?)",
-                    measured.memory.arena().count, plan.prediction.memory.arena().count));
+  for (const Home home : all_homes)
+    if (measured.memory.arena(home) != plan.prediction.memory.arena(home))
+      throw InternalError(
+          fmt::format("the worst rank's arena{} is {} bytes; the plan promises {} (was the plan changed by hand?)",
+                      where(home), measured.memory.arena(home).count, plan.prediction.memory.arena(home).count));
   const CommunicationVolume& sent = measured.communication;
   const CommunicationVolume& promised = plan.prediction.communication;
   if (sent != promised)

@@ -8,7 +8,8 @@
 // with both numbers.
 namespace parplan {
 
-// One rank's step: the arena was touched to its last byte, and the promised bytes were sent.
+// One rank's step: the arena of each home was touched to its last byte, and the promised bytes were
+// sent.
 void check_promises(const Program& program, const Arena& arena, const CommunicationVolume& sent);
 
 // The whole run against the plan's prediction, to the byte.

@@ -83,7 +83,7 @@ void LocalJob::connect() {
     Rank& rank = *ranks_[r];
     rank.backend->attach_thread();
     rank.communicator = world_->make_communicator(hosted()[r], *rank.backend);
-    rank.communicator->register_memory(rank.arena.begin(), rank.arena.size());
+    rank.communicator->register_memory(rank.arena.begin(Home::device), rank.arena.size(Home::device));
   });
 }
 

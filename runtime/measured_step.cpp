@@ -53,7 +53,7 @@ MemoryUse measured_memory(std::span<const Program> programs, BackendKind backend
     return memory;
   }
   Bytes arenas;
-  for (const Program& program : programs) arenas += Bytes(program.arena_bytes);
+  for (const Program& program : programs) arenas += Bytes(program.arena_bytes.device);
   memory.overhead = Bytes((device_used - arenas).count / static_cast<std::int64_t>(programs.size()));
   return memory;
 }

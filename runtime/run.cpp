@@ -106,7 +106,9 @@ RunReport report_of(const LocalJob& job, const StepLog& log, Bytes process_growt
     report.step_times.push_back(step.time);
   }
   report.process_growth = process_growth;
-  for (const Program& program : job.programs()) report.arena_bytes.push_back(Bytes(program.arena_bytes));
+  for (const Home home : all_homes)
+    for (const Program& program : job.programs())
+      report.arena_bytes[home].push_back(Bytes(program.arena_bytes[home]));
   for (const int rank : job.hosted())
     if (report.not_recorded.empty()) report.not_recorded = job.not_recorded(rank);
   return report;
@@ -136,7 +138,8 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
                      .memory = measured_memory(job.programs(), backend, device_used,
                                                shares ? DeviceSharing::shared_device : DeviceSharing::own_device),
                      .communication = measured_communication(plan, log.steps[typical.step])};
-  for (const RankEnd& rank : end.ranks) report.touched_bytes.push_back(Bytes(rank.touched));
+  for (const Home home : all_homes)
+    for (const RankEnd& rank : end.ranks) report.touched_bytes[home].push_back(Bytes(rank.touched[home]));
   if (backend == BackendKind::cuda && !shares) report.device_used = device_used;
   check_prediction(plan, report.measured);
 

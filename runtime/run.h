@@ -28,8 +28,8 @@ struct RunReport {
   // Memory: parts as planned, overhead as reported by the device's driver.
   StepResult measured;
   int measured_rank = 0;             // the rank that finished last
-  std::vector<Bytes> arena_bytes;    // promised, per rank
-  std::vector<Bytes> touched_bytes;  // highest arena byte touched, per rank
+  PerHome<std::vector<Bytes>> arena_bytes;    // promised, per rank
+  PerHome<std::vector<Bytes>> touched_bytes;  // highest arena byte touched, per rank
   Bytes process_growth;              // of this process's resident memory from start to end
   // GPUs, one per rank: memory of the fullest in use at the end, by all programs.
   std::optional<Bytes> device_used;

@@ -26,8 +26,8 @@ void exchange_step(JobStep& step, std::optional<double> loss, std::span<const in
 // The memory of one rank at the end.
 struct RankEnd {
   std::int64_t rank = 0;
-  std::int64_t touched = 0;      // highest byte of the arena
-  std::int64_t device_used = 0;  // memory of its device in use, by all programs
+  PerHome<std::int64_t> touched;  // highest byte of each arena
+  std::int64_t device_used = 0;   // memory of its device in use, by all programs
 };
 
 struct JobEnd {

@@ -29,7 +29,7 @@ void warm_up(const Program& program, Backend& backend, const Arena& arena) {
   constexpr StreamId compute = static_cast<StreamId>(Stream::compute);
   backend.attach_thread();
   for (StreamId stream = 0; stream < static_cast<StreamId>(stream_count); ++stream)
-    backend.fill(stream, arena.begin(), 0, 1);
+    backend.fill(stream, arena.begin(Home::device), 0, 1);
   backend.synchronize();
   backend.set_scalars({});
   std::vector<Launch> launched;

@@ -7,6 +7,7 @@
 
 #include "planner/cluster/axis.h"
 #include "planner/graph/tensor.h"
+#include "planner/plan/home.h"
 
 namespace parplan {
 
@@ -63,11 +64,21 @@ std::vector<RedistributionStep> redistribute(const TensorLayout& from, const Ten
 // through which no gradient passes.
 Placement gradient_placement(Placement placement);
 
+// Where each rank keeps its part of the state of parameters. What a block computes with for a
+// while (gathered parameters, gradients to be reduced) is on the device.
+struct StateHomes {
+  Home parameters{};
+  Home gradients{};
+  Home optimizer{};  // moments and master copies
+  auto operator<=>(const StateHomes&) const = default;
+};
+
 // How the state of parameters is placed.
 struct StateLayout {
   TensorLayout parameters;  // Replicate or FlatShard over an axis
   TensorLayout gradients;
   TensorLayout optimizer;
+  StateHomes homes = {};
   auto operator<=>(const StateLayout&) const = default;
 };
 

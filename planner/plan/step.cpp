@@ -83,6 +83,8 @@ CommunicationVolume& operator+=(CommunicationVolume& volume, const Communication
 }
 
 const char* name(MemoryCategory category) { return row(category).name; }
-Bytes& MemoryUse::part(MemoryCategory category) { return this->*row(category).part; }
+Bytes& MemoryUse::part(MemoryCategory category, Home home) {
+  return home == Home::device ? this->*row(category).part : host;
+}
 
 }  // namespace parplan

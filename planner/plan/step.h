@@ -5,6 +5,7 @@
 
 #include "planner/base/units.h"
 #include "planner/cluster/axis.h"
+#include "planner/plan/home.h"
 
 namespace parplan {
 
@@ -49,8 +50,8 @@ struct StepTime {
 enum class MemoryCategory { parameters, gradients, optimizer, activations, buffers, count_ };
 const char* name(MemoryCategory category);
 
-// Memory of one rank: disjoint parts that sum to the peak. `overhead` is the memory of libraries
-// outside the arena.
+// Memory of one rank. Disjoint parts on its device sum to the peak there, which alone decides
+// whether a plan fits; `overhead` is the memory of libraries outside the arena.
 struct MemoryUse {
   Bytes parameters;
   Bytes gradients;
@@ -58,10 +59,13 @@ struct MemoryUse {
   Bytes activations;
   Bytes buffers;
   Bytes overhead;
+  Bytes host = {};  // the arena in the host's memory, of all categories
 
   Bytes arena() const { return parameters + gradients + optimizer + activations + buffers; }
+  Bytes arena(Home home) const { return home == Home::device ? arena() : host; }
   Bytes peak() const { return arena() + overhead; }
-  Bytes& part(MemoryCategory category);
+  // What a buffer counts as: its category on the device, else its home.
+  Bytes& part(MemoryCategory category, Home home = Home::device);
   bool operator==(const MemoryUse&) const = default;
 };
 

@@ -20,6 +20,7 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     bucket.layout = bucket_layout(graph, graph.blocks[block], parameters, block_choice(job, block, at));
     bucket.blocks = {block};
     bucket.shards = data_shards(layout);
+    bucket.homes = layout.placements.state.homes;
     bucket.data_ranks = layout.degree.dp;
     bucket.elements = padded_elements(bucket.layout.elements, bucket.data_ranks);
     bucket.shard_elements = bucket.shards.optimizer ? bucket.elements / bucket.data_ranks : bucket.elements;

@@ -18,6 +18,7 @@ struct RankBucket {
   std::vector<int> blocks;
   std::optional<TensorId> tied;
   DataShards shards;               // what of it is sharded over the data axis
+  StateHomes homes;
   int data_ranks = 1;
   std::int64_t elements = 0;       // padded to the data-parallel degree
   std::int64_t shard_begin = 0;    // of this rank; the whole bucket without ZeRO

@@ -38,7 +38,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                        .shards = bucket.shards,
                        .data_ranks = bucket.data_ranks,
                        .tied = bucket.tied.has_value(),
-                       .used_twice = bucket.blocks.size() > 1});
+                       .used_twice = bucket.blocks.size() > 1,
+                       .homes = bucket.homes});
   // A slot holds a micro-batch of any of the rank's stages.
   std::vector<SavedSizes> saved;
   std::int64_t crossing = 0;
@@ -139,9 +140,10 @@ void make_buffers(Lowering& lowering) {
     else if (is_persistent(buffer.role) && buffer.role != BufferRole::loss_scale)
       of = lowering.rank_buckets[buffer.of].name;
     else of = fmt::format("{}", slot);
-    keep(lowering, buffer, slot,
-         add_buffer(lowering.program, fmt::format(fmt::runtime(words(buffer.role)), of, slot), buffer.category,
-                    buffer.bytes, is_persistent(buffer.role)));
+    const int number = add_buffer(lowering.program, fmt::format(fmt::runtime(words(buffer.role)), of, slot),
+                                  buffer.category, buffer.bytes, is_persistent(buffer.role));
+    lowering.program.buffers[number].home = buffer.home;
+    keep(lowering, buffer, slot, number);
   };
   for (std::size_t i = 0; i < buffers.size();) {
     std::size_t end = i + 1;

@@ -7,34 +7,52 @@
 #include "planner/program/lowering_state.h"
 
 namespace parplan {
+namespace {
 
-MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
-  std::array<Bytes, count_of<MemoryCategory>> bytes{};  // by category: searches call this most
-  RankBuffer last;
-  for_each_buffer(sizes, training, [&](const RankBuffer& buffer) {
-    bytes[index_of(buffer.category)] +=
-        align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
-    last = buffer;
-  });
-  // The last buffer is not padded.
-  bytes[index_of(last.category)] -= align_up(Bytes(last.bytes), buffer_alignment) - Bytes(last.bytes);
-  MemoryUse use;
-  for (std::size_t i = 0; i < bytes.size(); ++i) use.part(static_cast<MemoryCategory>(i)) = bytes[i];
-  return use;
+// Where MemoryUse::part counts a buffer: the categories on the device, then the other homes.
+constexpr std::size_t parts = count_of<MemoryCategory> + count_of<Home> - 1;
+constexpr std::size_t part_of(MemoryCategory category, Home home) {
+  return home == Home::device ? index_of(category) : count_of<MemoryCategory> + index_of(home) - 1;
 }
 
-// Places buffers one after another, each aligned.
+}  // namespace
+
+MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
+  std::array<Bytes, parts> bytes{};  // searches call this most
+  struct Last {
+    std::size_t part = 0;
+    Bytes bytes;
+  };
+  std::array<Last, count_of<Home>> last;  // by home
+  for_each_buffer(sizes, training, [&](const RankBuffer& buffer) {
+    const std::size_t part = part_of(buffer.category, buffer.home);
+    bytes[part] += align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
+    last[index_of(buffer.home)] = {.part = part, .bytes = Bytes(buffer.bytes)};
+  });
+  // The last buffer of an arena is not padded.
+  for (const Last& of_home : last)
+    bytes[of_home.part] -= align_up(of_home.bytes, buffer_alignment) - of_home.bytes;
+  const auto on_device = [&](MemoryCategory category) { return bytes[part_of(category, Home::device)]; };
+  return {.parameters = on_device(MemoryCategory::parameters),
+          .gradients = on_device(MemoryCategory::gradients),
+          .optimizer = on_device(MemoryCategory::optimizer),
+          .activations = on_device(MemoryCategory::activations),
+          .buffers = on_device(MemoryCategory::buffers),
+          .overhead = {},
+          .host = bytes[part_of({}, Home::host)]};
+}
+
+// Places the buffers of each home one after another, each aligned.
 void plan_memory(Program& program, Bytes overhead) {
-  std::int64_t offset = 0;
-  for (std::size_t i = 0; i < program.buffers.size(); ++i) {
-    Buffer& buffer = program.buffers[i];
-    buffer.offset = offset;
-    program.arena_bytes = buffer.offset + buffer.bytes;
-    const bool last = i + 1 == program.buffers.size();
-    const std::int64_t end =
-        last ? program.arena_bytes : align_up(Bytes(program.arena_bytes), buffer_alignment).count;
-    program.memory.part(buffer.category) += Bytes(end - offset);
-    offset = end;
+  PerHome<const Buffer*> last;
+  for (Buffer& buffer : program.buffers) {
+    std::int64_t& end = program.arena_bytes[buffer.home];
+    buffer.offset = align_up(Bytes(end), buffer_alignment).count;
+    if (const Buffer* before = last[buffer.home])
+      program.memory.part(before->category, before->home) += Bytes(buffer.offset - end);
+    end = buffer.offset + buffer.bytes;
+    program.memory.part(buffer.category, buffer.home) += Bytes(buffer.bytes);
+    last[buffer.home] = &buffer;
   }
   program.memory.overhead = overhead;
 }

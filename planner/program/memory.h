@@ -22,6 +22,7 @@ struct BucketSizes {
   int data_ranks = 1;
   bool tied = false;
   bool used_twice = false;
+  StateHomes homes = {};
   std::int64_t times = 1;  // equal buckets of so many blocks
 };
 struct SavedSizes {
@@ -70,6 +71,7 @@ constexpr bool is_persistent(BufferRole role) { return role <= BufferRole::loss_
 struct RankBuffer {
   BufferRole role{};
   MemoryCategory category{};
+  Home home{};
   std::int64_t bytes = 0;
   std::int64_t times = 1;  // equal buffers of equal blocks
   // The number of buffers that take turns; several buffers in a row are listed slot by slot.
@@ -77,8 +79,8 @@ struct RankBuffer {
   std::size_t of = 0;  // the bucket or the saved block that it belongs to
 };
 
-// Calls visit(RankBuffer) for every buffer of a rank, in the order of its arena. Lowering allocates
-// this list, and `rank_memory` sums it.
+// Calls visit(RankBuffer) for every buffer of a rank, in the order of the arena in its home.
+// Lowering allocates this list, and `rank_memory` sums it.
 template <class Visit>
 void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit visit) {
   const OptimizerState state = optimizer_state(training);
@@ -104,6 +106,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     take(bucket.shards.gradients, largest.unreduced);
     visit(RankBuffer{.role = BufferRole::parameters,
                       .category = MemoryCategory::parameters,
+                      .home = bucket.homes.parameters,
                       .bytes = local(bucket, bucket.shards.parameters) * element,
                       .times = bucket.times,
                       .of = i});
@@ -111,6 +114,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     RankBuffer buffer{.role = BufferRole::gradients,
                        .category = MemoryCategory::gradients,
+                       .home = bucket.homes.gradients,
                        .bytes = local(bucket, bucket.shards.gradients) * gradient_bytes,
                        .times = bucket.times,
                        .of = i};
@@ -120,6 +124,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   });
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     RankBuffer buffer{.category = MemoryCategory::optimizer,
+                       .home = bucket.homes.optimizer,
                        .bytes = local(bucket, bucket.shards.optimizer) * state_bytes,
                        .times = bucket.times,
                        .of = i};

@@ -8,6 +8,7 @@
 #include "planner/base/enum.h"
 #include "planner/base/units.h"
 #include "planner/graph/op_graph.h"
+#include "planner/plan/home.h"
 #include "planner/plan/schedule.h"
 #include "planner/plan/step.h"
 
@@ -127,13 +128,14 @@ struct Segment {
   bool operator==(const Segment&) const = default;
 };
 
-// A named piece of the arena.
+// A named piece of the arena in its home.
 struct Buffer {
   std::string name;
   MemoryCategory category{};
   std::int64_t bytes = 0;
   std::int64_t offset = 0;
   bool persistent = false;  // keeps its value between steps
+  Home home{};
   bool operator==(const Buffer&) const = default;
 };
 
@@ -204,7 +206,7 @@ struct Program {
   std::optional<int> loss_buffer;
   std::optional<int> norm_buffer;        // fp32: global sum of squared gradients; with clipping
   std::optional<int> loss_scale_buffer;  // LossScale: fp16 only
-  std::int64_t arena_bytes = 0;          // size to allocate: the end of the last buffer
+  PerHome<std::int64_t> arena_bytes;     // sizes to allocate: the ends of the last buffers
   MemoryUse memory;
   CommunicationVolume communication;
 

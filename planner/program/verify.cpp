@@ -63,20 +63,20 @@ class StructureCheck {
   void buffers() {
     std::vector<std::size_t> order(program_.buffers.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return program_.buffers[a].offset < program_.buffers[b].offset;
-    });
-    const Buffer* before = nullptr;  // the one of those so far that reaches furthest
+    std::ranges::stable_sort(order, {}, [&](std::size_t i) { return program_.buffers[i].offset; });
+    PerHome<const Buffer*> furthest;  // of those so far, the one that reaches furthest
     for (std::size_t i : order) {
       const Buffer& buffer = program_.buffers[i];
+      const std::int64_t arena = program_.arena_bytes[buffer.home];
       const std::int64_t end = buffer.offset + buffer.bytes;
-      if (buffer.offset < 0 || buffer.bytes < 0 || end > program_.arena_bytes)
-        fault(-1, -1, "buffer '{}' at [{}, {}) is outside the arena of {} B", buffer.name, buffer.offset, end,
-              program_.arena_bytes);
+      if (buffer.offset < 0 || buffer.bytes < 0 || end > arena)
+        fault(-1, -1, "buffer '{}' at [{}, {}) is outside the arena of {} B{}", buffer.name, buffer.offset, end, arena,
+              where(buffer.home));
       if (buffer.bytes <= 0) continue;
+      const Buffer*& before = furthest[buffer.home];
       if (before && before->offset + before->bytes > buffer.offset)
-        fault(-1, -1, "buffers overlap: '{}' at [{}, {}) and '{}' at [{}, {})", before->name, before->offset,
-              before->offset + before->bytes, buffer.name, buffer.offset, end);
+        fault(-1, -1, "buffers overlap{}: '{}' at [{}, {}) and '{}' at [{}, {})", where(buffer.home), before->name,
+              before->offset, before->offset + before->bytes, buffer.name, buffer.offset, end);
       if (!before || before->offset + before->bytes < end) before = &buffer;
     }
     const auto known = [&](const char* what, std::optional<int> id) {

@@ -103,15 +103,19 @@ std::string write_bucket(const Bucket& bucket, const Program& program) {
 
 std::string write_program(const Program& program) {
   std::string text =
-      fmt::format("rank {}, stage {}, arena {} B\n", program.rank, program.pipeline_rank, program.arena_bytes);
+      fmt::format("rank {}, stage {}, arena {} B", program.rank, program.pipeline_rank, program.arena_bytes.device);
+  for (const Home home : all_homes)
+    if (home != Home::device && program.arena_bytes[home] > 0)
+      text += fmt::format(", {} arena {} B", name(home), program.arena_bytes[home]);
+  text += "\n";
   text += "groups\n";
   for (const Group& group : program.groups)
     if (!group.ranks.empty()) text += fmt::format("  {}: {}\n", name(group.key), fmt::join(group.ranks, ", "));
   text += "buffers\n";
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     const Buffer& buffer = program.buffers[b];
-    text += fmt::format("  {} '{}' {} [{}, {}){}\n", b, buffer.name, name(buffer.category), buffer.offset,
-                        buffer.offset + buffer.bytes, buffer.persistent ? " persistent" : "");
+    text += fmt::format("  {} '{}' {} [{}, {}){}{}\n", b, buffer.name, name(buffer.category), buffer.offset,
+                        buffer.offset + buffer.bytes, where(buffer.home), buffer.persistent ? " persistent" : "");
   }
   text += "buckets\n";
   for (const Bucket& bucket : program.buckets) text += write_bucket(bucket, program);

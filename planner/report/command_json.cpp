@@ -99,8 +99,8 @@ Json run_json(const ReportInputs& inputs, const Plan& plan, const RunComparison&
   for (const double loss : comparison.loss) json["loss"].push_back(json_number(loss));
   json["step_times_s"] = Json::array();
   for (const Seconds time : comparison.step_times) json["step_times_s"].push_back(json_number(time.value));
-  json["promised_arena_bytes"] = bytes_json(comparison.promised);
-  json["touched_arena_bytes"] = bytes_json(comparison.touched);
+  json["promised_arena_bytes"] = bytes_json(comparison.promised.device);
+  json["touched_arena_bytes"] = bytes_json(comparison.touched.device);
   json["process_growth_bytes"] = comparison.process_growth.count;
   json["instructions"] = Json::array();
   for (const InstructionTimes& times : comparison.instructions)

@@ -39,8 +39,15 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
   for (const CommunicationPart& part : communication_parts())
     bytes(fmt::format("sent a step, {}", part.name), predicted.communication[part.axis],
           measured.communication[part.axis]);
-  for (std::size_t rank = 0; rank < comparison.promised.size(); ++rank)
-    bytes(fmt::format("peak of rank {}", rank), comparison.promised[rank], comparison.touched[rank]);
+  Bytes arenas;
+  for (const Home home : all_homes) {
+    const std::vector<Bytes>& promised = comparison.promised[home];
+    const Bytes of_home = std::accumulate(promised.begin(), promised.end(), Bytes(0));
+    arenas += of_home;
+    if (home != Home::device && of_home == Bytes(0)) continue;
+    for (std::size_t rank = 0; rank < promised.size(); ++rank)
+      bytes(fmt::format("peak of rank {}{}", rank, where(home)), promised[rank], comparison.touched[home][rank]);
+  }
   if (comparison.device_used) {
     rows.push_back({"device memory in use", format_bytes(predicted.memory.peak()),
                     format_bytes(*comparison.device_used),
@@ -50,7 +57,6 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
   }
   // A process holds the arenas of all ranks; the rest of its growth is threads, the text and
   // libraries.
-  const Bytes arenas = std::accumulate(comparison.promised.begin(), comparison.promised.end(), Bytes(0));
   rows.push_back({"process memory growth", format_bytes(arenas), format_bytes(comparison.process_growth),
                   difference(static_cast<double>(arenas.count), static_cast<double>(comparison.process_growth.count))});
   return align_columns(rows, 1);

@@ -23,8 +23,8 @@ struct RunComparison {
   StepResult measured;
   std::vector<double> loss;          // mean per token, per step
   std::vector<Seconds> step_times;
-  std::vector<Bytes> promised;            // arena, per rank
-  std::vector<Bytes> touched;             // highest byte touched, per rank
+  PerHome<std::vector<Bytes>> promised;   // arenas, per rank
+  PerHome<std::vector<Bytes>> touched;    // highest byte touched, per rank
   Bytes process_growth;                   // of resident memory from start to end
   std::optional<Bytes> device_used = {};  // GPUs: memory in use on the fullest device according to its driver
   std::vector<InstructionTimes> instructions;

@@ -21,7 +21,8 @@ std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) { return pa
 BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Placements& placements) {
   return {.elements = padded(elements, spec),
           .shards = data_shards(placements, spec.dp()),
-          .data_ranks = spec.dp()};
+          .data_ranks = spec.dp(),
+          .homes = placements.state.homes};
 }
 
 std::int64_t crossing_bytes(const LoweredBlock& block) { return std::max(block.input_bytes, block.output_bytes); }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -17,6 +18,8 @@
 #include "planner/plan/schedule.h"
 #include "planner/program/bucket_layout.h"
 #include "planner/program/lower.h"
+#include "planner/program/memory.h"
+#include "planner/program/verify.h"
 #include "tests/numerics/op_graphs.h"
 #include "tests/numerics/plan_runs.h"
 
@@ -103,6 +106,50 @@ std::string vary_weights(const OpGraph& graph, const ParallelSpec& spec, Layout&
     layout.layouts.push_back(std::move(of_block));
   }
   return what;
+}
+
+// Gives the state of every block homes of its own. Blocks that tie a parameter have the same ones.
+std::string vary_homes(const OpGraph& graph, Layout& layout, std::mt19937& random) {
+  const auto draw = [&] {
+    const auto any = [&] { return all_homes[random() % all_homes.size()]; };
+    return StateHomes{.parameters = any(), .gradients = any(), .optimizer = any()};
+  };
+  std::string what;
+  const StateHomes of_tied = draw();
+  for (std::size_t b = 0; b < graph.blocks.size(); ++b) {
+    StateHomes& homes = layout.layouts[layout.layout_of_block[b]].placements.state.homes;
+    homes = block_parameters(graph, graph.blocks[b]).tied ? of_tied : draw();
+    what += fmt::format(" {}: parameters {}, gradients {}, optimizer {};", graph.blocks[b].name,
+                        name(homes.parameters), name(homes.gradients), name(homes.optimizer));
+  }
+  return what;
+}
+
+// The buffers of every bucket lie where the layouts of its blocks say, all others on the device.
+void check_homes(const Job& job, const Program& program) {
+  std::map<std::string, StateHomes> homes_of;  // by bucket
+  for (std::size_t b = 0; b < job.graph->blocks.size(); ++b) {
+    const Block& block = job.graph->blocks[b];
+    const StateHomes& homes = job.layout.of_block(static_cast<int>(b)).placements.state.homes;
+    homes_of[block.name] = homes;
+    if (const auto tied = block_parameters(*job.graph, block).tied) homes_of[job.graph->tensors[*tied].name] = homes;
+  }
+  std::vector<Home> expected(program.buffers.size(), Home::device);
+  for (const Bucket& bucket : program.buckets) {
+    const StateHomes& homes = homes_of.at(bucket.name);
+    const auto expect = [&](std::optional<int> buffer, Home home) {
+      if (buffer) expected[*buffer] = home;
+    };
+    expect(bucket.parameters, homes.parameters);
+    for (const std::optional<int> gradients : {std::optional(bucket.gradients), bucket.second_gradients})
+      expect(gradients, homes.gradients);
+    for (const std::optional<int> state : {bucket.first_moment, bucket.second_moment, bucket.master})
+      expect(state, homes.optimizer);
+  }
+  for (std::size_t b = 0; b < program.buffers.size(); ++b) {
+    INFO(program.buffers[b].name);
+    CHECK(program.buffers[b].home == expected[b]);
+  }
 }
 
 // One order of (phase, chunk, micro-batch) that every rank follows, drawn at random among those in
@@ -201,6 +248,63 @@ TEST_CASE("blocks with whole weights, which exchange tokens for heads and featur
   for (const char* redistribution : {"all-to-all", "all-gather", "slice"}) {
     CAPTURE(redistribution);
     CHECK(moved[redistribution] > 0);
+  }
+}
+
+TEST_CASE("state on the host trains to the same bits as on the device, block by block") {
+  std::mt19937 random(20261125);
+  for (const std::string& model : models) {
+    const OpGraph graph = graph_of(model);
+    for (int trial = 0; trial < 12; ++trial) {
+      TrainingSpec training = training_of();
+      training.clip_norm = trial % 2 == 0 ? 0.0 : 0.5;
+      ParallelSpec spec;
+      spec.mesh.degree = {.pp = 1 + static_cast<int>(random() % 2), .dp = 1 + static_cast<int>(random() % 2),
+                          .tp = 1 + static_cast<int>(random() % 2)};
+      const int blocks = static_cast<int>(graph.blocks.size());
+      const int cut = 1 + static_cast<int>(random() % static_cast<unsigned>(blocks - 1));
+      spec.stage_blocks = spec.pp() == 1 ? std::vector{blocks} : std::vector{cut, blocks - cut};
+      Job job = job_of(graph, training, spec);
+      std::string what = describe(spec) + vary_blocks(graph, spec, job.layout, random);
+      const Outcome on_device = run_plan(job, cpu_threads(), 2);
+      std::int64_t bytes_on_device = 0;
+      for (const Program& program : lower_all(job)) bytes_on_device += program.arena_bytes.device;
+      if (trial < 2) {
+        for (BlockLayout& layout : job.layout.layouts) layout.placements.state.homes.optimizer = Home::host;
+      } else {
+        what += vary_homes(graph, job.layout, random);
+      }
+      INFO(model << ": " << what);
+      check_equal(run_plan(job, cpu_threads(), 2), on_device);
+      PerHome<std::int64_t> bytes;
+      std::int64_t padding = 0;  // an arena's last buffer has none
+      for (const Program& program : lower_all(job)) {
+        check_homes(job, program);
+        for (const Home home : all_homes) bytes[home] += program.arena_bytes[home];
+        padding += 2 * buffer_alignment;
+      }
+      CHECK(bytes.host > 0);
+      CHECK(bytes.device + bytes.host <= bytes_on_device);
+      CHECK(bytes.device + bytes.host > bytes_on_device - padding);
+    }
+  }
+}
+
+TEST_CASE("a buffer in the wrong home does not verify") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  ParallelSpec spec;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  Job job = job_of(graph, training_of(), spec);
+  for (BlockLayout& layout : job.layout.layouts) layout.placements.state.homes.optimizer = Home::host;
+  const Program program = lower(job, 0);
+  REQUIRE(find_faults({&program, 1}).empty());
+  for (std::size_t b = 0; b < program.buffers.size(); ++b) {
+    if (program.buffers[b].bytes == 0) continue;
+    Program broken = program;
+    Home& home = broken.buffers[b].home;
+    home = home == Home::device ? Home::host : Home::device;
+    INFO(program.buffers[b].name);
+    CHECK(!find_faults({&broken, 1}).empty());
   }
 }
 

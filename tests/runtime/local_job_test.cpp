@@ -123,7 +123,8 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
     CHECK(report.loss.size() == 4);
     CHECK(report.loss.back() < report.loss.front());
     CHECK(report.arena_bytes == report.touched_bytes);
-    CHECK(report.arena_bytes.size() == 2);
+    CHECK(report.arena_bytes.device.size() == 2);
+    CHECK(report.arena_bytes.host == std::vector<Bytes>(2));
     CHECK(report.measured.time.total().value > 0.0);
     CHECK(report.measured.memory == plan.prediction.memory);
     CHECK(!report.instructions.empty());
@@ -134,6 +135,27 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
   broken = plan_of(graph, 2, 1);
   broken.prediction.communication.dp += Bytes(4);
   CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}, *rendezvous), InternalError);
+}
+
+TEST_CASE("a run holds the peak of each home to the plan's promise") {
+  const OpGraph graph = tiny("tiny-gpt2");
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("text.bin", std::string(400, '\1'));
+  const std::unique_ptr<Rendezvous> rendezvous = alone();
+  const RunOptions options{.steps = 2, .data = path, .on_step = {}};
+  Plan plan = plan_of(graph, 2, 1);
+  const MemoryUse on_device = plan.prediction.memory;
+  plan.placements.state.homes.optimizer = Home::host;
+  CHECK_THROWS_AS(run_plan(graph, plan, options, *rendezvous), InternalError);  // promises all bytes on the device
+  const Bytes moved = on_device.optimizer - Bytes(128);  // the last buffer of an arena is not padded
+  plan.prediction.memory.host = moved;
+  plan.prediction.memory.optimizer = Bytes(0);
+  const RunReport report = run_plan(graph, plan, options, *rendezvous);
+  CHECK(report.measured.memory == plan.prediction.memory);
+  CHECK(report.arena_bytes == report.touched_bytes);
+  CHECK(report.arena_bytes.host == std::vector<Bytes>(2, moved));
+  plan.prediction.memory.host += Bytes(64);
+  CHECK_THROWS_AS(run_plan(graph, plan, options, *rendezvous), InternalError);
 }
 
 TEST_CASE("a plan that cannot run here says what is missing") {

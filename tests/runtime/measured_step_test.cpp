@@ -49,7 +49,7 @@ TEST_CASE("on a GPU three steps warm up, and the profiled last one only gives th
 
 TEST_CASE("the overhead of a GPU is what is in use beyond the arenas, shared by the ranks on it") {
   std::vector<Program> programs(2);
-  for (Program& program : programs) program.arena_bytes = 100;
+  for (Program& program : programs) program.arena_bytes.device = 100;
   programs[0].memory.parameters = Bytes(100);
   programs[0].memory.overhead = Bytes(7);
   programs[1].memory.parameters = Bytes(60);

@@ -57,6 +57,31 @@ TEST_CASE("Every memory category has its name and its own part of the arena") {
   CHECK(memory.peak() == Bytes(1031));
 }
 
+TEST_CASE("Memory on the host is counted apart from the device's parts and peak") {
+  MemoryUse memory;
+  memory.part(MemoryCategory::parameters) += Bytes(3);
+  memory.part(MemoryCategory::optimizer, Home::host) += Bytes(5);
+  memory.part(MemoryCategory::gradients, Home::host) += Bytes(7);
+  CHECK(memory == MemoryUse{.parameters = Bytes(3),
+                            .gradients = {},
+                            .optimizer = {},
+                            .activations = {},
+                            .buffers = {},
+                            .overhead = {},
+                            .host = Bytes(12)});
+  CHECK(memory.arena(Home::device) == Bytes(3));
+  CHECK(memory.arena(Home::host) == Bytes(12));
+  CHECK(memory.peak() == Bytes(3));
+}
+
+TEST_CASE("A value of each home is found by name and by home") {
+  PerHome<int> values{.device = 1, .host = 2};
+  for (const Home home : all_homes) values[home] *= 10;
+  CHECK(values == PerHome<int>{.device = 10, .host = 20});
+  CHECK(name(Home::device) == std::string("device"));
+  CHECK(name(Home::host) == std::string("host"));
+}
+
 TEST_CASE("Schedules and recompute have the names of the command line") {
   CHECK(std::string(name(ScheduleKind::gpipe)) == "gpipe");
   CHECK(std::string(name(ScheduleKind::one_f_one_b)) == "1f1b");

@@ -256,10 +256,10 @@ class Machine {
       : program_(program),
         vocabulary_(vocabulary),
         backend_(make_cpu_backend()),
-        arena_(
-            static_cast<char*>(::operator new (static_cast<std::size_t>(program.arena_bytes), std::align_val_t{256}))) {
+        arena_(static_cast<char*>(
+            ::operator new (static_cast<std::size_t>(program.arena_bytes.device), std::align_val_t{256}))) {
     const float poison = std::numeric_limits<float>::quiet_NaN();
-    for (std::int64_t i = 0; i + 4 <= program.arena_bytes; i += 4) std::memcpy(arena_.get() + i, &poison, 4);
+    for (std::int64_t i = 0; i + 4 <= program.arena_bytes.device; i += 4) std::memcpy(arena_.get() + i, &poison, 4);
     std::uint32_t state = 1;
     for (const Buffer& buffer : program.buffers) {
       if (!buffer.persistent) continue;

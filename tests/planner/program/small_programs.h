@@ -43,8 +43,8 @@ struct SmallProgram {
     return *this;
   }
   int buffer(std::string name, MemoryCategory category, std::int64_t bytes, bool persistent = false) {
-    program.buffers.push_back({std::move(name), category, bytes, program.arena_bytes, persistent});
-    program.arena_bytes += bytes;
+    program.buffers.push_back({std::move(name), category, bytes, program.arena_bytes.device, persistent});
+    program.arena_bytes.device += bytes;
     return static_cast<int>(program.buffers.size()) - 1;
   }
 

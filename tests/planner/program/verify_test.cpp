@@ -131,8 +131,31 @@ TEST_CASE("a buffer within another is found behind a third") {
 
 TEST_CASE("a buffer outside the arena is found") {
   std::vector<Program> programs = data_parallel_job();
-  programs[0].arena_bytes -= 1;
+  programs[0].arena_bytes.device -= 1;
   CHECK(faults_of(programs) == "rank 0: buffer 'saved' at [256, 336) is outside the arena of 335 B");
+}
+
+TEST_CASE("buffers of different homes do not overlap, each lies in the arena of its own") {
+  std::vector<Program> programs = data_parallel_job();
+  Program& program = programs[0];
+  Buffer& first = program.buffers[data_parallel::first_moment];
+  Buffer& second = program.buffers[data_parallel::second_moment];
+  for (Buffer* moment : {&first, &second}) moment->home = Home::host;
+  CHECK(faults_of(programs) ==
+        "rank 0: buffer 'first moment' at [128, 192) is outside the arena of 0 B on the host\n"
+        "rank 0: buffer 'second moment' at [192, 256) is outside the arena of 0 B on the host");
+  program.arena_bytes.host = 128;
+  first.offset = 0;
+  second.offset = 64;
+  CHECK(faults_of(programs) == "");
+  second.offset = 63;
+  CHECK(faults_of(programs) ==
+        "rank 0: buffers overlap on the host: 'first moment' at [0, 64) and 'second moment' at [63, 127)");
+  second.offset = 65;
+  CHECK(faults_of(programs) == "rank 0: buffer 'second moment' at [65, 129) is outside the arena of 128 B on the host");
+  second.offset = 64;
+  first.home = Home::device;  // where 'table' lies
+  CHECK(faults_of(programs) == "rank 0: buffers overlap: 'table' at [0, 64) and 'first moment' at [0, 64)");
 }
 
 TEST_CASE("indices out of range are found before they are used") {
@@ -652,7 +675,7 @@ TEST_CASE("sends that need a buffer in between are a deadlock of concurrent stre
 
 TEST_CASE("verify throws the first faults") {
   std::vector<Program> programs = data_parallel_job();
-  programs[0].arena_bytes = 0;
+  programs[0].arena_bytes.device = 0;
   std::string message;
   try {
     verify(programs);

@@ -66,6 +66,17 @@ calls
 )");
 }
 
+TEST_CASE("buffers on the host read as such") {
+  Program program = data_parallel_program(1);
+  Buffer& moved = program.buffers[data_parallel::second_moment];
+  moved.home = Home::host;
+  moved.offset = 0;
+  program.arena_bytes.host = 64;
+  const std::string text = write_program(program);
+  CHECK(text.starts_with("rank 1, stage 0, arena 336 B, host arena 64 B\n"));
+  CHECK(text.find("  3 'second moment' optimizer [0, 64) on the host persistent\n") != std::string::npos);
+}
+
 TEST_CASE("events and scratch of a segment read as text") {
   SmallProgram p(0);
   p.buffer("scratch", MemoryCategory::activations, 64);

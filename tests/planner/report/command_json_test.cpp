@@ -18,8 +18,8 @@ TEST_CASE("the JSON of a run has both rows with the same keys") {
   const RunComparison comparison{.measured = plan.prediction,
                                  .loss = {2.5, 2.25},
                                  .step_times = {Seconds(11.0), Seconds(10.0)},
-                                 .promised = {Bytes(620)},
-                                 .touched = {Bytes(620)},
+                                 .promised = {.device = {Bytes(620)}},
+                                 .touched = {.device = {Bytes(620)}},
                                  .process_growth = Bytes(5),
                                  .instructions = {}};
   const Json json = run_json(

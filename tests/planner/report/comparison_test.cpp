@@ -14,8 +14,8 @@ TEST_CASE("predicted stands beside measured") {
   RunComparison comparison{.measured = plan.prediction,
                            .loss = {2.5},
                            .step_times = {Seconds(11.0)},
-                           .promised = {Bytes(620), Bytes(600)},
-                           .touched = {Bytes(620), Bytes(600)},
+                           .promised = {.device = {Bytes(620), Bytes(600)}},
+                           .touched = {.device = {Bytes(620), Bytes(600)}},
                            .process_growth = Bytes(1830),
                            .instructions = {}};
   comparison.measured.time.compute = Seconds(7.0);
@@ -33,6 +33,14 @@ TEST_CASE("predicted stands beside measured") {
         "peak of rank 0                       620 B     620 B       equal\n"
         "peak of rank 1                       600 B     600 B       equal\n"
         "process memory growth             1.19 KiB  1.79 KiB     +50.0 %\n");
+  // Arenas on the host have rows of their own where a rank has one, and the process holds them too.
+  comparison.promised.host = comparison.touched.host = {Bytes(0), Bytes(610)};
+  const std::string text = write_comparison(plan, comparison);
+  CHECK(text.substr(text.find("peak of rank 1")) ==
+        "peak of rank 1                       600 B     600 B       equal\n"
+        "peak of rank 0 on the host             0 B       0 B       equal\n"
+        "peak of rank 1 on the host           610 B     610 B       equal\n"
+        "process memory growth             1.79 KiB  1.79 KiB       equal\n");
 }
 
 TEST_CASE("instructions are shown longest first, the rest in the sum") {

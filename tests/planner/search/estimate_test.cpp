@@ -101,6 +101,47 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
   CHECK(gaps / count < 0.3);
 }
 
+TEST_CASE("an estimate has the memory of every home that lowering plans, and only the device's must fit") {
+  std::mt19937 random(5);
+  for (int setting = 0; setting < 30; ++setting) {
+    const bool gpu = setting % 4 != 0;
+    const OpGraph graph = random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    const TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
+    Estimator estimator(graph, cluster, training);
+    const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, std::min(8, cluster.devices()), {});
+    for (int trial = 0; trial < 20; ++trial) {
+      ParallelSpec spec = specs[random() % specs.size()];
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
+      Placements placements = place(graph, spec);
+      const ScheduleRow& row = row_of(spec.schedule);
+      const Estimate on_device = estimator.estimate(spec, placements, forms_of(row));
+      CHECK(on_device.memory.host == Bytes(0));
+      const auto any = [&] { return all_homes[random() % all_homes.size()]; };
+      const bool all_state = trial % 4 == 0;
+      if (all_state) placements.state.homes.optimizer = Home::host;
+      else placements.state.homes = {.parameters = any(), .gradients = any(), .optimizer = any()};
+      INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
+      const Estimate estimate = estimator.estimate(spec, placements, forms_of(row));
+      const Schedule schedule = row.actions({spec.pp(), static_cast<int>(micro_batches(spec, training))});
+      const StepResult simulated =
+          simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
+      CHECK(estimate.memory == simulated.memory);
+      CHECK(estimate.memory_stage == simulated.memory_stage);
+      CHECK(estimate.lower_bound <= simulated.time.total() * (1 + 1e-12));
+      CHECK(estimate.spare >= on_device.spare);
+      const Bytes capacity = estimator.capacity(spec.mesh, estimate.memory_stage);
+      if (spec.pp() == 1) CHECK(estimate.spare == capacity - estimate.memory.peak());
+      if (!all_state || spec.pp() > 1) continue;
+      // The state has moved from one home to the other; the last buffer of an arena is not padded.
+      CHECK(estimate.memory.optimizer == Bytes(0));
+      CHECK(estimate.memory.host <= on_device.memory.optimizer);
+      CHECK(estimate.memory.host > on_device.memory.optimizer - Bytes(buffer_alignment));
+      CHECK(estimate.memory.peak() == on_device.memory.peak() - on_device.memory.optimizer);
+    }
+  }
+}
+
 namespace {
 
 // Megatron-LM's interleaved order (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2): chunks

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+
+#include "planner/base/enum.h"
+
+namespace parplan {
+
+// The memory that a rank keeps a buffer in: its device's, or its host's. A rank has an arena in
+// each of them.
+enum class Home : std::uint8_t { device, host, count_ };
+inline constexpr std::array<Home, count_of<Home>> all_homes = {Home::device, Home::host};
+
+// A value for each home, by name (`bytes.host`) and by home (`bytes[home]`).
+template <class T>
+struct PerHome {
+  T device{};
+  T host{};
+
+  constexpr T& operator[](Home home) { return this->*members[index_of(home)]; }
+  constexpr const T& operator[](Home home) const { return this->*members[index_of(home)]; }
+  auto operator<=>(const PerHome&) const = default;
+
+ private:
+  static constexpr std::array<T PerHome::*, count_of<Home>> members = {&PerHome::device, &PerHome::host};
+};
+
+constexpr const char* name(Home home) { return PerHome<const char*>{.device = "device", .host = "host"}[home]; }
+// What a text about an arena or a buffer adds; the device goes without saying.
+constexpr const char* where(Home home) { return PerHome<const char*>{.device = "", .host = " on the host"}[home]; }
+
+}  // namespace parplan
