@@ -9,7 +9,7 @@
 
 #include "planner/base/error.h"
 #include "planner/cluster/catalog.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/choice.h"
 #include "planner/plan/objective.h"
 

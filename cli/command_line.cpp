@@ -21,7 +21,7 @@
 #include "cli/version.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
-#include "runtime/launch/agree.h"
+#include "runtime/launch/agree_on_inputs.h"
 
 namespace parplan {
 namespace {

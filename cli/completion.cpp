@@ -14,7 +14,7 @@
 #include "cli/data_folder.h"
 #include "cli/version.h"
 #include "models/find_model.h"
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/text.h"
 
 namespace parplan {

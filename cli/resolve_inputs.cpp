@@ -15,7 +15,7 @@
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
-#include "planner/cluster/running_costs.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/graph/counting_limit.h"
 #include "planner/parallel/techniques.h"
 #include "planner/report/plan_row.h"

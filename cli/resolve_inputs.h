@@ -11,7 +11,7 @@
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/plan.h"
-#include "planner/report/command_json.h"
+#include "planner/report/suggest_and_run_json.h"
 #include "planner/suggest.h"
 
 namespace parplan {

@@ -13,11 +13,11 @@
 #include "cli/resolve_inputs.h"
 #include "cli/write_outputs.h"
 #include "models/families.h"
-#include "planner/report/command_json.h"
 #include "planner/report/explain.h"
 #include "planner/report/launch_line.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/remedy.h"
+#include "planner/report/suggest_and_run_json.h"
 #include "planner/report/table.h"
 
 namespace parplan {

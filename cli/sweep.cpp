@@ -19,10 +19,10 @@
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/base/text.h"
-#include "planner/cluster/running_costs.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/report/sweep.h"
 #include "planner/report/workbook.h"
-#include "planner/search/arrangements.h"
+#include "planner/search/node_arrangements.h"
 
 namespace parplan {
 namespace {

@@ -6,7 +6,7 @@
 #include "cli/resolve_inputs.h"
 #include "cli/version.h"
 #include "cli/write_outputs.h"
-#include "planner/cluster/draw.h"
+#include "planner/cluster/write_topology.h"
 
 namespace parplan {
 namespace {

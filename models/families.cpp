@@ -4,7 +4,7 @@
 
 #include "models/decoder.h"
 #include "models/mlp.h"
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 
 namespace parplan {

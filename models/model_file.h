@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "models/model_spec.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 
 namespace parplan {
 

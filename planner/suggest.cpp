@@ -5,15 +5,15 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
-#include "planner/cluster/running_costs.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/explain/remedies.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/schedule/schedules.h"
-#include "planner/search/arrangements.h"
 #include "planner/search/candidates.h"
+#include "planner/search/node_arrangements.h"
 #include "planner/search/simulate_spec.h"
 #include "planner/simulator/simulate.h"
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "planner/graph/op_graph.h"
-#include "planner/plan/explanation.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/reasons.h"
 #include "planner/search/suggest_request.h"
 
 namespace parplan {

@@ -9,7 +9,7 @@
 #include "planner/program/job.h"
 #include "planner/program/verify.h"
 #include "runtime/check_promises.h"
-#include "runtime/launch/agree.h"
+#include "runtime/launch/agree_on_inputs.h"
 #include "runtime/local_job.h"
 #include "runtime/token_data.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 
 namespace parplan {
 

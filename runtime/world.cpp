@@ -8,7 +8,7 @@
 #include "planner/base/error.h"
 #include "runtime/comm/local/local_communicator.h"
 #include "runtime/device/cpu/cpu_backend.h"
-#include "runtime/launch/agree.h"
+#include "runtime/launch/agree_on_inputs.h"
 
 namespace parplan {
 namespace {

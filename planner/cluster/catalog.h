@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "planner/cluster/cluster.h"
-#include "planner/cluster/device_selection.h"
+#include "planner/cluster/visible_devices.h"
 
 namespace parplan {
 

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/cluster/catalog.h"

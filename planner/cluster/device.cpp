@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "planner/cluster/cluster.h"
 

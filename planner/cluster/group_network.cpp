@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "planner/base/error.h"
-#include "planner/cluster/fabric.h"
+#include "planner/cluster/disjoint_rings.h"
+#include "planner/cluster/fabric_traffic.h"
 #include "planner/cluster/filled_nodes.h"
 #include "planner/cluster/nccl/import.h"
 #include "planner/cluster/node_traffic.h"
-#include "planner/cluster/rings.h"
 
 namespace parplan {
 namespace {

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <yaml-cpp/yaml.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 
 namespace parplan {
 namespace {

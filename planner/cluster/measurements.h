@@ -44,7 +44,7 @@ struct Measurements {
 };
 
 // The cost of kernels of one kind, type and (attention) head size on the measured device;
-// planner/cost/kernel.h has the formula.
+// planner/cost/kernel_time.h has the formula.
 struct KernelFit {
   OpKind kind{};
   DataType type = DataType::fp32;

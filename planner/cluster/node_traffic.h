@@ -52,7 +52,7 @@ BytesPerSecond rate(const NodeRoutes& routes, double oversubscription, const Nod
 // How the hops inside a node are laid out. NCCL searches for the best channels
 // (src/graph/search.cc); here the best of four layouts is taken. Together they are exact for
 // switches (any), direct full meshes (all pairs), PCIe trees or NVLink pairs (nearest next) and
-// meshes of NVLinks between some pairs (several rings, rings.h).
+// meshes of NVLinks between some pairs (several rings, disjoint_rings.h).
 enum class HopLayout { rank_order, nearest_next, all_pairs, several_rings };
 inline constexpr std::array<HopLayout, 4> all_hop_layouts = {HopLayout::rank_order, HopLayout::nearest_next,
                                                              HopLayout::all_pairs, HopLayout::several_rings};

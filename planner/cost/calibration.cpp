@@ -12,7 +12,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
-#include "planner/cost/kernel.h"
+#include "planner/cost/kernel_time.h"
 #include "planner/cost/tiling.h"
 
 namespace parplan {

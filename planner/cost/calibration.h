@@ -9,7 +9,7 @@
 namespace parplan {
 
 // Fits the cost model to measurements: for each kind, type and head size with at least three rows,
-// the floor, rate, half length and memory rate with which kernel_time (kernel.h) comes nearest to
+// the floor, rate, half length and memory rate with which kernel_time comes nearest to
 // the rows.
 //
 //   others             time = floor + bytes / memory is linear in (floor, 1 / memory)

@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
-#include "planner/cost/collective.h"
-#include "planner/cost/kernel.h"
+#include "planner/cost/collective_time.h"
+#include "planner/cost/kernel_time.h"
 
 namespace parplan {
 

@@ -57,7 +57,7 @@ CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank);
 // One cost model for each rank of the pipeline, the first rank first.
 std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh);
 
-// Bytes of the whole buffer of a communication (collective.h, letter S).
+// Bytes of the whole buffer of a communication (collective_time.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);
 
 // The time of a kernel is kernel_time. The time of a communication is collective_time, counted from

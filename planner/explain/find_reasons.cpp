@@ -10,7 +10,7 @@
 
 #include "planner/explain/layout_families.h"
 #include "planner/explain/neighbours.h"
-#include "planner/explain/prediction_error.h"
+#include "planner/explain/published_error.h"
 #include "planner/explain/rules_of_thumb.h"
 #include "planner/explain/sensitivity.h"
 #include "planner/parallel/techniques.h"

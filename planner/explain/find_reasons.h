@@ -2,8 +2,8 @@
 
 #include "planner/explain/explained_plan.h"
 #include "planner/graph/op_graph.h"
-#include "planner/plan/explanation.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/reasons.h"
 
 namespace parplan {
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "planner/explain/explained_plan.h"
-#include "planner/plan/explanation.h"
+#include "planner/plan/reasons.h"
 
 namespace parplan {
 

@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "planner/plan/explanation.h"
-#include "planner/search/suggest_request.h"
+#include "planner/plan/reasons.h"
 #include "planner/search/search.h"
+#include "planner/search/suggest_request.h"
 
 namespace parplan {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "planner/plan/explanation.h"
+#include "planner/plan/reasons.h"
 #include "planner/search/suggest_request.h"
 
 namespace parplan {

@@ -24,13 +24,13 @@ std::optional<Guide::LargestBlock> block_beyond_a_device(const ExplainedPlan& ex
   ParallelSpec alone;
   alone.stage_blocks = {static_cast<int>(graph.blocks.size())};
   const Job job = job_of(graph, plan.cluster, plan.training, alone, place(graph, alone), {});
-  const BlockChoice choice = block_choice(job, 0, Coordinates{});
+  const BlockContext context = block_context(job, 0, Coordinates{});
   Guide::LargestBlock largest;
   for (const Block& block : graph.blocks) {
     const BlockParameters parameters = block_parameters(graph, block);
-    std::vector<BucketSizes> buckets{{.elements = bucket_layout(graph, block, parameters.own, choice).elements}};
+    std::vector<BucketSizes> buckets{{.elements = bucket_layout(graph, block, parameters.own, context).elements}};
     if (parameters.tied)
-      buckets.push_back({.elements = bucket_layout(graph, block, {*parameters.tied}, choice).elements, .tied = true});
+      buckets.push_back({.elements = bucket_layout(graph, block, {*parameters.tied}, context).elements, .tied = true});
     const MemoryUse use = rank_memory({.buckets = buckets, .saved = {}}, plan.training);
     const Bytes state = use.parameters + use.gradients + use.optimizer;
     if (state > largest.state) largest = {.block = block.name, .state = state, .capacity = {}};

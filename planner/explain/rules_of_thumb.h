@@ -3,7 +3,7 @@
 #include <span>
 
 #include "planner/explain/explained_plan.h"
-#include "planner/plan/explanation.h"
+#include "planner/plan/reasons.h"
 #include "planner/search/candidates.h"
 
 namespace parplan {

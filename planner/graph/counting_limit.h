@@ -4,7 +4,7 @@
 #include <string>
 
 #include "planner/graph/op_graph.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 
 namespace parplan {
 

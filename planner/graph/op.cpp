@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "planner/graph/ops/op_rows.h"
 

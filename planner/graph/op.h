@@ -215,7 +215,7 @@ struct ModelProducts {
   double multiply_adds = 0.0;
 };
 
-// What determines the time of a kernel (planner/cost/kernel.h).
+// What determines the time of a kernel (planner/cost/kernel_time.h).
 enum class CostClass {
   moving,     // bytes or arithmetic on vector units, whichever takes longer
   streaming,  // the same, but so simple that its bytes move at the rate of the device's memory

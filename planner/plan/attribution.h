@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "planner/base/units.h"
-#include "planner/plan/step.h"
+#include "planner/plan/step_result.h"
 
 namespace parplan {
 

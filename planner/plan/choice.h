@@ -11,9 +11,9 @@
 #include <variant>
 #include <vector>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/yaml.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/parallel_spec.h"
 
 namespace parplan {

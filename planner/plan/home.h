@@ -4,7 +4,7 @@
 #include <compare>
 #include <cstdint>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 
 namespace parplan {
 

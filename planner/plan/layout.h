@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "planner/cluster/mesh.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
 

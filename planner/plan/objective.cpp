@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 
 namespace parplan {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "planner/cluster/cluster.h"
 #include "planner/plan/parallel_spec.h"
-#include "planner/plan/step.h"
+#include "planner/plan/step_result.h"
 
 namespace parplan {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "planner/cluster/mesh.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/schedule.h"
 

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 
 namespace parplan {

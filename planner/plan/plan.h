@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "planner/cluster/cluster.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/objective.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
 #include "planner/plan/schedule.h"
-#include "planner/plan/step.h"
+#include "planner/plan/step_result.h"
 
 namespace parplan {
 

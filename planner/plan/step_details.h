@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/plan/step.h"
+#include "planner/plan/step_result.h"
 
 namespace parplan {
 

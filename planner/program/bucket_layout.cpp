@@ -11,9 +11,9 @@ namespace {
 constexpr std::int64_t alignment = 16;  // elements: 64 bytes in fp32
 
 // Whether each rank of the axis holds the whole parameter.
-bool is_replicated(const OpGraph& graph, TensorId parameter, Axis axis, const BlockChoice& choice) {
-  if (choice.layout.degree[axis] == 1) return false;
-  const Placement placement = layout_of_parameter(graph, parameter, choice.layout.placements)[axis];
+bool is_replicated(const OpGraph& graph, TensorId parameter, Axis axis, const BlockContext& context) {
+  if (context.layout.degree[axis] == 1) return false;
+  const Placement placement = layout_of_parameter(graph, parameter, context.layout.placements)[axis];
   return std::ranges::none_of(graph.tensors[parameter].dims,
                               [&](const TensorDim& dim) { return placement == shard(dim.dim); });
 }
@@ -56,17 +56,17 @@ BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
 }
 
 BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
-                           const BlockPlacements& placed, const BlockChoice& choice) {
+                           const BlockPlacements& placed, const BlockContext& context) {
   struct Part {
     ParameterPart part;
     BucketLayout::Run run;
   };
   std::vector<Part> parts;
   for (const TensorId id : parameters) {
-    Part part{.part = local_part(graph, id, choice), .run = {}};
+    Part part{.part = local_part(graph, id, context), .run = {}};
     part.run.decays = graph.tensors[id].decays;
     for (const Axis axis : block_axes) {
-      part.run.replicated[axis] = is_replicated(graph, id, axis, choice);
+      part.run.replicated[axis] = is_replicated(graph, id, axis, context);
       part.run.partial[axis] = part.run.replicated[axis] && is_partial_gradient(graph, block, id, axis, placed);
     }
     parts.push_back(std::move(part));
@@ -87,10 +87,10 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
 }
 
 BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
-                           const BlockChoice& choice) {
+                           const BlockContext& context) {
   // Only parameters that several ranks hold ask where the block's tensors lie.
-  const bool asks = std::ranges::any_of(block_axes, [&](Axis axis) { return choice.layout.degree[axis] > 1; });
-  return bucket_layout(graph, block, parameters, asks ? propagate(graph, block, choice) : BlockPlacements{}, choice);
+  const bool asks = std::ranges::any_of(block_axes, [&](Axis axis) { return context.layout.degree[axis] > 1; });
+  return bucket_layout(graph, block, parameters, asks ? propagate(graph, block, context) : BlockPlacements{}, context);
 }
 
 }  // namespace parplan

@@ -6,7 +6,7 @@
 
 #include "planner/program/local_size.h"
 #include "planner/program/program.h"
-#include "planner/program/propagate.h"
+#include "planner/program/propagate_placements.h"
 
 namespace parplan {
 
@@ -35,9 +35,9 @@ struct BucketLayout {
 // `parameters` are read by ops of `block`, whose tensors lie as `placed` says; without it they are
 // propagated.
 BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
-                           const BlockPlacements& placed, const BlockChoice& choice);
+                           const BlockPlacements& placed, const BlockContext& context);
 BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
-                           const BlockChoice& choice);
+                           const BlockContext& context);
 
 // The parts of `within` whose run holds, as long as possible each; what is behind the last run is
 // padding, which is neither decaying nor replicated nor partial.

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/placement.h"
 #include "planner/program/program.h"
 

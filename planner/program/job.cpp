@@ -17,8 +17,8 @@ Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, 
           .overhead = memory_overhead(cluster)};
 }
 
-BlockChoice block_choice(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,
-                         const TrainingSpec& training, BackendKind backend, bool fuse) {
+BlockContext block_context(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,
+                           const TrainingSpec& training, BackendKind backend, bool fuse) {
   return {.layout = layout,
           .entering = entering,
           .at = at,
@@ -29,8 +29,8 @@ BlockChoice block_choice(const BlockLayout& layout, const TensorLayout& entering
           .fuse = fuse};
 }
 
-BlockChoice block_choice(const Job& job, int block, const Coordinates& at) {
-  return block_choice(job.layout.of_block(block), job.layout.entering(block), at, job.training, job.backend, job.fuse);
+BlockContext block_context(const Job& job, int block, const Coordinates& at) {
+  return block_context(job.layout.of_block(block), job.layout.entering(block), at, job.training, job.backend, job.fuse);
 }
 
 }  // namespace parplan

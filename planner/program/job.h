@@ -2,10 +2,10 @@
 
 #include "planner/cluster/device.h"
 #include "planner/graph/op_graph.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/layout.h"
 #include "planner/plan/schedule.h"
-#include "planner/program/block_choice.h"
+#include "planner/program/block_context.h"
 
 namespace parplan {
 
@@ -26,6 +26,6 @@ struct Job {
 Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, const ParallelSpec& spec,
            const Placements& placements, Schedule schedule);
 // What a rank at `at` does with a block.
-BlockChoice block_choice(const Job& job, int block, const Coordinates& at);
+BlockContext block_context(const Job& job, int block, const Coordinates& at);
 
 }  // namespace parplan

@@ -4,23 +4,23 @@
 namespace parplan {
 namespace {
 
-LocalDim local_dim(const TensorDim& dim, const TensorLayout& layout, const BlockChoice& choice) {
-  const std::int64_t size = local_size(dim, layout, choice);
+LocalDim local_dim(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context) {
+  const std::int64_t size = local_size(dim, layout, context);
   return {.size = size,
-          .begin = size * shard_at(dim.dim, layout, choice),
+          .begin = size * shard_at(dim.dim, layout, context),
           .whole = dim.size,
           .granule = dim.granule};
 }
 
 LocalDim local_width(const OpGraph& graph, const std::vector<TensorId>& ids, const TensorLayout& layout,
-                     const BlockChoice& choice) {
+                     const BlockContext& context) {
   if (ids.empty() || graph.tensors[ids[0]].dims.empty()) return {};
-  return local_dim(graph.tensors[ids[0]].dims.back(), layout, choice);
+  return local_dim(graph.tensors[ids[0]].dims.back(), layout, context);
 }
 
-LocalParameter local_parameter(const OpGraph& graph, TensorId id, const BlockChoice& choice) {
+LocalParameter local_parameter(const OpGraph& graph, TensorId id, const BlockContext& context) {
   const std::vector<TensorDim>& dims = graph.tensors[id].dims;
-  const ParameterPart part = local_part(graph, id, choice);
+  const ParameterPart part = local_part(graph, id, context);
   LocalParameter local;
   local.rows = {.size = part.rows, .begin = part.row_begin, .whole = dims[0].size, .granule = dims[0].granule};
   if (dims.size() == 2)
@@ -31,15 +31,15 @@ LocalParameter local_parameter(const OpGraph& graph, TensorId id, const BlockCho
 
 }  // namespace
 
-OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockChoice& choice) {
+OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockContext& context) {
   LocalOp local{.op = op,
-                .sequence = local_dim({.dim = Dim::sequence, .size = graph.sequence}, input, choice),
-                .batch = choice.layout.micro_batch,
-                .input = local_width(graph, op.inputs, input, choice),
-                .output = local_width(graph, op.outputs, input, choice),
+                .sequence = local_dim({.dim = Dim::sequence, .size = graph.sequence}, input, context),
+                .batch = context.layout.micro_batch,
+                .input = local_width(graph, op.inputs, input, context),
+                .output = local_width(graph, op.outputs, input, context),
                 .parameters = {},
-                .loss_weight = choice.loss_weight};
-  for (const TensorId id : op.parameters) local.parameters.push_back(local_parameter(graph, id, choice));
+                .loss_weight = context.loss_weight};
+  for (const TensorId id : op.parameters) local.parameters.push_back(local_parameter(graph, id, context));
   return shape_of(local);
 }
 

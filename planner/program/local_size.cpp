@@ -17,23 +17,23 @@ DataType type_of(const Tensor& tensor, DataType precision) {
   return in_memory(precision);
 }
 
-int shards_of(Dim dim, const TensorLayout& layout, const BlockChoice& choice) {
+int shards_of(Dim dim, const TensorLayout& layout, const BlockContext& context) {
   int shards = 1;
   for (const Axis axis : all_axes)
-    if (layout[axis] == shard(dim)) shards *= choice.layout.degree[axis];
+    if (layout[axis] == shard(dim)) shards *= context.layout.degree[axis];
   return shards;
 }
 
-int shard_at(Dim dim, const TensorLayout& layout, const BlockChoice& choice) {
+int shard_at(Dim dim, const TensorLayout& layout, const BlockContext& context) {
   int at = 0;
   for (const Axis axis : all_axes)
-    if (layout[axis] == shard(dim)) at = at * choice.layout.degree[axis] + choice.at[axis];
+    if (layout[axis] == shard(dim)) at = at * context.layout.degree[axis] + context.at[axis];
   return at;
 }
 
-std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockChoice& choice) {
-  if (dim.dim == Dim::batch) return choice.layout.micro_batch;
-  const int shards = shards_of(dim.dim, layout, choice);
+std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context) {
+  if (dim.dim == Dim::batch) return context.layout.micro_batch;
+  const int shards = shards_of(dim.dim, layout, context);
   if (shards == 1) return dim.size;
   if (dim.dim == Dim::vocabulary) return ceil_div(dim.size, shards);
   const std::int64_t granules = dim.size / dim.granule;
@@ -42,14 +42,14 @@ std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const 
   return granules / shards * dim.granule;
 }
 
-std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice) {
+std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockContext& context) {
   std::int64_t elements = 1;
-  for (const TensorDim& dim : tensor.dims) elements *= local_size(dim, layout, choice);
+  for (const TensorDim& dim : tensor.dims) elements *= local_size(dim, layout, context);
   return elements;
 }
 
-std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice) {
-  return local_elements(tensor, layout, choice) * size_of(type_of(tensor, choice.precision));
+std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockContext& context) {
+  return local_elements(tensor, layout, context) * size_of(type_of(tensor, context.precision));
 }
 
 TensorLayout layout_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements) {
@@ -57,18 +57,18 @@ TensorLayout layout_of_parameter(const OpGraph& graph, TensorId parameter, const
   return found == placements.parameters.end() ? TensorLayout{} : found->second;
 }
 
-ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockChoice& choice) {
+ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockContext& context) {
   const Tensor& tensor = graph.tensors[parameter];
-  const TensorLayout layout = layout_of_parameter(graph, parameter, choice.layout.placements);
+  const TensorLayout layout = layout_of_parameter(graph, parameter, context.layout.placements);
   PARPLAN_ASSERT(!tensor.dims.empty() && tensor.dims.size() <= 2, tensor.name);
   const Dim row = tensor.dims[0].dim;
   const bool is_matrix = tensor.dims.size() == 2;
   ParameterPart part;
   part.tensor = parameter;
-  part.rows = local_size(tensor.dims[0], layout, choice);
-  part.columns = is_matrix ? local_size(tensor.dims[1], layout, choice) : 1;
-  part.row_begin = part.rows * shard_at(row, layout, choice);
-  if (is_matrix) part.column_begin = part.columns * shard_at(tensor.dims[1].dim, layout, choice);
+  part.rows = local_size(tensor.dims[0], layout, context);
+  part.columns = is_matrix ? local_size(tensor.dims[1], layout, context) : 1;
+  part.row_begin = part.rows * shard_at(row, layout, context);
+  if (is_matrix) part.column_begin = part.columns * shard_at(tensor.dims[1].dim, layout, context);
   return part;
 }
 

@@ -4,28 +4,28 @@
 
 #include "planner/graph/op_graph.h"
 #include "planner/plan/placement.h"
-#include "planner/program/block_choice.h"
+#include "planner/program/block_context.h"
 #include "planner/program/program.h"
 
 namespace parplan {
 
 // How many shards a layout cuts a dim into, and which of them is this rank's.
-int shards_of(Dim dim, const TensorLayout& layout, const BlockChoice& choice);
-int shard_at(Dim dim, const TensorLayout& layout, const BlockChoice& choice);
+int shards_of(Dim dim, const TensorLayout& layout, const BlockContext& context);
+int shard_at(Dim dim, const TensorLayout& layout, const BlockContext& context);
 // Local size of one dim. The vocabulary is padded to a multiple of the shards; every other dim
 // splits evenly in whole granules (planner/parallel rejects all else before).
-std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockChoice& choice);
-std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice);
+std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context);
+std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockContext& context);
 // Bytes of an activation, statistic, tokens or loss tensor (its own type).
-std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockChoice& choice);
+std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockContext& context);
 DataType type_of(const Tensor& tensor, DataType precision);
 
 // The part of a parameter that this rank holds; the caller fills in the bucket fields.
-ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockChoice& choice);
+ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockContext& context);
 TensorLayout layout_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements);
 
 // The op's local size for the layout `input` of its first input (which `propagate` found that the
 // op needs).
-OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockChoice& choice);
+OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockContext& context);
 
 }  // namespace parplan

@@ -54,7 +54,7 @@ void lower_blocks(Lowering& lowering) {
     for (int b = lowering.blocks_of(stage).first; b < lowering.blocks_of(stage).last; ++b) {
       const auto [segments, is_new] = lowering.block_segments.try_emplace(lowering.segments_key(b));
       if (!is_new) continue;
-      LoweredBlock lowered = lower_block(lowering.graph, b, block_choice(lowering.job, b, lowering.at));
+      LoweredBlock lowered = lower_block(lowering.graph, b, block_context(lowering.job, b, lowering.at));
       const int forward = add_segment(lowering.program, std::move(lowered.forward));
       const int backward = add_segment(lowering.program, std::move(lowered.backward));
       segments->second = {.forward = forward,

@@ -14,27 +14,27 @@ constexpr std::int64_t alignment = 64;  // bytes
 bool contains(const std::vector<TensorId>& ids, TensorId id) { return std::ranges::find(ids, id) != ids.end(); }
 
 // The block without what the forward leaves for the backward.
-BlockLowering block_lowering(const OpGraph& graph, int number, const BlockChoice& choice) {
+BlockLowering block_lowering(const OpGraph& graph, int number, const BlockContext& context) {
   const Block& block = graph.blocks[number];
   BlockLowering result{.graph = graph,
                        .block = block,
-                       .choice = choice,
+                       .context = context,
                        .training = training_block(graph, number),
-                       .placements = propagate(graph, block, choice),
+                       .placements = propagate(graph, block, context),
                        .entering = {},
                        .residual = {},
                        .parameters = {},
                        .saved = {}};
   for (const Axis axis : all_axes)
-    if (choice.layout.degree[axis] > 1) {
-      result.entering[axis] = choice.entering[axis];
-      result.residual[axis] = choice.layout.placements.residual[axis];
+    if (context.layout.degree[axis] > 1) {
+      result.entering[axis] = context.entering[axis];
+      result.residual[axis] = context.layout.placements.residual[axis];
     }
   const BlockParameters parameters = block_parameters(graph, block);
-  for (const ParameterPart& part : bucket_layout(graph, block, parameters.own, result.placements, choice).parts)
+  for (const ParameterPart& part : bucket_layout(graph, block, parameters.own, result.placements, context).parts)
     result.parameters[part.tensor] = {part, false};
   if (parameters.tied)
-    for (const ParameterPart& part : bucket_layout(graph, block, {*parameters.tied}, result.placements, choice).parts)
+    for (const ParameterPart& part : bucket_layout(graph, block, {*parameters.tied}, result.placements, context).parts)
       result.parameters[part.tensor] = {part, true};
   return result;
 }
@@ -58,7 +58,7 @@ std::int64_t place(BlockLowering& lowering, const std::vector<TensorId>& kept) {
   std::int64_t end = 0;
   for (const TensorId id : kept) {
     const std::int64_t bytes =
-        local_bytes(lowering.graph.tensors[id], lowering.placements.canonical[id], lowering.choice);
+        local_bytes(lowering.graph.tensors[id], lowering.placements.canonical[id], lowering.context);
     lowering.saved.push_back({id, end, bytes});
     end = align_up(Bytes(end + bytes), alignment).count;
   }
@@ -106,24 +106,24 @@ Segment backward_segment(const BlockLowering& lowering, const std::vector<Tensor
 
 }  // namespace
 
-LoweredBlock lower_block(const OpGraph& graph, int block, const BlockChoice& choice, const RecomputeRow& recompute) {
-  BlockLowering lowering = block_lowering(graph, block, choice);
+LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context, const RecomputeRow& recompute) {
+  BlockLowering lowering = block_lowering(graph, block, context);
   const std::vector<TensorId> kept = kept_tensors(lowering, recompute);
 
   LoweredBlock result;
   result.saved_bytes = place(lowering, kept);
   result.saved = lowering.saved;
   const std::optional<TensorId> input = lowering.block.input, output = lowering.block.output;
-  if (input) result.input_bytes = local_bytes(graph.tensors[*input], choice.entering, choice);
-  if (output) result.output_bytes = local_bytes(graph.tensors[*output], choice.layout.placements.residual, choice);
+  if (input) result.input_bytes = local_bytes(graph.tensors[*input], context.entering, context);
+  if (output) result.output_bytes = local_bytes(graph.tensors[*output], context.layout.placements.residual, context);
   const std::string name = input && output ? "layers" : lowering.block.name;
   result.forward = forward_segment(lowering, kept, name + ".forward");
   result.backward = backward_segment(lowering, kept, name + ".backward");
   return result;
 }
 
-LoweredBlock lower_block(const OpGraph& graph, int block, const BlockChoice& choice) {
-  return lower_block(graph, block, choice, row_of(choice.layout.recompute));
+LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context) {
+  return lower_block(graph, block, context, row_of(context.layout.recompute));
 }
 
 }  // namespace parplan

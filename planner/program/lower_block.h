@@ -41,8 +41,8 @@ struct LoweredBlock {
   std::int64_t input_bytes = 0;
   std::int64_t output_bytes = 0;
 };
-LoweredBlock lower_block(const OpGraph& graph, int block, const BlockChoice& choice);
-// The same with what is kept as `recompute` says, instead of the choice's row.
-LoweredBlock lower_block(const OpGraph& graph, int block, const BlockChoice& choice, const RecomputeRow& recompute);
+LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context);
+// The same with what is kept as `recompute` says, instead of the context's row.
+LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context, const RecomputeRow& recompute);
 
 }  // namespace parplan

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "planner/plan/schedule.h"
-#include "planner/program/buckets.h"
+#include "planner/program/activation_slots.h"
 #include "planner/program/lower.h"
 #include "planner/program/program.h"
-#include "planner/program/slots.h"
+#include "planner/program/rank_buckets.h"
 
 namespace parplan {
 
@@ -76,9 +76,9 @@ void set_groups(Lowering& lowering);                             // lower.cpp
 void lower_blocks(Lowering& lowering);                           // lower.cpp
 void make_buckets(Lowering& lowering);                           // make_buffers.cpp
 void make_buffers(Lowering& lowering);                           // make_buffers.cpp
-void begin_step(Lowering& lowering);                             // step_ends.cpp
-void run_actions(Lowering& lowering);                            // tasks.cpp
-void end_step(Lowering& lowering);                               // step_ends.cpp
+void begin_step(Lowering& lowering);                             // step_begin_and_end.cpp
+void run_actions(Lowering& lowering);                            // run_actions.cpp
+void end_step(Lowering& lowering);                               // step_begin_and_end.cpp
 void plan_memory(Program& program, Bytes overhead);              // memory.cpp
 void count_communication(Program& program);                      // lower.cpp
 

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/graph/op.h"
 #include "planner/program/lowering_state.h"
 

@@ -6,15 +6,15 @@
 #include <optional>
 #include <span>
 
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/placement.h"
-#include "planner/plan/step.h"
+#include "planner/plan/step_result.h"
 #include "planner/program/bucket_work.h"
 
 namespace parplan {
 
 // What determines the memory of one rank, without a Program. Sizes are those of
-// planner/program/buckets.h and of lowered blocks; a test holds `rank_memory` equal to the memory
+// planner/program/rank_buckets.h and of lowered blocks; a test holds `rank_memory` equal to the memory
 // plan of the lowered Program.
 struct BucketSizes {
   std::int64_t elements = 0;  // padded

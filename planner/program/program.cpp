@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 
 namespace parplan {
 namespace {

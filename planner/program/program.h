@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/units.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/home.h"
 #include "planner/plan/schedule.h"
-#include "planner/plan/step.h"
+#include "planner/plan/step_result.h"
 
 namespace parplan {
 

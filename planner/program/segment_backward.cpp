@@ -98,7 +98,7 @@ bool waits(const Backward& backward, TensorId owner, const TensorLayout& layout)
 }
 
 DataType type_of_sum(const SegmentLowering& lowering, TensorId id) {
-  return lowering.tensor(id).role == TensorRole::statistic ? DataType::fp32 : lowering.of.choice.precision;
+  return lowering.tensor(id).role == TensorRole::statistic ? DataType::fp32 : lowering.of.context.precision;
 }
 
 void add_waiting_part(Backward& backward, TensorId owner) {
@@ -116,8 +116,8 @@ void add_waiting_part(Backward& backward, TensorId owner) {
   forget_other_layouts(lowering.gradients, owner, layout);
   const Tensor& tensor = lowering.tensor(owner);
   emit_kernel(lowering, OpKind::accumulate,
-              {.rows = sum.bytes / size_of(type_of(tensor, lowering.of.choice.precision))}, Label::compute, tensor.name,
-              {{part, Access::read}, {sum, Access::update}});
+              {.rows = sum.bytes / size_of(type_of(tensor, lowering.of.context.precision))}, Label::compute,
+              tensor.name, {{part, Access::read}, {sum, Access::update}});
   lowering.segment.instructions.back().type = type_of_sum(lowering, owner);
 }
 
@@ -155,7 +155,7 @@ OperandValues values_before(Backward& backward, const TrainingOp& op) {
         if (operand.access == Access::write)
           backward.contributions[{id, operand.part}] = scratch(
               lowering,
-              local_bytes(lowering.tensor(id), layout_of_input_gradient(lowering, op, id), lowering.of.choice));
+              local_bytes(lowering.tensor(id), layout_of_input_gradient(lowering, op, id), lowering.of.context));
         value = backward.contributions.at({id, operand.part});
         break;
       case OperandSource::input_gradient:
@@ -213,7 +213,7 @@ Value input_gradient(Backward& backward, const TrainingOp& op, int position, Ten
   SegmentLowering& lowering = backward.lowering;
   const TensorLayout layout = layout_of_input_gradient(lowering, op, id);
   const TensorId owner = backward.root(id);
-  const std::int64_t bytes = local_bytes(lowering.tensor(id), layout, lowering.of.choice);
+  const std::int64_t bytes = local_bytes(lowering.tensor(id), layout, lowering.of.context);
   if (waits(backward, owner, layout)) {
     if (!backward.waiting.contains(owner)) backward.waiting[owner] = {scratch(lowering, bytes), layout};
     return backward.waiting.at(owner).value;
@@ -251,16 +251,16 @@ TrainingOp with_first_parts_written(const Backward& backward, TrainingOp op) {
 
 void run_op(Backward& backward, const TrainingOp& derived, int position) {
   SegmentLowering& lowering = backward.lowering;
-  const BlockChoice& choice = lowering.of.choice;
+  const BlockContext& context = lowering.of.context;
   const TrainingOp op = with_first_parts_written(backward, derived);
   const std::vector<TensorLayout>& wanted = lowering.wanted(op);
   const TensorLayout rows = wanted.empty() ? TensorLayout{} : wanted[0];
-  OpShape shape = local_shape(lowering.of.graph, lowering.op(op), rows, choice);
+  OpShape shape = local_shape(lowering.of.graph, lowering.op(op), rows, context);
   const bool adds_or_copies = op.kind == OpKind::accumulate || op.kind == OpKind::copy;
   shape.accumulate = op.accumulate && !adds_or_copies;
   const bool takes_loss_scale =
       std::ranges::find(op.operands, OperandSource::loss_scale, &TrainingOperand::source) != op.operands.end();
-  shape.scaled = takes_loss_scale && choice.precision == DataType::fp16;
+  shape.scaled = takes_loss_scale && context.precision == DataType::fp16;
 
   OperandValues values = values_before(backward, op);
   for (const TrainingOperand& operand : op.operands) {
@@ -268,7 +268,7 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
     const Value value = input_gradient(backward, op, position, *operand.tensor, values);
     values[key_of(operand)] = value;
     if (adds_or_copies)
-      shape = {.rows = value.bytes / size_of(type_of(lowering.tensor(*operand.tensor), choice.precision))};
+      shape = {.rows = value.bytes / size_of(type_of(lowering.tensor(*operand.tensor), context.precision))};
   }
   emit_op(lowering, op, shape, Label::compute,
           [&](const TrainingOperand& operand) { return values.at(key_of(operand)); });
@@ -282,7 +282,7 @@ void run_backward(SegmentLowering& lowering) {
   note_last_uses(backward);
   const BlockLowering& of = lowering.of;
   if (of.block.output) {
-    const std::int64_t bytes = local_bytes(lowering.tensor(*of.block.output), of.residual, of.choice);
+    const std::int64_t bytes = local_bytes(lowering.tensor(*of.block.output), of.residual, of.context);
     lowering.gradients[{backward.root(*of.block.output), of.residual}] =
         add_value(lowering, binding::gradient, 0, bytes);
   }

@@ -49,7 +49,7 @@ void bind(SegmentLowering& lowering) {
 }  // namespace
 
 Segment finish(SegmentLowering lowering, std::string name) {
-  if (lowering.of.choice.fuse) fuse(lowering.segment.instructions, lowering.temporary);
+  if (lowering.of.context.fuse) fuse(lowering.segment.instructions, lowering.temporary);
   pack_scratch(lowering);
   bind(lowering);
   Segment& segment = lowering.segment;

@@ -49,7 +49,7 @@ bool keeps_its_size(const SegmentLowering& lowering, TensorId id) {
 }
 
 std::int64_t produced_bytes(const SegmentLowering& lowering, TensorId id) {
-  return local_bytes(lowering.tensor(id), lowering.produced(id), lowering.of.choice);
+  return local_bytes(lowering.tensor(id), lowering.produced(id), lowering.of.context);
 }
 
 // The place of a tensor that a forward op produces.
@@ -86,15 +86,15 @@ std::optional<Value> taken_over(const SegmentLowering& lowering, const ForwardRu
 void load(SegmentLowering& lowering, const ForwardRun& run, const Op& reader, TensorId id) {
   const TensorLayout& layout = lowering.canonical(id);
   if (lowering.forward.contains({id, layout})) return;
-  const BlockChoice& choice = lowering.of.choice;
-  const std::int64_t bytes = local_bytes(lowering.tensor(id), layout, choice);
+  const BlockContext& context = lowering.of.context;
+  const std::int64_t bytes = local_bytes(lowering.tensor(id), layout, context);
   const std::optional<Value> kept = run.delivers ? saved_value(lowering, id) : std::nullopt;
   const Value value = kept ? *kept : scratch(lowering, bytes);
   OpShape shape;
   shape.rows = bytes / size_of(DataType::int32);
-  shape.sequence = local_size({.dim = Dim::sequence, .size = lowering.of.graph.sequence}, layout, choice);
-  shape.begin = shape.sequence * shard_at(Dim::sequence, layout, choice);
-  shape.batch = choice.layout.micro_batch;
+  shape.sequence = local_size({.dim = Dim::sequence, .size = lowering.of.graph.sequence}, layout, context);
+  shape.begin = shape.sequence * shard_at(Dim::sequence, layout, context);
+  shape.batch = context.layout.micro_batch;
   const bool looks_up = row_of(reader.kind).sharding == ShardingRule::lookup;
   const OpKind kind = looks_up ? OpKind::load_tokens : OpKind::load_targets;
   emit_kernel(lowering, kind, shape, run.label, lowering.tensor(id).name, {{value, Access::write}});
@@ -108,7 +108,7 @@ void settle(SegmentLowering& lowering, const ForwardRun& run, TensorId id) {
   if (!kept) return;
   Value& value = lowering.forward.at({id, lowering.canonical(id)});
   const Tensor& tensor = lowering.tensor(id);
-  emit_copy(lowering, type_of(tensor, lowering.of.choice.precision), run.label, tensor.name, value, *kept);
+  emit_copy(lowering, type_of(tensor, lowering.of.context.precision), run.label, tensor.name, value, *kept);
   value = *kept;
 }
 
@@ -129,7 +129,7 @@ void run_op(SegmentLowering& lowering, const ForwardRun& run, const TrainingOp& 
   }
 
   const TensorLayout rows = wanted.empty() ? TensorLayout{} : wanted[0];
-  emit_op(lowering, op, local_shape(lowering.of.graph, forward, rows, lowering.of.choice), run.label,
+  emit_op(lowering, op, local_shape(lowering.of.graph, forward, rows, lowering.of.context), run.label,
           [&](const TrainingOperand& operand) {
             return operand.source == OperandSource::input    ? inputs.at(*operand.tensor)
                    : operand.source == OperandSource::output ? outputs.at(*operand.tensor)

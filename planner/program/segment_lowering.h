@@ -10,7 +10,7 @@
 
 #include "planner/graph/backward.h"
 #include "planner/program/lower_block.h"
-#include "planner/program/propagate.h"
+#include "planner/program/propagate_placements.h"
 
 namespace parplan {
 
@@ -18,7 +18,7 @@ namespace parplan {
 struct BlockLowering {
   const OpGraph& graph;
   const Block& block;
-  const BlockChoice& choice;
+  const BlockContext& context;
   TrainingBlock training;
   BlockPlacements placements;
   TensorLayout entering, residual;  // of the block's input and output; axes of one rank are Replicate

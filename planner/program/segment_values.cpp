@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "planner/program/segment_lowering.h"
 #include "planner/program/workspace.h"
@@ -56,12 +56,12 @@ struct Matrix {
   std::int64_t rows = 1;
   std::int64_t columns = 1;
 };
-Matrix matrix_of(const Tensor& tensor, const TensorLayout& layout, Dim dim, const BlockChoice& choice) {
+Matrix matrix_of(const Tensor& tensor, const TensorLayout& layout, Dim dim, const BlockContext& context) {
   Matrix matrix;
   bool in_columns = false;
   for (const TensorDim& d : tensor.dims) {
     in_columns = in_columns || d.dim == dim;
-    (in_columns ? matrix.columns : matrix.rows) *= local_size(d, layout, choice);
+    (in_columns ? matrix.columns : matrix.rows) *= local_size(d, layout, context);
   }
   PARPLAN_ASSERT(in_columns, fmt::format("{} has no {}", tensor.name, name(dim)));
   return matrix;
@@ -119,12 +119,12 @@ void check_cut(const Move& move, const TensorLayout& layout, Dim dim) {
 Value redistributed(SegmentLowering& lowering, const Value& value, TensorId id, const RedistributionStep& step,
                     const TensorLayout& from, const TensorLayout& to) {
   const Tensor& tensor = lowering.tensor(id);
-  const BlockChoice& choice = lowering.of.choice;
-  const Move move{.type = type_of(tensor, choice.precision),
+  const BlockContext& context = lowering.of.context;
+  const Move move{.type = type_of(tensor, context.precision),
                   .what = fmt::format("{}.{}", tensor.name, name(step.redistribution)),
                   .axis = step.axis,
-                  .ranks = choice.layout.degree[step.axis],
-                  .at = choice.at[step.axis]};
+                  .ranks = context.layout.degree[step.axis],
+                  .at = context.at[step.axis]};
   const auto in_place = [&](InstructionKind kind, const Value& whole) {
     emit_collective(lowering, kind, step.axis, move.type, move.what, {{whole, Access::update}});
     return whole;
@@ -139,11 +139,11 @@ Value redistributed(SegmentLowering& lowering, const Value& value, TensorId id, 
   // step puts together.
   const auto to_cut = [&] {
     check_cut(move, from, to[step.axis].dim);
-    return matrix_of(tensor, from, to[step.axis].dim, choice);
+    return matrix_of(tensor, from, to[step.axis].dim, context);
   };
   const auto put_together = [&] {
     check_cut(move, to, from[step.axis].dim);
-    return matrix_of(tensor, to, from[step.axis].dim, choice);
+    return matrix_of(tensor, to, from[step.axis].dim, context);
   };
   switch (step.redistribution) {
     case Redistribution::all_reduce_sum: return in_place(InstructionKind::all_reduce_sum, value);
@@ -151,7 +151,7 @@ Value redistributed(SegmentLowering& lowering, const Value& value, TensorId id, 
     case Redistribution::reduce_scatter:
       return chunk_of(move, in_place(InstructionKind::reduce_scatter, packed(lowering, move, value, to_cut())));
     case Redistribution::all_gather:
-      return unpacked(lowering, move, moved(InstructionKind::all_gather, value, local_bytes(tensor, to, choice)),
+      return unpacked(lowering, move, moved(InstructionKind::all_gather, value, local_bytes(tensor, to, context)),
                       put_together());
     case Redistribution::slice: {
       const Value whole = packed(lowering, move, value, to_cut());
@@ -162,7 +162,7 @@ Value redistributed(SegmentLowering& lowering, const Value& value, TensorId id, 
       return result;
     }
     case Redistribution::all_to_all: {
-      PARPLAN_ASSERT(local_bytes(tensor, from, choice) == local_bytes(tensor, to, choice), move.what);
+      PARPLAN_ASSERT(local_bytes(tensor, from, context) == local_bytes(tensor, to, context), move.what);
       const Value chunks = packed(lowering, move, value, to_cut());
       return unpacked(lowering, move, moved(InstructionKind::all_to_all, chunks, chunks.bytes), put_together());
     }
@@ -194,7 +194,7 @@ std::optional<Value> saved_value(SegmentLowering& lowering, TensorId id) {
 Value parameter(SegmentLowering& lowering, TensorId id) {
   const auto& [part, tied] = lowering.of.parameters.at(id);
   return flat(lowering, part, tied ? binding::tied_parameters : binding::parameters,
-              size_of(lowering.of.choice.precision));
+              size_of(lowering.of.context.precision));
 }
 Value parameter_gradient(SegmentLowering& lowering, TensorId id) {
   const auto& [part, tied] = lowering.of.parameters.at(id);
@@ -203,14 +203,14 @@ Value parameter_gradient(SegmentLowering& lowering, TensorId id) {
 
 Value own_part(const SegmentLowering& lowering, const TrainingOp& op, TensorId id, const Value& whole) {
   if (row_of(lowering.op(op).kind).sharding != ShardingRule::heads) return whole;
-  const BlockChoice& choice = lowering.of.choice;
+  const BlockContext& context = lowering.of.context;
   const TensorDim& dim = lowering.tensor(id).dims[0];
-  const TensorLayout held = layout_of_parameter(lowering.of.graph, id, choice.layout.placements);
+  const TensorLayout held = layout_of_parameter(lowering.of.graph, id, context.layout.placements);
   Value part = whole;
   for (const Axis axis : all_axes) {
     if (lowering.wanted(op)[0][axis] != shard(dim.dim) || held[axis] == shard(dim.dim)) continue;
-    part.bytes /= choice.layout.degree[axis];
-    part.offset += part.bytes * choice.at[axis];
+    part.bytes /= context.layout.degree[axis];
+    part.offset += part.bytes * context.at[axis];
   }
   return part;
 }
@@ -241,7 +241,7 @@ void deliver(SegmentLowering& lowering, Values& values, TensorId id, const Tenso
              Label label) {
   const Value value = materialise(lowering, values, id, wanted);
   if (lowering.storages[value.storage].binding == to) return;
-  emit_copy(lowering, lowering.of.choice.precision, label, lowering.tensor(id).name, value,
+  emit_copy(lowering, lowering.of.context.precision, label, lowering.tensor(id).name, value,
             add_value(lowering, to, 0, value.bytes));
 }
 
@@ -251,7 +251,7 @@ void emit_kernel(SegmentLowering& lowering, OpKind op, const OpShape& shape, Lab
   instruction.kind = InstructionKind::kernel;
   instruction.op = op;
   instruction.shape = shape;
-  instruction.type = lowering.of.choice.precision;
+  instruction.type = lowering.of.context.precision;
   instruction.stream = Stream::compute;
   instruction.label = label;
   instruction.name = std::move(name);
@@ -269,7 +269,7 @@ void emit_op(SegmentLowering& lowering, const TrainingOp& op, const OpShape& sha
   std::vector<Use> uses;
   for (const TrainingOperand& operand : op.operands) {
     if (operand.source == OperandSource::workspace) {
-      const std::int64_t bytes = workspace_bytes(op.kind, shape, lowering.of.choice.backend).count;
+      const std::int64_t bytes = workspace_bytes(op.kind, shape, lowering.of.context.backend).count;
       if (bytes > 0) uses.push_back({scratch(lowering, bytes), Access::update});
     } else if (operand.source == OperandSource::loss_scale) {
       if (shape.scaled)

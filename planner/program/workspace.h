@@ -3,7 +3,7 @@
 #include "planner/base/units.h"
 #include "planner/cluster/device.h"
 #include "planner/graph/op.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 
 namespace parplan {
 

@@ -7,16 +7,16 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/text.h"
-#include "planner/cluster/running_costs.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/report/explain_rivals.h"
 #include "planner/report/explain_rules.h"
 #include "planner/report/explain_stages.h"
 #include "planner/report/explain_words.h"
+#include "planner/report/part_names.h"
 #include "planner/report/plan_row.h"
-#include "planner/report/result_parts.h"
 #include "planner/report/table.h"
 
 namespace parplan {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/report/explain_stages.h"
 #include "planner/report/plan_row.h"
 

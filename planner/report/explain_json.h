@@ -1,8 +1,8 @@
 #pragma once
 
 #include "planner/base/json.h"
-#include "planner/plan/explanation.h"
-#include "planner/report/command_json.h"
+#include "planner/plan/reasons.h"
+#include "planner/report/suggest_and_run_json.h"
 
 namespace parplan {
 

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "planner/plan/explanation.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/reasons.h"
 
 // The plan beside other layouts, and beside the plans for more or less of a resource. Each table is
 // empty where the reasons have nothing for it.

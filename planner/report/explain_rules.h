@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "planner/plan/explanation.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/reasons.h"
 
 namespace parplan {
 

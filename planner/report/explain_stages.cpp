@@ -10,8 +10,8 @@
 #include "planner/base/text.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/report/explain_words.h"
+#include "planner/report/part_names.h"
 #include "planner/report/plan_row.h"
-#include "planner/report/result_parts.h"
 #include "planner/report/table.h"
 
 namespace parplan {

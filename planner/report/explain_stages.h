@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "planner/plan/explanation.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/reasons.h"
 
 // Where the step's time and memory go, stage by stage and along the critical path.
 namespace parplan {

@@ -8,9 +8,9 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/text.h"
-#include "planner/report/result_parts.h"
+#include "planner/report/part_names.h"
 #include "planner/report/table.h"
 
 namespace parplan {

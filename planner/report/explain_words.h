@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <string>
 
-#include "planner/plan/explanation.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/reasons.h"
 
 // What the parts of an explanation say in the same words: comparisons of a layout with the plan.
 namespace parplan {

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/cluster/device_selection.h"
+#include "planner/cluster/visible_devices.h"
 
 namespace parplan {
 namespace {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
-#include "planner/cluster/running_costs.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/plan/choice.h"
 
 namespace parplan {

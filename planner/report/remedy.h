@@ -3,7 +3,7 @@
 #include <string>
 
 #include "planner/base/json.h"
-#include "planner/plan/explanation.h"
+#include "planner/plan/reasons.h"
 
 namespace parplan {
 

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/text.h"
-#include "planner/cluster/running_costs.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/report/csv.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/table.h"

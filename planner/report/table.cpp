@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/cluster/running_costs.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/report/plan_row.h"
 
 namespace parplan {

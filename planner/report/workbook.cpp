@@ -13,7 +13,7 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
-#include "planner/cluster/running_costs.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/report/plan_row.h"
 
 namespace parplan {

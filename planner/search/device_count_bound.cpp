@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "planner/cluster/mesh.h"
-#include "planner/cluster/running_costs.h"
-#include "planner/cost/kernel.h"
+#include "planner/cluster/price_and_power.h"
+#include "planner/cost/kernel_time.h"
 #include "planner/program/memory.h"
 
 namespace parplan {

@@ -3,7 +3,7 @@
 #include "planner/base/units.h"
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 
 namespace parplan {
 

@@ -5,11 +5,11 @@
 
 #include "planner/cost/cost_model.h"
 #include "planner/graph/op_graph.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
 #include "planner/plan/schedule.h"
-#include "planner/plan/step.h"
+#include "planner/plan/step_result.h"
 #include "planner/schedule/schedules.h"
 #include "planner/simulator/timeline.h"
 

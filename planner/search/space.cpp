@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/space_rows.h"
 

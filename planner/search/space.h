@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "planner/graph/op_graph.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/choice.h"
 #include "planner/plan/parallel_spec.h"
 

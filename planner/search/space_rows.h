@@ -9,7 +9,7 @@
 
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/choice.h"
 
 namespace parplan {

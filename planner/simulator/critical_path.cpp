@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 
 namespace parplan {
 namespace {

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <limits>
 
-#include "planner/base/enum.h"
-#include "planner/cost/collective.h"
-#include "planner/cost/kernel.h"
+#include "planner/base/enum_index.h"
+#include "planner/cost/collective_time.h"
+#include "planner/cost/kernel_time.h"
 #include "planner/program/bucket_layout.h"
 #include "planner/program/bucket_work.h"
-#include "planner/program/buckets.h"
 #include "planner/program/lower.h"
+#include "planner/program/rank_buckets.h"
 #include "planner/program/workspace.h"
 #include "planner/simulator/segment_cost.h"
 
@@ -54,8 +54,8 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
   const auto [entry, inserted] =
       shapes_index_.try_emplace(block_key(spec, recompute), static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
-  const BlockChoice choice = block_choice(block_layout(spec, placements, recompute), placements.residual, Coordinates{},
-                                          training_, cluster_.backend(), true);
+  const BlockContext context = block_context(block_layout(spec, placements, recompute), placements.residual,
+                                             Coordinates{}, training_, cluster_.backend(), true);
   Shapes shapes;
   for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
     const Block& block = graph_.blocks[b];
@@ -65,12 +65,12 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
       continue;
     const BlockParameters parameters = block_parameters(graph_, block);
     if (parameters.tied && shapes.tied_elements == 0)
-      shapes.tied_elements = bucket_layout(graph_, block, {*parameters.tied}, choice).elements;
+      shapes.tied_elements = bucket_layout(graph_, block, {*parameters.tied}, context).elements;
     if (kind < shapes.kinds.size() && !shapes.kinds[kind].forward.instructions.empty()) continue;
     shapes.kinds.resize(std::max(shapes.kinds.size(), kind + 1));
     shapes.own_elements.resize(shapes.kinds.size());
-    shapes.kinds[kind] = lower_block(graph_, static_cast<int>(b), choice);
-    shapes.own_elements[kind] = bucket_layout(graph_, block, parameters.own, choice).elements;
+    shapes.kinds[kind] = lower_block(graph_, static_cast<int>(b), context);
+    shapes.own_elements[kind] = bucket_layout(graph_, block, parameters.own, context).elements;
   }
   shapes_.push_back(std::move(shapes));
   return entry->second;

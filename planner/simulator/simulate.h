@@ -6,8 +6,8 @@
 
 #include "planner/base/units.h"
 #include "planner/cost/cost_model.h"
-#include "planner/plan/step.h"
 #include "planner/plan/step_details.h"
+#include "planner/plan/step_result.h"
 #include "planner/program/program.h"
 #include "planner/simulator/timeline.h"
 

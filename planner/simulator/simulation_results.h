@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "planner/plan/step.h"
 #include "planner/plan/step_details.h"
+#include "planner/plan/step_result.h"
 #include "planner/simulator/simulate.h"
 #include "planner/simulator/simulation_state.h"
 #include "planner/simulator/timeline.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "planner/base/units.h"
-#include "planner/plan/step.h"
+#include "planner/plan/step_result.h"
 #include "planner/program/program.h"
 
 namespace parplan {

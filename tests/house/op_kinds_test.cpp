@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tests/house/tree.h"
+#include "tests/house/fake_tree.h"
 
 namespace {
 
@@ -134,7 +134,7 @@ TEST_CASE("an op kind that is named outside its row is found") {
   const FakeTree tree({
       {"planner/graph/ops/products.cpp", "const auto row = OpKind::linear;\n"},
       {"planner/graph/backward.cpp", "emit(OpKind::accumulate);\nif (kind == OpKind::linear) return;\n"},
-      {"planner/cost/kernel.cpp", "// OpKind::linear\nif (kind == OpKind::copy) return;\n"},
+      {"planner/cost/kernel_time.cpp", "// OpKind::linear\nif (kind == OpKind::copy) return;\n"},
       {"planner/program/lower.cpp", "flat_kernel(sgd ? OpKind::sgd : OpKind::adamw);\n"},
       {"planner/search/device_count_bound.cpp", "using enum OpKind;\n"},
       {"runtime/device/cuda/linear.cu", "case OpKind::linear:\n"},
@@ -142,7 +142,7 @@ TEST_CASE("an op kind that is named outside its row is found") {
       {"tests/graph_test.cpp", "OpKind::linear\n"},
   });
   const std::string why = "; what it asks belongs in the kind's row (planner/graph/ops)";
-  CHECK(naming_faults(tree.root()) == Faults{"planner/cost/kernel.cpp:2: names op kind copy" + why,
+  CHECK(naming_faults(tree.root()) == Faults{"planner/cost/kernel_time.cpp:2: names op kind copy" + why,
                                              "planner/graph/backward.cpp:2: names op kind linear" + why,
                                              "planner/search/device_count_bound.cpp:1: names every op kind" + why,
                                              "runtime/executor.cpp:1: names op kind embedding" + why});

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tests/house/tree.h"
+#include "tests/house/fake_tree.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/layout.h"
 #include "planner/plan/schedule.h"

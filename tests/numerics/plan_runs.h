@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/program/lower.h"
 #include "planner/search/space.h"
 #include "runtime/local_job.h"

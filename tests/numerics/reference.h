@@ -10,7 +10,7 @@
 
 #include "planner/graph/backward.h"
 #include "planner/graph/op_graph.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "runtime/device/backend.h"
 
 namespace parplan {

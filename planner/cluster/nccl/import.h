@@ -4,7 +4,7 @@
 #include <string>
 
 #include "planner/cluster/catalog.h"
-#include "planner/cluster/nccl/xml.h"
+#include "planner/cluster/nccl/topology_file.h"
 
 namespace parplan {
 

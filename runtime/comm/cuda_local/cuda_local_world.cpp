@@ -11,7 +11,7 @@
 
 #include <fmt/core.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "runtime/comm/exchange.h"
 #include "runtime/device/cuda/cuda_backend.h"

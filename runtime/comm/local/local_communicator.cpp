@@ -10,7 +10,7 @@
 
 #include <fmt/core.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "runtime/comm/exchange.h"
 #include "runtime/device/cpu/host_reduction.h"

@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "runtime/comm/exchange.h"
 #include "runtime/comm/mpi/mpi_check.h"

@@ -20,8 +20,8 @@
 
 #include "planner/base/error.h"
 #include "runtime/comm/exchange.h"
+#include "runtime/comm/nccl/communicator_splits.h"
 #include "runtime/comm/nccl/nccl_check.h"
-#include "runtime/comm/nccl/split_rounds.h"
 #include "runtime/device/cuda/cuda_check.h"
 
 namespace parplan {

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/linear.h"
 

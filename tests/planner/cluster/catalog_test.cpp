@@ -8,8 +8,8 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
-#include "planner/cluster/draw.h"
 #include "planner/cluster/group_network.h"
+#include "planner/cluster/write_topology.h"
 #include "tests/temporary_folder.h"
 
 using namespace parplan;

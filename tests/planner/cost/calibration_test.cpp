@@ -6,7 +6,7 @@
 #include <cmath>
 #include <random>
 
-#include "planner/cost/kernel.h"
+#include "planner/cost/kernel_time.h"
 
 namespace parplan {
 namespace {

@@ -1,11 +1,11 @@
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/cost/cost_model.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "planner/cost/collective.h"
-#include "planner/cost/kernel.h"
+#include "planner/cost/collective_time.h"
+#include "planner/cost/kernel_time.h"
 #include "tests/planner/cost/unit_model.h"
 
 namespace parplan {

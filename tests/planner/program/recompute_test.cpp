@@ -29,8 +29,8 @@ constexpr RecomputeRow keeps_some{
     .name = "some",
     .keeps = [](const OpGraph&, const Block&, TensorId tensor) { return kept_here.contains(tensor); }};
 
-// The choice of each rank of a block under `tp` tensor-parallel ranks; empty where that is illegal.
-std::vector<BlockChoice> choices(const OpGraph& graph, int tp, bool sequence_parallel) {
+// The context of each rank of a block under `tp` tensor-parallel ranks; empty where that is illegal.
+std::vector<BlockContext> choices(const OpGraph& graph, int tp, bool sequence_parallel) {
   ParallelSpec spec;
   spec.mesh.degree.tp = tp;
   spec.sequence_parallel = sequence_parallel;
@@ -39,10 +39,10 @@ std::vector<BlockChoice> choices(const OpGraph& graph, int tp, bool sequence_par
   TrainingSpec training;
   training.global_batch = 2;
   training.sequence_length = graph.sequence;
-  std::vector<BlockChoice> ranks;
+  std::vector<BlockContext> ranks;
   if (illegal(graph, training, spec)) return ranks;
   const Job job = job_of(graph, training, spec);
-  for (int rank = 0; rank < tp; ++rank) ranks.push_back(block_choice(job, 1, Coordinates{.tp = rank}));
+  for (int rank = 0; rank < tp; ++rank) ranks.push_back(block_context(job, 1, Coordinates{.tp = rank}));
   return ranks;
 }
 
@@ -171,8 +171,8 @@ TEST_CASE("every way to recompute has its row, and each stage's is one of them")
 
 TEST_CASE("a block keeps what its row says and its input, and computes again what is missing and no more") {
   const OpGraph graph = graph_of("tiny-gpt2");
-  const BlockChoice choice = choices(graph, 1, false)[0];
-  const LoweredBlock whole = lower_block(graph, 1, choice);
+  const BlockContext context = choices(graph, 1, false)[0];
+  const LoweredBlock whole = lower_block(graph, 1, context);
   CHECK(computed_again(whole).empty());
   const std::vector<std::string> all = kept_by(graph, whole);
 
@@ -180,15 +180,15 @@ TEST_CASE("a block keeps what its row says and its input, and computes again wha
   kept_here.clear();
   for (const SavedTensor& saved : whole.saved)
     if (graph.tensors[saved.tensor].name != "layers.0.feed_forward.activation") kept_here.insert(saved.tensor);
-  const LoweredBlock one = lower_block(graph, 1, choice, keeps_some);
+  const LoweredBlock one = lower_block(graph, 1, context, keeps_some);
   CHECK(one.saved.size() + 1 == all.size());
   CHECK(computed_again(one) == std::vector<std::string>{"activation layers.0.feed_forward.activation"});
 
   // Nothing: all ops but the last product and the sum, whose results only the next block reads.
   kept_here.clear();
-  const LoweredBlock none = lower_block(graph, 1, choice, keeps_some);
+  const LoweredBlock none = lower_block(graph, 1, context, keeps_some);
   CHECK(kept_by(graph, none) == std::vector<std::string>{all.front()});
-  LoweredBlock full = lower_block(graph, 1, choice, row_of(Recompute::full));
+  LoweredBlock full = lower_block(graph, 1, context, row_of(Recompute::full));
   CHECK(none.forward == full.forward);
   CHECK(none.backward == full.backward);
   CHECK(none.saved_bytes == full.saved_bytes);
@@ -196,8 +196,8 @@ TEST_CASE("a block keeps what its row says and its input, and computes again wha
   // The first and the last block keep everything.
   const int last = static_cast<int>(graph.blocks.size()) - 1;
   for (const int block : {0, last}) {
-    const LoweredBlock end = lower_block(graph, block, choice, row_of(Recompute::full));
-    CHECK(end.backward == lower_block(graph, block, choice).backward);
+    const LoweredBlock end = lower_block(graph, block, context, row_of(Recompute::full));
+    CHECK(end.backward == lower_block(graph, block, context).backward);
     CHECK(computed_again(end).empty());
   }
 }
@@ -211,12 +211,12 @@ TEST_CASE("whatever a block keeps, its output and its gradients have the same bi
     for (const int tp : {1, 2})
       for (const bool sequence_parallel : {false, true}) {
         if (sequence_parallel && tp == 1) continue;
-        const std::vector<BlockChoice> ranks = choices(graph, tp, sequence_parallel);
+        const std::vector<BlockContext> ranks = choices(graph, tp, sequence_parallel);
         if (ranks.empty()) continue;
         for (int block = 1; block + 1 < static_cast<int>(graph.blocks.size()); ++block) {
           const auto lowered = [&](const RecomputeRow& row) {
             std::vector<LoweredBlock> blocks;
-            for (const BlockChoice& rank : ranks) blocks.push_back(lower_block(graph, block, rank, row));
+            for (const BlockContext& rank : ranks) blocks.push_back(lower_block(graph, block, rank, row));
             return blocks;
           };
           const std::vector<LoweredBlock> whole = lowered(row_of(Recompute::none));

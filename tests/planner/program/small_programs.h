@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/program/program.h"
 
 // Programs small enough to check by hand: 4 tokens (16 B) look up a table of 4 rows of 4 fp32

@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include "planner/plan/explanation.h"
+#include "planner/plan/reasons.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 #include "tests/planner/report/small_plan.h"

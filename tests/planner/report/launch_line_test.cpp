@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include "planner/cluster/device_selection.h"
+#include "planner/cluster/visible_devices.h"
 #include "tests/planner/report/small_plan.h"
 
 using namespace parplan;

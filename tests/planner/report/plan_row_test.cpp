@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "planner/report/csv.h"
-#include "planner/report/result_parts.h"
+#include "planner/report/part_names.h"
 #include "tests/planner/report/small_plan.h"
 
 namespace parplan {

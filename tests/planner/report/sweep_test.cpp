@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "planner/base/file.h"
-#include "planner/cluster/running_costs.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/report/plan_row.h"
 #include "tests/planner/report/small_sweep.h"
 

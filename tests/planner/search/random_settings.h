@@ -15,7 +15,7 @@
 #include "models/find_model.h"
 #include "planner/cluster/catalog.h"
 #include "planner/cluster/node_layout.h"
-#include "planner/graph/training.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/parallel_spec.h"
 
 // Models, clusters, trainings and stage cuts to search over: small ones, and random ones.

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/cost/cost_model.h"
 #include "tests/planner/cost/unit_model.h"
 

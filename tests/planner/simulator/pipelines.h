@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/plan/schedule.h"
 #include "tests/planner/simulator/hand_built.h"
 

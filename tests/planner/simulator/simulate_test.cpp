@@ -1,4 +1,4 @@
-#include "planner/base/enum.h"
+#include "planner/base/enum_index.h"
 #include "planner/simulator/simulate.h"
 
 #include <doctest/doctest.h>

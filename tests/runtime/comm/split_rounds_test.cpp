@@ -1,4 +1,4 @@
-#include "runtime/comm/nccl/split_rounds.h"
+#include "runtime/comm/nccl/communicator_splits.h"
 
 #include <doctest/doctest.h>
 

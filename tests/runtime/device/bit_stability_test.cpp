@@ -1,6 +1,6 @@
 #include <doctest/doctest.h>
 
-#include "tests/runtime/device/kernel_call.h"
+#include "tests/runtime/device/guarded_arrays.h"
 
 // Pipeline, accumulation and data parallelism promise equal bits, so the kernels must: a token's
 // numbers depend neither on the other tokens of the call nor on addresses.

@@ -72,7 +72,7 @@ void adamw(const CpuKernelArguments& a);
 void sgd(const CpuKernelArguments& a);
 void update_loss_scale(const CpuKernelArguments& a);
 
-// reduction.cpp, for the communicators
+// ordered_reduction.cpp, for the communicators
 void sum_in_order(float* out, const float* const* inputs, int count, std::int64_t elements);
 void max_in_order(float* out, const float* const* inputs, int count, std::int64_t elements);
 

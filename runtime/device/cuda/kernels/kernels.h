@@ -74,7 +74,7 @@ void adamw(const CudaKernelArguments& a);
 void sgd(const CudaKernelArguments& a);
 void update_loss_scale(const CudaKernelArguments& a);
 
-// fill_pattern.cu, for Backend::fill and end_of_unlike
+// memory_pattern.cu, for Backend::fill and end_of_unlike
 void fill_words(std::uint32_t* words, std::uint32_t pattern, std::int64_t count, cudaStream_t stream);
 // Writes to device memory: one past the index of the last word that differs from `pattern`, 0 when
 // none does.

@@ -1,0 +1,57 @@
+#include "planner/cost/collective_time.h"
+
+#include <array>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/cost/pairwise.h"
+#include "planner/cost/point_to_point.h"
+#include "planner/cost/ring.h"
+#include "planner/cost/shared_memory.h"
+#include "planner/cost/tree.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::array<CommunicationAlgorithm, 7> algorithms = {{
+    {.name = "ring", .applies = ring_applies, .time = ring_simple_time},
+    {.name = "ring, low latency", .applies = ring_applies, .time = ring_low_latency_time},
+    {.name = "tree", .applies = tree_applies, .time = tree_simple_time},
+    {.name = "tree, low latency", .applies = tree_applies, .time = tree_low_latency_time},
+    {.name = "point to point", .applies = point_to_point_applies, .time = point_to_point_time},
+    {.name = "pairwise", .applies = pairwise_applies, .time = pairwise_time},
+    {.name = "direct", .applies = direct_applies, .time = direct_time},
+}};
+
+struct Choice {
+  const CommunicationAlgorithm* algorithm = nullptr;
+  Seconds time;
+};
+
+Choice choose(InstructionKind kind, Bytes bytes, const GroupNetwork& network, BackendKind backend) {
+  Choice best;
+  if (network.ranks <= 1) return best;
+  for (const CommunicationAlgorithm& row : algorithms) {
+    if (!row.applies(kind, backend)) continue;
+    const Seconds time = row.time(kind, bytes, network);
+    if (best.algorithm == nullptr || time < best.time) best = {.algorithm = &row, .time = time};
+  }
+  PARPLAN_ASSERT(best.algorithm != nullptr, fmt::format("no algorithm for {} on {}", name(kind), name(backend)));
+  return best;
+}
+
+}  // namespace
+
+std::span<const CommunicationAlgorithm> communication_algorithms() { return algorithms; }
+
+const CommunicationAlgorithm* fastest_algorithm(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
+                                                BackendKind backend) {
+  return choose(kind, bytes, network, backend).algorithm;
+}
+
+Seconds collective_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, BackendKind backend) {
+  return choose(kind, bytes, network, backend).time;
+}
+
+}  // namespace parplan

@@ -1,0 +1,171 @@
+#include "planner/cost/kernel_time.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/cost/tiling.h"
+
+namespace parplan {
+namespace {
+
+// Blocks of queries and keys of fused attention on GPUs (FlashAttention-2, Dao 2023, section 3.3:
+// 64 or 128).
+constexpr std::int64_t attention_block = 128;
+
+bool is_attention(OpKind kind) { return row_of(kind).cost == CostClass::attention; }
+
+FlopsPerSecond rate(bool matrix, DataType type, const DeviceKind& device, const DeviceRates& rates) {
+  if (!matrix) return rates.vector;
+  if (type == DataType::tf32 && rates.matrix_tf32.value > 0.0) return rates.matrix_tf32;
+  // Without units for a half precision, numbers are widened and multiplied as fp32; the same holds
+  // for tf32.
+  if (is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0) return rates.matrix_half;
+  return rates.matrix_fp32;
+}
+
+// How much slower one device is because of the others at work; 1 where it works alone.
+double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
+  return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0;
+}
+
+Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork& work, const DeviceKind& device,
+                   const DeviceRates& rates) {
+  if (work.flops.value <= 0.0) return Seconds(0.0);
+  FlopsPerSecond reached = rate(work.matrix, type, device, rates);
+  PARPLAN_ASSERT(reached.value > 0.0, fmt::format("{} on {}", name(op), device.name));
+  if (device.multiprocessors == 0 || !work.matrix) return work.flops / reached;
+  if (is_attention(op)) {
+    reached *= row_of(op).unmeasured_share;
+    return Seconds(attention_work(op, shape, type, device.backend).flops / reached.value);
+  }
+  const ProductRates product_rates{.rate = reached, .memory = rates.memory, .multiprocessors = device.multiprocessors};
+  return time_of(best_tiling(product_of(op, shape, type), product_rates), product_rates);
+}
+
+// The time by a fit. `several` is how much slower the device is because of the others at work.
+Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataType type, const OpWork& work,
+                    const DeviceKind& device, const DeviceRates& rates) {
+  const DeviceRates& alone = device.rates.front();
+  const double several_memory = alone.memory / rates.memory;
+  const Seconds moving = work.bytes / fit.memory * several_memory;
+  if (!work.matrix) {
+    // A kernel whose time is arithmetic (GELU on a CPU) does not compete for memory.
+    const bool computes = work.flops / alone.vector > work.bytes / alone.memory;
+    return fit.floor + (computes ? work.bytes / fit.memory * slowdown(alone.vector, rates.vector) : moving);
+  }
+  const double several = slowdown(rate(true, type, device, alone), rate(true, type, device, rates));
+  if (is_attention(op)) {
+    const AttentionWork attention = attention_work(op, shape, type, device.backend);
+    return fit.floor +
+           std::max(Seconds((attention.flops + attention.starts * fit.half_length) / fit.rate.value) * several, moving);
+  }
+  const ProductRates product{.rate = fit.rate,
+                             .half_length = fit.half_length,
+                             .memory = fit.memory,
+                             .multiprocessors = device.multiprocessors};
+  return fit.floor + std::max(time_of(best_tiling(product_of(op, shape, type), product), product) * several, moving);
+}
+
+// Attention with heads of a size that was not measured: interpolated linearly between the two
+// measured sizes around it, and in proportion beyond them. A larger head never takes less: the
+// times of smaller measured sizes count too.
+Seconds attention_time(const KernelFits& fits, OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
+                       const DeviceRates& rates) {
+  const auto at = [&](const KernelFit& largest) {
+    Seconds time;
+    for (const KernelFit& fit : device.measured->fits) {
+      if (fit.kind != largest.kind || fit.type != largest.type || fit.head_dim > largest.head_dim) continue;
+      OpShape measured = shape;
+      measured.head_dim = fit.head_dim;
+      time = std::max(time, fitted_time(fit, op, measured, type, row_of(op).work(measured, type), device, rates));
+    }
+    return time;
+  };
+  const double wanted = static_cast<double>(shape.head_dim);
+  const Seconds low = at(*fits.lower);
+  if (fits.lower == fits.upper) return low * (wanted / static_cast<double>(fits.lower->head_dim));
+  const double t = (wanted - static_cast<double>(fits.lower->head_dim)) /
+                   static_cast<double>(fits.upper->head_dim - fits.lower->head_dim);
+  return low + (at(*fits.upper) - low) * t;
+}
+
+}  // namespace
+
+AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, BackendKind backend) {
+  const double flops = row_of(kind).work(shape, type).flops.value;
+  // Twice a triangle: n (n + 1) / 2 pairs of queries and keys up to them.
+  const auto triangle = [](std::int64_t n) { return static_cast<double>(n) * (static_cast<double>(n) + 1.0); };
+  const std::int64_t sequence = std::max<std::int64_t>(shape.sequence, 1);
+  const bool windowed = shape.window > 0 && shape.window < sequence;
+  const double pairs = triangle(sequence) - (windowed ? triangle(sequence - shape.window) : 0.0);
+  // They become squares: for a block of queries, the block of its own keys and those before it, or
+  // with a window only those that reach back `window` - 1 keys from the first query.
+  const std::int64_t blocks = ceil_div(sequence, attention_block);
+  const std::int64_t before = windowed ? std::min(ceil_div(shape.window - 1, attention_block), blocks - 1) : blocks - 1;
+  const double squares =
+      triangle(before + 1) + 2.0 * static_cast<double>(blocks - before - 1) * static_cast<double>(before + 1);
+  const double whole = is_accelerator(backend) ? flops * (squares * attention_block * attention_block) / pairs : flops;
+  // The cost of a query before its first key does not depend on the window.
+  const double without = windowed ? flops * triangle(sequence) / pairs : flops;
+  return {.flops = whole, .starts = without / static_cast<double>(sequence)};
+}
+
+KernelFits find_fits(const MeasuredKernels& measured, OpKind kind, DataType type, std::int64_t head_dim) {
+  const DataType other_half = type == DataType::bf16 ? DataType::fp16 : type == DataType::fp16 ? DataType::bf16 : type;
+  for (const OpKind wanted : {kind, row_of(kind).made_of.value_or(kind)})
+    for (const DataType precision : {type, other_half}) {
+      KernelFits found;
+      for (const KernelFit& fit : measured.fits) {
+        if (fit.kind != wanted || fit.type != precision) continue;
+        if (fit.head_dim <= head_dim && (found.lower == nullptr || fit.head_dim > found.lower->head_dim))
+          found.lower = &fit;
+        if (fit.head_dim >= head_dim && (found.upper == nullptr || fit.head_dim < found.upper->head_dim))
+          found.upper = &fit;
+      }
+      if (found.lower == nullptr) found.lower = found.upper;
+      if (found.upper == nullptr) found.upper = found.lower;
+      if (found.lower != nullptr) return found;
+    }
+  return {};
+}
+
+FlopsPerSecond fastest_product(DataType type, const DeviceKind& device) {
+  const FlopsPerSecond alone = rate(true, type, device, device.rates.front());
+  FlopsPerSecond fastest;
+  double gained = 1.0;
+  for (const DeviceRates& rates : device.rates) {
+    const FlopsPerSecond with_others = rate(true, type, device, rates);
+    fastest = std::max(fastest, with_others);
+    gained = std::max(gained, 1.0 / slowdown(alone, with_others));
+  }
+  if (device.measured)
+    for (const KernelFit& fit : device.measured->fits) fastest = std::max(fastest, fit.rate * gained);
+  const FlopsPerSecond most = is_accelerator(device.backend) ? peak(device, type) : FlopsPerSecond(0.0);
+  return most.value > 0.0 ? std::min(fastest, most) : fastest;
+}
+
+Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
+                    const DeviceRates& rates) {
+  if (row_of(op).cost == CostClass::loading)
+    return device.backend == BackendKind::cpu ? Seconds(0.0) : device.kernel_launch;
+  const OpRow& row = row_of(op);
+  const OpWork work = row.work(shape, type);
+  PARPLAN_ASSERT(rates.memory.value > 0.0, fmt::format("{} on {}", row.name, device.name));
+  Seconds time;
+  // For everything but products, tf32 is fp32.
+  const DataType fitted = work.matrix ? type : in_memory(type);
+  const KernelFits fits =
+      device.measured ? find_fits(*device.measured, op, fitted, is_attention(op) ? shape.head_dim : 0) : KernelFits{};
+  if (fits.lower == nullptr)
+    time = device.kernel_launch + std::max(arithmetic(op, shape, type, work, device, rates), work.bytes / rates.memory);
+  else if (is_attention(op))
+    time = attention_time(fits, op, shape, type, device, rates);
+  else
+    time = fitted_time(*fits.lower, op, shape, type, work, device, rates);
+  const FlopsPerSecond most = work.matrix && is_accelerator(device.backend) ? peak(device, type) : FlopsPerSecond(0.0);
+  return most.value > 0.0 ? std::max(time, work.flops / most) : time;
+}
+
+}  // namespace parplan

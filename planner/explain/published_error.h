@@ -1,0 +1,16 @@
+#pragma once
+
+#include <optional>
+
+#include "planner/cluster/cluster.h"
+#include "planner/plan/reasons.h"
+
+namespace parplan {
+
+// The error on published runs (tests/data/published), which a test simulates again. The runs are of
+// one kind of GPU: a cluster of other devices gets nothing.
+std::optional<ModelError> model_error(const Cluster& cluster);
+// The same for a cluster of other accelerators, from the devices that have runs.
+std::optional<ModelError> model_error_elsewhere(const Cluster& cluster);
+
+}  // namespace parplan

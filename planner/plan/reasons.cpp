@@ -1,0 +1,130 @@
+#include "planner/plan/reasons.h"
+
+#include <algorithm>
+#include <array>
+
+#include "planner/base/enum_index.h"
+
+namespace parplan {
+
+const char* name(Constraint constraint) {
+  constexpr std::array names = {"compute", "communication", "bubble", "memory"};
+  return names[index_of(constraint)];
+}
+
+const char* name(Resource resource) {
+  constexpr std::array names = {"compute", "links inside nodes", "network", "all links", "memory", "global batch"};
+  static_assert(names.size() == static_cast<std::size_t>(Resource::count_));
+  return names[index_of(resource)];
+}
+
+double memory_share(const Plan& plan) {
+  const Bytes capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+  return static_cast<double>(plan.prediction.memory.peak().count) / static_cast<double>(capacity.count);
+}
+
+Rival rival(const Cluster& cluster, RankedPlan plan) {
+  const Bytes capacity = memory_capacity(cluster, plan.spec.mesh, plan.result.memory_stage);
+  return {.plan = std::move(plan), .capacity = capacity};
+}
+
+namespace {
+
+// The largest gain decides; ties go to the first.
+Constraint largest(double compute, double communication, double bubble, double memory) {
+  const std::array gains = {compute, communication, bubble, memory};  // by Constraint
+  return static_cast<Constraint>(std::ranges::max_element(gains) - gains.begin());
+}
+
+// Includes waiting for other stages that compute, however many micro-batches there are.
+Seconds computing(const Plan& plan) {
+  const StepTime& time = plan.prediction.time;
+  return time.compute + time.recompute + time.optimizer + waiting(plan).unequal;
+}
+
+// The time that a lack of memory costs.
+Seconds for_want_of_memory(const Plan& plan) {
+  const StepTime& time = plan.prediction.time;
+  Seconds memory;
+  // A plan of the least memory is not meant to be fast.
+  if (plan.search.objective != Objective::memory) memory += time.recompute;
+  if (plan.spec.zero_stage >= 2 && plan.spec.dp() > 1 && memory_share(plan) >= full_share) memory += time.exposed.dp;
+  return memory;
+}
+
+}  // namespace
+
+double closed_form_bubble(const Plan& plan) {
+  const double others = plan.spec.pp() - 1;
+  return others /
+         (static_cast<double>(plan.spec.virtual_stages() * micro_batches(plan.spec, plan.training)) + others);
+}
+
+Waiting waiting(const Plan& plan) {
+  const StepTime& time = plan.prediction.time;
+  const Seconds filling = std::min(time.bubble, closed_form_bubble(plan) * time.total());
+  return {.filling = filling, .unequal = time.bubble - filling};
+}
+
+Constraint binding_constraint(const Plan& plan) {
+  if (memory_share(plan) > 1.0) return Constraint::memory;
+  return largest(computing(plan).value / 2, plan.prediction.time.exposed_in_all().value / 2,
+                 waiting(plan).filling.value / 2, for_want_of_memory(plan).value);
+}
+
+Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now) {
+  if (memory_share(plan) > 1.0) return Constraint::memory;
+  const StepTime& time = plan.prediction.time;
+  const Objective objective = plan.search.objective;
+  std::array<double, static_cast<std::size_t>(Resource::count_)> gains{};
+  gains[index_of(Resource::memory)] = for_want_of_memory(plan) / time.total();
+  const auto counted = [&](const RankedPlan& p) {
+    return score(objective, plan.cluster, p.spec, p.result.time.total(), p.result.memory).first;
+  };
+  for (const Variation& variation : twice) {
+    double& gain = gains[index_of(variation.resource)];
+    const RankedPlan& own = variation.plan.plan;
+    const double batches =
+        static_cast<double>(variation.global_batch) / static_cast<double>(plan.training.global_batch);
+    // A plan does not change by itself where there is more memory, and may not fit with a larger
+    // batch.
+    if (variation.resource == Resource::memory || !variation.plan.fits()) {
+      gain = variation.best ? 1.0 - counted(*variation.best) / counted(now) / batches : 0.0;
+    } else {
+      gain = 1.0 - own.result.time.total() / time.total() / batches;
+    }
+  }
+  const auto of = [&](Resource resource) { return gains[index_of(resource)]; };
+  return largest(std::min(of(Resource::compute), 0.5 * (computing(plan) / time.total())),
+                 std::max(of(Resource::node_links), of(Resource::links)),
+                 std::min(of(Resource::global_batch), 0.5 * (waiting(plan).filling / time.total())),
+                 of(Resource::memory));
+}
+
+double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result) {
+  return excess(plan, plan.cluster, spec, result);
+}
+
+double excess(const Plan& plan, const Cluster& cluster, const ParallelSpec& spec, const StepResult& result) {
+  const auto of = [&](const Cluster& c, const ParallelSpec& s, const StepResult& r) {
+    return score(plan.search.objective, c, s, r.time.total(), r.memory).first;
+  };
+  return of(cluster, spec, result) / of(plan.cluster, plan.spec, plan.prediction) - 1.0;
+}
+
+const Variation* relaxed(const Reasons& reasons) {
+  const auto of = [&](Resource resource) -> const Variation* {
+    const auto found = std::ranges::find(reasons.twice, resource, &Variation::resource);
+    return found == reasons.twice.end() ? nullptr : &*found;
+  };
+  switch (reasons.binding) {
+    case Constraint::compute: return of(Resource::compute);
+    case Constraint::bubble: return of(Resource::global_batch);
+    case Constraint::memory: return of(Resource::memory);
+    case Constraint::communication: break;
+  }
+  const Variation* links = of(Resource::links);
+  return links != nullptr ? links : of(Resource::node_links);  // the only links of one node
+}
+
+}  // namespace parplan

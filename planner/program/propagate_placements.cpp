@@ -1,0 +1,155 @@
+#include "planner/program/propagate_placements.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/program/local_size.h"
+
+namespace parplan {
+namespace {
+
+Placement resolved(Placement placement, TensorRole role, Placement residual) {
+  if (!is_partial(placement)) return placement;
+  return role == TensorRole::activation ? residual : replicate();
+}
+
+// What one op needs of its inputs over one axis, and the resulting placement of its outputs.
+struct OpPlacements {
+  std::vector<Placement> inputs;
+  Placement output;
+};
+
+// Whether the axis can cut the groups of heads that the op computes with, and no other axis does.
+// Two axes would have to cut them in the order of the axes, but one that exchanges tokens for heads
+// finds them cut by the weights.
+bool can_exchange_heads(const OpGraph& graph, const Block& block, const Op& op, Axis axis, const BlockContext& context,
+                        const TensorLayout& wanted) {
+  const TensorDim& heads = graph.tensors[op.inputs[0]].dims.back();
+  const auto is_cut_over = [&](Axis other) {
+    if (wanted[other] == shard(Dim::kv_groups)) return true;
+    for (int i = block.first_op; i < block.last_op; ++i)
+      for (const TensorId id : graph.ops[i].parameters)
+        if (layout_of_parameter(graph, id, context.layout.placements)[other] == shard(Dim::kv_groups)) return true;
+    return false;
+  };
+  for (const Axis other : all_axes)
+    if (other != axis && context.layout.degree[other] > 1 && is_cut_over(other)) return false;
+  return heads.dim == Dim::kv_groups && heads.size / heads.granule % context.layout.degree[axis] == 0;
+}
+
+// `wanted`: what the op needs of its first input over the axes before this one.
+OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& op, std::vector<Placement> inputs,
+                           Axis axis, const BlockContext& context, const TensorLayout& wanted) {
+  const Placements& placements = context.layout.placements;
+  OpPlacements result{.inputs = std::move(inputs), .output = {}};
+  std::vector<Placement>& needed = result.inputs;
+  if (!needed.empty()) result.output = needed[0];
+  const auto weight = [&] { return layout_of_parameter(graph, op.parameters[0], placements)[axis]; };
+  switch (row_of(op.kind).sharding) {
+    case ShardingRule::tokenwise:
+      for (Placement& input : needed) input = needed[0];
+      break;
+    case ShardingRule::contraction: {
+      const Placement cut = weight();
+      if (cut.kind == PlacementKind::shard && cut.dim == graph.tensors[op.parameters[0]].dims[0].dim) {
+        needed[0] = replicate();
+        result.output = cut;
+      } else if (cut.kind == PlacementKind::shard) {
+        needed[0] = cut;
+        result.output = partial_sum();
+      } else {
+        // Every rank holds the weight. It computes its own tokens, where the block passes them on.
+        const Placement tokens = shard(Dim::sequence);
+        if (needed[0] != tokens) needed[0] = placements.residual[axis] == tokens ? tokens : replicate();
+        result.output = needed[0];
+      }
+      break;
+    }
+    case ShardingRule::lookup: {
+      // With the whole table, each rank looks up the tokens that the residual keeps there.
+      const bool is_cut = weight().kind == PlacementKind::shard;
+      const bool own_tokens = !is_cut && placements.residual[axis] == shard(Dim::sequence);
+      needed[0] = own_tokens ? placements.residual[axis] : replicate();
+      result.output = is_cut ? partial_sum() : needed[0];
+      break;
+    }
+    case ShardingRule::heads:
+    case ShardingRule::head_sums:
+      // Tokens are exchanged for heads where the weights left them (Jacobs et al., "DeepSpeed
+      // Ulysses", 2023).
+      if (needed[0] == shard(Dim::sequence) && can_exchange_heads(graph, block, op, axis, context, wanted))
+        needed[0] = shard(Dim::kv_groups);
+      else if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups)
+        needed[0] = replicate();
+      result.output = needed[0];
+      if (row_of(op.kind).sharding == ShardingRule::head_sums && result.output.kind == PlacementKind::shard)
+        result.output = partial_sum();
+      break;
+    case ShardingRule::vocabulary_max:
+      result.output = needed[0].kind == PlacementKind::shard ? partial_max() : replicate();
+      break;
+    case ShardingRule::vocabulary_sum:
+      result.output = needed[0].kind == PlacementKind::shard ? partial_sum() : replicate();
+      break;
+    case ShardingRule::vocabulary_loss: result.output = replicate(); break;
+    case ShardingRule::none: PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));
+  }
+  return result;
+}
+
+}  // namespace
+
+TensorLayouts::TensorLayouts(const OpGraph& graph, const Block& block) {
+  TensorId last = -1;
+  const auto include = [&](TensorId id) {
+    first_ = last < 0 ? id : std::min(first_, id);
+    last = std::max(last, id);
+  };
+  if (block.input) include(*block.input);
+  for (int i = block.first_op; i < block.last_op; ++i) {
+    std::ranges::for_each(graph.ops[i].inputs, include);
+    std::ranges::for_each(graph.ops[i].outputs, include);
+  }
+  layouts_.resize(static_cast<std::size_t>(last - first_ + 1));
+}
+
+// Axes are independent: each is propagated by itself.
+BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockContext& context) {
+  BlockPlacements result;
+  result.produced = TensorLayouts(graph, block);
+  result.canonical = result.produced;
+  for (int index = block.first_op; index < block.last_op; ++index)
+    result.inputs.emplace_back(graph.ops[index].inputs.size());
+  for (const Axis axis : all_axes) {
+    if (context.layout.degree[axis] == 1) continue;
+    const Placement residual = context.layout.placements.residual[axis];
+    if (block.input) {
+      result.produced[*block.input][axis] = context.entering[axis];
+      result.canonical[*block.input][axis] = context.entering[axis];
+    }
+    for (int index = block.first_op; index < block.last_op; ++index) {
+      const Op& op = graph.ops[index];
+      std::vector<Placement> inputs;
+      for (const TensorId input : op.inputs) inputs.push_back(result.canonical[input][axis]);
+      const TensorLayout wanted = op.inputs.empty() ? TensorLayout{} : result.inputs[index - block.first_op][0];
+      const OpPlacements placed = placements_of(graph, block, op, std::move(inputs), axis, context, wanted);
+      for (std::size_t i = 0; i < placed.inputs.size(); ++i) {
+        result.inputs[index - block.first_op][i][axis] = placed.inputs[i];
+        if (graph.tensors[op.inputs[i]].role == TensorRole::tokens)  // the data loader gives what is asked for
+          result.canonical[op.inputs[i]][axis] = placed.inputs[i];
+      }
+      for (const TensorId id : op.outputs) {
+        const TensorRole role = graph.tensors[id].role;
+        const Placement output = role == TensorRole::loss ? replicate() : placed.output;
+        result.produced[id][axis] = output;
+        result.canonical[id][axis] = resolved(output, role, residual);
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace parplan

@@ -1,0 +1,47 @@
+#include "planner/program/rank_buckets.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace parplan {
+
+std::int64_t padded_elements(std::int64_t elements, int data_degree) {
+  return align_up(Bytes(elements), 16 * std::int64_t{data_degree}).count;
+}
+
+std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& stages, const Coordinates& at) {
+  const OpGraph& graph = *job.graph;
+  std::vector<RankBucket> buckets;
+  std::vector<RankBucket> tied_buckets;
+  const auto bucket_of = [&](std::string name, const std::vector<TensorId>& parameters, int block) {
+    const BlockLayout& layout = job.layout.of_block(block);
+    RankBucket bucket;
+    bucket.name = std::move(name);
+    bucket.layout = bucket_layout(graph, graph.blocks[block], parameters, block_context(job, block, at));
+    bucket.blocks = {block};
+    bucket.shards = data_shards(layout);
+    bucket.homes = layout.placements.state.homes;
+    bucket.data_ranks = layout.degree.dp;
+    bucket.elements = padded_elements(bucket.layout.elements, bucket.data_ranks);
+    bucket.shard_elements = bucket.shards.optimizer ? bucket.elements / bucket.data_ranks : bucket.elements;
+    bucket.shard_begin = bucket.shards.optimizer ? bucket.shard_elements * at.dp : 0;
+    return bucket;
+  };
+  for (const int stage : stages)
+    for (int b = job.layout.stages[stage].first; b < job.layout.stages[stage].last; ++b) {
+      const BlockParameters parameters = block_parameters(graph, graph.blocks[b]);
+      buckets.push_back(bucket_of(graph.blocks[b].name, parameters.own, b));
+      if (!parameters.tied) continue;
+      const auto known = std::ranges::find(tied_buckets, parameters.tied, &RankBucket::tied);
+      if (known != tied_buckets.end()) {
+        known->blocks.push_back(b);
+        continue;
+      }
+      tied_buckets.push_back(bucket_of(graph.tensors[*parameters.tied].name, {*parameters.tied}, b));
+      tied_buckets.back().tied = parameters.tied;
+    }
+  buckets.insert(buckets.end(), tied_buckets.begin(), tied_buckets.end());
+  return buckets;
+}
+
+}  // namespace parplan

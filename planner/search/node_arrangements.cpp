@@ -1,0 +1,99 @@
+#include "planner/search/node_arrangements.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "planner/cluster/price_and_power.h"
+#include "planner/plan/objective.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::size_t most_groups_in_every_order = 3;
+
+// Rounding must not decide for another order.
+constexpr double noise = 1e-9;
+
+// Adds what the bounds of one search left open, compared with the best of all searches.
+void add_counts(const SearchCounts& one, std::optional<double> best_of_one, double best_of_all, SearchCounts& all) {
+  all.candidates += one.candidates;
+  all.infeasible_memory += one.infeasible_memory;
+  all.pruned_by_bound += one.pruned_by_bound;
+  all.simulated += one.simulated;
+  all.seconds += one.seconds;
+  if (!best_of_one || one.certified) return;
+  const double gap = one.gap ? best_of_all * (1.0 + *one.gap) / *best_of_one - 1.0 : 0.0;
+  if (one.gap && gap <= 0.0) return;
+  all.certified = false;
+  if (one.gap) all.gap = std::max(all.gap.value_or(0.0), gap);
+}
+
+}  // namespace
+
+std::vector<Cluster> arrangements(const Cluster& cluster) {
+  std::vector<Cluster> result{cluster};
+  const std::size_t groups = cluster.groups.size();
+  const bool has_blocks =
+      std::ranges::any_of(cluster.network.levels, [](const FabricLevel& level) { return level.nodes.has_value(); });
+  if (groups == 1 || has_blocks) return result;
+  const auto add = [&](std::span<const std::size_t> chosen) {
+    Cluster other = cluster;
+    other.groups.clear();
+    for (const std::size_t g : chosen) other.groups.push_back(cluster.groups[g]);
+    if (std::ranges::find(result, other) == result.end()) result.push_back(std::move(other));
+  };
+  if (groups > most_groups_in_every_order) {
+    for (std::size_t g = 0; g < groups; ++g) add(std::array{g});
+    return result;
+  }
+  std::vector<std::size_t> order(groups);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  do
+    for (std::size_t taken = groups; taken > 0; --taken) add(std::span(order).first(taken));
+  while (std::ranges::next_permutation(order).found);
+  return result;
+}
+
+ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                   const LayoutRequest& request, const SearchOptions& options) {
+  std::vector<Cluster> all = arrangements(cluster);
+  if (!options.fewer_devices) all.erase(all.begin() + 1, all.end());
+  const bool fixed = gives_every_degree(request);
+  // Costs are compared in one unit: in device-seconds where not every device has a price.
+  const bool priced = hourly_price(cluster, cluster.devices()).has_value();
+
+  std::vector<std::pair<SearchCounts, std::optional<Score>>> searches;  // the counts of each, and its best
+  ArrangedResult result;
+  std::optional<Score> best;
+  std::optional<RankedPlan> as_stands;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const bool is_too_small = fixed && product_of_degrees(request) > all[i].devices();
+    if (i > 0 && is_too_small) continue;
+    Cluster compared = all[i];
+    if (!priced)
+      for (NodeGroup& group : compared.groups) group.price.reset();
+    SearchResult found = search(graph, compared, training, request, options);
+    std::optional<Score> own;
+    if (!found.plans.empty()) {
+      const RankedPlan& first = found.plans.front();
+      own = score(options.objective, compared, first.spec, first.result.time.total(), first.result.memory);
+      if (i == 0) as_stands = first;
+    }
+    searches.emplace_back(found.counts, own);
+    if (i > 0 && (!own || (best && !better(*own, *best, noise)))) continue;
+    best = own;
+    result = {.cluster = std::move(all[i]), .found = std::move(found), .as_stands = i == 0 ? std::nullopt : as_stands};
+  }
+  if (searches.size() == 1) return result;
+  SearchCounts& counts = result.found.counts;
+  counts = {};
+  counts.certified = best.has_value();
+  for (const auto& [one, own] : searches)
+    add_counts(one, own ? std::optional(own->first) : std::nullopt, best ? best->first : 0.0, counts);
+  return result;
+}
+
+}  // namespace parplan

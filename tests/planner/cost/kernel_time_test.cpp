@@ -1,0 +1,245 @@
+#include "planner/cost/kernel_time.h"
+
+#include <doctest/doctest.h>
+
+#include "tests/planner/cost/unit_model.h"
+
+namespace parplan {
+namespace {
+
+const OpShape product = {.rows = 2, .columns = 3, .inner = 5};  // 2 * 2 * 3 * 5 = 60 FLOP
+
+TEST_CASE("a product that computes longer than it reads takes flops over rate") {
+  const DeviceKind device = unit_device(BackendKind::cuda);
+  CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, device.rates[0]) == Seconds(60.0));
+}
+
+TEST_CASE("products in tf32 run at their own rate, at fp32's where a device has none, and all else as in fp32") {
+  const DeviceKind device = unit_device(BackendKind::cpu);
+  DeviceRates rates = device.rates[0];
+  CHECK(kernel_time(OpKind::linear, product, DataType::tf32, device, rates) == Seconds(60.0));
+  rates.matrix_tf32 = FlopsPerSecond(4.0);
+  CHECK(kernel_time(OpKind::linear, product, DataType::tf32, device, rates) == Seconds(15.0));
+  CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, rates) == Seconds(60.0));
+  CHECK(kernel_time(OpKind::layer_norm, product, DataType::tf32, device, rates) ==
+        kernel_time(OpKind::layer_norm, product, DataType::fp32, device, rates));
+}
+
+TEST_CASE("half precision runs at its own rate, and at fp32's where it has none") {
+  const DeviceKind device = unit_device(BackendKind::cuda);
+  DeviceRates rates = device.rates[0];
+  CHECK(kernel_time(OpKind::linear, product, DataType::bf16, device, rates) == Seconds(30.0));  // 60 / 2
+  rates.matrix_half = FlopsPerSecond(0.0);
+  CHECK(kernel_time(OpKind::linear, product, DataType::bf16, device, rates) == Seconds(60.0));
+  DeviceKind older = unit_device(BackendKind::cuda);
+  older.half_types = {DataType::fp16};  // V100
+  CHECK(kernel_time(OpKind::linear, product, DataType::fp16, older, older.rates[0]) == Seconds(30.0));
+  CHECK(kernel_time(OpKind::linear, product, DataType::bf16, older, older.rates[0]) == Seconds(60.0));
+}
+
+TEST_CASE("a kernel that reads longer than it computes takes bytes over memory rate") {
+  const DeviceKind device = unit_device(BackendKind::cuda);
+  DeviceRates rates = device.rates[0];
+  rates.matrix_fp32 = FlopsPerSecond(1e30);
+  rates.memory = BytesPerSecond(2.0);
+  // x 2x5, weight 3x5, y 2x3: 31 numbers of 4 bytes, at 2 B/s.
+  CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, rates) == Seconds(62.0));
+}
+
+TEST_CASE("the launch floor is paid by every kernel") {
+  DeviceKind device = unit_device(BackendKind::cuda);
+  device.kernel_launch = Seconds(7.0);
+  CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, device.rates[0]) == Seconds(67.0));
+}
+
+TEST_CASE("arithmetic outside matrix units runs at the vector rate") {
+  const DeviceKind device = unit_device(BackendKind::cuda);
+  DeviceRates rates = device.rates[0];
+  rates.matrix_fp32 = FlopsPerSecond(1e30);
+  const OpShape shape = {.rows = 4, .columns = 8, .second = true};
+  const OpWork work = row_of(OpKind::add).work(shape, DataType::fp32);
+  REQUIRE_FALSE(work.matrix);
+  CHECK(kernel_time(OpKind::add, shape, DataType::fp32, device, rates) == Seconds(work.flops.value));
+}
+
+TEST_CASE("loading tokens costs a launch on a GPU and nothing on a CPU") {
+  for (const OpKind op : {OpKind::load_tokens, OpKind::load_targets}) {
+    DeviceKind gpu = unit_device(BackendKind::cuda);
+    gpu.kernel_launch = Seconds(7.0);
+    CHECK(kernel_time(op, {.rows = 100}, DataType::fp32, gpu, gpu.rates[0]) == Seconds(7.0));
+    DeviceKind cpu = unit_device(BackendKind::cpu);
+    cpu.kernel_launch = Seconds(7.0);
+    CHECK(kernel_time(op, {.rows = 100}, DataType::fp32, cpu, cpu.rates[0]) == Seconds(0.0));
+  }
+}
+
+TEST_CASE("every op kind has a finite time that does not fall when the device slows down") {
+  const DeviceKind device = unit_device(BackendKind::cuda);
+  DeviceRates slow = device.rates[0];
+  slow.matrix_fp32 *= 0.5;
+  slow.vector *= 0.5;
+  slow.memory *= 0.5;
+  const OpShape shape = {.rows = 4, .columns = 8, .inner = 8, .sequence = 4, .batch = 1, .heads = 2, .kv_heads = 2,
+                         .head_dim = 4, .valid = 8};
+  for (const OpRow& row : op_rows()) {
+    CAPTURE(row.name);
+    const Seconds time = kernel_time(row.kind, shape, DataType::fp32, device, device.rates[0]);
+    CHECK(time >= Seconds(0.0));
+    CHECK(time < Seconds(1e9));
+    CHECK(kernel_time(row.kind, shape, DataType::fp32, device, slow) >= time);
+  }
+}
+
+// 10 multiprocessors, 1 FLOP/s together, and memory that costs nothing.
+DeviceKind tiled_device() {
+  DeviceKind device = unit_device(BackendKind::cuda);
+  device.multiprocessors = 10;
+  return device;
+}
+
+TEST_CASE("matrix products of a GPU with known multiprocessors pay for whole waves of whole tiles") {
+  const DeviceKind device = tiled_device();
+  CHECK(kernel_time(OpKind::linear, {.rows = 2560, .columns = 128, .inner = 64}, DataType::fp32, device,
+                    device.rates[0]) == Seconds(2.0 * 2560 * 128 * 64));
+  CHECK(kernel_time(OpKind::linear, {.rows = 1, .columns = 1, .inner = 1}, DataType::fp32, device, device.rates[0]) ==
+        Seconds(10 * 2.0 * 64 * 64 / 0.5));
+}
+
+TEST_CASE("attention of a GPU computes whole blocks, at a share of a product's rate") {
+  const DeviceKind device = tiled_device();
+  const OpShape shape{.sequence = 129, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 2};
+  // Two blocks of queries need one and two blocks of keys: 3 * 128 * 128 pairs, 4 * 2 operations
+  // each.
+  CHECK(kernel_time(OpKind::attention, shape, DataType::fp32, device, device.rates[0]).value ==
+        doctest::Approx(3 * 128 * 128 * 8 / 0.6));
+  CHECK(kernel_time(OpKind::attention_gradient, shape, DataType::fp32, device, device.rates[0]).value ==
+        doctest::Approx(3 * 128 * 128 * 20 / 0.5));
+}
+
+TEST_CASE("attention of a GPU with a window computes the blocks that the window reaches") {
+  const DeviceKind device = tiled_device();
+  for (const std::int64_t sequence : {1, 128, 129, 1000})
+    for (const std::int64_t window : {1, 2, 128, 129, 130, 500, 999, 1000, 5000}) {
+      double squares = 0.0;  // counted one by one
+      for (std::int64_t queries = 0; queries < sequence; queries += 128)
+        for (std::int64_t keys = 0; keys <= queries; keys += 128)
+          if (window >= sequence || queries - (keys + 127) < window) squares += 1.0;
+      const OpShape shape{.sequence = sequence, .batch = 1, .heads = 3, .kv_heads = 1, .head_dim = 2, .window = window};
+      CHECK(kernel_time(OpKind::attention, shape, DataType::fp32, device, device.rates[0]).value ==
+            doctest::Approx(3 * squares * 128 * 128 * 8 / 0.6));
+    }
+}
+
+// A fit of a second for the launch, 2 FLOP/s and 1 B/s.
+KernelFit fit_of(OpKind kind, DataType type, std::int64_t head_dim = 0) {
+  KernelFit fit;
+  fit.kind = kind;
+  fit.type = type;
+  fit.head_dim = head_dim;
+  fit.floor = Seconds(1.0);
+  if (row_of(kind).work({}, type).matrix) fit.rate = FlopsPerSecond(2.0);
+  fit.memory = BytesPerSecond(kind == OpKind::add ? 1.0 : 1e30);
+  return fit;
+}
+
+DeviceKind measured_device(BackendKind backend, std::vector<KernelFit> fits) {
+  DeviceKind device = unit_device(backend);
+  device.kernel_launch = Seconds(1000.0);  // for what was not measured
+  device.measured = MeasuredKernels{};
+  device.measured->fits = std::move(fits);
+  return device;
+}
+
+TEST_CASE("a kernel that was measured is priced by its fit, another by the device's rates") {
+  const DeviceKind device =
+      measured_device(BackendKind::cpu, {fit_of(OpKind::linear, DataType::fp32), fit_of(OpKind::add, DataType::fp32)});
+  const auto time = [&](OpKind kind, const OpShape& shape) {
+    return kernel_time(kind, shape, DataType::fp32, device, device.rates[0]);
+  };
+  CHECK(time(OpKind::linear, product) == Seconds(1.0 + 30.0));
+  CHECK(time(OpKind::linear_gelu, product) == Seconds(1.0 + 30.0));  // it consists of linear
+  CHECK(time(OpKind::linear_input_gradient, product) == Seconds(1000.0 + 60.0));
+  CHECK(time(OpKind::add, {.rows = 2, .columns = 5, .second = true}) == Seconds(1.0 + 3 * 2 * 5 * 4));
+  CHECK(kernel_time(OpKind::linear, product, DataType::bf16, device, device.rates[0]) == Seconds(1000.0 + 30.0));
+}
+
+TEST_CASE("a half precision that was not measured is priced as the other") {
+  const DeviceKind device = measured_device(BackendKind::cpu, {fit_of(OpKind::linear, DataType::bf16)});
+  CHECK(kernel_time(OpKind::linear, product, DataType::fp16, device, device.rates[0]) == Seconds(1.0 + 30.0));
+}
+
+TEST_CASE("devices that slow one another down do so where they were measured, too") {
+  const DeviceKind device =
+      measured_device(BackendKind::cpu, {fit_of(OpKind::linear, DataType::fp32), fit_of(OpKind::add, DataType::fp32)});
+  DeviceRates several = device.rates[0];
+  several.matrix_fp32 = FlopsPerSecond(0.5);
+  several.memory *= 0.25;
+  CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, several) == Seconds(1.0 + 60.0));
+  // The unit device's add computes: its limit is the vector rate.
+  several.vector = FlopsPerSecond(0.1);
+  CHECK(kernel_time(OpKind::add, {.rows = 2, .columns = 5, .second = true}, DataType::fp32, device, several) ==
+        Seconds(1.0 + 10 * 120.0));
+}
+
+TEST_CASE("attention between measured head sizes lies on a straight line, beyond them in proportion") {
+  KernelFit large = fit_of(OpKind::attention, DataType::fp32, 4);
+  large.rate = FlopsPerSecond(3.0);
+  const DeviceKind device = measured_device(BackendKind::cpu, {large, fit_of(OpKind::attention, DataType::fp32, 2)});
+  const auto time = [&](std::int64_t head_dim) {
+    return kernel_time(OpKind::attention, {.sequence = 2, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = head_dim},
+                       DataType::fp32, device, device.rates[0])
+        .value;
+  };
+  // 3 pairs, 4 * head_dim operations each: 24 / 2 and 48 / 3, and a second for the launch.
+  CHECK(time(2) == 13.0);
+  CHECK(time(4) == 17.0);
+  CHECK(time(3) == 15.0);
+  CHECK(time(1) == 6.5);
+  CHECK(time(8) == 34.0);
+}
+
+TEST_CASE("times of measured devices never fall when a size grows, nor below the peak") {
+  DeviceKind device = measured_device(BackendKind::cuda, {});
+  device.multiprocessors = 10;
+  device.peak_fp32 = FlopsPerSecond(1.5);
+  for (const OpRow& row : op_rows()) {
+    if (!row.work) continue;
+    if (row.kind == OpKind::attention || row.kind == OpKind::attention_gradient)
+      for (const std::int64_t head_dim : {4, 8})
+        device.measured->fits.push_back(fit_of(row.kind, DataType::fp32, head_dim));
+    else
+      device.measured->fits.push_back(fit_of(row.kind, DataType::fp32));
+    device.measured->fits.back().half_length = row.work({}, DataType::fp32).matrix ? 3.0 : 0.0;
+  }
+  device.measured->fits.back().rate *= 100.0;
+  const OpShape base{.rows = 100,
+                     .columns = 100,
+                     .inner = 100,
+                     .sequence = 100,
+                     .batch = 2,
+                     .heads = 2,
+                     .kv_heads = 2,
+                     .head_dim = 4,
+                     .valid = 100};
+  for (const OpRow& row : op_rows()) {
+    CAPTURE(row.name);
+    const auto time = [&](const OpShape& shape) {
+      return kernel_time(row.kind, shape, DataType::fp32, device, device.rates[0]);
+    };
+    for (std::int64_t OpShape::*size : {&OpShape::rows, &OpShape::columns, &OpShape::inner, &OpShape::sequence,
+                                        &OpShape::batch, &OpShape::heads, &OpShape::head_dim, &OpShape::window}) {
+      OpShape shape = base;
+      if (size == &OpShape::window) shape.window = 1;
+      for (int step = 0; step < 40; ++step) {
+        const Seconds before = time(shape);
+        const OpWork work = row.work(shape, DataType::fp32);
+        if (work.matrix) CHECK(before >= work.flops / device.peak_fp32);
+        shape.*size += shape.*size < 16 ? 1 : 7;
+        CHECK(time(shape) >= before);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace parplan

@@ -1,0 +1,156 @@
+#include "planner/search/node_arrangements.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/cluster/catalog.h"
+#include "planner/plan/objective.h"
+#include "planner/suggest.h"
+
+namespace parplan {
+namespace {
+
+const std::string source = PARPLAN_SOURCE_DIR;
+
+Cluster named(const std::string& name, int nodes) {
+  return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"},
+                      {.device = {}, .network = {}, .devices = {}, .nodes = nodes});
+}
+
+// DGX-1 before DGX A100: the slow nodes come first.
+Cluster slow_first(int slow, int fast) {
+  Cluster cluster = named("dgx-1-v100", slow);
+  cluster.name = "slow first";
+  cluster.groups.push_back(named("dgx-a100", fast).groups.front());
+  return cluster;
+}
+
+OpGraph tiny() { return build_graph(load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec, 16); }
+
+TrainingSpec training_of(std::int64_t batch) {
+  TrainingSpec training;
+  training.global_batch = batch;
+  training.sequence_length = 16;
+  training.precision = DataType::fp16;
+  return training;
+}
+
+std::string kinds(const Cluster& cluster) {
+  std::string text;
+  for (const NodeGroup& group : cluster.groups) text += group.device.name.substr(0, 1);
+  return text;
+}
+
+TEST_CASE("groups of unlike nodes are arranged in every choice and order, the cluster as it stands first") {
+  const auto all = [](const Cluster& cluster) {
+    std::vector<std::string> texts;
+    for (const Cluster& one : arrangements(cluster)) texts.push_back(kinds(one));
+    return texts;
+  };
+  Cluster cluster = slow_first(1, 1);
+  CHECK(all(cluster) == std::vector<std::string>{"va", "v", "av", "a"});
+  CHECK(all(named("dgx-a100", 4)) == std::vector<std::string>{"a"});
+
+  cluster.groups.push_back(named("dgx-h100", 1).groups.front());
+  std::vector<std::string> three = all(cluster);
+  CHECK(three.front() == "vah");
+  CHECK(three.size() == 15);
+  std::ranges::sort(three);
+  CHECK(std::ranges::adjacent_find(three) == three.end());
+
+  cluster.groups.push_back(named("dgx-b200", 1).groups.front());
+  CHECK(all(cluster) == std::vector<std::string>{"vahb", "v", "a", "h", "b"});
+
+  // Nodes that share a switch keep their order; one switch for all joins any.
+  cluster = slow_first(2, 2);
+  cluster.network.levels = {{.name = "leaf", .nodes = 2, .oversubscription = 1.0, .latency = Seconds(1e-6)},
+                            {.name = "spine", .nodes = {}, .oversubscription = 2.0, .latency = Seconds(2e-6)}};
+  CHECK(all(cluster) == std::vector<std::string>{"va"});
+  cluster.network.levels.erase(cluster.network.levels.begin());
+  CHECK(all(cluster).size() == 4);
+}
+
+TEST_CASE("of unlike nodes the plan is the best that any arrangement has") {
+  const OpGraph graph = tiny();
+  for (const Objective objective : {Objective::time, Objective::cost, Objective::memory})
+    for (const int slow : {1, 2}) {
+      Cluster cluster = slow_first(slow, 1);
+      cluster.groups[0].price = Price{.per_device_hour = 3.0, .currency = "USD"};
+      cluster.groups[1].price = Price{.per_device_hour = 2.0, .currency = "USD"};
+      for (const std::int64_t batch : {16, 4096}) {
+        INFO(name(objective) << ", " << slow << " slow nodes, batch " << batch);
+        const TrainingSpec training = training_of(batch);
+        SearchOptions options;
+        options.top = 1;
+        options.objective = objective;
+        options.most_simulated = 1 << 20;
+        const ArrangedResult arranged = search_arrangements(graph, cluster, training, {}, options);
+        REQUIRE(!arranged.found.plans.empty());
+        const auto score_of = [&](const Cluster& on, const RankedPlan& plan) {
+          return score(objective, on, plan.spec, plan.result.time.total(), plan.result.memory);
+        };
+        double least = std::numeric_limits<double>::infinity();
+        std::int64_t candidates = 0;
+        for (const Cluster& one : arrangements(cluster)) {
+          const SearchResult found = search(graph, one, training, {}, options);
+          least = std::min(least, score_of(one, found.plans.front()).first);
+          candidates += found.counts.candidates;
+        }
+        CHECK(score_of(arranged.cluster, arranged.found.plans.front()).first == doctest::Approx(least).epsilon(1e-9));
+        CHECK(arranged.found.counts.candidates == candidates);
+        CHECK(arranged.found.counts.certified);
+        CHECK(arranged.as_stands.has_value() == (arranged.cluster != cluster));
+        if (arranged.as_stands) CHECK(score_of(cluster, *arranged.as_stands).first > least);
+      }
+    }
+}
+
+TEST_CASE("as many devices as one group has go to the fast one, wherever it stands, and the plan says so") {
+  const OpGraph graph = tiny();
+  SuggestRequest request{.graph = &graph,
+                         .model_text = "",
+                         .model_name = "tiny-gpt2",
+                         .cluster = slow_first(1, 1),
+                         .training = training_of(4096),
+                         .layout = {},
+                         .options = {},
+                         .graph_of_length = {},
+                         .cluster_of = {}};
+  request.layout[Choice::dp] = 8;
+  request.layout[Choice::tp] = request.layout[Choice::pp] = 1;
+  const SuggestResult found = suggest(request);
+  REQUIRE(found.plan);
+  CHECK(found.plan->cluster.group_of(0).device.name == "a100-sxm4-80gb");
+  REQUIRE(found.plan->notes.size() >= 1);
+  CHECK(found.plan->notes.front().starts_with(
+      "takes 1 node of 8 x a100-sxm4-80gb alone, of 1 node of 8 x v100-sxm2-32gb, 1 node of 8 x a100-sxm4-80gb: "
+      "the best plan of the cluster as it stands, dp8 tp1 pp1"));
+  // A requested simulation uses the cluster unchanged.
+  request.layout[Choice::zero_stage] = 0;
+  request.layout[Choice::micro_batch] = 1;
+  CHECK(simulate_layout(request).cluster == request.cluster);
+}
+
+TEST_CASE("what one arrangement's search leaves open is open, unless another's plan is below it") {
+  const OpGraph graph = tiny();
+  const Cluster cluster = slow_first(1, 1);
+  SearchOptions options;
+  options.top = 1;
+  options.most_simulated = 1;
+  const ArrangedResult one = search_arrangements(graph, cluster, training_of(4096), {}, options);
+  options.most_simulated = 1 << 20;
+  const ArrangedResult all = search_arrangements(graph, cluster, training_of(4096), {}, options);
+  const double found = one.found.plans.front().result.time.total().value;
+  const double best = all.found.plans.front().result.time.total().value;
+  CHECK(found >= best);
+  if (one.found.counts.certified) CHECK(found == doctest::Approx(best).epsilon(1e-9));
+  if (one.found.counts.gap) CHECK(found / best - 1.0 <= *one.found.counts.gap + 1e-9);
+}
+
+}  // namespace
+}  // namespace parplan
