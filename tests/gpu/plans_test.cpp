@@ -123,31 +123,6 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
   }
 }
 
-// Page-locked memory, which kernels address over the link.
-TEST_CASE("state in the memory of a GPU's host trains to the same bits as on the GPU") {
-  const auto gpu = gpu_or_skip();
-  if (gpu == nullptr) return;
-  const OpGraph graph = graph_of("tiny-llama");
-  const TrainingSpec training = training_in(DataType::bf16);  // with master copies
-  for (const int zero : {0, 2, 3}) {
-    ParallelSpec spec;
-    spec.mesh.degree = {.dp = 2};
-    spec.zero_stage = zero;
-    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-    INFO(describe(spec));
-    Job job = job_of(graph, training, spec, BackendKind::cuda);
-    const Outcome on_device = run_plan(job, one_gpu(gpu, 0, {}), 3);
-    for (const bool all_state : {false, true}) {
-      for (BlockLayout& layout : job.layout.layouts) {
-        StateHomes& homes = layout.placements.state.homes;
-        homes.optimizer = Home::host;
-        if (all_state) homes.parameters = homes.gradients = Home::host;
-      }
-      check_equal(run_plan(job, one_gpu(gpu, 0, {}), 3), on_device);
-    }
-  }
-}
-
 TEST_CASE("replayed work and work that is submitted each time give the same bits, as do two runs") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
