@@ -110,7 +110,7 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
     backend_.synchronize();
   }
   step.communication = sent_;
-  step.taken_apart = timing_;
+  step.is_profiled = timing_;
   if (timing_) step.time = profile_.attribute(step.total);
   return step;
 }

@@ -20,7 +20,7 @@ namespace parplan {
 // The measurements of one step of one rank.
 struct StepMeasurement {
   Seconds total;       // from the step's start to the end of its work
-  bool taken_apart = false;
+  bool is_profiled = false;
   StepTime time;  // its parts, if it was profiled
   CommunicationVolume communication;
 };

@@ -36,7 +36,7 @@ TypicalStep typical_step(std::span<const JobStep> steps, BackendKind backend) {
 
 StepTime measured_time(std::span<const JobStep> steps, const TypicalStep& typical) {
   const StepMeasurement& step = steps[typical.step].ranks[typical.rank];
-  if (step.taken_apart) return step.time;
+  if (step.is_profiled) return step.time;
   StepTime time = steps.back().ranks[typical.rank].time;
   time *= step.total / time.total();
   return time;

@@ -44,7 +44,8 @@ class StructureCheck {
 
  private:
   template <class... Arguments>
-  void fault(int call, int instruction, fmt::format_string<Arguments...> text, Arguments&&... arguments) {
+  void fault(std::optional<int> call, std::optional<int> instruction, fmt::format_string<Arguments...> text,
+             Arguments&&... arguments) {
     if (faults_.size() < most_)
       faults_.push_back({program_.rank, call, instruction, fmt::format(text, std::forward<Arguments>(arguments)...)});
   }
@@ -55,7 +56,7 @@ class StructureCheck {
       const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
       const bool in_job = ranks.empty() || (ranks.front() >= 0 && ranks.back() < ranks_);
       if (!ascending || !in_job)
-        fault(-1, -1, "the {} group ({}) is not an ascending list of ranks of a job of {}",
+        fault({}, {}, "the {} group ({}) is not an ascending list of ranks of a job of {}",
               name(key), list_ranks(ranks), ranks_);
     }
   }
@@ -70,18 +71,18 @@ class StructureCheck {
       const std::int64_t arena = program_.arena_bytes[buffer.home];
       const std::int64_t end = buffer.offset + buffer.bytes;
       if (buffer.offset < 0 || buffer.bytes < 0 || end > arena)
-        fault(-1, -1, "buffer '{}' at [{}, {}) is outside the arena of {} B{}", buffer.name, buffer.offset, end, arena,
+        fault({}, {}, "buffer '{}' at [{}, {}) is outside the arena of {} B{}", buffer.name, buffer.offset, end, arena,
               where(buffer.home));
       if (buffer.bytes <= 0) continue;
       const Buffer*& before = furthest[buffer.home];
       if (before && before->offset + before->bytes > buffer.offset)
-        fault(-1, -1, "buffers overlap{}: '{}' at [{}, {}) and '{}' at [{}, {})", where(buffer.home), before->name,
+        fault({}, {}, "buffers overlap{}: '{}' at [{}, {}) and '{}' at [{}, {})", where(buffer.home), before->name,
               before->offset, before->offset + before->bytes, buffer.name, buffer.offset, end);
       if (!before || before->offset + before->bytes < end) before = &buffer;
     }
     const auto known = [&](const char* what, std::optional<int> id) {
       if (id && !within(*id, program_.buffers.size()))
-        fault(-1, -1, "the {} is buffer {} of {}", what, *id, program_.buffers.size());
+        fault({}, {}, "the {} is buffer {} of {}", what, *id, program_.buffers.size());
     };
     known("loss", program_.loss_buffer);
     known("gradient norm", program_.norm_buffer);
@@ -182,25 +183,25 @@ class StructureCheck {
     int next = 0;
     for (const Task& task : program_.tasks) {
       if (task.first_call != next || task.last_call < task.first_call)
-        return fault(-1, -1, "a task has calls [{}, {}) where call {} is next", task.first_call, task.last_call, next);
+        return fault({}, {}, "a task has calls [{}, {}) where call {} is next", task.first_call, task.last_call, next);
       next = task.last_call;
     }
     if (next != static_cast<int>(program_.calls.size()))
-      fault(-1, -1, "the tasks hold {} calls of {}", next, program_.calls.size());
+      fault({}, {}, "the tasks hold {} calls of {}", next, program_.calls.size());
   }
 
   void call(int c) {
     const Call& call = program_.calls[c];
     if (!within(call.segment, program_.segments.size()))
-      return fault(c, -1, "calls segment {} of {}", call.segment, program_.segments.size());
+      return fault(c, {}, "calls segment {} of {}", call.segment, program_.segments.size());
     const Segment& segment = program_.segments[call.segment];
     if (call.buffers.size() != segment.bindings.size())
-      return fault(c, -1, "binds {} buffers to the {} bindings of '{}'", call.buffers.size(), segment.bindings.size(),
+      return fault(c, {}, "binds {} buffers to the {} bindings of '{}'", call.buffers.size(), segment.bindings.size(),
                    segment.name);
     for (const std::vector<int>* ids : {&call.buffers, &call.frees})
       for (int id : *ids)
         if (!within(id, program_.buffers.size()))
-          return fault(c, -1, "{} buffer {} of {}", ids == &call.buffers ? "binds" : "frees", id,
+          return fault(c, {}, "{} buffer {} of {}", ids == &call.buffers ? "binds" : "frees", id,
                        program_.buffers.size());
     const std::vector<std::string>& wrong = wrong_[call.segment];
     for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
@@ -226,15 +227,15 @@ class StructureCheck {
       const std::string& segment = program_.segments[call.segment].name;
       for (int event : call.waits)
         if (!within(event, recorded.size()) || !recorded[event])
-          fault(static_cast<int>(c), -1, "missing event: '{}' waits for event {}, which no call before it records",
+          fault(static_cast<int>(c), {}, "missing event: '{}' waits for event {}, which no call before it records",
                 segment, event);
       if (!call.records) continue;
       if (!within(*call.records, recorded.size())) {
-        fault(static_cast<int>(c), -1, "'{}' records event {} of {}", segment, *call.records, program_.events);
+        fault(static_cast<int>(c), {}, "'{}' records event {} of {}", segment, *call.records, program_.events);
         continue;
       }
       if (recorded[*call.records])
-        fault(static_cast<int>(c), -1, "'{}' records event {} a second time", segment, *call.records);
+        fault(static_cast<int>(c), {}, "'{}' records event {} a second time", segment, *call.records);
       recorded[*call.records] = true;
     }
   }
@@ -279,15 +280,15 @@ void find_structure_faults(std::span<const Program> programs, std::vector<Fault>
   for (std::size_t r = 0; r < programs.size(); ++r) {
     if (programs[r].rank != static_cast<int>(r))
       faults.push_back(
-          {static_cast<int>(r), -1, -1, fmt::format("the Program in place {} is of rank {}", r, programs[r].rank)});
+          {static_cast<int>(r), {}, {}, fmt::format("the Program in place {} is of rank {}", r, programs[r].rank)});
     StructureCheck(programs[r], static_cast<int>(programs.size()), faults).run();
   }
 }
 
 std::string write_fault(const Fault& fault) {
   std::string text = fmt::format("rank {}", fault.rank);
-  if (fault.call >= 0) text += fmt::format(", call {}", fault.call);
-  if (fault.instruction >= 0) text += fmt::format(", instruction {}", fault.instruction);
+  if (fault.call) text += fmt::format(", call {}", *fault.call);
+  if (fault.instruction) text += fmt::format(", instruction {}", *fault.instruction);
   return text + ": " + fault.what;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -8,12 +9,12 @@
 
 namespace parplan {
 
-// A fault in the Programs of a job, and its place. `call` and `instruction` (index within the
-// call's segment) are -1 where the fault does not belong to a call or an instruction.
+// A fault in the Programs of a job, and its place: an instruction (index within the call's segment),
+// a call, or a whole Program.
 struct Fault {
-  int rank = -1;
-  int call = -1;
-  int instruction = -1;
+  int rank = 0;
+  std::optional<int> call;
+  std::optional<int> instruction;
   std::string what;
   bool operator==(const Fault&) const = default;
 };

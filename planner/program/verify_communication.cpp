@@ -451,8 +451,10 @@ class CommunicationCheck {
         circle += fmt::format("{} waits in {} for {}", title(chain[k]), describe_launch(launch), next);
       }
     }
-    faults_.push_back({first ? first->rank : chain.front() / static_cast<int>(stream_count), first ? first->call : -1,
-                       first ? first->index : -1, "deadlock of concurrent streams: " + circle});
+    Fault deadlock{.rank = chain.front() / static_cast<int>(stream_count), .call = {}, .instruction = {}, .what = {}};
+    if (first) deadlock = {first->rank, first->call, first->index, {}};
+    deadlock.what = "deadlock of concurrent streams: " + circle;
+    faults_.push_back(std::move(deadlock));
   }
 
   std::span<const Program> programs_;

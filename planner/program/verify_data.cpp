@@ -115,7 +115,7 @@ class DataCheck {
   enum class Rule { order, definition, reduction };
 
   // One fault per rule for each instruction of each segment: its other calls would repeat it.
-  void fault(Rule rule, int call, int instruction, const std::string& what) {
+  void fault(Rule rule, int call, std::optional<int> instruction, const std::string& what) {
     const int segment = program_.calls[call].segment;
     if (faults_.size() < most_ && known_.insert({rule, {segment, instruction}}).second)
       faults_.push_back({program_.rank, call, instruction, what});
@@ -171,7 +171,7 @@ class DataCheck {
     if (call.records) recorded_[*call.records] = main;
     for (int id : call.frees) {
       if (buffer(id).persistent) {
-        fault(Rule::definition, c, -1, fmt::format("frees '{}', which keeps its value between steps", buffer(id).name));
+        fault(Rule::definition, c, {}, fmt::format("frees '{}', which keeps its value between steps", buffer(id).name));
         continue;
       }
       for (Interval& interval : contents_[id].all()) {
@@ -412,7 +412,7 @@ class DataCheck {
   const Program& program_;
   std::vector<Fault>& faults_;
   std::size_t most_;
-  std::set<std::pair<Rule, std::pair<int, int>>> known_;
+  std::set<std::pair<Rule, std::pair<int, std::optional<int>>>> known_;
   std::vector<Intervals> contents_;                             // per buffer
   std::vector<std::vector<std::vector<OperandSource>>> sources_;  // per segment, instruction (kernels), operand
   std::array<Clock, stream_count> clocks_{};  // what is complete when a stream's next instruction begins

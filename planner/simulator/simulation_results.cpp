@@ -7,7 +7,7 @@ namespace parplan {
 namespace {
 
 // The pieces of one rank, with those that were played whole split into their instructions.
-std::vector<Played> taken_apart(const PlayedRank& rank) {
+std::vector<Played> pieces_in_detail(const PlayedRank& rank) {
   // What becomes of a piece: its first part, and its Segment where it was played whole.
   struct Parts {
     int first = 0;
@@ -91,7 +91,7 @@ StepTime time_of(const PlayedRank& rank) {
   const std::optional<int> last_piece = last_of(rank).piece;
   if (!last_piece) return {};
   if (!overlaps(rank.pieces)) return sum(attribute(rank.pieces, last_piece));
-  const std::vector<Played> apart = taken_apart(rank);
+  const std::vector<Played> apart = pieces_in_detail(rank);
   int last = 0;
   for (int i = 0; i < static_cast<int>(apart.size()); ++i)
     if (apart[i].end > apart[last].end) last = i;

@@ -14,7 +14,7 @@ JobStep step_of(double seconds, bool profiled) {
   for (const double total : {seconds / 2, seconds}) {
     StepMeasurement rank;
     rank.total = Seconds(total);
-    rank.taken_apart = profiled;
+    rank.is_profiled = profiled;
     if (profiled) {
       rank.time.compute = Seconds(total / 4);
       rank.time.bubble = Seconds(total * 3 / 4);
