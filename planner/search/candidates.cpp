@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "planner/parallel/pipeline.h"
+#include "planner/parallel/cut_stages.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/parallel_for.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "planner/graph/op_graph.h"
-#include "planner/parallel/pipeline.h"
+#include "planner/parallel/cut_stages.h"
 #include "planner/plan/objective.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"

@@ -4,7 +4,7 @@
 #include <array>
 #include <set>
 
-#include "planner/parallel/pipeline.h"
+#include "planner/parallel/cut_stages.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 

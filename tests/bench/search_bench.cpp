@@ -15,7 +15,7 @@
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/cluster/catalog.h"
-#include "planner/parallel/pipeline.h"
+#include "planner/parallel/cut_stages.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
 #include "planner/report/plan_row.h"

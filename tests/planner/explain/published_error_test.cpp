@@ -13,7 +13,7 @@
 #include "planner/cluster/catalog.h"
 #include "planner/explain/published_error.h"
 #include "planner/explain/sensitivity.h"
-#include "planner/parallel/pipeline.h"
+#include "planner/parallel/cut_stages.h"
 #include "planner/suggest.h"
 
 namespace parplan {
