@@ -6,10 +6,10 @@ namespace parplan {
 namespace {
 
 // A signalling NaN with a payload that arithmetic does not produce.
-constexpr std::uint32_t pattern = 0xFFBADBADu;
+constexpr std::uint32_t poison = 0xFFBADBADu;
 constexpr std::int64_t word = 4;
 constexpr std::int64_t guard_bytes = 4096;
-constexpr StreamId stream = static_cast<StreamId>(Stream::compute);
+constexpr StreamId compute_stream = static_cast<StreamId>(Stream::compute);
 
 struct HomeMemory {
   void* (Backend::*allocate)(Bytes);
@@ -37,26 +37,27 @@ Arena::~Arena() { backend_.attach_thread(); }
 void Arena::refill() const {
   backend_.attach_thread();
   for (const Home home : all_homes)
-    if (begin(home) != nullptr) backend_.fill(stream, begin(home), pattern, (guard_begin(home) + guard_bytes) / word);
+    if (begin(home) != nullptr)
+      backend_.fill(compute_stream, begin(home), poison, (guard_begin(home) + guard_bytes) / word);
   backend_.synchronize();
 }
 
 void Arena::read(int buffer, void* to, Bytes bytes) const {
   backend_.attach_thread();
-  backend_.copy(stream, to, at(buffer), bytes);
+  backend_.copy(compute_stream, to, at(buffer), bytes);
   backend_.synchronize();
 }
 
 void Arena::write(int buffer, const void* from, Bytes bytes) const {
   backend_.attach_thread();
-  backend_.copy(stream, at(buffer), from, bytes);
+  backend_.copy(compute_stream, at(buffer), from, bytes);
   backend_.synchronize();
 }
 
 void Arena::zero(int buffer) const {
   const std::int64_t bytes = program_.buffers[buffer].bytes;
   backend_.attach_thread();
-  backend_.fill(stream, at(buffer), 0, ceil_div(bytes, word));
+  backend_.fill(compute_stream, at(buffer), 0, ceil_div(bytes, word));
   backend_.synchronize();
 }
 
@@ -66,7 +67,7 @@ std::int64_t Arena::guard_begin(Home home) const { return align_up(size(home), w
 std::int64_t Arena::highest_touched(Home home, std::int64_t begin, std::int64_t end) const {
   backend_.attach_thread();
   const std::int64_t words = ceil_div(end - begin, word);
-  return std::min(begin + word * backend_.end_of_unlike(this->begin(home) + begin, pattern, words), end);
+  return std::min(begin + word * backend_.end_of_unlike(this->begin(home) + begin, poison, words), end);
 }
 
 PerHome<std::int64_t> Arena::highest_touched() const {
