@@ -27,6 +27,12 @@ namespace {
 
 // A plan runs with the placements of the techniques, and no others.
 void refuse_unknown_placements(const Placements& placed, const Placements& found, const std::string& path) {
+  for (const Axis axis : block_axes)
+    if (found.residual[axis] != placed.residual[axis])
+      throw ConfigError({path}, fmt::format("placements: the residual is {} over {}; the plan's techniques place it as "
+                                            "{}, and only that can be carried out; write it so",
+                                            write_placement(found.residual[axis]), name(axis),
+                                            write_placement(placed.residual[axis])));
   for (const auto& [parameter, layout] : placed.parameters) {
     const auto entry = found.parameters.find(parameter);
     const TensorLayout given = entry == found.parameters.end() ? TensorLayout{} : entry->second;

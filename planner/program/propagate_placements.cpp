@@ -47,6 +47,7 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
   OpPlacements result{.inputs = std::move(inputs), .output = {}};
   std::vector<Placement>& needed = result.inputs;
   if (!needed.empty()) result.output = needed[0];
+  const Placement tokens = shard(Dim::sequence);
   const auto weight = [&] { return layout_of_parameter(graph, op.parameters[0], placements)[axis]; };
   switch (row_of(op.kind).sharding) {
     case ShardingRule::tokenwise:
@@ -61,18 +62,16 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
         needed[0] = cut;
         result.output = partial_sum();
       } else {
-        // Every rank holds the weight. It computes its own tokens, where the block passes them on.
-        const Placement tokens = shard(Dim::sequence);
-        if (needed[0] != tokens) needed[0] = placements.residual[axis] == tokens ? tokens : replicate();
-        result.output = needed[0];
+        // Every rank holds the weight. It computes the tokens that the block passes on: blocks that
+        // tie a weight pass on alike, so its gradients are partial sums in both or in neither.
+        result.output = needed[0] = placements.residual[axis] == tokens ? tokens : replicate();
       }
       break;
     }
     case ShardingRule::lookup: {
       // With the whole table, each rank looks up the tokens that the residual keeps there.
       const bool is_cut = weight().kind == PlacementKind::shard;
-      const bool own_tokens = !is_cut && placements.residual[axis] == shard(Dim::sequence);
-      needed[0] = own_tokens ? placements.residual[axis] : replicate();
+      needed[0] = !is_cut && placements.residual[axis] == tokens ? tokens : replicate();
       result.output = is_cut ? partial_sum() : needed[0];
       break;
     }
@@ -80,7 +79,7 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
     case ShardingRule::head_sums:
       // Tokens are exchanged for heads where the weights left them (Jacobs et al., "DeepSpeed
       // Ulysses", 2023).
-      if (needed[0] == shard(Dim::sequence) && can_exchange_heads(graph, block, op, axis, context, wanted))
+      if (needed[0] == tokens && can_exchange_heads(graph, block, op, axis, context, wanted))
         needed[0] = shard(Dim::kv_groups);
       else if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups)
         needed[0] = replicate();
@@ -88,13 +87,18 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
       if (row_of(op.kind).sharding == ShardingRule::head_sums && result.output.kind == PlacementKind::shard)
         result.output = partial_sum();
       break;
+    // Logits are cut by their vocabulary, by their tokens as everything beside them then is, or not.
     case ShardingRule::vocabulary_max:
-      result.output = needed[0].kind == PlacementKind::shard ? partial_max() : replicate();
+      if (needed[0] == shard(Dim::vocabulary)) result.output = partial_max();
       break;
     case ShardingRule::vocabulary_sum:
-      result.output = needed[0].kind == PlacementKind::shard ? partial_sum() : replicate();
+      if (needed[0] == tokens) std::ranges::fill(needed, tokens);
+      if (needed[0] == shard(Dim::vocabulary)) result.output = partial_sum();
       break;
-    case ShardingRule::vocabulary_loss: result.output = replicate(); break;
+    case ShardingRule::vocabulary_loss:
+      if (needed[0] == tokens) std::ranges::fill(needed, tokens);
+      result.output = needed[0] == tokens ? partial_sum() : replicate();
+      break;
     case ShardingRule::none: PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));
   }
   return result;
@@ -143,9 +147,8 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
       }
       for (const TensorId id : op.outputs) {
         const TensorRole role = graph.tensors[id].role;
-        const Placement output = role == TensorRole::loss ? replicate() : placed.output;
-        result.produced[id][axis] = output;
-        result.canonical[id][axis] = resolved(output, role, residual);
+        result.produced[id][axis] = placed.output;
+        result.canonical[id][axis] = resolved(placed.output, role, residual);
       }
     }
   }

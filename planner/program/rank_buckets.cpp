@@ -5,6 +5,12 @@
 
 namespace parplan {
 
+bool divides_state(const Placements& placements, Axis axis) {
+  return placements.state.optimizer[axis] == flat_shard() ||
+         std::ranges::any_of(placements.parameters,
+                             [&](const auto& named) { return named.second[axis].kind == PlacementKind::shard; });
+}
+
 std::int64_t padded_elements(std::int64_t elements, int data_degree) {
   return align_up(Bytes(elements), 16 * std::int64_t{data_degree}).count;
 }

@@ -25,6 +25,9 @@ struct RankBucket {
   std::int64_t shard_elements = 0;
 };
 
+// Whether ranks along the axis hold different parts of parameters, or of their optimizer's state.
+bool divides_state(const Placements& placements, Axis axis);
+
 // A bucket's elements, padded so that the ranks of the data axis have equal and aligned shards of
 // it.
 std::int64_t padded_elements(std::int64_t elements, int data_degree);

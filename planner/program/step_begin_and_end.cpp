@@ -50,9 +50,12 @@ void clear(Lowering& lowering, int buffer) {
 void reduce_partial_gradients(Lowering& lowering, std::size_t index, Axis axis) {
   const Bucket& bucket = lowering.program.buckets[index];
   std::vector<Piece> pieces;
-  for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
-                                         [&](const BucketLayout::Run& run) { return run.partial[axis]; }))
-    pieces.push_back(gradient_piece(lowering, index, bucket.gradients, range, Access::update));
+  for (const std::optional<int> gradients : {std::optional(bucket.gradients), bucket.second_gradients}) {
+    if (!gradients) continue;
+    for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
+                                           [&](const BucketLayout::Run& run) { return run.partial[axis]; }))
+      pieces.push_back(gradient_piece(lowering, index, *gradients, range, Access::update));
+  }
   if (!pieces.empty())
     collective(lowering, fmt::format("{}.all_reduce.gradients", axis_word(axis)), InstructionKind::all_reduce_sum,
                all_along(axis), pieces);
@@ -78,13 +81,9 @@ void add_tied(Lowering& lowering, std::size_t index) {
 // state.
 bool is_divided(const Layout& layout, Axis axis) {
   if (layout.mesh.degree_of(axis) == 1) return false;
-  if (axis == Axis::pp) return true;
-  return std::ranges::any_of(layout.layouts, [&](const BlockLayout& block) {
-    const auto& parameters = block.placements.parameters;
-    return block.placements.state.optimizer[axis] == flat_shard() ||
-           std::ranges::any_of(parameters,
-                               [&](const auto& named) { return named.second[axis].kind == PlacementKind::shard; });
-  });
+  return axis == Axis::pp || std::ranges::any_of(layout.layouts, [&](const BlockLayout& block) {
+           return divides_state(block.placements, axis);
+         });
 }
 
 // Whether another rank counts this whole bucket in the norm: a tied parameter belongs to the rank
@@ -108,10 +107,11 @@ void compute_norm(Lowering& lowering) {
   const std::int64_t workspace = step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
   std::vector<int> frees;
   if (workspace > 0) frees.push_back(lowering.scratch);
-  // What several ranks of an axis hold belongs to the first.
+  // What several ranks of an axis hold belongs to the first, where the sum goes over that axis.
+  PerAxis<bool> is_later;
+  for (const Axis axis : block_axes) is_later[axis] = lowering.at[axis] > 0 && is_divided(lowering.job.layout, axis);
   const auto counts_here = [&](const BucketLayout::Run& run) {
-    return std::ranges::none_of(block_axes,
-                                [&](Axis axis) { return run.replicated[axis] && lowering.at[axis] > 0; });
+    return std::ranges::none_of(block_axes, [&](Axis axis) { return run.replicated[axis] && is_later[axis]; });
   };
   for (std::size_t index = 0; index < program.buckets.size(); ++index) {
     if (is_counted_elsewhere(lowering, index)) continue;
@@ -178,6 +178,24 @@ void gather_in_place(Lowering& lowering, std::size_t index) {
                    parameter_piece(lowering, index, whole, Access::write)}});
 }
 
+// Sums the loss over the axes whose ranks have computed it from different tokens.
+void reduce_loss(Lowering& lowering) {
+  const OpGraph& graph = lowering.graph;
+  const int last = static_cast<int>(graph.blocks.size()) - 1;
+  const BlockPlacements placed = propagate(graph, graph.blocks[last], block_context(lowering.job, last, lowering.at));
+  const auto differs = [&](Axis axis) {
+    if (axis == Axis::dp) return lowering.job.layout.mesh.degree_of(axis) > 1;
+    for (int i = graph.blocks[last].first_op; i < graph.blocks[last].last_op; ++i)
+      for (const TensorId id : graph.ops[i].outputs)
+        if (graph.tensors[id].role == TensorRole::loss) return is_partial(placed.produced[id][axis]);
+    return false;
+  };
+  for (const Axis axis : inner_axes_first)
+    if (differs(axis))
+      collective(lowering, fmt::format("{}.all_reduce.loss", axis_word(axis)), InstructionKind::all_reduce_sum,
+                 all_along(axis), {{*lowering.program.loss_buffer, 0, 4}});
+}
+
 }  // namespace
 
 // Gradient accumulators, loss and norm start from zero.
@@ -204,9 +222,7 @@ void end_step(Lowering& lowering) {
   for (std::size_t i = 0; i < program.buckets.size(); ++i) update(lowering, i);
   if (program.loss_scale_buffer) update_loss_scale(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) gather_in_place(lowering, i);
-  if (program.loss_buffer && lowering.job.layout.mesh.degree_of(Axis::dp) > 1)
-    collective(lowering, "data.all_reduce.loss", InstructionKind::all_reduce_sum, all_along(Axis::dp),
-               {{*program.loss_buffer, 0, 4}});
+  if (program.loss_buffer) reduce_loss(lowering);
   program.tasks.push_back({std::nullopt, first, lowering.next_call()});
 }
 

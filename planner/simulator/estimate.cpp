@@ -541,9 +541,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   Seconds agreed;  // on the norm, over every axis
   if (norm) {
     for (const Axis axis : inner_axes_first) {
-      const bool divides =
-          axis == Axis::dp ? data_shards(placements, spec.dp()).optimizer : spec.mesh.degree_of(axis) > 1;
-      if (divides) agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), *view.along[axis], backend);
+      if (spec.mesh.degree_of(axis) > 1 && (axis == Axis::pp || divides_state(placements, axis)))
+        agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), *view.along[axis], backend);
     }
   }
   const Seconds pipeline = first.begin + pipeline_time(schedule, forward_, backward_, transfer_, shape);

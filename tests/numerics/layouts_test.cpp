@@ -68,8 +68,9 @@ bool can_be_cut(const OpGraph& graph, const std::string& name, int ranks) {
 }
 
 // Leaves parameters of layers whole on the tensor axis: all of them, or some of the products', with
-// what belongs to them. Residuals are cut by tokens, or whole.
-std::string vary_weights(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, std::mt19937& random) {
+// what belongs to them; or every parameter of the model. Residuals are cut by tokens, or whole.
+std::string vary_weights(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, bool every,
+                         std::mt19937& random) {
   std::string what;
   layout.layouts.clear();
   layout.layout_of_block.clear();
@@ -80,7 +81,7 @@ std::string vary_weights(const OpGraph& graph, const ParallelSpec& spec, Layout&
     const Recompute recompute = random() % 2 == 0 ? Recompute::none : Recompute::full;
     BlockLayout of_block = block_layout(own, place(graph, own), recompute);
     const bool is_layer = block.input && block.output;
-    const bool all_whole = random() % 2 == 0;
+    const bool all_whole = every || random() % 2 == 0;
     what += fmt::format(" {}: sp {} recompute {} whole:", block.name, own.sequence_parallel, name(recompute));
     std::map<std::string, bool> whole;  // by product
     const auto product_of = [](const std::string& parameter) {
@@ -88,6 +89,8 @@ std::string vary_weights(const OpGraph& graph, const ParallelSpec& spec, Layout&
       // The norms of queries and keys are as wide as these.
       return product.ends_with("query_norm") || product.ends_with("key_norm") ? "attention.qkv" : product;
     };
+    if (every)
+      for (auto& [parameter, placed] : of_block.placements.parameters) placed.tp = replicate();
     if (is_layer)
       for (const TensorId id : block_parameters(graph, block).own) {
         const std::string parameter = name_in_block(graph.tensors[id].name);
@@ -233,7 +236,7 @@ TEST_CASE("blocks with whole weights, which exchange tokens for heads and featur
       const int cut = 1 + static_cast<int>(random() % static_cast<unsigned>(blocks - 1));
       spec.stage_blocks = spec.pp() == 1 ? std::vector{blocks} : std::vector{cut, blocks - cut};
       Job job = job_of(graph, training, spec);
-      const std::string what = describe(spec) + vary_weights(graph, spec, job.layout, random);
+      const std::string what = describe(spec) + vary_weights(graph, spec, job.layout, trial % 3 == 2, random);
       INFO(graph.name << ": " << what);
       check_close(run_plan(job, cpu_threads(), 2), trial % 2 == 0 ? plain : clipped);
       for (const Segment& segment : lower(job, 0).segments)
