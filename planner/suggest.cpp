@@ -4,6 +4,7 @@
 #include <array>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
@@ -74,9 +75,13 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
   const int devices = request.cluster.devices();
   ParallelSpec spec = with_given(request.layout);
   if (!request.layout[Choice::dp]) spec.mesh.degree.dp = std::max(devices / spec.mesh.size(), 1);
-  if (spec.mesh.size() > devices)
-    throw ConfigError(fmt::format("the layout needs {} devices (dp {} x tp {} x pp {}); the cluster has {}",
-                                  spec.mesh.size(), spec.dp(), spec.tp(), spec.pp(), devices));
+  if (spec.mesh.size() > devices) {
+    std::vector<std::string> degrees;
+    for (const Axis axis : {Axis::dp, Axis::tp, Axis::cp, Axis::ep, Axis::pp})
+      if (is_planned(axis)) degrees.push_back(fmt::format("{} {}", name(axis), spec.mesh.degree_of(axis)));
+    throw ConfigError(fmt::format("the layout needs {} devices ({}); the cluster has {}", spec.mesh.size(),
+                                  fmt::join(degrees, " x "), devices));
+  }
   if (const std::optional<std::string> reason = illegal(*request.graph, request.training, spec))
     throw ConfigError(*reason);
   return spec;

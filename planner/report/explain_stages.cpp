@@ -116,10 +116,11 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
     const MemoryUse& use = stages[i].memory;
     // After its own work a stage waits for the others until the end of the step.
     const Seconds waiting = time.bubble + std::max(step - time.total(), Seconds(0.0));
-    times.push_back({fmt::format("{}", layers[i]), format_duration(time.compute), format_duration(time.recompute),
-                     format_duration(time.exposed.tp), format_duration(time.exposed.dp),
-                     format_duration(time.exposed.pp), format_duration(waiting),
-                     format_duration(time.optimizer)});
+    times.push_back({fmt::format("{}", layers[i]), format_duration(time.compute), format_duration(time.recompute)});
+    for (const Axis axis : inner_axes_first)
+      if (is_planned(axis)) times.back().push_back(format_duration(time.exposed[axis]));
+    times.back().push_back(format_duration(waiting));
+    times.back().push_back(format_duration(time.optimizer));
     memory.push_back({});
     for (const MemoryPart& part : memory_parts()) memory.back().push_back(format_bytes(use.*part.part));
     memory.back().push_back(format_bytes(use.peak()));
@@ -128,10 +129,13 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
     computing.push_back((time.compute + time.recompute).value);
     peaks.push_back(static_cast<double>(use.peak().count));
   }
+  std::vector<std::string> titles{"layers", "compute", "recompute"};
+  for (const Axis axis : inner_axes_first)
+    if (is_planned(axis))
+      titles.push_back(axis == Axis::pp ? "transfers" : fmt::format("{}-parallel", axis_word(axis)));
+  titles.insert(titles.end(), {"waiting", "optimizer"});
   return "\neach stage's time, communication as far as it is waited for:\n" +
-         stage_table({"layers", "compute", "recompute", "tensor-parallel", "data-parallel", "transfers", "waiting",
-                      "optimizer"},
-                     times, computing) +
+         stage_table(std::move(titles), times, computing) +
          "\neach stage's memory:\n" +
          stage_table({"parameters", "gradients", "optimizer state", "activations", "buffers", "libraries", "peak",
                       "of capacity"},
