@@ -51,9 +51,9 @@ std::uint32_t hash_of(const std::string& text) {
 }
 
 // How fast a group of threads moves data, in the terms of planner/cost/shared_memory.cpp: an
-// all-reduce of S bytes over n ranks takes 2 (hop + (n - 1) / n * S / bandwidth). The hop comes from
-// the smallest buffer; the bandwidth is the geometric mean over buffers of the sizes that training
-// uses.
+// all-reduce of S bytes over n ranks takes 2 (hop + (n - 1) / n * S / bandwidth). The hop comes
+// from the smallest buffer; the bandwidth is the geometric mean over buffers of the sizes that
+// training uses.
 struct LinkFit {
   Seconds hop;
   BytesPerSecond bandwidth;

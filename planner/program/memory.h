@@ -14,8 +14,8 @@
 namespace parplan {
 
 // What determines the memory of one rank, without a Program. Sizes are those of
-// planner/program/rank_buckets.h and of lowered blocks; a test holds `rank_memory` equal to the memory
-// plan of the lowered Program.
+// planner/program/rank_buckets.h and of lowered blocks; a test holds `rank_memory` equal to the
+// memory plan of the lowered Program.
 struct BucketSizes {
   std::int64_t elements = 0;  // padded
   DataShards shards = {};     // over `data_ranks`

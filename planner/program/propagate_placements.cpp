@@ -87,7 +87,7 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
       if (row_of(op.kind).sharding == ShardingRule::head_sums && result.output.kind == PlacementKind::shard)
         result.output = partial_sum();
       break;
-    // Logits are cut by their vocabulary, by their tokens as everything beside them then is, or not.
+    // Logits are cut by their vocabulary, or by tokens as everything beside them then is, or not.
     case ShardingRule::vocabulary_max:
       if (needed[0] == shard(Dim::vocabulary)) result.output = partial_max();
       break;

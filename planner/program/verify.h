@@ -9,8 +9,8 @@
 
 namespace parplan {
 
-// A fault in the Programs of a job, and its place: an instruction (index within the call's segment),
-// a call, or a whole Program.
+// A fault in the Programs of a job, and its place: an instruction (index within the call's
+// segment), a call, or a whole Program.
 struct Fault {
   int rank = 0;
   std::optional<int> call;

@@ -112,8 +112,8 @@ TEST_CASE("what is measured is what plans are made of: every kernel of a trainin
       const std::set<OpKind> left_out = {
           OpKind::add_position, OpKind::add_position_gradient, OpKind::cross_entropy_loss, OpKind::rotary_gradient,
           OpKind::load_tokens, OpKind::load_targets, OpKind::sgd, OpKind::update_loss_scale,
-          // of few families, priced as the kinds that move bytes alike (planner/cost/kernel_time.cpp,
-          // made_of)
+          // of few families, priced as the kinds that move bytes alike (`made_of` in
+          // planner/cost/kernel_time.cpp)
           OpKind::head_norm, OpKind::head_norm_gradient, OpKind::query_key_squares, OpKind::query_key_squares_gradient,
           OpKind::query_key_norm, OpKind::query_key_norm_gradient, OpKind::scale, OpKind::scale_gradient,
           OpKind::softcap, OpKind::softcap_gradient, OpKind::transpose_blocks};

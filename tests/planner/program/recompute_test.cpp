@@ -29,8 +29,8 @@ constexpr RecomputeRow keeps_some{
     .name = "some",
     .keeps = [](const OpGraph&, const Block&, TensorId tensor) { return kept_here.contains(tensor); }};
 
-// The context of each rank of a block under `tp` tensor-parallel ranks; empty where that is illegal.
-std::vector<BlockContext> choices(const OpGraph& graph, int tp, bool sequence_parallel) {
+// The context of each rank of a block under `tp` tensor-parallel ranks; empty where it is illegal.
+std::vector<BlockContext> contexts(const OpGraph& graph, int tp, bool sequence_parallel) {
   ParallelSpec spec;
   spec.mesh.degree.tp = tp;
   spec.sequence_parallel = sequence_parallel;
@@ -171,7 +171,7 @@ TEST_CASE("every way to recompute has its row, and each stage's is one of them")
 
 TEST_CASE("a block keeps what its row says and its input, and computes again what is missing and no more") {
   const OpGraph graph = graph_of("tiny-gpt2");
-  const BlockContext context = choices(graph, 1, false)[0];
+  const BlockContext context = contexts(graph, 1, false)[0];
   const LoweredBlock whole = lower_block(graph, 1, context);
   CHECK(computed_again(whole).empty());
   const std::vector<std::string> all = kept_by(graph, whole);
@@ -211,7 +211,7 @@ TEST_CASE("whatever a block keeps, its output and its gradients have the same bi
     for (const int tp : {1, 2})
       for (const bool sequence_parallel : {false, true}) {
         if (sequence_parallel && tp == 1) continue;
-        const std::vector<BlockContext> ranks = choices(graph, tp, sequence_parallel);
+        const std::vector<BlockContext> ranks = contexts(graph, tp, sequence_parallel);
         if (ranks.empty()) continue;
         for (int block = 1; block + 1 < static_cast<int>(graph.blocks.size()); ++block) {
           const auto lowered = [&](const RecomputeRow& row) {
