@@ -69,7 +69,7 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
       part.run.replicated[axis] = is_replicated(graph, id, axis, context);
       part.run.partial[axis] = part.run.replicated[axis] && is_partial_gradient(graph, block, id, axis, placed);
     }
-    parts.push_back(std::move(part));
+    parts.push_back(part);
   }
   std::ranges::stable_sort(
       parts, {}, [](const Part& part) { return std::pair(part.run.replicated, !part.run.decays); });
