@@ -1,7 +1,6 @@
 #include "planner/search/simulate_spec.h"
 
 #include <cmath>
-#include <utility>
 
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
@@ -77,8 +76,8 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models) {
   const ScheduleRow& row = row_of(spec.schedule);
-  if (std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, row, models))
-    return {.result = std::move(*steady), .in_full = false};
+  if (const std::optional<StepResult> steady = simulate_steady(graph, cluster, training, spec, placements, row, models))
+    return {.result = *steady, .in_full = false};
   return {
       .result = simulate_spec(graph, cluster, training, spec, placements, schedule_of(spec, training), models, nullptr),
       .in_full = true};
