@@ -1,30 +1,16 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 
-#include "models/families.h"
-#include "models/find_model.h"
-#include "planner/cluster/catalog.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/search/suggest_request.h"
 #include "planner/suggest.h"
+#include "tests/planner/search/random_settings.h"
 
 // Small models on clusters of configs/, to be planned and explained.
 namespace parplan::testing {
-
-inline const std::string source = PARPLAN_SOURCE_DIR;
-
-inline OpGraph graph_of(const std::string& model, std::int64_t sequence) {
-  return build_graph(load_model(source + "/tests/data/models/" + model + ".yaml", "").spec, sequence);
-}
-
-inline Cluster cluster_of(const std::string& name, std::optional<int> devices = {}) {
-  return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"},
-                      {.device = {}, .network = {}, .devices = devices, .nodes = {}});
-}
 
 inline SuggestRequest request_of(const OpGraph& graph, Cluster cluster, std::int64_t batch) {
   SuggestRequest request;
