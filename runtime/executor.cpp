@@ -32,13 +32,13 @@ int event_after_segments(const Program& program) {
 }  // namespace
 
 Executor::Executor(const Program& program, const GroupTable& groups, Backend& backend, Communicator& communicator,
-                   const Arena& arena, int data_rank, int data_ranks)
+                   const Arena& arena, int batch_rank, int batch_ranks)
     : program_(program),
       backend_(backend),
       communicator_(communicator),
       arena_(arena),
-      data_rank_(data_rank),
-      data_ranks_(data_ranks),
+      batch_rank_(batch_rank),
+      batch_ranks_(batch_ranks),
       first_segment_event_(program.events),
       fork_event_(event_after_segments(program)),
       tokens_(program, backend),
@@ -50,7 +50,7 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
     link.sends = groups.channel_to(group.key);
     link.receives = groups.channel_to(seen_from(group.key));
   }
-  tickets_.resize(static_cast<std::size_t>(program.events));
+  tickets_.resize(static_cast<std::size_t>(fork_event_ + 1 + streams));
   unrecorded_.reserve(program.calls.size());
 
   for (const Segment& segment : program.segments) {
@@ -90,7 +90,7 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
   backend_.attach_thread();  // between steps the thread may have used other ranks' arenas
   sent_ = {};
   profile_.clear();
-  tokens_.stage(batch, data_rank_, data_ranks_);
+  tokens_.stage(batch, batch_rank_, batch_ranks_);
   backend_.set_scalars(scalars);
   backend_.synchronize();
 
@@ -116,6 +116,7 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
 }
 
 void Executor::wait(Stream stream, int event) {
+  wait_sent(stream, event);
   backend_.wait(static_cast<int>(stream), event);
   if (timing_) profile_.wait(stream, event);
 }
@@ -126,25 +127,35 @@ void Executor::record(Stream stream, int event) {
 }
 
 void Executor::wait_sent(Stream stream, int event) {
-  std::optional<SendTicket>& ticket = tickets_[event];
-  if (!ticket) return;
-  communicator_.wait_sent(static_cast<int>(stream), *ticket);
-  ticket.reset();
+  for (const SendTicket& ticket : tickets_[event]) communicator_.wait_sent(static_cast<int>(stream), ticket);
+  tickets_[event].clear();
+}
+
+// Events of a Segment end with the call: from then on, the call's event stands for its sends.
+void Executor::keep_tickets(const Segment& segment, const Call& call) {
+  for (int event = 0; event < segment.events; ++event) {
+    std::vector<SendTicket>& sent = tickets_[first_segment_event_ + event];
+    posted_.insert(posted_.end(), sent.begin(), sent.end());
+    sent.clear();
+  }
+  for (const SendTicket& ticket : posted_) {
+    if (call.records)
+      tickets_[*call.records].push_back(ticket);
+    else
+      unrecorded_.emplace_back(segment.stream, ticket);
+  }
+  posted_.clear();
 }
 
 void Executor::run_call(std::size_t index) {
   const Call& call = program_.calls[index];
   const Segment& segment = program_.segments[call.segment];
   const Submission& submission = submissions_[call.segment];
-  for (const int event : call.waits) {
-    wait_sent(segment.stream, event);
-    wait(segment.stream, event);
-  }
+  for (const int event : call.waits) wait(segment.stream, event);
   if (!submission.side_streams.empty()) {
     record(segment.stream, fork_event_);
     for (const Stream side : submission.side_streams) wait(side, fork_event_);
   }
-  posted_.reset();
   if (submission.repeats && !timing_) {
     backend_.repeat(static_cast<int>(segment.stream), keys_[index], [&] { submit(segment, call, index); });
   } else {
@@ -156,12 +167,7 @@ void Executor::run_call(std::size_t index) {
     wait(segment.stream, join);
   }
   if (call.records) record(segment.stream, *call.records);
-  if (!posted_) return;
-  if (call.records) {
-    tickets_[*call.records] = posted_;
-  } else {
-    unrecorded_.emplace_back(segment.stream, *posted_);
-  }
+  keep_tickets(segment, call);
 }
 
 void Executor::submit(const Segment& segment, const Call& call, std::size_t index) {
@@ -227,7 +233,8 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
       return communicator_.all_to_all(stream, link.group.value(), from, data);
     }
     case InstructionKind::send:
-      posted_ = communicator_.send(stream, ranks.front(), link.sends.value(), data);
+      (instruction.records ? tickets_[first_segment_event_ + *instruction.records] : posted_)
+          .push_back(communicator_.send(stream, ranks.front(), link.sends.value(), data));
       return {.sent = Bytes(last.bytes), .waited = {}, .moving = {}};
     case InstructionKind::receive:
       return communicator_.receive(stream, ranks.front(), link.receives.value(), data);

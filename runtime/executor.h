@@ -34,9 +34,9 @@ enum class StepTiming { whole, each_instruction };
 // nothing.
 class Executor {
  public:
-  // `data_rank` of `data_ranks` determines this rank's samples of a batch.
+  // `batch_rank` of `batch_ranks` determines this rank's samples of a batch.
   Executor(const Program& program, const GroupTable& groups, Backend& backend, Communicator& communicator,
-           const Arena& arena, int data_rank, int data_ranks);
+           const Arena& arena, int batch_rank, int batch_ranks);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -71,25 +71,26 @@ class Executor {
   void wait(Stream stream, int event);
   void record(Stream stream, int event);
   void wait_sent(Stream stream, int event);
+  void keep_tickets(const Segment& segment, const Call& call);
   std::byte* address(const Operand& operand, const Call& call) const;
 
   const Program& program_;
   Backend& backend_;
   Communicator& communicator_;
   const Arena& arena_;
-  int data_rank_;
-  int data_ranks_;
+  int batch_rank_;
+  int batch_ranks_;
   std::vector<Link> links_;                    // by group of the Program
   std::vector<Submission> submissions_;        // by segment
   std::vector<std::int64_t> keys_;             // by call: equal for equal work
   int first_segment_event_ = 0;                // events: the Program's, a Segment's, the fork, one join per stream
   int fork_event_ = 0;
 
-  // Sends: for each event of the Program, the ticket that was not waited for yet; and those for
-  // which no call waits.
-  std::vector<std::optional<SendTicket>> tickets_;
+  // Sends that were not waited for yet: by the event that stands for them; those of the present
+  // call that no event of its Segment stands for; and those for which no call waits.
+  std::vector<std::vector<SendTicket>> tickets_;
+  std::vector<SendTicket> posted_;
   std::vector<std::pair<Stream, SendTicket>> unrecorded_;
-  std::optional<SendTicket> posted_;
 
   StagedTokens tokens_;
   float* loss_ = nullptr;  // host memory to which the device copies the loss

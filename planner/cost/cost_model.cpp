@@ -12,7 +12,9 @@ namespace parplan {
 
 const GroupNetwork& CostModel::network(GroupKey group) const {
   static const GroupNetwork alone;
-  const auto found = networks.find(group);
+  auto found = networks.find(group);
+  // Neighbours around an axis other than the pipeline are reached as the axis's whole group is.
+  if (found == networks.end()) found = networks.find(all_along(group.axis));
   return found == networks.end() ? alone : found->second;
 }
 

@@ -1,7 +1,6 @@
 #include "planner/program/lower.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -28,24 +27,29 @@ void set_groups(Lowering& lowering) {
   Program& program = lowering.program;
   for (const Axis axis : inner_axes_first)
     if (is_planned(axis)) program.set_group(all_along(axis), group_of(lowering.job.layout.mesh, program.rank, axis));
-  const std::vector<int> pipeline = program.group(all_along(Axis::pp));
   if (const std::set<int> holders = holders_of_tied(lowering);
       holders.size() > 1 && holders.contains(program.pipeline_rank)) {
+    const std::vector<int>& pipeline = program.group(all_along(Axis::pp));
     std::vector<int> ranks;
     for (const int holder : holders) ranks.push_back(pipeline[holder]);
     program.set_group(tied_stages, std::move(ranks));
   }
-  // A rank exchanges activations with its neighbours where one of its stages borders on one of
-  // theirs.
-  std::map<GroupKey, int> neighbours;
-  for (const int stage : lowering.stages)
-    for (const int other : {stage + 1, stage - 1}) {
-      if (other < 0 || other >= lowering.job.schedule.stages()) continue;
-      if (const int peer = lowering.rank_of_stage(other); peer != program.pipeline_rank)
-        neighbours[towards(stage, other)] = pipeline[peer];
-    }
-  for (const GroupKey key : {next_stage, previous_stage})
-    if (const auto found = neighbours.find(key); found != neighbours.end()) program.set_group(key, {found->second});
+}
+
+// The neighbours that its instructions exchange with, around the ring of the ranks of an axis.
+void set_neighbours(Lowering& lowering) {
+  Program& program = lowering.program;
+  std::set<GroupKey> neighbours;
+  for (const Segment& segment : program.segments)
+    for (const Instruction& instruction : segment.instructions)
+      if (instruction.kind != InstructionKind::kernel && is_neighbour(instruction.group))
+        neighbours.insert(instruction.group);
+  for (const GroupKey key : neighbours) {
+    const std::vector<int>& ring = program.group(all_along(key.axis));
+    const int ranks = static_cast<int>(ring.size());
+    const int step = key.members == Members::next ? 1 : ranks - 1;
+    program.set_group(key, {ring[(lowering.at[key.axis] + step) % ranks]});
+  }
 }
 
 // One pair of Segments for blocks of one kind and layout.
@@ -91,6 +95,7 @@ Program lower(const Job& job, int rank) {
   begin_step(lowering);
   run_actions(lowering);
   end_step(lowering);
+  set_neighbours(lowering);
   order_calls(lowering.program);
   plan_memory(lowering.program, job.overhead);
   count_communication(lowering.program);

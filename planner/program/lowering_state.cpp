@@ -139,11 +139,6 @@ Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::v
   return lowering.program.calls.back();
 }
 
-Stream transfer_stream(InstructionKind kind, GroupKey group) {
-  if (kind == InstructionKind::send) return group == next_stage ? Stream::send_next : Stream::send_previous;
-  return group == next_stage ? Stream::receive_next : Stream::receive_previous;
-}
-
 GroupKey towards(int stage, int neighbour) { return neighbour > stage ? next_stage : previous_stage; }
 
 Instruction communication(InstructionKind kind, GroupKey group, Stream stream, DataType type) {
@@ -159,7 +154,7 @@ Instruction communication(InstructionKind kind, GroupKey group, Stream stream, D
 
 void collective(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group,
                 const std::vector<Piece>& pieces) {
-  const Stream stream = stream_of(group.axis);
+  const Stream stream = stream_of(kind, group);
   std::vector<Instruction> instructions;
   std::vector<std::vector<Piece>> operands;
   for (const Piece& piece : pieces) {

@@ -73,6 +73,7 @@ struct Lowering {
 
 // The passes, in the order in which `lower` calls them.
 void set_groups(Lowering& lowering);                             // lower.cpp
+void set_neighbours(Lowering& lowering);
 void lower_blocks(Lowering& lowering);                           // lower.cpp
 void make_buckets(Lowering& lowering);                           // make_buffers.cpp
 void make_buffers(Lowering& lowering);                           // make_buffers.cpp
@@ -107,8 +108,6 @@ Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::v
 // The same collective on every piece, on the stream of its axis.
 void collective(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group,
                 const std::vector<Piece>& pieces);
-// The stream of transfers to, or from, a neighbour.
-Stream transfer_stream(InstructionKind kind, GroupKey group);
 // The group by which a stage's rank exchanges with the rank of a neighbouring stage: stages go
 // around the ring of ranks.
 GroupKey towards(int stage, int neighbour);

@@ -31,10 +31,25 @@ enum class Stream {
 };
 inline constexpr std::size_t stream_count = count_of<Stream>;
 const char* name(Stream stream);
-// The stream of an axis's collectives; those of the pipeline axis share the stream of its sends.
-constexpr Stream stream_of(Axis axis) {
-  constexpr PerAxis<Stream> streams{
-      .pp = Stream::send_next, .dp = Stream::dp, .cp = Stream::cp, .ep = Stream::ep, .tp = Stream::tp};
+// The streams of an axis's communication: its collectives, and its transfers with the next rank and
+// the previous one.
+struct AxisStreams {
+  Stream collectives{};
+  Stream send_next = collectives, receive_next = collectives;
+  Stream send_previous = collectives, receive_previous = collectives;
+};
+// The collectives of the pipeline axis share the stream of its sends; the transfers of every other
+// axis share the stream of its collectives.
+constexpr AxisStreams streams_of(Axis axis) {
+  constexpr PerAxis<AxisStreams> streams{.pp = {.collectives = Stream::send_next,
+                                                .send_next = Stream::send_next,
+                                                .receive_next = Stream::receive_next,
+                                                .send_previous = Stream::send_previous,
+                                                .receive_previous = Stream::receive_previous},
+                                         .dp = {.collectives = Stream::dp},
+                                         .cp = {.collectives = Stream::cp},
+                                         .ep = {.collectives = Stream::ep},
+                                         .tp = {.collectives = Stream::tp}};
   return streams[axis];
 }
 
@@ -80,6 +95,14 @@ enum class InstructionKind {
   receive
 };
 const char* name(InstructionKind kind);
+// The stream of communication with a group.
+constexpr Stream stream_of(InstructionKind kind, GroupKey group) {
+  const AxisStreams streams = streams_of(group.axis);
+  const bool with_next = group.members == Members::next;
+  if (kind == InstructionKind::send) return with_next ? streams.send_next : streams.send_previous;
+  if (kind == InstructionKind::receive) return with_next ? streams.receive_next : streams.receive_previous;
+  return streams.collectives;
+}
 
 // A byte range of a buffer that the call binds.
 struct Operand {

@@ -105,7 +105,7 @@ Call& transfer(Lowering& lowering, const char* what, InstructionKind kind, int s
     call.buffers = {buffer};
     return call;
   }
-  const Stream stream = transfer_stream(kind, group);
+  const Stream stream = stream_of(kind, group);
   const Access access = kind == InstructionKind::send ? Access::read : Access::write;
   Call& call = call_on_pieces(lowering, fmt::format("pipeline.{}.{}", name(kind), what), stream,
                               {communication(kind, group, stream, in_memory(lowering.job.training.precision))},

@@ -40,7 +40,7 @@ void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis,
   instruction.kind = kind;
   instruction.type = type;
   instruction.group = all_along(axis);
-  instruction.stream = stream_of(axis);
+  instruction.stream = stream_of(kind, instruction.group);
   instruction.label = label_of(axis);
   instruction.name = std::move(name);
   emit(lowering, std::move(instruction), uses);

@@ -61,6 +61,8 @@ TEST_CASE("groups see the network of their axis, neighbours that of their two st
   CHECK(first.network(previous_stage) == stage_network(cluster, mesh, 0, 1));
   CHECK(last.network(next_stage) == stage_network(cluster, mesh, 1, 0));
   CHECK(last.network(previous_stage) == stage_network(cluster, mesh, 1, 0));
+  // Around another axis, that of the whole axis.
+  CHECK(first.network({Axis::dp, Members::next}) == group_network(cluster, mesh, Axis::dp));
 }
 
 TEST_CASE("rates are those of as many devices of a node as the job uses") {
