@@ -93,11 +93,11 @@ void LocalJob::prepare(const InitialValues& initial) {
   for_each_rank([&](std::size_t r) {
     const int number = hosted()[r];
     const Program& program = programs_[number];
-    const int data_rank = coordinates_of(job_.layout.mesh, number).dp;
+    const DeviceMesh& mesh = job_.layout.mesh;
     Rank& rank = *ranks_[r];
     rank.backend->attach_thread();
     rank.executor = std::make_unique<Executor>(program, groups_, *rank.backend, *rank.communicator, rank.arena,
-                                               data_rank, job_.layout.mesh.degree_of(Axis::dp));
+                                               batch_rank(mesh, coordinates_of(mesh, number)), mesh.batch_ranks());
     initialise(*job_.graph, program, rank.arena, job_.training.precision, initial);
   });
 }

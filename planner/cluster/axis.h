@@ -21,6 +21,8 @@ inline constexpr std::array<Axis, count_of<Axis>> inner_axes_first = {Axis::tp, 
 // The axes over which each tensor of a block has a placement of its own. Over the data axis a
 // bucket of parameters is sharded as a whole, and the pipeline's ranks hold different blocks.
 inline constexpr std::array block_axes = {Axis::tp, Axis::ep, Axis::cp};
+// The axes whose ranks have sequences of their own: they share out the global batch.
+inline constexpr std::array batch_axes = {Axis::dp};
 // The axes that plans lay out today: the others have degree 1, and files and tables do not name
 // them.
 constexpr bool is_planned(Axis axis) { return axis == Axis::pp || axis == Axis::dp || axis == Axis::tp; }

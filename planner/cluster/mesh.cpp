@@ -16,6 +16,12 @@ int DeviceMesh::stride_of(Axis axis) const {
   return stride;
 }
 
+int DeviceMesh::batch_ranks() const {
+  int ranks = 1;
+  for (const Axis axis : batch_axes) ranks *= degree_of(axis);
+  return ranks;
+}
+
 Coordinates coordinates_of(const DeviceMesh& mesh, int rank) {
   PARPLAN_ASSERT(rank >= 0 && rank < mesh.size(), std::to_string(rank) + " of " + std::to_string(mesh.size()));
   Coordinates coordinates{};
@@ -34,6 +40,12 @@ int rank_at(const DeviceMesh& mesh, Coordinates coordinates) {
                        std::to_string(mesh.degree_of(axis)));
   int rank = 0;
   for (const Axis axis : mesh.order) rank = rank * mesh.degree_of(axis) + coordinates[axis];
+  return rank;
+}
+
+int batch_rank(const DeviceMesh& mesh, const Coordinates& coordinates) {
+  int rank = 0;
+  for (const Axis axis : batch_axes) rank = rank * mesh.degree_of(axis) + coordinates[axis];
   return rank;
 }
 

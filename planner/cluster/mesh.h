@@ -19,12 +19,15 @@ struct DeviceMesh {
   int size() const { return degree.product(); }
   int degree_of(Axis axis) const { return degree[axis]; }
   int stride_of(Axis axis) const;
+  int batch_ranks() const;  // along batch_axes
   auto operator<=>(const DeviceMesh&) const = default;
 };
 
 using Coordinates = PerAxis<int>;
 Coordinates coordinates_of(const DeviceMesh& mesh, int rank);
 int rank_at(const DeviceMesh& mesh, Coordinates coordinates);
+// Which of the `batch_ranks` shares of a batch is this rank's.
+int batch_rank(const DeviceMesh& mesh, const Coordinates& coordinates);
 // The ranks that share every coordinate except `axis` with `rank`, ascending along it.
 std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis);
 

@@ -26,7 +26,7 @@ struct ChangedBatch {
 // closest to the plan's that divides them. Nothing where a rank has one sequence and is to have
 // fewer.
 std::optional<ChangedBatch> changed_batch(const Plan& plan, double factor) {
-  const std::int64_t ranks = plan.spec.dp();
+  const std::int64_t ranks = plan.spec.mesh.batch_ranks();
   const auto scaled = [&](std::int64_t count) {
     const std::int64_t then = std::llround(static_cast<double>(count) * factor);
     return then != count ? then : count + (factor > 1.0 ? 1 : -1);

@@ -21,14 +21,19 @@ OpShape shape_of(const LocalOp& local) {
   const OpRow& row = row_of(local.op.kind);
   PARPLAN_ASSERT(row.localize != nullptr, fmt::format("{} stands in a forward graph", row.name));
   OpShape shape = local.op.attributes;
-  shape.rows = local.sequence.size * local.batch;
+  shape.rows = local.rows;
   shape.bias = false;
   row.localize(local, shape);
   return shape;
 }
 
+const Tensor& first_operand(const OpGraph& graph, const Op& op) {
+  return graph.tensors[op.inputs.empty() ? op.outputs.front() : op.inputs.front()];
+}
+
 LocalOp whole(const OpGraph& graph, const Op& op) {
   LocalOp local{.op = op,
+                .rows = tokens_of(first_operand(graph, op), [](const TensorDim& dim) { return dim.size; }),
                 .sequence = {.size = graph.sequence, .whole = graph.sequence},
                 .input = whole_width(graph, op.inputs),
                 .output = whole_width(graph, op.outputs),

@@ -25,6 +25,7 @@ struct LocalParameter {
 // placements.
 struct LocalOp {
   const Op& op;
+  std::int64_t rows = 1;  // tokens of the first operand: the product of its dims that count them
   LocalDim sequence;
   std::int64_t batch = 1;
   LocalDim input;   // last dim of the first input
@@ -35,6 +36,18 @@ struct LocalOp {
 
 // The op's attributes with the sizes of this rank, by its row.
 OpShape shape_of(const LocalOp& local);
+
+// The tensor whose tokens are the rows of a forward op: its first input, or its output where it
+// has no input.
+const Tensor& first_operand(const OpGraph& graph, const Op& op);
+// The product of `size_of` each of the tensor's dims that count tokens.
+template <class SizeOf>
+std::int64_t tokens_of(const Tensor& tensor, const SizeOf& size_of) {
+  std::int64_t tokens = 1;
+  for (const TensorDim& dim : tensor.dims)
+    if (counts_tokens(dim.dim)) tokens *= size_of(dim);
+  return tokens;
+}
 
 // The op on one rank that holds everything, for one sample.
 LocalOp whole(const OpGraph& graph, const Op& op);

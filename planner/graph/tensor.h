@@ -13,6 +13,8 @@ namespace parplan {
 // layer.
 enum class Dim : std::uint8_t { sequence, batch, hidden, kv_groups, feature, vocabulary, position };
 const char* name(Dim dim);
+// Dims over which a layer does the same with each element: their product is the rows of an op.
+constexpr bool counts_tokens(Dim dim) { return dim == Dim::sequence || dim == Dim::batch; }
 
 // tf32 is fp32 in memory; matrix products read 10 bits of its fraction (NVIDIA A100 whitepaper,
 // 2020).

@@ -23,7 +23,7 @@ std::optional<std::string> illegal_data(const OpGraph& /*graph*/, const Training
   if (spec.micro_batch < 1 || batch % spec.micro_batch != 0)
     return fmt::format("micro-batches of {} cannot split a global batch of {} sequences; legal micro-batches: {}",
                        spec.micro_batch, batch, list_degrees(divisors(batch)));
-  if (batch / spec.micro_batch % spec.dp() == 0) return std::nullopt;
+  if (batch / spec.micro_batch % spec.mesh.batch_ranks() == 0) return std::nullopt;
   return fmt::format(
       "data parallelism over {} cannot split a global batch of {} sequences in micro-batches of {}; legal degrees: {}",
       spec.dp(), batch, spec.micro_batch,

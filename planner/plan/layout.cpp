@@ -44,7 +44,7 @@ Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
 }
 
 std::int64_t micro_batches(const Layout& layout, const TrainingSpec& training) {
-  return training.global_batch / (layout.mesh.degree_of(Axis::dp) * layout.layouts.front().micro_batch);
+  return training.global_batch / (layout.mesh.batch_ranks() * layout.layouts.front().micro_batch);
 }
 
 }  // namespace parplan

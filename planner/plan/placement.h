@@ -26,6 +26,8 @@ constexpr Placement shard(Dim dim) { return {PlacementKind::shard, dim}; }
 constexpr Placement flat_shard() { return {PlacementKind::flat_shard, {}}; }
 constexpr Placement partial_sum() { return {PlacementKind::partial_sum, {}}; }
 constexpr Placement partial_max() { return {PlacementKind::partial_max, {}}; }
+// Each rank has tokens of its own.
+constexpr bool cuts_tokens(Placement p) { return p.kind == PlacementKind::shard && counts_tokens(p.dim); }
 constexpr bool is_partial(Placement p) {
   return p.kind == PlacementKind::partial_sum || p.kind == PlacementKind::partial_max;
 }

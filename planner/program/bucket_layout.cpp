@@ -22,7 +22,7 @@ bool is_replicated(const OpGraph& graph, TensorId parameter, Axis axis, const Bl
 // applied to: its tokens, or its heads.
 bool is_partial_gradient(const OpGraph& graph, const Block& block, TensorId parameter, Axis axis,
                          const BlockPlacements& placed) {
-  const auto cuts_tokens = [&](const TensorLayout& layout) { return layout[axis] == shard(Dim::sequence); };
+  const auto has_own_tokens = [&](const TensorLayout& layout) { return cuts_tokens(layout[axis]); };
   for (int i = block.first_op; i < block.last_op; ++i) {
     const Op& op = graph.ops[i];
     if (std::ranges::find(op.parameters, parameter) == op.parameters.end()) continue;
@@ -31,8 +31,8 @@ bool is_partial_gradient(const OpGraph& graph, const Block& block, TensorId para
                           std::ranges::any_of(inputs, [&](const TensorLayout& input) {
                             return input[axis] == shard(Dim::kv_groups);
                           });
-    if (by_heads || std::ranges::any_of(inputs, cuts_tokens) ||
-        std::ranges::any_of(op.outputs, [&](TensorId id) { return cuts_tokens(placed.canonical[id]); }))
+    if (by_heads || std::ranges::any_of(inputs, has_own_tokens) ||
+        std::ranges::any_of(op.outputs, [&](TensorId id) { return has_own_tokens(placed.canonical[id]); }))
       return true;
   }
   return false;

@@ -33,6 +33,8 @@ LocalParameter local_parameter(const OpGraph& graph, TensorId id, const BlockCon
 
 OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockContext& context) {
   LocalOp local{.op = op,
+                .rows = tokens_of(first_operand(graph, op),
+                                  [&](const TensorDim& dim) { return local_size(dim, input, context); }),
                 .sequence = local_dim({.dim = Dim::sequence, .size = graph.sequence}, input, context),
                 .batch = context.layout.micro_batch,
                 .input = local_width(graph, op.inputs, input, context),

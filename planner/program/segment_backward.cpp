@@ -77,7 +77,7 @@ TensorLayout layout_of_input_gradient(const SegmentLowering& lowering, const Tra
   const bool of_heads = row_of(forward.kind).sharding == ShardingRule::heads;
   TensorLayout layout = lowering.wanted(op)[input_number(forward, id)];
   for (const Axis axis : all_axes) {
-    const bool sharded_features = output[axis].kind == PlacementKind::shard && output[axis].dim != Dim::sequence;
+    const bool sharded_features = output[axis].kind == PlacementKind::shard && !cuts_tokens(output[axis]);
     if (sharded_features && (of_linear || (of_heads && layout[axis] == replicate()))) layout[axis] = partial_sum();
   }
   return layout;

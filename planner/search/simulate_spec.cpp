@@ -36,7 +36,7 @@ std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& c
   Job job = job_of(graph, cluster, training, spec, placements, {});
   std::vector<Program> programs;
   const auto play = [&](int count, std::vector<CallEnds>* ends) {
-    job.training.global_batch = count * spec.dp() * spec.micro_batch;
+    job.training.global_batch = count * spec.mesh.batch_ranks() * spec.micro_batch;
     job.schedule = row.actions(shape(count));
     programs = lower_representatives(job);
     return simulate(programs, models, nullptr, nullptr, ends);

@@ -45,7 +45,7 @@ void zero_stages(const SpaceContext& /*context*/, const ParallelSpec& spec, Valu
 
 void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   ParallelSpec with_size = spec;
-  for (const std::int64_t size : divisors(context.training.global_batch / spec.dp())) {
+  for (const std::int64_t size : divisors(context.training.global_batch / spec.mesh.batch_ranks())) {
     with_size.micro_batch = size;
     if (!too_many_calls(context.training, with_size)) values.emplace_back(size);
   }

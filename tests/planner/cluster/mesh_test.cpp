@@ -29,6 +29,12 @@ TEST_CASE("ranks run along the innermost axis first") {
   CHECK(group_of(m, 17, Axis::tp) == std::vector<int>{16, 17, 18, 19});
 }
 
+TEST_CASE("ranks of the data axis share out the batch") {
+  const DeviceMesh m = mesh(2, 3, 4);
+  CHECK(m.batch_ranks() == 3);
+  CHECK(batch_rank(m, {.pp = 1, .dp = 2, .tp = 3}) == 2);
+}
+
 TEST_CASE("every rank's coordinates lead back to it in each of the six orders") {
   for (const char* order : {"pp-dp-tp", "pp-tp-dp", "dp-pp-tp", "dp-tp-pp", "tp-pp-dp", "tp-dp-pp"}) {
     const DeviceMesh m = mesh(2, 3, 4, order);
