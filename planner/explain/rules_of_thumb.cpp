@@ -136,7 +136,7 @@ Guide find_guide(const ExplainedPlan& explained, CandidateMaker& maker, std::spa
         .simulated = own.time.bubble / own.time.total(),
         .enough = 4 * plan.spec.pp(),
         .closed_form_then = static_cast<double>(plan.spec.pp() - 1) /
-                            static_cast<double>((4 * plan.spec.virtual_stages() + 1) * plan.spec.pp() - 1)};
+                            static_cast<double>((4 * plan.spec.virtual_stages + 1) * plan.spec.pp() - 1)};
   if (!explained.options.searches) return guide;
   guide.one_device = on_one_device(explained);
   guide.beyond_node = tensor_beyond_a_node(explained, maker);

@@ -24,9 +24,9 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
                        "legal degrees: 1 to {}",
                        spec.pp(), blocks, graph.blocks.front().name, graph.blocks.back().name, blocks);
   if (spec.stage_blocks.empty()) return std::nullopt;  // still to be cut
-  if (static_cast<int>(spec.stage_blocks.size()) != spec.pp())
-    return fmt::format("the stage cut [{}] has {} stages, and pp is {}", fmt::join(spec.stage_blocks, ", "),
-                       spec.stage_blocks.size(), spec.pp());
+  if (static_cast<int>(spec.stage_blocks.size()) != spec.stages())
+    return fmt::format("the stage cut [{}] has {} stages, and {}", fmt::join(spec.stage_blocks, ", "),
+                       spec.stage_blocks.size(), stages_text(spec));
   for (std::size_t s = 0; s < spec.stage_blocks.size(); ++s)
     if (spec.stage_blocks[s] < 1)
       return fmt::format("the stage cut [{}] leaves stage {} without a block", fmt::join(spec.stage_blocks, ", "), s);

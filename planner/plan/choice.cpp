@@ -91,8 +91,8 @@ void read_stage_recompute(const YamlNode& layout, const TrainingSpec& /*training
     const YamlNode stages = layout.at("stage_recompute");
     for (const YamlNode& item : stages.items())
       spec.stage_recompute.push_back(recompute_rows()[item.as_choice(names)].kind);
-    if (static_cast<int>(spec.stage_recompute.size()) != spec.pp())
-      stages.fail(fmt::format("stage_recompute has {} stages, and pp is {}", spec.stage_recompute.size(), spec.pp()));
+    if (static_cast<int>(spec.stage_recompute.size()) != spec.stages())
+      stages.fail(fmt::format("stage_recompute has {} stages, and {}", spec.stage_recompute.size(), stages_text(spec)));
   } else if (const auto stages = layout.find("stage_recompute")) {
     stages->fail(
         fmt::format("stage_recompute goes with recompute per_stage, and recompute is {}", name(spec.recompute)));
@@ -106,15 +106,16 @@ std::optional<std::string> sequence_parallel_alone(const ParallelSpec& spec, con
 
 std::optional<std::string> micro_batch_divides_not(const ParallelSpec& spec, const TrainingSpec& training) {
   // The product of the two may need more than 64 bits.
-  if (training.global_batch % spec.dp() == 0 && training.global_batch / spec.dp() % spec.micro_batch == 0)
+  const int ranks = spec.mesh.batch_ranks();
+  if (training.global_batch % ranks == 0 && training.global_batch / ranks % spec.micro_batch == 0)
     return std::nullopt;
   return fmt::format("a global batch of {} is no multiple of dp {} x micro_batch {}", training.global_batch, spec.dp(),
                      spec.micro_batch);
 }
 
 std::optional<std::string> other_stages_than_pp(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
-  if (static_cast<int>(spec.stage_blocks.size()) == spec.pp()) return std::nullopt;
-  return fmt::format("stage_blocks has {} stages, and pp is {}", spec.stage_blocks.size(), spec.pp());
+  if (static_cast<int>(spec.stage_blocks.size()) == spec.stages()) return std::nullopt;
+  return fmt::format("stage_blocks has {} stages, and {}", spec.stage_blocks.size(), stages_text(spec));
 }
 
 // ---- texts ----

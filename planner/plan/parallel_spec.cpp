@@ -15,6 +15,8 @@ const char* name(ScheduleKind kind) {
   return names[i];
 }
 
+std::string stages_text(const ParallelSpec& spec) { return fmt::format("pp is {}", spec.pp()); }
+
 namespace {
 
 // A block depends on neither the stages and their schedule nor the place of its ranks in the mesh:
@@ -26,6 +28,7 @@ ParallelSpec of_one_block(ParallelSpec spec) {
   spec.schedule = one.schedule;
   spec.stage_recompute.clear();
   spec.stage_blocks.clear();
+  spec.virtual_stages = one.virtual_stages;
   return spec;
 }
 

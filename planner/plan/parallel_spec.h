@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -26,19 +25,20 @@ struct ParallelSpec {
   // None or full for each stage where `recompute` is per_stage, else empty.
   std::vector<Recompute> stage_recompute;
   std::vector<int> stage_blocks;  // number of the graph's blocks in each stage; empty until they are cut
+  int virtual_stages = 1;         // stages on each rank of the pipeline
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }
   int pp() const { return mesh.degree_of(Axis::pp); }
-  // The number of stages per pipeline rank.
-  int virtual_stages() const { return stage_blocks.empty() ? 1 : static_cast<int>(stage_blocks.size()) / pp(); }
-  // At least one a rank, also where a given cut has fewer stages than ranks (which is illegal).
-  int stages() const { return pp() * std::max(virtual_stages(), 1); }
+  int stages() const { return pp() * virtual_stages; }
   Recompute recompute_of(int stage) const {
     return recompute == Recompute::per_stage ? stage_recompute[stage] : recompute;
   }
   auto operator<=>(const ParallelSpec&) const = default;
 };
+
+// What messages about the number of stages say that it should be: "pp is 4".
+std::string stages_text(const ParallelSpec& spec);
 
 // Keys of memos: a whole recipe in which every choice that surely does not matter has its default
 // value. A choice that is added to ParallelSpec is part of every key until somebody takes it out:
@@ -54,7 +54,7 @@ ParallelSpec fitting_cut_key(const ParallelSpec& spec);
 // The number of micro-batches that each data-parallel rank runs in a step (gradient accumulation).
 // `global_batch` is a multiple of the sequences of one round.
 inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& training) {
-  return training.global_batch / (spec.dp() * spec.micro_batch);
+  return training.global_batch / (spec.mesh.batch_ranks() * spec.micro_batch);
 }
 inline PipelineShape shape_of(const ParallelSpec& spec, const TrainingSpec& training) {
   return {spec.pp(), spec.stages(), static_cast<int>(micro_batches(spec, training))};

@@ -409,9 +409,8 @@ Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int6
     for (std::string word; words >> word;) {
       const Action action = at_place(rank, [&](const std::string&) { return parse_action(word); });
       if (action.stage >= spec.stages())
-        rank.fail(fmt::format("{} is an action of stage {}, and pp is {}: every rank of the pipeline runs one stage, "
-                              "numbered from 0",
-                              word, action.stage, spec.pp()));
+        rank.fail(fmt::format("{} is an action of stage {}, and {}: stages are numbered from 0 to {}", word,
+                              action.stage, stages_text(spec), spec.stages() - 1));
       actions.push_back(action);
     }
   }

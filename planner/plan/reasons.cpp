@@ -57,7 +57,7 @@ Seconds for_want_of_memory(const Plan& plan) {
 double closed_form_bubble(const Plan& plan) {
   const double others = plan.spec.pp() - 1;
   return others /
-         (static_cast<double>(plan.spec.virtual_stages() * micro_batches(plan.spec, plan.training)) + others);
+         (static_cast<double>(plan.spec.virtual_stages * micro_batches(plan.spec, plan.training)) + others);
 }
 
 Waiting waiting(const Plan& plan) {

@@ -62,7 +62,7 @@ constexpr std::array column_rows = {
     Column{"schedule", "", "order of the pipeline's tasks",
            chosen<Choice::schedule>},
     Column{"virtual_stages", "", "model chunks per pipeline stage",
-           [](const Subject& s) { return Json(s.spec.virtual_stages()); }},
+           [](const Subject& s) { return Json(s.spec.virtual_stages); }},
     Column{"stage_layers", "", "layers of each stage, first stage first; embedding and head are not counted",
            [](const Subject& s) { return Json(stage_layers(s.spec)); }},
     Column{"sequence_parallel", "", "activations between tensor-parallel regions are sharded along the sequence",

@@ -191,6 +191,7 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
       ParallelSpec spec = specs[random() % specs.size()];
       const int chunks = 2 + static_cast<int>(random() % 2), stages = spec.pp() * chunks;
       if (spec.pp() < 2 || stages > blocks || micro_batches(spec, training) % spec.pp() != 0) continue;
+      spec.virtual_stages = chunks;
       spec.stage_blocks = random_cut(blocks, stages, random);
       if (trial % 4 == 0) {
         spec.recompute = Recompute::per_stage;

@@ -103,6 +103,7 @@ TEST_CASE("a step of ranks with several stages extended from its steady state eq
         ParallelSpec spec;
         spec.mesh.degree = {.pp = ranks, .dp = 2, .tp = 1 + zero_stage % 2};
         spec.zero_stage = zero_stage;
+        spec.virtual_stages = chunks;
         spec.stage_blocks.assign(static_cast<std::size_t>(stages), 1);
         spec.stage_blocks[static_cast<std::size_t>(zero_stage)] += blocks - stages;
         // Not a multiple of the period.
