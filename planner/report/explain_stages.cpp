@@ -73,29 +73,36 @@ std::string numbers(const std::vector<int>& ascending) {
 }  // namespace
 
 std::string describe(const CriticalWork& work) {
-  // Names of the Segments at the end of a step and of communication; those of blocks are
-  // BLOCK.forward and BLOCK.backward.
+  // Segments of communication are named AXIS.KIND.WHAT, those at the end of a step are in this
+  // table, and those of blocks are BLOCK.forward and BLOCK.backward.
   struct Named {
-    std::string_view segment, words;
+    std::string_view name, words;
   };
-  static constexpr std::array table = {
-      Named{"pipeline.send.activation", "transfers between stages"},
-      Named{"pipeline.receive.activation", "transfers between stages"},
-      Named{"pipeline.send.gradient", "transfers between stages"},
-      Named{"pipeline.receive.gradient", "transfers between stages"},
-      Named{"data.all_gather.parameters", "gathers of parameters"},
-      Named{"data.reduce_scatter.gradients", "reductions of gradients"},
-      Named{"data.all_reduce_sum.gradients", "reductions of gradients"},
-      Named{"tensor.all_reduce.gradients", "reductions of gradients over tensor ranks"},
-      Named{"pipeline.all_reduce.tied_gradients", "sums of tied gradients"},
+  static constexpr std::array whats = {
+      Named{"activation", "transfers between stages"},
+      Named{"gradient", "transfers between stages"},
+      Named{"parameters", "gathers of parameters"},
+      Named{"gradients", "reductions of gradients"},
+      Named{"tied_gradients", "sums of tied gradients"},
+  };
+  static constexpr std::array segments = {
       Named{"add_tied_gradients", "sums of tied gradients"},
       Named{"gradient_norm", "gradient norm"},
       Named{"optimizer", "optimizer"},
       Named{"update_loss_scale", "loss scale"},
       Named{"fill_zero", "clearing gradients"},
   };
-  const auto found = std::ranges::find(table, work.segment, &Named::segment);
-  if (found != table.end()) return std::string(found->words);
+  if (const auto found = std::ranges::find(segments, work.segment, &Named::name); found != segments.end())
+    return std::string(found->words);
+  for (const Axis axis : all_axes) {
+    if (!work.segment.starts_with(std::string(axis_word(axis)) + ".")) continue;
+    const std::string what = work.segment.substr(work.segment.rfind('.') + 1);
+    const auto found = std::ranges::find(whats, what, &Named::name);
+    if (found == whats.end()) break;
+    // The words stand for the axis where there is but one; they name an axis of blocks.
+    const bool of_block = std::ranges::find(block_axes, axis) != block_axes.end();
+    return of_block ? fmt::format("{} over {} ranks", found->words, axis_word(axis)) : std::string(found->words);
+  }
   const std::string block = work.segment.substr(0, work.segment.rfind('.'));
   if (work.label == Label::recompute) return block + " again (recompute)";
   const std::optional<Axis> axis = axis_of(work.label);
