@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "planner/base/error.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/graph/training_spec.h"
-#include "planner/plan/choice.h"
+#include "planner/plan/layout_choices.h"
 #include "planner/plan/objective.h"
 
 namespace CLI {

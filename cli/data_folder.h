@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 
 namespace parplan {
 

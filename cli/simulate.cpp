@@ -9,6 +9,7 @@
 #include "cli/write_outputs.h"
 #include "planner/report/explain.h"
 #include "planner/report/plan_row.h"
+#include "planner/report/plan_table.h"
 #include "planner/report/suggest_and_run_json.h"
 #include "planner/report/table.h"
 #include "planner/suggest.h"

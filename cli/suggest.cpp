@@ -16,6 +16,7 @@
 #include "planner/report/explain.h"
 #include "planner/report/launch_line.h"
 #include "planner/report/plan_row.h"
+#include "planner/report/plan_table.h"
 #include "planner/report/remedy.h"
 #include "planner/report/suggest_and_run_json.h"
 #include "planner/report/table.h"

@@ -22,7 +22,7 @@
 #include "planner/cluster/price_and_power.h"
 #include "planner/report/sweep.h"
 #include "planner/report/workbook.h"
-#include "planner/search/node_arrangements.h"
+#include "planner/search/node_group_arrangements.h"
 
 namespace parplan {
 namespace {

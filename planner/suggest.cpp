@@ -14,7 +14,7 @@
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
-#include "planner/search/node_arrangements.h"
+#include "planner/search/node_group_arrangements.h"
 #include "planner/search/simulate_spec.h"
 #include "planner/simulator/simulate.h"
 

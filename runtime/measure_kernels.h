@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "planner/cluster/device.h"
-#include "planner/cluster/measurements.h"
+#include "planner/cluster/device_measurements.h"
 #include "runtime/device/backend.h"
 
 namespace parplan {

@@ -12,7 +12,7 @@
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/cluster/routes.h"
 

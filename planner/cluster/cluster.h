@@ -133,32 +133,14 @@ std::string device_memory(const Cluster& cluster);
 Price parse_price(const std::string& text);
 std::string write_price(const Price& price);
 
-// The route between two local devices of a node, or from a device to the network (no destination),
-// as link indices: among the paths of the best class the widest, and among those the shortest
-// (routes.h says more). It is infinitely fast within a device. A device with several NICs has the
-// links and the rates of all of them together.
-struct Route {
-  std::vector<int> links;
-  BytesPerSecond bandwidth;  // least over links
-  Seconds latency;           // summed
-  bool operator==(const Route&) const = default;
-};
-Route route(const NodeKind& node, int from_device, std::optional<int> to_device);
-
 // The first reason why the cluster is unusable, or nothing: a device that does not reach another, a
 // NIC without the network, several nodes without a network between them.
 std::optional<std::string> problem_with(const Cluster& cluster);
 
 // Strict YAML (docs/cluster.md). `read_cluster` reads the text of `write_cluster` back to an equal
-// cluster; it has the device written out and needs no other file. `find_cluster` of catalog.h looks
-// up a device that a file gives by name.
+// cluster; it has the device written out and needs no other file. `find_cluster` looks up a device
+// that a file gives by name.
 Cluster read_cluster(const YamlNode& document);
 std::string write_cluster(const Cluster& cluster);
-
-// A device kind file (configs/devices/NAME.yaml).
-DeviceKind read_device(const YamlNode& document);
-std::string write_device(const DeviceKind& device);
-// With the rows from which its fits were made; reading checks them and leaves them in the file.
-std::string write_device(const DeviceKind& device, const Measurements& measurements);
 
 }  // namespace parplan

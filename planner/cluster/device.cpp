@@ -8,7 +8,6 @@
 
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
-#include "planner/cluster/cluster.h"
 
 namespace parplan {
 namespace {

@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "planner/base/units.h"
-#include "planner/cluster/measurements.h"
+#include "planner/base/yaml.h"
+#include "planner/cluster/device_measurements.h"
 #include "planner/graph/tensor.h"
 
 namespace parplan {
@@ -74,5 +75,11 @@ DeviceRates rates_at(const DeviceKind& device, int active);
 // multiplied as fp32.
 bool has_units(const DeviceKind& device, DataType type);
 FlopsPerSecond peak(const DeviceKind& device, DataType type);
+
+// A device kind file (configs/devices/NAME.yaml).
+DeviceKind read_device(const YamlNode& document);
+std::string write_device(const DeviceKind& device);
+// With the rows from which its fits were made; reading checks them and leaves them in the file.
+std::string write_device(const DeviceKind& device, const Measurements& measurements);
 
 }  // namespace parplan

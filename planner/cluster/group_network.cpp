@@ -11,9 +11,9 @@
 #include "planner/base/error.h"
 #include "planner/cluster/disjoint_rings.h"
 #include "planner/cluster/fabric_traffic.h"
-#include "planner/cluster/filled_nodes.h"
 #include "planner/cluster/nccl/import.h"
 #include "planner/cluster/node_traffic.h"
+#include "planner/cluster/occupied_nodes.h"
 
 namespace parplan {
 namespace {
@@ -39,7 +39,7 @@ std::vector<GroupPart> parts_of(int first, int count, int stride, int degree) {
 }
 
 // Records for each part which members of its group a ring reaches in the next node.
-void add_next_members(const Cluster& cluster, const AxisLayout& axis, const FilledNode& node,
+void add_next_members(const Cluster& cluster, const AxisLayout& axis, const OccupiedNode& node,
                       std::vector<GroupPart>& parts) {
   const int block = axis.stride * axis.degree;
   for (GroupPart& part : parts) {
@@ -47,7 +47,7 @@ void add_next_members(const Cluster& cluster, const AxisLayout& axis, const Fill
     const int last = node.first + part.members.back();
     const int start = last / block * block;
     const int next = last + axis.stride < start + block ? last + axis.stride : start + (last - start) % axis.stride;
-    const FilledNode other = node_of(cluster, axis.ranks, next);
+    const OccupiedNode other = node_of(cluster, axis.ranks, next);
     part.next_routes = other.routes;
     for (int rank = next; rank < std::min(start + block, other.first + other.ranks); rank += axis.stride)
       part.next.push_back(rank - other.first);
@@ -116,9 +116,9 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
   const int ranks = mesh.size();
   const int per_node = cluster.groups.front().devices_per_node();
   const bool alike = cluster.groups.size() == 1 || ranks <= cluster.groups.front().devices();
-  const std::vector<FilledNode> nodes =
-      alike ? filled_nodes(cluster, ranks, distinct_nodes(ranks, per_node, stride, degree, cluster.network.rails))
-            : filled_nodes(cluster, ranks);
+  const std::vector<OccupiedNode> nodes =
+      alike ? occupied_nodes(cluster, ranks, distinct_nodes(ranks, per_node, stride, degree, cluster.network.rails))
+            : occupied_nodes(cluster, ranks);
   GroupNetwork result{
       .ranks = degree,
       .nodes = alike ? nodes_spanned(ranks, per_node, stride, degree) : nodes_spanned(nodes, ranks, stride, degree),
@@ -142,7 +142,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
   Seconds uplink_latency;
   double between_rails_ring = 0.0;
   double between_rails_tree = 0.0;
-  for (const FilledNode& node : alike ? nodes : distinct_of(nodes, stride, degree, network.rails)) {
+  for (const OccupiedNode& node : alike ? nodes : distinct_of(nodes, stride, degree, network.rails)) {
     const NodeRoutes& routes = *node.routes;
     std::vector<GroupPart> parts = parts_of(node.first, node.ranks, stride, degree);
     if (network.rails && result.nodes > 1) add_next_members(cluster, axis_layout, node, parts);
@@ -210,7 +210,7 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   std::vector<int> nodes;
   const int used = static_cast<int>(ceil_div(ranks, per_node));
   if (!alike) {
-    // filled_nodes below
+    // occupied_nodes below
   } else if (stride % per_node == 0) {
     nodes = {from_stage * stride / per_node, to_stage * stride / per_node};
   } else if (per_node % block == 0 || ranks <= per_node) {
@@ -241,7 +241,7 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   const AxisLayout axis_layout{.ranks = ranks, .stride = stride, .degree = stages};
   Seconds uplink_latency;
   double between_rails = 0.0;
-  for (const FilledNode& node : alike ? filled_nodes(cluster, ranks, nodes) : filled_nodes(cluster, ranks)) {
+  for (const OccupiedNode& node : alike ? occupied_nodes(cluster, ranks, nodes) : occupied_nodes(cluster, ranks)) {
     const NodeRoutes& routes = *node.routes;
     NodeLoad load(routes);
     const int first = node.first;
@@ -255,7 +255,7 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
       if (partner >= first && partner < last) {
         add_hop(routes, rank - first, partner - first, 1.0, load);
       } else if (network.rails) {
-        const FilledNode other = node_of(cluster, ranks, partner);
+        const OccupiedNode other = node_of(cluster, ranks, partner);
         add_exchange_on_rails(routes, {rank - first}, *other.routes, {partner - other.first}, 1.0, network, load);
       } else {
         add_exchange(routes, rank - first, 1.0, load);

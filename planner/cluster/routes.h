@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "planner/cluster/cluster.h"
@@ -57,5 +58,16 @@ struct NodeRoutes {
 // Remembers the last few nodes, since planning asks for the same node again and again; any thread
 // may call it.
 std::shared_ptr<const NodeRoutes> routes_of(const NodeKind& node);
+
+// One route of them as link indices, between two local devices, or from a device to the network (no
+// destination). It is infinitely fast within a device. A device with several NICs has the links and
+// the rates of all of them together.
+struct Route {
+  std::vector<int> links;
+  BytesPerSecond bandwidth;  // least over links
+  Seconds latency;           // summed
+  bool operator==(const Route&) const = default;
+};
+Route route(const NodeKind& node, int from_device, std::optional<int> to_device);
 
 }  // namespace parplan

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "planner/cluster/device.h"
-#include "planner/cluster/measurements.h"
+#include "planner/cluster/device_measurements.h"
 
 namespace parplan {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "planner/cluster/device.h"
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 
 namespace parplan {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "planner/base/units.h"
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 
 namespace parplan {
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "planner/graph/op.h"
 #include "planner/graph/op_graph.h"
+#include "planner/graph/op_kind.h"
 
 namespace parplan {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 #include "planner/graph/tensor.h"
 
 namespace parplan {

@@ -35,7 +35,7 @@ struct TrainingSpec {
 };
 
 // fp16 reaches down to 6e-8 only: gradients are computed times a loss scale that follows their size
-// (LossScale in op.h).
+// (LossScale in op_kind.h).
 constexpr bool scales_loss(const TrainingSpec& training) { return training.precision == DataType::fp16; }
 // Whether a step computes the global gradient norm: to clip, or to see that a scaled gradient
 // overflowed.

@@ -6,7 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "planner/base/text.h"
-#include "planner/plan/choice.h"
+#include "planner/plan/layout_choices.h"
 
 namespace parplan {
 

@@ -7,7 +7,7 @@
 
 #include "planner/cluster/axis.h"
 #include "planner/graph/tensor.h"
-#include "planner/plan/home.h"
+#include "planner/plan/memory_home.h"
 
 namespace parplan {
 

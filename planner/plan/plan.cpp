@@ -15,7 +15,7 @@
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
-#include "planner/plan/choice.h"
+#include "planner/plan/layout_choices.h"
 
 namespace parplan {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "planner/base/units.h"
 #include "planner/cluster/axis.h"
-#include "planner/plan/home.h"
+#include "planner/plan/memory_home.h"
 
 namespace parplan {
 

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "planner/base/enum_index.h"
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 #include "planner/program/lowering_state.h"
 
 namespace parplan {

@@ -8,7 +8,7 @@
 #include "planner/base/enum_index.h"
 #include "planner/base/units.h"
 #include "planner/graph/op_graph.h"
-#include "planner/plan/home.h"
+#include "planner/plan/memory_home.h"
 #include "planner/plan/schedule.h"
 #include "planner/plan/step_result.h"
 

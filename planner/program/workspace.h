@@ -2,7 +2,7 @@
 
 #include "planner/base/units.h"
 #include "planner/cluster/device.h"
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 #include "planner/graph/training_spec.h"
 
 namespace parplan {

@@ -8,7 +8,7 @@
 
 #include "planner/base/error.h"
 #include "planner/cluster/price_and_power.h"
-#include "planner/plan/choice.h"
+#include "planner/plan/layout_choices.h"
 
 namespace parplan {
 namespace {

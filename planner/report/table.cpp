@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "planner/cluster/price_and_power.h"
-#include "planner/report/plan_row.h"
 
 namespace parplan {
 
@@ -64,30 +63,6 @@ std::string format_count(double value) {
 
 std::string format_share(double part, double whole) {
   return whole > 0.0 ? fmt::format("{:.1f} %", 100.0 * part / whole) : "-";
-}
-
-std::string write_table(const Plan& plan) {
-  std::vector<std::vector<std::string>> rows{
-      {"rank", "layout", "devices", "step", "tokens/s", "MFU", "memory peak", "of capacity", "bubble", "exposed comm"}};
-  const bool costs = plan.search.objective == Objective::cost || currency(plan.cluster).has_value();
-  if (costs) rows.front().push_back("cost a step");
-  for (int rank = 1; rank <= static_cast<int>(plan.alternatives.size()) + 1; ++rank) {
-    const RowSubject subject = subject_of(plan, rank);
-    const StepTime& time = subject.result.time;
-    const Json utilization = model_flops_utilization(subject);
-    rows.push_back(
-        {fmt::format("{}", rank), layout_text(subject.spec), fmt::format("{}", subject.spec.mesh.size()),
-         format_duration(time.total()), format_count(tokens_per_second(subject)),
-         utilization.is_null() ? "-" : format_share(utilization.get<double>(), 1.0),
-         format_bytes(subject.result.memory.peak()),
-         format_share(static_cast<double>(subject.result.memory.peak().count),
-                      static_cast<double>(
-                          memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage).count)),
-         format_share(time.bubble.value, time.total().value),
-         format_share(time.exposed_in_all().value, time.total().value)});
-    if (costs) rows.back().push_back(format_cost(subject.cluster, subject.spec.mesh.size(), time.total()));
-  }
-  return align_columns(rows, 2);
 }
 
 }  // namespace parplan

@@ -19,10 +19,6 @@ std::string fold_lines(const std::string& text, std::size_t width);
 // device-seconds".
 std::string format_cost(const Cluster& cluster, int devices, Seconds time);
 
-// The ranked plans, best first, for people; with the cost of a step if there are prices, or if it
-// is the objective.
-std::string write_table(const Plan& plan);
-
 // Three significant digits, or all digits before the point: "13732", "1.74".
 std::string format_count(double value);
 

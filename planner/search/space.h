@@ -5,7 +5,7 @@
 
 #include "planner/graph/op_graph.h"
 #include "planner/graph/training_spec.h"
-#include "planner/plan/choice.h"
+#include "planner/plan/layout_choices.h"
 #include "planner/plan/parallel_spec.h"
 
 namespace parplan {

@@ -10,7 +10,7 @@
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
 #include "planner/graph/training_spec.h"
-#include "planner/plan/choice.h"
+#include "planner/plan/layout_choices.h"
 
 namespace parplan {
 

@@ -8,7 +8,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 
 namespace parplan {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 
 namespace parplan {
 

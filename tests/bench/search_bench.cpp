@@ -14,7 +14,7 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/parallel/cut_stages.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"

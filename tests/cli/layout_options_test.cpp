@@ -8,7 +8,7 @@
 
 #include "planner/base/file.h"
 #include "planner/base/json.h"
-#include "planner/plan/choice.h"
+#include "planner/plan/layout_choices.h"
 #include "planner/plan/plan.h"
 #include "planner/report/plan_row.h"
 #include "tests/cli/call.h"

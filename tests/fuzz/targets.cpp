@@ -1,3 +1,4 @@
+#include "planner/report/plan_table.h"
 #include "tests/fuzz/targets.h"
 
 #include <algorithm>
@@ -14,9 +15,9 @@
 #include "models/model_file.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/cluster/nccl/import.h"
-#include "planner/cluster/nccl/topology_file.h"
+#include "planner/cluster/nccl/xml_files.h"
 #include "planner/cluster/smi_topology.h"
 #include "planner/cluster/write_topology.h"
 #include "planner/plan/plan.h"

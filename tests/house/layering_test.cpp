@@ -359,22 +359,22 @@ TEST_CASE("tests put their files into folders of their own") {
 TEST_CASE("a tree that keeps to the table has no faults") {
   const FakeTree tree({
       {"planner/base/units.h", "#pragma once\n#include <string>\n"},
-      {"planner/graph/op.h", "#pragma once\n#include \"planner/base/units.h\"\n"},
-      {"planner/graph/op.cpp", "#include \"planner/graph/op.h\"\n#include <boost/graph/adjacency_list.hpp>\n"},
+      {"planner/graph/op_kind.h", "#pragma once\n#include \"planner/base/units.h\"\n"},
+      {"planner/graph/op_kind.cpp", "#include \"planner/graph/op_kind.h\"\n#include <boost/graph/adjacency_list.hpp>\n"},
       {"planner/search/space.cpp", "#include \"planner/base/units.h\"  // reached through many rooms\n"},
-      {"runtime/device/cpu/kernels/gemm.cpp", "#include <Eigen/Core>\n#include \"planner/graph/op.h\"\n"},
+      {"runtime/device/cpu/kernels/gemm.cpp", "#include <Eigen/Core>\n#include \"planner/graph/op_kind.h\"\n"},
       {"runtime/comm/local/ranks.cpp", "#include \"runtime/device/cpu/cpu.h\"\n"},
       {"runtime/device/cpu/cpu.h", "#pragma once\n// prints with std::cout only in this comment\n"},
       {"cli/main.cpp", "#include <iostream>\n#include \"runtime/device/cpu/cpu.h\"\nint main() { std::exit(0); }\n"},
-      {"tests/cli/cli_test.cpp", "#include \"planner/graph/op.h\"\n"},
+      {"tests/cli/cli_test.cpp", "#include \"planner/graph/op_kind.h\"\n"},
   });
   CHECK(house_faults(tree.root()) == Faults{});
 }
 
 TEST_CASE("an include against the table of rooms is found") {
   const FakeTree tree({
-      {"planner/base/units.h", "#pragma once\n#include \"planner/graph/op.h\"\n"},
-      {"planner/graph/op.h", "#pragma once\n"},
+      {"planner/base/units.h", "#pragma once\n#include \"planner/graph/op_kind.h\"\n"},
+      {"planner/graph/op_kind.h", "#pragma once\n"},
       {"planner/program/lower.h", "#pragma once\n"},
       {"planner/schedule/gpipe.h", "#pragma once\n"},
       {"planner/schedule/one.cpp", "#include \"planner/program/lower.h\"\n"},
@@ -386,7 +386,7 @@ TEST_CASE("an include against the table of rooms is found") {
   CHECK(
       house_faults(tree.root()) ==
       Faults{
-          "planner/base/units.h:2: planner/base may not include planner/graph (\"planner/graph/op.h\")",
+          "planner/base/units.h:2: planner/base may not include planner/graph (\"planner/graph/op_kind.h\")",
           "planner/schedule/one.cpp:1: planner/schedule may not include planner/program (\"planner/program/lower.h\")",
           "planner/search/space.cpp:1: planner/search may not include planner (\"planner/suggest.h\")",
           "planner/suggest.h:2: planner may not include runtime (\"runtime/run.h\")",
@@ -400,12 +400,12 @@ TEST_CASE("a folder without a row and an include without its path are found") {
       {"runtime/metrics/count.cpp", "int count;\n"},
       {"planner/base/units.h", "#pragma once\n"},
       {"planner/base/text.cpp", "#include \"units.h\"\n#include <planner/base/units.h>\n"},
-      {"planner/graph/op.cpp", "#include \"planner/utils/strings.h\"\n"},
+      {"planner/graph/op_kind.cpp", "#include \"planner/utils/strings.h\"\n"},
   });
   CHECK(house_faults(tree.root()) ==
         Faults{"planner/base/text.cpp:1: \"units.h\" is no file by its path from the top folder",
                "planner/base/text.cpp:2: <planner/base/units.h> is a file of the house and stands in quotes",
-               "planner/graph/op.cpp:1: \"planner/utils/strings.h\" belongs to no room of the table",
+               "planner/graph/op_kind.cpp:1: \"planner/utils/strings.h\" belongs to no room of the table",
                "planner/utils/strings.h: belongs to no room of the table",
                "runtime/metrics/count.cpp: belongs to no room of the table"});
 }

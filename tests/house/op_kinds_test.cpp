@@ -34,7 +34,7 @@ struct NamingRow {
 };
 
 constexpr NamingRow naming_rows[] = {
-    {"planner/graph/op.h", Kinds::all, "the list of kinds"},
+    {"planner/graph/op_kind.h", Kinds::all, "the list of kinds"},
     {"planner/graph/ops", Kinds::all, "their rows, a file per family"},
     {"models", Kinds::all, "families build graphs"},
     {"planner/program/fusion.cpp", Kinds::all, "which two kinds become which third"},
@@ -118,12 +118,12 @@ TEST_CASE("every place that may name op kinds does") {
   const fs::path root = PARPLAN_SOURCE_DIR;
   for (const NamingRow& row : naming_rows) {
     CAPTURE(row.place);
-    bool names_one = row.place == "planner/graph/op.h";  // it declares them
+    bool names_one = row.place == "planner/graph/op_kind.h";  // it declares them
     for (const std::string& path : product_sources(root))
       names_one = names_one || (naming_row_for(path) == &row && !named_kinds(text_of(root / path)).empty());
     CHECK(names_one);
   }
-  const std::string declared = text_of(root / "planner/graph/op.h");
+  const std::string declared = text_of(root / "planner/graph/op_kind.h");
   for (const std::string_view kind : kinds_around_the_step) {
     CAPTURE(kind);
     CHECK(std::regex_search(declared, std::regex(fmt::format("\n  {},", kind))));

@@ -361,7 +361,7 @@ std::vector<std::string> paths_named(const std::string& page) {
   return paths;
 }
 
-// `planner/graph/op.*` is there if one such file is.
+// `planner/graph/op_kind.*` is there if one such file is.
 bool is_there(const fs::path& root, const std::string& path) {
   const std::size_t star = path.find('*');
   if (star == std::string::npos) return fs::exists(root / path);
@@ -393,11 +393,11 @@ TEST_CASE("every file and folder that a page names is there") {
 
 TEST_CASE("a page that names what is not there is found") {
   const FakeTree tree({
-      {"planner/graph/op.h", "#pragma once\n"},
-      {"docs/page.md", "`planner/graph/`, `planner/graph/op.*`, `planner/graph/op.h`, `parplan run`\n"},
-      {"README.md", "`planner/graph/op.cpp` and `planner/graph/tensor.*`, `cli/` and planner/none\n"},
+      {"planner/graph/op_kind.h", "#pragma once\n"},
+      {"docs/page.md", "`planner/graph/`, `planner/graph/op_kind.*`, `planner/graph/op_kind.h`, `parplan run`\n"},
+      {"README.md", "`planner/graph/op_kind.cpp` and `planner/graph/tensor.*`, `cli/` and planner/none\n"},
   });
-  CHECK(missing_paths(tree.root()) == Faults{"README.md names planner/graph/op.cpp, which is not there",
+  CHECK(missing_paths(tree.root()) == Faults{"README.md names planner/graph/op_kind.cpp, which is not there",
                                              "README.md names planner/graph/tensor.*, which is not there",
                                              "README.md names cli/, which is not there"});
 }

@@ -13,7 +13,7 @@
 
 #include "cli/command_line.h"
 #include "models/find_model.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 
 namespace parplan {
 

@@ -3,8 +3,8 @@
 #include <optional>
 #include <string>
 
-#include "planner/cluster/catalog.h"
-#include "planner/cluster/nccl/topology_file.h"
+#include "planner/cluster/find_cluster.h"
+#include "planner/cluster/nccl/xml_files.h"
 
 namespace parplan {
 

@@ -6,7 +6,7 @@
 
 #include "planner/cluster/cluster.h"
 #include "planner/cluster/nccl/graph.h"
-#include "planner/cluster/nccl/topology_file.h"
+#include "planner/cluster/nccl/xml_files.h"
 
 namespace parplan {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 
 // Ops on fused queries, keys and values: what attention and the norms of queries and keys share.
 namespace parplan {

@@ -2,12 +2,12 @@
 
 #include <span>
 
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 
 namespace parplan {
 
-// The rows of op kinds, one file per family: forward, fused and backward kinds together. op.cpp
-// joins them into the table.
+// The rows of op kinds, one file per family: forward, fused and backward kinds together.
+// op_kind.cpp joins them into the table.
 std::span<const OpRow> embedding_rows();       // tables of tokens and of positions
 std::span<const OpRow> norm_rows();            // of whole rows, alone or behind a sum
 std::span<const OpRow> query_key_norm_rows();  // of the queries and keys inside fused qkv

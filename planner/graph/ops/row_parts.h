@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "planner/graph/local_op.h"
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 
 // What the rows of several families are written in. Only the files of this folder include it.
 namespace parplan {

@@ -13,7 +13,7 @@
 
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
-#include "runtime/comm/exchange.h"
+#include "runtime/comm/all_to_all_chunk.h"
 #include "runtime/device/cuda/cuda_backend.h"
 #include "runtime/device/cuda/cuda_check.h"
 #include "runtime/device/cuda/kernels/ordered_reduction.h"
@@ -274,7 +274,7 @@ Transfer CudaLocalCommunicator::all_gather(StreamId stream, int group, Elements 
 // Every member shows what it sends, and copies its chunk from each of the others.
 Transfer CudaLocalCommunicator::all_to_all(StreamId stream, int group, Elements from, Elements to) {
   Membership& m = membership(group);
-  const std::int64_t bytes = exchanged_chunk(from, to, m.members());
+  const std::int64_t bytes = all_to_all_chunk(from, to, m.members());
   const std::int64_t chunk = from.count / m.members();
   const cudaStream_t on = backend_.stream(stream);
   arrive(m, Collective::all_to_all, from, on);

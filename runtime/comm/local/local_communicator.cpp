@@ -12,7 +12,7 @@
 
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
-#include "runtime/comm/exchange.h"
+#include "runtime/comm/all_to_all_chunk.h"
 #include "runtime/device/cpu/host_reduction.h"
 
 namespace parplan {
@@ -291,7 +291,7 @@ Transfer LocalCommunicator::all_to_all(StreamId, int group, Elements from, Eleme
   const auto [data, count] = floats(from);
   float* received = floats(to).data;
   Membership& m = membership(group);
-  const auto bytes = static_cast<std::size_t>(exchanged_chunk(from, to, m.members()));
+  const auto bytes = static_cast<std::size_t>(all_to_all_chunk(from, to, m.members()));
   const std::int64_t chunk = count / m.members();
   const auto begin = Clock::now();
   const auto met = arrive(m, Collective::all_to_all, data, count);

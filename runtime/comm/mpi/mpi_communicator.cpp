@@ -14,7 +14,7 @@
 
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
-#include "runtime/comm/exchange.h"
+#include "runtime/comm/all_to_all_chunk.h"
 #include "runtime/comm/mpi/mpi_check.h"
 
 namespace parplan {
@@ -430,7 +430,7 @@ Transfer MpiCommunicator::all_to_all(StreamId, int id, Elements from, Elements t
   float* sent = checked(from);
   float* received = checked(to);
   Group& group = group_of(id);
-  exchanged_chunk(from, to, group.members());
+  all_to_all_chunk(from, to, group.members());
   const std::int64_t chunk = from.count / group.members();
   std::copy_n(sent + group.member * chunk, chunk, received + group.member * chunk);
   if (group.members() == 1) return {};

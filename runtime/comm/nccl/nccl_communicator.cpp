@@ -19,7 +19,7 @@
 #include <fmt/ranges.h>
 
 #include "planner/base/error.h"
-#include "runtime/comm/exchange.h"
+#include "runtime/comm/all_to_all_chunk.h"
 #include "runtime/comm/nccl/communicator_splits.h"
 #include "runtime/comm/nccl/nccl_check.h"
 #include "runtime/device/cuda/cuda_check.h"
@@ -384,7 +384,7 @@ Transfer NcclCommunicator::all_gather(StreamId stream, int group, Elements data)
 // NCCL has an all-to-all of its own from 2.28 on only, with the same sends and receives.
 Transfer NcclCommunicator::all_to_all(StreamId stream, int group, Elements from, Elements to) {
   const GroupLink& g = group_link(group);
-  const std::int64_t bytes = exchanged_chunk(from, to, g.members);
+  const std::int64_t bytes = all_to_all_chunk(from, to, g.members);
   if (from.count == 0) return {};
   const std::int64_t chunk = from.count / g.members;
   backend_.copy(stream, at(to, g.member * chunk), at(from, g.member * chunk), Bytes(bytes));

@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/cluster/group_network.h"
 #include "planner/cluster/mesh.h"
 #include "planner/cluster/nccl/search.h"

@@ -8,6 +8,7 @@
 
 #include "planner/base/error.h"
 #include "planner/cluster/node_layout.h"
+#include "planner/cluster/routes.h"
 
 using namespace parplan;
 

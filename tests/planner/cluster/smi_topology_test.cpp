@@ -10,7 +10,7 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/cluster/routes.h"
 
 using namespace parplan;

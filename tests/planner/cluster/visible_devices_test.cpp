@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "planner/base/error.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 
 using namespace parplan;
 

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "planner/base/file.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/cluster/node_layout.h"
 #include "tests/temporary_folder.h"
 

@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/cost/pairwise.h"
 #include "planner/cost/point_to_point.h"
 #include "planner/cost/ring.h"

@@ -10,7 +10,7 @@
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/base/file.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/explain/published_error.h"
 #include "planner/explain/sensitivity.h"
 #include "planner/parallel/cut_stages.h"

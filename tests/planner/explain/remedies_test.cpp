@@ -8,7 +8,7 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/suggest.h"

@@ -4,6 +4,7 @@
 
 #include "planner/plan/reasons.h"
 #include "planner/report/plan_row.h"
+#include "planner/report/plan_table.h"
 #include "planner/report/table.h"
 #include "tests/planner/report/small_plan.h"
 

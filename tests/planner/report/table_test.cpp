@@ -1,3 +1,4 @@
+#include "planner/report/plan_table.h"
 #include "planner/report/table.h"
 
 #include <doctest/doctest.h>

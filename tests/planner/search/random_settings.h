@@ -13,7 +13,7 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/graph/training_spec.h"
 #include "planner/plan/parallel_spec.h"

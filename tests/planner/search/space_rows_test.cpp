@@ -10,7 +10,7 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/plan/plan.h"

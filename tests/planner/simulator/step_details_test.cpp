@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/simulator/simulate.h"
 #include "tests/planner/program/random_plans.h"
 #include "tests/planner/simulator/hand_built.h"

@@ -56,6 +56,8 @@ void softcap_gradient(const CpuKernelArguments& a);
 void add(const CpuKernelArguments& a);
 void bias_gradient(const CpuKernelArguments& a);
 void accumulate(const CpuKernelArguments& a);
+
+// movement.cpp
 void fill_zero(const CpuKernelArguments& a);
 void copy(const CpuKernelArguments& a);
 void transpose_blocks(const CpuKernelArguments& a);

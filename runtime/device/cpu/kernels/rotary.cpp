@@ -1,4 +1,4 @@
-#include "runtime/device/cpu/kernels/fused_heads.h"
+#include "runtime/device/cpu/kernels/fused_qkv.h"
 #include "runtime/device/cpu/kernels/kernels.h"
 #include "runtime/device/cpu/kernels/simd.h"
 

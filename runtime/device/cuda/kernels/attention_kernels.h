@@ -60,7 +60,7 @@ struct AttentionScores {
 
   __device__ AttentionScores(const AttentionLayout& layout, int head) : scale(layout.scale), softcap(layout.softcap) {
     if (layout.alibi == 0.0f) return;
-    // As alibi_slope (planner/graph/op.h).
+    // As alibi_slope (planner/graph/op_kind.h).
     const int whole = 1 << (31 - __clz(layout.all_heads)), number = layout.first_head + head;
     const bool beyond = number >= whole;
     const int power = beyond ? 2 * (number - whole) + 1 : number + 1;

@@ -49,6 +49,8 @@ void softcap(const CudaKernelArguments& a);
 void softcap_gradient(const CudaKernelArguments& a);
 void add(const CudaKernelArguments& a);
 void accumulate(const CudaKernelArguments& a);
+
+// movement.cu
 void fill_zero(const CudaKernelArguments& a);
 void copy(const CudaKernelArguments& a);
 void transpose_blocks(const CudaKernelArguments& a);

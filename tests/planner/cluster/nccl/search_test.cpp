@@ -13,7 +13,7 @@
 
 #include "planner/base/error.h"
 #include "planner/base/file.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/cluster/nccl/import.h"
 #include "planner/cluster/nccl/paths.h"
 #include "planner/cluster/node_layout.h"

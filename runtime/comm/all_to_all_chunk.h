@@ -11,7 +11,7 @@ namespace parplan {
 
 // The bytes of each chunk of an all_to_all between `members`; asserts that its buffers fit each
 // other.
-inline std::int64_t exchanged_chunk(const Elements& from, const Elements& to, int members) {
+inline std::int64_t all_to_all_chunk(const Elements& from, const Elements& to, int members) {
   PARPLAN_ASSERT(from.count == to.count && from.type == to.type && from.count % members == 0,
                  fmt::format("all_to_all of {} {} elements into {} {} elements by {} members", from.count,
                              name(from.type), to.count, name(to.type), members));

@@ -11,7 +11,7 @@
 namespace parplan {
 
 // A node as a mesh fills it: its first rank, its number of ranks, and its links.
-struct FilledNode {
+struct OccupiedNode {
   int first = 0;
   int ranks = 0;
   std::shared_ptr<const NodeRoutes> routes;
@@ -19,13 +19,13 @@ struct FilledNode {
 
 // Every node that holds ranks, in order. Only heterogeneous clusters are examined in this way: of
 // equal nodes, a few represent all.
-std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks);
+std::vector<OccupiedNode> occupied_nodes(const Cluster& cluster, int ranks);
 
 // The given nodes of a cluster of one kind.
-std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks, const std::vector<int>& numbers);
+std::vector<OccupiedNode> occupied_nodes(const Cluster& cluster, int ranks, const std::vector<int>& numbers);
 
 // The node that holds a rank.
-FilledNode node_of(const Cluster& cluster, int ranks, int rank);
+OccupiedNode node_of(const Cluster& cluster, int ranks, int rank);
 
 // Nodes that show every pattern of groups on a node. Groups with a stride of at least a node leave
 // it with each member, on every node. Otherwise the pattern depends only on where the first block
@@ -37,12 +37,12 @@ std::vector<int> distinct_nodes(int ranks, int per_node, int stride, int degree,
 
 // Among heterogeneous nodes, those that differ in kind, in how many ranks they hold, or in where
 // blocks of the axis begin in them (which does not matter to groups with one member per node).
-std::vector<FilledNode> distinct_of(const std::vector<FilledNode>& nodes, int stride, int degree, bool rails);
+std::vector<OccupiedNode> distinct_of(const std::vector<OccupiedNode>& nodes, int stride, int degree, bool rails);
 
 // The most nodes that one group of the axis touches.
 int nodes_spanned(int ranks, int per_node, int stride, int degree);
 
 // The most nodes that one group of the axis touches, on heterogeneous nodes.
-int nodes_spanned(const std::vector<FilledNode>& nodes, int ranks, int stride, int degree);
+int nodes_spanned(const std::vector<OccupiedNode>& nodes, int ranks, int stride, int degree);
 
 }  // namespace parplan

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 #include "runtime/device/cpu/kernels/instruction_set.h"
 
 // Rows of fused queries, keys and values: for each key/value head its query heads, the key and the

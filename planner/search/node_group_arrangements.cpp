@@ -1,4 +1,4 @@
-#include "planner/search/node_arrangements.h"
+#include "planner/search/node_group_arrangements.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "planner/cluster/filled_nodes.h"
+#include "planner/cluster/occupied_nodes.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace parplan {
 
-std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks) {
-  std::vector<FilledNode> nodes;
+std::vector<OccupiedNode> occupied_nodes(const Cluster& cluster, int ranks) {
+  std::vector<OccupiedNode> nodes;
   int first = 0;
   for (const NodeGroup& group : cluster.groups) {
     const auto routes = routes_of(group.node);
@@ -25,10 +25,10 @@ std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks) {
   return nodes;
 }
 
-std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks, const std::vector<int>& numbers) {
+std::vector<OccupiedNode> occupied_nodes(const Cluster& cluster, int ranks, const std::vector<int>& numbers) {
   const NodeGroup& group = cluster.groups.front();
   const auto routes = routes_of(group.node);
-  std::vector<FilledNode> nodes;
+  std::vector<OccupiedNode> nodes;
   for (const int node : numbers) {
     const int first = node * group.devices_per_node();
     nodes.push_back({.first = first, .ranks = std::min(group.devices_per_node(), ranks - first), .routes = routes});
@@ -36,7 +36,7 @@ std::vector<FilledNode> filled_nodes(const Cluster& cluster, int ranks, const st
   return nodes;
 }
 
-FilledNode node_of(const Cluster& cluster, int ranks, int rank) {
+OccupiedNode node_of(const Cluster& cluster, int ranks, int rank) {
   int first = 0;
   for (const NodeGroup& group : cluster.groups) {
     if (rank < first + group.devices()) {
@@ -80,10 +80,10 @@ std::vector<int> distinct_nodes(int ranks, int per_node, int stride, int degree,
   return distinct;
 }
 
-std::vector<FilledNode> distinct_of(const std::vector<FilledNode>& nodes, int stride, int degree, bool rails) {
+std::vector<OccupiedNode> distinct_of(const std::vector<OccupiedNode>& nodes, int stride, int degree, bool rails) {
   std::set<std::tuple<const NodeRoutes*, int, int>> seen;
-  std::vector<FilledNode> distinct;
-  for (const FilledNode& node : nodes)
+  std::vector<OccupiedNode> distinct;
+  for (const OccupiedNode& node : nodes)
     if (seen.emplace(node.routes.get(), node.ranks, stride >= node.ranks && !rails ? 0 : node.first % (stride * degree))
             .second)
       distinct.push_back(node);
@@ -104,7 +104,7 @@ int nodes_spanned(int ranks, int per_node, int stride, int degree) {
   return most;
 }
 
-int nodes_spanned(const std::vector<FilledNode>& nodes, int ranks, int stride, int degree) {
+int nodes_spanned(const std::vector<OccupiedNode>& nodes, int ranks, int stride, int degree) {
   std::vector<int> node_of(static_cast<std::size_t>(ranks));
   for (std::size_t n = 0; n < nodes.size(); ++n)
     std::fill_n(node_of.begin() + nodes[n].first, nodes[n].ranks, static_cast<int>(n));

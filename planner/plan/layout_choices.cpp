@@ -1,4 +1,4 @@
-#include "planner/plan/choice.h"
+#include "planner/plan/layout_choices.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "planner/cluster/nccl/topology_file.h"
+#include "planner/cluster/nccl/xml_files.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

@@ -6,7 +6,7 @@
 
 #include "planner/base/units.h"
 #include "planner/base/yaml.h"
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 
 namespace YAML {
 class Emitter;

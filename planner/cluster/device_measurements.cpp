@@ -1,4 +1,4 @@
-#include "planner/cluster/measurements.h"
+#include "planner/cluster/device_measurements.h"
 
 #include <algorithm>
 #include <array>

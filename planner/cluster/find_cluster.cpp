@@ -1,4 +1,4 @@
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 
 #include <fmt/format.h>
 
@@ -8,9 +8,9 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
+#include "planner/cluster/nccl/import.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/cluster/routes.h"
-#include "planner/cluster/nccl/import.h"
 #include "planner/cluster/smi_topology.h"
 
 namespace parplan {

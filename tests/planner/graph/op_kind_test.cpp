@@ -1,4 +1,4 @@
-#include "planner/graph/op.h"
+#include "planner/graph/op_kind.h"
 
 #include <cmath>
 #include <set>

@@ -1,4 +1,4 @@
-#include "planner/search/node_arrangements.h"
+#include "planner/search/node_group_arrangements.h"
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
-#include "planner/cluster/catalog.h"
+#include "planner/cluster/find_cluster.h"
 #include "planner/plan/objective.h"
 #include "planner/suggest.h"
 

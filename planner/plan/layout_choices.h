@@ -19,8 +19,9 @@
 namespace parplan {
 
 // The choices that make up a layout. A new choice is a field of ParallelSpec, an enumerator here, a
-// row in choice.cpp (its names and texts) and a row in planner/search/space_rows.cpp (its values):
-// requests, the space and its size, options, plan.yaml, texts, neighbours and remedies follow.
+// row in layout_choices.cpp (its names and texts) and a row in planner/search/space_rows.cpp (its
+// values): requests, the space and its size, options, plan.yaml, texts, neighbours and remedies
+// follow.
 enum class Choice {
   dp,
   tp,
