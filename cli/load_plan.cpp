@@ -77,7 +77,9 @@ LoadedPlan load_plan(const std::string& text, const std::string& path) {
                                           flops.value, plan.model.flops_per_sample.value));
   if (const auto reason = beyond_counting(loaded.graph, plan.training)) throw ConfigError({path}, *reason);
   if (const auto reason = illegal(loaded.graph, plan.training, plan.spec)) throw ConfigError({path}, *reason);
-  refuse_unknown_placements(place(loaded.graph, plan.spec), plan.placements, path);
+  Placements placed = place(loaded.graph, plan.spec);
+  refuse_unknown_placements(placed, plan.placements, path);
+  loaded.plan.placements = std::move(placed);  // with what a file does not name
   return loaded;
 }
 

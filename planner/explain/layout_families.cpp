@@ -13,31 +13,29 @@
 namespace parplan {
 namespace {
 
+using enum Degree;
 constexpr std::array family_table = {
-    LayoutFamily{"data parallel, nothing sharded (ZeRO-0)", Degree::several, Degree::one, Degree::one, 0},
-    LayoutFamily{"data parallel, ZeRO-1", Degree::several, Degree::one, Degree::one, 1},
-    LayoutFamily{"data parallel, ZeRO-2", Degree::several, Degree::one, Degree::one, 2},
-    LayoutFamily{"data parallel, ZeRO-3", Degree::several, Degree::one, Degree::one, 3},
-    LayoutFamily{"pipeline alone", Degree::one, Degree::one, Degree::several, {}},
-    LayoutFamily{"tensor parallel inside a node alone", Degree::one, Degree::inside_node, Degree::one, {}},
-    LayoutFamily{"tensor parallel inside nodes x data parallel", Degree::several, Degree::inside_node, Degree::one, {}},
-    LayoutFamily{"pipeline x data parallel", Degree::several, Degree::one, Degree::several, {}},
-    LayoutFamily{"tensor parallel inside nodes x pipeline", Degree::one, Degree::inside_node, Degree::several, {}},
+    LayoutFamily{"data parallel, nothing sharded (ZeRO-0)", {.dp = several}, 0},
+    LayoutFamily{"data parallel, ZeRO-1", {.dp = several}, 1},
+    LayoutFamily{"data parallel, ZeRO-2", {.dp = several}, 2},
+    LayoutFamily{"data parallel, ZeRO-3", {.dp = several}, 3},
+    LayoutFamily{"pipeline alone", {.pp = several}},
+    LayoutFamily{"tensor parallel inside a node alone", {.tp = inside_node}},
+    LayoutFamily{"tensor parallel inside nodes x data parallel", {.dp = several, .tp = inside_node}},
+    LayoutFamily{"pipeline x data parallel", {.pp = several, .dp = several}},
+    LayoutFamily{"tensor parallel inside nodes x pipeline", {.pp = several, .tp = inside_node}},
     LayoutFamily{"tensor parallel inside nodes x pipeline x data parallel",
-                 Degree::several,
-                 Degree::inside_node,
-                 Degree::several,
-                 {}},
-    LayoutFamily{"tensor parallel across nodes", Degree::any, Degree::across_nodes, Degree::any, {}},
+                 {.pp = several, .dp = several, .tp = inside_node}},
+    LayoutFamily{"tensor parallel across nodes", {.pp = any, .dp = any, .tp = across_nodes}},
 };
 
 bool matches(Degree wanted, int degree, bool is_inside) {
   switch (wanted) {
-    case Degree::one: return degree == 1;
-    case Degree::several: return degree > 1;
-    case Degree::inside_node: return degree > 1 && is_inside;
-    case Degree::across_nodes: return degree > 1 && !is_inside;
-    case Degree::any: return true;
+    case one: return degree == 1;
+    case several: return degree > 1;
+    case inside_node: return degree > 1 && is_inside;
+    case across_nodes: return degree > 1 && !is_inside;
+    case any: return true;
   }
   return false;
 }
@@ -49,9 +47,10 @@ bool is_possible(const LayoutFamily& family, int devices, NetworkCache& networks
   for (int tp = 1; tp <= devices; ++tp) {
     if (devices % tp != 0) continue;
     const bool is_inside = tensor_inside_nodes(adjacent_tensor_groups(devices, tp), networks);
-    if (!matches(family.tp, tp, is_inside)) continue;
+    if (!matches(family.degree.tp, tp, is_inside)) continue;
     for (int pp = 1; pp <= devices / tp; ++pp)
-      if (devices / tp % pp == 0 && matches(family.pp, pp, false) && matches(family.dp, devices / tp / pp, false))
+      if (devices / tp % pp == 0 && matches(family.degree.pp, pp, false) &&
+          matches(family.degree.dp, devices / tp / pp, false))
         return true;
   }
   return false;
@@ -62,9 +61,12 @@ bool is_possible(const LayoutFamily& family, int devices, NetworkCache& networks
 std::span<const LayoutFamily> layout_families() { return family_table; }
 
 bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks) {
-  return matches(family.dp, spec.dp(), false) && matches(family.pp, spec.pp(), false) &&
-         (!family.zero_stage || spec.zero_stage == *family.zero_stage) &&
-         matches(family.tp, spec.tp(), tensor_inside_nodes(spec.mesh, networks));
+  if (family.zero_stage && spec.zero_stage != *family.zero_stage) return false;
+  return std::ranges::all_of(all_axes, [&](Axis axis) {
+    const Degree wanted = family.degree[axis];
+    const bool asks_where = wanted == inside_node || wanted == across_nodes;
+    return matches(wanted, spec.mesh.degree_of(axis), asks_where && networks.group(spec.mesh, axis).nodes == 1);
+  });
 }
 
 DeviceMesh adjacent_tensor_groups(int devices, int tp) {

@@ -11,13 +11,14 @@
 
 namespace parplan {
 
-// A family of layouts, as degrees. Each degree is one or several; a degree of several can further
-// ask that every group lie inside one node, or that some group lie across nodes.
+// A family of layouts, as degrees of the axes: one where nothing else is said, or several; a degree
+// of several can further ask that every group lie inside one node, or that some group lie across
+// nodes.
 enum class Degree { one, several, inside_node, across_nodes, any };
 struct LayoutFamily {
   std::string_view name;
-  Degree dp{}, tp{}, pp{};
-  std::optional<int> zero_stage;
+  PerAxis<Degree> degree;
+  std::optional<int> zero_stage = {};
 };
 std::span<const LayoutFamily> layout_families();
 bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks);

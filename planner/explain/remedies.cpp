@@ -61,8 +61,8 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
 
 std::optional<Remedy> smaller_batch(const SuggestRequest& request) {
   // In multiples of what the given parts of the layout allow.
-  const std::int64_t unit = given<std::int64_t>(request.layout, Choice::dp).value_or(1) *
-                            given<std::int64_t>(request.layout, Choice::micro_batch).value_or(1);
+  const ParallelSpec least = with_given(request.layout);
+  const std::int64_t unit = least.mesh.batch_ranks() * least.micro_batch;
   const std::int64_t now = request.training.global_batch / unit;
   const auto with = [&](std::int64_t count) {
     SuggestRequest changed = request;

@@ -1,18 +1,15 @@
 #include "planner/graph/tensor.h"
 
+#include <array>
+
+#include "planner/base/enum_index.h"
+
 namespace parplan {
 
 const char* name(Dim dim) {
-  switch (dim) {
-    case Dim::sequence: return "sequence";
-    case Dim::batch: return "batch";
-    case Dim::hidden: return "hidden";
-    case Dim::kv_groups: return "kv_groups";
-    case Dim::feature: return "feature";
-    case Dim::vocabulary: return "vocabulary";
-    case Dim::position: return "position";
-  }
-  return "unknown";
+  constexpr std::array names = {"sequence", "batch", "hidden", "kv_groups", "feature", "vocabulary", "position"};
+  static_assert(names.size() == count_of<Dim>);
+  return names[index_of(dim)];
 }
 
 const char* name(DataType type) {

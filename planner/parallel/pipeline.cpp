@@ -19,10 +19,10 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
                                             const ParallelSpec& spec) {
   const int blocks = static_cast<int>(graph.blocks.size());
   if (spec.pp() < 1) return fmt::format("the pipeline-parallel degree is {}; it must be at least 1", spec.pp());
-  if (spec.pp() > blocks)
+  if (spec.stages() > blocks)
     return fmt::format("pipeline parallelism over {} cannot give every stage a block: the model has {} ({} to {}); "
                        "legal degrees: 1 to {}",
-                       spec.pp(), blocks, graph.blocks.front().name, graph.blocks.back().name, blocks);
+                       spec.stages(), blocks, graph.blocks.front().name, graph.blocks.back().name, blocks);
   if (spec.stage_blocks.empty()) return std::nullopt;  // still to be cut
   if (static_cast<int>(spec.stage_blocks.size()) != spec.stages())
     return fmt::format("the stage cut [{}] has {} stages, and {}", fmt::join(spec.stage_blocks, ", "),

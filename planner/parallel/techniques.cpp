@@ -44,7 +44,7 @@ std::optional<std::string> too_many_calls(const TrainingSpec& training, const Pa
       "a step would be {} micro-batches of {} on each data-parallel rank; with {} stage{} a plan holds at most {}: "
       "take larger micro-batches, more data parallelism, "
       "or a smaller batch",
-      count, spec.micro_batch, spec.pp(), spec.pp() == 1 ? "" : "s", most);
+      count, spec.micro_batch, spec.stages(), spec.stages() == 1 ? "" : "s", most);
 }
 
 std::vector<std::int64_t> divisors(std::int64_t number) {

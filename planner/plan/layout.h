@@ -48,7 +48,7 @@ struct Layout {
 
 // `spec.stage_blocks` is set; the blocks of a stage are alike.
 Layout lay_out(const ParallelSpec& spec, const Placements& placements);
-// One block under the recipe. `recompute` is none or full.
+// One block under the recipe. `recompute` is not per_stage.
 BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
 
 // The number of micro-batches that each data-parallel rank runs in a step, of the size that all

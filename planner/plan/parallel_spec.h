@@ -22,7 +22,7 @@ struct ParallelSpec {
   std::int64_t micro_batch = 1;  // sequences
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   Recompute recompute = Recompute::none;
-  // None or full for each stage where `recompute` is per_stage, else empty.
+  // For each stage, not per_stage, where `recompute` is per_stage; else empty.
   std::vector<Recompute> stage_recompute;
   std::vector<int> stage_blocks;  // number of the graph's blocks in each stage; empty until they are cut
   int virtual_stages = 1;         // stages on each rank of the pipeline

@@ -12,9 +12,6 @@
 namespace parplan {
 namespace {
 
-constexpr std::array all_dims = {Dim::sequence, Dim::batch,      Dim::hidden,  Dim::kv_groups,
-                                 Dim::feature,  Dim::vocabulary, Dim::position};
-
 // Every placement as text; Shard appears once per dim.
 struct Spelling {
   std::string text;
@@ -22,7 +19,10 @@ struct Spelling {
 };
 std::vector<Spelling> spellings() {
   std::vector<Spelling> all = {{"Replicate", replicate()}};
-  for (Dim dim : all_dims) all.push_back({fmt::format("Shard({})", name(dim)), shard(dim)});
+  for (std::size_t d = 0; d < count_of<Dim>; ++d) {
+    const Dim dim = static_cast<Dim>(d);
+    all.push_back({fmt::format("Shard({})", name(dim)), shard(dim)});
+  }
   all.push_back({"FlatShard", flat_shard()});
   all.push_back({"Partial(sum)", partial_sum()});
   all.push_back({"Partial(max)", partial_max()});

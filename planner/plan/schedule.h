@@ -25,7 +25,7 @@ std::optional<Action> input_of(const Action& action, int stages);
 std::optional<Action> output_of(const Action& action, int stages);
 
 // What the ranks of the pipeline do, in order, in one step. A rank may hold several stages, as in
-// interleaved schedules; read_plan rejects that, since no recipe says it.
+// interleaved schedules: as many as its recipe says.
 struct Schedule {
   std::vector<int> rank_of_stage;          // along the pipeline axis
   std::vector<std::vector<Action>> ranks;

@@ -38,8 +38,9 @@ struct AxisStreams {
   Stream send_next = collectives, receive_next = collectives;
   Stream send_previous = collectives, receive_previous = collectives;
 };
-// The collectives of the pipeline axis share the stream of its sends; the transfers of every other
-// axis share the stream of its collectives.
+// The collectives of the pipeline axis share the stream of its sends. The transfers of every other
+// axis share the stream of its collectives, on which one waits for the other: a ring that sends and
+// receives at once needs two.
 constexpr AxisStreams streams_of(Axis axis) {
   constexpr PerAxis<AxisStreams> streams{.pp = {.collectives = Stream::send_next,
                                                 .send_next = Stream::send_next,
