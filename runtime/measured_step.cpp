@@ -30,15 +30,21 @@ TypicalStep typical_step(std::span<const JobStep> steps, BackendKind backend) {
   std::nth_element(counted.begin(), middle, counted.end(),
                    [&](std::size_t a, std::size_t b) { return steps[a].time < steps[b].time; });
   const std::vector<StepMeasurement>& ranks = steps[*middle].ranks;
-  const auto last = std::ranges::max_element(ranks, {}, [](const StepMeasurement& rank) { return rank.total.value; });
-  return {.step = *middle, .rank = static_cast<int>(last - ranks.begin())};
+  const std::vector<StepMeasurement>& profiled = ranks.front().is_profiled ? ranks : steps.back().ranks;
+  const auto most = std::ranges::max_element(
+      profiled, {}, [](const StepMeasurement& rank) { return rank.time.compute + rank.time.recompute; });
+  return {.step = *middle, .rank = static_cast<int>(most - profiled.begin())};
 }
 
 StepTime measured_time(std::span<const JobStep> steps, const TypicalStep& typical) {
-  const StepMeasurement& step = steps[typical.step].ranks[typical.rank];
-  if (step.is_profiled) return step.time;
-  StepTime time = steps.back().ranks[typical.rank].time;
-  time *= step.total / time.total();
+  const std::vector<StepMeasurement>& ranks = steps[typical.step].ranks;
+  const StepMeasurement& own = ranks[typical.rank];
+  StepTime time = own.time;
+  if (!own.is_profiled) {
+    time = steps.back().ranks[typical.rank].time;
+    time *= own.total / time.total();
+  }
+  time.bubble += std::ranges::max(ranks, {}, &StepMeasurement::total).total - own.total;
   return time;
 }
 

@@ -21,15 +21,16 @@ struct InstructionComparison {
   Seconds measured;
 };
 
-// The median of the steps that nothing disturbed, and the rank that finished last in it.
+// The median of the steps that nothing disturbed, and the rank whose forward and backward computed
+// longest in it (where it was not profiled: in the last step).
 struct TypicalStep {
   std::size_t step = 0;
   int rank = 0;
 };
 TypicalStep typical_step(std::span<const JobStep> steps, BackendKind backend);
 
-// The time of the typical step. Where that one was not profiled, the parts are those of the last
-// step, scaled.
+// The time of the typical step on that rank, which after its own work waits for the others. Where
+// the step was not profiled, the parts are those of the last step, scaled.
 StepTime measured_time(std::span<const JobStep> steps, const TypicalStep& typical);
 
 // Whether ranks that share a GPU share the memory of libraries, too; then no rank's prediction

@@ -23,11 +23,12 @@ struct RunOptions {
 struct RunReport {
   std::vector<double> loss;           // mean per token, per step
   std::vector<Seconds> step_times;    // all steps
-  // Time: the median step after the warm-up on the rank that finished last. Where profiling a step
-  // costs time (GPUs), only the last step is profiled, and its parts are scaled to the median step.
+  // Time: the median step after the warm-up on the rank that computed longest. Where profiling a
+  // step costs time (GPUs), only the last step is profiled, and its parts are scaled to the median
+  // step.
   // Memory: parts as planned, overhead as reported by the device's driver.
   StepResult measured;
-  int measured_rank = 0;             // the rank that finished last
+  int measured_rank = 0;             // the rank that computed longest
   PerHome<std::vector<Bytes>> arena_bytes;    // promised, per rank
   PerHome<std::vector<Bytes>> touched_bytes;  // highest arena byte touched, per rank
   Bytes process_growth;              // of this process's resident memory from start to end

@@ -24,7 +24,7 @@ constexpr std::optional<Axis> axis_of(Label label) {
   return std::nullopt;
 }
 
-// Where a step's time goes on the rank that finishes last: disjoint parts that sum to the step.
+// Where a step's time goes on one rank: disjoint parts that sum to the step.
 // Each instant belongs to the running compute, else to the communication that the next compute
 // awaits, else to the bubble. The same type serves three fidelities: estimated, simulated,
 // measured.
@@ -76,7 +76,9 @@ CommunicationVolume& operator+=(CommunicationVolume& volume, const Communication
 
 // One result at any fidelity.
 struct StepResult {
-  StepTime time;         // of the rank that finishes last (ties: lowest)
+  // On the bottleneck: the rank whose forward and backward compute longest (ties: the one that
+  // finishes last, then the lowest). After its own work it waits for the others: bubble.
+  StepTime time;
   MemoryUse memory;      // of the worst rank
   int memory_stage = 0;  // that rank's place in the pipeline
   // For the rank of the pipeline that sends most, at data and tensor coordinate 0: where a buffer

@@ -32,7 +32,9 @@ struct CallEnds {
 // receives hold the rank until all have arrived and the duration has passed, a send is posted and
 // costs the receiver, and waiting for a send's event waits until it is received.
 //
-// Time: that of the rank that finishes last (ties: lowest), by the rule of attribution.h. Memory:
+// Time: that of the rank whose forward and backward compute longest (ties: the one that finishes
+// last, then the lowest), by the rule of attribution.h; it waits for the others until the last of
+// them ends. Memory:
 // that of the rank that fills its device most. Communication: that of the rank that sends most in
 // total. `timeline`, if given, receives every instruction; `details` each rank's own result and the
 // critical path. Throws InternalError, saying who waits for what, when the Programs block one

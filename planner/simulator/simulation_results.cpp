@@ -76,6 +76,36 @@ double filled_share(const PlayedRank& rank) {
          static_cast<double>(std::max<std::int64_t>(rank.capacity.count, 1));
 }
 
+// The durations of a rank's forward and backward computation: in proportion to the micro-batches,
+// so that a step's extension has the same order of ranks.
+Seconds computing(const PlayedRank& rank) {
+  std::vector<Seconds> of_segment;
+  for (const Playable& segment : rank.segments) {
+    Seconds& sum = of_segment.emplace_back();
+    for (const CostedInstruction& instruction : segment.costed.instructions)
+      if (instruction.work.label == Label::compute || instruction.work.label == Label::recompute)
+        sum += instruction.duration;
+  }
+  Seconds sum;
+  for (const Call& call : rank.program->calls) sum += of_segment[call.segment];
+  return sum;
+}
+
+// The rank that computes longest; of several, the one that finishes last, and of those the first.
+const PlayedRank& bottleneck_of(const Simulation& simulation) {
+  std::vector<Seconds> each;
+  for (const PlayedRank& rank : simulation.ranks) each.push_back(computing(rank));
+  constexpr double rounding = 1e-9;
+  const Seconds longest = std::ranges::max(each) * (1 - rounding);
+  const PlayedRank* bottleneck = nullptr;
+  for (std::size_t r = 0; r < each.size(); ++r) {
+    const PlayedRank& rank = simulation.ranks[r];
+    if (each[r] >= longest && (bottleneck == nullptr || last_of(rank).time > last_of(*bottleneck).time))
+      bottleneck = &rank;
+  }
+  return *bottleneck;
+}
+
 // By call: the stage of the task that it belongs to; nothing outside actions.
 std::vector<std::optional<int>> stages_of_calls(const Program& program) {
   std::vector<std::optional<int>> stages(program.calls.size());
@@ -102,10 +132,13 @@ StepResult result_of(const Simulation& simulation) {
   const auto most = [&](auto projection) -> const PlayedRank& {
     return *std::ranges::max_element(simulation.ranks, {}, projection);  // ties: lowest
   };
-  const PlayedRank& slowest = most([](const PlayedRank& rank) { return last_of(rank).time; });
+  const Seconds end = last_of(most([](const PlayedRank& rank) { return last_of(rank).time; })).time;
+  const PlayedRank& bottleneck = bottleneck_of(simulation);
+  StepTime time = time_of(bottleneck);
+  time.bubble += end - last_of(bottleneck).time;
   const PlayedRank& fullest = most(filled_share);
   const PlayedRank& busiest = most([](const PlayedRank& rank) { return sum(rank.program->communication).count; });
-  return {.time = time_of(slowest),
+  return {.time = time,
           .memory = fullest.program->memory,
           .memory_stage = fullest.program->pipeline_rank,
           .communication = busiest.program->communication};

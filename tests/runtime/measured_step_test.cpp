@@ -8,7 +8,7 @@
 namespace parplan {
 namespace {
 
-// Two ranks, the second of which finishes last. A profiled one computes a quarter of its time.
+// Two ranks, the second of which computes longer. A profiled one computes a quarter of its time.
 JobStep step_of(double seconds, bool profiled) {
   JobStep step{.loss = 0.0, .time = Seconds(seconds), .ranks = {}};
   for (const double total : {seconds / 2, seconds}) {
@@ -26,12 +26,22 @@ JobStep step_of(double seconds, bool profiled) {
 
 }  // namespace
 
-TEST_CASE("the typical step is the median without the warm-up, and its rank the last to finish") {
+TEST_CASE("the typical step is the median without the warm-up, and its rank computes longest") {
   const std::vector<JobStep> steps = {step_of(100, true), step_of(4, true), step_of(9, true), step_of(5, true)};
   const TypicalStep typical = typical_step(steps, BackendKind::cpu);
   CHECK(typical.step == 3);  // of 4, 5 and 9 seconds
   CHECK(typical.rank == 1);
   CHECK(measured_time(steps, typical) == steps[3].ranks[1].time);
+  // Where the other rank computes longer, it waits for the one that takes longer in all.
+  std::vector<JobStep> other = steps;
+  StepTime longer;
+  longer.compute = Seconds(2);
+  longer.bubble = Seconds(0.5);
+  other[3].ranks[0].time = longer;
+  const TypicalStep first = typical_step(other, BackendKind::cpu);
+  CHECK(first.rank == 0);
+  longer.bubble = Seconds(3);
+  CHECK(measured_time(other, first) == longer);
   // One step alone is the warm-up, and yet the only one.
   CHECK(typical_step(std::span(steps).first(1), BackendKind::cpu).step == 0);
 }

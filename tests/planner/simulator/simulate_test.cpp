@@ -175,6 +175,14 @@ TEST_CASE("a transfer counts as pipeline while it is awaited, the wait for the p
     CHECK(simulate_stages(programs, model) == parts(3, 0, 0, 5, 8));
 }
 
+TEST_CASE("the parts of a step are those of the stage that computes longest, until the last one ends") {
+  const Schedule schedule = pipeline_schedule(2, 3, ScheduleKind::gpipe);
+  const std::vector<Program> programs = pipeline_ranks(schedule, {{1, 2}, {2, 3}}, 0);
+  // Stage 1: idle 0-1, forwards 1-7, backwards 7-16. Stage 0: its last backward 16-18.
+  for (const CostModel& model : {concurrent(), sequential()})
+    CHECK(simulate_stages(programs, model) == parts(15, 0, 0, 0, 3));
+}
+
 TEST_CASE("transfers overlap compute on devices with streams, and cost the receiver on others") {
   // Two stages, three micro-batches forward only: f = 4, transfer 2.
   Schedule schedule = pipeline_schedule(2, 3, ScheduleKind::gpipe);
