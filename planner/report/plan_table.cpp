@@ -9,6 +9,15 @@
 #include "planner/report/table.h"
 
 namespace parplan {
+namespace {
+
+std::string memory_line(Bytes overhead) {
+  const std::string libraries = overhead.count > 0 ? fmt::format("{} a device for libraries", format_bytes(overhead))
+                                                   : std::string("nothing for libraries");
+  return fmt::format("memory peak counts {}; an allocator's fragmentation is not modelled\n", libraries);
+}
+
+}  // namespace
 
 std::string write_table(const Plan& plan) {
   std::vector<std::vector<std::string>> rows{
@@ -31,7 +40,7 @@ std::string write_table(const Plan& plan) {
          format_share(time.exposed_in_all().value, time.total().value)});
     if (costs) rows.back().push_back(format_cost(subject.cluster, subject.spec.mesh.size(), time.total()));
   }
-  return align_columns(rows, 2);
+  return align_columns(rows, 2) + memory_line(plan.prediction.memory.overhead);
 }
 
 }  // namespace parplan
