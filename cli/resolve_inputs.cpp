@@ -39,14 +39,6 @@ VisibilityVariables visibility_of_environment() {
           .ze_flat_device_hierarchy = variable("ZE_FLAT_DEVICE_HIERARCHY")};
 }
 
-// bf16 where all devices have units for it, else fp16 (V100, TITAN RTX, T4), else fp32.
-DataType default_precision(const Cluster& cluster) {
-  if (!is_accelerator(cluster.backend())) return DataType::fp32;
-  for (const DataType half : {DataType::bf16, DataType::fp16})
-    if (has_units(cluster, half)) return half;
-  return DataType::fp32;
-}
-
 TrainingSpec default_training(const Cluster& cluster, const ModelSpec& model) {
   TrainingSpec training;
   const bool cpu = cluster.backend() == BackendKind::cpu;
@@ -57,6 +49,18 @@ TrainingSpec default_training(const Cluster& cluster, const ModelSpec& model) {
 }
 
 }  // namespace
+
+DataType default_precision(const Cluster& cluster) {
+  if (!is_accelerator(cluster.backend())) return DataType::fp32;
+  for (const DataType half : {DataType::bf16, DataType::fp16})
+    if (has_units(cluster, half)) return half;
+  return DataType::fp32;
+}
+
+PrecisionOf precision_of(const std::vector<std::string>& defaults) {
+  if (std::ranges::find(defaults, "precision") == defaults.end()) return nullptr;
+  return default_precision;
+}
 
 Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const OutputArguments& output) {
   Cluster cluster;
@@ -161,6 +165,7 @@ SuggestRequest request_of(const Inputs& inputs, const LayoutRequest& layout) {
   request.model_name = inputs.model.spec.name;
   request.cluster = inputs.cluster;
   request.training = inputs.training;
+  request.precision_of = precision_of(inputs.defaults);
   request.layout = layout;
   return request;
 }

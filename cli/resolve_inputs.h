@@ -36,6 +36,11 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
 TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, const WhatArguments& what,
                              std::vector<std::string>& defaults);
 
+// bf16 where all devices have units for it, else fp16 (V100, TITAN RTX, T4), else fp32.
+DataType default_precision(const Cluster& cluster);
+// The default for the devices that a plan uses, where `defaults` has the precision; else empty.
+PrecisionOf precision_of(const std::vector<std::string>& defaults);
+
 // Sets the given cost of every device for an hour; ConfigError where the prices that the cluster
 // then has cannot be added.
 void set_price(Cluster& cluster, const std::optional<Price>& price);

@@ -86,7 +86,8 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
         fmt::format("no layout of up to {} devices has the parts that are given; leave some of them to the search",
                     inputs.cluster.devices()));
 
-  const ReportInputs reported = report_inputs(inputs);
+  ReportInputs reported = report_inputs(inputs);
+  if (result.plan) reported.training = result.plan->training;
   std::vector<Json> rows;
   if (result.plan)
     for (int rank = 1; rank <= static_cast<int>(result.plan->alternatives.size()) + 1; ++rank)

@@ -225,9 +225,11 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
       SweepPoint& point = sweep.points[i];
       try {
         ArrangedResult arranged = search_arrangements(graphs.at(point.training.sequence_length), point.cluster,
-                                                      point.training, arguments.layout, options);
+                                                      point.training, arguments.layout, options,
+                                                      precision_of(sweep.defaults));
         SearchResult& found = arranged.found;
         if (arranged.cluster != point.cluster) point.arranged = std::move(arranged.cluster);
+        point.training.precision = arranged.precision;
         point.search = found.counts;
         if (found.plans.empty()) point.reason = why_there_is_none(found, point.cluster, arguments.layout);
         else point.best = std::move(found.plans.front());

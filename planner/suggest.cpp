@@ -64,6 +64,9 @@ std::string groups_taken(const SuggestRequest& request, const Plan& plan, const 
   std::string text =
       fmt::format("takes {}{}, of {}: ", describe_groups(taken), taken.groups.size() > 1 ? " in this order" : " alone",
                   describe_groups(request.cluster));
+  if (plan.training.precision != request.training.precision)
+    text += fmt::format("they train in {}, all devices together in {}; ", name(plan.training.precision),
+                        name(request.training.precision));
   if (!as_stands) return text + "no plan fits the cluster as it stands";
   return text + fmt::format("the best plan of the cluster as it stands, {}, takes {} and {} of memory",
                             layout_text(as_stands->spec), format_duration(as_stands->result.time.total()),
@@ -91,7 +94,8 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
 
 SuggestResult suggest(const SuggestRequest& request) {
   const ArrangedResult arranged =
-      search_arrangements(*request.graph, request.cluster, request.training, request.layout, request.options);
+      search_arrangements(*request.graph, request.cluster, request.training, request.layout, request.options,
+                          request.precision_of);
   const SearchResult& found = arranged.found;
   SuggestResult result;
   result.counts = found.counts;
@@ -102,6 +106,7 @@ SuggestResult suggest(const SuggestRequest& request) {
   }
   result.plan = complete(request, found.plans.front().spec);
   result.plan->cluster = arranged.cluster;
+  result.plan->training.precision = arranged.precision;
   result.plan->prediction = found.plans.front().result;
   result.plan->alternatives.assign(found.plans.begin() + 1, found.plans.end());
   result.plan->search = result.counts;

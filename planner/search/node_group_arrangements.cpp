@@ -58,7 +58,8 @@ std::vector<Cluster> arrangements(const Cluster& cluster) {
 }
 
 ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                   const LayoutRequest& request, const SearchOptions& options) {
+                                   const LayoutRequest& request, const SearchOptions& options,
+                                   const PrecisionOf& precision_of) {
   std::vector<Cluster> all = arrangements(cluster);
   if (!options.fewer_devices) all.erase(all.begin() + 1, all.end());
   const bool fixed = gives_every_degree(request);
@@ -75,7 +76,9 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     Cluster compared = all[i];
     if (!priced)
       for (NodeGroup& group : compared.groups) group.price.reset();
-    SearchResult found = search(graph, compared, training, request, options);
+    TrainingSpec own_training = training;
+    if (precision_of) own_training.precision = precision_of(compared);
+    SearchResult found = search(graph, compared, own_training, request, options);
     std::optional<Score> own;
     if (!found.plans.empty()) {
       const RankedPlan& first = found.plans.front();
@@ -85,7 +88,10 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     searches.emplace_back(found.counts, own);
     if (i > 0 && (!own || (best && !better(*own, *best, noise)))) continue;
     best = own;
-    result = {.cluster = std::move(all[i]), .found = std::move(found), .as_stands = i == 0 ? std::nullopt : as_stands};
+    result = {.cluster = std::move(all[i]),
+              .precision = own_training.precision,
+              .found = std::move(found),
+              .as_stands = i == 0 ? std::nullopt : as_stands};
   }
   if (searches.size() == 1) return result;
   SearchCounts& counts = result.found.counts;

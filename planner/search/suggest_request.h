@@ -8,6 +8,7 @@
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
 #include "planner/graph/training_spec.h"
+#include "planner/search/node_group_arrangements.h"
 #include "planner/search/search.h"
 #include "planner/search/space.h"
 
@@ -20,6 +21,8 @@ struct SuggestRequest {
   std::string model_name;
   Cluster cluster;
   TrainingSpec training;
+  // Where nobody gave a precision: the one for the devices that a plan uses. Empty: the training's.
+  PrecisionOf precision_of;
   LayoutRequest layout;
   SearchOptions options;
   // Used to look for changes that would make the request fit, where the caller can supply them: the

@@ -117,6 +117,7 @@ TEST_CASE("as many devices as one group has go to the fast one, wherever it stan
                          .model_name = "tiny-gpt2",
                          .cluster = slow_first(1, 1),
                          .training = training_of(4096),
+                         .precision_of = {},
                          .layout = {},
                          .options = {},
                          .graph_of_length = {},
@@ -134,6 +135,43 @@ TEST_CASE("as many devices as one group has go to the fast one, wherever it stan
   request.layout[Choice::zero_stage] = 0;
   request.layout[Choice::micro_batch] = 1;
   CHECK(simulate_layout(request).cluster == request.cluster);
+}
+
+TEST_CASE("a plan that leaves slow nodes out trains in the precision of those that it takes") {
+  const OpGraph graph = tiny();
+  TrainingSpec training = training_of(4096);
+  training.precision = DataType::fp16;
+  SuggestRequest request{.graph = &graph,
+                         .model_text = "",
+                         .model_name = "tiny-gpt2",
+                         .cluster = slow_first(1, 1),
+                         .training = training,
+                         .precision_of =
+                             [](const Cluster& cluster) {
+                               return has_units(cluster, DataType::bf16) ? DataType::bf16 : DataType::fp16;
+                             },
+                         .layout = {},
+                         .options = {},
+                         .graph_of_length = {},
+                         .cluster_of = {}};
+  request.layout[Choice::dp] = 8;
+  request.layout[Choice::tp] = request.layout[Choice::pp] = 1;
+  const SuggestResult alone = suggest(request);
+  REQUIRE(alone.plan);
+  CHECK(alone.plan->training.precision == DataType::bf16);
+  CHECK(alone.plan->notes.front().find(": they train in bf16, all devices together in fp16; the best plan of") !=
+        std::string::npos);
+  // The prediction is that of the plan as it is written.
+  CHECK(simulate_plan(graph, *alone.plan).time.total() == alone.plan->prediction.time.total());
+  // Given, it holds for all.
+  request.precision_of = nullptr;
+  CHECK(suggest(request).plan->training.precision == DataType::fp16);
+  // On both kinds, it is what both have.
+  request.layout[Choice::dp] = 16;
+  request.precision_of = [](const Cluster& cluster) {
+    return has_units(cluster, DataType::bf16) ? DataType::bf16 : DataType::fp16;
+  };
+  CHECK(suggest(request).plan->training.precision == DataType::fp16);
 }
 
 TEST_CASE("what one arrangement's search leaves open is open, unless another's plan is below it") {
