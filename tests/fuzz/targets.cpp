@@ -1,4 +1,3 @@
-#include "planner/report/plan_table.h"
 #include "tests/fuzz/targets.h"
 
 #include <algorithm>
@@ -24,6 +23,7 @@
 #include "planner/report/csv.h"
 #include "planner/report/explain.h"
 #include "planner/report/plan_row.h"
+#include "planner/report/plan_table.h"
 #include "planner/report/table.h"
 #include "planner/suggest.h"
 

@@ -360,7 +360,8 @@ TEST_CASE("a tree that keeps to the table has no faults") {
   const FakeTree tree({
       {"planner/base/units.h", "#pragma once\n#include <string>\n"},
       {"planner/graph/op_kind.h", "#pragma once\n#include \"planner/base/units.h\"\n"},
-      {"planner/graph/op_kind.cpp", "#include \"planner/graph/op_kind.h\"\n#include <boost/graph/adjacency_list.hpp>\n"},
+      {"planner/graph/op_kind.cpp",
+       "#include \"planner/graph/op_kind.h\"\n#include <boost/graph/adjacency_list.hpp>\n"},
       {"planner/search/space.cpp", "#include \"planner/base/units.h\"  // reached through many rooms\n"},
       {"runtime/device/cpu/kernels/gemm.cpp", "#include <Eigen/Core>\n#include \"planner/graph/op_kind.h\"\n"},
       {"runtime/comm/local/ranks.cpp", "#include \"runtime/device/cpu/cpu.h\"\n"},
