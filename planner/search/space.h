@@ -10,8 +10,8 @@
 
 namespace parplan {
 
-// Every legal combination of the values of space_rows() on `devices` devices, in a fixed order, with
-// stage cuts still empty.
+// Every legal combination of the values of space_rows() on `devices` devices, in a fixed order,
+// with stage cuts still empty.
 std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
                                           const LayoutRequest& request);
 // The number of these.
