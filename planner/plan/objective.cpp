@@ -23,6 +23,15 @@ double price_of_second(const Cluster& cluster, int devices) {
   return sum;
 }
 
+// To ten digits: rounding must not decide between plans that take equally long. It is monotonic, so
+// that what bounds a value bounds it still.
+double compared(double value) {
+  constexpr int bits = 33;
+  int exponent = 0;
+  const double mantissa = std::frexp(value, &exponent);
+  return std::ldexp(std::round(std::ldexp(mantissa, bits)), exponent - bits);
+}
+
 }  // namespace
 
 const char* name(Objective objective) {
@@ -32,10 +41,11 @@ const char* name(Objective objective) {
 
 Score score(Objective objective, const Cluster& cluster, const ParallelSpec& spec, Seconds time,
             const MemoryUse& memory) {
+  const double bytes = static_cast<double>(memory.peak().count);
   switch (objective) {
-    case Objective::time: return {time.value, 0.0};
-    case Objective::cost: return {time.value * price_of_second(cluster, spec.mesh.size()), 0.0};
-    case Objective::memory: return {static_cast<double>(memory.peak().count), time.value};
+    case Objective::time: return {compared(time.value), bytes};
+    case Objective::cost: return {compared(time.value * price_of_second(cluster, spec.mesh.size())), bytes};
+    case Objective::memory: return {bytes, compared(time.value)};
   }
   return {};
 }

@@ -8,12 +8,14 @@
 
 namespace parplan {
 
-// What the search minimises: the time of a step; its cost, the price of its devices for that time
-// (without prices: device-seconds); or the memory of the fullest device, then time.
+// What the search minimises: the time of a step, or its cost, the price of its devices for that
+// time (without prices: device-seconds), then the memory of the fullest device; or that memory,
+// then time.
 enum class Objective { time, cost, memory };
 const char* name(Objective objective);
 
-// Smaller is better; `first` decides.
+// Smaller is better; `first` decides, and `second` where it is equal. Times and costs are compared
+// to ten digits.
 struct Score {
   double first = 0.0;
   double second = 0.0;

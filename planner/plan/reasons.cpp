@@ -36,11 +36,13 @@ Constraint largest(double compute, double communication, double bubble, double m
   return static_cast<Constraint>(std::ranges::max_element(gains) - gains.begin());
 }
 
-// Includes waiting for other stages that compute, however many micro-batches there are.
 Seconds computing(const Plan& plan) {
   const StepTime& time = plan.prediction.time;
-  return time.compute + time.recompute + time.optimizer + waiting(plan).unequal;
+  return time.compute + time.recompute + time.optimizer;
 }
+
+// Includes waiting for what other stages communicate, however many micro-batches there are.
+Seconds communicating(const Plan& plan) { return plan.prediction.time.exposed_in_all() + waiting(plan).others; }
 
 // The time that a lack of memory costs.
 Seconds for_want_of_memory(const Plan& plan) {
@@ -63,12 +65,12 @@ double closed_form_bubble(const Plan& plan) {
 Waiting waiting(const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   const Seconds filling = std::min(time.bubble, closed_form_bubble(plan) * time.total());
-  return {.filling = filling, .unequal = time.bubble - filling};
+  return {.filling = filling, .others = time.bubble - filling};
 }
 
 Constraint binding_constraint(const Plan& plan) {
   if (memory_share(plan) > 1.0) return Constraint::memory;
-  return largest(computing(plan).value / 2, plan.prediction.time.exposed_in_all().value / 2,
+  return largest(computing(plan).value / 2, communicating(plan).value / 2,
                  waiting(plan).filling.value / 2, for_want_of_memory(plan).value);
 }
 

@@ -27,20 +27,20 @@ double memory_share(const Plan& plan);
 // micro-batches.
 double closed_form_bubble(const Plan& plan);
 // A plan's bubble by its causes. Up to the closed form, the pipeline fills and drains, which more
-// micro-batches make shorter; the rest is waiting for stages that take longer, which more
-// micro-batches do not.
+// micro-batches make shorter. The rest, on the stage that computes longest, is waiting for what
+// other stages communicate, which more micro-batches do not make shorter.
 struct Waiting {
   Seconds filling;
-  Seconds unequal;
+  Seconds others;
 };
 Waiting waiting(const Plan& plan);
 
 // Decided by the parts of the plan's step alone: memory where the plan does not fit, else the
 // constraint whose removal could gain the most. Doubled devices, links or micro-batches would gain
-// half of the time that computes or waits for longer stages, half of the exposed communication, and
-// half of the bubble due to few micro-batches. Memory could gain all recomputation, since nothing
-// recomputes for any other reason, and, on a device that is full, the exposed communication of a
-// sharding (ZeRO-2, 3).
+// half of the time that computes, half of the exposed communication, that of other stages with it,
+// and half of the bubble due to few micro-batches. Memory could gain all recomputation, since
+// nothing recomputes for any other reason, and, on a device that is full, the exposed communication
+// of a sharding (ZeRO-2, 3).
 Constraint binding_constraint(const Plan& plan);
 
 // A layout to compare with the plan. One that does not fit carries its estimate.

@@ -65,7 +65,7 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   const auto share = [&](Seconds part) { return format_share(part.value, time.total().value); };
   const Waiting waits = waiting(plan);
-  const bool unequal = waits.unequal > worth_a_word * time.total();
+  const bool others = waits.others > worth_a_word * time.total();
   switch (constraint) {
     case Constraint::memory: {
       std::vector<std::string> signs;
@@ -82,18 +82,18 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
       return join(signs);
     }
     case Constraint::compute:
-      return fmt::format("{} of the step computes{}{}", share(time.compute + time.recompute + time.optimizer),
-                         time.recompute.value > 0.0 ? fmt::format(", {} recomputes", share(time.recompute)) : "",
-                         unequal ? fmt::format(", {} waits for stages that take longer", share(waits.unequal)) : "");
+      return fmt::format("{} of the step computes{}", share(time.compute + time.recompute + time.optimizer),
+                         time.recompute.value > 0.0 ? fmt::format(", {} recomputes", share(time.recompute)) : "");
     case Constraint::communication: {
       const Axis most = *std::ranges::max_element(inner_axes_first, {}, [&](Axis axis) { return time.exposed[axis]; });
-      return fmt::format("{} of the step waits for it, most for {}", share(time.exposed_in_all()),
-                         communication_words(most));
+      return fmt::format("{} of the step waits for it, most for {}{}", share(time.exposed_in_all()),
+                         communication_words(most),
+                         others ? fmt::format(", {} for that of other stages", share(waits.others)) : "");
     }
     case Constraint::bubble:
-      if (!unequal) return fmt::format("{} of the step waits for other stages", share(time.bubble));
-      return fmt::format("{} of the step waits for other stages, {} more for those that take longer",
-                         share(waits.filling), share(waits.unequal));
+      if (!others) return fmt::format("{} of the step waits for other stages", share(time.bubble));
+      return fmt::format("{} of the step waits for other stages, {} more for their communication",
+                         share(waits.filling), share(waits.others));
   }
   return "";
 }

@@ -22,11 +22,11 @@ std::string bubble_rule(const Guide::Bubble& bubble) {
       "a pipeline of p = {} stages and m = {} micro-batches is idle for (p - 1) / (m + p - 1) = {:.1f} % of its time; "
       "simulated, {:.1f} % of the step waits: ",
       bubble.stages, bubble.micro_batches, 100.0 * bubble.closed_form, 100.0 * bubble.simulated);
-  // Waiting beyond the closed form, which assumes equal stages.
-  const char* const unequal =
-      bubble.simulated - bubble.closed_form > worth_a_word ? ", the rest for stages that take longer" : "";
+  // Waiting beyond the closed form, which no stage exceeds by computing alone.
+  const char* const others =
+      bubble.simulated - bubble.closed_form > worth_a_word ? ", the rest for other stages' communication" : "";
   if (bubble.micro_batches >= bubble.enough)
-    return text + fmt::format("enough, at least 4 p = {} micro-batches{}", bubble.enough, unequal);
+    return text + fmt::format("enough, at least 4 p = {} micro-batches{}", bubble.enough, others);
   return text + fmt::format(
                     "too few; 4 p = {} micro-batches (a larger batch, smaller micro-batches or fewer data-parallel "
                     "ranks) would leave {:.1f} %",

@@ -11,7 +11,7 @@ namespace parplan {
 
 inline constexpr std::size_t line_width = 140;  // of an explanation
 
-// Waiting for unequal stages is mentioned from this share of the step on.
+// Waiting for other stages' communication is mentioned from this share of the step on.
 inline constexpr double worth_a_word = 0.05;
 
 // The words for more and less of what an objective counts.

@@ -421,7 +421,7 @@ TEST_CASE("a bubble is judged by four micro-batches a stage") {
   CHECK(explain(small_plan(), reasons).find("waits: enough, at least 4 p = 8 micro-batches\n") != std::string::npos);
   reasons.guide.bubble->simulated = 0.2;
   CHECK(explain(small_plan(), reasons)
-            .find("waits: enough, at least 4 p = 8 micro-batches, the rest for stages that take longer\n") !=
+            .find("waits: enough, at least 4 p = 8 micro-batches, the rest for other stages' communication\n") !=
         std::string::npos);
 }
 
