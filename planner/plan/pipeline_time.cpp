@@ -68,4 +68,15 @@ Seconds pipeline_time(const ScheduleForms& schedule, std::span<const Seconds> fo
   return played_time(schedule.actions(shape), forward, backward, transfer);
 }
 
+Seconds time_through_stage(const ScheduleForms& schedule, const StagePath& path, const PipelineShape& shape) {
+  if (schedule.through_stage != nullptr) return schedule.through_stage(path, shape);
+  return shape.micro_batches * (path.forward + path.backward);
+}
+
+Seconds least_pipeline_time(const ScheduleForms& schedule, Seconds total, Seconds computing, Seconds slowest,
+                            const PipelineShape& shape) {
+  if (schedule.least_time != nullptr) return schedule.least_time(total, computing, slowest, shape);
+  return shape.micro_batches * slowest;
+}
+
 }  // namespace parplan

@@ -16,16 +16,38 @@ namespace parplan {
 Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
                     std::span<const Seconds> transfer);
 
+// One stage of a pipeline and the way to it, in times of one micro-batch.
+struct StagePath {
+  int stage = 0;
+  Seconds forward, backward;
+  // The forwards, backwards and transfers in both directions of the stages before it, of those
+  // after it, and of the latter with the stage itself.
+  Seconds before, after, round_trip;
+  Seconds slowest_transfer;  // of the pipeline
+};
+
 // A schedule as the estimate uses it: its row of planner/schedule, which the caller looked up.
 struct ScheduleForms {
   // The closed form of the time; without one, the actions are played.
   Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
                          std::span<const Seconds> transfer, const PipelineShape& shape) = nullptr;
+  // The time that one stage alone makes a step's pipeline take, at least; it never falls when a
+  // part of the path takes longer, or when work moves from other stages to this one. May be
+  // omitted.
+  Seconds (*through_stage)(const StagePath& path, const PipelineShape& shape) = nullptr;
+  // The least time of a pipeline whose stages and transfers take `total` for a micro-batch, stages
+  // alone `computing`, and the slowest stage at least `slowest`. May be omitted.
+  Seconds (*least_time)(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape) = nullptr;
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
   Schedule (*actions)(const PipelineShape& shape) = nullptr;
 };
 // A lower bound of the time of a step's pipeline.
 Seconds pipeline_time(const ScheduleForms& schedule, std::span<const Seconds> forward,
                       std::span<const Seconds> backward, std::span<const Seconds> transfer, const PipelineShape& shape);
+
+// Lower bounds of the same where a stage or less is known; without a form, the stage's own work.
+Seconds time_through_stage(const ScheduleForms& schedule, const StagePath& path, const PipelineShape& shape);
+Seconds least_pipeline_time(const ScheduleForms& schedule, Seconds total, Seconds computing, Seconds slowest,
+                            const PipelineShape& shape);
 
 }  // namespace parplan

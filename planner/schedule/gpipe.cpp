@@ -46,6 +46,17 @@ Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> ba
   return sum + (micro_batches - 1) * slowest;
 }
 
+// The formula above with the maxima over stages taken at this one.
+Seconds gpipe_through_stage(const StagePath& path, const PipelineShape& shape) {
+  return path.before + path.round_trip +
+         (shape.micro_batches - 1) *
+             (std::max(path.forward, path.slowest_transfer) + std::max(path.backward, path.slowest_transfer));
+}
+
+Seconds gpipe_least_time(Seconds total, Seconds /*computing*/, Seconds slowest, const PipelineShape& shape) {
+  return total + (shape.micro_batches - 1) * slowest;
+}
+
 int gpipe_in_flight(int /*rank*/, const PipelineShape& shape) { return shape.micro_batches; }
 
 }  // namespace parplan

@@ -3,6 +3,7 @@
 #include <span>
 
 #include "planner/base/units.h"
+#include "planner/plan/pipeline_time.h"
 #include "planner/plan/schedule.h"
 
 namespace parplan {
@@ -13,6 +14,8 @@ namespace parplan {
 Schedule gpipe_actions(const PipelineShape& shape);
 Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
                    std::span<const Seconds> transfer, const PipelineShape& shape);
+Seconds gpipe_through_stage(const StagePath& path, const PipelineShape& shape);
+Seconds gpipe_least_time(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape);
 int gpipe_in_flight(int rank, const PipelineShape& shape);
 
 }  // namespace parplan

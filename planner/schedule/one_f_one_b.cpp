@@ -66,19 +66,16 @@ Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Secon
   for (const Seconds t : transfer) after += 2.0 * t;
   for (int s = 0; s < stages; ++s) {
     const Seconds f = forward[s], b = backward[s];
-    const int n = stages - s;
-    const int k = std::min(n, micro_batches);
-    const Seconds round = after;  // W_s
+    const Seconds round_trip = after;
     after -= f + b;
-    Seconds own = micro_batches > k
-                      ? std::max(k * f, f + after) + (micro_batches - k) * (f + b) + std::max(k * b, b + after)
-                      : std::max({k * (f + b), after + f + k * b, after + k * f + b});
-    if (const int rounds = (micro_batches - 1) / n; rounds > 0) {
-      const int i = rounds * n;
-      own = std::max(own, rounds * round + std::max((micro_batches - i) * f + (micro_batches - i + n - 1) * b,
-                                                    (micro_batches - 1 - i) * (f + b) + round));
-    }
-    longest = std::max(longest, before + own);
+    longest = std::max(longest, one_f_one_b_through_stage({.stage = s,
+                                                           .forward = f,
+                                                           .backward = b,
+                                                           .before = before,
+                                                           .after = after,
+                                                           .round_trip = round_trip,
+                                                           .slowest_transfer = {}},
+                                                          shape));
     before += f + b;
     if (s + 1 < stages) {
       const Seconds t = transfer[s];
@@ -87,6 +84,39 @@ Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Secon
     }
   }
   return longest;
+}
+
+// The term of stage s: A_s is `before`, D_s `after`, W_s `round_trip`. Each maximum grows with its
+// parts, and where work moves to stage s from the stages around it, since every path counts stage s
+// at least as often as any other.
+Seconds one_f_one_b_through_stage(const StagePath& path, const PipelineShape& shape) {
+  const int micro_batches = shape.micro_batches;
+  const Seconds f = path.forward, b = path.backward, after = path.after;
+  const int n = shape.stages - path.stage;
+  const int k = std::min(n, micro_batches);
+  Seconds own = micro_batches > k
+                    ? std::max(k * f, f + after) + (micro_batches - k) * (f + b) + std::max(k * b, b + after)
+                    : std::max({k * (f + b), after + f + k * b, after + k * f + b});
+  if (const int rounds = (micro_batches - 1) / n; rounds > 0) {
+    const int i = rounds * n;
+    own = std::max(own, rounds * path.round_trip + std::max((micro_batches - i) * f + (micro_batches - i + n - 1) * b,
+                                                            (micro_batches - 1 - i) * (f + b) + path.round_trip));
+  }
+  return path.before + own;
+}
+
+// With c the slowest stage's time, S the sum of the stages and R that with transfers, and the
+// slowest stage at place s:
+// - M > k_s: T >= R + (M - k_s) c + D_s by both ways down and back, and T >= R - D_s + (M - 1) c by
+//   its own work. D_s is at least S - (s + 1) c, since no earlier stage takes longer, which gives T
+//   >= R + S + (M - p - 1) c; the mean of the two gives T >= R + (M - 1) / 2 c.
+// - M = k_s: T >= R + (M - 1) max(f, b) by one way down and back, so that T >= R + (M - 1) / 2 c.
+Seconds one_f_one_b_least_time(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape) {
+  const int micro_batches = shape.micro_batches;
+  Seconds more = 0.5 * (micro_batches - 1) * slowest;
+  if (micro_batches > shape.stages)
+    more = std::max(more, computing + (micro_batches - shape.stages - 1) * slowest);
+  return total + more;
 }
 
 int one_f_one_b_in_flight(int rank, const PipelineShape& shape) {

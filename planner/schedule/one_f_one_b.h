@@ -3,6 +3,7 @@
 #include <span>
 
 #include "planner/base/units.h"
+#include "planner/plan/pipeline_time.h"
 #include "planner/plan/schedule.h"
 
 namespace parplan {
@@ -14,6 +15,8 @@ namespace parplan {
 Schedule one_f_one_b_actions(const PipelineShape& shape);
 Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
                          std::span<const Seconds> transfer, const PipelineShape& shape);
+Seconds one_f_one_b_through_stage(const StagePath& path, const PipelineShape& shape);
+Seconds one_f_one_b_least_time(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape);
 int one_f_one_b_in_flight(int rank, const PipelineShape& shape);
 
 }  // namespace parplan

@@ -18,12 +18,16 @@ constexpr std::array rows = {
                 .name = "gpipe",
                 .actions = gpipe_actions,
                 .closed_form = gpipe_time,
+                .through_stage = gpipe_through_stage,
+                .least_time = gpipe_least_time,
                 .in_flight = gpipe_in_flight,
                 .period = every_second},
     ScheduleRow{.kind = ScheduleKind::one_f_one_b,
                 .name = "1f1b",
                 .actions = one_f_one_b_actions,
                 .closed_form = one_f_one_b_time,
+                .through_stage = one_f_one_b_through_stage,
+                .least_time = one_f_one_b_least_time,
                 .in_flight = one_f_one_b_in_flight,
                 .period = every_second},
 };
@@ -39,7 +43,11 @@ const ScheduleRow& row_of(ScheduleKind kind) {
 }
 
 ScheduleForms forms_of(const ScheduleRow& row) {
-  return {.closed_form = row.closed_form, .in_flight = row.in_flight, .actions = row.actions};
+  return {.closed_form = row.closed_form,
+          .through_stage = row.through_stage,
+          .least_time = row.least_time,
+          .in_flight = row.in_flight,
+          .actions = row.actions};
 }
 
 Schedule schedule_of(const ParallelSpec& spec, const TrainingSpec& training) {

@@ -21,6 +21,10 @@ struct ScheduleRow {
   // omitted: then `actions` are played, which takes longer than a formula.
   Seconds (*closed_form)(std::span<const Seconds> forward, std::span<const Seconds> backward,
                          std::span<const Seconds> transfer, const PipelineShape& shape) = nullptr;
+  // The two bounds of planner/plan/pipeline_time.h for stages that are not all known; they are no
+  // larger than `closed_form`. May be omitted.
+  Seconds (*through_stage)(const StagePath& path, const PipelineShape& shape) = nullptr;
+  Seconds (*least_time)(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape) = nullptr;
   // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds
   // at once.
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;

@@ -94,6 +94,61 @@ TEST_CASE("On equal stages both schedules have a bubble of (p - 1)(f + b), the f
     }
 }
 
+TEST_CASE("What is known of a single stage, or of no stage, bounds the closed form") {
+  std::mt19937 random(20261122);
+  std::uniform_real_distribution<double> factor(0.2, 4.0), of_transfer(0.0, 1.0);
+  for (const ScheduleRow& row : schedule_rows()) {
+    const ScheduleForms forms = forms_of(row);
+    for (int round = 0; round < 200; ++round)
+      for (const auto [p, m] : sizes) {
+        INFO(row.name << ", " << p << " stages, " << m << " micro-batches, round " << round);
+        std::vector<Seconds> forward, backward, transfer;
+        for (int s = 0; s < p; ++s) {
+          forward.emplace_back(factor(random));
+          backward.emplace_back(factor(random));
+        }
+        for (int s = 0; s + 1 < p; ++s) transfer.emplace_back(round % 2 * of_transfer(random));
+        const auto through = [&](int stage) {
+          StagePath path{.stage = stage,
+                         .forward = forward[stage],
+                         .backward = backward[stage],
+                         .before = {},
+                         .after = {},
+                         .round_trip = {},
+                         .slowest_transfer = {}};
+          for (int s = 0; s < p; ++s)
+            if (s != stage) (s < stage ? path.before : path.after) += forward[s] + backward[s];
+          for (int s = 0; s + 1 < p; ++s) {
+            (s < stage ? path.before : path.after) += 2.0 * transfer[s];
+            path.slowest_transfer = std::max(path.slowest_transfer, transfer[s]);
+          }
+          path.round_trip = path.forward + path.backward + path.after;
+          return time_through_stage(forms, path, {p, m}).value;
+        };
+        const double time = row.closed_form(forward, backward, transfer, {p, m}).value;
+        Seconds computing, total, slowest;
+        for (int s = 0; s < p; ++s) {
+          CHECK(through(s) <= time * (1 + 1e-12));
+          computing += forward[s] + backward[s];
+          slowest = std::max(slowest, forward[s] + backward[s]);
+        }
+        total = computing;
+        for (const Seconds t : transfer) total += 2.0 * t;
+        CHECK(least_pipeline_time(forms, total, computing, slowest, {p, m}).value <= time * (1 + 1e-12));
+        if (p == 1) continue;
+        // Stage `to` takes over some of the work of its neighbour.
+        const int to = round % p, from = to + 1 < p ? to + 1 : to - 1;
+        const double before = through(to);
+        const Seconds moved_forward = 0.5 * forward[from], moved_backward = 0.25 * backward[from];
+        forward[to] += moved_forward;
+        forward[from] -= moved_forward;
+        backward[to] += moved_backward;
+        backward[from] -= moved_backward;
+        CHECK(through(to) >= before * (1 - 1e-12));
+      }
+  }
+}
+
 TEST_CASE(
     "On unequal stages GPipe's closed form is exact, 1F1B's is exact or a tight lower bound, with transfers too") {
   std::mt19937 random(20240607);
