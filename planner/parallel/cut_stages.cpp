@@ -48,6 +48,12 @@ Seconds slowest_within(std::span<const std::vector<StageOption>> stages, std::si
     const std::size_t last = blocks - (stages.size() - 1 - s);  // one block is left for each later stage
     std::size_t end = filled;
     Seconds taken;
+    // The last stage holds all that is left, and needs no buffer to send from.
+    if (s + 1 == stages.size() && filled < blocks) {
+      taken = stage_seconds(stages[s], filled, blocks);
+      if (taken > most) break;
+      end = blocks;
+    }
     while (end < last) {
       const Seconds seconds = stage_seconds(stages[s], filled, end + 1);
       if (seconds > most) break;
@@ -73,7 +79,8 @@ Seconds slowest_within(std::span<const std::vector<StageOption>> stages, std::si
     std::size_t end = s, marked = s;
     for (std::size_t begin = s; begin < last; ++begin) {
       end = std::max(end, begin);
-      while (end < last && stage_seconds(stages[s], begin, end + 1) <= most) ++end;
+      if (s + 1 == p) end = stage_seconds(stages[s], begin, last) <= most ? last : begin;
+      while (s + 1 < p && end < last && stage_seconds(stages[s], begin, end + 1) <= most) ++end;
       farthest[s][begin] = end;
       if (!ends[s][begin]) continue;
       for (marked = std::max(marked, begin); marked < end; ++marked) ends[s + 1][marked + 1] = 1;
@@ -157,6 +164,102 @@ std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> sta
     end = first;
   }
   return cut;
+}
+
+bool some_cut_fits(std::span<const std::vector<StageOption>> stages) {
+  const std::size_t blocks = stages.front().front().seconds.size() - 1;
+  return slowest_within(stages, blocks, Seconds(std::numeric_limits<double>::max())) != infinite;
+}
+
+std::optional<int> fastest_option(const std::vector<StageOption>& options, std::size_t begin, std::size_t end) {
+  int chosen = 0;
+  if (stage_seconds(options, begin, end, &chosen) == infinite) return std::nullopt;
+  return chosen;
+}
+
+std::optional<std::vector<int>> fastest_options(std::span<const std::vector<StageOption>> stages,
+                                                std::span<const int> blocks) {
+  std::vector<int> choices;
+  std::size_t end = 0;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const std::size_t begin = end;
+    end += static_cast<std::size_t>(blocks[s]);
+    const std::optional<int> choice = fastest_option(stages[s], begin, end);
+    if (!choice) return std::nullopt;
+    choices.push_back(*choice);
+  }
+  return choices;
+}
+
+// Stages that take as many blocks as they can bound where the next one begins, from either end. A
+// stage that cannot take a single block there may begin earlier, so that the next one begins no
+// later than it would.
+CutWindow cut_window(int blocks, int stages, const StageCost& cost, double limit) {
+  CutWindow window(static_cast<std::size_t>(stages) + 1);
+  window.front() = {0, 0};
+  window.back() = {blocks, blocks};
+  for (int s = 0; s + 1 < stages; ++s) {
+    const int begin = window[s].second;
+    int end = begin;
+    while (end < blocks - (stages - 1 - s) && cost(s, begin, end + 1) < limit) ++end;
+    window[s + 1].second = std::max(end, s + 1);
+  }
+  for (int s = stages - 1; s > 0; --s) {
+    const int end = window[s + 1].first;
+    int begin = end;
+    while (begin > s && cost(s, begin - 1, end) < limit) --begin;
+    window[s].first = std::max(begin, s);
+    if (window[s].first > window[s].second) return {};
+  }
+  return window;
+}
+
+CheapCuts cheap_cuts(const CutWindow& window, const StageCost& cost, double limit, std::size_t most) {
+  constexpr double none = std::numeric_limits<double>::infinity();
+  const int stages = static_cast<int>(window.size()) - 1;
+  const auto width = [&](int s) { return window[s].second - window[s].first + 1; };
+  // By stage and the blocks at which it begins and ends, as far as they are in the window: its own
+  // cost, and with the first block alone the least cost of it and the stages behind it.
+  std::vector<std::vector<double>> costs(static_cast<std::size_t>(stages)), least(static_cast<std::size_t>(stages) + 1);
+  least.back() = {0.0};
+  for (int s = stages - 1; s >= 0; --s) {
+    costs[s].assign(static_cast<std::size_t>(width(s)) * static_cast<std::size_t>(width(s + 1)), none);
+    least[s].assign(static_cast<std::size_t>(width(s)), none);
+    for (int b = 0; b < width(s); ++b)
+      for (int e = 0; e < width(s + 1); ++e) {
+        const int begin = window[s].first + b, end = window[s + 1].first + e;
+        if (end <= begin || least[s + 1][e] >= limit) continue;
+        const double own = cost(s, begin, end);
+        costs[s][static_cast<std::size_t>(b) * width(s + 1) + e] = own;
+        least[s][b] = std::min(least[s][b], std::max(own, least[s + 1][e]));
+      }
+  }
+  CheapCuts found{.cuts = {}, .least = least[0][0] < limit ? least[0][0] : none, .all = true};
+  std::vector<int> cut;
+  const auto visit = [&](auto&& self, int s, int b) -> void {
+    if (s == stages) {
+      if (found.cuts.size() == most)
+        found.all = false;
+      else
+        found.cuts.push_back(cut);
+      return;
+    }
+    // The cheapest continuation first.
+    std::vector<std::pair<double, int>> ends;
+    for (int e = 0; e < width(s + 1); ++e) {
+      const double both = std::max(costs[s][static_cast<std::size_t>(b) * width(s + 1) + e], least[s + 1][e]);
+      if (both < limit) ends.emplace_back(both, e);
+    }
+    std::ranges::stable_sort(ends, {}, &std::pair<double, int>::first);
+    for (const auto& [both, e] : ends) {
+      if (!found.all) return;
+      cut.push_back(window[s + 1].first + e - (window[s].first + b));
+      self(self, s + 1, e);
+      cut.pop_back();
+    }
+  };
+  visit(visit, 0, 0);
+  return found;
 }
 
 std::vector<int> cut_stages(std::span<const Seconds> blocks, int stages) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "planner/base/units.h"
@@ -41,6 +42,32 @@ struct StageCut {
 // squares, for stages that each choose between options (heterogeneous devices, more or less
 // recompute). Nothing where no cut fits.
 std::optional<StageCut> cut_stages(std::span<const std::vector<StageOption>> stages);
+// Whether any cut fits.
+bool some_cut_fits(std::span<const std::vector<StageOption>> stages);
+// The fastest of the options with which the blocks fit on a stage.
+std::optional<int> fastest_option(const std::vector<StageOption>& options, std::size_t begin, std::size_t end);
+// The same for each stage of a cut; nothing where the blocks of a stage fit with none.
+std::optional<std::vector<int>> fastest_options(std::span<const std::vector<StageOption>> stages,
+                                                std::span<const int> blocks);
+
+// What blocks [begin, end) on a stage cost.
+using StageCost = std::function<double(int stage, int begin, int end)>;
+// For each stage, the first and the last block at which it may begin if every stage is to cost less
+// than a limit; one more for the end. Empty where no cut does. The cost must never fall where a
+// stage takes over blocks of its neighbours.
+using CutWindow = std::vector<std::pair<int, int>>;
+CutWindow cut_window(int blocks, int stages, const StageCost& cost, double limit);
+
+struct CheapCuts {
+  std::vector<std::vector<int>> cuts;  // blocks of each stage
+  // The least that the costliest stage of any cut within the limit costs; infinite where there is
+  // no such cut.
+  double least = 0.0;
+  bool all = true;  // whether `cuts` are all of them
+};
+// Cuts in the window whose every stage costs less than the limit: all, where they are at most
+// `most`, and else as many of them.
+CheapCuts cheap_cuts(const CutWindow& window, const StageCost& cost, double limit, std::size_t most);
 
 // The default cut without a cost model: blocks weighted by the multiply-adds of their matrix
 // products (an embedding look-up has none, the head has its vocabulary).

@@ -4,6 +4,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -153,6 +154,65 @@ TEST_CASE("Stages of unlike devices that choose what to recompute are cut as the
     CHECK(found.second == doctest::Approx(best.second).epsilon(1e-9));
   }
   CHECK(feasible > 1000);
+}
+
+TEST_CASE("Cheap cuts are all cuts below a limit, and the least of them is known where they are too many") {
+  std::mt19937 random(11);
+  const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
+  int several = 0;
+  for (int trial = 0; trial < 500; ++trial) {
+    const int blocks = draw(2, 9), stages = draw(1, std::min(blocks, 4));
+    std::vector<int> work(static_cast<std::size_t>(blocks)), slow(static_cast<std::size_t>(stages));
+    for (int& one : work) one = draw(1, 6);
+    for (int& one : slow) one = draw(1, 3);
+    // A stage with an odd number of blocks costs more than its work.
+    const auto least = [&](int stage, int begin, int end) {
+      double sum = 0.0;
+      for (int b = begin; b < end; ++b) sum += work[b] * slow[stage];
+      return sum;
+    };
+    const auto cost = [&](int stage, int begin, int end) {
+      return least(stage, begin, end) + 3.0 * ((end - begin) % 2);
+    };
+    std::vector<std::pair<double, std::vector<int>>> all;
+    std::vector<int> cut;
+    const auto visit = [&](auto&& self, int begin, double worst) -> void {
+      const int stage = static_cast<int>(cut.size());
+      if (stage == stages) {
+        if (begin == blocks) all.emplace_back(worst, cut);
+        return;
+      }
+      for (int end = begin + 1; end <= blocks; ++end) {
+        cut.push_back(end - begin);
+        self(self, end, std::max(worst, cost(stage, begin, end)));
+        cut.pop_back();
+      }
+    };
+    visit(visit, 0, 0.0);
+    std::ranges::sort(all);
+    const double limit = all[all.size() / 3].first + 0.5;
+    std::vector<std::vector<int>> below;
+    for (const auto& [worst, one] : all)
+      if (worst < limit) below.push_back(one);
+    std::ranges::sort(below);
+    const CutWindow window = cut_window(blocks, stages, least, limit);
+    REQUIRE(!window.empty());
+    CheapCuts found = cheap_cuts(window, cost, limit, 1'000'000);
+    CHECK(found.all);
+    CHECK(found.least == all.front().first);
+    std::ranges::sort(found.cuts);
+    CHECK(found.cuts == below);
+    if (below.size() > 1) {
+      ++several;
+      const CheapCuts some = cheap_cuts(window, cost, limit, below.size() - 1);
+      CHECK(!some.all);
+      CHECK(some.cuts.size() == below.size() - 1);
+      CHECK(some.least == all.front().first);
+    }
+    const CutWindow none = cut_window(blocks, stages, least, all.front().first - 3.0);
+    if (!none.empty()) CHECK(cheap_cuts(none, cost, all.front().first, 10).cuts.empty());
+  }
+  CHECK(several > 100);
 }
 
 TEST_CASE("The default cut counts the head and not the look-up") {
