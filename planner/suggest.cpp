@@ -53,8 +53,8 @@ std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
   if (!plan.search.certified)
     return fmt::format("{}: the search found no plan on all of them that {}, and looked at a part of them only", used,
                        claim);
-  return fmt::format("{}: no plan on all of them {}{}", used, layout == LayoutRequest{} ? "" : "with what was given ",
-                     claim);
+  return fmt::format("{}: no plan on all of them {}{}{}", used, layout == LayoutRequest{} ? "" : "with what was given ",
+                     claim, plan.search.cut_gap ? " (with the stage cuts that were tried)" : "");
 }
 
 // The note on the groups of heterogeneous nodes that a plan uses, and their order, where that is

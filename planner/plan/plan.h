@@ -32,7 +32,8 @@ struct RankedPlan {
 
 // What the search did. `simulated` includes candidates with the same work as a simulated one. `gap`
 // is the best plan found over the smallest bound that was not simulated, minus one; absent when
-// certified.
+// certified. Beyond some number of cuts, not every cut of a layout is a candidate: `cut_gap` is the
+// same over all cuts and over what their stages may recompute; absent where none is better.
 struct SearchCounts {
   Objective objective = Objective::time;  // what the search minimised
   std::int64_t candidates = 0;
@@ -42,6 +43,7 @@ struct SearchCounts {
   double seconds = 0.0;
   bool certified = false;
   std::optional<double> gap;
+  std::optional<double> cut_gap = {};
   bool operator==(const SearchCounts&) const = default;
 };
 

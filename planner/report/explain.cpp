@@ -119,8 +119,14 @@ std::string explain_search(const SearchCounts& search) {
       left > 0)
     text += fmt::format(", {} not simulated", left);
   const ObjectiveWords& words = words_of(search.objective);
-  if (search.certified) return text + fmt::format("; certified: {} of this space under this cost model", words.best);
-  if (search.gap) return text + fmt::format("; gap: at most {:.1f} % {} may be left", 100.0 * *search.gap, words.less);
+  const std::string others =
+      search.cut_gap ? fmt::format("; with stage cuts that were not tried, at most {:.1f} % {} may be left",
+                                   100.0 * *search.cut_gap, words.less)
+                     : "";
+  if (search.certified)
+    return text + fmt::format("; certified: {} of this space under this cost model{}", words.best, others);
+  if (search.gap)
+    return text + fmt::format("; gap: at most {:.1f} % {} may be left{}", 100.0 * *search.gap, words.less, others);
   return text + "; not certified";
 }
 

@@ -50,7 +50,8 @@ Json search_json(const SearchCounts& search) {
           {"simulated", search.simulated},
           {"seconds", json_number(search.seconds)},
           {"certified", search.certified},
-          {"gap", optional_number(search.gap)}};
+          {"gap", optional_number(search.gap)},
+          {"cut_gap", optional_number(search.cut_gap)}};
 }
 
 Json columns_json() {

@@ -1,13 +1,16 @@
 #include "planner/search/candidates.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
+#include <limits>
 #include <numeric>
 #include <utility>
 
 #include "planner/parallel/cut_stages.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
+#include "planner/search/layout_cuts.h"
 #include "planner/search/parallel_for.h"
 
 namespace parplan {
@@ -65,93 +68,65 @@ RankedPlan CandidateMaker::with_times(const Candidate& candidate) {
       {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
 }
 
-const std::vector<int>& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
+const CandidateMaker::FastestCut& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
   const Placements& placements = placements_of(spec);
   std::pair key{cut_key(spec), estimator_.paces(spec, placements)};
   const auto found = cuts_.find(key);
   if (found != cuts_.end()) return found->second;
-  std::vector<int> cut;
-  if (key.second.size() == 1) {
-    cut = cut_stages(estimator_.block_seconds(spec, placements), spec.pp());
-  } else {
-    std::vector<std::vector<Seconds>> prefix;
-    for (int s = 0; s < spec.pp(); ++s) {
-      const std::vector<Seconds> seconds = estimator_.block_seconds(spec, placements, s);
-      std::partial_sum(seconds.begin(), seconds.end(), prefix.emplace_back(seconds.size() + 1).begin() + 1);
-    }
-    std::vector<std::vector<StageOption>> stages;
-    for (const std::vector<Seconds>& seconds : prefix)
-      stages.push_back({StageOption{.seconds = seconds, .state = {}, .saved = {}}});
-    cut = cut_stages(stages)->blocks;
+  std::vector<std::vector<Seconds>> prefix;  // by pace
+  std::vector<Seconds> least;                // by block
+  for (int pace = 0; pace < static_cast<int>(key.second.size()); ++pace) {
+    const std::vector<Seconds> seconds = estimator_.block_seconds(spec, placements, pace);
+    std::partial_sum(seconds.begin(), seconds.end(), prefix.emplace_back(seconds.size() + 1).begin() + 1);
+    if (least.empty()) least = seconds;
+    for (std::size_t b = 0; b < seconds.size(); ++b) least[b] = std::min(least[b], seconds[b]);
+  }
+  std::vector<std::vector<StageOption>> stages;
+  for (int s = 0; s < spec.pp(); ++s)
+    stages.push_back({StageOption{.seconds = prefix[prefix.size() == 1 ? 0 : s], .state = {}, .saved = {}}});
+  FastestCut cut{.blocks = cut_stages(stages)->blocks,
+                 .slowest = {},
+                 .computing = std::accumulate(least.begin(), least.end(), Seconds())};
+  std::size_t end = 0;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const std::size_t begin = std::exchange(end, end + static_cast<std::size_t>(cut.blocks[s]));
+    cut.slowest = std::max(cut.slowest, stages[s].front().seconds[end] - stages[s].front().seconds[begin]);
   }
   return cuts_.emplace(std::move(key), std::move(cut)).first->second;
 }
 
+namespace {
+
+constexpr std::array none_or_full = {Recompute::none, Recompute::full};
+
+// What each stage of a layout may recompute.
+std::span<const Recompute> recomputes_of(const ParallelSpec& spec, bool mixes) {
+  if (mixes) return none_or_full;
+  return {&spec.recompute, 1};
+}
+
+}  // namespace
+
 std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
   const Placements& placements = placements_of(spec);
-  const ScheduleForms schedule = forms_of(row_of(spec.schedule));
-  const std::vector<Recompute> choices =
-      mixes ? std::vector{Recompute::none, Recompute::full} : std::vector{spec.recompute};
-  const Paces paces = estimator_.paces(spec, placements);
-  const auto make = [&] {
-    const PipelineShape shape = shape_of(spec, training_);
-    std::vector<BlockTable> tables;  // by pace, then choice
-    for (std::size_t pace = 0; pace < paces.size(); ++pace)
-      for (const Recompute recompute : choices)
-        tables.push_back(estimator_.block_table(spec, placements, static_cast<int>(pace), recompute));
-    std::vector<std::vector<StageOption>> stages;
-    for (int s = 0; s < spec.pp(); ++s) {
-      std::vector<StageOption>& options = stages.emplace_back();
-      for (std::size_t choice = 0; choice < choices.size(); ++choice) {
-        const BlockTable& table =
-            tables[(paces.size() == 1 ? 0 : static_cast<std::size_t>(s)) * choices.size() + choice];
-        const std::int64_t capacity = estimator_.capacity(spec.mesh, s).count;
-        const int in_flight = schedule.in_flight(s, shape);
-        const auto fits = [this, &spec, &placements, &table, schedule, s, capacity, in_flight,
-                           recompute = choices[choice], fixed = std::vector<std::pair<std::uint64_t, std::int64_t>>()](
-                              std::size_t begin, std::size_t end) mutable {
-          const BlockRange range{static_cast<int>(begin), static_cast<int>(end)};
-          const std::int64_t growing =
-              table.state[end] - table.state[begin] + in_flight * (table.saved[end] - table.saved[begin]);
-          const std::uint64_t kinds = estimator_.kinds_in(range);
-          auto known = std::ranges::find(fixed, kinds, &std::pair<std::uint64_t, std::int64_t>::first);
-          if (known == fixed.end())
-            known = fixed.insert(
-                known, {kinds, estimator_.peak(spec, placements, schedule, s, range, recompute).count - growing});
-          return growing + known->second <= capacity;
-        };
-        options.push_back({.seconds = table.seconds,
-                           .state = table.state,
-                           .saved = table.saved,
-                           .in_flight = in_flight,
-                           .surely_fits = capacity - table.most_fixed,
-                           .may_fit = capacity - table.least_fixed,
-                           .fits = fits});
-      }
-    }
-    return cut_stages(stages);
+  const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
+  const auto make = [&]() -> std::optional<StageCut> {
+    const LayoutCuts cuts(estimator_, spec, placements, shape_of(spec, training_), recomputes);
+    if (cuts.surely_none()) return std::nullopt;
+    std::optional<StageCut> cut = mixes && cuts.surely_none(1) ? std::nullopt : cuts.fastest(1);
+    return cut || !mixes ? cut : cuts.fastest();
   };
-  const std::tuple key{fitting_cut_key(spec), paces, mixes};
+  const std::tuple key{fitting_cut_key(spec), estimator_.paces(spec, placements), mixes};
   auto found = fitting_cuts_.find(key);
   if (found == fitting_cuts_.end()) found = fitting_cuts_.emplace(key, make()).first;
-  const std::optional<StageCut>& cut = found->second;
-  if (!cut) return std::nullopt;
-  ParallelSpec chosen = spec;
-  chosen.stage_blocks = cut->blocks;
-  if (mixes) {
-    for (const int option : cut->options) chosen.stage_recompute.push_back(choices[option]);
-    const Recompute first = chosen.stage_recompute.front();
-    if (std::ranges::all_of(chosen.stage_recompute, [&](Recompute recompute) { return recompute == first; }))
-      return std::nullopt;  // not mixed
-    chosen.recompute = Recompute::per_stage;
-  }
-  Candidate candidate = estimated(std::move(chosen));
+  if (!found->second) return std::nullopt;
+  Candidate candidate = estimated(with_cut(spec, *found->second, recomputes));
   return candidate.bound.spare.count >= 0 ? std::optional(std::move(candidate)) : std::nullopt;
 }
 
 std::vector<int> CandidateMaker::cut_of(const ParallelSpec& spec) {
   ParallelSpec cut = spec;
-  cut.stage_blocks = fastest_cut(spec);
+  cut.stage_blocks = fastest_cut(spec).blocks;
   if (spec.recompute != Recompute::per_stage && estimated(cut).bound.spare.count < 0)
     if (std::optional<Candidate> other = cut_that_fits(spec, false)) return other->spec.stage_blocks;
   return cut.stage_blocks;
@@ -160,15 +135,24 @@ std::vector<int> CandidateMaker::cut_of(const ParallelSpec& spec) {
 void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
   std::vector<int> cut(static_cast<std::size_t>(spec.pp()), 1);
   cut.back() = static_cast<int>(graph_.blocks.size()) - spec.pp() + 1;
+  std::optional<LayoutCuts> by_memory;
   do {
     ParallelSpec one = spec;
     one.stage_blocks = cut;
     candidates.push_back(estimated(one));
     const bool fits = candidates.back().bound.spare.count >= 0;
     // Stages that do not recompute are faster; where they fit, a mix can only need less memory.
-    if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none ||
-        spec.pp() > most_choosing_stages)
+    if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none) continue;
+    if (spec.pp() > most_choosing_stages) {
+      if (fits || candidates.back().bound.room_in_all.count < 0) continue;
+      if (!by_memory)
+        by_memory.emplace(estimator_, spec, placements_of(spec), shape_of(spec, training_), none_or_full);
+      if (std::optional<std::vector<int>> choices = fastest_options(by_memory->options(), cut))
+        if (ParallelSpec mixed = with_cut(spec, {cut, std::move(*choices)}, none_or_full);
+            mixed.recompute == Recompute::per_stage)
+          candidates.push_back(estimated(std::move(mixed)));
       continue;
+    }
     one.recompute = Recompute::per_stage;
     for (int bits = 1; bits + 1 < 1 << spec.pp(); ++bits) {
       one.stage_recompute.clear();
@@ -179,40 +163,168 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
   } while (next_cut(cut));
 }
 
-void CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
+OfAnyCut CandidateMaker::of_any_cut(const ParallelSpec& spec, const FastestCut& fastest, Bytes room_in_all) const {
+  // The slowest stage was found to within 1e-9.
+  return {.time = least_pipeline_time(forms_of(row_of(spec.schedule)), fastest.computing, fastest.computing,
+                                      fastest.slowest,
+                                      {spec.pp(), spec.pp(), static_cast<int>(micro_batches(spec, training_))}) *
+                  (1 - 1e-8),
+          .room_in_all = room_in_all};
+}
+
+// State is spread over the stages: the fullest is filled at least as much as all together.
+Bytes CandidateMaker::least_memory(const ParallelSpec& spec, Bytes room_in_all) {
+  double capacity = 0.0, least = std::numeric_limits<double>::infinity();
+  for (int s = 0; s < spec.pp(); ++s) {
+    const double of_stage = static_cast<double>(estimator_.capacity(spec.mesh, s).count);
+    capacity += of_stage;
+    least = std::min(least, of_stage);
+  }
+  const double memory = (capacity - static_cast<double>(room_in_all.count)) / capacity * least;
+  return Bytes(static_cast<std::int64_t>(memory * (1 - 1e-9)));
+}
+
+std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
   if (!spec.stage_blocks.empty()) {
     candidates.push_back(estimated(spec));
-    return;
+    return std::nullopt;
   }
+  // Layouts with full recompute are among the mixes of those without.
+  const bool is_covered = mixes && spec.recompute != Recompute::none;
   if (cuts_of(static_cast<int>(graph_.blocks.size()), spec.pp()) <= most_cuts) {
-    const std::size_t before = candidates.size();
     add_all_cuts(spec, mixes, candidates);
-    const auto fits = [](const Candidate& candidate) { return candidate.bound.spare.count >= 0; };
-    if (mixes && spec.recompute == Recompute::none && spec.pp() > most_choosing_stages &&
-        std::none_of(candidates.begin() + static_cast<std::ptrdiff_t>(before), candidates.end(), fits))
-      if (std::optional<Candidate> mixed = cut_that_fits(spec, true)) candidates.push_back(std::move(*mixed));
-    return;
+    const bool has_all = !mixes || spec.pp() <= most_choosing_stages || objective_ != Objective::memory;
+    if (is_covered || has_all) return std::nullopt;
+    return of_any_cut(spec, fastest_cut(spec), candidates.back().bound.room_in_all);
   }
+  const FastestCut& fastest = fastest_cut(spec);
   ParallelSpec cut = spec;
-  cut.stage_blocks = fastest_cut(spec);
-  Candidate candidate = estimated(cut);
-  if (candidate.bound.spare.count < 0) {
-    std::optional<Candidate> other;
-    if (spec.pp() > 1 && candidate.bound.spare_in_all.count >= 0) other = cut_that_fits(spec, false);
-    if (other) {
-      candidate = std::move(*other);
-    } else if (spec.pp() > 1 && mixes && spec.recompute == Recompute::none) {
-      cut.recompute = Recompute::full;
-      if (estimated(cut).bound.spare_in_all.count >= 0)
-        if (std::optional<Candidate> mixed = cut_that_fits(spec, true)) candidates.push_back(std::move(*mixed));
+  cut.stage_blocks = fastest.blocks;
+  Candidate candidate = estimated(std::move(cut));
+  std::optional<OfAnyCut> others;
+  if (!is_covered) others = of_any_cut(spec, fastest, candidate.bound.room_in_all);
+  if (candidate.bound.spare.count < 0 && candidate.bound.room_in_all.count >= 0) {
+    if (std::optional<Candidate> other = cut_that_fits(spec, mixes && !is_covered)) {
+      if (other->spec.recompute == spec.recompute)
+        candidate = std::move(*other);
+      else if (other->spec.recompute == Recompute::per_stage)
+        candidates.push_back(std::move(*other));
+      // Where all stages recompute, the layout with full recompute has it.
     }
   }
   candidates.push_back(std::move(candidate));
+  return others;
+}
+
+namespace {
+
+// The cut with one block moved from one stage to another; the blocks of the stages in between
+// shift.
+bool move_block(std::vector<int>& blocks, std::size_t from, std::size_t to) {
+  if (from == to || blocks[from] == 1) return false;
+  --blocks[from];
+  ++blocks[to];
+  return true;
+}
+
+}  // namespace
+
+CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Seconds limit, std::size_t most) {
+  constexpr double none = std::numeric_limits<double>::infinity();
+  const Placements& placements = placements_of(spec);
+  const ScheduleForms schedule = forms_of(row_of(spec.schedule));
+  const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
+  const int blocks = static_cast<int>(graph_.blocks.size());
+  CutsBelow below{.candidates = {}, .rest = Seconds(none)};
+
+  const Estimator::CutFrame frame = estimator_.cut_frame(spec, placements, recomputes);
+  const CutWindow window = cut_window(blocks, spec.pp(),
+                                      [&](int stage, int begin, int end) {
+                                        return estimator_.least_through(frame, schedule, stage, {begin, end}).value;
+                                      },
+                                      limit.value);
+  if (window.empty()) return below;
+  const LayoutCuts by_memory(estimator_, spec, placements, shape_of(spec, training_), recomputes);
+  if (by_memory.surely_none()) return below;
+  const std::vector<std::vector<StageOption>> options = by_memory.options();
+  const auto stage_of = [&](int stage, int begin, int end) -> std::optional<StageOfCut> {
+    const std::optional<int> choice =
+        fastest_option(options[stage], static_cast<std::size_t>(begin), static_cast<std::size_t>(end));
+    if (!choice) return std::nullopt;
+    return estimator_.stage_of_cut(frame, spec, placements, schedule, stage, {begin, end},
+                                   static_cast<std::size_t>(*choice));
+  };
+  // What the first stage adds, at least.
+  Seconds opening(none);
+  for (int end = window[1].first; end <= window[1].second; ++end)
+    if (const std::optional<StageOfCut> first = stage_of(0, 0, end)) opening = std::min(opening, first->opening);
+  const StageCost cost = [&](int stage, int begin, int end) {
+    const std::optional<StageOfCut> of = stage_of(stage, begin, end);
+    if (!of) return none;
+    const Seconds opens = stage == 0 ? of->opening : opening;
+    return (std::max(opens + of->pipeline, of->alone) + of->end).value * (1 - 1e-12);
+  };
+  const CheapCuts cheap = cheap_cuts(window, cost, limit.value, most);
+
+  const auto consider = [&](std::vector<int> cut) -> std::optional<Candidate> {
+    std::optional<std::vector<int>> choices = fastest_options(options, cut);
+    if (!choices) return std::nullopt;
+    Candidate candidate = estimated(with_cut(spec, {std::move(cut), std::move(*choices)}, recomputes));
+    if (candidate.bound.spare.count < 0 || candidate.bound.lower_bound >= limit) return std::nullopt;
+    return candidate;
+  };
+  const auto is_better = [](const Candidate& a, const Candidate& b) {
+    return std::tie(a.bound.lower_bound, a.spec.stage_blocks) < std::tie(b.bound.lower_bound, b.spec.stage_blocks);
+  };
+  for (const std::vector<int>& cut : cheap.cuts)
+    if (std::optional<Candidate> candidate = consider(cut)) below.candidates.push_back(std::move(*candidate));
+  if (!cheap.all) {
+    below.rest = Seconds(cheap.least);
+    // Among too many cuts, from the best of those that were made to better ones that differ by one
+    // block.
+    constexpr std::size_t kept = 8;
+    constexpr int most_moves = 8;
+    for (int move = 0; move < most_moves && !below.candidates.empty(); ++move) {
+      std::ranges::sort(below.candidates, is_better);
+      below.candidates.resize(std::min(below.candidates.size(), kept));
+      const Candidate best = below.candidates.front();
+      for (std::size_t from = 0; from < best.spec.stage_blocks.size(); ++from)
+        for (std::size_t to = 0; to < best.spec.stage_blocks.size(); ++to) {
+          std::vector<int> moved = best.spec.stage_blocks;
+          if (!move_block(moved, from, to)) continue;
+          std::optional<Candidate> candidate = consider(std::move(moved));
+          if (candidate && is_better(*candidate, best)) below.candidates.push_back(std::move(*candidate));
+        }
+      if (below.candidates.size() <= kept && !is_better(below.candidates.back(), best)) break;
+    }
+  }
+  std::ranges::sort(below.candidates, is_better);
+  const auto same = std::ranges::unique(below.candidates, {}, &Candidate::spec);
+  below.candidates.erase(same.begin(), same.end());
+  return below;
+}
+
+bool CandidateMaker::has_equal_memory(const ParallelSpec& spec) {
+  for (int s = 1; s < spec.pp(); ++s)
+    if (estimator_.capacity(spec.mesh, s) != estimator_.capacity(spec.mesh, 0)) return false;
+  return true;
+}
+
+std::optional<Candidate> CandidateMaker::least_cut(const ParallelSpec& spec, bool mixes, Bytes most) {
+  const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
+  const LayoutCuts cuts(estimator_, spec, placements_of(spec), shape_of(spec, training_), recomputes);
+  const std::optional<Bytes> least = cuts.least_peak(most);
+  if (!least) return std::nullopt;
+  ParallelSpec chosen = with_cut(spec, *cuts.fastest_within(*least), recomputes);
+  const bool is_candidate =
+      chosen.recompute != Recompute::per_stage && chosen.stage_blocks == fastest_cut(chosen).blocks;
+  if (is_candidate) return std::nullopt;
+  return estimated(std::move(chosen));
 }
 
 // Specs whose blocks have equal shapes go to one maker together, since they share lowered Segments.
 MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::span<const ParallelSpec> specs,
-                               bool mixes) {
+                               bool mixes, Objective objective) {
   std::map<std::tuple<std::int64_t, int, bool>, std::vector<std::size_t>> by_shape;
   for (std::size_t i = 0; i < specs.size(); ++i)
     by_shape[{specs[i].micro_batch, specs[i].tp(), specs[i].sequence_parallel}].push_back(i);
@@ -223,6 +335,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     std::vector<Numbered> fitting;
     std::optional<Numbered> smallest;
     std::int64_t count = 0;
+    std::vector<std::pair<std::size_t, OfAnyCut>> others;
   };
   const auto smaller = [](const Numbered& a, const Numbered& b) {
     return std::pair(a.second.bound.memory.peak(), a.first) < std::pair(b.second.bound.memory.peak(), b.first);
@@ -233,7 +346,8 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     OfTask& to = made[task];
     for (const std::size_t i : *tasks[task]) {
       candidates.clear();
-      makers[thread]->add(specs[i], mixes, candidates);
+      if (const std::optional<OfAnyCut> open = makers[thread]->add(specs[i], mixes, candidates))
+        to.others.emplace_back(i, *open);
       to.count += static_cast<std::int64_t>(candidates.size());
       for (Candidate& candidate : candidates) {
         if (candidate.bound.spare.count >= 0)
@@ -246,12 +360,61 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
   MadeCandidates all;
   std::vector<Numbered> fitting;
   std::optional<Numbered> smallest;
+  std::vector<std::pair<std::size_t, OfAnyCut>> others;
   for (OfTask& one : made) {
     all.count += one.count;
     std::ranges::move(one.fitting, std::back_inserter(fitting));
+    std::ranges::move(one.others, std::back_inserter(others));
     if (one.smallest && (!smallest || smaller(*one.smallest, *smallest))) smallest = std::move(one.smallest);
   }
   std::ranges::stable_sort(fitting, {}, &Numbered::first);
+  std::ranges::sort(others, {}, &std::pair<std::size_t, OfAnyCut>::first);
+  if (objective == Objective::memory || fitting.empty()) {
+    const auto peak = [](const Numbered& one) { return one.second.bound.memory.peak(); };
+    const auto least = std::ranges::min_element(fitting, {}, peak);
+    std::optional<Bytes> most;
+    if (least != fitting.end())
+      most = peak(*least);
+    else if (smallest)
+      most = peak(*smallest);
+    const auto memory = [&](const auto& open) {
+      return makers.front()->least_memory(specs[open.first], open.second.room_in_all);
+    };
+    std::erase_if(others, [&](const auto& open) { return !most || memory(open) > *most; });
+    std::vector<std::optional<Candidate>> cuts(others.size());
+    std::vector<char> is_left(others.size());
+    parallel_for(static_cast<int>(makers.size()), others.size(), [&](int thread, std::size_t i) {
+      const ParallelSpec& spec = specs[others[i].first];
+      is_left[i] = !makers[thread]->has_equal_memory(spec);
+      if (!is_left[i]) cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
+    });
+    for (std::size_t i = 0; i < others.size(); ++i) {
+      if (is_left[i])
+        all.least_memory_left = std::min(all.least_memory_left.value_or(memory(others[i])), memory(others[i]));
+      if (!cuts[i]) continue;
+      Numbered one(others[i].first, *std::move(cuts[i]));
+      if (one.second.bound.spare.count >= 0) {
+        fitting.push_back(std::move(one));
+        ++all.count;
+      } else if (!smallest || smaller(one, *smallest)) {
+        smallest = std::move(one);
+      }
+    }
+    std::ranges::stable_sort(fitting, {}, &Numbered::first);
+    others.clear();
+  }
+  // The best plan seldom takes twice as long as the least bound.
+  constexpr double far = 2.0;
+  Seconds least(std::numeric_limits<double>::infinity());
+  for (const auto& [number, candidate] : fitting) least = std::min(least, candidate.bound.lower_bound);
+  all.others_from = Seconds(std::numeric_limits<double>::infinity());
+  for (const auto& [number, open] : others) {
+    if (open.time >= far * least) {
+      all.others_from = std::min(all.others_from, open.time);
+      continue;
+    }
+    all.others.push_back({.spec = specs[number], .time = open.time});
+  }
   for (auto& [number, candidate] : fitting) all.fitting.push_back(std::move(candidate));
   if (smallest) all.smallest = std::move(smallest->second);
   return all;

@@ -24,6 +24,24 @@ struct Candidate {
   Bound bound;
 };
 
+// What holds for any cut of a layout, with any recompute that the search may choose for each stage.
+struct OfAnyCut {
+  Seconds time;       // a lower bound of the step
+  Bytes room_in_all;  // as in Bound
+};
+// A layout of which not every cut is a candidate.
+struct OpenLayout {
+  ParallelSpec spec;  // not cut
+  Seconds time;       // of any of its cuts, at least
+};
+
+// Cuts of a layout that may take less than a limit by their lower bounds, best first; no other cut
+// takes less than `rest`, which is infinite where these are all.
+struct CutsBelow {
+  std::vector<Candidate> candidates;
+  Seconds rest;
+};
+
 // A model's cuts are all candidates where they are few enough, and so are the choices of stages
 // that recompute; beyond that, a layout is represented by what the dynamic programming chooses.
 inline constexpr std::int64_t most_cuts = 32;
@@ -40,14 +58,24 @@ class CandidateMaker {
   // - with given stage blocks, that one;
   // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one
   //   does not fit without recompute (for the objective memory: always) also every choice of stages
-  //   that recompute, or with more than `most_choosing_stages` stages, the best cut with stages
-  //   choosing for themselves;
-  // - else the cut whose slowest stage is fastest; if that does not fit, but all stages together
-  //   have the memory, the best cut that fits; and if none fits without recompute, but one would
-  //   with it, the best cut with stages choosing for themselves.
+  //   that recompute, or with more than `most_choosing_stages` stages the fastest choice that fits;
+  // - else the cut whose slowest stage is fastest; if that does not fit, the best cut that fits;
+  //   and if none fits without recompute, but one would with it, the best cut with stages choosing
+  //   for themselves.
   // Estimates have bounds only, and where a candidate does not fit, only its memory. `mixes`:
-  // whether stages may differ in what they recompute.
-  void add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
+  // whether stages may differ in what they recompute. Returns something where not every cut was
+  // appended. A layout without recompute stands for those with the recompute of `mixes`, too.
+  std::optional<OfAnyCut> add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
+
+  // At most `most` cuts of an open layout.
+  CutsBelow cuts_below(const ParallelSpec& spec, bool mixes, Seconds limit, std::size_t most);
+  // The fastest of the cuts of an open layout whose fullest stage takes the least memory; nothing
+  // where that is more than `most`, or the cut is one that `add` appends. Its devices have equal
+  // memory.
+  std::optional<Candidate> least_cut(const ParallelSpec& spec, bool mixes, Bytes most);
+  bool has_equal_memory(const ParallelSpec& spec);
+  // A lower bound of the memory of the fullest stage of any cut.
+  Bytes least_memory(const ParallelSpec& spec, Bytes room_in_all);
 
   // The cut of a layout that is complete but for its cut: the cut whose slowest stage is fastest,
   // among those that fit where any fits.
@@ -61,7 +89,15 @@ class CandidateMaker {
 
  private:
   Candidate estimated(ParallelSpec spec);
-  const std::vector<int>& fastest_cut(const ParallelSpec& spec);
+  struct FastestCut {
+    std::vector<int> blocks;
+    Seconds slowest;    // of its stages
+    Seconds computing;  // of all blocks, each where it is fastest
+  };
+  const FastestCut& fastest_cut(const ParallelSpec& spec);
+  OfAnyCut of_any_cut(const ParallelSpec& spec, const FastestCut& fastest, Bytes room_in_all) const;
+  // The best cut that fits with the recompute of the spec; if none does and `mixes`, the best in
+  // which each stage recomputes or does not.
   std::optional<Candidate> cut_that_fits(const ParallelSpec& spec, bool mixes);
   void add_all_cuts(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
 
@@ -71,7 +107,7 @@ class CandidateMaker {
   Estimator estimator_;
   std::map<ParallelSpec, Placements> placements_;  // by placement_key
   using Paces = std::vector<std::pair<int, int>>;  // of stages
-  std::map<std::pair<ParallelSpec, Paces>, std::vector<int>> cuts_;  // by cut_key
+  std::map<std::pair<ParallelSpec, Paces>, FastestCut> cuts_;  // by cut_key
   // By fitting_cut_key, and by whether stages choose what they recompute.
   std::map<std::tuple<ParallelSpec, Paces, bool>, std::optional<StageCut>> fitting_cuts_;
 };
@@ -82,9 +118,15 @@ struct MadeCandidates {
   // The candidate that needs the least memory among those that do not fit.
   std::optional<Candidate> smallest;
   std::int64_t count = 0;  // of all candidates
+  // By the objectives time and cost, the layouts with other cuts, as far as these may be of use: no
+  // cut of those that were left out takes less than `others_from`.
+  std::vector<OpenLayout> others;
+  Seconds others_from;
+  // By the objective memory, the least that the layouts with other cuts may take.
+  std::optional<Bytes> least_memory_left;
 };
 // Each maker works in a thread of its own; the result is the same for any number of them.
 MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::span<const ParallelSpec> specs,
-                               bool mixes);
+                               bool mixes, Objective objective = Objective::time);
 
 }  // namespace parplan

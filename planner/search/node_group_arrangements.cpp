@@ -24,6 +24,9 @@ void add_counts(const SearchCounts& one, std::optional<double> best_of_one, doub
   all.pruned_by_bound += one.pruned_by_bound;
   all.simulated += one.simulated;
   all.seconds += one.seconds;
+  if (best_of_one && one.cut_gap)
+    if (const double gap = best_of_all * (1.0 + *one.cut_gap) / *best_of_one - 1.0; gap > 0.0)
+      all.cut_gap = std::max(all.cut_gap.value_or(0.0), gap);
   if (!best_of_one || one.certified) return;
   const double gap = one.gap ? best_of_all * (1.0 + *one.gap) / *best_of_one - 1.0 : 0.0;
   if (one.gap && gap <= 0.0) return;

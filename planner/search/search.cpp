@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <set>
 #include <span>
@@ -105,6 +106,7 @@ class SpaceSearch {
                            .room = [this] { return room(); },
                            .is_new = [this](const Open& candidate) { return is_new(candidate); },
                            .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
+    try_other_cuts();
     simulate_winner_in_full();
     return take_result();
   }
@@ -114,7 +116,14 @@ class SpaceSearch {
     int devices = 0;
     std::int64_t layouts = 0;
     std::vector<Candidate> candidates;  // those that fit, once the size was looked into
+    // Layouts with other cuts than those of the candidates; none of the others takes less than
+    // `others_from`.
+    std::vector<OpenLayout> others = {};
+    Seconds others_from = Seconds(std::numeric_limits<double>::infinity());
   };
+
+  // Whether stages may differ in what they recompute.
+  bool mixes() const { return !request_[Choice::recompute]; }
 
   Score score_of(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const {
     return score(options_.objective, cluster_, spec, time, memory);
@@ -141,10 +150,13 @@ class SpaceSearch {
 
   void make_candidates_of(Size& size) {
     MadeCandidates made = make_candidates(makers_, enumerate_specs(graph_, training_, size.devices, request_),
-                                          !request_[Choice::recompute]);
+                                          mixes(), options_.objective);
     counts_.candidates += made.count;
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
     size.candidates = std::move(made.fitting);
+    size.others = std::move(made.others);
+    size.others_from = made.others_from;
+    if (made.least_memory_left) leave(static_cast<double>(made.least_memory_left->count));
     // The smallest candidate that fits; where none fits, the smallest of all.
     const auto least =
         std::ranges::min_element(size.candidates, {}, [](const Candidate& one) { return one.bound.memory.peak(); });
@@ -205,6 +217,110 @@ class SpaceSearch {
     return ranked;
   }
 
+  // A layout that was open to other cuts, and what is left of it.
+  struct OtherCuts {
+    const OpenLayout* layout = nullptr;
+    std::uint64_t place = 0;
+    Score bound;
+    CutsBelow below = {};
+  };
+  struct OtherCandidate {
+    Score bound;
+    std::uint64_t place = 0;
+    const Candidate* candidate = nullptr;
+  };
+
+  double score_of_second(const ParallelSpec& spec) const { return score_of(spec, Seconds(1.0), {}).first; }
+
+  // The layouts whose other cuts might beat the best plan, the least bound first.
+  std::vector<OtherCuts> layouts_with_other_cuts() {
+    std::vector<OtherCuts> open;
+    for (std::size_t s = 0; s < sizes_.size(); ++s) {
+      ParallelSpec any;
+      any.mesh.degree = {.dp = sizes_[s].devices};
+      leave(score_of_second(any) * sizes_[s].others_from.value);
+      for (const OpenLayout& layout : sizes_[s].others)
+        open.push_back({.layout = &layout,
+                        .place = std::uint64_t{s} << 40,
+                        .bound = score_of(layout.spec, layout.time, {})});
+    }
+    const Score best = search_.best.front().score;
+    std::erase_if(open, [&](const OtherCuts& one) { return one.bound >= best; });
+    std::ranges::stable_sort(open, {}, [](const OtherCuts& one) { return std::pair(one.bound, one.place); });
+    return open;
+  }
+
+  // No cut of those that were not looked at scores less.
+  void leave(double score) { least_left_ = std::min(least_left_, score); }
+
+  // Looks at other cuts of the layouts that may beat the best plan with them.
+  void try_other_cuts() {
+    if (search_.best.empty() || options_.objective == Objective::memory) return;
+    std::vector<OtherCuts> open = layouts_with_other_cuts();
+    const std::int64_t room =
+        options_.most_simulated ? *options_.most_simulated - search_.simulated : most_other_simulated;
+    const std::size_t looked_at = room > 0 ? std::min(open.size(), most_other_layouts) : 0;
+    for (std::size_t i = looked_at; i < open.size(); ++i) leave(open[i].bound.first);
+    open.resize(looked_at);
+    if (open.empty()) return;
+    const double best = search_.best.front().score.first;
+    const std::size_t most = std::clamp<std::size_t>(most_other_cuts / open.size(), 16, 1024);
+    parallel_for(static_cast<int>(makers_.size()), open.size(), [&](int thread, std::size_t i) {
+      const ParallelSpec& spec = open[i].layout->spec;
+      open[i].below = makers_[thread]->cuts_below(spec, mixes(), Seconds(best / score_of_second(spec)), most);
+    });
+    std::vector<OtherCandidate> turns;
+    for (std::size_t i = 0; i < open.size(); ++i) {
+      leave(score_of_second(open[i].layout->spec) * open[i].below.rest.value);
+      for (const Candidate& candidate : open[i].below.candidates)
+        turns.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
+                         .place = other_place + turns.size(),
+                         .candidate = &candidate});
+    }
+    std::ranges::sort(turns, {}, [](const OtherCandidate& one) { return std::pair(one.bound, one.place); });
+    simulate_other_cuts(turns);
+  }
+
+  void simulate_other_cuts(std::span<const OtherCandidate> turns) {
+    const std::int64_t calls = calls_;
+    std::int64_t tried = 0;
+    std::size_t next = 0;
+    while (next < turns.size() && turns[next].bound < search_.best.front().score) {
+      constexpr std::int64_t batch = 4;
+      std::int64_t room = tried < most_other_simulated || calls_ - calls < free_other_calls ? batch : 0;
+      if (options_.most_simulated) room = std::min(batch, *options_.most_simulated - search_.simulated);
+      if (room <= 0) break;
+      std::vector<Open> together;
+      for (; next < turns.size() && static_cast<std::int64_t>(together.size()) < room &&
+             turns[next].bound < search_.best.front().score;
+           ++next) {
+        const Open one{.bound = turns[next].bound, .place = turns[next].place, .candidate = turns[next].candidate};
+        ++counts_.candidates;
+        if (is_new(one)) together.push_back(one);
+      }
+      tried += static_cast<std::int64_t>(together.size());
+      search_.simulated += static_cast<std::int64_t>(together.size());
+      for (Ranked& one : simulate(together)) take_cut(std::move(one));
+    }
+    if (next < turns.size()) leave(turns[next].bound.first);
+  }
+
+  // A layout is ranked with its best cut.
+  void take_cut(Ranked&& one) {
+    const auto of_layout = [](ParallelSpec spec) {
+      spec.stage_blocks.clear();
+      spec.stage_recompute.clear();
+      return spec;
+    };
+    const auto ranked = std::ranges::find_if(
+        search_.best, [&](const Ranked& other) { return of_layout(other.plan.spec) == of_layout(one.plan.spec); });
+    if (ranked == search_.best.end())
+      search_.best.push_back(std::move(one));
+    else if (one.score < ranked->score)
+      *ranked = std::move(one);
+    rank(search_);
+  }
+
   // The winner's time to the last digit, as simulating its plan gives it.
   void simulate_winner_in_full() {
     while (!search_.best.empty() && !search_.best.front().in_full) {
@@ -233,9 +349,24 @@ class SpaceSearch {
       result.counts.gap =
           winner.first > bound.first ? winner.first / bound.first - 1.0 : winner.second / bound.second - 1.0;
     }
+    result.counts.cut_gap = cut_gap(result.counts);
     for (Ranked& one : search_.best) result.plans.push_back(std::move(one.plan));
     return result;
   }
+
+  // How much better other cuts may be than the best plan; nothing where none is.
+  std::optional<double> cut_gap(const SearchCounts& counts) const {
+    const double gap = search_.best.front().score.first / least_left_ - 1.0;
+    if (gap <= 0.0) return std::nullopt;
+    return std::max(gap, counts.gap.value_or(0.0));
+  }
+
+  // Limits on looking at other cuts.
+  static constexpr std::size_t most_other_layouts = 10'000;
+  static constexpr std::size_t most_other_cuts = 4096;
+  static constexpr std::int64_t most_other_simulated = 8;
+  static constexpr std::int64_t free_other_calls = 100'000;
+  static constexpr std::uint64_t other_place = std::uint64_t{1} << 63;
 
   // Limits that hold where the user gives none.
   static constexpr std::int64_t usual_simulated = 64;
@@ -255,6 +386,7 @@ class SpaceSearch {
   SearchCounts counts_;
   std::optional<Candidate> smallest_;
   bool fits_any_ = false;
+  double least_left_ = std::numeric_limits<double>::infinity();  // of the scores of other cuts
   std::int64_t calls_ = 0;  // simulated so far
 };
 

@@ -25,6 +25,8 @@ BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Pla
           .homes = placements.state.homes};
 }
 
+Bytes persistent(const MemoryUse& use) { return use.parameters + use.gradients + use.optimizer; }
+
 std::int64_t crossing_bytes(const LoweredBlock& block) { return std::max(block.input_bytes, block.output_bytes); }
 
 }  // namespace
@@ -37,6 +39,11 @@ Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const Trainin
     if (static_cast<std::size_t>(block.kind) >= blocks_of_kind_.size())
       blocks_of_kind_.resize(static_cast<std::size_t>(block.kind) + 1);
   }
+  const std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
+  least_memory_ = rank_memory({.buckets = {}, .saved = {}, .scratch_bytes = scratch}, training_).peak();
+  has_fixed_state_ = tied_blocks_.size() < 2 ||
+                     (tied_blocks_.size() == 2 && tied_blocks_.front() == 0 &&
+                      tied_blocks_.back() + 1 == static_cast<int>(graph.blocks.size()));
   run_ends_.assign(graph.blocks.size(), static_cast<int>(graph.blocks.size()));
   for (std::size_t b = graph.blocks.size() - 1; b-- > 0;) {
     const bool alike = graph.blocks[b].kind == graph.blocks[b + 1].kind && uses_tied_[b] == uses_tied_[b + 1];
@@ -116,6 +123,7 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
     view.environments.push_back(static_cast<int>(found - environments_.begin()));
     if (found == environments_.end()) environments_.push_back({along_blocks, device.device, device.rates});
     view.capacities.push_back(memory_capacity(cluster_, mesh, s));
+    view.is_uniform = view.is_uniform && view.environments.back() == view.environments.front();
   }
   return view;
 }
@@ -125,15 +133,17 @@ const GroupNetwork& Estimator::next_network(const DeviceMesh& mesh, const MeshVi
   return to == from + 1 ? *view.next[from] : networks_.stages(mesh, from, to);
 }
 
-Bytes Estimator::capacity(const DeviceMesh& mesh, int stage) { return view_of(mesh).capacities[stage]; }
+Bytes Estimator::capacity(const DeviceMesh& mesh, int stage) { return capacities(mesh)[stage]; }
+
+const std::vector<Bytes>& Estimator::capacities(const DeviceMesh& mesh) { return view_of(mesh).capacities; }
 
 std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, const Placements& placements) {
-  const std::vector<int>& environments = view_of(spec.mesh).environments;
+  const MeshView& view = view_of(spec.mesh);
   const int shapes =
       shapes_of(spec, placements, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute);
   std::vector<std::pair<int, int>> paces;
-  for (const int environment : environments) paces.emplace_back(shapes, environment);
-  if (std::ranges::all_of(paces, [&](const auto& pace) { return pace == paces.front(); })) paces.resize(1);
+  for (const int environment : std::span(view.environments).first(view.is_uniform ? 1 : view.environments.size()))
+    paces.emplace_back(shapes, environment);
   return paces;
 }
 
@@ -170,6 +180,14 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   };
   for (const std::int64_t elements : shapes.own_elements) entry->second.own.push_back(costs_of_bucket(elements));
   entry->second.tied = costs_of_bucket(shapes.tied_elements);
+  const auto state_of = [&](const BucketSizes& bucket) {
+    return persistent(rank_memory({.buckets = {&bucket, 1}, .saved = {}, .computes_loss = false}, training_)).count;
+  };
+  for (const std::int64_t elements : shapes.own_elements)
+    entry->second.own_state.push_back(state_of(bucket_of(elements, spec, placements)));
+  BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements);
+  tied.tied = tied.used_twice = true;
+  if (shapes.tied_elements > 0) entry->second.tied_state = state_of(tied);
   return entry->second;
 }
 
@@ -187,33 +205,27 @@ std::vector<Seconds> Estimator::block_seconds(const ParallelSpec& spec, const Pl
 BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& placements, int stage,
                                   Recompute recompute) {
   const int shapes_number = shapes_of(spec, placements, recompute);
-  const Costs& costs = costs_of(shapes_number, view_of(spec.mesh).environments[stage]);
+  const MeshView& view = view_of(spec.mesh);
+  const int environment = view.environments[stage];
+  const Costs& costs = costs_of(shapes_number, environment);
   const Shapes& shapes = shapes_[shapes_number];
-  const auto persistent = [](const MemoryUse& use) { return (use.parameters + use.gradients + use.optimizer).count; };
-  const auto state_of = [&](BucketSizes bucket) {
-    return persistent(rank_memory({.buckets = {&bucket, 1}, .saved = {}, .computes_loss = false}, training_));
-  };
+  const DataCosts& data = data_costs_of(spec, placements, shapes, view, environment);
   // The part that does not grow with blocks is largest with all blocks on the stage and the tied
   // parameter twice.
-  std::vector<BucketSizes> buckets;
-  std::vector<std::int64_t> state;
+  buckets_.clear();
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0;
   for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
-    buckets.push_back(bucket_of(shapes.own_elements[k], spec, placements));
-    state.push_back(state_of(buckets.back()));
+    buckets_.push_back(bucket_of(shapes.own_elements[k], spec, placements));
     scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
     crossing = std::max(crossing, crossing_bytes(shapes.kinds[k]));
   }
-  const MemoryUse none = rank_memory(
-      {.buckets = {}, .saved = {}, .scratch_bytes = step_scratch_bytes(training_, cluster_.backend()).count},
-      training_);
-  BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements);
-  tied.tied = tied.used_twice = true;
-  const std::int64_t tied_state = shapes.tied_elements > 0 ? state_of(tied) : 0;
-  if (shapes.tied_elements > 0) buckets.push_back(tied);
+  if (shapes.tied_elements > 0) {
+    buckets_.push_back(bucket_of(shapes.tied_elements, spec, placements));
+    buckets_.back().tied = buckets_.back().used_twice = true;
+  }
   const MemoryUse all = rank_memory(
-      {.buckets = buckets,
+      {.buckets = buckets_,
        .saved = {},
        .crossing_bytes = crossing,
        .sent_bytes = crossing,
@@ -222,12 +234,21 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
        .computes_loss = false},
       training_);
   const std::int64_t overhead = memory_overhead(cluster_).count;
-  BlockTable table{.seconds = {Seconds()}, .state = {0}, .saved = {0}, .least_fixed = none.peak().count + overhead,
-                   .most_fixed = all.peak().count - persistent(all) + tied_state + overhead};
+  BlockTable table{.seconds = {},
+                   .state = {},
+                   .saved = {},
+                   .least_fixed = least_memory_.count + overhead,
+                   .most_fixed = (all.peak() - persistent(all)).count + data.tied_state + overhead};
+  table.seconds.reserve(graph_.blocks.size() + 1);
+  table.state.reserve(graph_.blocks.size() + 1);
+  table.saved.reserve(graph_.blocks.size() + 1);
+  table.seconds.emplace_back();
+  table.state.push_back(0);
+  table.saved.push_back(0);
   for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
     const std::size_t kind = static_cast<std::size_t>(graph_.blocks[b].kind);
     table.seconds.push_back(table.seconds.back() + (costs.forward_seconds[kind] + costs.backward_seconds[kind]));
-    table.state.push_back(table.state.back() + state[kind]);
+    table.state.push_back(table.state.back() + data.own_state[kind]);
     table.saved.push_back(table.saved.back() + align_up(Bytes(shapes.kinds[kind].saved_bytes), buffer_alignment).count);
   }
   return table;
@@ -437,6 +458,16 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
   return step;
 }
 
+// On the gradient norm, over every axis.
+Seconds Estimator::agreement(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const {
+  Seconds agreed;
+  for (const Axis axis : inner_axes_first) {
+    if (spec.mesh.degree_of(axis) > 1 && (axis == Axis::pp || divides_state(placements, axis)))
+      agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), *view.along[axis], cluster_.backend());
+  }
+  return agreed;
+}
+
 // The closed form of the schedule bounds the end of the last backward on the first stage, from the
 // least time of every stage. After it come the reductions that it did not overlap, the gradient
 // norm, which all ranks await, the update and the gathers of updated parameters. Data-parallel
@@ -478,7 +509,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     const MemoryUse memory = memory_of_rank(spec, placements, schedule, rank, held_);
     const Bytes capacity = view.capacities[rank];
     estimate.spare = std::min(estimate.spare, capacity - memory.peak());
-    estimate.spare_in_all += capacity - memory.peak();
+    // The last buffer of a rank is not padded.
+    estimate.room_in_all += capacity + Bytes(buffer_alignment) - memory.overhead -
+                            (has_fixed_state_ ? persistent(memory) : Bytes(0));
     if (const double share =
             static_cast<double>(memory.peak().count) / static_cast<double>(std::max<std::int64_t>(capacity.count, 1));
         share > fullest) {
@@ -538,13 +571,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const StepBound step = bound_of_ranks(shape);
   const StageBound& first = bounds_.front();
 
-  Seconds agreed;  // on the norm, over every axis
-  if (norm) {
-    for (const Axis axis : inner_axes_first) {
-      if (spec.mesh.degree_of(axis) > 1 && (axis == Axis::pp || divides_state(placements, axis)))
-        agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), *view.along[axis], backend);
-    }
-  }
+  const Seconds agreed = norm ? agreement(spec, placements, view) : Seconds(0.0);
   const Seconds pipeline = first.begin + pipeline_time(schedule, forward_, backward_, transfer_, shape);
   // Without a norm, no stage waits for another's gradients.
   const Seconds normed = std::max({pipeline + first.behind + first.norms, step.synchronised, step.data});
@@ -575,6 +602,107 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
 
 Bound Estimator::bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
   return estimate(spec, placements, schedule, Wanted::bound);
+}
+
+Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placements& placements,
+                                         std::span<const Recompute> recomputes) {
+  const MeshView& view = view_of(spec.mesh);
+  CutFrame frame{.shape = {spec.pp(), spec.pp(), static_cast<int>(micro_batches(spec, training_))},
+                 .synchronises = computes_norm(training_),
+                 .agreed = {},
+                 .forward = {Seconds()},
+                 .computing = {Seconds()},
+                 .crossing = {Seconds()},
+                 .slowest_transfer = {},
+                 .ways = {}};
+  if (frame.synchronises) frame.agreed = agreement(spec, placements, view);
+  std::int64_t crossing = std::numeric_limits<std::int64_t>::max();
+  std::vector<int> shapes;
+  for (const Recompute recompute : recomputes) {
+    shapes.push_back(shapes_of(spec, placements, recompute));
+    crossing = std::min(crossing, crossing_bytes(shapes_[shapes.back()].kinds.front()));
+  }
+  std::vector<Seconds> forward, backward;  // by kind of block
+  const auto take_least = [](std::vector<Seconds>& least, const std::vector<Seconds>& seconds) {
+    if (least.empty()) least = seconds;
+    for (std::size_t kind = 0; kind < least.size(); ++kind) least[kind] = std::min(least[kind], seconds[kind]);
+  };
+  for (int s = 0; s < frame.shape.stages; ++s) {
+    const int environment = view.environments[s];
+    if (s > 0 && environment == view.environments[s - 1]) {
+      frame.ways.push_back(frame.ways.back());
+      continue;
+    }
+    std::vector<CutFrame::Way>& ways = frame.ways.emplace_back();
+    for (const int number : shapes) {
+      const Costs& costs = costs_of(number, environment);
+      take_least(forward, costs.forward_seconds);
+      take_least(backward, costs.backward_seconds);
+      ways.push_back({.shapes = number,
+                      .costs = &costs,
+                      .data = &data_costs_of(spec, placements, shapes_[number], view, environment),
+                      .sequential = !environments_[environment].device->overlaps_communication});
+    }
+  }
+  for (const Block& block : graph_.blocks) {
+    const std::size_t kind = static_cast<std::size_t>(block.kind);
+    frame.forward.push_back(frame.forward.back() + forward[kind]);
+    frame.computing.push_back(frame.computing.back() + (forward[kind] + backward[kind]));
+  }
+  const GroupNetwork* known = nullptr;
+  Seconds transfer;
+  for (int s = 0; s + 1 < frame.shape.stages; ++s) {
+    const GroupNetwork* next = &next_network(spec.mesh, view, s, s + 1);
+    if (known == nullptr || !(next == known || *next == *known))
+      transfer = collective_time(InstructionKind::send, Bytes(crossing), *next, cluster_.backend());
+    known = next;
+    frame.crossing.push_back(frame.crossing.back() + transfer);
+    frame.slowest_transfer = std::max(frame.slowest_transfer, transfer);
+  }
+  return frame;
+}
+
+StagePath Estimator::path_of(const CutFrame& frame, int stage, BlockRange range) {
+  const Seconds sent = frame.crossing.back() - frame.crossing[stage];
+  return {.stage = stage,
+          .forward = frame.forward[range.last] - frame.forward[range.first],
+          .backward = (frame.computing[range.last] - frame.computing[range.first]) -
+                      (frame.forward[range.last] - frame.forward[range.first]),
+          .before = frame.computing[range.first] + 2.0 * frame.crossing[stage],
+          .after = frame.computing.back() - frame.computing[range.last] + 2.0 * sent,
+          .round_trip = frame.computing.back() - frame.computing[range.first] + 2.0 * sent,
+          .slowest_transfer = frame.slowest_transfer};
+}
+
+Seconds Estimator::least_through(const CutFrame& frame, const ScheduleForms& schedule, int stage,
+                                 BlockRange range) const {
+  return time_through_stage(schedule, path_of(frame, stage, range), frame.shape) + frame.agreed;
+}
+
+// As the estimate of a whole cut, by its terms for one stage; what the other stages hold adds at
+// least their computation. The end of the step is that of the slowest stage, so at least this
+// one's.
+StageOfCut Estimator::stage_of_cut(const CutFrame& frame, const ParallelSpec& spec, const Placements& placements,
+                                   const ScheduleForms& schedule, int stage, BlockRange range, std::size_t choice) {
+  const CutFrame::Way& way = frame.ways[stage][choice];
+  const StageBound bound = bound_of_stage(spec, placements, range, stage, false, way.sequential, *way.costs,
+                                          shapes_[way.shapes], *way.data);
+  StagePath path = path_of(frame, stage, range);
+  path.round_trip += bound.forward + bound.backward - (path.forward + path.backward);
+  path.forward = bound.forward;
+  path.backward = bound.backward;
+  StageOfCut result{
+      .opening = {}, .pipeline = time_through_stage(schedule, path, frame.shape), .alone = bound.data, .end = {}};
+  if (frame.synchronises) {
+    const Seconds before = frame.forward[range.first] + frame.crossing[stage];
+    const Seconds busy = frame.shape.micro_batches * std::max(bound.forward + bound.backward, bound.occupied);
+    result.opening = bound.begin + bound.behind + bound.norms;
+    result.alone = std::max(result.alone, before + busy + bound.behind + bound.norms);
+    result.end = frame.agreed + bound.finish;
+  } else {
+    result.opening = bound.begin + std::max(bound.behind, bound.finish);
+  }
+  return result;
 }
 
 }  // namespace parplan

@@ -29,7 +29,9 @@ struct Bound {
   int memory_stage = 0;
   // The least free memory of any rank; below 0 where the candidate does not fit.
   Bytes spare;
-  Bytes spare_in_all;  // summed over ranks of the pipeline
+  // What all ranks of the pipeline together have beyond the state of all blocks; below 0 where no
+  // cut fits, whatever its stages recompute.
+  Bytes room_in_all;
   Seconds lower_bound;
 };
 // The same with a time whose parts sum to `lower_bound`.
@@ -48,9 +50,20 @@ struct BlockTable {
   std::int64_t most_fixed = 0;      // at most
 };
 
+// The lower bounds of a step by what one stage does.
+struct StageOfCut {
+  Seconds opening;   // what the first stage adds to the pipeline, if this is the first
+  Seconds pipeline;  // by the way through this stage
+  Seconds alone;     // of the step without its end, if this stage never waited
+  Seconds end;       // of the step, once gradients are reduced
+};
+
 // Estimates candidates of one model on one cluster, from Segments that are each lowered and costed
 // once and kept. The graph and the cluster must outlive it; used by one thread.
 class Estimator {
+  struct Costs;
+  struct DataCosts;
+
  public:
   Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
 
@@ -60,6 +73,7 @@ class Estimator {
   // The same as prefix sums, with bytes, for a stage with this recompute.
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);
+  const std::vector<Bytes>& capacities(const DeviceMesh& mesh);
   // The memory that a rank needs for one stage of these blocks, to the byte.
   Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
              BlockRange range, Recompute recompute);
@@ -74,6 +88,33 @@ class Estimator {
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
   // Without `lower_bound` where it does not fit.
   Bound bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
+
+  // What all cuts of a layout have in common.
+  struct CutFrame {
+    PipelineShape shape;
+    bool synchronises = false;  // by a gradient norm
+    Seconds agreed;             // on the norm
+    // Prefix sums over blocks, each on the device and with the recompute with which it is fastest:
+    // of forwards, and of forwards with backwards.
+    std::vector<Seconds> forward, computing;
+    std::vector<Seconds> crossing;  // by stage: transfers between the stages before it, one way
+    Seconds slowest_transfer;
+    struct Way {
+      int shapes = 0;
+      const Costs* costs = nullptr;
+      const DataCosts* data = nullptr;
+      bool sequential = false;
+    };
+    std::vector<std::vector<Way>> ways;  // by stage, then what it recomputes
+  };
+  // `recomputes`: what each stage may choose from.
+  CutFrame cut_frame(const ParallelSpec& spec, const Placements& placements, std::span<const Recompute> recomputes);
+  // A lower bound of the step by computation alone, for any cut in which the stage has these
+  // blocks. It never falls where the stage takes over blocks of its neighbours.
+  Seconds least_through(const CutFrame& frame, const ScheduleForms& schedule, int stage, BlockRange range) const;
+  // `choice`: the number of what the stage recomputes.
+  StageOfCut stage_of_cut(const CutFrame& frame, const ParallelSpec& spec, const Placements& placements,
+                          const ScheduleForms& schedule, int stage, BlockRange range, std::size_t choice);
 
   NetworkCache& networks() { return networks_; }
 
@@ -95,6 +136,7 @@ class Estimator {
   // The part of the cluster that a mesh uses.
   struct MeshView {
     std::vector<int> environments;               // by rank of the pipeline
+    bool is_uniform = true;                      // a single environment
     PerAxis<const GroupNetwork*> along;          // of the planned axes
     std::vector<const GroupNetwork*> next;       // by rank but the last
     std::vector<Bytes> capacities;               // by rank
@@ -106,6 +148,9 @@ class Estimator {
   struct DataCosts {
     std::vector<BucketCosts> own;  // by Block::kind
     BucketCosts tied;
+    // Bytes of parameters, gradients and optimizer, likewise; the tied parameter used twice.
+    std::vector<std::int64_t> own_state;
+    std::int64_t tied_state = 0;
   };
   // A stage that a rank holds. `shapes`: their number.
   struct HeldStage {
@@ -165,6 +210,8 @@ class Estimator {
                             bool on_first_rank, bool sequential, const Costs& costs, const Shapes& shapes,
                             const DataCosts& data);
   StepBound bound_of_ranks(const PipelineShape& shape);
+  static StagePath path_of(const CutFrame& frame, int stage, BlockRange range);
+  Seconds agreement(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const;
 
   const OpGraph& graph_;
   const Cluster& cluster_;
@@ -172,6 +219,10 @@ class Estimator {
   NetworkCache networks_;
   std::vector<char> uses_tied_;  // by block
   std::vector<int> tied_blocks_;
+  Bytes least_memory_;  // of a rank without blocks
+  // Whether the stages of any cut hold equal state together: the blocks that tie a parameter are
+  // never on one stage.
+  bool has_fixed_state_ = true;
   // By block: the end of the run of equal blocks that contains it.
   std::vector<int> run_ends_;
   std::vector<std::vector<int>> blocks_of_kind_;  // [kind][block]: blocks of the kind before it

@@ -264,6 +264,8 @@ TEST_CASE("A plan without alternatives, notes, placements or gap is read back to
   plan.search.gap.reset();
   plan.search.certified = true;
   check_equal(plan, read_plan(write_plan(plan), "plan.yaml"));
+  plan.search.cut_gap = 0.03125;
+  check_equal(plan, read_plan(write_plan(plan), "plan.yaml"));
 }
 
 TEST_CASE("Every axis order, schedule, ZeRO stage, optimizer and precision is read back") {

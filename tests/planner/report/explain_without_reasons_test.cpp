@@ -191,9 +191,16 @@ TEST_CASE("a plan without alternatives says why it has none") {
 TEST_CASE("a search says how sure it is") {
   SearchCounts counts = small_plan().search;
   CHECK(explain_search(counts).ends_with("certified: the fastest of this space under this cost model"));
+  counts.cut_gap = 0.25;
+  CHECK(explain_search(counts).ends_with("certified: the fastest of this space under this cost model; with stage cuts "
+                                         "that were not tried, at most 25.0 % faster may be left"));
+  counts.cut_gap.reset();
   counts.certified = false;
   counts.gap = 0.125;
   CHECK(explain_search(counts).ends_with("gap: at most 12.5 % faster may be left"));
+  counts.cut_gap = 0.25;
+  CHECK(explain_search(counts).ends_with("gap: at most 12.5 % faster may be left; with stage cuts that were not tried, "
+                                         "at most 25.0 % faster may be left"));
   CHECK(explain_search({}) == "no search was made: the layout was given");
 }
 
