@@ -299,8 +299,8 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
     }
   }
   std::ranges::sort(below.candidates, is_better);
-  const auto same = std::ranges::unique(below.candidates, {}, &Candidate::spec);
-  below.candidates.erase(same.begin(), same.end());
+  const auto equal = [](const Candidate& a, const Candidate& b) { return a.spec == b.spec; };
+  below.candidates.erase(std::unique(below.candidates.begin(), below.candidates.end(), equal), below.candidates.end());
   return below;
 }
 

@@ -115,8 +115,11 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
   int infeasible = 0, exact = 0, open = 0, stated = 0;
   double widest = 0.0;
   for (int trial = 0; trial < 32; ++trial) {
-    Setting setting = random_setting(random, trial % 5 == 4);
-    const auto& [graph, cluster, training, request, devices] = setting;
+    const Setting setting = random_setting(random, trial % 5 == 4);
+    const OpGraph& graph = setting.graph;
+    const Cluster& cluster = setting.cluster;
+    const TrainingSpec& training = setting.training;
+    const LayoutRequest& request = setting.request;
     const bool mixes = !request[Choice::recompute];
 
     // Everything there is; memory is that of the simulation, to the byte.
@@ -127,7 +130,7 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
     };
     std::vector<Tried> all;
     CandidateMaker maker(graph, cluster, training);
-    const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, devices, request);
+    const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, setting.devices, request);
     for (const ParallelSpec& spec : specs)
       for_each_cut(static_cast<int>(graph.blocks.size()), spec.pp(), [&](const std::vector<int>& cut) {
         ParallelSpec one = spec;
@@ -217,11 +220,14 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
 TEST_CASE("no cut of a layout is below the bounds of its cuts") {
   std::mt19937 random(7);
   for (int trial = 0; trial < 40; ++trial) {
-    Setting setting = random_setting(random, trial % 3 == 2);
-    const auto& [graph, cluster, training, request, devices] = setting;
+    const Setting setting = random_setting(random, trial % 3 == 2);
+    const OpGraph& graph = setting.graph;
+    const Cluster& cluster = setting.cluster;
+    const TrainingSpec& training = setting.training;
+    const LayoutRequest& request = setting.request;
     const bool mixes = !request[Choice::recompute];
     CandidateMaker maker(graph, cluster, training);
-    for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, request)) {
+    for (const ParallelSpec& spec : enumerate_specs(graph, training, setting.devices, request)) {
       if (mixes && spec.recompute != Recompute::none) continue;
       INFO("trial " << trial << ", " << describe(spec) << ", " << graph.blocks.size() << " blocks");
       std::vector<Candidate> candidates;
