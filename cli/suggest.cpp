@@ -100,7 +100,8 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   if (arguments.output.shows_table() && !writes_plan_out) {
     fmt::print(terminal.out, "{}", describe_inputs(reported));
     if (result.plan) {
-      fmt::print(terminal.out, "\n{}\n{}\n", write_table(*result.plan), explain_search(result.counts));
+      fmt::print(terminal.out, "\n{}\n{}\n{}", write_table(*result.plan), explain_search(result.counts),
+                 explain_space(result.counts));
       for (const std::string& note : result.plan->notes) fmt::print(terminal.out, "note: {}\n", note);
       const LaunchLine line = launch_line(*result.plan, plan_file);
       const bool to_be_written = arguments.plan_file.empty() && !line.commands.empty();

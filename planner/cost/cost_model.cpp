@@ -64,7 +64,10 @@ DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
 
 const NetworkCache::StageDevice& NetworkCache::device(const DeviceMesh& mesh, int stage) {
   const std::uint64_t groups = groups_of_stage(*cluster_, mesh, stage);
-  const auto [entry, added] = devices_.try_emplace({groups, mesh.size()});
+  int most_active = 0;  // in a node
+  for (const NodeGroup& group : cluster_->groups)
+    most_active = std::max(most_active, std::min(mesh.size(), group.devices_per_node()));
+  const auto [entry, added] = devices_.try_emplace({groups, most_active});
   StageDevice& result = entry->second;
   if (!added) return result;
   for (std::size_t g = 0; g < cluster_->groups.size(); ++g) {

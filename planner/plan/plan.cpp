@@ -211,10 +211,11 @@ std::string write_result(const StepResult& result) {
 
 std::string write_search(const SearchCounts& search) {
   std::string out = fmt::format(
-      "objective: {}\ncandidates: {}\ninfeasible_memory: {}\npruned_by_bound: {}\nsimulated: {}\nseconds: "
+      "objective: {}\n{}candidates: {}\ninfeasible_memory: {}\npruned_by_bound: {}\nsimulated: {}\nseconds: "
       "{}\ncertified: {}\ngap: {}\n",
-      name(search.objective), search.candidates, search.infeasible_memory, search.pruned_by_bound, search.simulated,
-      number(search.seconds), search.certified, search.gap ? number(*search.gap) : "null");
+      name(search.objective), search.space.empty() ? "" : fmt::format("space: {}\n", quoted(search.space)),
+      search.candidates, search.infeasible_memory, search.pruned_by_bound, search.simulated, number(search.seconds),
+      search.certified, search.gap ? number(*search.gap) : "null");
   if (search.cut_gap) out += fmt::format("cut_gap: {}\n", number(*search.cut_gap));
   return out;
 }
@@ -452,8 +453,8 @@ StepResult read_result(const YamlNode& node) {
 
 SearchCounts read_search(const YamlNode& node) {
   node.allow_keys(
-      {"objective", "candidates", "infeasible_memory", "pruned_by_bound", "simulated", "seconds", "certified", "gap",
-       "cut_gap"});
+      {"objective", "space", "candidates", "infeasible_memory", "pruned_by_bound", "simulated", "seconds", "certified",
+       "gap", "cut_gap"});
   SearchCounts search{.candidates = node.at("candidates").as_integer(0),
                       .infeasible_memory = node.at("infeasible_memory").as_integer(0),
                       .pruned_by_bound = node.at("pruned_by_bound").as_integer(0),
@@ -461,6 +462,7 @@ SearchCounts read_search(const YamlNode& node) {
                       .seconds = read_number(node.at("seconds")),
                       .certified = node.at("certified").as_bool(),
                       .gap = std::nullopt};
+  if (const auto space = node.find("space")) search.space = space->as_string();
   if (const auto objective = node.find("objective")) search.objective = read_choice(*objective, objectives);
   if (const auto gap = node.find("gap")) search.gap = read_number(*gap);
   if (const auto gap = node.find("cut_gap")) search.cut_gap = read_number(*gap);

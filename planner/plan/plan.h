@@ -36,6 +36,8 @@ struct RankedPlan {
 // same over all cuts and over what their stages may recompute; absent where none is better.
 struct SearchCounts {
   Objective objective = Objective::time;  // what the search minimised
+  // The layouts that it chose from, by their devices, in words; empty where no search was made.
+  std::string space = "";
   std::int64_t candidates = 0;
   std::int64_t infeasible_memory = 0;
   std::int64_t pruned_by_bound = 0;

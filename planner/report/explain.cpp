@@ -130,6 +130,10 @@ std::string explain_search(const SearchCounts& search) {
   return text + "; not certified";
 }
 
+std::string explain_space(const SearchCounts& search) {
+  return search.space.empty() ? "" : fmt::format("space: {}\n", search.space);
+}
+
 namespace {
 
 // Facts about the plan ----------------------------------------------------------------------------
@@ -242,7 +246,7 @@ std::string explain(const Plan& plan) {
   std::string text = heading(plan) + "\n" + time_and_memory(plan);
   text += "\n" + runner_up(plan);
   text += "\nbinding constraint: " + what_binds(plan, binding_constraint(plan)) + "\n";
-  text += "search: " + explain_search(plan.search) + "\n";
+  text += "search: " + explain_search(plan.search) + "\n" + explain_space(plan.search);
   for (const std::string& note : plan.notes) text += "note: " + note + "\n";
   return fold_lines(text, line_width);
 }
@@ -261,7 +265,7 @@ std::string explain(const Plan& plan, const Reasons& reasons) {
   text += "\n" + (reasons.runner_up ? runner_up(plan, *reasons.runner_up) : runner_up(plan)) + how_sure(plan, reasons);
   text += neighbour_table(plan, reasons) + family_table(plan, reasons) + rules_of_thumb(plan, reasons) +
           sensitivity_table(plan, reasons);
-  text += "\nsearch: " + explain_search(plan.search) + "\n";
+  text += "\nsearch: " + explain_search(plan.search) + "\n" + explain_space(plan.search);
   if (reasons.unrestricted) text += unrestricted(plan, *reasons.unrestricted);
   for (const std::string& note : plan.notes) text += "note: " + note + "\n";
   return fold_lines(text, line_width);

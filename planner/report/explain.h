@@ -9,6 +9,8 @@ namespace parplan {
 
 // One line on what the search did and how sure the result is.
 std::string explain_search(const SearchCounts& search);
+// A line with the space that it searched; empty where that is unknown.
+std::string explain_space(const SearchCounts& search);
 
 // For people, from the plan alone: where time and memory go, what the runner-up loses on, what
 // binds, what the search rejected and how sure it is.

@@ -44,7 +44,8 @@ Json head(const char* schema, const ReportInputs& inputs) {
 }
 
 Json search_json(const SearchCounts& search) {
-  return {{"candidates", search.candidates},
+  return {{"space", search.space.empty() ? Json(nullptr) : Json(search.space)},
+          {"candidates", search.candidates},
           {"infeasible_memory", search.infeasible_memory},
           {"pruned_by_bound", search.pruned_by_bound},
           {"simulated", search.simulated},

@@ -57,6 +57,12 @@ Seconds gpipe_least_time(Seconds total, Seconds /*computing*/, Seconds slowest, 
   return total + (shape.micro_batches - 1) * slowest;
 }
 
+// The formula above with max f + max b >= max (f + b), and some stage takes at least the mean.
+Seconds least_gpipe_time(Seconds all, Seconds transfer, const PipelineShape& shape) {
+  return all + 2 * (shape.stages - 1) * transfer +
+         (shape.micro_batches - 1) * std::max(all / shape.stages, shape.stages > 1 ? 2.0 * transfer : Seconds(0.0));
+}
+
 int gpipe_in_flight(int /*rank*/, const PipelineShape& shape) { return shape.micro_batches; }
 
 }  // namespace parplan

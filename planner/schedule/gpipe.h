@@ -16,6 +16,7 @@ Seconds gpipe_time(std::span<const Seconds> forward, std::span<const Seconds> ba
                    std::span<const Seconds> transfer, const PipelineShape& shape);
 Seconds gpipe_through_stage(const StagePath& path, const PipelineShape& shape);
 Seconds gpipe_least_time(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape);
+Seconds least_gpipe_time(Seconds all, Seconds transfer, const PipelineShape& shape);
 int gpipe_in_flight(int rank, const PipelineShape& shape);
 
 }  // namespace parplan

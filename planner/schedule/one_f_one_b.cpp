@@ -109,14 +109,49 @@ Seconds one_f_one_b_through_stage(const StagePath& path, const PipelineShape& sh
 // slowest stage at place s:
 // - M > k_s: T >= R + (M - k_s) c + D_s by both ways down and back, and T >= R - D_s + (M - 1) c by
 //   its own work. D_s is at least S - (s + 1) c, since no earlier stage takes longer, which gives T
-//   >= R + S + (M - p - 1) c; the mean of the two gives T >= R + (M - 1) / 2 c.
+//   >= R + S + (M - p - 1) c; the mean of the two gives T >= R + (M - (p + 1) / 2) c.
 // - M = k_s: T >= R + (M - 1) max(f, b) by one way down and back, so that T >= R + (M - 1) / 2 c.
 Seconds one_f_one_b_least_time(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape) {
   const int micro_batches = shape.micro_batches;
   Seconds more = 0.5 * (micro_batches - 1) * slowest;
   if (micro_batches > shape.stages)
-    more = std::max(more, computing + (micro_batches - shape.stages - 1) * slowest);
-  return total + more;
+    more = std::max({more, computing + (micro_batches - shape.stages - 1) * slowest,
+                     (micro_batches - 0.5 * (shape.stages + 1)) * slowest});
+  return std::max(total + more, micro_batches * slowest);
+}
+
+// Letters as above, and C = sum_s c_s + 2 sum_s t_s, n = p - 1 - s stages after s, D their way down
+// and back. From the formula above, with D + A_s = C - c_s:
+//   T >= C - D + (M - 1) c_s             for every stage
+//   T >= C + D + (M - 1 - n) c_s         where n < M - 1: the way down and back is waited for twice
+//   T >= C + (M - 1) max(f_s, b_s)       elsewhere, and max(f_s, b_s) >= c_s / 2
+// A time is possible only if stages that obey these can hold everything. From the last stage on,
+// each takes as much as it may: the more the stages after it hold (within what the second line
+// allows), the more it and they can hold together. What is returned is a time that is not possible.
+Seconds least_one_f_one_b_time(Seconds all, Seconds transfer, const PipelineShape& shape) {
+  const int stages = shape.stages, micro_batches = shape.micro_batches;
+  const Seconds ways = 2 * (stages - 1) * transfer;
+  if (micro_batches == 1) return all + ways;
+  const int late = std::min(stages, micro_batches - 1);  // the stages of the second line
+  const auto is_possible = [&](Seconds time) {
+    const Seconds beyond = time - all - ways;
+    Seconds held;
+    for (int n = 0; n < late; ++n) {
+      const Seconds down = 2 * n * transfer;
+      held = std::min(held, beyond - down);
+      if (held < Seconds(0.0)) return false;
+      held += std::min((beyond + held + down) / (micro_batches - 1),
+                       (beyond - held - down) / (micro_batches - 1 - n));
+    }
+    return held + 2 * (stages - late) * (beyond / (micro_batches - 1)) >= all;
+  };
+  Seconds below = std::max(all + ways, micro_batches * (all / stages));
+  Seconds above = all + ways + (micro_batches - 1) * (all / stages + 2.0 * transfer);
+  for (int halvings = 0; halvings < 12; ++halvings) {
+    const Seconds middle = below + (above - below) / 2;
+    (is_possible(middle) ? above : below) = middle;
+  }
+  return below * (1 - 1e-9);
 }
 
 int one_f_one_b_in_flight(int rank, const PipelineShape& shape) {

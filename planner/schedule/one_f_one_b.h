@@ -17,6 +17,7 @@ Seconds one_f_one_b_time(std::span<const Seconds> forward, std::span<const Secon
                          std::span<const Seconds> transfer, const PipelineShape& shape);
 Seconds one_f_one_b_through_stage(const StagePath& path, const PipelineShape& shape);
 Seconds one_f_one_b_least_time(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape);
+Seconds least_one_f_one_b_time(Seconds all, Seconds transfer, const PipelineShape& shape);
 int one_f_one_b_in_flight(int rank, const PipelineShape& shape);
 
 }  // namespace parplan

@@ -20,6 +20,7 @@ constexpr std::array rows = {
                 .closed_form = gpipe_time,
                 .through_stage = gpipe_through_stage,
                 .least_time = gpipe_least_time,
+                .least = least_gpipe_time,
                 .in_flight = gpipe_in_flight,
                 .period = every_second},
     ScheduleRow{.kind = ScheduleKind::one_f_one_b,
@@ -28,6 +29,7 @@ constexpr std::array rows = {
                 .closed_form = one_f_one_b_time,
                 .through_stage = one_f_one_b_through_stage,
                 .least_time = one_f_one_b_least_time,
+                .least = least_one_f_one_b_time,
                 .in_flight = one_f_one_b_in_flight,
                 .period = every_second},
 };

@@ -28,8 +28,10 @@ Open pop(BestFirst& search) {
 }  // namespace
 
 void add(BestFirst& search, std::span<const Open> open) {
-  search.open.insert(search.open.end(), open.begin(), open.end());
-  std::ranges::make_heap(search.open, comes_later);
+  for (const Open& one : open) {
+    search.open.push_back(one);
+    std::ranges::push_heap(search.open, comes_later);
+  }
 }
 
 void rank(BestFirst& search) {

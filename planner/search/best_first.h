@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -19,6 +20,7 @@ struct Open {
   // The place in the space. Each has its own; among equal bounds the first place is next.
   std::uint64_t place = 0;
   const Candidate* candidate = nullptr;
+  std::size_t part = 0;  // without a candidate: the space's own number of the part
 };
 
 // A plan that was simulated.

@@ -47,7 +47,7 @@ Seconds DeviceCountBound::time(int devices) const {
   return Seconds(flops_ / rate);
 }
 
-Bytes DeviceCountBound::memory(int devices) const {
+Bytes DeviceCountBound::memory(int devices, double others) const {
   double all = 0.0;
   Bytes least = cluster_.groups.front().device.memory_capacity;
   for (std::size_t g = 0; g < cluster_.groups.size(); ++g) {
@@ -56,18 +56,18 @@ Bytes DeviceCountBound::memory(int devices) const {
     least = std::min(least, cluster_.groups[g].device.memory_capacity);
     all += static_cast<double>(taken) * static_cast<double>(cluster_.groups[g].device.memory_capacity.count);
   }
-  const double used = static_cast<double>(state_.count) +
+  const double used = static_cast<double>(state_.count) + others +
                       static_cast<double>(devices) * static_cast<double>(memory_overhead(cluster_).count);
   // Rounded down, with allowance for the rounding of the quotients.
   return Bytes(static_cast<std::int64_t>(used / all * static_cast<double>(least.count) * (1.0 - 1e-12)));
 }
 
-bool DeviceCountBound::lacks_room(int devices) const {
+bool DeviceCountBound::lacks_room(int devices, double others) const {
   std::int64_t room = 0;
   for (std::size_t g = 0; g < cluster_.groups.size(); ++g)
     room += devices_of_group(cluster_, g, devices) *
             std::max<std::int64_t>((cluster_.groups[g].device.memory_capacity - memory_overhead(cluster_)).count, 0);
-  return state_.count > room;
+  return static_cast<double>(state_.count) + others * (1.0 - 1e-12) > static_cast<double>(room);
 }
 
 }  // namespace parplan

@@ -19,9 +19,10 @@ class DeviceCountBound {
   Seconds time(int devices) const;
   // The memory of the fullest of them by its share, which is at least that of all together:
   // parameters, gradients, optimizer state and the memory of libraries.
-  Bytes memory(int devices) const;
-  // Whether parameters, gradients and optimizer state alone do not fit on them.
-  bool lacks_room(int devices) const;
+  // `others`: bytes that are known to be held beside these, by all devices together.
+  Bytes memory(int devices, double others = 0.0) const;
+  // Whether parameters, gradients, optimizer state and `others` do not fit on them.
+  bool lacks_room(int devices, double others = 0.0) const;
 
  private:
   const Cluster& cluster_;

@@ -4,6 +4,7 @@
 #include <array>
 #include <numeric>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "planner/cluster/price_and_power.h"
@@ -32,6 +33,14 @@ void add_counts(const SearchCounts& one, std::optional<double> best_of_one, doub
   if (one.gap && gap <= 0.0) return;
   all.certified = false;
   if (one.gap) all.gap = std::max(all.gap.value_or(0.0), gap);
+}
+
+// What the words for the space of one arrangement leave out.
+std::string arrangements_in_words(const Cluster& cluster, std::size_t arrangements) {
+  if (cluster.groups.size() == 1) return "";
+  if (arrangements == 1) return ", with its groups of nodes in their own order";
+  if (cluster.groups.size() <= most_groups_in_every_order) return ", with any of its groups of nodes, in any order";
+  return ", with all of its groups of nodes in their own order, or with one of them";
 }
 
 }  // namespace
@@ -96,9 +105,12 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
               .found = std::move(found),
               .as_stands = i == 0 ? std::nullopt : as_stands};
   }
-  if (searches.size() == 1) return result;
   SearchCounts& counts = result.found.counts;
+  const std::string space = searches.front().first.space + arrangements_in_words(cluster, all.size());
+  counts.space = space;
+  if (searches.size() == 1) return result;
   counts = {};
+  counts.space = space;
   counts.certified = best.has_value();
   for (const auto& [one, own] : searches)
     add_counts(one, own ? std::optional(own->first) : std::nullopt, best ? best->first : 0.0, counts);

@@ -1,61 +1,37 @@
 #include "planner/search/search.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
-#include <functional>
+#include <deque>
 #include <limits>
 #include <memory>
-#include <set>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
-#include "planner/search/device_count_bound.h"
+#include "planner/search/layout_floors.h"
 #include "planner/search/parallel_for.h"
 #include "planner/search/simulate_spec.h"
 
 namespace parplan {
 namespace {
 
-// The numbers of devices to consider, the number of all devices first. Up to 16 devices, every
-// number; beyond that all whole nodes up to 16, repeated halves of all devices, powers of two, the
-// largest multiple of the product of the given degrees, and that product times powers of two.
-std::vector<int> device_counts(const Cluster& cluster, const LayoutRequest& request, bool fewer) {
-  const int devices = cluster.devices();
-  const int given = static_cast<int>(product_of_degrees(request));
-  if (gives_every_degree(request)) return {given};
-  if (!fewer || given > devices) return {devices};
-  std::set<int, std::greater<>> counts{devices};
-  constexpr int few = 16;
-  if (devices <= few)
-    for (int n = devices; n >= 1; --n) counts.insert(n);
-  for (int n = devices; n >= 1; n /= 2) {
-    counts.insert(n);
-    if (n % 2 != 0) break;
-  }
-  for (int power = 1; power <= devices; power *= 2) counts.insert(power);
-  int whole = 0, nodes = 0;
-  for (const NodeGroup& group : cluster.groups)
-    for (int node = 0; node < group.nodes && nodes < few; ++node, ++nodes)
-      counts.insert(whole += group.devices_per_node());
-  counts.insert(devices / given * given);
-  for (int product = given; product <= devices; product *= 2) counts.insert(product);
-  std::erase_if(counts, [&](int n) { return n > devices; });
-  return {counts.begin(), counts.end()};
-}
-
 // The inputs that determine a candidate's time and memory.
-struct Work {
+struct CandidateWork {
   ParallelSpec spec;
   std::vector<CostModel> models;  // by rank of the pipeline
 };
 // Candidates of one layout on equal networks are one plan, whatever the order of their axes.
-bool equal_work(const Work& a, const Work& b) {
+bool equal_work(const CandidateWork& a, const CandidateWork& b) {
   ParallelSpec same_order = a.spec;
   same_order.mesh.order = b.spec.mesh.order;
   return same_order == b.spec &&
@@ -64,9 +40,27 @@ bool equal_work(const Work& a, const Work& b) {
          });
 }
 
-// One search, from the numbers of devices to the plans. A part of its space is a number of devices
-// (a size); the place of a part is the number of the size, and the place of a candidate adds its
-// own within it.
+// The degrees to consider: all that the devices allow, or those that use all of them.
+std::vector<SpacePart> parts_of(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                const LayoutRequest& request, bool fewer) {
+  if (gives_every_degree(request))
+    return list_parts(graph, training, static_cast<int>(product_of_degrees(request)), Devices::exactly, request);
+  return list_parts(graph, training, cluster.devices(), fewer ? Devices::at_most : Devices::exactly, request);
+}
+
+std::string space_in_words(const Cluster& cluster, const LayoutRequest& request, bool fewer) {
+  if (gives_every_degree(request))
+    return fmt::format("dp x tp x pp as given, on the first {} devices", product_of_degrees(request));
+  const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||
+                         request[Choice::pp];
+  return fmt::format("every dp x tp x pp{} on {} {} device{}", gives_one ? " with what is given" : "",
+                     fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s");
+}
+
+// One search, from the degrees to the plans. Its space is looked into step by step: a part has all
+// layouts of some degrees, then those with one micro-batch and one kind of tensor parallelism, then
+// a single layout without its cut, whose candidates are made last. The place of a candidate counts
+// parts, layouts in their part, and candidates of a layout.
 class SpaceSearch {
  public:
   SpaceSearch(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
@@ -76,7 +70,6 @@ class SpaceSearch {
         training_(training),
         request_(request),
         options_(options),
-        floor_(graph, cluster, training),
         search_{.top = options.top} {
     const int threads = options.threads > 0
                             ? options.threads
@@ -85,24 +78,20 @@ class SpaceSearch {
       owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective));
       makers_.push_back(owned_.back().get());
     }
-    std::vector<Open> sizes;
-    for (const int devices : device_counts(cluster, request, options.fewer_devices)) {
-      const std::int64_t layouts = count_specs(graph, training, devices, request);
-      counts_.candidates += layouts;
-      if (layouts == 0) continue;
-      ParallelSpec any;
-      any.mesh.degree = {.dp = devices};
-      MemoryUse least;
-      least.parameters = floor_.memory(devices);
-      sizes.push_back(
-          {.bound = score_of(any, floor_.time(devices), least), .place = std::uint64_t{sizes_.size()} << 40});
-      sizes_.push_back({.devices = devices, .layouts = layouts, .candidates = {}});
+    counts_.space = space_in_words(cluster, request, options.fewer_devices);
+    floors_.emplace(graph, cluster, training, request, *makers_.front());
+    std::vector<Open> open;
+    for (SpacePart& one : parts_of(graph, cluster, training, request, options.fewer_devices)) {
+      counts_.candidates += one.layouts;
+      Part part{.step = Step::degrees, .space = std::move(one), .floor = {}, .place = open.size() << place_bits};
+      part.floor = floors_->of_degrees(part.space.spec);
+      open.push_back(open_part(std::move(part)));
     }
-    add(search_, sizes);
+    add(search_, open);
   }
 
   SearchResult run() {
-    parplan::run(search_, {.look_into = [this](const Open& part) { return look_into(part.place); },
+    parplan::run(search_, {.look_into = [this](const Open& part) { return look_into(part.part); },
                            .room = [this] { return room(); },
                            .is_new = [this](const Open& candidate) { return is_new(candidate); },
                            .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
@@ -112,14 +101,23 @@ class SpaceSearch {
   }
 
  private:
-  struct Size {
-    int devices = 0;
-    std::int64_t layouts = 0;
-    std::vector<Candidate> candidates;  // those that fit, once the size was looked into
-    // Layouts with other cuts than those of the candidates; none of the others takes less than
-    // `others_from`.
-    std::vector<OpenLayout> others = {};
-    Seconds others_from = Seconds(std::numeric_limits<double>::infinity());
+  static constexpr int place_bits = 38;      // of a layout in its part, with its candidates
+  static constexpr int candidate_bits = 14;
+
+  // What is known of a part.
+  enum class Step {
+    degrees,
+    micro_batch_at_peak,  // and tensor parallelism; with the floor of their degrees' devices
+    micro_batch,          // with the floor of its kernels
+    layout,
+    mixed_layout,         // which fits only if some stages recompute
+    refined_layout,       // with the best floor that there is
+  };
+  struct Part {
+    Step step{};
+    SpacePart space;
+    Floor floor;
+    std::uint64_t place = 0;
   };
 
   // Whether stages may differ in what they recompute.
@@ -129,43 +127,136 @@ class SpaceSearch {
     return score(options_.objective, cluster_, spec, time, memory);
   }
 
-  std::vector<Open> look_into(std::uint64_t place) {
-    Size& size = sizes_[place >> 40];
-    // Where other numbers of devices have plans, it is enough to know that the model does not fit
-    // on these.
-    if (fits_any_ && floor_.lacks_room(size.devices)) {
-      counts_.infeasible_memory += size.layouts;
-      return {};
+  Open open_part(Part part) {
+    MemoryUse least;
+    least.parameters = part.floor.memory;
+    const Open open{.bound = score_of(part.space.spec, part.floor.time, least),
+                    .place = part.place,
+                    .part = parts_.size()};
+    parts_.push_back(std::move(part));
+    return open;
+  }
+
+  // The same part once more is known of it.
+  Open open_again(std::size_t number, Step step, const Floor& floor) {
+    Part part = parts_[number];
+    part.step = step;
+    part.floor.time = std::max(part.floor.time, floor.time);
+    part.floor.memory = std::max(part.floor.memory, floor.memory);
+    return open_part(std::move(part));
+  }
+
+  std::vector<Open> look_into(std::size_t number) {
+    switch (parts_[number].step) {
+      case Step::degrees: return look_into_degrees(number);
+      case Step::micro_batch_at_peak:
+        if (floors_->lacks_room(parts_[number].space.spec)) return leave_out(number);
+        return {open_again(number, Step::micro_batch, floors_->of_micro_batch(parts_[number].space.spec))};
+      case Step::micro_batch: return look_into_micro_batch(number);
+      case Step::layout:
+      case Step::mixed_layout: return refine(number);
+      case Step::refined_layout: return make_candidates_of(number);
     }
-    counts_.candidates -= size.layouts;
-    make_candidates_of(size);
+    return {};
+  }
+
+  // The part holds nothing that fits.
+  std::vector<Open> leave_out(std::size_t number) {
+    counts_.infeasible_memory += parts_[number].space.layouts;
+    left_out_.push_back(number);
+    return {};
+  }
+
+  std::vector<Open> look_into_degrees(std::size_t number) {
     std::vector<Open> opened;
-    for (const Candidate& candidate : size.candidates)
-      opened.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
-                        .place = place + opened.size(),
-                        .candidate = &candidate});
-    fits_any_ = fits_any_ || !size.candidates.empty();
+    for (SpacePart& group : list_groups(graph_, training_, parts_[number].space, request_)) {
+      Part part{.step = Step::micro_batch_at_peak,
+                .space = std::move(group),
+                .floor = {},
+                .place = parts_[number].place};
+      part.floor = floors_->of_micro_batch_at_peak(part.space.spec);
+      opened.push_back(open_part(std::move(part)));
+    }
     return opened;
   }
 
-  void make_candidates_of(Size& size) {
-    MadeCandidates made = make_candidates(makers_, enumerate_specs(graph_, training_, size.devices, request_),
-                                          mixes(), options_.objective);
-    counts_.candidates += made.count;
+  // What the stages of a layout may choose from.
+  std::vector<Recompute> choices_of(const ParallelSpec& spec) const {
+    if (request_[Choice::recompute] || spec.recompute != Recompute::none) return {spec.recompute};
+    return {Recompute::none, Recompute::full};
+  }
+
+  std::vector<Open> look_into_micro_batch(std::size_t number) {
+    std::vector<Open> opened;
+    // Equal devices hold the same in every order of the axes.
+    std::vector<std::pair<ParallelSpec, std::array<bool, 2>>> known;
+    for (PlacedSpec& placed : list_specs(graph_, training_, parts_[number].space, request_)) {
+      const ParallelSpec& spec = placed.spec;
+      const std::vector<Recompute> choices = choices_of(spec);
+      ParallelSpec key = spec;
+      if (cluster_.groups.size() == 1) key.mesh.order = {};
+      auto held = std::ranges::find(known, key, &std::pair<ParallelSpec, std::array<bool, 2>>::first);
+      if (held == known.end()) {
+        const bool alone = floors_->can_hold(spec, {&spec.recompute, 1});
+        held = known.insert(held, {key, {alone, alone || (choices.size() > 1 && floors_->can_hold(spec, choices))}});
+      }
+      const auto [alone, any] = held->second;
+      Part part{.step = alone ? Step::layout : Step::mixed_layout,
+                .space = {.spec = spec, .layouts = 1},
+                .floor = parts_[number].floor,
+                .place = parts_[number].place + (static_cast<std::uint64_t>(placed.place) << candidate_bits)};
+      if (!any) {
+        parts_.push_back(std::move(part));
+        leave_out(parts_.size() - 1);
+        continue;
+      }
+      if (options_.objective != Objective::memory)
+        part.floor.time = std::max(part.floor.time, floors_->time_of(spec, choices));
+      opened.push_back(open_part(std::move(part)));
+    }
+    return opened;
+  }
+
+  std::vector<Open> refine(std::size_t number) {
+    const Part& part = parts_[number];
+    const ParallelSpec& spec = part.space.spec;
+    Floor floor = part.floor;
+    const std::vector<Recompute> choices = choices_of(spec);
+    if (options_.objective == Objective::memory)
+      floor.memory = floors_->memory_of(spec, choices, floor.memory);
+    else if (part.step == Step::mixed_layout)
+      floor.time = std::max(floor.time, floors_->time_within_memory(spec, choices));
+    if (floor == part.floor) return make_candidates_of(number);
+    return {open_again(number, Step::refined_layout, floor)};
+  }
+
+  std::vector<Open> make_candidates_of(std::size_t number) {
+    const Part& part = parts_[number];
+    MadeCandidates made =
+        make_candidates(std::span(makers_).first(1), {&part.space.spec, 1}, mixes(), options_.objective);
+    counts_.candidates += made.count - part.space.layouts;
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
-    size.candidates = std::move(made.fitting);
-    size.others = std::move(made.others);
-    size.others_from = made.others_from;
+    for (OpenLayout& other : made.others) others_.emplace_back(part.place, std::move(other));
+    leave(score_of_second(part.space.spec) * made.others_from.value);
     if (made.least_memory_left) leave(static_cast<double>(made.least_memory_left->count));
     // The smallest candidate that fits; where none fits, the smallest of all.
-    const auto least =
-        std::ranges::min_element(size.candidates, {}, [](const Candidate& one) { return one.bound.memory.peak(); });
-    const bool fits = least != size.candidates.end();
-    if (!fits && !made.smallest) return;
-    const Candidate& one = fits ? *least : *made.smallest;
-    if (!smallest_ || (fits && !fits_any_) ||
-        (fits == fits_any_ && one.bound.memory.peak() < smallest_->bound.memory.peak()))
-      smallest_ = one;
+    const auto take_smallest = [this](const Candidate& one, bool fits) {
+      if (!smallest_ || (fits && !fits_any_) ||
+          (fits == fits_any_ && one.bound.memory.peak() < smallest_->bound.memory.peak()))
+        smallest_ = one;
+      fits_any_ = fits_any_ || fits;
+    };
+    if (made.fitting.empty() && made.smallest) take_smallest(*made.smallest, false);
+    std::vector<Open> opened;
+    for (Candidate& one : made.fitting) {
+      take_smallest(one, true);
+      candidates_.push_back(std::move(one));
+      const Candidate& candidate = candidates_.back();
+      opened.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
+                        .place = part.place + opened.size(),
+                        .candidate = &candidate});
+    }
+    return opened;
   }
 
   // Several at once: as many as the best `top` still lack, then a few, whatever the number of
@@ -180,8 +271,8 @@ class SpaceSearch {
 
   bool is_new(const Open& one) {
     const ParallelSpec& spec = one.candidate->spec;
-    Work work{.spec = spec, .models = cost_models(makers_.front()->estimator().networks(), spec.mesh)};
-    if (std::ranges::any_of(known_, [&](const Work& other) { return equal_work(work, other); })) {
+    CandidateWork work{.spec = spec, .models = cost_models(makers_.front()->estimator().networks(), spec.mesh)};
+    if (std::ranges::any_of(known_, [&](const CandidateWork& other) { return equal_work(work, other); })) {
       ++counts_.simulated;
       return false;
     }
@@ -191,7 +282,7 @@ class SpaceSearch {
 
   // The candidates are those that were last found new, in this order.
   std::vector<Ranked> simulate(std::span<const Open> turns) {
-    const std::span<const Work> works = std::span(known_).last(turns.size());
+    const std::span<const CandidateWork> works = std::span(known_).last(turns.size());
     std::vector<SimulatedSpec> simulated(turns.size());
     parallel_for(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
       const auto& [spec, models] = works[turn];
@@ -235,15 +326,8 @@ class SpaceSearch {
   // The layouts whose other cuts might beat the best plan, the least bound first.
   std::vector<OtherCuts> layouts_with_other_cuts() {
     std::vector<OtherCuts> open;
-    for (std::size_t s = 0; s < sizes_.size(); ++s) {
-      ParallelSpec any;
-      any.mesh.degree = {.dp = sizes_[s].devices};
-      leave(score_of_second(any) * sizes_[s].others_from.value);
-      for (const OpenLayout& layout : sizes_[s].others)
-        open.push_back({.layout = &layout,
-                        .place = std::uint64_t{s} << 40,
-                        .bound = score_of(layout.spec, layout.time, {})});
-    }
+    for (const auto& [place, layout] : others_)
+      open.push_back({.layout = &layout, .place = place, .bound = score_of(layout.spec, layout.time, {})});
     const Score best = search_.best.front().score;
     std::erase_if(open, [&](const OtherCuts& one) { return one.bound >= best; });
     std::ranges::stable_sort(open, {}, [](const OtherCuts& one) { return std::pair(one.bound, one.place); });
@@ -334,7 +418,50 @@ class SpaceSearch {
     }
   }
 
+  // Where nothing fits, the candidate that needs the least memory is in a part that was left out.
+  void find_smallest() {
+    std::vector<std::size_t> left = std::exchange(left_out_, {});
+    const auto needs_more = [this](std::size_t a, std::size_t b) {
+      return std::pair(parts_[a].floor.memory, parts_[a].place) > std::pair(parts_[b].floor.memory, parts_[b].place);
+    };
+    std::ranges::make_heap(left, needs_more);
+    const auto add_left = [&](Part part) {
+      parts_.push_back(std::move(part));
+      left.push_back(parts_.size() - 1);
+      std::ranges::push_heap(left, needs_more);
+    };
+    while (!left.empty()) {
+      std::ranges::pop_heap(left, needs_more);
+      const std::size_t number = left.back();
+      left.pop_back();
+      Part part = parts_[number];
+      if (smallest_ && part.floor.memory >= smallest_->bound.memory.peak()) break;
+      if (part.step < Step::layout) {
+        part.step = Step::layout;
+        part.space.layouts = 1;
+        for (PlacedSpec& placed : list_specs(graph_, training_, parts_[number].space, request_)) {
+          part.place = parts_[number].place + (static_cast<std::uint64_t>(placed.place) << candidate_bits);
+          part.space.spec = std::move(placed.spec);
+          add_left(part);
+        }
+        continue;
+      }
+      if (part.step != Step::refined_layout) {
+        part.step = Step::refined_layout;
+        const Bytes floor = floors_->memory_of(part.space.spec, choices_of(part.space.spec), part.floor.memory);
+        if (floor > part.floor.memory) {
+          part.floor.memory = floor;
+          add_left(std::move(part));
+          continue;
+        }
+      }
+      counts_.infeasible_memory -= part.space.layouts;
+      make_candidates_of(number);
+    }
+  }
+
   SearchResult take_result() {
+    if (!fits_any_) find_smallest();
     SearchResult result;
     if (smallest_) result.smallest = makers_.front()->with_times(*smallest_);
     result.counts = counts_;
@@ -343,7 +470,7 @@ class SpaceSearch {
     result.counts.certified = is_certified(search_);
     for (const Open& left : search_.open)
       if (left.bound >= winner)
-        result.counts.pruned_by_bound += left.candidate != nullptr ? 1 : sizes_[left.place >> 40].layouts;
+        result.counts.pruned_by_bound += left.candidate != nullptr ? 1 : parts_[left.part].space.layouts;
     if (!result.counts.certified) {
       const Score& bound = search_.open.front().bound;
       result.counts.gap =
@@ -377,15 +504,19 @@ class SpaceSearch {
   const TrainingSpec& training_;
   const LayoutRequest& request_;
   const SearchOptions& options_;
-  DeviceCountBound floor_;
   std::vector<std::unique_ptr<CandidateMaker>> owned_;
   std::vector<CandidateMaker*> makers_;  // by thread
-  std::vector<Size> sizes_;
+  std::optional<LayoutFloors> floors_;
+  std::deque<Part> parts_;
+  std::vector<std::size_t> left_out_;  // parts that hold nothing that fits
+  std::deque<Candidate> candidates_;   // those that fit
   BestFirst search_;
-  std::vector<Work> known_;
+  std::vector<CandidateWork> known_;
   SearchCounts counts_;
   std::optional<Candidate> smallest_;
   bool fits_any_ = false;
+  // Layouts with other cuts than those of their candidates, with their places.
+  std::vector<std::pair<std::uint64_t, OpenLayout>> others_;
   double least_left_ = std::numeric_limits<double>::infinity();  // of the scores of other cuts
   std::int64_t calls_ = 0;  // simulated so far
 };

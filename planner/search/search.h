@@ -29,15 +29,17 @@ struct SearchResult {
   // in the order of axes alone, and whose groups see the same links, are represented by the first.
   std::vector<RankedPlan> plans;
   SearchCounts counts;
-  // The candidate that needs the least memory among those that fit, or among all if none does. Its
-  // times are estimated; its memory equals the simulated one.
+  // Where nothing fits, the candidate that needs the least memory; else the one that does among
+  // those that were made and fit, which by the objective memory no other beats. Its times are
+  // estimated; its memory equals the simulated one.
   std::optional<RankedPlan> smallest;
 };
 
-// Best first. A number of devices is expanded once its floor (device_count_bound.h) is the least
-// open bound: its candidates (candidates.h) are made and estimated, and those that do not fit are
-// rejected. A candidate is simulated once its lower bound is the least open bound. The search goes
-// on until no open bound beats the worst of the best `top`, or `most_simulated` is reached.
+// Best first. A part of the space is looked into once its floor (layout_floors.h) is the least open
+// bound: parts of it are opened, or its candidates (candidates.h) are made and estimated, and those
+// that do not fit are rejected. A candidate is simulated once its lower bound is the least open
+// bound. The search goes on until no open bound beats the worst of the best `top`, or
+// `most_simulated` is reached.
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                     const LayoutRequest& request, const SearchOptions& options);
 

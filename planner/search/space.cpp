@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "planner/base/enum_index.h"
 #include "planner/parallel/techniques.h"
@@ -14,8 +15,9 @@ namespace {
 // row's values are kept until a choice that they follow from changes.
 class SpaceWalk {
  public:
-  SpaceWalk(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request)
-      : context_{graph, training, devices}, request_(request) {
+  SpaceWalk(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request,
+            Devices wanted = Devices::exactly)
+      : context_{graph, training, devices, wanted == Devices::exactly}, request_(request) {
     for (const SpaceRow& row : space_rows()) {
       Step& step = steps_[count_++];
       step.space = &row;
@@ -37,6 +39,19 @@ class SpaceWalk {
     std::int64_t layouts = 0;
     decide(0, [&] { layouts += count_from(deciding_); });
     return layouts;
+  }
+
+  // Visits every legal combination of the choices that decide legality, with the number of layouts
+  // that have it.
+  template <class Visit>
+  void count_each(const Visit& visit) {
+    decide(0, [&] { visit(spec_, count_from(deciding_)); });
+  }
+
+  // Visits every legal combination of these and a micro-batch, in the same way.
+  template <class Visit>
+  void count_each_micro_batch(const Visit& visit) {
+    decide(0, [&] { count_each_micro_batch(deciding_, visit); });
   }
 
  private:
@@ -107,6 +122,18 @@ class SpaceWalk {
     }
   }
 
+  // Rows before that of the micro-batch have no part in it.
+  template <class Visit>
+  void count_each_micro_batch(std::size_t row, const Visit& visit) {
+    for (const ChoiceValue& value : values(row)) {
+      set(row, value);
+      if (steps_[row].space->choice == Choice::micro_batch)
+        visit(spec_, count_from(row + 1));
+      else
+        count_each_micro_batch(row + 1, visit);
+    }
+  }
+
   std::int64_t count_from(std::size_t row) {
     if (row == count_) return 1;
     const std::vector<ChoiceValue>& each = values(row);
@@ -139,6 +166,65 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
 std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
                          const LayoutRequest& request) {
   return SpaceWalk(graph, training, devices, request).count();
+}
+
+std::vector<SpacePart> list_parts(const OpGraph& graph, const TrainingSpec& training, int devices, Devices wanted,
+                                  const LayoutRequest& request) {
+  std::vector<SpacePart> parts;
+  SpaceWalk(graph, training, devices, request, wanted)
+      .count_each([&](const ParallelSpec& spec, std::int64_t layouts) {
+        if (parts.empty() || parts.back().spec.mesh.degree != spec.mesh.degree) {
+          parts.emplace_back();
+          parts.back().spec.mesh.degree = spec.mesh.degree;
+        }
+        parts.back().layouts += layouts;
+      });
+  std::ranges::stable_sort(parts, std::greater<>(), [](const SpacePart& part) { return part.spec.mesh.size(); });
+  return parts;
+}
+
+namespace {
+
+LayoutRequest with_degrees(LayoutRequest request, const ParallelSpec& spec) {
+  for (const ChoiceRow& row : choice_rows())
+    if (row.axis) request[row.choice] = row.get(spec);
+  return request;
+}
+
+bool in_one_group(const ParallelSpec& a, const ParallelSpec& b) {
+  return a.micro_batch == b.micro_batch && a.sequence_parallel == b.sequence_parallel;
+}
+
+}  // namespace
+
+std::vector<SpacePart> list_groups(const OpGraph& graph, const TrainingSpec& training, const SpacePart& part,
+                                   const LayoutRequest& request) {
+  std::vector<SpacePart> groups;
+  const LayoutRequest fixed = with_degrees(request, part.spec);
+  SpaceWalk(graph, training, part.spec.mesh.size(), fixed)
+      .count_each_micro_batch([&](const ParallelSpec& spec, std::int64_t layouts) {
+        auto group = std::ranges::find_if(groups, [&](const SpacePart& one) { return in_one_group(one.spec, spec); });
+        if (group == groups.end()) {
+          group = groups.insert(groups.end(), part);
+          group->spec.micro_batch = spec.micro_batch;
+          group->spec.sequence_parallel = spec.sequence_parallel;
+          group->layouts = 0;
+        }
+        group->layouts += layouts;
+      });
+  return groups;
+}
+
+std::vector<PlacedSpec> list_specs(const OpGraph& graph, const TrainingSpec& training, const SpacePart& group,
+                                   const LayoutRequest& request) {
+  std::vector<PlacedSpec> specs;
+  std::int64_t place = 0;
+  const LayoutRequest fixed = with_degrees(request, group.spec);
+  SpaceWalk(graph, training, group.spec.mesh.size(), fixed).enumerate([&](const ParallelSpec& spec) {
+    if (in_one_group(group.spec, spec)) specs.push_back({.place = place, .spec = spec});
+    ++place;
+  });
+  return specs;
 }
 
 }  // namespace parplan

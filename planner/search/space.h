@@ -17,4 +17,26 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
 // The number of these.
 std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request);
 
+// The layouts of one set of degrees, and among these the layouts of one micro-batch and of one kind
+// of tensor parallelism.
+struct SpacePart {
+  ParallelSpec spec;         // with the degrees; in a group also with the other two
+  std::int64_t layouts = 0;  // legal ones
+};
+// All parts with layouts that use at most `devices` devices, or exactly these: the most devices
+// first, and otherwise in the order of enumerate_specs.
+enum class Devices { at_most, exactly };
+std::vector<SpacePart> list_parts(const OpGraph& graph, const TrainingSpec& training, int devices, Devices wanted,
+                                  const LayoutRequest& request);
+// The groups of a part.
+std::vector<SpacePart> list_groups(const OpGraph& graph, const TrainingSpec& training, const SpacePart& part,
+                                   const LayoutRequest& request);
+// The layouts of a group, each with its place in its part.
+struct PlacedSpec {
+  std::int64_t place = 0;
+  ParallelSpec spec;
+};
+std::vector<PlacedSpec> list_specs(const OpGraph& graph, const TrainingSpec& training, const SpacePart& group,
+                                   const LayoutRequest& request);
+
 }  // namespace parplan

@@ -5,7 +5,9 @@
 #include <set>
 
 #include "planner/parallel/cut_stages.h"
+#include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
+#include "planner/parallel/tensor.h"
 #include "planner/schedule/schedules.h"
 
 namespace parplan {
@@ -16,17 +18,29 @@ using Values = std::vector<ChoiceValue>;
 // ---- values ----
 
 void tensor_degrees(const SpaceContext& context, const ParallelSpec& /*spec*/, Values& values) {
-  for (const std::int64_t degree : divisors(context.devices)) values.emplace_back(degree);
+  if (context.uses_all)
+    for (const std::int64_t degree : divisors(context.devices)) values.emplace_back(degree);
+  else
+    for (const int degree : legal_tensor_degrees(context.graph, context.training, {}, context.devices))
+      values.emplace_back(degree);
 }
 
 void pipeline_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
-  for (const std::int64_t degree : divisors(context.devices / spec.tp())) values.emplace_back(degree);
+  const int left = context.devices / spec.tp();
+  if (context.uses_all)
+    for (const std::int64_t degree : divisors(left)) values.emplace_back(degree);
+  else
+    for (const int degree : legal_pipeline_degrees(context.graph, context.training, spec, left))
+      values.emplace_back(degree);
 }
 
-// The degree that the other axes leave.
+// The degree that the other axes leave, or all that they leave room for.
 void data_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
-  const int degree = context.devices / spec.tp() / spec.pp();
-  if (context.training.global_batch % degree == 0) values.emplace_back(degree);
+  const int left = context.devices / spec.tp() / spec.pp();
+  if (context.uses_all && context.training.global_batch % left == 0) values.emplace_back(left);
+  if (!context.uses_all)
+    for (const std::int64_t degree : divisors(context.training.global_batch))
+      if (degree <= left) values.emplace_back(degree);
 }
 
 // A free cut is found once the rest of the layout is chosen (CandidateMaker).

@@ -18,7 +18,8 @@ namespace parplan {
 struct SpaceContext {
   const OpGraph& graph;
   const TrainingSpec& training;
-  int devices = 1;  // a layout uses all of them
+  int devices = 1;
+  bool uses_all = true;  // of the devices; else at most so many
 };
 
 // A set of choices.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "planner/base/enum_index.h"
 #include "planner/cost/collective_time.h"
@@ -30,6 +31,11 @@ Bytes persistent(const MemoryUse& use) { return use.parameters + use.gradients +
 std::int64_t crossing_bytes(const LoweredBlock& block) { return std::max(block.input_bytes, block.output_bytes); }
 
 }  // namespace
+
+bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh) {
+  return cluster.groups.size() == 1 && cluster.network.levels.size() <= 1 &&
+         mesh.stride_of(Axis::pp) % cluster.groups.front().devices_per_node() == 0;
+}
 
 Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
     : graph_(graph), cluster_(cluster), training_(training), networks_(cluster) {
@@ -100,7 +106,7 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
   return costs;
 }
 
-const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
+Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   const auto [entry, inserted] = views_.try_emplace(mesh);
   MeshView& view = entry->second;
   if (!inserted) return view;
@@ -110,13 +116,14 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   PerAxis<GroupNetwork> along_blocks;
   for (const Axis axis : block_axes)
     if (is_planned(axis)) along_blocks[axis] = *view.along[axis];
-  // With whole nodes per stage, every boundary looks like the first, except for network levels
-  // above the nodes.
-  const bool alike = cluster_.groups.size() == 1 && cluster_.network.levels.size() <= 1 &&
-                     mesh.stride_of(Axis::pp) % cluster_.groups.front().devices_per_node() == 0;
-  for (int s = 0; s + 1 < stages; ++s) view.next.push_back(&networks_.stages(mesh, alike ? 0 : s, alike ? 1 : s + 1));
+  const NetworkCache::StageDevice* before = nullptr;
   for (int s = 0; s < stages; ++s) {
     const NetworkCache::StageDevice& device = networks_.device(mesh, s);
+    if (std::exchange(before, &device) == &device) {
+      view.environments.push_back(view.environments.back());
+      view.capacities.push_back(view.capacities.back());
+      continue;
+    }
     const auto found = std::find_if(environments_.begin(), environments_.end(), [&](const Environment& known) {
       return known.device == device.device && known.rates == device.rates && known.along == along_blocks;
     });
@@ -129,8 +136,14 @@ const Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
 }
 
 // The network between ranks of neighbouring stages: each and the next, or around the ring.
-const GroupNetwork& Estimator::next_network(const DeviceMesh& mesh, const MeshView& view, int from, int to) {
-  return to == from + 1 ? *view.next[from] : networks_.stages(mesh, from, to);
+const GroupNetwork& Estimator::next_network(const DeviceMesh& mesh, MeshView& view, int from, int to) {
+  if (to != from + 1) return networks_.stages(mesh, from, to);
+  if (view.next.empty()) {
+    const bool alike = boundaries_are_alike(cluster_, mesh);
+    for (int s = 0; s + 1 < mesh.degree_of(Axis::pp); ++s)
+      view.next.push_back(&networks_.stages(mesh, alike ? 0 : s, alike ? 1 : s + 1));
+  }
+  return *view.next[from];
 }
 
 Bytes Estimator::capacity(const DeviceMesh& mesh, int stage) { return capacities(mesh)[stage]; }
@@ -199,6 +212,20 @@ std::vector<Seconds> Estimator::block_seconds(const ParallelSpec& spec, const Pl
     const std::size_t kind = static_cast<std::size_t>(block.kind);
     seconds.push_back(costs.forward_seconds[kind] + costs.backward_seconds[kind]);
   }
+  return seconds;
+}
+
+std::span<const LoweredBlock> Estimator::lowered_blocks(const ParallelSpec& spec, const Placements& placements,
+                                                        Recompute recompute) {
+  return shapes_[shapes_of(spec, placements, recompute)].kinds;
+}
+
+std::vector<Seconds> Estimator::kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
+                                             Recompute recompute) {
+  const Costs& costs = costs_of(shapes_of(spec, placements, recompute), view_of(spec.mesh).environments[stage]);
+  std::vector<Seconds> seconds;
+  for (std::size_t kind = 0; kind < costs.forward_seconds.size(); ++kind)
+    seconds.push_back(costs.forward_seconds[kind] + costs.backward_seconds[kind]);
   return seconds;
 }
 
@@ -476,7 +503,7 @@ Seconds Estimator::agreement(const ParallelSpec& spec, const Placements& placeme
 // property test holds this).
 Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                              Wanted wanted) {
-  const MeshView& view = view_of(spec.mesh);
+  MeshView& view = view_of(spec.mesh);
   const PipelineShape shape = shape_of(spec, training_);
   const int stages = shape.stages;
   const BackendKind backend = cluster_.backend();
@@ -606,7 +633,7 @@ Bound Estimator::bound(const ParallelSpec& spec, const Placements& placements, c
 
 Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placements& placements,
                                          std::span<const Recompute> recomputes) {
-  const MeshView& view = view_of(spec.mesh);
+  MeshView& view = view_of(spec.mesh);
   CutFrame frame{.shape = {spec.pp(), spec.pp(), static_cast<int>(micro_batches(spec, training_))},
                  .synchronises = computes_norm(training_),
                  .agreed = {},

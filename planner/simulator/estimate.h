@@ -58,6 +58,10 @@ struct StageOfCut {
   Seconds end;       // of the step, once gradients are reduced
 };
 
+// Whether every boundary between stages looks like the first: with whole nodes per stage, and no
+// network levels above the nodes.
+bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh);
+
 // Estimates candidates of one model on one cluster, from Segments that are each lowered and costed
 // once and kept. The graph and the cluster must outlive it; used by one thread.
 class Estimator {
@@ -70,6 +74,12 @@ class Estimator {
   // The time of the forward and backward of each of the graph's blocks on `stage`, which stage
   // cuts balance.
   std::vector<Seconds> block_seconds(const ParallelSpec& spec, const Placements& placements, int stage = 0);
+  // The lowered blocks, by Block::kind.
+  std::span<const LoweredBlock> lowered_blocks(const ParallelSpec& spec, const Placements& placements,
+                                               Recompute recompute);
+  // The time of a forward and backward of a block of each kind on `stage` with this recompute.
+  std::vector<Seconds> kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
+                                    Recompute recompute);
   // The same as prefix sums, with bytes, for a stage with this recompute.
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);
@@ -138,7 +148,7 @@ class Estimator {
     std::vector<int> environments;               // by rank of the pipeline
     bool is_uniform = true;                      // a single environment
     PerAxis<const GroupNetwork*> along;          // of the planned axes
-    std::vector<const GroupNetwork*> next;       // by rank but the last
+    std::vector<const GroupNetwork*> next;       // by rank but the last; empty until asked for
     std::vector<Bytes> capacities;               // by rank
   };
   // The costs of the work around one bucket.
@@ -199,8 +209,8 @@ class Estimator {
                     Wanted wanted);
   int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
   const Costs& costs_of(int shapes, int environment);
-  const MeshView& view_of(const DeviceMesh& mesh);
-  const GroupNetwork& next_network(const DeviceMesh& mesh, const MeshView& view, int from, int to);
+  MeshView& view_of(const DeviceMesh& mesh);
+  const GroupNetwork& next_network(const DeviceMesh& mesh, MeshView& view, int from, int to);
   const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const Shapes& shapes,
                                  const MeshView& view, int environment);
   MemoryUse memory_of_rank(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,

@@ -20,7 +20,12 @@ std::vector<std::optional<int>> recorders(const Segment& segment) {
 }  // namespace
 
 CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
-  const Execution execution = execution_of(model);
+  return cost_segment(segment, execution_of(model),
+                      [&](const Instruction& instruction) { return duration(instruction, model); });
+}
+
+CostedSegment cost_segment(const Segment& segment, Execution execution,
+                           const std::function<Seconds(const Instruction&)>& duration_of) {
   const auto stream_of = [&](Stream stream) { return execution == Execution::sequential ? 0 : index_of(stream); };
   const std::vector<std::optional<int>> recorder = recorders(segment);
   CostedSegment costed;
@@ -34,7 +39,7 @@ CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
     const Instruction& instruction = segment.instructions[i];
     const bool posted = execution == Execution::sequential && instruction.kind == InstructionKind::send;
     CostedInstruction one{
-        .duration = duration(instruction, model),
+        .duration = duration_of(instruction),
         .stream = stream_of(instruction.stream),
         .waits = {},
         .work = {.computes = instruction.kind == InstructionKind::kernel, .label = instruction.label}};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -42,5 +43,8 @@ struct CostedSegment {
   SplitTime split;  // the same, apart at the end of the last kernel
 };
 CostedSegment cost_segment(const Segment& segment, const CostModel& model);
+// The same with durations of another source.
+CostedSegment cost_segment(const Segment& segment, Execution execution,
+                           const std::function<Seconds(const Instruction&)>& duration_of);
 
 }  // namespace parplan

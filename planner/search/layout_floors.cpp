@@ -1,0 +1,403 @@
+#include "planner/search/layout_floors.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "planner/cluster/price_and_power.h"
+#include "planner/cost/collective_time.h"
+#include "planner/cost/kernel_time.h"
+#include "planner/parallel/techniques.h"
+#include "planner/program/memory.h"
+#include "planner/search/space_rows.h"
+#include "planner/simulator/segment_cost.h"
+
+namespace parplan {
+namespace {
+
+// All that any device of the cluster can send at once.
+BytesPerSecond all_links_of_a_device(const Cluster& cluster) {
+  BytesPerSecond most;
+  for (const NodeGroup& group : cluster.groups)
+    for (const int device : group.node.devices) {
+      BytesPerSecond all;
+      for (const Link& link : group.node.links)
+        if (link.a == device || link.b == device) all = BytesPerSecond(all.value + link.bandwidth.value);
+      most = std::max(most, all);
+    }
+  return most;
+}
+
+// No algorithm of planner/cost takes less: each rank sends what the others lack.
+Seconds least_collective_time(const Instruction& instruction, int ranks, BytesPerSecond links) {
+  if (ranks <= 1 || links.value <= 0.0) return Seconds(0.0);
+  const bool reduces_all =
+      instruction.kind == InstructionKind::all_reduce_sum || instruction.kind == InstructionKind::all_reduce_max;
+  const double passes = (reduces_all ? 2.0 : 1.0) * (ranks - 1) / ranks;
+  return passes * (communicated_bytes(instruction) / links) * (1 - 1e-9);
+}
+
+// The FLOPs of a sample in a block, as DeviceCountBound counts them.
+double flops_of(const OpGraph& graph, const Block& block) {
+  double flops = 0.0;
+  for (int i = block.first_op; i < block.last_op; ++i) {
+    if (row_of(graph.ops[i].kind).cost != CostClass::product) continue;
+    const ModelProducts products = model_products(graph, graph.ops[i]);
+    flops += (&block == graph.blocks.data() ? 2.0 : 3.0) * 2.0 * products.pairs * products.multiply_adds;
+  }
+  return flops;
+}
+
+// What blocks of all kinds take: together, and the slowest stage at least.
+struct LeastWork {
+  Seconds all = {};
+  Seconds slowest = {};
+};
+
+// By work alone where the schedule's row says no more: a rank holds its share on average.
+Seconds least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer, const PipelineShape& shape) {
+  return row.least != nullptr ? row.least(all, transfer, shape) : shape.micro_batches * (all / shape.ranks);
+}
+Seconds least_of_slowest(const ScheduleRow& row, const LeastWork& work, Seconds transfer, const PipelineShape& shape) {
+  return least_pipeline_time(forms_of(row), work.all + 2 * (shape.stages - 1) * transfer, work.all, work.slowest,
+                             shape);
+}
+
+// `blocks`: by Block::kind. Some stage holds its share of them, rounded up.
+LeastWork work_of(std::span<const int> blocks, std::span<const Seconds> by_kind, int stages) {
+  LeastWork work;
+  for (std::size_t kind = 0; kind < by_kind.size(); ++kind) {
+    work.all += static_cast<double>(blocks[kind]) * by_kind[kind];
+    work.slowest = std::max(work.slowest, static_cast<double>(ceil_div(blocks[kind], stages)) * by_kind[kind]);
+  }
+  return work;
+}
+
+constexpr Seconds infinite_seconds(std::numeric_limits<double>::infinity());
+
+void take_least(std::span<const Seconds> seconds, std::vector<Seconds>& least) {
+  for (std::size_t kind = 0; kind < least.size(); ++kind) least[kind] = std::min(least[kind], seconds[kind]);
+}
+
+// How many times as fast as the fastest stage the stages are together, at most: each as fast as it
+// is with the kind of block that suits it best.
+double speeds_of(std::span<const std::vector<Seconds>> stages, std::span<const Seconds> fastest) {
+  double sum = 0.0;
+  for (const std::vector<Seconds>& stage : stages) {
+    double speed = 0.0;
+    for (std::size_t kind = 0; kind < fastest.size(); ++kind)
+      speed = std::max(speed, stage[kind] > Seconds(0.0) ? fastest[kind].value / stage[kind].value : 1.0);
+    sum += speed;
+  }
+  return sum;
+}
+
+}  // namespace
+
+LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                           const LayoutRequest& request, CandidateMaker& maker)
+    : graph_(graph),
+      cluster_(cluster),
+      training_(training),
+      maker_(maker),
+      bound_(graph, cluster, training),
+      fastest_links_(all_links_of_a_device(cluster)) {
+  if (request[Choice::recompute])
+    recomputes_.push_back(std::get<Recompute>(*request[Choice::recompute]));
+  else
+    for (const RecomputeRow& row : recompute_rows()) recomputes_.push_back(row.kind);
+  for (const ScheduleRow& row : schedule_rows())
+    if (!request[Choice::schedule] || std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind)
+      schedules_.push_back(&row);
+  if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
+    micro_batches_.push_back(*size);
+  else
+    micro_batches_ = divisors(training.global_batch);
+  for (const Block& block : graph.blocks) {
+    const std::size_t kind = static_cast<std::size_t>(block.kind);
+    if (kind >= blocks_.size()) {
+      blocks_.resize(kind + 1);
+      flops_.resize(kind + 1, std::numeric_limits<double>::infinity());
+    }
+    ++blocks_[kind];
+    flops_[kind] = std::min(flops_[kind], flops_of(graph, block));
+  }
+}
+
+// ---- time ----
+
+Seconds LayoutFloors::least_time(std::span<const Seconds> by_kind, const PipelineShape& shape) {
+  const LeastWork work = work_of(blocks_, by_kind, shape.stages);
+  if (shape.stages == 1) return shape.micro_batches * work.all;
+  Seconds least = infinite_seconds;
+  for (const ScheduleRow* row : schedules_) {
+    const auto [fill, inserted] = fills_.try_emplace({row->kind, shape.stages, shape.micro_batches});
+    if (inserted) fill->second = least_of_any_cut(*row, Seconds(1.0), Seconds(0.0), shape);
+    least = std::min(least, std::max(fill->second.value * work.all,
+                                     least_of_slowest(*row, work, Seconds(0.0), shape)));
+  }
+  return least;
+}
+
+Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec) {
+  const int devices = spec.mesh.size();
+  Floor floor{.time = bound_.time(devices), .memory = bound_.memory(devices)};
+  FlopsPerSecond fastest;
+  for (std::size_t g = 0; g < cluster_.groups.size(); ++g)
+    if (devices_of_group(cluster_, g, devices) > 0)
+      fastest = std::max(fastest, fastest_product(training_.precision, cluster_.groups[g].device));
+  if (floor.time <= Seconds(0.0) || fastest.value <= 0.0) return floor;
+  std::vector<Seconds> by_kind;
+  for (const double flops : flops_)
+    by_kind.push_back(Seconds(flops * static_cast<double>(spec.micro_batch) / fastest.value /
+                              (spec.mesh.size() / spec.mesh.batch_ranks() / spec.pp())));
+  floor.time = std::max(floor.time, least_time(by_kind, shape_of(spec, training_)) * (1 - 1e-9));
+  return floor;
+}
+
+Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
+  Floor least{.time = infinite_seconds, .memory = {}};
+  ParallelSpec one = spec;
+  for (const std::int64_t size : micro_batches_) {
+    if (training_.global_batch / spec.mesh.batch_ranks() % size != 0) continue;
+    one.micro_batch = size;
+    const Floor floor = of_micro_batch_at_peak(one);
+    least.time = std::min(least.time, floor.time);
+    least.memory = floor.memory;
+  }
+  return least;
+}
+
+LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) {
+  const auto [entry, inserted] = least_blocks_.try_emplace({spec.tp(), spec.sequence_parallel, spec.micro_batch});
+  LeastBlocks& blocks = entry->second;
+  if (!inserted) return blocks;
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  blocks.saved.assign(blocks_.size(), most);
+  std::vector<std::int64_t> scratch(blocks_.size(), most);
+  for (const Recompute recompute : recomputes_) {
+    const std::span<const LoweredBlock> lowered =
+        maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute);
+    for (std::size_t kind = 0; kind < lowered.size(); ++kind) {
+      const LoweredBlock& block = lowered[kind];
+      blocks.saved[kind] = std::min(blocks.saved[kind], align_up(Bytes(block.saved_bytes), buffer_alignment).count);
+      scratch[kind] = std::min(scratch[kind], std::max(block.forward.scratch_bytes, block.backward.scratch_bytes));
+    }
+  }
+  blocks.scratch = *std::ranges::max_element(scratch);
+  blocks.least_scratch = *std::ranges::min_element(scratch);
+  return blocks;
+}
+
+const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec,
+                                                        const NetworkCache::StageDevice& device) {
+  const auto [entry, inserted] = least_blocks(spec).seconds.try_emplace(device.device.get());
+  std::vector<Seconds>& seconds = entry->second;
+  if (!inserted) return seconds;
+  seconds.assign(blocks_.size(), infinite_seconds);
+  const Execution execution =
+      device.device->overlaps_communication ? Execution::concurrent : Execution::sequential;
+  const auto least = [&](const Instruction& instruction) {
+    return instruction.kind == InstructionKind::kernel
+               ? kernel_time(instruction.op, instruction.shape, instruction.type, *device.device, device.rates)
+               : least_collective_time(instruction, spec.mesh.degree_of(instruction.group.axis), fastest_links_);
+  };
+  for (const Recompute recompute : recomputes_) {
+    const std::span<const LoweredBlock> lowered =
+        maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute);
+    for (std::size_t kind = 0; kind < lowered.size(); ++kind)
+      seconds[kind] = std::min(seconds[kind], cost_segment(lowered[kind].forward, execution, least).duration +
+                                                  cost_segment(lowered[kind].backward, execution, least).duration);
+  }
+  return seconds;
+}
+
+Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
+  Floor floor = of_micro_batch_at_peak(spec);
+  floor.memory = bound_.memory(spec.mesh.size(), bytes_beside_state(spec));
+  const PipelineShape shape = shape_of(spec, training_);
+  NetworkCache& networks = maker_.estimator().networks();
+  Seconds time;
+  if (cluster_.groups.size() == 1) {
+    time = least_time(least_seconds(spec, networks.device(spec.mesh, 0)), shape);
+  } else {
+    // The devices of a stage follow from the order of axes.
+    time = infinite_seconds;
+    std::vector<ChoiceValue> orders;
+    space_row_of(Choice::mesh_order).values({graph_, training_, spec.mesh.size()}, spec, orders);
+    for (const ChoiceValue& order : orders) {
+      ParallelSpec one = spec;
+      one.mesh.order = std::get<AxisOrder>(order);
+      std::vector<std::vector<Seconds>> stages;
+      std::vector<Seconds> fastest(blocks_.size(), infinite_seconds);
+      for (int s = 0; s < shape.stages; ++s) {
+        stages.push_back(least_seconds(one, networks.device(one.mesh, s)));
+        take_least(stages.back(), fastest);
+      }
+      const Seconds all = work_of(blocks_, fastest, shape.stages).all;
+      time = std::min(time, std::max(least_time(fastest, shape),
+                                     shape.micro_batches * (all / speeds_of(stages, fastest))));
+    }
+  }
+  floor.time = std::max(floor.time, time * (1 - 1e-9));
+  return floor;
+}
+
+Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  const Placements& placements = maker_.placements_of(spec);
+  Estimator& estimator = maker_.estimator();
+  const PipelineShape shape = shape_of(spec, training_);
+  const std::vector<std::pair<int, int>> paces = estimator.paces(spec, placements);
+  std::vector<std::vector<Seconds>> stages;  // by kind
+  for (std::size_t stage = 0; stage < paces.size(); ++stage) {
+    if (stage > 0 && paces[stage] == paces[stage - 1]) {
+      stages.push_back(stages.back());
+      continue;
+    }
+    stages.emplace_back(blocks_.size(), infinite_seconds);
+    for (const Recompute recompute : choices)
+      take_least(estimator.kind_seconds(spec, placements, static_cast<int>(stage), recompute), stages.back());
+  }
+  std::vector<Seconds> least(blocks_.size(), infinite_seconds);
+  for (const std::vector<Seconds>& stage : stages) take_least(stage, least);
+  const LeastWork work = work_of(blocks_, least, shape.stages);
+  if (shape.stages == 1) return shape.micro_batches * work.all;
+  Bytes crossing(std::numeric_limits<std::int64_t>::max());
+  for (const LoweredBlock& block : estimator.lowered_blocks(spec, placements, choices.front()))
+    crossing = std::min(crossing, Bytes(std::max(block.input_bytes, block.output_bytes)));
+  const Seconds transfer =
+      boundaries_are_alike(cluster_, spec.mesh)
+          ? collective_time(InstructionKind::send, crossing, estimator.networks().stages(spec.mesh, 0, 1),
+                            cluster_.backend())
+          : (fastest_links_.value > 0.0 ? crossing / fastest_links_ : Seconds(0.0));
+  const ScheduleRow& row = row_of(spec.schedule);
+  Seconds time =
+      std::max(least_of_any_cut(row, work.all, transfer, shape), least_of_slowest(row, work, transfer, shape));
+  if (stages.size() > 1) time = std::max(time, shape.micro_batches * (work.all / speeds_of(stages, least)));
+  return time * (1 - 1e-9);
+}
+
+// ---- memory ----
+
+double LayoutFloors::bytes_beside_state(const ParallelSpec& spec) {
+  const LeastBlocks& blocks = least_blocks(spec);
+  const int stages = spec.pp();
+  double saved = 0.0;  // of all stages, for one micro-batch
+  for (std::size_t kind = 0; kind < blocks_.size(); ++kind)
+    saved += static_cast<double>(blocks_[kind]) * static_cast<double>(blocks.saved[kind]);
+  const double scratch = static_cast<double>(stages == 1 ? blocks.scratch : blocks.least_scratch);
+  return static_cast<double>(spec.mesh.size()) * (saved / stages + scratch);
+}
+
+bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
+  return bound_.lacks_room(spec.mesh.size(), bytes_beside_state(spec));
+}
+
+LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, std::span<const Recompute> choices,
+                                                  bool with_seconds) {
+  constexpr std::size_t most_kept = 64;
+  if (holdings_.size() >= most_kept) holdings_.clear();
+  ParallelSpec key = spec;
+  if (!with_seconds) key.mesh.order = {};
+  const auto [entry, inserted] = holdings_.try_emplace({std::move(key), choices.size(), with_seconds});
+  Holdings& holdings = entry->second;
+  if (!inserted) return holdings;
+  const Placements& placements = maker_.placements_of(spec);
+  std::vector<std::pair<int, int>> paces = maker_.estimator().paces(spec, placements);
+  if (!with_seconds) paces.resize(1);
+  std::vector<std::pair<int, int>> known;
+  for (std::size_t stage = 0; stage < paces.size(); ++stage) {
+    const auto pace = std::ranges::find(known, paces[stage]);
+    holdings.first.push_back(static_cast<std::size_t>(pace - known.begin()) * choices.size());
+    if (pace != known.end()) continue;
+    known.push_back(paces[stage]);
+    for (const Recompute recompute : choices)
+      holdings.choices.push_back(
+          {.table = maker_.estimator().block_table(spec, placements, static_cast<int>(stage), recompute),
+           .fixed = {}});
+  }
+  return holdings;
+}
+
+bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
+                            std::optional<Bytes> memory) {
+  const Placements& placements = maker_.placements_of(spec);
+  Estimator& estimator = maker_.estimator();
+  const ScheduleForms schedule = forms_of(row_of(spec.schedule));
+  const PipelineShape shape = shape_of(spec, training_);
+  const std::size_t blocks = graph_.blocks.size();
+  Holdings& holdings = holdings_of(spec, choices, most.has_value());
+  // Each stage takes as many blocks as it can and leaves one for each later stage: what it can hold
+  // with more blocks it can with fewer, so no cut gets further. The last stage takes the rest, which
+  // it may hold though it could not hold less and send it on.
+  std::size_t held = 0;
+  for (int s = 0; s < shape.stages; ++s) {
+    const bool is_last = s + 1 == shape.stages;
+    const std::size_t last = blocks - static_cast<std::size_t>(shape.stages - 1 - s);
+    const std::int64_t capacity = memory.value_or(estimator.capacity(spec.mesh, s)).count;
+    const int in_flight = schedule.in_flight(s, shape);
+    std::size_t farthest = held;
+    for (std::size_t choice = 0; choice < choices.size(); ++choice) {
+      auto& [table, fixed] =
+          holdings.choices[holdings.first[holdings.first.size() == 1 ? 0 : static_cast<std::size_t>(s)] + choice];
+      const auto fits = [&](std::size_t end) {
+        if (most && table.seconds[end] - table.seconds[held] > *most * (1 + 1e-9)) return false;
+        const std::int64_t growing =
+            table.state[end] - table.state[held] + in_flight * (table.saved[end] - table.saved[held]);
+        if (growing + table.least_fixed > capacity) return false;
+        const BlockRange range{static_cast<int>(held), static_cast<int>(end)};
+        const std::uint64_t kinds = estimator.kinds_in(range) << 1 | static_cast<std::uint64_t>(end == blocks);
+        auto known = std::ranges::find(fixed, kinds, &std::pair<std::uint64_t, std::int64_t>::first);
+        if (known == fixed.end())
+          known = fixed.insert(
+              known, {kinds, estimator.peak(spec, placements, schedule, s, range, choices[choice]).count - growing});
+        return growing + known->second <= capacity;
+      };
+      if (is_last) {
+        if (fits(blocks)) return true;
+        continue;
+      }
+      while (farthest < last && fits(farthest + 1)) {
+        // In steps that double, from one anew.
+        std::size_t step = 1;
+        while (farthest + 2 * step <= last && fits(farthest + 2 * step)) step *= 2;
+        farthest += step;
+      }
+    }
+    held = farthest;
+  }
+  return false;
+}
+
+Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  const PipelineShape shape = shape_of(spec, training_);
+  const Seconds time = time_of(spec, choices);
+  // By halving, what the slowest stage takes at least.
+  Seconds below = time / (shape.micro_batches + shape.stages), above = time / shape.micro_batches * 2.0;
+  if (can_hold(spec, choices, below)) return time;
+  for (int halvings = 0; halvings < 6; ++halvings) {
+    const Seconds middle = below + (above - below) / 2;
+    (can_hold(spec, choices, middle) ? above : below) = middle;
+  }
+  return std::max(time, least_of_slowest(row_of(spec.schedule), {.slowest = below * (1 - 1e-9)}, Seconds(0.0), shape));
+}
+
+Bytes LayoutFloors::memory_of(const ParallelSpec& spec, std::span<const Recompute> choices, Bytes least) {
+  // On heterogeneous devices the fullest is not always the one that needs the most.
+  if (cluster_.groups.size() > 1) return least;
+  constexpr std::size_t most_kept = 4096;
+  if (memories_.size() >= most_kept) memories_.clear();
+  ParallelSpec key = spec;
+  key.mesh.order = {};
+  const auto [entry, inserted] = memories_.try_emplace({std::move(key), choices.size()}, least);
+  if (!inserted) return std::max(entry->second, least);
+  if (can_hold(spec, choices, {}, least)) return least;
+  Bytes enough = std::max(2 * least, Bytes(1));
+  for (; !can_hold(spec, choices, {}, enough); enough = 2 * enough) least = enough;
+  for (int halvings = 0; halvings < 10; ++halvings) {
+    const Bytes middle = least + Bytes((enough - least).count / 2);
+    (can_hold(spec, choices, {}, middle) ? enough : least) = middle;
+  }
+  return entry->second = least;
+}
+
+}  // namespace parplan

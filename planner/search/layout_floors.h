@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "planner/base/units.h"
+#include "planner/cluster/cluster.h"
+#include "planner/graph/op_graph.h"
+#include "planner/graph/training_spec.h"
+#include "planner/plan/layout_choices.h"
+#include "planner/plan/parallel_spec.h"
+#include "planner/schedule/schedules.h"
+#include "planner/search/candidates.h"
+#include "planner/search/device_count_bound.h"
+
+namespace parplan {
+
+// Nothing takes less, whatever is still to be chosen.
+struct Floor {
+  Seconds time;
+  Bytes memory;  // of the fullest device
+  bool operator==(const Floor&) const = default;
+};
+
+// Floors of layouts whose choices are made step by step: each step costs more and tells more. They
+// never exceed the simulation (a property test holds this). The graph, the cluster, the training,
+// the request and the maker must outlive it; used by one thread.
+class LayoutFloors {
+ public:
+  LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
+               CandidateMaker& maker);
+
+  // With the degrees alone: all products at the highest rate of their devices, in the least time of
+  // a pipeline of so many stages, and a device's share of the state.
+  Floor of_degrees(const ParallelSpec& spec);
+  // The same with a micro-batch.
+  Floor of_micro_batch_at_peak(const ParallelSpec& spec);
+  // With a micro-batch and sequence parallelism: the kernels of the blocks, and communication in
+  // them with no latency over all of a device's links.
+  Floor of_micro_batch(const ParallelSpec& spec);
+  // Whether the devices together lack the memory for any layout of these.
+  bool lacks_room(const ParallelSpec& spec);
+
+  // A layout without its cut: blocks and transfers on the links that they cross. Stages may choose
+  // between `choices` what they recompute.
+  Seconds time_of(const ParallelSpec& spec, std::span<const Recompute> choices);
+  // Whether stages with these choices can hold all blocks within `most` seconds for each
+  // micro-batch, and within their memory, or `memory` where that is given. A layout that fits can.
+  bool can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most = {},
+                std::optional<Bytes> memory = {});
+  // The floor of the time where memory decides what stages recompute.
+  Seconds time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices);
+  // The floor of the memory, not below `least`.
+  Bytes memory_of(const ParallelSpec& spec, std::span<const Recompute> choices, Bytes least);
+
+ private:
+  // What the blocks of a layer take at least, by Block::kind.
+  struct LeastBlocks {
+    std::vector<std::int64_t> saved;  // bytes for a micro-batch
+    std::int64_t scratch = 0;         // bytes of a rank, with a single stage of all blocks
+    std::int64_t least_scratch = 0;   // with any blocks
+    // What a micro-batch's forward and backward take, by device.
+    std::map<const DeviceKind*, std::vector<Seconds>> seconds;
+  };
+  // What a stage with some choice holds.
+  struct Holding {
+    BlockTable table;
+    std::vector<std::pair<std::uint64_t, std::int64_t>> fixed;  // bytes by the kinds of blocks held
+  };
+  struct Holdings {
+    std::vector<std::size_t> first;  // by stage, its first choice; a single one where all stages are equal
+    std::vector<Holding> choices;
+  };
+
+  Holdings& holdings_of(const ParallelSpec& spec, std::span<const Recompute> choices, bool with_seconds);
+  LeastBlocks& least_blocks(const ParallelSpec& spec);
+  const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
+  Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape);
+  double bytes_beside_state(const ParallelSpec& spec);
+
+  const OpGraph& graph_;
+  const Cluster& cluster_;
+  const TrainingSpec& training_;
+  CandidateMaker& maker_;
+  DeviceCountBound bound_;
+  std::vector<Recompute> recomputes_;           // that layouts may have
+  std::vector<const ScheduleRow*> schedules_;   // that pipelines may have
+  std::vector<std::int64_t> micro_batches_;     // that layouts may have
+  std::vector<int> blocks_;                     // by Block::kind
+  std::vector<double> flops_;                   // of a sample, by Block::kind: the least of its blocks
+  BytesPerSecond fastest_links_;                // of a device, all of its links together
+  // By tensor degree, sequence parallelism and micro-batch.
+  std::map<std::tuple<int, bool, std::int64_t>, LeastBlocks> least_blocks_;
+  // The least time of a pipeline whose blocks take a second together, by schedule, stages and
+  // micro-batches.
+  std::map<std::tuple<ScheduleKind, int, int>, Seconds> fills_;
+  // Those asked for last, by layout, number of choices and whether their seconds count: what blocks
+  // hold does not depend on the order of the axes.
+  std::map<std::tuple<ParallelSpec, std::size_t, bool>, Holdings> holdings_;
+  std::map<std::pair<ParallelSpec, std::size_t>, Bytes> memories_;
+};
+
+}  // namespace parplan
