@@ -184,10 +184,22 @@ void bench_searches() {
   for (const Work& work :
        {Work{"gpt3-175b", "dgx-a100", 64, 64}, Work{"gpt3-175b", "dgx-a100", 64, 512},
         Work{"gpt3-175b", "dgx-a100", 1024, 1536}, Work{"gpt3-175b", "dgx-a100", 4096, 4096},
-        Work{"llama3-70b", "dgx-h100", 512, 512}, Work{"llama3-405b", "dgx-h100", 16384, 2048, 8192}})
+        Work{"llama3-70b", "dgx-h100", 512, 512}, Work{"llama3-405b", "dgx-h100", 16384, 2048, 8192},
+        Work{"llama3-405b", "dgx-h100", 131072, 512, 8192},
+        // Numbers of devices that are no powers of two.
+        Work{"llama3-70b", "dgx-h100", 1000, 1024, 8192}, Work{"llama3-405b", "dgx-h100", 12000, 2048, 8192}})
     bench_search(fmt::format("{}, {} of {}, batch {}, {} tokens", work.model, work.devices, work.cluster,
                              work.global_batch, setting_of(work).training.sequence_length),
                  setting_of(work));
+  // Megatron-Turing NLG (Smith et al. 2022, arXiv:2201.11990, section 2.3), with GPT-3's blocks.
+  Setting turing = setting_of({"gpt3-175b", "dgx-a100", 5128, 2520});
+  ModelSpec spec = load_model("gpt3-175b", std::string(PARPLAN_SOURCE_DIR) + "/models").spec;
+  spec.layers = 105;
+  spec.heads = spec.kv_heads = 128;
+  spec.hidden = 20480;
+  spec.feature = 4 * spec.hidden;
+  turing.graph = build_graph(spec, turing.training.sequence_length);
+  bench_search("530 billion parameters, 5128 of dgx-a100, batch 2520, 2048 tokens", turing);
 }
 
 // How time grows with devices, layers and techniques.

@@ -189,6 +189,35 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("No cut of the same work takes less than a schedule's least time, and equal stages are close to it") {
+  std::mt19937 random(20261122);
+  for (const double spread : {0.0, 0.1, 1.0, 10.0})
+    for (const double transfer : {0.0, 0.3, 5.0})
+      for (int round = 0; round < 40; ++round)
+        for (const auto [p, m] : sizes) {
+          std::uniform_real_distribution<double> factor(1.0, 1.0 + spread);
+          std::vector<Seconds> forward, backward, transfers;
+          Seconds all, slowest;
+          for (int s = 0; s < p; ++s) {
+            // Where stages differ, also by the share of their forwards.
+            forward.emplace_back(factor(random));
+            backward.emplace_back((1.0 + (spread > 0.0 ? random() % 2 : 1)) * factor(random));
+            all += forward.back() + backward.back();
+            slowest = std::max(slowest, forward.back() + backward.back());
+          }
+          for (int s = 0; s + 1 < p; ++s) transfers.emplace_back(transfer * factor(random));
+          for (const ScheduleRow& row : schedule_rows()) {
+            INFO(row.name << ": " << p << " stages, " << m << " micro-batches, spread " << spread << ", transfers "
+                          << transfer);
+            const Seconds form = row.closed_form(forward, backward, transfers, {p, m}) * (1 + 1e-12);
+            const Seconds least = row.least(all, Seconds(transfer), {p, m});
+            CHECK(least <= form);
+            CHECK(row.least_time(all + 2 * (p - 1) * Seconds(transfer), all, slowest, {p, m}) <= form);
+            if (spread == 0.0 && transfer == 0.0) CHECK(least >= form * (m > p ? 1 - 1e-3 : 0.86));
+          }
+        }
+}
+
 TEST_CASE("One slow stage sets 1F1B's pace, wherever it is") {
   for (int slow = 0; slow < 4; ++slow) {
     std::vector<Seconds> forward = repeat(4, 1), backward = repeat(4, 2);

@@ -3,7 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -104,6 +106,103 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
         for (const RankedPlan& plan : found.plans) CHECK(plan.result.memory.peak() <= limit);
       }
     }
+}
+
+TEST_CASE("on any number of devices the search finds what simulating every layout on every smaller number finds") {
+  std::mt19937 random(17);
+  const auto pick = [&](std::initializer_list<int> from) { return from.begin()[random() % from.size()]; };
+  std::int64_t simulated = 0;
+  int odd = 0;
+  for (int setting = 0; setting < 12; ++setting) {
+    const bool gpu = setting % 4 != 3;
+    ModelSpec model = load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec;
+    model.layers = pick({1, 2});
+    model.hidden = pick({32, 512, 512});
+    model.feature = 4 * model.hidden;
+    model.vocabulary = pick({61, 5000});
+    const OpGraph graph = build_graph(model, 16);
+    const int blocks = static_cast<int>(graph.blocks.size());
+    TrainingSpec training = training_of(pick({9, 10, 15, 21}), gpu ? DataType::bf16 : DataType::fp32);
+    training.clip_norm = setting % 2;
+    Cluster cluster = testing::random_cluster(random, gpu, false);
+    // Every second time computation decides, and as many devices as possible pay.
+    if (setting % 2 == 0) {
+      cluster.groups.front().device.measured.reset();
+      for (DeviceRates& rates : cluster.groups.front().device.rates)
+        rates.matrix_half = rates.matrix_fp32 = FlopsPerSecond(1e9);
+    }
+    const int devices = pick({17, 18, 20, 21, 23});
+    NodeGroup& nodes = cluster.groups.front();
+    if (gpu) nodes.nodes = static_cast<int>(ceil_div(devices, nodes.devices_per_node()));
+    LayoutRequest request;
+    request[Choice::zero_stage] = std::int64_t{pick({0, 1, 2, 3})};
+    if (setting % 3 == 0) request[Choice::schedule] = ScheduleKind::gpipe;
+    if (setting % 4 < 2) request[Choice::tp] = std::int64_t{1};
+    SearchOptions options;
+    options.top = pick({1, 3});
+    options.most_simulated = 1 << 20;
+
+    NetworkCache networks(cluster);
+    struct Tried {
+      ParallelSpec spec;
+      StepResult result;
+    };
+    std::vector<Tried> all;
+    for (int n = 1; n <= cluster.devices(); ++n)
+      for (ParallelSpec spec : enumerate_specs(graph, training, n, request)) {
+        const Placements placements = place(graph, spec);
+        const Schedule schedule = schedule_of(spec, training);
+        for (const std::vector<int>& cut : all_cuts(blocks, spec.pp())) {
+          ParallelSpec one = spec;
+          one.stage_blocks = cut;
+          all.push_back({one, simulate_spec(graph, networks, training, one, placements, schedule, nullptr)});
+          if (spec.recompute != Recompute::none) continue;
+          one.recompute = Recompute::per_stage;
+          for (int bits = 1; bits + 1 < 1 << spec.pp(); ++bits) {
+            one.stage_recompute.clear();
+            for (int s = 0; s < spec.pp(); ++s)
+              one.stage_recompute.push_back(bits >> s & 1 ? Recompute::full : Recompute::none);
+            all.push_back({one, simulate_spec(graph, networks, training, one, placements, schedule, nullptr)});
+          }
+        }
+      }
+    REQUIRE(!all.empty());
+    simulated += static_cast<std::int64_t>(all.size());
+    std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
+    // A limit that leaves out most layouts, and one that leaves out all.
+    const Bytes least = all.front().result.memory.peak();
+    for (const Bytes limit : {cluster.groups.front().device.memory_capacity, all[all.size() / 8].result.memory.peak(),
+                              least, least - Bytes(1)}) {
+      cluster.groups.front().device.memory_capacity = limit;
+      for (const Objective objective : {Objective::time, Objective::cost, Objective::memory}) {
+        const auto score_of = [&](const ParallelSpec& spec, const StepResult& result) {
+          return score(objective, cluster, spec, result.time.total(), result.memory);
+        };
+        std::vector<Score> scores;
+        for (const auto& [spec, result] : all)
+          if (result.memory.peak() <= limit) scores.push_back(score_of(spec, result));
+        std::ranges::sort(scores);
+        options.objective = objective;
+        const SearchResult found = search(graph, cluster, training, request, options);
+        INFO("setting " << setting << " by " << name(objective) << " on " << cluster.devices() << " devices, batch "
+                        << training.global_batch << ", " << limit.count << " bytes: " << found.counts.simulated
+                        << " of " << found.counts.candidates << " simulated, " << all.size() << " by brute force");
+        REQUIRE(found.plans.empty() == scores.empty());
+        CHECK(found.counts.candidates ==
+              found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
+        REQUIRE(found.smallest);
+        if (scores.empty()) CHECK(found.smallest->result.memory.peak() == least);
+        if (scores.empty()) continue;
+        CHECK(found.counts.certified);
+        const RankedPlan& winner = found.plans.front();
+        CHECK(score_of(winner.spec, winner.result) == scores.front());
+        CHECK(winner.result.memory.peak() <= limit);
+        odd += winner.spec.mesh.size() != cluster.devices() && winner.spec.mesh.size() > 16;
+      }
+    }
+  }
+  MESSAGE(simulated << " layouts simulated; " << odd << " winners leave out devices of more than 16");
+  CHECK(odd > 0);
 }
 
 TEST_CASE("plans on fewer devices are looked into where more do not pay: whole nodes, and what given degrees allow") {

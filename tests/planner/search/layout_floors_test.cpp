@@ -1,0 +1,120 @@
+#include "planner/search/layout_floors.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "planner/parallel/techniques.h"
+#include "planner/search/simulate_spec.h"
+#include "planner/search/space.h"
+#include "tests/planner/search/random_settings.h"
+
+namespace parplan {
+
+using testing::cluster_of;
+using testing::describe;
+using testing::graph_of;
+using testing::random_cluster;
+using testing::random_cut;
+using testing::random_graph;
+using testing::training_of;
+
+TEST_CASE("no floor of a part of the space is above a layout in it, whatever the rest of the layout is") {
+  std::mt19937 random(11);
+  double share = 0.0;
+  int count = 0;
+  for (int setting = 0; setting < 120; ++setting) {
+    const bool gpu = setting % 4 != 0;
+    const OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
+    Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    TrainingSpec training = training_of(setting % 3 == 0 ? 48 : 36, gpu ? DataType::bf16 : DataType::fp32);
+    training.clip_norm = setting % 2;
+    const LayoutRequest request;
+    const std::vector<SpacePart> parts =
+        list_parts(graph, training, cluster.devices(), Devices::at_most, request);
+    NetworkCache networks(cluster);
+    for (int trial = 0; trial < 15; ++trial) {
+      const SpacePart& part = parts[random() % parts.size()];
+      const std::vector<SpacePart> groups = list_groups(graph, training, part, request);
+      const SpacePart& group = groups[random() % groups.size()];
+      const std::vector<PlacedSpec> specs = list_specs(graph, training, group, request);
+      const ParallelSpec layout = specs[random() % specs.size()].spec;
+      ParallelSpec spec = layout;
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
+      std::vector<Recompute> choices{spec.recompute};
+      if (spec.pp() > 1 && spec.recompute == Recompute::none && trial % 2 == 0) {
+        choices = {Recompute::none, Recompute::full};
+        spec.recompute = Recompute::per_stage;
+        for (int s = 0; s < spec.pp(); ++s) spec.stage_recompute.push_back(choices[random() % 2]);
+      }
+      const StepResult simulated = simulate_spec(graph, networks, training, spec, place(graph, spec),
+                                                 schedule_of(spec, training), nullptr);
+      INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
+                      << fmt::format("{}", fmt::join(spec.stage_blocks, ",")));
+      // With just the memory that the layout needs, where all devices have the same.
+      Cluster tight = cluster;
+      if (cluster.groups.size() == 1) tight.groups.front().device.memory_capacity = simulated.memory.peak();
+      CandidateMaker maker(graph, tight, training);
+      LayoutFloors floors(graph, tight, training, request, maker);
+      const Seconds time = simulated.time.total() * (1 + 1e-12);
+      const Floor of_degrees = floors.of_degrees(part.spec), at_peak = floors.of_micro_batch_at_peak(group.spec),
+                  of_micro_batch = floors.of_micro_batch(group.spec);
+      for (const Floor& floor : {of_degrees, at_peak, of_micro_batch}) {
+        CHECK(floor.time <= time);
+        CHECK(floor.memory <= simulated.memory.peak());
+      }
+      CHECK(of_degrees.time <= at_peak.time);
+      CHECK(at_peak.time <= of_micro_batch.time);
+      CHECK(floors.time_of(layout, choices) <= time);
+      if (cluster.groups.size() > 1) continue;
+      CHECK(!floors.lacks_room(group.spec));
+      CHECK(floors.can_hold(layout, choices));
+      CHECK(floors.time_within_memory(layout, choices) <= time);
+      CHECK(floors.memory_of(layout, choices, of_micro_batch.memory) <= simulated.memory.peak());
+      share += floors.time_of(layout, choices) / simulated.time.total();
+      ++count;
+    }
+  }
+  MESSAGE("the floor of a layout is " << 100.0 * share / count << "% of its simulated step on average");
+  CHECK(share / count > 0.3);
+}
+
+TEST_CASE("parts hold every layout of every number of devices once, the most devices first") {
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const TrainingSpec training = training_of(12, DataType::bf16);
+  for (const LayoutRequest& request :
+       {LayoutRequest{}, LayoutRequest{{Choice::tp, 2}}, LayoutRequest{{Choice::dp, 3}, {Choice::micro_batch, 2}},
+        LayoutRequest{{Choice::stage_blocks, std::vector{1, static_cast<int>(graph.blocks.size()) - 1}}}}) {
+    constexpr int devices = 45;
+    std::vector<ParallelSpec> all, listed;
+    for (int n = devices; n >= 1; --n)
+      std::ranges::move(enumerate_specs(graph, training, n, request), std::back_inserter(all));
+    for (const SpacePart& part : list_parts(graph, training, devices, Devices::at_most, request)) {
+      std::vector<PlacedSpec> of_part;
+      std::int64_t layouts = 0;
+      for (const SpacePart& group : list_groups(graph, training, part, request)) {
+        layouts += group.layouts;
+        const std::vector<PlacedSpec> of_group = list_specs(graph, training, group, request);
+        CHECK(group.layouts == static_cast<std::int64_t>(of_group.size()));
+        of_part.insert(of_part.end(), of_group.begin(), of_group.end());
+      }
+      CHECK(part.layouts == layouts);
+      std::ranges::sort(of_part, {}, &PlacedSpec::place);
+      for (std::size_t place = 0; place < of_part.size(); ++place)
+        CHECK(of_part[place].place == static_cast<std::int64_t>(place));
+      for (const PlacedSpec& one : of_part) listed.push_back(one.spec);
+    }
+    CHECK(!all.empty());
+    CHECK(listed == all);
+    CHECK(list_parts(graph, training, 24, Devices::exactly, request).size() <=
+          list_parts(graph, training, 24, Devices::at_most, request).size());
+  }
+}
+
+}  // namespace parplan
