@@ -343,7 +343,10 @@ class SpaceSearch {
     std::vector<OtherCuts> open = layouts_with_other_cuts();
     const std::int64_t room =
         options_.most_simulated ? *options_.most_simulated - search_.simulated : most_other_simulated;
-    const std::size_t looked_at = room > 0 ? std::min(open.size(), most_other_layouts) : 0;
+    std::size_t looked_at = 0;
+    const auto blocks = static_cast<std::int64_t>(graph_.blocks.size());
+    for (std::int64_t places = 0; room > 0 && looked_at < open.size(); ++looked_at)
+      if ((places += open[looked_at].layout->spec.stages() * blocks) > most_other_places) break;
     for (std::size_t i = looked_at; i < open.size(); ++i) leave(open[i].bound.first);
     open.resize(looked_at);
     if (open.empty()) return;
@@ -489,7 +492,7 @@ class SpaceSearch {
   }
 
   // Limits on looking at other cuts.
-  static constexpr std::size_t most_other_layouts = 10'000;
+  static constexpr std::int64_t most_other_places = 262'144;  // of a block on a stage, over layouts
   static constexpr std::size_t most_other_cuts = 4096;
   static constexpr std::int64_t most_other_simulated = 8;
   static constexpr std::int64_t free_other_calls = 100'000;
