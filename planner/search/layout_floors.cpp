@@ -326,9 +326,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   const PipelineShape shape = shape_of(spec, training_);
   const std::size_t blocks = graph_.blocks.size();
   Holdings& holdings = holdings_of(spec, choices, most.has_value());
-  // Each stage takes as many blocks as it can and leaves one for each later stage: what it can hold
-  // with more blocks it can with fewer, so no cut gets further. The last stage takes the rest: it may
-  // hold that, although it could not hold less and send it on.
+  // Each stage takes as many blocks as it can and leaves one for each later stage: what it can
+  // hold with more blocks it can with fewer, so no cut gets further. The last stage takes the
+  // rest: it may hold that, although it could not hold less and send it on.
   std::size_t held = 0;
   for (int s = 0; s < shape.stages; ++s) {
     const bool is_last = s + 1 == shape.stages;
