@@ -196,7 +196,8 @@ void bench_searches() {
   ModelSpec spec = load_model("gpt3-175b", std::string(PARPLAN_SOURCE_DIR) + "/models").spec;
   spec.layers = 105;
   spec.heads = spec.kv_heads = 128;
-  spec.hidden = 20480;
+  spec.head_dim = 160;
+  spec.hidden = spec.heads * spec.head_dim;
   spec.feature = 4 * spec.hidden;
   turing.graph = build_graph(spec, turing.training.sequence_length);
   bench_search("530 billion parameters, 5128 of dgx-a100, batch 2520, 2048 tokens", turing);
