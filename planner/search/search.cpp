@@ -470,9 +470,14 @@ class SpaceSearch {
     result.counts = counts_;
     if (search_.best.empty()) return result;
     const Score winner = search_.best.front().score;
-    result.counts.certified = is_certified(search_);
+    // A plan that takes equally long is no better, however little memory it needs; one that needs
+    // equal memory may be.
+    const auto is_no_better = [&](const Score& bound) {
+      return options_.objective == Objective::memory ? bound >= winner : bound.first >= winner.first;
+    };
+    result.counts.certified = search_.open.empty() || is_no_better(search_.open.front().bound);
     for (const Open& left : search_.open)
-      if (left.bound >= winner)
+      if (is_no_better(left.bound))
         result.counts.pruned_by_bound += left.candidate != nullptr ? 1 : parts_[left.part].space.layouts;
     if (!result.counts.certified) {
       const Score& bound = search_.open.front().bound;
