@@ -193,14 +193,17 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   };
   for (const std::int64_t elements : shapes.own_elements) entry->second.own.push_back(costs_of_bucket(elements));
   entry->second.tied = costs_of_bucket(shapes.tied_elements);
+  // A rank holds the loss scale once, which tied_state counts.
+  const std::int64_t scale =
+      persistent(rank_memory({.buckets = {}, .saved = {}, .computes_loss = false}, training_)).count;
   const auto state_of = [&](const BucketSizes& bucket) {
     return persistent(rank_memory({.buckets = {&bucket, 1}, .saved = {}, .computes_loss = false}, training_)).count;
   };
   for (const std::int64_t elements : shapes.own_elements)
-    entry->second.own_state.push_back(state_of(bucket_of(elements, spec, placements)));
+    entry->second.own_state.push_back(state_of(bucket_of(elements, spec, placements)) - scale);
   BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements);
   tied.tied = tied.used_twice = true;
-  if (shapes.tied_elements > 0) entry->second.tied_state = state_of(tied);
+  entry->second.tied_state = shapes.tied_elements > 0 ? state_of(tied) : scale;
   return entry->second;
 }
 
