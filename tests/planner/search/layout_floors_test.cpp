@@ -33,7 +33,8 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
     const bool gpu = setting % 4 != 0;
     const OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
     Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
-    TrainingSpec training = training_of(setting % 3 == 0 ? 48 : 36, gpu ? (setting % 2 ? DataType::bf16 : DataType::fp16) : DataType::fp32);
+    const DataType half = setting % 2 ? DataType::bf16 : DataType::fp16;
+    TrainingSpec training = training_of(setting % 3 == 0 ? 48 : 36, gpu ? half : DataType::fp32);
     training.clip_norm = setting % 2;
     const LayoutRequest request;
     const std::vector<SpacePart> parts =
