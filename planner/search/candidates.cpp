@@ -187,6 +187,14 @@ Bytes CandidateMaker::least_memory(const ParallelSpec& spec, Bytes room_in_all) 
 std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
   if (!spec.stage_blocks.empty()) {
     candidates.push_back(estimated(spec));
+    const Bound& bound = candidates.back().bound;
+    const bool may_mix = mixes && spec.recompute == Recompute::none && spec.pp() > 1;
+    if (!may_mix || bound.spare.count >= 0 || bound.room_in_all.count < 0) return std::nullopt;
+    const LayoutCuts by_memory(estimator_, spec, placements_of(spec), shape_of(spec, training_), none_or_full);
+    if (std::optional<std::vector<int>> choices = fastest_options(by_memory.options(), spec.stage_blocks))
+      if (ParallelSpec mixed = with_cut(spec, {spec.stage_blocks, std::move(*choices)}, none_or_full);
+          mixed.recompute == Recompute::per_stage)
+        candidates.push_back(estimated(std::move(mixed)));
     return std::nullopt;
   }
   // Layouts with full recompute are among the mixes of those without.
@@ -370,6 +378,9 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
   std::ranges::stable_sort(fitting, {}, &Numbered::first);
   std::ranges::sort(others, {}, &std::pair<std::size_t, OfAnyCut>::first);
   if (objective == Objective::memory || fitting.empty()) {
+    // Where no candidate fits, another cut may, by the objectives time and cost, too: `others` keeps
+    // these layouts.
+    std::vector<std::pair<std::size_t, OfAnyCut>> open_by_memory = others;
     const auto peak = [](const Numbered& one) { return one.second.bound.memory.peak(); };
     const auto least = std::ranges::min_element(fitting, {}, peak);
     std::optional<Bytes> most;
@@ -380,19 +391,19 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     const auto memory = [&](const auto& open) {
       return makers.front()->least_memory(specs[open.first], open.second.room_in_all);
     };
-    std::erase_if(others, [&](const auto& open) { return !most || memory(open) > *most; });
-    std::vector<std::optional<Candidate>> cuts(others.size());
-    std::vector<char> is_left(others.size());
-    parallel_for(static_cast<int>(makers.size()), others.size(), [&](int thread, std::size_t i) {
-      const ParallelSpec& spec = specs[others[i].first];
+    std::erase_if(open_by_memory, [&](const auto& open) { return !most || memory(open) > *most; });
+    std::vector<std::optional<Candidate>> cuts(open_by_memory.size());
+    std::vector<char> is_left(open_by_memory.size());
+    parallel_for(static_cast<int>(makers.size()), open_by_memory.size(), [&](int thread, std::size_t i) {
+      const ParallelSpec& spec = specs[open_by_memory[i].first];
       is_left[i] = !makers[thread]->has_equal_memory(spec);
       if (!is_left[i]) cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
     });
-    for (std::size_t i = 0; i < others.size(); ++i) {
-      if (is_left[i])
-        all.least_memory_left = std::min(all.least_memory_left.value_or(memory(others[i])), memory(others[i]));
+    for (std::size_t i = 0; i < open_by_memory.size(); ++i) {
+      if (const Bytes least_left = memory(open_by_memory[i]); is_left[i] && objective == Objective::memory)
+        all.least_memory_left = std::min(all.least_memory_left.value_or(least_left), least_left);
       if (!cuts[i]) continue;
-      Numbered one(others[i].first, *std::move(cuts[i]));
+      Numbered one(open_by_memory[i].first, *std::move(cuts[i]));
       if (one.second.bound.spare.count >= 0) {
         fitting.push_back(std::move(one));
         ++all.count;
@@ -401,7 +412,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
       }
     }
     std::ranges::stable_sort(fitting, {}, &Numbered::first);
-    others.clear();
+    if (objective == Objective::memory) others.clear();
   }
   // The best plan seldom takes twice as long as the least bound.
   constexpr double far = 2.0;

@@ -55,7 +55,8 @@ class CandidateMaker {
                  Objective objective = Objective::time);
 
   // Appends the candidates of one spec of enumerate_specs, in a fixed order:
-  // - with given stage blocks, that one;
+  // - with given stage blocks, that one; if it does not fit without recompute, also with the
+  //   fastest choice of stages that recompute;
   // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one
   //   does not fit without recompute (for the objective memory: always) also every choice of stages
   //   that recompute, or with more than `most_choosing_stages` stages the fastest choice that fits;

@@ -37,7 +37,9 @@ std::int64_t LayoutCuts::peak(int stage, std::size_t choice, int begin, int end)
   Fixed& fixed = fixed_[choice];
   const BlockRange range{begin, end};
   const std::int64_t grows = growing(stage, choice, begin, end);
-  const std::uint64_t kinds = estimator_.kinds_in(range);
+  // The last stage alone sends nothing on.
+  const bool is_last = stage + 1 == spec_.pp();
+  const std::uint64_t kinds = estimator_.kinds_in(range) << 1 | static_cast<std::uint64_t>(is_last);
   auto known = std::ranges::find(fixed, kinds, &std::pair<std::uint64_t, std::int64_t>::first);
   if (known == fixed.end())
     known = fixed.insert(

@@ -236,8 +236,12 @@ class SpaceSearch {
         make_candidates(std::span(makers_).first(1), {&part.space.spec, 1}, mixes(), options_.objective);
     counts_.candidates += made.count - part.space.layouts;
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
-    for (OpenLayout& other : made.others) others_.emplace_back(part.place, std::move(other));
-    leave(score_of_second(part.space.spec) * made.others_from.value);
+    // The floor of the part holds for every cut of the layout, too.
+    for (OpenLayout& other : made.others) {
+      other.time = std::max(other.time, part.floor.time);
+      others_.emplace_back(part.place, std::move(other));
+    }
+    leave(score_of_second(part.space.spec) * std::max(made.others_from, part.floor.time).value);
     if (made.least_memory_left) leave(static_cast<double>(made.least_memory_left->count));
     // The smallest candidate that fits; where none fits, the smallest of all.
     const auto take_smallest = [this](const Candidate& one, bool fits) {
@@ -397,6 +401,7 @@ class SpaceSearch {
     const auto of_layout = [](ParallelSpec spec) {
       spec.stage_blocks.clear();
       spec.stage_recompute.clear();
+      if (spec.recompute == Recompute::per_stage) spec.recompute = Recompute::none;
       return spec;
     };
     const auto ranked = std::ranges::find_if(

@@ -261,6 +261,77 @@ TEST_CASE("no cut of a layout is below the bounds of its cuts") {
   }
 }
 
+TEST_CASE("cuts whose stages recompute differently are tried where the fastest cut that fits recomputes everywhere") {
+  ModelSpec model = load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec;
+  model.layers = 12;
+  const OpGraph graph = build_graph(model, 32);
+  Cluster cluster = cluster_of("dgx-a100", 4);
+  cluster.groups.front().device.memory_overhead = Bytes(0);
+  const TrainingSpec training = training_of(16, DataType::bf16);
+  LayoutRequest request = {{Choice::dp, std::int64_t{1}},
+                           {Choice::tp, std::int64_t{1}},
+                           {Choice::pp, std::int64_t{4}},
+                           {Choice::micro_batch, std::int64_t{16}},
+                           {Choice::schedule, ScheduleKind::gpipe}};
+  ParallelSpec spec;
+  spec.mesh.degree = {.pp = 4};
+  spec.micro_batch = 16;
+  spec.schedule = ScheduleKind::gpipe;
+  CandidateMaker maker(graph, cluster, training);
+  NetworkCache networks(cluster);
+  struct Tried {
+    ParallelSpec spec;
+    Bytes peak;
+    Seconds time;
+  };
+  std::vector<Tried> all;
+  for_each_cut(static_cast<int>(graph.blocks.size()), 4, [&](const std::vector<int>& cut) {
+    spec.stage_blocks = cut;
+    for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+      ParallelSpec one = spec;
+      one.recompute = recompute;
+      for (ParallelSpec& mixed : with_every_mix(one, recompute == Recompute::none)) {
+        const Placements& placements = maker.placements_of(mixed);
+        const StepResult result =
+            simulate_spec(graph, networks, training, mixed, placements, schedule_of(mixed, training), nullptr);
+        all.push_back({std::move(mixed), result.memory.peak(), result.time.total()});
+      }
+    }
+  });
+  const auto best_within = [&](Bytes memory, const std::vector<int>& cut) {
+    Seconds best(std::numeric_limits<double>::infinity());
+    for (const Tried& one : all)
+      if (one.peak <= memory && (cut.empty() || one.spec.stage_blocks == cut)) best = std::min(best, one.time);
+    return best;
+  };
+  std::vector<Bytes> peaks;
+  for (const Tried& one : all) peaks.push_back(one.peak);
+  std::ranges::sort(peaks);
+  SearchOptions options;
+  options.top = 1;
+  options.fewer_devices = false;
+  int mixed = 0;
+  for (std::size_t part = 1; part <= 24; ++part) {
+    const Bytes memory = peaks[peaks.size() * part / 32];
+    cluster.groups.front().device.memory_capacity = memory;
+    INFO(memory.count << " B");
+    request[Choice::stage_blocks].reset();
+    const SearchResult found = search(graph, cluster, training, request, options);
+    REQUIRE(!found.plans.empty());
+    CHECK_FALSE(found.counts.cut_gap);
+    const RankedPlan& plan = found.plans.front();
+    CHECK(plan.result.time.total() <= best_within(memory, {}) * (1 + 1e-9));
+    mixed += plan.spec.recompute == Recompute::per_stage;
+    // With a given cut, too.
+    request[Choice::stage_blocks] = std::vector<int>{4, 3, 3, 4};
+    const SearchResult given = search(graph, cluster, training, request, options);
+    const Seconds best = best_within(memory, {4, 3, 3, 4});
+    REQUIRE(given.plans.empty() == (best.value == std::numeric_limits<double>::infinity()));
+    if (!given.plans.empty()) CHECK(given.plans.front().result.time.total() <= best * (1 + 1e-9));
+  }
+  CHECK(mixed > 5);
+}
+
 TEST_CASE("a cut that fits is found where the fastest needs more memory than all stages together have") {
   ModelSpec model = load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec;
   model.layers = 13;
