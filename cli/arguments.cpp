@@ -249,7 +249,8 @@ void add_number_formats(CLI::App& app, WhatArguments& what) {
   const std::string group = "What";
   add_choice(
       app, group, "--precision",
-      "number format of computation (default: bf16 where all devices that are used have units for it, else fp16; fp32 on CPUs)",
+      "number format of computation (default: bf16 where all devices that are used have units for it, else fp16; fp32 "
+      "on CPUs)",
       what.precision, std::array{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32});
   add_choice(app, group, "--optimizer", "optimizer (default: adamw)", what.optimizer,
              std::array{Optimizer::adamw, Optimizer::adam, Optimizer::sgd});
