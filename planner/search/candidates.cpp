@@ -378,8 +378,8 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
   std::ranges::stable_sort(fitting, {}, &Numbered::first);
   std::ranges::sort(others, {}, &std::pair<std::size_t, OfAnyCut>::first);
   if (objective == Objective::memory || fitting.empty()) {
-    // Where no candidate fits, another cut may: by the objectives time and cost, `others` keeps these
-    // layouts.
+    // Where no candidate fits, another cut may: by the objectives time and cost, `others` keeps
+    // these layouts.
     std::vector<std::pair<std::size_t, OfAnyCut>> open_by_memory = others;
     const auto peak = [](const Numbered& one) { return one.second.bound.memory.peak(); };
     const auto least = std::ranges::min_element(fitting, {}, peak);
