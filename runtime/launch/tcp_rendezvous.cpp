@@ -319,6 +319,7 @@ class TcpRendezvous final : public Rendezvous {
   std::condition_variable changed_;
   std::optional<std::string> failure_;
   bool waiting_ = false;  // all_gather is being called here
+  bool leaving_ = false;  // before this process says farewell
   bool stopped_ = false;
 };
 
@@ -469,6 +470,10 @@ void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
 // a closed socket would make the system drop data in flight, hence the wait.
 TcpRendezvous::~TcpRendezvous() {
   { const std::lock_guard told(telling_); }
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+  }
   for (Peer& peer : peers_) {
     const std::lock_guard sending(*peer.sending);
     send_all(peer.socket, framed(MessageKind::farewell, Bytestring()));
@@ -518,7 +523,8 @@ void TcpRendezvous::read_from(Peer& peer) {
   {
     const std::lock_guard lock(mutex_);
     peer.closed = true;
-    left = peer.left;
+    // Whoever sees this process leave closes the connection, and says farewell to nobody.
+    left = peer.left || leaving_;
   }
   if (!left) fail(fmt::format("process {} was lost: {}", peer.process, loss));
   changed_.notify_all();
