@@ -10,22 +10,26 @@
 namespace parplan {
 namespace {
 
-// The FLOPs of a sample's forward and backward.
 double product_flops(const OpGraph& graph) {
   double flops = 0.0;
-  for (std::size_t b = 0; b < graph.blocks.size(); ++b)
-    for (int i = graph.blocks[b].first_op; i < graph.blocks[b].last_op; ++i) {
-      const Op& op = graph.ops[i];
-      if (row_of(op.kind).cost != CostClass::product) continue;
-      const ModelProducts products = model_products(graph, op);
-      const double forward = 2.0 * products.pairs * products.multiply_adds;
-      // The data need no gradient, and only the first block reads them.
-      flops += (b == 0 ? 2.0 : 3.0) * forward;
-    }
+  for (const Block& block : graph.blocks) flops += product_flops(graph, block);
   return flops;
 }
 
 }  // namespace
+
+double product_flops(const OpGraph& graph, const Block& block) {
+  // The data need no gradient, and only the first block reads them.
+  const double passes = &block == graph.blocks.data() ? 2.0 : 3.0;
+  double flops = 0.0;
+  for (int i = block.first_op; i < block.last_op; ++i) {
+    const Op& op = graph.ops[i];
+    if (row_of(op.kind).cost != CostClass::product) continue;
+    const ModelProducts products = model_products(graph, op);
+    flops += passes * 2.0 * products.pairs * products.multiply_adds;
+  }
+  return flops;
+}
 
 DeviceCountBound::DeviceCountBound(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
     : cluster_(cluster),

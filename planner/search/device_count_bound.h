@@ -7,6 +7,9 @@
 
 namespace parplan {
 
+// The FLOPs of the products in a sample's forward and backward of one of the graph's blocks.
+double product_flops(const OpGraph& graph, const Block& block);
+
 // Lower bounds for any plan on a number of devices, whatever its layout: known before a single
 // candidate is made. They never exceed the simulation (a property test holds this).
 class DeviceCountBound {

@@ -36,17 +36,6 @@ Seconds least_collective_time(const Instruction& instruction, int ranks, BytesPe
   return passes * (communicated_bytes(instruction) / links) * (1 - 1e-9);
 }
 
-// The FLOPs of a sample in a block, as DeviceCountBound counts them.
-double flops_of(const OpGraph& graph, const Block& block) {
-  double flops = 0.0;
-  for (int i = block.first_op; i < block.last_op; ++i) {
-    if (row_of(graph.ops[i].kind).cost != CostClass::product) continue;
-    const ModelProducts products = model_products(graph, graph.ops[i]);
-    flops += (&block == graph.blocks.data() ? 2.0 : 3.0) * 2.0 * products.pairs * products.multiply_adds;
-  }
-  return flops;
-}
-
 // What blocks of all kinds take: together, and the slowest stage at least.
 struct LeastWork {
   Seconds all = {};
@@ -119,7 +108,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
       flops_.resize(kind + 1, std::numeric_limits<double>::infinity());
     }
     ++blocks_[kind];
-    flops_[kind] = std::min(flops_[kind], flops_of(graph, block));
+    flops_[kind] = std::min(flops_[kind], product_flops(graph, block));
   }
 }
 

@@ -110,18 +110,19 @@ TEST_CASE("of unlike nodes the plan is the best that any arrangement has") {
     }
 }
 
+// Eight slow devices and eight fast ones.
+SuggestRequest slow_and_fast(const OpGraph& graph) {
+  SuggestRequest request;
+  request.graph = &graph;
+  request.model_name = "tiny-gpt2";
+  request.cluster = slow_first(1, 1);
+  request.training = training_of(4096);
+  return request;
+}
+
 TEST_CASE("as many devices as one group has go to the fast one, wherever it stands, and the plan says so") {
   const OpGraph graph = tiny();
-  SuggestRequest request{.graph = &graph,
-                         .model_text = "",
-                         .model_name = "tiny-gpt2",
-                         .cluster = slow_first(1, 1),
-                         .training = training_of(4096),
-                         .precision_of = {},
-                         .layout = {},
-                         .options = {},
-                         .graph_of_length = {},
-                         .cluster_of = {}};
+  SuggestRequest request = slow_and_fast(graph);
   request.layout[Choice::dp] = 8;
   request.layout[Choice::tp] = request.layout[Choice::pp] = 1;
   const SuggestResult found = suggest(request);
@@ -139,21 +140,11 @@ TEST_CASE("as many devices as one group has go to the fast one, wherever it stan
 
 TEST_CASE("a plan that leaves slow nodes out trains in the precision of those that it takes") {
   const OpGraph graph = tiny();
-  TrainingSpec training = training_of(4096);
-  training.precision = DataType::fp16;
-  SuggestRequest request{.graph = &graph,
-                         .model_text = "",
-                         .model_name = "tiny-gpt2",
-                         .cluster = slow_first(1, 1),
-                         .training = training,
-                         .precision_of =
-                             [](const Cluster& cluster) {
-                               return has_units(cluster, DataType::bf16) ? DataType::bf16 : DataType::fp16;
-                             },
-                         .layout = {},
-                         .options = {},
-                         .graph_of_length = {},
-                         .cluster_of = {}};
+  SuggestRequest request = slow_and_fast(graph);
+  request.training.precision = DataType::fp16;
+  request.precision_of = [](const Cluster& cluster) {
+    return has_units(cluster, DataType::bf16) ? DataType::bf16 : DataType::fp16;
+  };
   request.layout[Choice::dp] = 8;
   request.layout[Choice::tp] = request.layout[Choice::pp] = 1;
   const SuggestResult alone = suggest(request);
