@@ -135,10 +135,10 @@ Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec) {
     if (devices_of_group(cluster_, g, devices) > 0)
       fastest = std::max(fastest, fastest_product(training_.precision, cluster_.groups[g].device));
   if (floor.time <= Seconds(0.0) || fastest.value <= 0.0) return floor;
+  const int ranks_a_replica = spec.mesh.size() / spec.mesh.batch_ranks() / spec.pp();
   std::vector<Seconds> by_kind;
   for (const double flops : flops_)
-    by_kind.push_back(Seconds(flops * static_cast<double>(spec.micro_batch) / fastest.value /
-                              (spec.mesh.size() / spec.mesh.batch_ranks() / spec.pp())));
+    by_kind.push_back(Seconds(flops * static_cast<double>(spec.micro_batch) / fastest.value / ranks_a_replica));
   floor.time = std::max(floor.time, least_time(by_kind, shape_of(spec, training_)) * (1 - 1e-9));
   return floor;
 }
@@ -326,8 +326,10 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
     const int in_flight = schedule.in_flight(s, shape);
     std::size_t farthest = held;
     for (std::size_t choice = 0; choice < choices.size(); ++choice) {
-      auto& [table, fixed] =
+      Holding& holding =
           holdings.choices[holdings.first[holdings.first.size() == 1 ? 0 : static_cast<std::size_t>(s)] + choice];
+      const auto& table = holding.table;
+      auto& fixed = holding.fixed;
       const auto fits = [&](std::size_t end) {
         if (most && table.seconds[end] - table.seconds[held] > *most * (1 + 1e-9)) return false;
         const std::int64_t growing =
