@@ -17,7 +17,6 @@
 
 namespace parplan {
 
-using testing::cluster_of;
 using testing::describe;
 using testing::graph_of;
 using testing::random_cluster;

@@ -61,7 +61,7 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
         StepResult result;
       };
       std::vector<Tried> all;
-      for (ParallelSpec spec : enumerate_specs(graph, training, 4, request)) {
+      for (const ParallelSpec& spec : enumerate_specs(graph, training, 4, request)) {
         const Placements placements = place(graph, spec);
         const Schedule schedule =
             row_of(spec.schedule).actions({spec.pp(), static_cast<int>(micro_batches(spec, training))});
@@ -149,7 +149,7 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
     };
     std::vector<Tried> all;
     for (int n = 1; n <= cluster.devices(); ++n)
-      for (ParallelSpec spec : enumerate_specs(graph, training, n, request)) {
+      for (const ParallelSpec& spec : enumerate_specs(graph, training, n, request)) {
         const Placements placements = place(graph, spec);
         const Schedule schedule = schedule_of(spec, training);
         for (const std::vector<int>& cut : all_cuts(blocks, spec.pp())) {
