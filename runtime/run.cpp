@@ -11,6 +11,7 @@
 #include "runtime/check_promises.h"
 #include "runtime/launch/agree_on_inputs.h"
 #include "runtime/local_job.h"
+#include "runtime/run_facts.h"
 #include "runtime/token_data.h"
 
 namespace parplan {
@@ -22,13 +23,17 @@ struct Setting {
   TokenData data{std::vector<std::int32_t>()};
 };
 
-// Throws ConfigError in all processes where one of them cannot run the plan.
+// Throws ConfigError in all processes where one of them cannot run the plan, or was started to run
+// something else than the others.
 Setting set_up(const OpGraph& graph, const Plan& plan, const RunOptions& options, Rendezvous& rendezvous) {
   Setting setting;
+  const bool several = rendezvous.processes() > 1;
+  if (several) agree_on(rendezvous, run_facts(plan, options));
   agree(rendezvous, [&] {
     setting.make_world = choose_world(plan, options.world, rendezvous);
     setting.data = TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary);
   });
+  if (several) agree_on(rendezvous, data_facts(setting.data));
   return setting;
 }
 

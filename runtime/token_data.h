@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ class TokenData {
   // follow each other in the data and start over at its end.
   void sample(std::int64_t index, std::int64_t sequence, std::int32_t* to) const;
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
+  std::span<const std::int32_t> tokens() const { return tokens_; }
 
  private:
   std::vector<std::int32_t> tokens_;

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <functional>
+#include <span>
+#include <string>
 
 #include "planner/base/error.h"
 #include "runtime/launch/rendezvous.h"
@@ -17,5 +19,17 @@ class SaidElsewhere : public ConfigError {
 // continues. Process 0 throws what all have to say, once, with the numbers of the processes where
 // it does not hold for all; the others throw SaidElsewhere. Called by every process.
 void agree(Rendezvous& rendezvous, const std::function<void()>& check);
+
+// Something that all processes of a job must have alike: "learning rate", "0.0003".
+struct Fact {
+  std::string name;
+  std::string value;
+  bool operator==(const Fact&) const = default;
+};
+
+// Returns when all processes have the same facts. Otherwise none continues: process 0 throws a
+// ConfigError that says what differs, in which processes, with the values (rank r is process r), and
+// the others throw SaidElsewhere. Called by every process.
+void agree_on(Rendezvous& rendezvous, std::span<const Fact> facts);
 
 }  // namespace parplan

@@ -35,6 +35,25 @@ struct Job {
   }
 };
 
+// How two processes end whose arguments differ: what both say, and then their exit codes.
+struct Pair {
+  std::string out;
+  std::string codes;
+};
+
+Pair run_pair(const std::string& first, const std::string& second) {
+  const LoopbackPort port;
+  const std::string variables =
+      fmt::format("WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={}", port.number());
+  const Called called = outputs_of(
+      fmt::format("{0} RANK=1 LOCAL_RANK=1 {1} run {3} & {0} RANK=0 LOCAL_RANK=0 {1} run {2}; code=$?; wait $!; "
+                  "echo codes $code $?",
+                  variables, PARPLAN_BINARY, first, second));
+  const std::size_t codes = called.out.rfind("codes ");
+  REQUIRE(codes != std::string::npos);
+  return {.out = called.out.substr(0, codes), .codes = called.out.substr(codes)};
+}
+
 TEST_CASE("a standard output that is full or closed fails, and no file that is written gets what it was to have") {
   const Folder folder;
   CHECK(outputs_of(fmt::format("{} --help > /dev/full", PARPLAN_BINARY)).out ==
@@ -63,6 +82,77 @@ TEST_CASE("what one process refuses is said by the first with whose it is, and t
   const Called called = job.run(job.plan + " --quiet", "/nowhere/plan.yaml");
   CHECK(called.code == 2);
   CHECK(called.out == "error: process 1 of 2: cannot read '/nowhere/plan.yaml': No such file or directory\n");
+}
+
+TEST_CASE("processes whose plans or options differ end before the first step and say in what") {
+  const Job job;
+  const std::string plan = job.folder.read("plan.yaml");
+  const auto value_of = [&](const std::string& key) {
+    const std::size_t begin = plan.find("\n  " + key + ": ", plan.find("\ntraining:\n")) + key.size() + 5;
+    return plan.substr(begin, plan.find('\n', begin) - begin);
+  };
+  const auto with = [&](const std::string& key, const std::string& value) {
+    const std::string line = "\n  " + key + ": ";
+    const std::size_t begin = plan.find(line, plan.find("\ntraining:\n"));
+    REQUIRE(begin != std::string::npos);
+    std::string edited = plan;
+    edited.replace(begin, edited.find('\n', begin + 1) - begin, line + value);
+    return job.folder.write("edited.yaml", edited);
+  };
+  const auto differ = [&](const std::string& second, const std::string& what) {
+    const Pair ended = run_pair(job.plan + " --quiet", second + " --quiet");
+    CHECK(ended.codes == "codes 2 2\n");
+    CHECK(ended.out == "error: the processes of this job differ: " + what +
+                           "; start all of them with the same plan, data, options and build of parplan\n");
+  };
+  struct Edit {
+    std::string key, value, fact;
+    std::string own = {};  // as in the plan where empty
+  };
+  for (const Edit& edit : {Edit{"learning_rate", "0.125", "learning rate"},
+                           {"learning_rate_schedule", "linear", "learning rate schedule"},
+                           {"warmup_steps", "3", "warm-up steps"},
+                           {"decay_steps", "30", "decay steps"},
+                           {"final_learning_rate", "0.25", "final learning rate"},
+                           {"beta1", "0.5", "beta1"},
+                           {"beta2", "0.5", "beta2"},
+                           {"epsilon", "0.5", "epsilon", "1e-08"},
+                           {"weight_decay", "0.5", "weight decay"},
+                           {"momentum", "0.5", "momentum"},
+                           {"seed", "99", "seed"}})
+    differ(with(edit.key, edit.value),
+           fmt::format("rank 1 has {} {}, rank 0 has {}", edit.fact, edit.value,
+                       edit.own.empty() ? value_of(edit.key) : edit.own));
+  differ(job.plan + " --steps 7", "rank 1 has --steps 7, rank 0 has 20");
+  differ(job.plan + " --deterministic", "rank 1 has --deterministic true, rank 0 has false");
+
+  // Another batch and another layout change what follows from them, too.
+  const auto another = [&](const std::string& options) {
+    const std::string path = job.folder.path("another.yaml");
+    REQUIRE(shell(fmt::format("{} simulate {} --cluster {} --devices 2 --seq-len 8 --quiet -o {} --json {} {}",
+                              PARPLAN_BINARY, tiny_gpt2, cpu_8, path, job.folder.path("json"), options))
+                .code == 0);
+    return run_pair(job.plan + " --quiet", path + " --quiet");
+  };
+  const Pair batch = another("--dp 2 --global-batch 16");
+  CHECK(batch.codes == "codes 2 2\n");
+  CHECK(batch.out.find("rank 1 has global batch 16, rank 0 has 8") != std::string::npos);
+  CHECK(std::ranges::count(batch.out, '\n') == 1);
+  const Pair layout = another("--pp 2 --dp 1");
+  CHECK(layout.codes == "codes 2 2\n");
+  CHECK(layout.out.find("rank 1 has layout.dp 1, rank 0 has 2; rank 1 has layout.pp 2, rank 0 has 1") !=
+        std::string::npos);
+  CHECK(std::ranges::count(layout.out, '\n') == 1);
+}
+
+TEST_CASE("processes with equal plans in different files are not told apart") {
+  const Job job;
+  const std::string copy = job.folder.write("copy.yaml", job.folder.read("plan.yaml"));
+  const std::string text = job.folder.write("digits.txt", "31415926535897932384626433832795028841971693993751");
+  const std::string options = " --quiet --data " + text;
+  const Pair ended = run_pair(job.plan + options, copy + options);
+  CHECK(ended.codes == "codes 2 2\n");
+  CHECK(ended.out.starts_with("error: CPU ranks of several processes exchange through MPI: "));
 }
 
 TEST_CASE("processes that parplan starts itself refuse once, too") {

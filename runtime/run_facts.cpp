@@ -1,0 +1,125 @@
+#include "runtime/run_facts.h"
+
+#include <concepts>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "planner/plan/layout_choices.h"
+#include "runtime/device/cpu/instruction_sets.h"
+#include "runtime/launch/build_identity.h"
+#include "runtime/launch/fingerprint.h"
+
+namespace parplan {
+namespace {
+
+struct FactInputs {
+  const Plan& plan;
+  const RunOptions& options;
+};
+
+struct FactRow {
+  std::string_view name;
+  std::string (*value)(const FactInputs&);
+};
+
+std::string text(std::string_view value) { return std::string(value); }
+std::string text(const char* value) { return value; }  // not a bool
+std::string text(bool value) { return value ? "true" : "false"; }
+std::string text(std::integral auto value) { return fmt::format("{}", value); }
+std::string text(double value) { return fmt::format("{}", value); }  // the shortest that reads back equal
+
+// A name, and what tells two things of one name apart.
+std::string named_text(const std::string& name, const std::string& content) {
+  return fmt::format("'{}' (fingerprint {})", name, write_fingerprint(fingerprint(content)));
+}
+
+std::string placements_text(const Placements& placements) {
+  std::string all;
+  const auto add = [&](std::string_view what, const TensorLayout& layout) {
+    for (const Axis axis : all_axes) all += fmt::format("{} {} {}\n", what, name(axis), write_placement(layout[axis]));
+  };
+  add("residual", placements.residual);
+  add("parameters", placements.state.parameters);
+  add("gradients", placements.state.gradients);
+  add("optimizer", placements.state.optimizer);
+  for (const Home home : {placements.state.homes.parameters, placements.state.homes.gradients,
+                          placements.state.homes.optimizer})
+    all += fmt::format("home{}\n", where(home));
+  for (const auto& [parameter, layout] : placements.parameters) add(parameter, layout);
+  return write_fingerprint(fingerprint(all));
+}
+
+std::string schedule_text(const Schedule& schedule) {
+  std::string all = fmt::format("{}\n", fmt::join(schedule.rank_of_stage, " "));
+  std::size_t actions = 0;
+  for (const std::vector<Action>& rank : schedule.ranks) {
+    for (const Action& action : rank) all += write_action(action) + ' ';
+    all += '\n';
+    actions += rank.size();
+  }
+  return fmt::format("of {} actions (fingerprint {})", actions, write_fingerprint(fingerprint(all)));
+}
+
+constexpr FactRow fact_rows[] = {
+    {"version", [](const FactInputs&) { return text(build_identity().version); }},
+    {"sources", [](const FactInputs&) { return text(build_identity().sources); }},
+    {"compiler", [](const FactInputs&) { return text(build_identity().compiler); }},
+    {"compiler options", [](const FactInputs&) { return text(build_identity().options); }},
+    {"CPU instruction set",
+     [](const FactInputs& i) {
+       return i.plan.cluster.backend() == BackendKind::cpu ? chosen_cpu_instruction_set() : "unused";
+     }},
+    {"--steps", [](const FactInputs& i) { return text(i.options.steps); }},
+    {"--deterministic", [](const FactInputs& i) { return text(i.options.world.gpu.deterministic); }},
+    {"model", [](const FactInputs& i) { return named_text(i.plan.model.name, i.plan.model_text); }},
+    {"backend", [](const FactInputs& i) { return text(name(i.plan.cluster.backend())); }},
+    {"global batch", [](const FactInputs& i) { return text(i.plan.training.global_batch); }},
+    {"sequence length", [](const FactInputs& i) { return text(i.plan.training.sequence_length); }},
+    {"precision", [](const FactInputs& i) { return text(name(i.plan.training.precision)); }},
+    {"optimizer", [](const FactInputs& i) { return text(name(i.plan.training.optimizer)); }},
+    {"learning rate", [](const FactInputs& i) { return text(i.plan.training.learning_rate); }},
+    {"learning rate schedule", [](const FactInputs& i) { return text(name(i.plan.training.schedule)); }},
+    {"warm-up steps", [](const FactInputs& i) { return text(i.plan.training.warmup_steps); }},
+    {"decay steps", [](const FactInputs& i) { return text(i.plan.training.decay_steps); }},
+    {"final learning rate", [](const FactInputs& i) { return text(i.plan.training.final_learning_rate); }},
+    {"beta1", [](const FactInputs& i) { return text(i.plan.training.beta1); }},
+    {"beta2", [](const FactInputs& i) { return text(i.plan.training.beta2); }},
+    {"epsilon", [](const FactInputs& i) { return text(i.plan.training.epsilon); }},
+    {"weight decay", [](const FactInputs& i) { return text(i.plan.training.weight_decay); }},
+    {"momentum", [](const FactInputs& i) { return text(i.plan.training.momentum); }},
+    {"clip norm", [](const FactInputs& i) { return text(i.plan.training.clip_norm); }},
+    {"seed", [](const FactInputs& i) { return text(i.plan.training.seed); }},
+};
+
+// What follows from the choices of the layout, or belongs to no choice: after them.
+constexpr FactRow rows_after_layout[] = {
+    {"placements", [](const FactInputs& i) { return placements_text(i.plan.placements); }},
+    {"schedule", [](const FactInputs& i) { return schedule_text(i.plan.schedule); }},
+    {"cluster", [](const FactInputs& i) { return named_text(i.plan.cluster.name, write_cluster(i.plan.cluster)); }},
+};
+
+}  // namespace
+
+std::vector<Fact> run_facts(const Plan& plan, const RunOptions& options) {
+  const FactInputs inputs{plan, options};
+  std::vector<Fact> facts;
+  for (const FactRow& row : fact_rows) facts.push_back({text(row.name), row.value(inputs)});
+  for (const ChoiceRow& row : choice_rows()) {
+    facts.push_back({fmt::format("layout.{}", row.key), write_value(row.get(plan.spec))});
+    if (row.companion.write)
+      facts.push_back({fmt::format("layout.{}", row.companion.key),
+                       row.companion.write(plan.spec, plan.training).value_or("absent")});
+  }
+  for (const FactRow& row : rows_after_layout) facts.push_back({text(row.name), row.value(inputs)});
+  return facts;
+}
+
+std::vector<Fact> data_facts(const TokenData& data) {
+  return {{"data", fmt::format("of {} tokens (fingerprint {})", data.size(),
+                               write_fingerprint(fingerprint(std::as_bytes(data.tokens()))))}};
+}
+
+}  // namespace parplan
