@@ -71,7 +71,7 @@ std::string difference(const std::string& name, const std::vector<std::vector<Fa
     holding->processes.push_back(static_cast<int>(process));
   }
   if (holdings.size() == 1) return "";
-  std::ranges::rotate(holdings, holdings.begin() + 1);
+  std::rotate(holdings.begin(), holdings.begin() + 1, holdings.end());
   std::string text;
   for (const Holding& holding : holdings)
     text += fmt::format("{}{} {} {}{}", text.empty() ? "" : ", ", named("rank", "ranks", holding.processes),
