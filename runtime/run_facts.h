@@ -8,8 +8,7 @@
 #include "runtime/token_data.h"
 
 // What all processes of a job must have alike (agree_on): everything that decides what they compute
-// and when they stop. Of a plan that is all but its prediction, its search, its alternatives and its
-// notes.
+// and when they stop. A plan's prediction, search, alternatives and notes do not.
 namespace parplan {
 
 // The build, the options and the plan.

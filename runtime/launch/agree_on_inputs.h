@@ -28,8 +28,8 @@ struct Fact {
 };
 
 // Returns when all processes have the same facts. Otherwise none continues: process 0 throws a
-// ConfigError that says what differs, in which processes, with the values (rank r is process r), and
-// the others throw SaidElsewhere. Called by every process.
+// ConfigError that says what differs, in which processes, with the values (rank r is process r),
+// and the others throw SaidElsewhere. Called by every process.
 void agree_on(Rendezvous& rendezvous, std::span<const Fact> facts);
 
 }  // namespace parplan

@@ -1,7 +1,7 @@
-# Writes build_identity.cpp: cmake -DTOP=folder -DLIST=file -DVERSION=v -DCOMPILER=name -DOPTIONS=text
-# -DOUTPUT=file -P hash_sources.cmake. LIST has a source a line, relative to TOP. The fingerprint is
-# of names and contents, so that equal sources have the same one in any folder and with or without
-# git.
+# Writes build_identity.cpp: cmake -DTOP=folder -DLIST=file -DVERSION=v -DCOMPILER=name
+# -DOPTIONS=text -DOUTPUT=file -P hash_sources.cmake. LIST has a source a line, relative to TOP. The
+# fingerprint is of names and contents, so that equal sources have the same one in any folder, with
+# or without git.
 file(STRINGS ${LIST} sources)
 set(hashes "")
 foreach(source ${sources})
