@@ -30,7 +30,11 @@ BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements,
 }
 
 Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
-  Layout layout{.mesh = spec.mesh, .stages = {}, .layouts = {}, .layout_of_block = {}};
+  Layout layout{.mesh = spec.mesh,
+                .stages = {},
+                .layouts = {},
+                .layout_of_block = {},
+                .tied_gradients = spec.tied_gradients};
   int first = 0;
   for (std::size_t stage = 0; stage < spec.stage_blocks.size(); ++stage) {
     layout.stages.push_back({first, first + spec.stage_blocks[stage]});

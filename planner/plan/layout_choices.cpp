@@ -289,6 +289,23 @@ constexpr std::array rows = {
                   [](const ParallelSpec& now, const ChoiceValue&) {
                     return fmt::format("layers per stage {} instead of what was given", stage_layers(now));
                   }},
+    ChoiceRow{.choice = Choice::tied_gradients,
+              .key = "tied_gradients",
+              .option = "--tied-gradients",
+              .description = "accumulators of a tied parameter on a rank: one, reduced once, or one for each use, for "
+                             "bits that do not depend on the stages",
+              .get = get<&ParallelSpec::tied_gradients>,
+              .set = set<&ParallelSpec::tied_gradients>,
+              .named = named<TiedGradients::together, TiedGradients::apart>,
+              .may_be_absent = true,
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return std::string(spec.tied_gradients == TiedGradients::apart ? "tied-gradients=apart" : "");
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) {
+                    return fmt::format("tied gradients {}", name(std::get<TiedGradients>(value)));
+                  }},
 };
 
 // The index of a choice's row is its enumerator.

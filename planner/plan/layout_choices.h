@@ -33,11 +33,13 @@ enum class Choice {
   schedule,
   recompute,
   stage_blocks,
+  tied_gradients,
   count_
 };
 
 // The value of a choice; every choice always holds the same one of these types.
-using ChoiceValue = std::variant<std::int64_t, bool, ScheduleKind, Recompute, AxisOrder, std::vector<int>>;
+using ChoiceValue =
+    std::variant<std::int64_t, bool, ScheduleKind, Recompute, TiedGradients, AxisOrder, std::vector<int>>;
 // As in plan.yaml: "8", "true", "1f1b", "pp-dp-tp", "[6, 6]".
 std::string write_value(const ChoiceValue& value);
 
@@ -87,6 +89,8 @@ struct ChoiceRow {
   // Values with names: those that can be given, and those that only plans contain. Null: none.
   std::vector<ChoiceValue> (*named)() = nullptr;
   std::vector<ChoiceValue> (*only_in_plans)() = nullptr;
+  // Whether a plan without the key has the default value, which is then not written.
+  bool may_be_absent = false;
 
   // Where it does not apply, it has its default value, whatever was given. Null: it applies
   // everywhere.

@@ -15,6 +15,10 @@ const char* name(ScheduleKind kind) {
   return names[i];
 }
 
+const char* name(TiedGradients gradients) {
+  return gradients == TiedGradients::together ? "together" : "apart";
+}
+
 std::string stages_text(const ParallelSpec& spec) { return fmt::format("pp is {}", spec.pp()); }
 
 namespace {
@@ -29,6 +33,7 @@ ParallelSpec of_one_block(ParallelSpec spec) {
   spec.stage_recompute.clear();
   spec.stage_blocks.clear();
   spec.virtual_stages = one.virtual_stages;
+  spec.tied_gradients = one.tied_gradients;
   return spec;
 }
 
@@ -57,6 +62,7 @@ ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute) {
 ParallelSpec bucket_key(const ParallelSpec& spec) {
   ParallelSpec key = placement_key(spec);
   key.mesh.degree.dp = spec.mesh.degree.dp;
+  key.tied_gradients = spec.tied_gradients;  // how many accumulators a rank has
   return key;
 }
 

@@ -14,6 +14,12 @@ namespace parplan {
 enum class ScheduleKind { gpipe, one_f_one_b };
 const char* name(ScheduleKind kind);  // "gpipe", "1f1b"
 
+// Where the gradients of the uses of a tied parameter add up. `together`: on each rank in one
+// accumulator, which is reduced over the data axis once. `apart`: in one accumulator per use, each
+// reduced by itself; the sums then do not depend on where stages are cut.
+enum class TiedGradients { together, apart };
+const char* name(TiedGradients gradients);
+
 // One point of the search space: how the work is distributed.
 struct ParallelSpec {
   DeviceMesh mesh;
@@ -26,6 +32,7 @@ struct ParallelSpec {
   std::vector<Recompute> stage_recompute;
   std::vector<int> stage_blocks;  // number of the graph's blocks in each stage; empty until they are cut
   int virtual_stages = 1;         // stages on each rank of the pipeline
+  TiedGradients tied_gradients = TiedGradients::together;
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }

@@ -159,6 +159,7 @@ std::string write_training(const TrainingSpec& t) {
 std::string write_layout(const ParallelSpec& spec, const TrainingSpec& training) {
   std::string out = fmt::format("{}: {}\n", devices_key, spec.mesh.size());
   for (const ChoiceRow& row : choice_rows()) {
+    if (row.may_be_absent && row.get(spec) == row.get(ParallelSpec{})) continue;
     out += fmt::format("{}: {}\n", row.key, write_value(row.get(spec)));
     if (!row.companion.write) continue;
     if (const auto companion = row.companion.write(spec, training))
@@ -343,6 +344,7 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
   ParallelSpec spec;
   const int devices = read_int(node.at(devices_key), 1);
   const auto read = [&](const ChoiceRow& row) {
+    if (row.may_be_absent && !node.find(row.key)) return;
     const YamlNode value = node.at(row.key);
     const std::int64_t most = row.most_in_plan ? row.most_in_plan(training, devices) : row.maximum;
     row.set(spec, std::visit(ValueReader{row, value, most}, row.get(spec)));

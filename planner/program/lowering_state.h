@@ -45,7 +45,13 @@ struct Lowering {
   // Numbers of buffers. The buffers of a list take turns.
   std::vector<int> gathered;    // ZeRO-3: parameters of a block; two
   std::vector<int> unreduced;   // ZeRO-2, 3: gradients of a block; two
-  std::optional<int> gathered_tied, unreduced_tied;
+  std::optional<int> gathered_tied;
+  // ZeRO-2, 3: the gradients of a tied parameter, by its bucket.
+  struct UnreducedTied {
+    int buffer = 0;
+    bool holds_gradients = false;  // of uses since the last reduction
+  };
+  std::map<int, UnreducedTied> unreduced_tied;
   std::vector<std::vector<int>> saved;  // by slot, then position of the block in its stage
   std::vector<int> gradient;    // of an activation between blocks
   std::vector<int> output;      // an activation on its way to another rank

@@ -38,7 +38,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                        .shards = bucket.shards,
                        .data_ranks = bucket.data_ranks,
                        .tied = bucket.tied.has_value(),
-                       .used_twice = bucket.blocks.size() > 1,
+                       .accumulates_twice = bucket.blocks.size() > 1 &&
+                                            lowering.job.layout.tied_gradients == TiedGradients::apart,
                        .homes = bucket.homes});
   // A slot holds a micro-batch of any of the rank's stages.
   std::vector<SavedSizes> saved;
@@ -111,7 +112,7 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::gathered: lowering.gathered.push_back(number); break;
     case BufferRole::gathered_tied: lowering.gathered_tied = number; break;
     case BufferRole::unreduced: lowering.unreduced.push_back(number); break;
-    case BufferRole::unreduced_tied: lowering.unreduced_tied = number; break;
+    case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;
     case BufferRole::saved: lowering.saved[slot].push_back(number); break;
     case BufferRole::output: lowering.output.push_back(number); break;
     case BufferRole::scratch: lowering.scratch = number; break;

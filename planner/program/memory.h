@@ -21,7 +21,7 @@ struct BucketSizes {
   DataShards shards = {};     // over `data_ranks`
   int data_ranks = 1;
   bool tied = false;
-  bool used_twice = false;
+  bool accumulates_twice = false;  // used twice, with an accumulator for each use
   StateHomes homes = {};
   std::int64_t times = 1;  // equal buckets of so many blocks
 };
@@ -49,7 +49,7 @@ inline constexpr std::int64_t buffer_alignment = 256;
 enum class BufferRole {
   parameters,        // of a bucket: whole, or this rank's shard (ZeRO-3)
   gradients,         // of a bucket: whole, or this rank's shard (ZeRO-2, 3)
-  second_gradients,  // of a tied parameter that the rank uses twice
+  second_gradients,  // of a tied parameter's second use, where each has an accumulator
   first_moment,
   second_moment,
   master,
@@ -86,7 +86,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   const OptimizerState state = optimizer_state(training);
   const std::int64_t element = size_of(training.precision);
   // Elements of the largest bucket whose parameters are gathered, or whose gradients are reduced,
-  // while its block computes.
+  // while its block computes. The gradients of a tied parameter add up over several blocks.
   struct Largest {
     std::optional<std::int64_t> gathered, unreduced;
   };
@@ -103,7 +103,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
       if (is_shard) most = std::max(most.value_or(0), bucket.elements);
     };
     take(bucket.shards.parameters, largest.gathered);
-    take(bucket.shards.gradients, largest.unreduced);
+    if (!bucket.tied) take(bucket.shards.gradients, largest.unreduced);
     visit(RankBuffer{.role = BufferRole::parameters,
                       .category = MemoryCategory::parameters,
                       .home = bucket.homes.parameters,
@@ -120,7 +120,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                        .of = i};
     visit(buffer);
     buffer.role = BufferRole::second_gradients;
-    if (bucket.used_twice) visit(buffer);
+    if (bucket.accumulates_twice) visit(buffer);
   });
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     RankBuffer buffer{.category = MemoryCategory::optimizer,
@@ -144,7 +144,13 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (own.gathered) one(BufferRole::gathered, MemoryCategory::buffers, *own.gathered * element, pair);
   if (tied.gathered) one(BufferRole::gathered_tied, MemoryCategory::buffers, *tied.gathered * element);
   if (own.unreduced) one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes, pair);
-  if (tied.unreduced) one(BufferRole::unreduced_tied, MemoryCategory::buffers, *tied.unreduced * gradient_bytes);
+  for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
+    if (bucket.tied && bucket.shards.gradients)
+      visit(RankBuffer{.role = BufferRole::unreduced_tied,
+                        .category = MemoryCategory::buffers,
+                        .bytes = bucket.elements * gradient_bytes,
+                        .of = i});
+  });
   for (std::size_t i = 0; i < sizes.saved.size(); ++i)
     visit(RankBuffer{.role = BufferRole::saved,
                       .category = MemoryCategory::activations,

@@ -206,7 +206,8 @@ struct Bucket {
   // Each is the whole bucket, or this rank's shard.
   int parameters = 0;  // a shard under ZeRO-3
   int gradients = 0;   // a shard under ZeRO-2 and 3
-  std::optional<int> second_gradients = {};  // of a tied parameter used twice on this rank
+  // Of a tied parameter's second use on this rank, where each use has an accumulator.
+  std::optional<int> second_gradients = {};
   std::optional<int> first_moment = {}, second_moment = {}, master = {};  // shard_elements each, fp32
   bool operator==(const Bucket&) const = default;
 };

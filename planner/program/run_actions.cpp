@@ -167,11 +167,17 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     const int own = lowering.bucket_index(block);
     const Bucket& bucket = program.buckets[own];
     const std::optional<int> tied = lowering.tied_bucket_of(block);
-    // Where the gradients are summed in the end, and where this backward leaves them.
+    // Where the gradients are summed in the end, and where this backward leaves them. The first
+    // block that uses a tied parameter is the last to go backward: uses that share an accumulator
+    // are reduced there.
     std::optional<int> tied_accumulator;
+    bool completes_tied = false;
     if (tied) {
       const bool is_first_use = block == lowering.rank_buckets[*tied].blocks.front();
-      tied_accumulator = is_first_use ? program.buckets[*tied].gradients : program.buckets[*tied].second_gradients;
+      const std::optional<int> second = program.buckets[*tied].second_gradients;
+      tied_accumulator = is_first_use ? program.buckets[*tied].gradients
+                                      : second.value_or(program.buckets[*tied].gradients);
+      completes_tied = is_first_use || second;
     }
     int gradients = bucket.gradients;
     std::optional<int> tied_gradients = tied_accumulator;
@@ -179,8 +185,10 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
       gradients = lowering.unreduced[lowering.reductions++ % lowering.unreduced.size()];
       clear(lowering, gradients, bucket.elements);
       if (tied) {
-        tied_gradients = lowering.unreduced_tied;
-        clear(lowering, *tied_gradients, program.buckets[*tied].elements);
+        Lowering::UnreducedTied& unreduced = lowering.unreduced_tied.at(*tied);
+        tied_gradients = unreduced.buffer;
+        if (!unreduced.holds_gradients) clear(lowering, *tied_gradients, program.buckets[*tied].elements);
+        unreduced.holds_gradients = !completes_tied;
       }
     }
     const int saved = slot[block - range.first];
@@ -199,7 +207,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
               {binding::scratch, lowering.scratch}},
              action.micro_batch, std::move(frees));
     reduce_over_data_axis(lowering, own, bucket.gradients, gradients, last_micro_batch);
-    if (tied) reduce_over_data_axis(lowering, *tied, *tied_accumulator, *tied_gradients, last_micro_batch);
+    if (completes_tied) reduce_over_data_axis(lowering, *tied, *tied_accumulator, *tied_gradients, last_micro_batch);
     return call;
   });
   if (to)

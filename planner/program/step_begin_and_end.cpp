@@ -61,7 +61,7 @@ void reduce_partial_gradients(Lowering& lowering, std::size_t index, Axis axis) 
                all_along(axis), pieces);
 }
 
-// Adds the two gradients of a tied parameter: here where this rank holds both uses, else across
+// Adds the gradients of the uses of a tied parameter: two accumulators of this rank, or those of
 // ranks of the pipeline.
 void add_tied(Lowering& lowering, std::size_t index) {
   if (!lowering.rank_buckets[index].tied) return;

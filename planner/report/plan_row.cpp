@@ -146,6 +146,9 @@ constexpr std::array column_rows = {
            [](const Subject& s) {
              return s.spec.recompute == Recompute::per_stage ? Json(stage_recompute(s.spec)) : Json(nullptr);
            }},
+    Column{"tied_gradients", "",
+           "accumulators of a tied parameter's gradients on a rank: one (together), or one for each use (apart)",
+           chosen<Choice::tied_gradients>},
 };
 
 }  // namespace

@@ -76,6 +76,11 @@ void recomputes(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, V
   for (const RecomputeRow& row : recompute_rows()) values.emplace_back(row.kind);
 }
 
+// One accumulator takes less memory and less time; two are for who asks for their bits.
+void one_accumulator(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(TiedGradients::together);
+}
+
 // The orders that differ on axes of more than one rank; each stands for all orders that differ from
 // it only elsewhere.
 std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
@@ -155,6 +160,11 @@ Values smaller_sizes(const TrainingSpec& training, const ChoiceValue& given) {
   return sizes;
 }
 
+Values fewer_accumulators(const TrainingSpec& /*training*/, const ChoiceValue& given) {
+  if (std::get<TiedGradients>(given) == TiedGradients::together) return {};
+  return {TiedGradients::together};
+}
+
 constexpr std::array rows = {
     SpaceRow{.choice = Choice::tp, .decides_legality = true, .values = tensor_degrees},
     SpaceRow{.choice = Choice::pp, .follows_from = {Choice::tp}, .decides_legality = true, .values = pipeline_degrees},
@@ -191,6 +201,10 @@ constexpr std::array rows = {
              .neighbours = every_value,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(ScheduleKind::one_f_one_b); }},
     SpaceRow{.choice = Choice::recompute, .values = recomputes, .neighbours = every_value},
+    SpaceRow{.choice = Choice::tied_gradients,
+             .values = one_accumulator,
+             .frugaler = fewer_accumulators,
+             .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(TiedGradients::together); }},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
              .follows_from = {Choice::tp, Choice::pp, Choice::dp},

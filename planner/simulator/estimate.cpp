@@ -202,7 +202,8 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   for (const std::int64_t elements : shapes.own_elements)
     entry->second.own_state.push_back(state_of(bucket_of(elements, spec, placements)) - scale);
   BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements);
-  tied.tied = tied.used_twice = true;
+  tied.tied = true;
+  tied.accumulates_twice = spec.tied_gradients == TiedGradients::apart;
   entry->second.tied_state = shapes.tied_elements > 0 ? state_of(tied) : scale;
   return entry->second;
 }
@@ -240,8 +241,8 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   const Costs& costs = costs_of(shapes_number, environment);
   const Shapes& shapes = shapes_[shapes_number];
   const DataCosts& data = data_costs_of(spec, placements, shapes, view, environment);
-  // The part that does not grow with blocks is largest with all blocks on the stage and the tied
-  // parameter twice.
+  // The part that does not grow with blocks is largest with all blocks on the stage, and so with
+  // every use of the tied parameter.
   buckets_.clear();
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0;
@@ -252,7 +253,8 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   }
   if (shapes.tied_elements > 0) {
     buckets_.push_back(bucket_of(shapes.tied_elements, spec, placements));
-    buckets_.back().tied = buckets_.back().used_twice = true;
+    buckets_.back().tied = true;
+    buckets_.back().accumulates_twice = spec.tied_gradients == TiedGradients::apart;
   }
   const MemoryUse all = rank_memory(
       {.buckets = buckets_,
@@ -322,7 +324,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   if (tied_uses > 0) {
     buckets_.push_back(bucket_of(shapes_[held.front().shapes].tied_elements, spec, placements));
     buckets_.back().tied = true;
-    buckets_.back().used_twice = tied_uses > 1;
+    buckets_.back().accumulates_twice = tied_uses > 1 && spec.tied_gradients == TiedGradients::apart;
   }
   const PipelineShape shape = shape_of(spec, training_);
   const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());
@@ -343,6 +345,13 @@ Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, co
                       BlockRange range, Recompute recompute) {
   const HeldStage held{.blocks = range, .shapes = shapes_of(spec, placements, recompute)};
   return memory_of_rank(spec, placements, schedule, rank, {&held, 1}).peak();
+}
+
+BlockRange Estimator::tied_in(BlockRange range) const {
+  BlockRange uses;
+  for (const int block : tied_blocks_)
+    if (block >= range.first && block < range.last) uses = {uses.size() > 0 ? uses.first : block, block + 1};
+  return uses;
 }
 
 std::uint64_t Estimator::kinds_in(BlockRange range) const {
@@ -370,8 +379,9 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
 //
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
-                                                BlockRange range, int stage, bool on_first_rank, bool sequential,
-                                                const Costs& costs, const Shapes& shapes, const DataCosts& data) {
+                                                BlockRange range, BlockRange tied_on_rank, int stage,
+                                                bool on_first_rank, bool sequential, const Costs& costs,
+                                                const Shapes& shapes, const DataCosts& data) {
   const DataShards shards = data_shards(placements, spec.dp());
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int count = range.last - range.first;
@@ -380,11 +390,16 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   Seconds clears, updates, gathers, reduces;
   int tied_uses = 0;
   bool every_own = true;
+  const bool together = spec.tied_gradients == TiedGradients::together;
   for (int i = 0; i < count; ++i) {
     const std::size_t block = static_cast<std::size_t>(range.first + i);
     const std::size_t kind = static_cast<std::size_t>(graph_.blocks[block].kind);
     const BucketCosts& own = data.own[kind];
-    const BucketCosts tied = uses_tied_[block] != 0 ? data.tied : BucketCosts{};
+    BucketCosts tied = uses_tied_[block] != 0 ? data.tied : BucketCosts{};
+    // Uses that share an accumulator are reduced after the backward of the first block. Their
+    // buffer is cleared before that of the last, in every micro-batch if that is of this stage.
+    if (together && range.first + i != tied_on_rank.first) tied.reduce = tied.accumulate = tied.begin_clear = {};
+    if (together && (range.first + i + 1 != tied_on_rank.last || tied_on_rank.first < range.first)) tied.clear = {};
     tied_uses += uses_tied_[block];
     every_own = every_own && shapes.own_elements[kind] > 0;
     Visit& visit = visits_[i];
@@ -527,6 +542,18 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     rank_of_stage_.push_back(ring_rank(s, shape));
   }
 
+  // From the first block on the stage's rank that uses the tied parameter to the last.
+  const auto tied_on_rank = [&](int stage) {
+    if (stages == shape.ranks) return tied_in(ranges_[stage]);
+    BlockRange uses;
+    for (int s = 0; s < stages; ++s) {
+      if (rank_of_stage_[s] != rank_of_stage_[stage]) continue;
+      const BlockRange of_stage = tied_in(ranges_[s]);
+      if (of_stage.size() > 0) uses = {uses.size() > 0 ? uses.first : of_stage.first, of_stage.last};
+    }
+    return uses;
+  };
+
   Estimate estimate;
   estimate.spare = Bytes(std::numeric_limits<std::int64_t>::max());
   double fullest = -1.0;
@@ -580,8 +607,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
 
     const bool sequential = !environments_[environment].device->overlaps_communication;
     bounds_.push_back(as_before ? bounds_.back()
-                                : bound_of_stage(spec, placements, range, s, rank == rank_of_stage_.front(),
-                                                 sequential, *costs, shapes, *data_costs));
+                                : bound_of_stage(spec, placements, range, tied_on_rank(s), s,
+                                                 rank == rank_of_stage_.front(), sequential, *costs, shapes,
+                                                 *data_costs));
     const StageBound& bound = bounds_.back();
     forward_.push_back(bound.forward);
     backward_.push_back(bound.backward);
@@ -715,8 +743,8 @@ Seconds Estimator::least_through(const CutFrame& frame, const ScheduleForms& sch
 StageOfCut Estimator::stage_of_cut(const CutFrame& frame, const ParallelSpec& spec, const Placements& placements,
                                    const ScheduleForms& schedule, int stage, BlockRange range, std::size_t choice) {
   const CutFrame::Way& way = frame.ways[stage][choice];
-  const StageBound bound = bound_of_stage(spec, placements, range, stage, false, way.sequential, *way.costs,
-                                          shapes_[way.shapes], *way.data);
+  const StageBound bound = bound_of_stage(spec, placements, range, tied_in(range), stage, false, way.sequential,
+                                          *way.costs, shapes_[way.shapes], *way.data);
   StagePath path = path_of(frame, stage, range);
   path.round_trip += bound.forward + bound.backward - (path.forward + path.backward);
   path.forward = bound.forward;

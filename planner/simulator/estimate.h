@@ -216,9 +216,12 @@ class Estimator {
   MemoryUse memory_of_rank(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                            int rank, std::span<const HeldStage> held);
   void share_slots(std::span<const HeldStage> held);
-  StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range, int stage,
-                            bool on_first_rank, bool sequential, const Costs& costs, const Shapes& shapes,
-                            const DataCosts& data);
+  // From the first block that uses the tied parameter to the last; empty where none does.
+  BlockRange tied_in(BlockRange range) const;
+  // `tied_on_rank`: the same over all stages of the rank.
+  StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range,
+                            BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
+                            const Costs& costs, const Shapes& shapes, const DataCosts& data);
   StepBound bound_of_ranks(const PipelineShape& shape);
   static StagePath path_of(const CutFrame& frame, int stage, BlockRange range);
   Seconds agreement(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const;

@@ -30,6 +30,7 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"schedule", {"gpipe", "1f1b"}},
     {"recompute", {"none", "full"}},
     {"stage_blocks", {"1,5", "4,2"}},
+    {"tied_gradients", {"together", "apart"}},
 };
 
 std::string in_json(const Json& value) {

@@ -101,6 +101,7 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
     LayoutRequest pipelined;
     pipelined[Choice::dp] = pipelined[Choice::tp] = 1;
     pipelined[Choice::micro_batch] = 2;
+    pipelined[Choice::tied_gradients] = TiedGradients::apart;
     const ParallelSpec stages = random_spec(graph, training, 2, pipelined, random);
     ParallelSpec flat = stages;
     flat.mesh.degree = {};

@@ -40,6 +40,7 @@ TEST_CASE("graphs with every op: a pipeline equals accumulation on one rank to t
     for (const int ranks : {1, 2}) {
       LayoutRequest request;
       request[Choice::dp] = request[Choice::tp] = 1;
+      request[Choice::tied_gradients] = TiedGradients::apart;
       const TrainingSpec training = training_of();
       const ParallelSpec spec = random_spec(graph, training, ranks, request, random);
       INFO(graph.name << ": " << describe(spec));

@@ -42,6 +42,7 @@ TEST_CASE("a pipeline equals accumulation on one rank to the bit") {
       for (int trial = 0; trial < 3; ++trial) {
         LayoutRequest request;
         request[Choice::dp] = request[Choice::tp] = 1;
+        request[Choice::tied_gradients] = TiedGradients::apart;
         const ParallelSpec spec = random_spec(graph, training, ranks, request, random);
         INFO(model << ": " << describe(spec));
         const Outcome plan = run_plan(graph, training, spec, 3);
@@ -62,6 +63,7 @@ TEST_CASE("a pipeline of data-parallel ranks equals data parallelism to the bit"
       request[Choice::tp] = 1;
       request[Choice::pp] = 2;
       request[Choice::zero_stage] = 0;
+      request[Choice::tied_gradients] = TiedGradients::apart;
       const ParallelSpec spec = random_spec(graph, training, 4, request, random);
       INFO(model << ": " << describe(spec));
       ParallelSpec flat = spec;
@@ -70,6 +72,25 @@ TEST_CASE("a pipeline of data-parallel ranks equals data parallelism to the bit"
       check_equal(run_plan(graph, training, spec, 3), run_plan(graph, training, flat, 3));
     }
   }
+}
+
+TEST_CASE("one accumulator for both uses of a tied parameter trains as the reference does, and so do two") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  TrainingSpec training = training_of();
+  const Outcome reference = run_reference(graph, training, 2);
+  for (const auto& [tp, sequence_parallel] : {std::pair{1, false}, {2, false}, {2, true}})
+    for (int zero = 0; zero <= 3; ++zero)
+      for (const TiedGradients gradients : {TiedGradients::together, TiedGradients::apart}) {
+        ParallelSpec spec;
+        spec.mesh.degree = {.dp = 2, .tp = tp};
+        spec.sequence_parallel = sequence_parallel;
+        spec.zero_stage = zero;
+        spec.micro_batch = 2;
+        spec.tied_gradients = gradients;
+        spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+        INFO(describe(spec) << " tied gradients " << name(gradients));
+        check_close(run_plan(graph, training, spec), reference);
+      }
 }
 
 TEST_CASE("ZeRO equals data parallelism to the bit: stage 1 always, 2 and 3 without accumulation") {

@@ -27,6 +27,7 @@ TEST_CASE("the key of a block's Segments tells apart what they do, and nothing a
   around.zero_stage = 3;
   around.schedule = ScheduleKind::gpipe;
   around.stage_blocks = {2, 2, 2};
+  around.tied_gradients = TiedGradients::apart;
   CHECK(block_key(around, Recompute::none) == key);
 
   CHECK(block_key(spec, Recompute::full) != key);
@@ -55,6 +56,9 @@ TEST_CASE("the key of the work around a bucket tells data-parallel degrees and Z
   CHECK(bucket_key(other) != bucket_key(spec));
   other = spec;
   other.zero_stage = 2;
+  CHECK(bucket_key(other) != bucket_key(spec));
+  other = spec;
+  other.tied_gradients = TiedGradients::apart;  // how many accumulators a rank has
   CHECK(bucket_key(other) != bucket_key(spec));
 }
 

@@ -268,6 +268,21 @@ TEST_CASE("A plan without alternatives, notes, placements or gap is read back to
   check_equal(plan, read_plan(write_plan(plan), "plan.yaml"));
 }
 
+TEST_CASE("A plan says how tied gradients add up only where each use has an accumulator") {
+  Plan plan = some_plan();
+  CHECK(write_plan(plan).find("tied_gradients") == std::string::npos);
+  plan.spec.tied_gradients = TiedGradients::apart;
+  const std::string text = write_plan(plan);
+  CHECK(text.find("  stage_blocks: [2, 3]\n  tied_gradients: apart\n") != std::string::npos);
+  CHECK(read_plan(text, "plan.yaml").spec == plan.spec);
+  CHECK(plan_id(plan.model, plan.training, plan.spec) !=
+        plan_id(plan.model, plan.training, some_plan().spec));
+  const std::string line = "stage_blocks: [2, 3]\n";
+  CHECK(read_plan(edited(line, line + "  tied_gradients: together\n"), "plan.yaml").spec == some_plan().spec);
+  CHECK(error_with(line, line + "  tied_gradients: summed\n").find("expected one of together, apart, found 'summed'") !=
+        std::string::npos);
+}
+
 TEST_CASE("Every axis order, schedule, ZeRO stage, optimizer and precision is read back") {
   Plan plan = some_plan();
   plan.alternatives.clear();
@@ -363,7 +378,8 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
       error_with("zero_stage: 2", "zero_stagee: 2") ==
       place_of("zero_stage: 2") +
           "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, mesh_order, sequence_parallel, zero_stage, "
-          "micro_batch, micro_batches, schedule, recompute, stage_recompute, stage_blocks; did you mean 'zero_stage'?");
+          "micro_batch, micro_batches, schedule, recompute, stage_recompute, stage_blocks, "
+          "tied_gradients; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <random>
 #include <set>
 #include <string>
@@ -39,10 +40,15 @@ struct Space {
     training.precision = DataType::fp32;
     specs = enumerate_specs(graph, training, devices, {});
   }
+  // Those of the space, and values with names that are there on request only.
   std::set<ChoiceValue> values_of(const ChoiceRow& row) const {
     std::set<ChoiceValue> values;
     for (const ParallelSpec& spec : specs) values.insert(row.get(spec));
+    if (row.named) std::ranges::copy(row.named(), std::inserter(values, values.end()));
     return values;
+  }
+  bool has(const ChoiceRow& row, const ChoiceValue& value) const {
+    return std::ranges::any_of(specs, [&](const ParallelSpec& spec) { return row.get(spec) == value; });
   }
   std::vector<int> cut(int stages) const {
     std::vector<int> blocks(static_cast<std::size_t>(stages), 1);
@@ -72,7 +78,8 @@ TEST_CASE("with a choice fixed the space is the part of the free one that has it
         ParallelSpec with = spec;
         row.set(with, value);
         const bool applies = !row.applies || row.applies(spec);
-        if (!applies || in_order_of(spec, with) == with) wanted.push_back(applies ? with : spec);
+        if (!applies || !space.has(row, value) || in_order_of(spec, with) == with)
+          wanted.push_back(applies ? with : spec);
       }
       const LayoutRequest request{{row.choice, value}};
       CHECK(enumerate_specs(space.graph, space.training, devices, request) == wanted);
@@ -172,6 +179,9 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
           row.set(spec, value);
           spec.stage_recompute = {Recompute::full, Recompute::none};
         }
+    if (row.named)
+      for (const ChoiceValue& value : row.named())
+        if (!space.has(row, value)) row.set(specs.emplace_back(space.specs.front()), value);
     for (ParallelSpec& spec : specs) {
       if (spec.stage_blocks.empty()) spec.stage_blocks = space.cut(spec.pp());
       if (!written.insert(row.get(spec)).second) continue;
@@ -179,7 +189,9 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
       plan.placements = place(space.graph, spec);
       plan.schedule = schedule_of(spec, space.training);
       const std::string text = write_plan(plan);
-      CHECK(text.find(fmt::format("\n  {}: {}\n", row.key, write_value(row.get(spec)))) != std::string::npos);
+      const bool is_written = text.find(fmt::format("\n  {}: {}\n", row.key, write_value(row.get(spec)))) !=
+                              std::string::npos;
+      CHECK(is_written == !(row.may_be_absent && row.get(spec) == row.get(ParallelSpec{})));
       CHECK(read_plan(text, "plan.yaml").spec == spec);
     }
     CHECK_MESSAGE(written.size() > 1, "plans have one " << row.key);
@@ -229,7 +241,8 @@ TEST_CASE("every choice has values of one type, by its own names and keys") {
         std::holds_alternative<std::int64_t>(by_default) || std::holds_alternative<std::vector<int>>(by_default);
     CHECK(numbers == (row.minimum <= row.maximum));
     const bool has_names =
-        std::holds_alternative<ScheduleKind>(by_default) || std::holds_alternative<Recompute>(by_default);
+        std::holds_alternative<ScheduleKind>(by_default) || std::holds_alternative<Recompute>(by_default) ||
+        std::holds_alternative<TiedGradients>(by_default);
     CHECK(has_names == (row.named != nullptr));
   }
 }

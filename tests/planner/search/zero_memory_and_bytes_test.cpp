@@ -6,6 +6,7 @@
 #include "planner/plan/layout.h"
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
+#include "planner/program/memory.h"
 #include "planner/schedule/schedules.h"
 #include "tests/planner/search/random_settings.h"
 
@@ -80,6 +81,42 @@ TEST_CASE("data-parallel and tensor-parallel bytes follow their closed forms") {
   const std::int64_t norms = 9 * 32 * 4;
   CHECK(lowered(1, 2, true, 0).tp.count ==
         4 * 5 * activation + activation + 3 * activation / 2 + loss_terms + norms);
+}
+
+TEST_CASE("gradients of a tied parameter go over the data axis once, and once per use where uses add up apart") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  const TrainingSpec training = training_of(8, DataType::fp32);
+  for (const int zero : {0, 1, 2})
+    for (const int micro_batches : {1, 2}) {
+      const auto lowered = [&](TiedGradients gradients) {
+        ParallelSpec spec;
+        spec.mesh.degree = {.dp = 2};
+        spec.zero_stage = zero;
+        spec.micro_batch = 4 / micro_batches;
+        spec.tied_gradients = gradients;
+        spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+        const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
+                      .schedule = row_of(spec.schedule).actions({1, micro_batches}), .backend = BackendKind::cpu,
+                      .overhead = {}};
+        return lower(job, 0);
+      };
+      INFO("ZeRO " << zero << ", " << micro_batches << " micro-batches");
+      const Program together = lowered(TiedGradients::together), apart = lowered(TiedGradients::apart);
+      std::int64_t all = 0;
+      for (const Bucket& bucket : together.buckets) all += 4 * bucket.elements;
+      REQUIRE(together.buckets.back().name == "embedding.weight");
+      const std::int64_t tied = 4 * together.buckets.back().elements;
+      // Over two ranks an all-reduce sends all of a bucket, a reduce-scatter and the all-gather of
+      // updated parameters half of it each. ZeRO-2 reduces every micro-batch. The loss takes 4
+      // bytes.
+      const std::int64_t reductions = zero == 2 ? micro_batches : 1;
+      CHECK(together.communication.dp.count == (zero == 0 ? all : (reductions + 1) * all / 2) + 4);
+      CHECK(apart.communication.dp.count - together.communication.dp.count ==
+            (zero == 0 ? tied : reductions * tied / 2));
+      // Two accumulators take one more bucket, or a shard of it.
+      CHECK(apart.memory.gradients - together.memory.gradients ==
+            align_up(Bytes(zero == 2 ? tied / 2 : tied), buffer_alignment));
+    }
 }
 
 }  // namespace parplan
