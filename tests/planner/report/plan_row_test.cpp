@@ -128,8 +128,9 @@ TEST_CASE("no number of a row is NaN where a step takes no time") {
   Plan plan = small_plan();
   plan.prediction.time = {};
   const Json found = row(subject_of(plan));
-  for (const auto& [key, value] : found.items()) {
-    INFO(key);
+  for (const auto& item : found.items()) {
+    INFO(item.key());
+    const Json& value = item.value();
     CHECK(value.dump() != "nan");
     if (value.is_number()) CHECK(value.get<double>() == value.get<double>());
   }
