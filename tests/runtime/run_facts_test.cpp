@@ -98,6 +98,7 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.schedule", [](ParallelSpec& s) { s.schedule = ScheduleKind::gpipe; }},
       {"layout.recompute", [](ParallelSpec& s) { s.recompute = Recompute::full; }},
       {"layout.stage_blocks", [](ParallelSpec& s) { std::swap(s.stage_blocks.front(), s.stage_blocks.back()); }},
+      {"layout.tied_gradients", [](ParallelSpec& s) { s.tied_gradients = TiedGradients::apart; }},
   };
   CHECK(changes.size() == choice_rows().size());
   for (const auto& change : changes) {
