@@ -34,7 +34,8 @@ Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
                 .stages = {},
                 .layouts = {},
                 .layout_of_block = {},
-                .tied_gradients = spec.tied_gradients};
+                .tied_gradients = spec.tied_gradients,
+                .input_slots = spec.input_slots};
   int first = 0;
   for (std::size_t stage = 0; stage < spec.stage_blocks.size(); ++stage) {
     layout.stages.push_back({first, first + spec.stage_blocks[stage]});

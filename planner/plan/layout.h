@@ -39,6 +39,7 @@ struct Layout {
   std::vector<BlockLayout> layouts;   // different ones
   std::vector<int> layout_of_block;   // index into `layouts`, for each of the graph's blocks
   TiedGradients tied_gradients = TiedGradients::together;
+  InputSlots input_slots = InputSlots::in_flight;
 
   const BlockLayout& of_block(int block) const { return layouts[layout_of_block[block]]; }
   // The placement of the activation that enters a block: that of the block before, or of the first

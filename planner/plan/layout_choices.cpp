@@ -306,6 +306,27 @@ constexpr std::array rows = {
                   [](const ChoiceValue& value) {
                     return fmt::format("tied gradients {}", name(std::get<TiedGradients>(value)));
                   }},
+    // GPipe uses each buffer once in a step.
+    ChoiceRow{.choice = Choice::input_slots,
+              .key = "input_slots",
+              .option = "--input-slots",
+              .description = "buffers of a stage for arriving activations",
+              .get = get<&ParallelSpec::input_slots>,
+              .set = set<&ParallelSpec::input_slots>,
+              .named = named<InputSlots::in_flight, InputSlots::one_more>,
+              .may_be_absent = true,
+              .applies =
+                  [](const ParallelSpec& spec) { return spec.pp() > 1 && spec.schedule == ScheduleKind::one_f_one_b; },
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return std::string(spec.input_slots == InputSlots::one_more ? "input-slots+1" : "");
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) {
+                    return std::string(std::get<InputSlots>(value) == InputSlots::one_more
+                                           ? "with one more buffer for arriving activations"
+                                           : "without another buffer for arriving activations");
+                  }},
 };
 
 // The index of a choice's row is its enumerator.

@@ -19,6 +19,8 @@ const char* name(TiedGradients gradients) {
   return gradients == TiedGradients::together ? "together" : "apart";
 }
 
+const char* name(InputSlots slots) { return slots == InputSlots::in_flight ? "in_flight" : "in_flight+1"; }
+
 std::string stages_text(const ParallelSpec& spec) { return fmt::format("pp is {}", spec.pp()); }
 
 namespace {
@@ -34,6 +36,7 @@ ParallelSpec of_one_block(ParallelSpec spec) {
   spec.stage_blocks.clear();
   spec.virtual_stages = one.virtual_stages;
   spec.tied_gradients = one.tied_gradients;
+  spec.input_slots = one.input_slots;
   return spec;
 }
 

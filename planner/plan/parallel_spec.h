@@ -20,6 +20,12 @@ const char* name(ScheduleKind kind);  // "gpipe", "1f1b"
 enum class TiedGradients { together, apart };
 const char* name(TiedGradients gradients);
 
+// The buffers of a stage for activations that arrive from the stage before: one for each
+// micro-batch in flight, or `one_more`, into which the next activation arrives while a backward
+// still needs the others.
+enum class InputSlots { in_flight, one_more };
+const char* name(InputSlots slots);  // "in_flight", "in_flight+1"
+
 // One point of the search space: how the work is distributed.
 struct ParallelSpec {
   DeviceMesh mesh;
@@ -33,6 +39,7 @@ struct ParallelSpec {
   std::vector<int> stage_blocks;  // number of the graph's blocks in each stage; empty until they are cut
   int virtual_stages = 1;         // stages on each rank of the pipeline
   TiedGradients tied_gradients = TiedGradients::together;
+  InputSlots input_slots = InputSlots::in_flight;
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }

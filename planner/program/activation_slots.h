@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "planner/plan/parallel_spec.h"
 #include "planner/plan/schedule.h"
 
 namespace parplan {
@@ -9,6 +10,7 @@ namespace parplan {
 // The buffers of one action, as indices into the rank's buffers of each kind.
 struct ActionSlots {
   int saved = 0;     // slot of saved activations
+  int input = 0;     // buffer for the activation that arrives, where it lies apart
   int exchange = 0;  // forward: activation to send; backward: activation gradient
   bool operator==(const ActionSlots&) const = default;
 };
@@ -18,6 +20,8 @@ struct Slots {
   // The number of slots of saved activations: that of the micro-batches that the rank holds at
   // once.
   int saved = 0;
+  // The number of buffers for arriving activations: 0 where these arrive in the slots.
+  int inputs = 0;
   int exchanges = 0;  // number of exchange buffers of either kind
   std::vector<ActionSlots> actions;
   bool operator==(const Slots&) const = default;
@@ -25,7 +29,9 @@ struct Slots {
 
 // Plays a rank's list. A forward takes the slot that has been free the longest, whose former
 // content is the most likely to be no longer in use, and the backward of its micro-batch frees the
-// slot. Exchange buffers take turns: the result of an action is still being sent during the next.
-Slots play_slots(const Schedule& schedule, int rank);
+// slot. Buffers for arriving activations are used likewise; with `one_more`, there is one more of
+// them than micro-batches that hold one, unless no micro-batch would use it. Exchange buffers take
+// turns: the result of an action is still being sent during the next.
+Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs);
 
 }  // namespace parplan

@@ -16,6 +16,7 @@ struct BlockContext {
   BackendKind backend = BackendKind::cpu;
   double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch
   bool fuse = true;          // replaces pairs of kernels by one (fusion.h)
+  bool input_apart = false;  // the block's input lies in a buffer of its own, not with what it saves
   bool operator==(const BlockContext&) const = default;
 };
 

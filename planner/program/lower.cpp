@@ -58,7 +58,9 @@ void lower_blocks(Lowering& lowering) {
     for (int b = lowering.blocks_of(stage).first; b < lowering.blocks_of(stage).last; ++b) {
       const auto [segments, is_new] = lowering.block_segments.try_emplace(lowering.segments_key(b));
       if (!is_new) continue;
-      LoweredBlock lowered = lower_block(lowering.graph, b, block_context(lowering.job, b, lowering.at));
+      BlockContext context = block_context(lowering.job, b, lowering.at);
+      context.input_apart = lowering.input_apart[b] != 0;
+      LoweredBlock lowered = lower_block(lowering.graph, b, context);
       const int forward = add_segment(lowering.program, std::move(lowered.forward));
       const int backward = add_segment(lowering.program, std::move(lowered.backward));
       segments->second = {.forward = forward,

@@ -53,12 +53,16 @@ std::vector<TensorId> kept_tensors(const BlockLowering& lowering, const Recomput
   return kept;
 }
 
-// Gives each tensor its place in the binding "saved"; returns the bytes of all.
+// Gives each tensor its place in the binding "saved", or "input"; returns the bytes of the first.
 std::int64_t place(BlockLowering& lowering, const std::vector<TensorId>& kept) {
   std::int64_t end = 0;
   for (const TensorId id : kept) {
     const std::int64_t bytes =
         local_bytes(lowering.graph.tensors[id], lowering.placements.canonical[id], lowering.context);
+    if (is_apart(lowering, id)) {
+      lowering.saved.push_back({id, 0, bytes});
+      continue;
+    }
     lowering.saved.push_back({id, end, bytes});
     end = align_up(Bytes(end + bytes), alignment).count;
   }
@@ -120,6 +124,10 @@ LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& co
   result.forward = forward_segment(lowering, kept, name + ".forward");
   result.backward = backward_segment(lowering, kept, name + ".backward");
   return result;
+}
+
+std::int64_t saved_bytes_without_input(const LoweredBlock& block) {
+  return block.saved_bytes - align_up(Bytes(block.input_bytes), alignment).count;
 }
 
 LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context) {

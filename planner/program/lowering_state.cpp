@@ -56,11 +56,14 @@ Lowering::Lowering(const Job& for_job, int rank)
   program.pipeline_rank = at.pp;
   for (int stage = 0; stage < job.schedule.stages(); ++stage)
     if (rank_of_stage(stage) == at.pp) stages.push_back(stage);
+  input_apart.assign(graph.blocks.size(), false);
+  if (job.layout.input_slots == InputSlots::one_more)
+    for (int stage = 1; stage < job.schedule.stages(); ++stage) input_apart[blocks_of(stage).first] = true;
 }
 
-std::tuple<int, int, int> Lowering::segments_key(int block) const {
+std::tuple<int, int, int, bool> Lowering::segments_key(int block) const {
   const std::vector<int>& layouts = job.layout.layout_of_block;
-  return {graph.blocks[block].kind, layouts[block], layouts[std::max(block - 1, 0)]};
+  return {graph.blocks[block].kind, layouts[block], layouts[std::max(block - 1, 0)], input_apart[block] != 0};
 }
 
 // Every block has a bucket of its own, in the order of blocks.

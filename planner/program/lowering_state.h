@@ -27,10 +27,12 @@ struct Lowering {
   Coordinates at;                // of the rank in the mesh
   std::vector<int> tied_blocks;  // of the whole graph: they use a tied parameter
   std::vector<int> stages;       // that the rank holds, ascending
+  // By block of the graph: whether its input arrives in a buffer of its own.
+  std::vector<char> input_apart;
   Program program;
 
   // The Segments of blocks of one kind (Block::kind) and layout (by number), after a block of one
-  // layout: made once.
+  // layout, with their input apart or not: made once.
   struct BlockSegments {
     int forward = 0;
     int backward = 0;
@@ -38,7 +40,7 @@ struct Lowering {
     std::int64_t input_bytes = 0;   // of the activation that enters, and of its gradient
     std::int64_t output_bytes = 0;  // of the one that leaves
   };
-  std::map<std::tuple<int, int, int>, BlockSegments> block_segments;
+  std::map<std::tuple<int, int, int, bool>, BlockSegments> block_segments;
 
   std::vector<RankBucket> rank_buckets;  // program.buckets before they get buffers
 
@@ -53,6 +55,7 @@ struct Lowering {
   };
   std::map<int, UnreducedTied> unreduced_tied;
   std::vector<std::vector<int>> saved;  // by slot, then position of the block in its stage
+  std::vector<int> input;       // of a stage, from another rank, where it lies apart
   std::vector<int> gradient;    // of an activation between blocks
   std::vector<int> output;      // an activation on its way to another rank
   int scratch = 0;
@@ -68,7 +71,7 @@ struct Lowering {
   int next_call() const { return static_cast<int>(program.calls.size()); }
   int rank_of_stage(int stage) const { return job.schedule.rank_of_stage[stage]; }
   BlockRange blocks_of(int stage) const { return job.layout.stages[stage]; }
-  std::tuple<int, int, int> segments_key(int block) const;
+  std::tuple<int, int, int, bool> segments_key(int block) const;
   const BlockSegments& segments_of(int block) const { return block_segments.at(segments_key(block)); }
   int bucket_index(int block) const;  // of its own bucket, in program.buckets
   const Bucket& bucket_of(int block) const { return program.buckets[bucket_index(block)]; }

@@ -45,6 +45,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   std::vector<SavedSizes> saved;
   std::int64_t crossing = 0;
   std::int64_t sent = 0;
+  std::int64_t input = 0;
   const Schedule& schedule = lowering.job.schedule;
   for (const int stage : lowering.stages) {
     const BlockRange range = lowering.blocks_of(stage);
@@ -54,6 +55,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
       std::int64_t& bytes = saved[b - range.first].bytes;
       bytes = std::max(bytes, segments.saved_bytes);
       crossing = std::max({crossing, segments.input_bytes, segments.output_bytes});
+      if (lowering.input_apart[b]) input = std::max(input, segments.input_bytes);
     }
     if (sends(schedule, {stage, Phase::forward, 0}))
       sent = std::max(sent, lowering.segments_of(range.last - 1).output_bytes);
@@ -67,6 +69,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                         .scratch_bytes = scratch,
                         .in_flight = lowering.slots.saved,
                         .exchanges = lowering.slots.exchanges,
+                        .input_bytes = input,
+                        .inputs = lowering.slots.inputs,
                         .computes_loss = lowering.stages.back() + 1 == schedule.stages()};
   std::vector<RankBuffer> buffers;
   for_each_buffer(sizes, lowering.job.training, [&](const RankBuffer& buffer) { buffers.push_back(buffer); });
@@ -87,6 +91,7 @@ const char* words(BufferRole role) {
     case BufferRole::unreduced: return "unreduced gradients {}";
     case BufferRole::unreduced_tied: return "unreduced tied gradients";
     case BufferRole::saved: return "saved of {}, slot {}";
+    case BufferRole::input: return "arriving activation {}";
     case BufferRole::output: return "activation to send {}";
     case BufferRole::scratch: return "scratch";
     case BufferRole::gradient: return "activation gradient {}";
@@ -114,6 +119,7 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::unreduced: lowering.unreduced.push_back(number); break;
     case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;
     case BufferRole::saved: lowering.saved[slot].push_back(number); break;
+    case BufferRole::input: lowering.input.push_back(number); break;
     case BufferRole::output: lowering.output.push_back(number); break;
     case BufferRole::scratch: lowering.scratch = number; break;
     case BufferRole::gradient: lowering.gradient.push_back(number); break;
@@ -126,7 +132,7 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
 
 // Adds every buffer of the list that the memory plan sums, in its order.
 void make_buffers(Lowering& lowering) {
-  lowering.slots = play_slots(lowering.job.schedule, lowering.program.pipeline_rank);
+  lowering.slots = play_slots(lowering.job.schedule, lowering.program.pipeline_rank, lowering.job.layout.input_slots);
   const std::vector<RankBuffer> buffers = buffers_of(lowering);
   // A slot's buffers are named after the blocks of the first stage that has so many.
   const auto block_name = [&](std::size_t position) {

@@ -39,6 +39,9 @@ struct RankSizes {
   std::int64_t scratch_bytes = 0;  // the largest of its Segments' and of step_scratch_bytes
   int in_flight = 1;               // slots of saved activations
   int exchanges = 1;               // exchange_buffers of schedule.h
+  // The activation that arrives, where it lies apart from what its block saves, and its buffers.
+  std::int64_t input_bytes = 0;
+  int inputs = 0;
   bool computes_loss = true;
 };
 
@@ -59,6 +62,7 @@ enum class BufferRole {
   unreduced,         // ZeRO-2, 3: the gradients of a block until they are reduced
   unreduced_tied,
   saved,             // by a block's forward for its backward
+  input,             // an activation from another rank, until its backward
   output,            // an activation on its way to another rank
   scratch,
   gradient,          // of an activation between blocks
@@ -158,6 +162,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                       .times = sizes.saved[i].times,
                       .slots = sizes.in_flight,
                       .of = i});
+  if (sizes.input_bytes > 0) one(BufferRole::input, MemoryCategory::activations, sizes.input_bytes, sizes.inputs);
   if (sizes.sent_bytes > 0) one(BufferRole::output, MemoryCategory::buffers, sizes.sent_bytes, sizes.exchanges);
   one(BufferRole::scratch, MemoryCategory::activations, sizes.scratch_bytes);
   one(BufferRole::gradient, MemoryCategory::activations, sizes.crossing_bytes, sizes.exchanges);

@@ -114,6 +114,12 @@ Call& transfer(Lowering& lowering, const char* what, InstructionKind kind, int s
   return call;
 }
 
+// The buffer of the activation that enters a stage, where it lies apart from what its first block
+// saves.
+std::optional<int> input_of_stage(const Lowering& lowering, BlockRange range, const ActionSlots& slots) {
+  return lowering.input_apart[range.first] ? std::optional(lowering.input[slots.input]) : std::nullopt;
+}
+
 // The neighbouring stage from which an action receives its input, or to which it sends its result:
 // nothing where there is none.
 std::optional<int> stage_of(const std::optional<Action>& neighbour) {
@@ -127,8 +133,9 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
   const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
   std::optional<int> to_send;
   if (to) to_send = lowering.output[slots.exchange];
+  const std::optional<int> input = input_of_stage(lowering, range, slots);
   if (from)
-    transfer(lowering, "activation", InstructionKind::receive, action.stage, *from, slot.front(),
+    transfer(lowering, "activation", InstructionKind::receive, action.stage, *from, input.value_or(slot.front()),
              lowering.segments_of(range.first).input_bytes);
   std::vector<int> blocks(static_cast<std::size_t>(range.size()));
   std::iota(blocks.begin(), blocks.end(), range.first);
@@ -138,6 +145,7 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
              {{binding::parameters, parameters},
               {binding::tied_parameters, tied_parameters},
               {binding::saved, slot[at]},
+              {binding::input, input},
               {binding::output, block + 1 < range.last ? slot[at + 1] : to_send},
               {binding::loss, lowering.program.loss_buffer},
               {binding::scratch, lowering.scratch}},
@@ -156,6 +164,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   const BlockRange range = lowering.blocks_of(action.stage);
   const std::vector<int>& slot = lowering.saved[slots.saved];
   const int gradient = lowering.gradient[slots.exchange];
+  const std::optional<int> input = input_of_stage(lowering, range, slots);
   const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
   const bool last_micro_batch = action.micro_batch + 1 == micro_batches(lowering.job.layout, lowering.job.training);
   if (from)
@@ -193,6 +202,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     }
     const int saved = slot[block - range.first];
     std::vector<int> frees{saved};
+    if (input && block == range.first) frees.push_back(*input);
     if (!to && block == range.first) frees.push_back(gradient);
     const int call = lowering.next_call();
     add_call(lowering, lowering.segments_of(block).backward,
@@ -201,6 +211,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
               {binding::gradients, gradients},
               {binding::tied_gradients, tied_gradients},
               {binding::saved, saved},
+              {binding::input, input},
               {binding::gradient, gradient},
               {binding::loss, program.loss_buffer},
               {binding::loss_scale, program.loss_scale_buffer},

@@ -187,7 +187,8 @@ std::optional<Value> taken_over(const Backward& backward, const TrainingOp& op, 
     const std::string& where = lowering.storages[candidate.storage].binding;
     const std::optional<int> last =
         of_gradient ? backward.last_gradient_use[backward.root(source)] : backward.last_read[source];
-    if (last == position && candidate.bytes == bytes && (where == binding::scratch || where == binding::saved))
+    const bool is_left = where == binding::scratch || where == binding::saved || where == binding::input;
+    if (last == position && candidate.bytes == bytes && is_left)
       found = candidate;
   }
   return found;

@@ -30,6 +30,11 @@ struct BlockLowering {
   std::vector<SavedTensor> saved;  // where the forward leaves tensors for the backward
 };
 
+// Whether a saved tensor is the block's input in a buffer of its own.
+inline bool is_apart(const BlockLowering& lowering, TensorId id) {
+  return lowering.context.input_apart && lowering.block.input == id;
+}
+
 // A run of bytes that instructions of a Segment read and write.
 struct Storage {
   std::string binding;  // one of `binding::`

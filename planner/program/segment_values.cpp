@@ -188,7 +188,7 @@ Value scratch(SegmentLowering& lowering, std::int64_t bytes) { return add_value(
 std::optional<Value> saved_value(SegmentLowering& lowering, TensorId id) {
   const auto saved = std::ranges::find(lowering.of.saved, id, &SavedTensor::tensor);
   if (saved == lowering.of.saved.end()) return std::nullopt;
-  return add_value(lowering, binding::saved, saved->offset, saved->bytes);
+  return add_value(lowering, is_apart(lowering.of, id) ? binding::input : binding::saved, saved->offset, saved->bytes);
 }
 
 Value parameter(SegmentLowering& lowering, TensorId id) {

@@ -149,6 +149,9 @@ constexpr std::array column_rows = {
     Column{"tied_gradients", "",
            "accumulators of a tied parameter's gradients on a rank: one (together), or one for each use (apart)",
            chosen<Choice::tied_gradients>},
+    Column{"input_slots", "",
+           "buffers of a stage for arriving activations: one for each micro-batch in flight, or one more",
+           chosen<Choice::input_slots>},
 };
 
 }  // namespace

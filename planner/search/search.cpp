@@ -96,6 +96,7 @@ class SpaceSearch {
                            .is_new = [this](const Open& candidate) { return is_new(candidate); },
                            .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
     try_other_cuts();
+    drop_idle_input_slots();
     simulate_winner_in_full();
     return take_result();
   }
@@ -284,18 +285,38 @@ class SpaceSearch {
     return true;
   }
 
+  // A candidate stands for the same with one more buffer for arriving activations, too: it has the
+  // same lower bound, which counts no wait for a buffer, and is never slower. That one is simulated
+  // where it fits (for the objective memory: where it needs no more). The plans that are ranked in
+  // the end are simulated without it, too (drop_idle_input_slots).
+  ParallelSpec with_input_slot(CandidateMaker& maker, const Candidate& candidate, const CandidateWork& work) const {
+    const bool applies = !request_[Choice::input_slots] && row_of(Choice::input_slots).applies(work.spec) &&
+                         micro_batches(work.spec, training_) > 1;
+    if (!applies ||
+        std::ranges::none_of(work.models, [](const CostModel& of) { return of.device->overlaps_communication; }))
+      return work.spec;
+    ParallelSpec spec = work.spec;
+    spec.input_slots = InputSlots::one_more;
+    const Bound bound = maker.estimator().bound(spec, maker.placements_of(spec), forms_of(row_of(spec.schedule)));
+    const bool takes_more =
+        options_.objective == Objective::memory && bound.memory.peak() > candidate.bound.memory.peak();
+    return bound.spare < Bytes(0) || takes_more ? work.spec : spec;
+  }
+
   // The candidates are those that were last found new, in this order.
   std::vector<Ranked> simulate(std::span<const Open> turns) {
     const std::span<const CandidateWork> works = std::span(known_).last(turns.size());
+    std::vector<ParallelSpec> specs(turns.size());
     std::vector<SimulatedSpec> simulated(turns.size());
     parallel_for(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
-      const auto& [spec, models] = works[turn];
-      const Placements& placements = makers_[thread]->placements_of(spec);
-      simulated[turn] = simulate_soon(graph_, cluster_, training_, spec, placements, models);
+      CandidateMaker& maker = *makers_[thread];
+      specs[turn] = with_input_slot(maker, *turns[turn].candidate, works[turn]);
+      simulated[turn] = simulate_soon(graph_, cluster_, training_, specs[turn], maker.placements_of(specs[turn]),
+                                      works[turn].models);
     });
     std::vector<Ranked> ranked;
     for (std::size_t turn = 0; turn < turns.size(); ++turn) {
-      const ParallelSpec& spec = works[turn].spec;
+      const ParallelSpec& spec = specs[turn];
       const auto& [result, in_full] = simulated[turn];
       ranked.push_back({.score = score_of(spec, result.time.total(), result.memory),
                         .place = turns[turn].place,
@@ -398,7 +419,8 @@ class SpaceSearch {
 
   // A layout is ranked with its best cut.
   void take_cut(Ranked&& one) {
-    const auto of_layout = [](ParallelSpec spec) {
+    const auto of_layout = [this](ParallelSpec spec) {
+      if (!request_[Choice::input_slots]) spec.input_slots = ParallelSpec().input_slots;
       spec.stage_blocks.clear();
       spec.stage_recompute.clear();
       if (spec.recompute == Recompute::per_stage) spec.recompute = Recompute::none;
@@ -410,6 +432,27 @@ class SpaceSearch {
       search_.best.push_back(std::move(one));
     else if (one.score < ranked->score)
       *ranked = std::move(one);
+    rank(search_);
+  }
+
+  // Plans that are as fast without another buffer for arriving activations go without.
+  void drop_idle_input_slots() {
+    if (request_[Choice::input_slots]) return;
+    parallel_for(static_cast<int>(makers_.size()), search_.best.size(), [&](int thread, std::size_t i) {
+      Ranked& one = search_.best[i];
+      if (one.plan.spec.input_slots != InputSlots::one_more) return;
+      CandidateMaker& maker = *makers_[thread];
+      ParallelSpec spec = one.plan.spec;
+      spec.input_slots = InputSlots::in_flight;
+      const SimulatedSpec without =
+          simulate_soon(graph_, cluster_, training_, spec, maker.placements_of(spec),
+                        cost_models(maker.estimator().networks(), spec.mesh));
+      // Equal steps differ by rounding (planner/search/simulate_spec.h).
+      if (one.plan.result.time.total() < without.result.time.total() * (1 - 1e-9)) return;
+      one.score = score_of(spec, without.result.time.total(), without.result.memory);
+      one.plan = {std::move(spec), without.result};
+      one.in_full = without.in_full;
+    });
     rank(search_);
   }
 

@@ -81,6 +81,11 @@ void one_accumulator(const SpaceContext& /*context*/, const ParallelSpec& /*spec
   values.emplace_back(TiedGradients::together);
 }
 
+// Each candidate stands for both, which have one lower bound (SpaceSearch).
+void as_many_as_in_flight(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(InputSlots::in_flight);
+}
+
 // The orders that differ on axes of more than one rank; each stands for all orders that differ from
 // it only elsewhere.
 std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
@@ -165,6 +170,11 @@ Values fewer_accumulators(const TrainingSpec& /*training*/, const ChoiceValue& g
   return {TiedGradients::together};
 }
 
+Values fewer_input_slots(const TrainingSpec& /*training*/, const ChoiceValue& given) {
+  if (std::get<InputSlots>(given) == InputSlots::in_flight) return {};
+  return {InputSlots::in_flight};
+}
+
 constexpr std::array rows = {
     SpaceRow{.choice = Choice::tp, .decides_legality = true, .values = tensor_degrees},
     SpaceRow{.choice = Choice::pp, .follows_from = {Choice::tp}, .decides_legality = true, .values = pipeline_degrees},
@@ -205,6 +215,11 @@ constexpr std::array rows = {
              .values = one_accumulator,
              .frugaler = fewer_accumulators,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(TiedGradients::together); }},
+    SpaceRow{.choice = Choice::input_slots,
+             .follows_from = {Choice::pp, Choice::schedule},
+             .values = as_many_as_in_flight,
+             .frugaler = fewer_input_slots,
+             .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(InputSlots::in_flight); }},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
              .follows_from = {Choice::tp, Choice::pp, Choice::dp},

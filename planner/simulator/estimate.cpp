@@ -7,6 +7,7 @@
 #include "planner/base/enum_index.h"
 #include "planner/cost/collective_time.h"
 #include "planner/cost/kernel_time.h"
+#include "planner/program/activation_slots.h"
 #include "planner/program/bucket_layout.h"
 #include "planner/program/bucket_work.h"
 #include "planner/program/lower.h"
@@ -287,13 +288,17 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
 }
 
 // A slot of saved activations holds any of the rank's stages: at each position the larger block.
-void Estimator::share_slots(std::span<const HeldStage> held) {
+void Estimator::share_slots(std::span<const HeldStage> held, bool inputs_lie_apart) {
   saved_.clear();
   for (const HeldStage& stage : held) {
     saved_.resize(std::max(saved_.size(), static_cast<std::size_t>(stage.blocks.size())));
     for (int i = 0; i < stage.blocks.size(); ++i) {
       const Block& block = graph_.blocks[stage.blocks.first + i];
-      saved_[i].bytes = std::max(saved_[i].bytes, shapes_[stage.shapes].kinds[block.kind].saved_bytes);
+      const LoweredBlock& lowered = shapes_[stage.shapes].kinds[block.kind];
+      const std::int64_t bytes = i == 0 && inputs_lie_apart && stage.blocks.first > 0
+                                     ? saved_bytes_without_input(lowered)
+                                     : lowered.saved_bytes;
+      saved_[i].bytes = std::max(saved_[i].bytes, bytes);
     }
   }
 }
@@ -304,7 +309,9 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   saved_.clear();
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0;
+  std::int64_t input = 0;
   int tied_uses = 0;
+  const bool inputs_lie_apart = spec.input_slots == InputSlots::one_more;
   for (const HeldStage& stage : held) {
     const Shapes& shapes = shapes_[stage.shapes];
     for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
@@ -313,6 +320,12 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       if (times == 0) continue;
       const LoweredBlock& block = shapes.kinds[kind];
       saved_.push_back({.bytes = block.saved_bytes, .times = times});
+      if (inputs_lie_apart && stage.blocks.first > 0 &&
+          static_cast<std::size_t>(graph_.blocks[stage.blocks.first].kind) == kind) {
+        --saved_.back().times;
+        saved_.push_back({.bytes = saved_bytes_without_input(block), .times = 1});
+        input = std::max(input, block.input_bytes);
+      }
       scratch = std::max({scratch, block.forward.scratch_bytes, block.backward.scratch_bytes});
       crossing = std::max(crossing, crossing_bytes(block));
       buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
@@ -320,7 +333,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
     }
     for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
   }
-  if (held.size() > 1) share_slots(held);
+  if (held.size() > 1) share_slots(held, inputs_lie_apart);
   if (tied_uses > 0) {
     buckets_.push_back(bucket_of(shapes_[held.front().shapes].tied_elements, spec, placements));
     buckets_.back().tied = true;
@@ -328,13 +341,20 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   }
   const PipelineShape shape = shape_of(spec, training_);
   const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());
+  const int in_flight = schedule.in_flight(rank, shape);
+  int inputs = 0;
+  if (input > 0)
+    inputs = held.size() == 1 ? std::min(in_flight + 1, shape.micro_batches)
+                              : play_slots(schedule.actions(shape), rank, spec.input_slots).inputs;
   MemoryUse memory = rank_memory({.buckets = buckets_,
                                   .saved = saved_,
                                   .crossing_bytes = crossing,
                                   .sent_bytes = holds_last && held.size() == 1 ? 0 : crossing,
                                   .scratch_bytes = scratch,
-                                  .in_flight = schedule.in_flight(rank, shape),
+                                  .in_flight = in_flight,
                                   .exchanges = exchange_buffers(shape.ranks, shape.micro_batches),
+                                  .input_bytes = input,
+                                  .inputs = inputs,
                                   .computes_loss = holds_last},
                                  training_);
   memory.overhead = memory_overhead(cluster_);
@@ -356,13 +376,14 @@ BlockRange Estimator::tied_in(BlockRange range) const {
 
 std::uint64_t Estimator::kinds_in(BlockRange range) const {
   // With too many kinds, each range is taken as different from the others.
-  if (blocks_of_kind_.size() > 31)
+  if (blocks_of_kind_.size() > 29)
     return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(range.first) << 31 |
            static_cast<std::uint64_t>(range.last);
   std::uint64_t kinds = 0;
   for (const std::vector<int>& before : blocks_of_kind_)
     kinds = kinds << 2 | static_cast<std::uint64_t>(std::min(before[range.last] - before[range.first], 2));
-  return kinds;
+  const int first = range.size() > 0 ? graph_.blocks[range.first].kind : 0;
+  return kinds << 5 | static_cast<std::uint64_t>(first);
 }
 
 // Letters: blocks 1 .. n of the stage in the order in which a phase visits them; c_k a block's

@@ -87,8 +87,9 @@ class Estimator {
   // The memory that a rank needs for one stage of these blocks, to the byte.
   Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
              BlockRange range, Recompute recompute);
-  // A number that encodes whether the range has no, one or several blocks of each kind. The part of
-  // a stage's memory that does not grow with blocks depends on nothing else about them.
+  // A number that encodes whether the range has no, one or several blocks of each kind, and of
+  // which kind the first is. The part of a stage's memory that does not grow with blocks depends on
+  // nothing else about them.
   std::uint64_t kinds_in(BlockRange range) const;
   // Numbers for the cost of blocks on each stage: equal numbers mean equal costs. A single one
   // where all stages are equal.
@@ -215,7 +216,7 @@ class Estimator {
                                  const MeshView& view, int environment);
   MemoryUse memory_of_rank(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                            int rank, std::span<const HeldStage> held);
-  void share_slots(std::span<const HeldStage> held);
+  void share_slots(std::span<const HeldStage> held, bool inputs_lie_apart);
   // From the first block that uses the tied parameter to the last; empty where none does.
   BlockRange tied_in(BlockRange range) const;
   // `tied_on_rank`: the same over all stages of the rank.

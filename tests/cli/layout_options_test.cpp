@@ -31,6 +31,7 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"recompute", {"none", "full"}},
     {"stage_blocks", {"1,5", "4,2"}},
     {"tied_gradients", {"together", "apart"}},
+    {"input_slots", {"in_flight", "in_flight+1"}},
 };
 
 std::string in_json(const Json& value) {

@@ -335,6 +335,7 @@ TEST_CASE("ranks with several stages train as a single stage does, to the bit wi
     spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
     spec.sequence_parallel = spec.tp() > 1 && random() % 2 == 0;
     if (trial % 4 != 0) spec.tied_gradients = TiedGradients::apart;
+    if (trial % 2 != 0) spec.input_slots = InputSlots::one_more;
     TrainingSpec training = training_of();
     training.global_batch = count * spec.dp();
     training.clip_norm = random() % 2 == 0 ? 0.0 : 0.5;

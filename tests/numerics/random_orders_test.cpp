@@ -44,6 +44,7 @@ TEST_CASE("random legal orders, each stage its own, train as the reference does,
     spec.mesh.degree = {.pp = stages, .dp = 1 + static_cast<int>(random() % 2)};
     spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
     spec.schedule = ScheduleKind::gpipe;
+    if (ran % 2 != 0) spec.input_slots = InputSlots::one_more;
     spec.stage_blocks.assign(static_cast<std::size_t>(stages), 1);
     spec.stage_blocks[random() % spec.stage_blocks.size()] += static_cast<int>(graph.blocks.size()) - stages;
     TrainingSpec training = training_of();

@@ -28,6 +28,7 @@ TEST_CASE("the key of a block's Segments tells apart what they do, and nothing a
   around.schedule = ScheduleKind::gpipe;
   around.stage_blocks = {2, 2, 2};
   around.tied_gradients = TiedGradients::apart;
+  around.input_slots = InputSlots::one_more;
   CHECK(block_key(around, Recompute::none) == key);
 
   CHECK(block_key(spec, Recompute::full) != key);
@@ -50,6 +51,7 @@ TEST_CASE("the key of the work around a bucket tells data-parallel degrees and Z
   ParallelSpec other = spec;
   other.micro_batch = 4;
   other.recompute = Recompute::full;
+  other.input_slots = InputSlots::one_more;
   CHECK(bucket_key(other) == bucket_key(spec));
   other = spec;
   other.mesh.degree.dp = 2;
@@ -70,5 +72,8 @@ TEST_CASE("the key of a cut that fits tells apart all but the cut itself and the
   CHECK(fitting_cut_key(other) == fitting_cut_key(spec));
   other = spec;
   other.schedule = ScheduleKind::gpipe;
+  CHECK(fitting_cut_key(other) != fitting_cut_key(spec));
+  other = spec;
+  other.input_slots = InputSlots::one_more;
   CHECK(fitting_cut_key(other) != fitting_cut_key(spec));
 }

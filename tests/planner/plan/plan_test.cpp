@@ -268,6 +268,15 @@ TEST_CASE("A plan without alternatives, notes, placements or gap is read back to
   check_equal(plan, read_plan(write_plan(plan), "plan.yaml"));
 }
 
+TEST_CASE("A plan names the buffers for arriving activations only where there is one more") {
+  Plan plan = some_plan();
+  CHECK(write_plan(plan).find("input_slots") == std::string::npos);
+  plan.spec.input_slots = InputSlots::one_more;
+  const std::string text = write_plan(plan);
+  CHECK(text.find("  stage_blocks: [2, 3]\n  input_slots: in_flight+1\n") != std::string::npos);
+  CHECK(read_plan(text, "plan.yaml").spec == plan.spec);
+}
+
 TEST_CASE("A plan says how tied gradients add up only where each use has an accumulator") {
   Plan plan = some_plan();
   CHECK(write_plan(plan).find("tied_gradients") == std::string::npos);
@@ -379,7 +388,7 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
       place_of("zero_stage: 2") +
           "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, mesh_order, sequence_parallel, zero_stage, "
           "micro_batch, micro_batches, schedule, recompute, stage_recompute, stage_blocks, "
-          "tied_gradients; did you mean 'zero_stage'?");
+          "tied_gradients, input_slots; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=

@@ -22,7 +22,7 @@ Slots slots_of(const std::vector<std::string>& actions) {
       ranks[s].push_back(parse_action(action));
       ranks[s].back().stage = s;
     }
-  return play_slots(one_stage_a_rank(std::move(ranks)), 0);
+  return play_slots(one_stage_a_rank(std::move(ranks)), 0, InputSlots::in_flight);
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ TEST_CASE("micro-batches take the slots of GPipe and 1F1B in turn, and exchange 
         const Schedule schedule = row.actions({stages, micro_batches});
         for (int s = 0; s < stages; ++s) {
           INFO(row.name << ", stage " << s << " of " << stages << ", " << micro_batches << " micro-batches");
-          const Slots slots = play_slots(schedule, s);
+          const Slots slots = play_slots(schedule, s, InputSlots::in_flight);
           CHECK(slots.saved == row.in_flight(s, {stages, micro_batches}));
           CHECK(slots.exchanges == (stages == 1 || micro_batches == 1 ? 1 : 2));
           const std::vector<Action>& actions = schedule.ranks[s];
@@ -46,6 +46,28 @@ TEST_CASE("micro-batches take the slots of GPipe and 1F1B in turn, and exchange 
           }
         }
       }
+}
+
+TEST_CASE("with one more buffer an activation arrives in one that the backward just before does not free") {
+  const int stages = 3;
+  for (const int micro_batches : {1, 2, 3, 8}) {
+    const Schedule schedule = row_of(ScheduleKind::one_f_one_b).actions({stages, micro_batches});
+    for (int s = 0; s < stages; ++s) {
+      INFO("stage " << s << ", " << micro_batches << " micro-batches");
+      const Slots slots = play_slots(schedule, s, InputSlots::one_more);
+      CHECK(slots.saved == play_slots(schedule, s, InputSlots::in_flight).saved);
+      // Nothing arrives at the first stage, and no more buffers are of use than activations arrive.
+      CHECK(slots.inputs == (s == 0 ? 0 : std::min(slots.saved + 1, micro_batches)));
+      for (std::size_t i = 0; i < slots.actions.size() && s > 0; ++i) {
+        CHECK(slots.actions[i].input == schedule.ranks[s][i].micro_batch % slots.inputs);
+        const bool follows_backward = i > 0 && schedule.ranks[s][i].phase == Phase::forward &&
+                                      schedule.ranks[s][i - 1].phase == Phase::backward;
+        if (!follows_backward) continue;
+        CHECK(slots.actions[i].saved == slots.actions[i - 1].saved);
+        CHECK(slots.actions[i].input != slots.actions[i - 1].input);
+      }
+    }
+  }
 }
 
 TEST_CASE("a forward out of turn takes the slot that is free, and keeps it until its backward") {
@@ -73,7 +95,7 @@ TEST_CASE("no slot is held by two micro-batches, and every slot is used") {
     const int stages = 1 + static_cast<int>(random() % 3), micro_batches = 1 + static_cast<int>(random() % 6);
     const Schedule schedule = random_orders(stages, micro_batches, false, random);
     for (int s = 0; s < stages; ++s) {
-      const Slots slots = play_slots(schedule, s);
+      const Slots slots = play_slots(schedule, s, InputSlots::in_flight);
       CHECK(slots.saved == most_in_flight(schedule.ranks[s]));
       std::map<int, int> held;  // slot to micro-batch
       int highest = 0;
@@ -109,7 +131,7 @@ TEST_CASE("the stages of one rank share its slots and buffers, and send only wha
                                      {2, Phase::backward, 0},
                                      {2, Phase::forward, 1},
                                      {2, Phase::backward, 1}}}};
-  const Slots slots = play_slots(schedule, 0);
+  const Slots slots = play_slots(schedule, 0, InputSlots::in_flight);
   CHECK(slots.saved == 4);
   CHECK(slots.actions[1] == ActionSlots{.saved = 1, .exchange = 0});
   CHECK(slots.actions[3] == ActionSlots{.saved = 3, .exchange = 1});

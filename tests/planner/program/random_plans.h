@@ -32,10 +32,10 @@ inline Job job_of(const OpGraph& graph, const TrainingSpec& training, const Para
 inline std::string describe(const ParallelSpec& spec) {
   return fmt::format(
       "dp {} tp {} pp {} order {} sequence parallel {} zero {} micro-batch {} {} recompute {} tied gradients {} "
-      "stages [{}]",
+      "input slots {} stages [{}]",
       spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage,
       spec.micro_batch, name(spec.schedule), name(spec.recompute), name(spec.tied_gradients),
-      fmt::join(spec.stage_blocks, ", "));
+      name(spec.input_slots), fmt::join(spec.stage_blocks, ", "));
 }
 
 // A legal layout of `ranks` ranks; drawn again until the techniques allow it.
@@ -56,6 +56,7 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
     spec.schedule = pick(ScheduleKind::gpipe, ScheduleKind::one_f_one_b);
     spec.recompute = pick(Recompute::none, Recompute::full);
     spec.tied_gradients = pick(TiedGradients::together, TiedGradients::apart);
+    spec.input_slots = pick(InputSlots::in_flight, InputSlots::one_more);
     spec.stage_blocks.assign(static_cast<std::size_t>(pp), 1);
     for (int left = static_cast<int>(graph.blocks.size()) - pp; left > 0; --left)
       ++spec.stage_blocks[random() % spec.stage_blocks.size()];

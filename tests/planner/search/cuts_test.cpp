@@ -127,6 +127,7 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
       ParallelSpec spec;
       Bound bound;
       std::optional<StepResult> result = {};
+      std::optional<StepResult> with_input_slot = {};  // with one more buffer for arriving activations
     };
     std::vector<Tried> all;
     CandidateMaker maker(graph, cluster, training);
@@ -170,7 +171,15 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
         if (!one.result)
           one.result = simulate_spec(graph, networks, training, one.spec, in_limit.placements_of(one.spec),
                                      schedule_of(one.spec, training), nullptr);
+        if (!one.with_input_slot && one.spec.pp() > 1 && one.spec.schedule == ScheduleKind::one_f_one_b) {
+          ParallelSpec with = one.spec;
+          with.input_slots = InputSlots::one_more;
+          if (in_limit.estimator().bound(with, in_limit.placements_of(with), schedule).spare.count >= 0)
+            one.with_input_slot = simulate_spec(graph, networks, training, with, in_limit.placements_of(with),
+                                                schedule_of(with, training), nullptr);
+        }
         best = std::min(best, score_of(one.spec, *one.result));
+        if (one.with_input_slot) best = std::min(best, score_of(one.spec, *one.with_input_slot));
       }
       SearchOptions options;
       options.top = 1;

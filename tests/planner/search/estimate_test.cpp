@@ -56,6 +56,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
       ParallelSpec spec = specs[random() % specs.size()];
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
       if (trial % 3 == 0) spec.tied_gradients = TiedGradients::apart;
+      if (trial % 5 < 2) spec.input_slots = InputSlots::one_more;
       if (spec.pp() > 1 && trial % 4 == 0) {
         spec.recompute = Recompute::per_stage;
         for (int s = 0; s < spec.pp(); ++s)
@@ -194,6 +195,7 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
       if (spec.pp() < 2 || stages > blocks || micro_batches(spec, training) % spec.pp() != 0) continue;
       spec.virtual_stages = chunks;
       if (trial % 3 == 0) spec.tied_gradients = TiedGradients::apart;
+      if (trial % 5 < 2) spec.input_slots = InputSlots::one_more;
       spec.stage_blocks = random_cut(blocks, stages, random);
       if (trial % 4 == 0) {
         spec.recompute = Recompute::per_stage;

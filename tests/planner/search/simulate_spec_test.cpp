@@ -38,6 +38,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
       spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
       spec.recompute = random() % 2 ? Recompute::full : Recompute::none;
       spec.schedule = trial == 0 ? ScheduleKind::gpipe : ScheduleKind::one_f_one_b;
+      if (trial % 2 != 0) spec.input_slots = InputSlots::one_more;
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), stages, random);
       if (spec.mesh.size() > cluster.devices()) continue;
       INFO("setting " << setting << ": " << describe(spec));
