@@ -15,6 +15,8 @@ inline constexpr int exit_done = 0;
 inline constexpr int exit_failed = 1;
 inline constexpr int exit_bad_input = 2;
 inline constexpr int exit_bug = 70;
+// A command that ended in good order because of a signal: as shells say it of processes that died.
+inline constexpr int exit_of_signal(int signal) { return 128 + signal; }
 
 // Where a command writes data and messages, and whether a person watches the messages.
 struct Terminal {

@@ -1,7 +1,9 @@
 #include "runtime/run.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -11,9 +13,12 @@
 #include "cli/commands.h"
 #include "cli/data_folder.h"
 #include "cli/local_machine.h"
+#include "cli/noted_signals.h"
 #include "cli/resolve_inputs.h"
+#include "cli/step_log.h"
 #include "cli/write_outputs.h"
 #include "planner/cost/cost_model.h"
+#include "planner/explain/find_reasons.h"
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
 #include "planner/report/plan_row.h"
@@ -36,6 +41,8 @@ struct RunArguments {
   bool share_gpu = false;
   bool deterministic = false;
   std::int64_t processes = 1;
+  OnNotFinite on_nan = OnNotFinite::stop;
+  std::string log;
   OutputArguments output;
 };
 
@@ -47,6 +54,8 @@ std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
     if (!value.empty()) list.insert(list.end(), {option, value});
   };
   add("--data", arguments.data);
+  add("--on-nan", name(arguments.on_nan));
+  add("--log", arguments.log);
   add("--json", arguments.output.json.value_or(""));
   if (arguments.deterministic) list.push_back("--deterministic");
   if (arguments.output.quiet) list.push_back("--quiet");
@@ -94,19 +103,109 @@ std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const 
   return joined;
 }
 
-int carry_out(const RunArguments& arguments, Terminal& terminal) {
+// A plan as it will be run, with what there is to say about it.
+struct PlanToRun {
   LoadedPlan loaded;
-  const Plan& plan = loaded.plan;
-  // Whether the schedule is not the one that the layout names: the file's prediction may be older
-  // than the schedule, and memory depends on it.
-  bool own_schedule = false;
+  TrainingSpec training_of_file;  // that of the plan may compute the gradient norm besides
+  std::vector<std::string> notes;
+
+  // The plan as reports name it.
+  Plan reported() const {
+    Plan plan = loaded.plan;
+    plan.training = training_of_file;
+    return plan;
+  }
+};
+
+// The prediction is made anew where the file's does not belong to what will be run.
+PlanToRun plan_to_run(const RunArguments& arguments) {
+  PlanToRun result{.loaded = load_plan(arguments.plan), .training_of_file = {}, .notes = {}};
+  Plan& plan = result.loaded.plan;
+  result.training_of_file = plan.training;
+  check_backend(arguments.backend, plan);
+  if (plan.schedule != schedule_of(plan.spec, plan.training)) {
+    // The file's prediction may be older than the schedule, and memory depends on it.
+    plan.prediction = simulate_plan(result.loaded.graph, plan);
+    result.notes.push_back(fmt::format("the schedule is not {} as parplan writes it; its prediction is made anew",
+                                       name(plan.spec.schedule)));
+  } else if (const auto now = prediction_now(result.loaded.graph, plan)) {
+    result.notes.push_back(edited_note(plan.prediction, *now) + "; its prediction is made anew");
+    plan.prediction = *now;
+  }
+  const bool skips = arguments.on_nan == OnNotFinite::skip;
+  if ((skips || !arguments.log.empty()) && !computes_norm(plan.training)) {
+    plan.training = with_gradient_norm(plan.training);
+    plan.prediction = simulate_plan(result.loaded.graph, plan);
+    result.notes.push_back(fmt::format("the gradient norm is computed for {}; the prediction is made anew with it",
+                                       skips ? "--on-nan skip" : "--log"));
+  }
+  return result;
+}
+
+// Whoever started the job may end all its processes when the first one ends with an exit code that
+// is not 0: none does before the report is written.
+void wait_for_report(Rendezvous& rendezvous) {
+  try {
+    barrier(rendezvous);
+  } catch (const RunError&) {
+    // Another process has ended without waiting: the job is over.
+  }
+}
+
+// Why the run ended before its last step; empty where it did not.
+std::string ended(const RunReport& report) {
+  return report.signal ? signal_name(*report.signal) : report.not_finite;
+}
+
+// The exit code of a run that ended in good order, and why on standard error where it is not 0.
+int end(const RunArguments& arguments, const RunReport& report, bool speaks, Terminal& terminal) {
+  const std::string steps = fmt::format("after {} of {} steps", report.steps, arguments.steps);
+  if (!report.not_finite.empty()) {
+    if (speaks)
+      fmt::print(terminal.err,
+                 "error: {}: the run ended {}; with --on-nan skip, such steps change no parameter and the run goes "
+                 "on\n",
+                 report.not_finite, steps);
+    return exit_failed;
+  }
+  if (!report.signal) return exit_done;
+  if (speaks) fmt::print(terminal.err, "the run ended {}, because of {}\n", steps, signal_name(*report.signal));
+  return exit_of_signal(*report.signal);
+}
+
+void write_step(std::ostream& report, const StepRecord& record) {
+  const double loss = std::isnan(record.loss) ? std::abs(record.loss) : record.loss;  // "nan", not "-nan"
+  fmt::print(report, "step {:>4}  loss {:.6f}  {:>9}{}\n", record.step, loss, format_duration(record.time),
+             record.skipped ? "  skipped" : "");
+  report.flush();
+}
+
+RunComparison comparison_of(const PlanToRun& to_run, const RunReport& report) {
+  return {.measured = report.measured,
+          .loss = report.loss,
+          .step_times = report.step_times,
+          .promised = report.arena_bytes,
+          .touched = report.touched_bytes,
+          .process_growth = report.process_growth,
+          .device_used = report.device_used,
+          .instructions = join_instructions(to_run.loaded, report),
+          .steps = report.steps,
+          .skipped_steps = report.skipped_steps,
+          .listed_every = report.listed_every,
+          .ended = ended(report),
+          .is_profiled = report.is_profiled,
+          .notes = to_run.notes};
+}
+
+int carry_out(const RunArguments& arguments, Terminal& terminal) {
+  PlanToRun to_run;
+  const Plan& plan = to_run.loaded.plan;
   // Only the process that reports for all writes.
   const auto load = [&](bool writes) {
-    if (writes) check_output(arguments.output, {}, {{"PLAN", arguments.plan}, {"--data", arguments.data}});
-    loaded = load_plan(arguments.plan);
-    check_backend(arguments.backend, plan);
-    own_schedule = plan.schedule != schedule_of(plan.spec, plan.training);
-    if (own_schedule) loaded.plan.prediction = simulate_plan(loaded.graph, plan);
+    if (writes)
+      check_output(arguments.output, {{"--log", arguments.log}},
+                   {{"PLAN", arguments.plan}, {"--data", arguments.data}});
+    to_run = plan_to_run(arguments);
   };
   if (arguments.processes > 1) {
     load(true);
@@ -121,54 +220,60 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   const bool speaks = rendezvous->process() == 0;  // it reports for all processes
   agree(*rendezvous, [&] { load(speaks); });
   const bool talks = speaks && !arguments.output.quiet;
-  const bool table = speaks && arguments.output.shows_table();
+  const bool table = speaks && arguments.output.shows_table() && arguments.log != "-";
   std::ostream& report = table ? terminal.out : terminal.err;
   const bool reports = table || talks;
 
+  const NotedSignals signals;
+  std::optional<StepLog> log;
   RunOptions options;
   options.steps = arguments.steps;
   options.data = arguments.data.empty() ? default_text().string() : arguments.data;
   options.world = {.share_gpu = arguments.share_gpu,
                    .gpu = {.deterministic = arguments.deterministic, .synchronous = waits_after_kernels()}};
-  if (talks)
-    options.on_start = [&] {
-      fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)),
-                 layout_text(plan.spec), plan.spec.mesh.size(), plan.spec.mesh.size() == 1 ? "" : "s", options.data,
-                 arguments.data.empty() ? " (default)" : "");
-    };
-  if (reports)
-    options.on_step = [&](std::int64_t step, double loss, Seconds step_time) {
-      fmt::print(report, "step {:>4}  loss {:.6f}  {:>9}\n", step, loss, format_duration(step_time));
-      report.flush();
-    };
-  if (talks && own_schedule)
-    fmt::print(terminal.err, "note: the schedule is not {} as parplan writes it; its prediction is made anew\n",
-               name(plan.spec.schedule));
-  if (talks && plan.cluster.backend() == BackendKind::cpu && plan.spec.mesh.size() > usable_cores())
-    fmt::print(terminal.err,
-               "note: {} ranks share the {} usable cores of this machine; the prediction gives each a core\n",
-               plan.spec.mesh.size(), usable_cores());
+  options.on_not_finite = arguments.on_nan;
+  options.signal = NotedSignals::received;
+  options.on_start = [&] {
+    if (speaks && !arguments.log.empty()) log.emplace(arguments.log, terminal);
+    if (!talks) return;
+    fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)),
+               layout_text(plan.spec), plan.spec.mesh.size(), plan.spec.mesh.size() == 1 ? "" : "s", options.data,
+               arguments.data.empty() ? " (default)" : "");
+  };
+  options.on_step = [&](const StepRecord& record) {
+    if (reports) write_step(report, record);
+    if (log) log->add(record);
+  };
+  if (talks) {
+    for (const std::string& note : to_run.notes) fmt::print(terminal.err, "note: {}\n", note);
+    if (plan.cluster.backend() == BackendKind::cpu && plan.spec.mesh.size() > usable_cores())
+      fmt::print(terminal.err,
+                 "note: {} ranks share the {} usable cores of this machine; the prediction gives each a core\n",
+                 plan.spec.mesh.size(), usable_cores());
+  }
 
-  RunReport result = run_plan(loaded.graph, plan, options, *rendezvous);
-  if (!speaks) return exit_done;
+  const RunReport result = run_plan(to_run.loaded.graph, plan, options, *rendezvous);
+  if (!speaks) {
+    const int code = end(arguments, result, speaks, terminal);
+    if (code != exit_done) wait_for_report(*rendezvous);
+    return code;
+  }
   if (talks && !result.not_recorded.empty())
     fmt::print(terminal.err, "note: work that repeats was submitted each time instead of being replayed: {}\n",
                result.not_recorded);
-  const RunComparison comparison{.measured = result.measured,
-                                 .loss = result.loss,
-                                 .step_times = result.step_times,
-                                 .promised = result.arena_bytes,
-                                 .touched = result.touched_bytes,
-                                 .process_growth = result.process_growth,
-                                 .device_used = result.device_used,
-                                 .instructions = join_instructions(loaded, result)};
-  if (reports) {
-    fmt::print(report, "\n{}", write_comparison(plan, comparison));
+  if (talks && result.skipped_steps > 0)
+    fmt::print(terminal.err, "note: {} of {} steps changed no parameter: their gradients were not finite\n",
+               result.skipped_steps, result.steps);
+  const RunComparison comparison = comparison_of(to_run, result);
+  const Plan reported = to_run.reported();
+  if (reports && comparison.is_profiled) {
+    fmt::print(report, "\n{}", write_comparison(reported, comparison));
     if (arguments.output.verbose) fmt::print(report, "\n{}", write_instructions(comparison, 40));
   }
-  const std::vector<Json> rows{row(subject_of(plan)), row(subject_of(plan, comparison.measured))};
-  write_outputs(arguments.output, terminal, run_json(report_inputs(plan), plan, comparison), rows);
-  return exit_done;
+  write_outputs(arguments.output, terminal, run_json(report_inputs(reported), reported, comparison), {});
+  const int code = end(arguments, result, speaks, terminal);
+  if (code != exit_done) wait_for_report(*rendezvous);
+  return code == exit_done && log && log->failed() ? exit_failed : code;
 }
 
 }  // namespace
@@ -203,6 +308,21 @@ CommandBody declare_run(CLI::App& app) {
             .type = "",
             .description = "the same bits in every run on the same GPU (CPUs always give them)"},
            arguments->deterministic);
+  add_option(app,
+             {.names = "--on-nan",
+              .type = "stop|skip",
+              .description = "what to do after a step whose loss or gradients are not finite: end the run, or change "
+                             "no parameter in this step and go on (default: stop)"},
+             [arguments](const std::string& text) {
+               arguments->on_nan =
+                   parse_choice("--on-nan", text, {"stop", "skip"}) == 0 ? OnNotFinite::stop : OnNotFinite::skip;
+             });
+  add_option(app,
+             {.names = "--log",
+              .type = "FILE",
+              .description = "write loss, gradient norm, learning rate and time of each step as a line of JSON when it "
+                             "is done, to a file, or to standard output with -"},
+             arguments->log);
   add_option(
       app,
       {.names = "--processes",

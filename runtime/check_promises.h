@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "planner/plan/plan.h"
 #include "planner/program/program.h"
 #include "runtime/arena.h"
@@ -12,7 +14,8 @@ namespace parplan {
 // sent.
 void check_promises(const Program& program, const Arena& arena, const CommunicationVolume& sent);
 
-// The whole run against the plan's prediction, to the byte.
-void check_prediction(const Plan& plan, const StepResult& measured);
+// What the Programs of all ranks promise against the plan's prediction, to the byte: before the
+// first step.
+void check_prediction(const Plan& plan, std::span<const Program> programs);
 
 }  // namespace parplan

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <map>
+#include <new>
 
 #include <fmt/format.h>
 
@@ -69,16 +71,20 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
   for (const Call& call : program.calls)
     keys_.push_back(
         known.try_emplace({call.segment, call.buffers}, static_cast<std::int64_t>(known.size())).first->second);
-  if (program.loss_buffer) {
-    loss_ = static_cast<float*>(backend.allocate_host(Bytes(4)));
-    *loss_ = 0.0f;
-  }
+  if (program.loss_buffer || program.norm_buffer)
+    results_ = new (backend.allocate_host(Bytes(sizeof(Results)))) Results;
 }
 
 Executor::~Executor() {
-  if (loss_ == nullptr) return;
+  if (results_ == nullptr) return;
   backend_.attach_thread();
-  backend_.release_host(loss_);
+  backend_.release_host(results_);
+}
+
+std::optional<double> Executor::gradient_norm() const {
+  if (!program_.norm_buffer) return std::nullopt;
+  const double scale = program_.loss_scale_buffer ? static_cast<double>(results_->scale.scale) : 1.0;
+  return std::sqrt(static_cast<double>(results_->sum_of_squares)) / scale;
 }
 
 std::byte* Executor::address(const Operand& operand, const Call& call) const {
@@ -92,6 +98,9 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
   profile_.clear();
   tokens_.stage(batch, batch_rank_, batch_ranks_);
   backend_.set_scalars(scalars);
+  constexpr int compute = static_cast<int>(Stream::compute);
+  if (program_.loss_scale_buffer)
+    backend_.copy(compute, &results_->scale, arena_.at(*program_.loss_scale_buffer), Bytes(sizeof(LossScale)));
   backend_.synchronize();
 
   const auto begin = std::chrono::steady_clock::now();
@@ -105,10 +114,11 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
 
   StepMeasurement step;
   step.total = Seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  if (loss_ != nullptr) {  // the loss is reduced on a stream of its own: only now is it complete
-    backend_.copy(static_cast<int>(Stream::compute), loss_, arena_.at(*program_.loss_buffer), Bytes(4));
-    backend_.synchronize();
-  }
+  // The loss is reduced on a stream of its own: only now is it complete.
+  if (program_.loss_buffer) backend_.copy(compute, &results_->loss, arena_.at(*program_.loss_buffer), Bytes(4));
+  if (program_.norm_buffer)
+    backend_.copy(compute, &results_->sum_of_squares, arena_.at(*program_.norm_buffer), Bytes(4));
+  if (results_ != nullptr) backend_.synchronize();
   step.communication = sent_;
   step.is_profiled = timing_;
   if (timing_) step.time = profile_.attribute(step.total);

@@ -45,9 +45,11 @@ class Executor {
   // profiled.
   StepMeasurement run_step(const Batch& batch, const StepScalars& scalars, StepTiming timing);
 
-  // Results of the last step: the loss summed over the batch's tokens; 0 where the Program has
-  // none.
-  double loss() const { return loss_ == nullptr ? 0.0 : static_cast<double>(*loss_); }
+  // Results of the last step: the loss summed over the batch's tokens (0 where the Program has
+  // none), and the norm of the whole model's gradients, where the Program computes it: without the
+  // loss scale, before clipping.
+  double loss() const { return results_ == nullptr ? 0.0 : static_cast<double>(results_->loss); }
+  std::optional<double> gradient_norm() const;
   // Indexed by segment, then instruction.
   const std::vector<std::vector<InstructionMeasurement>>& instructions() const { return profile_.instructions(); }
 
@@ -93,7 +95,14 @@ class Executor {
   std::vector<std::pair<Stream, SendTicket>> unrecorded_;
 
   StagedTokens tokens_;
-  float* loss_ = nullptr;  // host memory to which the device copies the loss
+  // Host memory to which the device copies what a step came to. The scale is that with which the
+  // step computed its gradients.
+  struct Results {
+    float loss = 0.0f;
+    float sum_of_squares = 0.0f;
+    LossScale scale;
+  };
+  Results* results_ = nullptr;
 
   bool timing_ = false;  // this step
   StepProfile profile_;

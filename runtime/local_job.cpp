@@ -4,6 +4,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <thread>
 
@@ -159,16 +160,24 @@ struct LocalJob::Progress {
 void LocalJob::begin_step(const Steps& steps, Progress& progress) {
   steps.batch_of(progress.step, batch_);
   progress.scalars = step_scalars(job_.training, progress.step);
+  progress.scalars.step -= skipped_;
+  progress.scalars.skips_not_finite = steps.skips_not_finite;
   progress.timing = steps.timing_of ? steps.timing_of(progress.step) : StepTiming::whole;
   if (rendezvous_.processes() > 1) barrier(rendezvous_);
 }
 
 void LocalJob::end_step(const Steps& steps, Progress& progress) {
   step_.time = Seconds(std::chrono::duration<double>(Clock::now() - progress.begin).count());
+  step_.gradient_norm = ranks_.front()->executor->gradient_norm();
+  step_.signal = steps.signal ? steps.signal() : std::nullopt;
   exchange_step(step_, own_loss(), hosted(), rendezvous_);
+  const bool scaled = scales_loss(job_.training);  // then the loss scale counts what is skipped
+  step_.skipped = step_.gradient_norm && !std::isfinite(*step_.gradient_norm) && (scaled || steps.skips_not_finite);
+  if (step_.skipped && !scaled) ++skipped_;
   steps.on_step(progress.step, step_);
   ++progress.step;
-  progress.stop = progress.step == steps.first + steps.count;
+  progress.stop =
+      progress.step == steps.first + steps.count || (steps.ends_after && steps.ends_after(step_));
 }
 
 void LocalJob::run(const Steps& steps) {

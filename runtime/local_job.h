@@ -25,8 +25,8 @@ class LocalJob {
   LocalJob(const LocalJob&) = delete;
   LocalJob& operator=(const LocalJob&) = delete;
 
-  // Runs `steps` steps, the first of which has number `first_step` (from 0). `batch_of` gives each
-  // step's sequences, `timing_of` how it is timed; one thread calls them and `on_step`, between
+  // Runs `count` steps, the first of which has number `first` (from 0). `batch_of` gives each
+  // step's sequences, `timing_of` how it is timed; one thread calls them and the others, between
   // steps. An exception of a rank is thrown here, once all have stopped.
   struct Steps {
     std::int64_t first = 0;
@@ -34,6 +34,13 @@ class LocalJob {
     std::function<void(std::int64_t, Batch&)> batch_of;
     std::function<StepTiming(std::int64_t)> timing_of;  // may be empty: whole
     std::function<void(std::int64_t, const JobStep&)> on_step;
+    // A step whose gradients are not finite changes nothing and does not count for bias correction.
+    // With fp16 that always holds; otherwise the plan has to compute the gradient norm.
+    bool skips_not_finite = false;
+    std::function<std::optional<int>()> signal = {};  // that this process received; may be empty
+    // Whether the run ends after this step, before the last one: the same in every process, since
+    // they all know the same step. May be empty.
+    std::function<bool(const JobStep&)> ends_after = {};
   };
   void run(const Steps& steps);
 
@@ -72,6 +79,7 @@ class LocalJob {
   std::vector<std::unique_ptr<Rank>> ranks_;  // hosted, in their order
   Batch batch_;
   JobStep step_;
+  std::int64_t skipped_ = 0;  // steps that do not count for bias correction, but for those of fp16
 };
 
 // The values that the optimizer kernels read in step `step` (from 0).

@@ -1,10 +1,14 @@
 #include "runtime/run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "planner/program/job.h"
 #include "planner/program/verify.h"
@@ -12,6 +16,7 @@
 #include "runtime/launch/agree_on_inputs.h"
 #include "runtime/local_job.h"
 #include "runtime/run_facts.h"
+#include "runtime/step_history.h"
 #include "runtime/token_data.h"
 
 namespace parplan {
@@ -55,15 +60,32 @@ std::vector<InstructionMeasurement> flat(const std::vector<std::vector<Instructi
   return all;
 }
 
-// The steps that a job has executed.
+// What is kept of the steps that a job has executed: as much after a million steps as after a
+// hundred thousand.
 struct StepLog {
-  std::vector<JobStep> steps;
+  StepHistory history;
+  StepLists lists;
+  std::int64_t skipped = 0;
+  std::optional<int> signal;
+  std::string not_finite;
   // By hosted rank: the times in the first of several steps, to be left out.
   std::map<int, std::vector<InstructionMeasurement>> warm_up;
 };
 
+// Why a step ends a run that does not skip; empty where all is finite.
+std::string not_finite(std::int64_t step, const JobStep& result, const TrainingSpec& training) {
+  const auto fault = [&](const char* what, double value) {
+    return std::isfinite(value)
+               ? std::string()
+               : fmt::format("the {} of step {} is {}", what, step, std::isnan(value) ? "not a number" : "infinite");
+  };
+  if (std::string of_loss = fault("loss", result.loss); !of_loss.empty()) return of_loss;
+  if (!result.gradient_norm || scales_loss(training)) return "";
+  return fault("gradient norm", *result.gradient_norm);
+}
+
 // Executes `options.steps` steps, holds each of them to the Programs' promises, and profiles the
-// last one.
+// last one. A signal, or numbers that are not finite, end it after the step.
 StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const RunOptions& options) {
   StepLog log;
   job.run({.first = 0,
@@ -73,13 +95,27 @@ StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const Ru
              return step + 1 == options.steps ? StepTiming::each_instruction : StepTiming::whole;
            },
            .on_step = [&](std::int64_t step, const JobStep& result) {
-             log.steps.push_back(result);
+             log.history.add(result);
+             log.lists.loss.add(result.loss);
+             log.lists.time.add(result.time);
+             if (result.skipped) ++log.skipped;
+             log.signal = result.signal;
+             if (options.on_not_finite == OnNotFinite::stop) log.not_finite = not_finite(step, result, plan.training);
              for (const int rank : job.hosted())
                check_promises(job.programs()[rank], job.arena(rank), result.ranks[rank].communication);
-             if (step == 0 && options.steps > 1)
+             if (step == 0)
                for (const int rank : job.hosted()) log.warm_up[rank] = flat(job.executor(rank).instructions());
-             if (options.on_step) options.on_step(step, result.loss, result.time);
-           }});
+             if (options.on_step)
+               options.on_step({.step = step,
+                                .loss = result.loss,
+                                .gradient_norm = result.gradient_norm,
+                                .learning_rate = learning_rate_at(plan.training, step),
+                                .time = result.time,
+                                .skipped = result.skipped});
+           },
+           .skips_not_finite = options.on_not_finite == OnNotFinite::skip,
+           .signal = options.signal,
+           .ends_after = [&](const JobStep&) { return log.signal || !log.not_finite.empty(); }});
   return log;
 }
 
@@ -94,7 +130,7 @@ JobEnd share_end(const LocalJob& job, const StepLog& log, int measured_rank, Ren
     if (rank != measured_rank) continue;
     instructions = flat(job.executor(rank).instructions());
     const auto warm_up = log.warm_up.find(rank);
-    if (warm_up == log.warm_up.end()) continue;
+    if (warm_up == log.warm_up.end() || log.history.count() == 1) continue;
     for (std::size_t i = 0; i < instructions.size(); ++i) {
       instructions[i].runs -= warm_up->second[i].runs;
       instructions[i].busy -= warm_up->second[i].busy;
@@ -103,13 +139,16 @@ JobEnd share_end(const LocalJob& job, const StepLog& log, int measured_rank, Ren
   return exchange_end(ends, instructions, rendezvous);
 }
 
-// What can be said whether or not a step was executed.
+// What can be said whether or not a step was executed and profiled.
 RunReport report_of(const LocalJob& job, const StepLog& log, Bytes process_growth) {
   RunReport report;
-  for (const JobStep& step : log.steps) {
-    report.loss.push_back(step.loss);
-    report.step_times.push_back(step.time);
-  }
+  report.steps = log.history.count();
+  report.skipped_steps = log.skipped;
+  report.signal = log.signal;
+  report.not_finite = log.not_finite;
+  report.loss = log.lists.loss.kept();
+  report.step_times = log.lists.time.kept();
+  report.listed_every = log.lists.loss.every();
   report.process_growth = process_growth;
   for (const Home home : all_homes)
     for (const Program& program : job.programs())
@@ -121,7 +160,16 @@ RunReport report_of(const LocalJob& job, const StepLog& log, Bytes process_growt
 
 }  // namespace
 
+const char* name(OnNotFinite what) { return what == OnNotFinite::stop ? "stop" : "skip"; }
+
+TrainingSpec with_gradient_norm(TrainingSpec training) {
+  if (!computes_norm(training)) training.clip_norm = std::numeric_limits<double>::infinity();
+  return training;
+}
+
 RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& options, Rendezvous& rendezvous) {
+  PARPLAN_ASSERT(options.on_not_finite == OnNotFinite::stop || computes_norm(plan.training),
+                 "steps are skipped by their gradient norm");
   const Setting setting = set_up(graph, plan, options, rendezvous);
   if (options.on_start) options.on_start();
 
@@ -129,26 +177,29 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   const Job description = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
   LocalJob job(description, initializer(plan.training.seed), setting.make_world, rendezvous);
   verify(job.programs());
+  check_prediction(plan, job.programs());
   const StepLog log = execute(job, plan, setting.data, options);
   RunReport report = report_of(job, log, resident_memory() - memory_before);
-  if (log.steps.empty()) return report;
+  const std::vector<JobStep> steps = log.history.steps();
+  if (steps.empty()) return report;
 
   const BackendKind backend = plan.cluster.backend();
-  const TypicalStep typical = typical_step(log.steps, backend);
+  const TypicalStep typical = typical_step(steps, backend);
   const JobEnd end = share_end(job, log, typical.rank, rendezvous);
   const Bytes device_used(std::ranges::max(end.ranks, {}, &RankEnd::device_used).device_used);
   const bool shares = options.world.share_gpu && rendezvous.processes() == 1;
-  report.measured_rank = typical.rank;
-  report.measured = {.time = measured_time(log.steps, typical),
-                     .memory = measured_memory(job.programs(), backend, device_used,
-                                               shares ? DeviceSharing::shared_device : DeviceSharing::own_device),
-                     .communication = measured_communication(plan, log.steps[typical.step])};
   for (const Home home : all_homes)
     for (const RankEnd& rank : end.ranks) report.touched_bytes[home].push_back(Bytes(rank.touched[home]));
   if (backend == BackendKind::cuda && !shares) report.device_used = device_used;
-  check_prediction(plan, report.measured);
+  report.is_profiled = steps.back().ranks.front().is_profiled;
+  if (!report.is_profiled) return report;
 
-  const std::int64_t profiled = backend == BackendKind::cuda ? 1 : std::max<std::int64_t>(options.steps - 1, 1);
+  report.measured_rank = typical.rank;
+  report.measured = {.time = measured_time(steps, typical),
+                     .memory = measured_memory(job.programs(), backend, device_used,
+                                               shares ? DeviceSharing::shared_device : DeviceSharing::own_device),
+                     .communication = measured_communication(plan, steps[typical.step])};
+  const std::int64_t profiled = backend == BackendKind::cuda ? 1 : std::max<std::int64_t>(report.steps - 1, 1);
   report.instructions = compare_instructions(job.programs()[typical.rank], end.instructions, profiled);
   return report;
 }

@@ -12,17 +12,52 @@
 
 namespace parplan {
 
+// What a run does after a step whose loss or gradients are not finite: it ends; or the step changes
+// no parameter, and the run goes on. fp16, whose loss scale has to find its size, always goes on
+// where the gradients alone are not finite.
+enum class OnNotFinite { stop, skip };
+const char* name(OnNotFinite what);
+
+// The training of a run that has to know the norm of all gradients: with a clip norm that clips
+// nothing where the plan computes no norm. The bits of the parameters are the same.
+TrainingSpec with_gradient_norm(TrainingSpec training);
+
+// What is known of a step when it is done.
+struct StepRecord {
+  std::int64_t step = 0;  // from 0
+  double loss = 0.0;      // mean per token
+  std::optional<double> gradient_norm = {};  // before clipping, where the plan computes it
+  double learning_rate = 0.0;
+  Seconds time;
+  bool skipped = false;  // its gradients were not finite, and it changed no parameter
+};
+
 struct RunOptions {
   std::int64_t steps = 20;
   std::string data = {};  // path of a text or token file
   WorldOptions world = {};
+  OnNotFinite on_not_finite = OnNotFinite::stop;  // to skip, the plan has to compute the gradient norm
+  // The signal that this process received, if any: the job ends after the present step. May be
+  // empty.
+  std::function<std::optional<int>()> signal = {};
   std::function<void()> on_start = {};  // when it is clear that the plan can run here; may be empty
-  std::function<void(std::int64_t step, double loss, Seconds step_time)> on_step = {};  // may be empty
+  std::function<void(const StepRecord&)> on_step = {};  // may be empty
 };
 
 struct RunReport {
-  std::vector<double> loss;           // mean per token, per step
-  std::vector<Seconds> step_times;    // all steps
+  std::int64_t steps = 0;  // executed
+  std::int64_t skipped_steps = 0;
+  // Why there are fewer than were asked for: a signal, or what was not finite ("the loss of step 3
+  // is not a number").
+  std::optional<int> signal;
+  std::string not_finite;
+  // Every `listed_every`-th step from the first: all of them up to StepLists::most.
+  std::vector<double> loss;  // mean per token
+  std::vector<Seconds> step_times;
+  std::int64_t listed_every = 1;
+  // Whether a step was profiled, so that `measured` and `instructions` say something: not on GPUs
+  // where the run ended before its last step.
+  bool is_profiled = false;
   // Time: the median step after the warm-up on the rank that computed longest. Where profiling a
   // step costs time (GPUs), only the last step is profiled, and its parts are scaled to the median
   // step.
@@ -40,8 +75,9 @@ struct RunReport {
 
 // The flow of `parplan run`: lowers the plan for every rank, executes `options.steps` steps and
 // compares. Every process of the job calls it and gets the whole report. Throws ConfigError if this
-// build or machine cannot run the plan (it says what is missing); RunError if running failed;
-// InternalError if the run broke a promise (peak or communicated bytes differ from the plan's).
+// build or machine cannot run the plan (it says what is missing) or the processes were not started
+// alike; RunError if running failed; InternalError if the plan's prediction is not the plan's
+// (before the first step), or if the run broke a promise (peak or communicated bytes).
 RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& options, Rendezvous& rendezvous);
 
 }  // namespace parplan

@@ -1,5 +1,6 @@
 #include "runtime/run_facts.h"
 
+#include <cmath>
 #include <concepts>
 #include <string>
 #include <string_view>
@@ -73,6 +74,9 @@ constexpr FactRow fact_rows[] = {
        return i.plan.cluster.backend() == BackendKind::cpu ? chosen_cpu_instruction_set() : "unused";
      }},
     {"--steps", [](const FactInputs& i) { return text(i.options.steps); }},
+    {"--on-nan", [](const FactInputs& i) { return text(name(i.options.on_not_finite)); }},
+    {"gradient norm",
+     [](const FactInputs& i) { return text(computes_norm(i.plan.training) ? "computed" : "not computed"); }},
     {"--deterministic", [](const FactInputs& i) { return text(i.options.world.gpu.deterministic); }},
     {"model", [](const FactInputs& i) { return named_text(i.plan.model.name, i.plan.model_text); }},
     {"backend", [](const FactInputs& i) { return text(name(i.plan.cluster.backend())); }},
@@ -90,7 +94,10 @@ constexpr FactRow fact_rows[] = {
     {"epsilon", [](const FactInputs& i) { return text(i.plan.training.epsilon); }},
     {"weight decay", [](const FactInputs& i) { return text(i.plan.training.weight_decay); }},
     {"momentum", [](const FactInputs& i) { return text(i.plan.training.momentum); }},
-    {"clip norm", [](const FactInputs& i) { return text(i.plan.training.clip_norm); }},
+    {"clip norm",
+     [](const FactInputs& i) {  // infinite: only the norm is wanted (with_gradient_norm)
+       return text(std::isinf(i.plan.training.clip_norm) ? 0.0 : i.plan.training.clip_norm);
+     }},
     {"seed", [](const FactInputs& i) { return text(i.plan.training.seed); }},
 };
 

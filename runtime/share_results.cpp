@@ -13,9 +13,10 @@ namespace parplan {
 namespace {
 
 struct SharedStep {
-  double loss = 0.0;
-  bool holds_loss = false;
+  std::optional<double> loss = {};
   Seconds time = {};
+  std::optional<double> gradient_norm = {};
+  std::optional<int> signal = {};
 };
 static_assert(std::is_trivially_copyable_v<SharedStep> && std::is_trivially_copyable_v<StepMeasurement>);
 static_assert(std::is_trivially_copyable_v<RankEnd> && std::is_trivially_copyable_v<InstructionMeasurement>);
@@ -54,23 +55,28 @@ void exchange_step(JobStep& step, std::optional<double> loss, std::span<const in
   }
   std::vector<std::byte> bytes;
   append(bytes,
-         SharedStep{.loss = loss.value_or(0.0), .holds_loss = loss.has_value(), .time = step.time});
+         SharedStep{.loss = loss, .time = step.time, .gradient_norm = step.gradient_norm, .signal = step.signal});
   for (const int number : hosted) {
     append(bytes, number);
     append(bytes, step.ranks[number]);
   }
-  bool found = false;
+  loss.reset();
+  step.gradient_norm.reset();
+  step.signal.reset();
   for (const std::vector<std::byte>& contribution : rendezvous.all_gather(bytes)) {
     std::span<const std::byte> rest = contribution;
     const SharedStep shared = take<SharedStep>(rest);
     step.time = std::max(step.time, shared.time);
-    if (shared.holds_loss && !found) step.loss = shared.loss;
-    found |= shared.holds_loss;
+    // The first process that has something says it.
+    if (!loss) loss = shared.loss;
+    if (!step.gradient_norm) step.gradient_norm = shared.gradient_norm;
+    if (!step.signal) step.signal = shared.signal;
     while (!rest.empty()) {
       const int number = take<int>(rest);
       step.ranks.at(static_cast<std::size_t>(number)) = take<StepMeasurement>(rest);
     }
   }
+  step.loss = loss.value_or(0.0);
 }
 
 JobEnd exchange_end(const std::vector<RankEnd>& hosted, const std::vector<InstructionMeasurement>& instructions,

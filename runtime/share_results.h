@@ -17,10 +17,15 @@ struct JobStep {
   double loss = 0.0;         // mean over the tokens of the global batch
   Seconds time;              // from the first rank's start to the last one's end, of the process that took longest
   std::vector<StepMeasurement> ranks;  // all of the job
+  // The norm of the whole model's gradients before clipping, where the plan computes it.
+  std::optional<double> gradient_norm = {};
+  bool skipped = false;  // the gradients were not finite, and the step changed no parameter
+  std::optional<int> signal = {};  // that some process received: the job is to end
 };
 
-// Takes the step of this process: its time, the measurements of its `hosted` ranks and, where one
-// of these has it, the loss. Fills in those of the others.
+// Takes the step of this process: its time, the measurements of its `hosted` ranks, the gradient
+// norm, its signal and, where one of these has it, the loss. Fills in those of the others; all
+// processes then have the same.
 void exchange_step(JobStep& step, std::optional<double> loss, std::span<const int> hosted, Rendezvous& rendezvous);
 
 // The memory of one rank at the end.

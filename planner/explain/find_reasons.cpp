@@ -32,7 +32,8 @@ StepDetails details_of(const OpGraph& graph, NetworkCache& networks, const Plan&
 
 bool promised(const StepResult& promise, const StepResult& result) {
   const double apart = std::abs(promise.time.total() / result.time.total() - 1.0);
-  return apart < 1e-6 && promise.memory == result.memory && promise.memory_stage == result.memory_stage;
+  return apart < 1e-6 && promise.memory == result.memory && promise.memory_stage == result.memory_stage &&
+         promise.communication == result.communication;
 }
 
 // The best other layout that was simulated and fits. The plan in another order of axes with the
@@ -59,24 +60,33 @@ std::optional<RankedPlan> next_best(const ExplainedPlan& explained, const std::v
 
 }  // namespace
 
-Plan simulated_anew(const OpGraph& graph, Plan plan) {
+std::optional<StepResult> prediction_now(const OpGraph& graph, const Plan& plan) {
   NetworkCache networks(plan.cluster);
-  const StepResult promise = plan.prediction;
   const auto in_full = [&] {
     return simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, nullptr);
   };
   const bool usual = plan.placements == place(graph, plan.spec);
   // A promise that holds is kept: it is exact, and a steady state is exact up to rounding.
-  if (promised(promise,
+  if (promised(plan.prediction,
                usual ? ExplainedPlan{graph, plan, {}}.simulated(networks, plan.training, plan.spec).result : in_full()))
-    return plan;
-  plan.prediction = in_full();
+    return std::nullopt;
+  return in_full();
+}
+
+std::string edited_note(const StepResult& promise, const StepResult& now) {
+  return fmt::format("the file promises a step of {} and {} of memory, and this plan takes {} and {}: it was edited, "
+                     "or written by another version of parplan",
+                     format_duration(promise.time.total()), format_bytes(promise.memory.peak()),
+                     format_duration(now.time.total()), format_bytes(now.memory.peak()));
+}
+
+Plan simulated_anew(const OpGraph& graph, Plan plan) {
+  const std::optional<StepResult> now = prediction_now(graph, plan);
+  if (!now) return plan;
   plan.notes.push_back(
-      fmt::format("the file promises a step of {} and {} of memory, and this plan takes {} and {}: it was edited, or "
-                  "written by another version of parplan. "
-                  "All here is simulated anew; what the file says of its search and of alternatives is left out",
-                  format_duration(promise.time.total()), format_bytes(promise.memory.peak()),
-                  format_duration(plan.prediction.time.total()), format_bytes(plan.prediction.memory.peak())));
+      edited_note(plan.prediction, *now) +
+      ". All here is simulated anew; what the file says of its search and of alternatives is left out");
+  plan.prediction = *now;
   plan.alternatives.clear();
   const Objective objective = plan.search.objective;
   plan.search = {};

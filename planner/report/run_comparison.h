@@ -21,13 +21,19 @@ struct InstructionTimes {
 // The results of a run, to be compared with its plan's prediction.
 struct RunComparison {
   StepResult measured;
-  std::vector<double> loss;          // mean per token, per step
-  std::vector<Seconds> step_times;
+  std::vector<double> loss;          // mean per token, of every `listed_every`-th step
+  std::vector<Seconds> step_times;   // the same steps
   PerHome<std::vector<Bytes>> promised;   // arenas, per rank
   PerHome<std::vector<Bytes>> touched;    // highest byte touched, per rank
   Bytes process_growth;                   // of resident memory from start to end
   std::optional<Bytes> device_used = {};  // GPUs: memory in use on the fullest device according to its driver
   std::vector<InstructionTimes> instructions;
+  std::int64_t steps = 0;  // executed
+  std::int64_t skipped_steps = 0;
+  std::int64_t listed_every = 1;
+  std::string ended = "";     // why before the last step; empty where it was reached
+  bool is_profiled = true;    // otherwise `measured` says nothing
+  std::vector<std::string> notes = {};
 };
 
 // For people: step time and its parts, bytes communicated, peak bytes of each rank, memory growth

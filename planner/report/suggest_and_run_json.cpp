@@ -96,7 +96,11 @@ Json run_json(const ReportInputs& inputs, const Plan& plan, const RunComparison&
   Json json = head("parplan.run/1", inputs);
   json["columns"] = columns_json();
   json["predicted"] = row(subject_of(plan));
-  json["measured"] = row(subject_of(plan, comparison.measured));
+  json["measured"] = comparison.is_profiled ? row(subject_of(plan, comparison.measured)) : Json(nullptr);
+  json["steps"] = comparison.steps;
+  json["skipped_steps"] = comparison.skipped_steps;
+  json["ended"] = comparison.ended.empty() ? Json(nullptr) : Json(comparison.ended);
+  json["listed_every"] = comparison.listed_every;
   json["loss"] = Json::array();
   for (const double loss : comparison.loss) json["loss"].push_back(json_number(loss));
   json["step_times_s"] = Json::array();
@@ -112,6 +116,7 @@ Json run_json(const ReportInputs& inputs, const Plan& plan, const RunComparison&
          {"runs_per_step", times.runs_per_step},
          {"predicted_s", times.predicted ? json_number(times.predicted->value) : Json(nullptr)},
          {"measured_s", json_number(times.measured.value)}});
+  json["notes"] = comparison.notes;
   return json;
 }
 

@@ -20,6 +20,9 @@ struct StepScalars {
   // Where shape.norm is set, gradients are scaled by min(1, clip_norm / (norm + 1e-6)), as in
   // PyTorch's clip_grad_norm_; 0: they are not.
   double clip_norm = 0.0;
+  // Where shape.norm is set and the norm is not finite, nothing changes. (With shape.scaled that
+  // always holds: the loss scale was too large.)
+  bool skips_not_finite = false;
 };
 
 // One kernel and its operands, in the order of the op's row (planner/graph/ops/); absent optional

@@ -1036,6 +1036,27 @@ const StepVariant step_variants[] = {
      true,
      std::numeric_limits<double>::quiet_NaN(),
      {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3}},
+    {"skipped because it is infinite",
+     true,
+     false,
+     false,
+     true,
+     infinite,
+     {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .clip_norm = infinite, .skips_not_finite = true}},
+    {"skipped because it is not a number",
+     true,
+     true,
+     false,
+     true,
+     std::numeric_limits<double>::quiet_NaN(),
+     {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .clip_norm = 2.0, .skips_not_finite = true}},
+    {"not skipped, nor clipped by an infinite norm",
+     true,
+     false,
+     false,
+     true,
+     9.0,
+     {.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .clip_norm = infinite, .skips_not_finite = true}},
 };
 constexpr double tested_loss_scale = 4096.0, skipped_steps = 2.0;
 
@@ -1053,7 +1074,7 @@ std::vector<Case> step_cases(DataType type, int moments, const Step& step) {
       const double clip = v.norm && v.scalars.clip_norm > 0.0
                               ? std::min(1.0, v.scalars.clip_norm / (std::sqrt(v.sum_of_squares) + 1e-6))
                               : 1.0;
-      const bool overflow = v.scaled && !std::isfinite(v.sum_of_squares);
+      const bool overflow = (v.scaled || v.scalars.skips_not_finite) && !std::isfinite(v.sum_of_squares);
       const Doubles gradient = random_in(fp32, size, 1, scale), parameter = random_in(fp32, size, 2),
                     first = random_in(fp32, size, 3);
       Doubles second = random_in(fp32, size, 4);

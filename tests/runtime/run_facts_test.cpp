@@ -80,6 +80,7 @@ TEST_CASE("every field of the training is a fact of its own") {
     CAPTURE(change.first);
     std::set<std::string> differ = between(facts, run_facts(other, {}));
     differ.erase("layout.micro_batches");  // it follows from the global batch
+    differ.erase("gradient norm");         // it follows from the clip norm
     CHECK(differ == std::set<std::string>{change.first});
   }
 }
@@ -139,6 +140,11 @@ TEST_CASE("the rest of what decides a run are facts, and its prediction and sear
   options = {};
   options.world.gpu.deterministic = !options.world.gpu.deterministic;
   CHECK(between(facts, run_facts(plan, options)) == Names{"--deterministic"});
+  options = {};
+  options.on_not_finite = OnNotFinite::skip;
+  CHECK(between(facts, run_facts(plan, options)) == Names{"--on-nan"});
+  // A norm that is computed without being asked for by the plan is no other clip norm.
+  CHECK(differ([](Plan& p) { p.training = with_gradient_norm(p.training); }) == Names{"gradient norm"});
   options = {};
   options.data = "another path";
   CHECK(between(facts, run_facts(plan, options)).empty());

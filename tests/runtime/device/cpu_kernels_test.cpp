@@ -1110,6 +1110,44 @@ TEST_CASE("the optimizer divides by the loss scale, updates the master copy, and
   });
 }
 
+TEST_CASE("a step whose norm is not finite is skipped where that is wanted, and changes values where it is not") {
+  const std::int64_t count = 37;
+  const Vector gradient = numbers(count, 1), parameter = numbers(count, 2), first = numbers(count, 3);
+  Vector second = numbers(count, 4);
+  for (double& v : second) v = std::abs(v);
+  on_every_instruction_set([&](Backend& backend) {
+    for (const OpKind kind : {OpKind::adamw, OpKind::sgd})
+      for (const bool skips : {false, true})
+        for (const float squares : {9.0f, INFINITY, std::nanf("")}) {
+          INFO(name(kind), " ", skips, " ", squares);
+          const bool adam = kind == OpKind::adamw;
+          const OpShape shape{.rows = count, .second = !adam, .weight_decay = true, .norm = true};
+          backend.set_scalars({.step = 5, .learning_rate = 0.01, .epsilon = 1e-3, .weight_decay = 0.1, .momentum = 0.9,
+                               .clip_norm = INFINITY, .skips_not_finite = skips});
+          Array p(parameter), m(first), v(second), norm(1, squares);
+          if (adam) {
+            run(backend, kind, shape, Array(gradient), p, m, v, norm);
+          } else {
+            run(backend, kind, shape, Array(gradient), p, m, norm);
+          }
+          const bool changes = !skips || std::isfinite(squares);
+          CHECK(same_bits(p.data(), Array(parameter).data(), count) == !changes);
+          CHECK(same_bits(m.data(), Array(first).data(), count) == !changes);
+          // An infinite clip norm clips nothing: the bits are those of a step without a norm.
+          if (!changes) continue;
+          const OpShape without{.rows = count, .second = !adam, .weight_decay = true};
+          Array p2(parameter), m2(first), v2(second);
+          if (adam) {
+            run(backend, kind, without, Array(gradient), p2, m2, v2);
+          } else {
+            run(backend, kind, without, Array(gradient), p2, m2);
+          }
+          CHECK(same_bits(p.data(), p2.data(), count));
+          CHECK(same_bits(m.data(), m2.data(), count));
+        }
+  });
+}
+
 TEST_CASE("the loss scale is halved by an overflow and doubled after 2000 good steps") {
   on_every_instruction_set([](Backend& backend) {
     Array norm(1, 1.0f), scale(std::vector<double>{65536.0, 0.0, 0.0, 0.0});

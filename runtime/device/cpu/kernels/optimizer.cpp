@@ -10,7 +10,7 @@ namespace {
 struct Gradients {
   float factor = 1.0f;    // of gradients
   std::int64_t step = 1;  // for bias correction
-  bool overflow = false;  // nothing may change
+  bool skipped = false;   // nothing may change
   float* master = nullptr;
 
   // Gradients are clipped by min(1, clip / (norm + 1e-6)), as in torch.nn.utils.clip_grad_norm_;
@@ -23,8 +23,9 @@ struct Gradients {
       const LossScale& loss_scale = a.loss_scale(next++);
       scale = loss_scale.scale;
       step -= static_cast<std::int64_t>(loss_scale.skipped_steps);
-      overflow = sum_of_squares != nullptr && !__builtin_isfinite(*sum_of_squares);
     }
+    skipped = (a.shape.scaled || a.scalars->skips_not_finite) && sum_of_squares != nullptr &&
+              !__builtin_isfinite(*sum_of_squares);
     double clip = 1.0;
     if (sum_of_squares != nullptr && a.scalars->clip_norm > 0.0) {
       const double norm = __builtin_sqrt(static_cast<double>(*sum_of_squares)) / scale;
@@ -127,7 +128,7 @@ void sum_squares(const CpuKernelArguments& a) {
 void adamw(const CpuKernelArguments& a) {
   const StepScalars& t = *a.scalars;
   const Gradients gradients(a, 4);
-  if (gradients.overflow) return;
+  if (gradients.skipped) return;
   const double decay = a.shape.weight_decay ? t.weight_decay : 0.0;
   const AdamConstants constants{
       .clip = gradients.factor,
@@ -151,7 +152,7 @@ void sgd(const CpuKernelArguments& a) {
   const StepScalars& t = *a.scalars;
   const bool has_momentum = a.shape.second;
   const Gradients gradients(a, has_momentum ? 3 : 2);
-  if (gradients.overflow) return;
+  if (gradients.skipped) return;
   const SgdConstants constants{
       .clip = gradients.factor,
       .decay = a.shape.weight_decay ? static_cast<float>(t.weight_decay) : 0.0f,

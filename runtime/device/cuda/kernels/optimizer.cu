@@ -52,7 +52,7 @@ struct StepOperands {
 struct Gradients {
   float factor;       // of gradients
   std::int64_t step;  // for bias correction
-  bool overflow;      // nothing may change
+  bool skipped;      // nothing may change
 };
 
 // Gradients are clipped by min(1, clip / (norm + 1e-6)), as in torch.nn.utils.clip_grad_norm_; the
@@ -63,8 +63,9 @@ __device__ inline Gradients gradients_of(const StepOperands& o) {
   if (o.loss_scale != nullptr) {
     scale = static_cast<double>(o.loss_scale->scale);
     result.step -= static_cast<std::int64_t>(o.loss_scale->skipped_steps);
-    result.overflow = o.sum_of_squares != nullptr && !(fabsf(*o.sum_of_squares) < __builtin_inff());
   }
+  result.skipped = (o.loss_scale != nullptr || o.scalars->skips_not_finite) && o.sum_of_squares != nullptr &&
+                    !(fabsf(*o.sum_of_squares) < __builtin_inff());
   if (o.sum_of_squares != nullptr && o.scalars->clip_norm > 0.0) {
     const double norm = sqrt(static_cast<double>(*o.sum_of_squares)) / scale;
     const double wanted = o.scalars->clip_norm / (norm + 1e-6);
@@ -76,7 +77,7 @@ __device__ inline Gradients gradients_of(const StepOperands& o) {
 
 struct AdamConstants {
   float factor, keep, coupled_decay, beta1, rest1, beta2, rest2, step_size, inverse_root, epsilon;
-  bool overflow;
+  bool skipped;
 };
 
 __device__ inline AdamConstants adam_constants(const StepOperands& o) {
@@ -94,7 +95,7 @@ __device__ inline AdamConstants adam_constants(const StepOperands& o) {
           .step_size = static_cast<float>(t.learning_rate / (1.0 - pow(t.beta1, step))),
           .inverse_root = static_cast<float>(1.0 / sqrt(1.0 - pow(t.beta2, step))),
           .epsilon = static_cast<float>(t.epsilon),
-          .overflow = gradients.overflow};
+          .skipped = gradients.skipped};
 }
 
 // Products that are added are written as fmaf: an element meets the same instructions wherever a
@@ -117,7 +118,7 @@ __global__ void adam_steps(FlatRange range, StepOperands operands, const float* 
   if (threadIdx.x == 0) shared = adam_constants(operands);
   __syncthreads();
   const AdamConstants c = shared;
-  if (c.overflow) return;
+  if (c.skipped) return;
   for_each_flat<most>(range, [&](std::int64_t i, auto count) {
     constexpr int n = decltype(count)::width;
     float g[n], p[n], m[n], v[n];
@@ -140,7 +141,7 @@ __global__ void adam_steps(FlatRange range, StepOperands operands, const float* 
 
 struct SgdConstants {
   float factor, decay, momentum, rate;
-  bool overflow;
+  bool skipped;
 };
 
 __device__ inline SgdConstants sgd_constants(const StepOperands& o) {
@@ -149,7 +150,7 @@ __device__ inline SgdConstants sgd_constants(const StepOperands& o) {
           .decay = o.weight_decay ? static_cast<float>(o.scalars->weight_decay) : 0.0f,
           .momentum = static_cast<float>(o.scalars->momentum),
           .rate = static_cast<float>(o.scalars->learning_rate),
-          .overflow = gradients.overflow};
+          .skipped = gradients.skipped};
 }
 
 // In the order of torch.optim.SGD; `buffer` may be null: no momentum.
@@ -160,7 +161,7 @@ __global__ void sgd_steps(FlatRange range, StepOperands operands, const float* g
   if (threadIdx.x == 0) shared = sgd_constants(operands);
   __syncthreads();
   const SgdConstants c = shared;
-  if (c.overflow) return;
+  if (c.skipped) return;
   for_each_flat<most>(range, [&](std::int64_t i, auto count) {
     constexpr int n = decltype(count)::width;
     float g[n], p[n], b[n] = {};
