@@ -129,11 +129,12 @@ Plan simulate_layout(const SuggestRequest& request, std::string* trace) {
 
 StepResult simulate_plan(const OpGraph& graph, const Plan& plan, std::string* trace) {
   NetworkCache networks(plan.cluster);
-  Timeline timeline;
-  const StepResult result = simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule,
-                                          trace ? &timeline : nullptr);
-  if (trace) *trace = write_trace(timeline);
-  return result;
+  if (trace) {
+    Timeline timeline;
+    simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, &timeline);
+    *trace = write_trace(timeline);
+  }
+  return simulate_soon(graph, networks, plan);
 }
 
 }  // namespace parplan

@@ -14,21 +14,11 @@
 #include "planner/explain/rules_of_thumb.h"
 #include "planner/explain/sensitivity.h"
 #include "planner/parallel/techniques.h"
-#include "planner/program/job.h"
-#include "planner/program/lower.h"
 #include "planner/search/candidates.h"
 #include "planner/search/simulate_spec.h"
-#include "planner/simulator/simulate.h"
 
 namespace parplan {
 namespace {
-
-StepDetails details_of(const OpGraph& graph, NetworkCache& networks, const Plan& plan) {
-  StepDetails details;
-  const Job job = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
-  simulate(lower_representatives(job), cost_models(networks, plan.spec.mesh), nullptr, &details);
-  return details;
-}
 
 bool promised(const StepResult& promise, const StepResult& result) {
   const double apart = std::abs(promise.time.total() / result.time.total() - 1.0);
@@ -62,15 +52,10 @@ std::optional<RankedPlan> next_best(const ExplainedPlan& explained, const std::v
 
 std::optional<StepResult> prediction_now(const OpGraph& graph, const Plan& plan) {
   NetworkCache networks(plan.cluster);
-  const auto in_full = [&] {
-    return simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, nullptr);
-  };
-  const bool usual = plan.placements == place(graph, plan.spec);
-  // A promise that holds is kept: it is exact, and a steady state is exact up to rounding.
-  if (promised(plan.prediction,
-               usual ? ExplainedPlan{graph, plan, {}}.simulated(networks, plan.training, plan.spec).result : in_full()))
-    return std::nullopt;
-  return in_full();
+  // A promise that holds is kept, whatever its rounding.
+  const StepResult result = simulate_soon(graph, networks, plan);
+  if (promised(plan.prediction, result)) return std::nullopt;
+  return result;
 }
 
 std::string edited_note(const StepResult& promise, const StepResult& now) {
@@ -100,7 +85,7 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   NetworkCache networks(plan.cluster);
   Reasons reasons;
   explained.say("the plan, stage by stage");
-  reasons.details = details_of(graph, networks, plan);
+  simulate_soon(graph, networks, plan, &reasons.details);
   for (int stage = 0; stage < plan.spec.pp(); ++stage)
     reasons.capacities.push_back(memory_capacity(plan.cluster, plan.spec.mesh, stage));
   reasons.error = model_error(plan.cluster);

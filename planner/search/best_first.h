@@ -28,7 +28,6 @@ struct Ranked {
   Score score;
   std::uint64_t place = 0;  // in the space; among equal scores the first is best
   RankedPlan plan;
-  bool in_full = true;
 };
 
 struct BestFirst {

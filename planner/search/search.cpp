@@ -97,7 +97,6 @@ class SpaceSearch {
                            .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
     try_other_cuts();
     drop_idle_input_slots();
-    simulate_winner_in_full();
     return take_result();
   }
 
@@ -317,14 +316,11 @@ class SpaceSearch {
     std::vector<Ranked> ranked;
     for (std::size_t turn = 0; turn < turns.size(); ++turn) {
       const ParallelSpec& spec = specs[turn];
-      const auto& [result, in_full] = simulated[turn];
+      const auto& [result, played] = simulated[turn];
       ranked.push_back({.score = score_of(spec, result.time.total(), result.memory),
                         .place = turns[turn].place,
-                        .plan = {spec, result},
-                        .in_full = in_full});
-      calls_ += 2 * spec.stages() *
-                std::min(micro_batches(spec, training_),
-                         in_full ? most_calls : std::int64_t{2} * steady_micro_batches(spec.stages()));
+                        .plan = {spec, result}});
+      calls_ += 2 * spec.stages() * played;
       ++counts_.simulated;
     }
     if (options_.progress)
@@ -451,22 +447,8 @@ class SpaceSearch {
       if (one.plan.result.time.total() < without.result.time.total() * (1 - 1e-9)) return;
       one.score = score_of(spec, without.result.time.total(), without.result.memory);
       one.plan = {std::move(spec), without.result};
-      one.in_full = without.in_full;
     });
     rank(search_);
-  }
-
-  // The winner's time to the last digit, as simulating its plan gives it.
-  void simulate_winner_in_full() {
-    while (!search_.best.empty() && !search_.best.front().in_full) {
-      auto& [winner, place, plan, in_full] = search_.best.front();
-      CandidateMaker& maker = *makers_.front();
-      plan.result = simulate_spec(graph_, maker.estimator().networks(), training_, plan.spec,
-                                  maker.placements_of(plan.spec), schedule_of(plan.spec, training_), nullptr);
-      winner = score_of(plan.spec, plan.result.time.total(), plan.result.memory);
-      in_full = true;
-      rank(search_);
-    }
   }
 
   // Where nothing fits, the candidate that needs the least memory is in a part that was left out.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 
@@ -8,7 +9,9 @@
 #include "planner/graph/training_spec.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
+#include "planner/plan/plan.h"
 #include "planner/plan/schedule.h"
+#include "planner/plan/step_details.h"
 #include "planner/plan/step_result.h"
 #include "planner/schedule/schedules.h"
 #include "planner/simulator/timeline.h"
@@ -16,25 +19,32 @@
 namespace parplan {
 
 // Lowers one candidate with a given stage cut, and simulates the Programs, one for each rank of
-// the pipeline with its cost model. `timeline` may be null.
+// the pipeline with its cost model. `timeline` and `details` may be null.
 StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
-                         std::span<const CostModel> models, Timeline* timeline);
-// The same under the row's order of calls, from a shorter step that has reached its steady state
-// (planner/simulator/steady_state.h), equal up to rounding; nothing where that would save little or
-// is uncertain: few micro-batches, all of them in flight at once, or no steady state after a few
-// times as many micro-batches as there are stages.
-std::optional<StepResult> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                          const ParallelSpec& spec, const Placements& placements,
-                                          const ScheduleRow& row, std::span<const CostModel> models);
-// The shorter one if possible, otherwise the full one, under the schedule's own order of calls.
+                         std::span<const CostModel> models, Timeline* timeline, StepDetails* details = nullptr);
+// How a step was simulated.
 struct SimulatedSpec {
   StepResult result;
-  bool in_full = true;
+  std::int64_t micro_batches = 0;  // that were played to find it
 };
+// The same under the row's order of calls, from a shorter step that has reached its steady state
+// (planner/simulator/steady_state.h), equal up to rounding; nothing where that would save little or
+// is uncertain: few micro-batches, all of them in flight at once, or no steady state after a third
+// of the micro-batches. With `details`, every rank has to keep the same pace.
+std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                             const ParallelSpec& spec, const Placements& placements,
+                                             const ScheduleRow& row, std::span<const CostModel> models,
+                                             StepDetails* details = nullptr);
+// The shorter one if possible, otherwise the full one, under the schedule's own order of calls.
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                            const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models);
-// Micro-batches of the shorter step, but for the remainder of the step's over the row's period.
+                            const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models,
+                            StepDetails* details = nullptr);
+// The same for a plan, whose order of calls may be its own.
+StepResult simulate_soon(const OpGraph& graph, NetworkCache& networks, const Plan& plan,
+                         StepDetails* details = nullptr);
+// Micro-batches of the shorter step, but for the remainder of the step's over the period, where it
+// is steady soon.
 int steady_micro_batches(int stages);
 // In full, with cost models from the cluster's networks.
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training,

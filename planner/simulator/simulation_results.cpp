@@ -154,9 +154,11 @@ std::vector<RankResult> rank_results(const Simulation& simulation) {
 }
 
 std::vector<CallEnds> call_ends(const Simulation& simulation) {
+  const PlayedRank& bottleneck = bottleneck_of(simulation);
   std::vector<CallEnds> all;
   for (const PlayedRank& rank : simulation.ranks) {
     CallEnds& ends = all.emplace_back();
+    ends.is_bottleneck = &rank == &bottleneck;
     for (std::size_t c = 0; c < rank.calls.size(); ++c) {
       ends.first.push_back(ends.times.size());
       const auto first = static_cast<std::size_t>(rank.calls[c].first);

@@ -23,7 +23,7 @@ using testing::training_of;
 
 TEST_CASE("a step extended from its steady state equals the step in full") {
   std::mt19937 random(11);
-  int steady = 0, tried = 0;
+  int steady = 0, detailed = 0, tried = 0;
   for (int setting = 0; setting < 40; ++setting) {
     const bool gpu = setting % 3 != 0;
     const OpGraph graph = random_graph(random, 16);
@@ -45,30 +45,55 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
       std::vector<CostModel> models;
       for (int stage = 0; stage < stages; ++stage) models.push_back(cost_model(networks, spec.mesh, stage));
       const Placements placements = place(graph, spec);
-      const std::optional<StepResult> extended =
+      const std::optional<SimulatedSpec> simulated =
           simulate_steady(graph, cluster, training, spec, placements, row_of(spec.schedule), models);
       ++tried;
       if (spec.schedule == ScheduleKind::gpipe)
-        CHECK(!extended);  // it holds all micro-batches at once: more of them take more memory
-      if (!extended) continue;
+        CHECK(!simulated);  // it holds all micro-batches at once: more of them take more memory
+      if (!simulated) continue;
       ++steady;
+      const StepResult& extended = simulated->result;
       const Schedule schedule = schedule_of(spec, training);
-      const StepResult full = simulate_spec(graph, cluster, training, spec, placements, schedule, models, nullptr);
-      CHECK(extended->memory == full.memory);
-      CHECK(extended->memory_stage == full.memory_stage);
-      CHECK(extended->communication == full.communication);
+      StepDetails details;
+      const StepResult full =
+          simulate_spec(graph, cluster, training, spec, placements, schedule, models, nullptr, &details);
+      CHECK(extended.memory == full.memory);
+      CHECK(extended.memory_stage == full.memory_stage);
+      CHECK(extended.communication == full.communication);
       const double total = full.time.total().value;
-      CHECK(extended->time.total().value == doctest::Approx(total).epsilon(1e-9));
+      CHECK(extended.time.total().value == doctest::Approx(total).epsilon(1e-9));
       const auto close = [&](Seconds a, Seconds b) { return std::abs((a - b).value) <= 1e-9 * total; };
-      StepTime part = extended->time;
-      StepTime whole = full.time;
-      for (int label = 0; label < static_cast<int>(Label::count_); ++label)
-        CHECK(close(part.part(static_cast<Label>(label)), whole.part(static_cast<Label>(label))));
-      CHECK(close(part.bubble, whole.bubble));
+      const auto all_close = [&](StepTime part, StepTime whole) {
+        for (int label = 0; label < static_cast<int>(Label::count_); ++label)
+          CHECK(close(part.part(static_cast<Label>(label)), whole.part(static_cast<Label>(label))));
+        CHECK(close(part.bubble, whole.bubble));
+      };
+      all_close(extended.time, full.time);
+
+      StepDetails found;
+      if (!simulate_steady(graph, cluster, training, spec, placements, row_of(spec.schedule), models, &found)) continue;
+      ++detailed;
+      REQUIRE(found.ranks.size() == details.ranks.size());
+      for (std::size_t r = 0; r < found.ranks.size(); ++r) {
+        all_close(found.ranks[r].time, details.ranks[r].time);
+        CHECK(found.ranks[r].memory == details.ranks[r].memory);
+        CHECK(found.ranks[r].communication == details.ranks[r].communication);
+      }
+      // One of the paths that take equally long.
+      std::int64_t runs = 0;
+      Seconds path;
+      for (const CriticalWork& work : found.critical_path) {
+        runs += work.runs;
+        path += work.time;
+      }
+      for (const CriticalWork& work : details.critical_path) runs -= work.runs;
+      CHECK(runs == 0);
+      CHECK(close(path, full.time.total()));
     }
   }
-  MESSAGE(steady << " of " << tried << " were steady");
+  MESSAGE(steady << " of " << tried << " were steady, " << detailed << " on every rank");
   CHECK(steady > tried / 2);
+  CHECK(detailed > tried / 4);
 }
 
 namespace {
@@ -113,18 +138,19 @@ TEST_CASE("a step of ranks with several stages extended from its steady state eq
         INFO(ranks << " ranks, " << chunks << " stages each, ZeRO " << zero_stage);
         const std::vector<CostModel> models = cost_models(networks, spec.mesh);
         const Placements placements = place(graph, spec);
-        const std::optional<StepResult> extended =
+        const std::optional<SimulatedSpec> simulated =
             simulate_steady(graph, cluster, training, spec, placements, interleaved_row, models);
         ++tried;
-        if (!extended) continue;
+        if (!simulated) continue;
         ++steady;
+        const StepResult& extended = simulated->result;
         const Schedule schedule = interleaved_row.actions(shape_of(spec, training));
         const StepResult full = simulate_spec(graph, cluster, training, spec, placements, schedule, models, nullptr);
-        CHECK(extended->memory == full.memory);
-        CHECK(extended->memory_stage == full.memory_stage);
-        CHECK(extended->communication == full.communication);
-        CHECK(extended->time.total().value == doctest::Approx(full.time.total().value).epsilon(1e-9));
-        CHECK(extended->time.bubble.value == doctest::Approx(full.time.bubble.value).epsilon(1e-6));
+        CHECK(extended.memory == full.memory);
+        CHECK(extended.memory_stage == full.memory_stage);
+        CHECK(extended.communication == full.communication);
+        CHECK(extended.time.total().value == doctest::Approx(full.time.total().value).epsilon(1e-9));
+        CHECK(extended.time.bubble.value == doctest::Approx(full.time.bubble.value).epsilon(1e-6));
       }
   MESSAGE(steady << " of " << tried << " were steady");
   CHECK(steady > tried / 2);

@@ -114,13 +114,17 @@ TEST_CASE("a steady state is one of every stage that a rank holds") {
       pipeline_ranks(interleaved(2, 2, micro_batches), std::vector<StageWork>(4, {1, 2}), 0);
   std::vector<CallEnds> ends = play(programs, concurrent()).ends;
   // Two micro-batches on two stages, each for 1 + 2 s.
-  CHECK(steady_seconds(programs, ends, first, window, period) == Seconds(12));
+  const int end = first + window + period;
+  const std::optional<SteadyState> steady = find_steady_state(programs, ends, first, end, window, period);
+  REQUIRE(steady);
+  CHECK(steady->later == Seconds(12));
+  CHECK(steady->period == period);
   for (const Task& task : programs[0].tasks) {
     if (task.action->micro_batch != first + 3) continue;
     CAPTURE(write_action(*task.action));
     std::vector<CallEnds> late = ends;
     late[0].times[late[0].first[task.first_call]] += Seconds(1);
-    CHECK(!steady_seconds(programs, late, first, window, period));
+    CHECK(!find_steady_state(programs, late, first, end, window, period));
   }
 }
 

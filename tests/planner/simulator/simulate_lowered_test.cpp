@@ -197,10 +197,11 @@ TEST_CASE("lowered Programs of ranks with several stages play every action, and 
           seen.insert({*event.stage, *event.micro_batch});
         }
       CHECK(static_cast<int>(seen.size()) == ranks * chunks * count);
-      const std::optional<Seconds> steady = steady_seconds(programs, ends, 5 * period, 2 * period, period);
+      const std::optional<SteadyState> steady =
+          find_steady_state(programs, ends, 5 * period, 8 * period, 2 * period, period);
       REQUIRE(steady);
       const Seconds grown = result.time.total() - simulate(shorter, models).time.total();
-      CHECK(grown.value == doctest::Approx(steady->value).epsilon(1e-9));
+      CHECK(grown.value == doctest::Approx(steady->later.value).epsilon(1e-9));
     }
   }
 }
