@@ -40,10 +40,12 @@ bool are(Apart apart, const Program& program, const CallEnds& ends, const Tasks&
       if (static_cast<std::size_t>(m + period) >= by_micro_batch.size()) return false;
       const Task* one = by_micro_batch[m];
       const Task* other = by_micro_batch[m + period];
-      if (one == nullptr || other == nullptr || one->last_call - one->first_call != other->last_call - other->first_call)
-        return false;
-      for (int c = 0; c < one->last_call - one->first_call; ++c) {
-        const auto a = static_cast<std::size_t>(one->first_call + c), b = static_cast<std::size_t>(other->first_call + c);
+      if (one == nullptr || other == nullptr) return false;
+      const int calls = one->last_call - one->first_call;
+      if (other->last_call - other->first_call != calls) return false;
+      for (int c = 0; c < calls; ++c) {
+        const auto a = static_cast<std::size_t>(one->first_call + c);
+        const auto b = static_cast<std::size_t>(other->first_call + c);
         if (program.calls[a].segment != program.calls[b].segment) return false;
         // One of them may have been played as one piece, the other instruction by instruction.
         if (ends.first[a + 1] - ends.first[a] != ends.first[b + 1] - ends.first[b]) return false;
@@ -58,7 +60,8 @@ bool are(Apart apart, const Program& program, const CallEnds& ends, const Tasks&
 // When the first call for a micro-batch ended.
 Seconds first_end(const CallEnds& ends, const Tasks& tasks, int micro_batch) {
   const std::vector<const Task*>& by_micro_batch = tasks.begin()->second;
-  const Task* task = static_cast<std::size_t>(micro_batch) < by_micro_batch.size() ? by_micro_batch[micro_batch] : nullptr;
+  const auto m = static_cast<std::size_t>(micro_batch);
+  const Task* task = m < by_micro_batch.size() ? by_micro_batch[m] : nullptr;
   const std::size_t pieces = task == nullptr ? 0 : ends.first[static_cast<std::size_t>(task->first_call) + 1];
   return pieces == 0 ? infinite : ends.times[pieces - 1];
 }
