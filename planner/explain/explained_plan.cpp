@@ -24,7 +24,7 @@ RankedPlan ExplainedPlan::simulated(NetworkCache& networks, const TrainingSpec& 
             .result =
                 simulate_spec(graph, networks.cluster(), training, spec, placements, plan.schedule, models, nullptr)};
   return {.spec = spec,
-          .result = simulate_soon(graph, networks.cluster(), training, spec, placements, models).result};
+          .result = steps->simulate(graph, networks.cluster(), training, spec, placements, models).result};
 }
 
 SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec& training, int top) const {
@@ -32,6 +32,7 @@ SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec&
   search_options.top = top;
   search_options.objective = objective();
   search_options.most_simulated = options.most_simulated;
+  search_options.steps = steps.get();
   return search(graph, cluster, training, {}, search_options);
 }
 

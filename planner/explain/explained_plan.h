@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "planner/cost/cost_model.h"
@@ -9,6 +10,7 @@
 #include "planner/plan/objective.h"
 #include "planner/plan/plan.h"
 #include "planner/search/search.h"
+#include "planner/search/simulated_steps.h"
 
 namespace parplan {
 
@@ -22,11 +24,12 @@ struct ReasonsOptions {
 // A smaller improvement is a tie: sums of the same parts in another order differ by as much.
 inline constexpr double noise = 1e-9;
 
-// What every reason is found from. Keeps references to its members.
+// What every reason is found from. Keeps references to its arguments.
 struct ExplainedPlan {
   const OpGraph& graph;
   const Plan& plan;
   const ReasonsOptions& options;
+  std::shared_ptr<SimulatedSteps> steps = std::make_shared<SimulatedSteps>();
 
   void say(const std::string& doing) const;
   // In the plan's own schedule, which can be the user's, where it is one for `spec`.

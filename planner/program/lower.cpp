@@ -72,19 +72,7 @@ void lower_blocks(Lowering& lowering) {
 }
 
 void count_communication(Program& program) {
-  std::vector<CommunicationVolume> of_segment;
-  for (const Segment& segment : program.segments) {
-    CommunicationVolume volume;
-    for (const Instruction& instruction : segment.instructions) {
-      if (instruction.kind == InstructionKind::kernel) continue;
-      const std::vector<int>& group = program.group(instruction.group);
-      const auto at = std::find(group.begin(), group.end(), program.rank) - group.begin();
-      volume[instruction.group.axis] +=
-          Bytes(sent_bytes(instruction.kind, instruction.operands.back().bytes, size_of(instruction.type),
-                           static_cast<int>(group.size()), static_cast<int>(at)));
-    }
-    of_segment.push_back(volume);
-  }
+  const std::vector<CommunicationVolume> of_segment = sent_by_segment(program);
   for (const Call& call : program.calls) program.communication += of_segment[call.segment];
 }
 

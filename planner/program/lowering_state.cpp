@@ -104,12 +104,22 @@ Call& add_call(Lowering& lowering, int segment, std::initializer_list<Bound> bou
   call.segment = segment;
   call.micro_batch = micro_batch;
   call.frees = std::move(frees);
-  for (const std::string& name : program.segments[segment].bindings) {
-    const auto found = std::find_if(bound.begin(), bound.end(), [&](const Bound& b) { return name == b.first; });
-    PARPLAN_ASSERT(found != bound.end() && found->second,
-                   fmt::format("nothing bound to '{}' of {}", name, program.segments[segment].name));
-    call.buffers.push_back(*found->second);
-    if (*found->second == lowering.scratch) call.frees.push_back(lowering.scratch);
+  const std::vector<std::string>& bindings = program.segments[segment].bindings;
+  // A Segment is called from one place, which always names the same buffers in the same order.
+  if (lowering.bound_at.size() <= static_cast<std::size_t>(segment))
+    lowering.bound_at.resize(static_cast<std::size_t>(segment) + 1);
+  std::vector<std::size_t>& bound_at = lowering.bound_at[segment];
+  for (std::size_t i = bound_at.size(); i < bindings.size(); ++i) {
+    const auto is_named = [&](const Bound& b) { return bindings[i] == b.first; };
+    bound_at.push_back(static_cast<std::size_t>(std::find_if(bound.begin(), bound.end(), is_named) - bound.begin()));
+  }
+  call.buffers.reserve(bindings.size());
+  for (std::size_t i = 0; i < bindings.size(); ++i) {
+    PARPLAN_ASSERT(bound_at[i] < bound.size() && bound.begin()[bound_at[i]].second,
+                   fmt::format("nothing bound to '{}' of {}", bindings[i], program.segments[segment].name));
+    const int buffer = *bound.begin()[bound_at[i]].second;
+    call.buffers.push_back(buffer);
+    if (buffer == lowering.scratch) call.frees.push_back(buffer);
   }
   program.calls.push_back(std::move(call));
   return program.calls.back();

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -16,6 +17,10 @@
 #include "planner/program/rank_buckets.h"
 
 namespace parplan {
+
+// What a call on pieces of buffers does, where it is done often: its name, and the sizes and places
+// of its pieces.
+using PiecesKey = std::tuple<std::string_view, std::int64_t, std::int64_t, std::int64_t>;
 
 // The Program of one rank under construction, which the passes of lower.cpp share. Each pass is a
 // function over it, in the file that its comment names.
@@ -65,8 +70,10 @@ struct Lowering {
   // Turns taken so far.
   int gathers = 0;
   int reductions = 0;
-  // Transfers are many: all transfers of one kind, direction and size share one Segment.
-  std::map<std::tuple<InstructionKind, GroupKey, std::int64_t>, int> transfers;
+  // Calls are many, and few differ in more than their buffers. Where the bindings of a Segment
+  // stand in what `add_call` is given, by Segment; the Segments of `call_again`, by what they move.
+  std::vector<std::vector<std::size_t>> bound_at;
+  std::map<PiecesKey, int> known_pieces;
 
   int next_call() const { return static_cast<int>(program.calls.size()); }
   int rank_of_stage(int stage) const { return job.schedule.rank_of_stage[stage]; }
@@ -114,6 +121,24 @@ struct Piece {
 // A call of a Segment that binds exactly the buffers of its pieces: `pieces` of each instruction.
 Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::vector<Instruction> instructions,
                      const std::vector<std::vector<Piece>>& pieces, std::vector<int> frees = {});
+// The same for calls of which there are many, on apart buffers in the order of their pieces: `make`
+// calls call_on_pieces, for the first of each key.
+template <class Make>
+Call& call_again(Lowering& lowering, const PiecesKey& key, std::initializer_list<int> buffers, std::vector<int> frees,
+                 Make make) {
+  const auto [known, is_first] = lowering.known_pieces.try_emplace(key, 0);
+  if (is_first) {
+    Call& call = make();
+    known->second = call.segment;
+    call.frees = std::move(frees);
+    return call;
+  }
+  Call& call = lowering.program.calls.emplace_back();
+  call.segment = known->second;
+  call.buffers = buffers;
+  call.frees = std::move(frees);
+  return call;
+}
 // The same collective on every piece, on the stream of its axis.
 void collective(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group,
                 const std::vector<Piece>& pieces);

@@ -246,6 +246,8 @@ std::optional<std::vector<int>> operand_positions(const Instruction& instruction
 
 // Bytes that one rank of a group of `ranks` sends for an instruction over `bytes` bytes of `type`.
 std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t element_size, int ranks, int index);
+// What the rank sends in a call of each Segment.
+std::vector<CommunicationVolume> sent_by_segment(const Program& program);
 // The first element of chunk `index`.
 constexpr std::int64_t chunk_begin(std::int64_t elements, int ranks, int index) { return elements * index / ranks; }
 

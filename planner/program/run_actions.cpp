@@ -16,10 +16,15 @@ namespace {
 void gather_into(Lowering& lowering, const Bucket& bucket, int whole) {
   const DataType type = in_memory(lowering.job.training.precision);
   const std::int64_t element = size_of(type);
-  call_on_pieces(lowering, "data.all_gather.parameters", Stream::dp,
-                 {communication(InstructionKind::all_gather, all_along(Axis::dp), Stream::dp, type)},
-                 {{{bucket.parameters, 0, bucket.shard_elements * element, Access::read},
-                   {whole, 0, bucket.elements * element, Access::write}}});
+  constexpr const char* title = "data.all_gather.parameters";
+  call_again(lowering, {title, bucket.shard_elements, bucket.elements, 0}, {bucket.parameters, whole}, {},
+             [&]() -> Call& {
+               return call_on_pieces(
+                   lowering, title, Stream::dp,
+                   {communication(InstructionKind::all_gather, all_along(Axis::dp), Stream::dp, type)},
+                   {{{bucket.parameters, 0, bucket.shard_elements * element, Access::read},
+                     {whole, 0, bucket.elements * element, Access::write}}});
+             });
 }
 
 // ZeRO-3: the whole bucket of a block, gathered into one of two buffers that take turns. Nothing
@@ -63,8 +68,11 @@ void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visi
 
 void clear(Lowering& lowering, int buffer, std::int64_t elements) {
   if (elements == 0) return;
-  call_on_pieces(lowering, "fill_zero", Stream::compute, {clear_gradients(elements, Label::dp)},
-                 {{{buffer, 0, elements * gradient_bytes, Access::write}}});
+  constexpr const char* title = "fill_zero";
+  call_again(lowering, {title, elements, 0, 0}, {buffer}, {}, [&]() -> Call& {
+    return call_on_pieces(lowering, title, Stream::compute, {clear_gradients(elements, Label::dp)},
+                          {{{buffer, 0, elements * gradient_bytes, Access::write}}});
+  });
 }
 
 // Comes after a block's backward. Without sharded gradients, the accumulated bucket is reduced
@@ -83,13 +91,17 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
     return;
   }
   const std::int64_t shard_bytes = bucket.shard_elements * gradient_bytes;
-  call_on_pieces(lowering, "data.reduce_scatter.gradients", Stream::dp,
-                 {communication(kind, all_along(Axis::dp), Stream::dp),
-                  accumulate_gradients(bucket.shard_elements, Stream::dp, Label::dp)},
-                 {{{unreduced, 0, bytes, Access::update}},
-                  {{unreduced, bucket.shard_begin * gradient_bytes, shard_bytes, Access::read},
-                   {accumulator, 0, shard_bytes, Access::update}}},
-                 {unreduced});
+  constexpr const char* title = "data.reduce_scatter.gradients";
+  call_again(lowering, {title, bucket.elements, bucket.shard_begin, bucket.shard_elements}, {unreduced, accumulator},
+             {unreduced}, [&]() -> Call& {
+               return call_on_pieces(
+                   lowering, title, Stream::dp,
+                   {communication(kind, all_along(Axis::dp), Stream::dp),
+                    accumulate_gradients(bucket.shard_elements, Stream::dp, Label::dp)},
+                   {{{unreduced, 0, bytes, Access::update}},
+                    {{unreduced, bucket.shard_begin * gradient_bytes, shard_bytes, Access::read},
+                     {accumulator, 0, shard_bytes, Access::update}}});
+             });
 }
 
 // Stages ------------------------------------------------------------------------------------------
@@ -98,20 +110,14 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
 Call& transfer(Lowering& lowering, const char* what, InstructionKind kind, int stage, int neighbour, int buffer,
                std::int64_t bytes) {
   const GroupKey group = towards(stage, neighbour);
-  const auto [known, is_first] = lowering.transfers.try_emplace({kind, group, bytes}, 0);
-  if (!is_first) {
-    Call& call = lowering.program.calls.emplace_back();
-    call.segment = known->second;
-    call.buffers = {buffer};
-    return call;
-  }
-  const Stream stream = stream_of(kind, group);
-  const Access access = kind == InstructionKind::send ? Access::read : Access::write;
-  Call& call = call_on_pieces(lowering, fmt::format("pipeline.{}.{}", name(kind), what), stream,
-                              {communication(kind, group, stream, in_memory(lowering.job.training.precision))},
-                              {{{buffer, 0, bytes, access}}});
-  known->second = call.segment;
-  return call;
+  return call_again(lowering, {what, static_cast<std::int64_t>(kind), static_cast<std::int64_t>(group.members), bytes},
+                    {buffer}, {}, [&]() -> Call& {
+                      const Stream stream = stream_of(kind, group);
+                      const Access access = kind == InstructionKind::send ? Access::read : Access::write;
+                      const DataType type = in_memory(lowering.job.training.precision);
+                      return call_on_pieces(lowering, fmt::format("pipeline.{}.{}", name(kind), what), stream,
+                                            {communication(kind, group, stream, type)}, {{{buffer, 0, bytes, access}}});
+                    });
 }
 
 // The buffer of the activation that enters a stage, where it lies apart from what its first block

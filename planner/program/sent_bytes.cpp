@@ -1,5 +1,7 @@
 #include "planner/program/program.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
@@ -33,6 +35,23 @@ std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t e
   if (kind == InstructionKind::reduce_scatter || kind == InstructionKind::all_to_all) return scattered;
   if (kind == InstructionKind::all_gather) return gathered;
   return scattered + gathered;
+}
+
+std::vector<CommunicationVolume> sent_by_segment(const Program& program) {
+  std::vector<CommunicationVolume> of_segment;
+  for (const Segment& segment : program.segments) {
+    CommunicationVolume volume;
+    for (const Instruction& instruction : segment.instructions) {
+      if (instruction.kind == InstructionKind::kernel) continue;
+      const std::vector<int>& group = program.group(instruction.group);
+      const auto at = std::find(group.begin(), group.end(), program.rank) - group.begin();
+      volume[instruction.group.axis] +=
+          Bytes(sent_bytes(instruction.kind, instruction.operands.back().bytes, size_of(instruction.type),
+                           static_cast<int>(group.size()), static_cast<int>(at)));
+    }
+    of_segment.push_back(volume);
+  }
+  return of_segment;
 }
 
 }  // namespace parplan

@@ -267,6 +267,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   for (int end = window[1].first; end <= window[1].second; ++end)
     if (const std::optional<StageOfCut> first = stage_of(0, 0, end)) opening = std::min(opening, first->opening);
   const StageCost cost = [&](int stage, int begin, int end) {
+    if (estimator_.least_through(frame, schedule, stage, {begin, end}) >= limit) return none;
     const std::optional<StageOfCut> of = stage_of(stage, begin, end);
     if (!of) return none;
     const Seconds opens = stage == 0 ? of->opening : opening;

@@ -127,9 +127,13 @@ Seconds LayoutFloors::least_time(std::span<const Seconds> by_kind, const Pipelin
   return least;
 }
 
+Floor LayoutFloors::of_devices(int devices) const {
+  return {.time = bound_.time(devices), .memory = bound_.memory(devices)};
+}
+
 Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec) {
   const int devices = spec.mesh.size();
-  Floor floor{.time = bound_.time(devices), .memory = bound_.memory(devices)};
+  Floor floor = of_devices(devices);
   FlopsPerSecond fastest;
   for (std::size_t g = 0; g < cluster_.groups.size(); ++g)
     if (devices_of_group(cluster_, g, devices) > 0)

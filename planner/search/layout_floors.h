@@ -35,7 +35,10 @@ class LayoutFloors {
   LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
                CandidateMaker& maker);
 
-  // With the degrees alone: all products at the highest rate of their devices, in the least time of
+  // With the number of devices alone: all products at the highest rate of their devices, and a
+  // device's share of the state.
+  Floor of_devices(int devices) const;
+  // With the degrees: all products at the highest rate of their devices, in the least time of
   // a pipeline of so many stages, and a device's share of the state.
   Floor of_degrees(const ParallelSpec& spec);
   // The same with a micro-batch.

@@ -21,6 +21,7 @@
 #include "planner/search/layout_floors.h"
 #include "planner/search/parallel_for.h"
 #include "planner/search/simulate_spec.h"
+#include "planner/search/simulated_steps.h"
 
 namespace parplan {
 namespace {
@@ -34,10 +35,7 @@ struct CandidateWork {
 bool equal_work(const CandidateWork& a, const CandidateWork& b) {
   ParallelSpec same_order = a.spec;
   same_order.mesh.order = b.spec.mesh.order;
-  return same_order == b.spec &&
-         std::ranges::equal(a.models, b.models, [](const CostModel& of_a, const CostModel& of_b) {
-           return *of_a.device == *of_b.device && of_a.rates == of_b.rates && of_a.networks == of_b.networks;
-         });
+  return same_order == b.spec && equal_costs(a.models, b.models);
 }
 
 // The degrees to consider: all that the devices allow, or those that use all of them.
@@ -83,8 +81,8 @@ class SpaceSearch {
     std::vector<Open> open;
     for (SpacePart& one : parts_of(graph, cluster, training, request, options.fewer_devices)) {
       counts_.candidates += one.layouts;
-      Part part{.step = Step::degrees, .space = std::move(one), .floor = {}, .place = open.size() << place_bits};
-      part.floor = floors_->of_degrees(part.space.spec);
+      Part part{.step = Step::devices, .space = std::move(one), .floor = {}, .place = open.size() << place_bits};
+      part.floor = floors_->of_devices(part.space.spec.mesh.size());
       open.push_back(open_part(std::move(part)));
     }
     add(search_, open);
@@ -106,6 +104,7 @@ class SpaceSearch {
 
   // What is known of a part.
   enum class Step {
+    devices,  // with the floor of their number alone
     degrees,
     micro_batch_at_peak,  // and tensor parallelism; with the floor of their degrees' devices
     micro_batch,          // with the floor of its kernels
@@ -148,6 +147,8 @@ class SpaceSearch {
 
   std::vector<Open> look_into(std::size_t number) {
     switch (parts_[number].step) {
+      case Step::devices:
+        return {open_again(number, Step::degrees, floors_->of_degrees(parts_[number].space.spec))};
       case Step::degrees: return look_into_degrees(number);
       case Step::micro_batch_at_peak:
         if (floors_->lacks_room(parts_[number].space.spec)) return leave_out(number);
@@ -302,6 +303,13 @@ class SpaceSearch {
     return bound.spare < Bytes(0) || takes_more ? work.spec : spec;
   }
 
+  SimulatedSpec simulate_one(CandidateMaker& maker, const ParallelSpec& spec, std::span<const CostModel> models) const {
+    const Placements& placements = maker.placements_of(spec);
+    return options_.steps != nullptr
+               ? options_.steps->simulate(graph_, cluster_, training_, spec, placements, models)
+               : simulate_soon(graph_, cluster_, training_, spec, placements, models);
+  }
+
   // The candidates are those that were last found new, in this order.
   std::vector<Ranked> simulate(std::span<const Open> turns) {
     const std::span<const CandidateWork> works = std::span(known_).last(turns.size());
@@ -310,8 +318,7 @@ class SpaceSearch {
     parallel_for(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
       CandidateMaker& maker = *makers_[thread];
       specs[turn] = with_input_slot(maker, *turns[turn].candidate, works[turn]);
-      simulated[turn] = simulate_soon(graph_, cluster_, training_, specs[turn], maker.placements_of(specs[turn]),
-                                      works[turn].models);
+      simulated[turn] = simulate_one(maker, specs[turn], works[turn].models);
     });
     std::vector<Ranked> ranked;
     for (std::size_t turn = 0; turn < turns.size(); ++turn) {
@@ -340,6 +347,7 @@ class SpaceSearch {
     Score bound;
     std::uint64_t place = 0;
     const Candidate* candidate = nullptr;
+    std::size_t layout = 0;  // among those that are looked at
   };
 
   double score_of_second(const ParallelSpec& spec) const { return score_of(spec, Seconds(1.0), {}).first; }
@@ -383,34 +391,52 @@ class SpaceSearch {
       for (const Candidate& candidate : open[i].below.candidates)
         turns.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
                          .place = other_place + turns.size(),
-                         .candidate = &candidate});
+                         .candidate = &candidate,
+                         .layout = i});
     }
-    std::ranges::sort(turns, {}, [](const OtherCandidate& one) { return std::pair(one.bound, one.place); });
-    simulate_other_cuts(turns);
+    simulate_other_cuts(std::move(turns), open.size());
   }
 
-  void simulate_other_cuts(std::span<const OtherCandidate> turns) {
+  // The most promising first: by its bound, and by how far those of its layout were above theirs.
+  void simulate_other_cuts(std::vector<OtherCandidate> turns, std::size_t layouts) {
     const std::int64_t calls = calls_;
     std::int64_t tried = 0;
-    std::size_t next = 0;
-    while (next < turns.size() && turns[next].bound < search_.best.front().score) {
-      constexpr std::int64_t batch = 4;
-      std::int64_t room = tried < most_other_simulated || calls_ - calls < free_other_calls ? batch : 0;
-      if (options_.most_simulated) room = std::min(batch, *options_.most_simulated - search_.simulated);
-      if (room <= 0) break;
+    std::vector<std::optional<double>> above(layouts);
+    const auto promises = [&](const OtherCandidate& one) {
+      return std::pair(one.bound.first * above[one.layout].value_or(1.0), one.place);
+    };
+    while (true) {
+      const Score best = search_.best.front().score;
+      std::erase_if(turns, [&](const OtherCandidate& one) { return one.bound >= best; });
+      constexpr std::size_t batch = 4;
+      std::size_t room = tried < most_other_simulated || calls_ - calls < free_other_calls ? batch : 0;
+      if (options_.most_simulated)
+        room = static_cast<std::size_t>(
+            std::clamp<std::int64_t>(*options_.most_simulated - search_.simulated, 0, batch));
+      room = std::min(room, turns.size());
+      if (room == 0) break;
+      std::ranges::partial_sort(turns, turns.begin() + static_cast<std::ptrdiff_t>(room), {}, promises);
       std::vector<Open> together;
-      for (; next < turns.size() && static_cast<std::int64_t>(together.size()) < room &&
-             turns[next].bound < search_.best.front().score;
-           ++next) {
-        const Open one{.bound = turns[next].bound, .place = turns[next].place, .candidate = turns[next].candidate};
+      std::vector<std::size_t> layout_of;
+      for (std::size_t i = 0; i < room; ++i) {
+        const Open one{.bound = turns[i].bound, .place = turns[i].place, .candidate = turns[i].candidate};
         ++counts_.candidates;
-        if (is_new(one)) together.push_back(one);
+        if (!is_new(one)) continue;
+        together.push_back(one);
+        layout_of.push_back(turns[i].layout);
       }
+      turns.erase(turns.begin(), turns.begin() + static_cast<std::ptrdiff_t>(room));
       tried += static_cast<std::int64_t>(together.size());
       search_.simulated += static_cast<std::int64_t>(together.size());
-      for (Ranked& one : simulate(together)) take_cut(std::move(one));
+      std::vector<Ranked> ranked = simulate(together);
+      for (std::size_t i = 0; i < ranked.size(); ++i) {
+        const double ratio = ranked[i].score.first / together[i].bound.first;
+        std::optional<double>& known = above[layout_of[i]];
+        known = std::min(known.value_or(ratio), ratio);
+        take_cut(std::move(ranked[i]));
+      }
     }
-    if (next < turns.size()) leave(turns[next].bound.first);
+    for (const OtherCandidate& one : turns) leave(one.bound.first);
   }
 
   // A layout is ranked with its best cut.
@@ -440,9 +466,7 @@ class SpaceSearch {
       CandidateMaker& maker = *makers_[thread];
       ParallelSpec spec = one.plan.spec;
       spec.input_slots = InputSlots::in_flight;
-      const SimulatedSpec without =
-          simulate_soon(graph_, cluster_, training_, spec, maker.placements_of(spec),
-                        cost_models(maker.estimator().networks(), spec.mesh));
+      const SimulatedSpec without = simulate_one(maker, spec, cost_models(maker.estimator().networks(), spec.mesh));
       // Equal steps differ by rounding (planner/search/simulate_spec.h).
       if (one.plan.result.time.total() < without.result.time.total() * (1 - 1e-9)) return;
       one.score = score_of(spec, without.result.time.total(), without.result.memory);

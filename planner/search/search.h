@@ -13,6 +13,8 @@
 
 namespace parplan {
 
+class SimulatedSteps;
+
 struct SearchOptions {
   int top = 10;                         // plans to rank
   Objective objective = Objective::time;
@@ -22,6 +24,7 @@ struct SearchOptions {
   bool fewer_devices = true;  // also plans that leave devices idle
   int threads = 0;            // 0: as many as the machine has cores; the result does not depend on it
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
+  SimulatedSteps* steps = nullptr;  // shared with other searches for the same model; may be null
 };
 
 struct SearchResult {

@@ -12,26 +12,33 @@
 namespace parplan {
 namespace {
 
-// A step's parts, with what `times` more periods add to them.
-StepTime extended(StepTime time, const StepTime& a_period_less, std::int64_t times) {
-  StepTime of_periods = a_period_less;
-  of_periods *= -1.0;
-  of_periods += time;
-  of_periods *= static_cast<double>(times);
-  return time += of_periods;
+StepTime difference(const StepTime& longer, const StepTime& shorter) {
+  StepTime apart = shorter;
+  apart *= -1.0;
+  apart += longer;
+  return apart;
 }
-CommunicationVolume extended(CommunicationVolume volume, const CommunicationVolume& a_period_less,
-                             std::int64_t times) {
-  for (const Axis axis : all_axes) volume[axis] += (volume[axis] - a_period_less[axis]) * times;
-  return volume;
+CommunicationVolume difference(const CommunicationVolume& longer, const CommunicationVolume& shorter) {
+  CommunicationVolume apart;
+  for (const Axis axis : all_axes) apart[axis] = longer[axis] - shorter[axis];
+  return apart;
 }
 
-// False where the longer step's critical path lacks work that the shorter one's has.
+// Adds `times` periods.
+void extend(StepTime& time, StepTime of_period, std::int64_t times) {
+  of_period *= static_cast<double>(times);
+  time += of_period;
+}
+void extend(CommunicationVolume& volume, const CommunicationVolume& of_period, std::int64_t times) {
+  for (const Axis axis : all_axes) volume[axis] += of_period[axis] * times;
+}
+// False where the critical path lacks work that the step without a period has.
 bool extend(StepDetails& details, const StepDetails& a_period_less, std::int64_t times) {
   for (std::size_t r = 0; r < details.ranks.size(); ++r) {
     RankResult& rank = details.ranks[r];
-    rank.time = extended(rank.time, a_period_less.ranks[r].time, times);
-    rank.communication = extended(rank.communication, a_period_less.ranks[r].communication, times);
+    const RankResult& less = a_period_less.ranks[r];
+    extend(rank.time, difference(rank.time, less.time), times);
+    extend(rank.communication, difference(rank.communication, less.communication), times);
   }
   std::size_t known = 0;
   for (CriticalWork& work : details.critical_path) {
@@ -72,55 +79,64 @@ std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster
   const std::int64_t all = micro_batches(spec, training);
   const auto shape = [&](int count) { return PipelineShape(spec.pp(), stages, count); };
   Job job = job_of(graph, cluster, training, spec, placements, {});
-  std::vector<Program> programs;
   std::int64_t played = 0;
-  const auto play = [&](int count, StepDetails* detailed, std::vector<CallEnds>* ends) {
+  const auto programs_of = [&](int count) {
     played += count;
     job.training.global_batch = count * spec.mesh.batch_ranks() * spec.micro_batch;
     job.schedule = row.actions(shape(count));
-    programs = lower_representatives(job);
-    return simulate(programs, models, nullptr, detailed, ends);
+    return lower_representatives(job);
+  };
+  const auto sent_by = [](std::span<const Program> programs) {
+    std::vector<CommunicationVolume> sent;
+    for (const Program& program : programs) sent.push_back(program.communication);
+    return sent;
   };
   // The time to become steady, a window longer than any dependency reaches back, and the end of the
   // schedule; twice as many micro-batches where that was too short.
-  int some = steady_micro_batches(stages);
-  StepResult result, before;
-  StepDetails of_result, of_before;
+  StepResult result;
   std::vector<CommunicationVolume> sent;
-  std::optional<SteadyState> steady;
-  for (;; some *= 2) {
+  SteadyStep::Period added;
+  std::int64_t times = 0;
+  for (int some = steady_micro_batches(stages); times == 0; some *= 2) {
     some += static_cast<int>(((all - some) % period + period) % period);
     if (all < 3 * some) return std::nullopt;  // it would save too little
     for (int rank = 0; rank < spec.pp(); ++rank)
       if (row.in_flight(rank, shape(some - period)) != row.in_flight(rank, shape(static_cast<int>(all))))
         return std::nullopt;
-    std::vector<CallEnds> ends;
-    result = play(some, details ? &of_result : nullptr, &ends);
-    steady = find_steady_state(programs, ends, stages, some - stages - 2, stages + 4, period, details != nullptr);
-    if (!steady) continue;
-    if (const auto remainder = static_cast<int>((all - some) % steady->period); remainder != 0)
-      result = play(some += remainder, details ? &of_result : nullptr, nullptr);
-    sent.clear();
-    for (const Program& program : programs) sent.push_back(program.communication);
-    before = play(some - steady->period, details ? &of_before : nullptr, nullptr);
-    if (!(before.memory == result.memory)) return std::nullopt;
-    // Otherwise the step ends with what does not keep pace, but still lags behind from its beginning.
-    const Seconds grown = result.time.total() - before.time.total();
-    if (std::abs((grown - steady->later).value) <= 1e-9 * steady->later.value) break;
+    std::vector<Program> programs = programs_of(some);
+    SteadyStep step = simulate_until_steady(programs, models, stages, some - stages - 2, stages + 4, period);
+    if (!step.steady) continue;
+    const SteadyState steady = *step.steady;
+    const int count = some + static_cast<int>((all - some) % steady.period);
+    result = step.result;
+    StepDetails before;
+    if (count != some || details) {
+      programs = programs_of(count);
+      result = simulate(programs, models, nullptr, details);
+    }
+    sent = sent_by(programs);
+    if (step.of_period && !details) {
+      added = *std::move(step.of_period);
+    } else {
+      programs = programs_of(count - steady.period);
+      const StepResult less = simulate(programs, models, nullptr, details ? &before : nullptr);
+      const Seconds grown = result.time.total() - less.time.total();
+      if (std::abs((grown - steady.later).value) > 1e-9 * steady.later.value || !(less.memory == result.memory))
+        return std::nullopt;
+      added = {.time = difference(result.time, less.time), .sent = {}};
+      for (std::size_t r = 0; r < sent.size(); ++r)
+        added.sent.push_back(difference(sent[r], programs[r].communication));
+    }
+    times = (all - count) / steady.period;
+    if (details && !extend(*details, before, times)) return std::nullopt;
   }
-
-  const std::int64_t times = (all - some) / steady->period;
-  result.time = extended(result.time, before.time, times);
-  if (details) {
-    if (!extend(of_result, of_before, times)) return std::nullopt;
-    *details = std::move(of_result);
-  }
+  extend(result.time, added.time, times);
   Bytes most(-1);
-  for (std::size_t s = 0; s < programs.size(); ++s) {
-    const CommunicationVolume volume = extended(sent[s], programs[s].communication, times);
-    if (const Bytes in_all = sum(volume); in_all > most) {
+  for (std::size_t r = 0; r < sent.size(); ++r) {
+    extend(sent[r], added.sent[r], times);
+    if (const Bytes in_all = sum(sent[r]); in_all > most) {
       most = in_all;
-      result.communication = volume;
+      result.communication = sent[r];
     }
   }
   return SimulatedSpec{.result = result, .micro_batches = played};

@@ -17,7 +17,6 @@ namespace parplan {
 struct CallEnds {
   std::vector<std::size_t> first;  // per call, into `times`; one more than calls
   std::vector<Seconds> times;
-  bool is_bottleneck = false;  // whether the parts of the step's time are this rank's
   bool operator==(const CallEnds&) const = default;
 };
 

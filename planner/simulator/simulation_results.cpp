@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 
 namespace parplan {
 namespace {
@@ -91,7 +92,17 @@ Seconds computing(const PlayedRank& rank) {
   return sum;
 }
 
-// The rank that computes longest; of several, the one that finishes last, and of those the first.
+// By call: the stage of the task that it belongs to; nothing outside actions.
+std::vector<std::optional<int>> stages_of_calls(const Program& program) {
+  std::vector<std::optional<int>> stages(program.calls.size());
+  for (const Task& task : program.tasks)
+    if (task.action)
+      std::fill(stages.begin() + task.first_call, stages.begin() + task.last_call, task.action->stage);
+  return stages;
+}
+
+}  // namespace
+
 const PlayedRank& bottleneck_of(const Simulation& simulation) {
   std::vector<Seconds> each;
   for (const PlayedRank& rank : simulation.ranks) each.push_back(computing(rank));
@@ -106,17 +117,6 @@ const PlayedRank& bottleneck_of(const Simulation& simulation) {
   return *bottleneck;
 }
 
-// By call: the stage of the task that it belongs to; nothing outside actions.
-std::vector<std::optional<int>> stages_of_calls(const Program& program) {
-  std::vector<std::optional<int>> stages(program.calls.size());
-  for (const Task& task : program.tasks)
-    if (task.action)
-      std::fill(stages.begin() + task.first_call, stages.begin() + task.last_call, task.action->stage);
-  return stages;
-}
-
-}  // namespace
-
 StepTime time_of(const PlayedRank& rank) {
   const std::optional<int> last_piece = last_of(rank).piece;
   if (!last_piece) return {};
@@ -126,6 +126,13 @@ StepTime time_of(const PlayedRank& rank) {
   for (int i = 0; i < static_cast<int>(apart.size()); ++i)
     if (apart[i].end > apart[last].end) last = i;
   return sum(attribute(apart, last));
+}
+
+std::optional<StepTime> time_until(const PlayedRank& rank, int call) {
+  if (overlaps(rank.pieces)) return std::nullopt;
+  const auto c = static_cast<std::size_t>(call);
+  const std::size_t pieces = static_cast<std::size_t>(rank.calls[c].first) + rank.pieces_of(c);
+  return sum(attribute(std::span(rank.pieces).first(pieces), static_cast<int>(pieces) - 1));
 }
 
 StepResult result_of(const Simulation& simulation) {
@@ -154,11 +161,9 @@ std::vector<RankResult> rank_results(const Simulation& simulation) {
 }
 
 std::vector<CallEnds> call_ends(const Simulation& simulation) {
-  const PlayedRank& bottleneck = bottleneck_of(simulation);
   std::vector<CallEnds> all;
   for (const PlayedRank& rank : simulation.ranks) {
     CallEnds& ends = all.emplace_back();
-    ends.is_bottleneck = &rank == &bottleneck;
     for (std::size_t c = 0; c < rank.calls.size(); ++c) {
       ends.first.push_back(ends.times.size());
       const auto first = static_cast<std::size_t>(rank.calls[c].first);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "planner/plan/step_details.h"
@@ -12,8 +13,13 @@ namespace parplan {
 
 // What a step that has been played shows.
 
+// The rank that computes longest; of several, the one that finishes last, and of those the first.
+const PlayedRank& bottleneck_of(const Simulation& simulation);
 // The parts of a rank's time, until its last work ends.
 StepTime time_of(const PlayedRank& rank);
+// The parts until the end of a call on the stream of computation; nothing where something else
+// computes at the same time.
+std::optional<StepTime> time_until(const PlayedRank& rank, int call);
 StepResult result_of(const Simulation& simulation);
 std::vector<RankResult> rank_results(const Simulation& simulation);
 std::vector<CallEnds> call_ends(const Simulation& simulation);

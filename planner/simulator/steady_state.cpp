@@ -1,15 +1,17 @@
 #include "planner/simulator/steady_state.h"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 #include <map>
 #include <utility>
 #include <vector>
 
+#include "planner/simulator/play_calls.h"
+#include "planner/simulator/simulation_results.h"
+#include "planner/simulator/simulation_state.h"
+
 namespace parplan {
 namespace {
-
-constexpr Seconds infinite{std::numeric_limits<double>::infinity()};
 
 // The tasks of a rank by micro-batch, for each stage and phase.
 using Tasks = std::map<std::pair<int, Phase>, std::vector<const Task*>>;
@@ -25,21 +27,16 @@ Tasks tasks_of(const Program& program) {
   return tasks;
 }
 
-// How much later calls are, at least and at most.
-struct Apart {
-  Seconds least;
-  Seconds most;
-};
-
 // Whether the calls of a rank for micro-batches [begin + period, end + period) are those for
-// [begin, end), and as much later as this.
-bool are(Apart apart, const Program& program, const CallEnds& ends, const Tasks& tasks, int begin, int end,
-         int period) {
+// [begin, end), and later by `later`.
+bool repeats(const Program& program, const CallEnds& ends, const Tasks& tasks, int begin, int end,
+             const SteadyState& state) {
+  const Seconds rounding = 1e-9 * state.later, least = state.later - rounding, most = state.later + rounding;
   for (const auto& [stage_and_phase, by_micro_batch] : tasks)
     for (int m = begin; m < end; ++m) {
-      if (static_cast<std::size_t>(m + period) >= by_micro_batch.size()) return false;
+      if (static_cast<std::size_t>(m + state.period) >= by_micro_batch.size()) return false;
       const Task* one = by_micro_batch[m];
-      const Task* other = by_micro_batch[m + period];
+      const Task* other = by_micro_batch[m + state.period];
       if (one == nullptr || other == nullptr) return false;
       const int calls = one->last_call - one->first_call;
       if (other->last_call - other->first_call != calls) return false;
@@ -50,47 +47,81 @@ bool are(Apart apart, const Program& program, const CallEnds& ends, const Tasks&
         // One of them may have been played as one piece, the other instruction by instruction.
         if (ends.first[a + 1] - ends.first[a] != ends.first[b + 1] - ends.first[b]) return false;
         for (std::size_t i = ends.first[a], j = ends.first[b]; i < ends.first[a + 1]; ++i, ++j)
-          if (const Seconds later = ends.times[j] - ends.times[i]; later < apart.least || later > apart.most)
-            return false;
+          if (const Seconds later = ends.times[j] - ends.times[i]; later < least || later > most) return false;
       }
     }
   return true;
 }
 
-// When the first call for a micro-batch ended.
-Seconds first_end(const CallEnds& ends, const Tasks& tasks, int micro_batch) {
+// When the first call for a micro-batch ended; nothing where there is none.
+std::optional<Seconds> first_end(const CallEnds& ends, const Tasks& tasks, int micro_batch) {
   const std::vector<const Task*>& by_micro_batch = tasks.begin()->second;
   const auto m = static_cast<std::size_t>(micro_batch);
   const Task* task = m < by_micro_batch.size() ? by_micro_batch[m] : nullptr;
   const std::size_t pieces = task == nullptr ? 0 : ends.first[static_cast<std::size_t>(task->first_call) + 1];
-  return pieces == 0 ? infinite : ends.times[pieces - 1];
+  if (pieces == 0) return std::nullopt;
+  return ends.times[pieces - 1];
 }
 
 }  // namespace
 
 std::optional<SteadyState> find_steady_state(std::span<const Program> programs, std::span<const CallEnds> ends,
-                                             int first, int end, int window, int period, bool every_rank) {
-  constexpr double rounding = 1e-9;
+                                             int first, int end, int window, int period) {
   std::vector<Tasks> tasks;
   for (const Program& program : programs) tasks.push_back(tasks_of(program));
-  const auto bottleneck =
-      static_cast<std::size_t>(std::ranges::find_if(ends, &CallEnds::is_bottleneck) - ends.begin());
   if (std::ranges::any_of(tasks, &Tasks::empty)) return std::nullopt;
   for (int multiple = period; end - window - multiple >= std::max(first, 0); multiple += period) {
     const int begin = end - window - multiple;
-    const auto are_of_rank = [&](std::size_t rank, Apart apart) {
-      return are(apart, programs[rank], ends[rank], tasks[rank], begin, begin + window, multiple);
-    };
-    const Seconds later = first_end(ends[bottleneck], tasks[bottleneck], begin + multiple) -
-                          first_end(ends[bottleneck], tasks[bottleneck], begin);
-    if (!(later > Seconds(0.0))) continue;
-    const Apart equal{.least = later * (1 - rounding), .most = later * (1 + rounding)};
-    bool holds = are_of_rank(bottleneck, equal);
+    const std::optional<Seconds> one = first_end(ends.front(), tasks.front(), begin),
+                                 other = first_end(ends.front(), tasks.front(), begin + multiple);
+    if (!one || !other || *other <= *one) continue;
+    const SteadyState state{.period = multiple, .later = *other - *one};
+    bool holds = true;
     for (std::size_t rank = 0; rank < programs.size() && holds; ++rank)
-      holds = are_of_rank(rank, {.least = every_rank ? equal.least : Seconds(0.0) - infinite, .most = equal.most});
-    if (holds) return SteadyState{.period = multiple, .later = later};
+      holds = repeats(programs[rank], ends[rank], tasks[rank], begin, begin + window, state);
+    if (holds) return state;
   }
   return std::nullopt;
+}
+
+SteadyStep simulate_until_steady(std::span<const Program> programs, std::span<const CostModel> models, int first,
+                                 int end, int window, int period) {
+  Simulation simulation = prepare(programs, models, false);
+  play_calls(simulation);
+  const std::vector<CallEnds> ends = call_ends(simulation);
+  SteadyStep step{.result = result_of(simulation),
+                  .steady = find_steady_state(programs, ends, first, end, window, period),
+                  .of_period = std::nullopt};
+  if (!step.steady) return step;
+  const PlayedRank& bottleneck = bottleneck_of(simulation);
+  const int last = end - step.steady->period - 1;  // micro-batch of the window
+  const Program& program = *bottleneck.program;
+  const Tasks tasks = tasks_of(program);
+  const std::vector<const Task*>& by_micro_batch = tasks.begin()->second;
+  // Until the last computation of the bottleneck's first task for a micro-batch.
+  const auto parts_until = [&](int micro_batch) {
+    int call = by_micro_batch[micro_batch]->last_call - 1;
+    while (call > by_micro_batch[micro_batch]->first_call &&
+           program.segments[program.calls[call].segment].stream != Stream::compute)
+      --call;
+    return time_until(bottleneck, call);
+  };
+  const std::optional<StepTime> before = parts_until(last), after = parts_until(last + step.steady->period);
+  if (!before || !after) return step;
+  SteadyStep::Period added{.time = *before, .sent = {}};
+  added.time *= -1.0;
+  added.time += *after;
+  if (std::abs((added.time.total() - step.steady->later).value) > 1e-9 * step.steady->later.value) return step;
+  for (const Program& of_rank : programs) {
+    const std::vector<CommunicationVolume> by_segment = sent_by_segment(of_rank);
+    CommunicationVolume& sent = added.sent.emplace_back();
+    for (const auto& [stage_and_phase, of_phase] : tasks_of(of_rank))
+      for (int m = last + 1; m <= last + step.steady->period; ++m)
+        for (int call = of_phase[m]->first_call; call < of_phase[m]->last_call; ++call)
+          sent += by_segment[of_rank.calls[call].segment];
+  }
+  step.of_period = std::move(added);
+  return step;
 }
 
 }  // namespace parplan

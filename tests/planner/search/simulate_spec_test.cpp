@@ -8,8 +8,10 @@
 #include <random>
 #include <vector>
 
+#include "models/find_model.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
+#include "planner/search/candidates.h"
 #include "tests/planner/search/random_settings.h"
 #include "tests/planner/simulator/pipelines.h"
 
@@ -94,6 +96,57 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
   MESSAGE(steady << " of " << tried << " were steady, " << detailed << " on every rank");
   CHECK(steady > tried / 2);
   CHECK(detailed > tried / 4);
+}
+
+TEST_CASE("steps of long pipelines are extended with other cuts, too, and where slots come round slowly") {
+  struct Case {
+    std::string model;
+    int devices = 0;
+    Degrees degree;
+    int zero_stage = 0;
+    std::int64_t micro_batches = 0;
+    int moves = 0;  // of a block from one stage to another, and of a stage that recomputes
+  };
+  std::vector<Case> cases{{"llama3-405b", 1024, {.pp = 32, .dp = 4, .tp = 8}, 1, 480, 0}};
+  for (int moves = 1; moves <= 12; ++moves)
+    cases.push_back({"llama3-70b", 128, {.pp = 4, .dp = 8, .tp = 4}, moves % 4, 120, moves});
+  std::mt19937 random(5);
+  int extended = 0;
+  for (const Case& one : cases) {
+    const OpGraph graph = build_graph(load_model(one.model, testing::source + "/models").spec, 8192);
+    const Cluster cluster = testing::cluster_of("dgx-h100", one.devices);
+    NetworkCache networks(cluster);
+    ParallelSpec spec;
+    spec.mesh.degree = one.degree;
+    spec.zero_stage = one.zero_stage;
+    TrainingSpec training = training_of(one.micro_batches * spec.dp(), DataType::bf16);
+    training.sequence_length = 8192;
+    spec.stage_blocks = CandidateMaker(graph, cluster, training).cut_of(spec);
+    if (one.moves > 0) {
+      spec.recompute = Recompute::per_stage;
+      spec.stage_recompute.assign(static_cast<std::size_t>(spec.pp()), Recompute::none);
+      spec.stage_recompute[random() % spec.stage_recompute.size()] = Recompute::full;
+      for (int move = 0; move < one.moves % 5; ++move) {
+        --spec.stage_blocks[random() % spec.stage_blocks.size()];
+        ++spec.stage_blocks[random() % spec.stage_blocks.size()];
+      }
+    }
+    INFO(describe(spec) << ", " << one.moves << " moves");
+    const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+    const Placements placements = place(graph, spec);
+    const std::optional<SimulatedSpec> simulated =
+        simulate_steady(graph, cluster, training, spec, placements, row_of(spec.schedule), models);
+    if (!simulated) continue;
+    ++extended;
+    const StepResult full = simulate_spec(graph, cluster, training, spec, placements, schedule_of(spec, training),
+                                          models, nullptr);
+    CHECK(simulated->result.memory == full.memory);
+    CHECK(simulated->result.communication == full.communication);
+    CHECK(simulated->result.time.total().value == doctest::Approx(full.time.total().value).epsilon(1e-9));
+    CHECK(simulated->result.time.compute.value == doctest::Approx(full.time.compute.value).epsilon(1e-9));
+    CHECK(simulated->result.time.bubble.value == doctest::Approx(full.time.bubble.value).epsilon(1e-6));
+  }
+  CHECK(extended >= 10);
 }
 
 namespace {

@@ -9,6 +9,7 @@
 
 #include "planner/plan/pipeline_time.h"
 #include "planner/simulator/simulate.h"
+#include "planner/schedule/one_f_one_b.h"
 #include "planner/simulator/steady_state.h"
 #include "tests/planner/simulator/pipelines.h"
 
@@ -126,6 +127,38 @@ TEST_CASE("a steady state is one of every stage that a rank holds") {
     late[0].times[late[0].first[task.first_call]] += Seconds(1);
     CHECK(!find_steady_state(programs, late, first, end, window, period));
   }
+}
+
+TEST_CASE("what a steady state adds is what more micro-batches take, whatever its period") {
+  std::mt19937 random(3);
+  const auto draw = [&](int from, int to) { return std::uniform_int_distribution(from, to)(random); };
+  int extended = 0, slow = 0;
+  for (int trial = 0; trial < 300; ++trial) {
+    const int stages = draw(2, 6), count = 4 * stages + 16, transfer = draw(0, 300);
+    std::vector<StageWork> work;
+    for (int s = 0; s < stages; ++s) {
+      const int forward = draw(1000, 1010);
+      work.push_back({forward, draw(2000, 2020)});
+    }
+    CAPTURE(trial);
+    const auto played = [&](int micro_batches) {
+      return play(pipeline_ranks(one_f_one_b_actions({stages, stages, micro_batches}), work, transfer), concurrent());
+    };
+    const std::vector<Program> programs =
+        pipeline_ranks(one_f_one_b_actions({stages, stages, count}), work, transfer);
+    const Step step = played(count);
+    const std::optional<SteadyState> steady =
+        find_steady_state(programs, step.ends, stages, count - stages - 2, stages + 4, 2);
+    if (!steady) continue;
+    ++extended;
+    if (steady->period > 2) ++slow;
+    const Seconds total = step.result.time.total();
+    for (const int times : {1, 7, 40})
+      CHECK(played(count + times * steady->period).result.time.total() == total + times * steady->later);
+  }
+  MESSAGE(extended << " extended, " << slow << " of them with a period of more than the buffers'");
+  CHECK(extended > 200);
+  CHECK(slow > 10);
 }
 
 }  // namespace

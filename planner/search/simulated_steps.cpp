@@ -1,0 +1,30 @@
+#include "planner/search/simulated_steps.h"
+
+#include <algorithm>
+
+namespace parplan {
+
+bool equal_costs(std::span<const CostModel> a, std::span<const CostModel> b) {
+  return std::ranges::equal(a, b, [](const CostModel& of_a, const CostModel& of_b) {
+    return *of_a.device == *of_b.device && of_a.rates == of_b.rates && of_a.networks == of_b.networks;
+  });
+}
+
+SimulatedSpec SimulatedSteps::simulate(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                       const ParallelSpec& spec, const Placements& placements,
+                                       std::span<const CostModel> models) {
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto found = std::ranges::find_if(known_, [&](const Known& one) {
+      return one.spec == spec && one.training == training && equal_costs(one.models, models);
+    });
+    if (found != known_.end()) return found->simulated;
+  }
+  SimulatedSpec simulated = simulate_soon(graph, cluster, training, spec, placements, models);
+  const std::scoped_lock lock(mutex_);
+  known_.push_back(
+      {.spec = spec, .training = training, .models = {models.begin(), models.end()}, .simulated = simulated});
+  return simulated;
+}
+
+}  // namespace parplan
