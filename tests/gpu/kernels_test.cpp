@@ -384,7 +384,8 @@ std::vector<Case> norm_gradient_cases(DataType type, bool has_mean) {
   std::vector<Size> sizes(std::begin(norm_sizes), std::end(norm_sizes));
   // Several parts of rows; several rows of a part in one thread; parts without rows.
   sizes.insert(sizes.end(), {{37, 24}, {130, 768}, {300, 41}, {4200, 8}});
-  for (const auto& [rows, columns] : sizes) {
+  for (const Size& size : sizes) {
+    const std::int64_t rows = size.rows, columns = size.columns;
     const bool accumulate = columns % 2 == 0;
     const Doubles x = norm_input(type, rows * columns), dy = random_in(type, rows * columns, 4),
                   gamma = random_in(type, columns, 2);
@@ -455,7 +456,8 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
           // In fp32, as in Hugging Face.
           const auto frequency =
               static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning)));
-          const double angle = static_cast<double>(static_cast<float>(h.begin + row / h.batch) * frequency);
+          const std::int64_t position = h.begin + row / h.batch;
+          const double angle = static_cast<double>(static_cast<float>(position) * frequency);
           const std::size_t low = at((row * heads + head) * h.head_dim + (h.interleaved ? 2 * i : i));
           const std::size_t high = low + at(h.interleaved ? 1 : half);
           y[low] = x[low] * std::cos(angle) - direction * x[high] * std::sin(angle);
@@ -1254,7 +1256,8 @@ TEST_CASE("a norm fused with the sum before it gives the bits of the two ops on 
   const std::unique_ptr<Backend> backend = gpu->make_backend(0, {});
   for (const DataType type : {DataType::fp32, DataType::bf16, DataType::fp16})
     for (const bool has_mean : {false, true})
-      for (const auto& [rows, columns] : norm_sizes) {
+      for (const Size& size : norm_sizes) {
+        const std::int64_t rows = size.rows, columns = size.columns;
         INFO(std::string(name(type)), " ", rows, " x ", columns);
         const OpShape shape{.rows = rows, .columns = columns, .bias = true, .second = true, .epsilon = norm_epsilon};
         const DeviceArray a(*backend, type, norm_input(type, rows * columns)),
@@ -1302,9 +1305,10 @@ TEST_CASE("an optimizer's element is updated to the same bits wherever it stands
             second(*backend, fp32, Doubles(at(size), 0.25), shift),
             master(*backend, fp32, random_numbers(size, 3), shift == 3 ? 1 : shift);
         // In two calls.
-        for (const auto& [begin, end] :
+        for (const auto& part :
              {std::pair{0, static_cast<int>(7 * shift)}, {static_cast<int>(7 * shift), static_cast<int>(size)}}) {
-          const OpShape shape{.rows = end - begin, .second = kind == OpKind::sgd, .weight_decay = true, .master = true};
+          const int begin = part.first;
+          const OpShape shape{.rows = part.second - begin, .second = kind == OpKind::sgd, .weight_decay = true, .master = true};
           const auto from = [&](const DeviceArray& array) -> void* {
             return static_cast<std::byte*>(array.data()) + begin * size_of(array.type());
           };

@@ -285,7 +285,8 @@ TEST_CASE(
       for (std::int64_t head = 0; head < 8; ++head) {
         if (head % 4 == 3) continue;
         for (std::int64_t i = 0; i < turning / 2; ++i) {
-          const double angle = static_cast<double>(begin + row / batch) *
+          const std::int64_t position = begin + row / batch;
+          const double angle = static_cast<double>(position) *
                                std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning));
           const std::int64_t first = row * width + head * head_dim;
           const std::size_t low = at(first + (c.interleaved ? 2 * i : i));
@@ -876,7 +877,8 @@ TEST_CASE("accumulate, fill_zero, copy and sum_squares") {
 
 TEST_CASE("transpose_blocks swaps the first two of three dims, and with them swapped again is undone") {
   on_every_instruction_set([](Backend& backend) {
-    for (const auto& [rows, blocks, columns] : {LinearSize{1, 1, 1}, {1, 3, 5}, {4, 1, 2}, {7, 2, 33}, {6, 4, 16}}) {
+    for (const LinearSize& s : {LinearSize{1, 1, 1}, {1, 3, 5}, {4, 1, 2}, {7, 2, 33}, {6, 4, 16}}) {
+      const std::int64_t rows = s.rows, blocks = s.columns, columns = s.inner;
       INFO(rows, " x ", blocks, " x ", columns);
       const Vector x = numbers(rows * blocks * columns, 1);
       Vector wanted(x.size());
