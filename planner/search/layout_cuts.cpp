@@ -36,6 +36,8 @@ std::int64_t LayoutCuts::growing(int stage, std::size_t choice, int begin, int e
 std::int64_t LayoutCuts::peak(int stage, std::size_t choice, int begin, int end) const {
   Fixed& fixed = fixed_[choice];
   const BlockRange range{begin, end};
+  if (spec_.input_slots == InputSlots::one_more)
+    return estimator_.peak(spec_, placements_, schedule_, stage, range, recomputes_[choice]).count;
   const std::int64_t grows = growing(stage, choice, begin, end);
   // The last stage alone sends nothing on.
   const bool is_last = stage + 1 == spec_.pp();

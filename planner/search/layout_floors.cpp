@@ -340,6 +340,8 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
             table.state[end] - table.state[held] + in_flight * (table.saved[end] - table.saved[held]);
         if (growing + table.least_fixed > capacity) return false;
         const BlockRange range{static_cast<int>(held), static_cast<int>(end)};
+        if (spec.input_slots == InputSlots::one_more)
+          return estimator.peak(spec, placements, schedule, s, range, choices[choice]).count <= capacity;
         const std::uint64_t kinds = estimator.kinds_in(range) << 1 | static_cast<std::uint64_t>(end == blocks);
         auto known = std::ranges::find(fixed, kinds, &std::pair<std::uint64_t, std::int64_t>::first);
         if (known == fixed.end())

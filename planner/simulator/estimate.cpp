@@ -267,11 +267,16 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
        .computes_loss = false},
       training_);
   const std::int64_t overhead = memory_overhead(cluster_).count;
+  // An input that lies apart takes one more buffer, and its padding in each.
+  const std::int64_t inputs = spec.input_slots == InputSlots::one_more
+                                  ? align_up(Bytes(crossing), buffer_alignment).count +
+                                        buffer_alignment * micro_batches(spec, training_)
+                                  : 0;
   BlockTable table{.seconds = {},
                    .state = {},
                    .saved = {},
                    .least_fixed = least_memory_.count + overhead,
-                   .most_fixed = (all.peak() - persistent(all)).count + data.tied_state + overhead};
+                   .most_fixed = (all.peak() - persistent(all)).count + data.tied_state + overhead + inputs};
   table.seconds.reserve(graph_.blocks.size() + 1);
   table.state.reserve(graph_.blocks.size() + 1);
   table.saved.reserve(graph_.blocks.size() + 1);
@@ -376,14 +381,13 @@ BlockRange Estimator::tied_in(BlockRange range) const {
 
 std::uint64_t Estimator::kinds_in(BlockRange range) const {
   // With too many kinds, each range is taken as different from the others.
-  if (blocks_of_kind_.size() > 29)
+  if (blocks_of_kind_.size() > 31)
     return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(range.first) << 31 |
            static_cast<std::uint64_t>(range.last);
   std::uint64_t kinds = 0;
   for (const std::vector<int>& before : blocks_of_kind_)
     kinds = kinds << 2 | static_cast<std::uint64_t>(std::min(before[range.last] - before[range.first], 2));
-  const int first = range.size() > 0 ? graph_.blocks[range.first].kind : 0;
-  return kinds << 5 | static_cast<std::uint64_t>(first);
+  return kinds;
 }
 
 // Letters: blocks 1 .. n of the stage in the order in which a phase visits them; c_k a block's

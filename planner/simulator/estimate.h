@@ -87,9 +87,9 @@ class Estimator {
   // The memory that a rank needs for one stage of these blocks, to the byte.
   Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
              BlockRange range, Recompute recompute);
-  // A number that encodes whether the range has no, one or several blocks of each kind, and of
-  // which kind the first is. The part of a stage's memory that does not grow with blocks depends on
-  // nothing else about them.
+  // A number that encodes whether the range has no, one or several blocks of each kind. The part of
+  // a stage's memory that does not grow with blocks depends on nothing else about them, unless the
+  // stage's input lies apart.
   std::uint64_t kinds_in(BlockRange range) const;
   // Numbers for the cost of blocks on each stage: equal numbers mean equal costs. A single one
   // where all stages are equal.
