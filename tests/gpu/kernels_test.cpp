@@ -1308,7 +1308,8 @@ TEST_CASE("an optimizer's element is updated to the same bits wherever it stands
         for (const auto& part :
              {std::pair{0, static_cast<int>(7 * shift)}, {static_cast<int>(7 * shift), static_cast<int>(size)}}) {
           const int begin = part.first;
-          const OpShape shape{.rows = part.second - begin, .second = kind == OpKind::sgd, .weight_decay = true, .master = true};
+          const OpShape shape{
+              .rows = part.second - begin, .second = kind == OpKind::sgd, .weight_decay = true, .master = true};
           const auto from = [&](const DeviceArray& array) -> void* {
             return static_cast<std::byte*>(array.data()) + begin * size_of(array.type());
           };
