@@ -146,9 +146,9 @@ SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const 
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models,
                             StepDetails* details) {
   const ScheduleRow& row = row_of(spec.schedule);
-  if (std::optional<SimulatedSpec> steady =
+  if (const std::optional<SimulatedSpec> steady =
           simulate_steady(graph, cluster, training, spec, placements, row, models, details))
-    return *std::move(steady);
+    return *steady;
   const Schedule schedule = schedule_of(spec, training);
   return {.result = simulate_spec(graph, cluster, training, spec, placements, schedule, models, nullptr, details),
           .micro_batches = micro_batches(spec, training)};

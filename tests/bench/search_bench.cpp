@@ -145,9 +145,11 @@ void bench_estimates(const Work& work) {
 }
 
 // One search with the defaults of `parplan suggest`, on all cores and on one.
-void bench_search(const std::string& title, const Setting& setting, const LayoutRequest& request = {}) {
+void bench_search(const std::string& title, const Setting& setting, const LayoutRequest& request = {},
+                  Objective objective = Objective::time) {
   forget_peak();
   SearchOptions options;
+  options.objective = objective;
   options.threads = 1;
   SearchResult result;
   const double one = seconds_of([&] { search(setting.graph, setting.cluster, setting.training, request, options); });
@@ -201,6 +203,15 @@ void bench_searches() {
   spec.feature = 4 * spec.hidden;
   turing.graph = build_graph(spec, turing.training.sequence_length);
   bench_search("530 billion parameters, 5128 of dgx-a100, batch 2520, 2048 tokens", turing);
+  // Deep models and long steps.
+  Setting deep = setting_of({"gpt3-175b", "dgx-h100", 5040, 15120});
+  spec = load_model("gpt3-175b", std::string(PARPLAN_SOURCE_DIR) + "/models").spec;
+  spec.layers = 1000;
+  deep.graph = build_graph(spec, deep.training.sequence_length);
+  bench_search("gpt3-175b's layers, 1,000 of them, 5040 of dgx-h100, batch 15120, 2048 tokens", deep);
+  const Setting long_steps = setting_of({"llama3-70b", "dgx-h100", 512, 16384, 131072});
+  bench_search("llama3-70b, 512 of dgx-h100, batch 16384, 131072 tokens, least memory", long_steps, {},
+               Objective::memory);
 }
 
 // How time grows with devices, layers and techniques.
