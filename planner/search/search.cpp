@@ -457,21 +457,24 @@ class SpaceSearch {
     rank(search_);
   }
 
-  // Plans that are as fast without another buffer for arriving activations go without.
+  // Plans that are as fast without another buffer for arriving activations go without: the best
+  // ones, as far as looking at them is little work.
   void drop_idle_input_slots() {
     if (request_[Choice::input_slots]) return;
-    parallel_for(static_cast<int>(makers_.size()), search_.best.size(), [&](int thread, std::size_t i) {
-      Ranked& one = search_.best[i];
-      if (one.plan.spec.input_slots != InputSlots::one_more) return;
-      CandidateMaker& maker = *makers_[thread];
+    CandidateMaker& maker = *makers_.front();
+    std::int64_t calls = 0;
+    for (Ranked& one : search_.best) {
+      if (one.plan.spec.input_slots != InputSlots::one_more) continue;
+      if (calls >= free_calls) break;
       ParallelSpec spec = one.plan.spec;
       spec.input_slots = InputSlots::in_flight;
       const SimulatedSpec without = simulate_one(maker, spec, cost_models(maker.estimator().networks(), spec.mesh));
+      calls += 2 * spec.stages() * without.micro_batches;
       // Equal steps differ by rounding (planner/search/simulate_spec.h).
-      if (one.plan.result.time.total() < without.result.time.total() * (1 - 1e-9)) return;
+      if (one.plan.result.time.total() < without.result.time.total() * (1 - 1e-9)) continue;
       one.score = score_of(spec, without.result.time.total(), without.result.memory);
       one.plan = {std::move(spec), without.result};
-    });
+    }
     rank(search_);
   }
 
