@@ -116,7 +116,8 @@ TEST_CASE("facts that differ are named with their values and whose they are, and
 
 TEST_CASE("a fact that a process does not have differs, and so does one that only it has") {
   CHECK(said(ends_with([](int process) {
-          return process == 3 ? std::vector<Fact>{{"old", "1"}} : std::vector<Fact>{{"new", "2"}};
+          const bool is_last = process == 3;
+          return std::vector<Fact>{{is_last ? "old" : "new", is_last ? "1" : "2"}};
         })) == "error: the processes of this job differ: rank 3 has new no value, ranks 0, 1, 2 have 2; rank 3 has old "
                "1, ranks 0, 1, 2 have no value; start all of them with the same plan, data, options and build of "
                "parplan");
