@@ -99,7 +99,7 @@ StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const Ru
              log.lists.loss.add(result.loss);
              log.lists.time.add(result.time);
              if (result.skipped) ++log.skipped;
-             log.signal = result.signal;
+             if (step + 1 < options.steps) log.signal = result.signal;  // after the last it ends nothing
              if (options.on_not_finite == OnNotFinite::stop) log.not_finite = not_finite(step, result, plan.training);
              for (const int rank : job.hosted())
                check_promises(job.programs()[rank], job.arena(rank), result.ranks[rank].communication);

@@ -82,7 +82,7 @@ std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster
   std::int64_t played = 0;
   const auto programs_of = [&](int count) {
     played += count;
-    job.training.global_batch = count * spec.mesh.batch_ranks() * spec.micro_batch;
+    job.training.global_batch = std::int64_t{count} * spec.mesh.batch_ranks() * spec.micro_batch;
     job.schedule = row.actions(shape(count));
     return lower_representatives(job);
   };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "planner/cluster/mesh.h"
+
 namespace parplan {
 
 bool equal_costs(std::span<const CostModel> a, std::span<const CostModel> b) {
@@ -13,17 +15,22 @@ bool equal_costs(std::span<const CostModel> a, std::span<const CostModel> b) {
 SimulatedSpec SimulatedSteps::simulate(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                        const ParallelSpec& spec, const Placements& placements,
                                        std::span<const CostModel> models) {
+  const Bytes overhead = memory_overhead(cluster);
   {
     const std::scoped_lock lock(mutex_);
     const auto found = std::ranges::find_if(known_, [&](const Known& one) {
-      return one.spec == spec && one.training == training && equal_costs(one.models, models);
+      return one.spec == spec && one.training == training && one.overhead == overhead &&
+             equal_costs(one.models, models);
     });
     if (found != known_.end()) return found->simulated;
   }
   SimulatedSpec simulated = simulate_soon(graph, cluster, training, spec, placements, models);
   const std::scoped_lock lock(mutex_);
-  known_.push_back(
-      {.spec = spec, .training = training, .models = {models.begin(), models.end()}, .simulated = simulated});
+  known_.push_back({.spec = spec,
+                    .training = training,
+                    .models = {models.begin(), models.end()},
+                    .overhead = overhead,
+                    .simulated = simulated});
   return simulated;
 }
 

@@ -21,7 +21,7 @@ bool equal_costs(std::span<const CostModel> a, std::span<const CostModel> b);
 // for. Threads may share it.
 class SimulatedSteps {
  public:
-  // As simulate_soon.
+  // As simulate_soon, with the placements that follow from the layout.
   SimulatedSpec simulate(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models);
 
@@ -30,6 +30,7 @@ class SimulatedSteps {
     ParallelSpec spec;
     TrainingSpec training;
     std::vector<CostModel> models;
+    Bytes overhead;  // of memory, by the cluster: the layout may not use all of its groups
     SimulatedSpec simulated;
   };
   std::mutex mutex_;
