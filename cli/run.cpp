@@ -43,6 +43,7 @@ struct RunArguments {
   std::int64_t processes = 1;
   OnNotFinite on_nan = OnNotFinite::stop;
   std::string log;
+  CheckpointOptions checkpoint;
   OutputArguments output;
 };
 
@@ -56,6 +57,10 @@ std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
   add("--data", arguments.data);
   add("--on-nan", name(arguments.on_nan));
   add("--log", arguments.log);
+  add("--checkpoint", arguments.checkpoint.folder);
+  if (arguments.checkpoint.every > 0) add("--every", fmt::format("{}", arguments.checkpoint.every));
+  if (arguments.checkpoint.keep > 0) add("--keep", fmt::format("{}", arguments.checkpoint.keep));
+  if (arguments.checkpoint.resume) list.push_back("--resume");
   add("--json", arguments.output.json.value_or(""));
   if (arguments.deterministic) list.push_back("--deterministic");
   if (arguments.output.quiet) list.push_back("--quiet");
@@ -159,7 +164,7 @@ std::string ended(const RunReport& report) {
 
 // The exit code of a run that ended in good order, and why on standard error where it is not 0.
 int end(const RunArguments& arguments, const RunReport& report, bool speaks, Terminal& terminal) {
-  const std::string steps = fmt::format("after {} of {} steps", report.steps, arguments.steps);
+  const std::string steps = fmt::format("after {} of {} steps", report.first_step + report.steps, arguments.steps);
   if (!report.not_finite.empty()) {
     if (speaks)
       fmt::print(terminal.err,
@@ -168,7 +173,7 @@ int end(const RunArguments& arguments, const RunReport& report, bool speaks, Ter
                  report.not_finite, steps);
     return exit_failed;
   }
-  if (!report.signal) return exit_done;
+  if (!report.signal) return report.failed_checkpoints == 0 ? exit_done : exit_failed;
   if (speaks) fmt::print(terminal.err, "the run ended {}, because of {}\n", steps, signal_name(*report.signal));
   return exit_of_signal(*report.signal);
 }
@@ -180,7 +185,7 @@ void write_step(std::ostream& report, const StepRecord& record) {
   report.flush();
 }
 
-RunComparison comparison_of(const PlanToRun& to_run, const RunReport& report) {
+RunComparison comparison_of(const PlanToRun& to_run, const RunReport& report, const std::string& checkpoints) {
   return {.measured = report.measured,
           .loss = report.loss,
           .step_times = report.step_times,
@@ -189,17 +194,28 @@ RunComparison comparison_of(const PlanToRun& to_run, const RunReport& report) {
           .process_growth = report.process_growth,
           .device_used = report.device_used,
           .instructions = join_instructions(to_run.loaded, report),
+          .first_step = report.first_step,
           .steps = report.steps,
           .skipped_steps = report.skipped_steps,
           .listed_every = report.listed_every,
           .ended = ended(report),
           .is_profiled = report.is_profiled,
+          .checkpoint = report.checkpoint ? path_of_checkpoint(checkpoints, *report.checkpoint) : "",
           .notes = to_run.notes};
+}
+
+void check_checkpoints(const RunArguments& arguments) {
+  const CheckpointOptions& checkpoint = arguments.checkpoint;
+  if (!checkpoint.folder.empty()) return;
+  for (const auto& [option, given] :
+       {std::pair("--every", checkpoint.every > 0), {"--keep", checkpoint.keep > 0}, {"--resume", checkpoint.resume}})
+    if (given) throw ConfigError(fmt::format("{} needs --checkpoint DIR, the folder of the checkpoints", option));
 }
 
 int carry_out(const RunArguments& arguments, Terminal& terminal) {
   PlanToRun to_run;
   const Plan& plan = to_run.loaded.plan;
+  check_checkpoints(arguments);
   // Only the process that reports for all writes.
   const auto load = [&](bool writes) {
     if (writes)
@@ -232,6 +248,7 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   options.world = {.share_gpu = arguments.share_gpu,
                    .gpu = {.deterministic = arguments.deterministic, .synchronous = waits_after_kernels()}};
   options.on_not_finite = arguments.on_nan;
+  options.checkpoint = arguments.checkpoint;
   options.signal = NotedSignals::received;
   options.on_start = [&] {
     if (speaks && !arguments.log.empty()) log.emplace(arguments.log, terminal);
@@ -239,6 +256,12 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
     fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)),
                layout_text(plan.spec), plan.spec.mesh.size(), plan.spec.mesh.size() == 1 ? "" : "s", options.data,
                arguments.data.empty() ? " (default)" : "");
+  };
+  options.on_note = [&](const std::string& line) {
+    if (talks) fmt::print(terminal.err, "note: {}\n", line);
+  };
+  options.on_failure = [&](const std::string& line) {
+    if (speaks) fmt::print(terminal.err, "error: {}\n", line);
   };
   options.on_step = [&](const StepRecord& record) {
     if (reports) write_step(report, record);
@@ -264,7 +287,7 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   if (talks && result.skipped_steps > 0)
     fmt::print(terminal.err, "note: {} of {} steps changed no parameter: their gradients were not finite\n",
                result.skipped_steps, result.steps);
-  const RunComparison comparison = comparison_of(to_run, result);
+  const RunComparison comparison = comparison_of(to_run, result, arguments.checkpoint.folder);
   const Plan reported = to_run.reported();
   if (reports && comparison.is_profiled) {
     fmt::print(report, "\n{}", write_comparison(reported, comparison));
@@ -323,6 +346,33 @@ CommandBody declare_run(CLI::App& app) {
               .description = "write loss, gradient norm, learning rate and time of each step as a line of JSON when it "
                              "is done, to a file, or to standard output with -"},
              arguments->log);
+  add_option(app,
+             {.names = "--checkpoint",
+              .type = "DIR",
+              .description = "write checkpoints into this folder: where the run ends, also because of a signal, and "
+                             "with --every while it goes on"},
+             arguments->checkpoint.folder);
+  add_option(app,
+             {.names = "--every",
+              .type = "N",
+              .description = "write a checkpoint after every N steps, beside the steps that follow (default: only "
+                             "where the run ends)"},
+             [arguments](const std::string& text) {
+               arguments->checkpoint.every = parse_whole("--every", text, 1, 1'000'000'000);
+             });
+  add_option(app,
+             {.names = "--keep",
+              .type = "N",
+              .description = "remove all checkpoints but the newest N when one is complete (default: keep all)"},
+             [arguments](const std::string& text) {
+               arguments->checkpoint.keep = parse_whole("--keep", text, 1, 1'000'000'000);
+             });
+  add_flag(app,
+           {.names = "--resume",
+            .type = "",
+            .description = "go on from the newest whole checkpoint in the folder, whatever plan wrote it, to the "
+                           "--steps of the whole training; without any, begin with step 0"},
+           arguments->checkpoint.resume);
   add_option(
       app,
       {.names = "--processes",

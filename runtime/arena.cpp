@@ -42,9 +42,9 @@ void Arena::refill() const {
   backend_.synchronize();
 }
 
-void Arena::read(int buffer, void* to, Bytes bytes) const {
+void Arena::read(int buffer, void* to, Bytes bytes, Bytes from) const {
   backend_.attach_thread();
-  backend_.copy(compute_stream, to, at(buffer), bytes);
+  backend_.copy(compute_stream, to, at(buffer) + from.count, bytes);
   backend_.synchronize();
 }
 

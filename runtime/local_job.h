@@ -51,6 +51,10 @@ class LocalJob {
   const Executor& executor(int rank) const;
   DeviceMemory device_memory(int rank) const;
   std::string not_recorded(int rank) const;  // Backend::not_recorded
+  // Steps that do not count for bias correction, but for those that the loss scale of fp16 counts;
+  // a job that goes on from a checkpoint begins with what was before it.
+  std::int64_t skipped() const { return skipped_; }
+  void set_skipped(std::int64_t steps) { skipped_ = steps; }
   // The contents of the hosted ranks.
   LogicalTensors collect(ParameterContent content) const;
 
@@ -79,7 +83,7 @@ class LocalJob {
   std::vector<std::unique_ptr<Rank>> ranks_;  // hosted, in their order
   Batch batch_;
   JobStep step_;
-  std::int64_t skipped_ = 0;  // steps that do not count for bias correction, but for those of fp16
+  std::int64_t skipped_ = 0;
 };
 
 // The values that the optimizer kernels read in step `step` (from 0).

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <numbers>
 
+#include "runtime/checkpoint/logical_slice.h"
 #include "runtime/device/cpu/host_conversion.h"
 
 namespace parplan {
@@ -26,35 +27,19 @@ std::uint64_t hash(const std::string& text) {
 
 double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1.0p-53; }
 
-// Calls visit(offset in this rank's shard of the bucket, logical index or -1 for padding) for every
-// element of `part` that lies in the shard.
+// Calls visit(index among elements [begin, end) of the bucket, logical index) for every element of
+// a slice.
 template <class Visit>
-void for_each_element(const OpGraph& graph, const ParameterPart& part, const Bucket& bucket, bool whole, Visit visit) {
-  const Tensor& tensor = graph.tensors[part.tensor];
-  const std::int64_t logical_rows = tensor.dims[0].size;
-  const std::int64_t logical_columns = tensor.dims.size() == 2 ? tensor.dims[1].size : 1;
-  const std::int64_t begin = whole ? 0 : bucket.shard_begin;
-  const std::int64_t end = whole ? bucket.elements : bucket.shard_begin + bucket.shard_elements;
-  for (std::int64_t row = 0; row < part.rows; ++row)
-    for (std::int64_t column = 0; column < part.columns; ++column) {
-      const std::int64_t element = part.bucket_offset + row * part.columns + column;
-      if (element < begin || element >= end) continue;
-      const std::int64_t logical_row = part.row_begin + row;
-      const bool padding = logical_row >= logical_rows;
-      visit(element - begin, padding ? -1 : logical_row * logical_columns + part.column_begin + column);
-    }
+void for_each_element(const OpGraph& graph, const HeldSlice& held, std::int64_t begin, Visit visit) {
+  const std::int64_t logical_columns = whole_of(graph.tensors[held.tensor]).columns;
+  std::int64_t at = held.at - begin;
+  for (std::int64_t row = held.slice.row; row < held.slice.row + held.slice.rows; ++row)
+    for (std::int64_t column = held.slice.column; column < held.slice.column + held.slice.columns; ++column)
+      visit(at++, row * logical_columns + column);
 }
 
 std::int64_t elements_of(const Program& program, int buffer, DataType type) {
   return program.buffers[buffer].bytes / size_of(type);
-}
-
-void write_numbers(const Arena& arena, int buffer, DataType type, const float* values, std::int64_t count) {
-  const Bytes bytes(count * size_of(type));
-  if (size_of(type) == sizeof(float)) return arena.write(buffer, values, bytes);
-  std::vector<std::byte> narrowed(static_cast<std::size_t>(bytes.count));
-  narrow(type, values, count, narrowed.data());
-  arena.write(buffer, narrowed.data(), bytes);
 }
 
 void read_numbers(const Arena& arena, int buffer, DataType type, float* values, std::int64_t count) {
@@ -66,6 +51,14 @@ void read_numbers(const Arena& arena, int buffer, DataType type, float* values, 
 }
 
 }  // namespace
+
+void write_numbers(const Arena& arena, int buffer, DataType type, const float* values, std::int64_t count) {
+  const Bytes bytes(count * size_of(type));
+  if (size_of(type) == sizeof(float)) return arena.write(buffer, values, bytes);
+  std::vector<std::byte> narrowed(static_cast<std::size_t>(bytes.count));
+  narrow(type, values, count, narrowed.data());
+  arena.write(buffer, narrowed.data(), bytes);
+}
 
 InitialValues initializer(std::uint64_t seed) {
   return [seed](const Tensor& tensor) -> std::function<float(std::int64_t)> {
@@ -94,12 +87,11 @@ void initialise(const OpGraph& graph, const Program& program, const Arena& arena
     const std::int64_t held = elements_of(program, bucket.parameters, precision);
     const bool whole = held == bucket.elements;
     std::vector<float> values(static_cast<std::size_t>(held), 0.0f);
-    for (const ParameterPart& part : program.parameters) {
-      if (part.bucket != static_cast<int>(b)) continue;
+    const std::int64_t begin = whole ? 0 : bucket.shard_begin;
+    for (const HeldSlice& part : slices_of(graph, program, static_cast<int>(b), begin, begin + held)) {
       const std::function<float(std::int64_t)> value = initial(graph.tensors[part.tensor]);
-      for_each_element(graph, part, bucket, whole, [&](std::int64_t at, std::int64_t logical) {
-        if (logical >= 0) values[at] = value(logical);
-      });
+      for_each_element(graph, part, begin,
+                       [&](std::int64_t at, std::int64_t logical) { values[at] = value(logical); });
     }
     write_numbers(arena, bucket.parameters, precision, values.data(), held);
     if (bucket.master)
@@ -122,15 +114,15 @@ void collect(const OpGraph& graph, const Program& program, const Arena& arena, D
     read_numbers(arena, buffer, type, values.data(), held);
     // Under ZeRO-1 the gradient buffer is whole, but only this rank's shard of it is reduced.
     const bool shard_only = !whole || gradients;
-    const std::int64_t skip = whole && shard_only ? bucket.shard_begin : 0;
-    for (const ParameterPart& part : program.parameters) {
-      if (part.bucket != static_cast<int>(b)) continue;
+    const std::int64_t begin = shard_only ? bucket.shard_begin : 0;
+    const std::int64_t end = shard_only ? bucket.shard_begin + bucket.shard_elements : bucket.elements;
+    const std::int64_t held_from = whole ? 0 : bucket.shard_begin;
+    for (const HeldSlice& part : slices_of(graph, program, static_cast<int>(b), begin, end)) {
       const Tensor& tensor = graph.tensors[part.tensor];
       std::vector<float>& logical_values = into[tensor.name];
       logical_values.resize(static_cast<std::size_t>(element_count(tensor)));
-      for_each_element(graph, part, bucket, !shard_only, [&](std::int64_t at, std::int64_t logical) {
-        if (logical >= 0) logical_values[logical] = values[at + skip];
-      });
+      for_each_element(graph, part, held_from,
+                       [&](std::int64_t at, std::int64_t logical) { logical_values[logical] = values[at]; });
     }
   }
 }

@@ -26,6 +26,9 @@ InitialValues initializer(std::uint64_t seed);
 void initialise(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision,
                 const InitialValues& values);
 
+// Writes fp32 values to the start of a buffer of `type`, rounded to it.
+void write_numbers(const Arena& arena, int buffer, DataType type, const float* values, std::int64_t count);
+
 enum class ParameterContent { values, gradients };
 
 // Copies this rank's parts into logical tensors, keyed by parameter name and sized on first use:

@@ -86,11 +86,25 @@ std::string not_finite(std::int64_t step, const JobStep& result, const TrainingS
 
 // Executes `options.steps` steps, holds each of them to the Programs' promises, and profiles the
 // last one. A signal, or numbers that are not finite, end it after the step.
-StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const RunOptions& options) {
+StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const RunOptions& options,
+                const TrainingPosition& start, Checkpoints* checkpoints) {
   StepLog log;
-  job.run({.first = 0,
-           .count = options.steps,
-           .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, plan.training.global_batch); },
+  const auto position_at = [&](std::int64_t step) {
+    return TrainingPosition{.step = step,
+                            .skipped_steps = job.skipped(),
+                            .next_sample = start.next_sample + (step - start.step) * plan.training.global_batch};
+  };
+  const auto save_when_due = [&](std::int64_t done) {
+    checkpoints->poll();
+    const std::int64_t every = options.checkpoint.every;
+    if (every > 0 && done % every == 0 && log.not_finite.empty()) checkpoints->save(position_at(done));
+  };
+  job.run({.first = start.step,
+           .count = options.steps - start.step,
+           .batch_of =
+               [&](std::int64_t step, Batch& batch) {
+                 fill_from(batch, data, position_at(step).next_sample, plan.training.global_batch);
+               },
            .timing_of = [&](std::int64_t step) {
              return step + 1 == options.steps ? StepTiming::each_instruction : StepTiming::whole;
            },
@@ -103,7 +117,7 @@ StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const Ru
              if (options.on_not_finite == OnNotFinite::stop) log.not_finite = not_finite(step, result, plan.training);
              for (const int rank : job.hosted())
                check_promises(job.programs()[rank], job.arena(rank), result.ranks[rank].communication);
-             if (step == 0)
+             if (step == start.step)
                for (const int rank : job.hosted()) log.warm_up[rank] = flat(job.executor(rank).instructions());
              if (options.on_step)
                options.on_step({.step = step,
@@ -112,11 +126,55 @@ StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const Ru
                                 .learning_rate = learning_rate_at(plan.training, step),
                                 .time = result.time,
                                 .skipped = result.skipped});
+             if (checkpoints != nullptr) save_when_due(step + 1);
            },
            .skips_not_finite = options.on_not_finite == OnNotFinite::skip,
            .signal = options.signal,
            .ends_after = [&](const JobStep&) { return log.signal || !log.not_finite.empty(); }});
+  if (checkpoints == nullptr) return log;
+  // Also after a signal; but parameters that are not finite are worth nothing.
+  const std::int64_t done = start.step + log.history.count();
+  if (log.history.count() > 0 && checkpoints->last_step() != done && log.not_finite.empty())
+    checkpoints->save(position_at(done));
+  checkpoints->finish();
   return log;
+}
+
+// Where training goes on: at its first step, or behind a checkpoint.
+struct Start {
+  TrainingPosition position;
+  std::unique_ptr<FolderClaim> claim;             // while checkpoints are written
+  std::unique_ptr<CheckpointReader> checkpoint;  // that it goes on from
+  std::vector<Fact> facts;
+};
+
+Start find_start(const OpGraph& graph, const Plan& plan, const TokenData& data, const RunOptions& options,
+                 Rendezvous& rendezvous) {
+  Start start;
+  if (options.checkpoint.folder.empty()) return start;
+  start.facts = checkpoint_facts(plan, data);
+  start.claim = claim_folder(options.checkpoint, rendezvous);
+  if (!options.checkpoint.resume) return start;
+  start.checkpoint = find_checkpoint(options.checkpoint.folder, graph, plan, start.facts, rendezvous);
+  if (start.checkpoint == nullptr) return start;
+  const CheckpointIndex& index = start.checkpoint->index();
+  start.position = {.step = index.step, .skipped_steps = index.skipped_steps, .next_sample = index.next_sample};
+  return start;
+}
+
+// For people: where the run begins.
+std::vector<std::string> notes_of(const Start& start, const RunOptions& options) {
+  const CheckpointOptions& checkpoint = options.checkpoint;
+  if (!checkpoint.resume) return {};
+  if (start.checkpoint == nullptr)
+    return {fmt::format("'{}' holds no whole checkpoint: the run begins with step 0", checkpoint.folder)};
+  std::vector<std::string> notes{fmt::format("the run goes on with step {} from {}", start.position.step,
+                                             path_of_checkpoint(checkpoint.folder, start.position.step))};
+  if (start.position.step >= options.steps)
+    notes.push_back(fmt::format("all {} steps were done: nothing is left to do", options.steps));
+  for (std::string& changed : changed_facts(start.checkpoint->index(), start.facts))
+    notes.push_back(std::move(changed));
+  return notes;
 }
 
 // The memory of all ranks, and the times of `measured_rank`, which one of the processes hosts.
@@ -171,15 +229,34 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   PARPLAN_ASSERT(options.on_not_finite == OnNotFinite::stop || computes_norm(plan.training),
                  "steps are skipped by their gradient norm");
   const Setting setting = set_up(graph, plan, options, rendezvous);
+  const Start start = find_start(graph, plan, setting.data, options, rendezvous);
   if (options.on_start) options.on_start();
+  const auto note = [&](const std::string& line) {
+    if (options.on_note) options.on_note(line);
+  };
+  for (const std::string& line : notes_of(start, options)) note(line);
 
   const Bytes memory_before = resident_memory();
   const Job description = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
   LocalJob job(description, initializer(plan.training.seed), setting.make_world, rendezvous);
   verify(job.programs());
   check_prediction(plan, job.programs());
-  const StepLog log = execute(job, plan, setting.data, options);
+  if (start.checkpoint) restore(job, graph, plan.training, *start.checkpoint);
+  std::optional<Checkpoints> checkpoints;
+  if (!options.checkpoint.folder.empty())
+    checkpoints.emplace(options.checkpoint, job, graph, plan, start.facts, rendezvous,
+                        Checkpoints::Talk{.say = note, .complain = [&](const std::string& line) {
+                                            if (options.on_failure) options.on_failure(line);
+                                          }});
+  StepLog log;
+  if (start.position.step < options.steps)
+    log = execute(job, plan, setting.data, options, start.position, checkpoints ? &*checkpoints : nullptr);
   RunReport report = report_of(job, log, resident_memory() - memory_before);
+  report.first_step = start.position.step;
+  if (checkpoints) {
+    report.checkpoint = checkpoints->last_written();
+    report.failed_checkpoints = checkpoints->failures();
+  }
   const std::vector<JobStep> steps = log.history.steps();
   if (steps.empty()) return report;
 

@@ -7,6 +7,7 @@
 
 #include "planner/graph/op_graph.h"
 #include "planner/plan/plan.h"
+#include "runtime/checkpoints.h"
 #include "runtime/choose_world.h"
 #include "runtime/measured_step.h"
 
@@ -33,19 +34,25 @@ struct StepRecord {
 };
 
 struct RunOptions {
-  std::int64_t steps = 20;
+  std::int64_t steps = 20;  // all of them, with those before the checkpoint that it goes on from
   std::string data = {};  // path of a text or token file
   WorldOptions world = {};
+  CheckpointOptions checkpoint = {};
   OnNotFinite on_not_finite = OnNotFinite::stop;  // to skip, the plan has to compute the gradient norm
   // The signal that this process received, if any: the job ends after the present step. May be
   // empty.
   std::function<std::optional<int>()> signal = {};
   std::function<void()> on_start = {};  // when it is clear that the plan can run here; may be empty
   std::function<void(const StepRecord&)> on_step = {};  // may be empty
+  // Lines for people, of checkpoints: what was done, and what could not be. May be empty.
+  std::function<void(const std::string&)> on_note = {}, on_failure = {};
 };
 
 struct RunReport {
-  std::int64_t steps = 0;  // executed
+  std::int64_t first_step = 0;  // that of the checkpoint that it went on from
+  std::int64_t steps = 0;       // executed
+  std::optional<std::int64_t> checkpoint;  // the step of the last one that was written
+  int failed_checkpoints = 0;
   std::int64_t skipped_steps = 0;
   // Why there are fewer than were asked for: a signal, or what was not finite ("the loss of step 3
   // is not a number").

@@ -1,9 +1,11 @@
 #include "runtime/run_facts.h"
 
+#include <algorithm>
 #include <cmath>
 #include <concepts>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -21,9 +23,14 @@ struct FactInputs {
   const RunOptions& options;
 };
 
+// What a checkpoint says of a fact: nothing; what it was, in case it has changed; or what it has to
+// be in every run that goes on from it.
+enum class InCheckpoint { no, noted, held };
+
 struct FactRow {
   std::string_view name;
   std::string (*value)(const FactInputs&);
+  InCheckpoint in_checkpoint = InCheckpoint::no;
 };
 
 std::string text(std::string_view value) { return std::string(value); }
@@ -75,30 +82,39 @@ constexpr FactRow fact_rows[] = {
      }},
     {"--steps", [](const FactInputs& i) { return text(i.options.steps); }},
     {"--on-nan", [](const FactInputs& i) { return text(name(i.options.on_not_finite)); }},
+    {"--checkpoint",
+     [](const FactInputs& i) {
+       const CheckpointOptions& options = i.options.checkpoint;
+       return options.folder.empty() ? "absent" : fmt::format("every {} steps, keep {}{}", options.every, options.keep,
+                                                              options.resume ? ", --resume" : "");
+     }},
     {"gradient norm",
      [](const FactInputs& i) { return text(computes_norm(i.plan.training) ? "computed" : "not computed"); }},
     {"--deterministic", [](const FactInputs& i) { return text(i.options.world.gpu.deterministic); }},
     {"model", [](const FactInputs& i) { return named_text(i.plan.model.name, i.plan.model_text); }},
     {"backend", [](const FactInputs& i) { return text(name(i.plan.cluster.backend())); }},
-    {"global batch", [](const FactInputs& i) { return text(i.plan.training.global_batch); }},
-    {"sequence length", [](const FactInputs& i) { return text(i.plan.training.sequence_length); }},
-    {"precision", [](const FactInputs& i) { return text(name(i.plan.training.precision)); }},
-    {"optimizer", [](const FactInputs& i) { return text(name(i.plan.training.optimizer)); }},
-    {"learning rate", [](const FactInputs& i) { return text(i.plan.training.learning_rate); }},
-    {"learning rate schedule", [](const FactInputs& i) { return text(name(i.plan.training.schedule)); }},
-    {"warm-up steps", [](const FactInputs& i) { return text(i.plan.training.warmup_steps); }},
-    {"decay steps", [](const FactInputs& i) { return text(i.plan.training.decay_steps); }},
-    {"final learning rate", [](const FactInputs& i) { return text(i.plan.training.final_learning_rate); }},
-    {"beta1", [](const FactInputs& i) { return text(i.plan.training.beta1); }},
-    {"beta2", [](const FactInputs& i) { return text(i.plan.training.beta2); }},
-    {"epsilon", [](const FactInputs& i) { return text(i.plan.training.epsilon); }},
-    {"weight decay", [](const FactInputs& i) { return text(i.plan.training.weight_decay); }},
-    {"momentum", [](const FactInputs& i) { return text(i.plan.training.momentum); }},
+    {"global batch", [](const FactInputs& i) { return text(i.plan.training.global_batch); }, InCheckpoint::noted},
+    {"sequence length", [](const FactInputs& i) { return text(i.plan.training.sequence_length); }, InCheckpoint::held},
+    {"precision", [](const FactInputs& i) { return text(name(i.plan.training.precision)); }, InCheckpoint::noted},
+    {"optimizer", [](const FactInputs& i) { return text(name(i.plan.training.optimizer)); }, InCheckpoint::held},
+    {"learning rate", [](const FactInputs& i) { return text(i.plan.training.learning_rate); }, InCheckpoint::noted},
+    {"learning rate schedule", [](const FactInputs& i) { return text(name(i.plan.training.schedule)); },
+     InCheckpoint::noted},
+    {"warm-up steps", [](const FactInputs& i) { return text(i.plan.training.warmup_steps); }, InCheckpoint::noted},
+    {"decay steps", [](const FactInputs& i) { return text(i.plan.training.decay_steps); }, InCheckpoint::noted},
+    {"final learning rate", [](const FactInputs& i) { return text(i.plan.training.final_learning_rate); },
+     InCheckpoint::noted},
+    {"beta1", [](const FactInputs& i) { return text(i.plan.training.beta1); }, InCheckpoint::noted},
+    {"beta2", [](const FactInputs& i) { return text(i.plan.training.beta2); }, InCheckpoint::noted},
+    {"epsilon", [](const FactInputs& i) { return text(i.plan.training.epsilon); }, InCheckpoint::noted},
+    {"weight decay", [](const FactInputs& i) { return text(i.plan.training.weight_decay); }, InCheckpoint::noted},
+    {"momentum", [](const FactInputs& i) { return text(i.plan.training.momentum); }, InCheckpoint::noted},
     {"clip norm",
      [](const FactInputs& i) {  // infinite: only the norm is wanted (with_gradient_norm)
        return text(std::isinf(i.plan.training.clip_norm) ? 0.0 : i.plan.training.clip_norm);
-     }},
-    {"seed", [](const FactInputs& i) { return text(i.plan.training.seed); }},
+     },
+     InCheckpoint::noted},
+    {"seed", [](const FactInputs& i) { return text(i.plan.training.seed); }, InCheckpoint::held},
 };
 
 // What follows from the choices of the layout, or belongs to no choice: after them.
@@ -122,6 +138,21 @@ std::vector<Fact> run_facts(const Plan& plan, const RunOptions& options) {
   }
   for (const FactRow& row : rows_after_layout) facts.push_back({text(row.name), row.value(inputs)});
   return facts;
+}
+
+std::vector<Fact> checkpoint_facts(const Plan& plan, const TokenData& data) {
+  const RunOptions none;
+  std::vector<Fact> facts;
+  for (const FactRow& row : fact_rows)
+    if (row.in_checkpoint != InCheckpoint::no) facts.push_back({text(row.name), row.value({plan, none})});
+  for (Fact& fact : data_facts(data)) facts.push_back(std::move(fact));
+  return facts;
+}
+
+bool has_to_match(std::string_view fact) {
+  return std::ranges::any_of(fact_rows, [&](const FactRow& row) {
+    return row.name == fact && row.in_checkpoint == InCheckpoint::held;
+  });
 }
 
 std::vector<Fact> data_facts(const TokenData& data) {

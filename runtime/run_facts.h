@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "planner/plan/plan.h"
@@ -13,6 +14,11 @@ namespace parplan {
 
 // The build, the options and the plan.
 std::vector<Fact> run_facts(const Plan& plan, const RunOptions& options);
+
+// What a checkpoint says of the training that wrote it: the plan's, and the data's.
+std::vector<Fact> checkpoint_facts(const Plan& plan, const TokenData& data);
+// Whether a run that goes on from a checkpoint needs the same value.
+bool has_to_match(std::string_view fact);
 
 // The number of tokens, and the fingerprint of all of them; not where they were read from.
 std::vector<Fact> data_facts(const TokenData& data);

@@ -62,10 +62,13 @@ void TokenData::sample(std::int64_t index, std::int64_t sequence, std::int32_t* 
 }
 
 void fill(Batch& batch, const TokenData& data, std::int64_t step, std::int64_t global_batch) {
+  fill_from(batch, data, step * global_batch, global_batch);
+}
+
+void fill_from(Batch& batch, const TokenData& data, std::int64_t first, std::int64_t count) {
   const std::int64_t stride = batch.sequence + 1;
-  batch.ids.resize(static_cast<std::size_t>(global_batch * stride));
-  for (std::int64_t i = 0; i < global_batch; ++i)
-    data.sample(step * global_batch + i, batch.sequence, batch.ids.data() + i * stride);
+  batch.ids.resize(static_cast<std::size_t>(count * stride));
+  for (std::int64_t i = 0; i < count; ++i) data.sample(first + i, batch.sequence, batch.ids.data() + i * stride);
 }
 
 }  // namespace parplan

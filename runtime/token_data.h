@@ -31,6 +31,9 @@ struct Batch {
   std::int64_t sequence = 0;
   std::vector<std::int32_t> ids;  // [global batch, sequence + 1]
 };
+// Those of step `step`, from 0.
 void fill(Batch& batch, const TokenData& data, std::int64_t step, std::int64_t global_batch);
+// `count` samples from number `first` on.
+void fill_from(Batch& batch, const TokenData& data, std::int64_t first, std::int64_t count);
 
 }  // namespace parplan

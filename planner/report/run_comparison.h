@@ -28,11 +28,13 @@ struct RunComparison {
   Bytes process_growth;                   // of resident memory from start to end
   std::optional<Bytes> device_used = {};  // GPUs: memory in use on the fullest device according to its driver
   std::vector<InstructionTimes> instructions;
-  std::int64_t steps = 0;  // executed
+  std::int64_t first_step = 0;  // behind the checkpoint that the run went on from
+  std::int64_t steps = 0;       // executed
   std::int64_t skipped_steps = 0;
   std::int64_t listed_every = 1;
   std::string ended = "";     // why before the last step; empty where it was reached
   bool is_profiled = true;    // otherwise `measured` says nothing
+  std::string checkpoint = "";  // the last one that was written; empty where none was
   std::vector<std::string> notes = {};
 };
 

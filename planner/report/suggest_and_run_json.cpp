@@ -97,9 +97,11 @@ Json run_json(const ReportInputs& inputs, const Plan& plan, const RunComparison&
   json["columns"] = columns_json();
   json["predicted"] = row(subject_of(plan));
   json["measured"] = comparison.is_profiled ? row(subject_of(plan, comparison.measured)) : Json(nullptr);
+  json["first_step"] = comparison.first_step;
   json["steps"] = comparison.steps;
   json["skipped_steps"] = comparison.skipped_steps;
   json["ended"] = comparison.ended.empty() ? Json(nullptr) : Json(comparison.ended);
+  json["checkpoint"] = comparison.checkpoint.empty() ? Json(nullptr) : Json(comparison.checkpoint);
   json["listed_every"] = comparison.listed_every;
   json["loss"] = Json::array();
   for (const double loss : comparison.loss) json["loss"].push_back(json_number(loss));

@@ -51,7 +51,8 @@ const std::vector<Room>& rooms() {
       {"runtime/comm", {"runtime/device", "runtime/plugin"}},
       {"runtime/launch", {"runtime/comm"}},
       {"runtime/comm/mpi", {"runtime/launch"}},
-      {"runtime", {"runtime/launch", "planner/program"}, Subfolders::must_have_their_own_row},
+      {"runtime/checkpoint", {"runtime/launch", "planner/program"}},
+      {"runtime", {"runtime/checkpoint"}, Subfolders::must_have_their_own_row},
       {"cli", {"planner", "runtime", "models", "planner/report", "planner/export"}},
       {"tests", {"cli"}},
   };

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/graph/op_graph.h"
+#include "planner/program/program.h"
+
+namespace parplan {
+
+// A rectangle of a parameter in logical (unsharded, unpadded) coordinates. A vector has one column.
+struct LogicalSlice {
+  std::int64_t row = 0, column = 0;
+  std::int64_t rows = 0, columns = 0;
+  std::int64_t elements() const { return rows * columns; }
+  auto operator<=>(const LogicalSlice&) const = default;
+};
+
+// The whole of a parameter.
+LogicalSlice whole_of(const Tensor& tensor);
+// What two slices have in common; empty (no rows) where that is nothing.
+LogicalSlice common(const LogicalSlice& a, const LogicalSlice& b);
+
+// A slice of a parameter whose elements lie side by side in a bucket, row by row.
+struct HeldSlice {
+  TensorId tensor = 0;
+  LogicalSlice slice;
+  std::int64_t at = 0;  // elements from the start of the bucket
+};
+
+// What elements [begin, end) of a bucket are of parameters, without padding: of each at most three
+// slices, since only the first and the last row can be cut.
+std::vector<HeldSlice> slices_of(const OpGraph& graph, const Program& program, int bucket, std::int64_t begin,
+                                 std::int64_t end);
+
+// What training keeps of every parameter.
+enum class State : std::uint8_t { parameter, first_moment, second_moment };
+
+// The buffer of a bucket that holds a state in fp32, or in the precision of the plan where there is
+// nothing better: elements [begin, end) of the bucket, from its start on.
+struct StateBuffer {
+  State state{};
+  int buffer = 0;
+  DataType type = DataType::fp32;
+  std::int64_t begin = 0, end = 0;
+};
+// Those that hold what a checkpoint keeps: master copies where there are any.
+std::vector<StateBuffer> kept_state(const Program& program, const Bucket& bucket, DataType precision);
+// Those that a checkpoint fills: with the parameters in the precision of the plan besides.
+std::vector<StateBuffer> all_state(const Program& program, const Bucket& bucket, DataType precision);
+
+// A slice that this rank writes.
+struct WrittenSlice {
+  State state{};
+  TensorId tensor = 0;
+  LogicalSlice slice;
+  int buffer = 0;
+  std::int64_t at = 0;  // elements from the start of the buffer
+};
+// Divides the state of a job among its ranks: each element is written once, by a rank that holds
+// it, and every rank writes about as many bytes as the others. By rank. Every process finds the
+// same.
+std::vector<std::vector<WrittenSlice>> divide_state(const OpGraph& graph, const std::vector<Program>& programs,
+                                                    DataType precision);
+
+}  // namespace parplan
