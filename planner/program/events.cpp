@@ -6,7 +6,6 @@
 namespace parplan {
 namespace {
 
-
 // Per stream, one past the last item (instruction or call) known to be complete; 0: none.
 using Clock = std::array<int, stream_count>;
 
@@ -69,6 +68,7 @@ void order_calls(Program& program) {
     // One past the last writer and, per stream, the last reader since; 0: none.
     int writer = 0;
     std::array<int, stream_count> readers{};
+    bool is_read = false;  // since
   };
   std::vector<History> histories(program.buffers.size());
   std::array<Clock, stream_count> streams{};
@@ -93,7 +93,7 @@ void order_calls(Program& program) {
     // Later items first: their clocks may cover earlier ones.
     for (std::size_t b = 0; b < of_segment.size(); ++b) {
       const History& history = histories[call.buffers[b]];
-      if (of_segment[b].writes) {
+      if (of_segment[b].writes && history.is_read) {
         std::array<int, stream_count> readers = history.readers;
         std::sort(readers.rbegin(), readers.rend());
         for (int reader : readers) wait_for(reader);
@@ -105,10 +105,10 @@ void order_calls(Program& program) {
     for (std::size_t b = 0; b < of_segment.size(); ++b) {
       History& history = histories[call.buffers[b]];
       if (of_segment[b].writes) {
-        history.writer = i + 1;
-        history.readers = {};
+        history = {.writer = i + 1};
       } else if (of_segment[b].reads) {
         history.readers[index_of(stream)] = i + 1;
+        history.is_read = true;
       }
     }
   }

@@ -77,14 +77,6 @@ int Lowering::bucket_index(int block) const {
   assertion_failed("the rank holds the block", __FILE__, __LINE__, graph.blocks[block].name);
 }
 
-std::optional<int> Lowering::tied_bucket_of(int block) const {
-  if (std::ranges::find(tied_blocks, block) == tied_blocks.end()) return std::nullopt;
-  for (std::size_t i = 0; i < rank_buckets.size(); ++i)
-    if (rank_buckets[i].tied && std::ranges::find(rank_buckets[i].blocks, block) != rank_buckets[i].blocks.end())
-      return static_cast<int>(i);
-  return std::nullopt;
-}
-
 int add_segment(Program& program, Segment segment) {
   const auto known = std::find(program.segments.begin(), program.segments.end(), segment);
   if (known != program.segments.end()) return static_cast<int>(known - program.segments.begin());

@@ -48,6 +48,7 @@ struct Lowering {
   std::map<std::tuple<int, int, int, bool>, BlockSegments> block_segments;
 
   std::vector<RankBucket> rank_buckets;  // program.buckets before they get buffers
+  std::vector<std::optional<int>> tied_buckets;  // by block of the graph
 
   // Numbers of buffers. The buffers of a list take turns.
   std::vector<int> gathered;    // ZeRO-3: parameters of a block; two
@@ -84,7 +85,7 @@ struct Lowering {
   const Bucket& bucket_of(int block) const { return program.buckets[bucket_index(block)]; }
   DataShards shards_of(int block) const { return rank_buckets[bucket_index(block)].shards; }
   // The bucket of the tied parameter that a block uses.
-  std::optional<int> tied_bucket_of(int block) const;
+  std::optional<int> tied_bucket_of(int block) const { return tied_buckets[block]; }
 };
 
 // The passes, in the order in which `lower` calls them.

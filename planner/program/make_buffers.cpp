@@ -25,6 +25,11 @@ void make_buckets(Lowering& lowering) {
       program.parameters.push_back(part);
     }
   }
+  lowering.tied_buckets.assign(lowering.graph.blocks.size(), std::nullopt);
+  for (std::size_t i = 0; i < lowering.rank_buckets.size(); ++i)
+    for (const int block : lowering.rank_buckets[i].blocks)
+      if (lowering.rank_buckets[i].tied && !lowering.tied_buckets[block])
+        lowering.tied_buckets[block] = static_cast<int>(i);
 }
 
 namespace {

@@ -140,8 +140,8 @@ Seconds least_one_f_one_b_time(Seconds all, Seconds transfer, const PipelineShap
       const Seconds down = 2 * n * transfer;
       held = std::min(held, beyond - down);
       if (held < Seconds(0.0)) return false;
-      held += std::min((beyond + held + down) / (micro_batches - 1),
-                       (beyond - held - down) / (micro_batches - 1 - n));
+      held += std::min((beyond + held + down) * (1.0 / (micro_batches - 1)),
+                       (beyond - held - down) * (1.0 / (micro_batches - 1 - n)));
     }
     return held + 2 * (stages - late) * (beyond / (micro_batches - 1)) >= all;
   };

@@ -11,6 +11,7 @@ namespace {
 bool comes_later(const Open& a, const Open& b) { return std::tie(a.bound, a.place) > std::tie(b.bound, b.place); }
 
 bool cannot_win(const BestFirst& search, const Score& bound) {
+  if (search.to_beat && !is_ahead(search)) return bound >= *search.to_beat;
   return static_cast<int>(search.best.size()) >= search.top && bound >= search.best.back().score;
 }
 
@@ -32,6 +33,14 @@ void add(BestFirst& search, std::span<const Open> open) {
     search.open.push_back(one);
     std::ranges::push_heap(search.open, comes_later);
   }
+}
+
+bool is_ahead(const BestFirst& search) {
+  return !search.best.empty() && (!search.to_beat || search.best.front().score < *search.to_beat);
+}
+
+std::optional<Score> best_score(const BestFirst& search) {
+  return is_ahead(search) ? search.best.front().score : search.to_beat;
 }
 
 void rank(BestFirst& search) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct Ranked {
 
 struct BestFirst {
   int top = 1;
+  // The best plan of other spaces. Until one of this space beats it, nothing else here matters.
+  std::optional<Score> to_beat = {};
   std::vector<Open> open = {};    // a heap, the least bound in front
   std::vector<Ranked> best = {};  // at most `top`, the best first
   std::int64_t simulated = 0;
@@ -51,8 +54,14 @@ struct BestFirstSteps {
 void add(BestFirst& search, std::span<const Open> open);
 
 // Takes open parts by their bounds, the least bound first: looks into parts, simulates candidates.
-// Ends once no remaining bound beats the worst of the best `top`, or there is no room.
+// Ends once no remaining bound beats the worst of the best `top` (or, before any plan does, what is
+// to be beaten), or there is no room.
 void run(BestFirst& search, const BestFirstSteps& steps);
+
+// The best score of all spaces so far.
+std::optional<Score> best_score(const BestFirst& search);
+// Whether the best plan is one of this space.
+bool is_ahead(const BestFirst& search);
 
 // Sorts, best first; drops what is beyond `top`.
 void rank(BestFirst& search);

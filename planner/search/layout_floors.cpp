@@ -61,8 +61,6 @@ LeastWork work_of(std::span<const int> blocks, std::span<const Seconds> by_kind,
   return work;
 }
 
-constexpr Seconds infinite_seconds(std::numeric_limits<double>::infinity());
-
 void take_least(std::span<const Seconds> seconds, std::vector<Seconds>& least) {
   for (std::size_t kind = 0; kind < least.size(); ++kind) least[kind] = std::min(least[kind], seconds[kind]);
 }
@@ -114,15 +112,16 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
 
 // ---- time ----
 
-Seconds LayoutFloors::least_time(std::span<const Seconds> by_kind, const PipelineShape& shape) {
+Seconds LayoutFloors::least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below) {
   const LeastWork work = work_of(blocks_, by_kind, shape.stages);
   if (shape.stages == 1) return shape.micro_batches * work.all;
-  Seconds least = infinite_seconds;
+  Seconds least = infinite;
   for (const ScheduleRow* row : schedules_) {
+    const Seconds of_slowest = least_of_slowest(*row, work, Seconds(0.0), shape);
+    if (of_slowest >= std::min(least, below)) continue;
     const auto [fill, inserted] = fills_.try_emplace({row->kind, shape.stages, shape.micro_batches});
     if (inserted) fill->second = least_of_any_cut(*row, Seconds(1.0), Seconds(0.0), shape);
-    least = std::min(least, std::max(fill->second.value * work.all,
-                                     least_of_slowest(*row, work, Seconds(0.0), shape)));
+    least = std::min(least, std::max(fill->second.value * work.all, of_slowest));
   }
   return least;
 }
@@ -131,7 +130,7 @@ Floor LayoutFloors::of_devices(int devices) const {
   return {.time = bound_.time(devices), .memory = bound_.memory(devices)};
 }
 
-Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec) {
+Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec, Seconds below) {
   const int devices = spec.mesh.size();
   Floor floor = of_devices(devices);
   FlopsPerSecond fastest;
@@ -143,19 +142,17 @@ Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec) {
   std::vector<Seconds> by_kind;
   for (const double flops : flops_)
     by_kind.push_back(Seconds(flops * static_cast<double>(spec.micro_batch) / fastest.value / ranks_a_replica));
-  floor.time = std::max(floor.time, least_time(by_kind, shape_of(spec, training_)) * (1 - 1e-9));
+  floor.time = std::max(floor.time, least_time(by_kind, shape_of(spec, training_), below) * (1 - 1e-9));
   return floor;
 }
 
 Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
-  Floor least{.time = infinite_seconds, .memory = {}};
+  Floor least{.time = infinite, .memory = of_devices(spec.mesh.size()).memory};
   ParallelSpec one = spec;
   for (const std::int64_t size : micro_batches_) {
     if (training_.global_batch / spec.mesh.batch_ranks() % size != 0) continue;
     one.micro_batch = size;
-    const Floor floor = of_micro_batch_at_peak(one);
-    least.time = std::min(least.time, floor.time);
-    least.memory = floor.memory;
+    least.time = std::min(least.time, of_micro_batch_at_peak(one, least.time * (1 + 1e-8)).time);
   }
   return least;
 }
@@ -186,7 +183,7 @@ const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec
   const auto [entry, inserted] = least_blocks(spec).seconds.try_emplace(device.device.get());
   std::vector<Seconds>& seconds = entry->second;
   if (!inserted) return seconds;
-  seconds.assign(blocks_.size(), infinite_seconds);
+  seconds.assign(blocks_.size(), infinite);
   const Execution execution =
       device.device->overlaps_communication ? Execution::concurrent : Execution::sequential;
   const auto least = [&](const Instruction& instruction) {
@@ -214,14 +211,14 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
     time = least_time(least_seconds(spec, networks.device(spec.mesh, 0)), shape);
   } else {
     // The devices of a stage follow from the order of axes.
-    time = infinite_seconds;
+    time = infinite;
     std::vector<ChoiceValue> orders;
     space_row_of(Choice::mesh_order).values({graph_, training_, spec.mesh.size()}, spec, orders);
     for (const ChoiceValue& order : orders) {
       ParallelSpec one = spec;
       one.mesh.order = std::get<AxisOrder>(order);
       std::vector<std::vector<Seconds>> stages;
-      std::vector<Seconds> fastest(blocks_.size(), infinite_seconds);
+      std::vector<Seconds> fastest(blocks_.size(), infinite);
       for (int s = 0; s < shape.stages; ++s) {
         stages.push_back(least_seconds(one, networks.device(one.mesh, s)));
         take_least(stages.back(), fastest);
@@ -246,11 +243,11 @@ Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recomput
       stages.push_back(stages.back());
       continue;
     }
-    stages.emplace_back(blocks_.size(), infinite_seconds);
+    stages.emplace_back(blocks_.size(), infinite);
     for (const Recompute recompute : choices)
       take_least(estimator.kind_seconds(spec, placements, static_cast<int>(stage), recompute), stages.back());
   }
-  std::vector<Seconds> least(blocks_.size(), infinite_seconds);
+  std::vector<Seconds> least(blocks_.size(), infinite);
   for (const std::vector<Seconds>& stage : stages) take_least(stage, least);
   const LeastWork work = work_of(blocks_, least, shape.stages);
   if (shape.stages == 1) return shape.micro_batches * work.all;

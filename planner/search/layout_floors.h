@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <span>
@@ -41,8 +42,8 @@ class LayoutFloors {
   // With the degrees: all products at the highest rate of their devices, in the least time of
   // a pipeline of so many stages, and a device's share of the state.
   Floor of_degrees(const ParallelSpec& spec);
-  // The same with a micro-batch.
-  Floor of_micro_batch_at_peak(const ParallelSpec& spec);
+  // The same with a micro-batch; any later time, for less work, where it is not below `below`.
+  Floor of_micro_batch_at_peak(const ParallelSpec& spec, Seconds below = infinite);
   // With a micro-batch and sequence parallelism: the kernels of the blocks, and communication in
   // them with no latency over all of a device's links.
   Floor of_micro_batch(const ParallelSpec& spec);
@@ -62,6 +63,7 @@ class LayoutFloors {
   Bytes memory_of(const ParallelSpec& spec, std::span<const Recompute> choices, Bytes least);
 
  private:
+  static constexpr Seconds infinite{std::numeric_limits<double>::infinity()};
   // What the blocks of a layer take at least, by Block::kind.
   struct LeastBlocks {
     std::vector<std::int64_t> saved;  // bytes for a micro-batch
@@ -83,7 +85,7 @@ class LayoutFloors {
   Holdings& holdings_of(const ParallelSpec& spec, std::span<const Recompute> choices, bool with_seconds);
   LeastBlocks& least_blocks(const ParallelSpec& spec);
   const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
-  Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape);
+  Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below = infinite);
   double bytes_beside_state(const ParallelSpec& spec);
 
   const OpGraph& graph_;

@@ -18,18 +18,19 @@ constexpr std::size_t most_groups_in_every_order = 3;
 // Rounding must not decide for another order.
 constexpr double noise = 1e-9;
 
-// Adds what the bounds of one search left open, compared with the best of all searches.
-void add_counts(const SearchCounts& one, std::optional<double> best_of_one, double best_of_all, SearchCounts& all) {
+// Adds what the bounds of one search left open below the best plan until then, compared with the
+// best of all searches.
+void add_counts(const SearchCounts& one, std::optional<double> best_until_then, double best_of_all, SearchCounts& all) {
   all.candidates += one.candidates;
   all.infeasible_memory += one.infeasible_memory;
   all.pruned_by_bound += one.pruned_by_bound;
   all.simulated += one.simulated;
   all.seconds += one.seconds;
-  if (best_of_one && one.cut_gap)
-    if (const double gap = best_of_all * (1.0 + *one.cut_gap) / *best_of_one - 1.0; gap > 0.0)
+  if (best_until_then && one.cut_gap)
+    if (const double gap = best_of_all * (1.0 + *one.cut_gap) / *best_until_then - 1.0; gap > 0.0)
       all.cut_gap = std::max(all.cut_gap.value_or(0.0), gap);
-  if (!best_of_one || one.certified) return;
-  const double gap = one.gap ? best_of_all * (1.0 + *one.gap) / *best_of_one - 1.0 : 0.0;
+  if (!best_until_then || one.certified) return;
+  const double gap = one.gap ? best_of_all * (1.0 + *one.gap) / *best_until_then - 1.0 : 0.0;
   if (one.gap && gap <= 0.0) return;
   all.certified = false;
   if (one.gap) all.gap = std::max(all.gap.value_or(0.0), gap);
@@ -78,7 +79,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   // Costs are compared in one unit: in device-seconds where not every device has a price.
   const bool priced = hourly_price(cluster, cluster.devices()).has_value();
 
-  std::vector<std::pair<SearchCounts, std::optional<Score>>> searches;  // the counts of each, and its best
+  std::vector<std::pair<SearchCounts, std::optional<Score>>> searches;  // the counts of each, and the best until then
   ArrangedResult result;
   std::optional<Score> best;
   std::optional<RankedPlan> as_stands;
@@ -90,15 +91,18 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
       for (NodeGroup& group : compared.groups) group.price.reset();
     TrainingSpec own_training = training;
     if (precision_of) own_training.precision = precision_of(compared);
-    SearchResult found = search(graph, compared, own_training, request, options);
+    SearchOptions own_options = options;
+    own_options.to_beat = best;
+    SearchResult found = search(graph, compared, own_training, request, own_options);
     std::optional<Score> own;
     if (!found.plans.empty()) {
       const RankedPlan& first = found.plans.front();
       own = score(options.objective, compared, first.spec, first.result.time.total(), first.result.memory);
       if (i == 0) as_stands = first;
     }
-    searches.emplace_back(found.counts, own);
-    if (i > 0 && (!own || (best && !better(*own, *best, noise)))) continue;
+    const bool wins = i == 0 || (own && (!best || better(*own, *best, noise)));
+    searches.emplace_back(found.counts, best && (!own || *best < *own) ? best : own);
+    if (!wins) continue;
     best = own;
     result = {.cluster = std::move(all[i]),
               .precision = own_training.precision,
@@ -112,8 +116,8 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   counts = {};
   counts.space = space;
   counts.certified = best.has_value();
-  for (const auto& [one, own] : searches)
-    add_counts(one, own ? std::optional(own->first) : std::nullopt, best ? best->first : 0.0, counts);
+  for (const auto& [one, until_then] : searches)
+    add_counts(one, until_then ? std::optional(until_then->first) : std::nullopt, best ? best->first : 0.0, counts);
   return result;
 }
 

@@ -68,7 +68,7 @@ class SpaceSearch {
         training_(training),
         request_(request),
         options_(options),
-        search_{.top = options.top} {
+        search_{.top = options.top, .to_beat = options.to_beat} {
     const int threads = options.threads > 0
                             ? options.threads
                             : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
@@ -89,12 +89,17 @@ class SpaceSearch {
   }
 
   SearchResult run() {
-    parplan::run(search_, {.look_into = [this](const Open& part) { return look_into(part.part); },
-                           .room = [this] { return room(); },
-                           .is_new = [this](const Open& candidate) { return is_new(candidate); },
-                           .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
-    try_other_cuts();
-    drop_idle_input_slots();
+    // Once another cut is ahead of what was to be beaten, the plans behind it are ranked, too.
+    bool ranked = false;
+    do {
+      parplan::run(search_, {.look_into = [this](const Open& part) { return look_into(part.part); },
+                             .room = [this] { return room(); },
+                             .is_new = [this](const Open& candidate) { return is_new(candidate); },
+                             .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
+      ranked = is_ahead(search_);
+      try_other_cuts();
+    } while (!ranked && is_ahead(search_));
+    if (is_ahead(search_)) drop_idle_input_slots();
     return take_result();
   }
 
@@ -268,7 +273,8 @@ class SpaceSearch {
   // threads.
   std::int64_t room() const {
     constexpr std::int64_t batch = 4;
-    const std::int64_t missing = options_.top - static_cast<std::int64_t>(search_.best.size());
+    const bool only_first = search_.to_beat && !is_ahead(search_);
+    const std::int64_t missing = only_first ? 1 : options_.top - static_cast<std::int64_t>(search_.best.size());
     const std::int64_t room = std::max(missing, batch);
     if (options_.most_simulated) return std::min(room, *options_.most_simulated - search_.simulated);
     return search_.simulated < usual_simulated || calls_ < free_calls ? room : 0;
@@ -357,7 +363,7 @@ class SpaceSearch {
     std::vector<OtherCuts> open;
     for (const auto& [place, layout] : others_)
       open.push_back({.layout = &layout, .place = place, .bound = score_of(layout.spec, layout.time, {})});
-    const Score best = search_.best.front().score;
+    const Score best = *best_score(search_);
     std::erase_if(open, [&](const OtherCuts& one) { return one.bound >= best; });
     std::ranges::stable_sort(open, {}, [](const OtherCuts& one) { return std::pair(one.bound, one.place); });
     return open;
@@ -368,7 +374,7 @@ class SpaceSearch {
 
   // Looks at other cuts of the layouts that may beat the best plan with them.
   void try_other_cuts() {
-    if (search_.best.empty() || options_.objective == Objective::memory) return;
+    if (!best_score(search_) || options_.objective == Objective::memory) return;
     std::vector<OtherCuts> open = layouts_with_other_cuts();
     const std::int64_t room =
         options_.most_simulated ? *options_.most_simulated - search_.simulated : most_other_simulated;
@@ -379,7 +385,7 @@ class SpaceSearch {
     for (std::size_t i = looked_at; i < open.size(); ++i) leave(open[i].bound.first);
     open.resize(looked_at);
     if (open.empty()) return;
-    const double best = search_.best.front().score.first;
+    const double best = best_score(search_)->first;
     const std::size_t most = std::clamp<std::size_t>(most_other_cuts / open.size(), 16, 1024);
     parallel_for(static_cast<int>(makers_.size()), open.size(), [&](int thread, std::size_t i) {
       const ParallelSpec& spec = open[i].layout->spec;
@@ -406,7 +412,7 @@ class SpaceSearch {
       return std::pair(one.bound.first * above[one.layout].value_or(1.0), one.place);
     };
     while (true) {
-      const Score best = search_.best.front().score;
+      const Score best = *best_score(search_);
       std::erase_if(turns, [&](const OtherCandidate& one) { return one.bound >= best; });
       constexpr std::size_t batch = 4;
       std::size_t room = tried < most_other_simulated || calls_ - calls < free_other_calls ? batch : 0;
@@ -521,12 +527,12 @@ class SpaceSearch {
   }
 
   SearchResult take_result() {
-    if (!fits_any_) find_smallest();
+    if (!fits_any_ && !search_.to_beat) find_smallest();
     SearchResult result;
     if (smallest_) result.smallest = makers_.front()->with_times(*smallest_);
     result.counts = counts_;
-    if (search_.best.empty()) return result;
-    const Score winner = search_.best.front().score;
+    if (!best_score(search_)) return result;
+    const Score winner = *best_score(search_);
     // A plan that takes equally long is no better, however little memory it needs; one that needs
     // equal memory may be.
     const auto is_no_better = [&](const Score& bound) {
@@ -541,14 +547,14 @@ class SpaceSearch {
       result.counts.gap =
           winner.first > bound.first ? winner.first / bound.first - 1.0 : winner.second / bound.second - 1.0;
     }
-    result.counts.cut_gap = cut_gap(result.counts);
+    result.counts.cut_gap = cut_gap(winner, result.counts);
     for (Ranked& one : search_.best) result.plans.push_back(std::move(one.plan));
     return result;
   }
 
   // How much better other cuts may be than the best plan; nothing where none is.
-  std::optional<double> cut_gap(const SearchCounts& counts) const {
-    const double gap = search_.best.front().score.first / least_left_ - 1.0;
+  std::optional<double> cut_gap(const Score& winner, const SearchCounts& counts) const {
+    const double gap = winner.first / least_left_ - 1.0;
     if (gap <= 0.0) return std::nullopt;
     return std::max(gap, counts.gap.value_or(0.0));
   }

@@ -20,7 +20,7 @@
 #include "planner/program/lower.h"
 #include "planner/report/plan_row.h"
 #include "planner/schedule/schedules.h"
-#include "planner/search/search.h"
+#include "planner/search/node_group_arrangements.h"
 #include "planner/simulator/estimate.h"
 #include "planner/simulator/simulate.h"
 
@@ -152,11 +152,13 @@ void bench_search(const std::string& title, const Setting& setting, const Layout
   options.objective = objective;
   options.threads = 1;
   SearchResult result;
-  const double one = seconds_of([&] { search(setting.graph, setting.cluster, setting.training, request, options); });
+  const auto searched = [&] {
+    return search_arrangements(setting.graph, setting.cluster, setting.training, request, options, nullptr).found;
+  };
+  const double one = seconds_of(searched);
   options.threads = 0;
   const double processor = processor_seconds();
-  const double all =
-      seconds_of([&] { result = search(setting.graph, setting.cluster, setting.training, request, options); });
+  const double all = seconds_of([&] { result = searched(); });
   const double used = processor_seconds() - processor;
   const SearchCounts& counts = result.counts;
   const std::string best = result.plans.empty()
@@ -212,6 +214,14 @@ void bench_searches() {
   const Setting long_steps = setting_of({"llama3-70b", "dgx-h100", 512, 16384, 131072});
   bench_search("llama3-70b, 512 of dgx-h100, batch 16384, 131072 tokens, least memory", long_steps, {},
                Objective::memory);
+  // Three kinds of nodes: each choice and order of them is a space.
+  for (const char* model : {"llama3-8b", "gpt3-175b"}) {
+    Setting mixed = setting_of({model, "dgx-a100", 32, 512});
+    for (const char* other : {"dgx-1-v100", "dgx-h100"})
+      mixed.cluster.groups.push_back(setting_of({model, other, 32, 512}).cluster.groups.front());
+    mixed.training.precision = DataType::fp16;
+    bench_search(fmt::format("{}, 32 of dgx-a100, dgx-1-v100 and dgx-h100 each, batch 512, fp16", model), mixed);
+  }
 }
 
 // How time grows with devices, layers and techniques.
