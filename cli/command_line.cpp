@@ -18,10 +18,10 @@
 
 #include "cli/commands.h"
 #include "cli/declared_options.h"
+#include "cli/report_error.h"
 #include "cli/version.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
-#include "runtime/launch/agree_on_inputs.h"
 
 namespace parplan {
 namespace {
@@ -220,18 +220,8 @@ int run_command_line(std::vector<std::string> arguments, std::ostream& out, std:
       return code == exit_done ? exit_failed : code;
     }
     return code;
-  } catch (const SaidElsewhere&) {
-    return exit_bad_input;
-  } catch (const ConfigError& error) {
-    err << error.what() << '\n';
-    return exit_bad_input;
-  } catch (const RunError& error) {
-    err << "error: " << error.what() << '\n';
-    return exit_failed;
-  } catch (const std::exception& error) {
-    err << "internal error (a bug of parplan: please report it with the command and its files): " << error.what()
-        << '\n';
-    return exit_bug;
+  } catch (const std::exception&) {
+    return report_error(err);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "cli/noted_signals.h"
 
+#include <cstring>
+
 #include <fmt/format.h>
 
 namespace parplan {
@@ -7,18 +9,37 @@ namespace {
 
 volatile std::sig_atomic_t noted = 0;  // 0: no signal has this number
 
-extern "C" void note_signal(int signal) { noted = signal; }
+// The second one, of whichever kind, has its usual effect as soon as this returns: until then it is
+// blocked.
+extern "C" void note_signal(int signal) {
+  if (noted == 0) {
+    noted = signal;
+    return;
+  }
+  struct sigaction usual {};
+  usual.sa_handler = SIG_DFL;
+  sigaction(signal, &usual, nullptr);
+  raise(signal);
+}
+
+// Whoever started this process with the signal ignored (nohup, a shell's background job) wants it
+// to stay so.
+void note(int signal, struct sigaction& before) {
+  sigaction(signal, nullptr, &before);
+  if (before.sa_handler == SIG_IGN) return;
+  struct sigaction action {};
+  action.sa_handler = note_signal;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  sigaction(signal, &action, nullptr);
+}
 
 }  // namespace
 
 NotedSignals::NotedSignals() {
   noted = 0;
-  struct sigaction action {};
-  action.sa_handler = note_signal;
-  sigemptyset(&action.sa_mask);
-  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, &interrupt_before_);
-  sigaction(SIGTERM, &action, &terminate_before_);
+  note(SIGINT, interrupt_before_);
+  note(SIGTERM, terminate_before_);
 }
 
 NotedSignals::~NotedSignals() {
@@ -32,9 +53,8 @@ std::optional<int> NotedSignals::received() {
 }
 
 std::string signal_name(int signal) {
-  if (signal == SIGINT) return "SIGINT";
-  if (signal == SIGTERM) return "SIGTERM";
-  return fmt::format("signal {}", signal);
+  const char* name = sigabbrev_np(signal);
+  return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
 }
 
 }  // namespace parplan

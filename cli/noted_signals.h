@@ -6,8 +6,9 @@
 
 namespace parplan {
 
-// While this lives, the first SIGINT and the first SIGTERM are noted, so that work can end in good
-// order; a second one of the same kind ends the process as usual. There is one at a time.
+// While this lives, the first SIGINT or SIGTERM is noted, so that work can end in good order; a
+// second one, of either kind, ends the process as usual. A signal that was ignored before stays
+// ignored. There is one at a time.
 class NotedSignals {
  public:
   NotedSignals();

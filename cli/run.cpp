@@ -1,10 +1,16 @@
 #include "runtime/run.h"
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <thread>
+
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ostream.h>
@@ -14,6 +20,7 @@
 #include "cli/data_folder.h"
 #include "cli/local_machine.h"
 #include "cli/noted_signals.h"
+#include "cli/report_error.h"
 #include "cli/resolve_inputs.h"
 #include "cli/step_log.h"
 #include "cli/write_outputs.h"
@@ -28,7 +35,9 @@
 #include "planner/suggest.h"
 #include "runtime/launch/agree_on_inputs.h"
 #include "runtime/launch/find_rendezvous.h"
+#include "runtime/launch/job_watch.h"
 #include "runtime/launch/local_parent.h"
+#include "runtime/launch/step_board.h"
 
 namespace parplan {
 namespace {
@@ -44,6 +53,8 @@ struct RunArguments {
   OnNotFinite on_nan = OnNotFinite::stop;
   std::string log;
   CheckpointOptions checkpoint;
+  std::chrono::milliseconds timeout = default_timeout;
+  std::string failure_records;
   OutputArguments output;
 };
 
@@ -61,11 +72,20 @@ std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
   if (arguments.checkpoint.every > 0) add("--every", fmt::format("{}", arguments.checkpoint.every));
   if (arguments.checkpoint.keep > 0) add("--keep", fmt::format("{}", arguments.checkpoint.keep));
   if (arguments.checkpoint.resume) list.push_back("--resume");
+  add("--timeout", fmt::format("{}", arguments.timeout.count() / 1000));
+  add("--failure-records", arguments.failure_records);
   add("--json", arguments.output.json.value_or(""));
   if (arguments.deterministic) list.push_back("--deterministic");
   if (arguments.output.quiet) list.push_back("--quiet");
   if (arguments.output.verbose) list.push_back("--verbose");
   return list;
+}
+
+std::string records_folder(const RunArguments& arguments) {
+  if (!arguments.failure_records.empty()) return arguments.failure_records;
+  std::error_code none;
+  const std::filesystem::path folder = std::filesystem::temp_directory_path(none);
+  return none ? "." : folder.string();
 }
 
 // The effect of CUDA's own variable, which is set to find the kernel that fails.
@@ -147,16 +167,6 @@ PlanToRun plan_to_run(const RunArguments& arguments) {
   return result;
 }
 
-// Whoever started the job may end all its processes when the first one ends with an exit code that
-// is not 0: none does before the report is written.
-void wait_for_report(Rendezvous& rendezvous) {
-  try {
-    barrier(rendezvous);
-  } catch (const RunError&) {
-    // Another process has ended without waiting: the job is over.
-  }
-}
-
 // Why the run ended before its last step; empty where it did not.
 std::string ended(const RunReport& report) {
   return report.signal ? signal_name(*report.signal) : report.not_finite;
@@ -212,35 +222,30 @@ void check_checkpoints(const RunArguments& arguments) {
     if (given) throw ConfigError(fmt::format("{} needs --checkpoint DIR, the folder of the checkpoints", option));
 }
 
-int carry_out(const RunArguments& arguments, Terminal& terminal) {
+// Only the process that reports for all writes.
+PlanToRun load(const RunArguments& arguments, bool writes) {
+  check_checkpoints(arguments);
+  if (writes)
+    check_output(arguments.output, {{"--log", arguments.log}}, {{"PLAN", arguments.plan}, {"--data", arguments.data}});
+  if (std::error_code unknown;
+      !arguments.failure_records.empty() && !std::filesystem::is_directory(arguments.failure_records, unknown))
+    throw ConfigError(fmt::format("--failure-records '{}' is no folder", arguments.failure_records));
+  return plan_to_run(arguments);
+}
+
+// The part of a run in one process of its job. The exit code, where nothing fails.
+int run_in(const RunArguments& arguments, Rendezvous& rendezvous, JobWatch& watch, Terminal& terminal) {
   PlanToRun to_run;
   const Plan& plan = to_run.loaded.plan;
-  check_checkpoints(arguments);
-  // Only the process that reports for all writes.
-  const auto load = [&](bool writes) {
-    if (writes)
-      check_output(arguments.output, {{"--log", arguments.log}},
-                   {{"PLAN", arguments.plan}, {"--data", arguments.data}});
-    to_run = plan_to_run(arguments);
-  };
-  if (arguments.processes > 1) {
-    load(true);
-    ChildrenOptions children;
-    children.processes = static_cast<int>(arguments.processes);
-    children.on_line = [&](int process, std::string_view line) {
-      fmt::print(terminal.err, "[rank {}] {}\n", process, line);
-    };
-    return run_children(arguments_of_child(arguments), children);
-  }
-  const std::unique_ptr<Rendezvous> rendezvous = find_rendezvous();
-  const bool speaks = rendezvous->process() == 0;  // it reports for all processes
-  agree(*rendezvous, [&] { load(speaks); });
+  const bool speaks = rendezvous.process() == 0;  // it reports for all processes
+  agree(rendezvous, [&] { to_run = load(arguments, speaks); });
   const bool talks = speaks && !arguments.output.quiet;
   const bool table = speaks && arguments.output.shows_table() && arguments.log != "-";
   std::ostream& report = table ? terminal.out : terminal.err;
   const bool reports = table || talks;
 
   const NotedSignals signals;
+  std::optional<StepBoard> board = StepBoard::inherited(std::getenv(StepBoard::variable));
   std::optional<StepLog> log;
   RunOptions options;
   options.steps = arguments.steps;
@@ -250,6 +255,8 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   options.on_not_finite = arguments.on_nan;
   options.checkpoint = arguments.checkpoint;
   options.signal = NotedSignals::received;
+  options.watch = &watch;
+  options.records_folder = records_folder(arguments);
   options.on_start = [&] {
     if (speaks && !arguments.log.empty()) log.emplace(arguments.log, terminal);
     if (!talks) return;
@@ -264,6 +271,7 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
     if (speaks) fmt::print(terminal.err, "error: {}\n", line);
   };
   options.on_step = [&](const StepRecord& record) {
+    if (board) board->note(rendezvous.process(), record.step);
     if (reports) write_step(report, record);
     if (log) log->add(record);
   };
@@ -275,12 +283,8 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
                  plan.spec.mesh.size(), usable_cores());
   }
 
-  const RunReport result = run_plan(to_run.loaded.graph, plan, options, *rendezvous);
-  if (!speaks) {
-    const int code = end(arguments, result, speaks, terminal);
-    if (code != exit_done) wait_for_report(*rendezvous);
-    return code;
-  }
+  const RunReport result = run_plan(to_run.loaded.graph, plan, options, rendezvous);
+  if (!speaks) return end(arguments, result, speaks, terminal);
   if (talks && !result.not_recorded.empty())
     fmt::print(terminal.err, "note: work that repeats was submitted each time instead of being replayed: {}\n",
                result.not_recorded);
@@ -295,8 +299,88 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
   }
   write_outputs(arguments.output, terminal, run_json(report_inputs(reported), reported, comparison), {});
   const int code = end(arguments, result, speaks, terminal);
-  if (code != exit_done) wait_for_report(*rendezvous);
   return code == exit_done && log && log->failed() ? exit_failed : code;
+}
+
+// What happened to a process that this one had started, where it may not have said it itself.
+void say(const ChildEvent& event, const RunArguments& arguments, Terminal& terminal) {
+  const std::string what = event.kind == ChildEvent::Kind::exited
+                               ? fmt::format("ended with exit code {}", event.number)
+                               : fmt::format("was {} by {}", event.kind == ChildEvent::Kind::killed ? "ended" : "stopped",
+                                             signal_name(event.number));
+  const std::string when = event.last_step ? fmt::format("after step {}", *event.last_step) : "before its first step ended";
+  fmt::print(terminal.err, "{}: process {} of {} {} {:.1f} s after its start, {}\n",
+             event.kind == ChildEvent::Kind::stopped ? "note" : "error", event.process, arguments.processes, what,
+             std::chrono::duration<double>(event.after).count(), when);
+}
+
+int run_parent(const RunArguments& arguments, Terminal& terminal) {
+  load(arguments, true);
+  // Later ends follow from the first one, and what is no failure of a process it has said itself.
+  bool failed = false;
+  ChildrenOptions children;
+  children.processes = static_cast<int>(arguments.processes);
+  children.on_line = [&](int process, std::string_view line) {
+    fmt::print(terminal.err, "[rank {}] {}\n", process, line);
+  };
+  children.on_event = [&](const ChildEvent& event) {
+    const bool killed = event.kind == ChildEvent::Kind::killed;
+    const bool exited = event.kind == ChildEvent::Kind::exited;
+    const bool said = exited && (event.number == exit_bad_input || event.number == exit_of_signal(SIGINT) ||
+                                 event.number == exit_of_signal(SIGTERM));
+    if (!said && (!exited || !failed)) say(event, arguments, terminal);
+    failed = failed || killed || exited;
+  };
+  return run_children(arguments_of_child(arguments), children);
+}
+
+// Ends this process because nothing else does. What another thread holds (a stream, a lock) must
+// not matter here.
+void end_by_force(const std::string& reason, const std::function<void()>& end_others, bool is_said) {
+  for (const std::string_view part : {std::string_view("error: "), std::string_view(reason), std::string_view("\n")})
+    if (!is_said) [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, part.data(), part.size());
+  try {
+    std::thread(end_others).detach();  // it may hang
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  } catch (const std::exception&) {
+    // Whoever started the processes sees how this one ends.
+  }
+  _exit(exit_failed);
+}
+
+int carry_out(const RunArguments& arguments, Terminal& terminal) {
+  if (arguments.processes > 1) return run_parent(arguments, terminal);
+  std::atomic<bool> said = false;
+  JobWatch watch({.timeout = arguments.timeout,
+                  .last_resort = [&](const std::string& reason, const std::function<void()>& end_others) {
+                    end_by_force(reason, end_others, said.exchange(true));
+                  }});
+  // Processes that meet over TCP give up by themselves, later than this.
+  const bool by_mpi = read_process_place(process_environment()).started_by == StartedBy::mpi;
+  watch.expect("the processes of this job have not met", by_mpi ? default_patience : 3 * default_patience);
+  std::unique_ptr<Rendezvous> rendezvous =
+      find_rendezvous(process_environment(), default_patience, watch_times(arguments.timeout).silence);
+  watch.join(*rendezvous);
+  int code = exit_done;
+  try {
+    code = run_in(arguments, *rendezvous, watch, terminal);
+    // Whoever started the job may end all its processes when the first one ends with an exit code
+    // that is not 0: none does before the report is written.
+    barrier(*rendezvous);
+  } catch (const std::exception& failure) {
+    // Before anything is destroyed that may wait for other processes, they and the user know.
+    const bool all_know =
+        dynamic_cast<const SaidForAll*>(&failure) != nullptr || dynamic_cast<const SaidElsewhere*>(&failure) != nullptr;
+    if (!all_know) rendezvous->abort(failure.what());
+    if (!said.exchange(true)) code = report_error(terminal.err);
+    else code = exit_failed;
+    for (const std::string& file : watch.write_records())
+      fmt::print(terminal.err, "the last instructions of a rank are in '{}'\n", file);
+    terminal.err.flush();
+  }
+  watch.leave();
+  rendezvous.reset();
+  return code;
 }
 
 }  // namespace
@@ -373,6 +457,19 @@ CommandBody declare_run(CLI::App& app) {
             .description = "go on from the newest whole checkpoint in the folder, whatever plan wrote it, to the "
                            "--steps of the whole training; without any, begin with step 0"},
            arguments->checkpoint.resume);
+             {.names = "--timeout",
+              .type = "SECONDS",
+              .description = "how long a job lasts at most after a rank or process failed, died or stopped answering "
+                             "(default: 10); computing may take any time"},
+             [arguments](const std::string& text) {
+               arguments->timeout = std::chrono::seconds(parse_whole("--timeout", text, 1, 1'000'000));
+             });
+  add_option(app,
+             {.names = "--failure-records",
+              .type = "FOLDER",
+              .description = "where each rank's last instructions are written when the job fails (default: the folder "
+                             "of temporary files)"},
+             arguments->failure_records);
   add_option(
       app,
       {.names = "--processes",

@@ -107,7 +107,10 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
   if (timing_) profile_.begin();
   for (std::size_t call = 0; call < program_.calls.size(); ++call) run_call(call);
   for (std::size_t event = 0; event < tickets_.size(); ++event) wait_sent(Stream::compute, static_cast<int>(event));
-  for (const auto& [stream, ticket] : unrecorded_) communicator_.wait_sent(static_cast<int>(stream), ticket);
+  {
+    const WaitingForRanks waiting(flight_);
+    for (const auto& [stream, ticket] : unrecorded_) communicator_.wait_sent(static_cast<int>(stream), ticket);
+  }
   unrecorded_.clear();
   backend_.synchronize();
   communicator_.check();
@@ -137,6 +140,8 @@ void Executor::record(Stream stream, int event) {
 }
 
 void Executor::wait_sent(Stream stream, int event) {
+  if (tickets_[event].empty()) return;
+  const WaitingForRanks waiting(flight_);
   for (const SendTicket& ticket : tickets_[event]) communicator_.wait_sent(static_cast<int>(stream), ticket);
   tickets_[event].clear();
 }
@@ -167,6 +172,7 @@ void Executor::run_call(std::size_t index) {
     for (const Stream side : submission.side_streams) wait(side, fork_event_);
   }
   if (submission.repeats && !timing_) {
+    flight_.begin(index, 0);
     backend_.repeat(static_cast<int>(segment.stream), keys_[index], [&] { submit(segment, call, index); });
   } else {
     submit(segment, call, index);
@@ -185,10 +191,12 @@ void Executor::submit(const Segment& segment, const Call& call, std::size_t inde
     const Instruction& instruction = segment.instructions[i];
     for (const int event : instruction.waits) wait(instruction.stream, first_segment_event_ + event);
     if (timing_) profile_.begin_piece(segment, i);
+    flight_.begin(index, i);
     Seconds waited;
     if (instruction.kind == InstructionKind::kernel) {
       submit(instruction, call, index);
     } else {
+      const WaitingForRanks waiting(flight_);
       const Transfer transfer = communicate(instruction, call);
       waited = transfer.waited;
       sent_[instruction.group.axis] += transfer.sent;

@@ -11,6 +11,7 @@
 #include "runtime/comm/communicator.h"
 #include "runtime/device/backend.h"
 #include "runtime/group_table.h"
+#include "runtime/launch/flight_recorder.h"
 #include "runtime/staged_tokens.h"
 #include "runtime/step_profile.h"
 #include "runtime/token_data.h"
@@ -52,6 +53,9 @@ class Executor {
   std::optional<double> gradient_norm() const;
   // Indexed by segment, then instruction.
   const std::vector<std::vector<InstructionMeasurement>>& instructions() const { return profile_.instructions(); }
+  // What this rank did last, and whether it waits for others; any thread may read it.
+  FlightRecorder& flight() { return flight_; }
+  const FlightRecorder& flight() const { return flight_; }
 
  private:
   // How the calls of one Segment are submitted; determined once.
@@ -103,6 +107,8 @@ class Executor {
     LossScale scale;
   };
   Results* results_ = nullptr;
+
+  FlightRecorder flight_;
 
   bool timing_ = false;  // this step
   StepProfile profile_;

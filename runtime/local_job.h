@@ -10,6 +10,7 @@
 #include "planner/program/lower.h"
 #include "runtime/share_results.h"
 #include "runtime/executor.h"
+#include "runtime/launch/job_watch.h"
 #include "runtime/launch/rendezvous.h"
 #include "runtime/parameters.h"
 #include "runtime/world.h"
@@ -44,6 +45,12 @@ class LocalJob {
   };
   void run(const Steps& steps);
 
+  // From here on the watch knows what the hosted ranks do, wakes them when the job has failed, and
+  // then writes their last instructions to files of the folder.
+  void be_watched(JobWatch& watch, const std::string& folder);
+  // For failures outside of `run`: ends the waiting of all ranks of the job.
+  void abort(const std::string& reason) noexcept;
+
   const std::vector<Program>& programs() const { return programs_; }  // of all ranks
   const std::vector<int>& hosted() const { return world_->hosted(); }
   // For hosted ranks only.
@@ -75,8 +82,15 @@ class LocalJob {
   void end_step(const Steps& steps, Progress& progress);
   std::optional<double> own_loss() const;  // of the step, where a hosted rank holds it
 
+  // The step in which a rank failed and what it did there: ", in step 3, ..."; empty before the
+  // first.
+  std::string place_of_failure(std::size_t hosted_rank) const;
+  // Wakes all ranks where there is no memory for a better reason.
+  void give_up_without_memory(std::size_t hosted_rank);
+
   const Job job_;
   Rendezvous& rendezvous_;
+  JobWatch* watch_ = nullptr;  // while these ranks are known to it
   std::vector<Program> programs_;
   GroupTable groups_;
   std::unique_ptr<World> world_;

@@ -33,7 +33,11 @@ struct Setting {
 Setting set_up(const OpGraph& graph, const Plan& plan, const RunOptions& options, Rendezvous& rendezvous) {
   Setting setting;
   const bool several = rendezvous.processes() > 1;
-  if (several) agree_on(rendezvous, run_facts(plan, options));
+  if (several) {
+    std::vector<Fact> facts;
+    agree(rendezvous, [&] { facts = run_facts(plan, options); });
+    agree_on(rendezvous, facts);
+  }
   agree(rendezvous, [&] {
     setting.make_world = choose_world(plan, options.world, rendezvous);
     setting.data = TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary);
@@ -216,32 +220,15 @@ RunReport report_of(const LocalJob& job, const StepLog& log, Bytes process_growt
   return report;
 }
 
-}  // namespace
-
-const char* name(OnNotFinite what) { return what == OnNotFinite::stop ? "stop" : "skip"; }
-
-TrainingSpec with_gradient_norm(TrainingSpec training) {
-  if (!computes_norm(training)) training.clip_norm = std::numeric_limits<double>::infinity();
-  return training;
-}
-
-RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& options, Rendezvous& rendezvous) {
-  PARPLAN_ASSERT(options.on_not_finite == OnNotFinite::stop || computes_norm(plan.training),
-                 "steps are skipped by their gradient norm");
-  const Setting setting = set_up(graph, plan, options, rendezvous);
-  const Start start = find_start(graph, plan, setting.data, options, rendezvous);
-  if (options.on_start) options.on_start();
-  const auto note = [&](const std::string& line) {
-    if (options.on_note) options.on_note(line);
-  };
-  for (const std::string& line : notes_of(start, options)) note(line);
-
-  const Bytes memory_before = resident_memory();
-  const Job description = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
-  LocalJob job(description, initializer(plan.training.seed), setting.make_world, rendezvous);
+// Everything that a run does with its ranks.
+RunReport run_job(LocalJob& job, const OpGraph& graph, const Plan& plan, const TokenData& data, const Start& start,
+                  const RunOptions& options, Bytes memory_before, Rendezvous& rendezvous) {
   verify(job.programs());
   check_prediction(plan, job.programs());
   if (start.checkpoint) restore(job, graph, plan.training, *start.checkpoint);
+  const auto note = [&](const std::string& line) {
+    if (options.on_note) options.on_note(line);
+  };
   std::optional<Checkpoints> checkpoints;
   if (!options.checkpoint.folder.empty())
     checkpoints.emplace(options.checkpoint, job, graph, plan, start.facts, rendezvous,
@@ -250,7 +237,7 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
                                           }});
   StepLog log;
   if (start.position.step < options.steps)
-    log = execute(job, plan, setting.data, options, start.position, checkpoints ? &*checkpoints : nullptr);
+    log = execute(job, plan, data, options, start.position, checkpoints ? &*checkpoints : nullptr);
   RunReport report = report_of(job, log, resident_memory() - memory_before);
   report.first_step = start.position.step;
   if (checkpoints) {
@@ -279,6 +266,36 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   const std::int64_t profiled = backend == BackendKind::cuda ? 1 : std::max<std::int64_t>(report.steps - 1, 1);
   report.instructions = compare_instructions(job.programs()[typical.rank], end.instructions, profiled);
   return report;
+}
+
+}  // namespace
+
+const char* name(OnNotFinite what) { return what == OnNotFinite::stop ? "stop" : "skip"; }
+
+TrainingSpec with_gradient_norm(TrainingSpec training) {
+  if (!computes_norm(training)) training.clip_norm = std::numeric_limits<double>::infinity();
+  return training;
+}
+
+RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& options, Rendezvous& rendezvous) {
+  PARPLAN_ASSERT(options.on_not_finite == OnNotFinite::stop || computes_norm(plan.training),
+                 "steps are skipped by their gradient norm");
+  const Setting setting = set_up(graph, plan, options, rendezvous);
+  const Start start = find_start(graph, plan, setting.data, options, rendezvous);
+  if (options.on_start) options.on_start();
+  if (options.on_note)
+    for (const std::string& line : notes_of(start, options)) options.on_note(line);
+
+  const Bytes memory_before = resident_memory();
+  const Job description = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
+  LocalJob job(description, initializer(plan.training.seed), setting.make_world, rendezvous);
+  if (options.watch != nullptr) job.be_watched(*options.watch, options.records_folder);
+  try {
+    return run_job(job, graph, plan, setting.data, start, options, memory_before, rendezvous);
+  } catch (const std::exception& failure) {
+    job.abort(failure.what());  // before its ranks leave, who may wait for those of other processes
+    throw;
+  }
 }
 
 }  // namespace parplan

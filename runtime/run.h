@@ -9,6 +9,7 @@
 #include "planner/plan/plan.h"
 #include "runtime/checkpoints.h"
 #include "runtime/choose_world.h"
+#include "runtime/launch/job_watch.h"
 #include "runtime/measured_step.h"
 
 namespace parplan {
@@ -42,6 +43,10 @@ struct RunOptions {
   // The signal that this process received, if any: the job ends after the present step. May be
   // empty.
   std::function<std::optional<int>()> signal = {};
+  // Which ends the job's waiting when it has failed; may be null. The ranks' last instructions are
+  // then written to files of this folder.
+  JobWatch* watch = nullptr;
+  std::string records_folder = {};
   std::function<void()> on_start = {};  // when it is clear that the plan can run here; may be empty
   std::function<void(const StepRecord&)> on_step = {};  // may be empty
   // Lines for people, of checkpoints: what was done, and what could not be. May be empty.

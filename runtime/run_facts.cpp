@@ -12,7 +12,7 @@
 
 #include "planner/plan/layout_choices.h"
 #include "runtime/device/cpu/instruction_sets.h"
-#include "runtime/launch/build_identity.h"
+#include "runtime/plugin/build_identity.h"
 #include "runtime/launch/fingerprint.h"
 
 namespace parplan {

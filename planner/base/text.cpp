@@ -82,4 +82,25 @@ std::string join(const std::vector<std::string>& words, std::string_view separat
   return fmt::format("{}", fmt::join(words, separator));
 }
 
+// U+0080 to U+009F are controls, too, and U+202A to U+202E and U+2066 to U+2069 turn text around.
+std::string printable(std::string_view text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = [&](std::size_t at) {
+      return at < text.size() ? static_cast<unsigned char>(text[at]) : static_cast<unsigned char>(0);
+    };
+    const unsigned char first = byte(i), second = byte(i + 1), third = byte(i + 2);
+    const bool turns = first == 0xe2 && ((second == 0x80 && third >= 0xaa && third <= 0xae) ||
+                                         (second == 0x81 && third >= 0xa6 && third <= 0xa9));
+    const bool c1 = first == 0xc2 && second >= 0x80 && second <= 0x9f;
+    if (turns || c1 || (first < 0x20 && first != '\n') || first == 0x7f) {
+      result += '?';
+      i += turns ? 2 : c1 ? 1 : 0;
+    } else {
+      result += text[i];
+    }
+  }
+  return result;
+}
+
 }  // namespace parplan

@@ -19,6 +19,10 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 // "1 node", "2 nodes".
 std::string pluralized(int count, std::string_view what);
 
+// A text from elsewhere, to be printed: control characters but newlines, and those that turn the
+// direction of writing around, become "?".
+std::string printable(std::string_view text);
+
 // "a, b, c".
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/plugin/build_identity.h"
 #include "runtime/plugin/open_plugin.h"
 
 namespace parplan {
@@ -15,11 +16,11 @@ OpenedGpu open_now() {
   constexpr const char* library = "libparplan_cuda.so";
   const OpenedPlugin plugin = open_plugin(library, make_gpu_symbol);
   if (plugin.function == nullptr) return {.gpu = nullptr, .missing = plugin.missing};
-  Gpu* gpu = reinterpret_cast<MakeGpu>(plugin.function)(PARPLAN_VERSION);
+  Gpu* gpu = reinterpret_cast<MakeGpu>(plugin.function)(write_identity(build_identity()).c_str());
   if (gpu == nullptr)
     return {.gpu = nullptr,
-            .missing = fmt::format("{} is not of this program's version, {}: install both from one build", library,
-                                   PARPLAN_VERSION)};
+            .missing = fmt::format("{} is not of this program's build ({}, sources {}): install both from one build",
+                                   library, build_identity().version, build_identity().sources)};
   return {.gpu = std::shared_ptr<Gpu>(gpu), .missing = ""};
 }
 

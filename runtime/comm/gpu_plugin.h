@@ -73,9 +73,9 @@ struct OpenedGpu {
 // does not imply a driver or a GPU: `devices` tells.
 OpenedGpu open_gpu();
 
-// The plugin's export. `version` is the main program's; the result is null if the plugin's own
-// differs.
-using MakeGpu = Gpu* (*)(const char* version);
+// The plugin's export. `build` is the main program's (write_identity); the result is null if the
+// plugin is of another one: the two exchange objects whose layout either may have changed.
+using MakeGpu = Gpu* (*)(const char* build);
 inline constexpr const char* make_gpu_symbol = "parplan_make_gpu";
 
 }  // namespace parplan

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -48,7 +48,7 @@ std::vector<Fact> facts_in(std::string_view text) {
     text.remove_prefix(std::min(line.size() + 1, text.size()));
     const std::size_t tab = line.find('\t');
     if (tab == std::string_view::npos) continue;
-    facts.push_back({.name = std::string(line.substr(0, tab)), .value = std::string(line.substr(tab + 1))});
+    facts.push_back({.name = printable(line.substr(0, tab)), .value = printable(line.substr(tab + 1))});
   }
   return facts;
 }
@@ -97,26 +97,26 @@ std::string differences(const std::vector<std::vector<Fact>>& everyone) {
 }  // namespace
 
 void agree(Rendezvous& rendezvous, const std::function<void()>& check) {
-  std::exception_ptr own;
+  std::optional<SaidForAll> own;
   std::string text;
   try {
     check();
   } catch (const ConfigError& error) {
-    own = std::current_exception();
+    own.emplace(error);
     text = error.what();
   }
   std::vector<Refusal> refusals;  // by the first process that has each
   const auto texts = rendezvous.all_gather(std::as_bytes(std::span<const char>(text)));
   for (std::size_t process = 0; process < texts.size(); ++process) {
     if (texts[process].empty()) continue;
-    const std::string one = text_of(texts[process]);
+    const std::string one = printable(text_of(texts[process]));
     auto refusal = std::ranges::find(refusals, one, &Refusal::text);
     if (refusal == refusals.end()) refusal = refusals.insert(refusals.end(), Refusal{.text = one, .processes = {}});
     refusal->processes.push_back(static_cast<int>(process));
   }
   if (refusals.empty()) return;
   if (rendezvous.process() != 0) throw SaidElsewhere(refusals.front().text);
-  if (refusals.front().processes.size() == texts.size()) std::rethrow_exception(own);
+  if (refusals.front().processes.size() == texts.size()) throw *own;
   std::string all;
   for (const Refusal& refusal : refusals) {
     const std::string_view prefix = "error: ";
@@ -124,7 +124,7 @@ void agree(Rendezvous& rendezvous, const std::function<void()>& check) {
     all += fmt::format("{}{} of {}: {}", all.empty() ? "" : "\n", named(refusal.processes), texts.size(),
                        said.substr(said.starts_with(prefix) ? prefix.size() : 0));
   }
-  throw ConfigError(all);
+  throw SaidForAll(ConfigError(all));
 }
 
 void agree_on(Rendezvous& rendezvous, std::span<const Fact> facts) {
@@ -144,7 +144,7 @@ void agree_on(Rendezvous& rendezvous, std::span<const Fact> facts) {
       "the processes of this job differ: {}; start all of them with the same plan, data, options and build of parplan",
       differences(everyone));
   if (rendezvous.process() != 0) throw SaidElsewhere(message);
-  throw ConfigError(message);
+  throw SaidForAll(ConfigError(message));
 }
 
 }  // namespace parplan

@@ -15,9 +15,15 @@ class SaidElsewhere : public ConfigError {
   using ConfigError::ConfigError;
 };
 
+// An error of which all processes of the job know, and which this one reports.
+class SaidForAll : public ConfigError {
+ public:
+  explicit SaidForAll(const ConfigError& error) : ConfigError(error) {}
+};
+
 // Every process checks its own inputs by `check`; when one refuses them (ConfigError), none
-// continues. Process 0 throws what all have to say, once, with the numbers of the processes where
-// it does not hold for all; the others throw SaidElsewhere. Called by every process.
+// continues. Process 0 throws (SaidForAll) what all have to say, once, with the numbers of the
+// processes where it does not hold for all; the others throw SaidElsewhere. Called by every process.
 void agree(Rendezvous& rendezvous, const std::function<void()>& check);
 
 // Something that all processes of a job must have alike: "learning rate", "0.0003".
@@ -27,8 +33,8 @@ struct Fact {
   bool operator==(const Fact&) const = default;
 };
 
-// Returns when all processes have the same facts. Otherwise none continues: process 0 throws a
-// ConfigError that says what differs, in which processes, with the values (rank r is process r),
+// Returns when all processes have the same facts. Otherwise none continues: process 0 throws
+// SaidForAll, which says what differs, in which processes, with the values (rank r is process r),
 // and the others throw SaidElsewhere. Called by every process.
 void agree_on(Rendezvous& rendezvous, std::span<const Fact> facts);
 

@@ -10,6 +10,7 @@
 #include "planner/base/error.h"
 #include "runtime/launch/mpi_plugin_interface.h"
 #include "runtime/launch/tcp_rendezvous.h"
+#include "runtime/plugin/build_identity.h"
 #include "runtime/plugin/open_plugin.h"
 
 namespace parplan {
@@ -94,10 +95,12 @@ std::unique_ptr<Rendezvous> join_by_mpi() {
   const OpenedPlugin plugin = open_plugin(mpi_library, make_mpi_rendezvous_symbol);
   if (plugin.function == nullptr)
     throw ConfigError(fmt::format("MPI started this process, whose MPI plugin is missing: {}", plugin.missing));
-  const MpiHost host{.version = PARPLAN_VERSION, .sum = host_sum_in_order(), .max = host_max_in_order()};
+  const std::string build = write_identity(build_identity());
+  const MpiHost host{.build = build.c_str(), .sum = host_sum_in_order(), .max = host_max_in_order()};
   Rendezvous* made = reinterpret_cast<MakeMpiRendezvous>(plugin.function)(host);
   if (made == nullptr)
-    throw ConfigError(fmt::format("{} is not of this version of parplan ({})", mpi_library, PARPLAN_VERSION));
+    throw ConfigError(fmt::format("{} is not of this program's build ({}, sources {}): install both from one build",
+                                  mpi_library, build_identity().version, build_identity().sources));
   return std::unique_ptr<Rendezvous>(made);
 }
 
@@ -140,6 +143,8 @@ ProcessPlace read_process_place(const Environment& environment) {
         "RANK and WORLD_SIZE are set, MASTER_ADDR is not: it is the name or address of the machine of process 0");
   place.address = address;
   place.port = needed(environment, "MASTER_PORT", "a free port of the machine of process 0", 1, 65535);
+  const char* token = value_of(environment, token_variable);
+  place.token = token == nullptr ? "" : token;
   // In that case torchrun's own store listens at MASTER_PORT (PyTorch 2.4 and later,
   // torch/distributed/elastic; pytorch/pytorch#125743).
   const char* taken = value_of(environment, "TORCHELASTIC_USE_AGENT_STORE");
@@ -147,7 +152,8 @@ ProcessPlace read_process_place(const Environment& environment) {
   return place;
 }
 
-std::unique_ptr<Rendezvous> find_rendezvous(const Environment& environment, std::chrono::milliseconds patience) {
+std::unique_ptr<Rendezvous> find_rendezvous(const Environment& environment, std::chrono::milliseconds patience,
+                                            std::chrono::milliseconds silence) {
   const ProcessPlace place = read_process_place(environment);
   if (place.started_by == StartedBy::itself || place.processes == 1) return alone();
   if (place.started_by == StartedBy::mpi) {
@@ -165,7 +171,10 @@ std::unique_ptr<Rendezvous> find_rendezvous(const Environment& environment, std:
                          .local_process = place.local_process,
                          .local_processes = place.local_processes,
                          .address = place.address,
-                         .port = place.port},
+                         .port = place.port,
+                         .token = place.token,
+                         .build = write_identity(build_identity()),
+                         .silence = silence},
                         patience);
 }
 

@@ -26,8 +26,12 @@ struct ProcessPlace {
   int local_processes = 1;
   std::string address;  // the address where process 0 listens
   int port = 0;
+  std::string token = {};  // of the job; may be empty
   bool operator==(const ProcessPlace&) const = default;
 };
+
+// The variable that keeps processes of different jobs apart: run_children sets it.
+inline constexpr const char* token_variable = "PARPLAN_JOB_TOKEN";
 
 // Looks for the variables of MPI's starters (mpirun, mpiexec, srun --mpi=pmix), then for torchrun's
 // (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Throws ConfigError
@@ -40,7 +44,9 @@ inline constexpr std::chrono::seconds default_patience(60);
 
 // Joins the job that the environment describes, or `alone`. Throws ConfigError as above and where
 // MPI is asked for and libparplan_mpi.so is missing; RunError where processes are missing.
+// `silence`: as in TcpPlace.
 std::unique_ptr<Rendezvous> find_rendezvous(const Environment& environment = process_environment(),
-                                            std::chrono::milliseconds patience = default_patience);
+                                            std::chrono::milliseconds patience = default_patience,
+                                            std::chrono::milliseconds silence = std::chrono::seconds(6));
 
 }  // namespace parplan

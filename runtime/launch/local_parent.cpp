@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -20,7 +22,9 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "runtime/launch/find_rendezvous.h"
 #include "runtime/launch/free_port.h"
+#include "runtime/launch/step_board.h"
 
 namespace parplan {
 namespace {
@@ -93,29 +97,50 @@ class TakenSignals {
 struct Child {
   int process = 0;
   pid_t pid = 0;
+  Clock::time_point begun;
   bool running = true;
+  bool stopped = false;
+  bool told = false;  // to end, by this process
   Descriptor output;  // of processes other than 0
   std::string line;   // the beginning of a line that has not ended yet
 };
 
+// What the children of one call have in common.
+struct Family {
+  int processes = 1;
+  int port = 0;
+  std::string token;
+  int board = -1;  // the descriptor
+};
+
+// 128 random bits: whoever wants to join the job has to know them.
+std::string random_token() {
+  std::array<std::uint64_t, 2> bits{};
+  if (getrandom(bits.data(), sizeof bits, 0) != static_cast<ssize_t>(sizeof bits)) fail("random numbers", errno);
+  return fmt::format("{:016x}{:016x}", bits[0], bits[1]);
+}
+
 // This process's environment without the variables of another starter, and with a child's place.
-std::vector<std::string> environment_of(int process, int processes, int port) {
-  static constexpr std::array<std::string_view, 10> replaced = {
+std::vector<std::string> environment_of(int process, const Family& family) {
+  static const std::vector<std::string> replaced = {
       "RANK=", "WORLD_SIZE=", "LOCAL_RANK=",  "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "OMPI_COMM_WORLD_",
-      "PMI_",  "PMIX_",       "TORCHELASTIC_"};
+      "PMI_",  "PMIX_",       "TORCHELASTIC_", fmt::format("{}=", token_variable),
+      fmt::format("{}=", StepBoard::variable)};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
     if (std::none_of(replaced.begin(), replaced.end(),
-                     [&](std::string_view prefix) { return text.starts_with(prefix); }))
+                     [&](const std::string& prefix) { return text.starts_with(prefix); }))
       variables.emplace_back(text);
   }
   variables.push_back(fmt::format("RANK={}", process));
-  variables.push_back(fmt::format("WORLD_SIZE={}", processes));
+  variables.push_back(fmt::format("WORLD_SIZE={}", family.processes));
   variables.push_back(fmt::format("LOCAL_RANK={}", process));
-  variables.push_back(fmt::format("LOCAL_WORLD_SIZE={}", processes));
+  variables.push_back(fmt::format("LOCAL_WORLD_SIZE={}", family.processes));
   variables.emplace_back("MASTER_ADDR=127.0.0.1");
-  variables.push_back(fmt::format("MASTER_PORT={}", port));
+  variables.push_back(fmt::format("MASTER_PORT={}", family.port));
+  variables.push_back(fmt::format("{}={}", token_variable, family.token));
+  variables.push_back(fmt::format("{}={}", StepBoard::variable, family.board));
   return variables;
 }
 
@@ -126,13 +151,13 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   return pointers;
 }
 
-Child start(const std::string& program, const std::vector<std::string>& arguments, int process, int processes, int port,
+Child start(const std::string& program, const std::vector<std::string>& arguments, int process, const Family& family,
             const sigset_t& signals) {
   std::error_code unreadable;
   const std::filesystem::path path = std::filesystem::read_symlink(program, unreadable);
   std::vector<std::string> words = {unreadable ? program : path.string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<std::string> variables = environment_of(process, processes, port);
+  std::vector<std::string> variables = environment_of(process, family);
   const std::vector<char*> argument_pointers = pointers_to(words);
   const std::vector<char*> variable_pointers = pointers_to(variables);
   Descriptor no_input(open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -143,7 +168,9 @@ Child start(const std::string& program, const std::vector<std::string>& argument
   if (pid < 0) fail("starting a child process", errno);
   if (pid == 0) {
     // Only calls that POSIX allows between fork and exec.
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    // SIGKILL: a child that is stopped would not get any other signal. The parent may have died
+    // before.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
     if (process != 0) {
       dup2(no_input.get(), STDIN_FILENO);
@@ -166,7 +193,7 @@ Child start(const std::string& program, const std::vector<std::string>& argument
     fail(fmt::format("{} cannot be started", program).c_str(), error);
   }
   if (process == 0) output.reset();
-  return {.process = process, .pid = pid, .running = true, .output = std::move(output), .line = {}};
+  return {.process = process, .pid = pid, .begun = Clock::now(), .output = std::move(output), .line = {}};
 }
 
 // The children of one call; none is left behind in any case.
@@ -174,7 +201,7 @@ struct Children {
   std::vector<Child> all;
 
   ~Children() {
-    tell(SIGKILL);
+    pass_on(SIGKILL);
     for (const Child& child : all)
       if (child.running) waitpid(child.pid, nullptr, 0);
   }
@@ -184,9 +211,17 @@ struct Children {
   bool any_open() const {
     return std::any_of(all.begin(), all.end(), [](const Child& child) { return child.output.get() >= 0; });
   }
-  void tell(int signal) const {
+  void pass_on(int signal) const {
     for (const Child& child : all)
       if (child.running) kill(child.pid, signal);
+  }
+  // A stopped child hears nothing but SIGKILL.
+  void end(int signal) {
+    for (Child& child : all) {
+      if (!child.running) continue;
+      child.told = true;
+      kill(child.pid, child.stopped ? SIGKILL : signal);
+    }
   }
 };
 
@@ -204,15 +239,37 @@ void read_lines(Child& child, const ChildrenOptions& options) {
   child.output.reset();
 }
 
+// What has happened to a child, as waitpid says it; nothing where it goes on or has ended well.
+std::optional<ChildEvent> event_of(Child& child, int status, const StepBoard& board) {
+  child.stopped = WIFSTOPPED(status);
+  if (WIFSTOPPED(status) || WIFCONTINUED(status)) {
+    if (WIFCONTINUED(status)) return std::nullopt;
+  } else {
+    child.running = false;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return std::nullopt;
+  }
+  return ChildEvent{
+      .process = child.process,
+      .kind = WIFSTOPPED(status)    ? ChildEvent::Kind::stopped
+              : WIFSIGNALED(status) ? ChildEvent::Kind::killed
+                                    : ChildEvent::Kind::exited,
+      .number = WIFSTOPPED(status) ? WSTOPSIG(status) : WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status),
+      .after = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - child.begun),
+      .last_step = board.last_step(child.process)};
+}
+
 // The exit code of the first child that has failed since the last call.
-std::optional<int> reap(Children& children) {
+std::optional<int> reap(Children& children, const StepBoard& board, const ChildrenOptions& options) {
   std::optional<int> failed;
   for (Child& child : children.all) {
     int status = 0;
-    if (!child.running || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
-    child.running = false;
-    const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (code != 0 && !failed) failed = code;
+    while (child.running && waitpid(child.pid, &status, WNOHANG | WUNTRACED | WCONTINUED) == child.pid) {
+      const std::optional<ChildEvent> event = event_of(child, status, board);
+      if (!event) continue;
+      if (!child.told && options.on_event) options.on_event(*event);
+      if (event->kind == ChildEvent::Kind::stopped || failed) continue;
+      failed = event->kind == ChildEvent::Kind::killed ? 128 + event->number : event->number;
+    }
   }
   return failed;
 }
@@ -223,10 +280,12 @@ int run_children(const std::vector<std::string>& arguments, const ChildrenOption
   PARPLAN_ASSERT(options.processes > 0, fmt::format("{} processes", options.processes));
   const TakenSignals signals;
   const LoopbackPort port;
+  const StepBoard board(options.processes);
+  const Family family{
+      .processes = options.processes, .port = port.number(), .token = random_token(), .board = board.descriptor()};
   Children children;
   for (int process = 0; process < options.processes; ++process)
-    children.all.push_back(
-        start(options.program, arguments, process, options.processes, port.number(), signals.before()));
+    children.all.push_back(start(options.program, arguments, process, family, signals.before()));
 
   int result = 0;
   std::optional<Clock::time_point> deadline;  // for the next action
@@ -246,15 +305,15 @@ int run_children(const std::vector<std::string>& arguments, const ChildrenOption
         if (ready[c + 1].revents != 0) read_lines(*open[c], options);
     while (const std::optional<signalfd_siginfo> signal = signals.next()) {
       const bool from_terminal = signal->ssi_code == SI_KERNEL;
-      if (signal->ssi_signo != SIGCHLD && !from_terminal) children.tell(static_cast<int>(signal->ssi_signo));
+      if (signal->ssi_signo != SIGCHLD && !from_terminal) children.pass_on(static_cast<int>(signal->ssi_signo));
     }
-    const std::optional<int> failed = reap(children);
+    const std::optional<int> failed = reap(children, board, options);
     if (failed && result == 0) {
       result = *failed;
       deadline = Clock::now() + time_to_end_by_oneself;
     }
     if (deadline && Clock::now() >= *deadline) {
-      children.tell(next_signal);
+      children.end(next_signal);
       next_signal = SIGKILL;
       deadline = Clock::now() + time_to_end_when_told;
     }

@@ -23,19 +23,20 @@ class Alone final : public Rendezvous {
   }
   void check() override {
     const std::lock_guard lock(mutex_);
-    if (reason_) throw RunError(fmt::format("process 0 stopped: {}", *reason_));
+    if (failure_) throw RunError(*failure_);
   }
-  void abort(const std::string& reason) noexcept override {
+  void fail(const std::string& text) noexcept override {
     const std::lock_guard lock(mutex_);
-    if (!reason_) reason_ = reason;
+    if (!failure_) failure_ = text;
   }
+  std::vector<Heard> beat(const Position&) noexcept override { return {}; }
   std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>&, int) override {
     return nullptr;
   }
 
  private:
   std::mutex mutex_;
-  std::optional<std::string> reason_;
+  std::optional<std::string> failure_;
 };
 
 }  // namespace
@@ -49,6 +50,18 @@ std::vector<std::byte> broadcast(Rendezvous& rendezvous, std::span<const std::by
 
 std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+void Rendezvous::abort(const std::string& reason) noexcept {
+  // Where there is no memory for words, the reason alone has to do.
+  std::string text;
+  try {
+    text = fmt::format("process {} stopped: {}", process(), reason);
+  } catch (const std::exception&) {
+    fail(reason);
+    return;
+  }
+  fail(text);
 }
 
 void barrier(Rendezvous& rendezvous) { rendezvous.all_gather({}); }

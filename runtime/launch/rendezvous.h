@@ -1,14 +1,24 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "runtime/comm/communicator.h"
+#include "runtime/launch/flight_recorder.h"
 
 namespace parplan {
+
+// What is known of another process: how many signs of life came from it, and what its rank did
+// when it sent the last one.
+struct Heard {
+  int process = 0;
+  std::int64_t signs = 0;
+  Position position;
+};
 
 // Where the processes of one job meet: they find each other when it is made, exchange small data
 // (ids of NCCL, losses, measurements) and learn of each other's failures. One thread of every
@@ -29,9 +39,20 @@ class Rendezvous {
   // Throws RunError when a process has aborted or has been lost; returns immediately. For callers
   // that wait for something else.
   virtual void check() = 0;
-  // Makes every process's pending and later calls throw RunError: "process 2 stopped: <reason>".
-  // The first reason wins. Does not throw.
-  virtual void abort(const std::string& reason) noexcept = 0;
+  // Makes every process's pending and later calls throw RunError with this text. The first one
+  // wins. It returns within about a second, whatever the other processes do.
+  virtual void fail(const std::string& text) noexcept = 0;
+  // The same with "process 2 stopped: <reason>".
+  void abort(const std::string& reason) noexcept;
+
+  // Says that this process lives and what its rank does; one thread calls it, several times a
+  // second, as long as the job lasts. Returns what is known of the processes that this one hears
+  // directly and that have not left: process 0 hears all, the others hear process 0. Does not wait
+  // for anybody: where it cannot get through, nothing new is heard.
+  virtual std::vector<Heard> beat(const Position& own) noexcept = 0;
+  // Ends the other processes by force, where the way of starting them has a means to that. It may
+  // be called when the rendezvous is gone, and may not return.
+  virtual std::function<void()> way_to_end_others() const { return [] {}; }
 
   // Makes the transport between CPU ranks; rank r is process r. All processes call it with equal
   // arguments. Null where this way of starting has no transport for CPU ranks (torchrun's

@@ -17,6 +17,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -24,6 +25,8 @@
 #include <fmt/ranges.h>
 
 #include "planner/base/error.h"
+#include "planner/base/text.h"
+#include "runtime/launch/fingerprint.h"
 
 namespace parplan {
 namespace {
@@ -32,18 +35,27 @@ using Clock = std::chrono::steady_clock;
 using Bytestring = std::vector<std::byte>;
 
 // "parplan" and the version of the protocol; raise the last byte with every change of the messages.
-constexpr std::uint64_t greeting_magic = 0x7061'7270'6c61'6e01;
+constexpr std::uint64_t greeting_magic = 0x7061'7270'6c61'6e02;
 constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
 // How long a peer may leave a message in its sockets before it counts as lost. Its reader thread
 // takes messages immediately.
 constexpr std::chrono::seconds send_patience(20);
 // Between two attempts to connect.
 constexpr std::chrono::milliseconds retry_pause(50);
+// The same for messages without which a peer can do: why the job has failed, and farewells.
+constexpr std::chrono::milliseconds last_word_patience(500);
 // How long a leaving process waits for the others to see it leave.
 constexpr std::chrono::seconds farewell_patience(1);
 // How much longer than process 0 the others wait for its welcome: it tells them which processes are
 // missing.
 constexpr std::chrono::seconds welcome_margin(5);
+// Connections that have not said who they are: how many there may be, and for how long each.
+constexpr std::size_t most_strangers = 256;
+constexpr std::chrono::seconds stranger_patience(10);
+// A stranger so old makes room for another one.
+constexpr std::chrono::seconds least_stranger_patience(1);
+// Between two attempts to accept a connection while there are no descriptors.
+constexpr std::chrono::milliseconds accept_pause(100);
 
 // Integers travel with the lowest byte first.
 void append(Bytestring& bytes, std::uint64_t value) {
@@ -55,17 +67,20 @@ std::uint64_t number_at(const std::byte* bytes) {
   return value;
 }
 
-// A message: kind, length, then as many bytes.
+// A message: magic, kind and length in one number, then as many bytes.
 enum class MessageKind : std::uint64_t {
-  greeting = 1,  // process, processes; the first that a connecting process sends
+  greeting = 1,  // process, processes, token, build; the first that a connecting process sends
   welcome,       // everyone is there
   refusal,       // text: why the connection is closed
   contribution,  // to process 0
   everyone,      // from process 0: lengths, then bytes, by process
   failure,       // text: what everybody's calls throw from here on
   farewell,      // the last one
+  beat,          // its sender lives: a Position
 };
-constexpr std::size_t head_bytes = 24;  // magic, kind, length
+constexpr std::size_t head_bytes = 16;
+constexpr int kind_shift = 56;
+constexpr std::size_t greeting_bytes = 40;
 
 struct Message {
   MessageKind kind{};
@@ -76,8 +91,7 @@ Bytestring framed(MessageKind kind, std::span<const std::byte> body) {
   Bytestring frame;
   frame.reserve(head_bytes + body.size());
   append(frame, greeting_magic);
-  append(frame, static_cast<std::uint64_t>(kind));
-  append(frame, body.size());
+  append(frame, static_cast<std::uint64_t>(kind) << kind_shift | body.size());
   frame.insert(frame.end(), body.begin(), body.end());
   return frame;
 }
@@ -91,9 +105,9 @@ std::optional<Message> take_message(Bytestring& incoming) {
   if (incoming.size() >= 8 && number_at(incoming.data()) != greeting_magic)
     throw RunError("it does not speak this version of parplan's protocol");
   if (incoming.size() < head_bytes) return std::nullopt;
-  const std::uint64_t kind = number_at(incoming.data() + 8);
-  const std::uint64_t length = number_at(incoming.data() + 16);
-  if (kind < 1 || kind > static_cast<std::uint64_t>(MessageKind::farewell) || length > longest_message)
+  const std::uint64_t kind = number_at(incoming.data() + 8) >> kind_shift;
+  const std::uint64_t length = number_at(incoming.data() + 8) & ((std::uint64_t{1} << kind_shift) - 1);
+  if (kind < 1 || kind > static_cast<std::uint64_t>(MessageKind::beat) || length > longest_message)
     throw RunError("it does not speak this version of parplan's protocol");
   if (incoming.size() < head_bytes + length) return std::nullopt;
   const auto body = incoming.begin() + head_bytes;
@@ -135,31 +149,52 @@ void switch_on(const Socket& socket, int level, int option) {
   setsockopt(socket.get(), level, option, &on, sizeof on);
 }
 
-void prepare_connection(const Socket& socket) {
+// Finds machines that vanished: with nothing to send by keepalive probes, otherwise by the lack of
+// acknowledgements.
+void prepare_connection(const Socket& socket, std::chrono::milliseconds silence) {
   switch_on(socket, IPPROTO_TCP, TCP_NODELAY);
-  switch_on(socket, SOL_SOCKET, SO_KEEPALIVE);  // finds machines that vanished
-  const timeval limit{.tv_sec = send_patience.count(), .tv_usec = 0};
-  setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  switch_on(socket, SOL_SOCKET, SO_KEEPALIVE);
+  constexpr int probes = 3;
+  const auto seconds = std::max<std::int64_t>(1, std::chrono::ceil<std::chrono::seconds>(silence).count());
+  const auto limit = static_cast<unsigned>(silence.count());
+  const int idle = static_cast<int>(std::clamp<std::int64_t>(seconds / 2, 1, 7200));
+  const int interval = static_cast<int>(std::clamp<std::int64_t>((seconds - idle) / probes, 1, 7200));
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
 }
 
-// 0, or the error number.
-int send_all(const Socket& socket, const Bytestring& bytes) {
+// 0, or the error number; ETIMEDOUT when the peer has taken nothing for `patience`.
+int send_all(const Socket& socket, const Bytestring& bytes, std::chrono::milliseconds patience = send_patience) {
   std::size_t sent = 0;
   while (sent < bytes.size()) {
-    const ssize_t count = ::send(socket.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return errno == EAGAIN ? ETIMEDOUT : errno;
-    sent += static_cast<std::size_t>(count);
+    const ssize_t count = ::send(socket.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count >= 0) {
+      sent += static_cast<std::size_t>(count);
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return errno;
+    pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
+    if (poll(&ready, 1, static_cast<int>(patience.count())) == 0) return ETIMEDOUT;
   }
   return 0;
 }
 
+bool takes_more(const Socket& socket) {
+  pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
+  return poll(&ready, 1, 0) > 0 && (ready.revents & POLLOUT) != 0;
+}
+
 enum class Received { something, nothing_yet, end };
 
-// Appends the bytes that have arrived. RunError with the system's text.
-Received receive_some(const Socket& socket, Bytestring& incoming) {
-  std::array<std::byte, 65536> piece;
-  const ssize_t count = ::recv(socket.get(), piece.data(), piece.size(), MSG_DONTWAIT);
+constexpr std::size_t piece_bytes = 65536;
+
+// Appends the bytes that have arrived, at most so many. RunError with the system's text.
+Received receive_some(const Socket& socket, Bytestring& incoming, std::size_t most = piece_bytes) {
+  std::array<std::byte, piece_bytes> piece;
+  const ssize_t count = ::recv(socket.get(), piece.data(), std::min(most, piece.size()), MSG_DONTWAIT);
   if (count > 0) {
     incoming.insert(incoming.end(), piece.begin(), piece.begin() + count);
     return Received::something;
@@ -281,7 +316,8 @@ class TcpRendezvous final : public Rendezvous {
   int local_processes() const override { return place_.local_processes; }
   std::vector<Bytestring> all_gather(std::span<const std::byte> own) override;
   void check() override;
-  void abort(const std::string& reason) noexcept override;
+  void fail(const std::string& text) noexcept override;
+  std::vector<Heard> beat(const Position& own) noexcept override;
   std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>&, int) override {
     return nullptr;
   }
@@ -291,8 +327,10 @@ class TcpRendezvous final : public Rendezvous {
   struct Peer {
     int process = 0;
     Socket socket;
-    std::unique_ptr<std::mutex> sending = std::make_unique<std::mutex>();
+    std::unique_ptr<std::timed_mutex> sending = std::make_unique<std::timed_mutex>();
     Bytestring incoming;
+    std::int64_t signs = 0;  // of life: raised with whatever comes from it
+    Position position;
     std::deque<Bytestring> arrived;  // contributions, or everyone's from process 0
     bool left = false;
     bool closed = false;
@@ -301,15 +339,27 @@ class TcpRendezvous final : public Rendezvous {
   void gather_processes(std::chrono::milliseconds patience);
   void greet_process_0(std::chrono::milliseconds patience);
   std::string refusal_of(const Message& greeting) const;
+  // A connection that has not said who it is.
+  struct Stranger {
+    Socket socket;
+    Bytestring incoming;
+    Clock::time_point since;
+  };
+  // Reads what a stranger says; false when it is one no more: it has taken its place as a peer, or
+  // was refused, and `refused` says why.
+  bool hear(Stranger& stranger, std::string& refused);
+  // Forgets the peers who are gone, so that they may come again.
+  void drop_dead_peers(std::string& refused);
 
   void read_until_stopped();
   void read_from(Peer& peer);
   void take(Peer& peer, Message message);
-  void fail(const std::string& text);
   void send_to(Peer& peer, const Bytestring& frame);
   void throw_failure();  // with mutex_ held
 
   TcpPlace place_;
+  std::uint64_t token_ = 0;  // fingerprints
+  std::uint64_t build_ = 0;
   std::vector<Peer> peers_;  // all others by process, or process 0 alone
   Socket wake_reader_;
   std::thread reader_;
@@ -324,7 +374,10 @@ class TcpRendezvous final : public Rendezvous {
 };
 
 TcpRendezvous::TcpRendezvous(const TcpPlace& place, std::chrono::milliseconds patience)
-    : place_(place), wake_reader_(eventfd(0, EFD_CLOEXEC)) {
+    : place_(place),
+      token_(fingerprint(place.token)),
+      build_(fingerprint(place.build)),
+      wake_reader_(eventfd(0, EFD_CLOEXEC)) {
   PARPLAN_ASSERT(place.process >= 0 && place.process < place.processes,
                  fmt::format("process {} of {}", place.process, place.processes));
   if (!wake_reader_) throw RunError(fmt::format("eventfd: {}", std::strerror(errno)));
@@ -332,19 +385,61 @@ TcpRendezvous::TcpRendezvous(const TcpPlace& place, std::chrono::milliseconds pa
     gather_processes(patience);
   else
     greet_process_0(patience);
-  reader_ = std::thread([this] { read_until_stopped(); });
+  try {
+    reader_ = std::thread([this] { read_until_stopped(); });
+  } catch (const std::system_error& error) {
+    throw RunError(fmt::format("process {}: the thread that hears the other processes cannot be created: {}",
+                               place.process, error.code().message()));
+  }
 }
 
 std::string TcpRendezvous::refusal_of(const Message& greeting) const {
-  if (greeting.kind != MessageKind::greeting || greeting.body.size() != 16)
+  if (greeting.kind != MessageKind::greeting || greeting.body.size() != greeting_bytes - head_bytes)
     return "it does not speak this version of parplan's protocol";
-  const std::uint64_t process = number_at(greeting.body.data());
-  const std::uint64_t processes = number_at(greeting.body.data() + 8);
+  const std::uint64_t place = number_at(greeting.body.data());
+  const std::uint64_t process = place & 0xffffffffu;
+  const std::uint64_t processes = place >> 32;
+  if (number_at(greeting.body.data() + 8) != token_)
+    return "it has another token: it belongs to another job (PARPLAN_JOB_TOKEN is the same in all processes of a job)";
   if (processes != static_cast<std::uint64_t>(place_.processes))
     return fmt::format("it is one of {} processes, this job has {}", processes, place_.processes);
   if (process < 1 || process >= processes) return fmt::format("it calls itself process {} of {}", process, processes);
+  if (number_at(greeting.body.data() + 16) != build_)
+    return fmt::format("process {} is another build of parplan than process 0", process);
   if (peers_[process - 1].socket) return fmt::format("there is a process {} already", process);
   return {};
+}
+
+bool TcpRendezvous::hear(Stranger& stranger, std::string& refused) {
+  std::string refusal;
+  try {
+    const Received received =
+        receive_some(stranger.socket, stranger.incoming, greeting_bytes - stranger.incoming.size());
+    const std::optional<Message> greeting = take_message(stranger.incoming);
+    if (!greeting && received != Received::end && stranger.incoming.size() < greeting_bytes) return true;
+    refusal = greeting                          ? refusal_of(*greeting)
+              : received == Received::end ? "it closed the connection"
+                                          : "it does not speak this version of parplan's protocol";
+    if (refusal.empty()) {
+      peers_[(number_at(greeting->body.data()) & 0xffffffffu) - 1].socket = std::move(stranger.socket);
+      return false;
+    }
+  } catch (const RunError& error) {
+    refusal = error.what();
+  }
+  refused = fmt::format(" (a connection was refused: {})", refusal);
+  send_all(stranger.socket, framed(MessageKind::refusal, refusal), std::chrono::milliseconds(0));
+  return false;
+}
+
+// A peer says nothing between its greeting and the welcome: what can be read is its end.
+void TcpRendezvous::drop_dead_peers(std::string& refused) {
+  for (Peer& peer : peers_) {
+    pollfd ready{.fd = peer.socket.get(), .events = POLLIN, .revents = 0};
+    if (!peer.socket || poll(&ready, 1, 0) <= 0) continue;
+    peer.socket = Socket();
+    refused = fmt::format(" (process {} came, and was lost)", peer.process);
+  }
 }
 
 void TcpRendezvous::gather_processes(std::chrono::milliseconds patience) {
@@ -354,16 +449,14 @@ void TcpRendezvous::gather_processes(std::chrono::milliseconds patience) {
   }
   const auto deadline = Clock::now() + patience;
   const Socket listener = listen_at(place_.address, place_.port);
-  struct Stranger {
-    Socket socket;
-    Bytestring incoming;
-  };
-  std::vector<Stranger> strangers;
+  std::vector<Stranger> strangers;  // oldest first
   std::string refused;
+  Clock::time_point accepts_from = Clock::now();
   const auto is_missing = [](const Peer& peer) { return !peer.socket; };
 
   while (std::any_of(peers_.begin(), peers_.end(), is_missing)) {
-    if (Clock::now() >= deadline) {
+    const auto now = Clock::now();
+    if (now >= deadline) {
       std::vector<int> missing;
       for (const Peer& peer : peers_)
         if (!peer.socket) missing.push_back(peer.process);
@@ -371,48 +464,38 @@ void TcpRendezvous::gather_processes(std::chrono::milliseconds patience) {
           fmt::format("waited {} at {} for {} processes; missing: {}{}", shown(patience),
                       shown(place_.address, place_.port), place_.processes, fmt::join(missing, ", "), refused);
       for (const Peer& peer : peers_)
-        if (peer.socket) send_all(peer.socket, framed(MessageKind::failure, text));
+        if (peer.socket) send_all(peer.socket, framed(MessageKind::failure, text), last_word_patience);
       throw RunError(text);
     }
-    std::vector<pollfd> ready = {{.fd = listener.get(), .events = POLLIN, .revents = 0}};
+    std::erase_if(strangers, [&](const Stranger& stranger) { return now - stranger.since > stranger_patience; });
+    if (strangers.size() >= most_strangers && now - strangers.front().since > least_stranger_patience)
+      strangers.erase(strangers.begin());
+    const bool accepts = strangers.size() < most_strangers && now >= accepts_from;
+    std::vector<pollfd> ready = {
+        {.fd = accepts ? listener.get() : -1, .events = POLLIN, .revents = 0}};  // poll skips -1
     for (const Stranger& stranger : strangers)
       ready.push_back({.fd = stranger.socket.get(), .events = POLLIN, .revents = 0});
-    if (poll(ready.data(), ready.size(), milliseconds_until(deadline)) <= 0) continue;
+    for (const Peer& peer : peers_) ready.push_back({.fd = peer.socket.get(), .events = POLLIN, .revents = 0});
+    // Without a listener, or with strangers that may grow too old, it looks again soon.
+    const int limit = milliseconds_until(deadline);
+    const bool soon = !accepts || !strangers.empty();
+    if (poll(ready.data(), ready.size(), soon ? std::min(limit, static_cast<int>(accept_pause.count())) : limit) <= 0)
+      continue;
 
     std::vector<Stranger> remaining;
-    for (std::size_t s = 0; s < strangers.size(); ++s) {
-      Stranger& stranger = strangers[s];
-      if (ready[s + 1].revents == 0) {
-        remaining.push_back(std::move(stranger));
-        continue;
-      }
-      std::string refusal;
-      try {
-        const Received received = receive_some(stranger.socket, stranger.incoming);
-        const std::optional<Message> greeting = take_message(stranger.incoming);
-        if (!greeting && received != Received::end) {
-          remaining.push_back(std::move(stranger));
-          continue;
-        }
-        refusal = greeting ? refusal_of(*greeting) : "it closed the connection";
-        if (refusal.empty()) {
-          Peer& peer = peers_[number_at(greeting->body.data()) - 1];
-          peer.socket = std::move(stranger.socket);
-          peer.incoming = std::move(stranger.incoming);
-        }
-      } catch (const RunError& error) {
-        refusal = error.what();
-      }
-      if (refusal.empty()) continue;
-      refused = fmt::format(" (a connection was refused: {})", refusal);
-      send_all(stranger.socket, framed(MessageKind::refusal, refusal));
-    }
+    for (std::size_t s = 0; s < strangers.size(); ++s)
+      if (ready[s + 1].revents == 0 || hear(strangers[s], refused)) remaining.push_back(std::move(strangers[s]));
     strangers = std::move(remaining);
-    if (ready[0].revents != 0) {
-      Socket accepted(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!accepted) continue;
-      prepare_connection(accepted);
-      strangers.push_back({.socket = std::move(accepted), .incoming = {}});
+    drop_dead_peers(refused);
+    if (ready[0].revents == 0) continue;
+    Socket accepted(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (accepted) {
+      prepare_connection(accepted, place_.silence);
+      strangers.push_back({.socket = std::move(accepted), .incoming = {}, .since = Clock::now()});
+    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      // The connection stays in the queue, and the listener ready.
+      refused = fmt::format(" (a connection cannot be accepted: {})", std::strerror(errno));
+      accepts_from = Clock::now() + accept_pause;
     }
   }
   for (const Peer& peer : peers_) send_all(peer.socket, framed(MessageKind::welcome, Bytestring()));
@@ -429,10 +512,11 @@ void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
                                  shown(patience), failure));
     std::this_thread::sleep_for(retry_pause);
   }
-  prepare_connection(socket);
+  prepare_connection(socket, place_.silence);
   Bytestring greeting;
-  append(greeting, static_cast<std::uint64_t>(place_.process));
-  append(greeting, static_cast<std::uint64_t>(place_.processes));
+  append(greeting, static_cast<std::uint64_t>(place_.processes) << 32 | static_cast<std::uint64_t>(place_.process));
+  append(greeting, token_);
+  append(greeting, build_);
   send_all(socket, framed(MessageKind::greeting, greeting));
 
   deadline = Clock::now() + patience + welcome_margin;
@@ -456,10 +540,10 @@ void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
     }
     if (!message) continue;
     if (message->kind == MessageKind::welcome) break;
-    if (message->kind == MessageKind::failure) throw RunError(text_of(message->body));
+    if (message->kind == MessageKind::failure) throw RunError(printable(text_of(message->body)));
     if (message->kind != MessageKind::refusal) refuse("it does not speak this version of parplan's protocol");
     throw RunError(
-        fmt::format("process 0 at {} refuses process {}: {}", where, place_.process, text_of(message->body)));
+        fmt::format("process 0 at {} refuses process {}: {}", where, place_.process, printable(text_of(message->body))));
   }
   peers_.emplace_back();
   peers_.back().socket = std::move(socket);
@@ -476,7 +560,7 @@ TcpRendezvous::~TcpRendezvous() {
   }
   for (Peer& peer : peers_) {
     const std::lock_guard sending(*peer.sending);
-    send_all(peer.socket, framed(MessageKind::farewell, Bytestring()));
+    send_all(peer.socket, framed(MessageKind::farewell, Bytestring()), last_word_patience);
     shutdown(peer.socket.get(), SHUT_WR);
   }
   {
@@ -513,9 +597,13 @@ void TcpRendezvous::read_from(Peer& peer) {
   std::string loss = "its connection closed";
   try {
     const Received received = receive_some(peer.socket, peer.incoming);
+    if (received == Received::something) {
+      const std::lock_guard lock(mutex_);
+      ++peer.signs;
+    }
     while (std::optional<Message> message = take_message(peer.incoming)) take(peer, std::move(*message));
     if (received != Received::end) return;
-  } catch (const RunError& error) {
+  } catch (const std::exception& error) {  // out of memory, too: nobody else catches it here
     loss = error.what();
   }
   shutdown(peer.socket.get(), SHUT_RDWR);
@@ -532,7 +620,18 @@ void TcpRendezvous::read_from(Peer& peer) {
 
 void TcpRendezvous::take(Peer& peer, Message message) {
   if (message.kind == MessageKind::failure) {
-    fail(text_of(message.body));
+    fail(printable(text_of(message.body)));
+    return;
+  }
+  if (message.kind == MessageKind::beat) {
+    if (message.body.size() != 40) return;
+    const auto number = [&](std::size_t i) { return static_cast<std::int64_t>(number_at(message.body.data() + 8 * i)); };
+    const std::lock_guard lock(mutex_);
+    peer.position = {.step = number(0),
+                     .call = static_cast<std::int32_t>(number(1)),
+                     .instruction = static_cast<std::int32_t>(number(2)),
+                     .waits = number(3) != 0,
+                     .moves = number(4)};
     return;
   }
   std::string in_vain;
@@ -552,19 +651,52 @@ void TcpRendezvous::take(Peer& peer, Message message) {
   changed_.notify_all();
 }
 
-// Records why the job has ended, once, and tells the others.
-void TcpRendezvous::fail(const std::string& text) {
+// Records why the job has ended, once, and tells the others. Where another thread is sending to one
+// that takes nothing, the connection ends.
+void TcpRendezvous::fail(const std::string& text) noexcept {
   const std::lock_guard telling(telling_);
-  {
-    const std::lock_guard lock(mutex_);
-    if (failure_) return;
-    failure_ = text;
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) return;
+      failure_ = text;
+    }
+    changed_.notify_all();
+    const Bytestring frame = framed(MessageKind::failure, text);
+    for (Peer& peer : peers_) {
+      const std::unique_lock sending(*peer.sending, last_word_patience);
+      // Processes that are gone need not hear it.
+      if (!sending.owns_lock() || send_all(peer.socket, frame, last_word_patience) == ETIMEDOUT)
+        shutdown(peer.socket.get(), SHUT_RDWR);
+    }
+  } catch (const std::exception&) {
+    // No memory: the ends of the connections have to say it.
+    for (Peer& peer : peers_) shutdown(peer.socket.get(), SHUT_RDWR);
   }
-  changed_.notify_all();
-  for (Peer& peer : peers_) {
-    const std::lock_guard sending(*peer.sending);
-    send_all(peer.socket, framed(MessageKind::failure, text));  // processes that are gone need not hear it
+}
+
+std::vector<Heard> TcpRendezvous::beat(const Position& own) noexcept {
+  std::vector<Heard> heard;
+  try {
+    Bytestring body;
+    for (const std::int64_t number : {own.step, std::int64_t{own.call}, std::int64_t{own.instruction},
+                                      std::int64_t{own.waits ? 1 : 0}, own.moves})
+      append(body, static_cast<std::uint64_t>(number));
+    const Bytestring frame = framed(MessageKind::beat, body);
+    for (Peer& peer : peers_) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (peer.left || peer.closed) continue;
+        heard.push_back({.process = peer.process, .signs = peer.signs, .position = peer.position});
+      }
+      // Whatever is being sent is a sign of life, too. A socket that takes more takes a beat whole.
+      if (const std::unique_lock sending(*peer.sending, std::try_to_lock); sending.owns_lock())
+        if (takes_more(peer.socket)) send_all(peer.socket, frame, last_word_patience);
+    }
+  } catch (const std::exception&) {
+    // No memory: the others hear nothing of this process for a moment.
   }
+  return heard;
 }
 
 void TcpRendezvous::send_to(Peer& peer, const Bytestring& frame) {
@@ -593,10 +725,6 @@ void TcpRendezvous::throw_failure() {
 void TcpRendezvous::check() {
   const std::lock_guard lock(mutex_);
   throw_failure();
-}
-
-void TcpRendezvous::abort(const std::string& reason) noexcept {
-  fail(fmt::format("process {} stopped: {}", place_.process, reason));
 }
 
 std::vector<Bytestring> TcpRendezvous::all_gather(std::span<const std::byte> own) {

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdlib>
-#include <string_view>
 
 #include <fmt/format.h>
 
@@ -14,6 +13,7 @@
 #include "runtime/device/cuda/cuda_backend.h"
 #include "runtime/device/cuda/cuda_check.h"
 #include "runtime/device/cuda/matrix_products.h"
+#include "runtime/plugin/build_identity.h"
 
 namespace parplan {
 namespace {
@@ -110,8 +110,8 @@ class CudaGpu final : public Gpu {
 }  // namespace
 }  // namespace parplan
 
-extern "C" __attribute__((visibility("default"))) parplan::Gpu* parplan_make_gpu(const char* version) {
-  if (std::string_view(version) != PARPLAN_VERSION) return nullptr;
+extern "C" __attribute__((visibility("default"))) parplan::Gpu* parplan_make_gpu(const char* build) {
+  if (build != parplan::write_identity(parplan::build_identity())) return nullptr;
   // Streams share 8 work queues of a GPU unless the driver is told otherwise before it starts, at
   // most 32 (CUDA C++ Programming Guide, CUDA environment variables). A rank has up to 7 streams
   // besides NCCL's own. A send behind a receive in one queue waits for it, as the other rank's may.

@@ -75,7 +75,7 @@ class MpiCommunicator final : public Communicator {
   Transfer receive(StreamId stream, int source, int channel, Elements data) override;
   void check() override { process_->check(); }
   void abort(const std::string& reason) override {
-    process_->abort(fmt::format("rank {} stopped: {}", rank(), reason));
+    process_->fail(fmt::format("rank {} stopped: {}", rank(), reason));
   }
 
  private:
@@ -96,6 +96,8 @@ class MpiCommunicator final : public Communicator {
     std::int64_t first = 0;  // number of the oldest outstanding one
   };
 
+  // Makes the communicators of this rank's groups, whose numbers in the job's list are given.
+  void connect(const std::vector<std::size_t>& numbers);
   Group& group_of(int id);
   Line& line_of(int destination, int channel);
   void wait_for(std::vector<MPI_Request>& requests, const std::vector<int>& concerned);
@@ -128,12 +130,8 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiH
                                  const std::vector<CommunicationGroup>& groups, int channels)
     : process_(std::move(process)), host_(host), channels_(channels) {
   PARPLAN_ASSERT(channels >= 0, fmt::format("{} channels", channels));
-  process_->check();
-  const std::lock_guard lock(process_->calls());
-  PARPLAN_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &point_to_point_));
-  MPI_Group world = MPI_GROUP_NULL;
-  PARPLAN_MPI(MPI_Comm_group(point_to_point_, &world));
   std::size_t most_members = 1;
+  std::vector<std::size_t> numbers;  // in the list, of this rank's groups
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const std::vector<int>& members = groups[g].ranks;
     PARPLAN_ASSERT(!members.empty() && members.front() >= 0 && members.back() < ranks() &&
@@ -143,28 +141,49 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiProcess> process, const MpiH
       PARPLAN_ASSERT(groups[earlier].id != groups[g].id, fmt::format("two groups have id {}", groups[g].id));
     const auto own = std::find(members.begin(), members.end(), rank());
     if (own == members.end()) continue;
+    numbers.push_back(g);
     Group& group = groups_.emplace_back();
     group.id = groups[g].id;
     group.ranks = members;
     group.member = static_cast<int>(own - members.begin());
     most_members = std::max(most_members, members.size());
     if (members.size() == 1) continue;
-    // Every member makes its groups in the order of the list, so that nobody waits in a cycle. Tags
-    // up to 32767 are allowed everywhere.
-    MPI_Group selected = MPI_GROUP_NULL;
-    PARPLAN_MPI(MPI_Group_incl(world, group.members(), members.data(), &selected));
-    PARPLAN_MPI(MPI_Comm_create_group(point_to_point_, selected, static_cast<int>(g % 32768), &group.comm));
-    PARPLAN_MPI(MPI_Group_free(&selected));
     group.calls.resize(members.size());
     group.call_receipts.reserve(members.size());
     group.call_sends.reserve(members.size());
   }
-  PARPLAN_MPI(MPI_Group_free(&world));
   lines_.resize(static_cast<std::size_t>(ranks()) * static_cast<std::size_t>(channels));
   inputs_.resize(most_members);
   const auto piece = std::clamp<std::int64_t>(scratch_elements / static_cast<std::int64_t>(most_members),
                                               least_piece_elements, most_piece_elements);
   if (most_members > 1) scratch_.resize(2 * most_members * static_cast<std::size_t>(piece));
+
+  // Making communicators waits inside MPI for all members, whom nothing can wake there: it begins
+  // when everybody has what it needs.
+  process_->all_gather({});
+  connect(numbers);
+}
+
+void MpiCommunicator::connect(const std::vector<std::size_t>& numbers) {
+  MPI_Group world = MPI_GROUP_NULL;
+  {
+    const std::lock_guard lock(process_->calls());
+    PARPLAN_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &point_to_point_));
+    PARPLAN_MPI(MPI_Comm_group(point_to_point_, &world));
+  }
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    Group& group = groups_[i];
+    if (group.members() == 1) continue;
+    // Every member makes its groups in the order of the list, so that nobody waits in a cycle. Tags
+    // up to 32767 are allowed everywhere.
+    const std::lock_guard lock(process_->calls());
+    MPI_Group selected = MPI_GROUP_NULL;
+    PARPLAN_MPI(MPI_Group_incl(world, group.members(), group.ranks.data(), &selected));
+    PARPLAN_MPI(MPI_Comm_create_group(point_to_point_, selected, static_cast<int>(numbers[i] % 32768), &group.comm));
+    PARPLAN_MPI(MPI_Group_free(&selected));
+  }
+  const std::lock_guard lock(process_->calls());
+  PARPLAN_MPI(MPI_Group_free(&world));
 }
 
 // After a failure, sends that nobody has received must not continue: their data is about to be

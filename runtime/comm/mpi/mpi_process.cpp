@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
+#include <array>
 #include <climits>
+#include <cstdint>
+#include <cstring>
 #include <deque>
 #include <numeric>
 #include <optional>
@@ -14,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/base/text.h"
 #include "runtime/comm/mpi/mpi_check.h"
 
 namespace parplan {
@@ -24,18 +27,23 @@ using Clock = std::chrono::steady_clock;
 // Tags of the control communicator.
 constexpr int failure_tag = 1;
 constexpr int farewell_tag = 2;
+constexpr int beat_tag = 3;
 
 // Messages of failure leave immediately, without the receiver's help: they are below the eager
 // limit of Open MPI's shared memory, 4096 bytes with its header.
 constexpr std::size_t longest_reason = 3000;
-constexpr std::chrono::seconds farewell_patience(10);
+constexpr std::chrono::seconds farewell_patience(2);
 constexpr std::chrono::seconds telling_patience(1);
 constexpr std::chrono::seconds grace_of_the_ended(2);
+// How long a beat waits for the thread that is inside MPI.
+constexpr std::chrono::milliseconds beat_patience(100);
+
+using Beat = std::array<std::int64_t, 5>;
 
 }  // namespace
 
 struct MpiProcess::State {
-  std::mutex calls;
+  std::timed_mutex calls;
   MPI_Comm control = MPI_COMM_NULL;
   MPI_Comm meeting = MPI_COMM_NULL;
   int process = 0;
@@ -44,14 +52,36 @@ struct MpiProcess::State {
   int local_processes = 1;
   bool crowded = false;  // more processes on this machine than cores
 
-  // With `calls` held.
+  std::mutex telling;  // guards `failure`, which any thread may ask for
   std::optional<std::string> failure;
+  std::optional<std::string> known_failure() {
+    const std::lock_guard lock(telling);
+    return failure;
+  }
+  // Whether this is the first one.
+  bool note(const std::string& text) {
+    const std::lock_guard lock(telling);
+    if (failure) return false;
+    failure = text;
+    return true;
+  }
+
+  // With `calls` held.
   std::vector<std::optional<Clock::time_point>> ended;  // by process, when its farewell was read
   struct Posted {
     MPI_Request request = MPI_REQUEST_NULL;
     std::string text;
   };
   std::deque<Posted> posted;  // an element does not move: MPI reads it
+  // The beat on its way to each process, and what came from it.
+  struct Pulse {
+    MPI_Request request = MPI_REQUEST_NULL;
+    Beat sent{};
+    std::int64_t signs = 0;
+    Position position;
+  };
+  std::vector<Pulse> pulses;  // by process
+  std::vector<Heard> heard;   // by the last beat that got through; of the thread that beats
   bool open_for_good = false;
 
   void post_to_others(int tag, const std::string& text);
@@ -75,6 +105,9 @@ bool MpiProcess::State::all_posted_are_sent() {
   for (Posted& message : posted) {
     if (done) PARPLAN_MPI(MPI_Test(&message.request, &done, MPI_STATUS_IGNORE));
   }
+  for (Pulse& pulse : pulses) {
+    if (done) PARPLAN_MPI(MPI_Test(&pulse.request, &done, MPI_STATUS_IGNORE));
+  }
   return done != 0;
 }
 
@@ -90,8 +123,18 @@ void MpiProcess::State::read_control() {
     PARPLAN_MPI(MPI_Get_count(&status, MPI_CHAR, &length));
     std::string text(static_cast<std::size_t>(length), '\0');
     PARPLAN_MPI(MPI_Mrecv(text.data(), length, MPI_CHAR, &message, MPI_STATUS_IGNORE));
-    if (status.MPI_TAG == failure_tag && !failure) failure = text;
+    Pulse& pulse = pulses[static_cast<std::size_t>(status.MPI_SOURCE)];
+    ++pulse.signs;
+    if (status.MPI_TAG == failure_tag) note(printable(text));
     if (status.MPI_TAG == farewell_tag) ended[status.MPI_SOURCE] = Clock::now();
+    if (status.MPI_TAG != beat_tag || text.size() != sizeof(Beat)) continue;
+    Beat beat{};
+    std::memcpy(beat.data(), text.data(), sizeof beat);
+    pulse.position = {.step = beat[0],
+                      .call = static_cast<std::int32_t>(beat[1]),
+                      .instruction = static_cast<std::int32_t>(beat[2]),
+                      .waits = beat[3] != 0,
+                      .moves = beat[4]};
   }
 }
 
@@ -117,6 +160,7 @@ MpiProcess::MpiProcess() : state_(std::make_unique<State>()) {
   // All cores of the machine count: mpirun binds each process to its own.
   s.crowded = s.local_processes > sysconf(_SC_NPROCESSORS_ONLN);
   s.ended.resize(static_cast<std::size_t>(s.processes));
+  s.pulses.resize(static_cast<std::size_t>(s.processes));
 }
 
 MpiProcess::~MpiProcess() {
@@ -135,7 +179,7 @@ MpiProcess::~MpiProcess() {
         const auto others_ended = static_cast<int>(
             std::count_if(s.ended.begin(), s.ended.end(), [](const auto& when) { return when.has_value(); }));
         if (s.all_posted_are_sent() && others_ended == s.processes - 1) break;
-        if (s.failure && !deadline) deadline = Clock::now() + farewell_patience;
+        if (s.known_failure() && !deadline) deadline = Clock::now() + farewell_patience;
         if (deadline && Clock::now() > *deadline) return;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -153,7 +197,7 @@ int MpiProcess::process() const { return state_->process; }
 int MpiProcess::processes() const { return state_->processes; }
 int MpiProcess::local_process() const { return state_->local_process; }
 int MpiProcess::local_processes() const { return state_->local_processes; }
-std::mutex& MpiProcess::calls() { return state_->calls; }
+std::timed_mutex& MpiProcess::calls() { return state_->calls; }
 
 void MpiProcess::leave_open() {
   const std::lock_guard lock(state_->calls);
@@ -161,9 +205,9 @@ void MpiProcess::leave_open() {
 }
 
 void MpiProcess::check() {
-  const std::lock_guard lock(state_->calls);
-  state_->read_control();
-  if (state_->failure) throw RunError(*state_->failure);
+  // The watch asks, too, while another thread may hang inside MPI.
+  if (const std::unique_lock lock(state_->calls, beat_patience); lock.owns_lock()) state_->read_control();
+  if (const std::optional<std::string> failure = state_->known_failure()) throw RunError(*failure);
 }
 
 // Spins while there is a core for every process of the machine, then yields, then naps, as ranks in
@@ -178,7 +222,7 @@ void MpiProcess::wait_until(const std::function<bool()>& ready, std::span<const 
       const std::lock_guard lock(s.calls);
       if (ready()) return;
       s.read_control();
-      if (s.failure) throw RunError(*s.failure);
+      if (const std::optional<std::string> failure = s.known_failure()) throw RunError(*failure);
       for (const int other : concerned) {
         const auto& when = s.ended[other];
         if (when && Clock::now() - *when > grace_of_the_ended) ended = fmt::format("process {} has ended", other);
@@ -190,23 +234,22 @@ void MpiProcess::wait_until(const std::function<bool()>& ready, std::span<const 
     else
       std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
-  abort(ended);
+  fail(ended);
   check();
 }
 
-void MpiProcess::abort(const std::string& text) noexcept {
+void MpiProcess::fail(const std::string& text) noexcept {
   State& s = *state_;
   try {
+    const auto deadline = Clock::now() + telling_patience;
     {
-      const std::lock_guard lock(s.calls);
-      s.read_control();
-      if (s.failure) return;
-      s.failure = text.substr(0, longest_reason);
-      s.post_to_others(failure_tag, *s.failure);
+      const std::unique_lock lock(s.calls, deadline);
+      if (lock.owns_lock()) s.read_control();
+      if (!s.note(text.substr(0, longest_reason)) || !lock.owns_lock()) return;
+      s.post_to_others(failure_tag, *s.known_failure());
     }
     // A first message to a process may need a connection first, which MPI makes only inside its
     // calls.
-    const auto deadline = Clock::now() + telling_patience;
     while (Clock::now() < deadline) {
       const std::lock_guard lock(s.calls);
       if (s.all_posted_are_sent()) return;
@@ -214,6 +257,30 @@ void MpiProcess::abort(const std::string& text) noexcept {
   } catch (const std::exception&) {
     // The network is gone; this process still knows the reason.
   }
+}
+
+// A beat whose predecessor is still on its way is left out: it would say the same.
+std::vector<Heard> MpiProcess::beat(const Position& own) noexcept {
+  State& s = *state_;
+  try {
+    const std::unique_lock lock(s.calls, beat_patience);
+    if (!lock.owns_lock()) return s.heard;
+    s.read_control();
+    s.heard.clear();
+    for (int other = 0; other < s.processes; ++other) {
+      State::Pulse& pulse = s.pulses[static_cast<std::size_t>(other)];
+      if (other == s.process || (s.process != 0 && other != 0) || s.ended[other]) continue;
+      s.heard.push_back({.process = other, .signs = pulse.signs, .position = pulse.position});
+      int sent = 0;
+      PARPLAN_MPI(MPI_Test(&pulse.request, &sent, MPI_STATUS_IGNORE));
+      if (!sent) continue;
+      pulse.sent = {own.step, own.call, own.instruction, own.waits ? 1 : 0, own.moves};
+      PARPLAN_MPI(MPI_Isend(pulse.sent.data(), sizeof(Beat), MPI_CHAR, other, beat_tag, s.control, &pulse.request));
+    }
+  } catch (const std::exception&) {
+    // No sign of life came through.
+  }
+  return s.heard;
 }
 
 std::vector<std::vector<std::byte>> MpiProcess::all_gather(std::span<const std::byte> own) {
@@ -267,6 +334,13 @@ std::vector<std::vector<std::byte>> MpiProcess::all_gather(std::span<const std::
     result.emplace_back(begin, begin + exchange->lengths[p]);
   }
   return result;
+}
+
+void abort_mpi() {
+  int usable = 0, over = 0;
+  MPI_Initialized(&usable);
+  MPI_Finalized(&over);
+  if (usable && !over) MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
 }  // namespace parplan

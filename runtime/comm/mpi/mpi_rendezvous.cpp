@@ -1,8 +1,7 @@
-#include <cstring>
-
 #include "runtime/comm/mpi/mpi_communicator.h"
 #include "runtime/comm/mpi/mpi_process.h"
 #include "runtime/launch/mpi_plugin_interface.h"
+#include "runtime/plugin/build_identity.h"
 
 namespace parplan {
 namespace {
@@ -19,9 +18,9 @@ class MpiRendezvous final : public Rendezvous {
     return process_->all_gather(own);
   }
   void check() override { process_->check(); }
-  void abort(const std::string& reason) noexcept override {
-    process_->abort("process " + std::to_string(process()) + " stopped: " + reason);
-  }
+  void fail(const std::string& text) noexcept override { process_->fail(text); }
+  std::vector<Heard> beat(const Position& own) noexcept override { return process_->beat(own); }
+  std::function<void()> way_to_end_others() const override { return abort_mpi; }
   std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>& groups,
                                                   int channels) override {
     return make_mpi_communicator(process_, host_, groups, channels);
@@ -38,6 +37,6 @@ class MpiRendezvous final : public Rendezvous {
 // The only symbol that the plugin exports (exports.map).
 extern "C" [[gnu::visibility("default")]] parplan::Rendezvous* parplan_make_mpi_rendezvous(
     const parplan::MpiHost& host) {
-  if (std::strcmp(host.version, PARPLAN_VERSION) != 0) return nullptr;
+  if (host.build != parplan::write_identity(parplan::build_identity())) return nullptr;
   return new parplan::MpiRendezvous(host);
 }

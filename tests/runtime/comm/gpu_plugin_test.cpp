@@ -10,6 +10,7 @@
 
 #include "planner/base/error.h"
 #include "runtime/comm/gpu_plugin.h"
+#include "runtime/plugin/build_identity.h"
 #include "tests/temporary_folder.h"
 
 namespace parplan {
@@ -66,11 +67,11 @@ TEST_CASE("a CUDA plugin that does not open is reported with the loader's words"
   CHECK(opened.missing == path + " does not open: " + path + ": invalid ELF header");
 }
 
-TEST_CASE("a CUDA plugin of another version is not used") {
+TEST_CASE("a CUDA plugin of another build is not used") {
   const OpenedGpu opened = open_from((planted + "/refusing").c_str());
   CHECK(opened.gpu == nullptr);
-  CHECK(opened.missing == "libparplan_cuda.so is not of this program's version, " PARPLAN_VERSION
-                          ": install both from one build");
+  CHECK(opened.missing == "libparplan_cuda.so is not of this program's build (" PARPLAN_VERSION ", sources " +
+                              std::string(build_identity().sources) + "): install both from one build");
 }
 
 TEST_CASE("the CUDA plugin is opened once, by whichever thread comes first, and its errors are caught") {

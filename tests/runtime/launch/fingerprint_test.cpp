@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "runtime/launch/build_identity.h"
+#include "runtime/plugin/build_identity.h"
 
 using namespace parplan;
 

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "planner/base/error.h"
+#include "runtime/launch/fingerprint.h"
 #include "runtime/launch/free_port.h"
 
 using namespace parplan;
@@ -86,6 +87,14 @@ int connected_to(int port) {
   while (connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
     std::this_thread::sleep_for(10ms);
   return client;
+}
+
+// The first message of a process: magic, kind 1 with the length 24, its place, token and build.
+void greet(int client, std::uint64_t process, std::uint64_t processes, const std::string& token = "") {
+  const std::uint64_t greeting[] = {0x706172706c616e02, std::uint64_t{1} << 56 | 24, processes << 32 | process,
+                                    fingerprint(token), fingerprint("")};
+  static_assert(sizeof greeting == 40);
+  CHECK(write(client, greeting, sizeof greeting) == sizeof greeting);
 }
 
 const std::string nothing = "nothing was thrown";
@@ -305,11 +314,10 @@ TEST_CASE("a process that dies is told from one that leaves") {
       messages[i] = message_of([&] { barrier(*tcp_rendezvous(place(i, 3, port), patience)); });
       return;
     }
-    // Process 2 by hand, which ends silently: magic, greeting, length 16, process 2 of 3.
-    const std::uint64_t greeting[] = {0x706172706c616e01, 1, 16, 2, 3};
+    // Process 2, by hand, ends silently.
     const int client = connected_to(port);
-    CHECK(write(client, greeting, sizeof greeting) == sizeof greeting);
-    char welcome[24];
+    greet(client, 2, 3);
+    char welcome[16];
     CHECK(recv(client, welcome, sizeof welcome, MSG_WAITALL) == sizeof welcome);
     close(client);
   });
@@ -331,4 +339,114 @@ TEST_CASE("names and IPv6 addresses serve as well as IPv4 ones") {
     if (messages[0].find("Cannot assign requested address") != std::string::npos) continue;  // a machine without IPv6
     CHECK(messages == std::vector<std::string>(2, nothing));
   }
+}
+
+TEST_CASE("a process with another token or of another build is refused and told, and the job goes on") {
+  for (const bool other_token : {true, false}) {
+    const LoopbackPort held;
+    const int port = held.number();
+    std::vector<std::string> messages(3);
+    std::latch refused(1);  // process 1, with which the job is complete, waits for this
+    in_threads(3, [&](int i) {
+      messages[i] = message_of([&] {
+        TcpPlace own = place(i == 0 ? 0 : 1, 2, port);
+        own.token = i == 2 && other_token ? "that of another job" : "this job's";
+        own.build = i == 2 && !other_token ? "1.2" : "1.1";
+        if (i == 1) refused.wait();
+        const auto run = [&] { barrier(*tcp_rendezvous(own, patience)); };
+        run();
+      });
+      if (i == 2) refused.count_down();
+    });
+    CHECK(messages[0] == nothing);
+    CHECK(messages[1] == nothing);
+    CHECK(messages[2] ==
+          fmt::format("process 0 at 127.0.0.1:{} refuses process 1: {}", port,
+                      other_token ? "it has another token: it belongs to another job (PARPLAN_JOB_TOKEN is the same in "
+                                    "all processes of a job)"
+                                  : "process 1 is another build of parplan than process 0"));
+  }
+}
+
+TEST_CASE("a stranger that says a lot is not listened to beyond a greeting's 40 bytes") {
+  const LoopbackPort held;
+  const int port = held.number();
+  std::vector<std::string> messages(2);
+  std::latch refused(1);
+  in_threads(3, [&](int i) {
+    if (i < 2) {
+      if (i == 1) refused.wait();
+      messages[i] = message_of([&] { barrier(*tcp_rendezvous(place(i, 2, port), patience)); });
+      return;
+    }
+    // The head of a contribution of 4 GiB, and as many bytes as process 0 takes.
+    const int client = connected_to(port);
+    const std::uint64_t head[] = {0x706172706c616e02, std::uint64_t{4} << 56 | std::uint64_t{1} << 32};
+    CHECK(write(client, head, sizeof head) == sizeof head);
+    const std::string much(65536, 'x');
+    while (send(client, much.data(), much.size(), MSG_NOSIGNAL) > 0) {
+    }
+    close(client);  // the other end has closed it
+    refused.count_down();
+  });
+  CHECK(messages == std::vector<std::string>(2, nothing));
+}
+
+TEST_CASE("a process that dies before all have come may come again") {
+  const LoopbackPort held;
+  const int port = held.number();
+  std::vector<std::string> messages(3);
+  std::latch came(1);
+  in_threads(4, [&](int i) {
+    if (i < 3) {
+      if (i != 0) came.wait();
+      // The first attempts of process 1 may find its predecessor not yet missed.
+      do {
+        messages[i] = message_of([&] { barrier(*tcp_rendezvous(place(i, 3, port), patience)); });
+      } while (messages[i].ends_with("there is a process 1 already"));
+      return;
+    }
+    const int first = connected_to(port);
+    greet(first, 1, 3);
+    // A second one under the same number learns that the first has been accepted.
+    char answer[256];
+    ssize_t size = 0;
+    do {
+      const int second = connected_to(port);
+      greet(second, 1, 3);
+      size = recv(second, answer, sizeof answer, 0);
+      close(second);
+    } while (size <= 16 || std::string(answer + 16, static_cast<std::size_t>(size) - 16) != "there is a process 1 already");
+    close(first);
+    came.count_down();
+  });
+  CHECK(messages == std::vector<std::string>(3, nothing));
+}
+
+TEST_CASE("what another process says is printed without control characters") {
+  const auto messages = outcomes(2, [&](int process, Rendezvous& rendezvous) {
+    barrier(rendezvous);
+    if (process == 1) rendezvous.abort("out of\x1b[2J \xe2\x80\xae paper\r\x01");
+    barrier(rendezvous);
+  });
+  CHECK(messages[0] == "process 1 stopped: out of?[2J ? paper??");
+}
+
+TEST_CASE("beats tell process 0 what all others do, and the others what it does, until they leave") {
+  const auto messages = outcomes(3, [&](int process, Rendezvous& rendezvous) {
+    barrier(rendezvous);
+    const Position own{.step = 10 + process, .call = 3, .instruction = 4, .waits = true, .moves = 5};
+    const auto knows = [&](const std::vector<Heard>& heard) {
+      for (const Heard& other : heard)
+        if (other.position.step != 10 + other.process || other.signs == 0 || other.position.call != 3 ||
+            other.position.instruction != 4 || !other.position.waits || other.position.moves != 5)
+          return false;
+      return heard.size() == (process == 0 ? 2 : 1);
+    };
+    while (!knows(rendezvous.beat(own))) std::this_thread::sleep_for(1ms);
+    barrier(rendezvous);
+    if (process == 0)
+      while (!rendezvous.beat(own).empty()) std::this_thread::sleep_for(1ms);
+  });
+  CHECK(messages == std::vector<std::string>(3, nothing));
 }

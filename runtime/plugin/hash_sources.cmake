@@ -14,7 +14,7 @@ string(REGEX REPLACE " +" " " OPTIONS "${OPTIONS}")
 string(STRIP "${OPTIONS}" OPTIONS)
 string(REPLACE "\\" "\\\\" OPTIONS "${OPTIONS}")
 string(REPLACE "\"" "\\\"" OPTIONS "${OPTIONS}")
-file(WRITE ${OUTPUT} "#include \"runtime/launch/build_identity.h\"
+file(WRITE ${OUTPUT} "#include \"runtime/plugin/build_identity.h\"
 
 namespace parplan {
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace parplan {
@@ -12,7 +13,13 @@ struct BuildIdentity {
   std::string_view options;   // "Release -O3 -DNDEBUG"
 };
 
-// The build generates its source (hash_sources.cmake).
+// The build generates its source (hash_sources.cmake). Plugins have their own.
 BuildIdentity build_identity();
+
+// "0.1.0, sources 0123456789abcdef, GNU 12.2.0, Release -O3 -DNDEBUG".
+inline std::string write_identity(const BuildIdentity& build) {
+  return std::string(build.version) + ", sources " + std::string(build.sources) + ", " + std::string(build.compiler) +
+         ", " + std::string(build.options);
+}
 
 }  // namespace parplan
