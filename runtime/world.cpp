@@ -8,7 +8,6 @@
 #include "planner/base/error.h"
 #include "runtime/comm/local/local_communicator.h"
 #include "runtime/device/cpu/cpu_backend.h"
-#include "runtime/launch/agree_on_inputs.h"
 
 namespace parplan {
 namespace {
@@ -80,12 +79,7 @@ class CpuProcesses final : public World {
   CpuProcesses(const GroupTable& groups, int ranks, Rendezvous& rendezvous)
       : hosted_(hosted_ranks(rendezvous, ranks)),
         communicator_(rendezvous.make_communicator(groups.groups(), groups.channels())) {
-    agree(rendezvous, [&] {
-      if (communicator_ == nullptr)
-        throw ConfigError(
-            "CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan in "
-            "one process");
-    });
+    PARPLAN_ASSERT(communicator_ != nullptr, "a rendezvous of several processes connects CPU ranks");
   }
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return make_cpu_backend(); }

@@ -25,8 +25,7 @@ using MakeWorld = std::function<std::unique_ptr<World>(const GroupTable& groups,
 
 // All ranks are threads of this process, on its CPU cores.
 MakeWorld cpu_threads();
-// Every process hosts one rank, on a CPU core; they communicate through the rendezvous (ConfigError
-// if it has no transport).
+// Every process hosts one rank, on a CPU core; they communicate as the rendezvous connects them.
 MakeWorld cpu_processes(Rendezvous& rendezvous);
 // All ranks are threads of this process and share one GPU.
 MakeWorld one_gpu(std::shared_ptr<Gpu> gpu, int device, GpuBackendOptions options);

@@ -55,9 +55,8 @@ class Rendezvous {
   virtual std::function<void()> way_to_end_others() const { return [] {}; }
 
   // Makes the transport between CPU ranks; rank r is process r. All processes call it with equal
-  // arguments. Null where this way of starting has no transport for CPU ranks (torchrun's
-  // variables; one process alone, whose ranks are threads: LocalWorld). It lives as long as the
-  // rendezvous; its abort aborts the rendezvous and vice versa.
+  // arguments. Null for one process alone, whose ranks are threads: LocalWorld. It lives as long as
+  // the rendezvous; its abort aborts the rendezvous and vice versa.
   virtual std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>& groups,
                                                           int channels) = 0;
 };

@@ -27,6 +27,8 @@
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "runtime/launch/fingerprint.h"
+#include "runtime/launch/tcp_communicator.h"
+#include "runtime/launch/tcp_socket.h"
 
 namespace parplan {
 namespace {
@@ -117,52 +119,8 @@ std::optional<Message> take_message(Bytestring& incoming) {
   return message;
 }
 
-std::string shown(const std::string& address, int port) {
-  return address.find(':') == std::string::npos ? fmt::format("{}:{}", address, port)
-                                                : fmt::format("[{}]:{}", address, port);
-}
 std::string shown(std::chrono::milliseconds time) {
   return fmt::format("{:g} s", std::chrono::duration<double>(time).count());
-}
-
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  ~Socket() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  int get() const { return descriptor_; }
-  explicit operator bool() const { return descriptor_ >= 0; }
-
- private:
-  int descriptor_ = -1;
-};
-
-void switch_on(const Socket& socket, int level, int option) {
-  const int on = 1;
-  setsockopt(socket.get(), level, option, &on, sizeof on);
-}
-
-// Finds machines that vanished: with nothing to send by keepalive probes, otherwise by the lack of
-// acknowledgements.
-void prepare_connection(const Socket& socket, std::chrono::milliseconds silence) {
-  switch_on(socket, IPPROTO_TCP, TCP_NODELAY);
-  switch_on(socket, SOL_SOCKET, SO_KEEPALIVE);
-  constexpr int probes = 3;
-  const auto seconds = std::max<std::int64_t>(1, std::chrono::ceil<std::chrono::seconds>(silence).count());
-  const auto limit = static_cast<unsigned>(silence.count());
-  const int idle = static_cast<int>(std::clamp<std::int64_t>(seconds / 2, 1, 7200));
-  const int interval = static_cast<int>(std::clamp<std::int64_t>((seconds - idle) / probes, 1, 7200));
-  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-  setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
 }
 
 // 0, or the error number; ETIMEDOUT when the peer has taken nothing for `patience`.
@@ -204,107 +162,6 @@ Received receive_some(const Socket& socket, Bytestring& incoming, std::size_t mo
   throw RunError(std::strerror(errno));
 }
 
-int milliseconds_until(Clock::time_point deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<decltype(left)>(left, 0, 60000));
-}
-
-struct AddressList {
-  addrinfo* first = nullptr;
-  std::string failure;  // where `first` is null
-  ~AddressList() {
-    if (first != nullptr) freeaddrinfo(first);
-  }
-  AddressList() = default;
-  AddressList(const AddressList&) = delete;
-  AddressList& operator=(const AddressList&) = delete;
-};
-
-void resolve(const char* address, int port, int flags, AddressList& list) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags | AI_NUMERICSERV;
-  const int failure = getaddrinfo(address, std::to_string(port).c_str(), &hints, &list.first);
-  if (failure != 0) {
-    list.first = nullptr;
-    list.failure = failure == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(failure);
-  }
-}
-
-bool is_loopback(const std::string& address) {
-  return address == "localhost" || address == "::1" || address.starts_with("127.");
-}
-
-Socket listen_at(const std::string& address, int port) {
-  // A machine's own name may mean 127.0.1.1 in its /etc/hosts, so only literal loopback addresses
-  // are bound as given.
-  AddressList list;
-  resolve(is_loopback(address) ? address.c_str() : nullptr, port, AI_PASSIVE, list);
-  std::string failure = list.failure;
-  std::vector<const addrinfo*> candidates;
-  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) candidates.push_back(a);
-  // IPv6 first: a socket for all of its addresses takes IPv4 too.
-  if (!is_loopback(address))
-    std::stable_partition(candidates.begin(), candidates.end(),
-                          [](const addrinfo* a) { return a->ai_family == AF_INET6; });
-  for (const addrinfo* a : candidates) {
-    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
-    if (!socket) {
-      failure = std::strerror(errno);
-      continue;
-    }
-    switch_on(socket, SOL_SOCKET, SO_REUSEADDR);
-    const int off = 0;
-    if (a->ai_family == AF_INET6 && !is_loopback(address))
-      setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (bind(socket.get(), a->ai_addr, a->ai_addrlen) == 0 && listen(socket.get(), 1024) == 0) return socket;
-    failure = std::strerror(errno);
-  }
-  throw RunError(fmt::format("process 0 cannot listen at {}: {} (MASTER_PORT may name another port)",
-                             shown(address, port), failure));
-}
-
-// Whether both ends of a connection are the same: a port of the range from which the system serves
-// connecting sockets was connected to itself.
-bool is_connected_to_itself(const Socket& socket) {
-  sockaddr_storage own{}, other{};
-  socklen_t own_size = sizeof own, other_size = sizeof other;
-  return getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
-         getpeername(socket.get(), reinterpret_cast<sockaddr*>(&other), &other_size) == 0 && own_size == other_size &&
-         std::memcmp(&own, &other, own_size) == 0;
-}
-
-// A connected socket, or none and why.
-Socket connect_once(const std::string& address, int port, Clock::time_point deadline, std::string& failure) {
-  AddressList list;
-  resolve(address.c_str(), port, 0, list);
-  if (list.first == nullptr) failure = list.failure;
-  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
-    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
-    int error = socket ? 0 : errno;
-    if (socket && ::connect(socket.get(), a->ai_addr, a->ai_addrlen) != 0) {
-      error = errno;
-      pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
-      if (error == EINPROGRESS) {
-        error = ETIMEDOUT;
-        if (poll(&ready, 1, milliseconds_until(deadline)) > 0) {
-          socklen_t size = sizeof error;
-          getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-        }
-      }
-    }
-    if (error == 0 && is_connected_to_itself(socket)) error = ECONNREFUSED;
-    if (error != 0) {
-      failure = std::strerror(error);
-      continue;
-    }
-    fcntl(socket.get(), F_SETFL, 0);  // blocking again
-    return socket;
-  }
-  return {};
-}
-
 class TcpRendezvous final : public Rendezvous {
  public:
   TcpRendezvous(const TcpPlace& place, std::chrono::milliseconds patience);
@@ -318,8 +175,13 @@ class TcpRendezvous final : public Rendezvous {
   void check() override;
   void fail(const std::string& text) noexcept override;
   std::vector<Heard> beat(const Position& own) noexcept override;
-  std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>&, int) override {
-    return nullptr;
+  std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>& groups,
+                                                  int channels) override {
+    // An address under which the others reach this process: that of process 0 is known, and the
+    // others' is that from which they reach process 0.
+    const bool known = place_.process == 0 || is_loopback(place_.address);
+    const std::string address = known ? place_.address : own_address(peers_.front().socket);
+    return make_tcp_communicator(*this, address, place_.silence, groups, channels);
   }
 
  private:
@@ -462,7 +324,7 @@ void TcpRendezvous::gather_processes(std::chrono::milliseconds patience) {
         if (!peer.socket) missing.push_back(peer.process);
       const std::string text =
           fmt::format("waited {} at {} for {} processes; missing: {}{}", shown(patience),
-                      shown(place_.address, place_.port), place_.processes, fmt::join(missing, ", "), refused);
+                      address_text(place_.address, place_.port), place_.processes, fmt::join(missing, ", "), refused);
       for (const Peer& peer : peers_)
         if (peer.socket) send_all(peer.socket, framed(MessageKind::failure, text), last_word_patience);
       throw RunError(text);
@@ -502,7 +364,7 @@ void TcpRendezvous::gather_processes(std::chrono::milliseconds patience) {
 }
 
 void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
-  const std::string where = shown(place_.address, place_.port);
+  const std::string where = address_text(place_.address, place_.port);
   auto deadline = Clock::now() + patience;
   std::string failure;
   Socket socket;

@@ -151,19 +151,52 @@ TEST_CASE("processes with equal plans in different files are not told apart") {
   const std::string text = job.folder.write("digits.txt", "31415926535897932384626433832795028841971693993751");
   const std::string options = " --quiet --data " + text;
   const Pair ended = run_pair(job.plan + options, copy + options);
-  CHECK(ended.codes == "codes 2 2\n");
-  CHECK(ended.out.starts_with("error: CPU ranks of several processes exchange through MPI: "));
+  CHECK(ended.codes == "codes 0 0\n");
 }
 
-TEST_CASE("processes that parplan starts itself refuse once, too") {
+// The losses that a command prints.
+std::vector<std::string> losses_of(const std::string& command) {
+  const Called called = outputs_of(command);
+  CHECK_MESSAGE(called.code == 0, called.out);
+  std::vector<std::string> losses;
+  for (std::size_t at = 0; (at = called.out.find("  loss ", at)) != std::string::npos; ++at)
+    losses.push_back(called.out.substr(at, called.out.find(' ', at + 7) - at));
+  return losses;
+}
+
+TEST_CASE("processes that parplan starts itself train as threads do") {
+  const Folder folder;
+  const std::string text = folder.write("digits.txt", "31415926535897932384626433832795028841971693993751");
+  for (const std::string layout : {"--dp 2 --tp 1 --pp 1", "--dp 1 --tp 1 --pp 2", "--dp 1 --tp 2 --pp 1"}) {
+    const std::string plan = folder.path("plan.yaml");
+    REQUIRE(outputs_of(fmt::format("{} simulate {} --cluster {} --devices 2 --seq-len 8 {} --quiet -o {} --json {}",
+                                   PARPLAN_BINARY, tiny_gpt2, cpu_8, layout, plan, folder.path("json")))
+                .code == 0);
+    const std::string run = fmt::format("{} run {} --steps 4 --data {}", PARPLAN_BINARY, plan, text);
+    const std::vector<std::string> threads = losses_of(run);
+    CHECK(threads.size() == 4);
+    CHECK(losses_of(run + " --processes 2") == threads);
+  }
+}
+
+TEST_CASE("the parent says which process died, of what and when, and nothing is left behind") {
   const Job job;
   const std::string text = job.folder.write("digits.txt", "31415926535897932384626433832795028841971693993751");
-  const Called called =
-      outputs_of(fmt::format("{} run {} --processes 2 --quiet --data {}", PARPLAN_BINARY, job.plan, text));
-  CHECK(called.code == 2);
-  CHECK(called.out ==
-        "error: CPU ranks of several processes exchange through MPI: start them with mpirun or srun, or run the plan "
-        "in one process\n");
+  for (const int rank : {0, 1}) {
+    // The process is found by its place in its environment.
+    const Called called = outputs_of(fmt::format(
+        "rm -f {3}; {0} run {1} --processes 2 --steps 1000000000 --quiet --log {3} --data {2} --failure-records {5} & "
+        "parent=$!; while kill -0 $parent 2> /dev/null && [ ! -s {3} ]; do sleep 0.01; done; "
+        "for child in $(cat /proc/$parent/task/$parent/children); do "
+        "tr '\\0' '\\n' < /proc/$child/environ | grep -qx RANK={4} && kill -9 $child; done; wait $parent",
+        PARPLAN_BINARY, job.plan, text, job.folder.path("log"), rank, job.folder.root().string()));
+    INFO(called.out);
+    CHECK(called.code == 128 + 9);
+    CHECK(called.out.find(fmt::format("error: process {} of 2 was ended by SIGKILL ", rank)) != std::string::npos);
+    CHECK(called.out.find(" s after its start, after step ") != std::string::npos);
+    CHECK(called.out.find(fmt::format("error: process {} was lost: ", rank)) != std::string::npos);
+    CHECK(called.out.find("the last instructions of a rank are in '") != std::string::npos);
+  }
 }
 
 }  // namespace
