@@ -304,13 +304,15 @@ int run_in(const RunArguments& arguments, Rendezvous& rendezvous, JobWatch& watc
 
 // What happened to a process that this one had started, where it may not have said it itself.
 void say(const ChildEvent& event, const RunArguments& arguments, Terminal& terminal) {
-  const std::string what = event.kind == ChildEvent::Kind::exited
-                               ? fmt::format("ended with exit code {}", event.number)
-                               : fmt::format("was {} by {}", event.kind == ChildEvent::Kind::killed ? "ended" : "stopped",
-                                             signal_name(event.number));
-  const std::string when = event.last_step ? fmt::format("after step {}", *event.last_step) : "before its first step ended";
+  const bool stopped = event.kind == ChildEvent::Kind::stopped;
+  const std::string what =
+      event.kind == ChildEvent::Kind::exited
+          ? fmt::format("ended with exit code {}", event.number)
+          : fmt::format("was {} by {}", stopped ? "stopped" : "ended", signal_name(event.number));
+  const std::string when =
+      event.last_step ? fmt::format("after step {}", *event.last_step) : "before its first step ended";
   fmt::print(terminal.err, "{}: process {} of {} {} {:.1f} s after its start, {}\n",
-             event.kind == ChildEvent::Kind::stopped ? "note" : "error", event.process, arguments.processes, what,
+             stopped ? "note" : "error", event.process, arguments.processes, what,
              std::chrono::duration<double>(event.after).count(), when);
 }
 
@@ -457,6 +459,7 @@ CommandBody declare_run(CLI::App& app) {
             .description = "go on from the newest whole checkpoint in the folder, whatever plan wrote it, to the "
                            "--steps of the whole training; without any, begin with step 0"},
            arguments->checkpoint.resume);
+  add_option(app,
              {.names = "--timeout",
               .type = "SECONDS",
               .description = "how long a job lasts at most after a rank or process failed, died or stopped answering "

@@ -22,7 +22,7 @@ class SaidForAll : public ConfigError {
 };
 
 // Every process checks its own inputs by `check`; when one refuses them (ConfigError), none
-// continues. Process 0 throws (SaidForAll) what all have to say, once, with the numbers of the
+// continues. Process 0 throws what all have to say (SaidForAll), once, with the numbers of the
 // processes where it does not hold for all; the others throw SaidElsewhere. Called by every process.
 void agree(Rendezvous& rendezvous, const std::function<void()>& check);
 

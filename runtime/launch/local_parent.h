@@ -32,13 +32,13 @@ struct ChildrenOptions {
 
 // Starts copies of `program` (by default this one) with `arguments` (without the program's name),
 // torchrun's variables for a free port of 127.0.0.1, and a random token, and waits for them all.
-// Process 0 has this process's input and outputs; the others have no input, and their outputs go to
-// `on_line`. SIGTERM, SIGHUP and SIGINT (unless it comes from the terminal, which sends it to all by
-// itself) are passed on. Once one has failed, the others have 1 s to end by themselves, as they do
-// when it told them; then those that are stopped get SIGKILL, the others SIGTERM and, 5 s later,
-// SIGKILL. They also get SIGKILL when this process dies. Returns the exit code of the first that
-// failed (128 + its number where a signal ended it), or 0. Throws RunError where a process cannot be
-// started. Must be called while this process has one thread: it handles signals.
+// Process 0 has this process's input and outputs; the others have no input, and their outputs go
+// to `on_line`. SIGTERM, SIGHUP and SIGINT (unless it comes from the terminal, which sends it to
+// all by itself) are passed on. Once one has failed, the others have 1 s to end by themselves, as
+// they do when it told them; then those that are stopped get SIGKILL, the others SIGTERM and, 5 s
+// later, SIGKILL. They also get SIGKILL when this process dies. Returns the exit code of the first
+// that failed (128 + its number where a signal ended it), or 0. Throws RunError where a process
+// cannot be started. Must be called while this process has one thread: it handles signals.
 int run_children(const std::vector<std::string>& arguments, const ChildrenOptions& options);
 
 }  // namespace parplan

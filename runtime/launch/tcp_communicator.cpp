@@ -32,8 +32,8 @@ using Clock = std::chrono::steady_clock;
 // Up to this size an all-reduce is one message to every other member.
 constexpr std::int64_t most_small_elements = 1024;
 constexpr std::int64_t most_unsent = 64;
-// Elements per message of a reduction, two of which are in flight: enough that messages are few, and
-// few enough that received data is added from the cache.
+// Elements per message of a reduction, two of which are in flight: enough that messages are few,
+// and few enough that received data is added from the cache.
 constexpr std::int64_t reduction_piece = 64 * 1024;
 // How long the processes wait for each other's connections, how often they look whether the job has
 // failed meanwhile, and how long the end of a connection may come before its reason.
@@ -217,12 +217,13 @@ TcpCommunicator::TcpCommunicator(Rendezvous& job, const std::string& address, st
     if (own == members.end()) continue;
     for (const Group& earlier : groups_)
       PARPLAN_ASSERT(earlier.id != group.id, fmt::format("two groups have id {}", group.id));
+    const std::vector<float> small(most_small_elements);
     groups_.push_back({.id = group.id,
                        .ranks = members,
                        .member = static_cast<int>(own - members.begin()),
                        .own_call = {},
                        .calls = std::vector<CallHead>(members.size()),
-                       .small = std::vector<std::vector<float>>(members.size(), std::vector<float>(most_small_elements))});
+                       .small = std::vector<std::vector<float>>(members.size(), small)});
     most_members = std::max(most_members, members.size());
   }
   lines_.resize(links_.size() * static_cast<std::size_t>(channels));

@@ -405,7 +405,8 @@ void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
     if (message->kind == MessageKind::failure) throw RunError(printable(text_of(message->body)));
     if (message->kind != MessageKind::refusal) refuse("it does not speak this version of parplan's protocol");
     throw RunError(
-        fmt::format("process 0 at {} refuses process {}: {}", where, place_.process, printable(text_of(message->body))));
+        fmt::format("process 0 at {} refuses process {}: {}", where, place_.process,
+                    printable(text_of(message->body))));
   }
   peers_.emplace_back();
   peers_.back().socket = std::move(socket);
@@ -487,7 +488,8 @@ void TcpRendezvous::take(Peer& peer, Message message) {
   }
   if (message.kind == MessageKind::beat) {
     if (message.body.size() != 40) return;
-    const auto number = [&](std::size_t i) { return static_cast<std::int64_t>(number_at(message.body.data() + 8 * i)); };
+    const std::byte* body = message.body.data();
+    const auto number = [&](std::size_t i) { return static_cast<std::int64_t>(number_at(body + 8 * i)); };
     const std::lock_guard lock(mutex_);
     peer.position = {.step = number(0),
                      .call = static_cast<std::int32_t>(number(1)),

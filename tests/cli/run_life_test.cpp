@@ -1,6 +1,7 @@
 // What a run says while it lives and when it ends: its log, edited plans, losses that are not
 // finite, and signals.
 #include <algorithm>
+#include <csignal>
 #include <fstream>
 
 #include <fmt/format.h>
@@ -171,7 +172,7 @@ TEST_CASE("a run that gets SIGINT or SIGTERM finishes its step, writes its repor
     // (A shell starts its background jobs with SIGINT ignored, and what is ignored stays so.)
     const Called called = shell(
         fmt::format("rm -f {2}; env --default-signal=INT {0} run {1} --steps 1000000000 --quiet --log {2} --json {3} "
-                    "> {4} 2>&1 & until [ -s {2} ]; do sleep 0.01; done; kill -{5} $!; wait $!",
+                    "> {4} 2>&1 & while kill -0 $! && [ ! -s {2} ]; do sleep 0.01; done; kill -{5} $!; wait $!",
                     PARPLAN_BINARY, plans.plan, plans.log, plans.json, plans.folder.path("out"), name));
     CHECK(called.code == code);
     const Json report = plans.report();
@@ -183,6 +184,37 @@ TEST_CASE("a run that gets SIGINT or SIGTERM finishes its step, writes its repor
     CHECK(said.find(fmt::format("the run ended after {} of 1000000000 steps, because of SIG{}\n", steps, name)) !=
           std::string::npos);
   }
+}
+
+// A job that has begun its steps: runs `then` with its id in $! and says how it ends.
+Called with_running_job(const Plans& plans, const std::string& before, const std::string& then) {
+  return shell(fmt::format(
+      "rm -f {2}; {5} {0} run {1} --steps {6} --quiet --log {2} --json {3} > {4} 2>&1 & "
+      "while kill -0 $! 2> {7} && [ ! -s {2} ]; do sleep 0.01; done; {8}; wait $!",
+      PARPLAN_BINARY, plans.plan, plans.log, plans.json, plans.folder.path("out"), before, 1000000000, "/dev/null",
+      then));
+}
+
+TEST_CASE("a second signal ends a run at once, of whichever kind it is") {
+  const Plans plans;
+  // Both signals wait while the process is stopped: no step lies between them.
+  const Called called = with_running_job(plans, "env --default-signal=INT",
+                                         "kill -STOP $!; kill -INT $!; kill -TERM $!; kill -CONT $!");
+  CHECK((called.code == 128 + 2 || called.code == 128 + 15));
+  CHECK(plans.folder.read("out").find("because of") == std::string::npos);
+}
+
+TEST_CASE("a signal that was ignored when a run was started stays ignored") {
+  const Plans plans;
+  const Called called = with_running_job(plans, "env --ignore-signal=INT",
+                                         "grep SigCgt /proc/$!/status; grep SigIgn /proc/$!/status; kill -KILL $!");
+  const auto mask_of = [&](const std::string& key) {
+    return std::stoull(called.out.substr(called.out.find(key) + key.size()), nullptr, 16);
+  };
+  const unsigned long long interrupt = 1ULL << (SIGINT - 1), terminate = 1ULL << (SIGTERM - 1);
+  CHECK((mask_of("SigIgn:") & interrupt) != 0);
+  CHECK((mask_of("SigCgt:") & interrupt) == 0);
+  CHECK((mask_of("SigCgt:") & terminate) != 0);
 }
 
 }  // namespace

@@ -122,7 +122,8 @@ TEST_CASE("a process that gives no sign of life is lost, with what it did last a
   watch.join(rendezvous);
   watch.host(ranks.watched());
   const std::string lost =
-      "process 1 was lost: no sign of life for 0.12 s; it was last in step 5 of rank 1; rank 0 waits in step 6 of rank 0";
+      "process 1 was lost: no sign of life for 0.12 s; it was last in step 5 of rank 1; rank 0 waits in step 6 of rank "
+      "0";
   CHECK(rendezvous.wait_for_failure() == lost);
   // Nobody ends this process by itself: the last resort is taken, once all else was tried.
   CHECK(last.wait() == lost + "; the last instructions of its ranks: records.jsonl");
@@ -145,7 +146,7 @@ TEST_CASE("a process that gives signs of life may take its time") {
   CHECK(ranks.written == 0);
 }
 
-TEST_CASE("a job whose ranks all wait and do not move has failed; one that moves has not") {
+TEST_CASE("a job whose ranks all wait and do not move has failed, and one that moves has not") {
   for (const bool moves : {false, true}) {
     Ranks ranks;
     ranks.recorder.begin_step(2);
@@ -164,8 +165,8 @@ TEST_CASE("a job whose ranks all wait and do not move has failed; one that moves
       CHECK_NOTHROW(rendezvous.check());
     } else {
       CHECK(rendezvous.wait_for_failure() ==
-            "all ranks wait for each other and none has moved for 2.4 s; rank 0 waits in step 2 of rank 0; rank 1 waits "
-            "in step 2 of rank 1");
+            "all ranks wait for each other and none has moved for 2.4 s; rank 0 waits in step 2 of rank 0; rank 1 "
+            "waits in step 2 of rank 1");
     }
     watch.release();
   }

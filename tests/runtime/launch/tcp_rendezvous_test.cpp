@@ -416,7 +416,8 @@ TEST_CASE("a process that dies before all have come may come again") {
       greet(second, 1, 3);
       size = recv(second, answer, sizeof answer, 0);
       close(second);
-    } while (size <= 16 || std::string(answer + 16, static_cast<std::size_t>(size) - 16) != "there is a process 1 already");
+    } while (size <= 16 ||
+             std::string(answer + 16, static_cast<std::size_t>(size) - 16) != "there is a process 1 already");
     close(first);
     came.count_down();
   });

@@ -63,7 +63,7 @@ foreach(layout "--dp;2" "--pp;2;--dp;1" "--tp;2;--dp;1")
   foreach(rank 0 1)
     run_script(said "rm -f log.jsonl run.json
 ${start} plan.yaml --steps 1000000000 --quiet --log log.jsonl --json run.json &
-until [ -s log.jsonl ]; do sleep 0.01; done
+while kill -0 $! && [ ! -s log.jsonl ]; do sleep 0.01; done
 kill -TERM $(cat pid.${rank}); wait $!")
     expect("exit code 143\n" 2 "${said}")
     expect("the run ended after [0-9]+ of 1000000000 steps, because of SIGTERM" 1 "${said}")
