@@ -23,7 +23,8 @@ class SaidForAll : public ConfigError {
 
 // Every process checks its own inputs by `check`; when one refuses them (ConfigError), none
 // continues. Process 0 throws what all have to say (SaidForAll), once, with the numbers of the
-// processes where it does not hold for all; the others throw SaidElsewhere. Called by every process.
+// processes where it does not hold for all; the others throw SaidElsewhere. Called by every
+// process.
 void agree(Rendezvous& rendezvous, const std::function<void()>& check);
 
 // Something that all processes of a job must have alike: "learning rate", "0.0003".

@@ -1,6 +1,7 @@
 // Preloaded into one process of a job (LD_PRELOAD), makes the system refuse something once it has
 // been asked for it often enough: PARPLAN_FAULT is "thread N" (the Nth thread cannot be created and
 // no later one) or "memory N" (neither the Nth request of memory by `new` nor any of the next 50).
+// With PARPLAN_FAULTY_RANK only the process with that RANK.
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -14,6 +15,9 @@ namespace {
 
 long number_of(const char* kind) {
   const char* fault = std::getenv("PARPLAN_FAULT");
+  const char* faulty = std::getenv("PARPLAN_FAULTY_RANK");
+  const char* rank = std::getenv("RANK");
+  if (faulty != nullptr && (rank == nullptr || std::strcmp(rank, faulty) != 0)) return 0;
   const std::size_t length = std::strlen(kind);
   if (fault == nullptr || std::strncmp(fault, kind, length) != 0) return 0;
   return std::atol(fault + length);

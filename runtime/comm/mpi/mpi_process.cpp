@@ -325,7 +325,7 @@ std::vector<std::vector<std::byte>> MpiProcess::all_gather(std::span<const std::
     }
     wait_until(is_done, everyone);
   } catch (...) {
-    exchange.release();
+    static_cast<void>(exchange.release());
     throw;
   }
   std::vector<std::vector<std::byte>> result;

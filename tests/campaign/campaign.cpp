@@ -1,0 +1,368 @@
+// Jobs whose processes are killed, stopped, cut off or refused memory and threads at random moments,
+// and a table of how they ended:
+//
+//   campaign PARPLAN MPIRUN FAULTS SOURCE FOLDER [TRIALS [LIMIT [SEED]]]
+//
+// MPIRUN may be "-": then there are no jobs over MPI. FAULTS is the library of faults.cpp. TRIALS of
+// each kind; a job has to end within LIMIT seconds of what happens to it. Exits with 1 if one does
+// not, says nothing, or leaves a process behind.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "runtime/launch/free_port.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+struct Setting {
+  std::string parplan, mpirun, faults, source, folder;
+  int trials = 1;
+  double limit = 10.0;
+  std::mt19937 random;
+
+  int upto(int most) { return std::uniform_int_distribution<int>(0, most)(random); }
+};
+
+std::string text_of_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The processes whose environment has all of these variables.
+std::vector<pid_t> processes_with(const std::vector<std::string>& variables) {
+  std::vector<pid_t> found;
+  std::error_code gone;
+  for (const fs::directory_entry& entry : fs::directory_iterator("/proc", gone)) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const std::string environment = '\0' + text_of_file(entry.path() / "environ");
+    if (std::ranges::all_of(variables, [&](const std::string& variable) {
+          return environment.find('\0' + variable + '\0') != std::string::npos;
+        }))
+      found.push_back(static_cast<pid_t>(std::stol(name)));
+  }
+  return found;
+}
+
+// Passes bytes on between process 1 and process 0 until it is cut: then it takes nothing any more,
+// and no connection ends.
+class Wire {
+ public:
+  explicit Wire(int to) : to_(to), listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    bind(listener_, reinterpret_cast<const sockaddr*>(&address), size);
+    listen(listener_, 8);
+    getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::jthread([this](const std::stop_token& stop) { carry(stop); });
+  }
+  ~Wire() {
+    thread_.request_stop();
+    thread_.join();
+    for (const int descriptor : ends_) close(descriptor);
+    close(listener_);
+  }
+  Wire(const Wire&) = delete;
+  Wire& operator=(const Wire&) = delete;
+  int port() const { return port_; }
+  void cut() { cut_ = true; }
+
+ private:
+  void carry(const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      if (cut_) {
+        std::this_thread::sleep_for(10ms);
+        continue;
+      }
+      std::vector<pollfd> ready = {{.fd = listener_, .events = POLLIN, .revents = 0}};
+      for (const int descriptor : ends_) ready.push_back({.fd = descriptor, .events = POLLIN, .revents = 0});
+      if (poll(ready.data(), ready.size(), 10) <= 0) continue;
+      for (std::size_t i = 1; i < ready.size(); ++i) {
+        if (ready[i].revents == 0) continue;
+        std::array<char, 65536> bytes{};
+        const ssize_t count = read(ready[i].fd, bytes.data(), bytes.size());
+        const int other = ends_[(i - 1) ^ 1];
+        if (count <= 0) shutdown(other, SHUT_WR);
+        else if (send(other, bytes.data(), static_cast<std::size_t>(count), MSG_NOSIGNAL) < 0) cut_ = true;
+        if (count <= 0) std::this_thread::sleep_for(1ms);
+      }
+      if (ready[0].revents != 0) accept_one(stop);
+    }
+  }
+  // Process 0 may not be listening yet.
+  void accept_one(const std::stop_token& stop) {
+    const int here = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(to_));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    while (!stop.stop_requested()) {
+      const int there = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      if (connect(there, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+        ends_.insert(ends_.end(), {here, there});
+        return;
+      }
+      close(there);
+      std::this_thread::sleep_for(5ms);
+    }
+    close(here);
+  }
+
+  int to_;
+  int listener_;
+  int port_ = 0;
+  std::vector<int> ends_;  // in pairs
+  std::atomic<bool> cut_ = false;
+  std::jthread thread_;
+};
+
+// A shell command with a tag in its environment, by which all its processes are found.
+class Command {
+ public:
+  Command(const std::string& command, std::string tag, const std::string& output) : tag_(std::move(tag)) {
+    pid_ = fork();
+    if (pid_ != 0) return;
+    setsid();
+    setenv("PARPLAN_TRIAL", tag_.c_str(), 1);
+    const int file = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    dup2(file, STDOUT_FILENO);
+    dup2(file, STDERR_FILENO);
+    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    _exit(127);
+  }
+  ~Command() {
+    for (const pid_t left : processes()) kill(left, SIGKILL);
+    if (!code_) waitpid(pid_, nullptr, 0);
+  }
+  Command(const Command&) = delete;
+  Command& operator=(const Command&) = delete;
+
+  std::vector<pid_t> processes() const { return processes_with({"PARPLAN_TRIAL=" + tag_}); }
+  // The processes that are rank `rank` of a job.
+  std::vector<pid_t> of_rank(int rank) const {
+    std::vector<pid_t> found = processes_with({"PARPLAN_TRIAL=" + tag_, fmt::format("RANK={}", rank)});
+    for (const pid_t pid :
+         processes_with({"PARPLAN_TRIAL=" + tag_, fmt::format("OMPI_COMM_WORLD_RANK={}", rank)}))
+      found.push_back(pid);
+    return found;
+  }
+  // The exit code, once there is one.
+  std::optional<int> code() {
+    int status = 0;
+    if (!code_ && waitpid(pid_, &status, WNOHANG) == pid_)
+      code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    return code_;
+  }
+
+ private:
+  std::string tag_;
+  pid_t pid_ = 0;
+  std::optional<int> code_;
+};
+
+enum class Start { threads, processes, mpi, torchrun_variables };
+constexpr std::array start_names = {"threads of one process", "`--processes`", "`mpirun`", "torchrun's variables"};
+
+struct Kind {
+  std::string name;
+  Start start{};
+  int signal = 0;        // for one process
+  std::string refuses;   // what the system refuses one process: "thread", "memory"
+  int most_number = 0;   // of requests before that
+  std::string must_say;  // in the output; empty: anything
+  bool cut = false;
+};
+
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> table = {
+      {"a process is killed", Start::processes, SIGKILL, "", 0, "was ended by SIGKILL"},
+      {"a process is killed", Start::mpi, SIGKILL, "", 0, "signal 9"},
+      {"a process is killed", Start::torchrun_variables, SIGKILL, "", 0, "was lost"},
+      {"a process is stopped", Start::processes, SIGSTOP, "", 0, "was lost: no sign of life"},
+      {"a process is stopped", Start::mpi, SIGSTOP, "", 0, "was lost: no sign of life"},
+      {"a process is cut off", Start::torchrun_variables, 0, "", 0, "was lost: no sign of life", true},
+      {"no thread can be created", Start::threads, 0, "thread", 6, ""},
+      {"no thread can be created", Start::processes, 0, "thread", 8, ""},
+      {"no thread can be created", Start::mpi, 0, "thread", 8, ""},
+      {"no memory", Start::threads, 0, "memory", 25000, ""},
+      {"no memory", Start::processes, 0, "memory", 25000, ""},
+      {"no memory", Start::mpi, 0, "memory", 25000, ""},
+  };
+  return table;
+}
+
+struct Verdict {
+  bool had_effect = true;
+  std::string fault;  // empty: as it should be
+  double seconds = 0.0;
+};
+
+// The command of a job of two ranks, of which `faulty` gets `fault`.
+std::string command_of(const Setting& setting, const Kind& kind, const std::string& run, int faulty,
+                       const std::string& fault, const std::array<int, 2>& ports) {
+  const std::string with_fault =
+      fault.empty() ? "" : fmt::format("LD_PRELOAD='{}' PARPLAN_FAULT='{}' ", setting.faults, fault);
+  const auto of = [&](int rank) { return (rank == faulty ? with_fault : std::string()) + "exec " + run; };
+  switch (kind.start) {
+    case Start::threads: return of(faulty);
+    case Start::processes:
+      // The library reaches the one process that has the rank, through a shell in between.
+      return run + " --processes 2";
+    case Start::mpi:
+      return fmt::format("exec '{}' --oversubscribe -n 1 sh -c \"{}\" : -n 1 sh -c \"{}\"", setting.mpirun, of(0),
+                         of(1));
+    case Start::torchrun_variables: {
+      const auto place = [&](int rank) {
+        return fmt::format("RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
+                           "MASTER_PORT={1} ",
+                           rank, ports[static_cast<std::size_t>(rank)]);
+      };
+      return fmt::format("{}{} & {}{}; code=$?; wait $!; other=$?; [ $code != 0 ] && exit $code; exit $other", place(1),
+                         run, place(0), run);
+    }
+  }
+  return "";
+}
+
+Verdict try_once(Setting& setting, const Kind& kind, int number) {
+  const std::array<std::string, 3> plans = {"dp", "pp", "tp"};
+  const std::string plan = plans[static_cast<std::size_t>(setting.upto(2))];
+  const std::string log = setting.folder + "/log.jsonl", output = setting.folder + "/output";
+  fs::remove(log);
+  const int rank = setting.upto(1);
+  const bool injected = !kind.refuses.empty();
+  const std::string fault = injected ? fmt::format("{} {}", kind.refuses, 1 + setting.upto(kind.most_number - 1)) : "";
+  const std::string run = fmt::format("'{0}' run '{1}/{2}.yaml' --steps {3} --quiet --log '{4}' --failure-records '{1}'",
+                                      setting.parplan, setting.folder, plan, injected ? 20 : 1000000000, log);
+  const parplan::LoopbackPort port;
+  std::unique_ptr<Wire> wire;
+  if (kind.cut) wire = std::make_unique<Wire>(port.number());
+  const std::array<int, 2> ports = {port.number(), wire ? wire->port() : port.number()};
+  std::string command = command_of(setting, kind, run, rank, fault, ports);
+  if (kind.start == Start::processes && injected)
+    // All processes of the job have the library, and only the chosen one heeds it.
+    command = fmt::format("LD_PRELOAD='{}' PARPLAN_FAULT='{}' PARPLAN_FAULTY_RANK={} {}", setting.faults, fault, rank,
+                          command);
+  auto began = Clock::now();
+  Command job(command, fmt::format("{}.{}", getpid(), number), output);
+  if (!injected) {
+    // Once the first step is done, at a random moment; killed ones also before.
+    const bool early = kind.signal == SIGKILL && setting.upto(1) == 0;
+    while (!job.code() && (early ? job.of_rank(rank).empty() : !fs::exists(log) || fs::file_size(log) == 0))
+      std::this_thread::sleep_for(2ms);
+    std::this_thread::sleep_for(std::chrono::milliseconds(setting.upto(300)));
+    began = Clock::now();
+    if (wire) wire->cut();
+    else
+      for (const pid_t pid : job.of_rank(rank)) kill(pid, kind.signal);
+  }
+  Verdict verdict;
+  // Twelve limits, to say how long it took rather than that it took longer.
+  while (!job.code() && Clock::now() - began < std::chrono::duration<double>(12 * setting.limit))
+    std::this_thread::sleep_for(5ms);
+  verdict.seconds = std::chrono::duration<double>(Clock::now() - began).count();
+  const std::string said = text_of_file(output);
+  if (!job.code()) {
+    verdict.fault = "it does not end";
+  } else if (*job.code() == 0) {
+    verdict.had_effect = false;
+    if (!injected) verdict.fault = "it ends with 0";
+  } else if (verdict.seconds > setting.limit) {
+    verdict.fault = "it ends late";
+  } else if (said.find(kind.must_say) == std::string::npos || said.empty()) {
+    verdict.fault = "it does not say why";
+  }
+  // What the job has told to end may take a moment to.
+  for (int wait = 0; wait < 200 && !job.processes().empty(); ++wait) std::this_thread::sleep_for(5ms);
+  if (verdict.fault.empty() && !job.processes().empty()) verdict.fault = "it leaves a process behind";
+  if (!verdict.fault.empty())
+    fmt::print("{}, {}, trial {}, plan {}, rank {}, {}: {} after {:.1f} s, code {}\n{}\n", kind.name,
+               start_names[static_cast<std::size_t>(kind.start)], number, plan, rank, fault, verdict.fault,
+               verdict.seconds, job.code().value_or(-1), said);
+  return verdict;
+}
+
+void make_plans(const Setting& setting) {
+  std::string model = text_of_file(setting.source + "/tests/data/models/tiny-gpt2.yaml");
+  const std::size_t begin = model.find("vocabulary: ");
+  model.replace(begin, model.find('\n', begin) - begin, "vocabulary: 256");
+  std::ofstream(setting.folder + "/model.yaml") << model;
+  for (const std::string axis : {"dp", "pp", "tp"}) {
+    const std::string degrees = axis == "dp" ? "--dp 2" : fmt::format("--dp 1 --{} 2", axis);
+    const std::string command = fmt::format(
+        "'{0}' simulate '{1}/model.yaml' --cluster '{2}/tests/data/clusters/cpu-8.yaml' --devices 2 --seq-len 16 "
+        "--global-batch 8 {3} --quiet -o '{1}/{4}.yaml' --json '{1}/json'",
+        setting.parplan, setting.folder, setting.source, degrees, axis);
+    if (std::system(command.c_str()) != 0) fmt::print("this fails: {}\n", command);
+  }
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count < 6) {
+    fmt::print("{} PARPLAN MPIRUN FAULTS SOURCE FOLDER [TRIALS [LIMIT [SEED]]]\n", words[0]);
+    return 2;
+  }
+  Setting setting{.parplan = words[1], .mpirun = words[2], .faults = words[3], .source = words[4], .folder = words[5],
+                  .random = {}};
+  if (count > 6) setting.trials = std::atoi(words[6]);
+  if (count > 7) setting.limit = std::atof(words[7]);
+  setting.random.seed(count > 8 ? static_cast<unsigned>(std::atol(words[8])) : std::random_device()());
+  fs::create_directories(setting.folder);
+  setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+  setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+  make_plans(setting);
+
+  bool all_right = true;
+  std::string table =
+      "| what happens | to a job of | trials | without effect | failures | longest |\n|---|---|---|---|---|---|\n";
+  int number = 0;
+  for (const Kind& kind : kinds()) {
+    if (kind.start == Start::mpi && setting.mpirun == "-") continue;
+    int idle = 0, failures = 0;
+    double longest = 0.0;
+    for (int trial = 0; trial < setting.trials; ++trial) {
+      const Verdict verdict = try_once(setting, kind, ++number);
+      if (!verdict.had_effect) ++idle;
+      else longest = std::max(longest, verdict.seconds);
+      if (!verdict.fault.empty()) ++failures;
+    }
+    all_right = all_right && failures == 0;
+    table += fmt::format("| {} | {} | {} | {} | {} | {:.1f} s |\n", kind.name,
+                         start_names[static_cast<std::size_t>(kind.start)], setting.trials, idle, failures, longest);
+  }
+  fmt::print("{}", table);
+  return all_right ? 0 : 1;
+}
