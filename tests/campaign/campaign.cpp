@@ -1,11 +1,11 @@
-// Jobs whose processes are killed, stopped, cut off or refused memory and threads at random moments,
-// and a table of how they ended:
+// Jobs whose processes are killed, stopped, cut off or refused memory and threads at random
+// moments, and a table of how they ended:
 //
 //   campaign PARPLAN MPIRUN FAULTS SOURCE FOLDER [TRIALS [LIMIT [SEED]]]
 //
-// MPIRUN may be "-": then there are no jobs over MPI. FAULTS is the library of faults.cpp. TRIALS of
-// each kind; a job has to end within LIMIT seconds of what happens to it. Exits with 1 if one does
-// not, says nothing, or leaves a process behind.
+// MPIRUN may be "-": then there are no jobs over MPI. FAULTS is the library of faults.cpp. There are
+// TRIALS of each kind; a job has to end within LIMIT seconds of what happens to it. The exit code is
+// 1 if one does not, says nothing, or leaves a process behind.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -263,8 +263,9 @@ Verdict try_once(Setting& setting, const Kind& kind, int number) {
   const int rank = setting.upto(1);
   const bool injected = !kind.refuses.empty();
   const std::string fault = injected ? fmt::format("{} {}", kind.refuses, 1 + setting.upto(kind.most_number - 1)) : "";
-  const std::string run = fmt::format("'{0}' run '{1}/{2}.yaml' --steps {3} --quiet --log '{4}' --failure-records '{1}'",
-                                      setting.parplan, setting.folder, plan, injected ? 20 : 1000000000, log);
+  const std::string run =
+      fmt::format("'{0}' run '{1}/{2}.yaml' --steps {3} --quiet --log '{4}' --failure-records '{1}'", setting.parplan,
+                  setting.folder, plan, injected ? 20 : 1000000000, log);
   const parplan::LoopbackPort port;
   std::unique_ptr<Wire> wire;
   if (kind.cut) wire = std::make_unique<Wire>(port.number());
