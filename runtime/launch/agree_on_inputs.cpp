@@ -116,7 +116,7 @@ void agree(Rendezvous& rendezvous, const std::function<void()>& check) {
   }
   if (refusals.empty()) return;
   if (rendezvous.process() != 0) throw SaidElsewhere(refusals.front().text);
-  if (refusals.front().processes.size() == texts.size()) throw *own;
+  if (refusals.front().processes.size() == texts.size()) throw SaidForAll(*own);
   std::string all;
   for (const Refusal& refusal : refusals) {
     const std::string_view prefix = "error: ";

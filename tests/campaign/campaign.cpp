@@ -3,9 +3,9 @@
 //
 //   campaign PARPLAN MPIRUN FAULTS SOURCE FOLDER [TRIALS [LIMIT [SEED]]]
 //
-// MPIRUN may be "-": then there are no jobs over MPI. FAULTS is the library of faults.cpp. There are
-// TRIALS of each kind; a job has to end within LIMIT seconds of what happens to it. The exit code is
-// 1 if one does not, says nothing, or leaves a process behind.
+// MPIRUN may be "-": then there are no jobs over MPI. FAULTS is the library of faults.cpp. There
+// are TRIALS of each kind; a job has to end within LIMIT seconds of what happens to it. The exit
+// code is 1 if one does not, says nothing, or leaves a process behind.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
