@@ -25,7 +25,7 @@ struct SearchOptions {
   int threads = 0;            // 0: as many as the machine has cores; the result does not depend on it
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
   SimulatedSteps* steps = nullptr;  // shared with other searches for the same model; may be null
-  // The best plan of other searches. Unless a plan beats it, this search ranks none for certain, and
+  // The best plan of other searches. Unless a plan beats it, this one ranks none for certain, and
   // its counts say what is open below that score.
   std::optional<Score> to_beat = {};
 };

@@ -153,7 +153,7 @@ void bench_search(const std::string& title, const Setting& setting, const Layout
   options.threads = 1;
   SearchResult result;
   const auto searched = [&] {
-    return search_arrangements(setting.graph, setting.cluster, setting.training, request, options, nullptr).found;
+    return search_arrangements(setting.graph, setting.cluster, setting.training, request, options).found;
   };
   const double one = seconds_of(searched);
   options.threads = 0;
