@@ -3,8 +3,14 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <csignal>
+#include <fstream>
+#include <thread>
 
 #include "planner/base/error.h"
 #include "tests/temporary_folder.h"
@@ -17,6 +23,7 @@ struct Outcome {
   int code = 0;
   double seconds = 0.0;
   std::vector<std::string> lines;  // "[rank] line", sorted by rank
+  std::vector<ChildEvent> events;
 };
 
 Outcome outcome_of(const std::vector<std::string>& arguments, int processes) {
@@ -26,7 +33,8 @@ Outcome outcome_of(const std::vector<std::string>& arguments, int processes) {
       arguments,
       {.processes = processes, .program = PARPLAN_TEST_CHILD, .on_line = [&](int process, std::string_view line) {
          outcome.lines.push_back(fmt::format("[{}] {}", process, line));
-       }});
+       },
+       .on_event = [&](const ChildEvent& event) { outcome.events.push_back(event); }});
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   std::stable_sort(outcome.lines.begin(), outcome.lines.end(),
                    [](const std::string& a, const std::string& b) { return a[1] < b[1]; });
@@ -61,8 +69,63 @@ TEST_CASE("the first exit code other than 0 is returned and the others are ended
   CHECK(outcome.lines == std::vector<std::string>{"[2] told to end"});  // by SIGTERM
 }
 
-TEST_CASE("a child that a signal ended counts as 128 and the signal's number") {
-  CHECK(outcome_of({"crash"}, 3).code == 128 + 9);
+TEST_CASE("a child that a signal ended counts as 128 and the signal's number, and the parent knows which it was") {
+  const Outcome outcome = outcome_of({"crash"}, 3);
+  CHECK(outcome.code == 128 + 9);
+  REQUIRE(outcome.events.size() == 1);
+  CHECK(outcome.events[0].process == 1);
+  CHECK(outcome.events[0].kind == ChildEvent::Kind::killed);
+  CHECK(outcome.events[0].number == SIGKILL);
+  CHECK(outcome.events[0].last_step == std::nullopt);
+}
+
+TEST_CASE("the parent knows after which step a child ended, and with which exit code") {
+  const Outcome outcome = outcome_of({"steps"}, 3);
+  CHECK(outcome.code == 5);
+  REQUIRE(outcome.events.size() == 1);
+  CHECK(outcome.events[0].process == 1);
+  CHECK(outcome.events[0].kind == ChildEvent::Kind::exited);
+  CHECK(outcome.events[0].number == 5);
+  CHECK(outcome.events[0].last_step == 41);
+}
+
+TEST_CASE("a child that is stopped is reported, and killed where another has failed") {
+  Outcome outcome = outcome_of({"stopped"}, 3);
+  CHECK(outcome.code == 4);
+  REQUIRE(outcome.events.size() == 2);
+  std::ranges::sort(outcome.events, {}, &ChildEvent::process);  // both may be seen at once
+  CHECK(outcome.events[0].process == 1);
+  CHECK(outcome.events[0].number == 4);
+  CHECK(outcome.events[1].process == 2);
+  CHECK(outcome.events[1].kind == ChildEvent::Kind::stopped);
+  CHECK(outcome.events[1].number == SIGSTOP);
+}
+
+TEST_CASE("children die with their parent, also one that is stopped") {
+  const testing::TemporaryFolder folder;
+  const pid_t parent = fork();
+  REQUIRE(parent >= 0);
+  if (parent == 0) {
+    // The stopped child's id is in the file when it has been stopped.
+    run_children({"orphan"}, {.processes = 3,
+                              .program = PARPLAN_TEST_CHILD,
+                              .on_line = [&](int, std::string_view line) {
+                                folder.write("pids", std::string(line));
+                              },
+                              .on_event = [](const ChildEvent&) { kill(getpid(), SIGKILL); }});
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(parent, &status, 0) == parent);
+  CHECK(WIFSIGNALED(status));
+  const pid_t child = static_cast<pid_t>(std::stol(folder.read("pids")));
+  // Whoever inherits it may not have waited for it yet: a zombie is dead, too.
+  const auto lives = [&] {
+    std::ifstream stat(fmt::format("/proc/{}/stat", child));
+    std::string pid, name, state;
+    return static_cast<bool>(stat >> pid >> name >> state) && state != "Z";
+  };
+  while (lives()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 TEST_CASE("a child that does not heed SIGTERM is killed") {

@@ -6,12 +6,15 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 
 #include "runtime/launch/find_rendezvous.h"
+#include "runtime/launch/step_board.h"
 
 using namespace std::chrono_literals;
 
@@ -62,6 +65,33 @@ int main(int count, char** words) {
     parplan::barrier(*parplan::find_rendezvous());
     if (rank == 1) return task == "fail" ? 7 : 3;
     for (;;) wait_to_be_ended();  // a test of a parent that does not end them must not pass
+  }
+  if (task == "steps") {
+    if (rank != 1) return wait_to_be_ended();
+    auto board = parplan::StepBoard::inherited(std::getenv(parplan::StepBoard::variable));
+    board->note(rank, 40);
+    board->note(rank, 41);
+    return 5;
+  }
+  if (task == "stopped" || task == "orphan") {
+    // Process 1 ends once process 2 is stopped.
+    const auto rendezvous = parplan::find_rendezvous();
+    if (rank == 2 && task == "orphan") {
+      std::printf("%d\n", getpid());
+      std::fflush(stdout);
+    }
+    const pid_t own = getpid();
+    const auto ids = rendezvous->all_gather(std::as_bytes(std::span(&own, 1)));
+    if (rank == 2) std::raise(SIGSTOP);
+    if (rank != 1 || task == "orphan") return wait_to_be_ended();
+    pid_t stopped = 0;
+    std::memcpy(&stopped, ids[2].data(), sizeof stopped);
+    for (std::string state; state != "T"; std::this_thread::sleep_for(1ms)) {
+      std::ifstream stat("/proc/" + std::to_string(stopped) + "/stat");
+      std::string pid, name;
+      stat >> pid >> name >> state;
+    }
+    _exit(4);
   }
   if (task == "signalled") {
     if (rank == 1) kill(getppid(), SIGTERM);
