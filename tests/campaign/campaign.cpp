@@ -278,8 +278,8 @@ Verdict try_once(Setting& setting, const Kind& kind, int number) {
   auto began = Clock::now();
   Command job(command, fmt::format("{}.{}", getpid(), number), output);
   if (!injected) {
-    // Once the first step is done, at a random moment; killed ones also before, but where nobody has
-    // started all processes: then the others wait for one that may still come.
+    // Once the first step is done, at a random moment; killed ones also before, but where nobody
+    // has started all processes: then the others wait for one that may still come.
     const bool early = kind.signal == SIGKILL && kind.start != Start::torchrun_variables && setting.upto(1) == 0;
     while (!job.code() && (early ? job.of_rank(rank).empty() : !fs::exists(log) || fs::file_size(log) == 0))
       std::this_thread::sleep_for(2ms);
