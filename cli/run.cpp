@@ -24,6 +24,10 @@
 #include "cli/resolve_inputs.h"
 #include "cli/step_log.h"
 #include "cli/write_outputs.h"
+#include "models/huggingface.h"
+#include "models/huggingface_weights.h"
+#include "models/model_file.h"
+#include "planner/base/file.h"
 #include "planner/cost/cost_model.h"
 #include "planner/explain/find_reasons.h"
 #include "planner/program/job.h"
@@ -55,6 +59,8 @@ struct RunArguments {
   CheckpointOptions checkpoint;
   std::chrono::milliseconds timeout = default_timeout;
   std::string failure_records;
+  std::string weights;
+  std::string exported_weights;
   OutputArguments output;
 };
 
@@ -74,6 +80,8 @@ std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
   if (arguments.checkpoint.resume) list.push_back("--resume");
   add("--timeout", fmt::format("{}", arguments.timeout.count() / 1000));
   add("--failure-records", arguments.failure_records);
+  add("--weights", arguments.weights);
+  add("--export-weights", arguments.exported_weights);
   add("--json", arguments.output.json.value_or(""));
   if (arguments.deterministic) list.push_back("--deterministic");
   if (arguments.output.quiet) list.push_back("--quiet");
@@ -214,6 +222,26 @@ RunComparison comparison_of(const PlanToRun& to_run, const RunReport& report, co
           .notes = to_run.notes};
 }
 
+// Where the weights of files lie in the plan's model; of those that are read, in the class that
+// their config.json names.
+void add_weights(const RunArguments& arguments, const LoadedPlan& loaded, RunOptions& options) {
+  const ModelSpec spec = read_model(loaded.plan.model_text, arguments.plan + " (model)").spec;
+  std::optional<HuggingFaceExport> own;
+  if (!arguments.weights.empty()) {
+    const std::string file = arguments.weights + "/config.json";
+    const std::string config = read_file(file);
+    if (const std::string differ = differences(read_huggingface(config, file).spec, spec); !differ.empty())
+      throw ConfigError({file}, fmt::format("these weights are not of the plan's model: {}", differ));
+    own = huggingface_export(config, file);
+    options.weights = {.folder = arguments.weights, .stored = huggingface_weights(own->model_type, spec, loaded.graph)};
+  }
+  if (arguments.exported_weights.empty()) return;
+  if (!own) own = huggingface_export(spec);
+  options.exported_weights = {.folder = arguments.exported_weights,
+                              .stored = huggingface_weights(own->model_type, spec, loaded.graph),
+                              .config = own->config};
+}
+
 void check_checkpoints(const RunArguments& arguments) {
   const CheckpointOptions& checkpoint = arguments.checkpoint;
   if (!checkpoint.folder.empty()) return;
@@ -238,7 +266,11 @@ int run_in(const RunArguments& arguments, Rendezvous& rendezvous, JobWatch& watc
   PlanToRun to_run;
   const Plan& plan = to_run.loaded.plan;
   const bool speaks = rendezvous.process() == 0;  // it reports for all processes
-  agree(rendezvous, [&] { to_run = load(arguments, speaks); });
+  RunOptions options;
+  agree(rendezvous, [&] {
+    to_run = load(arguments, speaks);
+    add_weights(arguments, to_run.loaded, options);
+  });
   const bool talks = speaks && !arguments.output.quiet;
   const bool table = speaks && arguments.output.shows_table() && arguments.log != "-";
   std::ostream& report = table ? terminal.out : terminal.err;
@@ -247,7 +279,6 @@ int run_in(const RunArguments& arguments, Rendezvous& rendezvous, JobWatch& watc
   const NotedSignals signals;
   std::optional<StepBoard> board = StepBoard::inherited(std::getenv(StepBoard::variable));
   std::optional<StepLog> log;
-  RunOptions options;
   options.steps = arguments.steps;
   options.data = arguments.data.empty() ? default_text().string() : arguments.data;
   options.world = {.share_gpu = arguments.share_gpu,
@@ -473,6 +504,16 @@ CommandBody declare_run(CLI::App& app) {
               .description = "where each rank's last instructions are written when the job fails (default: the folder "
                              "of temporary files)"},
              arguments->failure_records);
+             {.names = "--weights",
+              .type = "DIR",
+              .description = "begin with the weights in this folder of Hugging Face's libraries: config.json and "
+                             "safetensors"},
+             arguments->weights);
+  add_option(app,
+             {.names = "--export-weights",
+              .type = "DIR",
+              .description = "write the weights after the last step into a new folder that transformers reads"},
+             arguments->exported_weights);
   add_option(
       app,
       {.names = "--processes",

@@ -229,6 +229,7 @@ std::vector<Checkpoints::ShardLayout> Checkpoints::lay_out_shards() const {
     std::vector<ShardLayout> own;
     std::map<std::pair<State, TensorId>, std::size_t> count;
     for (const WrittenSlice& slice : divided[rank]) {
+      if (options_.parameters_only && slice.state != State::parameter) continue;
       const std::size_t number = count[{slice.state, slice.tensor}]++;
       if (number == own.size())
         own.push_back({.name = fmt::format("rank-{:05}-of-{:05}{}.safetensors", rank, divided.size(),

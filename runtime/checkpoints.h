@@ -22,6 +22,7 @@ struct CheckpointOptions {
   std::int64_t every = 0;   // steps from one to the next; 0: only where the run ends
   std::int64_t keep = 0;    // how many of the newest; 0: all
   bool resume = false;      // from the newest in the folder
+  bool parameters_only = false;
 };
 
 // What checkpoints hold of a job's training, beside the numbers of its parameters.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -10,6 +11,8 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/file.h"
+#include "planner/base/json.h"
 #include "planner/program/job.h"
 #include "planner/program/verify.h"
 #include "runtime/check_promises.h"
@@ -149,12 +152,18 @@ struct Start {
   TrainingPosition position;
   std::unique_ptr<FolderClaim> claim;             // while checkpoints are written
   std::unique_ptr<CheckpointReader> checkpoint;  // that it goes on from
+  std::shared_ptr<const WeightFiles> weights;    // or the files that hold the first parameters
   std::vector<Fact> facts;
 };
 
 Start find_start(const OpGraph& graph, const Plan& plan, const TokenData& data, const RunOptions& options,
                  Rendezvous& rendezvous) {
   Start start;
+  if (!options.weights.folder.empty()) start.weights = open_weights(options.weights, rendezvous);
+  if (!options.exported_weights.folder.empty())
+    agree(rendezvous, [&] {
+      if (rendezvous.process() == 0) check_can_export(options.exported_weights.folder);
+    });
   if (options.checkpoint.folder.empty()) return start;
   start.facts = checkpoint_facts(plan, data);
   start.claim = claim_folder(options.checkpoint, rendezvous);
@@ -169,6 +178,14 @@ Start find_start(const OpGraph& graph, const Plan& plan, const TokenData& data, 
 // For people: where the run begins.
 std::vector<std::string> notes_of(const Start& start, const RunOptions& options) {
   const CheckpointOptions& checkpoint = options.checkpoint;
+  if (start.weights && !start.checkpoint) {
+    const std::vector<std::string> beyond = start.weights->beyond(options.weights.stored.tensors);
+    std::vector<std::string> notes{fmt::format("the parameters are those of {}", options.weights.folder)};
+    if (!beyond.empty())
+      notes.push_back(fmt::format("{} of its tensors belong to no parameter and are left out, the first of them {}",
+                                  beyond.size(), Json(beyond.front()).dump()));
+    return notes;
+  }
   if (!checkpoint.resume) return {};
   if (start.checkpoint == nullptr)
     return {fmt::format("'{}' holds no whole checkpoint: the run begins with step 0", checkpoint.folder)};
@@ -220,6 +237,32 @@ RunReport report_of(const LocalJob& job, const StepLog& log, Bytes process_growt
   return report;
 }
 
+// Through parts in logical coordinates, which each rank writes and each process joins.
+void export_parameters(const LocalJob& job, const OpGraph& graph, const Plan& plan, const ExportOptions& options,
+                       std::int64_t step, Rendezvous& rendezvous) {
+  const std::string folder = folder_of_parts(options.folder);
+  const bool first = rendezvous.process() == 0;
+  agree(rendezvous, [&] {
+    if (!first) return;
+    std::filesystem::remove_all(folder);
+    make_folder(folder);
+  });
+  std::string failure;
+  Checkpoints parts({.folder = folder, .parameters_only = true}, job, graph, plan, {}, rendezvous,
+                    {.say = [](const std::string&) {}, .complain = [&](const std::string& line) { failure = line; }});
+  parts.save({.step = step});
+  parts.finish();
+  if (!failure.empty()) throw RunError(fmt::format("no weights in '{}': {}", options.folder, failure));
+  const std::string path = path_of_checkpoint(folder, step);
+  std::optional<CheckpointReader> reader;
+  agree(rendezvous, [&] {
+    const std::string index = path + '/' + index_name;
+    reader.emplace(path, read_index(read_file(index), index));
+  });
+  export_weights(options, *reader, rendezvous);
+  if (first) std::filesystem::remove_all(folder);
+}
+
 // Everything that a run does with its ranks.
 RunReport run_job(LocalJob& job, const OpGraph& graph, const Plan& plan, const TokenData& data, const Start& start,
                   const RunOptions& options, Bytes memory_before, Rendezvous& rendezvous) {
@@ -243,6 +286,11 @@ RunReport run_job(LocalJob& job, const OpGraph& graph, const Plan& plan, const T
   if (checkpoints) {
     report.checkpoint = checkpoints->last_written();
     report.failed_checkpoints = checkpoints->failures();
+  }
+  if (!options.exported_weights.folder.empty() && start.position.step + report.steps >= options.steps &&
+      log.not_finite.empty()) {
+    export_parameters(job, graph, plan, options.exported_weights, options.steps, rendezvous);
+    note(fmt::format("wrote the weights to {}", options.exported_weights.folder));
   }
   const std::vector<JobStep> steps = log.history.steps();
   if (steps.empty()) return report;
@@ -288,7 +336,9 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
 
   const Bytes memory_before = resident_memory();
   const Job description = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
-  LocalJob job(description, initializer(plan.training.seed), setting.make_world, rendezvous);
+  const InitialValues initial =
+      start.weights ? stored_values(start.weights, options.weights.stored) : initializer(plan.training.seed);
+  LocalJob job(description, initial, setting.make_world, rendezvous);
   if (options.watch != nullptr) job.be_watched(*options.watch, options.records_folder);
   try {
     return run_job(job, graph, plan, setting.data, start, options, memory_before, rendezvous);

@@ -11,6 +11,7 @@
 #include "runtime/choose_world.h"
 #include "runtime/launch/job_watch.h"
 #include "runtime/measured_step.h"
+#include "runtime/model_weights.h"
 
 namespace parplan {
 
@@ -39,6 +40,8 @@ struct RunOptions {
   std::string data = {};  // path of a text or token file
   WorldOptions world = {};
   CheckpointOptions checkpoint = {};
+  WeightOptions weights = {};         // initial parameters; those of a checkpoint come first
+  ExportOptions exported_weights = {};  // written after the last step
   OnNotFinite on_not_finite = OnNotFinite::stop;  // to skip, the plan has to compute the gradient norm
   // The signal that this process received, if any: the job ends after the present step. May be
   // empty.

@@ -88,6 +88,9 @@ constexpr FactRow fact_rows[] = {
        return options.folder.empty() ? "absent" : fmt::format("every {} steps, keep {}{}", options.every, options.keep,
                                                               options.resume ? ", --resume" : "");
      }},
+    {"--weights", [](const FactInputs& i) { return text(i.options.weights.folder.empty() ? "absent" : "given"); }},
+    {"--export-weights",
+     [](const FactInputs& i) { return text(i.options.exported_weights.folder.empty() ? "absent" : "given"); }},
     {"gradient norm",
      [](const FactInputs& i) { return text(computes_norm(i.plan.training) ? "computed" : "not computed"); }},
     {"--deterministic", [](const FactInputs& i) { return text(i.options.world.gpu.deterministic); }},

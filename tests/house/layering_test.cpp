@@ -425,19 +425,17 @@ TEST_CASE("a heavy library in a header or in the wrong room is found") {
       {"runtime/comm/a_world.cpp", "#include \"runtime/device/cuda/kernel_launch.h\"\n"},
       {"runtime/comm/gpu_plugin.h", "#pragma once\n#include <cuda_runtime.h>\n"},
   });
+  const std::string cuda_rooms =
+      "runtime/device/cuda, runtime/comm/nccl, runtime/comm/cuda_local, runtime/comm/cuda_plugin";
   CHECK(house_faults(tree.root()) ==
         Faults{"planner/cost/fit.h:2: Eigen belongs in .cpp and .cu files, not in headers",
                "planner/graph/order.h:2: Boost belongs in .cpp and .cu files, not in headers",
                "planner/plan/plan.cpp:1: yaml-cpp is used in planner/base, planner/cluster only",
-               "planner/simulator/play.cpp:1: CUDA is used in runtime/device/cuda, runtime/comm/nccl, "
-               "runtime/comm/cuda_local, "
-               "runtime/comm/cuda_plugin only",
-               "runtime/comm/a_world.cpp:1: \"runtime/device/cuda/kernel_launch.h\" is for files of "
-               "runtime/device/cuda, runtime/comm/nccl, "
-               "runtime/comm/cuda_local, runtime/comm/cuda_plugin only",
+               "planner/simulator/play.cpp:1: CUDA is used in " + cuda_rooms + " only",
+               "runtime/comm/a_world.cpp:1: \"runtime/device/cuda/kernel_launch.h\" is for files of " + cuda_rooms +
+                   " only",
                "runtime/comm/gpu_plugin.h:2: CUDA belongs in .cpp and .cu files, not in headers",
-               "runtime/comm/gpu_plugin.h:2: CUDA is used in runtime/device/cuda, runtime/comm/nccl, "
-               "runtime/comm/cuda_local, runtime/comm/cuda_plugin only",
+               "runtime/comm/gpu_plugin.h:2: CUDA is used in " + cuda_rooms + " only",
                "runtime/comm/mpi/mpi.h:2: MPI belongs in .cpp and .cu files, not in headers"});
 }
 

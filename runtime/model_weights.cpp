@@ -1,0 +1,210 @@
+#include "runtime/model_weights.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/base/json.h"
+#include "runtime/checkpoint/open_file.h"
+#include "runtime/checkpoint/safetensors.h"
+#include "runtime/device/cpu/host_conversion.h"
+#include "runtime/launch/agree_on_inputs.h"
+#include "runtime/launch/fingerprint.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::int64_t most_bytes_of_file = 5'000'000'000;  // transformers' default for save_pretrained
+
+// "weights/" and "weights" are one folder.
+std::string beside(std::string folder, const char* ending) {
+  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  return folder + ending;
+}
+
+// A number of a stored tensor.
+float stored_number(const WeightFiles::Weights& weights, std::int64_t index) {
+  float value = 0.0f;
+  widen(weights.type, weights.data + index * size_of(weights.type), 1, &value);
+  return value;
+}
+
+// A parameter's rows in ascending order.
+using RowsOfParameter = std::vector<std::pair<StoredRows, WeightFiles::Weights>>;
+
+std::int64_t columns_of(const StoredTensor& tensor, const StoredRows& rows) {
+  if (tensor.shape.size() == 1) return 1;
+  return rows.transposed ? tensor.shape[0] : tensor.shape[1];
+}
+
+std::vector<std::byte> stored_bytes(const StoredWeights& stored, int number, const CheckpointReader& from) {
+  const StoredTensor& tensor = stored.tensors[number];
+  std::int64_t elements = 1;
+  for (const std::int64_t size : tensor.shape) elements *= size;
+  std::vector<float> values(static_cast<std::size_t>(elements));
+  for (const StoredRows& rows : stored.rows) {
+    if (rows.tensor != number) continue;
+    const CheckpointTensor* const parameter = from.find(rows.parameter);
+    PARPLAN_ASSERT(parameter != nullptr, rows.parameter);
+    const std::int64_t columns = columns_of(tensor, rows);
+    std::vector<float> part(static_cast<std::size_t>(rows.rows * columns));
+    from.read(*parameter, {.row = rows.row, .rows = rows.rows, .columns = columns}, part.data());
+    for (std::int64_t row = 0; row < rows.rows; ++row)
+      for (std::int64_t column = 0; column < columns; ++column) {
+        const std::int64_t at = rows.transposed ? column * tensor.shape[1] + rows.stored_row + row
+                                                : (rows.stored_row + row) * columns + column;
+        values[at] = part[row * columns + column] - rows.added;
+      }
+  }
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+
+// A file of an export: which tensors it holds.
+struct ExportFile {
+  std::string name;
+  std::vector<int> tensors;
+  SafetensorsHeader header;
+};
+
+std::vector<ExportFile> files_of_export(const StoredWeights& stored) {
+  std::vector<ExportFile> files;
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < stored.tensors.size(); ++i) {
+    const StoredTensor& tensor = stored.tensors[i];
+    std::int64_t bytes = sizeof(float);
+    for (const std::int64_t size : tensor.shape) bytes *= size;
+    if (files.empty() || end + bytes > most_bytes_of_file) {
+      files.push_back({.name = {}, .tensors = {}, .header = {.entries = {}, .metadata = {{"format", "pt"}}}});
+      end = 0;
+    }
+    files.back().tensors.push_back(static_cast<int>(i));
+    files.back().header.entries.push_back(
+        {.name = tensor.name, .dtype = "F32", .shape = tensor.shape, .begin = end, .end = end + bytes});
+    end += bytes;
+  }
+  for (std::size_t i = 0; i < files.size(); ++i)
+    files[i].name =
+        files.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+  return files;
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  NewFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.close();
+}
+
+void write_export_file(const std::string& folder, const ExportFile& file, const StoredWeights& stored,
+                       const CheckpointReader& from) {
+  NewFile out(folder + '/' + file.name);
+  const std::string header = write_safetensors_header(file.header);
+  out.write(std::as_bytes(std::span(header)));
+  for (const int tensor : file.tensors) out.write(stored_bytes(stored, tensor, from));
+  out.close();
+}
+
+std::string write_weight_index(const std::vector<ExportFile>& files) {
+  Json map = Json::object();
+  std::int64_t bytes = 0;
+  for (const ExportFile& file : files)
+    for (const SafetensorsEntry& entry : file.header.entries) {
+      map[entry.name] = file.name;
+      bytes += entry.end - entry.begin;
+    }
+  return write_json({{"metadata", {{"total_size", bytes}}}, {"weight_map", map}});
+}
+
+// Does `work` in this process; where it fails in any, all throw why.
+void all_do(Rendezvous& rendezvous, const std::function<void()>& work) {
+  std::string failure;
+  try {
+    work();
+  } catch (const RunError& error) {
+    failure = error.what();
+  }
+  for (const std::vector<std::byte>& bytes : rendezvous.all_gather(std::as_bytes(std::span(failure))))
+    if (!bytes.empty()) throw RunError(text_of(bytes));
+}
+
+}  // namespace
+
+std::shared_ptr<const WeightFiles> open_weights(const WeightOptions& options, Rendezvous& rendezvous) {
+  std::shared_ptr<const WeightFiles> files;
+  agree(rendezvous, [&] {
+    files = std::make_shared<WeightFiles>(options.folder);
+    files->find(options.stored.tensors);
+  });
+  agree_on(rendezvous,
+           std::vector<Fact>{{"--weights", fmt::format("of the fingerprint {}",
+                                                       write_fingerprint(files->fingerprint_of_headers()))}});
+  return files;
+}
+
+InitialValues stored_values(const std::shared_ptr<const WeightFiles>& files, const StoredWeights& stored) {
+  const std::vector<WeightFiles::Weights> weights = files->find(stored.tensors);
+  auto by_parameter = std::make_shared<std::map<std::string, RowsOfParameter>>();
+  for (const StoredRows& rows : stored.rows) (*by_parameter)[rows.parameter].emplace_back(rows, weights[rows.tensor]);
+  for (auto& [parameter, rows] : *by_parameter)
+    std::ranges::sort(rows, {}, [](const auto& one) { return one.first.row; });
+  return [files, by_parameter](const Tensor& tensor) -> std::function<float(std::int64_t)> {
+    const RowsOfParameter& rows = by_parameter->at(tensor.name);
+    const std::int64_t columns = tensor.dims.size() == 2 ? tensor.dims[1].size : 1;
+    return [&rows, columns](std::int64_t index) {
+      const std::int64_t row = index / columns, column = index % columns;
+      const auto after = std::ranges::upper_bound(rows, row, {}, [](const auto& one) { return one.first.row; });
+      const auto& [part, stored_part] = *std::prev(after);
+      const std::int64_t stored_row = part.stored_row + row - part.row;
+      const std::int64_t at =
+          part.transposed ? column * stored_part.shape[1] + stored_row : stored_row * columns + column;
+      return stored_number(stored_part, at) + part.added;
+    };
+  };
+}
+
+void check_can_export(const std::string& folder) {
+  std::error_code error;
+  if (std::filesystem::exists(folder, error) && !std::filesystem::is_empty(folder, error))
+    throw ConfigError(fmt::format("'{}' is there already; give --export-weights the name of a new folder", folder));
+}
+
+std::string folder_of_parts(const std::string& folder) {
+  return beside(folder, ".parts");
+}
+
+void export_weights(const ExportOptions& options, const CheckpointReader& from, Rendezvous& rendezvous) {
+  const std::string folder = beside(options.folder, ".incomplete");
+  const std::vector<ExportFile> files = files_of_export(options.stored);
+  const bool first = rendezvous.process() == 0;
+  all_do(rendezvous, [&] {
+    if (!first) return;
+    std::error_code error;
+    std::filesystem::remove_all(folder, error);
+    std::filesystem::create_directories(folder, error);
+    if (error) throw RunError(fmt::format("cannot make the folder '{}': {}", folder, error.message()));
+  });
+  all_do(rendezvous, [&] {
+    for (std::size_t i = 0; i < files.size(); ++i)
+      if (static_cast<int>(i % static_cast<std::size_t>(rendezvous.processes())) == rendezvous.process())
+        write_export_file(folder, files[i], options.stored, from);
+  });
+  all_do(rendezvous, [&] {
+    if (!first) return;
+    if (files.size() > 1) write_text(folder + "/model.safetensors.index.json", write_weight_index(files));
+    write_text(folder + "/config.json", options.config);
+    synchronize_folder(folder);
+    std::error_code error;
+    std::filesystem::rename(folder, options.folder, error);
+    if (error) throw RunError(fmt::format("cannot rename '{}': {}", folder, error.message()));
+    synchronize_folder(std::filesystem::absolute(beside(options.folder, "")).parent_path().string());
+  });
+}
+
+}  // namespace parplan

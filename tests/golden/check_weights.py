@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Checks `parplan run --weights` and `--export-weights` against transformers, for a tiny model of every
+model_type that parplan reads (tests/data/golden/families/*.json), with random weights.
+
+    python3 tests/golden/check_weights.py build/parplan
+
+This is for developers; the tests need no Python. It needs transformers and PyTorch (the numbers of
+docs/weights.md are of 5.23 and 2.15) and nothing from the network. For each model it prints
+
+  loaded    the largest relative difference of parplan's loss from transformers', over three batches and under
+            two layouts, where parplan read what transformers saved
+  exported  whether transformers, having read what parplan wrote, has the same weights to the bit; else the
+            largest difference
+  trained   the relative difference of the losses of the next batch, after parplan has trained two steps and
+            transformers has read the export of these
+  alone     the same as the first, for an export of parplan's own initial weights, for which it finds a
+            model_type (printed last) and writes config.json itself
+and fails where one of them is above its bound.
+"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import numpy
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+FAMILIES = ROOT / "tests" / "data" / "golden" / "families"
+SEQUENCE, BATCH, STEPS = 16, 4, 3
+LAYOUTS = [["--dp", "1", "--tp", "1", "--pp", "1"], ["--dp", "2", "--tp", "2", "--pp", "2", "--zero", "1"],
+           ["--dp", "2", "--tp", "1", "--pp", "2", "--zero", "1"]]
+LOSS_BOUND = 2e-6    # both sum in fp32, in orders of their own
+NORM_BOUND = 2.4e-7  # Gemma's norms are kept as weight + 1
+
+
+def build(config):
+    attention = "sdpa" if config.model_type == "falcon" else "eager"  # see make_golden_families.py
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
+
+
+def load(folder, config):
+    attention = "sdpa" if config.model_type == "falcon" else "eager"
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
+
+
+def call(parplan, *words):
+    result = subprocess.run([parplan, *map(str, words)], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, words))}\n{result.stderr}")
+    return result.stdout
+
+
+def write_tokens(path, tokens):
+    header = numpy.zeros(256, dtype=numpy.int32)
+    header[:3] = 20240520, 1, len(tokens)
+    path.write_bytes(header.tobytes() + tokens.astype(numpy.uint16).tobytes())
+
+
+def losses_of(model, tokens):
+    losses = []
+    for step in range(STEPS):
+        begins = [(step * BATCH + i) * SEQUENCE for i in range(BATCH)]
+        text = torch.from_numpy(numpy.stack([tokens[b: b + SEQUENCE + 1] for b in begins]).astype(numpy.int64))
+        with torch.no_grad():
+            logits = model(text[:, :-1], use_cache=False).logits
+        losses.append(F.cross_entropy(logits.reshape(-1, logits.shape[-1]).double(), text[:, 1:].reshape(-1)).item())
+    return losses
+
+
+def make_plan(parplan, folder, config, layout, learning_rate):
+    plan = folder / "plan.yaml"
+    call(parplan, "simulate", config, "--cluster", ROOT / "tests/data/clusters/cpu-8.yaml", "--seq-len", SEQUENCE,
+         "--global-batch", BATCH, "--quiet", "-o", plan, "--json", folder / "simulated.json", *layout)
+    text = plan.read_text()
+    for key, value in dict(learning_rate=learning_rate, weight_decay=0).items():
+        begin = text.index(f"\n  {key}: ", text.index("\ntraining:\n"))
+        text = text[:begin] + f"\n  {key}: {value}" + text[text.index("\n", begin + 1):]
+    plan.write_text(text)
+    return plan
+
+
+def run(parplan, folder, plan, steps, *words):
+    call(parplan, "run", plan, "--steps", steps, "--data", folder / "tokens.bin", "--weights", folder / "saved",
+         "--quiet", "--json", folder / "run.json", *words)
+    return json.loads((folder / "run.json").read_text())["loss"]
+
+
+def relative(a, b):
+    return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
+
+
+def check(parplan, case, number, folder):
+    torch.manual_seed(number)
+    config = AutoConfig.from_pretrained(case)
+    model = build(config)
+    with torch.no_grad():
+        for parameter in model.parameters():  # no bias of 0 and no norm of 1
+            parameter += 0.1 * torch.randn_like(parameter)
+    model.tie_weights()
+    # Every other model in several files.
+    model.save_pretrained(folder / "saved", max_shard_size="5GB" if number % 2 else "8KB")
+    tokens = numpy.random.default_rng(number).integers(0, config.vocab_size, 600)
+    write_tokens(folder / "tokens.bin", tokens)
+    expected = losses_of(model, tokens)
+
+    loaded, layouts = 0.0, []
+    for layout in LAYOUTS:
+        try:
+            plan = make_plan(parplan, folder, folder / "saved", layout, 0)
+        except RuntimeError as error:  # these heads cannot be cut
+            if layout is LAYOUTS[0] or len(layouts) > 1:
+                raise error
+            continue
+        shutil.rmtree(folder / "exported", ignore_errors=True)
+        loaded = max(loaded, relative(run(parplan, folder, plan, STEPS, "--export-weights", folder / "exported"),
+                                      expected))
+        layouts.append(layout)
+        if len(layouts) == 2:
+            break
+    exported = 0.0
+    again = load(folder / "exported", config).state_dict()
+    for name, value in model.state_dict().items():
+        exported = max(exported, (again[name] - value).abs().max().item())
+
+    plan = make_plan(parplan, folder, folder / "saved", layouts[-1], 1e-3)
+    continued = run(parplan, folder, plan, STEPS)
+    shutil.rmtree(folder / "exported")
+    run(parplan, folder, plan, STEPS - 1, "--export-weights", folder / "exported")
+    trained = relative(losses_of(load(folder / "exported", config), tokens)[-1:], continued[-1:])
+    shutil.rmtree(folder / "exported")
+    plan = make_plan(parplan, folder, folder / "saved", layouts[-1], 0)
+    call(parplan, "run", plan, "--steps", STEPS, "--data", folder / "tokens.bin", "--quiet", "--json",
+         folder / "run.json", "--export-weights", folder / "exported")
+    found = json.loads((folder / "exported" / "config.json").read_text())["model_type"]
+    alone = relative(losses_of(load(folder / "exported", config), tokens),
+                     json.loads((folder / "run.json").read_text())["loss"])
+    ok = max(loaded, trained, alone) <= LOSS_BOUND and exported <= (
+        NORM_BOUND if config.model_type.startswith("gemma") else 0.0)
+    bits = "equal" if exported == 0 else f"{exported:.1e}"
+    print(f"| {case.stem} | {loaded:.1e} | {bits} | {trained:.1e} | {alone:.1e} | {found} |{'' if ok else '  FAILED'}",
+          flush=True)
+    return ok
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    good = True
+    wanted = sys.argv[2:]
+    print("| model | loaded | exported | trained | alone | type |\n|---|---|---|---|---|---|")
+    for number, case in enumerate(sorted(FAMILIES.glob("*.json"))):
+        if wanted and case.stem not in wanted:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                good &= check(sys.argv[1], case, number, pathlib.Path(folder))
+            except Exception as error:
+                print(f"| {case.stem} | {type(error).__name__}: {error}")
+                good = False
+    sys.exit(0 if good else 1)
