@@ -504,6 +504,7 @@ CommandBody declare_run(CLI::App& app) {
               .description = "where each rank's last instructions are written when the job fails (default: the folder "
                              "of temporary files)"},
              arguments->failure_records);
+  add_option(app,
              {.names = "--weights",
               .type = "DIR",
               .description = "begin with the weights in this folder of Hugging Face's libraries: config.json and "

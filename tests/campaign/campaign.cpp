@@ -113,8 +113,10 @@ class Wire {
         std::array<char, 65536> bytes{};
         const ssize_t count = read(ready[i].fd, bytes.data(), bytes.size());
         const int other = ends_[(i - 1) ^ 1];
-        if (count <= 0) shutdown(other, SHUT_WR);
-        else if (send(other, bytes.data(), static_cast<std::size_t>(count), MSG_NOSIGNAL) < 0) cut_ = true;
+        if (count <= 0)
+          shutdown(other, SHUT_WR);
+        else if (send(other, bytes.data(), static_cast<std::size_t>(count), MSG_NOSIGNAL) < 0)
+          cut_ = true;
         if (count <= 0) std::this_thread::sleep_for(1ms);
       }
       if (ready[0].revents != 0) accept_one(stop);
@@ -172,8 +174,7 @@ class Command {
   // The processes that are rank `rank` of a job.
   std::vector<pid_t> of_rank(int rank) const {
     std::vector<pid_t> found = processes_with({"PARPLAN_TRIAL=" + tag_, fmt::format("RANK={}", rank)});
-    for (const pid_t pid :
-         processes_with({"PARPLAN_TRIAL=" + tag_, fmt::format("OMPI_COMM_WORLD_RANK={}", rank)}))
+    for (const pid_t pid : processes_with({"PARPLAN_TRIAL=" + tag_, fmt::format("OMPI_COMM_WORLD_RANK={}", rank)}))
       found.push_back(pid);
     return found;
   }
@@ -235,7 +236,8 @@ std::string command_of(const Setting& setting, const Kind& kind, const std::stri
       fault.empty() ? "" : fmt::format("LD_PRELOAD='{}' PARPLAN_FAULT='{}' ", setting.faults, fault);
   const auto of = [&](int rank) { return (rank == faulty ? with_fault : std::string()) + "exec " + run; };
   switch (kind.start) {
-    case Start::threads: return of(faulty);
+    case Start::threads:
+      return of(faulty);
     case Start::processes:
       // The library reaches the one process that has the rank, through a shell in between.
       return run + " --processes 2";
@@ -244,9 +246,10 @@ std::string command_of(const Setting& setting, const Kind& kind, const std::stri
                          of(1));
     case Start::torchrun_variables: {
       const auto place = [&](int rank) {
-        return fmt::format("RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
-                           "MASTER_PORT={1} ",
-                           rank, ports[static_cast<std::size_t>(rank)]);
+        return fmt::format(
+            "RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
+            "MASTER_PORT={1} ",
+            rank, ports[static_cast<std::size_t>(rank)]);
       };
       return fmt::format("{}{} & {}{}; code=$?; wait $!; other=$?; [ $code != 0 ] && exit $code; exit $other", place(1),
                          run, place(0), run);
@@ -285,7 +288,8 @@ Verdict try_once(Setting& setting, const Kind& kind, int number) {
       std::this_thread::sleep_for(2ms);
     std::this_thread::sleep_for(std::chrono::milliseconds(setting.upto(300)));
     began = Clock::now();
-    if (wire) wire->cut();
+    if (wire)
+      wire->cut();
     else
       for (const pid_t pid : job.of_rank(rank)) kill(pid, kind.signal);
   }
@@ -337,7 +341,11 @@ int main(int count, char** words) {
     fmt::print("{} PARPLAN MPIRUN FAULTS SOURCE FOLDER [TRIALS [LIMIT [SEED]]]\n", words[0]);
     return 2;
   }
-  Setting setting{.parplan = words[1], .mpirun = words[2], .faults = words[3], .source = words[4], .folder = words[5],
+  Setting setting{.parplan = words[1],
+                  .mpirun = words[2],
+                  .faults = words[3],
+                  .source = words[4],
+                  .folder = words[5],
                   .random = {}};
   if (count > 6) setting.trials = std::atoi(words[6]);
   if (count > 7) setting.limit = std::atof(words[7]);
@@ -357,8 +365,10 @@ int main(int count, char** words) {
     double longest = 0.0;
     for (int trial = 0; trial < setting.trials; ++trial) {
       const Verdict verdict = try_once(setting, kind, ++number);
-      if (!verdict.had_effect) ++idle;
-      else longest = std::max(longest, verdict.seconds);
+      if (!verdict.had_effect)
+        ++idle;
+      else
+        longest = std::max(longest, verdict.seconds);
       if (!verdict.fault.empty()) ++failures;
     }
     all_right = all_right && failures == 0;

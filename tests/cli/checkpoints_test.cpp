@@ -168,6 +168,25 @@ TEST_CASE("a run that gets SIGTERM or SIGINT writes a checkpoint of the step tha
   }
 }
 
+TEST_CASE("several processes write one checkpoint, and go on from it and from that of one process") {
+  const Trainings trainings;
+  const std::string plan = trainings.plan("plan.yaml", {"--pp", "2", "--dp", "2", "--zero", "1", "--devices", "4"});
+  const std::vector<double> whole = trainings.losses({plan, "--steps", "5"});
+  std::vector<double> losses;
+  for (const auto& [steps, processes] : {std::pair{2, 4}, {3, 1}, {5, 4}}) {
+    const Called called =
+        shell(fmt::format("{} run {} --steps {} --processes {} --checkpoint {} --resume --quiet "
+                          "--json {} 2>&1",
+                          PARPLAN_BINARY, plan, steps, processes, trainings.checkpoints, trainings.json));
+    INFO(called.out);
+    REQUIRE(called.code == 0);
+    const Json report = trainings.report();
+    for (const Json& loss : report.at("loss")) losses.push_back(loss.get<double>());
+  }
+  CHECK(losses == whole);
+  CHECK(trainings.names() == std::vector<std::string>{"step-00000002", "step-00000003", "step-00000005"});
+}
+
 TEST_CASE("a checkpoint that cannot be written ends no run, leaves nothing, and is said") {
   const Trainings trainings;
   const std::string plan = trainings.plan("plan.yaml", two_data_ranks);
