@@ -211,13 +211,13 @@ struct Lister {
   }
 
   // The rows of one head group after the other: `count` rows from `begin` of each group.
-  void add_groups(StoredRows rows, std::int64_t begin, std::int64_t count, std::int64_t stored) {
+  void add_groups(StoredRows part, std::int64_t begin, std::int64_t count, std::int64_t stored) {
     const std::int64_t group = (spec.heads / spec.kv_heads + 2) * spec.head_dim;
     for (std::int64_t g = 0; g < spec.kv_heads; ++g) {
-      rows.row = g * group + begin;
-      rows.rows = count;
-      rows.stored_row = stored + g * count;
-      list.rows.push_back(rows);
+      part.row = g * group + begin;
+      part.rows = count;
+      part.stored_row = stored + g * count;
+      list.rows.push_back(part);
     }
   }
 
@@ -234,7 +234,7 @@ struct Lister {
     const bool transposed = matrix && (how == How::transposed || how == How::concatenated_transposed);
     std::vector<std::int64_t> shape = {stored};
     if (matrix) shape.insert(transposed ? shape.begin() : shape.end(), parameter.dims[1].size);
-    StoredRows rows{.parameter = parameter.name,
+    StoredRows part{.parameter = parameter.name,
                     .rows = count,
                     .tensor = tensor(name, std::move(shape), alias),
                     .transposed = transposed,
@@ -243,26 +243,26 @@ struct Lister {
       case How::whole:
       case How::transposed:
       case How::first_half:
-        list.rows.push_back(rows);
+        list.rows.push_back(part);
         break;
       case How::second_half:
-        rows.stored_row = count;
-        list.rows.push_back(rows);
+        part.stored_row = count;
+        list.rows.push_back(part);
         break;
       case How::query:
-        add_groups(rows, 0, queries, 0);
+        add_groups(part, 0, queries, 0);
         break;
       case How::key:
-        add_groups(rows, queries, spec.head_dim, 0);
+        add_groups(part, queries, spec.head_dim, 0);
         break;
       case How::value:
-        add_groups(rows, queries + spec.head_dim, spec.head_dim, 0);
+        add_groups(part, queries + spec.head_dim, spec.head_dim, 0);
         break;
       case How::concatenated:
       case How::concatenated_transposed:
-        add_groups(rows, 0, queries, 0);
-        add_groups(rows, queries, spec.head_dim, all_queries);
-        add_groups(rows, queries + spec.head_dim, spec.head_dim, all_queries + keys);
+        add_groups(part, 0, queries, 0);
+        add_groups(part, queries, spec.head_dim, all_queries);
+        add_groups(part, queries + spec.head_dim, spec.head_dim, all_queries + keys);
         break;
     }
   }
@@ -273,12 +273,12 @@ struct Lister {
       const std::string alias = type.head_alias.empty() ? "" : fmt::format("{}.{}", type.head_alias, name.kind);
       return add(parameter, fmt::format("{}.{}", type.head, name.kind), alias, How::whole, 0.0f);
     }
-    const std::vector<NameRow> rows = rows_for(type, spec, name.base);
-    if (rows.empty())
+    const std::vector<NameRow> places = rows_for(type, spec, name.base);
+    if (places.empty())
       throw ConfigError(
           fmt::format("model_type '{}' of transformers has no place for the parameter {}", type.type, parameter.name));
     const bool is_norm = name.base.ends_with("norm");
-    for (const NameRow& row : rows) {
+    for (const NameRow& row : places) {
       const std::string inner = fmt::format(
           "{}{}.{}", name.layer.empty() ? "" : fmt::format("{}{}.", type.layers, name.layer), row.tensor, name.kind);
       // Files of the bare model, without a head, leave its name out (openai-community/gpt2).
