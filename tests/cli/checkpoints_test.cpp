@@ -148,7 +148,7 @@ TEST_CASE("a run that gets SIGTERM or SIGINT writes a checkpoint of the step tha
   for (const auto& [name, code] : {std::pair{"INT", 130}, std::pair{"TERM", 143}}) {
     const Called called = shell(fmt::format(
         "rm -f {2}; env --default-signal=INT {0} run {1} --steps 1000000000 --quiet --log {2} --checkpoint {3} "
-        "--resume > {4} 2>&1 & until [ -s {2} ]; do sleep 0.01; done; kill -{5} $!; wait $!",
+        "--resume > {4} 2>&1 & while kill -0 $! && ! [ -s {2} ]; do sleep 0.01; done; kill -{5} $!; wait $!",
         PARPLAN_BINARY, plan, log, trainings.checkpoints, trainings.folder.path("out"), name));
     CHECK(called.code == code);
     std::ifstream lines(log);
