@@ -229,7 +229,7 @@ void add_where(CLI::App& app, WhereArguments& where) {
 
 void add_network(CLI::App& app, WhereArguments& where) {
   add(app, "Where", "--network", "RATE", "line rate of each NIC, such as '400 Gbit/s'", [&](const std::string& text) {
-    where.options.network = parse_quantity("--network", text, [](const std::string& t) { return parse_bandwidth(t); });
+    where.options.network = parse_quantity("--network", text, [](const std::string& t) { return parse_line_rate(t); });
     if (where.options.network->value == 0.0)
       throw ConfigError(
           fmt::format("--network: expected a rate above 0, found '{}'; leave --network out for none", text));

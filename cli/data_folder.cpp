@@ -15,6 +15,14 @@ bool holds_data(const std::filesystem::path& folder) {
          std::filesystem::is_directory(folder / "configs", ignored);
 }
 
+// Where an installed program has its data: <prefix>/share/parplan for <prefix>/bin/parplan,
+// wherever the prefix was moved.
+std::filesystem::path beside_the_program() {
+  std::error_code ignored;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  return program.parent_path().parent_path() / "share" / "parplan";
+}
+
 }  // namespace
 
 std::filesystem::path data_folder() {
@@ -26,11 +34,12 @@ std::filesystem::path data_folder() {
                       given));
     return given;
   }
-  for (const char* folder : {PARPLAN_SOURCE_DATA, PARPLAN_INSTALL_DATA})
+  const std::filesystem::path installed = beside_the_program();
+  for (const std::filesystem::path& folder : {installed, std::filesystem::path(PARPLAN_SOURCE_DATA)})
     if (holds_data(folder)) return folder;
   throw ConfigError(
       fmt::format("found no models/ and configs/ in '{}' and '{}'; set PARPLAN_DATA to the folder that holds them",
-                  PARPLAN_SOURCE_DATA, PARPLAN_INSTALL_DATA));
+                  installed.string(), PARPLAN_SOURCE_DATA));
 }
 
 std::filesystem::path zoo_folder() { return data_folder() / "models"; }

@@ -17,7 +17,7 @@ namespace parplan {
 
 bool is_plan_file(const std::string& path) {
   if (!path.ends_with(".yaml") && !path.ends_with(".yml")) return false;
-  const YamlNode root = YamlNode::parse(read_file(path), path);
+  const YamlNode root = YamlNode::parse(read_document(path), path);
   if (!root.is_map()) return false;
   const auto schema = root.find("schema");
   return schema && schema->is_scalar() && schema->as_string().starts_with("parplan.plan/");
@@ -55,7 +55,7 @@ LoadedPlan load_plan(const std::string& path) {
   if (!std::filesystem::exists(path) && std::filesystem::path(path).extension().empty())
     throw ConfigError(fmt::format(
         "there is no file '{}'; a plan is wanted, such as parplan suggest {} -o plan.yaml writes", path, path));
-  return load_plan(read_file(path), path);
+  return load_plan(read_document(path), path);
 }
 
 LoadedPlan load_plan(const std::string& text, const std::string& path) {

@@ -2,17 +2,21 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <sstream>
 #include <system_error>
 #include <thread>
 
+#include <fcntl.h>
 #include <sched.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -195,30 +199,91 @@ int others_at_work() {
   return std::max(least, 0);
 }
 
-}  // namespace
-
-Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::string&)>& say) {
-  const std::filesystem::path file = local_machine_file();
+std::optional<Cluster> read_machine(const std::filesystem::path& file,
+                                    const std::function<void(const std::string&)>& say) {
   std::error_code ignored;
-  if (numbers == LocalNumbers::cached && !file.empty() && std::filesystem::exists(file, ignored)) {
-    try {
-      Cluster cluster = read_cluster(YamlNode::load(file.string()));
-      if (const auto problem = problem_with(cluster)) throw ConfigError({.file = file.string()}, *problem);
-      return cluster;
-    } catch (const ConfigError& error) {
-      say(fmt::format("the cached numbers of this machine cannot be used ({})", error.what()));
+  if (file.empty() || !std::filesystem::exists(file, ignored)) return std::nullopt;
+  try {
+    Cluster cluster = read_cluster(YamlNode::load(file.string()));
+    if (const auto problem = problem_with(cluster)) throw ConfigError({.file = file.string()}, *problem);
+    return cluster;
+  } catch (const ConfigError& error) {
+    say(fmt::format("the cached numbers of this machine cannot be used ({})", error.what()));
+    return std::nullopt;
+  }
+}
+
+// Numbers that were measured beside other programs serve as long as the machine is busy.
+std::optional<Cluster> cached_machine(const std::function<void(const std::string&)>& say) {
+  if (std::optional<Cluster> quiet = read_machine(local_machine_file(), say)) return quiet;
+  std::optional<Cluster> busy = read_machine(busy_machine_file(), say);
+  if (!busy) return std::nullopt;
+  if (others_at_work() == 0) {
+    say("the cached numbers of this machine were measured while other programs were at work; it is quiet now");
+    return std::nullopt;
+  }
+  say("note: the numbers of this machine are low: they were measured while other programs were at work, and some still "
+      "are; --measure-again measures now");
+  return busy;
+}
+
+// Held while one process measures: the lock of a file beside the numbers, which ends with the
+// process. Where no such file can be made, nobody waits.
+class Measuring {
+ public:
+  explicit Measuring(const std::function<void(const std::string&)>& say) {
+    std::filesystem::path file = local_machine_file();
+    if (file.empty()) return;
+    std::error_code ignored;
+    std::filesystem::create_directories(file.parent_path(), ignored);
+    file.replace_extension(".lock");
+    file_ = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file_ < 0 || flock(file_, LOCK_EX | LOCK_NB) == 0) return;
+    waited_ = true;
+    say("another parplan measures this machine: waiting for its numbers");
+    while (flock(file_, LOCK_EX) != 0 && errno == EINTR) {
     }
   }
+  ~Measuring() {
+    if (file_ >= 0) close(file_);
+  }
+  Measuring(const Measuring&) = delete;
+  Measuring& operator=(const Measuring&) = delete;
+
+  bool has_waited() const { return waited_; }
+
+ private:
+  int file_ = -1;
+  bool waited_ = false;
+};
+
+}  // namespace
+
+std::filesystem::path busy_machine_file() {
+  std::filesystem::path file = local_machine_file();
+  if (!file.empty()) file.replace_filename(fmt::format("{}-busy.yaml", file.stem().string()));
+  return file;
+}
+
+Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::string&)>& say) {
+  const auto first = [&] { return numbers == LocalNumbers::cached ? cached_machine(say) : std::nullopt; };
+  if (const std::optional<Cluster> cached = first()) return *cached;
+  // Whoever measures keeps the others waiting, who would spoil its numbers and theirs.
+  const Measuring measuring(say);
+  if (measuring.has_waited())
+    if (const std::optional<Cluster> cached = first()) return *cached;
   say(fmt::format("measuring this machine ({} cores), a few seconds ...", usable_cores()));
-  const int busy = others_at_work();
+  const int before = others_at_work();
   Cluster cluster = probe_local_machine();
+  const int busy = std::max(before, others_at_work());
   if (busy > 0)
-    say(
-        fmt::format("note: other programs were at work ({} running), so the numbers are low; measure again when it is "
-                    "quiet: --measure-again",
+    say(fmt::format("note: other programs were at work ({} running), so the numbers are low; they are measured again "
+                    "by the first command that finds the machine quiet, or with --measure-again",
                     busy));
   // Cached or not, the next command sees exactly these numbers.
   cluster = read_cluster(YamlNode::parse(write_cluster(cluster), "this machine"));
+  const std::filesystem::path file = busy > 0 ? busy_machine_file() : local_machine_file();
+  const std::filesystem::path other = busy > 0 ? local_machine_file() : busy_machine_file();
   if (file.empty()) {
     say("not cached: neither XDG_CACHE_HOME nor HOME is set");
     return cluster;
@@ -226,6 +291,7 @@ Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::
   try {
     std::filesystem::create_directories(file.parent_path());
     write_file_atomically(file, write_cluster(cluster));
+    std::filesystem::remove(other);
     say(fmt::format("cached in {}", file.string()));
   } catch (const std::exception& error) {
     say(fmt::format("not cached: {}", error.what()));

@@ -2,12 +2,34 @@
 
 #include <exception>
 #include <new>
+#include <string>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <sys/resource.h>
 
 #include "cli/commands.h"
 #include "planner/base/error.h"
+#include "planner/base/text.h"
+#include "planner/base/units.h"
 #include "runtime/launch/agree_on_inputs.h"
 
 namespace parplan {
+namespace {
+
+std::string memory_taken() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  const Bytes most(std::int64_t{used.ru_maxrss} * 1024);
+  std::string text = fmt::format("this process held {} at most", format_bytes(most));
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    text += fmt::format(", and may address {} (ulimit -v)",
+                        format_bytes(Bytes(static_cast<std::int64_t>(limit.rlim_cur))));
+  return text;
+}
+
+}  // namespace
 
 int report_error(std::ostream& err) {
   try {
@@ -15,15 +37,21 @@ int report_error(std::ostream& err) {
   } catch (const SaidElsewhere&) {
     return exit_bad_input;
   } catch (const ConfigError& error) {
-    err << error.what() << '\n';
+    err << printable(error.what()) << '\n';
     return exit_bad_input;
   } catch (const RunError& error) {
-    err << "error: " << error.what() << '\n';
+    err << "error: " << printable(error.what()) << '\n';
     return exit_failed;
   } catch (const std::bad_alloc&) {
-    err << "error: out of memory\n";
+    err << "error: out of memory: " << memory_taken() << '\n';
     return exit_failed;
   } catch (const std::exception& error) {
+    const auto* of_system = dynamic_cast<const std::system_error*>(&error);
+    if (of_system != nullptr && of_system->code() == std::errc::resource_unavailable_try_again) {
+      err << "error: the system starts no more threads for this process: " << error.what()
+          << "; ulimit -u and the limits of its control group count them, and --threads asks for fewer\n";
+      return exit_failed;
+    }
     err << "internal error (a bug of parplan: please report it with the command and its files): " << error.what()
         << '\n';
     return exit_bug;

@@ -28,6 +28,7 @@
 #include "models/huggingface_weights.h"
 #include "models/model_file.h"
 #include "planner/base/file.h"
+#include "planner/base/text.h"
 #include "planner/cost/cost_model.h"
 #include "planner/explain/find_reasons.h"
 #include "planner/program/job.h"
@@ -50,6 +51,7 @@ struct RunArguments {
   std::string plan;
   std::int64_t steps = 20;
   std::string data;
+  std::optional<std::uint64_t> shuffle;
   std::string backend = "auto";
   bool share_gpu = false;
   bool deterministic = false;
@@ -64,6 +66,24 @@ struct RunArguments {
   OutputArguments output;
 };
 
+// The files that --data names.
+std::vector<std::string> data_files(const std::string& given) {
+  if (given.empty()) return {default_text().string()};
+  std::error_code unknown;
+  std::vector<std::string> files;
+  if (std::filesystem::is_directory(given, unknown)) {
+    for (const auto& entry : std::filesystem::directory_iterator(given))
+      if (entry.path().extension() == ".bin") files.push_back(entry.path().string());
+    if (files.empty()) throw ConfigError(fmt::format("--data: the folder '{}' holds no .bin files", given));
+    std::ranges::sort(files);
+    return files;
+  }
+  if (std::filesystem::exists(given, unknown)) return {given};
+  std::istringstream list(given);
+  for (std::string file; std::getline(list, file, ',');) files.push_back(file);
+  return files;
+}
+
 // The arguments of a child process: the same, without those that only the parent handles.
 std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
   std::vector<std::string> list{"run",       arguments.plan,   "--steps", fmt::format("{}", arguments.steps),
@@ -72,6 +92,7 @@ std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
     if (!value.empty()) list.insert(list.end(), {option, value});
   };
   add("--data", arguments.data);
+  if (arguments.shuffle) add("--shuffle", fmt::format("{}", *arguments.shuffle));
   add("--on-nan", name(arguments.on_nan));
   add("--log", arguments.log);
   add("--checkpoint", arguments.checkpoint.folder);
@@ -280,7 +301,9 @@ int run_in(const RunArguments& arguments, Rendezvous& rendezvous, JobWatch& watc
   std::optional<StepBoard> board = StepBoard::inherited(std::getenv(StepBoard::variable));
   std::optional<StepLog> log;
   options.steps = arguments.steps;
-  options.data = arguments.data.empty() ? default_text().string() : arguments.data;
+  options.data = data_files(arguments.data);
+  options.shuffle = arguments.shuffle;
+  options.notes_epochs = !arguments.data.empty();
   options.world = {.share_gpu = arguments.share_gpu,
                    .gpu = {.deterministic = arguments.deterministic, .synchronous = waits_after_kernels()}};
   options.on_not_finite = arguments.on_nan;
@@ -292,7 +315,8 @@ int run_in(const RunArguments& arguments, Rendezvous& rendezvous, JobWatch& watc
     if (speaks && !arguments.log.empty()) log.emplace(arguments.log, terminal);
     if (!talks) return;
     fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)),
-               layout_text(plan.spec), plan.spec.mesh.size(), plan.spec.mesh.size() == 1 ? "" : "s", options.data,
+               layout_text(plan.spec), plan.spec.mesh.size(), plan.spec.mesh.size() == 1 ? "" : "s",
+               join(options.data),
                arguments.data.empty() ? " (default)" : "");
   };
   options.on_note = [&](const std::string& line) {
@@ -426,10 +450,19 @@ CommandBody declare_run(CLI::App& app) {
       [arguments](const std::string& text) { arguments->steps = parse_whole("--steps", text, 1, 1'000'000'000); });
   add_option(app,
              {.names = "--data",
-              .type = "FILE",
-              .description = "a text file, read as bytes, or tokens in llm.c's layout (default: a text that comes with "
-                             "parplan)"},
+              .type = "FILE,...",
+              .description = "text files, read as bytes, or tokens in llm.c's layout; or a folder, for its .bin files "
+                             "by name (default: a text that comes with parplan)"},
              arguments->data);
+  add_option(app,
+             {.names = "--shuffle",
+              .type = "SEED",
+              .description = "take the sequences of each epoch in an order that follows from this number alone, "
+                             "whatever the plan (default: as they stand)"},
+             [arguments](const std::string& text) {
+               arguments->shuffle = static_cast<std::uint64_t>(
+                   parse_whole("--shuffle", text, 0, std::numeric_limits<std::int64_t>::max()));
+             });
   add_option(app,
              {.names = "--backend",
               .type = "auto|cpu|cuda",

@@ -42,14 +42,14 @@ ModelFile load_model(const std::string& name_or_path, const std::filesystem::pat
   const std::filesystem::path path(name_or_path);
   const std::string ending = path.extension().string();
   if (ending == ".yaml" || ending == ".yml") {
-    const std::string text = read_file(path);
+    const std::string text = read_document(path);
     refuse_plan(text, name_or_path);
     return read_model(text, name_or_path);
   }
-  if (ending == ".json") return read_huggingface(read_file(path), name_or_path);
+  if (ending == ".json") return read_huggingface(read_document(path), name_or_path);
   if (std::filesystem::is_regular_file(path / "config.json")) {
     const std::filesystem::path config = path / "config.json";
-    return read_huggingface(read_file(config), config.string());
+    return read_huggingface(read_document(config), config.string());
   }
   const std::vector<std::string> names = zoo_names(zoo_folder);
   if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
@@ -63,7 +63,7 @@ ModelFile load_model(const std::string& name_or_path, const std::filesystem::pat
                     name_or_path, join(names), did_you_mean(name_or_path, names)));
   }
   const std::filesystem::path file = zoo_folder / (name_or_path + ".yaml");
-  return read_model(read_file(file), file.string());
+  return read_model(read_document(file), file.string());
 }
 
 }  // namespace parplan

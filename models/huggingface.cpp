@@ -380,6 +380,7 @@ ModelFile read_huggingface(const std::string& text, const std::string& file_name
     config.notes.push_back("quantization_config is ignored: weights are trained in the precision of the plan");
   }
   if (const auto problem = find_problem(file.spec)) config.fail(problem->key, problem->message);
+  config.require_sizes({"layers", "hidden", "heads", "vocabulary"});
   file.notes = config.notes;
   return file;
 }

@@ -39,6 +39,11 @@ FeedForwardKind read_activation(const char* key, const YamlNode& node, std::span
   return activations[named(key, node, [&](const YamlNode& n) { return n.as_choice(names); })].kind;
 }
 
+// JSON tells text and numbers apart.
+void refuse_text(const char* key, const YamlNode& node, std::string_view wanted) {
+  if (node.is_quoted()) node.fail(fmt::format("{}: expected {}, found the text \"{}\"", key, wanted, node.as_string()));
+}
+
 }  // namespace
 
 std::optional<YamlNode> HuggingFaceConfig::find(const char* key) {
@@ -54,7 +59,9 @@ bool HuggingFaceConfig::says(const char* key) {
 
 std::int64_t HuggingFaceConfig::whole(const char* key, const YamlNode& node, std::int64_t minimum,
                                       std::int64_t maximum) const {
-  return named(key, node, [&](const YamlNode& n) { return n.as_integer(minimum, maximum); });
+  const std::int64_t value = named(key, node, [&](const YamlNode& n) { return n.as_integer(minimum, maximum); });
+  refuse_text(key, node, "a whole number");
+  return value;
 }
 
 std::int64_t HuggingFaceConfig::size(const std::string& field, std::initializer_list<const char*> names,
@@ -71,20 +78,33 @@ std::int64_t HuggingFaceConfig::size(const std::string& field, std::initializer_
     found = value;
     found_at = keys[field] = name;
   }
+  if (!found) defaulted.push_back(field);
   return found.value_or(absent);
+}
+
+void HuggingFaceConfig::require_sizes(std::initializer_list<const char*> fields) const {
+  for (const char* field : fields)
+    if (std::ranges::find(defaulted, field) != defaulted.end())
+      root.fail(fmt::format("missing key '{}': a config.json that transformers writes has it, and without it the sizes "
+                            "would be those of another model",
+                            keys.at(field)));
 }
 
 double HuggingFaceConfig::number(const char* key, double absent) {
   const auto node = find(key);
   if (!node) return absent;
   const double value = named(key, *node, [](const YamlNode& n) { return n.as_number(); });
+  refuse_text(key, *node, "a number");
   if (value <= 0.0) node->fail(fmt::format("expected {} above 0, found '{}'", key, node->as_string()));
   return value;
 }
 
 bool HuggingFaceConfig::flag(const char* key, bool absent) {
   const auto node = find(key);
-  return node ? named(key, *node, [](const YamlNode& n) { return n.as_bool(); }) : absent;
+  if (!node) return absent;
+  const bool value = named(key, *node, [](const YamlNode& n) { return n.as_bool(); });
+  refuse_text(key, *node, "true or false");
+  return value;
 }
 
 FeedForwardKind HuggingFaceConfig::plain_activation(const char* key, FeedForwardKind absent) {

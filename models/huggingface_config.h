@@ -21,6 +21,7 @@ struct HuggingFaceConfig {
   std::vector<std::string> notes = {};            // what was read and ignored, for the user
   std::map<std::string, std::string> keys = {};   // by field of the spec: the key that gave it, for errors
   std::set<std::string, std::less<>> asked = {};  // keys that the family looked at
+  std::vector<std::string> defaulted = {};        // fields of the spec whose size the file does not give
 
   // The key's value; nothing where it is absent or null.
   std::optional<YamlNode> find(const char* key);
@@ -33,6 +34,8 @@ struct HuggingFaceConfig {
   // agree.
   std::int64_t size(const std::string& field, std::initializer_list<const char*> names, std::int64_t maximum,
                     std::int64_t absent);
+  // Fails where the file gave none of the keys of one of the spec's fields, which `size` read.
+  void require_sizes(std::initializer_list<const char*> fields) const;
   double number(const char* key, double absent);  // above 0
   bool flag(const char* key, bool absent);
 

@@ -268,7 +268,7 @@ ModelFile read_model(const std::string& text, const std::string& file_name) {
   for (const auto& keys : {family.required, family.optional}) allowed.insert(allowed.end(), keys.begin(), keys.end());
   root.allow_keys(allowed);
 
-  spec.name = root.at("name").as_string();
+  spec.name = root.at("name").as_name();
   if (spec.name.empty()) root.at("name").fail("expected a name, found ''");
   if (const auto source = root.find("source")) file.source = source->as_string();
   spec.layers = root.at("layers").as_integer(1, largest_layers);

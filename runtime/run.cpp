@@ -43,7 +43,7 @@ Setting set_up(const OpGraph& graph, const Plan& plan, const RunOptions& options
   }
   agree(rendezvous, [&] {
     setting.make_world = choose_world(plan, options.world, rendezvous);
-    setting.data = TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary);
+    setting.data = TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary, options.shuffle);
   });
   if (several) agree_on(rendezvous, data_facts(setting.data));
   return setting;
@@ -173,6 +173,18 @@ Start find_start(const OpGraph& graph, const Plan& plan, const TokenData& data, 
   const CheckpointIndex& index = start.checkpoint->index();
   start.position = {.step = index.step, .skipped_steps = index.skipped_steps, .next_sample = index.next_sample};
   return start;
+}
+
+// For people: how often the run goes through its data.
+std::vector<std::string> notes_of(const TokenData& data, const Plan& plan, const Start& start,
+                                  const RunOptions& options) {
+  const std::int64_t epoch = data.samples(plan.training.sequence_length), batch = plan.training.global_batch;
+  const std::int64_t first = start.position.next_sample,
+                     last = first + std::max<std::int64_t>(options.steps - start.position.step, 0) * batch;
+  if (!options.notes_epochs || last <= epoch) return {};
+  return {fmt::format("the data holds {} sequences of {} tokens, {:.1f} steps: this run takes epochs {} to {} of it",
+                      epoch, plan.training.sequence_length, static_cast<double>(epoch) / static_cast<double>(batch),
+                      first / epoch + 1, (last - 1) / epoch + 1)};
 }
 
 // For people: where the run begins.
@@ -332,7 +344,8 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   const Start start = find_start(graph, plan, setting.data, options, rendezvous);
   if (options.on_start) options.on_start();
   if (options.on_note)
-    for (const std::string& line : notes_of(start, options)) options.on_note(line);
+    for (const auto& notes : {notes_of(start, options), notes_of(setting.data, plan, start, options)})
+      for (const std::string& line : notes) options.on_note(line);
 
   const Bytes memory_before = resident_memory();
   const Job description = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -37,7 +38,9 @@ struct StepRecord {
 
 struct RunOptions {
   std::int64_t steps = 20;  // all of them, with those before the checkpoint that it goes on from
-  std::string data = {};  // path of a text or token file
+  std::vector<std::string> data = {};  // paths of text or token files
+  std::optional<std::uint64_t> shuffle = {};  // the seed of the order of sequences; as they stand without
+  bool notes_epochs = false;  // says how long an epoch is, where the data starts over
   WorldOptions world = {};
   CheckpointOptions checkpoint = {};
   WeightOptions weights = {};         // initial parameters; those of a checkpoint come first

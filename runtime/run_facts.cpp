@@ -159,8 +159,9 @@ bool has_to_match(std::string_view fact) {
 }
 
 std::vector<Fact> data_facts(const TokenData& data) {
-  return {{"data", fmt::format("of {} tokens (fingerprint {})", data.size(),
-                               write_fingerprint(fingerprint(std::as_bytes(data.tokens()))))}};
+  return {{"data", fmt::format("of {} tokens (fingerprint {}), {}", data.size(), write_fingerprint(data.fingerprint()),
+                               data.shuffle() ? fmt::format("shuffled with seed {}", *data.shuffle())
+                                              : "in their order")}};
 }
 
 }  // namespace parplan

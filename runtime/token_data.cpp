@@ -1,12 +1,20 @@
 #include "runtime/token_data.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <bit>
+#include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
-#include "planner/base/file.h"
+#include "runtime/launch/fingerprint.h"
 
 namespace parplan {
 namespace {
@@ -14,51 +22,158 @@ namespace {
 constexpr std::int32_t llmc_magic = 20240520;
 constexpr std::size_t llmc_header_bytes = 256 * 4;
 
-std::int32_t integer_at(const std::string& bytes, std::size_t index) {
+struct Mapped {
+  std::shared_ptr<const std::byte> first;
+  std::size_t bytes = 0;
+};
+
+Mapped map_file(const std::string& path) {
+  const auto refuse = [&](const char* reason) { throw ConfigError(fmt::format("cannot read '{}': {}", path, reason)); };
+  struct stat found {};
+  // Before it is opened: opening a pipe waits for its writer.
+  if (stat(path.c_str(), &found) != 0) refuse(std::strerror(errno));
+  if (S_ISDIR(found.st_mode)) refuse(std::strerror(EISDIR));
+  if (!S_ISREG(found.st_mode))
+    throw ConfigError(fmt::format("'{}' is no regular file: its tokens are read in any order; write what comes from a "
+                                  "pipe or a device to a file first",
+                                  path));
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) refuse(std::strerror(errno));
+  const std::size_t bytes = static_cast<std::size_t>(found.st_size);
+  void* const mapped = bytes > 0 ? mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0) : nullptr;
+  const int reason = errno;
+  close(file);
+  if (mapped == MAP_FAILED) refuse(std::strerror(reason));
+  const auto unmap = [bytes](const std::byte* first) {
+    if (first != nullptr) munmap(const_cast<std::byte*>(first), bytes);
+  };
+  return {.first = std::shared_ptr<const std::byte>(static_cast<const std::byte*>(mapped), unmap), .bytes = bytes};
+}
+
+std::int32_t integer_at(const std::byte* bytes, std::size_t index) {
   std::int32_t value = 0;
-  std::memcpy(&value, bytes.data() + 4 * index, 4);
+  std::memcpy(&value, bytes + 4 * index, 4);
   return value;
+}
+
+std::int32_t token_at(const std::byte* first, std::size_t width, std::int64_t index) {
+  const std::byte* const at = first + static_cast<std::size_t>(index) * width;
+  if (width == 1) return static_cast<unsigned char>(*at);
+  if (width == 4) return integer_at(at, 0);
+  std::uint16_t token = 0;
+  std::memcpy(&token, at, 2);
+  return token;
+}
+
+std::int64_t samples_of(std::int64_t tokens, std::int64_t sequence) {
+  return std::max<std::int64_t>((tokens - 1) / sequence, 1);
+}
+
+// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+std::uint64_t mixed(std::uint64_t value) {
+  value += 0x9e3779b97f4a7c15u;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
 }
 
 }  // namespace
 
-TokenData TokenData::load(const std::string& path, std::int64_t sequence, std::int64_t vocabulary) {
-  const std::string bytes = read_file(path);
-  std::vector<std::int32_t> tokens;
-  if (bytes.size() >= llmc_header_bytes && integer_at(bytes, 0) == llmc_magic) {
-    if (integer_at(bytes, 1) != 1)
+// A Feistel network over the next power of four, walked until it is within the range (Black and
+// Rogaway, CT-RSA 2002): an order without a table of it.
+std::int64_t shuffled(std::int64_t index, std::int64_t count, std::uint64_t seed) {
+  if (count <= 1) return index;
+  const int half = (std::bit_width(static_cast<std::uint64_t>(count) - 1) + 1) / 2;
+  const std::uint64_t mask = (std::uint64_t{1} << half) - 1;
+  std::uint64_t value = static_cast<std::uint64_t>(index);
+  do {
+    std::uint64_t left = value >> half, right = value & mask;
+    for (std::uint64_t round = 0; round < 4; ++round)
+      left = std::exchange(right, left ^ (mixed(mixed(seed + round) ^ right) & mask));
+    value = left << half | right;
+  } while (value >= static_cast<std::uint64_t>(count));
+  return static_cast<std::int64_t>(value);
+}
+
+TokenData::TokenData(std::vector<std::int32_t> tokens) {
+  const auto owned = std::make_shared<const std::vector<std::int32_t>>(std::move(tokens));
+  shards_.push_back({.first = std::shared_ptr<const std::byte>(owned, std::as_bytes(std::span(*owned)).data()),
+                     .width = 4,
+                     .tokens = std::ssize(*owned)});
+}
+
+TokenData::Shard TokenData::open_shard(const std::string& path, std::int64_t sequence, std::int64_t vocabulary) {
+  const Mapped mapped = map_file(path);
+  const std::byte* const first = mapped.first.get();
+  Shard shard{.first = mapped.first, .width = 1, .tokens = static_cast<std::int64_t>(mapped.bytes)};
+  if (mapped.bytes >= llmc_header_bytes && integer_at(first, 0) == llmc_magic) {
+    if (integer_at(first, 1) != 1)
       throw ConfigError(
-          {path}, fmt::format("token file of version {}; version 1 (uint16 tokens) can be read", integer_at(bytes, 1)));
-    const std::size_t count = static_cast<std::size_t>(std::max(integer_at(bytes, 2), 0));
-    if (bytes.size() != llmc_header_bytes + 2 * count)
+          {path}, fmt::format("token file of version {}; version 1 (uint16 tokens) can be read", integer_at(first, 1)));
+    const std::size_t count = static_cast<std::size_t>(std::max(integer_at(first, 2), 0));
+    if (mapped.bytes != llmc_header_bytes + 2 * count)
       throw ConfigError({path}, fmt::format("the header promises {} tokens, {} bytes; the file has {}", count,
-                                            llmc_header_bytes + 2 * count, bytes.size()));
-    tokens.resize(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      std::uint16_t token = 0;
-      std::memcpy(&token, bytes.data() + llmc_header_bytes + 2 * i, 2);
-      tokens[i] = token;
-    }
-  } else {
-    tokens.reserve(bytes.size());
-    for (const char c : bytes) tokens.push_back(static_cast<unsigned char>(c));
+                                            llmc_header_bytes + 2 * count, mapped.bytes));
+    shard = {.first = std::shared_ptr<const std::byte>(mapped.first, first + llmc_header_bytes),
+             .width = 2,
+             .tokens = static_cast<std::int64_t>(count)};
   }
-  if (static_cast<std::int64_t>(tokens.size()) < sequence + 1)
+  if (shard.tokens < sequence + 1)
     throw ConfigError({path},
-                      fmt::format("{} tokens; one sequence takes {} and the token after it", tokens.size(), sequence));
-  const auto largest = std::max_element(tokens.begin(), tokens.end());
-  if (*largest >= vocabulary)
+                      fmt::format("{} tokens; one sequence takes {} and the token after it", shard.tokens, sequence));
+  std::int64_t largest = 0;
+  for (std::int64_t i = 1; i < shard.tokens; ++i)
+    if (token_at(shard.first.get(), shard.width, i) > token_at(shard.first.get(), shard.width, largest)) largest = i;
+  if (const std::int32_t token = token_at(shard.first.get(), shard.width, largest); token >= vocabulary)
     throw ConfigError({path}, fmt::format("token {} at position {}; the model's vocabulary ends at {}; give others "
                                           "with --data (each byte of a text is a token, as "
                                           "of the default; or tokens in llm.c's layout)",
-                                          *largest, largest - tokens.begin(), vocabulary - 1));
-  return TokenData(std::move(tokens));
+                                          token, largest, vocabulary - 1));
+  return shard;
+}
+
+TokenData TokenData::load(std::span<const std::string> paths, std::int64_t sequence, std::int64_t vocabulary,
+                          std::optional<std::uint64_t> shuffle) {
+  TokenData data(std::vector<std::int32_t>{});
+  data.shards_.clear();
+  for (const std::string& path : paths) data.shards_.push_back(open_shard(path, sequence, vocabulary));
+  data.shuffle_ = shuffle;
+  return data;
+}
+
+std::int64_t TokenData::size() const {
+  std::int64_t tokens = 0;
+  for (const Shard& shard : shards_) tokens += shard.tokens;
+  return tokens;
+}
+
+std::int64_t TokenData::samples(std::int64_t sequence) const {
+  std::int64_t all = 0;
+  for (const Shard& shard : shards_) all += samples_of(shard.tokens, sequence);
+  return all;
+}
+
+std::uint64_t TokenData::fingerprint() const {
+  std::vector<std::uint64_t> parts;
+  for (const Shard& shard : shards_)
+    parts.push_back(parplan::fingerprint({shard.first.get(), static_cast<std::size_t>(shard.tokens) * shard.width}));
+  return parts.size() == 1 ? parts.front() : parplan::fingerprint(std::as_bytes(std::span(parts)));
 }
 
 void TokenData::sample(std::int64_t index, std::int64_t sequence, std::int32_t* to) const {
-  const std::int64_t starts = std::max<std::int64_t>((size() - 1) / sequence, 1);
-  const std::int64_t begin = index % starts * sequence;
-  std::copy_n(tokens_.begin() + begin, sequence + 1, to);
+  const std::int64_t all = samples(sequence), epoch = index / all;
+  std::int64_t place = index % all;
+  if (shuffle_) place = shuffled(place, all, mixed(*shuffle_) + static_cast<std::uint64_t>(epoch));
+  for (const Shard& shard : shards_) {
+    const std::int64_t here = samples_of(shard.tokens, sequence);
+    if (place >= here) {
+      place -= here;
+      continue;
+    }
+    for (std::int64_t i = 0; i <= sequence; ++i)
+      to[i] = token_at(shard.first.get(), shard.width, place * sequence + i);
+    return;
+  }
 }
 
 void fill(Batch& batch, const TokenData& data, std::int64_t step, std::int64_t global_batch) {

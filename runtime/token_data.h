@@ -1,30 +1,53 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace parplan {
 
-// A sequence of token ids to train on: a text file as bytes, or tokens in llm.c's layout (256 int32
-// of header: magic 20240520, version 1, count; then uint16 ids), told apart by the magic number.
+// Sequences of token ids to train on, from files that are mapped: the processes of a node share one
+// copy. A file is a text, read as bytes, or tokens in llm.c's layout (256 int32 of header: magic
+// 20240520, version 1, count; then uint16 ids), told apart by the magic number.
 class TokenData {
  public:
-  // ConfigError names the file when it cannot be read, is too short for one sequence, or holds an
-  // id that is not below `vocabulary`.
-  static TokenData load(const std::string& path, std::int64_t sequence, std::int64_t vocabulary);
-  explicit TokenData(std::vector<std::int32_t> tokens) : tokens_(std::move(tokens)) {}
+  // The files' sequences, file after file; none goes on in the next file. With `shuffle`, each
+  // epoch has them in an order of its own that follows from this seed alone.
+  // ConfigError names the file when it cannot be read or mapped (a pipe, a device), is too short
+  // for one sequence, or holds an id that is not below `vocabulary`.
+  static TokenData load(std::span<const std::string> paths, std::int64_t sequence, std::int64_t vocabulary,
+                        std::optional<std::uint64_t> shuffle = {});
+  explicit TokenData(std::vector<std::int32_t> tokens);
 
   // Writes sample `index` of the job (from 0, over all steps), `sequence` + 1 ids, to `to`. Samples
-  // follow each other in the data and start over at its end.
+  // follow each other in the data, and start over at its end.
   void sample(std::int64_t index, std::int64_t sequence, std::int32_t* to) const;
-  std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
-  std::span<const std::int32_t> tokens() const { return tokens_; }
+  // Samples of one epoch.
+  std::int64_t samples(std::int64_t sequence) const;
+  std::int64_t size() const;  // tokens
+  std::optional<std::uint64_t> shuffle() const { return shuffle_; }
+  // That of all tokens, in their order.
+  std::uint64_t fingerprint() const;
 
  private:
-  std::vector<std::int32_t> tokens_;
+  // Ids of one file, `width` bytes each.
+  struct Shard {
+    std::shared_ptr<const std::byte> first;
+    std::size_t width = 0;
+    std::int64_t tokens = 0;
+  };
+  static Shard open_shard(const std::string& path, std::int64_t sequence, std::int64_t vocabulary);
+
+  std::vector<Shard> shards_;
+  std::optional<std::uint64_t> shuffle_;
 };
+
+// The place of `index` of [0, count) in an order of them that `seed` gives: each place once.
+std::int64_t shuffled(std::int64_t index, std::int64_t count, std::uint64_t seed);
 
 // The sequences of one step, each `sequence` + 1 ids.
 struct Batch {

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -126,7 +127,7 @@ class Temporary {
 
 }  // namespace
 
-std::string read_file(const std::filesystem::path& path) {
+std::string read_file(const std::filesystem::path& path, std::size_t most) {
   const auto refuse = [&] {
     throw ConfigError(fmt::format("cannot read '{}': {}", path.string(), std::strerror(errno)));
   };
@@ -134,7 +135,11 @@ std::string read_file(const std::filesystem::path& path) {
   if (!file) refuse();
   std::string text;
   char chunk[65536];
-  while (const std::size_t count = std::fread(chunk, 1, sizeof chunk, file.get())) text.append(chunk, count);
+  while (text.size() < most) {
+    const std::size_t count = std::fread(chunk, 1, std::min(sizeof chunk, most - text.size()), file.get());
+    if (count == 0) break;
+    text.append(chunk, count);
+  }
   if (std::ferror(file.get())) refuse();  // a folder opens, then cannot be read
   return text;
 }

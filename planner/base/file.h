@@ -2,13 +2,15 @@
 
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <string>
 #include <string_view>
 
 namespace parplan {
 
 // The whole file. If it cannot be read, ConfigError names the path and the system's reason.
-std::string read_file(const std::filesystem::path& path);
+// Reading ends after `most` bytes (a device such as /dev/zero has no end).
+std::string read_file(const std::filesystem::path& path, std::size_t most = std::numeric_limits<std::size_t>::max());
 
 // Writes to a temporary name in the same folder, then renames it: readers see the old file or the
 // new one, never half of it. Links are followed. An existing file keeps its mode and, where the

@@ -78,29 +78,45 @@ std::string pluralized(int count, std::string_view what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
-std::string join(const std::vector<std::string>& words, std::string_view separator) {
-  return fmt::format("{}", fmt::join(words, separator));
+std::string printable_line(std::string_view text) {
+  // In UTF-8: U+0080 to U+009F; U+061C; U+200E, U+200F, U+2028 to U+202E; U+2066 to U+2069.
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const auto escape_at = [&](std::size_t i) -> std::pair<unsigned, std::size_t> {  // code point, bytes
+    if (byte(i) < 0x20 || byte(i) == 0x7F) return {byte(i), 1};
+    if (byte(i) == 0xC2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xA0) return {byte(i + 1), 2};
+    if (byte(i) == 0xD8 && byte(i + 1) == 0x9C) return {0x061C, 2};
+    if (byte(i) != 0xE2) return {0, 0};
+    const unsigned point = 0x2000u | (byte(i + 1) & 0x3Fu) << 6 | (byte(i + 2) & 0x3Fu);
+    const bool turns = point == 0x200E || point == 0x200F || (point >= 0x2028 && point <= 0x202E) ||
+                       (point >= 0x2066 && point <= 0x2069);
+    return turns ? std::pair(point, std::size_t{3}) : std::pair(0u, std::size_t{0});
+  };
+  std::string shown;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto [point, bytes] = escape_at(i);
+    if (bytes == 0)
+      shown += text[i++];
+    else
+      shown += fmt::format("\\u{:04x}", point);
+    i += bytes;
+  }
+  return shown;
 }
 
-// U+0080 to U+009F are controls, too, and U+202A to U+202E and U+2066 to U+2069 turn text around.
 std::string printable(std::string_view text) {
-  std::string result;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = [&](std::size_t at) {
-      return at < text.size() ? static_cast<unsigned char>(text[at]) : static_cast<unsigned char>(0);
-    };
-    const unsigned char first = byte(i), second = byte(i + 1), third = byte(i + 2);
-    const bool turns = first == 0xe2 && ((second == 0x80 && third >= 0xaa && third <= 0xae) ||
-                                         (second == 0x81 && third >= 0xa6 && third <= 0xa9));
-    const bool c1 = first == 0xc2 && second >= 0x80 && second <= 0x9f;
-    if (turns || c1 || (first < 0x20 && first != '\n') || first == 0x7f) {
-      result += '?';
-      i += turns ? 2 : c1 ? 1 : 0;
-    } else {
-      result += text[i];
-    }
+  std::string lines;
+  for (std::size_t end = 0; end != std::string_view::npos;) {
+    end = text.find('\n');
+    lines += printable_line(text.substr(0, end));
+    if (end == std::string_view::npos) break;
+    lines += '\n';
+    text.remove_prefix(end + 1);
   }
-  return result;
+  return lines;
+}
+
+std::string join(const std::vector<std::string>& words, std::string_view separator) {
+  return fmt::format("{}", fmt::join(words, separator));
 }
 
 }  // namespace parplan

@@ -19,9 +19,11 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 // "1 node", "2 nodes".
 std::string pluralized(int count, std::string_view what);
 
-// A text from elsewhere, to be printed: control characters but newlines, and those that turn the
-// direction of writing around, become "?".
-std::string printable(std::string_view text);
+// A text from elsewhere, to be printed: what would act on a terminal, or turn the order of reading,
+// is escaped: control characters (ESC, CR ...) and Unicode's marks of direction, as "\u001b" and
+// "\u202e".
+std::string printable(std::string_view text);       // newlines stay
+std::string printable_line(std::string_view text);  // newlines are escaped, too
 
 // "a, b, c".
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");

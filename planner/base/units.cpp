@@ -1,5 +1,6 @@
 #include "planner/base/units.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <span>
@@ -52,8 +53,13 @@ constexpr UnitRow bandwidth_units[] = {
     {"Mbit/s", 1e6 * bit, false, false},
     {"Gbit/s", 1e9 * bit, false, false},
     {"Tbit/s", 1e12 * bit, false, false},
-    {"Gb/s", 1e9 * bit, false, false},  // the unit in which network cards are sold
+    {"Gb/s", 1e9 * bit, false, false},  // the units in which network cards are sold
+    {"Mbps", 1e6 * bit, false, false},
+    {"Gbps", 1e9 * bit, false, false},
+    {"Tbps", 1e12 * bit, false, false},
 };
+constexpr std::span<const UnitRow> byte_rate_units = std::span(bandwidth_units).first(9);
+constexpr std::span<const UnitRow> bit_rate_units = std::span(bandwidth_units).subspan(9);
 
 // Below a second the divisor is exact and the factor is not, so these units are given as 1 /
 // divisor in `parse`.
@@ -83,6 +89,8 @@ struct Kind {
 constexpr Kind byte_kind{.what = "a size", .example = "80 GiB", .units = byte_units};
 constexpr Kind bandwidth_kind{"a bandwidth",         "450 GB/s",           bandwidth_units,
                               least_bandwidth.value, most_bandwidth.value, "from 1 B/s to 1000000 TB/s"};
+constexpr Kind line_rate_kind{"a line rate",         "400 Gbit/s",         bit_rate_units,
+                              least_bandwidth.value, most_bandwidth.value, "from 8 bit/s to 8000000 Tbit/s"};
 constexpr Kind duration_kind{"a duration", "2 us", duration_units, 0.0, longest_duration.value, "of at most 24 h"};
 constexpr Kind flop_rate_kind{
     "a compute rate", "989 TFLOP/s", flop_rate_units, 1.0, 1e21, "from 1 FLOP/s to 1000000 PFLOP/s"};
@@ -223,6 +231,16 @@ Bytes parse_bytes(std::string_view text) {
 }
 
 BytesPerSecond parse_bandwidth(std::string_view text) { return BytesPerSecond(parse_real(bandwidth_kind, text)); }
+BytesPerSecond parse_line_rate(std::string_view text) {
+  const Parsed parsed = parse(bandwidth_kind, text);
+  const auto is_unit = [&](const UnitRow& unit) { return unit.name == parsed.unit->name; };
+  if (std::any_of(byte_rate_units.begin(), byte_rate_units.end(), is_unit))
+    throw ConfigError(
+        fmt::format("a line rate is in bits a second, found '{}': write '{} Gbit/s' for as many bytes, or '{} Gbit/s' "
+                    "if bits were meant",
+                    text, scaled(parsed) / (1e9 * bit), scaled(parsed) / 1e9));
+  return BytesPerSecond(parse_real(line_rate_kind, text));
+}
 Seconds parse_duration(std::string_view text) { return Seconds(parse_real(duration_kind, text)); }
 FlopsPerSecond parse_flop_rate(std::string_view text) { return FlopsPerSecond(parse_real(flop_rate_kind, text)); }
 Watts parse_power(std::string_view text) { return Watts(parse_real(power_kind, text)); }

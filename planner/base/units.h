@@ -76,7 +76,9 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 // Units as text, as in files: a number, a space (optional) and a unit.
 //   bytes      B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024); decimals
 //              are rounded down to a whole byte
-//   bandwidth  B/s .. TB/s, KiB/s .. TiB/s, bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s (and Gb/s)
+//   bandwidth  B/s .. TB/s, KiB/s .. TiB/s, bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s (and Gb/s,
+//              Mbps, Gbps, Tbps)
+//   line rate  those of bits alone: as network cards are sold, eight times a bandwidth in bytes
 //   duration   ns, us, ms, s, min, h
 //   rate       FLOP/s, kFLOP/s, MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s
 //   power      mW, W, kW, MW
@@ -94,6 +96,7 @@ inline constexpr BytesPerSecond most_bandwidth{1e18};
 inline constexpr Seconds longest_duration{86400.0};
 Bytes parse_bytes(std::string_view text);
 BytesPerSecond parse_bandwidth(std::string_view text);
+BytesPerSecond parse_line_rate(std::string_view text);
 Seconds parse_duration(std::string_view text);
 FlopsPerSecond parse_flop_rate(std::string_view text);
 Watts parse_power(std::string_view text);

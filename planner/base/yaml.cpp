@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <sstream>
+#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -38,6 +39,10 @@ Location place(const std::string& file, const YAML::Mark& mark) {
   return {.file = file, .line = mark.line + 1, .column = mark.column + 1};
 }
 
+// What is larger is no model, cluster or plan.
+constexpr std::size_t most_bytes = std::size_t{64} << 20;
+constexpr std::int64_t most_nodes = 2'000'000;
+
 // Walks the events of a document, each once, to find what yaml-cpp accepts silently: duplicate keys
 // (the first would win), and aliases (with which a small file could unfold into a huge one).
 class StrictEvents : public YAML::EventHandler {
@@ -70,27 +75,30 @@ class StrictEvents : public YAML::EventHandler {
   struct Open {
     bool map = false;
     bool key_next = true;
-    std::vector<std::pair<std::string, int>> keys = {};  // with their lines
+    std::unordered_map<std::string, int> keys = {};  // with their lines
   };
 
   // A node begins; in a map, keys and values alternate.
   void value(const YAML::Mark& mark, const std::optional<std::string>& text) {
+    if (++nodes_ > most_nodes)
+      throw ConfigError(place(file_, mark),
+                        fmt::format("more than {} keys and values, which no model, cluster or plan has", most_nodes));
     if (open_.empty() || !open_.back().map) return;
     Open& map = open_.back();
     if (map.key_next) {
       if (!text) throw ConfigError(place(file_, mark), "expected a key of plain text");
-      for (const auto& [key, line] : map.keys) {
-        if (key == *text) {
-          throw ConfigError(place(file_, mark), fmt::format("duplicate key '{}', first given on line {}", key, line));
-        }
-      }
-      map.keys.emplace_back(*text, mark.line + 1);
+      const auto [known, is_new] = map.keys.try_emplace(*text, mark.line + 1);
+      if (!is_new)
+        throw ConfigError(place(file_, mark),
+                          fmt::format("duplicate key '{}', first given on line {}", printable_line(*text),
+                                      known->second));
     }
     map.key_next = !map.key_next;
   }
 
   const std::string& file_;
   int documents_ = 0;
+  std::int64_t nodes_ = 0;
   std::vector<Open> open_;
 };
 
@@ -139,6 +147,10 @@ YamlNode::YamlNode(std::shared_ptr<const Document> document, std::shared_ptr<con
 
 YamlNode YamlNode::parse(const std::string& text, const std::string& file_name) {
   const auto document = std::make_shared<const Document>(Document{.file = file_name});
+  if (text.size() > most_bytes)
+    throw ConfigError({.file = file_name, .line = 0, .column = 0},
+                      fmt::format("{}; a file of parplan's has at most {}", format_bytes(Bytes(std::ssize(text))),
+                                  format_bytes(Bytes(std::int64_t{most_bytes}))));
   check_utf8(text, file_name);
   try {
     std::istringstream stream(text);
@@ -154,7 +166,9 @@ YamlNode YamlNode::parse(const std::string& text, const std::string& file_name) 
   }
 }
 
-YamlNode YamlNode::load(const std::string& path) { return parse(read_file(path), path); }
+YamlNode YamlNode::load(const std::string& path) { return parse(read_document(path), path); }
+
+std::string read_document(const std::filesystem::path& path) { return read_file(path, most_bytes + 1); }
 
 bool YamlNode::is_map() const { return entry(node_).node.IsMap(); }
 bool YamlNode::is_list() const { return entry(node_).node.IsSequence(); }
@@ -196,7 +210,8 @@ void YamlNode::allow_keys(const std::vector<std::string>& allowed) const {
     const std::string& key = pair.first.Scalar();
     if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) continue;
     throw ConfigError(place(document_->file, pair.first.Mark()),
-                      fmt::format("unknown key '{}'; allowed: {}{}", key, join(allowed), did_you_mean(key, allowed)));
+                      fmt::format("unknown key '{}'; allowed: {}{}", printable_line(key), join(allowed),
+                                  did_you_mean(key, allowed)));
   }
 }
 
@@ -223,6 +238,14 @@ std::string YamlNode::as_string() const {
   if (!node.IsScalar()) fail(fmt::format("expected text, found {}", found(node)));
   return node.Scalar();
 }
+
+std::string YamlNode::as_name() const {
+  std::string name = printable_line(as_string());
+  if (name.empty()) fail("expected a name, found ''");
+  return name;
+}
+
+bool YamlNode::is_quoted() const { return entry(node_).node.IsScalar() && entry(node_).node.Tag() == "!"; }
 
 bool YamlNode::as_bool() const {
   const YAML::Node& node = entry(node_).node;
@@ -264,6 +287,7 @@ double YamlNode::as_number() const {
 
 Bytes YamlNode::as_bytes() const { return parse_quantity(*this, parse_bytes); }
 BytesPerSecond YamlNode::as_bandwidth() const { return parse_quantity(*this, parse_bandwidth); }
+BytesPerSecond YamlNode::as_line_rate() const { return parse_quantity(*this, parse_line_rate); }
 Seconds YamlNode::as_duration() const { return parse_quantity(*this, parse_duration); }
 FlopsPerSecond YamlNode::as_flop_rate() const { return parse_quantity(*this, parse_flop_rate); }
 Watts YamlNode::as_power() const { return parse_quantity(*this, parse_power); }
@@ -279,6 +303,6 @@ std::size_t YamlNode::as_choice(const std::vector<std::string>& allowed) const {
   return static_cast<std::size_t>(at - allowed.begin());
 }
 
-void YamlNode::fail(const std::string& message) const { throw ConfigError(location(), message); }
+void YamlNode::fail(const std::string& message) const { throw ConfigError(location(), printable_line(message)); }
 
 }  // namespace parplan

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,8 +13,12 @@
 
 namespace parplan {
 
-// Strict reading of YAML over yaml-cpp: every error carries file:line:column; duplicate keys are
-// errors as soon as a document is parsed; unknown keys are errors where `allow_keys` is called.
+// The text of a model's, cluster's or plan's file; where the file is too long for one, its begin.
+std::string read_document(const std::filesystem::path& path);
+
+// Strict reading of YAML over yaml-cpp: every error carries file:line:column; duplicate keys and
+// files that are too large are errors as soon as a document is parsed; unknown keys are errors
+// where `allow_keys` is called.
 // This is a value type (it shares the parsed document). A YamlNode always exists; optional ones
 // come from `find`.
 class YamlNode {
@@ -44,11 +49,16 @@ class YamlNode {
   // Scalars. Each throws what was found and what is wanted: "expected a whole number of at least 1,
   // found 'abc'".
   std::string as_string() const;
+  // Text that names something, with what would act on a terminal escaped; not empty.
+  std::string as_name() const;
+  // Whether it stands in quotes: text, although it may read like a number.
+  bool is_quoted() const;
   bool as_bool() const;
   std::int64_t as_integer(std::int64_t minimum = INT64_MIN, std::int64_t maximum = INT64_MAX) const;
   double as_number() const;  // finite
   Bytes as_bytes() const;
   BytesPerSecond as_bandwidth() const;
+  BytesPerSecond as_line_rate() const;
   Seconds as_duration() const;
   FlopsPerSecond as_flop_rate() const;
   Watts as_power() const;

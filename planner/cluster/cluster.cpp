@@ -34,6 +34,12 @@ BytesPerSecond read_positive_bandwidth(const YamlNode& value) {
   return bandwidth;
 }
 
+BytesPerSecond read_line_rate(const YamlNode& value) {
+  const BytesPerSecond rate = value.as_line_rate();
+  if (rate.value <= 0.0) value.fail("a line rate must be more than 0");
+  return rate;
+}
+
 std::optional<int> read_devices_per_machine(const YamlNode& value, int devices) {
   const auto given = value.find("devices_per_machine");
   if (!given) return std::nullopt;
@@ -57,7 +63,7 @@ NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, con
       {"name", "devices", "intra", "bandwidth", "latency", "nics", "devices_per_machine", "tiles_per_card"});
   NodeLayout layout;
   layout.name = cluster_name;
-  if (const auto given = value.find("name")) layout.name = given->as_string();
+  if (const auto given = value.find("name")) layout.name = given->as_name();
   layout.devices = static_cast<int>(value.at("devices").as_integer(1, 4096));
   layout.intra = static_cast<Intra>(value.at("intra").as_choice({intra_names.begin(), intra_names.end()}));
   if (const auto bandwidth = value.find("bandwidth")) layout.bandwidth = read_positive_bandwidth(*bandwidth);
@@ -65,7 +71,7 @@ NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, con
   if (const auto nics = value.find("nics")) {
     nics->allow_keys({"count", "line_rate"});
     layout.nics = NicLayout{.count = static_cast<int>(nics->at("count").as_integer(1, 4096)),
-                            .line_rate = read_positive_bandwidth(nics->at("line_rate"))};
+                            .line_rate = read_line_rate(nics->at("line_rate"))};
   }
   if (const auto problem = problem_with(layout, device)) value.fail(*problem);
   NodeKind node = build_node(layout, device);
@@ -78,7 +84,7 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
   value.allow_keys({"name", "vertices", "links", "devices", "devices_per_machine", "tiles_per_card"});
   NodeKind node;
   node.name = cluster_name;
-  if (const auto given = value.find("name")) node.name = given->as_string();
+  if (const auto given = value.find("name")) node.name = given->as_name();
   std::vector<std::string> names;
   const auto vertex_of = [&](const YamlNode& word) {
     const std::string text = word.as_string();
@@ -164,7 +170,7 @@ Network read_network(const YamlNode& value) {
       item.fail("the level before this one joins all nodes: it has no 'nodes'");
     FabricLevel level{.name = fmt::format("level {}", network.levels.size() + 1), .nodes = std::nullopt,
                       .latency = network.levels.empty() ? network.latency : network.levels.back().latency};
-    if (const auto given = item.find("name")) level.name = given->as_string();
+    if (const auto given = item.find("name")) level.name = given->as_name();
     if (const auto nodes = item.find("nodes")) {
       level.nodes = static_cast<int>(nodes->as_integer(1, most_devices));
       const int below = network.levels.empty() ? 1 : *network.levels.back().nodes;
@@ -394,7 +400,7 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
     document.allow_keys({"name", "device", "node", "nodes", "price", "groups", "network", "device_ids", "measured_on",
                          "notes", "sources"});
   }
-  cluster.name = document.at("name").as_string();
+  cluster.name = document.at("name").as_name();
   if (cluster.name.empty()) document.at("name").fail("expected a name, found ''");
   if (const auto network = document.find("network")) {
     cluster.network = read_network(*network);

@@ -77,7 +77,7 @@ DeviceKind read_device(const YamlNode& document) {
                        "overlaps_communication", "rates", "nvlink", "pcie", "power", "driver_names", "measured",
                        "sources"});
   DeviceKind device;
-  device.name = document.at("name").as_string();
+  device.name = document.at("name").as_name();
   if (device.name.empty()) document.at("name").fail("expected a name, found ''");
   device.title = document.at("title").as_string();
   device.backend = static_cast<BackendKind>(document.at("backend").as_choice(backend_names()));

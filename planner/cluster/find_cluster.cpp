@@ -51,7 +51,7 @@ Found found_yaml(const YamlNode& document, const ClusterCatalog& catalog) {
 }
 
 Found found_file(const std::string& path, const ClusterCatalog& catalog, const ClusterOptions& options) {
-  const std::string text = read_file(path);
+  const std::string text = read_document(path);
   if (is_smi_topology(text)) {
     const SmiTopology topology = read_smi_topology(text, path);
     std::optional<DeviceKind> device;

@@ -276,7 +276,7 @@ int read_int(const YamlNode& node, int minimum, int maximum = std::numeric_limit
 
 ModelSummary read_model_summary(const YamlNode& node) {
   node.allow_keys({"name", "parameters", "flops_per_sample"});
-  return {.name = node.at("name").as_string(),
+  return {.name = node.at("name").as_name(),
           .parameters = node.at("parameters").as_integer(1),
           .flops_per_sample = Flops(read_number(node.at("flops_per_sample")))};
 }

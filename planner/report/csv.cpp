@@ -6,9 +6,13 @@
 namespace parplan {
 namespace {
 
+// A text that a spreadsheet would take for a formula is told apart by an apostrophe, as OWASP
+// recommends ("CSV injection"); numbers are no texts.
 std::string field(const Json& value) {
   if (value.is_null()) return "";
-  const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  if (value.is_string() && !text.empty() && std::string_view("=+@\t\r").find(text.front()) != std::string_view::npos)
+    text.insert(text.begin(), '\'');
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
   std::string quoted = "\"";
   for (const char c : text) {

@@ -51,7 +51,8 @@ Measured train(const OpGraph& graph, int ranks) {
                 .backend = BackendKind::cpu, .overhead = {}},
                initializer(training.seed), cpu_threads(), *rendezvous);
   const TokenData data =
-      TokenData::load(std::string(PARPLAN_SOURCE_DIR) + "/configs/data/public-domain.txt", sequence, graph.vocabulary);
+      TokenData::load(std::vector{std::string(PARPLAN_SOURCE_DIR) + "/configs/data/public-domain.txt"}, sequence,
+                      graph.vocabulary);
   Measured measured;
   measured.seconds = 1e30;
   job.run({.first = 0,

@@ -16,6 +16,7 @@
 #include "planner/plan/plan.h"
 #include "planner/report/plan_row.h"
 #include "tests/cli/call.h"
+#include "tests/cli/shell.h"
 
 namespace parplan {
 namespace {
@@ -467,6 +468,8 @@ TEST_CASE(
   REQUIRE(called.code == 0);
   CHECK(called.err.starts_with("measuring this machine ("));
   const std::filesystem::path file = local_machine_file();
+  // The test's machine may be busy.
+  if (std::filesystem::exists(busy_machine_file())) std::filesystem::rename(busy_machine_file(), file);
   REQUIRE(std::filesystem::exists(file));
   CHECK(file.string().starts_with(folder.path("cache/parplan/machine-")));
   const Cluster machine = read_cluster(YamlNode::load(file.string()));
@@ -488,6 +491,69 @@ TEST_CASE(
   CHECK(called.err.starts_with("the cached numbers of this machine cannot be used (" + file.string() +
                                ":1:1: error: missing key 'device'"));
   CHECK(call({"topology", "--measure-again"}).err.starts_with("measuring this machine ("));
+}
+
+TEST_CASE("numbers that were measured beside other programs are said to be, and measured again when it is quiet") {
+  const Folder folder;
+  REQUIRE(call({"topology"}).code == 0);
+  const std::filesystem::path quiet = local_machine_file(), busy = busy_machine_file();
+  CHECK(std::filesystem::exists(quiet) != std::filesystem::exists(busy));
+  if (std::filesystem::exists(quiet)) std::filesystem::rename(quiet, busy);
+  const Called called = call({"topology"});
+  CHECK(called.code == 0);
+  const bool measured_again = called.err.starts_with("the cached numbers of this machine were measured while other");
+  const bool said = called.err.starts_with("note: the numbers of this machine are low: they were measured while other");
+  CHECK(measured_again != said);
+  if (said) CHECK(std::filesystem::exists(busy));
+  if (measured_again) CHECK(called.err.find("\nmeasuring this machine (") != std::string::npos);
+  CHECK(std::filesystem::exists(quiet) != std::filesystem::exists(busy));
+}
+
+TEST_CASE("of several first commands one measures this machine, and all have its numbers") {
+  const Folder folder;
+  const std::string both = fmt::format("{0} topology 2>'{1}' & {0} topology 2>'{2}' & wait; cat '{1}' '{2}'",
+                                       PARPLAN_BINARY, folder.path("one"), folder.path("other"));
+  const Called called = shell(both);
+  const auto times = [&](std::string_view what) {
+    int count = 0;
+    for (std::size_t at = called.out.find(what); at != std::string::npos; at = called.out.find(what, at + 1)) ++count;
+    return count;
+  };
+  // One may begin when the other has ended; and one that waited may find it quiet at last.
+  const bool quiet = std::filesystem::exists(local_machine_file());
+  if (times("waiting for its numbers") == 0 || quiet) CHECK(times("measuring this machine (") >= 1);
+  if (quiet && times("is quiet now") == 0) CHECK(times("measuring this machine (") == 1);
+}
+
+TEST_CASE("an installed parplan finds its data beside itself, wherever it was moved") {
+  const Folder folder;
+  const std::filesystem::path source = PARPLAN_SOURCE_DIR, to = folder.path("moved");
+  std::filesystem::create_directories(to / "bin");
+  std::filesystem::create_directories(to / "share/parplan/models");
+  std::filesystem::copy(source / "configs", to / "share/parplan/configs", std::filesystem::copy_options::recursive);
+  std::filesystem::copy_file(source / "models/gpt2.yaml", to / "share/parplan/models/only-here.yaml");
+  std::filesystem::copy_file(PARPLAN_BINARY, to / "bin/parplan");
+  const Called called = shell(fmt::format("env -u PARPLAN_DATA '{}' suggest only-here --cluster dgx-a100 2>&1",
+                                          (to / "bin/parplan").string()));
+  CHECK(called.code == 0);
+  CHECK(called.out.find("gpt2") != std::string::npos);
+}
+
+TEST_CASE("what a file or an argument holds is printed escaped, and a line rate in bytes is refused") {
+  const Folder folder;
+  folder.write("m.yaml", "name: \"a\\e[31mb\\u202Ec\\nd\"\nfamily: decoder\nhidden: \"\\e[2J\"\n");
+  const Called in_file = call({"suggest", folder.path("m.yaml"), "--cluster", "dgx-a100"});
+  CHECK(in_file.code == 2);
+  CHECK(in_file.err.find('\x1b') == std::string::npos);
+  const Called argument = call({"suggest", "\x1b[31m\rmodel"});
+  CHECK(argument.code == 2);
+  CHECK(argument.err.find("\\u001b[31m\\u000dmodel") != std::string::npos);
+  CHECK(call({"suggest", "gpt2", "--cluster", "dgx-a100", "--network", "50 GB/s"}).err ==
+        "error: --network: a line rate is in bits a second, found '50 GB/s': write '400 Gbit/s' for as many bytes, or "
+        "'50 Gbit/s' if bits were meant\n");
+  const Called bits = call({"suggest", "gpt2", "--cluster", "dgx-a100", "--network", "200Gbps"});
+  CHECK(bits.code == 0);
+  CHECK(bits.out == call({"suggest", "gpt2", "--cluster", "dgx-a100", "--network", "200 Gbit/s"}).out);
 }
 
 TEST_CASE("the version is printed") {

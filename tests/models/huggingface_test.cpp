@@ -28,6 +28,34 @@ ModelFile zoo(const std::string& name) {
   return load_model(name, source / "models");
 }
 
+// The config with the sizes that every file has to give, where it gives none: those that
+// transformers' class has by default.
+std::string sized(const std::string& text) {
+  struct Sizes {
+    int layers, hidden, heads, vocabulary;
+  };
+  const std::map<std::string, Sizes> sizes = {
+      {"bloom", {2, 64, 8, 250880}},       {"falcon", {32, 4544, 71, 65024}},    {"gemma", {28, 3072, 16, 256000}},
+      {"gemma2", {26, 2304, 8, 256000}},   {"gpt2", {12, 768, 12, 50257}},       {"gpt_neox", {44, 6144, 64, 50432}},
+      {"gptj", {28, 4096, 16, 50400}},     {"granite", {32, 4096, 32, 32000}},   {"llama", {32, 4096, 32, 32000}},
+      {"mistral", {32, 4096, 32, 32000}},  {"opt", {12, 768, 12, 50272}},        {"phi3", {32, 3072, 32, 32064}},
+      {"qwen2", {32, 4096, 32, 151936}},   {"qwen3", {32, 4096, 32, 151936}},    {"starcoder2", {30, 3072, 24, 49152}}};
+  Json config = Json::parse(text);
+  const auto type = config.at("model_type").get<std::string>();
+  const auto found = sizes.find(type);
+  if (found == sizes.end()) return text;
+  const bool short_names = type == "gpt2" || type == "gptj" || type == "bloom";
+  const auto give = [&](const char* name, const char* short_name, int value) {
+    if (!config.contains(name) && !config.contains(short_name)) config[short_names ? short_name : name] = value;
+  };
+  give("num_hidden_layers", "n_layer", found->second.layers);
+  give("hidden_size", type == "bloom" ? "n_embed" : "n_embd", found->second.hidden);
+  give("num_attention_heads", "n_head", found->second.heads);
+  if (!config.contains("vocab_size")) config["vocab_size"] = found->second.vocabulary;
+  return config.dump();
+}
+ModelFile read_sized(const std::string& text, const std::string& file) { return read_huggingface(sized(text), file); }
+
 std::string error(const std::string& text) {
   return error_of<ConfigError>([&] { read_huggingface(text, "c.json"); });
 }
@@ -131,7 +159,7 @@ TEST_CASE("What a config says and parplan ignores is noted") {
   CHECK(published("Meta-Llama-3-8B").notes.empty());
   CHECK(published("Mistral-7B-v0.1").notes.empty());
   CHECK(published("Qwen2.5-7B").notes.empty());
-  const auto notes = [](const std::string& text) { return read_huggingface(text, "c.json").notes; };
+  const auto notes = [](const std::string& text) { return read_sized(text, "c.json").notes; };
   CHECK(notes(R"({"model_type": "llama", "attention_dropout": 0.2, "quantization_config": {"bits": 4},
                   "rope_scaling": {"rope_type": "llama3", "factor": 8.0}})") ==
         std::vector<std::string>{"attention_dropout 0.2 is ignored: parplan trains without dropout",
@@ -155,21 +183,21 @@ TEST_CASE("What a config says and parplan ignores is noted") {
 }
 
 TEST_CASE("Absent keys have the defaults of transformers") {
-  ModelFile gpt2 = read_huggingface(R"({"model_type": "gpt2"})", "some/gpt2/config.json");
+  ModelFile gpt2 = read_sized(R"({"model_type": "gpt2"})", "some/gpt2/config.json");
   CHECK(gpt2.spec == zoo("gpt2").spec);
   ModelSpec llama =
-      read_huggingface(R"({"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5})",
+      read_sized(R"({"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5})",
                        "llama2-7b.json")
           .spec;
   CHECK(llama == zoo("llama2-7b").spec);
-  const ModelSpec mistral = read_huggingface(R"({"model_type": "mistral"})", "c.json").spec;
+  const ModelSpec mistral = read_sized(R"({"model_type": "mistral"})", "c.json").spec;
   CHECK(mistral.kv_heads == 8);
   CHECK(mistral.feature == 14336);
   CHECK(mistral.context == 131072);
   const ModelSpec every_head =
-      read_huggingface(R"({"model_type": "mistral", "num_key_value_heads": null})", "c.json").spec;
+      read_sized(R"({"model_type": "mistral", "num_key_value_heads": null})", "c.json").spec;
   CHECK(every_head.kv_heads == 32);
-  const ModelSpec qwen2 = read_huggingface(R"({"model_type": "qwen2"})", "c.json").spec;
+  const ModelSpec qwen2 = read_sized(R"({"model_type": "qwen2"})", "c.json").spec;
   CHECK(qwen2.kv_heads == 32);
   CHECK(qwen2.feature == 22016);
   CHECK(qwen2.vocabulary == 151936);
@@ -178,7 +206,7 @@ TEST_CASE("Absent keys have the defaults of transformers") {
 }
 
 TEST_CASE("What a config says outweighs the defaults") {
-  const ModelSpec llama = read_huggingface(
+  const ModelSpec llama = read_sized(
                               R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 32,
           "num_key_value_heads": 2, "attention_bias": true, "mlp_bias": true, "tie_word_embeddings": true,
           "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}, "initializer_range": 0.01})",
@@ -192,7 +220,7 @@ TEST_CASE("What a config says outweighs the defaults") {
   CHECK(llama.tied_embeddings);
   CHECK(llama.rope_theta == 5e5);
   CHECK(llama.initializer_range == 0.01);
-  const ModelSpec gpt2 = read_huggingface(
+  const ModelSpec gpt2 = read_sized(
                              R"({"model_type": "gpt2", "hidden_size": 96, "n_inner": 100, "activation_function": "gelu",
                                  "tie_word_embeddings": false})",
                              "c.json")
@@ -205,7 +233,7 @@ TEST_CASE("What a config says outweighs the defaults") {
 
 TEST_CASE("A model is named by its config, its folder, its file or its type") {
   const auto name = [](const std::string& text, const std::string& file) {
-    return read_huggingface(text, file).spec.name;
+    return read_sized(text, file).spec.name;
   };
   CHECK(name(R"({"model_type": "gpt2", "_name_or_path": "openai/gpt2-xl/"})", "x/config.json") == "gpt2-xl");
   CHECK(name(R"({"model_type": "gpt2", "_name_or_path": ""})", "my-model/config.json") == "my-model");
@@ -215,7 +243,7 @@ TEST_CASE("A model is named by its config, its folder, its file or its type") {
 }
 
 TEST_CASE("Windows, patterns, scales and placements are read as transformers builds them") {
-  const auto spec = [](const std::string& text) { return read_huggingface(text, "c.json").spec; };
+  const auto spec = [](const std::string& text) { return read_sized(text, "c.json").spec; };
   const std::vector<AttentionSpan> alternating = {AttentionSpan::sliding, AttentionSpan::full};
   CHECK(spec(R"({"model_type": "mistral"})").sliding_window == 4096);
   CHECK(spec(R"({"model_type": "mistral", "sliding_window": null})").sliding_window == std::nullopt);
@@ -432,6 +460,20 @@ TEST_CASE("Keys of every supported type hold values of any kind without a crash"
       }
     }
   }
+}
+
+TEST_CASE("Sizes are those of the file, and numbers are no text") {
+  CHECK(error(R"({"model_type": "llama"})") ==
+        "c.json:1:1: error: missing key 'num_hidden_layers': a config.json that transformers writes has it, and "
+        "without it the sizes would be those of another model");
+  CHECK(error(R"({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4})").find("missing key 'vocab_size'") !=
+        std::string::npos);
+  CHECK(error(R"({"model_type": "llama", "hidden_size": "5120"})") ==
+        "c.json:1:40: error: hidden_size: expected a whole number, found the text \"5120\"");
+  CHECK(error(R"({"model_type": "llama", "rms_norm_eps": "1e-5"})") ==
+        "c.json:1:41: error: rms_norm_eps: expected a number, found the text \"1e-5\"");
+  CHECK(error(R"({"model_type": "llama", "mlp_bias": "true"})") ==
+        "c.json:1:37: error: mlp_bias: expected true or false, found the text \"true\"");
 }
 
 TEST_CASE("Contradictions and values that cannot be are errors with their place") {

@@ -117,7 +117,7 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
   for (const Plan& plan : {plan_of(graph, 2, 1), plan_of(graph, 1, 2)}) {
     std::int64_t calls = 0;
     const RunOptions options{
-        .steps = 4, .data = path, .on_step = [&](const StepRecord& record) { CHECK(record.step == calls++); }};
+        .steps = 4, .data = {path}, .on_step = [&](const StepRecord& record) { CHECK(record.step == calls++); }};
     const RunReport report = run_plan(graph, plan, options, *rendezvous);
     CHECK(calls == 4);
     CHECK(report.loss.size() == 4);
@@ -131,10 +131,10 @@ TEST_CASE("a run reports losses, promises and what each instruction took") {
   }
   Plan broken = plan_of(graph, 2, 1);
   broken.prediction.memory.activations -= Bytes(64);
-  CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}, *rendezvous), InternalError);
+  CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = {path}, .on_step = {}}, *rendezvous), InternalError);
   broken = plan_of(graph, 2, 1);
   broken.prediction.communication.dp += Bytes(4);
-  CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = path, .on_step = {}}, *rendezvous), InternalError);
+  CHECK_THROWS_AS(run_plan(graph, broken, {.steps = 1, .data = {path}, .on_step = {}}, *rendezvous), InternalError);
 }
 
 TEST_CASE("a prediction that is not the plan's is found before the first step") {
@@ -143,7 +143,7 @@ TEST_CASE("a prediction that is not the plan's is found before the first step") 
   const std::string path = folder.write("text.bin", std::string(400, '\1'));
   const std::unique_ptr<Rendezvous> rendezvous = alone();
   std::int64_t steps = 0;
-  const RunOptions options{.steps = 2, .data = path, .on_step = [&](const StepRecord&) { ++steps; }};
+  const RunOptions options{.steps = 2, .data = {path}, .on_step = [&](const StepRecord&) { ++steps; }};
   Plan broken = plan_of(graph, 2, 1);
   broken.training.clip_norm = 1.0;  // the prediction knows nothing of the norm
   CHECK_THROWS_AS(run_plan(graph, broken, options, *rendezvous), InternalError);
@@ -161,7 +161,7 @@ TEST_CASE("a signal ends a run after the step, with a report of what was done, u
   const std::unique_ptr<Rendezvous> rendezvous = alone();
   for (const Plan& plan : {plan_of(graph, 1, 1), plan_of(graph, 2, 1), plan_of(graph, 1, 2)}) {
     std::int64_t begun = 0;
-    RunOptions options{.steps = 1000, .data = path};
+    RunOptions options{.steps = 1000, .data = {path}};
     options.signal = [&] { return ++begun == 4 ? std::optional(15) : std::nullopt; };
     const RunReport report = run_plan(graph, plan, options, *rendezvous);
     CHECK(report.steps == 4);
@@ -183,7 +183,7 @@ TEST_CASE("a loss that is not finite ends a run with the step and what it is") {
   const std::unique_ptr<Rendezvous> rendezvous = alone();
   for (Plan plan : {plan_of(graph, 2, 1), plan_of(graph, 1, 2)}) {
     plan.training.learning_rate = 1e36;
-    const RunReport report = run_plan(graph, plan, {.steps = 9, .data = path}, *rendezvous);
+    const RunReport report = run_plan(graph, plan, {.steps = 9, .data = {path}}, *rendezvous);
     CHECK(report.not_finite == "the loss of step 1 is not a number");
     CHECK(report.steps == 2);
     CHECK(!report.signal);
@@ -196,7 +196,7 @@ TEST_CASE("a run holds the peak of each home to the plan's promise") {
   const testing::TemporaryFolder folder;
   const std::string path = folder.write("text.bin", std::string(400, '\1'));
   const std::unique_ptr<Rendezvous> rendezvous = alone();
-  const RunOptions options{.steps = 2, .data = path, .on_step = {}};
+  const RunOptions options{.steps = 2, .data = {path}, .on_step = {}};
   Plan plan = plan_of(graph, 2, 1);
   const MemoryUse on_device = plan.prediction.memory;
   plan.placements.state.homes.optimizer = Home::host;
@@ -216,7 +216,7 @@ TEST_CASE("a plan that cannot run here says what is missing") {
   const OpGraph graph = tiny("tiny-mlp");
   const std::unique_ptr<Rendezvous> rendezvous = alone();
   const auto refusal = [&](const Plan& plan) {
-    return message_of([&] { run_plan(graph, plan, {.steps = 1, .data = "", .on_step = {}}, *rendezvous); });
+    return message_of([&] { run_plan(graph, plan, {.steps = 1, .data = {""}, .on_step = {}}, *rendezvous); });
   };
   Plan plan = plan_of(graph, 2, 1);
   plan.training.precision = DataType::bf16;

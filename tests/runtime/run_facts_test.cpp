@@ -146,7 +146,7 @@ TEST_CASE("the rest of what decides a run are facts, and its prediction and sear
   // A norm that is computed without being asked for by the plan is no other clip norm.
   CHECK(differ([](Plan& p) { p.training = with_gradient_norm(p.training); }) == Names{"gradient norm"});
   options = {};
-  options.data = "another path";
+  options.data = {"another path"};
   CHECK(between(facts, run_facts(plan, options)).empty());
 }
 

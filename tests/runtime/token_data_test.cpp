@@ -1,5 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -27,7 +30,7 @@ std::string llmc(std::int32_t version, std::int32_t promised, std::initializer_l
 
 std::string message_of(const std::string& path, std::int64_t sequence, std::int64_t vocabulary) {
   try {
-    TokenData::load(path, sequence, vocabulary);
+    TokenData::load(std::vector{path}, sequence, vocabulary);
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -38,7 +41,7 @@ std::string message_of(const std::string& path, std::int64_t sequence, std::int6
 
 TEST_CASE("a text is read as bytes and starts over at its end") {
   const testing::TemporaryFolder folder;
-  const TokenData data = TokenData::load(folder.write("text.txt", "abcdefghi"), 4, 256);
+  const TokenData data = TokenData::load(std::vector{folder.write("text.txt", "abcdefghi")}, 4, 256);
   CHECK(data.size() == 9);
   std::vector<std::int32_t> sample(5);
   data.sample(0, 4, sample.data());
@@ -51,10 +54,73 @@ TEST_CASE("a text is read as bytes and starts over at its end") {
 
 TEST_CASE("tokens in llm.c's layout are read as tokens") {
   const testing::TemporaryFolder folder;
-  const TokenData data = TokenData::load(folder.write("tokens.bin", llmc(1, 4, {7, 50256, 0, 9})), 3, 50257);
+  const std::string file = folder.write("tokens.bin", llmc(1, 4, {7, 50256, 0, 9}));
+  const TokenData data = TokenData::load(std::vector{file}, 3, 50257);
   std::vector<std::int32_t> sample(4);
   data.sample(0, 3, sample.data());
   CHECK(sample == std::vector<std::int32_t>{7, 50256, 0, 9});
+}
+
+TEST_CASE("several files are taken one after the other, and no sequence crosses their border") {
+  const testing::TemporaryFolder folder;
+  const std::vector<std::string> files = {folder.write("a.txt", "abcdef"),
+                                          folder.write("b.bin", llmc(1, 5, {1, 2, 3, 4, 5}))};
+  const TokenData data = TokenData::load(files, 2, 256);
+  CHECK(data.size() == 11);
+  CHECK(data.samples(2) == 4);
+  std::vector<std::vector<std::int32_t>> all(5, std::vector<std::int32_t>(3));
+  for (std::size_t i = 0; i < all.size(); ++i) data.sample(static_cast<std::int64_t>(i), 2, all[i].data());
+  CHECK(all == std::vector<std::vector<std::int32_t>>{
+                   {'a', 'b', 'c'}, {'c', 'd', 'e'}, {1, 2, 3}, {3, 4, 5}, {'a', 'b', 'c'}});
+  CHECK(data.fingerprint() != TokenData::load(std::vector{files[1], files[0]}, 2, 256).fingerprint());
+}
+
+TEST_CASE("an order holds each place once, and another one for another seed") {
+  for (const std::int64_t count : {1, 2, 3, 4, 5, 63, 64, 65, 1000}) {
+    std::vector<std::int64_t> places;
+    int moved = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      places.push_back(shuffled(i, count, 7));
+      moved += places.back() != shuffled(i, count, 8) ? 1 : 0;
+    }
+    if (count > 60) CHECK(moved > count / 2);
+    std::ranges::sort(places);
+    for (std::int64_t i = 0; i < count; ++i) CHECK(places[static_cast<std::size_t>(i)] == i);
+  }
+}
+
+TEST_CASE("a shuffled epoch has every sequence once, each epoch in an order of its own") {
+  const testing::TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 101; ++i) text += static_cast<char>(i);
+  const std::vector<std::string> file = {folder.write("text.txt", text)};
+  const TokenData data = TokenData::load(file, 1, 256, 42), same = TokenData::load(file, 1, 256, 42);
+  std::vector<std::vector<std::int32_t>> epochs(2);
+  std::vector<std::int32_t> sample(2), again(2);
+  for (std::int64_t i = 0; i < 200; ++i) {
+    data.sample(i, 1, sample.data());
+    same.sample(i, 1, again.data());
+    CHECK(sample == again);
+    epochs[static_cast<std::size_t>(i / 100)].push_back(sample[0]);
+  }
+  CHECK(epochs[0] != epochs[1]);
+  for (std::vector<std::int32_t>& epoch : epochs) {
+    CHECK_FALSE(std::ranges::is_sorted(epoch));
+    std::ranges::sort(epoch);
+    for (int i = 0; i < 100; ++i) CHECK(epoch[static_cast<std::size_t>(i)] == i);
+  }
+}
+
+TEST_CASE("what cannot be mapped is refused, and nothing waits for a pipe's writer") {
+  const testing::TemporaryFolder folder;
+  const std::string pipe = folder.path("pipe");
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  const std::string reason = " is no regular file: its tokens are read in any order; write what comes from a pipe or a "
+                             "device to a file first";
+  CHECK(message_of(pipe, 3, 256) == "error: '" + pipe + "'" + reason);
+  CHECK(message_of("/dev/zero", 3, 256) == "error: '/dev/zero'" + reason);
+  CHECK(message_of(folder.path(""), 3, 256).find("Is a directory") != std::string::npos);
+  CHECK(message_of(folder.write("empty.txt", ""), 3, 256).find("0 tokens; one sequence takes 3") != std::string::npos);
 }
 
 TEST_CASE("data that cannot be trained on is refused with its reason") {

@@ -47,3 +47,10 @@ TEST_CASE("Words are joined by commas") {
   CHECK(join({"a", "b"}, "|") == "a|b");
   CHECK(join({}) == "");
 }
+
+TEST_CASE("Control characters and marks of direction are escaped, other text is not") {
+  CHECK(printable("gr\u00fc\u00dfe, \u65e5\u672c\n") == "gr\u00fc\u00dfe, \u65e5\u672c\n");
+  CHECK(printable_line("a\x1b[0m\r\nb\x7f") == "a\\u001b[0m\\u000d\\u000ab\\u007f");
+  CHECK(printable("\u0085\u009b \u202e \u2066 \u200f \u061c") == "\\u0085\\u009b \\u202e \\u2066 \\u200f \\u061c");
+  CHECK(printable("\xe2") == "\xe2");  // cut off
+}

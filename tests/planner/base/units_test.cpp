@@ -47,6 +47,9 @@ TEST_CASE("Bandwidths are read in bytes and in bits") {
   CHECK(parse_bandwidth("450 GB/s").value == 450e9);
   CHECK(parse_bandwidth("400 Gbit/s").value == 50e9);
   CHECK(parse_bandwidth("400 Gb/s").value == 50e9);
+  CHECK(parse_bandwidth("400Gbps").value == 50e9);
+  CHECK(parse_line_rate("400 Gbps").value == 50e9);
+  CHECK(parse_line_rate("1.6 Tbit/s").value == 200e9);
   CHECK(parse_bandwidth("1 GiB/s").value == 1073741824.0);
 }
 
@@ -81,7 +84,10 @@ TEST_CASE("A quantity that cannot be read says what was found and what is allowe
         "error: unknown unit 'sec' of a duration in '2 sec'; allowed units: ns, us, ms, s, min, h");
   CHECK(error_of<ConfigError>([] { parse_bandwidth("450 GB"); }) ==
         "error: unknown unit 'GB' of a bandwidth in '450 GB'; allowed units: B/s, kB/s, MB/s, GB/s, TB/s, KiB/s, "
-        "MiB/s, GiB/s, TiB/s, bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s, Gb/s");
+        "MiB/s, GiB/s, TiB/s, bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s, Gb/s, Mbps, Gbps, Tbps");
+  CHECK(error_of<ConfigError>([] { parse_line_rate("50 GB/s"); }) ==
+        "error: a line rate is in bits a second, found '50 GB/s': write '400 Gbit/s' for as many bytes, or '50 "
+        "Gbit/s' if bits were meant");
   CHECK(error_of<ConfigError>([] { parse_flop_rate("989 TFLOPS"); }) ==
         "error: unknown unit 'TFLOPS' of a compute rate in '989 TFLOPS'; allowed units: FLOP/s, kFLOP/s, MFLOP/s, "
         "GFLOP/s, TFLOP/s, PFLOP/s; did you mean 'TFLOP/s'?");

@@ -48,6 +48,22 @@ TEST_CASE("A duplicate key is an error with both places") {
   CHECK(parse_error("- {a: 1}\n- {a: 1}\n") == "no error");
 }
 
+TEST_CASE("Many keys are read in a time that grows with their number, and too many are refused") {
+  std::string text;
+  for (int i = 0; i < 200'000; ++i) text += "k" + std::to_string(i) + ": 1\n";
+  CHECK(yaml(text).keys().size() == 200'000);
+  CHECK(parse_error(text + "k7: 2\n") == "a.yaml:200001:1: error: duplicate key 'k7', first given on line 8");
+  CHECK(parse_error(std::string(std::size_t{65} << 20, '#')) ==
+        "a.yaml: error: 65.0 MiB; a file of parplan's has at most 64.0 MiB");
+}
+
+TEST_CASE("What acts on a terminal is escaped in names and errors") {
+  CHECK(yaml("name: \"a\\e[31mb\\r\\nc\\u202Ed\"").at("name").as_name() == "a\\u001b[31mb\\u000d\\u000ac\\u202ed");
+  CHECK(error_of<ConfigError>([] { yaml("n: \"\\e[2J\"").at("n").as_integer(); }) ==
+        "a.yaml:1:4: error: expected a whole number, found '\\u001b[2J'");
+  CHECK(parse_error("\"\\e\": 1\n\"\\e\": 2") == "a.yaml:2:1: error: duplicate key '\\u001b', first given on line 1");
+}
+
 TEST_CASE("What YAML allows and nobody means is refused") {
   CHECK(parse_error("a: &x 1\nb: *x\n") ==
         "a.yaml:2:4: error: aliases ('*name') are not supported; write the value out");

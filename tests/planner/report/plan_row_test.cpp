@@ -188,5 +188,11 @@ TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }
 
+TEST_CASE("a text that a spreadsheet would take for a formula is none in CSV, a negative number stays one") {
+  const std::vector<Json> rows{Json{{"a", "=HYPERLINK(\"x\")"}, {"b", "@SUM"}, {"c", "\t1"}, {"d", -1.5}, {"e", "+1"}}};
+  CHECK(write_csv({"a", "b", "c", "d", "e"}, rows) ==
+        "a,b,c,d,e\n\"'=HYPERLINK(\"\"x\"\")\",'@SUM,'\t1,-1.5,'+1\n");
+}
+
 }  // namespace
 }  // namespace parplan
