@@ -268,9 +268,12 @@ std::filesystem::path busy_machine_file() {
 Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::string&)>& say) {
   const auto first = [&] { return numbers == LocalNumbers::cached ? cached_machine(say) : std::nullopt; };
   if (const std::optional<Cluster> cached = first()) return *cached;
+  std::error_code ignored;
+  const auto is_measured = [&] { return std::filesystem::exists(local_machine_file(), ignored); };
+  const bool was_measured = is_measured();
   // Whoever measures keeps the others waiting, who would spoil its numbers and theirs.
   const Measuring measuring(say);
-  if (measuring.has_waited())
+  if (measuring.has_waited() || (!was_measured && is_measured()))
     if (const std::optional<Cluster> cached = first()) return *cached;
   say(fmt::format("measuring this machine ({} cores), a few seconds ...", usable_cores()));
   const int before = others_at_work();

@@ -161,7 +161,9 @@ std::uint64_t TokenData::fingerprint() const {
 }
 
 void TokenData::sample(std::int64_t index, std::int64_t sequence, std::int32_t* to) const {
-  const std::int64_t all = samples(sequence), epoch = index / all;
+  const std::int64_t all = samples(sequence);
+  PARPLAN_ASSERT(all > 0, fmt::format("sample {} of {} files", index, shards_.size()));
+  const std::int64_t epoch = index / all;
   std::int64_t place = index % all;
   if (shuffle_) place = shuffled(place, all, mixed(*shuffle_) + static_cast<std::uint64_t>(epoch));
   for (const Shard& shard : shards_) {
