@@ -223,7 +223,7 @@ TEST_CASE("devices that the cluster does not have are refused") {
          {{"suggest", "gpt2", "--cluster", "dgx-a100", "--memory-limit", "100 GiB"},
           "--memory-limit: a device of cluster 'dgx-a100' has 79.1 GiB, found 100 GiB; give less, or a percentage"},
          {{"suggest", "gpt2", "--cluster", "dgx-a100", "--network", "1e300 Gbit/s"},
-          "--network: expected a bandwidth from 1 B/s to 1000000 TB/s, found '1e300 Gbit/s'"},
+          "--network: expected a line rate from 8 bit/s to 8000000 Tbit/s, found '1e300 Gbit/s'"},
          {{"suggest", "gpt2", "--cluster", "dgx-a100", "--network", "0 Gbit/s"},
           "--network: expected a rate above 0, found '0 Gbit/s'; leave --network out for none"},
          {{"suggest", "gpt2", "--cluster", "dgx-a100", "--price", "1e308 USD"},
@@ -334,7 +334,7 @@ TEST_CASE("names and values that are empty are refused") {
          {{"simulate", "gpt2", "--trace", ""},
           "--trace needs a value (FILE), found an empty one; give one, or leave --trace out"},
          {{"run", "plan.yaml", "--data", ""},
-          "--data needs a value (FILE), found an empty one; give one, or leave --data out"},
+          "--data needs a value (FILE,...), found an empty one; give one, or leave --data out"},
          {{"topology", ""}, "the CLUSTER is empty; name one, or leave it out"},
          {{"suggest", ""}, "the MODEL is empty; give a model.yaml, a Hugging Face config.json or a name of the zoo"}});
 }

@@ -424,7 +424,7 @@ TEST_CASE("what no machine has is refused with its place and the range") {
             .ends_with("error: expected a compute rate from 1 FLOP/s to 1000000 PFLOP/s, found '1e-9 FLOP/s'"));
   CHECK(device_error("name: d", "name: ''").ends_with("error: expected a name, found ''"));
   // NICs reach less than their line rate.
-  CHECK(network_error("{latency: 1 us}", 2, "node: {devices: 2, intra: pcie, nics: {count: 2, line_rate: 1 B/s}}") ==
+  CHECK(network_error("{latency: 1 us}", 2, "node: {devices: 2, intra: pcie, nics: {count: 2, line_rate: 8 bit/s}}") ==
         "c.yaml:2:7: error: the link between 'NIC0' and 'network' comes to 0.96 B/s and 0 s; allowed are 1 B/s to "
         "1000000 TB/s, and up to 24 h");
   CHECK(error_in("name: ''\ndevice: " + one_device + "\n") == "c.yaml:1:7: error: expected a name, found ''");

@@ -430,7 +430,7 @@ TEST_CASE("what another process says is printed without control characters") {
     if (process == 1) rendezvous.abort("out of\x1b[2J \xe2\x80\xae paper\r\x01");
     barrier(rendezvous);
   });
-  CHECK(messages[0] == "process 1 stopped: out of?[2J ? paper??");
+  CHECK(messages[0] == "process 1 stopped: out of\\u001b[2J \\u202e paper\\u000d\\u0001");
 }
 
 TEST_CASE("beats tell process 0 what all others do, and the others what it does, until they leave") {
