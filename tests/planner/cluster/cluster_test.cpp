@@ -1,6 +1,7 @@
 #include "planner/cluster/cluster.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <set>
 
@@ -400,7 +401,7 @@ TEST_CASE("a price that is none says what is wrong with it") {
       FAIL_CHECK(text);
     } catch (const ConfigError& error) {
       CHECK(error.message() ==
-            "expected a price of a device for an hour, such as '2.50 USD', found '" + text + "'" + why);
+            fmt::format("expected a price of a device for an hour, such as '2.50 USD', found '{}'{}", text, why));
     }
   }
 }
