@@ -168,7 +168,8 @@ TEST_CASE("a rank that has no GPU keeps no other waiting for it") {
   std::mt19937 random(41);
   const ParallelSpec spec = random_spec(graph, training, 2, {}, random);
   const std::unique_ptr<Rendezvous> rendezvous = alone();
-  const std::string message = fmt::format("there is no GPU 1000: this machine has {}", gpu->devices().size());
+  const std::string message =
+      fmt::format("there is no GPU 1000: this machine has {} (rank 1, before the first step)", gpu->devices().size());
   CHECK_THROWS_WITH_AS(
       run_plan(job_of(graph, training, spec, BackendKind::cuda), gpu_per_rank(gpu, {0, 1000}, *rendezvous, {}), 1),
       message.c_str(), RunError);
