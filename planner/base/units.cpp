@@ -58,8 +58,9 @@ constexpr UnitRow bandwidth_units[] = {
     {"Gbps", 1e9 * bit, false, false},
     {"Tbps", 1e12 * bit, false, false},
 };
-constexpr std::span<const UnitRow> byte_rate_units = std::span(bandwidth_units).first(9);
-constexpr std::span<const UnitRow> bit_rate_units = std::span(bandwidth_units).subspan(9);
+// Units of bits follow those of bytes.
+constexpr auto first_of_bits = std::ranges::find(bandwidth_units, std::string_view("bit/s"), &UnitRow::name);
+constexpr std::span<const UnitRow> bit_rate_units(first_of_bits, std::end(bandwidth_units));
 
 // Below a second the divisor is exact and the factor is not, so these units are given as 1 /
 // divisor in `parse`.
@@ -233,8 +234,7 @@ Bytes parse_bytes(std::string_view text) {
 BytesPerSecond parse_bandwidth(std::string_view text) { return BytesPerSecond(parse_real(bandwidth_kind, text)); }
 BytesPerSecond parse_line_rate(std::string_view text) {
   const Parsed parsed = parse(bandwidth_kind, text);
-  const auto is_unit = [&](const UnitRow& unit) { return unit.name == parsed.unit->name; };
-  if (std::any_of(byte_rate_units.begin(), byte_rate_units.end(), is_unit))
+  if (std::ranges::find(bit_rate_units, parsed.unit->name, &UnitRow::name) == bit_rate_units.end())
     throw ConfigError(
         fmt::format("a line rate is in bits a second, found '{}': write '{} Gbit/s' for as many bytes, or '{} Gbit/s' "
                     "if bits were meant",

@@ -152,6 +152,7 @@ Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
   for (const std::int64_t size : micro_batches_) {
     if (training_.global_batch / spec.mesh.batch_ranks() % size != 0) continue;
     one.micro_batch = size;
+    // (Floors are lowered by a billionth against rounding: none is left out for that.)
     least.time = std::min(least.time, of_micro_batch_at_peak(one, least.time * (1 + 1e-8)).time);
   }
   return least;
