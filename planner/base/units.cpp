@@ -167,7 +167,7 @@ double parse_real(const Kind& kind, std::string_view text) {
 // Three significant digits of a value of at least 0.
 std::string three_digits(double value) {
   for (const int decimals : {2, 1}) {
-    const std::string text = fmt::format("{:.{}f}", value, decimals);
+    std::string text = fmt::format("{:.{}f}", value, decimals);
     if (std::stod(text) < (decimals == 2 ? 10.0 : 100.0)) return text;
   }
   return fmt::format("{:.0f}", value);

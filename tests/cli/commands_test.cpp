@@ -363,10 +363,10 @@ TEST_CASE("the JSON of a run holds prediction and measurement with equal bytes")
   check_row(json.at("measured"));
   CHECK(json.at("loss").size() == 4);
   CHECK(json.at("loss").at(3).get<double>() < json.at("loss").at(0).get<double>());
-  for (const auto& [key, value] : json.at("predicted").items())
-    if (key.ends_with("_bytes")) {
-      INFO(key);
-      CHECK(value == json.at("measured").at(key));
+  for (const auto& part : json.at("predicted").items())
+    if (part.key().ends_with("_bytes")) {
+      INFO(part.key());
+      CHECK(part.value() == json.at("measured").at(part.key()));
     }
   CHECK(json.at("promised_arena_bytes") == json.at("touched_arena_bytes"));
   CHECK(json.at("promised_arena_bytes").size() == 4);
