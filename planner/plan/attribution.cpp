@@ -1,6 +1,7 @@
 #include "planner/plan/attribution.h"
 
 #include <algorithm>
+#include <span>
 
 namespace parplan {
 namespace {
@@ -19,7 +20,7 @@ void attribute_gap(std::span<const Played> pieces, std::optional<int> cause, Sec
       if (t <= from) return;
     }
     if (piece.work.split != nullptr) {  // `from` is where it computed last
-      time += piece.work.split->tail;
+      time += piece.work.split[piece.work.in_a_row - 1].tail;
       return;
     }
     const Seconds start = std::max(piece.start, from);
@@ -66,8 +67,15 @@ SplitTime attribute(std::span<const Played> pieces, std::optional<int> last, std
     }
     if (piece.end <= covered) continue;
     if (piece.work.split != nullptr) {
-      time += piece.work.split->parts;
-      covered = piece.start + piece.work.split->computed;
+      Seconds start = piece.start;
+      for (const SplitTime& before : std::span(piece.work.split, piece.work.in_a_row - 1)) {
+        time += before.parts;
+        time += before.tail;
+        start += before.duration;
+      }
+      const SplitTime& end_of_row = piece.work.split[piece.work.in_a_row - 1];
+      time += end_of_row.parts;
+      covered = start + end_of_row.computed;
     } else {
       time.part(piece.work.label) += piece.end - covered;
       covered = piece.end;
@@ -76,6 +84,7 @@ SplitTime attribute(std::span<const Played> pieces, std::optional<int> last, std
   split.computed = covered;
   const Seconds end = pieces[*last].end;
   if (end > covered) attribute_gap(pieces, last, covered, end, split.tail);
+  split.duration = end;
   return split;
 }
 

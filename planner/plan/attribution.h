@@ -16,11 +16,15 @@ struct SplitTime {
   Seconds computed;  // from the start to the end of the last compute
   StepTime parts;    // of that time
   StepTime tail;     // of the rest
+  Seconds duration;  // of both
 };
 
 // The label of one piece of played work.
 struct Work {
-  const SplitTime* split = nullptr;  // of several instructions played as one; null for a single instruction
+  // Of several instructions played as one, or of several such in a row; null for a single
+  // instruction.
+  const SplitTime* split = nullptr;
+  std::uint16_t in_a_row = 1;
   bool computes = false;
   Label label{};  // of a single instruction
 };

@@ -1,12 +1,15 @@
 #include "planner/search/simulate_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
 #include "planner/simulator/simulate.h"
+#include "planner/simulator/simulation_state.h"
 #include "planner/simulator/steady_state.h"
 
 namespace parplan {
@@ -59,37 +62,100 @@ bool extend(StepDetails& details, const StepDetails& a_period_less, std::int64_t
   return known == a_period_less.critical_path.size();
 }
 
-}  // namespace
+// Steps of a layout under a schedule's own order of actions, of any number of micro-batches. Long
+// ones are lowered with few: their middle repeats itself.
+class LayoutSteps {
+ public:
+  LayoutSteps(Job job, const ScheduleRow& row, std::span<const CostModel> models, bool with_details)
+      : job_(std::move(job)),
+        row_(row),
+        models_(models),
+        with_details_(with_details),
+        all_(static_cast<int>(micro_batches(job_.layout, job_.training))) {
+    prepare_short();
+  }
 
-StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                         const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
-                         std::span<const CostModel> models, Timeline* timeline, StepDetails* details) {
-  const Job job = job_of(graph, cluster, training, spec, placements, schedule);
-  return simulate(lower_representatives(job), models, timeline, details);
+  int all() const { return all_; }  // micro-batches of the layout's own step
+  int stages() const { return static_cast<int>(job_.layout.stages.size()); }
+  int period() const { return row_.period(shape(all_)); }
+  // Whether a step with so many micro-batches has as many in flight as the layout's own.
+  bool fills_pipeline(int micro_batches) const {
+    for (int rank = 0; rank < pipeline_ranks(); ++rank)
+      if (row_.in_flight(rank, shape(micro_batches)) != row_.in_flight(rank, shape(all_))) return false;
+    return true;
+  }
+  // Ready to be played; until the next one is asked for.
+  Simulation step(int micro_batches) {
+    if (short_ && micro_batches >= short_micro_batches_ && (micro_batches - short_micro_batches_) % repeat_ == 0)
+      return longer(*short_, repeat_, (micro_batches - short_micro_batches_) / repeat_);
+    programs_ = lower_step(micro_batches);
+    return prepared(programs_);
+  }
+
+ private:
+  int pipeline_ranks() const { return job_.layout.mesh.degree_of(Axis::pp); }
+  PipelineShape shape(int micro_batches) const { return {pipeline_ranks(), stages(), micro_batches}; }
+  std::vector<Program> lower_step(int micro_batches) {
+    job_.training.global_batch = job_.training.global_batch / all_now_ * micro_batches;
+    all_now_ = micro_batches;
+    job_.schedule = row_.actions(shape(micro_batches));
+    return lower_representatives(job_);
+  }
+  Simulation prepared(std::span<const Program> programs) const {
+    return prepare(programs, models_, with_details_ ? CallsInARow::apart : CallsInARow::joined, with_details_);
+  }
+  // The shortest step from which the layout's own, and others that are apart by periods, follow:
+  // nothing where that is not much shorter.
+  void prepare_short() {
+    int most = 0;
+    for (int rank = 0; rank < pipeline_ranks(); ++rank) most = std::max(most, row_.in_flight(rank, shape(all_)));
+    // In which the middle shows that it repeats itself.
+    constexpr int middle = 32;
+    for (int some = most + middle; 2 * some <= all_; some *= 2) {
+      some += (all_ - some) % period();
+      if (!fills_pipeline(some)) continue;
+      short_programs_ = lower_step(some);
+      short_ = prepared(short_programs_);
+      const std::optional<int> repeat = repeating_period(*short_, period());
+      if (repeat && (all_ - some) % *repeat != 0) {
+        some += (all_ - some) % *repeat;
+        short_programs_ = lower_step(some);
+        short_ = prepared(short_programs_);
+      }
+      if (repeat && repeating_period(*short_, *repeat) == repeat) {
+        repeat_ = *repeat;
+        short_micro_batches_ = some;
+      } else {
+        short_.reset();
+      }
+      return;
+    }
+  }
+
+  Job job_;
+  const ScheduleRow& row_;
+  std::span<const CostModel> models_;
+  bool with_details_ = false;
+  int all_ = 0;
+  int all_now_ = all_;  // micro-batches of `job_`
+  std::vector<Program> short_programs_;
+  std::optional<Simulation> short_;  // of short_programs_
+  int short_micro_batches_ = 0, repeat_ = 0;
+  std::vector<Program> programs_;
+};
+
+std::vector<CommunicationVolume> sent_by(const Simulation& step) {
+  std::vector<CommunicationVolume> sent;
+  for (const PlayedRank& rank : step.ranks) sent.push_back(rank.list.sent);
+  return sent;
 }
 
-int steady_micro_batches(int stages) { return 4 * stages + 16; }
-
-std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                             const ParallelSpec& spec, const Placements& placements,
-                                             const ScheduleRow& row, std::span<const CostModel> models,
-                                             StepDetails* details) {
-  const int stages = spec.stages();
-  const int period = row.period(shape_of(spec, training));
-  const std::int64_t all = micro_batches(spec, training);
-  const auto shape = [&](int count) { return PipelineShape(spec.pp(), stages, count); };
-  Job job = job_of(graph, cluster, training, spec, placements, {});
+std::optional<SimulatedSpec> play_steady(LayoutSteps& steps, StepDetails* details) {
+  const int stages = steps.stages(), period = steps.period(), all = steps.all();
   std::int64_t played = 0;
-  const auto programs_of = [&](int count) {
-    played += count;
-    job.training.global_batch = std::int64_t{count} * spec.mesh.batch_ranks() * spec.micro_batch;
-    job.schedule = row.actions(shape(count));
-    return lower_representatives(job);
-  };
-  const auto sent_by = [](std::span<const Program> programs) {
-    std::vector<CommunicationVolume> sent;
-    for (const Program& program : programs) sent.push_back(program.communication);
-    return sent;
+  const auto step_of = [&](int micro_batches) {
+    played += micro_batches;
+    return steps.step(micro_batches);
   };
   // The time to become steady, a window longer than any dependency reaches back, and the end of the
   // schedule; twice as many micro-batches where that was too short.
@@ -98,35 +164,33 @@ std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster
   SteadyStep::Period added;
   std::int64_t times = 0;
   for (int some = steady_micro_batches(stages); times == 0; some *= 2) {
-    some += static_cast<int>(((all - some) % period + period) % period);
+    some += ((all - some) % period + period) % period;
     // It would save too little: details take up to three plays, the result mostly one.
-    if (played + std::int64_t{details ? 3 : 2} * some > all) return std::nullopt;
-    for (int rank = 0; rank < spec.pp(); ++rank)
-      if (row.in_flight(rank, shape(some - period)) != row.in_flight(rank, shape(static_cast<int>(all))))
-        return std::nullopt;
-    std::vector<Program> programs = programs_of(some);
-    SteadyStep step = simulate_until_steady(programs, models, stages, some - stages - 2, stages + 4, period);
+    if (played + std::int64_t{details ? 3 : 2} * some > all || !steps.fills_pipeline(some - period))
+      return std::nullopt;
+    SteadyStep step = play_until_steady(step_of(some), stages, some - stages - 2, stages + 4, period);
     if (!step.steady) continue;
     const SteadyState steady = *step.steady;
-    const int count = some + static_cast<int>((all - some) % steady.period);
+    const int count = some + (all - some) % steady.period;
     result = step.result;
+    sent = std::move(step.sent);
     StepDetails before;
     if (count != some || details) {
-      programs = programs_of(count);
-      result = simulate(programs, models, nullptr, details);
+      Simulation longer = step_of(count);
+      result = play_step(longer, details);
+      sent = sent_by(longer);
     }
-    sent = sent_by(programs);
     if (step.of_period && !details) {
       added = *std::move(step.of_period);
     } else {
-      programs = programs_of(count - steady.period);
-      const StepResult less = simulate(programs, models, nullptr, details ? &before : nullptr);
+      Simulation shorter = step_of(count - steady.period);
+      const StepResult less = play_step(shorter, details ? &before : nullptr);
       const Seconds grown = result.time.total() - less.time.total();
       if (std::abs((grown - steady.later).value) > 1e-9 * steady.later.value || !(less.memory == result.memory))
         return std::nullopt;
       added = {.time = difference(result.time, less.time), .sent = {}};
-      for (std::size_t r = 0; r < sent.size(); ++r)
-        added.sent.push_back(difference(sent[r], programs[r].communication));
+      const std::vector<CommunicationVolume> sent_before = sent_by(shorter);
+      for (std::size_t r = 0; r < sent.size(); ++r) added.sent.push_back(difference(sent[r], sent_before[r]));
     }
     times = (all - count) / steady.period;
     if (details && !extend(*details, before, times)) return std::nullopt;
@@ -143,16 +207,33 @@ std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster
   return SimulatedSpec{.result = result, .micro_batches = played};
 }
 
+}  // namespace
+
+StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                         const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
+                         std::span<const CostModel> models, Timeline* timeline, StepDetails* details) {
+  const Job job = job_of(graph, cluster, training, spec, placements, schedule);
+  return simulate(lower_representatives(job), models, timeline, details);
+}
+
+int steady_micro_batches(int stages) { return 4 * stages + 16; }
+
+std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                             const ParallelSpec& spec, const Placements& placements,
+                                             const ScheduleRow& row, std::span<const CostModel> models,
+                                             StepDetails* details) {
+  LayoutSteps steps(job_of(graph, cluster, training, spec, placements, {}), row, models, details != nullptr);
+  return play_steady(steps, details);
+}
+
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models,
                             StepDetails* details) {
-  const ScheduleRow& row = row_of(spec.schedule);
-  if (const std::optional<SimulatedSpec> steady =
-          simulate_steady(graph, cluster, training, spec, placements, row, models, details))
-    return *steady;
-  const Schedule schedule = schedule_of(spec, training);
-  return {.result = simulate_spec(graph, cluster, training, spec, placements, schedule, models, nullptr, details),
-          .micro_batches = micro_batches(spec, training)};
+  LayoutSteps steps(job_of(graph, cluster, training, spec, placements, {}), row_of(spec.schedule), models,
+                    details != nullptr);
+  if (const std::optional<SimulatedSpec> steady = play_steady(steps, details)) return *steady;
+  Simulation step = steps.step(steps.all());
+  return {.result = play_step(step, details), .micro_batches = steps.all()};
 }
 
 StepResult simulate_soon(const OpGraph& graph, NetworkCache& networks, const Plan& plan, StepDetails* details) {

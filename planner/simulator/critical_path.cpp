@@ -53,8 +53,8 @@ Traced trace_of(const PlayedRank& rank) {
   Traced traced{.rank = &rank,
                 .call_of = std::vector<int>(rank.pieces.size()),
                 .crossing = std::vector<const Crossing*>(rank.pieces.size(), nullptr),
-                .shares = std::vector<Shares>(rank.segments.size()),
-                .wholes = std::vector<std::optional<LabelTimes>>(rank.segments.size())};
+                .shares = std::vector<Shares>(rank.program->segments.size()),
+                .wholes = std::vector<std::optional<LabelTimes>>(rank.program->segments.size())};
   for (std::size_t c = 0; c < rank.calls.size(); ++c)
     std::fill_n(traced.call_of.begin() + rank.calls[c].first, rank.pieces_of(c), static_cast<int>(c));
   for (const Crossing& crossing : rank.crossings) traced.crossing[crossing.piece] = &crossing;
@@ -66,7 +66,7 @@ void add_piece(Traced& traced, int piece, Seconds until) {
   const PlayedRank& rank = *traced.rank;
   const Played& played = rank.pieces[piece];
   const int call = traced.call_of[piece];
-  const int segment = rank.program->calls[call].segment;
+  const int segment = rank.list.calls[call].segment;
   const auto add = [&](std::size_t label, Seconds time) {
     if (time <= Seconds()) return;
     Share& share = traced.shares[segment][label];
@@ -78,7 +78,7 @@ void add_piece(Traced& traced, int piece, Seconds until) {
     add(index_of(played.work.label), until - played.start);
     return;
   }
-  const CostedSegment& costed = rank.segments[segment].costed;
+  const CostedSegment& costed = (*rank.segments)[segment].costed;
   std::optional<LabelTimes>& whole = traced.wholes[segment];
   if (!whole) whole = way_through(costed, costed.duration);
   const LabelTimes way = until >= played.end ? *whole : way_through(costed, until - played.start);

@@ -10,17 +10,12 @@
 namespace parplan {
 namespace {
 
-const std::string& segment_name(const PlayedRank& rank, int call) {
-  return rank.program->segments[rank.program->calls[call].segment].name;
-}
+const std::string& segment_name(const PlayedRank& rank, int call) { return rank.program_segment_of(call).name; }
 
 // Why a call has not begun.
 std::string wait_before(const PlayedRank& rank, int call) {
-  for (const int event : rank.program->calls[call].waits)
-    if (!rank.event_complete[event]) {
-      const int recorder = rank.event_recorder[event].value();
-      return fmt::format("waits for call {} '{}'", recorder, segment_name(rank, recorder));
-    }
+  for (const int wait : rank.list.waits_of(rank.list.calls[call]))
+    if (!rank.calls[wait].complete) return fmt::format("waits for call {} '{}'", wait, segment_name(rank, wait));
   return "waits for a side stream";
 }
 
@@ -30,8 +25,7 @@ std::string wait_within(const Simulation& simulation, const PlayedRank& rank, in
   while (rank.pieces[rank.calls[call].first + open].done()) ++open;
   const std::optional<SeatAt> where = rank.segment_of(call).seats[open];
   if (!where) return fmt::format("waits for events of instruction {}", open);
-  const InstructionKind kind =
-      rank.program->segments[rank.program->calls[call].segment].instructions[open].kind;
+  const InstructionKind kind = rank.program_segment_of(call).instructions[open].kind;
   return fmt::format("waits in '{}' for {}", simulation.meetings[where->meeting].name,
                      kind == InstructionKind::send      ? "a receive"
                      : kind == InstructionKind::receive ? "a send"

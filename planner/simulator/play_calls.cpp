@@ -88,30 +88,29 @@ bool meet(Simulation& simulation, PlayedRank& rank, SeatAt where, const Candidat
   return true;
 }
 
-// Whether an event has been recorded by now.
-bool complete(PlayedRank& rank, int event) {
-  if (rank.event_complete[event]) return true;
+// Whether all that a call submitted has ended by now.
+bool is_complete(PlayedRank& rank, int number) {
+  PlayedCall& call = rank.calls[number];
+  if (call.complete) return true;
   // Left open by a call with posted sends: complete once all of them are taken.
-  const int call = *rank.event_recorder[event];
-  const Playable& playable = rank.segment_of(call);
-  if (!playable.posts || rank.head[0] >= rank.queue[0].size() || call >= rank.queue[0][rank.head[0]]) return false;
+  const Playable& playable = rank.segment_of(number);
+  if (!playable.posts || rank.head[0] >= rank.queue[0].size() || number >= rank.queue[0][rank.head[0]]) return false;
   Moment last;
-  const int first = rank.calls[call].first;
-  for (int i = first; i < first + static_cast<int>(playable.costed.instructions.size()); ++i) {
+  for (int i = call.first; i < call.first + static_cast<int>(playable.costed.instructions.size()); ++i) {
     const Played& one = rank.pieces[i];
     if (!one.done()) return false;
     if (!last.piece || one.end > last.time) last = {.time = one.end, .piece = i};
   }
-  rank.event_end[event] = last;
-  rank.event_complete[event] = true;
+  call.end = last;
+  call.complete = true;
   return true;
 }
 
 // When what the call waits for is complete, not before `from`.
-std::optional<Moment> ready(PlayedRank& rank, const Call& call, Moment from) {
-  for (const int event : call.waits) {
-    if (!complete(rank, event)) return std::nullopt;
-    from = later(from, rank.event_end[event]);
+std::optional<Moment> ready(PlayedRank& rank, const PlayList::Call& call, Moment from) {
+  for (const int wait : rank.list.waits_of(call)) {
+    if (!is_complete(rank, wait)) return std::nullopt;
+    from = later(from, rank.calls[wait].end);
   }
   return from;
 }
@@ -123,21 +122,21 @@ bool idle(const PlayedRank& rank, unsigned streams, Seconds time) {
 }
 
 void finish_call(PlayedRank& rank, int number, const Playable& playable, Moment end) {
-  const Call& call = rank.program->calls[number];
   Moment& free = rank.free[playable.costed.stream];
   free = later(free, end);
   for (const std::size_t s : rank.streams)
     if (playable.queues >> s & 1u) ++rank.head[s];
-  if (!call.records || playable.posts) return;
+  if (playable.posts) return;
   // The whole piece, where a side stream of it is all that the call waited for.
   if (end.piece) end.time = rank.pieces[*end.piece].end;
-  rank.event_end[*call.records] = end;
-  rank.event_complete[*call.records] = true;
+  rank.calls[number].end = end;
+  rank.calls[number].complete = true;
 }
 
 void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment start) {
   const int piece = static_cast<int>(rank.pieces.size());
-  const Seconds end = start.time + playable.costed.duration;
+  Seconds end = start.time;
+  for (const SplitTime& one : playable.splits) end += one.duration;
   rank.pieces.push_back(
       {.start = start.time, .end = end, .cause = start.piece, .work = playable.work, .progress = Progress::done});
   for (std::size_t i = 0; i < playable.costed.alone.size() && playable.shared != 0; ++i)
@@ -194,8 +193,8 @@ bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const
 // is over.
 bool advance_stream(Simulation& simulation, PlayedRank& rank, std::size_t stream) {
   const int number = rank.queue[stream][rank.head[stream]];
-  const Call& call = rank.program->calls[number];
-  const Playable& playable = rank.segments[call.segment];
+  const PlayList::Call& call = rank.list.calls[number];
+  const Playable& playable = rank.segment_of(number);
   if (playable.costed.stream != stream) return false;
   Running& running = rank.running[stream];
   if (!running.active) {
@@ -204,7 +203,8 @@ bool advance_stream(Simulation& simulation, PlayedRank& rank, std::size_t stream
     const std::optional<Moment> start = ready(rank, call, rank.free[stream]);
     if (!start) return false;
     const bool whole = playable.alone && idle(rank, playable.shared, start->time);
-    rank.calls[number] = {.first = static_cast<int>(rank.pieces.size()), .whole = whole};
+    rank.calls[number].first = static_cast<int>(rank.pieces.size());
+    rank.calls[number].whole = whole;
     if (whole) {
       play_whole(rank, number, playable, *start);
       return true;
@@ -229,6 +229,7 @@ bool advance_rank(Simulation& simulation, PlayedRank& rank) {
 }  // namespace
 
 void play_calls(Simulation& simulation) {
+  queue_calls(simulation);
   for (bool progress = true; progress;) {
     progress = false;
     for (PlayedRank& rank : simulation.ranks) {

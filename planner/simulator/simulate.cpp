@@ -9,11 +9,18 @@ namespace parplan {
 
 StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline,
                     StepDetails* details, std::vector<CallEnds>* ends) {
-  Simulation simulation = prepare(programs, models, details != nullptr);
-  play_calls(simulation);
+  const bool by_call = timeline != nullptr || details != nullptr || ends != nullptr;
+  Simulation simulation =
+      prepare(programs, models, by_call ? CallsInARow::apart : CallsInARow::joined, details != nullptr);
+  const StepResult result = play_step(simulation, details);
   if (timeline != nullptr) write(simulation, *timeline);
-  if (details != nullptr) *details = {.ranks = rank_results(simulation), .critical_path = critical_path(simulation)};
   if (ends != nullptr) *ends = call_ends(simulation);
+  return result;
+}
+
+StepResult play_step(Simulation& simulation, StepDetails* details) {
+  play_calls(simulation);
+  if (details != nullptr) *details = {.ranks = rank_results(simulation), .critical_path = critical_path(simulation)};
   return result_of(simulation);
 }
 

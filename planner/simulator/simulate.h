@@ -42,5 +42,9 @@ struct CallEnds {
 StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline = nullptr,
                     StepDetails* details = nullptr,
                     std::vector<CallEnds>* ends = nullptr);
+// The same for a step that is ready to be played; details want its calls apart, and its crossings
+// noted.
+struct Simulation;
+StepResult play_step(Simulation& simulation, StepDetails* details = nullptr);
 
 }  // namespace parplan

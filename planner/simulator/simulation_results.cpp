@@ -7,56 +7,107 @@
 namespace parplan {
 namespace {
 
+// The calls of one rank and their pieces, with Segments that were played in a row apart.
+struct Apart {
+  struct Call {
+    const CostedSegment* costed = nullptr;
+    int first = 0;  // of its pieces
+    bool whole = false;
+  };
+  std::vector<Call> calls;
+  std::vector<Played> pieces;
+};
+Apart rows_apart(const PlayedRank& rank) {
+  std::vector<const Playable*> row(rank.pieces.size(), nullptr);  // by piece
+  for (std::size_t c = 0; c < rank.calls.size(); ++c)
+    if (const Playable& playable = rank.segment_of(c); !playable.in_a_row.empty()) row[rank.calls[c].first] = &playable;
+  Apart apart;
+  std::vector<int> first(rank.pieces.size()), last(rank.pieces.size());
+  for (std::size_t p = 0, count = 0; p < row.size(); ++p) {
+    first[p] = static_cast<int>(count);
+    count += row[p] == nullptr ? 1 : row[p]->splits.size();
+    last[p] = static_cast<int>(count) - 1;
+  }
+  for (std::size_t p = 0; p < row.size(); ++p) {
+    Played piece = rank.pieces[p];
+    // Others waited for the end of a row.
+    if (piece.cause) piece.cause = last[*piece.cause];
+    if (row[p] != nullptr) {
+      piece.end = piece.start;
+      piece.work.in_a_row = 1;
+      for (const SplitTime& split : std::span(row[p]->splits).first(row[p]->splits.size() - 1)) {
+        piece.end += split.duration;
+        piece.work.split = &split;
+        apart.pieces.push_back(piece);
+        piece.start = piece.end;
+        piece.cause = static_cast<int>(apart.pieces.size()) - 1;
+      }
+      piece.work.split = &row[p]->splits.back();
+      piece.end = rank.pieces[p].end;
+    }
+    apart.pieces.push_back(piece);
+  }
+  for (std::size_t c = 0; c < rank.calls.size(); ++c) {
+    const Playable& playable = rank.segment_of(c);
+    Apart::Call call{.costed = &playable.costed, .first = first[rank.calls[c].first], .whole = rank.calls[c].whole};
+    if (playable.in_a_row.empty()) apart.calls.push_back(call);
+    for (const int segment : playable.in_a_row) {
+      call.costed = &(*rank.segments)[segment].costed;
+      apart.calls.push_back(call);
+      ++call.first;
+    }
+  }
+  return apart;
+}
+
 // The pieces of one rank, with those that were played whole split into their instructions.
 std::vector<Played> pieces_in_detail(const PlayedRank& rank) {
+  const Apart played = rows_apart(rank);
   // What becomes of a piece: its first part, and its Segment where it was played whole.
   struct Parts {
     int first = 0;
     const CostedSegment* whole = nullptr;
   };
-  std::vector<Parts> parts(rank.pieces.size());
+  std::vector<Parts> parts(played.pieces.size());
   int count = 0;
-  for (std::size_t c = 0; c < rank.calls.size(); ++c) {
-    const CostedSegment& costed = rank.segment_of(c).costed;
-    const CallPieces call = rank.calls[c];
-    for (std::size_t i = 0; i < rank.pieces_of(c); ++i)
-      parts[call.first + i] = {.first = count + static_cast<int>(i), .whole = call.whole ? &costed : nullptr};
-    count += static_cast<int>(costed.instructions.size());
+  for (const Apart::Call& call : played.calls) {
+    const int instructions = static_cast<int>(call.costed->instructions.size());
+    for (int i = 0; i < (call.whole ? 1 : instructions); ++i)
+      parts[call.first + i] = {.first = count + i, .whole = call.whole ? call.costed : nullptr};
+    count += instructions;
   }
   // The part of a piece that ended last; where a whole goes on after `start`, the last part that
   // had ended by then.
   const auto part_before = [&](int piece, Seconds start) {
     const auto [first, whole] = parts[piece];
     if (whole == nullptr) return first;
-    const auto end_of = [&, costed = whole](int i) { return costed->alone[i].end + rank.pieces[piece].start; };
+    const auto end_of = [&, costed = whole](int i) { return costed->alone[i].end + played.pieces[piece].start; };
     int best = whole->last.value();
     if (end_of(best) > start)
       for (int i = best = 0; i < static_cast<int>(whole->alone.size()); ++i)
         if (end_of(i) <= start && (end_of(best) > start || end_of(i) > end_of(best))) best = i;
     return first + best;
   };
-  std::vector<Played> apart;
-  apart.reserve(static_cast<std::size_t>(count));
-  for (std::size_t c = 0; c < rank.calls.size(); ++c) {
-    const CostedSegment& costed = rank.segment_of(c).costed;
-    const CallPieces call = rank.calls[c];
-    const int first = static_cast<int>(apart.size());
-    for (std::size_t i = 0; i < costed.instructions.size(); ++i) {
-      const Played& piece = rank.pieces[call.first + (call.whole ? 0 : i)];
+  std::vector<Played> in_detail;
+  in_detail.reserve(static_cast<std::size_t>(count));
+  for (const Apart::Call& call : played.calls) {
+    const int first = static_cast<int>(in_detail.size());
+    for (int i = 0; i < static_cast<int>(call.costed->instructions.size()); ++i) {
+      const Played& piece = played.pieces[call.first + (call.whole ? 0 : i)];
       Played part = piece;
       std::optional<int> within;  // the cause inside the same whole
       if (call.whole) {
-        part = costed.alone[i];
+        part = call.costed->alone[i];
         part.start += piece.start;
         part.end += piece.start;
         within = part.cause;
       }
       if (within) part.cause = first + *within;
       else if (piece.cause) part.cause = part_before(*piece.cause, part.start);
-      apart.push_back(part);
+      in_detail.push_back(part);
     }
   }
-  return apart;
+  return in_detail;
 }
 
 // Whether something else computed during a piece that was played whole, so that its inner gaps may
@@ -81,14 +132,16 @@ double filled_share(const PlayedRank& rank) {
 // so that a step's extension has the same order of ranks.
 Seconds computing(const PlayedRank& rank) {
   std::vector<Seconds> of_segment;
-  for (const Playable& segment : rank.segments) {
-    Seconds& sum = of_segment.emplace_back();
+  for (const Playable& segment : *rank.segments) {
+    Seconds together;
     for (const CostedInstruction& instruction : segment.costed.instructions)
       if (instruction.work.label == Label::compute || instruction.work.label == Label::recompute)
-        sum += instruction.duration;
+        together += instruction.duration;
+    for (const int one : segment.in_a_row) together += of_segment[one];
+    of_segment.push_back(together);
   }
   Seconds sum;
-  for (const Call& call : rank.program->calls) sum += of_segment[call.segment];
+  for (const PlayList::Call& call : rank.list.calls) sum += of_segment[call.segment];
   return sum;
 }
 
@@ -144,11 +197,11 @@ StepResult result_of(const Simulation& simulation) {
   StepTime time = time_of(bottleneck);
   time.bubble += end - last_of(bottleneck).time;
   const PlayedRank& fullest = most(filled_share);
-  const PlayedRank& busiest = most([](const PlayedRank& rank) { return sum(rank.program->communication).count; });
+  const PlayedRank& busiest = most([](const PlayedRank& rank) { return sum(rank.list.sent).count; });
   return {.time = time,
           .memory = fullest.program->memory,
           .memory_stage = fullest.program->pipeline_rank,
-          .communication = busiest.program->communication};
+          .communication = busiest.list.sent};
 }
 
 std::vector<RankResult> rank_results(const Simulation& simulation) {
@@ -156,7 +209,7 @@ std::vector<RankResult> rank_results(const Simulation& simulation) {
   for (const PlayedRank& rank : simulation.ranks)
     results.push_back({.time = time_of(rank),
                        .memory = rank.program->memory,
-                       .communication = rank.program->communication});
+                       .communication = rank.list.sent});
   return results;
 }
 
@@ -181,7 +234,7 @@ void write(const Simulation& simulation, Timeline& timeline) {
       const Call& call = rank.program->calls[c];
       const Segment& segment = rank.program->segments[call.segment];
       const Playable& playable = rank.segment_of(c);
-      const CallPieces pieces = rank.calls[c];
+      const PlayedCall &pieces = rank.calls[c];
       for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
         const Played& own = rank.pieces[static_cast<std::size_t>(pieces.first) + (pieces.whole ? 0 : i)];
         const Played& part = playable.costed.alone[i];

@@ -1,6 +1,10 @@
 #include "planner/simulator/simulation_state.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -10,19 +14,21 @@ namespace parplan {
 namespace {
 
 // Costs the rank's Segments, and seats those of their instructions that meet others.
-void prepare_segments(Simulation& simulation, std::span<const Program> programs, int number, const CostModel& model) {
-  PlayedRank& rank = simulation.ranks[number];
+std::vector<Playable> playables(const Simulation& simulation, std::span<const Program> programs, int number,
+                                const CostModel& model) {
   const std::vector<Segment>& segments = programs[number].segments;
+  const Execution execution = simulation.ranks[number].execution;
   // Instructions that meet in one place come from one stream; otherwise their order would depend on
   // timing.
   std::vector<std::optional<Stream>> meeting_stream(simulation.meetings.size());
   std::array<unsigned, stream_count> users{};  // streams whose segments use this stream
   std::vector<char> meets(segments.size(), false);
-  rank.segments.resize(segments.size());
+  std::vector<Playable> all(segments.size());
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const Segment& segment = segments[i];
-    Playable& playable = rank.segments[i];
+    Playable& playable = all[i];
     playable.costed = cost_segment(segment, model);
+    playable.splits = {playable.costed.split};
     for (const Instruction& instruction : segment.instructions) {
       const std::optional<SeatAt> seat = seat_of(simulation.meetings, programs, number, instruction);
       playable.seats.push_back(seat);
@@ -33,46 +39,92 @@ void prepare_segments(Simulation& simulation, std::span<const Program> programs,
           !stream || stream == instruction.stream,
           fmt::format("rank {} meets at '{}' on two streams", number, simulation.meetings[seat->meeting].name));
       stream = instruction.stream;
-      playable.posts |= rank.execution == Execution::sequential && instruction.kind == InstructionKind::send &&
+      playable.posts |= execution == Execution::sequential && instruction.kind == InstructionKind::send &&
                         instruction.stream == segment.stream;
     }
     for (std::size_t s = 0; s < stream_count; ++s)
       if (playable.costed.streams >> s & 1u) users[s] |= 1u << playable.costed.stream;
   }
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    Playable& playable = rank.segments[i];
+    Playable& playable = all[i];
     const unsigned own = 1u << playable.costed.stream;
     playable.alone = !meets[i] && playable.costed.computes;
     for (std::size_t s = 0; s < stream_count; ++s)
       if (playable.costed.streams >> s & 1u && s != playable.costed.stream && users[s] != own)
         playable.shared |= 1u << s;
     playable.queues = playable.alone ? own | playable.shared : playable.costed.streams;
-    playable.work = {.split = &playable.costed.split, .computes = true, .label = Label::compute};
   }
+  return all;
 }
 
-// Queues the rank's calls on the streams that they use.
-void queue_calls(Simulation& simulation, int number) {
-  PlayedRank& rank = simulation.ranks[number];
-  const Program& program = *rank.program;
+Playable joined(const std::vector<Playable>& segments, const std::vector<int>& in_a_row) {
+  Playable all{.costed = {},
+               .in_a_row = in_a_row,
+               .splits = {},
+               .seats = {},
+               .alone = true,
+               .queues = segments[in_a_row.front()].queues,
+               .work = {}};
+  all.costed.stream = segments[in_a_row.front()].costed.stream;
+  for (const int segment : in_a_row) {
+    const Playable& one = segments[segment];
+    all.costed.streams |= one.costed.streams;
+    all.splits.push_back(one.costed.split);
+  }
+  return all;
+}
+
+// Joins computations in a row on one stream into one call, where only the first waits and others
+// wait for the last alone; not across tasks.
+void join_calls(PlayList& list, std::vector<Playable>& segments) {
+  const int calls = static_cast<int>(list.calls.size());
+  std::vector<char> is_awaited(list.calls.size(), false), starts_task(list.calls.size() + 1, false);
+  for (const int wait : list.waits) is_awaited[wait] = true;
+  for (const Task& task : list.tasks) starts_task[task.first_call] = starts_task[task.last_call] = true;
+  const auto continues = [&](int c) {  // the call before it
+    const Playable &one = segments[list.calls[c - 1].segment], &next = segments[list.calls[c].segment];
+    return one.alone && next.alone && one.shared == 0 && next.shared == 0 && one.costed.stream == next.costed.stream &&
+           !starts_task[c] && !is_awaited[c - 1] && list.waits_of(list.calls[c]).empty();
+  };
+  std::map<std::vector<int>, int> known;
+  PlayList shorter{.calls = {}, .waits = {}, .tasks = list.tasks, .sent = list.sent};
+  std::vector<int> number(list.calls.size() + 1);  // in `shorter`
+  for (int first = 0, end = 0; first < calls; first = end) {
+    std::vector<int> in_a_row;
+    constexpr int longest = std::numeric_limits<decltype(Work::in_a_row)>::max();
+    for (end = first; end == first || (end < calls && end - first < longest && continues(end)); ++end)
+      in_a_row.push_back(list.calls[end].segment);
+    int segment = in_a_row.front();
+    if (in_a_row.size() > 1) {
+      const auto [join, is_new] = known.try_emplace(in_a_row, static_cast<int>(segments.size()));
+      if (is_new) segments.push_back(joined(segments, in_a_row));
+      segment = join->second;
+    }
+    std::fill(number.begin() + first, number.begin() + end, static_cast<int>(shorter.calls.size()));
+    const int first_wait = static_cast<int>(shorter.waits.size());
+    for (const int wait : list.waits_of(list.calls[first])) shorter.waits.push_back(number[wait]);
+    shorter.calls.push_back(
+        {.segment = segment, .first_wait = first_wait, .end_wait = static_cast<int>(shorter.waits.size())});
+  }
+  number.back() = static_cast<int>(shorter.calls.size());
+  for (Task& task : shorter.tasks) {
+    task.first_call = number[task.first_call];
+    task.last_call = number[task.last_call];
+  }
+  list = std::move(shorter);
+}
+
+void queue_calls_of(Simulation& simulation, PlayedRank& rank) {
   std::array<std::size_t, stream_count> calls_on{};
   std::vector<std::size_t> posts_at(simulation.meetings.size(), 0);
-  rank.calls.resize(program.calls.size());
-  rank.event_recorder.resize(static_cast<std::size_t>(program.events));
-  rank.event_complete.resize(static_cast<std::size_t>(program.events));
-  rank.event_end.resize(static_cast<std::size_t>(program.events));
+  const std::size_t calls = rank.list.calls.size();
+  rank.calls.resize(calls);
   std::size_t pieces = 0;
-  for (std::size_t c = 0; c < program.calls.size(); ++c) {
-    const Call& call = program.calls[c];
+  for (std::size_t c = 0; c < calls; ++c) {
     const Playable& playable = rank.segment_of(c);
     pieces += playable.alone ? 1 : playable.costed.instructions.size();
     for (std::size_t s = 0; s < stream_count; ++s)
       if (playable.queues >> s & 1u) ++calls_on[s];
-    for (const int event : call.waits)
-      PARPLAN_ASSERT(
-          rank.event_recorder[event].has_value(),
-          fmt::format("rank {}: call {} waits for event {}, which no earlier call records", number, c, event));
-    if (call.records) rank.event_recorder[*call.records] = static_cast<int>(c);
     if (rank.execution == Execution::sequential)
       for (const std::optional<SeatAt>& seat : playable.seats)
         if (seat && seat->seat == 0) ++posts_at[seat->meeting];
@@ -82,7 +134,7 @@ void queue_calls(Simulation& simulation, int number) {
     rank.queue[s].reserve(calls_on[s]);
     if (calls_on[s] > 0) rank.streams.push_back(s);
   }
-  for (std::size_t c = 0; c < program.calls.size(); ++c) {
+  for (std::size_t c = 0; c < calls; ++c) {
     const Playable& playable = rank.segment_of(c);
     for (const std::size_t s : rank.streams)
       if (playable.queues >> s & 1u) rank.queue[s].push_back(static_cast<int>(c));
@@ -95,7 +147,8 @@ void queue_calls(Simulation& simulation, int number) {
 
 }  // namespace
 
-Simulation prepare(std::span<const Program> programs, std::span<const CostModel> models, bool notes_crossings) {
+Simulation prepare(std::span<const Program> programs, std::span<const CostModel> models, CallsInARow in_a_row,
+                   bool notes_crossings) {
   PARPLAN_ASSERT(!programs.empty() && programs.size() == models.size(),
                  fmt::format("{} programs, {} cost models", programs.size(), models.size()));
   Simulation simulation{.ranks = std::vector<PlayedRank>(programs.size()),
@@ -109,10 +162,54 @@ Simulation prepare(std::span<const Program> programs, std::span<const CostModel>
     rank.program = &programs[r];
     rank.execution = execution_of(models[r]);
     rank.capacity = models[r].device->memory_capacity;
-    prepare_segments(simulation, programs, r, models[r]);
-    queue_calls(simulation, r);
+    rank.list = play_list(programs[r]);
+    std::vector<Playable> segments = playables(simulation, programs, r, models[r]);
+    if (in_a_row == CallsInARow::joined) join_calls(rank.list, segments);
+    for (Playable& playable : segments)
+      playable.work = {.split = playable.splits.data(),
+                       .in_a_row = static_cast<std::uint16_t>(playable.splits.size()),
+                       .computes = true,
+                       .label = Label::compute};
+    rank.segments = std::make_shared<const std::vector<Playable>>(std::move(segments));
   }
   return simulation;
+}
+
+std::optional<int> repeating_period(const Simulation& step, int period) {
+  constexpr int most = 4;
+  for (int times = 1; times <= most; ++times)
+    if (std::ranges::all_of(step.ranks, [&](const PlayedRank& rank) {
+          return find_repeat(rank.list, times * period).has_value();
+        }))
+      return times * period;
+  return std::nullopt;
+}
+
+Simulation longer(const Simulation& step, int period, int times) {
+  Simulation more{.ranks = {}, .meetings = step.meetings, .notes_crossings = step.notes_crossings};
+  for (const PlayedRank& rank : step.ranks) {
+    PlayedRank& longer = more.ranks.emplace_back();
+    longer.program = rank.program;
+    longer.execution = rank.execution;
+    longer.capacity = rank.capacity;
+    longer.segments = rank.segments;
+    longer.list = extended(rank.list, find_repeat(rank.list, period).value(), times, sent_by_segment(rank));
+  }
+  return more;
+}
+
+void queue_calls(Simulation& simulation) {
+  for (PlayedRank& rank : simulation.ranks) queue_calls_of(simulation, rank);
+}
+
+std::vector<CommunicationVolume> sent_by_segment(const PlayedRank& rank) {
+  std::vector<CommunicationVolume> sent = sent_by_segment(*rank.program);
+  for (std::size_t g = sent.size(); g < rank.segments->size(); ++g) {
+    CommunicationVolume in_a_row;
+    for (const int segment : (*rank.segments)[g].in_a_row) in_a_row += sent[segment];
+    sent.push_back(in_a_row);
+  }
+  return sent;
 }
 
 Moment last_of(const PlayedRank& rank) {

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "planner/cost/cost_model.h"
 #include "planner/program/program.h"
+#include "planner/simulator/play_list.h"
 #include "planner/simulator/rank_synchronization.h"
 #include "planner/simulator/segment_cost.h"
 
@@ -14,9 +16,11 @@ namespace parplan {
 
 // The state of a step while it is played, and what is known of it afterwards.
 
-// A Segment of one rank, and how it is played.
+// A Segment of one rank, or several that compute in a row, and how it is played.
 struct Playable {
-  CostedSegment costed;
+  CostedSegment costed;                      // of several: only its streams
+  std::vector<int> in_a_row;                 // several: the Segments
+  std::vector<SplitTime> splits;             // of the one, or of each in the row
   std::vector<std::optional<SeatAt>> seats;  // per instruction
   // Computes without meeting anyone: played as one piece where its side streams are idle.
   bool alone = false;
@@ -33,10 +37,12 @@ struct Running {
   std::size_t first_open = 0;
 };
 
-// The pieces of a call.
-struct CallPieces {
-  int first = 0;
-  bool whole = false;  // one piece for all instructions
+// How a call was played.
+struct PlayedCall {
+  int first = 0;          // of its pieces
+  bool whole = false;     // one piece for all instructions
+  bool complete = false;  // with all that it submitted
+  Moment end = {};        // of a complete one
 };
 
 // A piece that started when a partner was ready, later than its own rank.
@@ -50,12 +56,11 @@ struct PlayedRank {
   const Program* program = nullptr;
   Execution execution{};
   Bytes capacity;                   // of the rank's device
-  std::vector<Playable> segments;
-  std::vector<Played> pieces;       // in the order in which calls began
-  std::vector<CallPieces> calls;
-  std::vector<std::optional<int>> event_recorder;  // call
-  std::vector<bool> event_complete;
-  std::vector<Moment> event_end;  // of complete events
+  // Those of the Program, then those of several in a row; shared by steps of several lengths.
+  std::shared_ptr<const std::vector<Playable>> segments;
+  PlayList list;
+  std::vector<Played> pieces;  // in the order in which calls began
+  std::vector<PlayedCall> calls;
   // Calls in launch order, for each stream that they use.
   std::array<std::vector<int>, stream_count> queue;
   std::array<std::size_t, stream_count> head{};
@@ -65,7 +70,12 @@ struct PlayedRank {
   std::vector<Crossing> crossings;   // where they are requested
   bool runnable = true;              // a partner may have let it go on
 
-  const Playable& segment_of(std::size_t call) const { return segments[program->calls[call].segment]; }
+  const Playable& segment_of(std::size_t call) const { return (*segments)[list.calls[call].segment]; }
+  // The Segment of a call, or the first in the row.
+  const Segment& program_segment_of(std::size_t call) const {
+    const std::vector<int>& in_a_row = segment_of(call).in_a_row;
+    return program->segments[in_a_row.empty() ? list.calls[call].segment : in_a_row.front()];
+  }
   std::size_t pieces_of(std::size_t call) const {
     return calls[call].whole ? 1 : segment_of(call).costed.instructions.size();
   }
@@ -77,9 +87,24 @@ struct Simulation {
   bool notes_crossings = false;
 };
 
-// Costs the Segments, seats their instructions and queues the calls. programs[r] is that of rank r
-// of the pipeline.
-Simulation prepare(std::span<const Program> programs, std::span<const CostModel> models, bool notes_crossings);
+// Whether computations in a row become one call. Times are the same, and the step is played faster,
+// but who computed is known by task only.
+enum class CallsInARow { apart, joined };
+
+// A step ready to be played: costs the Segments and seats their instructions. programs[r] is that
+// of rank r of the pipeline.
+Simulation prepare(std::span<const Program> programs, std::span<const CostModel> models, CallsInARow in_a_row,
+                   bool notes_crossings);
+// The least multiple of `period`, up to four times it, after which the middle of every rank's calls
+// repeats itself.
+std::optional<int> repeating_period(const Simulation& step, int period);
+// The step, not yet played, with `times` such periods more.
+Simulation longer(const Simulation& step, int period, int times);
+// Queues the calls on the streams that they use: the first that happens when a step is played.
+void queue_calls(Simulation& simulation);
+
+// What a rank sends in a call of each of its Segments, and of those in a row.
+std::vector<CommunicationVolume> sent_by_segment(const PlayedRank& rank);
 
 // The last work of a rank; without a piece where it has none.
 Moment last_of(const PlayedRank& rank);

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "planner/simulator/play_calls.h"
 #include "planner/simulator/simulation_results.h"
 #include "planner/simulator/simulation_state.h"
 
@@ -15,9 +14,9 @@ namespace {
 
 // The tasks of a rank by micro-batch, for each stage and phase.
 using Tasks = std::map<std::pair<int, Phase>, std::vector<const Task*>>;
-Tasks tasks_of(const Program& program) {
+Tasks tasks_of(const PlayList& list) {
   Tasks tasks;
-  for (const Task& task : program.tasks) {
+  for (const Task& task : list.tasks) {
     if (!task.action) continue;
     std::vector<const Task*>& of_phase = tasks[{task.action->stage, task.action->phase}];
     const auto m = static_cast<std::size_t>(task.action->micro_batch);
@@ -29,7 +28,7 @@ Tasks tasks_of(const Program& program) {
 
 // Whether the calls of a rank for micro-batches [begin + period, end + period) are those for
 // [begin, end), and later by `later`.
-bool repeats(const Program& program, const CallEnds& ends, const Tasks& tasks, int begin, int end,
+bool repeats(const PlayList& list, const CallEnds& ends, const Tasks& tasks, int begin, int end,
              const SteadyState& state) {
   const Seconds rounding = 1e-9 * state.later, least = state.later - rounding, most = state.later + rounding;
   for (const auto& [stage_and_phase, by_micro_batch] : tasks)
@@ -43,7 +42,7 @@ bool repeats(const Program& program, const CallEnds& ends, const Tasks& tasks, i
       for (int c = 0; c < calls; ++c) {
         const auto a = static_cast<std::size_t>(one->first_call + c);
         const auto b = static_cast<std::size_t>(other->first_call + c);
-        if (program.calls[a].segment != program.calls[b].segment) return false;
+        if (list.calls[a].segment != list.calls[b].segment) return false;
         // One of them may have been played as one piece, the other instruction by instruction.
         if (ends.first[a + 1] - ends.first[a] != ends.first[b + 1] - ends.first[b]) return false;
         for (std::size_t i = ends.first[a], j = ends.first[b]; i < ends.first[a + 1]; ++i, ++j)
@@ -65,10 +64,10 @@ std::optional<Seconds> first_end(const CallEnds& ends, const Tasks& tasks, int m
 
 }  // namespace
 
-std::optional<SteadyState> find_steady_state(std::span<const Program> programs, std::span<const CallEnds> ends,
-                                             int first, int end, int window, int period) {
+std::optional<SteadyState> find_steady_state(std::span<const PlayList> lists, std::span<const CallEnds> ends, int first,
+                                             int end, int window, int period) {
   std::vector<Tasks> tasks;
-  for (const Program& program : programs) tasks.push_back(tasks_of(program));
+  for (const PlayList& list : lists) tasks.push_back(tasks_of(list));
   if (std::ranges::any_of(tasks, &Tasks::empty)) return std::nullopt;
   for (int multiple = period; end - window - multiple >= std::max(first, 0); multiple += period) {
     const int begin = end - window - multiple;
@@ -77,51 +76,51 @@ std::optional<SteadyState> find_steady_state(std::span<const Program> programs, 
     if (!one || !other || *other <= *one) continue;
     const SteadyState state{.period = multiple, .later = *other - *one};
     bool holds = true;
-    for (std::size_t rank = 0; rank < programs.size() && holds; ++rank)
-      holds = repeats(programs[rank], ends[rank], tasks[rank], begin, begin + window, state);
+    for (std::size_t rank = 0; rank < lists.size() && holds; ++rank)
+      holds = repeats(lists[rank], ends[rank], tasks[rank], begin, begin + window, state);
     if (holds) return state;
   }
   return std::nullopt;
 }
 
-SteadyStep simulate_until_steady(std::span<const Program> programs, std::span<const CostModel> models, int first,
-                                 int end, int window, int period) {
-  Simulation simulation = prepare(programs, models, false);
-  play_calls(simulation);
-  const std::vector<CallEnds> ends = call_ends(simulation);
-  SteadyStep step{.result = result_of(simulation),
-                  .steady = find_steady_state(programs, ends, first, end, window, period),
-                  .of_period = std::nullopt};
-  if (!step.steady) return step;
-  const PlayedRank& bottleneck = bottleneck_of(simulation);
-  const int last = end - step.steady->period - 1;  // micro-batch of the window
-  const Program& program = *bottleneck.program;
-  const Tasks tasks = tasks_of(program);
+SteadyStep play_until_steady(Simulation step, int first, int end, int window, int period) {
+  SteadyStep played{.result = play_step(step), .sent = {}, .steady = std::nullopt, .of_period = std::nullopt};
+  const std::vector<CallEnds> ends = call_ends(step);
+  std::vector<PlayList> lists;
+  for (const PlayedRank& rank : step.ranks) {
+    lists.push_back(rank.list);
+    played.sent.push_back(rank.list.sent);
+  }
+  played.steady = find_steady_state(lists, ends, first, end, window, period);
+  if (!played.steady) return played;
+  const PlayedRank& bottleneck = bottleneck_of(step);
+  const int last = end - played.steady->period - 1;  // micro-batch of the window
+  const Tasks tasks = tasks_of(bottleneck.list);
   const std::vector<const Task*>& by_micro_batch = tasks.begin()->second;
   // Until the last computation of the bottleneck's first task for a micro-batch.
   const auto parts_until = [&](int micro_batch) {
     int call = by_micro_batch[micro_batch]->last_call - 1;
     while (call > by_micro_batch[micro_batch]->first_call &&
-           program.segments[program.calls[call].segment].stream != Stream::compute)
+           bottleneck.program_segment_of(call).stream != Stream::compute)
       --call;
     return time_until(bottleneck, call);
   };
-  const std::optional<StepTime> before = parts_until(last), after = parts_until(last + step.steady->period);
-  if (!before || !after) return step;
+  const std::optional<StepTime> before = parts_until(last), after = parts_until(last + played.steady->period);
+  if (!before || !after) return played;
   SteadyStep::Period added{.time = *before, .sent = {}};
   added.time *= -1.0;
   added.time += *after;
-  if (std::abs((added.time.total() - step.steady->later).value) > 1e-9 * step.steady->later.value) return step;
-  for (const Program& of_rank : programs) {
-    const std::vector<CommunicationVolume> by_segment = sent_by_segment(of_rank);
+  if (std::abs((added.time.total() - played.steady->later).value) > 1e-9 * played.steady->later.value) return played;
+  for (const PlayedRank& rank : step.ranks) {
+    const std::vector<CommunicationVolume> by_segment = sent_by_segment(rank);
     CommunicationVolume& sent = added.sent.emplace_back();
-    for (const auto& [stage_and_phase, of_phase] : tasks_of(of_rank))
-      for (int m = last + 1; m <= last + step.steady->period; ++m)
+    for (const auto& [stage_and_phase, of_phase] : tasks_of(rank.list))
+      for (int m = last + 1; m <= last + played.steady->period; ++m)
         for (int call = of_phase[m]->first_call; call < of_phase[m]->last_call; ++call)
-          sent += by_segment[of_rank.calls[call].segment];
+          sent += by_segment[rank.list.calls[call].segment];
   }
-  step.of_period = std::move(added);
-  return step;
+  played.of_period = std::move(added);
+  return played;
 }
 
 }  // namespace parplan

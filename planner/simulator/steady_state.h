@@ -4,9 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "planner/cost/cost_model.h"
-#include "planner/program/program.h"
+#include "planner/simulator/play_list.h"
 #include "planner/simulator/simulate.h"
+#include "planner/simulator/simulation_state.h"
 
 namespace parplan {
 
@@ -24,14 +24,15 @@ struct SteadyState {
 
 // The least period, a multiple of `period`, for which all calls on every rank for micro-batches
 // [end - window - period, end - period) and those a period later are apart by one time (to one part
-// in 10^9). Nothing where the window would begin before `first`. One Program and its ends for each
+// in 10^9). Nothing where the window would begin before `first`. One list and its ends for each
 // rank of the pipeline.
-std::optional<SteadyState> find_steady_state(std::span<const Program> programs, std::span<const CallEnds> ends,
-                                             int first, int end, int window, int period);
+std::optional<SteadyState> find_steady_state(std::span<const PlayList> lists, std::span<const CallEnds> ends, int first,
+                                             int end, int window, int period);
 
 // A step that was played to see whether it becomes steady.
 struct SteadyStep {
   StepResult result;
+  std::vector<CommunicationVolume> sent;  // by rank
   std::optional<SteadyState> steady;
   // What each further period adds to the parts of the step's time, and to what each rank sends;
   // nothing where that does not show, since the bottleneck computes on two streams at once.
@@ -41,7 +42,6 @@ struct SteadyStep {
   };
   std::optional<Period> of_period;
 };
-SteadyStep simulate_until_steady(std::span<const Program> programs, std::span<const CostModel> models, int first,
-                                 int end, int window, int period);
+SteadyStep play_until_steady(Simulation step, int first, int end, int window, int period);
 
 }  // namespace parplan

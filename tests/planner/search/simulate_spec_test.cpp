@@ -10,8 +10,12 @@
 
 #include "models/find_model.h"
 #include "planner/parallel/techniques.h"
+#include "planner/program/job.h"
+#include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
+#include "planner/simulator/simulate.h"
+#include "planner/simulator/simulation_state.h"
 #include "tests/planner/search/random_settings.h"
 #include "tests/planner/simulator/pipelines.h"
 
@@ -23,6 +27,30 @@ using testing::random_cut;
 using testing::random_graph;
 using testing::training_of;
 
+namespace {
+
+// Up to four stages, under 1F1B.
+ParallelSpec random_layout(std::mt19937& random, const OpGraph& graph, bool gpu) {
+  ParallelSpec spec;
+  const int stages = 1 + static_cast<int>(random() % std::min<std::size_t>(4, graph.blocks.size()));
+  spec.mesh.degree = {.pp = stages, .dp = 1 << random() % 2, .tp = stages > 2 && !gpu ? 1 : 1 << random() % 2};
+  spec.sequence_parallel = spec.tp() > 1 && random() % 2;
+  spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
+  spec.recompute = random() % 2 ? Recompute::full : Recompute::none;
+  spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), stages, random);
+  return spec;
+}
+
+// A step's Programs, one for each rank of the pipeline, with so many micro-batches.
+std::vector<Program> programs_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training,
+                                 const ParallelSpec& spec, int micro_batches) {
+  training.global_batch = micro_batches * spec.mesh.batch_ranks() * spec.micro_batch;
+  return lower_representatives(
+      job_of(graph, cluster, training, spec, place(graph, spec), schedule_of(spec, training)));
+}
+
+}  // namespace
+
 TEST_CASE("a step extended from its steady state equals the step in full") {
   std::mt19937 random(11);
   int steady = 0, detailed = 0, tried = 0;
@@ -33,19 +61,13 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
     TrainingSpec training = training_of(256, gpu ? DataType::bf16 : DataType::fp32);
     NetworkCache networks(cluster);
     for (int trial = 0; trial < 6; ++trial) {
-      ParallelSpec spec;
-      const int stages = 1 + static_cast<int>(random() % std::min<std::size_t>(4, graph.blocks.size()));
-      spec.mesh.degree = {.pp = stages, .dp = 1 << random() % 2, .tp = stages > 2 && !gpu ? 1 : 1 << random() % 2};
-      spec.sequence_parallel = spec.tp() > 1 && random() % 2;
-      spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
-      spec.recompute = random() % 2 ? Recompute::full : Recompute::none;
-      spec.schedule = trial == 0 ? ScheduleKind::gpipe : ScheduleKind::one_f_one_b;
+      ParallelSpec spec = random_layout(random, graph, gpu);
+      if (trial == 0) spec.schedule = ScheduleKind::gpipe;
       if (trial % 2 != 0) spec.input_slots = InputSlots::one_more;
-      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), stages, random);
       if (spec.mesh.size() > cluster.devices()) continue;
       INFO("setting " << setting << ": " << describe(spec));
       std::vector<CostModel> models;
-      for (int stage = 0; stage < stages; ++stage) models.push_back(cost_model(networks, spec.mesh, stage));
+      for (int stage = 0; stage < spec.pp(); ++stage) models.push_back(cost_model(networks, spec.mesh, stage));
       const Placements placements = place(graph, spec);
       const std::optional<SimulatedSpec> simulated =
           simulate_steady(graph, cluster, training, spec, placements, row_of(spec.schedule), models);
@@ -96,6 +118,71 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
   MESSAGE(steady << " of " << tried << " were steady, " << detailed << " on every rank");
   CHECK(steady > tried / 2);
   CHECK(detailed > tried / 4);
+}
+
+TEST_CASE("calls of a step whose middle repeats itself are those of the longer step as it is lowered") {
+  std::mt19937 random(29);
+  int repeating = 0, tried = 0;
+  for (int setting = 0; setting < 60; ++setting) {
+    const bool gpu = setting % 3 != 0;
+    const OpGraph graph = random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    const TrainingSpec training = training_of(256, gpu ? DataType::bf16 : DataType::fp32);
+    NetworkCache networks(cluster);
+    ParallelSpec spec = random_layout(random, graph, gpu);
+    if (random() % 2) spec.input_slots = InputSlots::one_more;
+    if (spec.mesh.size() > cluster.devices()) continue;
+    INFO("setting " << setting << ": " << describe(spec));
+    const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+    const int some = spec.pp() + 24 + static_cast<int>(random() % 9);
+    const std::vector<Program> few = programs_of(graph, cluster, training, spec, some);
+    ++tried;
+    for (const CallsInARow in_a_row : {CallsInARow::apart, CallsInARow::joined}) {
+      const Simulation step = prepare(few, models, in_a_row, false);
+      const std::optional<int> period = repeating_period(step, 2);
+      if (!period) continue;
+      ++repeating;
+      const int times = 1 + static_cast<int>(random() % 20);
+      const std::vector<Program> more = programs_of(graph, cluster, training, spec, some + times * *period);
+      const Simulation extended = longer(step, *period, times), lowered = prepare(more, models, in_a_row, false);
+      for (std::size_t r = 0; r < more.size(); ++r) {
+        CHECK(more[r].memory == few[r].memory);
+        const std::vector<Playable> &of_few = *extended.ranks[r].segments, &of_more = *lowered.ranks[r].segments;
+        const auto duration_of = [](const Playable& playable) { return playable.costed.duration; };
+        CHECK(std::ranges::equal(of_few, of_more, {}, duration_of, duration_of));
+        CHECK(extended.ranks[r].list == lowered.ranks[r].list);
+      }
+    }
+  }
+  MESSAGE(repeating << " of " << 2 * tried << " lists repeat themselves");
+  CHECK(repeating == 2 * tried);
+}
+
+TEST_CASE("computations in a row take as long as one call as they do apart") {
+  std::mt19937 random(31);
+  int fewer = 0;
+  for (int setting = 0; setting < 60; ++setting) {
+    const bool gpu = setting % 3 != 0;
+    const OpGraph graph = random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    const TrainingSpec training = training_of(32, gpu ? DataType::bf16 : DataType::fp32);
+    NetworkCache networks(cluster);
+    ParallelSpec spec = random_layout(random, graph, gpu);
+    if (random() % 3 == 0) spec.schedule = ScheduleKind::gpipe;
+    if (spec.mesh.size() > cluster.devices()) continue;
+    INFO("setting " << setting << ": " << describe(spec));
+    const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+    const std::vector<Program> programs =
+        programs_of(graph, cluster, training, spec, 1 + static_cast<int>(random() % 12));
+    Simulation apart = prepare(programs, models, CallsInARow::apart, false),
+               joined = prepare(programs, models, CallsInARow::joined, false);
+    CHECK(play_step(joined) == play_step(apart));  // to the bit
+    for (std::size_t r = 0; r < programs.size(); ++r) {
+      fewer += joined.ranks[r].list.calls.size() < apart.ranks[r].list.calls.size();
+      CHECK(last_of(joined.ranks[r]).time == last_of(apart.ranks[r]).time);
+    }
+  }
+  CHECK(fewer > 50);
 }
 
 TEST_CASE("steps of long pipelines are extended with other cuts, too, and where slots come round slowly") {

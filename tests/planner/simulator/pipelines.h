@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "planner/base/enum_index.h"
 #include "planner/plan/schedule.h"
+#include "planner/simulator/play_list.h"
 #include "tests/planner/simulator/hand_built.h"
 
 namespace parplan {
@@ -164,6 +166,12 @@ inline double pipeline_recurrence(const Schedule& schedule, const std::vector<St
     }
   }
   return end;
+}
+
+inline std::vector<PlayList> play_lists(std::span<const Program> programs) {
+  std::vector<PlayList> lists;
+  for (const Program& program : programs) lists.push_back(play_list(program));
+  return lists;
 }
 
 }  // namespace parplan

@@ -116,7 +116,7 @@ TEST_CASE("a steady state is one of every stage that a rank holds") {
   std::vector<CallEnds> ends = play(programs, concurrent()).ends;
   // Two micro-batches on two stages, each for 1 + 2 s.
   const int end = first + window + period;
-  const std::optional<SteadyState> steady = find_steady_state(programs, ends, first, end, window, period);
+  const std::optional<SteadyState> steady = find_steady_state(play_lists(programs), ends, first, end, window, period);
   REQUIRE(steady);
   CHECK(steady->later == Seconds(12));
   CHECK(steady->period == period);
@@ -125,7 +125,7 @@ TEST_CASE("a steady state is one of every stage that a rank holds") {
     CAPTURE(write_action(*task.action));
     std::vector<CallEnds> late = ends;
     late[0].times[late[0].first[task.first_call]] += Seconds(1);
-    CHECK(!find_steady_state(programs, late, first, end, window, period));
+    CHECK(!find_steady_state(play_lists(programs), late, first, end, window, period));
   }
 }
 
@@ -148,7 +148,7 @@ TEST_CASE("what a steady state adds is what more micro-batches take, whatever it
         pipeline_ranks(one_f_one_b_actions({stages, stages, count}), work, transfer);
     const Step step = played(count);
     const std::optional<SteadyState> steady =
-        find_steady_state(programs, step.ends, stages, count - stages - 2, stages + 4, 2);
+        find_steady_state(play_lists(programs), step.ends, stages, count - stages - 2, stages + 4, 2);
     if (!steady) continue;
     ++extended;
     if (steady->period > 2) ++slow;

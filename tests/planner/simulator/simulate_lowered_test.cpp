@@ -198,7 +198,7 @@ TEST_CASE("lowered Programs of ranks with several stages play every action, and 
         }
       CHECK(static_cast<int>(seen.size()) == ranks * chunks * count);
       const std::optional<SteadyState> steady =
-          find_steady_state(programs, ends, 5 * period, 8 * period, 2 * period, period);
+          find_steady_state(play_lists(programs), ends, 5 * period, 8 * period, 2 * period, period);
       REQUIRE(steady);
       const Seconds grown = result.time.total() - simulate(shorter, models).time.total();
       CHECK(grown.value == doctest::Approx(steady->later.value).epsilon(1e-9));
