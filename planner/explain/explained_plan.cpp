@@ -33,6 +33,7 @@ SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec&
   search_options.objective = objective();
   search_options.most_simulated = options.most_simulated;
   search_options.steps = steps.get();
+  search_options.shapes = shapes;
   return search(graph, cluster, training, {}, search_options);
 }
 

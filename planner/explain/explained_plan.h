@@ -11,6 +11,7 @@
 #include "planner/plan/plan.h"
 #include "planner/search/search.h"
 #include "planner/search/simulated_steps.h"
+#include "planner/simulator/block_shapes.h"
 
 namespace parplan {
 
@@ -30,6 +31,7 @@ struct ExplainedPlan {
   const Plan& plan;
   const ReasonsOptions& options;
   std::shared_ptr<SimulatedSteps> steps = std::make_shared<SimulatedSteps>();
+  std::shared_ptr<KnownBlockShapes> shapes = std::make_shared<KnownBlockShapes>();
 
   void say(const std::string& doing) const;
   // In the plan's own schedule, which can be the user's, where it is one for `spec`.

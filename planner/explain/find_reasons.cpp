@@ -91,7 +91,7 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   reasons.error = model_error(plan.cluster);
   reasons.elsewhere = model_error_elsewhere(plan.cluster);
   reasons.neighbours = find_neighbours(explained, networks);
-  CandidateMaker maker(graph, plan.cluster, plan.training, plan.search.objective);
+  CandidateMaker maker(graph, plan.cluster, plan.training, plan.search.objective, explained.shapes);
   reasons.guide = find_guide(explained, maker, reasons.neighbours);
   const RankedPlan own{.spec = plan.spec, .result = plan.prediction};
   SearchResult now;

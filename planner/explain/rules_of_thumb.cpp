@@ -102,7 +102,7 @@ std::optional<Guide::OneDevice> on_one_device(const ExplainedPlan& explained) {
     Cluster alone = explained.plan.cluster;
     alone.groups = {*group};
     alone.groups.front().nodes = 1;
-    CandidateMaker maker(explained.graph, alone, explained.plan.training);
+    CandidateMaker maker(explained.graph, alone, explained.plan.training, Objective::time, explained.shapes);
     std::optional<BestAmong> least = best_among(explained, maker, specs);
     if (!least) continue;
     Guide::OneDevice one{.cluster = std::move(alone), .least = std::move(least->rival)};

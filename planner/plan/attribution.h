@@ -21,8 +21,7 @@ struct SplitTime {
 
 // The label of one piece of played work.
 struct Work {
-  // Of several instructions played as one, or of several such in a row; null for a single
-  // instruction.
+  // Several instructions played as one, or several such in a row; null for a single instruction.
   const SplitTime* split = nullptr;
   std::uint16_t in_a_row = 1;
   bool computes = false;

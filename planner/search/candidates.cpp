@@ -44,8 +44,11 @@ bool next_cut(std::vector<int>& cut) {
 }  // namespace
 
 CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                               Objective objective)
-    : graph_(graph), training_(training), objective_(objective), estimator_(graph, cluster, training) {}
+                               Objective objective, std::shared_ptr<KnownBlockShapes> known_shapes)
+    : graph_(graph),
+      training_(training),
+      objective_(objective),
+      estimator_(graph, cluster, training, std::move(known_shapes)) {}
 
 const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
   const ParallelSpec key = placement_key(spec);

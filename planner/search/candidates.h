@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <tuple>
@@ -52,7 +53,8 @@ inline constexpr int most_choosing_stages = 5;  // 2^5 choices
 class CandidateMaker {
  public:
   CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                 Objective objective = Objective::time);
+                 Objective objective = Objective::time,
+                 std::shared_ptr<KnownBlockShapes> known_shapes = nullptr);
 
   // Appends the candidates of one spec of enumerate_specs, in a fixed order:
   // - with given stage blocks, that one; if it does not fit without recompute, also with the

@@ -1,6 +1,7 @@
 #include "planner/search/layout_floors.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "planner/cluster/price_and_power.h"
@@ -42,10 +43,6 @@ struct LeastWork {
   Seconds slowest = {};
 };
 
-// By work alone where the schedule's row says no more: a rank holds its share on average.
-Seconds least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer, const PipelineShape& shape) {
-  return row.least != nullptr ? row.least(all, transfer, shape) : shape.micro_batches * (all / shape.ranks);
-}
 Seconds least_of_slowest(const ScheduleRow& row, const LeastWork& work, Seconds transfer, const PipelineShape& shape) {
   return least_pipeline_time(forms_of(row), work.all + 2 * (shape.stages - 1) * transfer, work.all, work.slowest,
                              shape);
@@ -112,6 +109,22 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
 
 // ---- time ----
 
+// By work alone where the schedule's row says no more: a rank holds its share on average. The
+// row's least time grows with transfers, and in proportion to all times: it is kept for work of a
+// second, and transfers rounded down to seven binary digits of that.
+Seconds LayoutFloors::least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer,
+                                       const PipelineShape& shape) {
+  if (row.least == nullptr) return shape.micro_batches * (all / shape.ranks);
+  if (all <= Seconds(0.0)) return row.least(all, transfer, shape);
+  constexpr double digits = 128.0;
+  int exponent = 0;
+  const double mantissa = std::floor(std::frexp(transfer / all, &exponent) * digits) / digits;
+  const double rounded = std::ldexp(mantissa, exponent);
+  const auto [fill, inserted] = fills_.try_emplace({row.kind, shape.stages, shape.micro_batches, rounded});
+  if (inserted) fill->second = row.least(Seconds(1.0), Seconds(rounded), shape);
+  return fill->second.value * all * (1 - 1e-9);
+}
+
 Seconds LayoutFloors::least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below) {
   const LeastWork work = work_of(blocks_, by_kind, shape.stages);
   if (shape.stages == 1) return shape.micro_batches * work.all;
@@ -119,9 +132,7 @@ Seconds LayoutFloors::least_time(std::span<const Seconds> by_kind, const Pipelin
   for (const ScheduleRow* row : schedules_) {
     const Seconds of_slowest = least_of_slowest(*row, work, Seconds(0.0), shape);
     if (of_slowest >= std::min(least, below)) continue;
-    const auto [fill, inserted] = fills_.try_emplace({row->kind, shape.stages, shape.micro_batches});
-    if (inserted) fill->second = least_of_any_cut(*row, Seconds(1.0), Seconds(0.0), shape);
-    least = std::min(least, std::max(fill->second.value * work.all, of_slowest));
+    least = std::min(least, std::max(least_of_any_cut(*row, work.all, Seconds(0.0), shape), of_slowest));
   }
   return least;
 }
@@ -233,7 +244,7 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
   return floor;
 }
 
-Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
+LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, std::span<const Recompute> choices) {
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
   const PipelineShape shape = shape_of(spec, training_);
@@ -251,7 +262,8 @@ Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recomput
   std::vector<Seconds> least(blocks_.size(), infinite);
   for (const std::vector<Seconds>& stage : stages) take_least(stage, least);
   const LeastWork work = work_of(blocks_, least, shape.stages);
-  if (shape.stages == 1) return shape.micro_batches * work.all;
+  if (shape.stages == 1)
+    return {.all = work.all, .slowest = work.all, .transfer = {}, .time = shape.micro_batches * work.all};
   Bytes crossing(std::numeric_limits<std::int64_t>::max());
   for (const LoweredBlock& block : estimator.lowered_blocks(spec, placements, choices.front()))
     crossing = std::min(crossing, Bytes(std::max(block.input_bytes, block.output_bytes)));
@@ -264,7 +276,11 @@ Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recomput
   Seconds time =
       std::max(least_of_any_cut(row, work.all, transfer, shape), least_of_slowest(row, work, transfer, shape));
   if (stages.size() > 1) time = std::max(time, shape.micro_batches * (work.all / speeds_of(stages, least)));
-  return time * (1 - 1e-9);
+  return {.all = work.all, .slowest = work.slowest, .transfer = transfer, .time = time * (1 - 1e-9)};
+}
+
+Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  return least_layout(spec, choices).time;
 }
 
 // ---- memory ----
@@ -283,13 +299,11 @@ bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
   return bound_.lacks_room(spec.mesh.size(), bytes_beside_state(spec));
 }
 
-LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, std::span<const Recompute> choices,
-                                                  bool with_seconds) {
-  constexpr std::size_t most_kept = 64;
-  if (holdings_.size() >= most_kept) holdings_.clear();
+LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds) {
   ParallelSpec key = spec;
+  key.recompute = choice;
   if (!with_seconds) key.mesh.order = {};
-  const auto [entry, inserted] = holdings_.try_emplace({std::move(key), choices.size(), with_seconds});
+  const auto [entry, inserted] = holdings_.try_emplace({std::move(key), with_seconds});
   Holdings& holdings = entry->second;
   if (!inserted) return holdings;
   const Placements& placements = maker_.placements_of(spec);
@@ -298,13 +312,11 @@ LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, std:
   std::vector<std::pair<int, int>> known;
   for (std::size_t stage = 0; stage < paces.size(); ++stage) {
     const auto pace = std::ranges::find(known, paces[stage]);
-    holdings.first.push_back(static_cast<std::size_t>(pace - known.begin()) * choices.size());
+    holdings.of_stage.push_back(static_cast<std::size_t>(pace - known.begin()));
     if (pace != known.end()) continue;
     known.push_back(paces[stage]);
-    for (const Recompute recompute : choices)
-      holdings.choices.push_back(
-          {.table = maker_.estimator().block_table(spec, placements, static_cast<int>(stage), recompute),
-           .fixed = {}});
+    holdings.each.push_back(
+        {.table = maker_.estimator().block_table(spec, placements, static_cast<int>(stage), choice), .fixed = {}});
   }
   return holdings;
 }
@@ -316,7 +328,10 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   const ScheduleForms schedule = forms_of(row_of(spec.schedule));
   const PipelineShape shape = shape_of(spec, training_);
   const std::size_t blocks = graph_.blocks.size();
-  Holdings& holdings = holdings_of(spec, choices, most.has_value());
+  constexpr std::size_t most_kept = 256;
+  if (holdings_.size() + choices.size() > most_kept) holdings_.clear();
+  std::vector<Holdings*> holdings;
+  for (const Recompute choice : choices) holdings.push_back(&holdings_of(spec, choice, most.has_value()));
   // Each stage takes as many blocks as it can and leaves one for each later stage: what it can
   // hold with more blocks it can with fewer, so no cut gets further. The last stage takes the
   // rest: it may hold that, although it could not hold less and send it on.
@@ -328,8 +343,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
     const int in_flight = schedule.in_flight(s, shape);
     std::size_t farthest = held;
     for (std::size_t choice = 0; choice < choices.size(); ++choice) {
-      Holding& holding =
-          holdings.choices[holdings.first[holdings.first.size() == 1 ? 0 : static_cast<std::size_t>(s)] + choice];
+      Holdings& of_choice = *holdings[choice];
+      const std::size_t stage = of_choice.of_stage.size() == 1 ? 0 : static_cast<std::size_t>(s);
+      Holding& holding = of_choice.each[of_choice.of_stage[stage]];
       const auto& table = holding.table;
       auto& fixed = holding.fixed;
       const auto fits = [&](std::size_t end) {
@@ -365,15 +381,16 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
 
 Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices) {
   const PipelineShape shape = shape_of(spec, training_);
-  const Seconds time = time_of(spec, choices);
+  const LeastLayout least = least_layout(spec, choices);
   // By halving, what the slowest stage takes at least.
-  Seconds below = time / (shape.micro_batches + shape.stages), above = time / shape.micro_batches * 2.0;
-  if (can_hold(spec, choices, below)) return time;
+  Seconds below = least.time / (shape.micro_batches + shape.stages), above = least.time / shape.micro_batches * 2.0;
+  if (can_hold(spec, choices, below)) return least.time;
   for (int halvings = 0; halvings < 6; ++halvings) {
     const Seconds middle = below + (above - below) / 2;
     (can_hold(spec, choices, middle) ? above : below) = middle;
   }
-  return std::max(time, least_of_slowest(row_of(spec.schedule), {.slowest = below * (1 - 1e-9)}, Seconds(0.0), shape));
+  const LeastWork work{.all = least.all, .slowest = std::max(below, least.slowest)};
+  return std::max(least.time, least_of_slowest(row_of(spec.schedule), work, least.transfer, shape) * (1 - 1e-9));
 }
 
 Bytes LayoutFloors::memory_of(const ParallelSpec& spec, std::span<const Recompute> choices, Bytes least) {

@@ -72,20 +72,27 @@ class LayoutFloors {
     // What a micro-batch's forward and backward take, by device.
     std::map<const DeviceKind*, std::vector<Seconds>> seconds;
   };
+  // What the blocks of a layout take at least for a micro-batch: together, and those of its slowest
+  // stage; a transfer between stages; and the step.
+  struct LeastLayout {
+    Seconds all, slowest, transfer, time;
+  };
+  LeastLayout least_layout(const ParallelSpec& spec, std::span<const Recompute> choices);
   // What a stage with some choice holds.
   struct Holding {
     BlockTable table;
     std::vector<std::pair<std::uint64_t, std::int64_t>> fixed;  // bytes by the kinds of blocks held
   };
   struct Holdings {
-    std::vector<std::size_t> first;  // by stage, its first choice; a single one where all stages are equal
-    std::vector<Holding> choices;
+    std::vector<std::size_t> of_stage;  // in `each`; a single one where all stages are equal
+    std::vector<Holding> each;
   };
 
-  Holdings& holdings_of(const ParallelSpec& spec, std::span<const Recompute> choices, bool with_seconds);
+  Holdings& holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds);
   LeastBlocks& least_blocks(const ParallelSpec& spec);
   const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
   Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below = infinite);
+  Seconds least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer, const PipelineShape& shape);
   double bytes_beside_state(const ParallelSpec& spec);
 
   const OpGraph& graph_;
@@ -101,12 +108,12 @@ class LayoutFloors {
   BytesPerSecond fastest_links_;                // of a device, all of its links together
   // By tensor degree, sequence parallelism and micro-batch.
   std::map<std::tuple<int, bool, std::int64_t>, LeastBlocks> least_blocks_;
-  // The least time of a pipeline whose blocks take a second together, by schedule, stages and
-  // micro-batches.
-  std::map<std::tuple<ScheduleKind, int, int>, Seconds> fills_;
-  // Those asked for last, by layout, number of choices and whether their seconds count: what blocks
-  // hold does not depend on the order of the axes.
-  std::map<std::tuple<ParallelSpec, std::size_t, bool>, Holdings> holdings_;
+  // The least time of a pipeline whose blocks take a second together, by schedule, stages,
+  // micro-batches and seconds of a transfer.
+  std::map<std::tuple<ScheduleKind, int, int, double>, Seconds> fills_;
+  // Those asked for last, by layout with one recompute, and whether their seconds count: what
+  // blocks hold does not depend on the order of the axes.
+  std::map<std::pair<ParallelSpec, bool>, Holdings> holdings_;
   std::map<std::pair<ParallelSpec, std::size_t>, Bytes> memories_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "planner/cluster/price_and_power.h"
 #include "planner/plan/objective.h"
+#include "planner/simulator/block_shapes.h"
 
 namespace parplan {
 namespace {
@@ -79,6 +81,9 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   // Costs are compared in one unit: in device-seconds where not every device has a price.
   const bool priced = hourly_price(cluster, cluster.devices()).has_value();
 
+  const std::shared_ptr<KnownBlockShapes> shapes =
+      options.shapes ? options.shapes : std::make_shared<KnownBlockShapes>();
+
   std::vector<std::pair<SearchCounts, std::optional<Score>>> searches;  // the counts of each, and the best until then
   ArrangedResult result;
   std::optional<Score> best;
@@ -93,6 +98,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     if (precision_of) own_training.precision = precision_of(compared);
     SearchOptions own_options = options;
     own_options.to_beat = best;
+    own_options.shapes = shapes;
     SearchResult found = search(graph, compared, own_training, request, own_options);
     std::optional<Score> own;
     if (!found.plans.empty()) {

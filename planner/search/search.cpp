@@ -72,8 +72,10 @@ class SpaceSearch {
     const int threads = options.threads > 0
                             ? options.threads
                             : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
+    const std::shared_ptr<KnownBlockShapes> shapes =
+        options.shapes ? options.shapes : std::make_shared<KnownBlockShapes>();
     for (int thread = 0; thread < threads; ++thread) {
-      owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective));
+      owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes));
       makers_.push_back(owned_.back().get());
     }
     counts_.space = space_in_words(cluster, request, options.fewer_devices);

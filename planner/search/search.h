@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -13,6 +14,7 @@
 
 namespace parplan {
 
+class KnownBlockShapes;
 class SimulatedSteps;
 
 struct SearchOptions {
@@ -24,7 +26,9 @@ struct SearchOptions {
   bool fewer_devices = true;  // also plans that leave devices idle
   int threads = 0;            // 0: as many as the machine has cores; the result does not depend on it
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
-  SimulatedSteps* steps = nullptr;  // shared with other searches for the same model; may be null
+  // Shared with other searches for the same model; may be null.
+  SimulatedSteps* steps = nullptr;
+  std::shared_ptr<KnownBlockShapes> shapes = {};
   // The best plan of other searches. Unless a plan beats it, this one ranks none for certain, and
   // its counts say what is open below that score.
   std::optional<Score> to_beat = {};

@@ -38,8 +38,13 @@ bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh) {
          mesh.stride_of(Axis::pp) % cluster.groups.front().devices_per_node() == 0;
 }
 
-Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
-    : graph_(graph), cluster_(cluster), training_(training), networks_(cluster) {
+Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                     std::shared_ptr<KnownBlockShapes> known_shapes)
+    : graph_(graph),
+      cluster_(cluster),
+      training_(training),
+      known_shapes_(known_shapes ? std::move(known_shapes) : std::make_shared<KnownBlockShapes>()),
+      networks_(cluster) {
   for (const Block& block : graph.blocks) {
     if (block_parameters(graph, block).tied) tied_blocks_.push_back(static_cast<int>(uses_tied_.size()));
     uses_tied_.push_back(block_parameters(graph, block).tied.has_value());
@@ -68,25 +73,7 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
   const auto [entry, inserted] =
       shapes_index_.try_emplace(block_key(spec, recompute), static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
-  const BlockContext context = block_context(block_layout(spec, placements, recompute), placements.residual,
-                                             Coordinates{}, training_, cluster_.backend(), true);
-  Shapes shapes;
-  for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
-    const Block& block = graph_.blocks[b];
-    const std::size_t kind = static_cast<std::size_t>(block.kind);
-    if (kind < shapes.kinds.size() && !shapes.kinds[kind].forward.instructions.empty() &&
-        (!uses_tied_[b] || shapes.tied_elements > 0))
-      continue;
-    const BlockParameters parameters = block_parameters(graph_, block);
-    if (parameters.tied && shapes.tied_elements == 0)
-      shapes.tied_elements = bucket_layout(graph_, block, {*parameters.tied}, context).elements;
-    if (kind < shapes.kinds.size() && !shapes.kinds[kind].forward.instructions.empty()) continue;
-    shapes.kinds.resize(std::max(shapes.kinds.size(), kind + 1));
-    shapes.own_elements.resize(shapes.kinds.size());
-    shapes.kinds[kind] = lower_block(graph_, static_cast<int>(b), context);
-    shapes.own_elements[kind] = bucket_layout(graph_, block, parameters.own, context).elements;
-  }
-  shapes_.push_back(std::move(shapes));
+  shapes_.push_back(known_shapes_->of(graph_, training_, cluster_.backend(), spec, placements, recompute));
   return entry->second;
 }
 
@@ -98,7 +85,7 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
   for (const Axis axis : block_axes)
     if (is_planned(axis)) model.networks[all_along(axis)] = where.along[axis];
   Costs& costs = entry->second;
-  for (const LoweredBlock& block : shapes_[shapes].kinds) {
+  for (const LoweredBlock& block : shapes_[shapes]->kinds) {
     costs.forward.push_back(cost_segment(block.forward, model).parts);
     costs.backward.push_back(cost_segment(block.backward, model).parts);
     costs.forward_seconds.push_back(costs.forward.back().total());
@@ -162,7 +149,7 @@ std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, cons
 }
 
 const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, const Placements& placements,
-                                                     const Shapes& shapes, const MeshView& view, int environment) {
+                                                     const BlockShapes& shapes, const MeshView& view, int environment) {
   const DataShards shards = data_shards(placements, spec.dp());
   const auto [entry, inserted] = data_costs_.try_emplace({bucket_key(spec), view.along.dp, environment});
   if (!inserted) return entry->second;
@@ -222,7 +209,7 @@ std::vector<Seconds> Estimator::block_seconds(const ParallelSpec& spec, const Pl
 
 std::span<const LoweredBlock> Estimator::lowered_blocks(const ParallelSpec& spec, const Placements& placements,
                                                         Recompute recompute) {
-  return shapes_[shapes_of(spec, placements, recompute)].kinds;
+  return shapes_[shapes_of(spec, placements, recompute)]->kinds;
 }
 
 std::vector<Seconds> Estimator::kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
@@ -240,7 +227,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   const MeshView& view = view_of(spec.mesh);
   const int environment = view.environments[stage];
   const Costs& costs = costs_of(shapes_number, environment);
-  const Shapes& shapes = shapes_[shapes_number];
+  const BlockShapes& shapes = *shapes_[shapes_number];
   const DataCosts& data = data_costs_of(spec, placements, shapes, view, environment);
   // The part that does not grow with blocks is largest with all blocks on the stage, and so with
   // every use of the tied parameter.
@@ -299,7 +286,7 @@ void Estimator::share_slots(std::span<const HeldStage> held, bool inputs_lie_apa
     saved_.resize(std::max(saved_.size(), static_cast<std::size_t>(stage.blocks.size())));
     for (int i = 0; i < stage.blocks.size(); ++i) {
       const Block& block = graph_.blocks[stage.blocks.first + i];
-      const LoweredBlock& lowered = shapes_[stage.shapes].kinds[block.kind];
+      const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[block.kind];
       const std::int64_t bytes = i == 0 && inputs_lie_apart && stage.blocks.first > 0
                                      ? saved_bytes_without_input(lowered)
                                      : lowered.saved_bytes;
@@ -318,7 +305,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   int tied_uses = 0;
   const bool inputs_lie_apart = spec.input_slots == InputSlots::one_more;
   for (const HeldStage& stage : held) {
-    const Shapes& shapes = shapes_[stage.shapes];
+    const BlockShapes& shapes = *shapes_[stage.shapes];
     for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
       const std::vector<int>& before = blocks_of_kind_[kind];
       const int times = before[stage.blocks.last] - before[stage.blocks.first];
@@ -340,7 +327,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   }
   if (held.size() > 1) share_slots(held, inputs_lie_apart);
   if (tied_uses > 0) {
-    buckets_.push_back(bucket_of(shapes_[held.front().shapes].tied_elements, spec, placements));
+    buckets_.push_back(bucket_of(shapes_[held.front().shapes]->tied_elements, spec, placements));
     buckets_.back().tied = true;
     buckets_.back().accumulates_twice = tied_uses > 1 && spec.tied_gradients == TiedGradients::apart;
   }
@@ -406,7 +393,7 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
                                                 BlockRange range, BlockRange tied_on_rank, int stage,
                                                 bool on_first_rank, bool sequential, const Costs& costs,
-                                                const Shapes& shapes, const DataCosts& data) {
+                                                const BlockShapes& shapes, const DataCosts& data) {
   const DataShards shards = data_shards(placements, spec.dp());
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int count = range.last - range.first;
@@ -626,9 +613,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
       as_before = false;
       shapes_number = shapes_for(spec.recompute_of(s));
       costs = &costs_of(shapes_number, environment);
-      data_costs = &data_costs_of(spec, placements, shapes_[shapes_number], view, environment);
+      data_costs = &data_costs_of(spec, placements, *shapes_[shapes_number], view, environment);
     }
-    const Shapes& shapes = shapes_[shapes_number];
+    const BlockShapes& shapes = *shapes_[shapes_number];
 
     const bool sequential = !environments_[environment].device->overlaps_communication;
     bounds_.push_back(as_before ? bounds_.back()
@@ -703,7 +690,7 @@ Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placeme
   std::vector<int> shapes;
   for (const Recompute recompute : recomputes) {
     shapes.push_back(shapes_of(spec, placements, recompute));
-    crossing = std::min(crossing, crossing_bytes(shapes_[shapes.back()].kinds.front()));
+    crossing = std::min(crossing, crossing_bytes(shapes_[shapes.back()]->kinds.front()));
   }
   std::vector<Seconds> forward, backward;  // by kind of block
   const auto take_least = [](std::vector<Seconds>& least, const std::vector<Seconds>& seconds) {
@@ -723,7 +710,7 @@ Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placeme
       take_least(backward, costs.backward_seconds);
       ways.push_back({.shapes = number,
                       .costs = &costs,
-                      .data = &data_costs_of(spec, placements, shapes_[number], view, environment),
+                      .data = &data_costs_of(spec, placements, *shapes_[number], view, environment),
                       .sequential = !environments_[environment].device->overlaps_communication});
     }
   }
@@ -769,7 +756,7 @@ StageOfCut Estimator::stage_of_cut(const CutFrame& frame, const ParallelSpec& sp
                                    const ScheduleForms& schedule, int stage, BlockRange range, std::size_t choice) {
   const CutFrame::Way& way = frame.ways[stage][choice];
   const StageBound bound = bound_of_stage(spec, placements, range, tied_in(range), stage, false, way.sequential,
-                                          *way.costs, shapes_[way.shapes], *way.data);
+                                          *way.costs, *shapes_[way.shapes], *way.data);
   StagePath path = path_of(frame, stage, range);
   path.round_trip += bound.forward + bound.backward - (path.forward + path.backward);
   path.forward = bound.forward;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <tuple>
@@ -18,6 +19,7 @@
 #include "planner/program/lower.h"
 #include "planner/program/lower_block.h"
 #include "planner/program/memory.h"
+#include "planner/simulator/block_shapes.h"
 
 namespace parplan {
 
@@ -69,7 +71,9 @@ class Estimator {
   struct DataCosts;
 
  public:
-  Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
+  // `known_shapes`: of the graph, shared with others; null: its own.
+  Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+            std::shared_ptr<KnownBlockShapes> known_shapes = nullptr);
 
   // The time of the forward and backward of each of the graph's blocks on `stage`, which stage
   // cuts balance.
@@ -130,12 +134,7 @@ class Estimator {
   NetworkCache& networks() { return networks_; }
 
  private:
-  struct Shapes {  // of all blocks, under one way of cutting them
-    std::vector<LoweredBlock> kinds;        // by Block::kind
-    std::vector<std::int64_t> own_elements; // by Block::kind, not padded
-    std::int64_t tied_elements = 0;         // of the tied parameter
-  };
-  struct Costs {  // of Shapes under one cost model
+  struct Costs {  // of BlockShapes under one cost model
     std::vector<StepTime> forward, backward;                    // by Block::kind
     std::vector<Seconds> forward_seconds, backward_seconds;     // their totals
   };
@@ -212,7 +211,7 @@ class Estimator {
   const Costs& costs_of(int shapes, int environment);
   MeshView& view_of(const DeviceMesh& mesh);
   const GroupNetwork& next_network(const DeviceMesh& mesh, MeshView& view, int from, int to);
-  const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const Shapes& shapes,
+  const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const BlockShapes& shapes,
                                  const MeshView& view, int environment);
   MemoryUse memory_of_rank(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                            int rank, std::span<const HeldStage> held);
@@ -222,7 +221,7 @@ class Estimator {
   // `tied_on_rank`: the same over all stages of the rank.
   StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range,
                             BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
-                            const Costs& costs, const Shapes& shapes, const DataCosts& data);
+                            const Costs& costs, const BlockShapes& shapes, const DataCosts& data);
   StepBound bound_of_ranks(const PipelineShape& shape);
   static StagePath path_of(const CutFrame& frame, int stage, BlockRange range);
   Seconds agreement(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const;
@@ -230,6 +229,7 @@ class Estimator {
   const OpGraph& graph_;
   const Cluster& cluster_;
   TrainingSpec training_;
+  std::shared_ptr<KnownBlockShapes> known_shapes_;
   NetworkCache networks_;
   std::vector<char> uses_tied_;  // by block
   std::vector<int> tied_blocks_;
@@ -241,7 +241,7 @@ class Estimator {
   std::vector<int> run_ends_;
   std::vector<std::vector<int>> blocks_of_kind_;  // [kind][block]: blocks of the kind before it
   std::map<ParallelSpec, int> shapes_index_;  // by block_key
-  std::vector<Shapes> shapes_;
+  std::vector<std::shared_ptr<const BlockShapes>> shapes_;
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
   std::map<DeviceMesh, MeshView> views_;

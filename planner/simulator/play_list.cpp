@@ -62,7 +62,8 @@ PlayList play_list(const Program& program) {
       list.waits.push_back(*recorder[event]);
     }
     if (call.records) recorder[*call.records] = static_cast<int>(c);
-    list.calls.push_back({.segment = call.segment, .first_wait = first, .end_wait = static_cast<int>(list.waits.size())});
+    const int end = static_cast<int>(list.waits.size());
+    list.calls.push_back({.segment = call.segment, .first_wait = first, .end_wait = end});
   }
   return list;
 }

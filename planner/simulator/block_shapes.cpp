@@ -1,0 +1,59 @@
+#include "planner/simulator/block_shapes.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "planner/program/bucket_layout.h"
+
+namespace parplan {
+namespace {
+
+BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
+  BlockShapes shapes;
+  std::vector<char> is_known;  // by kind
+  for (std::size_t b = 0; b < graph.blocks.size(); ++b) {
+    const Block& block = graph.blocks[b];
+    const std::size_t kind = static_cast<std::size_t>(block.kind);
+    if (kind >= is_known.size()) {
+      is_known.resize(kind + 1, false);
+      shapes.kinds.resize(kind + 1);
+      shapes.own_elements.resize(kind + 1);
+    }
+    const BlockParameters parameters = block_parameters(graph, block);
+    if (parameters.tied && shapes.tied_elements == 0)
+      shapes.tied_elements = bucket_layout(graph, block, {*parameters.tied}, context).elements;
+    if (std::exchange(is_known[kind], true)) continue;
+    shapes.kinds[kind] = lower_block(graph, static_cast<int>(b), context);
+    shapes.own_elements[kind] = bucket_layout(graph, block, parameters.own, context).elements;
+  }
+  return shapes;
+}
+
+}  // namespace
+
+std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, const TrainingSpec& training,
+                                                        BackendKind backend, const ParallelSpec& spec,
+                                                        const Placements& placements, Recompute recompute) {
+  const ParallelSpec key = block_key(spec, recompute);
+  const auto place_of = [&]() -> std::shared_ptr<const BlockShapes>& {
+    auto of_training = std::ranges::find_if(
+        known_, [&](const Known& one) { return one.backend == backend && one.training == training; });
+    if (of_training == known_.end()) {
+      known_.push_back({.training = training, .backend = backend, .shapes = {}});
+      of_training = known_.end() - 1;
+    }
+    return of_training->shapes[key];
+  };
+  {
+    const std::scoped_lock lock(mutex_);
+    if (const std::shared_ptr<const BlockShapes>& known = place_of()) return known;
+  }
+  // Two threads may make the same: better than that one waits for all that others make.
+  const BlockContext context = block_context(block_layout(spec, placements, recompute), placements.residual,
+                                             Coordinates{}, training, backend, true);
+  auto made = std::make_shared<const BlockShapes>(shapes_of(graph, context));
+  const std::scoped_lock lock(mutex_);
+  return place_of() = std::move(made);
+}
+
+}  // namespace parplan
